@@ -10,16 +10,17 @@ from hypothesis import settings
 THOROUGH = settings.get_current_profile_name() == "long"
 
 
-def covering(*axes: Iterable[Any], turn: int = 0) -> list[tuple[Any, ...]]:
+def covering(*axes: Iterable[Any], turn: int = 0, count: int | None = None) -> list[tuple[Any, ...]]:
     """Cases in which every value of every axis occurs about as often as every other, in pairs by chance.
 
     There are as many cases as the longest axis has values. ``turn`` chooses other pairs: a test that is parametrized
     passes its parameter's number, so that its cases together meet most combinations. Thorough: the whole product.
+    Where that is too much, ``count`` says how many cases there are; thorough: six times as many.
     """
     lists, chance, columns = [list(axis) for axis in axes], random.Random(turn), []
-    if THOROUGH:
+    if THOROUGH and count is None:
         return list(product(*lists))
-    length = max(map(len, lists))
+    length = max(map(len, lists)) if count is None else count * (6 if THOROUGH else 1)
     for axis in lists:
         rounds = [chance.sample(axis, len(axis)) for _ in range(0, length, len(axis))]
         columns.append([value for shuffled in rounds for value in shuffled][:length])

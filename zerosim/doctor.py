@@ -194,7 +194,7 @@ def mpi() -> BackendRow:
     """Two processes under the launcher really make an all-reduce; where they cannot, the reason says what is amiss."""
     launcher = installed_program(*LAUNCHERS)
     here = probe("mpi4py", MPI_PROBE)
-    if launcher is None or not here.startswith("mpi4py "):
+    if launcher is None or here.startswith("mpi4py is "):
         started = f"{launcher} is there" if launcher else f"no {' or '.join(LAUNCHERS)} on the PATH"
         return BackendRow("MPI", False, f"{here}; {started}; pip install 'zerosim[mpi]'")
     failed = failure_of([launcher, "-n", "2", sys.executable, "-m", "mpi4py", "-c", MPI_TRIAL], "3.0 3.0")
@@ -220,7 +220,7 @@ def cuda() -> BackendRow:
     here = probe("cupy", CUPY_PROBE)
     devices = visible_gpus()
     seen = f"GPU: {', '.join(devices)}" if devices else "no NVIDIA GPU to be seen"
-    if "is not installed" in here or "does not work" in here:
+    if here.startswith("cupy is "):
         return BackendRow(CUDA, False, f"{here}; {seen}; pip install 'zerosim[gpu]', on a machine with an NVIDIA GPU")
     failed = failure_of([sys.executable, "-c", CUDA_TRIAL], "right")
     what = "an all-reduce on at most two GPUs, by our ring over NCCL and by NCCL's own,"
@@ -230,7 +230,8 @@ def cuda() -> BackendRow:
 
 
 def probe(package: str, program: str, seconds: float = PROBE_SECONDS) -> str:
-    """Runs a program that imports a package in a fresh interpreter; what it printed, or why it failed, in one line."""
+    """Runs a program that imports a package in a fresh interpreter; what it printed, or, after "PACKAGE is", why it
+    failed: in one line."""
     if importlib.util.find_spec(package) is None:
         return f"{package} is not installed"
     done = ended([sys.executable, "-c", program], seconds)

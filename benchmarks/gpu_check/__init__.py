@@ -25,8 +25,8 @@ from benchmarks.gpu_check.report import (
     Writer,
     all_is_well,
     look,
+    parts_in,
     write,
-    write_index,
 )
 
 
@@ -44,13 +44,10 @@ def main(only: Sequence[str], budget_seconds: float, folder: Path) -> int:
     for number, name in enumerate(chosen, 1):
         print(f"== {name} ({number} of {len(chosen)}), at most {budget_seconds:g} s", flush=True)
         file = folder / f"{name}.json"
-        try:
-            part = run_part(name, file, budget_seconds)
-        finally:
-            parts = write_index(folder)
+        part = run_part(name, file, budget_seconds)
         said = f": {part.reason}" if part.reason else f", {part.counts()}, {part.seconds:.0f} s"
         print(f"   {name} {part.status}{said}; {file}", flush=True)
-    well = all_is_well(parts)
+    well = all_is_well(parts_in(folder))
     print("everything is as it should be" if well else "NOT everything is as it should be, or nothing was checked")
     return 0 if well else 1
 

@@ -35,10 +35,11 @@ def check_nccl(report: Writer, machine: Machine) -> None:
     """The conformance suite over NCCL between processes that share one card; bandwidths between two of them."""
     suite.check_worlds(report, lambda world: world.library == "NCCL" and world.cards == 1, suite.CONFORMANCE,
                        BUDGET_SECONDS / 3)
-    old = machine.nccl is not None and tuple(map(int, machine.nccl.split(".")[:2])) < SHARING_NCCL
-    too_old = f"NCCL {machine.nccl} does not know NCCL_MULTI_RANK_GPU_ENABLE, which came with 2.30" if old else ""
-    for name, way, missing in (("as processes", by_processes, ""), ("in one process", in_one_process, too_old)):
-        report.check(f"bandwidth of 2 ranks on one GPU, {name}", way, machine.missing or missing, remark=remark)
+    report.check("bandwidth of 2 ranks on one GPU, as processes", by_processes, machine.missing, remark=remark)
+    nccl = machine.versions.get("nccl", "0.0")
+    too_old = f"NCCL {nccl} does not know NCCL_MULTI_RANK_GPU_ENABLE, which came with 2.30"
+    report.check("bandwidth of 2 ranks on one GPU, in one process", in_one_process, machine.missing or (
+        too_old if tuple(map(int, nccl.split(".")[:2])) < SHARING_NCCL else ""), remark=remark)
 
 
 def check_cards(report: Writer, machine: Machine) -> None:

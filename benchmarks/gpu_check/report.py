@@ -35,11 +35,10 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class Machine:
-    """The devices here: versions, the cards, and NCCL's version; ``missing`` says why there is nothing."""
+    """The devices here: versions and cards; ``missing`` says why there is no card, or no NCCL."""
 
     versions: dict[str, str]
     cards: list[str]
-    nccl: str | None
     missing: str = ""
 
 
@@ -154,10 +153,10 @@ def look() -> Machine:
         versions |= {"cupy": xp.__version__, "cuda_of_cupy": cuda_text(runtime.runtimeGetVersion()),
                      "cuda_of_driver": cuda_text(runtime.driverGetVersion()), "driver": nvidia_smi("driver_version")}
         cards += [runtime.getDeviceProperties(index)["name"].decode() for index in range(device_count(xp))]
-        nccl = NCCL().version
+        versions["nccl"] = NCCL().version
     except zs.BackendError as error:
-        return Machine(versions, cards, None, str(error))
-    return Machine({**versions, "nccl": nccl}, cards, nccl)
+        return Machine(versions, cards, str(error))
+    return Machine(versions, cards)
 
 
 def nvidia_smi(field: str) -> str:
@@ -179,15 +178,6 @@ def said_by(*words: str) -> str:
 def parts_in(folder: Path) -> list[Part]:
     """The parts that were run, in the table's order."""
     return [Part.read(folder / f"{name}.json") for name in PARTS if (folder / f"{name}.json").exists()]
-
-
-def write_index(folder: Path) -> list[Part]:
-    """Writes the index of the parts that are in the folder, and returns them."""
-    parts = parts_in(folder)
-    rows = [{"part": part.name, "file": f"{part.name}.json", "status": part.status, "reason": part.reason,
-             "checks": part.counts(), "date": part.date, "cards": part.cards} for part in parts]
-    write(folder / "index.json", {"ok": all_is_well(parts), "parts": rows})
-    return parts
 
 
 def all_is_well(parts: Iterable[Part]) -> bool:

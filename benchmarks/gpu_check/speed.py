@@ -63,6 +63,13 @@ def calls(kernels: CupyKernels, n: int) -> Iterator[Call]:
         yield from group(kernels, n)
 
 
+def called(k: CupyKernels, name: str, *arguments: Any, of: str = "", nbytes: int | None = None, flops: int = 0,
+           streams: bool = False, **options: Any) -> Call:
+    """A kernel of this name; it moves each array among its arguments once, unless ``nbytes`` says how much it moves."""
+    moved = sum(x.nbytes for x in arguments if isinstance(x, k.xp.ndarray)) if nbytes is None else nbytes
+    return Call(f"{name} {of}".strip(), partial(getattr(k, name), *arguments, **options), moved, flops, streams)
+
+
 def filled(k: CupyKernels, shape: Any, name: str = "fp32", value: float = 0.5) -> Any:
     """An array of one number."""
     out = k.empty(shape, FORMATS[name].dtype)
@@ -71,27 +78,22 @@ def filled(k: CupyKernels, shape: Any, name: str = "fp32", value: float = 0.5) -
     return out
 
 
-def _nbytes(*arrays: Any) -> int:
-    return int(sum(x.nbytes for x in arrays))
-
-
 def _steps(k: CupyKernels, n: int) -> Iterator[Call]:
     w, m, v, g = (filled(k, n, value=value) for value in (0.5, 0.0, 0.0, 1e-3))
-    block = partial(AdamW(lr=1e-3, weight_decay=0.01).update_block, 3)
-    yield Call("adam_step", lambda: k.step_blocks(block, w, m, v, g, scratch=2), 28 * n, streams=True)
-    yield Call("gradient_block", lambda: k.gradient_block(g, 3.0, 0.37, m), 8 * n, streams=True)
-    yield Call("elementwise", lambda: k.elementwise(np.sqrt, w, out=m), 8 * n, streams=True)
-    yield Call("run_blocks", lambda: k.run_blocks(np.square, [w], m), 8 * n, streams=True)
+    adam = partial(AdamW(lr=1e-3, weight_decay=0.01).update_block, 3)
+    yield called(k, "step_blocks", adam, w, m, v, g, of="of Adam", nbytes=28 * n, streams=True, scratch=2)
+    yield called(k, "gradient_block", g, 3.0, 0.37, m, streams=True)
+    yield called(k, "elementwise", np.sqrt, w, nbytes=8 * n, streams=True, out=m)
+    yield called(k, "run_blocks", np.square, [w], m, nbytes=8 * n, streams=True)
 
 
 def _casts(k: CupyKernels, n: int) -> Iterator[Call]:
     wide = filled(k, n)
     for name in FORMATS:
-        if name == "fp32":
-            continue
-        narrow = filled(k, n, name)
-        for title, x, out in ((f"fp32 to {name}", wide, narrow), (f"{name} to fp32", narrow, wide)):
-            yield Call(f"cast_pack, {title}", partial(k.cast_pack, x, out), _nbytes(x, out), streams=True)
+        if name != "fp32":
+            narrow = filled(k, n, name)
+            yield called(k, "cast_pack", wide, narrow, of=f"fp32 to {name}", streams=True)
+            yield called(k, "cast_pack", narrow, wide, of=f"{name} to fp32", streams=True)
 
 
 def _sums(k: CupyKernels, n: int) -> Iterator[Call]:
@@ -99,36 +101,36 @@ def _sums(k: CupyKernels, n: int) -> Iterator[Call]:
     for name in FORMATS:
         rows = [filled(k, n // 8 + 1, name) for _ in range(9)]
         for call in ("add_rounded", "maximum_rounded", "minimum_rounded"):
-            yield Call(f"{call} {name}", partial(getattr(k, call), *rows[:3]), _nbytes(*rows[:3]), streams=True)
-        yield Call(f"sum_rounded of 8 {name}", partial(k.sum_rounded, rows[:8], rows[8]), _nbytes(*rows), streams=True)
+            yield called(k, call, *rows[:3], of=name, streams=True)
+        yield called(k, "sum_rounded", rows[:8], rows[8], of=f"of 8 {name}", nbytes=9 * rows[8].nbytes, streams=True)
 
 
 def _scalings(k: CupyKernels, n: int) -> Iterator[Call]:
     x, out = filled(k, n, "bf16"), filled(k, n)
-    yield Call("multiply_rounded bf16", lambda: k.multiply_rounded(x, 3.0, out), _nbytes(x, out), streams=True)
-    yield Call("divide_rounded bf16", lambda: k.divide_rounded(x, 3.0, out), _nbytes(x, out), streams=True)
-    yield Call("accumulate bf16", lambda: k.accumulate(out, x), _nbytes(x, out, out), streams=True)
-    yield Call("quantized", lambda: k.quantized(out, "fp8_e4m3"), 2 * out.nbytes)
+    yield called(k, "multiply_rounded", x, 3.0, out, of="bf16", streams=True)
+    yield called(k, "divide_rounded", x, 3.0, out, of="bf16", streams=True)
+    yield called(k, "accumulate", out, x, of="bf16", nbytes=x.nbytes + 2 * out.nbytes, streams=True)
+    yield called(k, "quantized", out, "fp8_e4m3", nbytes=2 * out.nbytes)
 
 
 def _activations(k: CupyKernels, n: int) -> Iterator[Call]:
     x, dy, out = (filled(k, n, "bf16") for _ in range(3))
     bits, drawn = k.empty(-(-n // 8), np.uint8), k.empty(n, np.uint32)
     drawn.fill(0)
-    yield Call("relu bf16", lambda: k.relu(x, out, bits), _nbytes(x, out, bits))
-    yield Call("relu_gradient bf16", lambda: k.relu_gradient(bits, dy, out), _nbytes(bits, dy, out))
+    yield called(k, "relu", x, out, bits, of="bf16")
+    yield called(k, "relu_gradient", bits, dy, out, of="bf16")
     for exact in (False, True):
-        said = " bf16, exact" if exact else " bf16"
-        yield Call("gelu" + said, partial(k.gelu, x, out, exact=exact), _nbytes(x, out))
-        yield Call("gelu_gradient" + said, partial(k.gelu_gradient, x, dy, out, exact=exact), _nbytes(x, dy, out))
-    yield Call("drop bf16", lambda: k.drop(x, lambda span: drawn[span], 1 << 30, 1 / 0.75, out), _nbytes(x, drawn, out))
+        said = "bf16, exact" if exact else "bf16"
+        yield called(k, "gelu", x, out, of=said, exact=exact)
+        yield called(k, "gelu_gradient", x, dy, out, of=said, exact=exact)
+    yield called(k, "drop", x, lambda span: drawn[span], 1 << 30, 1 / 0.75, out, of="bf16", nbytes=8 * n)
 
 
 def _tests(k: CupyKernels, n: int) -> Iterator[Call]:
     for name in ("fp32", "bf16"):
         x = filled(k, n, name)
         for call in ("all_finite", "count_nan", "sum_of_squares"):
-            yield Call(f"{call} {name}", partial(getattr(k, call), x), x.nbytes)
+            yield called(k, call, x, of=name)
 
 
 def _shape(n: int) -> tuple[int, int]:
@@ -143,12 +145,12 @@ def _rows(k: CupyKernels, n: int) -> Iterator[Call]:
     asked = k.uploaded(np.random.default_rng(0).integers(0, max(1, rows // 4), rows))
     for name in ("fp32", "bf16"):
         x, table, total = (filled(k, s, name) for s in ((rows, columns), (max(1, rows // 4), columns), columns))
-        yield Call(f"column_sum {name}", partial(k.column_sum, x, total), _nbytes(x, total))
-        yield Call(f"take_rows {name}", partial(k.take_rows, table, asked, x), _nbytes(x, x))
-        yield Call(f"add_rows {name}", partial(k.add_rows, x, asked, table), _nbytes(x, table))
+        yield called(k, "column_sum", x, total, of=name)
+        yield called(k, "take_rows", table, asked, x, of=name, nbytes=2 * x.nbytes)
+        yield called(k, "add_rows", x, asked, table, of=name)
     wide, out, means, others = (filled(k, shape) for shape in ((rows, columns), (rows, columns), rows, columns))
-    yield Call("mean_squares", lambda: k.mean_squares(wide, means, others), wide.nbytes)
-    yield Call("divide_by_roots", lambda: k.divide_by_roots(wide, means, others, out), 2 * wide.nbytes)
+    yield called(k, "mean_squares", wide, means, others)
+    yield called(k, "divide_by_roots", wide, means, others, out)
 
 
 def _normalizations(k: CupyKernels, n: int) -> Iterator[Call]:
@@ -157,10 +159,9 @@ def _normalizations(k: CupyKernels, n: int) -> Iterator[Call]:
         x, dy, y = (filled(k, (rows, columns), name) for _ in range(3))
         w, b, dw, db = (filled(k, columns, name) for _ in range(4))
         mean, rstd = filled(k, rows), filled(k, rows)
-        yield Call(f"normalize_rows {name}", partial(k.normalize_rows, x, w, b, 1e-5, mean, rstd, y), _nbytes(x, y))
-        yield Call(f"scale_rows {name}", partial(k.scale_rows, x, w, b, mean, rstd, y), _nbytes(x, y))
-        yield Call(f"normalize_rows_gradient {name}",
-                   partial(k.normalize_rows_gradient, x, w, mean, rstd, dy, y, dw, db), _nbytes(x, dy, y))
+        yield called(k, "normalize_rows", x, w, b, 1e-5, mean, rstd, y, of=name)
+        yield called(k, "scale_rows", x, w, b, mean, rstd, y, of=name)
+        yield called(k, "normalize_rows_gradient", x, w, mean, rstd, dy, y, dw, db, of=name)
 
 
 def _losses(k: CupyKernels, n: int) -> Iterator[Call]:
@@ -168,9 +169,8 @@ def _losses(k: CupyKernels, n: int) -> Iterator[Call]:
     targets = k.uploaded(np.arange(rows) % classes)
     for name in ("fp32", "bf16"):
         logits, sums = filled(k, (rows, classes), name), filled(k, rows)
-        yield Call(f"softmax_loss {name}", partial(k.softmax_loss, logits, targets, sums), logits.nbytes)
-        yield Call(f"softmax_loss_gradient {name}",
-                   partial(k.softmax_loss_gradient, logits, targets, sums, 0.5, logits), 2 * logits.nbytes)
+        yield called(k, "softmax_loss", logits, targets, sums, of=name)
+        yield called(k, "softmax_loss_gradient", logits, targets, sums, 0.5, logits, of=name)
 
 
 def _attention(k: CupyKernels, n: int) -> Iterator[Call]:
@@ -182,12 +182,10 @@ def _attention(k: CupyKernels, n: int) -> Iterator[Call]:
     o, do = (filled(k, (batch, tokens, heads * width), "bf16") for _ in range(2))
     p, sums = filled(k, (batch, heads, tokens, tokens), "bf16"), filled(k, (batch, heads, tokens))
     pairs = 2 * width * p.size  # operations of one product of tokens with tokens
-    yield Call("attend bf16", lambda: k.attend(qkv, heads, p, o), _nbytes(qkv, p, o), 2 * pairs)
-    yield Call("attend_gradient bf16", lambda: k.attend_gradient(qkv, heads, p, do, dqkv),
-               _nbytes(qkv, p, do, dqkv), 4 * pairs)
-    yield Call("attend_tiled bf16", lambda: k.attend_tiled(qkv, heads, sums, o), _nbytes(qkv, o), 2 * pairs)
-    yield Call("attend_tiled_gradient bf16", lambda: k.attend_tiled_gradient(qkv, heads, sums, o, do, dqkv),
-               _nbytes(qkv, o, do, dqkv), 5 * pairs)
+    yield called(k, "attend", qkv, heads, p, o, of="bf16", flops=2 * pairs)
+    yield called(k, "attend_gradient", qkv, heads, p, do, dqkv, of="bf16", flops=4 * pairs)
+    yield called(k, "attend_tiled", qkv, heads, sums, o, of="bf16", flops=2 * pairs)
+    yield called(k, "attend_tiled_gradient", qkv, heads, sums, o, do, dqkv, of="bf16", flops=5 * pairs)
 
 
 def _products(k: CupyKernels, n: int) -> Iterator[Call]:
@@ -195,7 +193,7 @@ def _products(k: CupyKernels, n: int) -> Iterator[Call]:
     side = 1 << (isqrt(n).bit_length() - 1)
     for name in (*COMPUTE, "fp8_e4m3"):
         a, b, out = (filled(k, (side, side), name) for _ in range(3))
-        yield Call(f"matmul {name}", partial(k.matmul, a, b, out=out), _nbytes(a, b, out), 2 * side**3)
+        yield called(k, "matmul", a, b, of=name, nbytes=3 * out.nbytes, flops=2 * side**3, out=out)
 
 
 def _matrices(k: CupyKernels, n: int) -> Iterator[Call]:
@@ -203,10 +201,10 @@ def _matrices(k: CupyKernels, n: int) -> Iterator[Call]:
     side = min(COLUMNS, isqrt(n))
     x = np.random.default_rng(0).standard_normal((side, side)).astype(np.float32)
     a, out = k.uploaded(x @ x.T), filled(k, (side, side))
-    yield Call("trace", lambda: k.trace(a))
-    yield Call("symmetric_power", lambda: k.symmetric_power(a, -0.25, 1e-4, out))
-    yield Call("eigenvectors", lambda: k.eigenvectors(a, out))
-    yield Call("orthogonal_factor", lambda: k.orthogonal_factor(a, out))
+    yield called(k, "trace", a, nbytes=0)
+    yield called(k, "symmetric_power", a, -0.25, 1e-4, out, nbytes=0)
+    yield called(k, "eigenvectors", a, out, nbytes=0)
+    yield called(k, "orthogonal_factor", a, out, nbytes=0)
 
 
 # -- time ------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from tests.architecture import imports, style, words
-from tests.architecture.reading_path import faults_of_the_path
 from tests.architecture.source import ROOT, Source, package_sources, project_texts
 
 Check = Callable[[Source], list[str]]
@@ -142,7 +141,7 @@ def test_no_files_break_a_rule_together_and_who_would_is_named(check: Callable[[
 
 
 def test_the_reading_path_is_as_short_as_it_may_be() -> None:
-    assert faults_of_the_path((ROOT / "README.md").read_text(encoding="utf-8")) == []
+    assert words.faults_of_the_path((ROOT / "README.md").read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize(("old", "new", "said"), [
@@ -157,5 +156,5 @@ def test_the_reading_path_is_as_short_as_it_may_be() -> None:
 def test_a_fault_of_the_reading_path_is_found(old: str, new: str, said: str) -> None:
     step = "1. [`zerosim/tiny.py`](zerosim/tiny.py): all of it.\n"
     readme = "# A\n\n## The reading path\n\n{}\n## The map\n\n" + step
-    assert faults_of_the_path(readme.format(step), 1, 260) == []
-    assert any(said in fault for fault in faults_of_the_path(readme.format(step.replace(old, new)), 1, 260))
+    assert words.faults_of_the_path(readme.format(step), 1, 260) == []
+    assert any(said in fault for fault in words.faults_of_the_path(readme.format(step.replace(old, new)), 1, 260))

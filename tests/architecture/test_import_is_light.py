@@ -27,12 +27,11 @@ def test_importing_zerosim_loads_numpy_ml_dtypes_and_no_floor() -> None:
     assert added == {"zerosim", "zerosim.backends", "zerosim.connect"}
 
 
-@pytest.mark.parametrize("heavy", HEAVY)
-def test_what_is_heavy_is_imported_inside_functions_alone(heavy: str) -> None:
+def test_what_is_heavy_is_imported_inside_functions_alone() -> None:
     assert [source.at(node, f"imports {name}") for source in package_sources()
             for node, name in imports.imported_modules(source, source.run_at_import)
-            if name.partition(".")[0] == heavy and node.col_offset == 0
-            and not source.path.startswith(HEAVY[heavy] or ("-",))] == []
+            if (heavy := name.partition(".")[0]) in HEAVY and node.col_offset == 0
+            and not source.path.startswith(HEAVY[heavy])] == []
 
 
 def test_every_public_name_is_loaded_when_it_is_asked_for_and_kept() -> None:

@@ -1,4 +1,5 @@
-"""Checks of words: what no text file of the repository names, and what the package does not say.
+"""Checks of words: what no text file of the repository names, what the package does not say, and the README's reading
+path, the files that explain ZeRO, in the order in which one reads them.
 
 The package uses the field's words. `tied` weights are not lent, a parameter group is no kin, ranks of a call are its
 members; the glossary says what each thing is called.
@@ -6,7 +7,7 @@ members; the glossary says what each thing is called.
 
 import re
 
-from tests.architecture.source import Source
+from tests.architecture.source import ROOT, Source
 
 FORBIDDEN = {
     "an absolute path": re.compile(r"(?<![\w.:/~])/(?:work|home|root|Users)\b"),
@@ -28,6 +29,8 @@ FORMER_NAMES = {
     "zerosim/zero/engine.py": ("RENAMED = ",),
 }
 HOUSE_WORD = re.compile(rf"(?<![a-z])(?:{'|'.join(HOUSE_WORDS)})(?![a-z])", re.IGNORECASE)
+FILES, LINES = 26, 8_500  # of the reading path
+STEP = re.compile(r"^\d+\. \[`(zerosim/[\w/]+\.py)`\]\((.+?)\)(.*)$", re.M)
 
 
 def forbidden_words(source: Source) -> list[str]:
@@ -43,3 +46,19 @@ def house_words(source: Source) -> list[str]:
     return [f"{source.path}:{number}: says {match.group()!r}; the field has a word for it"
             for number, line in enumerate(source.text.splitlines(), 1)
             if (match := HOUSE_WORD.search(line)) and not any(name in line for name in former)]
+
+
+def faults_of_the_path(readme: str, files: int = FILES, lines: int = LINES) -> list[str]:
+    """The faults of the list: a file that is missing, listed twice or not described; too many files or lines."""
+    _, _, section = readme.partition("\n## The reading path\n")
+    steps = STEP.findall(section.partition("\n## ")[0])  # file, link and text of each item
+    path = [name for name, *_ in steps]
+    there = {name for name in path if (ROOT / name).is_file()}
+    found = [f"{name}: no such file" for name in path if name not in there]
+    found += [f"{name}: listed twice" for name in there if path.count(name) > 1]
+    found += [f"{name}: links to {link} and says{text or ' nothing'}" for name, link, text in steps
+              if link != name or not re.fullmatch(r": \S.+", text)]
+    total = sum((ROOT / name).read_text(encoding="utf-8").count("\n") for name in there)
+    if not 0 < len(path) <= files:
+        found.append(f"{len(path)} files; a reading path has between 1 and {files}")
+    return found + ([f"{total} lines; a reading path has at most {lines}"] if total > lines else [])

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 import zerosim as zs
-from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.cluster import Processor
+from zerosim.numerics import kernels
+from zerosim.ranks import cluster
 
 HEIGHT, WIDTH = 32, 2**20
 
@@ -51,7 +51,7 @@ def runs(rows: list[tuple[int, np.ndarray]]) -> Iterator[tuple[int, np.ndarray]]
         yield owner, reduce(np.add, (x for _, x in its))
 
 
-class InGpuOrder(NumpyKernels):
+class InGpuOrder(kernels.NumpyKernels):
     """NumPy's arithmetic with a GPU's sums. Products of matrices are NumPy's."""
 
     def row_blocks(self, x: np.ndarray) -> Iterator[slice]:
@@ -82,8 +82,8 @@ class InGpuOrder(NumpyKernels):
         self.cast_pack(wide, out)
 
 
-class _Host(Processor):
-    def kernels(self, count: int) -> list[NumpyKernels]:
+class _Host(cluster.Processor):
+    def kernels(self, count: int) -> list[InGpuOrder]:
         return [InGpuOrder()] * count
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.backends.doubles import differing
 from tests.backends.gpu_order import cluster_in_gpu_order
 from tests.backends.test_one_suite import assert_same
 from tests.backends.worlds import DOUBLES
@@ -92,25 +91,7 @@ def test_debug_mode_shows_what_is_read_too_early(kernels: Any) -> None:
     assert list(zs.CuPyCluster(2, debug=True).run(program)) == [(True, 0xA5)] * 2
 
 
-# -- functions of elements as kernels ---------------------------------------------------------------------------------
-
-def test_operators_masks_and_clips_are_numpys(stand_in: Any) -> None:
-    def function(x: Any, y: Any) -> None:
-        np.copyto(y, (2 - x) * 3 / (1 + x * x) - 0.5)
-        y += np.clip(x, -0.5, 0.25)
-        y *= np.sign(x)
-        y -= -x if isinstance(x, np.ndarray) else np.negative(x)
-        y /= np.square(x) + 1e-3
-        np.copyto(y, 7.0, where=x >= 1.5)
-        np.copyto(y, np.abs(x), where=x < -1.5)
-
-    x = np.random.default_rng(0).standard_normal(10_001).astype(np.float32)
-    x[:6] = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40]
-    found, expected = stand_in.uploaded(x * 0), x * 0
-    stand_in.elementwise(function, stand_in.uploaded(x), out=found)
-    function(x, expected)
-    assert differing(arrays.to_host(found), expected) == 0
-
+# -- functions that are traced once ------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Rates:

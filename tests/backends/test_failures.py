@@ -12,7 +12,7 @@ from tests.backends.worlds import DOUBLES, HERE, MPI, World
 from tests.cases import THOROUGH
 from tests.ranks import programs
 from zerosim.backends.processes.notes import raised_elsewhere
-from zerosim.ranks.errors import text_of
+from zerosim.ranks import errors
 
 TIMEOUT = {"timeout_seconds": 0.05}  # after which a rank that waits tells the others for what
 CALLS = ("another collective", "another shape", "another type", "another op")
@@ -57,7 +57,7 @@ def test_whatever_kind_of_exception_a_rank_raises_it_ends_the_run_on_every_rank(
             "file": "^\\[Errno 2\\] No such file: 'data.bin'$"}
     for kind, pattern in said.items():
         for error in errors_of(world, programs.fails, 1, kind):
-            assert re.search(pattern, text_of(error)), kind
+            assert re.search(pattern, errors.text_of(error)), kind
             if kind == "file":
                 assert type(error) is FileNotFoundError, "as it would be in one process"
 

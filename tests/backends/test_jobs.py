@@ -20,8 +20,7 @@ from tests.backends.worlds import POOL, ROOT, SECONDS, launch, mpi_missing, one_
 from tests.cases import chosen
 from tests.support import ask, printed
 from zerosim.course import running
-from zerosim.course.figures.timeline import MACHINE
-from zerosim.display import report
+from zerosim.display import replayed, report
 from zerosim.planning import recording
 
 JOB = str(Path(__file__).with_name("job.py"))
@@ -73,7 +72,7 @@ def test_a_training_program_has_the_same_fingerprints_and_recording_in_one_proce
     recordings = [recording.load(file) for file in files]
     assert [recording.ranks for recording in recordings] == [RANKS] * 2
     assert recordings[0].calls == recordings[1].calls
-    links = [report.report_data(one, MACHINE, "").links for one in recordings]
+    links = [report.report_data(one, replayed.MACHINE, "").links for one in recordings]
     assert links[0] == links[1]
 
 

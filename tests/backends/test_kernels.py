@@ -153,6 +153,20 @@ def test_fused_steps_of_optimizers_give_numpys_bits(kernels: Any) -> None:
     both(kernels, "step_blocks", partial(SGD(0.3).update_block, 1), w, g, written=(1, 2))
 
 
+def test_operators_masks_and_clips_are_numpys(kernels: Any) -> None:
+    def function(x: Any, y: Any) -> None:
+        np.copyto(y, (2 - x) * 3 / (1 + x * x) - 0.5)
+        y += np.clip(x, -0.5, 0.25)
+        y *= np.sign(x)
+        y -= -x if isinstance(x, np.ndarray) else np.negative(x)
+        y /= np.square(x) + 1e-3
+        np.copyto(y, 7.0, where=x >= 1.5)
+        np.copyto(y, np.abs(x), where=x < -1.5)
+
+    x = np.concatenate([normal(9995, "fp32"), np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40], np.float32)])
+    both(kernels, lambda k, x, y: k.elementwise(function, x, out=y), x, np.zeros_like(x))
+
+
 def test_numpys_float64_scalars_widen_the_operation_as_in_numpy(kernels: Any) -> None:
     factor = np.float64(0.1)
 

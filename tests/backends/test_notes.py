@@ -32,8 +32,7 @@ from zerosim.backends.processes.notes import (
 from zerosim.backends.processes.tcp import TCPChannel
 from zerosim.numerics import kernels
 from zerosim.ranks import call as calls
-from zerosim.ranks import process
-from zerosim.ranks.hub import RunOptions, Transport
+from zerosim.ranks import hub, process
 
 GROUP = (0, 1, 2), ()
 DEADLOCK, MISMATCH = zs.DeadlockError, zs.MismatchError
@@ -156,9 +155,9 @@ def test_what_is_agreed_on_first_begins_first_unless_the_links_have_one_order(in
     letters, begun = list[Any](), list[calls.Call]()
     channel: Any = SimpleNamespace(index=0, size=3, post=lambda note, to=None: None,
                                    arrived=lambda: iter([letters.pop(0) for _ in letters.copy()]))
-    links = Transport()
+    links = hub.Transport()
     links.in_order, links.collective = in_order, lambda parts: iter([begun.append(parts[0].call)] * 9)  # type: ignore
-    options = RunOptions(hop_by_hop=True, watch=None, interrupts=process.Interrupts())
+    options = hub.RunOptions(hop_by_hop=True, watch=None, interrupts=process.Interrupts())
     backend = ProcessBackend(channel, links, options, debug=True, timeout_seconds=5.0)
     of_all, of_two = call(0), replace(call(0), group=(0, 1), communicator=(0, 1), cut=(0, 3, 6))
     for its in (of_all, of_two):

@@ -268,12 +268,12 @@ def test_plain_data_comes_back_as_it_was(value: Any) -> None:
     assert (found, type(found)) == (value, type(value))
 
 
-@pytest.mark.parametrize("dtype", [*NUMERIC, "U3", "datetime64[s]", "?"], ids=str)
-def test_arrays_come_back_bit_for_bit(dtype: Any) -> None:
-    array = np.frombuffer(bytes(range(48)) * 10, np.dtype(dtype).newbyteorder("=")).reshape(2, -1)
-    for value in (array, array.T, array[:, :0], array[0, :1].reshape(())):
-        found = from_bytes(to_bytes(value))
-        assert (found.dtype, found.shape, found.tobytes()) == (value.dtype, value.shape, value.tobytes())
+def test_arrays_come_back_bit_for_bit() -> None:
+    for dtype in (*NUMERIC, "U3", "datetime64[s]", "?"):
+        array = np.frombuffer(bytes(range(48)) * 10, np.dtype(dtype).newbyteorder("=")).reshape(2, -1)
+        for value in (array, array.T, array[:, :0], array[0, :1].reshape(())):
+            found = from_bytes(to_bytes(value))
+            assert (found.dtype, found.shape, found.tobytes()) == (value.dtype, value.shape, value.tobytes())
 
 
 def test_what_is_not_plain_is_refused_on_both_ends() -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 import zerosim as zs
 from tests.support import ask, broken_lines, command_line
-from zerosim.course import lost_updates, plan_view, precision_runs, training
+from zerosim.course import lost_updates, plan_view, precision, training
 from zerosim.display import drawing
 
 TINY = ("--model", "gpt-nano", "--steps", "2", "--ranks", "2", "--batch", "2")
@@ -35,7 +35,7 @@ def nothing_takes_long():
     """What no switch changes is done in fewer steps than a reader is shown."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lost_updates, "MOMENT_STEPS", (1, 2, 3))
-        patch.setattr(precision_runs, "trials", lambda fmt, trials=precision_runs.trials: trials(fmt, 2))
+        patch.setattr(precision, "trials", lambda fmt, trials=precision.trials: trials(fmt, 2))
         yield
 
 
@@ -98,7 +98,7 @@ def test_every_switch_changes_what_comes_out(command, switches):
 def test_every_switch_of_the_lesson_on_precision_is_what_it_is_asked(tmp_path, monkeypatch):
     text, question = tmp_path / "mine.txt", {"format": "fp8_e5m2", "model": "gpt-nano", "steps": 2}
     text.write_text("abc " * 200, encoding="utf-8")
-    monkeypatch.setattr(precision_runs, "rested", lambda policy, steps: (policy.compute, steps))
+    monkeypatch.setattr(precision, "rested", lambda policy, steps: (policy.compute, steps))
     switches = [f"--{name}={value}" for name, value in question.items()]
     data = json.loads(ask("precision", *switches, "--text", str(text), "--json").stdout)
     assert (data["question"], data["underflows"]["text"]) == (question, "mine.txt")

@@ -71,7 +71,7 @@ ADAN_NBYTES = 4 + 4 + 4 + 2  # m, v, n in fp32; the gradient before in bf16
 
 
 @pytest.mark.parametrize("stage", zs.STAGES)
-def test_steps_with_and_without_data_are_those_of_the_closed_forms_and_of_each_other(stage):
+def test_steps_with_and_without_data_hold_and_send_the_same_and_no_less_than_the_formula(stage):
     for optimizer, policy in covering(OPTIMIZERS, POLICIES, turn=stage):
         real, null = (measured_step((5, 7, 3), optimizer, ranks=3, stage=stage, policy=policy, rows=2, with_data=data)
                       for data in (True, False))

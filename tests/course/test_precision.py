@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.numerics import oracle
-from tests.support import assert_refused, broken_lines, printed
+from tests.support import assert_refused, printed
 from zerosim.course import precision as lesson
-from zerosim.course import precision_runs
 from zerosim.models import text as texts
 
 Binade, Fates, PrecisionQuestion = lesson.Binade, lesson.Fates, lesson.PrecisionQuestion
@@ -132,7 +131,7 @@ def found():
 def answer(question):
     """The answer with trials of half the length."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(precision_runs, "trials", lambda fmt, trials=precision_runs.trials: trials(fmt, 20))
+        patch.setattr(lesson, "trials", lambda fmt, trials=lesson.trials: trials(fmt, 20))
         return lesson.precision(question, shipped())
 
 
@@ -152,15 +151,6 @@ def counted_as(found, computed=(), rounded=(), **of_the_rest):
     rows = {"computed": tuple(replace(fates, **dict(computed)) for fates in seen.computed),
             "rounded": tuple(replace(fates, **dict(rounded)) for fates in seen.rounded)}
     return printed(replace(found, underflows=replace(seen, **rows, **of_the_rest)))
-
-
-def test_the_longest_names_and_largest_counts_fit_too(found):
-    """The widest format, with the counts of the model that the command takes unless told otherwise."""
-    large = {"elements": 834304, "lost": 573506, "subnormal": 583258, "not_finite": 177073}
-    rested = [replace(run, compute="fp8_e5m2", last_loss=3.5e16) if run.compute == "fp16" else run
-              for run in found.rested]
-    rested[3] = replace(rested[3], state="fp8_e5m2")
-    assert broken_lines(counted_as(replace(found, rested=tuple(rested)), large, large)) == []
 
 
 def test_the_histogram_counts_every_gradient_and_its_lines_follow_one_another(found):

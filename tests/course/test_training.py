@@ -193,9 +193,9 @@ def test_the_figure_of_a_comparison_shows_each_run_in_bars_and_words():
         assert heights == pytest.approx([nbytes / 1e6 for nbytes in expected], rel=1e-12)
 
 
-@pytest.mark.parametrize("over", chosen(["recompute"], training.OVER))  # the most runs, and the longest names
-def test_no_words_of_the_figure_lie_on_others_or_leave_the_page(over):
-    seen.assert_readable(figure.comparison(figure.comparison_data(compared(over))))
+def test_no_words_of_the_figure_lie_on_others_or_leave_the_page():
+    for over in chosen(["recompute"], training.OVER):  # the most runs, and the longest names
+        seen.assert_readable(figure.comparison(figure.comparison_data(compared(over))))
 
 
 # What is refused: what the command line can ask, in `test_commands`.

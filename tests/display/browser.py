@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -44,47 +45,36 @@ def dom_of(page: Path, *, first: str = "", last: str = "", flags: tuple[str, ...
 
 
 class Dom(HTMLParser):
-    """Every element with its attributes and the text right inside it."""
+    """A page, or a piece of one, as a tree of elements."""
 
     VOID = frozenset({"meta", "img", "input", "br", "link", "line", "rect", "path"})
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None], list[str], list[int]]] = []
-        self._open: list[int] = []
-        self.feed(text)
+        self.builder = ElementTree.TreeBuilder()
+        self.feed(f"<page>{text}</page>")
+        self.root = self.builder.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs), [], list(self._open)))
-        if tag not in self.VOID:
-            self._open.append(len(self.elements) - 1)
+        self.builder.start(tag, {name: value or "" for name, value in attrs})
+        if tag in self.VOID:
+            self.builder.end(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        while self._open and tag not in self.VOID:
-            if self.elements[self._open.pop()][0] == tag:
-                return
+        if tag not in self.VOID:
+            self.builder.end(tag)
 
     def handle_data(self, data: str) -> None:
-        for number in self._open:
-            self.elements[number][2].append(data)
+        self.builder.data(data)
 
-    def all(self, tag: str | None = None, **attributes: str) -> list[tuple[dict[str, str | None], str]]:
+    def all(self, tag: str | None = None, **attributes: str) -> list[tuple[dict[str, str], str]]:
         """(attributes, text) of the elements of this tag, class (``class_``) and attributes (``data_x``)."""
-        found = []
-        for name, given, text, _ in self.elements:
-            wanted = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()}
-            classes = (given.get("class") or "").split()
-            if tag in (None, name) and all(value in classes if key == "class" else given.get(key) == value
-                                           for key, value in wanted.items()):
-                found.append((given, "".join(text)))
-        return found
+        wanted = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items()}
+        return [(one.attrib, "".join(one.itertext())) for one in self.root.iter(tag) if all(
+            value in one.get(name, "").split() if name == "class" else one.get(name) == value
+            for name, value in wanted.items())]
 
     def rows(self, caption: str) -> list[list[str]]:
         """The body of the table whose caption begins like this."""
-        for number, (tag, _, text, _) in enumerate(self.elements):
-            if tag == "caption" and "".join(text).startswith(caption):
-                table = self.elements[number][3][-1]
-                return [["".join(cell[2]) for cell in self.elements if cell[3][-1:] == [at] and cell[0] in ("td", "th")]
-                        for at, row in enumerate(self.elements)
-                        if row[0] == "tr" and table in row[3] and any(self.elements[up][0] == "tbody" for up in row[3])]
-        raise AssertionError(f"no table {caption!r}")
+        table = next(one for one in self.root.iter("table") if one.findtext("caption", "").startswith(caption))
+        return [["".join(cell.itertext()) for cell in row] for row in table.find("tbody") or ()]

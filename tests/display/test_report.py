@@ -98,14 +98,6 @@ def test_a_reports_times_are_those_of_the_replay(saved):
         assert rank.totals == timeline.memory(replay, rank.rank).nbytes.tolist()
 
 
-def test_one_span_can_be_taken_alone(saved, tmp_path):
-    whole, one = (report.report_data(found, replayed.MACHINE, "") for found in (
-        recording.load(saved[1]), recording.load(saved[1]).inside("step 2")))
-    assert 0 < len(one.calls) < len(whole.calls)
-    out = report.save_report(saved[1], tmp_path / "one.html", span="step 2")
-    assert out.read_text(encoding="utf-8").count('<tr data-call="') == len(one.calls)
-
-
 def test_a_memory_curve_is_as_high_as_its_bytes_from_one_change_to_the_next():
     held = {"parameter": (0, 50, 50, 50), "gradient": (0, 0, 25, 0)}
     rank = replayed.ReplayedRank(0, (), (), (), (0.0, 2.0, 5.0, 8.0), held, 0.0, 0.0, 0.0, step_microseconds=10.0)
@@ -121,7 +113,7 @@ def test_a_memory_curve_is_as_high_as_its_bytes_from_one_change_to_the_next():
 def test_every_bar_begins_and_ends_where_its_times_say():
     def program(rank):
         rank.trace.compute(flops=1_000_000 * (3 - rank.index))
-        rank.broadcast(np.ones(1000))
+        rank.broadcast(np.ones(1000))  # some are late, and the root of the tree is done first
         rank.trace.compute(flops=3_000_000 * (1 + rank.index))
 
     found = data_of(ran(program).trace)
@@ -129,12 +121,10 @@ def test_every_bar_begins_and_ends_where_its_times_say():
                       report.page(found))
     assert len(bars) == sum(len(rank.computed) + len(rank.communicated) + len(rank.waits) for rank in found.ranks)
     for start, end, left, width in (map(float, bar) for bar in bars):
+        assert end > start
         assert left == pytest.approx(100 * start / found.step_microseconds, abs=0.01)
         assert left + width == pytest.approx(100 * end / found.step_microseconds, abs=0.01)
-    assert {end > start for start, end, *_ in (map(float, bar) for bar in bars)} == {True}
     (call,), of_call = found.calls, [rank.communicated[0] for rank in found.ranks]
-    assert of_call[0].start > of_call[2].start  # some are late, and the root of the tree is done first
-    assert len({bar.end for bar in of_call}) > 1
     assert (call.start, call.end) == (min(bar.start for bar in of_call), max(bar.end for bar in of_call))
 
 
@@ -142,32 +132,26 @@ def test_a_star_is_for_collectives_that_were_waited_for_later_and_the_fullest_me
     def program(rank):
         rank.all_reduce(np.ones(5))
         works = [rank.all_gather(np.ones(2), async_op=True), rank.reduce_scatter(np.ones(3), async_op=True)]
-        rank.broadcast(np.ones(2))
+        rank.memory.alloc(100 - (rank.index - 1)**2, np.float32, "workspace")
         return [work.wait() for work in works]
 
-    found = data_of(ran(program).trace)
-    assert {call.recorded.shape.operation: call.asynchronous for call in found.calls} == {
-        "all_reduce": False, "all_gather": True, "reduce_scatter": True, "broadcast": False}
-    shown = re.findall(r"<td>((?:all_reduce|all_gather|reduce_scatter|broadcast)[ *]*)</td>", report.page(found))
-    assert sorted(shown) == ["all_gather *", "all_reduce", "broadcast", "reduce_scatter *"]
-    cluster = ran(lambda rank: rank.memory.alloc(100 - (rank.index - 1)**2, np.float32, "workspace"))
-    assert re.findall(r"<details open><summary>rank (\d)", report.page(data_of(cluster.trace))) == ["1"]
+    text = report.page(data_of(ran(program).trace))
+    assert re.findall(r"<td>((?:all_reduce|all_gather|reduce_scatter)[ *]*)</td>", text) == [
+        "all_reduce", "all_gather *", "reduce_scatter *"]
+    assert re.findall(r"<details open><summary>rank (\d)", text) == ["1"]
 
 
-def test_a_run_that_takes_no_time_and_one_that_did_nothing_have_pages():
-    for program in (lambda rank: None, lambda rank: rank.memory.alloc(3, np.float32, "input")):
-        text = report.page(data_of(ran(program).trace))
-        assert "0 collectives" in text
-        assert not re.search(r"\bnan\b", text)
-
-
-def test_a_page_asks_nothing_of_anybody_else_and_names_that_look_like_markup_stay_names(saved):
+def test_a_page_asks_nothing_of_anybody_else_names_that_look_like_markup_stay_names_and_no_time_is_no_number(saved):
     text = saved[2].read_text(encoding="utf-8")
     assert not re.search(r"https?:|//[a-z]|<link|<iframe|@import|src=|url\(", text)
     assert "default-src 'none'" in text
     text = report.page(data_of(ran(wicked).trace, WICKED))
     assert text.count("<script>") == 1
     assert "document.title='struck'" not in text
+    for program in (lambda rank: None, lambda rank: rank.memory.alloc(3, np.float32, "input")):
+        text = report.page(data_of(ran(program).trace))
+        assert "0 collectives" in text
+        assert not re.search(r"\bnan\b", text)
 
 
 def wicked(rank):
@@ -191,21 +175,14 @@ def test_a_saved_cluster_is_the_recording_of_its_last_run_and_one_rank_that_stan
 def test_what_cannot_be_saved_is_refused_and_leaves_what_was_there(saved, tmp_path, monkeypatch):
     assert_refused(lambda: zs.Cluster(2).save(tmp_path / "run.json"),
                    "this cluster has run nothing to its end yet, and so has nothing to save; ")
-    cluster = ran(lambda rank: rank.barrier())
-    assert_refused(lambda: cluster.save(tmp_path / "missing" / "run.json"),
+    assert_refused(lambda: saved[0].save(tmp_path / "missing" / "run.json"),
                    r"asked to save a recording as '.*run.json', but: No such file or directory; name a file")
     refused = command("run", f"{__file__}:wicked", "--save", tmp_path / "missing" / "run.json")
     assert (refused.exit_code, "but its folder is not there" in refused.stderr) == (2, True)
-    assert list(tmp_path.iterdir()) == []
-    path = cluster.save(tmp_path / "run.json")
-    before = path.read_bytes()
-    monkeypatch.setattr(recording, "to_plain", lambda recording: 1 / 0)
-    assert_refused(lambda: cluster.save(path), "", ZeroDivisionError)
     monkeypatch.setattr(report, "MOST_MARKS", 100)
     assert_refused(lambda: report.save_report(saved[1], tmp_path / "page.html"),
                    r"rows were recorded, and a page holds 100; take one stretch of the program with --span NAME: ")
-    assert path.read_bytes() == before
-    assert [one.name for one in tmp_path.iterdir()] == ["run.json"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def command(*arguments):
@@ -222,6 +199,10 @@ def test_the_command_writes_the_page_beside_the_recording_or_where_it_is_asked_t
                    "--compute", "bf16")
     assert done.exit_code == 0
     assert "h100-80" in (tmp_path / "other.html").read_text(encoding="utf-8")
+    assert command("report", run_json, "--span", "step 2").exit_code == 0
+    one = report.report_data(recording.load(run_json).inside("step 2"), replayed.MACHINE, "")
+    shown = (tmp_path / "mine.html").read_text(encoding="utf-8").count('<tr data-call="')
+    assert 0 < shown == len(one.calls) < len(data_of_file(run_json).calls)
     found = replayed.machine_of(16, "a100-40", "nvlink3", nodes=2, efficiency=0.5)
     assert (found.device.name, found.network.inside.name, found.efficiency) == ("a100-40", "nvlink3", 0.5)
     assert found.network.between.name == "infiniband-ndr"
@@ -229,19 +210,15 @@ def test_the_command_writes_the_page_beside_the_recording_or_where_it_is_asked_t
 
 BAD = [
     (None, [], "cannot be read: No such file or directory; name a file that save"),
-    (b"", [], "is no JSON"), (b"\xff\xfe\x00", [], "is no JSON"), (b"[1, 2]", [], "this is no recording: it lacks"),
-    (b"[" * 100_000, [], "(is nested deeper than any|is no JSON)"),
+    (b"\xff\xfe\x00", [], "is no JSON"),
     ("good", ["--device", "h100-80"], "a machine is a device and a link, and only h100-80 was named"),
     ("good", ["--link", "nvlink4"], "only nvlink4 was named"),
-    ("good", ["--nodes", "2"], "go with --device and --link"),
     ("good", ["--efficiency", "0.5"], "go with --device and --link"),
     ("good", ["--device", "h999", "--link", "nvlink4"], "h999"),
     ("good", ["--device", "h100-80", "--link", "nvlink4", "--compute", "int3"], "has no rate in int3"),
-    ("good", ["--device", "h100-80", "--link", "nvlink4", "--efficiency", "2"], "efficiency must be a share"),
     ("good", ["--span", "step"], "of which a rank has 0; it must have one. Its spans are step 1"),
     ("good", ["--out", "run.json"], "over the recording"),
     ("good", ["--out", "missing/page.html"], "name a file that can be written"),
-    ("good", ["--out", "."], "name a file that can be written"),
 ]
 
 
@@ -274,16 +251,6 @@ WATCH = ("window.struck = []; window.addEventListener('error', (e) => window.str
 TELL = "document.documentElement.dataset.errors = window.struck.join('; ');"
 
 
-@needs_browser
-def test_in_a_browser_the_page_has_no_error_and_every_bar_can_be_walked_to(saved):
-    cluster, _, written = saved
-    dom = dom_of(written, first=WATCH, last=TELL)
-    (root, _), = dom.all("html")
-    assert root["data-errors"] == ""
-    assert int(root["data-ready"]) == len(dom.all(role="listitem")) > 0
-    assert [int(given["data-peak"]) for given, _ in dom.all("svg")] == cluster.memory.peak_nbytes
-
-
 KEYS = """
 const press = (key) => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
 const seen = [];
@@ -301,32 +268,28 @@ root.dataset.back = getComputedStyle(root).getPropertyValue("--zoom");
 root.dataset.seen = seen.join("\\n");
 root.dataset.said = document.getElementById("said").textContent;
 root.dataset.tabs = document.querySelectorAll('[role=listitem][tabindex="0"]').length;
+document.querySelector('.communication .bar[data-call="2"]').click();
+root.dataset.same = document.querySelectorAll(".same").length;
 """
 
 
 @needs_browser
-def test_in_a_browser_the_arrow_keys_walk_from_bar_to_bar_and_plus_zooms(saved):
-    (root, _), = dom_of(saved[2], first=WATCH, last=KEYS + TELL).all("html")
+def test_in_a_browser_every_bar_can_be_walked_to_plus_zooms_and_a_chosen_collective_is_marked_on_all_ranks(saved):
+    cluster, _, written = saved
+    dom = dom_of(written, first=WATCH, last=KEYS + TELL)
+    (root, _), = dom.all("html")
     assert root["data-errors"] == ""
-    seen = [line.split("|") for line in root["data-seen"].split("\n")]
-    lanes = [lane for lane, _, _ in seen]
-    starts = [float(start) for _, start, _ in seen]
-    assert {tab for *_, tab in seen} == {"0"}
-    assert lanes == [*["rank 0 computes"] * 4, "rank 0 communicates", "rank 1 computes", *["rank 0 communicates"] * 3]
-    assert starts[0] < starts[1] < starts[2]
-    assert starts[3] == starts[1]
-    assert starts[-1] == min(starts)
-    assert starts[-2] == max(starts)
+    assert int(root["data-ready"]) == len(dom.all(role="listitem")) > 0
+    assert [int(given["data-peak"]) for given, _ in dom.all("svg")] == cluster.memory.peak_nbytes
+    lanes, starts, tabs = zip(*(line.split("|") for line in root["data-seen"].split("\n")), strict=True)
+    starts = [*map(float, starts)]
+    assert set(tabs) == {"0"}
+    assert lanes == (*["rank 0 computes"] * 4, "rank 0 communicates", "rank 1 computes", *["rank 0 communicates"] * 3)
+    assert starts[0] < starts[1] == starts[3] < starts[2]
+    assert (starts[-1], starts[-2]) == (min(starts), max(starts))
     assert (root["data-zoom"], root["data-back"], root["data-tabs"]) == ("4", "1", "1")
     assert root["data-said"].startswith("rank 0 communicates: ")
-
-
-@needs_browser
-def test_in_a_browser_a_chosen_collective_is_marked_on_all_ranks_and_in_the_table(saved):
-    last = ("document.querySelector('.communication .bar[data-call=\"2\"]').click(); "
-            "document.documentElement.dataset.same = document.querySelectorAll('.same').length;")
-    (root, _), = dom_of(saved[2], last=last).all("html")
-    assert root["data-same"] == "4"  # three ranks, and a row
+    assert root["data-same"] == "4"  # three ranks, and a row of the table
 
 
 @needs_browser

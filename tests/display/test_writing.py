@@ -37,30 +37,26 @@ def replayed(cluster: zs.Cluster) -> timeline.Timeline:
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_pipe_is_written_into_and_stays_a_pipe(writer, cluster, tmp_path):
-    pipe, plain = tmp_path / "pipe", tmp_path / "plain"
+def test_a_pipe_stays_a_pipe_and_a_link_a_link_and_the_file_to_which_it_points_is_written(writer, cluster, tmp_path):
+    plain = WRITERS[writer](cluster, tmp_path / "plain").read_bytes()
+    pipe, found = tmp_path / "pipe", []
     os.mkfifo(pipe)
-    found = []
     reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()), daemon=True)
     reader.start()
     WRITERS[writer](cluster, pipe)
     assert stat.S_ISFIFO(pipe.lstat().st_mode)
     reader.join(timeout=600)
-    assert found == [WRITERS[writer](cluster, plain).read_bytes()]
-
-
-@pytest.mark.parametrize("writer", WRITERS)
-@pytest.mark.parametrize("there", [True, False])
-def test_a_link_stays_and_the_file_to_which_it_points_is_written(writer, there, cluster, tmp_path):
-    file, link = tmp_path / "folder" / "file", tmp_path / "link"
-    file.parent.mkdir()
-    if there:
-        file.write_text("before")
-    link.symlink_to(file)
-    WRITERS[writer](cluster, link)
-    assert link.is_symlink()
-    assert file.read_bytes() == WRITERS[writer](cluster, tmp_path / "plain").read_bytes()
-    assert [one.name for one in file.parent.iterdir()] == ["file"]
+    assert found == [plain]
+    for name in ("there", "new"):
+        file, link = tmp_path / name / "file", tmp_path / f"link to {name}"
+        file.parent.mkdir()
+        if name == "there":
+            file.write_text("before")
+        link.symlink_to(file)
+        WRITERS[writer](cluster, link)
+        assert link.is_symlink()
+        assert file.read_bytes() == plain
+        assert [one.name for one in file.parent.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("writer", WRITERS)

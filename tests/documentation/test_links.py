@@ -1,11 +1,14 @@
 """Links of the repository's texts become links of the site, or the site is not made."""
 
+import re
 from pathlib import Path
 
 import pytest
 from zerosim_site.check import faults
 from zerosim_site.links import with_site_links
 from zerosim_site.page import Page
+
+from tests.architecture.source import ROOT
 
 TARGETS = {"docs/a.md": "a.md", "notebooks/01.ipynb": "notebooks/01.md", "figures/x.svg": "figures/x.svg",
            "figures/x-dark.svg": "figures/x-dark.svg", "figures/y.gif": "figures/y.gif", "figures": "figures/index.md"}
@@ -73,6 +76,12 @@ def test_a_fault_of_a_site_is_found(tmp_path, old, new, said):
     assert faults(built(tmp_path)) == []
     [found] = faults(built(tmp_path, GOOD.replace(old, new)))
     assert said in found
+
+
+def test_make_docs_is_strict_and_lets_warnings_be_heard():
+    build, = re.findall(r"^\t.*mkdocs build.*$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    assert "--strict" in build
+    assert "--quiet" not in build, "MkDocs counts no warning that it does not print, and --strict counts warnings"
 
 
 def test_a_style_that_loads_from_another_host_and_a_folder_without_a_site_are_faults(tmp_path):

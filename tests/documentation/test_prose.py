@@ -1,4 +1,4 @@
-"""Docstrings of plain prose say the same when Markdown has drawn them."""
+"""Docstrings of plain prose say the same when Markdown has drawn them, and formulas are drawn by browsers."""
 
 import doctest
 import inspect
@@ -46,3 +46,15 @@ def test_no_docstring_of_the_reference_loses_a_letter():
         letters = [sign for sign in text if sign.isalnum()]
         drawn = as_markdown(text).replace("&lt;", "<").replace("```pycon", "").replace("```text", "")
         assert [sign for sign in drawn if sign.isalnum()] == letters
+
+
+def test_a_formula_becomes_what_browsers_draw_and_a_price_stays():
+    pytest.importorskip("latex2mathml", reason="latex2mathml is not installed; pip install 'zerosim[docs]'")
+    from zerosim_site.formulas import with_formulas
+
+    drawn = with_formulas("chunk $x_{c+1}$ costs $5 and $6")
+    assert drawn.startswith("chunk <math ")
+    assert "<msub><mi>x</mi>" in drawn
+    assert drawn.endswith("</math> costs $5 and $6")
+    with pytest.raises(ValueError, match=r"the formula \$a_\{\$ cannot be read"):
+        with_formulas("$a_{$")

@@ -1,4 +1,4 @@
-"""Every layer as one row: what goes in, its two functions, what it saves; and PyTorch's function of the same name.
+"""Every layer as one row: what goes in, its two functions, what it saves.
 
 Legend: B batch, T tokens, C channels, H heads, V vocabulary, M rows, I inputs, O outputs.
 """
@@ -21,14 +21,13 @@ class Layer:
     """``forward(ctx, arrays)`` -> (y, saved); ``backward(ctx, arrays, saved, dy)`` -> gradients, by array.
 
     ``shapes`` are those of the arrays, x first, and ``large`` those of a case in which statistics make sense;
-    ``beside`` gives the bytes that forward charges beside y, of arrays in fp16; ``torch(functional, arrays)`` is
-    PyTorch's y. ``rounds_inside``: what is multiplied a second time is rounded before.
+    ``beside`` gives the bytes that forward charges beside y, of arrays in fp16. ``rounds_inside``: what is multiplied a
+    second time is rounded before.
     """
 
     shapes: dict[str, tuple[int, ...]]
     forward: Callable[[Context, Arrays], tuple[np.ndarray, Any]]
     backward: Callable[[Context, Arrays, Any, np.ndarray], Arrays]
-    torch: Callable[[Any, dict[str, Any]], Any]
     large: dict[str, tuple[int, ...]]
     beside: Callable[[Arrays], int] = lambda arrays: 0
     takes_out: bool = False
@@ -51,7 +50,7 @@ def _linear(shapes: dict[str, tuple[int, ...]], large: dict[str, tuple[int, ...]
         return {"x": layers.linear_backward(ctx, a["w"], saved, dy, found["w"], found.get("b"))} | found
 
     return Layer(shapes, lambda ctx, a, **out: layers.linear_forward(ctx, a["x"], a["w"], a.get("b"), **out), backward,
-                 lambda f, a: f.linear(a["x"], a["w"].T, a.get("b")), large, takes_out=True)
+                 large, takes_out=True)
 
 
 def _layernorm_backward(ctx: Context, a: Arrays, saved: Any, dy: np.ndarray) -> Arrays:
@@ -65,22 +64,16 @@ def _embedding_backward(ctx: Context, a: Arrays, saved: Any, dy: np.ndarray) -> 
     return {"w": dw}
 
 
-def _elementwise(name: str, torch: Callable[[Any, dict[str, Any]], Any], beside: Callable[[Arrays], int],
-                 **options: Any) -> Layer:
+def _elementwise(name: str, beside: Callable[[Arrays], int], **options: Any) -> Layer:
     forward, backward = getattr(layers, f"{name}_forward"), getattr(layers, f"{name}_backward")
     return Layer({"x": (5, 7)}, lambda ctx, a, **out: forward(ctx, a["x"], **out, **options),
-                 lambda ctx, a, saved, dy: {"x": backward(ctx, saved, dy, **options)}, torch, {"x": (70001,)}, beside,
+                 lambda ctx, a, saved, dy: {"x": backward(ctx, saved, dy, **options)}, {"x": (70001,)}, beside,
                  takes_out=True)
 
 
 def _attention(keep: str, beside: Callable[[Arrays], int]) -> Layer:
-    def torch(f: Any, a: dict[str, Any]) -> Any:
-        batch, tokens, channels = a["x"].shape
-        q, k, v = (x.view(batch, tokens, 3, -1).transpose(1, 2) for x in a["x"].split(channels // 3, 2))
-        return f.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, tokens, -1)
-
     return Layer({"x": (2, 7, 36)}, lambda ctx, a: layers.attention_forward(ctx, a["x"], 3, keep),
-                 lambda ctx, a, saved, dy: {"x": layers.attention_backward(ctx, saved, dy)}, torch, {"x": (1, 150, 36)},
+                 lambda ctx, a, saved, dy: {"x": layers.attention_backward(ctx, saved, dy)}, {"x": (1, 150, 36)},
                  beside, rounds_inside=True)
 
 
@@ -88,28 +81,20 @@ LAYERS: dict[str, Layer] = {
     "linear": _linear({"x": (3, 4), "w": (4, 5), "b": (5,)}, {"x": (64, 64), "w": (64, 16), "b": (16,)}),
     "linear without bias": _linear({"x": (3, 4), "w": (4, 5)}, {"x": (64, 64), "w": (64, 16)}),
     "embedding": Layer({"w": (5, 3)}, lambda ctx, a: layers.embedding_forward(ctx, TOKENS, a["w"]), _embedding_backward,
-                       lambda f, a: f.embedding(_tensor(TOKENS), a["w"]), {"w": (5, 300)}),
+                       {"w": (5, 300)}),
     "layernorm": Layer({"x": (2, 3, 5), "w": (5,), "b": (5,)},
                        lambda ctx, a, **out: layers.layernorm_forward(ctx, a["x"], a["w"], a["b"], **out),
-                       _layernorm_backward, lambda f, a: f.layer_norm(a["x"], a["w"].shape, a["w"], a["b"], 1e-5),
-                       {"x": (300, 64), "w": (64,), "b": (64,)}, lambda a: 2 * 4 * a["x"].size // a["w"].size,
-                       takes_out=True),
-    "relu": _elementwise("relu", lambda f, a: f.relu(a["x"]), lambda a: -(-a["x"].size // 8)),
-    "gelu": _elementwise("gelu", lambda f, a: f.gelu(a["x"], approximate="tanh"), lambda a: 0),
-    "exact gelu": _elementwise("gelu", lambda f, a: f.gelu(a["x"]), lambda a: 0, exact=True),
+                       _layernorm_backward, {"x": (300, 64), "w": (64,), "b": (64,)},
+                       lambda a: 2 * 4 * a["x"].size // a["w"].size, takes_out=True),
+    "relu": _elementwise("relu", lambda a: -(-a["x"].size // 8)),
+    "gelu": _elementwise("gelu", lambda a: 0),
+    "exact gelu": _elementwise("gelu", lambda a: 0, exact=True),
     "dropout": Layer({"x": (5, 7)}, lambda ctx, a: layers.dropout_forward(ctx, a["x"], 0.25, "here"),
-                     lambda ctx, a, saved, dy: {"x": layers.dropout_backward(ctx, saved, dy, 0.25)},
-                     lambda f, a: None, {"x": (70001,)}),
+                     lambda ctx, a, saved, dy: {"x": layers.dropout_backward(ctx, saved, dy, 0.25)}, {"x": (70001,)}),
     "attention": _attention("probabilities", lambda a: 2 * len(a["x"]) * 3 * a["x"].shape[1] ** 2),
     "attention again": _attention("nothing", lambda a: 0),
     "attention tiled": _attention("tiled", lambda a: 4 * len(a["x"]) * 3 * a["x"].shape[1]),
 }
-
-
-def _tensor(array: np.ndarray) -> Any:
-    import torch
-
-    return torch.tensor(array)
 
 
 def rounded(x: np.ndarray, name: str) -> np.ndarray:

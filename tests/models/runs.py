@@ -3,14 +3,13 @@
 Legend: B batch, T tokens, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from tests.models.contexts import DTYPES, Recorder, normal, recorded
-from zerosim.models import Context, Model, Recompute, Unit
+from zerosim.models import Context, Model, Recompute
 
 Arrays = dict[str, np.ndarray]
 
@@ -43,16 +42,15 @@ class Run:
             return self.model.loss.backward(self.ctx, saved, scale)
 
         self.ctx = replace(self.ctx, keep=policy.inside)
-        for of_unit in self.through(self.model.units, x, policy, turn):
+        for of_unit in self._through(x, policy, turn):
             for name, gradient in of_unit.items():
                 sums[name] = gradient if name not in sums else sums[name] + gradient
         return losses[0], sums
 
-    def through(self, units: Sequence[Unit], x: np.ndarray, policy: Recompute, turn: Callable[[np.ndarray], np.ndarray],
-                back: Callable[..., Any] | None = None) -> Iterator[Arrays]:
-        """Forward, ``turn`` from output to gradient, and backward of some units under a recomputation policy, as an
-        engine does it; each unit's gradients. ``back(unit, saved, dy)`` stands for the unit's own backward."""
-        back = back or (lambda unit, saved, dy: unit.backward(self.ctx, self.w, saved, dy))
+    def _through(self, x: np.ndarray, policy: Recompute, turn: Callable[[np.ndarray], np.ndarray]) -> Iterator[Arrays]:
+        """Forward, ``turn`` from output to gradient, and backward under a recomputation policy, as an engine does it;
+        each unit's gradients."""
+        units = self.model.units
         segments, kept, inputs = policy.segments(len(units)), {}, {}
         for index, unit in enumerate(units):
             if index in [segment.start for segment in segments]:
@@ -69,7 +67,7 @@ class Run:
                     x, kept[index] = units[index].forward(self.ctx, self.w, x)
             del x
             for index in reversed(segment):
-                dy, gradients = back(units[index], kept.pop(index), dy)
+                dy, gradients = units[index].backward(self.ctx, self.w, kept.pop(index), dy)
                 yield gradients
 
 

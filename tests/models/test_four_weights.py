@@ -30,12 +30,6 @@ def test_loss_and_gradients_are_those_worked_out_by_hand_and_a_scaled_loss_scale
         assert gradients_of(name, [x], [[target]], scale) == (loss, [scale * gradient for gradient in gradients])
 
 
-def test_both_examples_in_one_batch_give_the_mean():
-    (x, target, *_), (other_x, other_target, *_) = BATCHES[0], BATCHES[1]
-    assert gradients_of("fp32", [x, other_x], [[target], [other_target]]) == (
-        (10.125 + 15.125) / 2, [-5.5, -2.75, -2.75, -5])
-
-
 def test_the_flat_vector_is_w1_w2_w3_w4_in_two_units():
     model = four_weights((5, 6, 7, 8))
     assert [unit.shapes for unit in model.units] == [

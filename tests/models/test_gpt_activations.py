@@ -1,16 +1,14 @@
 """What a GPT's blocks keep and compute again, measured, equals the closed forms: to the byte and to the operation."""
 
-import math
 from dataclasses import replace
 from itertools import product
 
-import numpy as np
 import pytest
 
 from tests.cases import covering
 from tests.models.contexts import FLOWING, bits_of
-from tests.models.runs import Run, batch_of, run_of
-from zerosim.models import GPT, PRESETS, GPTConfig, Recompute, Unit
+from tests.models.runs import batch_of, run_of
+from zerosim.models import GPT, PRESETS, GPTConfig, Recompute
 from zerosim.numerics import policy
 from zerosim.planning import activations, flops
 
@@ -22,74 +20,23 @@ POLICIES = [*INSIDE, "block", "segment(2)", "segment(3)", "block+tiled", "segmen
 SHAPES = [(2, 8, 12, 3), (3, 40, 8, 2), (1, 5, 30, 1), (4, 1, 6, 6), (1, 130, 4, 1), (2, 257, 4, 2)]
 
 
-def setting(shape: tuple[int, int, int, int], dtype: str = "fp32",
-            layers: int = 3) -> tuple[Run, activations.Block, np.ndarray]:
-    """A model of so many blocks, the block as the estimate has it, and the input of the first block (B, T, C)."""
-    batch, tokens, channels, heads = shape
-    run = run_of(GPT(GPTConfig(layers, channels, heads, tokens, vocabulary=5)), dtype, scatter=0.2)
-    x = run.model.units[0].forward(run.ctx, run.w, batch_of(run.model, batch)[0])[0]
-    return run, activations.Block(batch, tokens, channels, heads, run.ctx.dtype.itemsize), x
-
-
-# -- the peak ---------------------------------------------------------------------------------------------------------
-
-
-def kept_at_peak(run: Run, x: np.ndarray, policy: str) -> int:
-    """The most bytes kept at one moment of backward, where what a block keeps goes when the block has gone back.
-
-    Looked at when a closing linear layer goes back, when all that was made again is there, and, where nothing but the
-    probabilities is, when they are. Outputs of LayerNorms, which are made again under every policy, are not kept.
-    """
-    recompute, units = Recompute.parse(policy), run.model.units[1:-1]
-    seen: list[int] = []
-
-    def look(weight: str, *_: object) -> None:
-        if weight.endswith(("projection.weight", "down.weight")):
-            seen.append(run.recorder.now["activation"])
-
-    def back(unit: Unit, saved: list, dy: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        whole = list(saved)  # backward drops its parts as it goes; this holds on to them
-        before, made = run.recorder.now["activation"], len(run.recorder.allocated)
-        found = unit.backward(run.ctx, run.w, list(whole), dy)
-        if recompute.inside == "selective":
-            squares = [math.prod(shape) for _, _, shape, _ in run.recorder.allocated[made:] if len(shape) == 4]
-            seen.append(before + sum(squares) * run.ctx.dtype.itemsize)
-        return found
-
-    run.ctx = replace(run.ctx, keep=recompute.inside, observe=look)
-    for _ in run.through(units, x, recompute, np.ones_like, back):
-        pass
-    return max(seen)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_what_blocks_keep_at_their_peak_is_the_closed_form(policy, shape):
-    run, block, x = setting(shape, "bf16", layers=5)
-    assert run.recorder.now["activation"] == x.nbytes
-    assert kept_at_peak(run, x, policy) == activations.peak_nbytes(block, 5, policy).nbytes
-
-
 # -- operations -------------------------------------------------------------------------------------------------------
-
-
-def flops_of(run: Run, action) -> int:
-    before = run.recorder.flops
-    action()
-    return run.recorder.flops - before
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("policy", INSIDE)
 def test_what_a_block_computes_is_the_closed_form(policy, shape):
-    run, block, x = setting(shape)
+    batch, tokens, channels, heads = shape
+    run = run_of(GPT(GPTConfig(3, channels, heads, tokens, vocabulary=5)), "fp32", scatter=0.2)
+    x = run.model.units[0].forward(run.ctx, run.w, batch_of(run.model, batch)[0])[0]
+    block = activations.Block(batch, tokens, channels, heads, run.ctx.dtype.itemsize)
     run.ctx = replace(run.ctx, keep=Recompute.parse(policy).inside)
-    unit, results = run.model.units[1], []
-    assert flops_of(run, lambda: results.append(unit.forward(run.ctx, run.w, x))) == sum(
-        flops.forward(block).values())
-    _, kept = results.pop()
-    assert flops_of(run, lambda: unit.backward(run.ctx, run.w, kept, x)) == sum(
-        flops.backward(block, policy).values())
+    unit, before = run.model.units[1], run.recorder.flops
+    _, kept = unit.forward(run.ctx, run.w, x)
+    between = run.recorder.flops
+    unit.backward(run.ctx, run.w, kept, x)
+    assert (between - before, run.recorder.flops - between) == (
+        sum(flops.forward(block).values()), sum(flops.backward(block, policy).values()))
 
 
 @pytest.mark.parametrize("policy", POLICIES)

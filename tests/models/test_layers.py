@@ -137,25 +137,6 @@ def test_what_is_not_finite_comes_out_and_stays_in_its_own_row_or_sequence(layer
         np.testing.assert_array_equal(bits_of(found[what][others]), bits_of(clean[what][others]))
 
 
-@every_layer
-@pytest.mark.parametrize("name", ["fp32", "fp64"])
-@pytest.mark.parametrize("large", [False, True])
-def test_a_layer_gives_pytorchs_numbers_and_gradients(layer, name, large):
-    """A few roundings of values of order 1 to 10, sums of up to 100 of them, and another tanh or exp."""
-    torch = pytest.importorskip("torch", reason="PyTorch is an optional peer, and not installed here")
-    arrays = layer.arrays(name, large=large)
-    theirs = {key: torch.tensor(array, requires_grad=True) for key, array in arrays.items()}
-    wanted = layer.torch(torch.nn.functional, theirs)
-    if wanted is None:
-        pytest.skip("PyTorch draws other random numbers")
-    dy = normal(name, tuple(wanted.shape), 9)
-    wanted.backward(torch.tensor(dy))
-    found, near = both(context(name), layer, arrays, dy), 1e-12 if name == "fp64" else 2e-5
-    expected = {"y": wanted} | {f"d{key}": tensor.grad for key, tensor in theirs.items()}
-    for what, values in expected.items():
-        np.testing.assert_allclose(found[what], values.detach().numpy(), rtol=near, atol=near)
-
-
 # -- activations ------------------------------------------------------------------------------------------------------
 
 

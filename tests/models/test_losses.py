@@ -158,15 +158,3 @@ def test_logits_may_be_of_another_format_and_the_rows_log_sums_are_kept():
     assert gradient.dtype == np.float32
     assert recorder.allocated == [("activation", "loss.log_sums", (8,), np.float32),
                                   ("activation_gradient", "loss.dlogits", (2, 4, 5), np.float32)]
-
-
-def test_cross_entropy_is_pytorchs():
-    torch = pytest.importorskip("torch", reason="PyTorch is an optional peer, and not installed here")
-    for name, near in (("fp64", 1e-12), ("fp32", 2e-5)):
-        logits, target = normal(name, (3, 20, 7)) * 4, np.random.default_rng(1).integers(-1, 7, (3, 20))
-        theirs = torch.tensor(logits, requires_grad=True)
-        wanted = torch.nn.functional.cross_entropy(theirs.view(-1, 7), torch.tensor(target).view(-1), ignore_index=-1)
-        wanted.backward()
-        loss, gradient = step(name, OWN, logits, target)
-        np.testing.assert_allclose(loss, wanted.item(), rtol=near)
-        np.testing.assert_allclose(gradient, theirs.grad.numpy(), rtol=near, atol=near)

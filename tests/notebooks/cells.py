@@ -6,23 +6,20 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 MARK = re.compile(r"^# %%(?P<markdown> \[markdown\])?\s*$", re.M)
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """One cell: ``markdown`` or ``code``, and its text."""
 
     kind: str
     source: str
 
 
-@dataclass(frozen=True)
-class Shown:
+class Shown(NamedTuple):
     """What a code cell printed, and the value that its last line displays (None: none)."""
 
     printed: str

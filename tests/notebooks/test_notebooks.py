@@ -1,6 +1,7 @@
 """Every notebook runs from top to bottom, and its executed copy is what it does today."""
 
 import importlib.util
+import inspect
 import json
 import re
 from base64 import b64decode
@@ -21,7 +22,8 @@ from tests.backends.worlds import mpi_missing
 from tests.cases import THOROUGH
 from tests.display.seen import data_of, drawn_by, is_committed
 from tests.notebooks.cells import Shown, cells, changed, committed, displayed_in, executed, printed_in
-from zerosim.course import figures
+from zerosim.course import figures, puzzles
+from zerosim.course.puzzles import solutions
 
 FOLDER = ROOT / "notebooks"
 TEXTS = sorted(FOLDER.glob("[0-9]*.py"))
@@ -90,7 +92,6 @@ def skip_without_processes(text: Path) -> None:
 
 
 def test_every_text_has_its_copy_and_every_copy_its_text():
-    assert FIRST in TEXTS
     assert sorted(FOLDER.glob("*.ipynb")) == [text.with_suffix(".ipynb") for text in (*TEXTS, PUZZLES)]
 
 
@@ -198,3 +199,20 @@ def test_the_notebook_about_processes_runs_without_them_and_says_so(monkeypatch)
     assert any(found.startswith("processes over MPI cannot be had") for found in printed)
     assert "on threads the bits of the package's all-reduce" in printed[-1]
     assert "over MPI" not in printed[-1]
+
+
+def test_the_puzzles_notebook_has_of_every_puzzle_a_statement_its_stub_and_a_check_in_order():
+    code = [cell.source.strip() for cell in cells(PUZZLES.read_text(encoding="utf-8")) if cell.kind == "code"]
+    assert code[1:-1] == [text for name, puzzle in puzzles.PUZZLES.items() for text in (
+        f'zs.puzzles.statement("{name}")', puzzle.function.strip(), f'zs.puzzles.check("{name}", {name})')]
+
+
+def test_with_open_holes_every_check_says_so_and_a_solution_in_the_place_of_its_stub_passes():
+    imports = "import zerosim as zs\nfrom zerosim.course.puzzles.solutions import Any, Array, Rank\n"
+    shown = list(executed(changed(PUZZLES, ("import zerosim as zs\n", imports), *(
+        (puzzles.PUZZLES[name].function.strip(), inspect.getsource(solutions.SOLUTIONS[name]).strip())
+        for name in ("mean", "repair")))))
+    found = [one.displayed for one in shown if isinstance(one.displayed, puzzles.Score)]
+    assert {score.verdict for score in found[1:-1]} == {"open"}
+    assert [score.stars for score in (found[0], found[-1])] == ["★★★", "★★★"]
+    assert shown[-1].printed.count("passed   ★★★") == 2

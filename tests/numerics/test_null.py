@@ -130,10 +130,7 @@ def test_any_chain_of_views_and_copies_has_the_shape_strides_and_base_that_numpy
     assert repr(null) == f"NullArray({null.shape}, {null.dtype.name})"
 
 
-COMPARISONS = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
-
-
-@pytest.mark.parametrize("compare", COMPARISONS)
+@pytest.mark.parametrize("compare", [operator.eq, operator.lt])
 def test_a_comparison_gives_bools_without_data(compare) -> None:
     """NumPy's own arrays and numbers are not compared with null ones."""
     x = NullArray(3, np.float32)

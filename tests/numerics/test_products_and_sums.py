@@ -39,27 +39,19 @@ def test_a_product_is_float32s_with_the_bias_rounded_once(row: Row) -> None:
 
 
 @by_row
-def test_a_transposed_factor_gives_the_product_of_float32s_transposed_factor(row: Row) -> None:
-    x, dy = normal((31, 7), row.dtype, 4), normal((31, 12), row.dtype, 5)
-    expected = np.matmul(x.astype(np.float32).T, dy.astype(np.float32))
-    assert same(product(x.T, dy), cast(expected, row.dtype))
-    w = normal((9, 12), row.dtype, 6)
-    expected = np.matmul(dy.astype(np.float32), w.astype(np.float32).T)
-    assert same(product(dy, w.T), cast(expected, row.dtype))
-    strided = normal((62, 14), row.dtype, 7)[::2, ::2]
-    assert same(product(strided.T, dy), product(strided.T.copy(), dy))
-
-
-@by_row
-def test_a_product_may_be_written_over_a_factor_or_through_strides(row: Row) -> None:
+def test_a_product_is_the_same_wherever_its_factors_and_its_result_lie(row: Row) -> None:
+    """Transposed, with gaps, through strides, over a factor."""
+    x, dy, w = normal((31, 7), row.dtype, 4), normal((31, 12), row.dtype, 5), normal((9, 12), row.dtype, 6)
+    for left, right in ((x.T, dy), (dy, w.T)):
+        exact = np.matmul(left.astype(np.float32), right.astype(np.float32))
+        assert same(product(left, right), cast(exact, row.dtype))
+    gaps = normal((62, 14), row.dtype, 7)[::2, ::2]
+    assert same(product(gaps.T, dy), product(gaps.T.copy(), dy))
     a, b = normal((16, 16), row.dtype, 8), normal((16, 16), row.dtype, 9)
-    expected = product(a, b)
-    over = a.copy()
-    kernels.NumpyKernels().matmul(over, b, out=over)
-    assert same(over, expected)
-    turned = np.empty((16, 16), row.dtype).T
-    kernels.NumpyKernels().matmul(a, b, out=turned)
-    assert same(np.ascontiguousarray(turned), expected)
+    over, turned, expected = a.copy(), np.empty((16, 16), row.dtype).T, product(a, b)
+    for x, out in ((over, over), (a, turned)):
+        kernels.NumpyKernels().matmul(x, b, out=out)
+        assert same(np.ascontiguousarray(out), expected)
 
 
 def rows_in_order(x: np.ndarray) -> np.ndarray:

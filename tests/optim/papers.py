@@ -57,17 +57,12 @@ def updated(optimizer, w, gradients, *, factors=None, first=1):
 # -- one element at a time --------------------------------------------------------------------------------------------
 
 
-def sgd(w, gradients, o, _):
-    for g in gradients:
-        w = w - o.lr * g
-    return w
-
-
 def momentum(w, gradients, o, _):
-    b = 0 * w
+    """SGD without it."""
+    b, kept = 0 * w, getattr(o, "momentum", 0.0)
     for g in gradients:
-        b = o.momentum * b + g
-        w = w - o.lr * (g + o.momentum * b if o.nesterov else b)
+        b = kept * b + g
+        w = w - o.lr * (g + kept * b if getattr(o, "nesterov", False) else b)
     return w
 
 

@@ -22,14 +22,6 @@ def test_bytes_per_parameter_are_the_published_ones_and_those_of_the_arrays_that
     assert kept == state_nbytes(optimizer, (6, 4)) == (nbytes - 8) * 24
 
 
-def test_factored_state_is_small_for_adafactor_and_large_for_soap():
-    m, n = 100, 50
-    for optimizer, elements in ((optim.Adafactor(), m + n), (optim.Shampoo(), m**2 + n**2),
-                                (optim.SOAP(), 2 * m * n + 2 * (m**2 + n**2)), (optim.KFAC(), m**2 + n**2)):
-        assert state_nbytes(optimizer, (m, n)) == 4 * elements
-        assert bytes_per_parameter(optimizer, (m, n)) == 8 + 4 * elements / (m * n)
-
-
 def test_vectors_cost_what_their_own_update_keeps():
     assert [bytes_per_parameter(optimizer, (10,)) for optimizer in (
         optim.Muon(), optim.SOAP(), optim.Shampoo(), optim.Adafactor())] == [16, 16, 12, 12]

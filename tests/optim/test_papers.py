@@ -13,7 +13,7 @@ from zerosim.optim import UpdateContext
 STEPS = 6
 SHAPES = {"tall": (6, 4), "wide": (4, 6), "square": (4, 4), "vector": (30,)}
 CASES = [
-    (optim.SGD(lr=0.1), papers.sgd),
+    (optim.SGD(lr=0.1), papers.momentum),
     (optim.Momentum(lr=0.1), papers.momentum),
     (optim.AdaGrad(lr=0.1), papers.adagrad),
     (optim.RMSprop(lr=0.1, alpha=0.9), papers.rmsprop),

@@ -70,12 +70,9 @@ def clipped(w, m, step):
     return m / np.sqrt((m * m).sum())
 
 
-def seeing_others_where(condition):
-    """An update that reads other elements at gradients of this kind only."""
-    def update(self, ctx, w, g, state, step):
-        w -= np.where(condition(g), g.sum(), g)
-
-    return update
+def seeing_others_at_zero(self, ctx, w, g, state, step):
+    """Reads other elements where a gradient is 0 only."""
+    w -= np.where(g == 0, g.sum(), g)
 
 
 def blockwise(w, m, step):
@@ -109,14 +106,6 @@ class Counting(Own):
         return m * np.float32(len(self.seen))
 
 
-class Global(Counting):
-    """Scales by the norm of everything that it has seen in this step, over all tensors."""
-
-    def of(self, w, m, step):
-        self.seen.append((step, float((m * m).sum())))
-        return m / np.float32(1 + sum(square for at, square in self.seen if at == step))
-
-
 class Secretive(Counting):
     """Keeps its moment to itself, by address."""
 
@@ -144,13 +133,11 @@ INDEX, LENGTH, SLOTS = "index inside the piece", "the length of the piece", "out
     (Cubed, "anywhere", True, "alone"), (own("Modest", cubed, cut="tensor"), "anywhere", True, "alone"),
     (own("Halved", cubed, slots=lambda self, shape: {"m": Slot(shape, "bf16")}), "anywhere", True, "alone"),
     (Clipped, "tensor", False, OTHERS), (Centered, "tensor", True, OTHERS),
-    (own("Neighborly", lambda w, m, step: m + np.roll(m, 1)), "tensor", False, OTHERS),
     # Another element counts only where it is large; or at every hundredth step.
     (own("Thresholded", lambda w, m, step: m + np.float32(m.reshape(-1)[0] > 1.0)), "tensor", False, OTHERS),
     (own("Periodic", lambda w, m, step: m + (m.mean() if step % 100 == 0 else np.float32(0))), "tensor", False, OTHERS),
     (own("Blockwise", blockwise), "tensor", False, OTHERS),
-    (own("AtZero", cubed, update=seeing_others_where(lambda g: g == 0)), "tensor", False, OTHERS),
-    (own("AtSmall", cubed, update=seeing_others_where(lambda g: (g != 0) & (abs(g) < 1e-8))), "tensor", False, OTHERS),
+    (own("AtZero", cubed, update=seeing_others_at_zero), "tensor", False, OTHERS),
     # Differs only behind the first 65536 elements.
     (own("LongBlocks", lambda w, m, step: np.where(np.arange(m.size) < 65536, m.reshape(-1), 0).reshape(m.shape)),
      "tensor", False, INDEX),
@@ -160,7 +147,7 @@ INDEX, LENGTH, SLOTS = "index inside the piece", "the length of the piece", "out
     (RowWise, "tensor", False, "has another shape than"),
     # Refuses pieces that are no multiple of 4.
     (own("Aligned", lambda w, m, step: m.reshape(-1, 4).reshape(m.shape)), "tensor", False, "refuses pieces of a ten"),
-    (Counting, "no", False, SLOTS), (Global, "no", False, SLOTS), (Secretive, "no", False, SLOTS),
+    (Counting, "no", False, SLOTS), (Secretive, "no", False, SLOTS),
     (Shared, "no", False, "no function of its arguments"),
     (own("Random", lambda w, m, step: m * np.random.default_rng().random(dtype=np.float32)),
      "no", False, "no function of its arguments")], ids=named)

@@ -1,4 +1,5 @@
-"""Sizes as the checkpoints' own configuration files name them, and the number of parameters that they load."""
+"""Sizes as the checkpoints' own configuration files name them, and the number of parameters that they load; a link and
+a device as a user writes them into a file of his own."""
 
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
 LLAMA2 = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
@@ -23,3 +24,20 @@ OPT = {"model_type": "opt", "hidden_size": 768, "num_hidden_layers": 12, "num_at
 CONFIGS = [(GPT2, 124_439_808), (LLAMA2, 6_738_415_616), (LLAMA2_70B, 68_976_648_192), (MISTRAL, 7_241_732_096),
            (QWEN2, 494_032_768), (QWEN3, 596_049_920), (BLOOM, 176_247_271_424), (T5, 60_506_624),
            (T5_V1_1, 76_961_152), (OPT, 125_239_296)]
+
+OWN_LINK = """
+[link.mine]
+bytes_per_second = 400e9
+latency_seconds = 2.1e-6
+source = "measured"
+date = 2025-06-01
+"""
+OWN_DEVICE = """
+[device.mine]
+capacity_nbytes = 96e9
+reported_nbytes = 95_000_000_000
+memory_bytes_per_second = 4e12
+flops_per_second = { bf16 = 1e15 }
+source = "a data sheet"
+date = "2025-06"
+"""

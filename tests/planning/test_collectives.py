@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
-from tests.planning.recorded_runs import program_of, traces_of
+from tests.planning.recorded_runs import FAST, SLOW, program_of, traces_of
 from tests.ranks import asking
 from tests.ranks.data import normals
 from zerosim.planning import ALGORITHMS, Link, Network, Sent, ceil_cut, collectives, cost, sent
@@ -19,7 +19,6 @@ WORLDS = [1, 2, 3, 4, 5, 6, 7, 8, 11, 16]
 BARRIER = ("barrier", "dissemination")
 ALPHA, BETA = 3e-6, 7e9
 ONE_KIND = Network(Link("made up", BETA, ALPHA, "a test", "today"))
-FAST, SLOW = Link("fast", 4e9, 1e-6, "a test", "today"), Link("slow", 5e8, 9e-6, "a test", "today")
 
 
 def predicted(collective, algorithm, cut, itemsize, root):

@@ -5,39 +5,18 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.planning.recorded_runs import EVEN, MACHINE, WORLDS, recorded, step, traces
+from tests.planning.recorded_runs import EVEN, MACHINE, WORLDS, step, traces
 from zerosim.planning import record, replay
 from zerosim.planning import recording as recordings
 
 
-def odd_program(rank):
-    """Messages, groups, arrays that are held before the run and after."""
-    half = rank.split(rank.index % 2)
-    with rank.trace.span("messages"):
-        rank.exchange(np.zeros(rank.index + 1), (rank.index + 1) % rank.size,
-                      np.empty((rank.index - 1) % rank.size + 1), (rank.index - 1) % rank.size)
-    work = half.all_reduce(np.ones(5, np.float32), async_op=True)
-    rank.trace.compute(flops=10 * rank.index, nbytes=3)
-    work.wait()
-    return rank.memory.alloc(10, np.float32, "workspace", "kept")
-
-
-def test_a_recording_of_a_second_run_begins_with_what_the_first_has_left():
-    cluster = zs.Cluster(2)
-    for held in ({}, {"workspace": 40}):
-        cluster.run(odd_program)
-        assert [dict(record(cluster.trace).program(rank).held_at_start) for rank in range(2)] == [held] * 2
-
-
 def test_a_saved_recording_is_loaded_and_replayed(tmp_path):
-    recording = recorded(3, odd_program)
+    recording = step(3)
     path = recordings.save(recording, tmp_path / "run.json")
-    assert recordings.load(str(path)) == recording
-    assert recordings.load(path) != step(3)
+    assert recordings.load(str(path)) == recording != step(2)
     assert hash(recordings.load(path)) == hash(recording)
     assert replay(recordings.load(path), MACHINE).step_seconds == replay(recording, MACHINE).step_seconds
 

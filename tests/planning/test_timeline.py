@@ -45,7 +45,7 @@ from zerosim.planning import (
 )
 from zerosim.planning import recording as recordings
 
-TO_HOST, TO_DEVICE = recordings.OFFLOAD
+TO_HOST, _ = recordings.OFFLOAD
 # Two kinds of links, rank 0 slow in all: what it computes from an instant on, and the link by which it hands on.
 MACHINES = st.builds(
     lambda flops, memory_rate, efficiency, factor, instant, nodes, link: Machine(
@@ -231,8 +231,6 @@ GATHER = (("all_gather", "ring"), 500)  # of two ranks: 1000 bytes from each, 2 
 BY_HAND = {
     "beside arithmetic what is left of it is exposed": (
         1, [(TO_HOST, 1000), ("compute", 1000), ("arrive",)], [4], [3], [0]),
-    "transfers of one way wait for each other": (
-        1, [(TO_HOST, 1000), (TO_HOST, 1000), ("arrive",), ("arrive",)], [8], [8], [0]),
     "a message of a rank to itself takes no time": (1, [("shift", 100), ("compute", 1000)], [1], [0], [0]),
     "transfers and collectives do not hold each other up": (
         2, [(TO_HOST, 1000), (*GATHER, True), ("compute", 500), ("wait",), ("arrive",)], [4, 4], [2, 2], [0, 0]),

@@ -112,8 +112,7 @@ ORDERS: dict[str, Callable[[Vectors, Sequence[int], int], np.ndarray]] = {
 
 # The division factors before and after the sum, as PyTorch's and fairscale's FSDP have them.
 SPLIT_FACTORS = {1: (1, 1), 2: (2, 1), 3: (2, 1.5), 4: (2, 2), 5: (2, 2.5), 6: (4, 1.5), 7: (2, 3.5), 8: (4, 2),
-                 9: (2, 4.5), 12: (4, 3), 15: (2, 7.5), 16: (4, 4), 24: (8, 3), 48: (8, 6), 64: (8, 8), 96: (16, 6),
-                 128: (16, 8), 1000: (16, 62.5), 1023: (2, 511.5), 1024: (32, 32)}
+                 9: (2, 4.5), 16: (4, 4)}
 
 
 def reduced(algorithm: str, x: Vectors, cut: Sequence[int], root: int = 0, *, op: str = "sum",

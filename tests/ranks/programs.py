@@ -181,27 +181,12 @@ def counted(rank: zs.Rank) -> tuple[Any, ...]:
             [(row.call.operation, row.sent_nbytes) for row in rank.trace.collectives()])
 
 
-def everything(rank: zs.Rank, format: str) -> list[Any]:
-    """Some of all that ranks do."""
-    return [every_collective(rank, format, (13,)), options_of_reductions(rank, format), messages(rank), groups(rank),
-            works(rank), counted(rank)]
-
-
-def four(rank: zs.Rank, stage: int, compute: str) -> tuple[Any, ...]:
-    """One step of the worked example: losses, weights, master, moments."""
-    model = zs.models.four_weights((2.0, -3.0, 1.0, 0.5))
-    engine = zs.Engine(rank, model, zs.optim.Adam(lr=0.1), stage=stage, policy=zs.Policy(compute), layout="contiguous")
-    (x1, x2), target = [((1.0, 3.0), 5.0), ((2.0, 1.0), 7.0), ((1.5, 1.0), 6.0), ((0.5, 2.0), 4.0)][rank.index % 4]
-    batch = np.array([[x1, x2]], np.float32), np.array([[target]], np.float32)
-    losses = engine.step([batch]).losses
-    return losses, on_host({name: engine.state(name) for name in model.shapes})
-
-
-# What differs from one step of AdamW on two micro-batches; from the fourth on, other kernels or whole matrices.
+# What differs from one step of AdamW on two micro-batches; from the fourth on, other layouts and kernels.
 TRAININGS: dict[str, dict[str, Any]] = {
     "two steps": {"steps": 2},
     "one step": {},
     "overlapping": {"overlap": True, "prefetch": 1, "bucket_nbytes": 5000},
+    "one contiguous vector": {"layout": "contiguous"},
     "blocks computed again": {"recompute": "block", "overlap": True, "bucket_nbytes": 10_000},
     "fp32 sums": {"recompute": "sub_block", "policy": zs.Policy("bf16", reduce="fp32", average="split")},
     "fp8 products": {"policy": zs.Policy("bf16", matmul="fp8")},

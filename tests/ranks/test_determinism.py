@@ -19,10 +19,16 @@ from tests.support import fresh
 from zerosim.numerics import arrays
 
 
+def program(rank: zs.Rank) -> list[str]:
+    """Some of all that ranks do; what the memory says comes last."""
+    return list(map(arrays.sha256, [
+        programs.every_collective(rank, "fp16", (13,)), programs.options_of_reductions(rank, "fp16"),
+        programs.messages(rank), programs.groups(rank), programs.works(rank), programs.counted(rank)]))
+
+
 def told(cluster: zs.Cluster) -> tuple[list, list, list]:
     """All that one run says of itself: results, rows, peaks."""
-    results = [[arrays.sha256(part) for part in parts] for parts in cluster.run(programs.everything, "fp16")]
-    return results, [trace.rows for trace in cluster.trace], cluster.memory.peak_nbytes
+    return list(cluster.run(program)), [trace.rows for trace in cluster.trace], cluster.memory.peak_nbytes
 
 
 def test_the_same_program_gives_the_same_bits_and_the_same_trace_whatever_the_schedule() -> None:
@@ -81,15 +87,14 @@ def test_a_rank_sees_the_caller_s_context_and_what_it_changes_is_its_own() -> No
             rank.barrier()
         return before, inside
 
-    token = WHO.set("the caller")
-    try:
+    def caller():
+        WHO.set("the caller")
         with np.errstate(over="print"):
-            results = list(zs.Cluster(2).run(program))
-            assert np.geterr()["over"] == "print"
-        assert WHO.get() == "the caller"
-    finally:
-        WHO.reset(token)
-    assert results == [(("the caller", "print"), ("rank 0", "call")), (("the caller", "print"), ("rank 1", "raise"))]
+            return list(zs.Cluster(2).run(program)), WHO.get(), np.geterr()["over"]
+
+    before = "the caller", "print"
+    assert contextvars.copy_context().run(caller) == (
+        [(before, ("rank 0", "call")), (before, ("rank 1", "raise"))], *before)
 
 
 @pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
@@ -125,6 +130,7 @@ def test_blas_has_the_threads_that_the_cluster_asks_for(threads: int) -> None:
 
 
 def test_the_limit_of_blas_holds_until_the_last_of_two_clusters_in_two_threads_has_ended() -> None:
+    """One with another limit is refused beside them."""
     with threadpool_limits(2, "blas"):
         started, first_ended = threading.Event(), threading.Event()
         seen = []
@@ -135,6 +141,10 @@ def test_the_limit_of_blas_holds_until_the_last_of_two_clusters_in_two_threads_h
             seen.append(blas_threads_now())
 
         def begins_first(rank: zs.Rank) -> Callable[[], Any]:
+            assert list(zs.Cluster(1, blas_threads=3).run(lambda rank: blas_threads_now())) == [{3}], "nested, it may"
+            with pytest.raises(zs.RankUseError, match="blas_threads=3 was asked to run while one with blas_threads=1 "
+                                                      "runs in another thread, and BLAS has one limit"):
+                in_another_thread(lambda: zs.Cluster(1, blas_threads=3).run(lambda rank: None))()
             result = in_another_thread(lambda: zs.Cluster(1).run(outlasts))
             assert started.wait(600)
             return result
@@ -145,15 +155,3 @@ def test_the_limit_of_blas_holds_until_the_last_of_two_clusters_in_two_threads_h
         result()
         assert seen == [{1}, {1}], "what the first changed stays changed for the second"
         assert blas_threads_now() == {2}
-
-
-def test_a_cluster_with_another_limit_of_blas_is_refused_beside_one_in_another_thread() -> None:
-    def program(rank: zs.Rank) -> None:
-        assert list(zs.Cluster(1, blas_threads=2).run(lambda rank: blas_threads_now())) == [{2}], "nested, it may"
-        with pytest.raises(zs.RankUseError, match="blas_threads=2 was asked to run while one with blas_threads=1 runs "
-                                                  "in another thread, and BLAS has one limit"):
-            in_another_thread(lambda: zs.Cluster(1, blas_threads=2).run(lambda rank: None))()
-
-    before = blas_threads_now()
-    zs.Cluster(1).run(program)
-    assert blas_threads_now() == before

@@ -73,6 +73,11 @@ def in_two_groups(rank: zs.Rank) -> None:
         rank.recv(np.empty(1), 0)
 
 
+def in_two_groups_of_the_same_members(rank: zs.Rank) -> None:
+    pairs = rank.split(0), rank.split(0)
+    pairs[rank.index].all_reduce(np.ones(1))
+
+
 def in_a_circle(rank: zs.Rank) -> None:
     """Each rank is in two of three pairs, and enters first the one that the next rank enters last."""
     pairs = [rank.split(0 if rank.index in pair else None) for pair in ((0, 1), (1, 2), (2, 0))]
@@ -94,6 +99,8 @@ DEADLOCKS: list[tuple[Callable[[zs.Rank], None], int, list[str]]] = [
     (half_made, 2, ["rank 0: in recv((3,), float64) from rank 1 HERE", "rank 1: finished"]),
     (in_two_groups, 2, ["rank 0: in send((1,), float64) to rank 1 HERE",
                         "rank 1: in recv((1,), float64) from rank 0 HERE"]),
+    (in_two_groups_of_the_same_members, 2, [
+        f"rank {r}: in all_reduce(call 0, (1,), float64) HERE, waiting for rank {1 - r}" for r in range(2)]),
     (in_a_circle, 3, [f"rank {r}: in all_reduce(call 0, (1,), float64) HERE, waiting for rank {(r + 1) % 3}"
                       for r in range(3)]),
 ]

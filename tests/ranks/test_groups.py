@@ -1,10 +1,10 @@
 """Groups: split by color, ordered by key, nested; their members share memory, trace and fate with the whole.
 
-That every collective works inside a group, `test_collectives.py` shows.
+That every collective works inside a group, `test_collectives.py` shows; that two groups of the same members do not
+meet, `test_disagreement.py`.
 """
 
 import numpy as np
-import pytest
 
 import zerosim as zs
 from tests.ranks.asking import KINDS
@@ -40,18 +40,6 @@ def test_memory_and_trace_are_those_of_the_rank_whose_rows_name_the_group() -> N
     assert (message.source, message.destination) == (2, 2), "messages name ranks"
     assert cluster.trace.sent_nbytes("gradients") == [12, 12, 12, 12]
     assert cluster.trace.sent_nbytes("control") == [3 * 16] * 4, "a split is an all-gather of a color and a key"
-
-
-def test_two_groups_of_the_same_members_do_not_meet() -> None:
-    def program(rank, inner):
-        a = rank.split(0)
-        b = a.split(0) if inner else rank.split(0)
-        for group in (a, b) if rank.index else (b, a):
-            group.all_reduce(np.ones(1))
-
-    for inner in (False, True):
-        with pytest.raises(zs.DeadlockError, match=r"rank 0: in all_reduce\(call 0, \(1,\), float64\)"):
-            zs.Cluster(2).run(program, inner)
 
 
 def test_a_group_of_an_earlier_run_still_serves_and_never_meets_a_new_one() -> None:

@@ -85,7 +85,7 @@ INSIDE = REENTERED.format("by one of its ranks, or in the midst of a step_throug
 
 
 def test_a_running_cluster_cannot_be_entered_again() -> None:
-    """Not by its own program, not while it is stepped through, not by another thread."""
+    """Not by its own program, not while it is stepped through, not by another thread, nor are its steps taken there."""
     cluster = zs.Cluster(2)
     with pytest.raises(zs.RankUseError, match=INSIDE) as caught:
         cluster.run(lambda rank: cluster.run(lambda inner: None))
@@ -95,6 +95,10 @@ def test_a_running_cluster_cannot_be_entered_again() -> None:
         for other in (lambda: cluster.run(lambda rank: None), lambda: next(zs.step_through(print, cluster=cluster))):
             with pytest.raises(zs.RankUseError, match=INSIDE):
                 other()
+        for use in (lambda: next(steps), steps.close):
+            with pytest.raises(zs.RankUseError, match="this step_through was begun in another thread, where its ranks "
+                                                      "live; go on and close it there"):
+                in_another_thread(use)()
         assert len(list(steps)) == 3
 
     def threaded(rank):

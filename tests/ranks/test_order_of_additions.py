@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.ranks import oracles
 from tests.ranks.asking import REDUCTIONS, ask, bits
 from tests.ranks.data import NARROW, normals
 from zerosim.ranks import call
@@ -41,12 +40,6 @@ def test_from_four_ranks_on_every_two_orders_differ(ranks: int) -> None:
 
 
 # -- means ------------------------------------------------------------------------------------------------------------
-
-def test_split_divides_by_a_power_of_two_near_the_root_of_n_and_by_the_rest() -> None:
-    for ranks, factors in oracles.SPLIT_FACTORS.items():
-        assert call.split_factors(ranks) == factors
-        assert factors[0] * factors[1] == ranks
-
 
 def test_the_rules_of_a_mean_differ_where_n_is_no_power_of_two() -> None:
     def means(ranks: int) -> dict[str, bytes]:

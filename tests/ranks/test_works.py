@@ -8,25 +8,20 @@ import pytest
 import zerosim as zs
 from tests.ranks.asking import KINDS, bits
 from tests.ranks.data import FLOATS, INTEGERS, OTHERS, whole_numbers
+from zerosim.numerics import arrays
 
 CLUSTERS = [*KINDS.values(), *({"seed": seed} for seed in range(1, 12))]
 
 
-def issued(rank: zs.Rank, **options) -> zs.Work:
-    """A work, and the barrier by which the hub has carried it out."""
-    work = rank.all_reduce(np.full(4, rank.index, np.float32), async_op=True, **options)
-    rank.barrier()
-    return work
-
-
 def test_a_work_has_no_result_before_its_wait_and_the_same_one_ever_after() -> None:
     """Whatever has been computed."""
-    text = (r"^the result of all_reduce\(call 0, \(4,\), float32, op=max\), issued at test_works\.py:\d+ in issued, "
+    text = (r"^the result of all_reduce\(call 0, \(4,\), float32, op=max\), issued at test_works\.py:\d+ in program, "
             r"was read before wait\(\); call work\.wait\(\) first, which also returns it$")
     title = "<Work all_reduce(call 0, (4,), float32, op=max), "
 
     def program(rank):
-        work = issued(rank, op="max")
+        work = rank.all_reduce(np.full(4, rank.index, np.float32), op="max", async_op=True)
+        rank.barrier()  # by which the hub has carried it out
         assert not work.waited
         assert repr(work) == f"{title}pending>"
         assert rank.memory.now_nbytes_by_kind.keys() == {"communication_buffer"}
@@ -51,20 +46,17 @@ def test_out_shows_a_signal_until_the_rank_s_own_wait(options: dict, in_place: b
         vectors = [(vector % 8).astype(dtype) for vector in whole_numbers(3, 9)]
         operation = "all_reduce" if dtype.kind not in "cb" else "broadcast"
 
-        def shows_the_signal(out: np.ndarray) -> bool:
-            return out.tobytes() == b"\xa5" * out.nbytes if out.dtype.kind in "iub" else bool(np.isnan(out).all())
-
         def program(rank, dtype=dtype, vectors=vectors, operation=operation):
             x = vectors[rank.index].copy()
             out = x if in_place else np.zeros(9, dtype)
             work = getattr(rank, operation)(x, out=out, async_op=True)
-            seen = [shows_the_signal(out)]
+            seen = [arrays.is_poisoned(out)]
             for turn in range(rank.size):  # one rank after another waits; the others still see nothing
                 if turn == rank.index:
                     assert work.wait() is out
-                    assert not shows_the_signal(out)
+                    assert not arrays.is_poisoned(out)
                 rank.barrier()
-                seen += [shows_the_signal(out)] if turn < rank.index else []
+                seen += [arrays.is_poisoned(out)] if turn < rank.index else []
             return seen, bits(out)
 
         results = zs.Cluster(3, **options).run(program)

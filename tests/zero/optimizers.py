@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import numpy as np
 
-import zerosim as zs
 from zerosim.optim import Optimizer, Slot
 
 
@@ -51,9 +50,3 @@ class Uncut(Plain):
     """Does not say where it may be cut."""
 
     cut = None
-
-
-class Normed(zs.optim.SGD):
-    """Needs norms, and does not say of what."""
-
-    needs = frozenset({"tensor_norm"})

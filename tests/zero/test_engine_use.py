@@ -11,8 +11,8 @@ import zerosim as zs
 from tests.support import assert_refused
 from tests.zero.optimizers import Plain
 from tests.zero.training import ADAM, BF16, MODELS, SGD, alone, batches, bits, flat_state, outcome, run
-from tests.zero.units import OwnerUnit, TiedUnit, tied
-from zerosim.models import GPT, MLP, LinearUnit, Model
+from tests.zero.units import tied
+from zerosim.models import GPT, MLP
 from zerosim.numerics import kernels
 from zerosim.ranks import trace
 
@@ -107,45 +107,6 @@ def test_weights_are_views_of_what_rests_where_it_is_whole_and_are_freed_where_t
 # -- failures ---------------------------------------------------------------------------------------------------------
 
 
-class Failing(OwnerUnit):
-    """Owns a weight that another unit uses, and goes back when that one has, unless it is told to fail."""
-
-    def backward(self, ctx, w, kept, dy):
-        found = super().backward(ctx, w, kept, dy)
-        if "fails" in vars(self):
-            raise ValueError("not today")
-        return found
-
-
-@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"prefetch": 2}, {"bucket_nbytes": 64}], ids=str)
-@pytest.mark.parametrize("stage", zs.STAGES)
-def test_a_step_that_fails_leaves_nothing_behind_and_the_engine_goes_on(stage, options):
-    """It fails in forward, of the second micro-batch, or in backward between two units that share a weight."""
-    def model():
-        return Model([Failing("enc", 3, 5, "relu", first=True), TiedUnit("dec", "enc", 5), LinearUnit("out", 3, 2)])
-
-    data = batches(model(), 2, 2, 2)
-
-    def program(rank):
-        own = model()
-        engine = zs.Engine(rank, own, ADAM, stage=stage, policy=BF16, **options)
-        engine.step(data[0][rank.index])
-        before = rank.memory.now_nbytes
-        (x, target), _ = data[0][1 - rank.index]
-        with pytest.raises(ValueError, match="a row for each column of x"):
-            engine.step([(x, target), (x[:, :2], target)])
-        vars(own.units[0])["fails"] = True
-        with pytest.raises(ValueError, match="not today"):
-            engine.step([(x, target)])
-        del vars(own.units[0])["fails"]
-        assert rank.memory.now_nbytes == before
-        engine.step(data[1][rank.index])
-        return bits(flat_state(engine)["master"])
-
-    assert list(zs.Cluster(2).run(program)) == [
-        result["master"] for result in outcome(model(), data, stage=stage, policy=BF16)]
-
-
 class Broken(Exception):
     """What a rank fails with."""
 
@@ -154,7 +115,7 @@ class Kept:
     """A cluster and its engines, which live through several runs, after one step."""
 
     def __init__(self, stage, options, optimizer=ADAM):
-        model = MODELS["odd"]()
+        model = tied()
         self.data, self.cluster = batches(model, 2, 2, 2), zs.Cluster(2)
         self.make = lambda rank: zs.Engine(rank, model, optimizer, stage=stage, **options)
         self.engines = self.cluster.run(self.make)
@@ -165,22 +126,25 @@ class Kept:
 
 
 @pytest.mark.parametrize(("stage", "options"), [
-    (0, {}), (1, {}), (2, {"overlap": True}), (3, {"overlap": True, "prefetch": 1})], ids=str)
+    (0, {}), (1, {"policy": BF16}), (2, {"overlap": True}), (3, {"overlap": True, "prefetch": 1, "policy": BF16})],
+    ids=str)
+@pytest.mark.parametrize(("of", "name", "stride"), [(zs.Rank, "_collective", 1), (kernels.NumpyKernels, "matmul", 7)])
 def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it_is_half_done(
-        stage, options, monkeypatch):
-    """A rank fails at each of its collectives in turn. Half done are steps with collectives after the first update."""
-    collective, expected, refused = zs.Rank._collective, Kept(stage, options).step(1), []
-    for failing in itertools.count(1):
+        of, name, stride, stage, options, monkeypatch):
+    """A rank fails at each of its collectives in turn, or at a product of forward or backward, also between units that
+    share a weight. Half done are steps with collectives after the first update."""
+    real, expected, refused = getattr(of, name), Kept(stage, options).step(1), []
+    for failing in itertools.count(1, stride):
         kept, calls = Kept(stage, options), itertools.count(1)
 
-        def fails(rank, *args, calls=calls, failing=failing, **others):
-            if rank.index == 1 and next(calls) == failing:
+        def fails(owner, *args, calls=calls, failing=failing, **others):
+            if getattr(owner, "index", 1) == 1 and next(calls) == failing:
                 raise Broken
-            return collective(rank, *args, **others)
+            return real(owner, *args, **others)
 
         resting = kept.cluster.memory.now_nbytes
         with monkeypatch.context() as patch:
-            patch.setattr(zs.Rank, "_collective", fails)
+            patch.setattr(of, name, fails)
             try:
                 kept.step(1)
                 break
@@ -195,7 +159,7 @@ def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it
             assert not refused
     assert failing > 2
     assert all(refused)
-    assert bool(refused) == (stage in (1, 2))
+    assert bool(refused) == (stage in (1, 2) and of is zs.Rank)
 
 
 def test_an_engine_whose_update_was_broken_off_on_one_rank_goes_no_further():

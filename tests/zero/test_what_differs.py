@@ -21,7 +21,7 @@ from tests.zero.training import (
     twin_of,
 )
 from tests.zero.units import gained
-from zerosim.models import GPT, MLP
+from zerosim.models import GPT
 
 ODD = MODELS["odd"]()
 
@@ -68,16 +68,6 @@ def test_averaging_rules_change_bits_and_agree_across_stages():
     # split divides by 2, which is exact, then by 1.5: without overflow it is sum_then_divide, bit for bit
     assert seen.pop("split") == seen["sum_then_divide"]
     assert len(set(seen.values())) == 4
-
-
-def test_the_split_average_survives_a_sum_that_overflows():
-    """Three gradients of 3e4 sum to 9e4, beyond fp16's 65504; halved first they stay below it."""
-    model = MLP((1, 1), bias=False, seed=3)
-    far = [[[(np.ones((1, 1), np.float32), np.full((1, 1), -3e4, np.float32))] for _ in range(3)]]
-    skipped = {average: run(model, far, stage=2, policy=zs.Policy("fp16", average=average))[0]["skipped"]
-               for average in ("cast_then_divide", "sum_then_divide", "split", "divide_then_sum")}
-    assert skipped == {"cast_then_divide": [True], "sum_then_divide": [True], "split": [False],
-                       "divide_then_sum": [False]}
 
 
 def test_a_schedule_multiplies_every_lr_and_does_not_advance_on_a_skipped_step():

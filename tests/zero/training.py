@@ -1,11 +1,14 @@
 """What the tests of the engine share: models, different data on every rank, a run that shows all, and its twin."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
 import zerosim as zs
-from tests.twin import Twin
-from tests.zero.units import gained, tied
-from zerosim.models import GPT, MLP, Model, Recompute
+from tests.twin import Rule, Twin
+from tests.zero.units import gained, own_gradients, thrice_used, tied
+from zerosim.models import GPT, MLP, PRESETS, Model, Recompute
 from zerosim.optim import Optimizer
 from zerosim.planning import closed_forms
 from zerosim.zero import PARTIAL
@@ -15,12 +18,15 @@ MODELS = {
     "deep": lambda: MLP((2, 3, 3, 1), activation="relu", seed=2),
     "wide": lambda: MLP((3, 7, 5, 2), activation="gelu", seed=4),
     "fewer_than_ranks": lambda: MLP((1, 1), seed=3),
-    "tied": tied, "scalars": lambda: gained(()), "gained": gained,
+    "tied": tied, "thrice": thrice_used, "scalars": lambda: gained(()), "gained": gained,
+    "unused": lambda: gained(used=False), "own gradients": own_gradients,
     "gpt": lambda: GPT("gpt-nano"), "untied": lambda: GPT("gpt-nano", tied=False),
+    "dropout": lambda: GPT(replace(PRESETS["gpt-nano"], dropout=0.25)),
+    "sub-blocks": lambda: GPT("gpt-nano", units="sub_block"),
+    "global": lambda: GPT("gpt-nano", units=2, normalization="global"),
 }
 SGD, ADAM, BF16 = zs.optim.SGD(lr=0.1), zs.optim.Adam(lr=0.01), zs.Policy("bf16")
 HUGE = (np.full((2, 3), 6e4, np.float32), np.full((2, 2), -6e4, np.float32))  # its gradient overflows fp16
-SLOTS = {zs.optim.SGD: 0, zs.optim.Adam: 2, zs.optim.LAMB: 2, zs.optim.LARS: 1}  # tensors of fp32 beside each parameter
 GRADIENTS = ("gradient", "unit_gradient")
 
 
@@ -83,11 +89,20 @@ def alone(program, *args):
     return zs.Cluster(1).run(program, *args)[0]
 
 
+def rules_of(groups: Sequence[zs.Group], model: Model, optimizer: Optimizer, policy: zs.Policy) -> dict[str, Rule]:
+    """What holds for the parameters of groups, by name: the first group that matches decides."""
+    return {name: Rule(None if group.frozen else (group.optimizer or optimizer).for_group(group.hyperparameters),
+                       group.compute or policy.compute)
+            for group in reversed(groups) for name in model.shapes if group.matches(name)}
+
+
 def twin_of(model: Model, data: list, optimizer: Optimizer = ADAM, *, order: str = "local_first",
-            policy: zs.Policy | None = None, layout: str = "per_unit", rules: dict | None = None,
+            policy: zs.Policy | None = None, layout: str = "per_unit", groups: Sequence[zs.Group] = (),
             clip_norm: float | None = None, schedule: object = None) -> tuple[Twin, list]:
     """The twin after these steps, and what each step said."""
-    twin = Twin(model, optimizer, len(data[0]), policy or zs.Policy(), layout, order, rules or {}, schedule=schedule)
+    policy = policy or zs.Policy()
+    twin = Twin(model, optimizer, len(data[0]), policy, layout, order, rules_of(groups, model, optimizer, policy),
+                schedule=schedule)
     return twin, [twin.step(step, clip_norm) for step in data]
 
 
@@ -114,7 +129,7 @@ def job_of(model: Model, ranks: int, stage: int, micro_batches: int, *, optimize
         keep_gathered if isinstance(keep_gathered, str | None) else "units")
     return closed_forms.Job(
         tuple(unit.parameter_count for unit in model.units), ranks, closed_forms.STAGES[stage], layout=layout,
-        policy=policy or zs.Policy(), slots=SLOTS[type(optimizer)], micro_batches=micro_batches,
+        policy=policy or zs.Policy(), slots=len(optimizer.slots((1,))), micro_batches=micro_batches,
         recompute_units=Recompute.parse(recompute).units_per_segment, tied=ties,
         kept_gathered=tuple(map(place.get, keep_gathered)) if kept is None else kept,
         normed_tensors=len(model.shapes) * ("tensor_norm" in optimizer.needs))
@@ -127,36 +142,38 @@ def assert_bytes_are_the_closed_forms(cluster: zs.Cluster, results: list[dict], 
     assert [result["held"] for result in results] == closed_forms.resting_nbytes(job)
     for purpose, nbytes in closed_forms.sent_nbytes(job).items():
         assert cluster.trace.sent_nbytes(purpose) == [steps * n for n in nbytes], purpose
-    if not job.tied and not {"bucket_nbytes", "overlap"} & options.keys():
+    buckets = options.get("bucket_nbytes") is not None
+    if not (job.tied or buckets or options.get("overlap")):
         assert [memory.peak_nbytes_of(GRADIENTS) for memory in cluster.memory] == closed_forms.gradient_peak_nbytes(job)
     if stage == 3:
         gathers = cluster.trace[0].collectives("all_gather", "parameters")
-        buckets = options.get("bucket_nbytes") is not None
         assert buckets or len(gathers) == steps * job.micro_batches * sum(job.gathers)
 
 
 def assert_runs_equal_the_twin(model: Model, data: list, optimizer: Optimizer = ADAM, *, runs: list | None = None,
-                               policy: zs.Policy | None = None, rules: dict | None = None, layout: str = "per_unit",
-                               clip_norm: float | None = None, schedule: object = None, debug: bool = False,
-                               seed: int = 0, **options: object) -> tuple[Twin, list]:
+                               policy: zs.Policy | None = None, groups: Sequence[zs.Group] = (),
+                               layout: str = "per_unit", clip_norm: float | None = None, schedule: object = None,
+                               debug: bool = False, seed: int = 0, **options: object) -> tuple[Twin, list]:
     """Every stage, or these runs of (stage, options), equals the twin of its order, and its bytes the closed forms.
 
     Where gradients rest PARTIAL, micro-batches are added before ranks, else after; with one micro-batch and one format
     there is one order. Returns the last twin and what it said.
     """
     policy = policy or zs.Policy()
-    common = {"policy": policy, "layout": layout, "clip_norm": clip_norm, "schedule": schedule}
-    ordered = len(data[0][0]) > 1 or policy.accumulate_dtype != policy.reduce_dtype
+    common = {"policy": policy, "groups": groups, "layout": layout, "clip_norm": clip_norm, "schedule": schedule}
+    policies = [policy, *(replace(policy, compute=group.compute) for group in groups if group.compute)]
+    ordered = len(data[0][0]) > 1 or any(each.accumulate_dtype != each.reduce_dtype for each in policies)
     twins = {}
     for stage, own in runs or [(stage, {}) for stage in zs.STAGES]:
         row = stage if isinstance(stage, zs.Stage) else zs.STAGES[stage]
         order = "reduce_first" if ordered and row.gradients is not PARTIAL else "local_first"
-        twins[order] = twins.get(order) or twin_of(model, data, optimizer, order=order, rules=rules, **common)
+        twins[order] = twins.get(order) or twin_of(model, data, optimizer, order=order, **common)
         cluster = zs.Cluster(len(data[0]), debug=debug, seed=seed)
         every = {"optimizer": optimizer, **common, **options, **own}
         results = run(model, data, cluster, stage=stage, **every)
         assert_equals_twin(results, *twins[order])
-        on_paper = type(optimizer) in SLOTS and layout != "whole_matrices" and not (rules or model.loss.is_global)
+        on_paper = optimizer.cut == "anywhere" and {slot.format for slot in optimizer.slots((1,)).values()} <= {"fp32"}
+        on_paper &= layout != "whole_matrices" and not (groups or model.loss.is_global)
         if on_paper and stage in closed_forms.STAGES and not any(results[0]["skipped"]):
             assert_bytes_are_the_closed_forms(cluster, results, model, data, stage, **every)
     return twins[order]

@@ -51,6 +51,12 @@ def tied(inputs: int = 3, outputs: int = 5) -> Model:
                   LinearUnit("out", inputs, 2)])
 
 
+def thrice_used() -> Model:
+    """The same with w in three units."""
+    return Model([OwnerUnit("enc", 3, 5, "relu", first=True), TiedUnit("dec", "enc", 5), LinearUnit("mid", 3, 5),
+                  TiedUnit("again", "enc", 5), LinearUnit("out", 3, 2)])
+
+
 class OwnGradients(LinearUnit):
     """A linear unit that hands over gradients in arrays of its own making, and of its own format."""
 
@@ -60,6 +66,10 @@ class OwnGradients(LinearUnit):
         for gradient in grads.values():
             gradient[...] = np.nan
         return dx, own
+
+
+def own_gradients() -> Model:
+    return Model([OwnGradients("a", 3, 5, "relu", first=True), LinearUnit("b", 5, 2)])
 
 
 @dataclass(frozen=True, eq=False)

@@ -111,7 +111,10 @@ def collective_cost(question: CostQuestion) -> CollectiveCost:
     Raises ValueError for names that are not known, with the nearest ones, for numbers that cannot be, and for ranks
     that the algorithm or the nodes do not allow.
     """
-    ranks, collective = _checked_ranks(question.ranks), question.collective
+    ranks, collective = checked_count("ranks", question.ranks, 1), question.collective
+    if ranks > LARGEST_RANKS:
+        raise ValueError(f"{ranks} ranks were asked for; every step of every rank is looked at, so take "
+                         f"{LARGEST_RANKS} at most")
     algorithm = _checked_algorithm(collective, question.algorithm)
     hardware = presets() if question.hardware is None else read(question.hardware)
     network = hardware.network(ranks, question.link, question.nodes, question.between)
@@ -162,13 +165,6 @@ def _other_as_json(asked: str, other: Other) -> dict[str, Any]:
 
 def _algorithms(collective: str) -> list[str]:
     return [name for of, name in ALGORITHMS if of == collective]
-
-
-def _checked_ranks(ranks: int) -> int:
-    if checked_count("ranks", ranks, 1) > LARGEST_RANKS:
-        raise ValueError(f"{ranks} ranks were asked for; every step of every rank is looked at, so take "
-                         f"{LARGEST_RANKS} at most")
-    return ranks
 
 
 def _checked_algorithm(collective: str, algorithm: str | None) -> str:

@@ -509,7 +509,6 @@ def _is_stuck(outcome: Outcome) -> bool:
 
 
 def _cure_notes(found: LostUpdates) -> Iterator[str]:
-    """Words for the methods, and for what the table shows of these numbers."""
     first = found.addition("fp32")
     gaps = abs(first.moved) / (2 * first.half_gap)
     yield "Arrived: how far w has moved, beside how far it should have moved."
@@ -594,7 +593,6 @@ def _popular(found: LostUpdates) -> Iterator[Part | str]:
 
 
 def _verdict(lost: bool, otherwise: str = "kept") -> str:
-    """``lost`` in red, or what is so otherwise."""
     return "[red]lost[/]" if lost else otherwise
 
 

@@ -10,22 +10,17 @@ from zerosim.models.gpt import GPT, GPTConfig
 from zerosim.models.small import MLP
 from zerosim.models.units import Model
 from zerosim.numerics.policy import Policy
-from zerosim.optim.base import Optimizer, state_nbytes
+from zerosim.optim.base import Optimizer
 from zerosim.optim.elementwise import SGD
 from zerosim.planning import closed_forms
 from zerosim.planning.activations import Block, fullest_nbytes, tensors
-from zerosim.planning.conventions import (
-    convention_of,
-    normed_tensors,
-    per_parameter_nbytes,
-    states_nbytes,
-)
+from zerosim.planning.conventions import convention_of, per_parameter_nbytes, states_nbytes
 from zerosim.planning.plan import PlanConfig
 from zerosim.planning.shapes import ModelShape
 from zerosim.ranks.cluster import Cluster, NullCluster
 from zerosim.ranks.memory import RESTING_KINDS
 from zerosim.ranks.rank import Rank
-from zerosim.ranks.trace import Compute, SpanBegin
+from zerosim.ranks.trace import PURPOSES, Compute, SpanBegin
 from zerosim.zero.engine import Engine
 
 BytesByKind = Mapping[str, int]
@@ -67,7 +62,7 @@ def run(cluster: Cluster, model: Model, optimizer: Optimizer, x_shape: tuple[int
     return list(cluster.run(program))
 
 
-# -- training steps of an MLP, beside the closed forms ----------------------------------------------------------------
+# -- training steps of an MLP, beside ZeRO's formula ------------------------------------------------------------------
 # Legend: N ranks, P parameters, B batch.
 
 
@@ -104,30 +99,19 @@ def measured_step(widths: Sequence[int], optimizer: Optimizer, *, ranks: int, st
                   with_data: bool = True) -> MeasuredStep:
     """Trains an MLP of these widths for one step on N ranks, on B = ``rows`` samples each, and reads what they held.
 
-    Without data it is one rank that stands for all, and the model may have any size. What rests and what was sent is
-    asserted to equal the closed forms to the byte, on every rank that ran. The formula is without padding: Adam in
-    mixed precision has (replicated, shared) = (16, 0), (4, 12), (2, 14), (0, 16) in stages 0 to 3. Raises ValueError
-    for an optimizer whose state is no number of bytes for each parameter, as Muon's.
+    Without data it is one rank that stands for all, and the model may have any size. The formula is without padding:
+    Adam in mixed precision has (replicated, shared) = (16, 0), (4, 12), (2, 14), (0, 16) in stages 0 to 3. Raises
+    ValueError for an optimizer whose state is no number of bytes for each parameter, as Muon's.
     Source: Rajbhandari et al. 2020 (ZeRO), section 5.
     """
-    model, states, itemsize = MLP(widths), closed_forms.STAGES[stage], policy.state_dtype.itemsize
-    formula = convention_of(policy).per_parameter(states, per_parameter_nbytes(optimizer, itemsize))
+    model, optimizer_nbytes = MLP(widths), per_parameter_nbytes(optimizer, policy.state_dtype.itemsize)
+    replicated, shared = convention_of(policy).per_parameter(closed_forms.STAGES[stage], optimizer_nbytes)
     cluster: Cluster = Cluster(ranks) if with_data else NullCluster(ranks, representative=0)
     held = run(cluster, model, optimizer, (rows, widths[0]), (rows, widths[-1]), stage=stage, policy=policy)
-    resting = tuple(of_rank.at_rest for of_rank in held)
-    tensors = sum(len(unit.shapes) for unit in model.units)
-    job = closed_forms.Job(tuple(unit.parameter_count for unit in model.units), ranks, states, policy=policy, slots=0,
-                           normed_tensors=normed_tensors(optimizer, tensors))
-    state = state_nbytes(optimizer, (job.held(states.optimizer_sharded),), itemsize)
-    own = {"optimizer_state": state} if state else {}  # whatever its formats are
-    predicted = [found | own for found in closed_forms.resting_nbytes(job)[:len(resting)]]
-    assert list(resting) == predicted, "the memory differs from the closed forms"
-    sent = {purpose: nbytes[:len(resting)] for purpose, nbytes in closed_forms.sent_nbytes(job).items()}
-    assert all(cluster.trace[rank].sent_nbytes(purpose) == nbytes for purpose, of_ranks in sent.items()
-               for rank, nbytes in enumerate(of_ranks)), "the trace differs from the closed forms"
-    return MeasuredStep(stage, ranks, model.parameter_count, resting, tuple(cluster.memory.peak_nbytes_by_kind),
-                        tuple({purpose: nbytes[rank] for purpose, nbytes in sent.items()}
-                              for rank in range(len(resting))), *map(Fraction, formula))
+    return MeasuredStep(stage, ranks, model.parameter_count, tuple(of_rank.at_rest for of_rank in held),
+                        tuple(cluster.memory.peak_nbytes_by_kind),
+                        tuple({purpose: trace.sent_nbytes(purpose) for purpose in PURPOSES} for trace in cluster.trace),
+                        Fraction(replicated), Fraction(shared))
 
 
 # -- what a GPT keeps and computes under each recomputation policy, beside the closed forms ---------------------------

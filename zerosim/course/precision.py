@@ -2,7 +2,8 @@
 
 Small gradients become 0; dynamic loss scalers differ; no loss scale cures an overflow in forward; weights and Adam's
 averages that rest in 16 bits stall or explode. What becomes of one weight, or of one average, is in `lost_updates`.
-Legend: B batch, T tokens, g a gradient as fp32 computes it, S the loss scale, lr the learning rate.
+Legend: B batch, T tokens, N ranks, g a gradient as fp32 computes it, S the loss scale, lr the learning rate, u the unit
+of the data (`precision_runs`).
 """
 
 from __future__ import annotations
@@ -10,25 +11,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from zerosim.course import precision_runs as runs
+from zerosim.course.precision_runs import BATCHES, WIDTHS, samples, trained
 from zerosim.course.training import whole_weights
 from zerosim.display.style import percent, rough, short
 from zerosim.display.views import Heading, Part, View, marked_table, parts, plain
 from zerosim.models.gpt import GPT, config_of
+from zerosim.models.small import MLP
 from zerosim.models.text import VOCABULARY, Corpus
-from zerosim.models.units import Pass, one_pass
+from zerosim.models.units import Pass, first_weights, one_pass
+from zerosim.numerics import random
 from zerosim.numerics.arrays import Array
 from zerosim.numerics.checks import is_count
-from zerosim.numerics.formats import Format, format_of
+from zerosim.numerics.formats import FORMATS, Format, format_of
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.numerics.loss_scale import Dynamic
+from zerosim.numerics.loss_scale import Dynamic, Scaling, Static
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.rounding import spacing
-from zerosim.optim import AdamW
+from zerosim.optim import SGD, Adam, AdamW
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
 from zerosim.shown import Shown
@@ -64,7 +68,7 @@ class PrecisionQuestion:
     @property
     def resting_steps(self) -> int:
         """Steps of each training with other formats at rest."""
-        return max(runs.BATCHES, STEPS_RATIO * self.steps)
+        return max(BATCHES, STEPS_RATIO * self.steps)
 
     def build(self) -> GPT:
         """The model, with a vocabulary of bytes."""
@@ -79,9 +83,9 @@ class Precision(Shown):
     underflows: Underflows
     pattern: tuple[bool, ...]
     traces: tuple[ScalerTrace, ...]
-    trials: tuple[runs.Trial, ...]
-    largest: tuple[runs.LargestValue, ...]
-    rested: tuple[runs.Rested, ...]
+    trials: tuple[Trial, ...]
+    largest: tuple[LargestValue, ...]
+    rested: tuple[Rested, ...]
 
     def view(self) -> View:
         """The four sections, for a terminal or a notebook."""
@@ -97,9 +101,9 @@ class Precision(Shown):
 def precision(question: PrecisionQuestion, corpus: Corpus) -> Precision:
     """Runs everything: ten seconds for the question as it stands."""
     return Precision(
-        question, underflows(question, corpus), PATTERN, tuple(traces()), tuple(runs.trials(question.format)),
-        tuple(runs.largest_values(question.format)),
-        tuple(runs.rested(policy, question.resting_steps) for policy in runs.policies(question.format)))
+        question, underflows(question, corpus), PATTERN, tuple(traces()), tuple(trials(question.format)),
+        tuple(largest_values(question.format)),
+        tuple(rested(policy, question.resting_steps) for policy in policies(question.format)))
 
 
 # -- 1: gradients that are too small for a format ---------------------------------------------------------------------
@@ -298,7 +302,6 @@ def scale_text(scale: float) -> str:
 
 
 def _underflow_notes(found: Precision, row: Format) -> Iterator[str]:
-    """Words for what the tables show of these numbers."""
     seen = found.underflows
     first, best = seen.computed[0], min(seen.computed, key=lambda fates: (fates.not_finite, fates.lost))
     if first.lost and not seen.rounded[0].lost:
@@ -360,14 +363,109 @@ def _loss_scaling(found: Precision) -> Iterator[Part | str]:
     yield "of a window (torch, deepspeed-legacy), or on the next one (deepspeed)."
 
 
-# -- 3: overflow in backward, and in forward: the same training in two units, with every loss scaling -----------------
+# -- 3: two overflows: one in backward, which a smaller loss scale cures, and one in forward, which none does ----------
+# The same network learns the same task in a small unit, in which fp16 holds all its activations, and in a large one, in
+# which fp16 still holds the inputs, but not what the first layer adds up of them.
+
+OVERFLOW_WIDTHS = (8, 256, 1)
+OVERFLOW_ROWS = 16  # B
+RANKS = 2
+STEPS = 40
+SEED = 2
+OVERFLOW_LR = 0.002  # at u = 1
+LOWEST, HIGHEST = 0.5, 1.9  # the inputs, in units: of one sign, so that what a layer adds up does not cancel
+OVERFLOW_INITIAL = 2.0**16
+SCALINGS: Mapping[str, Scaling] = {
+    "S = 1": Static(1.0), "S = 2^-16": Static(2.0**-16), "torch": Dynamic("torch", OVERFLOW_INITIAL),
+    "deepspeed": Dynamic("deepspeed", OVERFLOW_INITIAL)}
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The course of a training in one unit and format with one loss scaling; losses are in units squared, as at u = 1.
+
+    ``scale`` is S at the end; ``gave_up`` is the step at which the scaler raised, or None.
+    """
+
+    unit: float
+    format: str
+    scaling: str
+    steps: int
+    skipped: int
+    first_loss: float
+    last_loss: float
+    scale: float
+    gave_up: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LargestValue:
+    """The largest magnitude that comes out of a layer before the first step, in one unit, as one format computes it."""
+
+    unit: float
+    format: str
+    layer: str
+    value: float
+
+
+def large_unit(fmt: str) -> float:
+    """The largest power of two in which the format still holds the inputs; fp16's for formats that reach further."""
+    largest = min(format_of(fmt).largest, FORMATS["fp16"].largest)
+    return 2.0 ** math.floor(math.log2(largest / HIGHEST))
+
+
+def trials(fmt: str, steps: int = STEPS) -> Iterator[Trial]:
+    """Every scaling in the format, and the formats of fp32's range without scaling, in both units."""
+    wide = [name for name in dict.fromkeys((fmt, "bf16", "fp32")) if has_wide_range(name)]
+    for unit in (1.0, large_unit(fmt)):
+        if not has_wide_range(fmt):
+            for scaling in SCALINGS:
+                yield trial(unit, fmt, scaling, steps)
+        for name in wide:
+            yield trial(unit, name, "S = 1", steps)
+
+
+def trial(unit: float, fmt: str, scaling: str, steps: int = STEPS) -> Trial:
+    """Trains on two ranks, with one of SCALINGS; the losses are rank 0's."""
+    run = trained(overflow_network, SGD(OVERFLOW_LR / unit**2), partial(overflow_batch, unit),
+                  Policy(fmt, loss_scale=SCALINGS[scaling]), steps, ranks=RANKS, unit=unit)
+    return Trial(unit, fmt, scaling, steps, sum(run.skipped), run.losses_by_rank[0][0], run.losses_by_rank[-1][0],
+                 run.scale, run.gave_up)
+
+
+def largest_values(fmt: str) -> Iterator[LargestValue]:
+    """The largest output of each layer in the first forward of rank 0, in both units, in the format and in fp32."""
+    model = overflow_network()
+    for unit in (1.0, large_unit(fmt)):
+        for name in dict.fromkeys((fmt, "fp32")):
+            seen = one_pass(model, first_weights(model), Policy(name), *overflow_batch(unit, 0, 0))
+            yield from (LargestValue(unit, name, layer, value) for layer, value in seen.largest.items())
+
+
+def overflow_network() -> MLP:
+    """The network: ReLU keeps units, and so does every layer without a bias."""
+    return MLP(OVERFLOW_WIDTHS, bias=False, seed=SEED)
+
+
+def overflow_batch(unit: float, step: int, rank: int) -> tuple[Array, Array]:
+    """x (B, 8) and target (B, 1), both in fp32 and in the unit; the target is x0·x1 + x2 of the numbers at u = 1."""
+    shape = (OVERFLOW_ROWS, OVERFLOW_WIDTHS[0])
+    words = random.uniform((0, "forward overflow", step, rank), 0, math.prod(shape)).reshape(shape)
+    x = np.float32(LOWEST) + np.float32(HIGHEST - LOWEST) * words
+    target = x[:, :1] * x[:, 1:2] + x[:, 2:3]
+    return x * np.float32(unit), target * np.float32(unit)
+
+
+def has_wide_range(fmt: str) -> bool:
+    """True when a format has fp32's exponents."""
+    return format_of(fmt).max_exponent == FORMATS["fp32"].max_exponent
 
 
 def _overflows(found: Precision) -> Iterator[Part | str]:
     """The same training in two units, with every loss scaling."""
     fmt, unit = found.question.format, found.trials[-1].unit
     yield Heading(3, "Overflow in backward, and in forward")
-    yield f"A small network with inputs from {runs.LOWEST:g} to {runs.HIGHEST:g}; and again in another unit, where"
+    yield f"A small network with inputs from {LOWEST:g} to {HIGHEST:g}; and again in another unit, where"
     yield f"inputs and targets are {short(unit)} times as large. Losses are in the first unit."
     yield ""
     small = [trial for trial in found.trials if trial.unit == 1]
@@ -385,7 +483,7 @@ def _overflows(found: Precision) -> Iterator[Part | str]:
     yield from _overflow_notes(fmt, small, large)
 
 
-def _trial_cells(trial: runs.Trial) -> tuple[str, str]:
+def _trial_cells(trial: Trial) -> tuple[str, str]:
     gave_up = "" if trial.gave_up is None else ", gave up"
     return f"{trial.skipped} of {trial.gave_up or trial.steps}{gave_up}", _value(trial.last_loss)
 
@@ -396,26 +494,73 @@ def _value(value: float, digits: int = 4) -> str:
     return rough(value, digits if value < 1000 else digits - 1)
 
 
-def _overflow_notes(fmt: str, small: list[runs.Trial], large: list[runs.Trial]) -> Iterator[str]:
-    """Words for what the tables show of these numbers."""
+def _overflow_notes(fmt: str, small: list[Trial], large: list[Trial]) -> Iterator[str]:
     for trial in (trial for trial in small if trial.scaling == "torch" and trial.skipped):
         yield f"First unit, S = 2^16: overflow in backward; skipped until S is {short(trial.scale)}."
-    if not runs.has_wide_range(fmt) and all(trial.skipped == (trial.gave_up or trial.steps + 1) - 1
-                                            for trial in large if trial.format == fmt):
+    if not has_wide_range(fmt) and all(trial.skipped == (trial.gave_up or trial.steps + 1) - 1 for trial in large
+                                       if trial.format == fmt):
         yield f"Other unit: the first layer adds up to more than {rough(format_of(fmt).largest, 5)}, long before S."
         yield "  Every step is skipped; torch halves on and on, deepspeed gives up at S = 1."
-    wide = {trial.format: trial.last_loss for trial in small if runs.has_wide_range(trial.format)}
+    wide = {trial.format: trial.last_loss for trial in small if has_wide_range(trial.format)}
     if all(wide[trial.format] == trial.last_loss for trial in large if trial.format in wide):
         yield "What helps is inputs of a sensible size, or a format of fp32's range:"
         yield f"  {' and '.join(wide)} come to the same losses in both units, to the bit."
 
 
-# -- 4: what rests between steps in other formats ---------------------------------------------------------------------
+# -- 4: what rests between steps in other formats: master weights, Adam's state, products in fp8 ----------------------
+# A network as small as this one shows it: weights that are updated in the format that computes move only where lr is
+# half a gap, or more; Adam's v in fp16 is 0, so that Adam divides by its ε.
+
+RESTING_LR = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Rested:
+    """The course of a training. Losses are means over the first, the middle and the last round of the data.
+
+    ``moved_share`` is the share of the weights that the last step changed, as far as their format shows it.
+    """
+
+    compute: str
+    master: str
+    state: str
+    matmul: str | None
+    steps: int
+    skipped: int
+    first_loss: float
+    middle_loss: float
+    last_loss: float
+    moved_share: float
+
+
+def policies(fmt: str) -> Iterator[Policy]:
+    """fp32; then the format and bf16, each with fp32 masters and state, without masters, with state of its own; then
+    bf16 with products in fp8."""
+    yield Policy("fp32")
+    for name in dict.fromkeys((fmt, "bf16")):
+        if name != "fp32":
+            scale = 1.0 if has_wide_range(name) else Dynamic("torch")
+            yield Policy(name, loss_scale=scale)
+            yield Policy(name, loss_scale=scale, master=name)
+            yield Policy(name, loss_scale=scale, state=name)
+    yield Policy("bf16", matmul="fp8")
+
+
+def rested(policy: Policy, steps: int) -> Rested:
+    """Trains with Adam, at least one round of the data."""
+    if steps < BATCHES:
+        raise ValueError(f"asked for {steps} steps; one round of the data takes {BATCHES}, so ask for that or more")
+    run = trained(lambda: MLP(WIDTHS, seed=0), Adam(RESTING_LR), samples, policy, steps)
+    starts = (0, (steps - BATCHES) // 2, steps - BATCHES)
+    with np.errstate(all="ignore"):  # a mean of infinities is one
+        first, middle, last = (float(np.mean(run.losses[start:start + BATCHES])) for start in starts)
+    return Rested(policy.compute, policy.master, policy.state, policy.matmul, steps, sum(run.skipped), first,
+                  middle, last, run.moved_share)
 
 
 def _resting(found: Precision) -> Iterator[Part | str]:
     """The same training with masters, state and products in other formats."""
-    yield Heading(4, f"What rests between steps: {found.rested[0].steps} steps of Adam, lr = {runs.RESTING_LR:g}")
+    yield Heading(4, f"What rests between steps: {found.rested[0].steps} steps of Adam, lr = {RESTING_LR:g}")
     yield marked_table(
         "compute", "master", "m and v", "matmul", ">loss", ">middle", ">end", ">moved", ">skips",
         rows=((run.compute, run.master if run.master != run.compute or run.compute == "fp32" else "none", run.state,
@@ -425,17 +570,16 @@ def _resting(found: Precision) -> Iterator[Part | str]:
     yield from _rested_notes(found.rested)
 
 
-def _rested_notes(rested: tuple[runs.Rested, ...]) -> Iterator[str]:
-    """Words for what the table shows of these numbers."""
-    with_master = {run.compute: run for run in rested if run.master == run.state == "fp32" and run.matmul is None}
-    for run in rested:
+def _rested_notes(runs: tuple[Rested, ...]) -> Iterator[str]:
+    with_master = {run.compute: run for run in runs if run.master == run.state == "fp32" and run.matmul is None}
+    for run in runs:
         exact = with_master[run.compute]
         if run.matmul is None and run.master != exact.master and run.moved_share < exact.moved_share / 2:
             half_gap = float(spacing(0.25, run.compute)) / 2
             yield f"{run.compute} without a master: most weights stand still. From 0.25 on, to grow"
-            yield f"  takes an update of more than {rough(half_gap)}; Adam's is about lr, {runs.RESTING_LR:g}."
+            yield f"  takes an update of more than {rough(half_gap)}; Adam's is about lr, {RESTING_LR:g}."
         if run.state != "fp32" and not run.last_loss <= 2 * exact.last_loss:
             yield f"m and v in {run.state}: where g² is too small v is 0, and Adam divides by ε."
-    if any(run.matmul for run in rested):
+    if any(run.matmul for run in runs):
         yield "Matrix products in fp8 are an experiment: values in e4m3, gradients in e5m2."
     yield "One average and one weight in few bits, step by step: zerosim lost-updates."

@@ -7,6 +7,7 @@ without data, so that a laptop has room for them.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from math import isqrt
 from typing import Any
 
@@ -124,17 +125,9 @@ def blocks(count: int, policy: str, *, batch: int, tokens: int, channels: int, h
     """Forward and backward of n blocks of a GPT in 16 bit, whose vocabulary is next to nothing."""
     cluster, kept = run_blocks(Block(batch, tokens, channels, heads), count, 2, policy)
     held = [row for row in cluster.trace[0].rows if isinstance(row, Held) and row.kind in KEPT]
-    return Blocks(kept, _most(row.nbytes for row in held if row.name == "attention.p"),
-                  max(row.nbytes for row in held), cluster.memory[0].peak_nbytes_of(KEPT), flops_of_passes(cluster))
-
-
-def _most(changes: Iterator[int]) -> int:
-    """The largest of the running sums."""
-    now = most = 0
-    for change in changes:
-        now += change
-        most = max(most, now)
-    return most
+    probabilities = accumulate(row.nbytes for row in held if row.name == "attention.p")
+    return Blocks(kept, max(probabilities, default=0), max(row.nbytes for row in held),
+                  cluster.memory[0].peak_nbytes_of(KEPT), flops_of_passes(cluster))
 
 
 _run = blocks  # for functions that take a number of blocks by that name, as the rows do

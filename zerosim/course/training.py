@@ -325,7 +325,9 @@ def _program(rank: Rank, options: Options, model: GPT, corpus: Corpus, heard: He
     steps: list[TrainingStep] = []
     losses: list[tuple[float, ...]] = []
     for number in range(1, options.steps + 1):
-        last_step, batch = _fresh(rank), batches(options, model.config.context, corpus, number, rank.index)
+        rank.trace.rows.clear()  # read and done with; those of a long run would pile up
+        last_step = Trace(held_at_start=rank.memory.now_nbytes_by_kind)
+        batch = batches(options, model.config.context, corpus, number, rank.index)
         step, own = _step(engine, options, number, batch, last_step)
         steps.append(step)
         losses.append(own)
@@ -337,12 +339,6 @@ def _program(rank: Rank, options: Options, model: GPT, corpus: Corpus, heard: He
     count = options.sample_tokens if math.isfinite(steps[-1].loss) else 0  # who has diverged writes nothing
     looked = look(engine, model, corpus, count, options.seed)
     return _OfRank(steps, losses, resting, digest(engine), looked, last_step)
-
-
-def _fresh(rank: Rank) -> Trace:
-    """Clears the rank's trace; the one to keep a step's rows in, which begins with what the rank holds."""
-    rank.trace.rows.clear()  # read and done with; those of a long run would pile up
-    return Trace(held_at_start=rank.memory.now_nbytes_by_kind)
 
 
 def _step(engine: Engine, options: Options, number: int, micro_batches: Sequence[Batch], kept: Trace
@@ -636,12 +632,9 @@ def _rows(found: Comparison) -> list[tuple[str, ...]]:
         ("steps skipped", *(str(run.skipped) for run in runs)),
         ("at rest, bytes", *(f"{max(run.resting_nbytes):,}" for run in runs)),
         ("at the peak, bytes", *(f"{max(run.peak_nbytes):,}" for run in runs)),
-        *((f"sent, {purpose}", *(f"{_per_step(run, purpose):,}" for run in runs)) for purpose in purposes),
+        *((f"sent, {purpose}", *(f"{max(run.sent_nbytes.get(purpose, [0])) // len(run.steps):,}" for run in runs))
+          for purpose in purposes),
         ("masters, SHA-256", *(run.digest[:8] for run in runs))]
-
-
-def _per_step(run: Trained, purpose: str) -> int:
-    return max(run.sent_nbytes.get(purpose, [0])) // len(run.steps)
 
 
 def comparison_as_json(found: Comparison) -> dict[str, Any]:

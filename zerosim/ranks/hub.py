@@ -88,6 +88,7 @@ class Transport:
 
     library: str | None = None  # whose own collectives ``algorithm="native"`` asks for
     in_order = False  # True where ranks that begin calls in different orders would wait for each other for ever
+    errors: tuple[type[Exception], ...] = ()  # what the library raises, also when another rank has failed
     watched = False   # True where a program may wait inside the library, so that a thread must listen to the others
     world = "all in this process"
     say: Callable[[Any, int], None]  # in a run of processes: a note to the transport of another rank

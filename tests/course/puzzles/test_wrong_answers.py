@@ -127,8 +127,6 @@ WRONG = {
         ("^On N=1 (n=1) rank 0 raised ValueError: the program made a generator and ran", "def f(*_):\n    yield"),
         ("^On N=1 (n=1) rank 0 raised KeyError in line 2 of mean.$", "def mean(rank, x):\n    raise KeyError"),
         ("^On N=1 (n=1) rank 0 raised Mute in line ", mute),
-        ("^On N=2 (n=1) the ranks of a group must make the same collective calls in the same order, but rank 0 is in",
-         ("all_reduce(x)", "all_reduce(x[rank.index:])")),
         ("^On N=1 (n=1) rank 0 returned a list that contains itself.$", endless_list),
     ],
     "broadcast": [
@@ -215,8 +213,6 @@ WRONG = {
     "overlap": [
         ("^On N=1 (n=5, 7, 5, 6) reduction 0 of 4 is waited for before anything is computed: issue it, ",
          ("async_op=True)", "async_op=True); work.wait()")),
-        ("reduction 0 of 4 stands and waits: it was called without async_op=True", (", async_op=True", ""),
-         ("[layer + 1] = work.wait()", "[layer + 1] = work"), ("[0] = work.wait()", "[0] = work")),
         ("more than two whole gradients are alive; wait for one before the next is sent on its way", *WAITS_AT_THE_END),
         ("^On N=1 (n=5, 7, 5, 6) rank 0 ended its program with 1 asynchronous collective(s) that were never waited",
          ("        shards[0] = work.wait()\n        shards[0] /= rank.size\n", "        shards[0] = shards[1]\n")),
@@ -269,7 +265,6 @@ WRONG = {
          ('rank.memory.alloc(slot.shape, np.float32, "optimizer_state", name)', "np.empty(slot.shape, np.float32)")),
         ("parameters as they were before; what other ranks updated did not arrive: element [",
          ("            self.rank.all_gather(w[own], out=w, length=len(w))\n", "")),
-        ("get_sharded_optimizer returned Adam, which has no method step.$", lambda rank, parameters, adam: adam),
         ("^On N=1 after step 0 rank 0 has all parameters as they were before; nothing was updated: element [0, 0] of ",
          ("for name, w in self.parameters.items():\n            own, g", "for name, w in ():\n            own, g")),
     ],

@@ -463,10 +463,10 @@ class CupyKernels(NumpyKernels):
 
     def all_finite(self, x: Any) -> bool:
         """True where no element of x is infinite or NaN."""
+        if not on_device(x):
+            return self._numbers.all_finite(x)
         constants = nonfinite_codes(x.dtype)
-        if not on_device(x) or constants is None:
-            return self._numbers.all_finite(x) if constants else True
-        return not self._codes_from(x, int(constants[0]), constants[1])
+        return constants is None or not self._codes_from(x, int(constants[0]), constants[1])
 
     def count_nan(self, x: Any) -> int:
         """The number of elements that are NaN; none of a type that has no NaN. Any type, byte order and strides."""

@@ -383,7 +383,7 @@ class NCCLProcessTransport(NCCLTransport):
 
     def __init__(self, index: int, streams: DeviceStreams, communicators: ProcessCommunicators) -> None:
         super().__init__({index: streams}, communicators)
-        self._index, self._its = index, streams
+        self._index, self._its, self.errors = index, streams, (communicators.nccl.error,)
 
     def begin(self, options: RunOptions) -> None:
         """A run begins; after one that failed the communicators are made anew, by all processes together."""
@@ -415,7 +415,7 @@ class NCCLProcessTransport(NCCLTransport):
             yield from carried
             self._ends.append((number, self._done.get(me) or self._its.finished()))
             return
-        except self.communicators.nccl.error as error:
+        except self.errors as error:
             error.add_note(f"raised by NCCL when it was asked for {me.describe()}")
             # The error's frames hold the call's arrays, which would count as held while the error is kept.
             refused = forget_frames(error)

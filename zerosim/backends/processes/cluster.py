@@ -18,7 +18,7 @@ from functools import partial
 from inspect import GEN_CREATED, getgeneratorstate
 from typing import Any, NoReturn
 
-from zerosim.backends import FAREWELL_SECONDS, REST_SECONDS, TIMEOUT_SECONDS
+from zerosim.backends import CAUSE_SECONDS, FAREWELL_SECONDS, REST_SECONDS, TIMEOUT_SECONDS
 from zerosim.backends.processes.notes import (
     AnnouncedCalls,
     Channel,
@@ -67,17 +67,21 @@ class ProcessBackend(Backend):
         self.thread = threading.get_ident()
         self.results: list[Any] = []
         self.announced = AnnouncedCalls() if debug else None
-        self.ahead: list[Pending] = []              # announced, and not agreed on yet
-        self.begun: dict[Pending, Carried] = {}     # and not waited for yet
+        # This rank's parts, as far as they are under way.
+        self.not_agreed: list[Pending] = []      # announced, and not all who take part have said the same yet
+        self.begun: dict[Pending, Carried] = {}  # handed to the transport, and not waited for yet
         self.issued: Counts = {}
         self.recent: deque[Call] = deque(maxlen=REMEMBERED)
-        self.joining: defaultdict[GroupKey, dict[int, bytes]] = defaultdict(dict)  # who is at the making of a group
-        self.waiting: dict[int, Waiting] = {}     # the notes of those who say that they wait, this rank among them
+        # The ranks' notes, this one's among them, and what they come to.
+        self.joining: defaultdict[GroupKey, dict[int, bytes]] = defaultdict(dict)  # invitations to groups being made
+        self.waiting: dict[int, Waiting] = {}
         self.endings: dict[int, Ending] = {}
-        self.found: Exception | None = None       # what the notes show to be wrong
+        self.found: Exception | None = None      # the error that the notes show
         self.stopping = False
-        self.lock = threading.RLock()  # of all above, and of the channel, where a thread listens
-        self.not_over: dict[int, Waiting] = {}  # for it: what would be said of each part, by its number
+        # Where a thread listens, it takes turns with the program by the lock, and knows of each part, by its number,
+        # the note to send if the program waits for it.
+        self.lock = threading.RLock()
+        self.not_over: dict[int, Waiting] = {}
         self.parts = itertools.count()
 
     @property
@@ -103,7 +107,7 @@ class ProcessBackend(Backend):
         self.transport.issued(rank, me)
         if self.announced is not None:
             self.announced.announce(me, self._say)
-            self.ahead.append(me)
+            self.not_agreed.append(me)
         # In debug mode a part begins when all have agreed on it. An exchange is posted at once all the same: before the
         # rank that it receives from comes to send, that one may wait for what this one sends.
         if self.announced is None or (isinstance(me, PendingExchange) and not self.transport.in_order):
@@ -130,9 +134,23 @@ class ProcessBackend(Backend):
         """
         with self.interrupts.holding():  # no Ctrl-C keeps a rank from the call that it has promised
             invitation = self._met(key, self.transport.invitation(key))[key[0][0]]
-            self.transport.new_group(parent, key, invitation)
+            try:
+                self.transport.new_group(parent, key, invitation)
+            except self.transport.errors as error:
+                self._await_cause(forget_frames(error))
             self._met(key, b"")
         self.interrupts.raise_pending()
+
+    def _await_cause(self, error: Exception) -> NoReturn:
+        """Raises RankStopped when the note has come about another rank's failure, which the library's error may be
+        about: that rank, or one that heard of it first, has aborted the call. Without a note the error itself."""
+        deadline = time.monotonic() + CAUSE_SECONDS
+        while time.monotonic() < deadline:
+            self._read()
+            if self._is_over():
+                raise RankStopped
+            time.sleep(NAP_SECONDS)
+        raise error
 
     def _met(self, key: GroupKey, invitation: bytes) -> dict[int, bytes]:
         """The invitations of a group's ranks, once each has said that it is here."""
@@ -147,7 +165,7 @@ class ProcessBackend(Backend):
 
     def wait(self, rank: int, me: Pending) -> None:
         """Goes on until the part is done."""
-        self._until(lambda: me.done and me not in self.ahead,
+        self._until(lambda: me.done and me not in self.not_agreed,
                     None if self.transport.watched else partial(self._waiting, me))
         self.begun.pop(me)
         self.transport.completed(rank, me)
@@ -178,7 +196,7 @@ class ProcessBackend(Backend):
             except BaseException as failure:
                 ending.enter_context(self.interrupts.holding())
                 raised = self._raised(failure)
-                self._part(raised)
+                self._come_to_rest(raised)
                 if raised is failure:
                     raise
                 raise raised from None
@@ -209,7 +227,7 @@ class ProcessBackend(Backend):
         add_note(error, f"raised by rank {self.channel.index} of {self.channel.size}")
         return error
 
-    def _part(self, error: BaseException) -> None:
+    def _come_to_rest(self, error: BaseException) -> None:
         """After a failure: lets what is under way come to rest, so that the next run finds nothing of this one.
 
         Ends the whole job where another rank does not learn of the failure in time, or where the library's own
@@ -234,7 +252,7 @@ class ProcessBackend(Backend):
         self.transport.drain()  # what came with the last note
         self.transport.close()
         self.channel.everyone(None)
-        self.ahead.clear()
+        self.not_agreed.clear()
         self.begun.clear()
 
     def _abort_job(self, error: BaseException) -> None:
@@ -281,9 +299,9 @@ class ProcessBackend(Backend):
 
     def _moved(self) -> bool:
         moved = False
-        for me in self.ahead.copy():
+        for me in self.not_agreed.copy():
             if self._is_agreed(me):
-                self.ahead.remove(me)
+                self.not_agreed.remove(me)
                 if me not in self.begun:
                     self.begun[me] = self._carried(me)
                 moved = True
@@ -291,7 +309,7 @@ class ProcessBackend(Backend):
                 break
         for me, carried in list(self.begun.items()):
             # A message that is not agreed on yet is posted, and no more.
-            if not me.done and (me not in self.ahead or getgeneratorstate(carried) == GEN_CREATED):
+            if not me.done and (me not in self.not_agreed or getgeneratorstate(carried) == GEN_CREATED):
                 for delivery in carried:
                     if delivery is None:
                         break

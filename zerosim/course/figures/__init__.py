@@ -19,10 +19,9 @@ from zerosim.course.figures.loss_scale import LossScaleData, loss_scale, loss_sc
 from zerosim.course.figures.lost_updates import LostUpdatesData, lost_updates, lost_updates_data
 from zerosim.course.figures.memory import MemoryData, memory, memory_data
 from zerosim.course.figures.memory_scaling import MemoryScaling, memory_scaling, memory_scaling_data
-from zerosim.course.figures.mixed_precision import mixed_precision, mixed_precision_data
+from zerosim.course.figures.mixed_precision import ObservedStep, Passed, mixed_precision, mixed_precision_data
 from zerosim.course.figures.published import PublishedData, published, published_data
-from zerosim.course.figures.ring import RingData, ring, ring_data
-from zerosim.course.figures.ring_animation import ring_animation
+from zerosim.course.figures.ring import RingData, ring, ring_animation, ring_data
 from zerosim.course.figures.spacing import SpacingData, spacing, spacing_data
 from zerosim.course.figures.timeline import TimelineData, timeline, timeline_data, timeline_of
 from zerosim.course.figures.traffic import Traffic, traffic, traffic_data
@@ -31,8 +30,8 @@ from zerosim.display.drawing import DARK, FORMATS, LIGHT, Drawing, Style
 from zerosim.numerics.checks import unknown_name
 
 __all__ = ["DARK", "FIGURES", "FORMATS", "LIGHT", "Activations", "Animation", "Drawing", "Figure", "FormatLosses",
-           "LatencyWall", "Liveness", "LossScaleData", "LostUpdatesData", "MemoryData", "MemoryScaling",
-           "PublishedData", "RingData", "SpacingData", "Style", "TimelineData", "Traffic", "activations",
+           "LatencyWall", "Liveness", "LossScaleData", "LostUpdatesData", "MemoryData", "MemoryScaling", "ObservedStep",
+           "Passed", "PublishedData", "RingData", "SpacingData", "Style", "TimelineData", "Traffic", "activations",
            "activations_data", "draw", "format_losses", "format_losses_data", "latency_wall", "latency_wall_data",
            "liveness", "liveness_data", "loss_scale", "loss_scale_data", "lost_updates", "lost_updates_data", "memory",
            "memory_data", "memory_scaling", "memory_scaling_data", "mixed_precision", "mixed_precision_data",

@@ -141,7 +141,6 @@ def _bars(axes: Axes, data: ComparisonData, stacks: tuple[Mapping[str, float], .
 
 
 def _description(data: ComparisonData) -> str:
-    """Last losses, peaks and traffic of every run, in words."""
     runs = [f"{data.over} {label}: last loss {losses[-1]:.3f} nats, at most {sum(peak.values()):,} bytes held, "
             f"{sum(sent.values()):,.0f} bytes sent per step"
             for label, losses, peak, sent in zip(data.labels, data.losses, data.peaks, data.sent, strict=True)]

@@ -17,7 +17,6 @@ from zerosim.planning.recording import record
 from zerosim.planning.timeline import Machine, replay
 from zerosim.ranks.cluster import NullCluster
 from zerosim.ranks.rank import Rank
-from zerosim.ranks.trace import Traces
 
 TITLE = "The ring's latency wall: where latency takes longer than moving the bytes"
 ITEM_NBYTES = 4
@@ -92,21 +91,16 @@ def _panel(values: tuple[int, ...], points: Sequence[tuple[int, int]], run: Sequ
                      tuple(1e3 * float(line.seconds_per_byte * nbytes) for line, nbytes in rings), wall)
 
 
-def all_reduce_traces(ranks: int, nbytes: int, algorithm: str) -> Traces:
-    """The traces of one all-reduce of so many bytes, whole fp32 numbers, on N ranks."""
+def _replayed(ranks: int, nbytes: int, algorithm: str, network: Network) -> float:
+    """Seconds of an all-reduce of so many bytes, whole fp32 numbers, run without data and replayed message by message;
+    there is no arithmetic in it, so any device will do."""
 
     def program(rank: Rank) -> None:
         rank.all_reduce(rank.xp.zeros(nbytes // ITEM_NBYTES, "float32"), algorithm=algorithm)
 
     cluster = NullCluster(ranks)
     cluster.run(program)
-    return cluster.trace
-
-
-def _replayed(ranks: int, nbytes: int, algorithm: str, network: Network) -> float:
-    """Seconds of a recorded all-reduce, message by message; there is no arithmetic in it, so any device will do."""
-    recording = record(all_reduce_traces(ranks, nbytes, algorithm))
-    return float(replay(recording, Machine(device("h100-80"), network)).step_seconds)
+    return float(replay(record(cluster.trace), Machine(device("h100-80"), network)).step_seconds)
 
 
 def latency_wall(data: LatencyWall, style: Style = LIGHT) -> Drawing:

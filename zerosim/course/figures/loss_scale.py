@@ -46,9 +46,10 @@ def loss_scale_data(kinds: Sequence[tuple[str, int]] = (("torch", 1), ("deepspee
 
 def loss_scale(data: LossScaleData, style: Style = LIGHT) -> Drawing:
     """A panel for each rule: stairs of S, and a mark on each skipped step."""
+    one_more = "; after an overflow deepspeed takes one more" * any(rule.kind == "deepspeed" for rule in data.rules)
     rows, words = len(data.runs), (
         f"A small network in fp16 on {data.runs[0].ranks} ranks. A mark is a step that all of them skipped, since a "
-        "gradient was inf or NaN.\nThe window is how many good steps it takes until S grows" + _one_more(data) + ".")
+        "gradient was inf or NaN.\nThe window is how many good steps it takes until S grows" + one_more + ".")
     with style.figure(11.6, 2.95 + 2.5 * rows, TITLE, words, below=0.88) as figure:
         panels = figure.panels(rows, 1, left=1.1, right=0.3, top=1.8, bottom=1.4, hspace=0.3, sharex=True)[:, 0]
         for place, axes in enumerate(panels):
@@ -57,10 +58,6 @@ def loss_scale(data: LossScaleData, style: Style = LIGHT) -> Drawing:
         lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
         figure.legend([lines[name] for name in _labels()], _labels(), loc="lower center", ncols=4, columnspacing=1.8)
     return Drawing("loss-scale", TITLE, _description(data), style, figure)
-
-
-def _one_more(data: LossScaleData) -> str:
-    return "; after an overflow deepspeed takes one more" * any(rule.kind == "deepspeed" for rule in data.rules)
 
 
 def _labels() -> list[str]:

@@ -113,7 +113,6 @@ def _legend(data: MemoryData, style: Style) -> tuple[list[Any], list[str]]:
 
 
 def _description(data: MemoryData) -> str:
-    """Every bar's height, and the parts of the stage that shards most."""
     sentences = [f"Stacked bars in bytes per parameter, measured on {data.model}, {data.parameter_count:,} parameters."]
     for ranks in data.worlds:
         bars = [f"stage {step.stage} rests at {sum(data.resting(step).values()):.3g} (by formula {step.formula}) and "

@@ -74,7 +74,6 @@ def _decades(axis: Any, limits: tuple[float, float], apart: int) -> None:
 
 
 def _description(data: SpacingData) -> str:
-    """Half a gap at 1, or at the first weight, and what becomes there of the update."""
     at = 1.0 if 1.0 in data.weights else data.weights[0]
     parts = [_words(name, data.half_gap(name, at), data.update) for name in data.formats]
     return (f"Half the gap between neighboring numbers, for weights from {data.weights[0]:.2g} to "

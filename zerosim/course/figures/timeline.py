@@ -173,7 +173,6 @@ def _looks(data: TimelineData, style: Style) -> dict[str, dict[str, Any]]:
 
 
 def _description(data: TimelineData) -> str:
-    """The time, the waits and the memory of each way of overlapping."""
     sentences = [f"Gantt charts of rank 0's two streams, compute and communication, over one step of {data.what}, "
                  f"replayed on devices of {data.machine}; under each, the bytes held by kind."]
     for title, way in data.replays.items():

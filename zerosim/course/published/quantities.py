@@ -12,7 +12,7 @@ from zerosim.numerics.formats import format_of
 from zerosim.planning import activations, closed_forms, collectives, hardware
 from zerosim.planning.activations import Block
 from zerosim.planning.closed_forms import STAGES, Job
-from zerosim.planning.collectives import sent
+from zerosim.planning.collectives import Sent, sent
 from zerosim.planning.conventions import Convention, convention_of, estimate_nbytes, states_nbytes
 from zerosim.planning.cost import BUS_FACTORS, algorithm_bytes_per_second, bus_bytes_per_second, cost
 from zerosim.planning.cuts import ceil_cut
@@ -210,21 +210,15 @@ def without_embedding(vocabulary: int, channels: int, **sizes: Any) -> int:
     return gpt(vocabulary=vocabulary, channels=channels, **sizes).parameters - 2 * vocabulary * channels
 
 
-def steps(collective: str, algorithm: str, ranks: int) -> float:
-    """Steps, one after the other."""
-    return sent(collective, algorithm, ceil_cut(ELEMENTS_PER_RANK * ranks, ranks), 1).steps
-
-
 def busiest_vectors(collective: str, algorithm: str, ranks: int) -> float:
     """Through the busiest links one after the other, in vectors of n bytes."""
     found = cost(collective, algorithm, ceil_cut(ELEMENTS_PER_RANK * ranks, ranks), 1, SLOW)
     return found.seconds / found.nbytes
 
 
-def sent_vectors(collective: str, algorithm: str, ranks: int) -> float:
-    """The bytes of the rank that sends most, in vectors of n bytes."""
-    found = sent(collective, algorithm, ceil_cut(ELEMENTS_PER_RANK * ranks, ranks), 1)
-    return max(found.nbytes) / (ELEMENTS_PER_RANK * ranks)
+def sent_evenly(collective: str, algorithm: str, ranks: int) -> Sent:
+    """The traffic of a vector that all algorithms cut evenly, of one byte an element."""
+    return sent(collective, algorithm, ceil_cut(ELEMENTS_PER_RANK * ranks, ranks), 1)
 
 
 def transfer_milliseconds(collective: str, algorithm: str, ranks: int, nbytes: int, link: str) -> float:
@@ -279,7 +273,8 @@ QUANTITIES: dict[str, Callable[..., Any]] = {
     "palm mfu": palm_mfu, "6N mfu": six_n_mfu,
     "spacing": lambda formats: 2.0 ** (format_of(formats[1]).mantissa_bits - format_of(formats[0]).mantissa_bits),
     "underflow": lambda format: format_of(format).smallest_subnormal / 2,
-    "steps": steps, "vectors through a link": busiest_vectors, "sent vectors": sent_vectors,
+    "steps": lambda **of: sent_evenly(**of).steps, "vectors through a link": busiest_vectors,
+    "sent vectors": lambda ranks, **of: max(sent_evenly(ranks=ranks, **of).nbytes) / (ELEMENTS_PER_RANK * ranks),
     "transfer milliseconds": transfer_milliseconds,
     "bus factor": lambda collective, ranks: float(BUS_FACTORS[collective](ranks)),
     "algorithm GB/s": lambda nbytes, microseconds: gigabytes_per_second(

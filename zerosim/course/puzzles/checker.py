@@ -63,7 +63,9 @@ def attempt(puzzle: Puzzle, case: Case, answer: Answer, *, seed: int = 0, debug:
     Limits hold for plain runs: debug mode copies inputs, and an audit is about another question.
     """
     cluster = Cluster(case.ranks, seed=seed, debug=debug)
-    _refuse_result(puzzle, case, _run(cluster, puzzle, case, answer, audit=audit))
+    if wrong := complaint(case, _run(cluster, puzzle, case, answer, audit=audit), puzzle.returns):
+        rank, what = wrong
+        raise Refused(f"On {case.where} rank {rank} {what}")
     _refuse_forbidden_calls(puzzle, case, cluster)
     sent, least = sum(cluster.trace.sent_nbytes()), case.least_sent_nbytes
     if least is None:
@@ -112,12 +114,6 @@ def _bits(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.shape, checksum(value)
     return [_bits(item) for item in value] if isinstance(value, list | tuple) else None
-
-
-def _refuse_result(puzzle: Puzzle, case: Case, found: list[Any]) -> None:
-    said = complaint(case, found, puzzle.returns)
-    if said:
-        raise Refused(f"On {case.where} rank {said[0]} {said[1]}")
 
 
 def _refuse_forbidden_calls(puzzle: Puzzle, case: Case, cluster: Cluster) -> None:
