@@ -8,6 +8,7 @@ Legend: N ranks.
 
 import functools
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -171,6 +172,7 @@ class Cluster(Shown):
         if not callable(program):
             raise ValueError(f"run() takes a function of a rank, found {program!r}; "
                              "write run(program), not run(program())")
+        handled = sys.exc_info()[1]  # by the caller, while this runs
         self._enter()
         try:
             self.backend = backend = self._backend(
@@ -187,7 +189,7 @@ class Cluster(Shown):
                     yield event
             self.runs.append(Run(self._results(backend.results), self.trace))
         except BaseException as error:
-            backend.release(error)
+            backend.release(error, handled)
             raise
         finally:
             for state in self.states:
@@ -263,8 +265,8 @@ class Representative(Backend):
         self.results = [program() for program in programs]
         yield from ()
 
-    def release(self, error: BaseException) -> None:
-        clear_frames(error, chain=False)
+    def release(self, error: BaseException, handled: BaseException | None) -> None:
+        clear_frames(error, until=handled)
 
     def issue(self, rank: int, me: Pending) -> None:
         """Carries the collective out at once; AsymmetryError where not every rank would do the same."""
