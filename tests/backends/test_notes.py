@@ -124,8 +124,8 @@ def test_what_was_said_before_a_value_is_forgotten_and_what_comes_after_it_is_ke
     """A rank that is ahead may be in its next run already, or in the one after."""
     channel = Scripted((1, "old"), (1, Value("b")), (1, "new"), (1, Value("e")), (2, "old"), (2, Value("c")),
                        (2, Value("f")), (1, "newer"))
-    assert channel.everyone("a") == ["a", "b", "c"]
-    assert channel.everyone("d") == ["d", "e", "f"]
+    assert channel.all_gather("a") == ["a", "b", "c"]
+    assert channel.all_gather("d") == ["d", "e", "f"]
     assert channel.posted == [Value("a"), Value("d")]
     assert list(channel.arrived()) == [(1, "newer")]
 
@@ -217,7 +217,7 @@ def test_a_ctrl_c_that_came_inside_the_bookkeeping_is_raised_at_the_next_call(al
     assert caught.value.__notes__ == ["raised by rank 0 of 1"]
 
 
-@pytest.mark.parametrize("where", ["post", "everyone"])
+@pytest.mark.parametrize("where", ["post", "all_gather"])
 def test_a_ctrl_c_after_a_rank_has_said_that_it_has_finished_waits_until_all_have_left_the_run(
         alone: Any, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     cluster = alone()

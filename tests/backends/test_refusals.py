@@ -246,7 +246,7 @@ def test_what_one_process_misses_every_process_is_told() -> None:
     told: list[Any] = []
 
     def channel(others: str | None) -> Any:
-        return SimpleNamespace(index=0, size=3, everyone=lambda value: [told.append(value) or value, None, others])
+        return SimpleNamespace(index=0, size=3, all_gather=lambda value: [told.append(value) or value, None, others])
 
     def missing(error: Exception) -> Callable[[], Any]:
         def find() -> None:
@@ -263,7 +263,7 @@ def test_what_one_process_misses_every_process_is_told() -> None:
 
 def test_a_card_is_told_by_its_uuid_and_not_by_a_host_name_that_two_containers_may_have() -> None:
     def check(others: list[tuple[str, str, str]], *, share: bool = False) -> None:
-        check_cards(SimpleNamespace(size=3, everyone=lambda mine: [mine, *others]), Card("aa", "0000:00:00.0"),
+        check_cards(SimpleNamespace(size=3, all_gather=lambda mine: [mine, *others]), Card("aa", "0000:00:00.0"),
                     share=share)
 
     here = socket.gethostname()

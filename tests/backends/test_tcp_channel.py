@@ -104,8 +104,8 @@ def notes(channel: TCPChannel) -> None:
     for rank in {*range(channel.size)} - {channel.index}:
         said = [note for source, note in found if source == rank]
         assert said == [(rank, number) for number in range(100)] + ["to you alone"] * (rank == left)
-    assert channel.everyone([channel.index] * 3) == [[rank] * 3 for rank in range(channel.size)]
-    assert list(map(len, channel.everyone(b"x" * 2_000_000 * channel.index))) == [
+    assert channel.all_gather([channel.index] * 3) == [[rank] * 3 for rank in range(channel.size)]
+    assert list(map(len, channel.all_gather(b"x" * 2_000_000 * channel.index))) == [
         2_000_000 * rank for rank in range(channel.size)]
     channel.close()
 
@@ -192,7 +192,7 @@ def test_a_rank_whose_connection_ends_without_a_word_has_failed_and_nobody_await
         ((source, note),) = heard(channel, 1)
         assert isinstance(note, Failed)
         assert (source, note.rank, note.summary, note.drained) == (2, 2, f"RemoteError: {said}", True)
-        assert_refused(lambda: channel.everyone(None), said, zs.RemoteError)
+        assert_refused(lambda: channel.all_gather(None), said, zs.RemoteError)
 
     for its in [threads.begin(dies, rank, 3) for rank in range(3)]:
         its.result(600)

@@ -124,7 +124,7 @@ def together(channel: Channel, find: Callable[[], T]) -> T:
         found = find()
     except Exception as raised:  # whatever it is, the others wait for it
         error = raised
-    texts: list[str | None] = channel.everyone(None if error is None else f"{error}" or type(error).__name__)
+    texts: list[str | None] = channel.all_gather(None if error is None else f"{error}" or type(error).__name__)
     if error is not None:
         raise error
     for rank, text in enumerate(texts):
@@ -148,7 +148,7 @@ class ProcessCommunicators(Communicators):
         Nobody goes on, and may fail and abort it, while another one still connects.
         """
         if self._world not in self.made:
-            unique_id = self._channel.everyone(self.nccl.unique_id() if self._channel.index == 0 else None)[0]
+            unique_id = self._channel.all_gather(self.nccl.unique_id() if self._channel.index == 0 else None)[0]
             together(self._channel, lambda: self.join(self._world, unique_id))
 
     def join(self, key: GroupKey, unique_id: bytes) -> None:
@@ -377,7 +377,7 @@ class NCCLProcessTransport(NCCLTransport):
 
     world = "each a process with a GPU, over NCCL"
     in_order = True  # there is one stream
-    watched = True
+    needs_listener = True
 
     communicators: ProcessCommunicators
 

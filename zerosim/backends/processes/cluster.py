@@ -102,7 +102,7 @@ class ProcessBackend(Backend):
             count(self.issued, me)
             if isinstance(me, PendingCall):
                 self.recent.append(me.call)
-            if self.transport.watched:
+            if self.transport.needs_listener:
                 self.not_over[next(self.parts)] = self._waiting(me)
         self.transport.issued(rank, me)
         if self.announced is not None:
@@ -166,7 +166,7 @@ class ProcessBackend(Backend):
     def wait(self, rank: int, me: Pending) -> None:
         """Goes on until the part is done."""
         self._until(lambda: me.done and me not in self.not_agreed,
-                    None if self.transport.watched else partial(self._waiting, me))
+                    None if self.transport.needs_listener else partial(self._waiting, me))
         self.begun.pop(me)
         self.transport.completed(rank, me)
 
@@ -201,7 +201,7 @@ class ProcessBackend(Backend):
                     raise
                 raise raised from None
             self.transport.close()
-            self.channel.everyone(None)
+            self.channel.all_gather(None)
         self.results = [result]
         yield from ()
 
@@ -251,7 +251,7 @@ class ProcessBackend(Backend):
             time.sleep(NAP_SECONDS)
         self.transport.drain()  # what came with the last note
         self.transport.close()
-        self.channel.everyone(None)
+        self.channel.all_gather(None)
         self.not_agreed.clear()
         self.begun.clear()
 
@@ -379,13 +379,13 @@ class ProcessBackend(Backend):
         """Inside, a thread listens, where the program may wait inside the library."""
         over = threading.Event()
         thread = threading.Thread(target=self._listen, args=(over,), daemon=True, name="zerosim listens")
-        if self.transport.watched:
+        if self.transport.needs_listener:
             thread.start()
         try:
             yield
         finally:
             over.set()
-            if self.transport.watched:
+            if self.transport.needs_listener:
                 thread.join()
 
     def _listen(self, run_over: threading.Event) -> None:
@@ -475,7 +475,7 @@ class ProcessCluster(Cluster):
     def gather(self, value: Any) -> list[Any]:
         """The values of all processes, in rank order, on each of them; plain data, or
         over MPI any picklable values. Every process calls it."""
-        return self._channel.everyone(value)
+        return self._channel.all_gather(value)
 
     def close(self) -> None:
         """Gives back what the library keeps for this cluster; it runs nothing afterwards. Every process calls it."""

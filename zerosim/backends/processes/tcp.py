@@ -262,7 +262,7 @@ class TCPChannel(Channel):
 
     def close(self) -> None:
         """Every process calls it; what was sent before has arrived then."""
-        self.everyone(None)
+        self.all_gather(None)
         self._closing = True
         self._send(BYE)
         for reader in self._readers:
