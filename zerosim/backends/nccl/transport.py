@@ -383,7 +383,7 @@ class NCCLProcessTransport(NCCLTransport):
 
     def __init__(self, index: int, streams: DeviceStreams, communicators: ProcessCommunicators) -> None:
         super().__init__({index: streams}, communicators)
-        self._index, self._its, self.errors = index, streams, (communicators.nccl.error,)
+        self._index, self._own_streams, self.errors = index, streams, (communicators.nccl.error,)
 
     def begin(self, options: RunOptions) -> None:
         """A run begins; after one that failed the communicators are made anew, by all processes together."""
@@ -392,8 +392,8 @@ class NCCLProcessTransport(NCCLTransport):
         # the one to let them go.
         self._begun = 0
         self._ends: deque[tuple[int, Any]] = deque()  # number, and event at the end
-        self._came: defaultdict[Any, deque[Any]] = defaultdict(deque)  # notes of elements, by their message
-        self._its.select()
+        self._arrived: defaultdict[Any, deque[Any]] = defaultdict(deque)  # notes of elements, by their message
+        self._own_streams.select()
         self.communicators.connect()
 
     # -- calls ----------------------------------------------------------------------------------------------------
@@ -413,7 +413,7 @@ class NCCLProcessTransport(NCCLTransport):
         number, self._begun = self._begun, self._begun + 1
         try:
             yield from carried
-            self._ends.append((number, self._done.get(me) or self._its.finished()))
+            self._ends.append((number, self._done.get(me) or self._own_streams.finished()))
             return
         except self.errors as error:
             error.add_note(f"raised by NCCL when it was asked for {me.describe()}")
@@ -427,7 +427,7 @@ class NCCLProcessTransport(NCCLTransport):
     def over(self) -> list[int]:
         """The parts to whose end the device has come since the last call."""
         found = []
-        while self._ends and self._its.reached(self._ends[0][1]):
+        while self._ends and self._own_streams.reached(self._ends[0][1]):
             found.append(self._ends.popleft()[0])
         return found
 
@@ -440,17 +440,17 @@ class NCCLProcessTransport(NCCLTransport):
         for delivery in step:
             if delivery.out is not None:
                 out, source = delivery.out, group[delivery.hop.source]
-                came = self._came[key, number, source]
-                while not came:
+                arrived = self._arrived[key, number, source]
+                while not arrived:
                     yield None
-                if (came[0].shape, came[0].dtype) != (out.shape, out.dtype):
-                    raise MismatchError(misfit_text(source, came[0], self._index, out))
-                copy_elements(came.popleft(), out)
+                if (arrived[0].shape, arrived[0].dtype) != (out.shape, out.dtype):
+                    raise MismatchError(misfit_text(source, arrived[0], self._index, out))
+                copy_elements(arrived.popleft(), out)
             yield delivery
 
     def heard(self, rank: int, note: Elements) -> None:
         """Elements on the host have come from another rank."""
-        self._came[note.group, note.number, rank].append(note.elements)
+        self._arrived[note.group, note.number, rank].append(note.elements)
 
     # -- groups and ends ------------------------------------------------------------------------------------------
 

@@ -76,7 +76,7 @@ class ProcessBackend(Backend):
         self.joining: defaultdict[GroupKey, dict[int, bytes]] = defaultdict(dict)  # invitations to groups being made
         self.waiting: dict[int, Waiting] = {}
         self.endings: dict[int, Ending] = {}
-        self.found: Exception | None = None      # the error that the notes show
+        self.verdict: Exception | None = None    # the error that the notes show
         self.stopping = False
         # Where a thread listens, it takes turns with the program by the lock, and knows of each part, by its number,
         # the note to send if the program waits for it.
@@ -217,8 +217,8 @@ class ProcessBackend(Backend):
 
     def _raised(self, error: BaseException) -> BaseException:
         """The error that this rank raises, and tells the others: its own error, or that of the rank that stopped it."""
-        if isinstance(error, RankStopped) and self.found is not None:
-            error = self.found.with_traceback(error.__traceback__)  # which shows the program's line
+        if isinstance(error, RankStopped) and self.verdict is not None:
+            error = self.verdict.with_traceback(error.__traceback__)  # which shows the program's line
         if isinstance(error, RankStopped) and self._failed:
             first = self._failed[0]
             self._say(replace(first, drained=False))
@@ -293,7 +293,7 @@ class ProcessBackend(Backend):
             try:
                 moved = self._moved()
             except MismatchError as mismatch:
-                self.found = forget_frames(mismatch)
+                self.verdict = forget_frames(mismatch)
         self._check_going()
         return moved
 
@@ -322,7 +322,7 @@ class ProcessBackend(Backend):
 
     def _is_over(self) -> bool:
         """True where the run has failed: here, elsewhere, or for all."""
-        return self.stopping or self.found is not None or bool(self._failed)
+        return self.stopping or self.verdict is not None or bool(self._failed)
 
     def _check_going(self) -> None:
         """Raises RankStopped where the run has failed, and a Ctrl-C that had to wait."""
@@ -371,8 +371,8 @@ class ProcessBackend(Backend):
         """Finds where the notes of those that wait or have finished show what is wrong. No program can catch that and
         go on, as none can in one process."""
         with self.lock:
-            if self.waiting and self.found is None:
-                self.found = verdict({**self._finished, **self.waiting}, self.channel.size)
+            if self.waiting and self.verdict is None:
+                self.verdict = verdict({**self._finished, **self.waiting}, self.channel.size)
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
