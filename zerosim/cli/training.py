@@ -76,7 +76,7 @@ def compare(
 ) -> None:
     """The same training side by side: under every stage, in other formats, or with other optimizers."""
     from zerosim.course import training
-    from zerosim.course.figures.comparison import require_place, save_comparison
+    from zerosim.course.figures.comparison import checked_place, save_comparison
 
     options = training.Options(
         model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
@@ -84,7 +84,7 @@ def compare(
         capacity_nbytes=capacity)
     corpus, chosen = corpus_of(text), training.values_of(over, values)
     if figure is not None:
-        require_place(figure)
+        checked_place(figure)
     elif dark:
         raise ValueError("asked for --dark without a figure; name one, as in --figure comparison.svg --dark")
     with training.progress_bar(console(stderr=True), steps * len(training.runs_of(options, over, chosen))) as bar:
