@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import zerosim as zs
@@ -198,6 +198,7 @@ ACTIONS = st.lists(st.one_of(
     st.tuples(st.sampled_from(recordings.OFFLOAD), st.integers(0, 4_000)), st.tuples(st.just("arrive"))), max_size=14)
 
 
+@example(ranks=4, actions=[("halves", 200)], machine=replace(MACHINE, network=Network(FAST, SLOW, 3)), few=1)
 @given(ranks=st.sampled_from(WORLDS), actions=ACTIONS, machine=MACHINES, few=st.sampled_from((1, streams.FEW_MEMBERS)))
 def test_any_program_is_replayed_as_a_naive_replay_does_it(ranks, actions, machine, few):
     if ranks == 1:
@@ -232,6 +233,10 @@ BY_HAND = {
     "beside arithmetic what is left of it is exposed": (
         1, [(TO_HOST, 1000), ("compute", 1000), ("arrive",)], [4], [3], [0]),
     "a message of a rank to itself takes no time": (1, [("shift", 100), ("compute", 1000)], [1], [0], [0]),
+    "transfers the same way follow each other": (
+        1, [(TO_HOST, 1000), (TO_HOST, 1000), ("arrive",), ("arrive",)], [8], [8], [0]),
+    "an exchange has waited until the later of two others came": (
+        3, [("compute", [0, 7000, 0]), ("shift", 100)], [8.4, 8.404, 8.404], [0] * 3, [7, 0, 7]),
     "transfers and collectives do not hold each other up": (
         2, [(TO_HOST, 1000), (*GATHER, True), ("compute", 500), ("wait",), ("arrive",)], [4, 4], [2, 2], [0, 0]),
     "in a pipeline messages add up": (
@@ -343,6 +348,9 @@ def test_a_calls_messages_are_shown_with_their_times():
     assert [hop[:2] for hop in found] == [(0, 1), (1, 0)] * 2
     assert [time for hop in found for time in hop[2:]] == near([0, short, 0, long, long, 2 * long, long, long + short])
     assert recording.calls[0].shape.nbytes == 20
+    gathered = replay(recorded(3, lambda rank: rank.gather(np.zeros(1, np.float32))), MACHINE).hops(0)
+    brief = 1.004e-6  # the root takes one after the other: the second starts when both its ends are ready
+    assert [(hop.start_seconds, hop.end_seconds) for hop in gathered] == [near((0, brief)), near((brief, 2 * brief))]
 
 
 # -- what a timeline comes to ----------------------------------------------------------------------------------------
