@@ -3,6 +3,7 @@
 import json
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,9 @@ def test_a_memory_curve_is_as_high_as_its_bytes_from_one_change_to_the_next():
     upper = [(0, 200), (200, 200), (200, 100), (500, 100), (500, 50), (800, 50), (800, 100), (1000, 100)]
     assert paths["gradient"] == [*upper, (1000, 100), (200, 100), (200, 200), (0, 200)]
     assert "at most 75, first after 5.0 µs; 50 at the end" in tree.find("svg").get("aria-label")
+    at_once = replace(rank, microseconds=(0.0, 2.0, 2.0, 8.0))
+    assert at_once.held(["gradient"]) == ([0, 2, 8, 10], {"gradient": [0, 25, 0, 0]})
+    assert replace(rank, nbytes={"a": (0, 50, 25, 0), "b": (0, 0, 25, 0)}).peak_nbytes_by_kind == {"a": 50}
 
 
 def test_every_bar_begins_and_ends_where_its_times_say():

@@ -286,8 +286,23 @@ def test_the_critical_path_follows_messages_from_rank_to_rank_and_goes_through_t
     late = program_of(("compute", [0, 5000, 0]), ("shift", 100), ("compute", [9000, 0, 0]))
     assert [(event.from_rank, event.rank, event.name) for event in timeline.critical_path(
         replay(recorded(3, late), MACHINE))] == [(1, 1, "compute"), (1, 0, "message"), (0, 0, "compute")]
+    # Rank 1 is not held up by rank 0, which sends early and waits.
+    early = program_of(("compute", [0, 5000, 0]), ("send", 0, 1, 100), ("compute", [0, 100, 0]))
+    assert [(event.from_rank, event.rank, event.name) for event in timeline.critical_path(
+        replay(recorded(3, early), MACHINE))] == [(1, 1, "compute"), (1, 1, "message"), (1, 1, "compute")]
+    at_once = replay(recorded(3, lambda rank: rank.all_reduce(np.zeros(3))), MACHINE)
+    assert timeline.critical_path(at_once)[-1].rank == 0
     path = timeline.critical_path(replay(step(4), replace(MACHINE, slow_ranks=[SlowRank(2, 50.0)])))
     assert {event.rank for event in path if event.stream == timeline.COMPUTATION} == {2}
+
+
+def test_what_is_waited_for_before_it_begins_is_replayed_and_shown_too():
+    def program(rank):
+        works = [rank.all_reduce(np.zeros(9), async_op=True) for _ in range(2)]
+        works[1].wait()
+        works[0].wait()
+
+    check(traces_of(2, program), MACHINE)
 
 
 def test_overlap_and_prefetch_hide_communication_behind_arithmetic():
