@@ -184,6 +184,8 @@ def test_what_the_caller_still_holds_of_a_failed_run_or_of_another_error_stays_a
         except KeyError as handled:
             with pytest.raises(error):
                 zs.Cluster(2).run(failing)
+            with pytest.raises(zs.AsymmetryError):
+                zs.NullCluster(2, representative=0).run(lambda rank: rank.send(np.empty(1), 1))
             frame = handled.__traceback__.tb_next.tb_frame
         assert frame.f_locals["precious"] == [1, 2, 3]
 
