@@ -210,6 +210,8 @@ def test_the_command_writes_the_page_beside_the_recording_or_where_it_is_asked_t
     found = replayed.machine_of(16, "a100-40", "nvlink3", nodes=2, efficiency=0.5)
     assert (found.device.name, found.network.inside.name, found.efficiency) == ("a100-40", "nvlink3", 0.5)
     assert found.network.between.name == "infiniband-ndr"
+    for alone in ({"compute": "fp32"}, {"efficiency": 0.5}, {"nodes": 2}, {"between": "pcie5"}):
+        assert_refused(lambda alone=alone: replayed.machine_of(4, None, None, **alone), "go with --device and --link")
 
 
 BAD = [
