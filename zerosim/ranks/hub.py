@@ -506,7 +506,7 @@ class Hub(Backend):
             add_note(error, f"raised by rank {self.failure[0]} of {len(self.results)}")
         for rank, later in self.aftermath:
             add_note(error, f"rank {rank} raised {text_of(later, repr)} when it was stopped")
-            clear_frames(later)
+            clear_frames(later, until=handled)
         clear_frames(error, until=handled)
         self.results.clear()
         self.aftermath.clear()
