@@ -8,9 +8,10 @@ wait for that one. The host waits for neither.
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import repeat
 from typing import Any, TypeVar
 
 import numpy as np
@@ -403,11 +404,13 @@ class NCCLProcessTransport(NCCLTransport):
         return self._observed(parts[0], super().collective(parts))
 
     def message(self, key: GroupKey, step: Sequence[Delivery], ends: Mapping[int, PendingExchange]) -> Carried:
-        """The halves of this rank's exchange, in one group."""
+        """The halves of this rank's exchange, in one group; one with itself that lacks a half waits for ever, as in one
+        process: NCCL would refuse it."""
         (me,) = ends.values()
-        return self._observed(me, super().message(key, step, ends))
+        lacks_a_half = (me.to == me.rank) != (me.source == me.rank)
+        return self._observed(me, repeat(None) if lacks_a_half else super().message(key, step, ends))
 
-    def _observed(self, me: Pending, carried: Carried) -> Carried:
+    def _observed(self, me: Pending, carried: Iterable[Delivery | None]) -> Carried:
         """Remembers the end of a part. Where NCCL raises an error because another rank has failed, a note about that
         comes soon, and stops this rank; without one the error is this rank's own."""
         number, self._begun = self._begun, self._begun + 1
