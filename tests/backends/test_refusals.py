@@ -176,7 +176,7 @@ OF_A_JOB = [
 LONE = [
     *(("mpi", {name: "3"}, rf"a launcher has started 3 processes \({name}=3\), but mpi4py's MPI")
       for name in ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")),  # as under another MPI's mpiexec
-    *(("mpi", {"PALS_RANKID": "0", name: "3"},
+    *(("mpi", {"PALS_RANKID": "0", "PALS_LOCAL_SIZE": "2", name: "3"},  # which PALS counts on this machine alone
        rf"a launcher has started 3 processes \({name}=3\), but .* build mpi4py with the MPI library of this system")
       for name in ("PALS_LOCAL_SIZE", "PMI_SIZE")),
     # As under srun that speaks no PMI, or one that the library does not know.
@@ -276,7 +276,7 @@ def test_a_card_is_told_by_its_uuid_and_not_by_a_host_name_that_two_containers_m
 def test_one_process_is_a_world_of_one_rank_whatever_a_launcher_calls_its_count(monkeypatch) -> None:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed; pip install 'zerosim[mpi]'")
     for name, count in (("PMI_SIZE", ""), ("PMI_SIZE", "no number"), ("SLURM_STEP_NUM_TASKS", "1"), ("PMI_SIZE", "1"),
-                        ("SLURM_STEP_NUM_TASKS", "3")):  # in the end, as mpiexec -n 1 in a step of 3 tasks
+                        ("SLURM_STEP_NUM_TASKS", "3"), ("PALS_LOCAL_SIZE", "3")):  # as mpiexec -n 1 in a step of 3
         monkeypatch.setenv(name, count)
         assert len(zs.connect().run(lambda rank: rank.size)) == 1
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
@@ -300,6 +300,7 @@ JOB, LAUNCHED = "tests/backends/job.py", {"PMI_SIZE": "1"}
     ((f"{JOB}:sums", "--backend", "cupy"), {}, "pip install 'zerosim[gpu]'"),
     ((f"{JOB}:sums", "--backend", "nccl"), {}, "pip install 'zerosim[gpu]'"),
     ((f"{JOB}:sums",), {"SLURM_STEP_NUM_TASKS": "2"}, "a launcher has started 2 processes (SLURM_STEP_NUM_TASKS=2)"),
+    ((f"{JOB}:sums",), {"PALS_RANKID": "1", "PALS_LOCAL_SIZE": "2"}, "started 2 processes (PALS_LOCAL_SIZE=2)"),
     ((f"{JOB}:sums",), {**PLACE, "RANK": "1", "WORLD_SIZE": "2"},
      "this process was started as rank 1 of 2 (RANK and WORLD_SIZE), by what is no MPI; say --backend"),
 ], ids=lambda value: str(value)[-20:])

@@ -72,4 +72,5 @@ def gpu_check(
                              "names another")
         typer.echo(report.page(folder), nl=False)
         return
-    raise typer.Exit(main([name.strip() for name in only.split(",") if name.strip()], budget, folder))
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    raise typer.Exit(main(names or [only] * bool(only), budget, folder))  # a comma alone does not ask for all
