@@ -136,6 +136,7 @@ def test_the_command_refuses_what_it_cannot_do(monkeypatch, tmp_path) -> None:
     (tmp_path / "cards.json").write_text("{}")
     for words, said in ((("--only", "speed,nix"), "--only names 'nix', and the parts are kernels, exhaustive,"),
                         (("--only", " , "), "--only names ' , ', and the parts are"),
+                        (("--page", "--only", "mpi"), "--only mpi chooses what to run; leave one of them out"),
                         (("--page",), "cards.json is no report of gpu-check (KeyError: 'cards'); remove it, or name"),
                         (("--budget", "601"), "a budget of 601 seconds was asked for; a part takes more than 0 and at "
                                               "most 600"), (("--budget", "0"), "a budget of 0 seconds")):

@@ -67,6 +67,9 @@ def gpu_check(
     from benchmarks.gpu_check import main, report
 
     if page:
+        if only:
+            raise ValueError(f"--page prints all parts that are in the folder, and --only {only} chooses what to run; "
+                             "leave one of them out")
         if not folder.is_dir():
             raise ValueError(f"there is no folder {folder} to make a page of; zerosim gpu-check writes one, or --out "
                              "names another")
