@@ -181,6 +181,15 @@ def alone(gpus: Any) -> Any:
     return lambda **options: NCCLProcessCluster(TCPChannel(0, 1, ("", 0), None), local_rank=0, **options)
 
 
+def test_a_note_that_comes_while_a_program_looks_at_the_last_words_does_not_change_them_under_it() -> None:
+    """The thread that listens takes a note; the program, which asks before every call, has no lock."""
+    backend: Any = object.__new__(ProcessBackend)
+    backend.endings = {}
+    looking = iter(backend.endings.items())
+    backend._receive(1, Finished({}))
+    assert (list(looking), list(backend.endings)) == ([], [1])
+
+
 def test_a_run_returns_this_ranks_result_at_its_index_and_gives_back_its_links(alone: Any) -> None:
     cluster = alone()
     assert list(cluster.run(lambda rank, add: rank.index + add, 5)) == [5]
