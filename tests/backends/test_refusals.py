@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -246,7 +248,8 @@ def test_what_one_process_misses_every_process_is_told() -> None:
     told: list[Any] = []
 
     def channel(others: str | None) -> Any:
-        return SimpleNamespace(index=0, size=3, everyone=lambda value: [told.append(value) or value, None, others])
+        return SimpleNamespace(index=0, size=3, lost=set(),
+                               everyone=lambda value: [told.append(value) or value, None, others])
 
     def missing(error: Exception) -> Callable[[], Any]:
         def find() -> None:
@@ -259,6 +262,21 @@ def test_what_one_process_misses_every_process_is_told() -> None:
     for error in (zs.BackendError("CUDA", "mine is missing"), CUDARuntimeError("all CUDA devices are busy")):
         assert_refused(lambda error=error: together(channel(None), missing(error)), str(error), type(error))
     assert told == [None, None, "mine is missing", "all CUDA devices are busy"]
+
+
+@pytest.mark.parametrize(("lost", "find", "said"), [
+    (set(), lambda aborted: 1 / 0, "rank 0 of 3: ZeroDivisionError: division by zero; not all ranks heard of it"),
+    ({2}, lambda aborted: aborted.wait(600), "rank 0 of 3: rank 2 of 3 can no longer be reached")])
+def test_a_job_is_ended_where_a_rank_waits_inside_nccl_for_one_that_has_failed_or_gone(
+        monkeypatch, capsys, lost: set[int], find: Callable[[threading.Event], Any], said: str) -> None:
+    monkeypatch.setattr("zerosim.backends.nccl.transport.FAREWELL_SECONDS", 0.01)
+    aborted = threading.Event()  # until then nobody answers
+    channel: Any = SimpleNamespace(index=0, size=3, lost=lost, abort=aborted.set,
+                                   everyone=lambda value: [aborted.wait(600) and value] * 3)
+    with suppress(ZeroDivisionError):
+        together(channel, lambda: find(aborted))
+    assert aborted.is_set()
+    assert said in capsys.readouterr().err
 
 
 def test_a_card_is_told_by_its_uuid_and_not_by_a_host_name_that_two_containers_may_have() -> None:

@@ -6,6 +6,8 @@ communication stream waits for it; another says when its result is there, and ``
 wait for that one. The host waits for neither.
 """
 
+import sys
+import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,9 +18,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from zerosim.backends import CAUSE_SECONDS
+from zerosim.backends import CAUSE_SECONDS, FAREWELL_SECONDS
 from zerosim.backends.nccl.adapter import NCCL, TYPES, Communicator, DeviceStreams, adds
-from zerosim.backends.processes.notes import Channel, Elements
+from zerosim.backends.processes.cluster import LISTEN_SECONDS
+from zerosim.backends.processes.notes import Channel, Elements, gone_text
 from zerosim.numerics.arrays import copy_elements, on_device, words
 from zerosim.ranks.call import Array, Call, GroupKey, Pending, PendingCall, PendingExchange, chunk_lengths
 from zerosim.ranks.collectives import Delivery, Exchanges, lockstep, sent_by, steps_of
@@ -119,13 +122,30 @@ def together(channel: Channel, find: Callable[[], T]) -> T:
     """The result of ``find()`` in this process; every process calls it.
 
     Raises in all of them what it raised in one: there its own error, elsewhere BackendError with its rank and text.
+    Ends the job where a rank cannot hear of it, as it waits for another one inside NCCL.
     """
     error: Exception | None = None
+    over = threading.Event()
+
+    def watch() -> None:
+        while error is None and not channel.lost:
+            if over.wait(LISTEN_SECONDS):
+                return
+        if not over.wait(FAREWELL_SECONDS):
+            why = f"{type(error).__name__}: {error}" if error else gone_text(sorted(channel.lost), channel.size)
+            print(f"rank {channel.index} of {channel.size}: {why}; not all ranks heard of it for {FAREWELL_SECONDS:g} "
+                  "seconds; all processes of the job are ended", file=sys.stderr, flush=True)
+            channel.abort()
+
+    threading.Thread(target=watch, daemon=True, name="zerosim watches").start()
     try:
         found = find()
     except Exception as raised:  # whatever it is, the others wait for it
         error = raised
-    texts: list[str | None] = channel.everyone(None if error is None else f"{error}" or type(error).__name__)
+    try:
+        texts: list[str | None] = channel.everyone(None if error is None else f"{error}" or type(error).__name__)
+    finally:
+        over.set()
     if error is not None:
         raise error
     for rank, text in enumerate(texts):
