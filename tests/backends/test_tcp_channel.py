@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,7 +64,7 @@ class Threads:
         self.ended.put(code)
         raise EOFError
 
-    def begin(self, does: Any, rank: int, ranks: int, key: bytes = b"key") -> Future[Any]:
+    def begin(self, does: Any, rank: int, ranks: int, key: bytes | None = b"key") -> Future[Any]:
         """A rank that does something with its channel."""
         return self.pool.submit(lambda: does(TCPChannel(rank, ranks, ("127.0.0.1", self.port), key)))
 
@@ -250,6 +250,18 @@ def test_a_job_of_one_machine_needs_no_secret_and_its_key_is_its_users_alone(mon
     folder.symlink_to(tmp_path / "another")  # whose own mode is 0o777
     for read in (lambda: key_of_this_user(29501), left_to_this_user(29501, b"random", needed=True).__enter__):
         assert_refused(read, "can be read or written by others; remove it, or set ZEROSIM_JOB_KEY", zs.BackendError)
+
+
+def test_a_process_that_does_not_see_rank_0s_key_says_so_and_waits_no_longer(threads: Threads, monkeypatch) -> None:
+    """As in a container with files of its own, on rank 0's network."""
+    def unseen(port: int) -> bytes:
+        raise FileNotFoundError(2, "No such file or directory", f"/tmp/{port}.key")
+
+    monkeypatch.setattr("zerosim.backends.processes.tcp.left_to_this_user", lambda *_, **__: nullcontext())
+    monkeypatch.setattr("zerosim.backends.processes.tcp.key_of_this_user", unseen)
+    _, second = (threads.begin(notes, rank, 2, None) for rank in (0, 1))
+    said = rf"not let in at .*: rank 0 left no key in /tmp/{threads.port}\.key here; .*, set ZEROSIM_JOB_KEY"
+    assert_refused(lambda: second.result(600), said, zs.BackendError)
 
 
 # -- plain data -------------------------------------------------------------------------------------------------------

@@ -161,11 +161,11 @@ def computing(rank: zs.Rank) -> tuple[int, int, int]:
 def late_comer(rank: zs.Rank) -> list[Any]:
     """Rank 0 enters a collective only after it was told to, by a rank that has begun that collective already."""
     x, told = vector(rank, 3000, np.float32), on_rank(rank, np.zeros(1, np.int64))
-    if rank.index == 0:
+    if 0 == rank.index < rank.size - 1:
         rank.recv(told, rank.size - 1)
         return [on_host(told), on_host(rank.all_reduce(x))]
     begun = rank.all_reduce(x, async_op=True)
-    if rank.index == rank.size - 1:
+    if 0 < rank.index == rank.size - 1:
         rank.send(on_rank(rank, np.array([7], np.int64)), 0)
     return [on_host(told), on_host(begun.wait())]
 

@@ -6,18 +6,22 @@ communication stream waits for it; another says when its result is there, and ``
 wait for that one. The host waits for neither.
 """
 
+import sys
+import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import repeat
 from typing import Any, TypeVar
 
 import numpy as np
 
-from zerosim.backends import CAUSE_SECONDS
+from zerosim.backends import CAUSE_SECONDS, FAREWELL_SECONDS
 from zerosim.backends.nccl.adapter import NCCL, TYPES, Communicator, DeviceStreams, adds
-from zerosim.backends.processes.notes import Channel, Elements
+from zerosim.backends.processes.cluster import LISTEN_SECONDS
+from zerosim.backends.processes.notes import Channel, Elements, gone_text
 from zerosim.numerics.arrays import copy_elements, on_device, words
 from zerosim.ranks.call import Array, Call, GroupKey, Pending, PendingCall, PendingExchange, chunk_lengths
 from zerosim.ranks.collectives import Delivery, Exchanges, lockstep, sent_by, steps_of
@@ -118,13 +122,30 @@ def together(channel: Channel, find: Callable[[], T]) -> T:
     """The result of ``find()`` in this process; every process calls it.
 
     Raises in all of them what it raised in one: there its own error, elsewhere BackendError with its rank and text.
+    Ends the job where a rank cannot hear of it, as it waits for another one inside NCCL.
     """
     error: Exception | None = None
+    over = threading.Event()
+
+    def watch() -> None:
+        while error is None and not channel.lost:
+            if over.wait(LISTEN_SECONDS):
+                return
+        if not over.wait(FAREWELL_SECONDS):
+            why = f"{type(error).__name__}: {error}" if error else gone_text(sorted(channel.lost), channel.size)
+            print(f"rank {channel.index} of {channel.size}: {why}; not all ranks heard of it for {FAREWELL_SECONDS:g} "
+                  "seconds; all processes of the job are ended", file=sys.stderr, flush=True)
+            channel.abort()
+
+    threading.Thread(target=watch, daemon=True, name="zerosim watches").start()
     try:
         found = find()
     except Exception as raised:  # whatever it is, the others wait for it
         error = raised
-    texts: list[str | None] = channel.all_gather(None if error is None else f"{error}" or type(error).__name__)
+    try:
+        texts: list[str | None] = channel.all_gather(None if error is None else f"{error}" or type(error).__name__)
+    finally:
+        over.set()
     if error is not None:
         raise error
     for rank, text in enumerate(texts):
@@ -403,11 +424,13 @@ class NCCLProcessTransport(NCCLTransport):
         return self._observed(parts[0], super().collective(parts))
 
     def message(self, key: GroupKey, step: Sequence[Delivery], ends: Mapping[int, PendingExchange]) -> Carried:
-        """The halves of this rank's exchange, in one group."""
+        """The halves of this rank's exchange, in one group; one with itself that lacks a half waits for ever, as in one
+        process: NCCL would refuse it."""
         (me,) = ends.values()
-        return self._observed(me, super().message(key, step, ends))
+        lacks_a_half = (me.to == me.rank) != (me.source == me.rank)
+        return self._observed(me, repeat(None) if lacks_a_half else super().message(key, step, ends))
 
-    def _observed(self, me: Pending, carried: Carried) -> Carried:
+    def _observed(self, me: Pending, carried: Iterable[Delivery | None]) -> Carried:
         """Remembers the end of a part. Where NCCL raises an error because another rank has failed, a note about that
         comes soon, and stops this rank; without one the error is this rank's own."""
         number, self._begun = self._begun, self._begun + 1

@@ -365,7 +365,7 @@ class ProcessBackend(Backend):
             case None:
                 self.waiting.pop(rank, None)
             case Finished() | Failed():
-                self.endings[rank] = note
+                self.endings = {**self.endings, rank: note}  # a program goes through the old ones without the lock
 
     def _judge(self) -> None:
         """Finds where the notes of those that wait or have finished show what is wrong. No program can catch that and
