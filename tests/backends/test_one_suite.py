@@ -83,6 +83,11 @@ def test_who_waits_lets_others_go_on(world: World, debug: bool) -> None:
         world.run(programs.answers_after_it_has_heard, debug=debug)
 
 
+def test_the_worked_example_gives_the_same_weights_masters_and_moments(world: World) -> None:
+    for stage, compute in chosen([(0, "bf16"), (3, "fp16")], STAGES_AND_FORMATS):
+        assert_same(world, programs.four, stage, compute, kind=world.kind)
+
+
 def test_training_a_gpt_gives_the_same_losses_and_states(world: World) -> None:
     for stage, compute in chosen(TRAINED.get(world, STAGES_AND_FORMATS), STAGES_AND_FORMATS):
         found = ran(world, programs.gpt, stage, compute)

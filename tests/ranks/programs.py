@@ -181,6 +181,16 @@ def counted(rank: zs.Rank) -> tuple[Any, ...]:
             [(row.call.operation, row.sent_nbytes) for row in rank.trace.collectives()])
 
 
+def four(rank: zs.Rank, stage: int, compute: str) -> tuple[Any, ...]:
+    """One step of the worked example: losses, weights, master, moments."""
+    model = zs.models.four_weights((2.0, -3.0, 1.0, 0.5))
+    engine = zs.Engine(rank, model, zs.optim.Adam(lr=0.1), stage=stage, policy=zs.Policy(compute), layout="contiguous")
+    (x1, x2), target = [((1.0, 3.0), 5.0), ((2.0, 1.0), 7.0), ((1.5, 1.0), 6.0), ((0.5, 2.0), 4.0)][rank.index % 4]
+    batch = np.array([[x1, x2]], np.float32), np.array([[target]], np.float32)
+    losses = engine.step([batch]).losses
+    return losses, on_host({name: engine.state(name) for name in model.shapes})
+
+
 # What differs from one step of AdamW on two micro-batches; from the fourth on, other layouts and kernels.
 TRAININGS: dict[str, dict[str, Any]] = {
     "two steps": {"steps": 2},
