@@ -183,7 +183,7 @@ def test_what_needs_every_row_is_refused_when_some_are_gone_and_the_rest_can_sti
         assert shown._repr_html_()
     assert f"{found.dropped} dropped before them" in repr(found)
     for wrong in (0, -1, 2.5, True, "many"):
-        with pytest.raises(ValueError, match="trace_rows=.* must be a number of rows"):
+        with pytest.raises(ValueError, match=r"trace_rows=.* must be a number of rows"):
             zs.Cluster(2, trace_rows=wrong)
 
 
