@@ -1,5 +1,6 @@
 """ZeRO: where parameters, gradients and optimizer state rest, and how a training step moves them."""
 
+from zerosim.zero.checkpoint import CheckpointError, Restored
 from zerosim.zero.engine import Engine
 from zerosim.zero.layout import Layout, lay_out, layout_of
 from zerosim.zero.param_group import Group, ParamGroup
@@ -11,11 +12,13 @@ __all__ = [
     "REPLICATED",
     "SHARDED",
     "STAGES",
+    "CheckpointError",
     "Engine",
     "Group",
     "Layout",
     "ParamGroup",
     "Placement",
+    "Restored",
     "Stage",
     "StepResult",
     "lay_out",
