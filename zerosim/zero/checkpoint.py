@@ -83,14 +83,13 @@ class TrainingState:
     counts: StepCounts
     settings: Mapping[str, str]
 
-    def all_settings(self) -> dict[str, str]:
-        """In words, by name: what a continued training's bits depend on, beside what is restored."""
-        update = self.update
+    def all_settings(self, steps_taken: int) -> dict[str, str]:
+        """In words, by name: what the bits of a training that goes on depend on, beside what is restored."""
         return {"ranks": str(self.rank.size), **self.settings,
                 "layout": ", ".join(group.layout.name for group in self.param_groups),
                 "formats": "; ".join(str(group.policy) for group in self.param_groups),
-                "clip_norm": str(update.clip_norm),
-                "factor of the next lr": str(update.lr_factor(update.steps_taken + 1))}
+                "clip_norm": str(self.update.clip_norm),
+                "factor of the next lr": str(self.update.lr_factor(steps_taken + 1))}
 
 
 # -- What rests on a rank, by name -------------------------------------------------------------------------------------
@@ -260,7 +259,8 @@ def _write_index(folder: Path, number: int, training: TrainingState, progress: A
         "format": FORMAT, "version": VERSION, "number": number, "files": files, "counts": counts,
         "steps_taken": training.update.steps_taken, "micro_batches": training.gradients.micro_batch,
         "loss_scale": {"kind": scaler.kind, "rule": _rule(training), "state": scaler.state()}, "progress": progress,
-        "settings": training.all_settings(), "parameters": _parameters(training), "tensors": tensors}
+        "settings": training.all_settings(training.update.steps_taken), "parameters": _parameters(training),
+        "tensors": tensors}
     text = json.dumps({"sha256": _sha256(content), "checkpoint": content}, indent=1, allow_nan=False)
     write_durably(folder / INDEX, [text.encode()])
 
@@ -365,12 +365,12 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     if not known:
         raise ValueError(f"{index} is of the format {content['format']!r}, and load() reads {FORMAT!r}; name the "
                          "folder that save() was given")
-    if found["sha256"] != _sha256(content):
-        raise ValueError(f"{index} is damaged: its content has not the checksum that was written with it; take another "
-                         "copy of it")
     if not is_count(version) or version > VERSION:
         raise ValueError(f"{index} is of version {version}, and this zerosim reads versions up to {VERSION}; install a "
                          "newer zerosim")
+    if found["sha256"] != _sha256(content):
+        raise ValueError(f"{index} is damaged: its content has not the checksum that was written with it; take another "
+                         "copy of it")
     return Checkpoint(folder, content)
 
 
@@ -477,7 +477,7 @@ def _require_same_parameters(training: TrainingState, content: Mapping[str, Any]
 
 def _require_same_place(training: TrainingState, content: Mapping[str, Any], folder: Path) -> None:
     """Raises ValueError where the gradients of a step under way cannot go on."""
-    saved, here = content["settings"], training.all_settings()
+    saved, here = content["settings"], training.all_settings(content["steps_taken"])
     for name in ("ranks", "stage", "layout", "formats"):
         if saved[name] != here[name]:
             raise ValueError(f"{folder} was saved in the middle of a step, after {content['micro_batches']} "
@@ -487,7 +487,7 @@ def _require_same_place(training: TrainingState, content: Mapping[str, Any], fol
 
 def _differences(training: TrainingState, content: Mapping[str, Any]) -> tuple[str, ...]:
     """Why training may go on with other bits, a line each: what is here another than in the engine that saved."""
-    saved, here = content["settings"], training.all_settings()
+    saved, here = content["settings"], training.all_settings(content["steps_taken"])
     found = [f"{name}: saved with {saved.get(name)}, here {value}" for name, value in here.items()
              if saved.get(name) != value]
     optimizers = {name: (content["parameters"][name]["optimizer"], one["optimizer"])
