@@ -360,7 +360,7 @@ def test_what_is_under_way_is_refused(tmp_path):
     refused("after the step's last backward", lambda engine: back(engine, last=True), save)
     refused("shards the other ranks have not yet", back, zs.Engine.reduce, zs.Engine.update, save)
     refused("progress=.*come back from JSON", lambda engine: engine.save(tmp_path / "c", {"x": np.zeros(2)}))
-    refused("inside a block", back, save, inside)
+    refused("loaded inside a block", back, save, inside)
     refused("in the middle of a step, after 1 micro-batches, whose gradients are those of stage",
             lambda engine: engine.load(tmp_path / "c"), stage=2)
     assert_refused(lambda: zs.NullCluster(2).run(lambda rank: save(zs.Engine(rank, ODD, ADAM))), "types alone")

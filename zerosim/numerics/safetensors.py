@@ -12,8 +12,9 @@ import json
 import math
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -65,31 +66,26 @@ class TensorFile:
 # -- Writing -----------------------------------------------------------------------------------------------------------
 
 
-def write_tensors(path: Path, tensors: Mapping[str, AnyArray], metadata: Mapping[str, str]) -> None:
-    """Writes contiguous arrays, on the host or a device, under their names, and texts; no array is copied whole.
+def write_tensors(path: Path, kinds: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
+                  array_of: Callable[[str], AnyArray], metadata: Mapping[str, str]) -> None:
+    """Writes tensors of these types and shapes by name, and texts.
 
-    Raises OSError for what cannot be written, and ValueError for a type that the format has no name for.
+    ``array_of`` gives each one's contiguous array, on the host or a device, when its turn has come; none is copied
+    whole. Raises OSError for what cannot be written, and ValueError for a type that the format has no name for.
     """
     _require_little_endian()
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     end = 0
-    for name, array in tensors.items():
-        if array.dtype not in CODES:
-            raise ValueError(f"{path}: {name} is of type {array.dtype}, which the safetensors format has not; it has "
+    for name, (dtype, shape) in kinds.items():
+        if dtype not in CODES:
+            raise ValueError(f"{path}: {name} is of type {dtype}, which the safetensors format has not; it has "
                              f"{', '.join(DTYPES)}")
-        header[name] = {"dtype": CODES[array.dtype], "shape": list(array.shape),
-                        "data_offsets": [end, end + array.nbytes]}
-        end += array.nbytes
+        start, end = end, end + dtype.itemsize * math.prod(shape)
+        header[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # so that elements of 8 bytes begin where such elements may
-    write_durably(path, _parts(text, tensors))
-
-
-def _parts(header: bytes, tensors: Mapping[str, AnyArray]) -> Iterator[Any]:
-    yield len(header).to_bytes(8, "little")
-    yield header
-    for array in tensors.values():
-        yield from _blocks(array)
+    blocks = (block for name in kinds for block in _blocks(array_of(name)))
+    write_durably(path, chain([len(text).to_bytes(8, "little"), text], blocks))
 
 
 def _blocks(array: AnyArray) -> Iterator[Any]:

@@ -41,7 +41,7 @@ from zerosim.numerics.safetensors import (
     write_tensors,
 )
 from zerosim.ranks.rank import Rank
-from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
+from zerosim.zero.gradients import Accumulator, FactorObserver, Factors
 from zerosim.zero.layout import ParameterPiece
 from zerosim.zero.param_group import ParamGroup, at
 from zerosim.zero.placements import Placement
@@ -68,6 +68,22 @@ class Restored:
     progress: Any
     differences: tuple[str, ...]
     nbytes_read: int
+
+
+@dataclass(slots=True)
+class StepCounts:
+    """An engine's counts: of steps, skipped and abandoned ones too, and in the step under way its loss scale S, its
+    forwards, and each micro-batch's tokens and places that has gone back."""
+
+    scale: float
+    step: int = 0
+    forwards: int = 0
+    tokens: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+
+    def next_step(self) -> "StepCounts":
+        """The counts when the next step begins."""
+        return StepCounts(self.scale, self.step + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +124,13 @@ class Resting:
 def owned(training: TrainingState) -> Iterator[Resting]:
     """All state of which this rank is the owner: every element of a tensor has one."""
     for group in training.param_groups:
-        yield from _of_group(group, owned=True)
+        yield from resting_of(group, owned=True)
     if training.gradients.micro_batch:
         yield from _of_step(training, training.observer.sums)
 
 
-def _of_group(group: ParamGroup, *, owned: bool) -> Iterator[Resting]:
+def resting_of(group: ParamGroup, *, owned: bool) -> Iterator[Resting]:
+    """The state of a param group that rests on this rank, or the part of it of which the rank is the owner."""
     layout, stage = group.layout, group.stage
 
     def pieces(placement: Placement) -> list[ParameterPiece]:
@@ -231,7 +248,8 @@ def _write_shard(path: Path, training: TrainingState) -> None:
     own = list(owned(training))
     about = {one.key: {"shape": one.shape, "start": one.start, "crc32": checksums(one.array)} for one in own}
     counts = asdict(training.counts) | {"rows": training.observer.rows}
-    write_tensors(path, {one.key: one.array for one in own},
+    arrays = {one.key: one.array for one in own}
+    write_tensors(path, {key: (array.dtype, array.shape) for key, array in arrays.items()}, arrays.__getitem__,
                   {FORMAT: json.dumps({"version": VERSION, "counts": counts, "tensors": about})})
 
 
@@ -391,7 +409,7 @@ def load(path: str | Path, training: TrainingState, abandon: Callable[[], None])
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """All of a load that has been checked: where each element comes from, and what is set beside the arrays."""
 
     content: Mapping[str, Any]
@@ -403,7 +421,7 @@ class Plan:
     nbytes: int
 
 
-def _plan(folder: Path, training: TrainingState) -> Plan:
+def _plan(folder: Path, training: TrainingState) -> LoadPlan:
     """Reads and checks all that this rank needs. Raises ValueError or OSError where it cannot."""
     rank, checkpoint = training.rank, open_checkpoint(folder)
     content = checkpoint.content
@@ -413,7 +431,7 @@ def _plan(folder: Path, training: TrainingState) -> Plan:
         _require_same_place(training, content, folder)
     counts = dict(content["counts"][rank.index if len(content["counts"]) == rank.size else 0])
     rows, factors = counts.pop("rows"), dict[str, Factors]()
-    wanted = [one for group in training.param_groups for one in _of_group(group, owned=False)]
+    wanted = [one for group in training.param_groups for one in resting_of(group, owned=False)]
     if content["micro_batches"]:
         for weight in rows:
             inputs, outputs = content["parameters"][weight]["shape"]
@@ -422,7 +440,7 @@ def _plan(folder: Path, training: TrainingState) -> Plan:
     sources = sorted((source for one in wanted
                       for source in checkpoint.sources(_key_of(one, content), one.shape, one.start, one.array)),
                      key=lambda source: (source.path, source.tensor.start))
-    return Plan(content, differences, sources, counts, rows, factors, _read(rank, sources, check_only=True))
+    return LoadPlan(content, differences, sources, counts, rows, factors, _read(rank, sources, check_only=True))
 
 
 def _key_of(one: Resting, content: Mapping[str, Any]) -> str:
@@ -434,7 +452,7 @@ def _key_of(one: Resting, content: Mapping[str, Any]) -> str:
     return one.key
 
 
-def _fill(plan: Plan, training: TrainingState) -> None:
+def _fill(plan: LoadPlan, training: TrainingState) -> None:
     """Sets all state to the checkpoint's."""
     content, update = plan.content, training.update
     if _keeps_loss_scale(training, content):

@@ -29,8 +29,8 @@ from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer, require_cut_and_needs, require_usable
 from zerosim.ranks.rank import Rank
 from zerosim.shown import Shown
-from zerosim.zero import checkpoint
-from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
+from zerosim.zero import checkpoint, hub_weights
+from zerosim.zero.gradients import Accumulator, FactorObserver, Factors
 from zerosim.zero.layout import Layout
 from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
 from zerosim.zero.placements import BucketOptions, Stage, stage_of
@@ -118,7 +118,7 @@ class Engine(Shown):
         self._unsharder = Unsharder(model, self.param_groups, bucket_options, keep=keep, prefetch=prefetch)
         self._weights = object()  # another one after each update
         self._factors: dict[str, Factors] = {}
-        self._counts = StepCounts(self.loss_scale.scale)
+        self._counts = checkpoint.StepCounts(self.loss_scale.scale)
 
     # -- a step and its parts -----------------------------------------------------------------------------------------
 
@@ -262,11 +262,22 @@ class Engine(Shown):
 
         Raises CheckpointError on every rank where one cannot read it: then nothing has been changed.
         """
-        if self._unsharder.open_blocks:
-            raise ValueError("load() was called inside a block `with engine.weights(unit)`; end the block first")
-        restored, self._counts = checkpoint.load(path, self._training_state(), self.abandon)
-        self._weights = object()
+        restored, self._counts = checkpoint.load(path, self._training_state(), self._drop_for_load)
         return restored
+
+    def load_weights(self, path: str | Path) -> None:
+        """Takes all weights from a safetensors file, or a folder in Hugging Face's manner; see `hub_weights`.
+
+        Optimizer state and steps taken stay, a step under way is dropped. Raises CheckpointError as load() does.
+        """
+        hub_weights.load_weights(path, self._training_state(), self._drop_for_load)
+
+    def _drop_for_load(self) -> None:
+        if self._unsharder.open_blocks:
+            raise ValueError("weights were to be loaded inside a block `with engine.weights(unit)`, where they would "
+                             "be those of before; end the block first")
+        self.abandon()
+        self._weights = object()
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Everything of which this rank is the owner, by kind and parameter, as views of what rests: what save()
