@@ -29,6 +29,11 @@ Capacity = Annotated[int | None, typer.Option(metavar="NBYTES", help="What each 
 SaveTo = Annotated[str | None, typer.Option("--save", metavar="FILE", help="Record the last step in this JSON file, "
                                                                            "for zerosim report.")]
 
+Checkpoint = Annotated[str | None, typer.Option(metavar="FOLDER", help="The folder of the run's checkpoint.")]
+SaveEvery = Annotated[int | None, typer.Option(metavar="STEPS", help="Save the whole training after every so many "
+                                                                     "steps and the last, in --checkpoint.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from --checkpoint; --steps counts from the beginning.")]
+
 StepsOfOne = Annotated[int, typer.Option(help="How many steps.")]
 StepsOfEach = Annotated[int, typer.Option(help="How many steps each.")]
 Sample = Annotated[int, typer.Option(help="Tokens that it writes at the end.")]
@@ -44,7 +49,8 @@ def train(
     optimizer: Named = "adamw", lr: LearningRate = None, micro_batches: MicroBatches = 1, batch: Batch = 4,
     recompute: Recompute = "none", layout: LayoutName = None, gather: Gather = False, steps: StepsOfOne = 200,
     seed: Seed = 0, loss_scale: LossScale = None, capacity: Capacity = None, sample: Sample = 160,
-    save: SaveTo = None, as_json: AsJson = False,
+    save: SaveTo = None, checkpoint: Checkpoint = None, save_every: SaveEvery = None, resume: Resume = False,
+    as_json: AsJson = False,
 ) -> None:
     """Trains a GPT on a text, under any stage of ZeRO, and says what it came to."""
     from zerosim.course import training
@@ -58,8 +64,11 @@ def train(
     corpus = corpus_of(text)
     if save is not None:
         require_place(save)
+    if checkpoint is None and (resume or save_every is not None):
+        raise ValueError("asked for --resume or --save-every without a folder; name one, as in --checkpoint my-run")
+    checkpoints = None if checkpoint is None else training.Checkpoints(checkpoint, save_every, resume)
     with training.progress_bar(console(stderr=True), steps) as bar:
-        found = training.train(options, corpus, bar.heard, keep_last_step=save is not None)
+        found = training.train(options, corpus, bar.heard, keep_last_step=save is not None, checkpoints=checkpoints)
     if save is not None and found.last_step is not None:
         recording.save(recording.record(found.last_step), save)
     training.require_learned(found)

@@ -17,7 +17,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -464,9 +464,10 @@ def _fill(plan: LoadPlan, training: TrainingState) -> None:
         reducer.micro_batch = content["micro_batches"]
 
 
-def _read(rank: Rank, sources: Iterable[Source], *, check_only: bool) -> int:
+def _read(rank: Rank, sources: Sequence[Source], *, check_only: bool) -> int:
     """Reads and checks the blocks of all sources, and puts them where they belong; returns how many bytes they are."""
-    buffer, nbytes = rank.memory.alloc(BLOCK_NBYTES, np.uint8, "workspace", "checkpoint"), 0
+    most = max((min(source.tensor.nbytes, BLOCK_NBYTES) for source in sources), default=0)
+    buffer, nbytes = rank.memory.alloc(most, np.uint8, "workspace", "checkpoint"), 0
     for path, of_file in groupby(sources, lambda source: source.path):
         with path.open("rb") as file:
             for source in of_file:

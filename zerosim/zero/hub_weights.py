@@ -203,7 +203,7 @@ class HubWeight:
 
 
 def _found(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, HubWeight]:
-    """Where each weight lies. Raises ValueError or OSError where one is not there in its shape."""
+    """The places of all weights. Raises ValueError or OSError where one is not there in its shape."""
     tensors = _tensors(path)
     weights = {}
     for name, there in hub_names(shapes).items():
