@@ -225,7 +225,7 @@ for title, way in figures.timeline_data(stage=3, options=options).replays.items(
 # * Replace the last `wait` of `by_hand` by nothing. What does the cluster say at the end?
 # * Print `own` right after the reduction has been issued.
 # * On which machine is overlap worth nothing? Give `WIRE` a thousandth of its bandwidth, then a thousand times.
-# * `figures.timeline(figures.timeline_data(stage=0, options={"DDP": {"overlap": True}}))`: what is waited for at the end?
+# * `figures.timeline(figures.timeline_data(stage=0, options={"DDP": {"overlap": True}}))`: what is still waited for?
 # * In a shell: `zerosim cost --collective all_reduce --nbytes 25600000 --ranks 64 --link infiniband-ndr`.
 #
 # ## Proof

@@ -177,10 +177,11 @@ def test_what_the_caller_still_holds_of_a_failed_run_or_of_another_error_stays_a
         with pytest.raises(Boom, match="here"):
             zs.Cluster(1).run(program)
         assert kept.pop()().tolist() == [1, 1, 1]
-    try:
-        outer_failure()
-    except KeyError as handled:
-        with pytest.raises(zs.DeadlockError):
-            zs.Cluster(2).run(lambda rank: rank.recv(np.empty(1), 1 - rank.index))
-        frame = handled.__traceback__.tb_next.tb_frame
-    assert frame.f_locals["precious"] == [1, 2, 3]
+    for failing, error in ((program, Boom), (lambda rank: rank.recv(np.empty(1), 1 - rank.index), zs.DeadlockError)):
+        try:
+            outer_failure()
+        except KeyError as handled:
+            with pytest.raises(error):
+                zs.Cluster(2).run(failing)
+            frame = handled.__traceback__.tb_next.tb_frame
+        assert frame.f_locals["precious"] == [1, 2, 3]

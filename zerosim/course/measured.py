@@ -17,8 +17,9 @@ from zerosim.planning.activations import Block, fullest_nbytes, tensors
 from zerosim.planning.conventions import convention_of, per_parameter_nbytes, states_nbytes
 from zerosim.planning.plan import PlanConfig
 from zerosim.planning.shapes import ModelShape
-from zerosim.ranks.cluster import Cluster, NullCluster
+from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.memory import RESTING_KINDS
+from zerosim.ranks.null_cluster import NullCluster
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import PURPOSES, Compute, SpanBegin
 from zerosim.zero.engine import Engine

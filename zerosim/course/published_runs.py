@@ -20,7 +20,7 @@ from zerosim.numerics.rounding import round_to, spacing
 from zerosim.optim.elementwise import Adam
 from zerosim.planning import hardware
 from zerosim.planning.activations import Block
-from zerosim.ranks.cluster import NullCluster
+from zerosim.ranks.null_cluster import NullCluster
 from zerosim.ranks.trace import Held
 from zerosim.zero.placements import REPLICATED, SHARDED, Stage
 

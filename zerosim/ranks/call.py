@@ -415,8 +415,9 @@ class Backend:
         """Runs the programs of the ranks that are here to their end; yields what is watched."""
         raise NotImplementedError
 
-    def release(self, error: BaseException) -> None:
-        """After a failure: clears what the error's frames would keep in memory."""
+    def release(self, error: BaseException, handled: BaseException | None) -> None:
+        """After a failure: clears what the error's frames would keep in memory, but for what the caller handled before.
+        """
 
 
 # -- Checks of what a program hands to a collective: what was asked, what was found, what to do ----------------------

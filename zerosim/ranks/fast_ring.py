@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import BLOCK, copy_elements, has_data, on_host, spans
+from zerosim.numerics.arrays import copy_elements, has_data, on_host, spans
 from zerosim.numerics.kernels import NullKernels, NumpyKernels
 from zerosim.ranks.call import Call, Cut, PendingCall, chunk_lengths, largest_chunk
 
@@ -36,17 +36,6 @@ def sent_nbytes(call: Call, index: int) -> int:
     elements = {"reduce_scatter": scattered, "all_gather": gathered, "all_reduce": scattered + gathered}
     nbytes: int = elements[call.operation] * call.dtype.itemsize
     return nbytes
-
-
-def scratch_nbytes(call: Call) -> int:
-    """The most bytes that this way of computing takes for itself: no rank's, as hardware would not need them."""
-    if call.operation == "all_gather":
-        return 0
-    longest, itemsize = largest_chunk(call.cut), call.dtype.itemsize
-    if not worth_stacking(call.cut, call.ranks):
-        return 2 * min(BLOCK, longest) * itemsize
-    totals, indices = call.ranks * longest * itemsize, 2 * call.ranks * longest * np.dtype(np.intp).itemsize
-    return call.ranks * call.length * itemsize + 3 * totals + indices + (call.ranks + longest) * 64
 
 
 def run(calls: Sequence[PendingCall]) -> None:

@@ -500,15 +500,14 @@ class Hub(Backend):
         self.under_way = []
         self.waiting = [None] * len(self.waiting)
 
-    def release(self, error: BaseException) -> None:
+    def release(self, error: BaseException, handled: BaseException | None) -> None:
         """After a failure: names the ranks in notes, and clears what the error's frames would keep in memory."""
         if self.failure is not None and self.failure[1] is error:
             add_note(error, f"raised by rank {self.failure[0]} of {len(self.results)}")
         for rank, later in self.aftermath:
             add_note(error, f"rank {rank} raised {text_of(later, repr)} when it was stopped")
             clear_frames(later)
-        # A rank's own error has only that rank's errors behind it; the hub's may have the caller's.
-        clear_frames(error, chain=self.failure is not None)
+        clear_frames(error, until=handled)
         self.results.clear()
         self.aftermath.clear()
         self.failure = None

@@ -132,29 +132,29 @@ def patient_interrupts(interrupts: Interrupts | None = None) -> Iterator[Interru
 Raised = TypeVar("Raised", bound=BaseException)
 
 
-def clear_frames(error: BaseException, *, chain: bool = True) -> None:
-    """Empties the frames of an error, and with ``chain`` of those behind it, apart from frames that still run."""
-    functions = [function for raised in _behind(error, chain) for function in _functions_of(raised)]
-    for raised in _behind(error, chain):
+def clear_frames(error: BaseException, until: BaseException | None = None) -> None:
+    """Empties the frames of an error and of those behind it, ``until`` one whose are not ours; none that still runs."""
+    functions = [function for raised in _behind(error, until) for function in _functions_of(raised)]
+    for raised in _behind(error, until):
         traceback.clear_frames(raised.__traceback__)
     _empty([function.__closure__ or () for function in _orphans(functions)])
 
 
 def forget_frames(error: Raised) -> Raised:
     """The error without any frames: one that is kept, and may be raised later, keeps neither arrays nor itself."""
-    for raised in _behind(error, True):
+    for raised in _behind(error):
         raised.__traceback__ = None
     return error
 
 
-def _behind(error: BaseException, chain: bool) -> Iterator[BaseException]:
-    """The error and, with ``chain``, what it was raised from or during, each once."""
+def _behind(error: BaseException, until: BaseException | None = None) -> Iterator[BaseException]:
+    """The error and what it was raised from or during, each once, ``until`` one that is left out."""
     raised: BaseException | None = error
-    seen: set[int] = set()
+    seen = {id(until)}
     while raised is not None and id(raised) not in seen:
         seen.add(id(raised))
         yield raised
-        raised = (raised.__cause__ or raised.__context__) if chain else None
+        raised = raised.__cause__ or raised.__context__
 
 
 def _functions_of(error: BaseException) -> Iterator[FunctionType]:

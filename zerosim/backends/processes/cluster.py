@@ -408,9 +408,9 @@ class ProcessBackend(Backend):
                     self.transport.abort()
                     return
 
-    def release(self, error: BaseException) -> None:
+    def release(self, error: BaseException, handled: BaseException | None) -> None:
         """After a failure: clears what the error's frames would keep in memory."""
-        clear_frames(error)
+        clear_frames(error, until=handled)
 
 
 # -- A cluster of which one rank runs in this process: the same program, the others elsewhere ------------------------

@@ -19,7 +19,7 @@ from zerosim.numerics.policy import Policy
 from zerosim.optim.elementwise import Adam
 from zerosim.planning.recording import record
 from zerosim.planning.timeline import COMMUNICATION, COMPUTATION, Machine, replay
-from zerosim.ranks.cluster import NullCluster
+from zerosim.ranks.null_cluster import NullCluster
 from zerosim.ranks.trace import Traces
 
 TITLE = "One training step, waiting and overlapped"
