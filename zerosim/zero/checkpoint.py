@@ -41,7 +41,7 @@ from zerosim.numerics.safetensors import (
     write_tensors,
 )
 from zerosim.ranks.rank import Rank
-from zerosim.zero.gradients import Accumulator, FactorObserver, Factors
+from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
 from zerosim.zero.layout import ParameterPiece
 from zerosim.zero.param_group import ParamGroup, at
 from zerosim.zero.placements import Placement
@@ -68,22 +68,6 @@ class Restored:
     progress: Any
     differences: tuple[str, ...]
     nbytes_read: int
-
-
-@dataclass(slots=True)
-class StepCounts:
-    """An engine's counts: of steps, skipped and abandoned ones too, and in the step under way its loss scale S, its
-    forwards, and each micro-batch's tokens and places that has gone back."""
-
-    scale: float
-    step: int = 0
-    forwards: int = 0
-    tokens: list[int] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-
-    def next_step(self) -> "StepCounts":
-        """The counts when the next step begins."""
-        return StepCounts(self.scale, self.step + 1)
 
 
 @dataclass(frozen=True, slots=True)

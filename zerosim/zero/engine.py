@@ -30,7 +30,7 @@ from zerosim.optim.base import Optimizer, require_cut_and_needs, require_usable
 from zerosim.ranks.rank import Rank
 from zerosim.shown import Shown
 from zerosim.zero import checkpoint, hub_weights
-from zerosim.zero.gradients import Accumulator, FactorObserver, Factors
+from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
 from zerosim.zero.layout import Layout
 from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
 from zerosim.zero.placements import BucketOptions, Stage, stage_of
@@ -118,7 +118,7 @@ class Engine(Shown):
         self._unsharder = Unsharder(model, self.param_groups, bucket_options, keep=keep, prefetch=prefetch)
         self._weights = object()  # another one after each update
         self._factors: dict[str, Factors] = {}
-        self._counts = checkpoint.StepCounts(self.loss_scale.scale)
+        self._counts = StepCounts(self.loss_scale.scale)
 
     # -- a step and its parts -----------------------------------------------------------------------------------------
 

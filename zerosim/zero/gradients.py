@@ -14,6 +14,7 @@ scale; M rows (samples, or tokens) of a micro-batch, I inputs and O outputs of a
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -28,6 +29,22 @@ from zerosim.zero.placements import PARTIAL, SHARDED, BucketMove, BucketOptions,
 Agree = Callable[[int], str]  # from a micro-batch's number to the text that must be the same on all ranks
 Factors = tuple[np.ndarray, np.ndarray]  # of a layer: A (I, I) of its inputs, G (O, O) of its output gradients
 LARGEST_POWER = 32  # of S, whose square fp32's products still hold with room for gradients
+
+
+@dataclass(slots=True)
+class StepCounts:
+    """An engine's counts: of steps, skipped and abandoned ones too, and in the step under way its loss scale S, its
+    forwards, and each micro-batch's tokens and places that has gone back."""
+
+    scale: float
+    step: int = 0
+    forwards: int = 0
+    tokens: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+
+    def next_step(self) -> "StepCounts":
+        """The counts when the next step begins."""
+        return StepCounts(self.scale, self.step + 1)
 
 
 class Accumulator:
