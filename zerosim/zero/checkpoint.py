@@ -451,7 +451,7 @@ def _fill(plan: LoadPlan, training: TrainingState) -> None:
 def _read(rank: Rank, sources: Sequence[Source], *, check_only: bool) -> int:
     """Reads and checks the blocks of all sources, and puts them where they belong; returns how many bytes they are."""
     most = max((min(source.tensor.nbytes, BLOCK_NBYTES) for source in sources), default=0)
-    buffer, nbytes = rank.memory.alloc(most, np.uint8, "workspace", "checkpoint"), 0
+    buffer, nbytes = rank.memory.alloc(most, np.uint8, "workspace", "checkpoint", like=np.empty(0)), 0  # on the host
     for path, of_file in groupby(sources, lambda source: source.path):
         with path.open("rb") as file:
             for source in of_file:
