@@ -6,7 +6,6 @@ Where a file was harmed, the error names it, and the tensor where it is one's; a
 import json
 import os
 import re
-import resource
 import shutil
 from dataclasses import replace
 from functools import cache, partial
@@ -291,7 +290,7 @@ def test_what_is_different_where_a_checkpoint_is_loaded_is_said(good):
 
     for ranks, options, words in [
         (2, {}, []), (3, {}, ["ranks: saved with 2, here 3"]), (2, {"stage": 1}, ["stage: "]),
-        (2, {"layout": "contiguous"}, ["layout: saved with per_unit, here contiguous"]),
+        (2, {"layout": "contiguous"}, ["layout: saved with per_unit"]),
         (2, {"policy": zs.Policy("bf16", reduce="fp32")}, ["formats: "]), (2, {"seed": 3}, ["seed: "]),
         (2, {"clip_norm": 1.0}, ["clip_norm: saved with None, here 1.0"]),
         (2, {"schedule": zs.optim.Warmup(10)}, ["factor of the next lr: saved with None, here 0.3"]),
@@ -309,16 +308,20 @@ def test_a_save_that_cannot_be_written_is_said_by_every_rank_and_what_was_there_
     shutil.copytree(good, folder)
     names = sorted(os.listdir(folder))
 
+    resource = pytest.importorskip("resource", reason="this system has no limits")
+    size = files_of(folder)[1].stat().st_size
+
     def full(engine):
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (300 if engine.rank.index == 1 else soft, hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size - 58 if engine.rank.index == 1 else soft, hard))
         try:
             engine.save(folder)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     found = zs.Cluster(2).run(program, full)
-    assert_refused_by_all(found, "rank [01]: .*: File too large")
+    assert_refused_by_all(found, "rank 1: .*shard-000002-rank-00001-of-00002.safetensors: File too large, in the "
+                                 "tensor optimizer.v/layer0.bias$")
     assert len({text for text, *_ in found}) == 1
     assert sorted(os.listdir(folder)) == names
     assert loaded(folder)[0][0] is None
@@ -371,13 +374,16 @@ def test_what_is_under_way_is_refused(tmp_path):
 # -- killed -----------------------------------------------------------------------------------------------------------
 
 KILLED = Path(__file__).with_name("killed.py")
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 
 
+@forks
 def test_killed_at_random_moments_of_a_saving_run_it_goes_on_from_the_last_whole_checkpoint(tmp_path):
     assert "10 times killed" in fresh(str(KILLED), str(tmp_path), "10", "1")
 
 
 @pytest.mark.slow
+@forks
 def test_killed_at_many_random_moments_it_goes_on_and_some_kills_leave_unfinished_files(tmp_path):
     said = fresh(str(KILLED), str(tmp_path), "200", "2")
     assert "200 times killed" in said

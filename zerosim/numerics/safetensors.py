@@ -14,7 +14,6 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -71,7 +70,8 @@ def write_tensors(path: Path, kinds: Mapping[str, tuple[np.dtype[Any], tuple[int
     """Writes tensors of these types and shapes by name, and texts.
 
     ``array_of`` gives each one's contiguous array, on the host or a device, when its turn has come; none is copied
-    whole. Raises OSError for what cannot be written, and ValueError for a type that the format has no name for.
+    whole. Raises OSError, with the tensor's name, for what cannot be written, and ValueError for a type that the format
+    has no name for.
     """
     _require_little_endian()
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
@@ -84,8 +84,19 @@ def write_tensors(path: Path, kinds: Mapping[str, tuple[np.dtype[Any], tuple[int
         header[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # so that elements of 8 bytes begin where such elements may
-    blocks = (block for name in kinds for block in _blocks(array_of(name)))
-    write_durably(path, chain([len(text).to_bytes(8, "little"), text], blocks))
+    begun = ["the header"]
+
+    def parts() -> Iterator[Any]:
+        yield len(text).to_bytes(8, "little")
+        yield text
+        for name in kinds:
+            begun.append(f"the tensor {name}")
+            yield from _blocks(array_of(name))
+
+    try:
+        write_durably(path, parts())
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror}, in {begun[-1]}", str(path)) from error
 
 
 def _blocks(array: AnyArray) -> Iterator[Any]:
@@ -172,15 +183,19 @@ def read_blocks(file: BinaryIO, path: Path, tensor: StoredTensor, low: int, high
     """The elements [low, high) of a tensor, block by block: the first one's number, and a view (n,) of ``buffer``.
 
     ``buffer`` (BLOCK_NBYTES,) uint8 is used for each; of the file nothing is read but blocks in which these elements
-    lie, and each is compared with its checksum. Raises ValueError, with the names of file and tensor, where it differs.
+    lie, and each is compared with its checksum. Raises ValueError, with the names of file and tensor, where it differs,
+    and OSError with them for what cannot be read.
     """
     per_block = BLOCK_NBYTES // tensor.dtype.itemsize
     size = math.prod(tensor.shape)
     for number in range(low // per_block, -(-high // per_block)):
         first, last = number * per_block, min((number + 1) * per_block, size)
         content = buffer[:(last - first) * tensor.dtype.itemsize]
-        file.seek(tensor.start + first * tensor.dtype.itemsize)
-        found = file.readinto(content.data)  # type: ignore[attr-defined]
+        try:
+            file.seek(tensor.start + first * tensor.dtype.itemsize)
+            found = file.readinto(content.data)  # type: ignore[attr-defined]
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror}, in the tensor {tensor.name}", str(path)) from error
         if found != len(content):
             raise ValueError(f"{path} was cut off inside the tensor {tensor.name}; take another copy of the file")
         if number >= len(sums) or crc32(content.data) != sums[number]:

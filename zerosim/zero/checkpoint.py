@@ -36,6 +36,7 @@ from zerosim.numerics.safetensors import (
     DTYPES,
     StoredTensor,
     checksums,
+    crc32,
     read_blocks,
     read_header,
     write_tensors,
@@ -86,7 +87,8 @@ class TrainingState:
     def all_settings(self, steps_taken: int) -> dict[str, str]:
         """In words, by name: what the bits of a training that goes on depend on, beside what is restored."""
         return {"ranks": str(self.rank.size), **self.settings,
-                "layout": ", ".join(group.layout.name for group in self.param_groups),
+                "layout": ", ".join(f"{group.layout.name} (units {crc32(' '.join(group.layout.units).encode())})"
+                                    for group in self.param_groups),
                 "formats": "; ".join(str(group.policy) for group in self.param_groups),
                 "clip_norm": str(self.update.clip_norm),
                 "factor of the next lr": str(self.update.lr_factor(steps_taken + 1))}
@@ -175,10 +177,11 @@ def save(path: str | Path, training: TrainingState, progress: Any) -> None:
     text = _as_json(progress)
     rank = rank.agreeing(f"save to {str(path)!r} after {training.update.steps_taken} steps, "
                          f"{training.gradients.micro_batch} micro-batches, progress {text}")
-    number = np.array([together(rank, partial(_next_number, folder), only=0) or 0], np.int64)
-    rank.broadcast(number, out=number, purpose="control")
-    together(rank, partial(_write_shard, folder / _name(int(number[0]), rank.index, rank.size), training))
-    together(rank, partial(_write_index, folder, int(number[0]), training, json.loads(text)), only=0)
+    with rank.trace.span("save"):
+        number = np.array([together(rank, partial(_next_number, folder), only=0) or 0], np.int64)
+        rank.broadcast(number, out=number, purpose="control")
+        together(rank, partial(_write_shard, folder / _name(int(number[0]), rank.index, rank.size), training))
+        together(rank, partial(_write_index, folder, int(number[0]), training, json.loads(text)), only=0)
     if rank.index == 0:
         _remove_others(folder, int(number[0]))
 
@@ -385,10 +388,11 @@ def load(path: str | Path, training: TrainingState, abandon: Callable[[], None])
     """
     rank, update = training.rank.agreeing(f"load of {str(path)!r}"), training.update
     _require_data(training)
-    plan = together(rank, partial(_plan, Path(path), training))
-    abandon()
-    with update.changing_state(f"load of {str(path)!r}"):
-        together(rank, partial(_fill, plan, training))
+    with rank.trace.span("load"):
+        plan = together(rank, partial(_plan, Path(path), training))
+        abandon()
+        with update.changing_state(f"load of {str(path)!r}"):
+            together(rank, partial(_fill, plan, training))
     return Restored(plan.content["progress"], plan.differences, plan.nbytes), StepCounts(**plan.counts)
 
 
@@ -529,7 +533,7 @@ def together(rank: Rank, work: Callable[[], T], *, only: int | None = None) -> T
         if only in (None, rank.index):
             found = work()
     except OSError as error:
-        text = f"{error.filename or 'a file'}: {error.strerror or error}"
+        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     except ValueError as error:
         text = str(error)
     mine = np.frombuffer(text.encode(), np.uint8)

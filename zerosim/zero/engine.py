@@ -285,8 +285,10 @@ class Engine(Shown):
         return checkpoint.state_dict(self._training_state())
 
     def _training_state(self) -> checkpoint.TrainingState:
+        settings = {"stage": str(self.stage), "seed": str(self.seed), "kept inside units": self.recompute.inside,
+                    "loss over the tokens of all": str(self.model.loss.is_global)}
         return checkpoint.TrainingState(self.rank, self.param_groups, self._update, self.gradients, self._observer,
-                                        self._counts, {"stage": str(self.stage), "seed": str(self.seed)})
+                                        self._counts, settings)
 
     @property
     def steps_taken(self) -> int:
