@@ -180,7 +180,13 @@ def save(path: str | Path, training: TrainingState, progress: Any) -> None:
     with rank.trace.span("save"):
         number = np.array([together(rank, partial(_next_number, folder), only=0) or 0], np.int64)
         rank.broadcast(number, out=number, purpose="control")
-        together(rank, partial(_write_shard, folder / _name(int(number[0]), rank.index, rank.size), training))
+        shard = folder / _name(int(number[0]), rank.index, rank.size)
+        try:
+            together(rank, partial(_write_shard, shard, training))
+        except CheckpointError:
+            with suppress(OSError):
+                shard.unlink(missing_ok=True)  # no index names it, and on a full disk it is in the way
+            raise
         together(rank, partial(_write_index, folder, int(number[0]), training, json.loads(text)), only=0)
     if rank.index == 0:
         _remove_others(folder, int(number[0]))
