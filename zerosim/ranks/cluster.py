@@ -167,7 +167,6 @@ class Cluster(Shown):
         if not callable(program):
             raise ValueError(f"run() takes a function of a rank, found {program!r}; "
                              "write run(program), not run(program())")
-        handled = sys.exc_info()[1]  # by the caller, while this runs
         self._enter()
         try:
             self.backend = backend = self._backend(
@@ -175,13 +174,21 @@ class Cluster(Shown):
         except BaseException:
             self._running = None
             raise
+        handled: BaseException | None = None  # not this run's, and so left as it is
         try:
             for state in self.states:
                 state.begin(backend)
             programs = [functools.partial(_body, rank, program, args) for rank in self.ranks]
             with closing(backend.drive(programs)) as steps:
-                while (event := self._next(steps)) is not None:
-                    yield event
+                while True:
+                    handled = sys.exc_info()[1]  # by whoever asks for the next event
+                    if (event := self._next(steps)) is None:
+                        break
+                    try:
+                        yield event
+                    except BaseException as theirs:  # closed, perhaps while they handle an error, or thrown into
+                        handled = theirs
+                        raise
             self.runs.append(Run(self._results(backend.results), self.trace))
         except BaseException as error:
             backend.release(error, handled)
@@ -189,7 +196,7 @@ class Cluster(Shown):
         finally:
             for state in self.states:
                 state.end()
-            self._running = self.backend = None
+            self._running = self.backend = handled = None
 
     def _next(self, steps: Events) -> HopEvent | CollectiveEvent | None:
         """Runs on to the next event; the caller's own BLAS threads are limited only meanwhile."""
