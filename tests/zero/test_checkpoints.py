@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.cases import covering
+from tests.cases import chosen, covering
 from tests.support import assert_refused, fresh
 from tests.zero.drawn import drawn, made
 from tests.zero.training import ADAM, BF16, HUGE, MODELS, SGD, alone, batches, bits, flat_state
@@ -72,7 +72,7 @@ def interrupted(path, model, data, micro_batches, cut, ranks, **options):
     return saved, [one for one, _ in found], [report for _, report in found]
 
 
-DRAWN = 10
+DRAWN = 7
 
 
 def cases():
@@ -114,12 +114,13 @@ WORLDS = (1, 2, 3, 4, 5, 8)
 
 
 def test_from_any_number_of_ranks_to_any_other_and_back_no_bit_changes(tmp_path):
-    """In any stage, layout, and compute format on the way; and nothing is read but blocks in which there is need."""
-    axes = (WORLDS, WORLDS, (0, 1, 2, 3), (0, 1, 2, 3), ("per_unit", "contiguous", "whole_matrices"),
+    """In any stage, layout and compute format on the way. Every pair one way round; thorough: both."""
+    axes = ((0, 1, 2, 3), (0, 1, 2, 3), ("per_unit", "contiguous", "whole_matrices"),
             ("fp32", "fp16", "bf16"), (ADAM, zs.optim.SOAP(), zs.optim.Adafactor(), SGD))
-    model, pairs = MODELS["wide"](), [(n, m) for n in WORLDS for m in WORLDS if n != m]
-    chosen = covering(*axes, count=len(pairs))
-    for (there, back), (_, _, stage, other, layout, compute, optimizer) in zip(pairs, chosen, strict=True):
+    every = [(n, m) for n in WORLDS for m in WORLDS if n != m]
+    pairs = chosen([pair for pair in every if sum(pair) % 2 != (pair[0] < pair[1])], every)
+    model, ways = MODELS["wide"](), covering(*axes, count=len(pairs))
+    for (there, back), (stage, other, layout, compute, optimizer) in zip(pairs, ways, strict=False):
         options = {"optimizer": optimizer, "layout": layout, "gather": True}
 
         def first(rank, options=options, stage=stage, there=there):
@@ -226,12 +227,12 @@ def files_of(folder):
 
 
 def test_a_flipped_bit_anywhere_in_a_file_is_found_and_the_file_is_named(tmp_path, good):
-    """In every 977th byte, and in every 41st of the tensors; a flip in the index that JSON does not see may be none."""
+    """In every 977th byte, and in every 71st of the tensors; a flip in the index that JSON does not see may be none."""
     reference = str(loaded(good)[0][2:])
     for file in (*files_of(good), good / "index.json"):
         content = file.read_bytes()
         header = 8 + int.from_bytes(content[:8], "little") if file.suffix == ".safetensors" else 0
-        for place in {*range(0, len(content), 977), *range(header or len(content), len(content), 41)}:
+        for place in {*range(0, len(content), 977), *range(header or len(content), len(content), 71)}:
             shutil.copytree(good, tmp_path / "c", dirs_exist_ok=True)
             flipped = bytearray(content)
             flipped[place] ^= 1 << place % 8
