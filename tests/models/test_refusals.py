@@ -113,7 +113,8 @@ LAYERS = [
     (lambda: layers.attention_forward(CTX, z(2, 3, 12), 2, "all"),
      "^attention_forward was given keep='all'; choose one of probabilities, nothing, tiled"),
     *((lambda shape=shape: layers.attention_forward(CTX, z(*shape), 2, "tiled"),
-       f"asked for qkv (B, T, 3C) with C a multiple of 2 heads, and found shape {shape}; ")
+       f"asked for qkv (B, T, C + 2K) of 2 heads of queries, 2 of keys, which divide them, and 2 of values, and found "
+       f"shape {shape}; ")
       for shape in ((3, 12), (2, 3, 14))),
     (lambda: layers.attention_forward(CTX, z(2, 3, 12), 0), "was given heads=0; heads is a whole number, 1 or more"),
     (lambda: attention_back(z(2, 3, 12)), "^attention_backward asked for dy of shape (2, 3, 4), and found (2, 3, 1"),
@@ -163,7 +164,7 @@ GPTS = [
      " number of heads that divides the channels"),
     (lambda: replace(NANO, dropout=1.0), "GPTConfig was given dropout=1.0; it is the share of elements that are dropped"
      ", from 0 to less than 1"),
-    (lambda: replace(NANO, epsilon=0), "GPTConfig was given epsilon=0; it keeps LayerNorm from dividing by 0, so take a"
+    (lambda: replace(NANO, epsilon=0), "GPTConfig was given epsilon=0; it keeps a norm from dividing by 0, so take a"
      " small positive number, as 1e-5"),
     *((lambda of=of: GPT("gpt-nano", units=of), f"GPT was asked for units={of!r}; a unit is a 'block', a 'sub_block', "
        "or a whole number of blocks, 1 o") for of in ("blocks", 0, -1, 1.5, None, True)),
