@@ -16,7 +16,7 @@ from zerosim.course import measured
 from zerosim.planning import PlanConfig, Transformer, cost, model_of, model_shape, plan_config, recording, timeline
 from zerosim.planning import step as events
 
-gpt_of, measured_row, measured_step = measured.gpt_of, measured.measured_row, measured.measured_step
+decoder_of, measured_row, measured_step = measured.decoder_of, measured.measured_row, measured.measured_step
 PLAIN, OVERLAPPED = {"overlap": False, "prefetch": 0}, {"overlap": True, "prefetch": 1}
 OPTIONS = [PLAIN, {"overlap": True, "prefetch": 0}, {"overlap": False, "prefetch": 1}, OVERLAPPED,
            {"overlap": True, "prefetch": 2}]
@@ -35,7 +35,7 @@ def test_an_estimate_is_the_measurement_to_the_byte_for_any_gpt_stage_policy_and
     """The peak too: not the sum of parts at their fullest, but what is held at the fullest moment."""
     formats = {wider: "fp32"} if wider and compute != "fp32" else {}
     model = model_of("any", Transformer(heads * width, blocks, heads, vocabulary, positions=9, tied=tied,
-                                        fused_qkv=True))
+                                        fused=True))
     base = plan_config("gpt2", ranks=1)
     asked = PlanConfig(model, ranks, base.device, base.network, zs.Policy(compute, **formats), batch=batch,
                        tokens=tokens, micro_batches=k, optimizer=optimizer, overlap=overlap, prefetch=prefetch)
@@ -48,11 +48,11 @@ def test_an_estimate_is_the_measurement_to_the_byte_for_any_gpt_stage_policy_and
 @pytest.mark.parametrize(("row", "ranks"), covering(product(zs.STAGES, [PLAIN, *OPTIONS[3:]]), [3, 2, 6, 1]), ids=str)
 def test_a_run_with_data_peaks_on_every_rank_where_its_plan_says(row, ranks):
     (stage, options), policy = row, zs.Policy("bf16")
-    model = model_of("small", Transformer(12, 3, 3, 19, positions=8, tied=True, fused_qkv=True))
+    model = model_of("small", Transformer(12, 3, 3, 19, positions=8, tied=True, fused=True))
     base = plan_config("gpt2", ranks=1)
     asked = PlanConfig(model, ranks, base.device, base.network, policy, (stage,), ("block",), batch=2, tokens=8,
                        micro_batches=2, optimizer=zs.optim.AdamW(), convention=policy, **options)
-    (row,), gpt = asked.plan().rows, gpt_of(asked.model)
+    (row,), gpt = asked.plan().rows, decoder_of(asked.model)
 
     def program(rank):
         engine = zs.Engine(rank, gpt, asked.optimizer, stage=stage, policy=policy, recompute="block", **options)
@@ -93,8 +93,8 @@ def test_a_slot_in_bf16_is_counted_as_two_bytes():
 
 
 def test_a_gpt_on_paper_becomes_the_packages_own_and_what_cannot_be_measured_is_refused():
-    assert gpt_of(model_shape("gpt2")).parameter_count == 124_439_808
-    assert_refused(lambda: gpt_of(zs.planning.model_of_parameters(10**9)), "cannot be measured: zerosim's layers make")
+    assert decoder_of(model_shape("gpt2")).parameter_count == 124_439_808
+    assert_refused(lambda: decoder_of(zs.planning.model_of_parameters(10**9)), "cannot be measured: zerosim's layers make")
     asked = {"widths": (4, 4), "optimizer": zs.optim.Muon(), "ranks": 3, "stage": 2, "policy": zs.Policy("bf16")}
     assert_refused(lambda: measured_step(**asked), "what Muon keeps depends on the shapes of tensors, and is no number")
 
@@ -105,7 +105,7 @@ CONTROL = (1, 8)  # bytes of a rank: whether a gradient overflowed, and its norm
 
 def computed(asked, replay):
     """Seconds of the replay's own arithmetic at each place of a micro-batch, from the spans in which it stands."""
-    units, found = [unit.name for unit in gpt_of(asked.model).units], Counter()
+    units, found = [unit.name for unit in decoder_of(asked.model).units], Counter()
     for event in replay.computed(0):
         phase = {"recompute": "again"}.get(event.path[1], event.path[1])
         if phase in ("forward", "again", "backward"):

@@ -520,7 +520,7 @@ def _copied(k: BlockKernels, name: str, x: Array, shape: tuple[int, ...]) -> Arr
 
 
 def _room_for_gradients(k: BlockKernels, targets: list[Array], query: Array) -> list[Array]:
-    """Where the gradients of queries, keys and values are computed, each (b, h, T, D)."""
+    """Memory in which the gradients of queries, keys and values are computed, each (b, h, T, D)."""
     return [k.room_for(name, x, query.dtype) if x.shape == query.shape else k.room(name, query.shape, query.dtype)
             for name, x in zip(("dq", "dk", "dv"), targets, strict=True)]
 
