@@ -234,7 +234,8 @@ def decoder_of(model: ModelShape, tokens: int | None = None) -> Decoder:
 
     ``tokens`` is the context of a model without learned positions, its own where nothing is said.
     """
-    of, found = model.transformer, None
+    of = model.transformer
+    found: Decoder | None = None
     if of is not None and of.positions and of.layer_norm:
         found = GPT(GPTConfig(of.blocks, of.channels, of.heads, of.positions, of.vocabulary), tied=of.tied)
     elif of is not None and of.gated and not (of.layer_norm or of.encoder_blocks):

@@ -293,7 +293,7 @@ class Llama(Decoder):
     """A Llama, with a head of its own.
 
     >>> Llama("llama-nano").parameter_count, [unit.name for unit in Llama("llama-nano").units]
-    (2940, ['embed', 'block0', 'block1', 'head'])
+    (2772, ['embed', 'block0', 'block1', 'head'])
     """
 
     config_class: ClassVar[type[DecoderConfig]] = LlamaConfig

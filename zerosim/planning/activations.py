@@ -294,7 +294,7 @@ class HalfBlock:
     head_statistics: int = 0
 
     def middle(self, inside: str) -> int:
-        """Bytes that the middle makes beside its output, and keeps: probabilities or log-sum-exps, heads' statistics."""
+        """Bytes that the middle makes beside its output, and keeps: probabilities, log-sum-exps, heads' statistics."""
         return {"all": self.square, "tiled": self.log_sums}.get(inside, 0) + self.head_statistics
 
     def kept(self, inside: str) -> int:

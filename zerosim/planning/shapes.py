@@ -58,9 +58,10 @@ class Transformer:
 
     `head_channels` 0 is d/H, `key_value_heads` 0 is H, `feed_forward` 0 is 4d. `positions` are learned ones (0: none,
     or not learned), `biases` the linear layers that have one. `layer_norm`: weight and bias; else RMSNorm, a weight.
-    `fused`: one matrix makes queries, keys and values, and one a gate beside what it lets through. `head_norms`: RMSNorm of each head's query and key.
-    `encoder_blocks` above 0 makes the n blocks a decoder that attends to an encoder of so many; `relative_buckets` are
-    T5's learned position biases. `tokens` is the longest sequence of the pretrained model (0: not said).
+    `fused`: one matrix makes queries, keys and values, and one a gate and what it gates. `head_norms`: RMSNorm of each
+    head's query and key. `encoder_blocks` above 0 makes the n blocks a decoder that attends to an encoder of so many;
+    `relative_buckets` are T5's learned position biases. `tokens` is the longest sequence of the pretrained model; 0
+    does not say.
 
     Raises ValueError for counts that are no whole numbers or too small, for heads that do not divide the channels, and
     for key and value heads that do not divide the heads.
