@@ -20,7 +20,7 @@ BACKENDS = tuple(DEFAULT_DEVICES)
 # mpiexec, torchrun. HPE's PALS sets PMI_SIZE too, and says how many of the processes are on this machine.
 SRUN_COUNT, PALS_COUNT = "SLURM_STEP_NUM_TASKS", "PALS_LOCAL_SIZE"
 MPIEXEC_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-LAUNCHERS_COUNTS = (SRUN_COUNT, PALS_COUNT, *MPIEXEC_COUNTS, "WORLD_SIZE")
+LAUNCHERS_COUNTS = (SRUN_COUNT, *MPIEXEC_COUNTS, PALS_COUNT, "WORLD_SIZE")
 
 LAUNCHERS = ("mpiexec", "mpirun")
 
@@ -114,11 +114,11 @@ def raised_elsewhere(error: BaseException) -> bool:
 def started_together(variables: Mapping[str, str]) -> tuple[str, int] | None:
     """The variable in which a launcher says that it has started several processes, and how many; None without one.
 
-    An mpiexec that has started one process, inside a step of srun's, has the last word.
+    An mpiexec that has started one process, inside a step of srun's or PALS', has the last word.
     """
     counts = {name: int(count) for name in LAUNCHERS_COUNTS if (count := variables.get(name, "").strip()).isdecimal()}
     if any(counts.get(name) == 1 for name in MPIEXEC_COUNTS):
-        counts.pop(SRUN_COUNT, None)
+        counts = {name: count for name, count in counts.items() if name not in (SRUN_COUNT, PALS_COUNT)}
     return next(((name, count) for name, count in counts.items() if count > 1), None)
 
 

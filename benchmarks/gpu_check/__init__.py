@@ -54,20 +54,20 @@ def main(only: Sequence[str], budget_seconds: float, folder: Path) -> int:
 
 def run_part(name: str, file: Path, budget_seconds: float) -> Part:
     """The part as its process has left it: one that did not come to its end has what it had checked by then."""
-    file.unlink(missing_ok=True)
+    write(file, Part(name))  # an error here, where that cannot be
     try:
         ended = run([sys.executable, "-m", "benchmarks.gpu_check", name, file], budget_seconds, captured=False)
     except KeyboardInterrupt:
-        left(name, file, INTERRUPTED, "interrupted")
+        left(file, INTERRUPTED, "interrupted")
         raise
     if ended.code is None:
-        return left(name, file, OUT_OF_TIME, f"took longer than {budget_seconds:g} seconds, and was ended")
-    return left(name, file, DIED, f"its process ended with exit code {ended.code}")
+        return left(file, OUT_OF_TIME, f"took longer than {budget_seconds:g} seconds, and was ended")
+    return left(file, DIED, f"its process ended with exit code {ended.code}")
 
 
-def left(name: str, file: Path, status: str, why: str) -> Part:
+def left(file: Path, status: str, why: str) -> Part:
     """The part; one that is still under way gets this status, and the reason names the check that it was in."""
-    part = Part.read(file) if file.exists() else Part(name)
+    part = Part.read(file)
     if part.status == UNDER_WAY:
         part = replace(part, status=status, reason=why + f" in {part.now!r}" * bool(part.now))
         write(file, part)

@@ -70,9 +70,13 @@ class Part:
 
     @classmethod
     def read(cls, file: Path) -> Part:
-        """The part of a file."""
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return cls(**found | {"cards": tuple(found["cards"]), "checks": tuple(Check(**c) for c in found["checks"])})
+        """The part of a file; ValueError for one that is no report."""
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            return cls(**found | {"cards": tuple(found["cards"]), "checks": tuple(Check(**c) for c in found["checks"])})
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"{file} is no report of gpu-check ({type(error).__name__}: {error}); remove it, or name "
+                             "another folder with --out") from error
 
     def counts(self) -> str:
         """``7 ran, 1 failed``, and so on."""

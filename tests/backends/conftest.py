@@ -28,11 +28,12 @@ WORLDS: dict[str, Callable[[World], Any]] = {
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Each world that the test wants and that is there."""
-    matters = getattr(metafunc.module, "matters", WORLDS["world"])
+    matters, alone = getattr(metafunc.module, "matters", WORLDS["world"]), "partners" not in metafunc.fixturenames
     for name in WORLDS.keys() & set(metafunc.fixturenames):
         metafunc.parametrize(name, [
             pytest.param(world, id=world.name, marks=[pytest.mark.gpu] * (world in GPUS))
-            for world in ALL if world not in MISSING and WORLDS[name](world) and matters(world)])
+            for world in ALL if world not in MISSING and WORLDS[name](world) and matters(world)
+            and (alone or world.ranks > 1)])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -41,6 +42,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     there = [item for item in items if not any(lacking.get(name) for name in getattr(item, "fixturenames", ()))]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(there)])
     items[:] = there
+
+
+@pytest.fixture
+def partners() -> None:
+    """Asked for by a test of what a rank that is alone cannot do: it runs where there are others."""
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ def test_a_part_that_is_ended_keeps_what_it_had_checked_and_says_in_what_it_was(
 
     def hangs() -> None:
         for status, why in ((report.OUT_OF_TIME, "took longer than 60 seconds, and was ended"), (report.DIED, "died")):
-            part = gpu_check.left("speed", file, status, why)
+            part = gpu_check.left(file, status, why)
             assert (part.status, part.reason) == (status, f"{why} in 'hangs'")
             assert [check.name for check in part.checks] == ["works"]
             assert not report.all_is_well([part])
@@ -101,8 +101,9 @@ def test_a_part_that_is_ended_keeps_what_it_had_checked_and_says_in_what_it_was(
     writer.check("works", lambda: 1)
     writer.check("hangs", hangs)
     writer.end()
-    assert gpu_check.left("speed", file, report.DIED, "").status == RAN, "it has come to its end"
-    assert gpu_check.left("mpi", tmp_path / "mpi.json", report.DIED, "exit code 3").reason == "exit code 3"
+    assert gpu_check.left(file, report.DIED, "").status == RAN, "it has come to its end"
+    report.write(tmp_path / "mpi.json", Part("mpi"))
+    assert gpu_check.left(tmp_path / "mpi.json", report.DIED, "exit code 3").reason == "exit code 3"
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="this system does not show processes' environments")
@@ -132,7 +133,11 @@ def test_an_interrupted_part_is_written_as_such(monkeypatch, tmp_path) -> None:
 
 
 def test_the_command_refuses_what_it_cannot_do(monkeypatch, tmp_path) -> None:
+    (tmp_path / "cards.json").write_text("{}")
     for words, said in ((("--only", "speed,nix"), "--only names 'nix', and the parts are kernels, exhaustive,"),
+                        (("--only", " , "), "--only names ' , ', and the parts are"),
+                        (("--page", "--only", "mpi"), "--only mpi chooses what to run; leave one of them out"),
+                        (("--page",), "cards.json is no report of gpu-check (KeyError: 'cards'); remove it, or name"),
                         (("--budget", "601"), "a budget of 601 seconds was asked for; a part takes more than 0 and at "
                                               "most 600"), (("--budget", "0"), "a budget of 0 seconds")):
         refused = ask("gpu-check", "--out", str(tmp_path), *words)

@@ -124,8 +124,8 @@ def test_what_was_said_before_a_value_is_forgotten_and_what_comes_after_it_is_ke
     """A rank that is ahead may be in its next run already, or in the one after."""
     channel = Scripted((1, "old"), (1, Value("b")), (1, "new"), (1, Value("e")), (2, "old"), (2, Value("c")),
                        (2, Value("f")), (1, "newer"))
-    assert channel.everyone("a") == ["a", "b", "c"]
-    assert channel.everyone("d") == ["d", "e", "f"]
+    assert channel.all_gather("a") == ["a", "b", "c"]
+    assert channel.all_gather("d") == ["d", "e", "f"]
     assert channel.posted == [Value("a"), Value("d")]
     assert list(channel.arrived()) == [(1, "newer")]
 
@@ -181,6 +181,15 @@ def alone(gpus: Any) -> Any:
     return lambda **options: NCCLProcessCluster(TCPChannel(0, 1, ("", 0), None), local_rank=0, **options)
 
 
+def test_a_note_that_comes_while_a_program_looks_at_the_last_words_does_not_change_them_under_it() -> None:
+    """The thread that listens takes a note; the program, which asks before every call, has no lock."""
+    backend: Any = object.__new__(ProcessBackend)
+    backend.endings = {}
+    looking = iter(backend.endings.items())
+    backend._receive(1, Finished({}))
+    assert (list(looking), list(backend.endings)) == ([], [1])
+
+
 def test_a_run_returns_this_ranks_result_at_its_index_and_gives_back_its_links(alone: Any) -> None:
     cluster = alone()
     assert list(cluster.run(lambda rank, add: rank.index + add, 5)) == [5]
@@ -217,7 +226,8 @@ def test_a_ctrl_c_that_came_inside_the_bookkeeping_is_raised_at_the_next_call(al
     assert caught.value.__notes__ == ["raised by rank 0 of 1"]
 
 
-@pytest.mark.parametrize("where", ["post", "everyone"])
+@pytest.mark.usefixtures("pythons_own_handler")
+@pytest.mark.parametrize("where", ["post", "all_gather"])
 def test_a_ctrl_c_after_a_rank_has_said_that_it_has_finished_waits_until_all_have_left_the_run(
         alone: Any, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     cluster = alone()
@@ -235,6 +245,7 @@ def test_a_ctrl_c_after_a_rank_has_said_that_it_has_finished_waits_until_all_hav
     assert cluster.run(lambda rank: rank.index + 1)[0] == 1
 
 
+@pytest.mark.usefixtures("pythons_own_handler")
 def test_a_note_that_has_arrived_is_read_though_a_ctrl_c_comes_between(
         alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = alone()

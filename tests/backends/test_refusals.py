@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -176,7 +178,7 @@ OF_A_JOB = [
 LONE = [
     *(("mpi", {name: "3"}, rf"a launcher has started 3 processes \({name}=3\), but mpi4py's MPI")
       for name in ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")),  # as under another MPI's mpiexec
-    *(("mpi", {"PALS_RANKID": "0", name: "3"},
+    *(("mpi", {"PALS_RANKID": "0", "PALS_LOCAL_SIZE": "2", name: "3"},  # which PALS counts on this machine alone
        rf"a launcher has started 3 processes \({name}=3\), but .* build mpi4py with the MPI library of this system")
       for name in ("PALS_LOCAL_SIZE", "PMI_SIZE")),
     # As under srun that speaks no PMI, or one that the library does not know.
@@ -246,7 +248,8 @@ def test_what_one_process_misses_every_process_is_told() -> None:
     told: list[Any] = []
 
     def channel(others: str | None) -> Any:
-        return SimpleNamespace(index=0, size=3, everyone=lambda value: [told.append(value) or value, None, others])
+        return SimpleNamespace(index=0, size=3, lost=set(),
+                               all_gather=lambda value: [told.append(value) or value, None, others])
 
     def missing(error: Exception) -> Callable[[], Any]:
         def find() -> None:
@@ -261,9 +264,24 @@ def test_what_one_process_misses_every_process_is_told() -> None:
     assert told == [None, None, "mine is missing", "all CUDA devices are busy"]
 
 
+@pytest.mark.parametrize(("lost", "find", "said"), [
+    (set(), lambda aborted: 1 / 0, "rank 0 of 3: ZeroDivisionError: division by zero; not all ranks heard of it"),
+    ({2}, lambda aborted: aborted.wait(600), "rank 0 of 3: rank 2 of 3 can no longer be reached")])
+def test_a_job_is_ended_where_a_rank_waits_inside_nccl_for_one_that_has_failed_or_gone(
+        monkeypatch, capsys, lost: set[int], find: Callable[[threading.Event], Any], said: str) -> None:
+    monkeypatch.setattr("zerosim.backends.nccl.transport.FAREWELL_SECONDS", 0.01)
+    aborted = threading.Event()  # until then nobody answers
+    channel: Any = SimpleNamespace(index=0, size=3, lost=lost, abort=aborted.set,
+                                   all_gather=lambda value: [aborted.wait(600) and value] * 3)
+    with suppress(ZeroDivisionError):
+        together(channel, lambda: find(aborted))
+    assert aborted.is_set()
+    assert said in capsys.readouterr().err
+
+
 def test_a_card_is_told_by_its_uuid_and_not_by_a_host_name_that_two_containers_may_have() -> None:
     def check(others: list[tuple[str, str, str]], *, share: bool = False) -> None:
-        check_cards(SimpleNamespace(size=3, everyone=lambda mine: [mine, *others]), Card("aa", "0000:00:00.0"),
+        check_cards(SimpleNamespace(size=3, all_gather=lambda mine: [mine, *others]), Card("aa", "0000:00:00.0"),
                     share=share)
 
     here = socket.gethostname()
@@ -276,7 +294,7 @@ def test_a_card_is_told_by_its_uuid_and_not_by_a_host_name_that_two_containers_m
 def test_one_process_is_a_world_of_one_rank_whatever_a_launcher_calls_its_count(monkeypatch) -> None:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed; pip install 'zerosim[mpi]'")
     for name, count in (("PMI_SIZE", ""), ("PMI_SIZE", "no number"), ("SLURM_STEP_NUM_TASKS", "1"), ("PMI_SIZE", "1"),
-                        ("SLURM_STEP_NUM_TASKS", "3")):  # in the end, as mpiexec -n 1 in a step of 3 tasks
+                        ("SLURM_STEP_NUM_TASKS", "3"), ("PALS_LOCAL_SIZE", "3")):  # as mpiexec -n 1 in a step of 3
         monkeypatch.setenv(name, count)
         assert len(zs.connect().run(lambda rank: rank.size)) == 1
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
@@ -300,6 +318,7 @@ JOB, LAUNCHED = "tests/backends/job.py", {"PMI_SIZE": "1"}
     ((f"{JOB}:sums", "--backend", "cupy"), {}, "pip install 'zerosim[gpu]'"),
     ((f"{JOB}:sums", "--backend", "nccl"), {}, "pip install 'zerosim[gpu]'"),
     ((f"{JOB}:sums",), {"SLURM_STEP_NUM_TASKS": "2"}, "a launcher has started 2 processes (SLURM_STEP_NUM_TASKS=2)"),
+    ((f"{JOB}:sums",), {"PALS_RANKID": "1", "PALS_LOCAL_SIZE": "2"}, "started 2 processes (PALS_LOCAL_SIZE=2)"),
     ((f"{JOB}:sums",), {**PLACE, "RANK": "1", "WORLD_SIZE": "2"},
      "this process was started as rank 1 of 2 (RANK and WORLD_SIZE), by what is no MPI; say --backend"),
 ], ids=lambda value: str(value)[-20:])

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,7 +64,7 @@ class Threads:
         self.ended.put(code)
         raise EOFError
 
-    def begin(self, does: Any, rank: int, ranks: int, key: bytes = b"key") -> Future[Any]:
+    def begin(self, does: Any, rank: int, ranks: int, key: bytes | None = b"key") -> Future[Any]:
         """A rank that does something with its channel."""
         return self.pool.submit(lambda: does(TCPChannel(rank, ranks, ("127.0.0.1", self.port), key)))
 
@@ -104,8 +104,8 @@ def notes(channel: TCPChannel) -> None:
     for rank in {*range(channel.size)} - {channel.index}:
         said = [note for source, note in found if source == rank]
         assert said == [(rank, number) for number in range(100)] + ["to you alone"] * (rank == left)
-    assert channel.everyone([channel.index] * 3) == [[rank] * 3 for rank in range(channel.size)]
-    assert list(map(len, channel.everyone(b"x" * 2_000_000 * channel.index))) == [
+    assert channel.all_gather([channel.index] * 3) == [[rank] * 3 for rank in range(channel.size)]
+    assert list(map(len, channel.all_gather(b"x" * 2_000_000 * channel.index))) == [
         2_000_000 * rank for rank in range(channel.size)]
     channel.close()
 
@@ -192,7 +192,7 @@ def test_a_rank_whose_connection_ends_without_a_word_has_failed_and_nobody_await
         ((source, note),) = heard(channel, 1)
         assert isinstance(note, Failed)
         assert (source, note.rank, note.summary, note.drained) == (2, 2, f"RemoteError: {said}", True)
-        assert_refused(lambda: channel.everyone(None), said, zs.RemoteError)
+        assert_refused(lambda: channel.all_gather(None), said, zs.RemoteError)
 
     for its in [threads.begin(dies, rank, 3) for rank in range(3)]:
         its.result(600)
@@ -250,6 +250,18 @@ def test_a_job_of_one_machine_needs_no_secret_and_its_key_is_its_users_alone(mon
     folder.symlink_to(tmp_path / "another")  # whose own mode is 0o777
     for read in (lambda: key_of_this_user(29501), left_to_this_user(29501, b"random", needed=True).__enter__):
         assert_refused(read, "can be read or written by others; remove it, or set ZEROSIM_JOB_KEY", zs.BackendError)
+
+
+def test_a_process_that_does_not_see_rank_0s_key_says_so_and_waits_no_longer(threads: Threads, monkeypatch) -> None:
+    """As in a container with files of its own, on rank 0's network."""
+    def unseen(port: int) -> bytes:
+        raise FileNotFoundError(2, "No such file or directory", f"/tmp/{port}.key")
+
+    monkeypatch.setattr("zerosim.backends.processes.tcp.left_to_this_user", lambda *_, **__: nullcontext())
+    monkeypatch.setattr("zerosim.backends.processes.tcp.key_of_this_user", unseen)
+    _, second = (threads.begin(notes, rank, 2, None) for rank in (0, 1))
+    said = rf"not let in at .*: rank 0 left no key in /tmp/{threads.port}\.key here; .*, set ZEROSIM_JOB_KEY"
+    assert_refused(lambda: second.result(600), said, zs.BackendError)
 
 
 # -- plain data -------------------------------------------------------------------------------------------------------

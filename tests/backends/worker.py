@@ -75,7 +75,7 @@ def connected(task: Task, index: int, in_place: ExitStack) -> ProcessCluster:
     from zerosim.backends.nccl import transport
     from zerosim.backends.nccl.cluster import NCCLProcessCluster
 
-    transport.CAUSE_SECONDS = MINUTES
+    transport.CAUSE_SECONDS = transport.FAREWELL_SECONDS = MINUTES
     if task.options.get("share_devices"):
         os.environ.update(on_one_card(index))  # NCCL reads it when it is first used
     if "RANK" in os.environ:

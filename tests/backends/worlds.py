@@ -251,6 +251,11 @@ def torchruns(ranks: int) -> list[dict[str, str]]:
     return [{**place, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
+def processes(count: int) -> str:
+    """So many of them, in words."""
+    return f"{count} process{'es' * (count != 1)}"
+
+
 def on_one_card(rank: int) -> dict[str, str]:
     """The settings with which NCCL takes processes that share a card for machines that are linked by sockets."""
     return {"NCCL_HOSTID": f"zerosim-{rank}", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket",
@@ -260,20 +265,21 @@ def on_one_card(rank: int) -> dict[str, str]:
 # One pool of MPI's processes, of which a world takes the first; and one job without MPI, as torchrun starts it. What
 # has GPUs has processes of its own: in those of a double CuPy is the double.
 POOL, TORCHRUN = Job(4, "mpiexec"), Job(3, "torchrun")
-POOL_ON_CARDS, TORCHRUN_ON_CARDS = Job(4, "mpiexec"), Job(3, "torchrun")
-ON_ONE_CARD = {ranks: Job(ranks, "torchrun") for ranks in (2, 3, 4)}
-JOBS = (POOL, TORCHRUN, POOL_ON_CARDS, TORCHRUN_ON_CARDS, *ON_ONE_CARD.values())
+POOL_ON_CARDS, TORCHRUN_ON_CARDS, ALONE = Job(4, "mpiexec"), Job(3, "torchrun"), Job(1, "torchrun")
+ON_ONE_CARD = {ranks: Job(ranks, "torchrun") for ranks in (1, 2, 3, 4)}
+JOBS = (POOL, TORCHRUN, ALONE, POOL_ON_CARDS, TORCHRUN_ON_CARDS, *ON_ONE_CARD.values())
 HERE = Here("in-process, 5 ranks in another order", 5, seed=7)
-MPI = [Processes(f"MPI, {ranks} processes", ranks, POOL) for ranks in (2, 3, 4)]
+MPI = [Processes(f"MPI, {processes(ranks)}", ranks, POOL) for ranks in (1, 2, 3, 4)]
 DOUBLES = [Here("a double of one GPU, 3 ranks", 3, zs.CuPyCluster, doubled_gpus=1),
            Here("doubles of 3 GPUs in one process", 3, zs.NCCLCluster, doubled_gpus=3),
            Processes("doubles of GPUs, over MPI by way of the host", 2, POOL, doubled_gpus=4),
            Processes("doubles of GPUs, 2 processes of MPI", 2, POOL, "nccl", doubled_gpus=4),
+           Processes("doubles of GPUs, 1 process of torchrun's", 1, ALONE, "nccl", doubled_gpus=4),
            Processes("doubles of GPUs, 3 processes of torchrun's", 3, TORCHRUN, "nccl", doubled_gpus=4)]
 GPUS = [Here("CuPy, 3 ranks on one GPU", 3, zs.CuPyCluster, cards=1),
         *(Here(f"NCCL, {ranks} GPUs in one process", ranks, zs.NCCLCluster, cards=ranks) for ranks in (2, 3, 4, 8)),
-        *(Processes(f"CuPy over MPI, {ranks} processes", ranks, POOL_ON_CARDS, cards=1) for ranks in (2, 3, 4)),
-        *(Processes(f"NCCL, {ranks} processes on one GPU", ranks, job, "nccl", cards=1, device="cuda:0",
+        *(Processes(f"CuPy over MPI, {processes(ranks)}", ranks, POOL_ON_CARDS, cards=1) for ranks in (1, 2, 3, 4)),
+        *(Processes(f"NCCL, {processes(ranks)} on one GPU", ranks, job, "nccl", cards=1, device="cuda:0",
                     share_devices=True) for ranks, job in ON_ONE_CARD.items()),
         Processes("NCCL, 2 processes of MPI", 2, POOL_ON_CARDS, "nccl", cards=2),
         Processes("NCCL, 3 processes", 3, TORCHRUN_ON_CARDS, "nccl", cards=3)]

@@ -177,7 +177,7 @@ def test_a_bar_shows_loss_speed_scale_and_memory_on_a_terminal_alone():
         with console.capture() as seen, training.progress_bar(console, 3) as bar:
             bar.begin("stage 2")
             for number in (1, 2):
-                bar.heard(training.TrainingStep(number, 2.5, 1.0, 256.0, False, 1024, {"parameter": 1_500_000}, {}))
+                bar.on_step(training.TrainingStep(number, 2.5, 1.0, 256.0, False, 1024, {"parameter": 1_500_000}, {}))
         said.append(seen.get())
     assert re.search(r"stage 2 .*2/3 loss 2\.500  [\d,]+ tokens/s  scale 256  1\.5 MB", said[0])
     assert said[1].strip() == ""

@@ -85,6 +85,7 @@ def test_stochastic_rounding_is_right_on_average_and_jumps_as_often_as_it_should
         assert outcome.lowest <= outcome.result <= outcome.highest
     rare, expected = found.outcome("stochastic", "fp16", 1e-8), 10_000 * 1e-8 / 2**-10
     assert abs(rare.moves - expected) < 5 * math.sqrt(expected / len(found.seeds))
+    assert rare.standard_error == pytest.approx(2**-10 * math.sqrt(expected / len(found.seeds)), rel=0.3)
 
 
 def test_seeds_alone_decide_stochastic_rounding_not_chunks_of_random_words_nor_other_updates(monkeypatch):

@@ -80,7 +80,7 @@ def tried():
 def test_a_dynamic_scale_shrinks_until_backward_fits_and_then_the_loss_falls(tried):
     for scaling in ("torch", "deepspeed"):
         one = tried[1.0, "fp16", scaling]
-        assert 0 < one.skipped < lesson.STEPS / 2
+        assert 0 < one.skipped < lesson.OVERFLOW_STEPS / 2
         assert one.scale == 2.0 ** (16 - one.skipped)
         assert one.last_loss < one.first_loss / 4
     assert lesson.trial(1.0, "fp16", "torch") == tried[1.0, "fp16", "torch"]
@@ -91,9 +91,9 @@ def test_no_loss_scale_cures_an_overflow_in_forward_and_deepspeed_gives_up(tried
     for scaling, step in gave_up.items():
         one = tried[LARGE, "fp16", scaling]
         assert one.gave_up == step
-        assert one.skipped == (lesson.STEPS if step is None else step - 1)
+        assert one.skipped == (lesson.OVERFLOW_STEPS if step is None else step - 1)
         assert not math.isfinite(one.first_loss)
-    assert tried[LARGE, "fp16", "torch"].scale == 2.0 ** (16 - lesson.STEPS)
+    assert tried[LARGE, "fp16", "torch"].scale == 2.0 ** (16 - lesson.OVERFLOW_STEPS)
     assert tried[LARGE, "fp16", "deepspeed"].scale == 1
 
 

@@ -42,20 +42,20 @@ def test_every_stage_ends_in_the_published_numbers(found):
 
 
 def test_each_stage_does_what_is_published_in_the_published_order(found):
-    stories = {number: [f"{step.op} {step.unit}" for step in stage.steps] for number, stage in found.stages.items()}
+    stories = {number: [f"{step.op} {step.unit}" for step in stage.events] for number, stage in found.stages.items()}
     assert stories[3] == [part.strip() for part in STAGE_3_WITH_RECOMPUTATION.split(",")]
     places = [stories[2].index(step) for step in ("reduce_scatter layer2", "free layer2", "backward layer1")]
     assert places == sorted(places)
     for stage in found.stages.values():
         ends = tuple(recorder.snapshots["end"].held_nbytes for recorder in stage.recorders)
-        assert stage.steps[-1].held_nbytes == ends != stage.steps[0].held_nbytes
-    sending = [step for step in found.stages[1].steps if any(step.sent_nbytes)]
+        assert stage.events[-1].held_nbytes == ends != stage.events[0].held_nbytes
+    sending = [step for step in found.stages[1].events if any(step.sent_nbytes)]
     assert [(step.op, step.sent_nbytes) for step in sending] == [("reduce_scatter", (4, 4)), ("all_gather", (4, 4))]
 
 
 def test_gradients_peak_at_12_bytes_in_stage_1_and_at_8_in_stage_2(found):
     for stage, peak in ((1, 12), (2, 8)):
-        for of_rank in zip(*(step.held_nbytes for step in found.stages[stage].steps), strict=True):
+        for of_rank in zip(*(step.held_nbytes for step in found.stages[stage].events), strict=True):
             assert max(held.get("gradient", 0) + held.get("unit_gradient", 0) for held in of_rank) == peak
 
 
@@ -86,8 +86,8 @@ def test_bytes_of_steps_and_hops_are_those_of_the_closed_forms_for_any_number_of
             sent = sent_nbytes(Job((2, 2), ranks, SHARDED_STATES[stage], layout=layout, policy=zs.Policy("fp16"),
                                    recompute_units=2))
             assert found.sent_nbytes == [sum(two) for two in zip(sent["gradients"], sent["parameters"], strict=True)]
-            assert [sum(step.sent_nbytes[rank] for step in found.steps) for rank in range(ranks)] == found.sent_nbytes
-            for step in found.steps:
+            assert [sum(step.sent_nbytes[rank] for step in found.events) for rank in range(ranks)] == found.sent_nbytes
+            for step in found.events:
                 hops = found.hops.get(step.call, []) if step.call is not None else []
                 assert step.sent_nbytes == tuple(sum(made.hop.nbytes for made in hops if made.hop.source == rank)
                                                  for rank in range(ranks))

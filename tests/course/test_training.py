@@ -31,11 +31,11 @@ def compared(over="stage", values=None, **changes):
     return training.compare(replace(TINY, **{"steps": 2, **changes}), shipped(), over, values)
 
 
-def test_every_step_is_heard_as_it_is_recorded_and_a_run_is_the_same_again_and_writes_until_it_diverges():
-    heard, found = [], trained()
-    again = training.train(TINY, shipped(), heard.append)
-    assert tuple(heard) == again.steps == found.steps
-    assert [step.number for step in heard] == [1, 2, 3]
+def test_every_step_is_handed_on_as_it_is_recorded_and_a_run_is_the_same_again_and_writes_until_it_diverges():
+    steps_seen, found = [], trained()
+    again = training.train(TINY, shipped(), steps_seen.append)
+    assert tuple(steps_seen) == again.steps == found.steps
+    assert [step.number for step in steps_seen] == [1, 2, 3]
     assert (again.digest, again.sample) == (found.digest, found.sample)
     assert found.sample.startswith("Call me ")
     assert len(found.sample) > len("Call me ")
@@ -199,11 +199,11 @@ def test_no_words_of_the_figure_lie_on_others_or_leave_the_page():
 
 
 # What is refused: what the command line can ask, in `test_commands`.
-def test_what_cannot_be_trained_or_compared_is_refused_before_the_first_run_is_heard_of():
-    short, heard = texts.Corpus("short", shipped().tokens[:20]), []
+def test_what_cannot_be_trained_or_compared_is_refused_before_the_first_run_begins():
+    short, runs_begun = texts.Corpus("short", shipped().tokens[:20]), []
 
     def comparing(over, values, corpus=None, **changes):
-        return lambda: training.compare(replace(TINY, **changes), corpus or shipped(), over, values, heard.append)
+        return lambda: training.compare(replace(TINY, **changes), corpus or shipped(), over, values, runs_begun.append)
 
     for call, text, error in [
             (lambda: Options(batch=1.5), "batch=1.5 must be a whole number, 1 or more", ValueError),
@@ -214,9 +214,9 @@ def test_what_cannot_be_trained_or_compared_is_refused_before_the_first_run_is_h
             (comparing("optimizer", ["adamw", "muon"], layout="per_unit"), "Muon needs all of", ValueError),
             (comparing("stage", [3, 0], capacity_nbytes=70_000), "^stage 0: rank 0 asked for", zs.OutOfMemoryError)]:
         assert_refused(call, text, error)
-    assert heard == []
+    assert runs_begun == []
     comparing("stage", [0, 3], steps=1)()
-    assert heard == ["stage 0", "stage 3"]
+    assert runs_begun == ["stage 0", "stage 3"]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import json
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,9 @@ def test_a_memory_curve_is_as_high_as_its_bytes_from_one_change_to_the_next():
     upper = [(0, 200), (200, 200), (200, 100), (500, 100), (500, 50), (800, 50), (800, 100), (1000, 100)]
     assert paths["gradient"] == [*upper, (1000, 100), (200, 100), (200, 200), (0, 200)]
     assert "at most 75, first after 5.0 µs; 50 at the end" in tree.find("svg").get("aria-label")
+    at_once = replace(rank, microseconds=(0.0, 2.0, 2.0, 8.0))
+    assert at_once.held(["gradient"]) == ([0, 2, 8, 10], {"gradient": [0, 25, 0, 0]})
+    assert replace(rank, nbytes={"a": (0, 50, 25, 0), "b": (0, 0, 25, 0)}).peak_nbytes_by_kind == {"a": 50}
 
 
 def test_every_bar_begins_and_ends_where_its_times_say():
@@ -206,6 +210,8 @@ def test_the_command_writes_the_page_beside_the_recording_or_where_it_is_asked_t
     found = replayed.machine_of(16, "a100-40", "nvlink3", nodes=2, efficiency=0.5)
     assert (found.device.name, found.network.inside.name, found.efficiency) == ("a100-40", "nvlink3", 0.5)
     assert found.network.between.name == "infiniband-ndr"
+    for alone in ({"compute": "fp32"}, {"efficiency": 0.5}, {"nodes": 2}, {"between": "pcie5"}):
+        assert_refused(lambda alone=alone: replayed.machine_of(4, None, None, **alone), "go with --device and --link")
 
 
 BAD = [

@@ -152,6 +152,9 @@ def test_a_gradient_block_is_divided_and_then_scaled_in_float32(row: Row) -> Non
     assert same(out, (x.astype(np.float32) / np.float32(3)) * np.float32(0.7))
     kernels.NumpyKernels().gradient_block(x, 3.0, 1.0, out)
     assert same(out, x.astype(np.float32) / np.float32(3))
+    wide = normal(x.shape, np.dtype(np.float64), 13)  # as of a user's own gradients: rounded once
+    kernels.NumpyKernels().gradient_block(wide, 3.0, 1.0, out)
+    assert same(out, (wide / 3.0).astype(np.float32))
 
 
 @pytest.mark.parametrize("divisor", [2.0**128, 3 * 2.0**127, -(2.0**140), float(np.finfo(np.float32).max) * (1 + 1e-9)])

@@ -83,8 +83,8 @@ def test_a_tensor_of_zeros_takes_an_unscaled_step(optimizer):
     np.testing.assert_allclose(found, -0.1, rtol=1e-5)  # LAMB's direction is 1 but for epsilon
 
 
-@pytest.mark.parametrize("optimizer", [optim.LAMB(), optim.LARS(), optim.Muon(), optim.Adafactor(), optim.Shampoo(),
-                                       optim.SOAP(weight_decay=0.0)], ids=named)
+@pytest.mark.parametrize("optimizer", [optim.LAMB(), optim.LARS(weight_decay=0.0), optim.Muon(), optim.Adafactor(),
+                                       optim.Shampoo(), optim.SOAP(weight_decay=0.0)], ids=named)
 def test_gradients_of_zeros_make_no_nan(optimizer):
     w = np.ones((3, 3), np.float32)
     found, state = updated(optimizer, w, [np.zeros((3, 3), np.float32)] * 3)

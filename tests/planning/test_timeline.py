@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import zerosim as zs
@@ -198,6 +198,7 @@ ACTIONS = st.lists(st.one_of(
     st.tuples(st.sampled_from(recordings.OFFLOAD), st.integers(0, 4_000)), st.tuples(st.just("arrive"))), max_size=14)
 
 
+@example(ranks=4, actions=[("halves", 200)], machine=replace(MACHINE, network=Network(FAST, SLOW, 3)), few=1)
 @given(ranks=st.sampled_from(WORLDS), actions=ACTIONS, machine=MACHINES, few=st.sampled_from((1, streams.FEW_MEMBERS)))
 def test_any_program_is_replayed_as_a_naive_replay_does_it(ranks, actions, machine, few):
     if ranks == 1:
@@ -232,6 +233,10 @@ BY_HAND = {
     "beside arithmetic what is left of it is exposed": (
         1, [(TO_HOST, 1000), ("compute", 1000), ("arrive",)], [4], [3], [0]),
     "a message of a rank to itself takes no time": (1, [("shift", 100), ("compute", 1000)], [1], [0], [0]),
+    "transfers the same way follow each other": (
+        1, [(TO_HOST, 1000), (TO_HOST, 1000), ("arrive",), ("arrive",)], [8], [8], [0]),
+    "an exchange has waited until the later of two others came": (
+        3, [("compute", [0, 7000, 0]), ("shift", 100)], [8.4, 8.404, 8.404], [0] * 3, [7, 0, 7]),
     "transfers and collectives do not hold each other up": (
         2, [(TO_HOST, 1000), (*GATHER, True), ("compute", 500), ("wait",), ("arrive",)], [4, 4], [2, 2], [0, 0]),
     "in a pipeline messages add up": (
@@ -281,8 +286,23 @@ def test_the_critical_path_follows_messages_from_rank_to_rank_and_goes_through_t
     late = program_of(("compute", [0, 5000, 0]), ("shift", 100), ("compute", [9000, 0, 0]))
     assert [(event.from_rank, event.rank, event.name) for event in timeline.critical_path(
         replay(recorded(3, late), MACHINE))] == [(1, 1, "compute"), (1, 0, "message"), (0, 0, "compute")]
+    # Rank 1 is not held up by rank 0, which sends early and waits.
+    early = program_of(("compute", [0, 5000, 0]), ("send", 0, 1, 100), ("compute", [0, 100, 0]))
+    assert [(event.from_rank, event.rank, event.name) for event in timeline.critical_path(
+        replay(recorded(3, early), MACHINE))] == [(1, 1, "compute"), (1, 1, "message"), (1, 1, "compute")]
+    at_once = replay(recorded(3, lambda rank: rank.all_reduce(np.zeros(3))), MACHINE)
+    assert timeline.critical_path(at_once)[-1].rank == 0
     path = timeline.critical_path(replay(step(4), replace(MACHINE, slow_ranks=[SlowRank(2, 50.0)])))
     assert {event.rank for event in path if event.stream == timeline.COMPUTATION} == {2}
+
+
+def test_what_is_waited_for_before_it_begins_is_replayed_and_shown_too():
+    def program(rank):
+        works = [rank.all_reduce(np.zeros(9), async_op=True) for _ in range(2)]
+        works[1].wait()
+        works[0].wait()
+
+    check(traces_of(2, program), MACHINE)
 
 
 def test_overlap_and_prefetch_hide_communication_behind_arithmetic():
@@ -343,6 +363,9 @@ def test_a_calls_messages_are_shown_with_their_times():
     assert [hop[:2] for hop in found] == [(0, 1), (1, 0)] * 2
     assert [time for hop in found for time in hop[2:]] == near([0, short, 0, long, long, 2 * long, long, long + short])
     assert recording.calls[0].shape.nbytes == 20
+    gathered = replay(recorded(3, lambda rank: rank.gather(np.zeros(1, np.float32))), MACHINE).hops(0)
+    brief = 1.004e-6  # the root takes one after the other: the second starts when both its ends are ready
+    assert [(hop.start_seconds, hop.end_seconds) for hop in gathered] == [near((0, brief)), near((brief, 2 * brief))]
 
 
 # -- what a timeline comes to ----------------------------------------------------------------------------------------

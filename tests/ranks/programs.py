@@ -161,11 +161,11 @@ def computing(rank: zs.Rank) -> tuple[int, int, int]:
 def late_comer(rank: zs.Rank) -> list[Any]:
     """Rank 0 enters a collective only after it was told to, by a rank that has begun that collective already."""
     x, told = vector(rank, 3000, np.float32), on_rank(rank, np.zeros(1, np.int64))
-    if rank.index == 0:
+    if 0 == rank.index < rank.size - 1:
         rank.recv(told, rank.size - 1)
         return [on_host(told), on_host(rank.all_reduce(x))]
     begun = rank.all_reduce(x, async_op=True)
-    if rank.index == rank.size - 1:
+    if 0 < rank.index == rank.size - 1:
         rank.send(on_rank(rank, np.array([7], np.int64)), 0)
     return [on_host(told), on_host(begun.wait())]
 
@@ -179,6 +179,16 @@ def counted(rank: zs.Rank) -> tuple[Any, ...]:
     return (rank.memory.now_nbytes_by_kind, rank.memory.peak_nbytes_by_kind, rank.trace.sent_nbytes("gradients"),
             rank.trace.sent_nbytes("parameters"), rank.trace.sent_nbytes(span="one"),
             [(row.call.operation, row.sent_nbytes) for row in rank.trace.collectives()])
+
+
+def four(rank: zs.Rank, stage: int, compute: str) -> tuple[Any, ...]:
+    """One step of the worked example: losses, weights, master, moments."""
+    model = zs.models.four_weights((2.0, -3.0, 1.0, 0.5))
+    engine = zs.Engine(rank, model, zs.optim.Adam(lr=0.1), stage=stage, policy=zs.Policy(compute), layout="contiguous")
+    (x1, x2), target = [((1.0, 3.0), 5.0), ((2.0, 1.0), 7.0), ((1.5, 1.0), 6.0), ((0.5, 2.0), 4.0)][rank.index % 4]
+    batch = np.array([[x1, x2]], np.float32), np.array([[target]], np.float32)
+    losses = engine.step([batch]).losses
+    return losses, on_host({name: engine.state(name) for name in model.shapes})
 
 
 # What differs from one step of AdamW on two micro-batches; from the fourth on, other layouts and kernels.

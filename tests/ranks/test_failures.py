@@ -5,7 +5,7 @@ What holds in every world `tests/backends/test_failures.py` has.
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -155,6 +155,11 @@ def test_after_a_failure_the_memories_are_what_they_were_while_the_error_is_stil
     assert works(cluster)
 
 
+def outer_failure() -> None:
+    precious = [1, 2, 3]
+    raise KeyError(len(precious))
+
+
 def test_what_the_caller_still_holds_of_a_failed_run_or_of_another_error_stays_as_it_was() -> None:
     """Only frames of the run are cleared, and of those what nobody else holds."""
     kept = []
@@ -168,10 +173,6 @@ def test_what_the_caller_still_holds_of_a_failed_run_or_of_another_error_stays_a
         shared = np.ones(2)
         return program
 
-    def outer_failure() -> None:
-        precious = [1, 2, 3]
-        raise KeyError(len(precious))
-
     program = made()
     for _ in range(2):
         with pytest.raises(Boom, match="here"):
@@ -183,5 +184,30 @@ def test_what_the_caller_still_holds_of_a_failed_run_or_of_another_error_stays_a
         except KeyError as handled:
             with pytest.raises(error):
                 zs.Cluster(2).run(failing)
+            with pytest.raises(zs.AsymmetryError):
+                zs.NullCluster(2, representative=0).run(lambda rank: rank.send(np.empty(1), 1))
             frame = handled.__traceback__.tb_next.tb_frame
         assert frame.f_locals["precious"] == [1, 2, 3]
+
+
+def test_an_error_that_is_handled_while_a_run_is_stepped_through_keeps_its_frames() -> None:
+    """It need not be there when the run begins, and the run may end by being closed."""
+    def failing(rank: zs.Rank) -> None:
+        rank.broadcast(np.ones(1))
+        rank.recv(np.empty(1), 1 - rank.index)
+
+    def to_the_end(steps: Iterator) -> None:
+        with pytest.raises(zs.DeadlockError):
+            list(steps)
+
+    for finish in (to_the_end, lambda steps: steps.close()):
+        cluster = zs.Cluster(2)
+        steps = cluster.events(failing)
+        next(steps)
+        try:
+            outer_failure()
+        except KeyError as handled:
+            finish(steps)
+            frame = handled.__traceback__.tb_next.tb_frame
+        assert frame.f_locals["precious"] == [1, 2, 3]
+        assert works(cluster)

@@ -132,6 +132,7 @@ PLACES = st.integers(0, 24)
                 max_size=5))
 @example([(0, 8), (16, 2)])  # rank 1 writes what rank 0 reads, from where it has begun to
 @example([(2, 8), (16, 0)])
+@example([(0, 8), (0, 0)])  # rank 1 writes what both read
 def test_a_result_over_what_another_rank_reads_or_writes_is_refused_and_nothing_else(places: list) -> None:
     """Each rank reads and writes a part of one array; they may read the same, and write what no other touches."""
     memory = np.arange(30.0)

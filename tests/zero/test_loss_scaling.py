@@ -46,10 +46,10 @@ def filled(x, target, model=ODD, rows=2):
 
 TO_THE_SUM = filled(2.0**8, -(2.0**7), ONE, rows=1)
 OVERFLOWS = {
-    **{f"{rule} {patience}, stage {stage}": (ODD, patterned(3, 3), PATTERN, {
+    **{f"{rule} {hysteresis}, stage {stage}": (ODD, patterned(3, 3), PATTERN, {
         "runs": [(stage, options)], "policy": zs.Policy("fp16", loss_scale=loss_scale.Dynamic(
-            rule, initial=256, window=2, hysteresis=patience))})
-       for stage, (rule, patience), options in covering(zs.STAGES, RULES, OPTIONS)},
+            rule, initial=256, window=2, hysteresis=hysteresis))})
+       for stage, (rule, hysteresis), options in covering(zs.STAGES, RULES, OPTIONS)},
     "static scale": (ODD, patterned(3, 1, [0, 1, 0]), [0, 1, 0], {"policy": zs.Policy("fp16", loss_scale=8.0)}),
     "bf16 unscaled": (ODD, patterned(3, 1, [0, 1, 0], culprit=filled(3e38, 0)), [0, 1, 0], {"policy": BF16}),
     **{f"rank {rank} of owners of nothing": (

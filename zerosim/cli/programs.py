@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from zerosim.ranks.cluster import Cluster
 
 
-# What a launcher of MPI says to each process that it starts: Open MPI, those like MPICH, and those that speak PMIx.
-MPI_VARIABLES = (*MPIEXEC_COUNTS, "PMIX_RANK")
+# What a launcher of MPI says to each process that it starts: Open MPI, those like MPICH, those that speak PMIx, PALS.
+MPI_VARIABLES = (*MPIEXEC_COUNTS, "PMIX_RANK", "PALS_RANKID")
 FAILED = 1  # exit code
 
 

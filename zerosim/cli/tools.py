@@ -67,9 +67,13 @@ def gpu_check(
     from benchmarks.gpu_check import main, report
 
     if page:
+        if only:
+            raise ValueError(f"--page prints all parts that are in the folder, and --only {only} chooses what to run; "
+                             "leave one of them out")
         if not folder.is_dir():
             raise ValueError(f"there is no folder {folder} to make a page of; zerosim gpu-check writes one, or --out "
                              "names another")
         typer.echo(report.page(folder), nl=False)
         return
-    raise typer.Exit(main([name.strip() for name in only.split(",") if name.strip()], budget, folder))
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    raise typer.Exit(main(names or [only] * bool(only), budget, folder))  # a comma alone does not ask for all

@@ -59,7 +59,7 @@ def train(
     if save is not None:
         require_place(save)
     with training.progress_bar(console(stderr=True), steps) as bar:
-        found = training.train(options, corpus, bar.heard, keep_last_step=save is not None)
+        found = training.train(options, corpus, bar.on_step, keep_last_step=save is not None)
     if save is not None and found.last_step is not None:
         recording.save(recording.record(found.last_step), save)
     training.require_learned(found)
@@ -76,7 +76,7 @@ def compare(
 ) -> None:
     """The same training side by side: under every stage, in other formats, or with other optimizers."""
     from zerosim.course import training
-    from zerosim.course.figures.comparison import require_place, save_comparison
+    from zerosim.course.figures.comparison import checked_place, save_comparison
 
     options = training.Options(
         model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
@@ -84,11 +84,11 @@ def compare(
         capacity_nbytes=capacity)
     corpus, chosen = corpus_of(text), training.values_of(over, values)
     if figure is not None:
-        require_place(figure)
+        checked_place(figure)
     elif dark:
         raise ValueError("asked for --dark without a figure; name one, as in --figure comparison.svg --dark")
-    with training.progress_bar(console(stderr=True), steps * len(training.wanted(options, over, chosen))) as bar:
-        found = training.compare(options, corpus, over, chosen, bar.begin, bar.heard)
+    with training.progress_bar(console(stderr=True), steps * len(training.runs_of(options, over, chosen))) as bar:
+        found = training.compare(options, corpus, over, chosen, bar.begin, bar.on_step)
     answer(as_json, lambda: training.comparison_as_json(found),
            lambda: training.comparison_view(found, corpus.name))
     if figure is not None:

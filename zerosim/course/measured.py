@@ -18,8 +18,9 @@ from zerosim.planning.activations import Block, fullest_nbytes, tensors
 from zerosim.planning.conventions import convention_of, per_parameter_nbytes, states_nbytes
 from zerosim.planning.plan import PlanConfig
 from zerosim.planning.shapes import ModelShape, model_of
-from zerosim.ranks.cluster import Cluster, NullCluster
+from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.memory import RESTING_KINDS
+from zerosim.ranks.null_cluster import NullCluster
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import PURPOSES, Compute, SpanBegin
 from zerosim.zero.engine import Engine
@@ -37,9 +38,10 @@ class HeldInStep:
     at_rest: BytesByKind
 
 
-def run(cluster: Cluster, model: Model, optimizer: Optimizer, x_shape: tuple[int, int],
-        target_shape: tuple[int, int] | None = None, *, micro_batches: int = 1, **options: Any) -> list[HeldInStep]:
-    """Takes one training step on the cluster, of which its memory and its trace tell the rest, in the span "step".
+def take_step(cluster: Cluster, model: Model, optimizer: Optimizer, x_shape: tuple[int, int],
+              target_shape: tuple[int, int] | None = None, *, micro_batches: int = 1,
+              **options: Any) -> list[HeldInStep]:
+    """Takes one training step on the cluster, in the span "step"; the cluster's memory and trace have it to the byte.
 
     All x and targets are zeros, since bytes depend on no value; ``target_shape`` None is that of x. ``options`` are the
     engine's. The list has an entry for each rank that ran.
@@ -108,7 +110,7 @@ def measured_step(widths: Sequence[int], optimizer: Optimizer, *, ranks: int, st
     model, optimizer_nbytes = MLP(widths), per_parameter_nbytes(optimizer, policy.state_dtype.itemsize)
     replicated, shared = convention_of(policy).per_parameter(closed_forms.STAGES[stage], optimizer_nbytes)
     cluster: Cluster = Cluster(ranks) if with_data else NullCluster(ranks, representative=0)
-    held = run(cluster, model, optimizer, (rows, widths[0]), (rows, widths[-1]), stage=stage, policy=policy)
+    held = take_step(cluster, model, optimizer, (rows, widths[0]), (rows, widths[-1]), stage=stage, policy=policy)
     return MeasuredStep(stage, ranks, model.parameter_count, tuple(of_rank.at_rest for of_rank in held),
                         tuple(cluster.memory.peak_nbytes_by_kind),
                         tuple({purpose: trace.sent_nbytes(purpose) for purpose in PURPOSES} for trace in cluster.trace),
@@ -148,7 +150,7 @@ def measured_activations(block: Block, blocks: int, vocabulary: int, policy: str
 def run_blocks(block: Block, blocks: int, vocabulary: int, policy: str) -> tuple[Cluster, int]:
     """A cluster without data on which a GPT of such blocks took a step, and the bytes of activations after forward."""
     cluster, gpt = NullCluster(1), GPT(GPTConfig(blocks, block.channels, block.heads, block.tokens, vocabulary))
-    (held,) = run(cluster, gpt, SGD(lr=0.1), (block.batch, block.tokens), policy=Policy("bf16"), recompute=policy)
+    (held,) = take_step(cluster, gpt, SGD(lr=0.1), (block.batch, block.tokens), policy=Policy("bf16"), recompute=policy)
     return cluster, sum(held.after_forward.get(kind, 0) for kind in FLOWING)
 
 
@@ -224,9 +226,9 @@ def measured_row(config: PlanConfig, stage: int, policy: str) -> list[Compared]:
 
 def run_planned(cluster: Cluster, config: PlanConfig, stage: int, policy: str) -> HeldInStep:
     """Takes the step that is planned, with the configuration's options; what its first rank held."""
-    return run(cluster, decoder_of(config.model, config.sequence), config.optimizer, (config.batch, config.sequence),
-               micro_batches=config.micro_batches, stage=stage, policy=config.policy, recompute=policy,
-               overlap=config.overlap, prefetch=config.prefetch)[0]
+    return take_step(cluster, decoder_of(config.model, config.sequence), config.optimizer,
+                     (config.batch, config.sequence), micro_batches=config.micro_batches, stage=stage,
+                     policy=config.policy, recompute=policy, overlap=config.overlap, prefetch=config.prefetch)[0]
 
 
 def decoder_of(model: ModelShape, tokens: int | None = None) -> Decoder:

@@ -41,11 +41,11 @@ from zerosim.zero.engine import Engine
 
 SCALES = (1.0, 2.0**8, 2.0**16, 2.0**20)
 SEQUENCES = 4  # B
-LR = 3e-3
+TEXT_LR = 3e-3
 MOST_TENSORS = 4
 STEPS_RATIO = 8  # steps of the small network that rests in other formats, for each step on the text
 BAR_COLUMNS = 28
-GROUP = 4  # binades in a line of the histogram
+BINADES_PER_LINE = 4  # of the histogram
 QUERIES_AND_KEYS = 2 / 3  # of a fused weight of queries, keys and values
 
 
@@ -193,7 +193,7 @@ def underflows(question: PrecisionQuestion, corpus: Corpus) -> Underflows:
 
 def _trained(rank: Rank, model: Decoder, corpus: Corpus, steps: int) -> dict[str, Array]:
     """The weights after so many steps in fp32, by name."""
-    engine = Engine(rank, model, AdamW(LR))
+    engine = Engine(rank, model, AdamW(TEXT_LR))
     for step in range(steps):
         engine.step([_batch(model, corpus, step)])
     return whole_weights(engine, "master")
@@ -253,7 +253,7 @@ def _small_gradients(found: Precision) -> Iterator[Part | str]:
     question, seen = found.question, found.underflows
     row = format_of(question.format)
     yield Heading(1, f"Small gradients in {question.format}")
-    yield f"{question.model} on {seen.text}, after AdamW (lr {LR:g}) in fp32, steps: {question.steps:,}."
+    yield f"{question.model} on {seen.text}, after AdamW (lr {TEXT_LR:g}) in fp32, steps: {question.steps:,}."
     yield f"The next batch of {seen.tokens:,} tokens: where its gradients lie in fp32, and what they"
     yield f"become in {row.name}."
     yield ""
@@ -268,26 +268,26 @@ def _small_gradients(found: Precision) -> Iterator[Part | str]:
 
 
 def histogram(found: Precision, row: Format) -> Iterator[tuple[str, ...]]:
-    """Lines of at most GROUP binades, the largest gradients first, each with what the format makes of them at S = 1."""
+    """The histogram, the largest gradients first; each line with what the format makes of its gradients at S = 1."""
     counts: dict[int, int] = {}
     for binade in found.underflows.binades:
-        low = max(_group(binade.exponent, row)[0], found.underflows.binades[0].exponent)
+        low = max(_line_of(binade.exponent, row)[0], found.underflows.binades[0].exponent)
         counts[low] = counts.get(low, 0) + binade.elements
     most = max(counts.values(), default=1)
     for low, count in sorted(counts.items(), reverse=True):
-        _, high, fate = _group(low, row)
+        _, high, fate = _line_of(low, row)
         yield (f"2^{low}", f"2^{high}", f"{count:,}", "#" * math.ceil(count / most * BAR_COLUMNS), fate)
 
 
-def _group(exponent: int, row: Format) -> tuple[int, int, str]:
+def _line_of(exponent: int, row: Format) -> tuple[int, int, str]:
     """The binades that share a line with this one, from and to, and their fate; counted from the borders of fates."""
     smallest = row.min_exponent - row.mantissa_bits - 1  # below 2^smallest all becomes 0
     for border, fate in ((row.min_exponent, ""), (smallest, "subnormal")):
         if exponent >= border:
-            low = border + (exponent - border) // GROUP * GROUP
-            return low, min(low + GROUP, row.min_exponent) if fate else low + GROUP, fate
-    high = smallest - (smallest - 1 - exponent) // GROUP * GROUP
-    return high - GROUP, high, "[red]becomes 0[/]"
+            low = border + (exponent - border) // BINADES_PER_LINE * BINADES_PER_LINE
+            return low, min(low + BINADES_PER_LINE, row.min_exponent) if fate else low + BINADES_PER_LINE, fate
+    high = smallest - (smallest - 1 - exponent) // BINADES_PER_LINE * BINADES_PER_LINE
+    return high - BINADES_PER_LINE, high, "[red]becomes 0[/]"
 
 
 def _scale_cells(rounded: Fates, computed: Fates, at_output: Fates) -> tuple[str, ...]:
@@ -326,7 +326,7 @@ def _underflow_notes(found: Precision, row: Format) -> Iterator[str]:
 # -- 2: the dynamic loss scalers in use, on the same overflows: they are not one machine ------------------------------
 
 PATTERN = tuple(digit == "1" for digit in "000001100001011")  # which steps overflow
-INITIAL = 256.0
+FIRST_SCALE = 256.0
 WINDOW = 2  # good steps until a scale grows; in earnest, 2,000 (PyTorch) or 1,000 (DeepSpeed)
 MACHINES = (("torch", 1), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed-legacy", 2))
 
@@ -341,9 +341,9 @@ class ScalerTrace:
 
 
 def traces() -> Iterator[ScalerTrace]:
-    """Each of MACHINES, from INITIAL on."""
+    """Each of MACHINES, from FIRST_SCALE on."""
     for kind, hysteresis in MACHINES:
-        scaler = Dynamic(kind, INITIAL, WINDOW, hysteresis).start()
+        scaler = Dynamic(kind, FIRST_SCALE, WINDOW, hysteresis).start()
         scales = []
         for overflow in PATTERN:
             scaler.update(overflow)
@@ -353,7 +353,7 @@ def traces() -> Iterator[ScalerTrace]:
 
 def _loss_scaling(found: Precision) -> Iterator[Part | str]:
     """The scale after each step by each of the machines in use."""
-    yield Heading(2, f"Dynamic loss scaling: four machines (from {INITIAL:g}, window {WINDOW})")
+    yield Heading(2, f"Dynamic loss scaling: four machines (from {FIRST_SCALE:g}, window {WINDOW})")
     names = [f">{trace.kind}" + (f" ({trace.hysteresis})" if trace.kind != "torch" else "")
              for trace in found.traces]
     yield marked_table(">step", "", *names, rows=(
@@ -370,15 +370,15 @@ def _loss_scaling(found: Precision) -> Iterator[Part | str]:
 
 OVERFLOW_WIDTHS = (8, 256, 1)
 OVERFLOW_ROWS = 16  # B
-RANKS = 2
-STEPS = 40
-SEED = 2
+OVERFLOW_RANKS = 2
+OVERFLOW_STEPS = 40
+OVERFLOW_SEED = 2
 OVERFLOW_LR = 0.002  # at u = 1
 LOWEST, HIGHEST = 0.5, 1.9  # the inputs, in units: of one sign, so that what a layer adds up does not cancel
-OVERFLOW_INITIAL = 2.0**16
+OVERFLOW_FIRST_SCALE = 2.0**16
 SCALINGS: Mapping[str, Scaling] = {
-    "S = 1": Static(1.0), "S = 2^-16": Static(2.0**-16), "torch": Dynamic("torch", OVERFLOW_INITIAL),
-    "deepspeed": Dynamic("deepspeed", OVERFLOW_INITIAL)}
+    "S = 1": Static(1.0), "S = 2^-16": Static(2.0**-16), "torch": Dynamic("torch", OVERFLOW_FIRST_SCALE),
+    "deepspeed": Dynamic("deepspeed", OVERFLOW_FIRST_SCALE)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,7 +415,7 @@ def large_unit(fmt: str) -> float:
     return 2.0 ** math.floor(math.log2(largest / HIGHEST))
 
 
-def trials(fmt: str, steps: int = STEPS) -> Iterator[Trial]:
+def trials(fmt: str, steps: int = OVERFLOW_STEPS) -> Iterator[Trial]:
     """Every scaling in the format, and the formats of fp32's range without scaling, in both units."""
     wide = [name for name in dict.fromkeys((fmt, "bf16", "fp32")) if has_wide_range(name)]
     for unit in (1.0, large_unit(fmt)):
@@ -426,10 +426,10 @@ def trials(fmt: str, steps: int = STEPS) -> Iterator[Trial]:
             yield trial(unit, name, "S = 1", steps)
 
 
-def trial(unit: float, fmt: str, scaling: str, steps: int = STEPS) -> Trial:
+def trial(unit: float, fmt: str, scaling: str, steps: int = OVERFLOW_STEPS) -> Trial:
     """Trains on two ranks, with one of SCALINGS; the losses are rank 0's."""
     run = trained(overflow_network, SGD(OVERFLOW_LR / unit**2), partial(overflow_batch, unit),
-                  Policy(fmt, loss_scale=SCALINGS[scaling]), steps, ranks=RANKS, unit=unit)
+                  Policy(fmt, loss_scale=SCALINGS[scaling]), steps, ranks=OVERFLOW_RANKS, unit=unit)
     return Trial(unit, fmt, scaling, steps, sum(run.skipped), run.losses_by_rank[0][0], run.losses_by_rank[-1][0],
                  run.scale, run.gave_up)
 
@@ -445,7 +445,7 @@ def largest_values(fmt: str) -> Iterator[LargestValue]:
 
 def overflow_network() -> MLP:
     """The network: ReLU keeps units, and so does every layer without a bias."""
-    return MLP(OVERFLOW_WIDTHS, bias=False, seed=SEED)
+    return MLP(OVERFLOW_WIDTHS, bias=False, seed=OVERFLOW_SEED)
 
 
 def overflow_batch(unit: float, step: int, rank: int) -> tuple[Array, Array]:

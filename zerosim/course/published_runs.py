@@ -11,7 +11,7 @@ from itertools import accumulate
 from math import isqrt
 from typing import Any
 
-from zerosim.course.measured import flops_of_passes, run, run_blocks
+from zerosim.course.measured import flops_of_passes, run_blocks, take_step
 from zerosim.course.published import Published, published
 from zerosim.course.published.quantities import derived
 from zerosim.models.small import MLP
@@ -20,7 +20,7 @@ from zerosim.numerics.rounding import round_to, spacing
 from zerosim.optim.elementwise import Adam
 from zerosim.planning import hardware
 from zerosim.planning.activations import Block
-from zerosim.ranks.cluster import NullCluster
+from zerosim.ranks.null_cluster import NullCluster
 from zerosim.ranks.trace import Held
 from zerosim.zero.placements import REPLICATED, SHARDED, Stage
 
@@ -75,8 +75,8 @@ def step(parameters: int, ranks: int, stage: int | Stage, compute: str = "bf16",
     bytes that it sent for gradients and parameters."""
     inputs = next(n for n in range(isqrt(parameters), 0, -1) if parameters % n == 0)
     cluster, widths = NullCluster(ranks, representative=0), (inputs, parameters // inputs)
-    (held,) = run(cluster, MLP(widths, bias=False), Adam(), (1, widths[0]), (1, widths[1]), stage=stage,
-                  policy=Policy(compute), micro_batches=micro_batches)
+    (held,) = take_step(cluster, MLP(widths, bias=False), Adam(), (1, widths[0]), (1, widths[1]), stage=stage,
+                        policy=Policy(compute), micro_batches=micro_batches)
     return held.at_rest, sum(cluster.trace[0].sent_nbytes(purpose) for purpose in ("gradients", "parameters"))
 
 

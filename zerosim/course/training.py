@@ -264,23 +264,23 @@ class Trained:
         return first if first <= len(self.steps) else None
 
 
-Heard = Callable[[TrainingStep], None]
+OnStep = Callable[[TrainingStep], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _OfRank:
-    """The report of one rank at the end; ``looked`` is the loss on text held out and the sample, on rank 0 alone."""
+class _RankResult:
+    """The result of one rank; ``evaluation`` is the loss on text held out and the sample, on rank 0 alone."""
 
     steps: list[TrainingStep]
     losses: list[tuple[float, ...]]
     resting_nbytes_by_kind: dict[str, int]
     digest: str
-    looked: tuple[float, str] | None
+    evaluation: tuple[float, str] | None
     last_step: Trace
 
 
-def train(options: Options, corpus: Corpus, heard: Heard | None = None, *, keep_last_step: bool = False) -> Trained:
-    """Trains on a cluster in this process; ``heard`` is called after every step, by rank 0's program.
+def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, keep_last_step: bool = False) -> Trained:
+    """Trains on a cluster in this process; ``on_step`` is called after every step, by rank 0's program.
 
     ``keep_last_step`` keeps the traces of the last step, to be saved.
 
@@ -289,10 +289,10 @@ def train(options: Options, corpus: Corpus, heard: Heard | None = None, *, keep_
     """
     corpus.require_length(options.config().context)
     cluster = Cluster(options.ranks, capacity_nbytes=options.capacity_nbytes)
-    found: list[_OfRank] = list(cluster.run(_program, options, options.build(), corpus, heard))
+    found: list[_RankResult] = list(cluster.run(_program, options, options.build(), corpus, on_step))
     first = found[0]
     assert len({of_rank.digest for of_rank in found}) == 1, "ranks ended in different weights"
-    assert first.looked is not None, "rank 0 looks at what it trained"
+    assert first.evaluation is not None, "rank 0 evaluates what it trained"
     peaks = [max(of_rank.steps, key=lambda step: step.peak_nbytes) for of_rank in found]
     fullest = max(range(options.ranks), key=lambda rank: peaks[rank].peak_nbytes)
     # Of the purposes for which some rank sends, and of the two that every stage is compared by.
@@ -301,12 +301,12 @@ def train(options: Options, corpus: Corpus, heard: Heard | None = None, *, keep_
     return Trained(
         options, tuple(first.steps),
         tuple(tuple(loss for of_rank in found for loss in of_rank.losses[i]) for i in range(options.steps)),
-        first.looked[0], corpus.unigram_entropy, fullest, found[fullest].resting_nbytes_by_kind,
+        first.evaluation[0], corpus.unigram_entropy, fullest, found[fullest].resting_nbytes_by_kind,
         peaks[fullest].peak_nbytes_by_kind,
         tuple(sum(of_rank.resting_nbytes_by_kind.values()) for of_rank in found),
         tuple(peak.peak_nbytes for peak in peaks),
         {purpose: nbytes for purpose, nbytes in sent.items() if any(nbytes) or purpose in PURPOSES[:2]},
-        first.digest, first.looked[1], Traces(of_rank.last_step for of_rank in found) if keep_last_step else None)
+        first.digest, first.evaluation[1], Traces(of_rank.last_step for of_rank in found) if keep_last_step else None)
 
 
 def require_engine(options: Options) -> None:
@@ -320,7 +320,7 @@ def _engine(rank: Rank, options: Options, model: Decoder) -> Engine:
     return Engine(rank, model, options.build_optimizer(), **options.engine_settings(model))
 
 
-def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, heard: Heard | None) -> _OfRank:
+def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_step: OnStep | None) -> _RankResult:
     """One rank: its steps, then the results of the run."""
     engine = _engine(rank, options, model)
     steps: list[TrainingStep] = []
@@ -332,14 +332,14 @@ def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, heard
         step, own = _step(engine, options, number, batch, last_step)
         steps.append(step)
         losses.append(own)
-        if heard is not None and rank.index == 0:
-            heard(step)
+        if on_step is not None and rank.index == 0:
+            on_step(step)
     resting = rank.memory.now_nbytes_by_kind
-    # The capacity is one for training: to look at the model takes whole tensors of state, and other batches.
+    # The capacity is one for training: to evaluate the model takes whole tensors of state, and other batches.
     rank.memory.capacity_nbytes = None
     count = options.sample_tokens if math.isfinite(steps[-1].loss) else 0  # who has diverged writes nothing
-    looked = look(engine, model, corpus, count, options.seed)
-    return _OfRank(steps, losses, resting, digest(engine), looked, last_step)
+    evaluation = evaluate(engine, model, corpus, count, options.seed)
+    return _RankResult(steps, losses, resting, digest(engine), evaluation, last_step)
 
 
 def _step(engine: Engine, options: Options, number: int, micro_batches: Sequence[Batch], kept: Trace
@@ -364,7 +364,7 @@ def batches(options: Options, context: int, corpus: Corpus, step: int, rank: int
             for j in range(options.micro_batches)]
 
 
-# -- a trained model looked at: its loss on text held out, a digest of its weights, and what it writes -----------------
+# -- a trained model evaluated: its loss on text held out, a digest of its weights, and what it writes -----------------
 
 PROMPT = "Call me "
 TEMPERATURE = 0.8
@@ -385,7 +385,7 @@ def whole_weights(engine: Engine, kind: str = "parameter") -> dict[str, np.ndarr
     return {name: weight for name, weight in found.items() if weight is not None}
 
 
-def look(engine: Engine, model: Decoder, corpus: Corpus, count: int, seed: int) -> tuple[float, str] | None:
+def evaluate(engine: Engine, model: Decoder, corpus: Corpus, count: int, seed: int) -> tuple[float, str] | None:
     """The mean loss in nats on sequences that were not trained on, and the prompt with ``count`` tokens after it.
 
     Rank 0 computes; the others only show what they own, since weights that rest sharded are gathered, and have None.
@@ -419,7 +419,7 @@ class TrainingBar:
         self._progress.update(self._task, description=what, said="")
         self._last, self._seconds = time.perf_counter(), 0.0
 
-    def heard(self, step: TrainingStep) -> None:
+    def on_step(self, step: TrainingStep) -> None:
         """One step is done."""
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
@@ -544,7 +544,7 @@ def values_of(over: str, text: str | None) -> list[Any] | None:
     return [int(word) if word.isdecimal() else word for word in words] if over == "stage" else words
 
 
-def wanted(options: Options, over: str = "stage", values: Sequence[Any] | None = None) -> dict[Any, Options]:
+def runs_of(options: Options, over: str = "stage", values: Sequence[Any] | None = None) -> dict[Any, Options]:
     """The runs to be made, by value of one option; without values, by all of them.
 
     Raises ValueError for an option not in OVER, for fewer than two values, for one that comes twice, and for one that
@@ -560,22 +560,22 @@ def wanted(options: Options, over: str = "stage", values: Sequence[Any] | None =
 
 
 def compare(options: Options, corpus: Corpus, over: str = "stage", values: Sequence[Any] | None = None,
-            begun: Callable[[str], None] | None = None, heard: Heard | None = None) -> Comparison:
-    """Trains once for each value of one option; ``begun`` is called with each run's name, ``heard`` with each step.
+            on_run: Callable[[str], None] | None = None, on_step: OnStep | None = None) -> Comparison:
+    """Trains once for each value of one option; ``on_run`` is called with each run's name, ``on_step`` with each step.
 
-    Raises what `wanted` and `train` raise; all that can be checked, before the first run.
+    Raises what `runs_of` and `train` raise; all that can be checked, before the first run.
     """
-    chosen = wanted(options, over, values)
+    chosen = runs_of(options, over, values)
     corpus.require_length(options.config().context)
     for value, one in chosen.items():
         with _naming(f"{over} {value}"):
             require_engine(one)
     runs = []
     for value, one in chosen.items():
-        if begun is not None:
-            begun(f"{over} {value}")
+        if on_run is not None:
+            on_run(f"{over} {value}")
         with _naming(f"{over} {value}"):
-            runs.append(train(one, corpus, heard))
+            runs.append(train(one, corpus, on_step))
     return Comparison(over, tuple(chosen), tuple(runs))
 
 

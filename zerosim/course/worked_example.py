@@ -218,14 +218,14 @@ def one_step(rank: Rank, example: Example, stage: int | Stage) -> StepRecorder:
     return recorder
 
 
-# -- from the ranks' traces to one story: what all ranks did, in order, with the bytes that each sent and holds --------
+# -- from the ranks' traces to events: what all ranks did, in order, with the bytes that each sent and holds ----------
 
 SHOWN_FREES = ("gathered_parameter", "unit_gradient")
 SHOWN_PURPOSES = ("parameters", "gradients")
 
 
 @dataclass(frozen=True, slots=True)
-class StoryStep:
+class ReplayEvent:
     """One thing that every rank did: ``op`` on ``unit``.
 
     ``sent_nbytes`` and ``held_nbytes`` (by kind, right after it) are per rank; ``kind`` says what a "free" freed;
@@ -240,42 +240,42 @@ class StoryStep:
     call: int | None = None
 
 
-def story(traces: Sequence[Trace]) -> list[StoryStep]:
-    """The story of a run whose ranks all did the same things in the same order."""
+def events_of(traces: Sequence[Trace]) -> list[ReplayEvent]:
+    """The events of a run whose ranks all did the same things in the same order."""
     found = []
-    for own in zip(*map(_own_story, traces), strict=True):
-        assert len({(step.op, step.unit) for step in own}) == 1, "ranks did different things"
-        found.append(replace(own[0], sent_nbytes=tuple(step.sent_nbytes[0] for step in own),
-                             held_nbytes=tuple(step.held_nbytes[0] for step in own)))
+    for own in zip(*map(_events_of_rank, traces), strict=True):
+        assert len({(event.op, event.unit) for event in own}) == 1, "ranks did different things"
+        found.append(replace(own[0], sent_nbytes=tuple(event.sent_nbytes[0] for event in own),
+                             held_nbytes=tuple(event.held_nbytes[0] for event in own)))
     return found
 
 
-def _own_story(trace: Trace) -> list[StoryStep]:
-    """The story of one rank. Of the arithmetic of one unit in a row the first is the step."""
-    found: list[StoryStep] = []
+def _events_of_rank(trace: Trace) -> list[ReplayEvent]:
+    """The events of one rank. Arithmetic of one unit in a row is one event, as of its first row."""
+    found: list[ReplayEvent] = []
     held: Counter[str] = Counter()
     for row in trace.rows:
         if isinstance(row, Held):
             held[row.kind] += row.nbytes
-        step = _step_of(row)
-        again = step and found and isinstance(row, Compute) and (found[-1].op, found[-1].unit) == (step.op, step.unit)
-        if step and not again:
-            found.append(replace(step, held_nbytes=({kind: nbytes for kind, nbytes in held.items() if nbytes},)))
+        event = _event_of(row)
+        last = (found[-1].op, found[-1].unit) if found else None
+        if event and not (isinstance(row, Compute) and last == (event.op, event.unit)):
+            found.append(replace(event, held_nbytes=({kind: nbytes for kind, nbytes in held.items() if nbytes},)))
     return found
 
 
-def _step_of(row: Row) -> StoryStep | None:
-    """The step that begins with a row of a trace; None for a row that the story leaves out."""
+def _event_of(row: Row) -> ReplayEvent | None:
+    """The event that begins with a row of a trace; None for a row that is not shown."""
     match row:
         case Collective() if row.purpose in SHOWN_PURPOSES:
-            return StoryStep(row.call.operation, row.span[-1], (row.sent_nbytes,), call=row.call.number)
+            return ReplayEvent(row.call.operation, row.span[-1], (row.sent_nbytes,), call=row.call.number)
         case Held() if row.nbytes < 0 and row.kind in SHOWN_FREES:
-            return StoryStep("free", row.name, kind=row.kind)
+            return ReplayEvent("free", row.name, kind=row.kind)
         case Compute() if row.span:
             op = "recompute" if "recompute" in row.span else row.span[0]  # or forward, backward, loss
-            return StoryStep(op, row.span[1] if len(row.span) > 1 else "all")
+            return ReplayEvent(op, row.span[1] if len(row.span) > 1 else "all")
         case SpanBegin() if row.path == ("update",):
-            return StoryStep("update", "all")
+            return ReplayEvent("update", "all")
     return None
 
 
@@ -297,7 +297,7 @@ class Replay:
 
     example: Example
     stage: Stage
-    steps: list[StoryStep]
+    events: list[ReplayEvent]
     hops: dict[int, list[HopValues]]  # by call number
     recorders: list[StepRecorder]  # per rank
     sent_nbytes: list[int]  # per rank, parameters and gradients
@@ -335,8 +335,8 @@ class Replay:
     def as_json(self) -> dict[str, Any]:
         """The replay as plain data; numbers are the shortest decimals that give back the same fp32."""
         return {
-            "events": [{"op": step.op, "unit": step.unit, "sent_nbytes": list(step.sent_nbytes)}
-                       | ({"kind": step.kind} if step.kind else {}) for step in self.steps],
+            "events": [{"op": event.op, "unit": event.unit, "sent_nbytes": list(event.sent_nbytes)}
+                       | ({"kind": event.kind} if event.kind else {}) for event in self.events],
             "losses": self.losses,
             "local_gradients": self.local_gradients,
             "reduced_gradients": self.reduced_gradients,
@@ -361,7 +361,7 @@ def replay(example: Example, stage: int | Stage) -> Replay:
         assert event.call is not None, "the example sends no messages beside its collectives"
         hops[event.call.number].append(HopValues(event.hop, tuple(exact(event.values.astype(np.float32)))))
     sent = [sum(trace.sent_nbytes(purpose) for purpose in SHOWN_PURPOSES) for trace in cluster.trace]
-    return Replay(example, stage_of(stage), story(cluster.trace), dict(hops), list(cluster.runs[-1].results), sent,
+    return Replay(example, stage_of(stage), events_of(cluster.trace), dict(hops), list(cluster.runs[-1].results), sent,
                   cluster.memory.peak_nbytes_by_kind)
 
 
@@ -439,7 +439,7 @@ def _stage(number: int, found: Replay, *, hops: bool) -> Iterator[Part | str]:
     yield Rule(f"[bold]stage {number}[/]: parameters {stage.parameters.value}, gradients {stage.gradients.value}, "
                f"optimizer {stage.optimizer.value}")
     yield _resting(found)
-    yield _story(found, hops=hops)
+    yield _happened(found, hops=hops)
     yield from _disagreement(found)
     if found.recorders[0].skipped:
         yield TextLine("Some gradient was inf or NaN: every rank skipped the step, and nothing has changed.", 0)
@@ -456,18 +456,18 @@ def _resting(found: Replay) -> Table:
         for rank in range(found.example.ranks)])
 
 
-def _story(found: Replay, *, hops: bool) -> Table:
-    """Every step, and under it every rank: the values, the bytes sent, the bytes held right after."""
+def _happened(found: Replay, *, hops: bool) -> Table:
+    """Every event, and under it every rank: the values, the bytes sent, the bytes held right after."""
     rows = []
     seen = [0] * found.example.ranks
-    for number, step in enumerate(found.steps, 1):
+    for number, event in enumerate(found.events, 1):
         for rank in range(found.example.ranks):
             first = rank == 0
-            rows.append((str(number) if first else "", f"{step.op} {step.unit}" if first else "", str(rank),
-                         _values(found, step, rank, seen), str(step.sent_nbytes[rank] or ""),
-                         str(sum(step.held_nbytes[rank].values()))))
-        if hops and step.call is not None:
-            rows += [("", "", "", _hop(made), "", "") for made in found.hops.get(step.call, [])]
+            rows.append((str(number) if first else "", f"{event.op} {event.unit}" if first else "", str(rank),
+                         _values(found, event, rank, seen), str(event.sent_nbytes[rank] or ""),
+                         str(sum(event.held_nbytes[rank].values()))))
+        if hops and event.call is not None:
+            rows += [("", "", "", _hop(made), "", "") for made in found.hops.get(event.call, [])]
     return _table("What happens", "", "event", "rank", "values", "sent B", "holds B", rows=rows)
 
 
@@ -478,32 +478,32 @@ def _hop(made: HopValues) -> str:
     return f"[dim]hop {hop.step}, {hop.source} → {hop.destination}, chunk {_listed(hop.chunks)}: {carried}[/]"
 
 
-def _values(found: Replay, step: StoryStep, rank: int, seen: list[int]) -> str:
-    """The step in numbers on one rank. ``seen`` counts the passes already shown, by rank."""
-    if step.op in ("forward", "recompute", "backward"):
+def _values(found: Replay, event: ReplayEvent, rank: int, seen: list[int]) -> str:
+    """The event in numbers on one rank. ``seen`` counts the passes already shown, by rank."""
+    if event.op in ("forward", "recompute", "backward"):
         passed = found.recorders[rank].passes[seen[rank]]
         seen[rank] += 1
         if passed.gradients is not None:
             return f"dy {_numbers(passed.values_in)}: gradients {_numbers(passed.gradients)}"
         return f"{_numbers(passed.values_in)} → {_numbers(passed.values_out)}"
-    if step.op == "loss":
-        first = next(one for one in found.steps if one.op == "loss")
-        return f"loss {found.losses[rank]:g}" if step is first else ""
-    if step.op in ("reduce_scatter", "all_reduce"):
-        return _owned("sum", _of_unit(step, found.held_part("reduced", "reduce", rank)))
-    if step.op == "all_gather":
-        last = [one for one in found.steps if one.op == "all_gather"][-1]
-        moment = "end" if step is last and found.stage.parameters.value == "replicated" else "start"
+    if event.op == "loss":
+        first = next(one for one in found.events if one.op == "loss")
+        return f"loss {found.losses[rank]:g}" if event is first else ""
+    if event.op in ("reduce_scatter", "all_reduce"):
+        return _owned("sum", _of_unit(event, found.held_part("reduced", "reduce", rank)))
+    if event.op == "all_gather":
+        last = [one for one in found.events if one.op == "all_gather"][-1]
+        moment = "end" if event is last and found.stage.parameters.value == "replicated" else "start"
         whole = dict(enumerate(exact(found.whole("parameter", moment, rank))))
-        return _owned("has", _of_unit(step, whole))
-    if step.op == "update":
+        return _owned("has", _of_unit(event, whole))
+    if event.op == "update":
         return _owned("new", found.held_part("master", "update", rank))
-    return words(step.kind or "")
+    return words(event.kind or "")
 
 
-def _of_unit(step: StoryStep, values: dict[int, float]) -> dict[int, float]:
-    """The values of the weights that belong to the step's unit."""
-    return {i: value for i, value in values.items() if step.unit in ("all", UNITS[i])}
+def _of_unit(event: ReplayEvent, values: dict[int, float]) -> dict[int, float]:
+    """The values of the weights that belong to the event's unit."""
+    return {i: value for i, value in values.items() if event.unit in ("all", UNITS[i])}
 
 
 def _owned(word: str, values: dict[int, float]) -> str:
@@ -570,7 +570,7 @@ def _decimals(values: Iterable[float]) -> list[str]:
 
 
 def _listed(values: Sequence[int]) -> str:
-    """``8, 8``, or a word for the whole vector."""
+    """``8, 8``; "all" where there are none, since a message that names no chunks carries the whole vector."""
     return ", ".join(map(str, values)) if values else "all"
 
 

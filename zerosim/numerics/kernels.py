@@ -493,10 +493,12 @@ class NumpyKernels(BlockKernels):
 
     @quiet
     def gradient_block(self, x: Array, divisor: float, factor: float, out: Array) -> None:
-        """out = x/divisor, then ·factor unless that is 1, each rounded to out's float32; equal shapes."""
+        """out = x/divisor, then ·factor unless that is 1, each in float32 (float64 if x is); out float32, equal shapes.
+        """
         check_operands("gradient_block", x=x, out=out)
-        scaled = partial(_scaled, _division_by(divisor, FP32), np.asarray(factor, FP32)[()])
-        self.run_blocks(scaled, (x,), out, FP32, in_place=True)
+        work = work_type(x, out)
+        scaled = partial(_scaled, _division_by(divisor, work), np.asarray(factor, work)[()])
+        self.run_blocks(scaled, (x,), out, work, in_place=True)
 
 
 def _multiplied(factor: Any, block: Array, result: Array) -> None:

@@ -20,7 +20,7 @@ from zerosim.numerics.checks import did_you_mean, is_number
 from zerosim.planning.cuts import checked_count
 
 # The formats for which a device may have a rate, each peak and dense.
-FORMATS = ("fp32", "tf32", "bf16", "fp16", "fp8")
+RATED_FORMATS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 LEAST, MOST = 1e-30, 1e30  # in SI units no machine is beyond, and quotients of these and of counts are finite
 
 
@@ -55,13 +55,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def checked_rates(where: str, key: str, rates: Any) -> dict[str, float]:
-    """Rates by format; raises ValueError for none, and for a format that is not in `FORMATS`."""
+    """Rates by format; raises ValueError for none, and for a format that is not in `RATED_FORMATS`."""
     if not isinstance(rates, Mapping) or not rates:
-        raise ValueError(f"{where}: {key} must give a dense rate for some of {', '.join(FORMATS)}, got {rates!r}")
+        raise ValueError(f"{where}: {key} must give a dense rate for some of {', '.join(RATED_FORMATS)}, got {rates!r}")
     for format in rates:
-        if format not in FORMATS:
-            raise ValueError(f"{where}: {key} has no format {format!r}; there are {', '.join(FORMATS)}"
-                             f"{nearest(format, FORMATS)}")
+        if format not in RATED_FORMATS:
+            raise ValueError(f"{where}: {key} has no format {format!r}; there are {', '.join(RATED_FORMATS)}"
+                             f"{nearest(format, RATED_FORMATS)}")
     return {format: positive(where, f"{key}.{format}", rate) for format, rate in rates.items()}
 
 
@@ -79,7 +79,7 @@ class Device:
     `capacity_nbytes` is the vendor's number, `reported_nbytes` what the device itself says; they differ both ways.
     `flops_per_second` are dense by format, never the doubled figures for sparse matrices. `host_link` names the link
     between it and its host, where that is known.
-    Raises ValueError for numbers that are not positive and finite, and for a format that is not in `FORMATS`.
+    Raises ValueError for numbers that are not positive and finite, and for a format that is not in `RATED_FORMATS`.
     """
 
     name: str

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from zerosim.numerics.files import write_or_refuse
-from zerosim.planning.collectives import CollectiveShape, levels
+from zerosim.planning.collectives import CollectiveShape, Ints, levels
 from zerosim.planning.cuts import checked_count
 from zerosim.ranks.trace import Trace
 
@@ -35,8 +35,6 @@ POINTS = (COLLECTIVE, ISSUE, WAIT, MESSAGE, TRANSFER, TRANSFER_WAIT)
 # What goes on beside the program from its issue on, and the row that waits for it.
 ISSUES_OF_WAITS = {WAIT: ISSUE, TRANSFER_WAIT: TRANSFER}
 OFFLOAD = TO_HOST, TO_DEVICE = ("to host", "to device")
-
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 # -- the tables -------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ __all__ = ["COMMUNICATION", "COMPUTATION", "Lane", "Machine", "MemoryCurve", "Pa
            "Timeline", "TimelineEvent", "Usage", "chrome_trace", "critical_path", "memory", "replay",
            "save_chrome_trace"]
 
-AGAIN = "recompute"  # the name of spans in which forward is run a second time
+RECOMPUTE = "recompute"  # the name of spans in which forward is run a second time
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Timeline:
         self.recording, self.machine, self.lanes = recording, machine, tuple(streams.lanes)
         self.parts_of_call: Mapping[int, list[StreamPart]] = dict(sorted(streams.parts_of_call.items()))
         self._works, self._collectives = streams.works, streams.collectives
-        self._ranks_seen: dict[int, tuple[list[float], Any]] = {}
+        self._by_rank: dict[int, tuple[list[float], Any]] = {}
 
     # -- totals -------------------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class Timeline:
     def flops(self, *, recomputed: bool = True) -> int:
         """Floating-point operations of all ranks; without ``recomputed``, those in spans called "recompute" are not in.
         """
-        again = np.array([AGAIN in path for path in self.recording.paths] or [False])
+        again = np.array([RECOMPUTE in path for path in self.recording.paths] or [False])
         total = 0
         for lane in self.lanes:
             program = self.recording.program(lane.rank)
@@ -214,18 +214,18 @@ class Timeline:
     def computed(self, rank: int, low: int = 0, high: int | None = None) -> list[TimelineEvent]:
         """The rank's arithmetic row by row; only the rows from ``low`` to before ``high`` if asked."""
         program = self.recording.program(rank)
-        clocks, rows = self._of_rank(rank)
+        clocks, rows = self._clocks_and_computes(rank)
         rows = rows[slice(*np.searchsorted(rows, (low, len(program) if high is None else high)))]
         columns = (column[rows].tolist() for column in (program.first, program.second, program.third))
         paths = self.recording.paths
         return [TimelineEvent(rank, COMPUTATION, "compute", paths[path], clocks[row], clocks[row + 1], flops, nbytes)
                 for row, flops, nbytes, path in zip(rows.tolist(), *columns, strict=True)]
 
-    def _of_rank(self, rank: int) -> tuple[list[float], Any]:
+    def _clocks_and_computes(self, rank: int) -> tuple[list[float], Any]:
         """The rank's clocks as a list, and its rows of arithmetic."""
-        if rank not in self._ranks_seen:
-            self._ranks_seen[rank] = self.clocks(rank).tolist(), self.recording.program(rank).where(COMPUTE)
-        return self._ranks_seen[rank]
+        if rank not in self._by_rank:
+            self._by_rank[rank] = self.clocks(rank).tolist(), self.recording.program(rank).where(COMPUTE)
+        return self._by_rank[rank]
 
     def part_event(self, part: StreamPart) -> TimelineEvent:
         """A part of a collective, a message, or a transfer, as an event."""
@@ -397,7 +397,7 @@ ISSUES = tuple(ISSUES_OF_WAITS.values())
 
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:
     """The timeline as a JSON object of the Trace Event Format."""
-    entries = [entry for lane in timeline.lanes for entry in _of_rank(timeline, lane)]
+    entries = [entry for lane in timeline.lanes for entry in _entries(timeline, lane)]
     machine = timeline.machine
     links = {"link": machine.network.inside, "between": machine.network.between, "host_link": machine.host_link}
     return {"displayTimeUnit": "ms", "traceEvents": entries,
@@ -418,7 +418,7 @@ def nanoseconds(seconds: float) -> int:
     return round(seconds * 1_000_000_000)
 
 
-def _of_rank(timeline: Timeline, lane: Lane) -> Iterator[TraceEntry]:
+def _entries(timeline: Timeline, lane: Lane) -> Iterator[TraceEntry]:
     """All entries of a rank. A viewer takes those of one instant in the order of the file: what lies around something
     else comes before it, and an arrow's start before its end."""
     yield from _names(lane.rank, timeline.streams)

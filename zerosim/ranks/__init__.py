@@ -1,6 +1,6 @@
 """Ranks, the collectives between them, and the record of what they hold and send."""
 
-from zerosim.ranks.cluster import Cluster, NullCluster, Results, Run
+from zerosim.ranks.cluster import Cluster, Results, Run
 from zerosim.ranks.errors import (
     AsymmetryError,
     BackendError,
@@ -14,6 +14,7 @@ from zerosim.ranks.errors import (
 )
 from zerosim.ranks.inspect import step_through
 from zerosim.ranks.memory import Memory
+from zerosim.ranks.null_cluster import NullCluster
 from zerosim.ranks.rank import Rank, Work
 from zerosim.ranks.trace import Hop, Trace
 

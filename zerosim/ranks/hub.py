@@ -83,13 +83,13 @@ class Transport:
     """Carries out the parts that ranks of this process have issued: one primitive, `move`, and the ends of a run.
 
     Ranks of the whole cluster are named by their index in it, those of a group in a step by their place in the group.
-    What a transport has no use for, it inherits from here: these methods do nothing.
+    What a transport has no use for does nothing here, and is inherited.
     """
 
     library: str | None = None  # whose own collectives ``algorithm="native"`` asks for
     in_order = False  # True where ranks that begin calls in different orders would wait for each other for ever
     errors: tuple[type[Exception], ...] = ()  # what the library raises, also when another rank has failed
-    watched = False   # True where a program may wait inside the library, so that a thread must listen to the others
+    needs_listener = False  # True where a program may wait inside the library: a thread must hear the others
     world = "all in this process"
     say: Callable[[Any, int], None]  # in a run of processes: a note to the transport of another rank
 
@@ -140,8 +140,8 @@ class Transport:
         """The ranks of ``key``, all of the group ``parent``, are a group of their own from here on."""
 
     def over(self) -> Sequence[int]:
-        """The parts that have come to their end since the last call, by their numbers in this run; asked where
-        ``watched``."""
+        """The parts that have come to their end since the last call, by their numbers in this run; asked where it
+        ``needs_listener``."""
         raise NotImplementedError
 
     def heard(self, rank: int, note: Any) -> None:
@@ -506,7 +506,7 @@ class Hub(Backend):
             add_note(error, f"raised by rank {self.failure[0]} of {len(self.results)}")
         for rank, later in self.aftermath:
             add_note(error, f"rank {rank} raised {text_of(later, repr)} when it was stopped")
-            clear_frames(later)
+            clear_frames(later, until=handled)
         clear_frames(error, until=handled)
         self.results.clear()
         self.aftermath.clear()

@@ -117,7 +117,7 @@ def _found(local_rank: int, device: int) -> tuple[NCCL, DeviceStreams, Card, CuP
 
 def check_cards(channel: Channel, card: Card, *, share: bool) -> None:
     """Raises ValueError on every process where two ranks have one card without share_devices."""
-    of_ranks: Sequence[tuple[str, str, str]] = channel.everyone((*card, socket.gethostname()))
+    of_ranks: Sequence[tuple[str, str, str]] = channel.all_gather((*card, socket.gethostname()))
     cards = [Card(uuid, bus_id) for uuid, bus_id, _ in of_ranks]
     for each in dict.fromkeys(cards):
         ranks = [rank for rank, other in enumerate(cards) if other == each]

@@ -6,18 +6,22 @@ communication stream waits for it; another says when its result is there, and ``
 wait for that one. The host waits for neither.
 """
 
+import sys
+import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import repeat
 from typing import Any, TypeVar
 
 import numpy as np
 
-from zerosim.backends import CAUSE_SECONDS
+from zerosim.backends import CAUSE_SECONDS, FAREWELL_SECONDS
 from zerosim.backends.nccl.adapter import NCCL, TYPES, Communicator, DeviceStreams, adds
-from zerosim.backends.processes.notes import Channel, Elements
+from zerosim.backends.processes.cluster import LISTEN_SECONDS
+from zerosim.backends.processes.notes import Channel, Elements, gone_text
 from zerosim.numerics.arrays import copy_elements, on_device, words
 from zerosim.ranks.call import Array, Call, GroupKey, Pending, PendingCall, PendingExchange, chunk_lengths
 from zerosim.ranks.collectives import Delivery, Exchanges, lockstep, sent_by, steps_of
@@ -118,13 +122,30 @@ def together(channel: Channel, find: Callable[[], T]) -> T:
     """The result of ``find()`` in this process; every process calls it.
 
     Raises in all of them what it raised in one: there its own error, elsewhere BackendError with its rank and text.
+    Ends the job where a rank cannot hear of it, as it waits for another one inside NCCL.
     """
     error: Exception | None = None
+    over = threading.Event()
+
+    def watch() -> None:
+        while error is None and not channel.lost:
+            if over.wait(LISTEN_SECONDS):
+                return
+        if not over.wait(FAREWELL_SECONDS):
+            why = f"{type(error).__name__}: {error}" if error else gone_text(sorted(channel.lost), channel.size)
+            print(f"rank {channel.index} of {channel.size}: {why}; not all ranks heard of it for {FAREWELL_SECONDS:g} "
+                  "seconds; all processes of the job are ended", file=sys.stderr, flush=True)
+            channel.abort()
+
+    threading.Thread(target=watch, daemon=True, name="zerosim watches").start()
     try:
         found = find()
     except Exception as raised:  # whatever it is, the others wait for it
         error = raised
-    texts: list[str | None] = channel.everyone(None if error is None else f"{error}" or type(error).__name__)
+    try:
+        texts: list[str | None] = channel.all_gather(None if error is None else f"{error}" or type(error).__name__)
+    finally:
+        over.set()
     if error is not None:
         raise error
     for rank, text in enumerate(texts):
@@ -148,7 +169,7 @@ class ProcessCommunicators(Communicators):
         Nobody goes on, and may fail and abort it, while another one still connects.
         """
         if self._world not in self.made:
-            unique_id = self._channel.everyone(self.nccl.unique_id() if self._channel.index == 0 else None)[0]
+            unique_id = self._channel.all_gather(self.nccl.unique_id() if self._channel.index == 0 else None)[0]
             together(self._channel, lambda: self.join(self._world, unique_id))
 
     def join(self, key: GroupKey, unique_id: bytes) -> None:
@@ -377,13 +398,13 @@ class NCCLProcessTransport(NCCLTransport):
 
     world = "each a process with a GPU, over NCCL"
     in_order = True  # there is one stream
-    watched = True
+    needs_listener = True
 
     communicators: ProcessCommunicators
 
     def __init__(self, index: int, streams: DeviceStreams, communicators: ProcessCommunicators) -> None:
         super().__init__({index: streams}, communicators)
-        self._index, self._its, self.errors = index, streams, (communicators.nccl.error,)
+        self._index, self._own_streams, self.errors = index, streams, (communicators.nccl.error,)
 
     def begin(self, options: RunOptions) -> None:
         """A run begins; after one that failed the communicators are made anew, by all processes together."""
@@ -392,8 +413,8 @@ class NCCLProcessTransport(NCCLTransport):
         # the one to let them go.
         self._begun = 0
         self._ends: deque[tuple[int, Any]] = deque()  # number, and event at the end
-        self._came: defaultdict[Any, deque[Any]] = defaultdict(deque)  # notes of elements, by their message
-        self._its.select()
+        self._arrived: defaultdict[Any, deque[Any]] = defaultdict(deque)  # notes of elements, by their message
+        self._own_streams.select()
         self.communicators.connect()
 
     # -- calls ----------------------------------------------------------------------------------------------------
@@ -403,17 +424,19 @@ class NCCLProcessTransport(NCCLTransport):
         return self._observed(parts[0], super().collective(parts))
 
     def message(self, key: GroupKey, step: Sequence[Delivery], ends: Mapping[int, PendingExchange]) -> Carried:
-        """The halves of this rank's exchange, in one group."""
+        """The halves of this rank's exchange, in one group; one with itself that lacks a half waits for ever, as in one
+        process: NCCL would refuse it."""
         (me,) = ends.values()
-        return self._observed(me, super().message(key, step, ends))
+        lacks_a_half = (me.to == me.rank) != (me.source == me.rank)
+        return self._observed(me, repeat(None) if lacks_a_half else super().message(key, step, ends))
 
-    def _observed(self, me: Pending, carried: Carried) -> Carried:
+    def _observed(self, me: Pending, carried: Iterable[Delivery | None]) -> Carried:
         """Remembers the end of a part. Where NCCL raises an error because another rank has failed, a note about that
         comes soon, and stops this rank; without one the error is this rank's own."""
         number, self._begun = self._begun, self._begun + 1
         try:
             yield from carried
-            self._ends.append((number, self._done.get(me) or self._its.finished()))
+            self._ends.append((number, self._done.get(me) or self._own_streams.finished()))
             return
         except self.errors as error:
             error.add_note(f"raised by NCCL when it was asked for {me.describe()}")
@@ -427,7 +450,7 @@ class NCCLProcessTransport(NCCLTransport):
     def over(self) -> list[int]:
         """The parts to whose end the device has come since the last call."""
         found = []
-        while self._ends and self._its.reached(self._ends[0][1]):
+        while self._ends and self._own_streams.reached(self._ends[0][1]):
             found.append(self._ends.popleft()[0])
         return found
 
@@ -440,17 +463,17 @@ class NCCLProcessTransport(NCCLTransport):
         for delivery in step:
             if delivery.out is not None:
                 out, source = delivery.out, group[delivery.hop.source]
-                came = self._came[key, number, source]
-                while not came:
+                arrived = self._arrived[key, number, source]
+                while not arrived:
                     yield None
-                if (came[0].shape, came[0].dtype) != (out.shape, out.dtype):
-                    raise MismatchError(misfit_text(source, came[0], self._index, out))
-                copy_elements(came.popleft(), out)
+                if (arrived[0].shape, arrived[0].dtype) != (out.shape, out.dtype):
+                    raise MismatchError(misfit_text(source, arrived[0], self._index, out))
+                copy_elements(arrived.popleft(), out)
             yield delivery
 
     def heard(self, rank: int, note: Elements) -> None:
         """Elements on the host have come from another rank."""
-        self._came[note.group, note.number, rank].append(note.elements)
+        self._arrived[note.group, note.number, rank].append(note.elements)
 
     # -- groups and ends ------------------------------------------------------------------------------------------
 

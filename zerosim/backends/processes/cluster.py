@@ -76,7 +76,7 @@ class ProcessBackend(Backend):
         self.joining: defaultdict[GroupKey, dict[int, bytes]] = defaultdict(dict)  # invitations to groups being made
         self.waiting: dict[int, Waiting] = {}
         self.endings: dict[int, Ending] = {}
-        self.found: Exception | None = None      # the error that the notes show
+        self.verdict: Exception | None = None    # the error that the notes show
         self.stopping = False
         # Where a thread listens, it takes turns with the program by the lock, and knows of each part, by its number,
         # the note to send if the program waits for it.
@@ -102,7 +102,7 @@ class ProcessBackend(Backend):
             count(self.issued, me)
             if isinstance(me, PendingCall):
                 self.recent.append(me.call)
-            if self.transport.watched:
+            if self.transport.needs_listener:
                 self.not_over[next(self.parts)] = self._waiting(me)
         self.transport.issued(rank, me)
         if self.announced is not None:
@@ -166,7 +166,7 @@ class ProcessBackend(Backend):
     def wait(self, rank: int, me: Pending) -> None:
         """Goes on until the part is done."""
         self._until(lambda: me.done and me not in self.not_agreed,
-                    None if self.transport.watched else partial(self._waiting, me))
+                    None if self.transport.needs_listener else partial(self._waiting, me))
         self.begun.pop(me)
         self.transport.completed(rank, me)
 
@@ -201,7 +201,7 @@ class ProcessBackend(Backend):
                     raise
                 raise raised from None
             self.transport.close()
-            self.channel.everyone(None)
+            self.channel.all_gather(None)
         self.results = [result]
         yield from ()
 
@@ -217,8 +217,8 @@ class ProcessBackend(Backend):
 
     def _raised(self, error: BaseException) -> BaseException:
         """The error that this rank raises, and tells the others: its own error, or that of the rank that stopped it."""
-        if isinstance(error, RankStopped) and self.found is not None:
-            error = self.found.with_traceback(error.__traceback__)  # which shows the program's line
+        if isinstance(error, RankStopped) and self.verdict is not None:
+            error = self.verdict.with_traceback(error.__traceback__)  # which shows the program's line
         if isinstance(error, RankStopped) and self._failed:
             first = self._failed[0]
             self._say(replace(first, drained=False))
@@ -251,7 +251,7 @@ class ProcessBackend(Backend):
             time.sleep(NAP_SECONDS)
         self.transport.drain()  # what came with the last note
         self.transport.close()
-        self.channel.everyone(None)
+        self.channel.all_gather(None)
         self.not_agreed.clear()
         self.begun.clear()
 
@@ -293,7 +293,7 @@ class ProcessBackend(Backend):
             try:
                 moved = self._moved()
             except MismatchError as mismatch:
-                self.found = forget_frames(mismatch)
+                self.verdict = forget_frames(mismatch)
         self._check_going()
         return moved
 
@@ -322,7 +322,7 @@ class ProcessBackend(Backend):
 
     def _is_over(self) -> bool:
         """True where the run has failed: here, elsewhere, or for all."""
-        return self.stopping or self.found is not None or bool(self._failed)
+        return self.stopping or self.verdict is not None or bool(self._failed)
 
     def _check_going(self) -> None:
         """Raises RankStopped where the run has failed, and a Ctrl-C that had to wait."""
@@ -365,27 +365,27 @@ class ProcessBackend(Backend):
             case None:
                 self.waiting.pop(rank, None)
             case Finished() | Failed():
-                self.endings[rank] = note
+                self.endings = {**self.endings, rank: note}  # a program goes through the old ones without the lock
 
     def _judge(self) -> None:
         """Finds where the notes of those that wait or have finished show what is wrong. No program can catch that and
         go on, as none can in one process."""
         with self.lock:
-            if self.waiting and self.found is None:
-                self.found = verdict({**self._finished, **self.waiting}, self.channel.size)
+            if self.waiting and self.verdict is None:
+                self.verdict = verdict({**self._finished, **self.waiting}, self.channel.size)
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
         """Inside, a thread listens, where the program may wait inside the library."""
         over = threading.Event()
         thread = threading.Thread(target=self._listen, args=(over,), daemon=True, name="zerosim listens")
-        if self.transport.watched:
+        if self.transport.needs_listener:
             thread.start()
         try:
             yield
         finally:
             over.set()
-            if self.transport.watched:
+            if self.transport.needs_listener:
                 thread.join()
 
     def _listen(self, run_over: threading.Event) -> None:
@@ -475,7 +475,7 @@ class ProcessCluster(Cluster):
     def gather(self, value: Any) -> list[Any]:
         """The values of all processes, in rank order, on each of them; plain data, or
         over MPI any picklable values. Every process calls it."""
-        return self._channel.everyone(value)
+        return self._channel.all_gather(value)
 
     def close(self) -> None:
         """Gives back what the library keeps for this cluster; it runs nothing afterwards. Every process calls it."""

@@ -39,7 +39,7 @@ class Value:
 
 
 class Channel:
-    """Carries notes from every process to every other, without anybody waiting for them but in ``everyone``."""
+    """Carries notes from every process to every other, without anybody waiting for them but in ``all_gather``."""
 
     def __init__(self, index: int, size: int) -> None:
         self.index, self.size = index, size
@@ -68,7 +68,7 @@ class Channel:
             while unread and not isinstance(unread[0], Value):
                 yield rank, unread.popleft()
 
-    def everyone(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """The values of all processes, in rank order; every process calls it, between runs or at the end of one.
 
         Notes that a process sent before its value are forgotten: the run that they are about is over. Raises

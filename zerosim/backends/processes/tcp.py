@@ -219,6 +219,9 @@ class TCPChannel(Channel):
                 self._refused("what answers there does not know this job's key")
             except AssertionError:  # a challenge that is none
                 self._refused("it does not speak as a process of zerosim does")
+            except FileNotFoundError as found:
+                self._refused(f"rank 0 left no key in {found.filename} here; where processes have other files or users "
+                              f"than rank 0, as in containers, set {SECRET} to the same random text for all of them")
             except (OSError, EOFError) as failed:
                 error = failed if str(failed) else ConnectionError("rank 0 went away")
                 time.sleep(RETRY_SECONDS)
@@ -262,7 +265,7 @@ class TCPChannel(Channel):
 
     def close(self) -> None:
         """Every process calls it; what was sent before has arrived then."""
-        self.everyone(None)
+        self.all_gather(None)
         self._closing = True
         self._send(BYE)
         for reader in self._readers:

@@ -75,7 +75,7 @@ def comparison(data: ComparisonData, style: Style = LIGHT) -> Drawing:
     return Drawing("comparison", TITLE, _description(data), style, figure)
 
 
-def require_place(path: str) -> Path:
+def checked_place(path: str) -> Path:
     """Checks the place of a figure: ValueError for an ending that there is not, and for no folder to write into."""
     place = Path(path)
     suffixes = [f".{format}" for format in FORMATS]
@@ -97,7 +97,7 @@ def _unwritable(path: str, error: OSError) -> ValueError:
 
 def save_comparison(found: Comparison, path: str, *, dark: bool = False) -> Path:
     """Draws a comparison into a file, .svg or .png; ValueError for a place that cannot be written."""
-    place = require_place(path)
+    place = checked_place(path)
     try:
         return comparison(comparison_data(found), DARK if dark else LIGHT).save(place)
     except OSError as error:

@@ -15,7 +15,7 @@ from zerosim.planning.cost import curve, latency_wall_nbytes, ring_wall_ranks
 from zerosim.planning.hardware import Link, Network, device, link
 from zerosim.planning.recording import record
 from zerosim.planning.timeline import Machine, replay
-from zerosim.ranks.cluster import NullCluster
+from zerosim.ranks.null_cluster import NullCluster
 from zerosim.ranks.rank import Rank
 
 TITLE = "The ring's latency wall: where latency takes longer than moving the bytes"

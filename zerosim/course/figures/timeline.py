@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from zerosim.course.measured import run
+from zerosim.course.measured import take_step
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, look, stack
 from zerosim.display.replayed import MACHINE, RankBar, ReplayedRank, replayed_rank
 from zerosim.display.style import KIND_COLORS, PHASE_COLORS, PURPOSE_COLORS, ink_on
@@ -19,7 +19,7 @@ from zerosim.numerics.policy import Policy
 from zerosim.optim.elementwise import Adam
 from zerosim.planning.recording import record
 from zerosim.planning.timeline import COMMUNICATION, COMPUTATION, Machine, replay
-from zerosim.ranks.cluster import NullCluster
+from zerosim.ranks.null_cluster import NullCluster
 from zerosim.ranks.trace import Traces
 
 TITLE = "One training step, waiting and overlapped"
@@ -73,8 +73,8 @@ def step_traces(widths: Sequence[int], rows: int, *, ranks: int, stage: int, com
                 options: Mapping[str, Any]) -> Traces:
     """The traces of one step of an MLP of these widths with Adam, on ``rows`` samples per rank, on N ranks."""
     cluster = NullCluster(ranks)
-    run(cluster, MLP(widths, bias=False), Adam(), (rows, widths[0]), (rows, widths[-1]), stage=stage,
-        policy=Policy(compute), **options)
+    take_step(cluster, MLP(widths, bias=False), Adam(), (rows, widths[0]), (rows, widths[-1]), stage=stage,
+              policy=Policy(compute), **options)
     return cluster.trace
 
 

@@ -4,6 +4,7 @@ Legend: N ranks, n elements, k = ⌈n/N⌉; chunk c is elements min(n, c·k) to 
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -24,8 +25,7 @@ def data(seed: str, ranks: int, length: int) -> list[Array]:
 
 def chunk_slices(length: int, ranks: int) -> list[slice]:
     """Every rank's chunk of a vector (n,)."""
-    chunk = -(-length // ranks)
-    return [slice(min(length, rank * chunk), min(length, (rank + 1) * chunk)) for rank in range(ranks)]
+    return [slice(*bounds) for bounds in pairwise(ceil_cut(length, ranks))]
 
 
 def ring_sum(vectors: Sequence[Array], way: int = 1) -> Array:
