@@ -20,12 +20,15 @@ from zerosim.models import (
     CrossEntropy,
     HalfSquaredError,
     LinearUnit,
+    Llama,
     Model,
     Recompute,
+    decoder,
     first_weights,
     four_weights,
     gpt,
     layers,
+    llama,
     one_pass,
     segment,
     text,
@@ -180,6 +183,29 @@ GPTS = [
     (lambda: written(shares=(np.nan, 1)), "asked for token 1, and found logits that are NaN or infinite; the model"),
 ]
 
+LLAMA = llama.PRESETS["llama-nano"]
+LLAMAS = [
+    (lambda: replace(LLAMA, context=0), "LlamaConfig was given context=0; context is a whole number, 1 or more"),
+    (lambda: replace(LLAMA, heads=5, head_channels=0), "LlamaConfig was given 12 channels in 5 heads, which do not divi"
+     "de them; take a number of heads that does, or say head_channels"),
+    (lambda: replace(LLAMA, key_heads=3), "given 2 heads that share 3 of keys and values; take a number that divides"),
+    (lambda: replace(LLAMA, hidden=-1), "LlamaConfig was given hidden=-1; hidden is a whole number, 1 or more"),
+    (lambda: replace(LLAMA, head_channels=5), "was given heads of 5 channels; rotary positions turn pairs of them, so"),
+    (lambda: replace(LLAMA, base=0), "was given base=0; the rotary angles are its powers, so take a positive number"),
+    (lambda: replace(LLAMA, biases=("ffn",)), "was given biases of ffn; they can be in qkv, projection, feed_forward"),
+    (lambda: Llama("llama-mikro"), "^Llama was asked for 'llama-mikro', which is no LlamaConfig and no preset; the pres"
+     "ets are llama-nano, llama-micro; did you mean 'llama-micro'?"),
+    (lambda: GPT(LLAMA), "^GPT was asked for LlamaConfig(...), which is no GPTConfig and no preset"),
+    (lambda: Llama(NANO), "^Llama was asked for GPTConfig(...), which is no LlamaConfig and no preset"),
+    (lambda: decoder("lama-micro"), "a model was asked for by 'lama-micro', which is no config and no preset; the prese"
+     "ts are gpt-nano, gpt-micro, ...; did you mean 'llama-micro'?"),
+    (lambda: layers.attention_forward(CTX, z(2, 3, 12), 4, key_heads=3), "of 4 heads of queries, 3 of keys, which div"),
+    (lambda: llama.rmsnorm_forward(CTX, z(2, 4), z(3), 1e-5), "^rmsnorm_forward asked for w of shape (4,), and found"),
+    (lambda: llama.rmsnorm_backward(CTX, z(4), (z(2, 4), z(2)), z(2, 3), z(4)), "^rmsnorm_backward asked for dy of sh"),
+    (lambda: llama.swiglu_forward(CTX, z(2, 3)), "asked for gate and up side by side (M, 2F), and found shape (2, 3)"),
+    (lambda: llama.swiglu_backward(CTX, z(2, 4), z(2, 4)), "^swiglu_backward asked for dy of shape (2, 2), and found"),
+]
+
 
 class TiedUnit(LinearUnit):
     @property
@@ -246,7 +272,8 @@ UNITS = [
 ]
 
 
-@pytest.mark.parametrize("table", [LAYERS, LOSSES, GPTS, UNITS], ids=["layers", "losses", "GPTs", "units"])
+@pytest.mark.parametrize("table", [LAYERS, LOSSES, GPTS, LLAMAS, UNITS],
+                         ids=["layers", "losses", "GPTs", "Llamas", "units"])
 def test_what_cannot_be_is_refused_in_words_that_help(table):
     for call, said in table:
         assert_refused(call, literally(said))
