@@ -9,7 +9,7 @@ import typer
 from zerosim.cli.shell import AsJson, TextFile, answer, command, console, corpus_of
 
 # What both commands ask.
-Model = Annotated[str, typer.Option(help="A preset: gpt-nano, gpt-micro, gpt2, ...")]
+Model = Annotated[str, typer.Option(help="A preset: gpt-nano, gpt-micro, llama-micro, gpt2, ...")]
 Ranks = Annotated[int, typer.Option(help="N, the number of ranks.")]
 Stage = Annotated[int, typer.Option(help="ZeRO's stage: 0, 1, 2 or 3.")]
 Compute = Annotated[str, typer.Option(help="The format of weights, activations and gradients: fp32, bf16 or fp16; or "
@@ -52,7 +52,7 @@ def train(
     save: SaveTo = None, checkpoint: Checkpoint = None, save_every: SaveEvery = None, resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
-    """Trains a GPT on a text, under any stage of ZeRO, and says what it came to."""
+    """Trains a GPT or a Llama on a text, under any stage of ZeRO, and says what it came to."""
     from zerosim.course import training
     from zerosim.display.saving import require_place
     from zerosim.planning import recording

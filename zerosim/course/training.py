@@ -1,4 +1,4 @@
-"""A GPT trained on a text under any stage of ZeRO, or several times side by side, and how a run is shown.
+"""A GPT or a Llama trained on a text under any stage of ZeRO, or several times side by side, and how a run is shown.
 
 Legend: N ranks, B sequences of a micro-batch, T tokens of a sequence, k micro-batches, V vocabulary.
 """
@@ -20,7 +20,8 @@ from rich.markup import escape
 
 from zerosim import optim
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts, plain, words
-from zerosim.models.gpt import GPT, GPTConfig, config_of, generate, logits_of
+from zerosim.models.gpt import Decoder, DecoderConfig, generate, logits_of
+from zerosim.models.llama import config_of, decoder
 from zerosim.models.text import VOCABULARY, Corpus, readable
 from zerosim.models.units import Model, Recompute
 from zerosim.numerics.checks import is_count, is_finite_number, unknown_name
@@ -98,7 +99,7 @@ class Options:
             raise ValueError(f"ranks={self.ranks:,}: all of them train in this process, one after the other; take at "
                              f"most {MOST_RANKS:,}")
 
-    def config(self) -> GPTConfig:
+    def config(self) -> DecoderConfig:
         """The model's shape, with a vocabulary of bytes."""
         return replace(config_of(self.model), vocabulary=VOCABULARY)
 
@@ -125,9 +126,9 @@ class Options:
             return self.layout
         return "per_unit" if self.gather or self.build_optimizer().cut == "anywhere" else "whole_matrices"
 
-    def build(self) -> GPT:
+    def build(self) -> Decoder:
         """The model, with first values by the seed."""
-        return GPT(self.config(), seed=self.seed)
+        return decoder(self.config(), seed=self.seed)
 
     def build_optimizer(self) -> Optimizer:
         """The optimizer by its name in any case."""
@@ -167,7 +168,7 @@ class Options:
                     "tensor)")
         return self.compute
 
-    def engine_settings(self, model: GPT) -> dict[str, Any]:
+    def engine_settings(self, model: Decoder) -> dict[str, Any]:
         """The arguments of an engine beside rank, model and optimizer."""
         return {"stage": self.stage, "policy": self.policy(), "layout": self.layout_name, "recompute": self.recompute,
                 "clip_norm": self.clip_norm, "groups": companions(self.build_optimizer(), model),
@@ -342,11 +343,11 @@ def require_engine(options: Options) -> None:
         lambda rank: _engine(rank, options, model).steps_taken)
 
 
-def _engine(rank: Rank, options: Options, model: GPT) -> Engine:
+def _engine(rank: Rank, options: Options, model: Decoder) -> Engine:
     return Engine(rank, model, options.build_optimizer(), **options.engine_settings(model))
 
 
-def _program(rank: Rank, options: Options, model: GPT, corpus: Corpus, on_step: OnStep | None,
+def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_step: OnStep | None,
              checkpoints: Checkpoints | None) -> _RankResult:
     """One rank: its steps, then the results of the run."""
     engine = _engine(rank, options, model)
@@ -432,7 +433,7 @@ def whole_weights(engine: Engine, kind: str = "parameter") -> dict[str, np.ndarr
     return {name: weight for name, weight in found.items() if weight is not None}
 
 
-def evaluate(engine: Engine, model: GPT, corpus: Corpus, count: int, seed: int) -> tuple[float, str] | None:
+def evaluate(engine: Engine, model: Decoder, corpus: Corpus, count: int, seed: int) -> tuple[float, str] | None:
     """The mean loss in nats on sequences that were not trained on, and the prompt with ``count`` tokens after it.
 
     Rank 0 computes; the others only show what they own, since weights that rest sharded are gathered, and have None.
