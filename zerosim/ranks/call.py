@@ -12,31 +12,20 @@ import operator
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from types import EllipsisType
 from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import is_array, is_writable, may_share_memory, spans, start
+from zerosim.numerics.arrays import Integers, is_array, is_writable, may_share_memory, spans, start
 from zerosim.numerics.checks import unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import NullKernels, NumpyKernels, do_nothing
 from zerosim.numerics.rounding import round_to
 
 Cut = tuple[int, ...]
-
-
-class Integers(tuple[int, ...]):
-    """A tuple of whole numbers that is hashed once: N boundaries or members, which all N ranks look up in each call."""
-
-    @cached_property
-    def _hash(self) -> int:
-        return super().__hash__()
-
-    def __hash__(self) -> int:
-        return self._hash
 
 
 @lru_cache(maxsize=4096)

@@ -15,9 +15,10 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from zerosim.numerics.arrays import Integers
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.kernels import NumpyKernels
-from zerosim.ranks.call import Backend, Integers
+from zerosim.ranks.call import Backend
 from zerosim.ranks.errors import RankUseError
 from zerosim.ranks.hub import CollectiveEvent, HopEvent, Hub, InProcess, RunOptions, Transport, Watch
 from zerosim.ranks.memory import Memories, Memory

@@ -186,10 +186,8 @@ class Trace(Plotted):
     def all_rows(self) -> list[Row]:
         """``rows``, where all of them are needed; raises ValueError where some have been dropped."""
         if self.dropped:
-            raise ValueError(
-                f"this trace has dropped {self.dropped:,} rows, as it was asked to by trace_rows={self.kept_rows}, and "
-                "all of them are needed here; run fewer steps on a cluster without trace_rows, or read trace.rows, the "
-                "latest ones")
+            raise ValueError(f"this trace has dropped {self.dropped:,} rows, as it was asked to by trace_rows="
+                             f"{self.kept_rows}, and all are needed here; run fewer steps without it, or read .rows")
         return self.rows
 
     def sent(self, row: Collective | Message, nbytes: int) -> None:

@@ -16,8 +16,9 @@ from itertools import accumulate
 import numpy as np
 
 from zerosim.models.units import Model
+from zerosim.numerics.arrays import Integers
 from zerosim.numerics.checks import is_count, unknown_name
-from zerosim.ranks.call import Cut, Integers, tensor_cut
+from zerosim.ranks.call import Cut, tensor_cut
 from zerosim.shown import Shown
 
 UnitShapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # unit -> parameter -> shape

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.ranks.call import Integers
+from zerosim.numerics.arrays import Integers
 
 SCALARS = (bool, int, float, str, type(None))
 MANY: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
