@@ -8,6 +8,7 @@ are numbers of elements; both as of 2026.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -54,8 +55,7 @@ def pasted(config: PlanConfig, settings: Candidate) -> tuple[Pasted, ...]:
     """The settings for zerosim, FSDP2 and DeepSpeed."""
     return (Pasted("zerosim", _engine(config, settings), tuple(_not_in_engine(settings))),
             Pasted("FSDP2", _fsdp(config, settings), tuple(_not_in_fsdp(config, settings))),
-            Pasted("DeepSpeed", json.dumps(ds_config(config, settings), indent=2),
-                   tuple(_not_in_deepspeed(config, settings))))
+            Pasted("DeepSpeed", _as_text(ds_config(config, settings)), tuple(_not_in_deepspeed(config, settings))))
 
 
 # -- zerosim ----------------------------------------------------------------------------------------------------------
@@ -152,6 +152,11 @@ def ds_config(config: PlanConfig, settings: Candidate) -> dict[str, Any]:
     if policy.compute in ("bf16", "fp16"):
         found[policy.compute] = {"enabled": True}
     return found | {"zero_optimization": zero}
+
+
+def _as_text(found: dict[str, Any]) -> str:
+    """JSON, a line for each field, without lines of brackets alone."""
+    return re.sub(r"\s*\n\s*}", "}", json.dumps(found, indent=1)).replace("{\n ", "{", 1)
 
 
 def _not_in_deepspeed(config: PlanConfig, settings: Candidate) -> Iterator[str]:

@@ -47,7 +47,7 @@ ENOUGH = 3  # micro-batches of a run: the first, the last, and one between them 
 WHOLE_ITEMSIZE = 4  # bytes of the widest elements that are reduced or gathered
 SHOWN = 12  # candidates in the table
 UNIT, MODEL = "unit", "model"  # buckets by name
-TAKEN = {"convention", "dialect", "micro_batches", "parameters", "largest_layer"}  # options of a plan alone
+TAKEN = {"convention", "micro_batches", "parameters", "largest_layer"}  # options of a plan alone
 OFFLOADS: Mapping[str, tuple[bool, ...]] = {"never": (False,), "always": (True,), "both": (False, True)}
 
 
