@@ -275,6 +275,22 @@ def test_rows_are_normalized_to_the_same_bits(kernels: Any, name: str) -> None:
         both(kernels, "scale_rows", x, w, b, mean, rstd, y, case=shape)
         if columns > 1:
             both(kernels, "normalize_rows_gradient", x, w, mean, rstd, dy, dx, dw, db, written=(5, 6, 7), case=shape)
+    for shape in ((1, 1), (700, 130), (40, 3, 24)):  # RMSNorm, and of heads, which lie beside others
+        x, w, dy = normal(shape, name), normal(shape[-1], name, 1), normal(shape, name, 3)
+        rstd, y, dw = zeros(shape[:-1], wide(name)), zeros((*shape[:-1], shape[-1] + 5), name), zeros(shape[-1], name)
+        both(kernels, lambda k, x, w, r, y: k.normalize_rows(x, w, None, 1e-5, None, r, y[..., 5:]), x, w, rstd, y,
+             written=(2, 3), case=shape)
+        NUMPY.normalize_rows(x, w, None, 1e-5, None, rstd, np.empty_like(x))
+        both(kernels, lambda k, x, w, r, y: k.scale_rows(x, w, None, None, r, y), x, w, rstd, zeros(shape, name))
+        both(kernels, lambda k, x, w, r, dy, dw: k.normalize_rows_gradient(x, w, None, r, dy, dy, dw, None),
+             x, w, rstd, dy, dw, written=(3, 4), case=shape)
+
+
+@pytest.mark.parametrize("name", COMPUTE)
+def test_queries_and_keys_are_turned_to_the_same_bits(kernels: Any, name: str) -> None:
+    for shape, heads, width in (((1, 1, 2), 1, 2), ((3, 9, 24), 2, 6), ((2, 70, 48), 6, 8)):
+        for back in (False, True):
+            both(kernels, "rotate", normal(shape, name), heads, width, 100.0, written=(0,), case=shape, back=back)
 
 
 @pytest.mark.parametrize("fmt", ["fp8_e4m3", "fp8_e5m2"])
@@ -293,6 +309,9 @@ def test_gelu_is_numpys_formula(stand_in: Any, name: str) -> None:
     for exact in (False, True):
         both(stand_in, "gelu", x, np.zeros_like(x), exact=exact)
         both(stand_in, "gelu_gradient", x, np.roll(x, 5), np.zeros_like(x), exact=exact)
+    h = x[:len(x) // 6 * 6].reshape(-1, 6)
+    both(stand_in, "swiglu", h, np.zeros_like(h[:, :3]))
+    both(stand_in, "swiglu_gradient", h, np.roll(h, 1)[:, 3:].copy(), np.zeros_like(h))
 
 
 @pytest.mark.parametrize("name", COMPUTE)
@@ -326,9 +345,10 @@ def test_the_loss_of_softmax_is_the_same_formula(stand_in: Any, name: str) -> No
 
 @pytest.mark.parametrize("name", chosen(["fp32", "bf16"], ["fp32", "bf16", "fp16", "fp64"]))
 def test_attention_is_the_same_formula(stand_in: Any, name: str) -> None:
-    for batch, tokens, heads, width in ((1, 1, 1, 1), (2, 9, 3, 4), (3, 64, 2, 8)):
+    for batch, tokens, heads, shared, width in ((1, 1, 1, 1, 1), (2, 9, 3, 3, 4), (3, 64, 2, 2, 8), (2, 9, 6, 2, 4)):
         channels, shape = heads * width, (batch, heads, tokens, tokens)
-        qkv, do = normal((batch, tokens, 3 * channels), name), normal((batch, tokens, channels), name, 1)
+        qkv = normal((batch, tokens, channels + 2 * shared * width), name)
+        do = normal((batch, tokens, channels), name, 1)
         p, o, dqkv = zeros(shape, name), zeros(do.shape, name), zeros(qkv.shape, name)
         both(stand_in, "attend", qkv, heads, p, o, written=(2, 3), case=shape)
         both(stand_in, "attend", qkv, heads, None, o, case=shape)
@@ -346,11 +366,13 @@ def test_attention_in_strips_tiles_and_groups_is_that_of_one(stand_in: Any, monk
     for name, value in (("STRIP", 5), ("TILE", 4), ("GROUP", 100)):
         monkeypatch.setattr(type(stand_in), name, value)
     attention_is_near(stand_in, normal((2, 23, 24), "fp32"), 2, 1e-5)
+    attention_is_near(stand_in, normal((2, 23, 40), "fp32"), 6, 1e-5, shared=2)
 
 
-def attention_is_near(kernels: Any, qkv: np.ndarray, heads: int, within: float) -> None:
+def attention_is_near(kernels: Any, qkv: np.ndarray, heads: int, within: float, shared: int | None = None) -> None:
     """Every kernel of attention, each on what NumPy has made of the one before; each writes all of its results."""
-    batch, tokens, channels = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+    batch, tokens = qkv.shape[:2]
+    channels = qkv.shape[2] * heads // (heads + 2 * (shared or heads))
     do = np.random.default_rng(1).standard_normal((batch, tokens, channels)).astype(qkv.dtype)
     p, o, dqkv = (np.full(shape, np.nan, qkv.dtype) for shape in ((batch, heads, tokens, tokens), do.shape, qkv.shape))
     sums = np.full((batch, heads, tokens), np.nan, np.float32)

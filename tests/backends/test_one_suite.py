@@ -4,6 +4,7 @@ Equal means equal bits, of results, bytes sent and peaks, except where a test's 
 """
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -100,6 +101,11 @@ def test_overlap_prefetch_and_buckets_change_no_bit_of_a_training(world: World) 
     wanted = reference(world.kind, world.ranks, programs.gpt, 3, "bf16", "one step")
     for mine, its in zip(world.run(programs.gpt, 3, "bf16", "overlapping"), wanted, strict=True):
         assert arrays.sha256(mine.result) == arrays.sha256(its.result)
+
+
+def test_a_checkpoint_of_one_stage_goes_on_in_another(world: World, tmp_path: Path) -> None:
+    if THOROUGH or world in (HERE, MPI[1], DOUBLES[0]):
+        assert_same(world, programs.saved_and_loaded, str(tmp_path), kind=world.kind)
 
 
 def test_a_contiguous_layout_gives_the_same_losses_and_states(world: World) -> None:

@@ -157,6 +157,21 @@ def test_what_is_asked_for_is_said_in_words(command):
         assert [part for part in said if part not in words] == [], switches
 
 
+def test_a_training_that_goes_on_from_its_checkpoint_ends_as_if_it_had_never_stopped(tmp_path):
+    """And says what is different where it is another training."""
+    run = ("--checkpoint", str(tmp_path), "--save-every", "2")
+    whole, part = data_of("train", "--steps", "5"), data_of("train", *run, "--steps", "3")
+    rest = data_of("train", *run, "--steps", "5", "--resume")
+    assert part["steps"] + rest["steps"] == whole["steps"]
+    assert (rest["digest"], rest["sample"]) == (whole["digest"], whole["sample"])
+    assert rest["resumed"] == ["Went on from step 3."]
+    words = words_of("train", *TINY, "--steps", "6", "--ranks", "3", "--stage", "1", *run, "--resume")
+    assert "Went on from step 5. ranks: saved with 2, here 3 stage: saved with" in words
+    assert "ranks of the data: saved with 2, here 3" in words
+    refused = ask("train", *TINY, "--steps", "6", *run, "--resume")
+    assert (refused.exit_code, "is of step 6, and 6 steps were asked for" in refused.stderr) == (2, True)
+
+
 def test_training_as_json_has_every_step_and_not_the_one_that_is_saved(tmp_path):
     data = data_of("train", "--save", str(tmp_path / "run.json"))
     assert data == data_of("train")
@@ -311,7 +326,11 @@ REFUSED = {
         ("--lr 0", "lr=0.0 must be a positive number"), ("--lr nan", "lr=nan must be a positive number"),
         ("--lr 1e30", "training has diverged: from step 2 on the loss is no finite number, and 1 of 2 steps"),
         ("--batch 1000000000000", "this machine has too little memory for it"),
-        ("--save no/such/folder/run.json", "but its folder is not there")],
+        ("--save no/such/folder/run.json", "but its folder is not there"),
+        ("--save-every 2", "without a folder; name one, as in --checkpoint my-run"),
+        ("--checkpoint x --save-every 0", "every 0 steps; take a whole number, 1 or more"),
+        ("--checkpoint x", "nothing would be written to 'x' or read from it; ask for --save-every, or for --resume"),
+        ("--checkpoint no-such --resume", "no-such holds no checkpoint: there is no index.json in it")],
     "compare": [
         ("--over stages", "asked to compare over 'stages'; choose one of stage, compute, optimizer, recompute; did you "
          "mean 'stage'"),
@@ -338,7 +357,7 @@ REFUSED = {
         ("--params 1e9", "name one of the two"), ("--model gpt2-xxl", "no model is called 'gpt2-xxl'"),
         ("--model nowhere/config.json", "nowhere/config.json"), ("--ranks 0", "ranks"), ("--device h999", "h999"),
         ("--host-link pcie5", "host_link='pcie5' is of offload, which was not asked for"),
-        ("--model llama-2-7b --measure", "llama-2-7b cannot be measured: zerosim's layers make models of GPT-2's")],
+        ("--model bloom-560m --measure", "bloom-560m cannot be measured: zerosim's layers make models of GPT-2's")],
     "tune": [
         ("--global-batch 12", "global_batch=12 cannot be shared equally by 8 ranks; take 16, a multiple of 8"),
         ("--batch 3", "batch=3 does not divide the 2 sequences of each rank"), ("--model gpt3", "no model is called"),

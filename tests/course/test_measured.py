@@ -1,6 +1,7 @@
 """Estimates equal measurements to the byte, part by part, and to the second, on models that run."""
 
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 
@@ -10,32 +11,46 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
-from tests.cases import covering
+from tests.cases import chosen, covering
 from tests.support import assert_refused
 from zerosim.course import measured
-from zerosim.planning import PlanConfig, Transformer, cost, model_of, model_shape, plan_config, recording, timeline
+from zerosim.planning import (
+    PRESETS,
+    PlanConfig,
+    Transformer,
+    cost,
+    model_of,
+    model_shape,
+    plan_config,
+    recording,
+    timeline,
+)
 from zerosim.planning import step as events
 
-gpt_of, measured_row, measured_step = measured.gpt_of, measured.measured_row, measured.measured_step
+decoder_of, measured_row, measured_step = measured.decoder_of, measured.measured_row, measured.measured_step
 PLAIN, OVERLAPPED = {"overlap": False, "prefetch": 0}, {"overlap": True, "prefetch": 1}
 OPTIONS = [PLAIN, {"overlap": True, "prefetch": 0}, {"overlap": False, "prefetch": 1}, OVERLAPPED,
            {"overlap": True, "prefetch": 2}]
 
 
 @given(blocks=st.integers(1, 4), heads=st.integers(1, 3), width=st.integers(1, 6), tokens=st.integers(1, 9),
-       vocabulary=st.integers(2, 40), tied=st.booleans(), ranks=st.integers(1, 9), batch=st.integers(1, 3),
+       vocabulary=st.integers(2, 40), tied=st.booleans(), kind=st.sampled_from(["GPT", "Llama", "Qwen 2", "Qwen 3"]),
+       ranks=st.integers(1, 9), batch=st.integers(1, 3),
        k=st.integers(1, 3), stage=st.sampled_from([0, 1, 2, 3]), compute=st.sampled_from(["fp32", "bf16", "fp16"]),
        policy=st.sampled_from(["none", "block", "segment(2)", "segment(3)", "sub_block", "selective", "tiled"]),
        optimizer=st.sampled_from([zs.optim.AdamW(), zs.optim.SGD(lr=0.1), zs.optim.Adan(), zs.optim.Lion(),
                                   zs.optim.LAMB(), zs.optim.LARS()]),
        overlap=st.booleans(), prefetch=st.integers(0, 2), wider=st.sampled_from([None, "accumulate", "reduce", "wire"]))
-def test_an_estimate_is_the_measurement_to_the_byte_for_any_gpt_stage_policy_and_option(
-        blocks, heads, width, tokens, vocabulary, tied, ranks, batch, k, stage, compute, policy, optimizer, overlap,
-        prefetch, wider):
+def test_an_estimate_is_the_measurement_to_the_byte_for_any_decoder_stage_policy_and_option(
+        blocks, heads, width, tokens, vocabulary, tied, kind, ranks, batch, k, stage, compute, policy, optimizer,
+        overlap, prefetch, wider):
     """The peak too: not the sum of parts at their fullest, but what is held at the fullest moment."""
     formats = {wider: "fp32"} if wider and compute != "fp32" else {}
-    model = model_of("any", Transformer(heads * width, blocks, heads, vocabulary, positions=9, tied=tied,
-                                        fused_qkv=True))
+    of = {"positions": 9} if kind == "GPT" else {
+        "gated": True, "layer_norm": False, "feed_forward": 3 * width + 1, "head_channels": 2 * width,
+        "key_value_heads": 1 if ranks % 2 else heads, "biases": ("qkv",) if kind == "Qwen 2" else (),
+        "head_norms": kind == "Qwen 3"}
+    model = model_of("any", Transformer(heads * width, blocks, heads, vocabulary, tied=tied, fused=k == 2, **of))
     base = plan_config("gpt2", ranks=1)
     asked = PlanConfig(model, ranks, base.device, base.network, zs.Policy(compute, **formats), batch=batch,
                        tokens=tokens, micro_batches=k, optimizer=optimizer, overlap=overlap, prefetch=prefetch)
@@ -45,14 +60,28 @@ def test_an_estimate_is_the_measurement_to_the_byte_for_any_gpt_stage_policy_and
     assert lines[-1].measured_nbytes > 0
 
 
+DECODERS = [name for name in PRESETS if name.startswith(("gpt", "llama", "mistral", "qwen"))]
+
+
+@pytest.mark.parametrize(("name", "stage", "policy"), covering(
+    DECODERS, zs.STAGES, ["none", "tiled", "selective", "sub_block", "block", "segment(3)"]))
+def test_the_estimate_of_every_decoder_among_the_presets_is_the_measurement_to_the_byte(name, stage, policy):
+    """With a few of its blocks, which differ in nothing; thorough: with all."""
+    few = chosen([replace(PRESETS[name], blocks=3)], [PRESETS[name]])[0]
+    asked = replace(plan_config("gpt2", ranks=64, batch=2, micro_batches=2), model=model_of(name, few), tokens=1024)
+    lines = measured_row(asked, stage, policy)
+    assert {line.name: line.difference_nbytes for line in lines} == {line.name: 0 for line in lines}
+    assert lines[-1].measured_nbytes > 2 * asked.model.parameters // 64
+
+
 @pytest.mark.parametrize(("row", "ranks"), covering(product(zs.STAGES, [PLAIN, *OPTIONS[3:]]), [3, 2, 6, 1]), ids=str)
 def test_a_run_with_data_peaks_on_every_rank_where_its_plan_says(row, ranks):
     (stage, options), policy = row, zs.Policy("bf16")
-    model = model_of("small", Transformer(12, 3, 3, 19, positions=8, tied=True, fused_qkv=True))
+    model = model_of("small", Transformer(12, 3, 3, 19, positions=8, tied=True, fused=True))
     base = plan_config("gpt2", ranks=1)
     asked = PlanConfig(model, ranks, base.device, base.network, policy, (stage,), ("block",), batch=2, tokens=8,
                        micro_batches=2, optimizer=zs.optim.AdamW(), convention=policy, **options)
-    (row,), gpt = asked.plan().rows, gpt_of(asked.model)
+    (row,), gpt = asked.plan().rows, decoder_of(asked.model)
 
     def program(rank):
         engine = zs.Engine(rank, gpt, asked.optimizer, stage=stage, policy=policy, recompute="block", **options)
@@ -92,9 +121,11 @@ def test_a_slot_in_bf16_is_counted_as_two_bytes():
     assert half.formula == "16"
 
 
-def test_a_gpt_on_paper_becomes_the_packages_own_and_what_cannot_be_measured_is_refused():
-    assert gpt_of(model_shape("gpt2")).parameter_count == 124_439_808
-    assert_refused(lambda: gpt_of(zs.planning.model_of_parameters(10**9)), "cannot be measured: zerosim's layers make")
+def test_a_decoder_on_paper_becomes_the_packages_own_and_what_cannot_be_measured_is_refused():
+    for name in ("gpt2", "llama-3-8b", "qwen2-0.5b"):
+        assert decoder_of(model_shape(name)).parameter_count == model_shape(name).parameters
+    for model in (zs.planning.model_of_parameters(10**9), model_shape("bloom-560m"), model_shape("t5-base")):
+        assert_refused(lambda model=model: decoder_of(model), "cannot be measured: zerosim's layers make")
     asked = {"widths": (4, 4), "optimizer": zs.optim.Muon(), "ranks": 3, "stage": 2, "policy": zs.Policy("bf16")}
     assert_refused(lambda: measured_step(**asked), "what Muon keeps depends on the shapes of tensors, and is no number")
 
@@ -105,7 +136,7 @@ CONTROL = (1, 8)  # bytes of a rank: whether a gradient overflowed, and its norm
 
 def computed(asked, replay):
     """Seconds of the replay's own arithmetic at each place of a micro-batch, from the spans in which it stands."""
-    units, found = [unit.name for unit in gpt_of(asked.model).units], Counter()
+    units, found = [unit.name for unit in decoder_of(asked.model).units], Counter()
     for event in replay.computed(0):
         phase = {"recompute": "again"}.get(event.path[1], event.path[1])
         if phase in ("forward", "again", "backward"):

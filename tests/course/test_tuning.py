@@ -15,7 +15,7 @@ from zerosim.course import measured
 from zerosim.planning import Transformer, conventions, hardware, model_of, plan_config, recording, timeline
 from zerosim.planning.closed_forms import STAGES
 
-SMALL = model_of("small", Transformer(24, 2, 2, 50, positions=16, tied=True, fused_qkv=True))
+SMALL = model_of("small", Transformer(24, 2, 2, 50, positions=16, tied=True))
 SLOW = {"link": "pcie4", "compute": "bf16"}
 tuned = partial(zs.tune, SMALL, bucket_nbytes="unit")
 
@@ -108,7 +108,7 @@ def test_a_bucket_that_cuts_units_is_run_on_every_rank_and_takes_other_seconds()
 def test_the_engine_takes_the_pasted_settings_and_does_what_was_measured():
     found = zs.tune(SMALL, global_batch=12, ranks=3, stage="2,3", prefetch=2, recompute="block", batch=2)
     best, (engine, *_) = found.best, found.pasted
-    gpt = measured.gpt_of(SMALL)
+    gpt = measured.decoder_of(SMALL)
 
     def program(rank):
         names = {"zs": zs, "rank": rank, "model": gpt, "optimizer": found.config.optimizer}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tests.models.contexts import DTYPES, normal
-from zerosim.models import Context, layers
+from zerosim.models import Context, layers, llama
 
 Arrays = dict[str, np.ndarray]
 TOKENS = np.array([[4, 0, 4, 1], [1, 1, 2, 0]])  # no token names row 3
@@ -71,10 +71,15 @@ def _elementwise(name: str, beside: Callable[[Arrays], int], **options: Any) -> 
                  takes_out=True)
 
 
-def _attention(keep: str, beside: Callable[[Arrays], int]) -> Layer:
-    return Layer({"x": (2, 7, 36)}, lambda ctx, a: layers.attention_forward(ctx, a["x"], 3, keep),
+def _attention(keep: str, beside: Callable[[Arrays], int], heads: int = 3, shared: int | None = None) -> Layer:
+    return Layer({"x": (2, 7, 36)}, lambda ctx, a: layers.attention_forward(ctx, a["x"], heads, keep, shared),
                  lambda ctx, a, saved, dy: {"x": layers.attention_backward(ctx, saved, dy)}, {"x": (1, 150, 36)},
                  beside, rounds_inside=True)
+
+
+def _rmsnorm_backward(ctx: Context, a: Arrays, saved: Any, dy: np.ndarray) -> Arrays:
+    (dw,) = _spare(ctx, a, "w")
+    return {"x": llama.rmsnorm_backward(ctx, a["w"], saved, dy, dw), "w": dw}
 
 
 LAYERS: dict[str, Layer] = {
@@ -94,6 +99,17 @@ LAYERS: dict[str, Layer] = {
     "attention": _attention("probabilities", lambda a: 2 * len(a["x"]) * 3 * a["x"].shape[1] ** 2),
     "attention again": _attention("nothing", lambda a: 0),
     "attention tiled": _attention("tiled", lambda a: 4 * len(a["x"]) * 3 * a["x"].shape[1]),
+    "attention of shared keys": _attention("probabilities", lambda a: 2 * len(a["x"]) * 6 * a["x"].shape[1] ** 2, 6, 3),
+    "attention of one key, again": _attention("nothing", lambda a: 0, 4, 1),
+    "attention of one key, tiled": _attention("tiled", lambda a: 4 * len(a["x"]) * 4 * a["x"].shape[1], 4, 1),
+    "rmsnorm": Layer({"x": (6, 5), "w": (5,)},
+                     lambda ctx, a, **out: llama.rmsnorm_forward(ctx, a["x"], a["w"], 1e-5, **out), _rmsnorm_backward,
+                     {"x": (300, 64), "w": (64,)}, lambda a: 4 * a["x"].size // a["w"].size, takes_out=True),
+    "rmsnorm of heads": Layer({"x": (3, 2, 4), "w": (4,)},
+                              lambda ctx, a: llama.rmsnorm_forward(ctx, a["x"], a["w"], 1e-5), _rmsnorm_backward,
+                              {"x": (100, 3, 64), "w": (64,)}, lambda a: 4 * a["x"].size // a["w"].size),
+    "swiglu": Layer({"x": (5, 14)}, lambda ctx, a: llama.swiglu_forward(ctx, a["x"]),
+                    lambda ctx, a, saved, dy: {"x": llama.swiglu_backward(ctx, saved, dy)}, {"x": (701, 200)}),
 }
 
 

@@ -1,4 +1,4 @@
-"""What a GPT's blocks keep and compute again, measured, equals the closed forms: to the byte and to the operation."""
+"""What a decoder's blocks keep and compute again, measured, equals closed forms: to the byte and to the operation."""
 
 from dataclasses import replace
 from itertools import product
@@ -8,7 +8,7 @@ import pytest
 from tests.cases import covering
 from tests.models.contexts import FLOWING, bits_of
 from tests.models.runs import batch_of, run_of
-from zerosim.models import GPT, PRESETS, GPTConfig, Recompute
+from zerosim.models import GPT, PRESETS, GPTConfig, Llama, LlamaConfig, Recompute
 from zerosim.numerics import policy
 from zerosim.planning import activations, flops
 
@@ -67,16 +67,26 @@ def test_recomputation_changes_no_bit_of_loss_and_gradients(policy, dropout, dty
 # -- every moment -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("row", "shape", "dropout"), covering(
-    product(POLICIES, [("sub_block", 1), ("block", 2), (2, 4)]), [(2, 8, 12, 3), (1, 30, 4, 2), (3, 5, 40, 4)],
+# Of a Llama: keys for one head or more, wider heads than channels, and Qwen 3's norms.
+KINDS = {"GPT": {}, "Llama": {"key_heads": 1, "hidden": 30}, "Qwen 3": {"head_channels": 22, "head_norms": True}}
+
+
+@pytest.mark.parametrize(("row", "kind", "shape", "dropout"), covering(
+    product(POLICIES, [("sub_block", 1), ("block", 2), (2, 4)]), KINDS, [(2, 8, 12, 3), (1, 30, 4, 2), (3, 5, 40, 4)],
     [0.0, 0.1]), ids=str)
-def test_the_moments_of_a_step_are_those_of_the_estimate(row, shape, dropout):
+def test_the_moments_of_a_step_are_those_of_the_estimate(row, kind, shape, dropout):
     policy, (units, parts) = row
     batch, tokens, channels, heads = shape
-    config = GPTConfig(3, channels, heads, tokens, vocabulary=50, dropout=dropout)
-    run = run_of(GPT(config, units=units), "bf16")
-    run.gradients(*batch_of(run.model, batch), policy)
+    of = (3, channels, heads, tokens, 50, dropout)
+    run = run_of(GPT(GPTConfig(*of), units=units), "bf16")
     block = activations.Block(batch, tokens, channels, heads, run.ctx.dtype.itemsize)
+    if kind != "GPT":
+        own = {"head_channels": 2 * (channels // heads // 2 or 1), **KINDS[kind]}
+        run = run_of(Llama(LlamaConfig(*of, **own), units=units), "bf16")
+        has = run.model.config
+        block = replace(block, query_channels=heads * has.head_channels, key_channels=has.key_heads * has.head_channels,
+                        feed_forward=has.hidden, gated=True, rms=True, head_norms=has.head_norms)
+    run.gradients(*batch_of(run.model, batch), policy)
     moments = activations.snapshots(block, 3, 50, policy, dropout=dropout > 0, parts_per_unit=parts)
     wanted = [(moment.nbytes.get("activation", 0) + moment.nbytes.get("checkpointed_input", 0),
                moment.nbytes.get("activation_gradient", 0)) for moment in moments]

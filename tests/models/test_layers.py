@@ -109,11 +109,11 @@ def test_out_is_written_and_returned_and_changes_no_bit(layer):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("layer", ["relu", "gelu", "exact gelu", "layernorm"])
+@pytest.mark.parametrize("layer", ["relu", "gelu", "exact gelu", "layernorm", "rmsnorm", "swiglu"])
 def test_an_element_or_row_has_the_same_bits_wherever_it_stands(layer, name):
     layer = LAYERS[layer]
     arrays = layer.arrays(name, large=True)
-    dy = normal(name, arrays["x"].shape, 5)
+    dy = normal(name, layer.forward(context(name), arrays)[0].shape, 5)
     whole = both(context(name), layer, arrays, dy)
     count = len(arrays["x"])
     for here in (slice(0, 1), slice(3, 11), slice(count - 9, count - 1), slice(1, None)):
@@ -124,7 +124,7 @@ def test_an_element_or_row_has_the_same_bits_wherever_it_stands(layer, name):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("layer", ["linear", "layernorm", "relu", "gelu", "exact gelu", "attention", "attention again",
-                                   "attention tiled"])
+                                   "attention tiled", "attention of one key, tiled", "rmsnorm", "swiglu"])
 def test_what_is_not_finite_comes_out_and_stays_in_its_own_row_or_sequence(layer, bad):
     layer = LAYERS[layer]
     ctx, arrays = context("bf16"), layer.arrays("bf16")

@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 
 from tests.models.runs import Run, batch_of, run_of
-from zerosim.models import GPT, MLP, PRESETS, Model
+from zerosim.models import GPT, MLP, PRESETS, Llama, LlamaConfig, Model
 
 NANO = PRESETS["gpt-nano"]
 GPTS = {f"GPT, tied={tied}, dropout={dropout}": GPT(replace(NANO, dropout=dropout), tied=tied)
         for tied, dropout in product((True, False), (0.0, 0.3))}
 MLPS = {f"MLP {widths}, {activation}, bias={bias}": MLP(widths, activation=activation, bias=bias, seed=3)
         for widths, activation, bias in product([(3, 2), (3, 5, 4, 2)], [None, "relu", "gelu"], [True, False])}
-every_model = pytest.mark.parametrize("model", [*GPTS.values(), *MLPS.values()], ids=[*GPTS, *MLPS])
+QWEN2 = LlamaConfig(2, 16, 4, 8, 17, 0.3, key_heads=2, hidden=10, biases=("qkv", "feed_forward"))
+QWEN3 = LlamaConfig(2, 12, 4, 8, 17, key_heads=2, head_channels=6, hidden=10, biases=("projection",), head_norms=True)
+LLAMAS = {"Llama": Llama("llama-nano"), "Qwen 2": Llama(QWEN2, tied=True), "Qwen 3": Llama(QWEN3, units="sub_block")}
+MODELS = GPTS | MLPS | LLAMAS
+every_model = pytest.mark.parametrize("model", MODELS.values(), ids=list(MODELS))
 
 
 def slope_along(run: Run, name: str, direction: np.ndarray, x: np.ndarray, target: np.ndarray) -> float:

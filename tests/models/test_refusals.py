@@ -20,12 +20,15 @@ from zerosim.models import (
     CrossEntropy,
     HalfSquaredError,
     LinearUnit,
+    Llama,
     Model,
     Recompute,
+    decoder,
     first_weights,
     four_weights,
     gpt,
     layers,
+    llama,
     one_pass,
     segment,
     text,
@@ -113,7 +116,8 @@ LAYERS = [
     (lambda: layers.attention_forward(CTX, z(2, 3, 12), 2, "all"),
      "^attention_forward was given keep='all'; choose one of probabilities, nothing, tiled"),
     *((lambda shape=shape: layers.attention_forward(CTX, z(*shape), 2, "tiled"),
-       f"asked for qkv (B, T, 3C) with C a multiple of 2 heads, and found shape {shape}; ")
+       f"asked for qkv (B, T, C + 2K) of 2 heads of queries, 2 of keys, which divide them, and 2 of values, and found "
+       f"shape {shape}; ")
       for shape in ((3, 12), (2, 3, 14))),
     (lambda: layers.attention_forward(CTX, z(2, 3, 12), 0), "was given heads=0; heads is a whole number, 1 or more"),
     (lambda: attention_back(z(2, 3, 12)), "^attention_backward asked for dy of shape (2, 3, 4), and found (2, 3, 1"),
@@ -163,7 +167,7 @@ GPTS = [
      " number of heads that divides the channels"),
     (lambda: replace(NANO, dropout=1.0), "GPTConfig was given dropout=1.0; it is the share of elements that are dropped"
      ", from 0 to less than 1"),
-    (lambda: replace(NANO, epsilon=0), "GPTConfig was given epsilon=0; it keeps LayerNorm from dividing by 0, so take a"
+    (lambda: replace(NANO, epsilon=0), "GPTConfig was given epsilon=0; it keeps a norm from dividing by 0, so take a"
      " small positive number, as 1e-5"),
     *((lambda of=of: GPT("gpt-nano", units=of), f"GPT was asked for units={of!r}; a unit is a 'block', a 'sub_block', "
        "or a whole number of blocks, 1 o") for of in ("blocks", 0, -1, 1.5, None, True)),
@@ -177,6 +181,29 @@ GPTS = [
     (lambda: written(context=0), "generate was given context=0; context is a whole number, 1 or more"),
     (lambda: written(count=1.5), "generate was given count=1.5; count is a whole number"),
     (lambda: written(shares=(np.nan, 1)), "asked for token 1, and found logits that are NaN or infinite; the model"),
+]
+
+LLAMA = llama.PRESETS["llama-nano"]
+LLAMAS = [
+    (lambda: replace(LLAMA, context=0), "LlamaConfig was given context=0; context is a whole number, 1 or more"),
+    (lambda: replace(LLAMA, heads=5, head_channels=0), "LlamaConfig was given 12 channels in 5 heads, which do not divi"
+     "de them; take a number of heads that does, or say head_channels"),
+    (lambda: replace(LLAMA, key_heads=3), "given 2 heads that share 3 of keys and values; take a number that divides"),
+    (lambda: replace(LLAMA, hidden=-1), "LlamaConfig was given hidden=-1; hidden is a whole number, 1 or more"),
+    (lambda: replace(LLAMA, head_channels=5), "was given heads of 5 channels; rotary positions turn pairs of them, so"),
+    (lambda: replace(LLAMA, base=0), "was given base=0; the rotary angles are its powers, so take a positive number"),
+    (lambda: replace(LLAMA, biases=("ffn",)), "was given biases of ffn; they can be in qkv, projection, feed_forward"),
+    (lambda: Llama("llama-mikro"), "^Llama was asked for 'llama-mikro', which is no LlamaConfig and no preset; the pres"
+     "ets are llama-nano, llama-micro; did you mean 'llama-micro'?"),
+    (lambda: GPT(LLAMA), "^GPT was asked for LlamaConfig(...), which is no GPTConfig and no preset"),
+    (lambda: Llama(NANO), "^Llama was asked for GPTConfig(...), which is no LlamaConfig and no preset"),
+    (lambda: decoder("lama-micro"), "a model was asked for by 'lama-micro', which is no config and no preset; the prese"
+     "ts are gpt-nano, gpt-micro, ...; did you mean 'llama-micro'?"),
+    (lambda: layers.attention_forward(CTX, z(2, 3, 12), 4, key_heads=3), "of 4 heads of queries, 3 of keys, which div"),
+    (lambda: llama.rmsnorm_forward(CTX, z(2, 4), z(3), 1e-5), "^rmsnorm_forward asked for w of shape (4,), and found"),
+    (lambda: llama.rmsnorm_backward(CTX, z(4), (z(2, 4), z(2)), z(2, 3), z(4)), "^rmsnorm_backward asked for dy of sh"),
+    (lambda: llama.swiglu_forward(CTX, z(2, 3)), "asked for gate and up side by side (M, 2F), and found shape (2, 3)"),
+    (lambda: llama.swiglu_backward(CTX, z(2, 4), z(2, 4)), "^swiglu_backward asked for dy of shape (2, 2), and found"),
 ]
 
 
@@ -245,7 +272,8 @@ UNITS = [
 ]
 
 
-@pytest.mark.parametrize("table", [LAYERS, LOSSES, GPTS, UNITS], ids=["layers", "losses", "GPTs", "units"])
+@pytest.mark.parametrize("table", [LAYERS, LOSSES, GPTS, LLAMAS, UNITS],
+                         ids=["layers", "losses", "GPTs", "Llamas", "units"])
 def test_what_cannot_be_is_refused_in_words_that_help(table):
     for call, said in table:
         assert_refused(call, literally(said))

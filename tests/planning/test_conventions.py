@@ -30,7 +30,7 @@ POLICIES = [Policy("fp32"), Policy("bf16"), Policy("fp16", accumulate="fp32"), P
             Policy("bf16", state="bf16"), Policy("fp8_e5m2", reduce="bf16", accumulate="fp32")]
 OPTIMIZERS = [zs.optim.Muon(), zs.optim.Shampoo(), zs.optim.SOAP(), zs.optim.Adafactor(), zs.optim.Adan(),
               zs.optim.Lion(), zs.optim.SGD(lr=1.0)]
-NANO = model_of("nano", Transformer(12, 2, 3, 17, positions=8, fused_qkv=True))
+NANO = model_of("nano", Transformer(12, 2, 3, 17, positions=8, fused=True))
 
 
 @given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=6), ranks=st.integers(1, 9),

@@ -25,7 +25,7 @@ def test_a_configuration_file_counts_the_parameters_that_its_checkpoint_loads(tm
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_gpt_on_paper_has_the_units_of_the_gpt_that_runs(tied):
     runs = GPT(GPTConfig(layers=3, channels=12, heads=3, context=8, vocabulary=17), tied=tied)
-    paper = model_of("nano", Transformer(12, 3, 3, 17, positions=8, fused_qkv=True, tied=tied))
+    paper = model_of("nano", Transformer(12, 3, 3, 17, positions=8, fused=True, tied=tied))
     assert [unit.name for unit in paper.units] == [unit.name for unit in runs.units]
     assert paper.unit_lengths == tuple(unit.parameter_count for unit in runs.units)
     for unit, real in zip(paper.units, runs.units, strict=True):

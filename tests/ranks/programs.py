@@ -223,6 +223,23 @@ def gpt(rank: zs.Rank, stage: int, compute: str, how: str = "two steps", **optio
     return found, on_host(states)
 
 
+def saved_and_loaded(rank: zs.Rank, folder: str) -> Any:
+    """A step after a save, and the same step of a new engine that went on from there; then its whole state."""
+    model = zs.models.GPT("gpt-nano")
+    x, target = np.random.default_rng(rank.index).integers(0, 17, (2, 2, 8))
+
+    def engine(stage: int) -> zs.Engine:
+        return zs.Engine(rank, model, zs.optim.Adam(), stage=stage, policy=zs.Policy("bf16"))
+
+    first, second = engine(2), engine(3)
+    first.step([(x, target)])
+    first.save(folder, rank.size)
+    report = second.load(folder)
+    ends = [one.step([(x, target)]) for one in (first, second)]
+    assert str(ends[0]) == str(ends[1])
+    return report.progress, report.nbytes_read, ends[1].losses, on_host([second.state(name) for name in model.shapes])
+
+
 def native(rank: zs.Rank, operation: str, format: str, op: str, lengths: Sequence[int]) -> list[tuple[Any, ...]]:
     """What this rank brought; what the library's own collective gives, now (of an odd length in place, where that can
     be) and as a work; and what the table's first gives."""

@@ -6,7 +6,7 @@ import zerosim as zs
 from tests.cases import covering
 from tests.optim.papers import ELEMENTWISE, MATRIX, NORMED
 from tests.zero.training import ADAM, MODELS, SGD, batches
-from zerosim.models import GPT
+from zerosim.models import Decoder, Llama
 from zerosim.zero import PARTIAL, REPLICATED, SHARDED
 
 FORMATS = ("fp32", "fp16", "bf16")
@@ -41,7 +41,7 @@ def made(case):
     policy = zs.Policy(compute, reduce=case["reduce"], accumulate=case["accumulate"], master=master,
                        state=case["state"], loss_scale=1024.0 if compute == "fp16" else 1.0)
     ranks, steps = case["ranks"], case["steps"]
-    large, many = (4, 2) if isinstance(model, GPT) else (8, 2 + 32 // ranks**2)  # which are dear
+    large, many = (4, 2) if isinstance(model, Decoder) else (8, 2 + 32 // ranks**2)  # which are dear
     data = batches(model, min(ranks, large), case["k"], min(steps, many), seed=case["seed"])
     runs = [(stage, options_of(model, *values))
             for stage, values in zip((*zs.STAGES, case["row"]), case["runs"], strict=True)]
@@ -51,13 +51,14 @@ def made(case):
 
 
 def groups_of(kind, model, seed):
-    """Groups of this kind, where the model has parameters for it. LayerNorms and gains alone may rest in fp32."""
+    """Groups of this kind, where the model has parameters for it. Norms and gains alone may rest in fp32."""
     names = list(model.shapes)
+    norms = "*norm*" if isinstance(model, Llama) else "*ln_*" if isinstance(model, Decoder) else "scale.*"
     groups = {"one is frozen": [zs.Group(names[seed % len(names)], frozen=True)],
               "weights are frozen": [zs.Group("*.weight", frozen=True)],
               "another lr": [zs.Group("*.bias", lr=0.05)],
               "another optimizer": [zs.Group("*.bias", optimizer=ADAM), zs.Group(names[0], optimizer=zs.optim.LARS())],
-              "in fp32": [zs.Group("*ln_*" if isinstance(model, GPT) else "scale.*", compute="fp32")]}.get(kind, [])
+              "in fp32": [zs.Group(norms, compute="fp32")]}.get(kind, [])
     fit = all(any(map(group.matches, names)) for group in groups)
     all_frozen = all(any(group.frozen and group.matches(name) for group in groups) for name in names)
     return groups if fit and not all_frozen else []
@@ -69,6 +70,6 @@ def options_of(model, *values):
     buckets = options.pop("buckets")
     if buckets:
         options["bucket_nbytes"] = 1 + 4 * model.parameter_count // buckets
-    if options["recompute"] in ("sub_block", "selective") and not isinstance(model, GPT):
+    if options["recompute"] in ("sub_block", "selective") and not isinstance(model, Decoder):
         options["recompute"] = "none"
     return options

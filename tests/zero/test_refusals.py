@@ -198,8 +198,8 @@ def test_old_names_of_the_engine_work_and_warn():
         for old, new in (("states", "param_group"), ("families", "param_groups"), ("refresh", "all_gather_parameters")):
             with pytest.warns(DeprecationWarning, match=f"engine.{old} is now engine.{new}"):
                 found.append(getattr(engine, old) == getattr(engine, new))
-        with pytest.raises(AttributeError, match="'Engine' object has no attribute 'state_dict'"):
-            _ = engine.state_dict
+        with pytest.raises(AttributeError, match="'Engine' object has no attribute 'named_parameters'"):
+            _ = engine.named_parameters
         return found
 
     assert alone(program) == [True, True, True]

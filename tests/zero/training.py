@@ -8,7 +8,7 @@ import numpy as np
 import zerosim as zs
 from tests.twin import Rule, Twin
 from tests.zero.units import gained, own_gradients, thrice_used, tied
-from zerosim.models import GPT, MLP, PRESETS, Model, Recompute
+from zerosim.models import GPT, MLP, PRESETS, Decoder, Llama, LlamaConfig, Model, Recompute
 from zerosim.optim import Optimizer
 from zerosim.planning import closed_forms
 from zerosim.zero import PARTIAL
@@ -24,6 +24,9 @@ MODELS = {
     "dropout": lambda: GPT(replace(PRESETS["gpt-nano"], dropout=0.25)),
     "sub-blocks": lambda: GPT("gpt-nano", units="sub_block"),
     "global": lambda: GPT("gpt-nano", units=2, normalization="global"),
+    "llama": lambda: Llama("llama-nano"),
+    "qwen": lambda: Llama(LlamaConfig(2, 8, 4, 6, 11, key_heads=2, head_channels=4, hidden=6, biases=("qkv",),
+                                      head_norms=True), tied=True, units="sub_block"),
 }
 SGD, ADAM, BF16 = zs.optim.SGD(lr=0.1), zs.optim.Adam(lr=0.01), zs.Policy("bf16")
 HUGE = (np.full((2, 3), 6e4, np.float32), np.full((2, 2), -6e4, np.float32))  # its gradient overflows fp16
@@ -31,11 +34,11 @@ GRADIENTS = ("gradient", "unit_gradient")
 
 
 def batches(model: Model, ranks: int, micro_batches: int, steps: int, rows: int = 2, seed: int = 0) -> list:
-    """batches[step][rank][j] = (x, target), different everywhere; for a GPT tokens, of which some have no target."""
+    """batches[step][rank][j] = (x, target), different everywhere; for a decoder tokens, some without a target."""
     rng = np.random.default_rng(seed)
 
     def one() -> tuple[np.ndarray, np.ndarray]:
-        if isinstance(model, GPT):
+        if isinstance(model, Decoder):
             x, target = rng.integers(0, model.config.vocabulary, (2, rows, model.config.context))
             target[rng.random(target.shape) < rng.random()] = -1
             target[0, 0] = 1

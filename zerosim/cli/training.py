@@ -9,7 +9,7 @@ import typer
 from zerosim.cli.shell import AsJson, TextFile, answer, command, console, corpus_of
 
 # What both commands ask.
-Model = Annotated[str, typer.Option(help="A preset: gpt-nano, gpt-micro, gpt2, ...")]
+Model = Annotated[str, typer.Option(help="A preset: gpt-nano, gpt-micro, llama-micro, gpt2, ...")]
 Ranks = Annotated[int, typer.Option(help="N, the number of ranks.")]
 Stage = Annotated[int, typer.Option(help="ZeRO's stage: 0, 1, 2 or 3.")]
 Compute = Annotated[str, typer.Option(help="The format of weights, activations and gradients: fp32, bf16 or fp16; or "
@@ -29,6 +29,11 @@ Capacity = Annotated[int | None, typer.Option(metavar="NBYTES", help="What each 
 SaveTo = Annotated[str | None, typer.Option("--save", metavar="FILE", help="Record the last step in this JSON file, "
                                                                            "for zerosim report.")]
 
+Checkpoint = Annotated[str | None, typer.Option(metavar="FOLDER", help="The folder of the run's checkpoint.")]
+SaveEvery = Annotated[int | None, typer.Option(metavar="STEPS", help="Save the whole training after every so many "
+                                                                     "steps and the last, in --checkpoint.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from --checkpoint; --steps counts from the beginning.")]
+
 StepsOfOne = Annotated[int, typer.Option(help="How many steps.")]
 StepsOfEach = Annotated[int, typer.Option(help="How many steps each.")]
 Sample = Annotated[int, typer.Option(help="Tokens that it writes at the end.")]
@@ -44,9 +49,10 @@ def train(
     optimizer: Named = "adamw", lr: LearningRate = None, micro_batches: MicroBatches = 1, batch: Batch = 4,
     recompute: Recompute = "none", layout: LayoutName = None, gather: Gather = False, steps: StepsOfOne = 200,
     seed: Seed = 0, loss_scale: LossScale = None, capacity: Capacity = None, sample: Sample = 160,
-    save: SaveTo = None, as_json: AsJson = False,
+    save: SaveTo = None, checkpoint: Checkpoint = None, save_every: SaveEvery = None, resume: Resume = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Trains a GPT on a text, under any stage of ZeRO, and says what it came to."""
+    """Trains a GPT or a Llama on a text, under any stage of ZeRO, and says what it came to."""
     from zerosim.course import training
     from zerosim.display.saving import require_place
     from zerosim.planning import recording
@@ -58,8 +64,11 @@ def train(
     corpus = corpus_of(text)
     if save is not None:
         require_place(save)
+    if checkpoint is None and (resume or save_every is not None):
+        raise ValueError("asked for --resume or --save-every without a folder; name one, as in --checkpoint my-run")
+    checkpoints = None if checkpoint is None else training.Checkpoints(checkpoint, save_every, resume)
     with training.progress_bar(console(stderr=True), steps) as bar:
-        found = training.train(options, corpus, bar.on_step, keep_last_step=save is not None)
+        found = training.train(options, corpus, bar.on_step, keep_last_step=save is not None, checkpoints=checkpoints)
     if save is not None and found.last_step is not None:
         recording.save(recording.record(found.last_step), save)
     training.require_learned(found)

@@ -1,12 +1,13 @@
 """Bytes that runs hold and send, beside the formulas: of small steps, of a GPT's activations, of a row of a plan."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 from zerosim.display.views import words
-from zerosim.models.gpt import GPT, GPTConfig
+from zerosim.models.gpt import GPT, Decoder, GPTConfig
+from zerosim.models.llama import Llama, LlamaConfig
 from zerosim.models.small import MLP
 from zerosim.models.units import Model
 from zerosim.numerics.policy import Policy
@@ -16,7 +17,7 @@ from zerosim.planning import closed_forms
 from zerosim.planning.activations import Block, fullest_nbytes, tensors
 from zerosim.planning.conventions import convention_of, per_parameter_nbytes, states_nbytes
 from zerosim.planning.plan import PlanConfig
-from zerosim.planning.shapes import ModelShape
+from zerosim.planning.shapes import ModelShape, model_of
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.memory import RESTING_KINDS
 from zerosim.ranks.null_cluster import NullCluster
@@ -194,13 +195,16 @@ class Compared:
 def measured_row(config: PlanConfig, stage: int, policy: str) -> list[Compared]:
     """A row of a plan, part by part, beside the real engine and layers run for one step without data on rank 0.
 
-    The engine has the configuration's options. The estimate is in zerosim's own convention, whatever the
+    The engine has the configuration's options, and its model fused matrices, of which the estimate is too: it tells
+    norms of tensors apart. The estimate is in zerosim's own convention, whatever the
     configuration's, and without offload. The last line is the peak: everything at the one moment at which
     it is most. Buffers are those of collectives, and what an optimizer of whole tensors works in, which is
     measured alone.
     Raises ValueError for a model that the package cannot build, and for an optimizer that it cannot cut.
     """
-    cluster = NullCluster(config.ranks, representative=0)
+    cluster, model = NullCluster(config.ranks, representative=0), config.model
+    if model.transformer is not None:
+        config = replace(config, model=model_of(model.name, replace(model.transformer, fused=True)))
     resting = run_planned(cluster, config, stage, policy).at_rest
     memory, sent = cluster.memory[0], cluster.trace[0].sent_nbytes
     predicted = states_nbytes(config.model, config.ranks, closed_forms.STAGES[stage], config.policy,
@@ -223,17 +227,27 @@ def measured_row(config: PlanConfig, stage: int, policy: str) -> list[Compared]:
 def run_planned(cluster: Cluster, config: PlanConfig, stage: int, policy: str, *,
                 bucket_nbytes: int | None = None) -> HeldInStep:
     """Takes the step that is planned, with the configuration's options; what its first rank held."""
-    return take_step(cluster, gpt_of(config.model), config.optimizer, (config.batch, config.sequence),
-                     micro_batches=config.micro_batches, stage=stage, policy=config.policy, recompute=policy,
-                     overlap=config.overlap, prefetch=config.prefetch, bucket_nbytes=bucket_nbytes)[0]
+    return take_step(cluster, decoder_of(config.model, config.sequence), config.optimizer,
+                     (config.batch, config.sequence), micro_batches=config.micro_batches, stage=stage,
+                     policy=config.policy, recompute=policy, overlap=config.overlap, prefetch=config.prefetch,
+                     bucket_nbytes=bucket_nbytes)[0]
 
 
-def gpt_of(model: ModelShape) -> GPT:
-    """The package's own GPT of a model on paper; ValueError where it has other layers than that."""
+def decoder_of(model: ModelShape, tokens: int | None = None) -> Decoder:
+    """The package's own GPT or Llama of a model on paper; ValueError where it has other layers than these.
+
+    ``tokens`` is the context of a model without learned positions, its own where nothing is said.
+    """
     of = model.transformer
-    if of is not None and of.positions:
-        gpt = GPT(GPTConfig(of.blocks, of.channels, of.heads, of.positions, of.vocabulary), tied=of.tied)
-        if tuple(unit.parameter_count for unit in gpt.units) == model.unit_lengths:
-            return gpt
+    found: Decoder | None = None
+    if of is not None and of.positions and of.layer_norm:
+        found = GPT(GPTConfig(of.blocks, of.channels, of.heads, of.positions, of.vocabulary), tied=of.tied)
+    elif of is not None and of.gated and not (of.layer_norm or of.encoder_blocks):
+        found = Llama(LlamaConfig(of.blocks, of.channels, of.heads, tokens or of.tokens or 1, of.vocabulary,
+                                  key_heads=of.key_value_heads, head_channels=of.head_channels, hidden=of.feed_forward,
+                                  biases=of.biases, head_norms=of.head_norms), tied=of.tied)
+    if found is not None and tuple(unit.parameter_count for unit in found.units) == model.unit_lengths:
+        return found
     raise ValueError(f"{model.name} cannot be measured: zerosim's layers make models of GPT-2's kind, with learned "
-                     "places, biases and plain blocks; plan it without --measure, or measure gpt2-xl")
+                     "places, biases and plain blocks, and of Llama's, with rotary places, RMSNorm and gates; plan it "
+                     "without --measure, or measure gpt2-xl or llama-3-8b")

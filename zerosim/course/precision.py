@@ -20,7 +20,8 @@ from zerosim.course.precision_runs import BATCHES, WIDTHS, samples, trained
 from zerosim.course.training import whole_weights
 from zerosim.display.style import percent, rough, short
 from zerosim.display.views import Heading, Part, View, marked_table, parts, plain
-from zerosim.models.gpt import GPT, config_of
+from zerosim.models.gpt import Decoder
+from zerosim.models.llama import config_of, decoder
 from zerosim.models.small import MLP
 from zerosim.models.text import VOCABULARY, Corpus
 from zerosim.models.units import Pass, first_weights, one_pass
@@ -70,9 +71,9 @@ class PrecisionQuestion:
         """Steps of each training with other formats at rest."""
         return max(BATCHES, STEPS_RATIO * self.steps)
 
-    def build(self) -> GPT:
+    def build(self) -> Decoder:
         """The model, with a vocabulary of bytes."""
-        return GPT(replace(config_of(self.model), vocabulary=VOCABULARY))
+        return decoder(replace(config_of(self.model), vocabulary=VOCABULARY))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,7 @@ def underflows(question: PrecisionQuestion, corpus: Corpus) -> Underflows:
         tuple(losses_by_tensor(exact.gradients, found[1.0].gradients, fmt, 1.0))[:MOST_TENSORS])
 
 
-def _trained(rank: Rank, model: GPT, corpus: Corpus, steps: int) -> dict[str, Array]:
+def _trained(rank: Rank, model: Decoder, corpus: Corpus, steps: int) -> dict[str, Array]:
     """The weights after so many steps in fp32, by name."""
     engine = Engine(rank, model, AdamW(TEXT_LR))
     for step in range(steps):
@@ -198,7 +199,7 @@ def _trained(rank: Rank, model: GPT, corpus: Corpus, steps: int) -> dict[str, Ar
     return whole_weights(engine, "master")
 
 
-def _batch(model: GPT, corpus: Corpus, step: int) -> tuple[Array, Array]:
+def _batch(model: Decoder, corpus: Corpus, step: int) -> tuple[Array, Array]:
     return corpus.batch(0, step, 0, SEQUENCES, model.config.context)
 
 

@@ -1,4 +1,4 @@
-"""A GPT trained on a text under any stage of ZeRO, or several times side by side, and how a run is shown.
+"""A GPT or a Llama trained on a text under any stage of ZeRO, or several times side by side, and how a run is shown.
 
 Legend: N ranks, B sequences of a micro-batch, T tokens of a sequence, k micro-batches, V vocabulary.
 """
@@ -20,7 +20,8 @@ from rich.markup import escape
 
 from zerosim import optim
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts, plain, words
-from zerosim.models.gpt import GPT, GPTConfig, config_of, generate, logits_of
+from zerosim.models.gpt import Decoder, DecoderConfig, generate, logits_of
+from zerosim.models.llama import config_of, decoder
 from zerosim.models.text import VOCABULARY, Corpus, readable
 from zerosim.models.units import Model, Recompute
 from zerosim.numerics.checks import is_count, is_finite_number, unknown_name
@@ -98,9 +99,14 @@ class Options:
             raise ValueError(f"ranks={self.ranks:,}: all of them train in this process, one after the other; take at "
                              f"most {MOST_RANKS:,}")
 
-    def config(self) -> GPTConfig:
+    def config(self) -> DecoderConfig:
         """The model's shape, with a vocabulary of bytes."""
         return replace(config_of(self.model), vocabulary=VOCABULARY)
+
+    @property
+    def data_options(self) -> dict[str, int]:
+        """The options by which a step finds its batches in a text."""
+        return {name: getattr(self, name) for name in ("seed", "ranks", "micro_batches", "batch")}
 
     @property
     def tokens_per_step(self) -> int:
@@ -120,9 +126,9 @@ class Options:
             return self.layout
         return "per_unit" if self.gather or self.build_optimizer().cut == "anywhere" else "whole_matrices"
 
-    def build(self) -> GPT:
+    def build(self) -> Decoder:
         """The model, with first values by the seed."""
-        return GPT(self.config(), seed=self.seed)
+        return decoder(self.config(), seed=self.seed)
 
     def build_optimizer(self) -> Optimizer:
         """The optimizer by its name in any case."""
@@ -162,7 +168,7 @@ class Options:
                     "tensor)")
         return self.compute
 
-    def engine_settings(self, model: GPT) -> dict[str, Any]:
+    def engine_settings(self, model: Decoder) -> dict[str, Any]:
         """The arguments of an engine beside rank, model and optimizer."""
         return {"stage": self.stage, "policy": self.policy(), "layout": self.layout_name, "recompute": self.recompute,
                 "clip_norm": self.clip_norm, "groups": companions(self.build_optimizer(), model),
@@ -207,6 +213,23 @@ def companions(optimizer: Optimizer, model: Model) -> list[Group]:
     return [Group(*rest, optimizer=OPTIMIZERS[COMPANION])]
 
 
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """The folder of a run's checkpoint, which is written after every so many steps and the last (``every``; None:
+    never), and from which the run goes on (``resume``). Raises ValueError for neither, and for no whole number."""
+
+    folder: str
+    every: int | None = None
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if self.every is None and not self.resume:
+            raise ValueError(f"nothing would be written to {self.folder!r} or read from it; ask for --save-every, or "
+                             "for --resume")
+        if self.every is not None and (not is_count(self.every) or self.every < 1):
+            raise ValueError(f"a checkpoint is to be saved every {self.every!r} steps; take a whole number, 1 or more")
+
+
 # -- a run: a record for every step as it is taken, and what it came to -----------------------------------------------
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +272,7 @@ class Trained:
     digest: str
     sample: str
     last_step: Traces | None = None  # what the ranks did in it, where that was to be kept
+    resumed: tuple[str, ...] = ()  # where the run has gone on from a checkpoint: what is different from the earlier one
 
     @property
     def skipped(self) -> int:
@@ -259,8 +283,8 @@ class Trained:
     def diverged_at(self) -> int | None:
         """The step from which on no loss is a finite number; None where the last one is."""
         learned = [step.number for step in self.steps if math.isfinite(step.loss)]
-        first = 1 + max(learned, default=0)
-        return first if first <= len(self.steps) else None
+        first = 1 + max(learned, default=self.steps[0].number - 1)
+        return first if first <= self.steps[-1].number else None
 
 
 OnStep = Callable[[TrainingStep], None]
@@ -276,19 +300,22 @@ class _RankResult:
     digest: str
     evaluation: tuple[float, str] | None
     last_step: Trace
+    resumed: tuple[str, ...]
 
 
-def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, keep_last_step: bool = False) -> Trained:
+def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, keep_last_step: bool = False,
+          checkpoints: Checkpoints | None = None) -> Trained:
     """Trains on a cluster in this process; ``on_step`` is called after every step, by rank 0's program.
 
-    ``keep_last_step`` keeps the traces of the last step, to be saved.
+    ``keep_last_step`` keeps the traces of the last step, to be saved. ``checkpoints`` says whether the run is saved,
+    and goes on from what was saved: then the steps are those that it took itself.
 
-    Raises ValueError for a text that is too short and for an optimizer that the layout does not suit, and
-    OutOfMemoryError where a rank has less than the run needs.
+    Raises ValueError for a text that is too short, for an optimizer that the layout does not suit, and for a checkpoint
+    that cannot be written or read; OutOfMemoryError where a rank has less than the run needs.
     """
     corpus.require_length(options.config().context)
     cluster = Cluster(options.ranks, capacity_nbytes=options.capacity_nbytes)
-    found: list[_RankResult] = list(cluster.run(_program, options, options.build(), corpus, on_step))
+    found: list[_RankResult] = list(cluster.run(_program, options, options.build(), corpus, on_step, checkpoints))
     first = found[0]
     assert len({of_rank.digest for of_rank in found}) == 1, "ranks ended in different weights"
     assert first.evaluation is not None, "rank 0 evaluates what it trained"
@@ -299,13 +326,14 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
             for purpose in PURPOSES}
     return Trained(
         options, tuple(first.steps),
-        tuple(tuple(loss for of_rank in found for loss in of_rank.losses[i]) for i in range(options.steps)),
+        tuple(tuple(loss for of_rank in found for loss in of_rank.losses[i]) for i in range(len(first.steps))),
         first.evaluation[0], corpus.unigram_entropy, fullest, found[fullest].resting_nbytes_by_kind,
         peaks[fullest].peak_nbytes_by_kind,
         tuple(sum(of_rank.resting_nbytes_by_kind.values()) for of_rank in found),
         tuple(peak.peak_nbytes for peak in peaks),
         {purpose: nbytes for purpose, nbytes in sent.items() if any(nbytes) or purpose in PURPOSES[:2]},
-        first.digest, first.evaluation[1], Traces(of_rank.last_step for of_rank in found) if keep_last_step else None)
+        first.digest, first.evaluation[1], Traces(of_rank.last_step for of_rank in found) if keep_last_step else None,
+        first.resumed)
 
 
 def require_engine(options: Options) -> None:
@@ -315,16 +343,19 @@ def require_engine(options: Options) -> None:
         lambda rank: _engine(rank, options, model).steps_taken)
 
 
-def _engine(rank: Rank, options: Options, model: GPT) -> Engine:
+def _engine(rank: Rank, options: Options, model: Decoder) -> Engine:
     return Engine(rank, model, options.build_optimizer(), **options.engine_settings(model))
 
 
-def _program(rank: Rank, options: Options, model: GPT, corpus: Corpus, on_step: OnStep | None) -> _RankResult:
+def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_step: OnStep | None,
+             checkpoints: Checkpoints | None) -> _RankResult:
     """One rank: its steps, then the results of the run."""
     engine = _engine(rank, options, model)
+    data = {**options.data_options, "text": sha256(corpus.tokens.tobytes()).hexdigest()[:16]}
+    taken, resumed = _resume(engine, options, checkpoints, data)
     steps: list[TrainingStep] = []
     losses: list[tuple[float, ...]] = []
-    for number in range(1, options.steps + 1):
+    for number in range(taken + 1, options.steps + 1):
         rank.trace.rows.clear()  # read and done with; those of a long run would pile up
         last_step = Trace(held_at_start=rank.memory.now_nbytes_by_kind)
         batch = batches(options, model.config.context, corpus, number, rank.index)
@@ -333,12 +364,30 @@ def _program(rank: Rank, options: Options, model: GPT, corpus: Corpus, on_step: 
         losses.append(own)
         if on_step is not None and rank.index == 0:
             on_step(step)
+        every = None if checkpoints is None else checkpoints.every
+        if checkpoints is not None and every is not None and (number % every == 0 or number == options.steps):
+            engine.save(checkpoints.folder, {"steps": number, "data": data})
     resting = rank.memory.now_nbytes_by_kind
     # The capacity is one for training: to evaluate the model takes whole tensors of state, and other batches.
     rank.memory.capacity_nbytes = None
     count = options.sample_tokens if math.isfinite(steps[-1].loss) else 0  # who has diverged writes nothing
     evaluation = evaluate(engine, model, corpus, count, options.seed)
-    return _RankResult(steps, losses, resting, digest(engine), evaluation, last_step)
+    return _RankResult(steps, losses, resting, digest(engine), evaluation, last_step, resumed)
+
+
+def _resume(engine: Engine, options: Options, checkpoints: Checkpoints | None,
+            data: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
+    """The steps taken before, skipped ones too, and what is different now. Raises ValueError where none is left."""
+    if checkpoints is None or not checkpoints.resume:
+        return 0, ()
+    found = engine.load(checkpoints.folder)
+    taken, before = found.progress["steps"], found.progress["data"]
+    if taken >= options.steps:
+        raise ValueError(f"the checkpoint in {checkpoints.folder!r} is of step {taken}, and {options.steps} steps were "
+                         "asked for; ask for more, since the earlier ones count")
+    changed = [f"{name} of the data: saved with {before.get(name)}, here {value}" for name, value in data.items()
+               if before.get(name) != value]
+    return taken, (f"Went on from step {taken}.", *found.differences, *changed)
 
 
 def _step(engine: Engine, options: Options, number: int, micro_batches: Sequence[Batch], kept: Trace
@@ -384,7 +433,7 @@ def whole_weights(engine: Engine, kind: str = "parameter") -> dict[str, np.ndarr
     return {name: weight for name, weight in found.items() if weight is not None}
 
 
-def evaluate(engine: Engine, model: GPT, corpus: Corpus, count: int, seed: int) -> tuple[float, str] | None:
+def evaluate(engine: Engine, model: Decoder, corpus: Corpus, count: int, seed: int) -> tuple[float, str] | None:
     """The mean loss in nats on sequences that were not trained on, and the prompt with ``count`` tokens after it.
 
     Rank 0 computes; the others only show what they own, since weights that rest sharded are gathered, and have None.
@@ -464,6 +513,7 @@ def _training_parts(found: Trained) -> Iterator[Part | str]:
     yield ""
     if len(set(found.peak_nbytes)) > 1:
         yield f"Ranks differ: at the peak the emptiest holds {min(found.peak_nbytes):,} bytes."
+    yield from map(escape, found.resumed)
     yield (f"Steps: {len(found.steps)}, of {found.options.tokens_per_step:,} tokens each; skipped: {found.skipped}; "
            f"loss scale at the end: {found.steps[-1].scale:g}.")
     yield f"SHA-256 of all master weights, the same on every rank: {found.digest[:16]}…"

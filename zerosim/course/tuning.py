@@ -27,7 +27,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from zerosim.course.measured import gpt_of, run_planned
+from zerosim.course.measured import decoder_of, run_planned
 from zerosim.course.tuned_settings import Candidate, Pasted, pasted
 from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts, plain
@@ -321,7 +321,7 @@ class _Search:
         rows.sort(key=lambda one: (one[1].step_seconds, one[1].total_nbytes, one[0].prefetch))
         not_run = None
         try:
-            gpt_of(self.config.model)
+            decoder_of(self.config.model, self.config.sequence)
         except ValueError:
             not_run = (f"zerosim's layers do not make {self.config.model.name}, so no step was run: seconds and bytes "
                        "are the plan's, in buckets that are units")

@@ -1,7 +1,8 @@
 """Models as lists of units, layers as pairs of pure functions, and the policies of what is computed twice."""
 
-from zerosim.models.gpt import GPT, PRESETS, GPTConfig, generate, logits_of
+from zerosim.models.gpt import GPT, PRESETS, Decoder, GPTConfig, generate, logits_of
 from zerosim.models.layers import Context
+from zerosim.models.llama import Llama, LlamaConfig, decoder
 from zerosim.models.losses import CrossEntropy, HalfSquaredError, Loss
 from zerosim.models.small import MLP, four_weights
 from zerosim.models.units import (
@@ -21,6 +22,7 @@ from zerosim.models.units import (
     segment,
 )
 
-__all__ = ["BLOCK", "GPT", "MLP", "NONE", "PRESETS", "Constants", "Context", "CrossEntropy", "GPTConfig",
-           "HalfSquaredError", "LinearUnit", "Loss", "Model", "Normal", "Ones", "Pass", "Recompute", "Unit", "Zeros",
-           "first_weights", "four_weights", "generate", "logits_of", "one_pass", "segment"]
+__all__ = ["BLOCK", "GPT", "MLP", "NONE", "PRESETS", "Constants", "Context", "CrossEntropy", "Decoder", "GPTConfig",
+           "HalfSquaredError", "LinearUnit", "Llama", "LlamaConfig", "Loss", "Model", "Normal", "Ones", "Pass",
+           "Recompute", "Unit", "Zeros", "decoder", "first_weights", "four_weights", "generate", "logits_of",
+           "one_pass", "segment"]

@@ -1,4 +1,7 @@
-"""GPT-2's model: its shape and presets, its blocks and ends as units, and text that it continues.
+"""Decoders, and GPT-2's among them: shapes and presets, blocks and ends as units, and text that they continue.
+
+What a block normalizes with, opens and closes with, and computes between, the config's classes say: here GPT-2's, in
+`zerosim.models.llama` Llama's.
 
 Legend: B batch, T tokens (of the longest sequence, in a config), t tokens so far, M = B·T rows of a matrix, C channels,
 H heads, V vocabulary.
@@ -43,14 +46,16 @@ from zerosim.models.units import (
 from zerosim.numerics import random
 from zerosim.numerics.checks import is_count, is_number, unknown_name
 
+# -- Shapes ------------------------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True)
-class GPTConfig:
+
+@dataclass(frozen=True)
+class DecoderConfig(ABC):
     """Transformer blocks (``layers``) of C ``channels`` in H ``heads``, T tokens of ``context``, V of ``vocabulary``.
 
     ``dropout`` is the rate after the embedding and after both residual projections of each block; the attention
-    probabilities have none, since tiled attention never holds them. ``epsilon`` is the LayerNorms'.
-    Raises ValueError for counts below one, heads that do not divide the channels, and a rate outside [0, 1).
+    probabilities have none, since tiled attention never holds them. ``epsilon`` is the norms'.
+    Raises ValueError for counts below one and a rate outside [0, 1).
     """
 
     layers: int
@@ -60,24 +65,55 @@ class GPTConfig:
     vocabulary: int
     dropout: float = 0.0
     epsilon: float = 1e-5
+    learned_positions: ClassVar[bool] = False
+    last_norm: ClassVar[str]
 
     def __post_init__(self) -> None:
-        require_positive("GPTConfig", layers=self.layers, channels=self.channels, heads=self.heads,
-                         context=self.context, vocabulary=self.vocabulary)
+        where = type(self).__name__
+        require_positive(where, layers=self.layers, channels=self.channels, heads=self.heads, context=self.context,
+                         vocabulary=self.vocabulary)
+        if not is_number(self.dropout) or not 0 <= self.dropout < 1:
+            raise ValueError(f"{where} was given dropout={self.dropout!r}; it is the share of elements that are "
+                             "dropped, from 0 to less than 1")
+        if not is_number(self.epsilon) or not self.epsilon > 0:
+            raise ValueError(f"{where} was given epsilon={self.epsilon!r}; it keeps a norm from dividing by 0, so take "
+                             "a small positive number, as 1e-5")
+
+    @abstractmethod
+    def norm(self, name: str) -> Norm:
+        """The norm whose parameters have this name."""
+
+    @abstractmethod
+    def parts(self, block: str, seed: int) -> list[BlockPart]:
+        """The parts of a block of this name."""
+
+
+@dataclass(frozen=True)
+class GPTConfig(DecoderConfig):
+    """GPT-2's: learned positions, LayerNorm, biases everywhere. Raises ValueError for heads that do not divide the
+    channels too."""
+
+    learned_positions: ClassVar[bool] = True
+    last_norm: ClassVar[str] = "ln_f"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.channels % self.heads:
             raise ValueError(f"GPTConfig was given {self.channels} channels in {self.heads} heads; all heads are "
                              "equally wide, so take a number of heads that divides the channels")
-        if not is_number(self.dropout) or not 0 <= self.dropout < 1:
-            raise ValueError(f"GPTConfig was given dropout={self.dropout!r}; it is the share of elements that are "
-                             "dropped, from 0 to less than 1")
-        if not is_number(self.epsilon) or not self.epsilon > 0:
-            raise ValueError(f"GPTConfig was given epsilon={self.epsilon!r}; it keeps LayerNorm from dividing by 0, so "
-                             "take a small positive number, as 1e-5")
 
     @property
     def hidden(self) -> int:
         """F = 4C, the width of the feed-forward network's inside."""
         return 4 * self.channels
+
+    def norm(self, name: str) -> Norm:
+        """A LayerNorm."""
+        return LayerNorm(name, self.channels, self.epsilon)
+
+    def parts(self, block: str, seed: int) -> list[BlockPart]:
+        """Attention, and a feed-forward network round a GELU."""
+        return [Attention(block, self, seed), FeedForward(block, self, seed)]
 
 
 # gpt-nano is for tests: everything odd. gpt-micro reads bytes and trains in a minute or two on a laptop. The others:
@@ -93,23 +129,68 @@ PRESETS: Mapping[str, GPTConfig] = {
 }
 
 
-def config_of(config: Any) -> GPTConfig:
-    """The config of a preset's name, or a config itself; ValueError for anything else."""
-    if isinstance(config, GPTConfig):
-        return config
-    if not isinstance(config, str) or config not in PRESETS:
-        raise unknown_name(f"GPT was asked for {config!r}, which is no GPTConfig and no preset", config, PRESETS,
-                           "the presets are")
-    return PRESETS[config]
+# -- Norms -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Norm(ABC):
+    """A norm of the rows of x (M, C), as a layer with parameters of a name: ``name.weight`` (C,), and what it adds."""
+
+    name: str
+    channels: int
+    epsilon: float
+    parameters: ClassVar[tuple[str, ...]]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """(C,) each."""
+        return {f"{self.name}.{parameter}": (self.channels,) for parameter in self.parameters}
+
+    def of(self, arrays: Weights) -> list[np.ndarray]:
+        """The arrays of the parameters, in their order."""
+        return [arrays[name] for name in self.shapes]
+
+    @abstractmethod
+    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
+        """y (M, C), and what is saved, from which `output` makes y again."""
+
+    @abstractmethod
+    def output(self, ctx: Context, w: Weights, saved: Any) -> np.ndarray:
+        """The same y (M, C) again."""
+
+    @abstractmethod
+    def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, grads: Gradients) -> np.ndarray:
+        """dy (M, C) -> dx (M, C), and the gradients of the parameters."""
+
+
+class LayerNorm(Norm):
+    """LayerNorm, with a bias."""
+
+    parameters: ClassVar[tuple[str, ...]] = ("weight", "bias")
+
+    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
+        """y (M, C); saves x and two numbers of each row."""
+        weight, bias = self.of(w)
+        return layers.layernorm_forward(ctx, x, weight, bias, self.epsilon)
+
+    def output(self, ctx: Context, w: Weights, saved: Any) -> np.ndarray:
+        """The same y (M, C) again."""
+        weight, bias = self.of(w)
+        return layers.layernorm_output(ctx, weight, bias, saved)
+
+    def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, grads: Gradients) -> np.ndarray:
+        """dy (M, C) -> dx (M, C), and the gradients of weight and bias."""
+        dw, db = self.of(grads)
+        return layers.layernorm_backward(ctx, self.of(w)[0], saved, dy, dw, db)
 
 
 # -- Blocks: two residual parts each, in units of any number of parts --------------------------------------------------
-# F = 4C. Pre-norm. A part is x + dropout(closing(middle(opening(layernorm(x))))), opening and closing linear: qkv and
-# projection round attention, up and down round a GELU.
+# Pre-norm. A part is x + dropout(closing(middle(opening(norm(x))))), opening and closing linear: in GPT-2, qkv and
+# projection round attention, up and down round a GELU, F = 4C.
 #
 # The context chooses what a part saves (`Context.keep`): "all", everything that backward needs; "selective", all but
 # the attention probabilities; "tiled", the same, with a log-sum-exp for each of their rows; "sub_block", the part's
-# input alone. LayerNorm's output is never saved, but computed again from its input.
+# input alone. The norm's output is never saved, but computed again from its input.
 
 
 # GPT-2's first values: deviation 0.02 (Radford et al. 2018, section 4.1), and where a residual is added 1/√(number of
@@ -118,19 +199,22 @@ DEVIATION = 0.02
 PROBABILITIES = {ALL: "probabilities", SELECTIVE: "nothing", SUB_BLOCK: "nothing", TILED: "tiled"}
 
 
-# What backward needs of a part: what LayerNorm and what the middle saved, and the closing linear layer's input (M, I).
+# What backward needs of a part: what the norm and what the middle saved, and the closing linear layer's input (M, I).
 SavedByPart = tuple[Any, Any, np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
 class BlockPart(ABC):
-    """y = x + dropout(closing(middle(opening(layernorm(x))))): x (B, T, C) -> y (B, T, C). ``block`` is its prefix."""
+    """y = x + dropout(closing(middle(opening(norm(x))))): x (B, T, C) -> y (B, T, C). ``block`` is its prefix.
+
+    ``norm_name`` and the linear layers' names are those of parameters; ``biased`` are the linear layers with a bias.
+    """
 
     block: str
-    config: GPTConfig
+    config: Any  # of the part's own kind
     seed: int
     local_name: ClassVar[str]
-    norm: ClassVar[str]
+    norm_name: ClassVar[str]
     opening: ClassVar[str]
     closing: ClassVar[str]
 
@@ -145,38 +229,57 @@ class BlockPart(ABC):
         """Outputs of the opening linear layer, inputs of the closing one."""
 
     @property
+    def biased(self) -> tuple[str, ...]:
+        """Both."""
+        return self.opening, self.closing
+
+    @property
+    def norm(self) -> Norm:
+        """The norm that the part begins with."""
+        of: DecoderConfig = self.config
+        return of.norm(f"{self.block}.{self.norm_name}")
+
+    @property
+    def between(self) -> dict[str, tuple[int, ...]]:
+        """Parameters of the middle, which most have none of."""
+        return {}
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """LayerNorm's weight and bias (C,), the opening's (C, O) and (O,), the closing's (I, C) and (C,)."""
+        """The norm's (C,), the opening's (C, O) and its bias's (O,), the middle's, the closing's (I, C) and (C,)."""
         c, (o, i) = self.config.channels, self.widths
-        return {self.full(self.norm): (c,), self.full(self.norm, "bias"): (c,),
-                self.full(self.opening): (c, o), self.full(self.opening, "bias"): (o,),
-                self.full(self.closing): (i, c), self.full(self.closing, "bias"): (c,)}
+        return {**self.norm.shapes, **self._linear_shapes(self.opening, (c, o)), **self.between,
+                **self._linear_shapes(self.closing, (i, c))}
+
+    def _linear_shapes(self, layer: str, shape: tuple[int, int]) -> dict[str, tuple[int, ...]]:
+        return {self.full(layer): shape} | ({self.full(layer, "bias"): shape[1:]} if layer in self.biased else {})
 
     def full(self, layer: str, parameter: str = "weight") -> str:
         """A parameter's full name."""
         return f"{self.block}.{layer}.{parameter}"
 
-    def _of(self, layer: str, arrays: Weights) -> tuple[np.ndarray, np.ndarray]:
-        """The arrays of a layer's weight and bias."""
-        return arrays[self.full(layer)], arrays[self.full(layer, "bias")]
+    def _of(self, layer: str, arrays: Weights) -> tuple[np.ndarray, np.ndarray | None]:
+        """The arrays of a layer's weight and, where it has one, its bias."""
+        return arrays[self.full(layer)], arrays[self.full(layer, "bias")] if layer in self.biased else None
 
     def initializer(self, name: str) -> Initializer:
-        """Zeros for biases, ones for LayerNorm's weight, normal values for the others, by the seed and the name."""
+        """Zeros for biases, ones for the norms' weights, normal values for the others, by the seed and the name."""
         if name.endswith(".bias"):
             return Zeros()
-        if name == self.full(self.norm):
+        if name in self.norm.shapes or name in self.between:
             return Ones()
         return Normal(self.seed, DEVIATION / (2 * self.config.layers)**0.5 if name == self.full(self.closing)
                       else DEVIATION)
 
     @abstractmethod
-    def middle_forward(self, ctx: Context, h: np.ndarray, shape: tuple[int, ...],
+    def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray, shape: tuple[int, ...],
                        keep: str) -> tuple[np.ndarray, Any]:
         """h (M, O) -> (M, I), and what backward needs; ``shape`` is (B, T, C)."""
 
     @abstractmethod
-    def middle_backward(self, ctx: Context, saved: Any, dy: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """dy (M, I) -> dh (M, O)."""
+    def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, shape: tuple[int, ...],
+                        grads: Gradients) -> np.ndarray:
+        """dy (M, I) -> dh (M, O), and the gradients of the middle's parameters."""
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
@@ -190,9 +293,9 @@ class BlockPart(ABC):
 
     def _run(self, ctx: Context, w: Weights, x: np.ndarray, keep: str) -> SavedByPart:
         """Everything up to the input of the closing linear layer: what backward computes again of a sub-block."""
-        h, norm = layers.layernorm_forward(ctx, rows_of(x), *self._of(self.norm, w), self.config.epsilon)
+        h, norm = self.norm.forward(ctx, w, rows_of(x))
         h = layers.linear_forward(ctx, h, *self._of(self.opening, w))[0]
-        h, middle = self.middle_forward(ctx, h, x.shape, keep)
+        h, middle = self.middle_forward(ctx, w, h, x.shape, keep)
         return norm, middle, h
 
     # -- backward -----------------------------------------------------------------------------------------------------
@@ -204,13 +307,12 @@ class BlockPart(ABC):
         dh = layers.dropout_backward(ctx, self.name, dy, self.config.dropout)
         dh = self._linear(ctx, w, self.closing, closing, rows_of(dh), grads)
         del closing
-        dh = self.middle_backward(ctx, middle, dh, dy.shape)
+        dh = self.middle_backward(ctx, w, middle, dh, dy.shape, grads)
         del middle
-        h = layers.layernorm_output(ctx, *self._of(self.norm, w), norm)
+        h = self.norm.output(ctx, w, norm)
         dh = self._linear(ctx, w, self.opening, h, dh, grads)
         del h
-        dx = layers.layernorm_backward(ctx, w[self.full(self.norm)], norm, dh, *self._of(self.norm, grads))
-        dx = dx.reshape(dy.shape)
+        dx = self.norm.backward(ctx, w, norm, dh, grads).reshape(dy.shape)
         _add_to(ctx, dx, dy)
         return dx
 
@@ -227,7 +329,7 @@ class Attention(BlockPart):
     """Causal attention of H heads between qkv (C, 3C) and projection (C, C)."""
 
     local_name: ClassVar[str] = "attention"
-    norm: ClassVar[str] = "ln_1"
+    norm_name: ClassVar[str] = "ln_1"
     opening: ClassVar[str] = "attention.qkv"
     closing: ClassVar[str] = "attention.projection"
 
@@ -236,14 +338,15 @@ class Attention(BlockPart):
         """3C, C."""
         return 3 * self.config.channels, self.config.channels
 
-    def middle_forward(self, ctx: Context, h: np.ndarray, shape: tuple[int, ...],
+    def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray, shape: tuple[int, ...],
                        keep: str) -> tuple[np.ndarray, Any]:
         """h (M, 3C) -> (M, C)."""
         o, saved = layers.attention_forward(ctx, h.reshape(*shape[:2], h.shape[1]), self.config.heads,
                                             keep=PROBABILITIES[keep])
         return rows_of(o), saved
 
-    def middle_backward(self, ctx: Context, saved: Any, dy: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, shape: tuple[int, ...],
+                        grads: Gradients) -> np.ndarray:
         """dy (M, C) -> dh (M, 3C)."""
         return rows_of(layers.attention_backward(ctx, saved, dy.reshape(shape)))
 
@@ -253,7 +356,7 @@ class FeedForward(BlockPart):
     """A GELU in its tanh form, as GPT-2 has it, between up (C, F) and down (F, C)."""
 
     local_name: ClassVar[str] = "ffn"
-    norm: ClassVar[str] = "ln_2"
+    norm_name: ClassVar[str] = "ln_2"
     opening: ClassVar[str] = "ffn.up"
     closing: ClassVar[str] = "ffn.down"
 
@@ -262,12 +365,13 @@ class FeedForward(BlockPart):
         """F, F."""
         return self.config.hidden, self.config.hidden
 
-    def middle_forward(self, ctx: Context, h: np.ndarray, shape: tuple[int, ...],
+    def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray, shape: tuple[int, ...],
                        keep: str) -> tuple[np.ndarray, Any]:
         """h (M, F) -> (M, F)."""
         return layers.gelu_forward(ctx, h)
 
-    def middle_backward(self, ctx: Context, saved: Any, dy: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, shape: tuple[int, ...],
+                        grads: Gradients) -> np.ndarray:
         """dy (M, F) -> dh (M, F)."""
         return layers.gelu_backward(ctx, saved, dy)
 
@@ -326,19 +430,25 @@ def _add_to(ctx: Context, y: np.ndarray, x: np.ndarray) -> None:
 # -- The two ends: tokens to channels, and channels to logits ----------------------------------------------------------
 
 class Embed(Unit):
-    """y = dropout(wte[tokens] + wpe): tokens (B, T) of any integer type -> y (B, T, C), each sum rounded once."""
+    """y = dropout(wte[tokens] + wpe): tokens (B, T) of any integer type -> y (B, T, C), each sum rounded once.
+
+    A model without learned positions has no wpe, and adds nothing.
+    """
 
     name = "embed"
     integer_inputs = True
 
-    def __init__(self, config: GPTConfig, seed: int) -> None:
+    def __init__(self, config: DecoderConfig, seed: int) -> None:
         self.config, self.seed = config, seed
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """A row for each token of the vocabulary, and one for each place in the context."""
-        return {"wte": (self.config.vocabulary, self.config.channels),
-                "wpe": (self.config.context, self.config.channels)}
+        """A row for each token of the vocabulary, and, where positions are learned, one for each place in the
+        context."""
+        tables: dict[str, tuple[int, ...]] = {"wte": (self.config.vocabulary, self.config.channels)}
+        if self.config.learned_positions:
+            tables["wpe"] = (self.config.context, self.config.channels)
+        return tables
 
     def initializer(self, name: str) -> Initializer:
         """Normal values of GPT-2's deviation."""
@@ -354,42 +464,45 @@ class Embed(Unit):
             raise ValueError(f"unit 'embed' asked for tokens (B, T), T from 1 to the context's {self.config.context}, "
                              f"and found shape {x.shape}; cut longer texts into several sequences")
         y, tokens = layers.embedding_forward(ctx, x, w["wte"])
-        places = w["wpe"][:x.shape[1]]
-        for sequence in range(x.shape[0]):
-            ctx.kernels.add_rounded(y[sequence], places, y[sequence])
-        ctx.note(flops=y.size, nbytes=3 * y.nbytes)
+        if self.config.learned_positions:
+            places = w["wpe"][:x.shape[1]]
+            for sequence in range(x.shape[0]):
+                ctx.kernels.add_rounded(y[sequence], places, y[sequence])
+            ctx.note(flops=y.size, nbytes=3 * y.nbytes)
         y, _ = layers.dropout_forward(ctx, y, self.config.dropout, self.name)
         return y, tokens
 
     def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray) -> tuple[None, Gradients]:
-        """dy (B, T, C) -> None, and the gradients of both tables; a place that no token took has zeros."""
+        """dy (B, T, C) -> None, and the gradients of the tables; a place that no token took has zeros."""
         dy = layers.dropout_backward(ctx, self.name, dy, self.config.dropout)
         grads = ctx.gradients(self)
         layers.embedding_backward(ctx, saved, dy, grads["wte"])
-        batch, tokens, channels = dy.shape
-        places = grads["wpe"]
-        ctx.kernels.column_sum(dy.reshape(batch, tokens * channels), places[:tokens].reshape(-1))
-        places[tokens:].fill(0)
-        ctx.note(flops=dy.size, nbytes=dy.nbytes + places.nbytes)
+        if self.config.learned_positions:
+            batch, tokens, channels = dy.shape
+            places = grads["wpe"]
+            ctx.kernels.column_sum(dy.reshape(batch, tokens * channels), places[:tokens].reshape(-1))
+            places[tokens:].fill(0)
+            ctx.note(flops=dy.size, nbytes=dy.nbytes + places.nbytes)
         return None, grads
 
 
 class Head(Unit):
-    """logits = layernorm(x) @ w: x (B, T, C) -> logits (B, T, V) in the policy's output format.
+    """logits = norm(x) @ w: x (B, T, C) -> logits (B, T, V) in the policy's output format.
 
     w is ``lm_head.weight`` (C, V), or, where ``tied``, the transpose of the embedding's wte (V, C), its tied weight.
     """
 
     name = "head"
 
-    def __init__(self, config: GPTConfig, seed: int, *, tied: bool) -> None:
+    def __init__(self, config: DecoderConfig, seed: int, *, tied: bool) -> None:
         self.config, self.seed, self.tied = config, seed, tied
+        self.norm = config.norm(config.last_norm)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The last LayerNorm's parameters, and the projection's where it is not tied."""
+        """The last norm's parameters, and the projection's where it is not tied."""
         c, v = self.config.channels, self.config.vocabulary
-        return {"ln_f.weight": (c,), "ln_f.bias": (c,)} | ({} if self.tied else {"lm_head.weight": (c, v)})
+        return self.norm.shapes | ({} if self.tied else {"lm_head.weight": (c, v)})
 
     @property
     def tied_weights(self) -> Mapping[str, str]:
@@ -402,14 +515,14 @@ class Head(Unit):
         return frozenset() if self.tied else frozenset({"lm_head.weight"})
 
     def initializer(self, name: str) -> Initializer:
-        """Ones and zeros for the LayerNorm, GPT-2's normal values for the projection."""
-        if name == "ln_f.weight":
-            return Ones()
-        return Zeros() if name == "ln_f.bias" else Normal(self.seed, DEVIATION)
+        """Ones and zeros for the norm, GPT-2's normal values for the projection."""
+        if name in self.norm.shapes:
+            return Zeros() if name.endswith(".bias") else Ones()
+        return Normal(self.seed, DEVIATION)
 
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
         """logits (B, T, V); saves x and its statistics."""
-        h, saved = layers.layernorm_forward(ctx, rows_of(x), w["ln_f.weight"], w["ln_f.bias"], self.config.epsilon)
+        h, saved = self.norm.forward(ctx, w, rows_of(x))
         logits = ctx.empty((*x.shape[:2], self.config.vocabulary), dtype=ctx.output_dtype, name="head.logits")
         ctx.matmul(h, w["wte"].T if self.tied else w["lm_head.weight"], logits.reshape(h.shape[0], -1))
         return logits, saved
@@ -418,7 +531,7 @@ class Head(Unit):
         """dlogits (B, T, V), of any format -> dx (B, T, C) and the gradients, that of a tied wte among them."""
         d = ctx.cast(rows_of(dy), "activation_gradient", "head.dlogits")
         grads = ctx.gradients(self)
-        h = layers.layernorm_output(ctx, w["ln_f.weight"], w["ln_f.bias"], saved)
+        h = self.norm.output(ctx, w, saved)
         dh = ctx.empty(h.shape, "activation_gradient", name="head.dh")
         if self.tied:
             ctx.matmul(d.T, h, grads["wte"], gradient="a")
@@ -428,17 +541,53 @@ class Head(Unit):
             ctx.matmul(h.T, d, grads["lm_head.weight"], gradient="b")
             ctx.matmul(d, w["lm_head.weight"].T, dh, gradient="a")
         del h, d
-        dx = layers.layernorm_backward(ctx, w["ln_f.weight"], saved, dh, grads["ln_f.weight"], grads["ln_f.bias"])
+        dx = self.norm.backward(ctx, w, saved, dh, grads)
         return dx.reshape(*dy.shape[:2], -1), grads
 
 
 # -- The model ---------------------------------------------------------------------------------------------------------
 
-class GPT(Model):
+class Decoder(Model):
     """Units ``embed``, ``block0``, ``block1``, …, ``head``: tokens (B, T) -> logits (B, T, V), with cross-entropy.
 
     ``units`` is what is gathered at a time: "block"; "sub_block", attention and feed-forward network each; or a number
     of blocks that are joined. Parameters have the same names, order and first values with any of them.
+    """
+
+    config_class: ClassVar[type[DecoderConfig]]
+    presets: ClassVar[Mapping[str, Any]]
+
+    def __init__(self, config: DecoderConfig | str, *, tied: bool, seed: int = 0, units: str | int = "block",
+                 normalization: Normalization = "own") -> None:
+        """``config`` is one of the model's own or a preset's name; ``tied``: the head uses the embedding's table too.
+
+        ``normalization`` is the loss's: over the rank's own tokens, or "global". Raises ValueError for a preset that
+        there is not, a seed that is no whole number, and units of no whole number of blocks.
+        """
+        require_integer(type(self).__name__, seed=seed)
+        self.config, self.tied, self.seed = self.config_of(config), bool(tied), seed
+        self.granularity, self.normalization = units, normalization
+        super().__init__([Embed(self.config, seed), *_units(type(self).__name__, self.config, seed, units),
+                          Head(self.config, seed, tied=self.tied)], CrossEntropy(normalization))
+
+    @classmethod
+    def config_of(cls, config: Any) -> Any:
+        """The config of a preset's name, or a config itself; ValueError for anything else."""
+        if isinstance(config, cls.config_class):
+            return config
+        if not isinstance(config, str) or config not in cls.presets:
+            raise unknown_name(f"{cls.__name__} was asked for {config!r}, which is no {cls.config_class.__name__} and "
+                               "no preset", config, cls.presets, "the presets are")
+        return cls.presets[config]
+
+    def without_dropout(self) -> Decoder:
+        """The same model, units and names, in which nothing is dropped: for evaluation, and for what it writes."""
+        return type(self)(replace(self.config, dropout=0.0), tied=self.tied, seed=self.seed, units=self.granularity,
+                          normalization=self.normalization)
+
+
+class GPT(Decoder):
+    """GPT-2's decoder, with a tied head.
 
     >>> GPT("gpt2").parameter_count
     124439808
@@ -446,35 +595,23 @@ class GPT(Model):
     ['embed', 'block0.attention', 'block0.ffn', 'block1.attention', 'block1.ffn', 'head']
     """
 
-    def __init__(self, config: GPTConfig | str = "gpt-nano", *, tied: bool = True, seed: int = 0,
-                 units: str | int = "block", normalization: Normalization = "own") -> None:
-        """``config`` is a GPTConfig or a preset's name; ``tied``: the head uses the embedding's table too.
+    config_class: ClassVar[type[DecoderConfig]] = GPTConfig
+    presets: ClassVar[Mapping[str, Any]] = PRESETS
+    config: GPTConfig
 
-        ``normalization`` is the loss's: over the rank's own tokens, or "global". Raises ValueError for a preset that
-        there is not, a seed that is no whole number, and units of no whole number of blocks.
-        """
-        require_integer("GPT", seed=seed)
-        self.config, self.tied, self.seed = config_of(config), bool(tied), seed
-        self.granularity, self.normalization = units, normalization
-        super().__init__([Embed(self.config, seed), *_units(self.config, seed, units),
-                          Head(self.config, seed, tied=self.tied)], CrossEntropy(normalization))
-
-    def without_dropout(self) -> GPT:
-        """The same model, units and names, in which nothing is dropped: for evaluation, and for what it writes."""
-        return GPT(replace(self.config, dropout=0.0), tied=self.tied, seed=self.seed, units=self.granularity,
-                   normalization=self.normalization)
+    def __init__(self, config: GPTConfig | str = "gpt-nano", *, tied: bool = True, **options: Any) -> None:
+        """``config`` is a GPTConfig or a preset's name; ``options`` and what is raised are Decoder's."""
+        super().__init__(config, tied=tied, **options)
 
 
-def _units(config: GPTConfig, seed: int, units: Any) -> list[BlockUnit]:
-    blocks: list[list[BlockPart]] = [
-        [Attention(f"block{index}", config, seed), FeedForward(f"block{index}", config, seed)]
-        for index in range(config.layers)]
+def _units(where: str, config: DecoderConfig, seed: int, units: Any) -> list[BlockUnit]:
+    blocks = [config.parts(f"block{index}", seed) for index in range(config.layers)]
     if units == "sub_block":
         return [BlockUnit(part.name, [part]) for block in blocks for part in block]
     per_unit = 1 if units == "block" else units
     if not is_count(per_unit) or per_unit < 1:
-        raise ValueError(f"GPT was asked for units={units!r}; a unit is a 'block', a 'sub_block', or a whole number of "
-                         "blocks, 1 or more")
+        raise ValueError(f"{where} was asked for units={units!r}; a unit is a 'block', a 'sub_block', or a whole "
+                         "number of blocks, 1 or more")
     return [BlockUnit(_name(start, min(start + per_unit, len(blocks)) - 1),
                       [part for block in blocks[start:start + per_unit] for part in block])
             for start in range(0, len(blocks), per_unit)]
@@ -489,7 +626,7 @@ def _name(first: int, last: int) -> str:
 Logits = Callable[[np.ndarray], np.ndarray]
 
 
-def logits_of(ctx: Context, model: GPT, weights: Callable[[Unit], AbstractContextManager[Weights]],
+def logits_of(ctx: Context, model: Decoder, weights: Callable[[Unit], AbstractContextManager[Weights]],
               tokens: np.ndarray) -> np.ndarray:
     """Forward without dropout, and nothing saved: tokens (B, t) -> logits (B, t, V) in the policy's output format.
 

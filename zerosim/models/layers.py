@@ -5,7 +5,7 @@ arrays it is given and returns that of the input. A context knows nothing of ran
 notes there what it computed. The same layer runs alone (`Context.standalone`) and inside a rank.
 
 Legend: B batch, T tokens of a sample, M rows (samples times tokens), I inputs, O outputs, C channels, H heads,
-D = C/H, V vocabulary; n elements of any shape.
+D = C/H, K = H_kv·D channels of all keys, V vocabulary; n elements of any shape.
 """
 
 from __future__ import annotations
@@ -398,18 +398,21 @@ ROW_SUM = 2  # the first two of them
 
 @dataclass(frozen=True, slots=True)
 class SavedAttention:
-    """qkv (B, T, 3C), and: P (B, H, T, T), or nothing, or fp32 log-sum-exps (B, H, T) and the output (B, T, C)."""
+    """qkv (B, T, C + 2K), and: P (B, H, T, T), or nothing, or fp32 log-sum-exps (B, H, T) and the output (B, T, C)."""
 
     heads: int
+    channels: int
     qkv: np.ndarray
     p: np.ndarray | None = None
     log_sums: np.ndarray | None = None
     o: np.ndarray | None = None
 
 
-def attention_forward(ctx: Context, qkv: np.ndarray, heads: int,
-                      keep: str = "probabilities") -> tuple[np.ndarray, SavedAttention]:
-    """o (B, T, C) = softmax(QKᵀ/√D, over the past) V from qkv (B, T, 3C); ``keep`` says what backward gets.
+def attention_forward(ctx: Context, qkv: np.ndarray, heads: int, keep: str = "probabilities",
+                      key_heads: int | None = None) -> tuple[np.ndarray, SavedAttention]:
+    """o (B, T, C) = softmax(QKᵀ/√D, over the past) V from qkv (B, T, C + 2K); ``keep`` says what backward gets.
+
+    K = H_kv·D for H_kv ``key_heads``, H if nothing is said: H/H_kv heads share keys and values (Ainslie et al. 2023).
 
     "probabilities" and "nothing" give the same bits; "tiled" rounds P before it is divided by its sum, and adds in
     another order: o and the gradients differ by at most four roundings to the compute dtype, and T to fp32, of the sum
@@ -418,49 +421,50 @@ def attention_forward(ctx: Context, qkv: np.ndarray, heads: int,
     where = "attention_forward"
     if keep not in KEEP:
         raise ValueError(f"{where} was given keep={keep!r}; choose one of {', '.join(KEEP)}")
-    require_positive(where, heads=heads)
-    if qkv.ndim != 3 or qkv.shape[2] % (3 * heads):
-        raise ValueError(f"{where} asked for qkv (B, T, 3C) with C a multiple of {heads} heads, and found shape "
-                         f"{qkv.shape}; queries, keys and values lie side by side")
+    shared = heads if key_heads is None else key_heads
+    require_positive(where, heads=heads, key_heads=shared)
+    if heads % shared or qkv.ndim != 3 or qkv.shape[2] % (heads + 2 * shared):
+        raise ValueError(f"{where} asked for qkv (B, T, C + 2K) of {heads} heads of queries, {shared} of keys, which "
+                         f"divide them, and {shared} of values, and found shape {qkv.shape}; they lie side by side")
     require_at_rest(ctx, where, qkv=qkv)
-    batch, tokens, channels = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+    batch, tokens, channels = qkv.shape[0], qkv.shape[1], qkv.shape[2] // (heads + 2 * shared) * heads
     o = ctx.empty((batch, tokens, channels), name="attention.o")
-    _note(ctx, qkv, heads, products=2, per_score=SOFTMAX)
+    _note(ctx, qkv, heads, channels, products=2, per_score=SOFTMAX)
     if keep == "tiled":
         log_sums = ctx.empty((batch, heads, tokens), dtype=ctx.wide_dtype, name="attention.log_sums")
         ctx.kernels.attend_tiled(qkv, heads, log_sums, o)
-        return o, SavedAttention(heads, qkv, log_sums=log_sums, o=o)
+        return o, SavedAttention(heads, channels, qkv, log_sums=log_sums, o=o)
     p = ctx.empty((batch, heads, tokens, tokens), name="attention.p") if keep == "probabilities" else None
     ctx.kernels.attend(qkv, heads, p, o)
-    return o, SavedAttention(heads, qkv, p)
+    return o, SavedAttention(heads, channels, qkv, p)
 
 
 def attention_backward(ctx: Context, saved: SavedAttention, dy: np.ndarray) -> np.ndarray:
-    """do (B, T, C) -> dqkv (B, T, 3C).
+    """do (B, T, C) -> dqkv (B, T, C + 2K); of shared keys and values, the sum over their heads.
 
     dV = Pᵀ dO; dS = P·(dP - Σ P·dP) with dP = dO Vᵀ; dQ = dS K/√D; dK = dSᵀ Q/√D.
     """
     qkv = saved.qkv
-    require_shape("attention_backward", "dy", dy, (*qkv.shape[:2], qkv.shape[2] // 3), OWN_OUTPUT)
+    require_shape("attention_backward", "dy", dy, (*qkv.shape[:2], saved.channels), OWN_OUTPUT)
     require_at_rest(ctx, "attention_backward", dy=dy)
     dqkv = ctx.empty(qkv.shape, "activation_gradient", name="attention.dqkv")
     if saved.log_sums is not None and saved.o is not None:
         ctx.kernels.attend_tiled_gradient(qkv, saved.heads, saved.log_sums, saved.o, dy, dqkv)
-        _note(ctx, qkv, saved.heads, products=5, per_score=FROM_LOG_SUM + SOFTMAX_GRADIENT - ROW_SUM)
+        _note(ctx, qkv, saved.heads, saved.channels, products=5, per_score=FROM_LOG_SUM + SOFTMAX_GRADIENT - ROW_SUM)
         ctx.note(flops=ROW_SUM * dy.size)  # of dO·O, which stands for that of P·dP
         return dqkv
     p, again = saved.p, saved.p is None
     if p is None:
         p = ctx.empty((len(qkv), saved.heads, qkv.shape[1], qkv.shape[1]), name="attention.p")
     ctx.kernels.attend_gradient(qkv, saved.heads, p, dy, dqkv, again=again)
-    _note(ctx, qkv, saved.heads, products=4 + again, per_score=SOFTMAX_GRADIENT + again * SOFTMAX)
+    _note(ctx, qkv, saved.heads, saved.channels, products=4 + again, per_score=SOFTMAX_GRADIENT + again * SOFTMAX)
     return dqkv
 
 
-def _note(ctx: Context, qkv: np.ndarray, heads: int, products: int, per_score: int) -> None:
+def _note(ctx: Context, qkv: np.ndarray, heads: int, channels: int, products: int, per_score: int) -> None:
     """Products of matrices, 2·B·T²·C operations each, and what each of B·H·T² scores costs beside them: all of them,
     as published formulas count them, those of the future too."""
-    batch, tokens, channels = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+    batch, tokens = qkv.shape[:2]
     flops = batch * tokens * tokens * (products * 2 * channels + heads * per_score)
     ctx.note(flops=flops, nbytes=2 * qkv.nbytes)
 

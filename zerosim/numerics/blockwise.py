@@ -127,6 +127,10 @@ class BlockKernels:
             if not direct:
                 cast_block(result, here, self.scratch_memory)
 
+    def uploaded(self, x: Array) -> Array:
+        """x where these kernels compute, bit for bit: here."""
+        return x
+
     def room(self, name: str, shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """The scratch memory of that name, not initialized, as an array of this shape."""
         if isinstance(shape, int):
@@ -215,8 +219,8 @@ class BlockKernels:
         np.copyto(s[..., -len(future) :], -np.inf, where=future)
 
     def row_blocks(self, x: Array) -> Iterator[slice]:
-        """The rows of x (M, C) that are taken together: at most BLOCK elements, but at least one row."""
-        return spans(len(x), max(1, self.BLOCK // max(1, x.shape[1])))
+        """The rows of x (M, …) that are taken together: at most BLOCK elements, but at least one row."""
+        return spans(len(x), max(1, self.BLOCK // max(1, prod(x.shape[1:]))))
 
     def row_sums(self, x: Array, work: np.dtype[Any] | None = None) -> Array:
         """The sums along the last axis of x (..., n), in the type ``work``, x's if it is None; a row's sum depends on

@@ -2,7 +2,12 @@
 
 import errno
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+UNFINISHED = ".unfinished"
 
 
 def write_whole(path: Path, content: bytes) -> Path:
@@ -34,3 +39,31 @@ def write_or_refuse(path: Path, content: bytes, asked: str) -> Path:
     except OSError as error:
         raise ValueError(f"asked to {asked} {str(path)!r}, but: {error.strerror}; name a file that can be written"
                          ) from None
+
+
+def write_durably(path: Path, parts: Iterable[Any]) -> None:
+    """Writes a file of bytes so that after a crash, of the machine too, all of it is there, or what was there before.
+
+    It grows under another name, is brought to the disk, and is renamed. Raises OSError, with the file's name, for what
+    cannot be written; then nothing of it stays.
+    """
+    unfinished = path.with_name(f".{path.name}{UNFINISHED}")
+    try:
+        with unfinished.open("wb", buffering=0) as file:  # so that an error comes where it belongs
+            for part in parts:
+                left = memoryview(part)
+                while left:
+                    left = left[file.write(left):]
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError as error:  # of a disk that is full it says no name
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        with suppress(OSError):  # as of a folder that there is not, which the first line has said
+            unfinished.unlink(missing_ok=True)
+    if os.name == "posix":  # elsewhere a folder cannot be opened
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

@@ -215,7 +215,8 @@ class NumpyKernels(BlockKernels):
 
     relu, relu_gradient = quiet(layer_kernels.relu), staticmethod(layer_kernels.relu_gradient)
     gelu, gelu_gradient = quiet(layer_kernels.gelu), quiet(layer_kernels.gelu_gradient)
-    drop = quiet(layer_kernels.drop)
+    swiglu, swiglu_gradient = quiet(layer_kernels.swiglu), quiet(layer_kernels.swiglu_gradient)
+    drop, rotate = quiet(layer_kernels.drop), quiet(layer_kernels.rotate)
     attend, attend_gradient = quiet(layer_kernels.attend), quiet(layer_kernels.attend_gradient)
     attend_tiled, attend_tiled_gradient = quiet(layer_kernels.attend_tiled), quiet(layer_kernels.attend_tiled_gradient)
     normalize_rows, scale_rows = quiet(layer_kernels.normalize_rows), quiet(layer_kernels.scale_rows)
@@ -245,10 +246,6 @@ class NumpyKernels(BlockKernels):
     def serving(self, x: Array) -> NumpyKernels:
         """The kernels that compute with x: these."""
         return self
-
-    def uploaded(self, x: Array) -> Array:
-        """x where these kernels compute, bit for bit: here."""
-        return x
 
     # --- casts ----------------------------------------------------------------------------------------------
 

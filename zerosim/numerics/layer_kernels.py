@@ -5,7 +5,8 @@ user's np.errstate out. Everything is computed in float32 (float64 where an arra
 An element's or a row's result depends on that element or row alone, not on the block that it is in. Attention,
 normalization and the sums of softmax's losses are written in what `k` offers, so that they compute on a device too.
 
-Legend: n elements of any shape; M rows, C columns, V classes; B batch, T tokens, H heads of D channels, C = H·D.
+Legend: n elements of any shape; M rows, C columns, V classes; B batch, T tokens, H heads of D channels, C = H·D. Keys
+and values have K channels, C where each head has its own, else a divisor of it: as many heads share one of them.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ _Function = Callable[..., None]  # (scratch, x, ..., result): blocks of one type
 _SLOPE = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715
 _TANH_SATURATED = 10.0  # beyond it the tanh is exactly -1 or 1, in float64 too
+_SIGMOID_SATURATED = 1000.0  # beyond it the sigmoid is exactly 0 or 1, in float64 too
 _DENSITY = 1 / math.sqrt(2 * math.pi)
 
 
@@ -151,6 +153,29 @@ def gelu_gradient(k: BlockKernels, x: Array, dy: Array, out: Array, *, exact: bo
         _multiply_by(k, _values(function, x.dtype), x, dy, out)
     else:
         k.run_blocks(partial(_times_slope, function), [x, dy], out, with_scratch=True)
+
+
+def swiglu(k: BlockKernels, h: Array, out: Array) -> None:
+    """out (M, F) = silu(gate)·up, silu(x) = x/(1 + e⁻ˣ); gate and up lie side by side in h (M, 2F).
+
+    Source: Shazeer 2020 (arXiv:2002.05202), section 2.
+    """
+    gate, up = _halves(h)
+    for rows in k.row_blocks(h):
+        k.apply(_swiglu, [gate[rows], up[rows]], out[rows])
+
+
+def swiglu_gradient(k: BlockKernels, h: Array, dy: Array, out: Array) -> None:
+    """out (M, 2F): the gradient of gate, dy·up·silu'(gate), and that of up, dy·silu(gate), side by side; dy (M, F)."""
+    (gate, up), (d_gate, d_up) = _halves(h), _halves(out)
+    for rows in k.row_blocks(h):
+        k.apply(_swiglu_gate_gradient, [gate[rows], up[rows], dy[rows]], d_gate[rows])
+        k.apply(_swiglu, [gate[rows], dy[rows]], d_up[rows])
+
+
+def _halves(x: Array) -> tuple[Array, Array]:
+    middle = x.shape[-1] // 2
+    return x[..., :middle], x[..., middle:]
 
 
 def drop(k: BlockKernels, x: Array, draw: Callable[[slice], npt.NDArray[np.uint32]], threshold: int, factor: float,
@@ -264,6 +289,22 @@ def _tanh_term(x: Array, out: Array) -> Array:
     return np.tanh(out, out=out)
 
 
+def _swiglu(gate: Array, up: Array, y: Array) -> None:
+    clamped = np.maximum(gate, -_SIGMOID_SATURATED)
+    np.divide(clamped, np.add(np.exp(np.multiply(clamped, -1)), 1), out=y)
+    np.multiply(y, up, out=y)
+
+
+def _swiglu_gate_gradient(gate: Array, up: Array, dy: Array, result: Array) -> None:
+    """dy·up·s·(1 + x·(1 - s)), with s the sigmoid of the gate x."""
+    clamped = np.clip(gate, -_SIGMOID_SATURATED, _SIGMOID_SATURATED)
+    sigmoid = np.divide(1, np.add(np.exp(np.multiply(clamped, -1)), 1))
+    np.multiply(clamped, np.subtract(1, sigmoid), out=result)
+    np.add(result, 1, out=result)
+    np.multiply(result, sigmoid, out=result)
+    np.multiply(result, np.multiply(dy, up), out=result)
+
+
 def _gelu_exact(scratch: Scratch, x: Array, y: Array) -> None:
     distribution = _normal_distribution(scratch, x, y)
     np.maximum(x, -SATURATED, out=y)
@@ -294,23 +335,26 @@ def _normal_distribution(scratch: Scratch, x: Array, spare: Array) -> Array:
 
 
 # -- Causal attention --------------------------------------------------------------------------------------------------
-# P = softmax of QKᵀ/√D over the past, O = P V, and their gradients. R rows and S columns of a part of P. qkv (B, T, 3C)
-# has the queries, keys and values of all heads side by side. Scores and softmax are float32 and never rest; P is
-# rounded to the type that it rests in before it is multiplied by V, and so is dS before it is multiplied by Q and K, as
-# matrix units take them. Rows are taken in strips, so that little of what lies above the diagonal is computed;
-# sequences and heads are taken in groups, so that a strip of them lies in the cache. A head's results do not depend on
-# its group. `k` are the kernels that compute, NumPy's or a device's, whose numbers STRIP, TILE and GROUP are.
+# P = softmax of QKᵀ/√D over the past, O = P V, and their gradients. R rows and S columns of a part of P. qkv
+# (B, T, C + 2K) has the queries, keys and values of all heads side by side; heads that share keys and values are
+# neighbors, and see copies of these, whose gradients are added up in the order of the heads. Scores and softmax are
+# float32 and never rest; P is rounded to the type that it rests in before it is multiplied by V, and so is dS before it
+# is multiplied by Q and K, as matrix units take them. Rows are taken in strips, so that little of what lies above the
+# diagonal is computed; sequences and heads are taken in groups, so that a strip of them lies in the cache. A head's
+# results do not depend on its group. `k` are the kernels that compute, NumPy's or a device's, whose numbers STRIP, TILE
+# and GROUP are.
 # Sources: Vaswani et al. 2017, section 3.2.1; Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022
-# (FlashAttention), section 3.1 and appendix B, for the tiled form.
+# (FlashAttention), section 3.1 and appendix B, for the tiled form; Ainslie et al. 2023 (arXiv:2305.13245), section 2.2,
+# for shared keys and values.
 
 Part = tuple[slice, slice]  # of the sequences, and of the heads
 
 
 def attend(k: BlockKernels, qkv: Array, heads: int, p: Array | None, o: Array) -> None:
-    """o (B, T, C) from qkv (B, T, 3C); where it is to be saved, P (B, H, T, T) too, zeros above the diagonal."""
-    for part in _groups(qkv, heads, k.STRIP, k.GROUP):
-        query, key, value = _by_head(k, "qkv", qkv, heads, part, 3)
-        target = by_head(o, heads, 1)[0, *part]
+    """o (B, T, C) from qkv (B, T, C + 2K); where it is to be saved, P (B, H, T, T) too, zeros above the diagonal."""
+    for part in _groups(qkv, heads, o.shape[2], k.STRIP, k.GROUP):
+        query, key, value = _queries_keys_values(k, qkv, heads, o.shape[2], part)
+        target = by_head(o, heads)[part]
         wide = k.room_for("o", target, query.dtype)
         for rows in spans(qkv.shape[1], k.STRIP):
             s = _probabilities(k, query, key, rows, None if p is None else p[part], qkv.dtype)
@@ -320,12 +364,12 @@ def attend(k: BlockKernels, qkv: Array, heads: int, p: Array | None, o: Array) -
 
 def attend_gradient(k: BlockKernels, qkv: Array, heads: int, p: Array, do: Array, dqkv: Array, *,
                     again: bool = False) -> None:
-    """dqkv (B, T, 3C) from do (B, T, C) and P, which is read, or written ``again`` first, to the same bits."""
-    for part in _groups(qkv, heads, k.STRIP, k.GROUP):
-        query, key, value = _by_head(k, "qkv", qkv, heads, part, 3)
-        (g,) = _by_head(k, "do", do, heads, part, 1)
-        target = by_head(dqkv, heads, 3)[:, *part]
-        dq, dk, dv = wide = k.room_for("dqkv", target, query.dtype)
+    """dqkv (B, T, C + 2K) from do (B, T, C) and P, which is read, or written ``again`` first, to the same bits."""
+    for part in _groups(qkv, heads, do.shape[2], k.STRIP, k.GROUP):
+        query, key, value = _queries_keys_values(k, qkv, heads, do.shape[2], part)
+        g = k.wide("do", by_head(do, heads)[part], query.dtype)
+        targets = _parts_of(dqkv, heads, do.shape[2], part)
+        dq, dk, dv = wide = _room_for_gradients(k, targets, query)
         for rows in reversed([*spans(qkv.shape[1], k.STRIP)]):  # the last strip has all columns: others add to it
             past, last = slice(0, rows.stop), rows.stop == qkv.shape[1]
             if again:
@@ -337,7 +381,7 @@ def attend_gradient(k: BlockKernels, qkv: Array, heads: int, p: Array, do: Array
             k.xp.matmul(ds, key[:, :, past], out=dq[:, :, rows])
             _add_product(k, ds.swapaxes(2, 3), query[:, :, rows], dk[:, :, past], anew=last)
             _add_product(k, s.swapaxes(2, 3), g[:, :, rows], dv[:, :, past], anew=last)
-        k.settle(wide, target)
+        _settle_gradients(k, wide, targets)
 
 
 def _probabilities(k: BlockKernels, query: Array, key: Array, rows: slice, p: Array | None,
@@ -379,9 +423,9 @@ def _score_gradient(p: Array, dp: Array, dots: Array, scale: float, result: Arra
 
 def attend_tiled(k: BlockKernels, qkv: Array, heads: int, log_sums: Array, o: Array) -> None:
     """o (B, T, C) and the logs of the sums of each row's exponentials (B, H, T), tile by tile."""
-    for part in _groups(qkv, heads, k.TILE, k.GROUP):
-        query, key, value = _by_head(k, "qkv", qkv, heads, part, 3)
-        target = by_head(o, heads, 1)[0, *part]
+    for part in _groups(qkv, heads, o.shape[2], k.TILE, k.GROUP):
+        query, key, value = _queries_keys_values(k, qkv, heads, o.shape[2], part)
+        target = by_head(o, heads)[part]
         wide = k.room_for("o", target, query.dtype)
         for rows in spans(qkv.shape[1], k.TILE):
             _attend_row_of_tiles(k, query, key, value, rows, log_sums[part][:, :, rows], wide[:, :, rows], qkv.dtype)
@@ -413,13 +457,14 @@ def _attend_row_of_tiles(k: BlockKernels, query: Array, key: Array, value: Array
 
 def attend_tiled_gradient(k: BlockKernels, qkv: Array, heads: int, log_sums: Array, o: Array, do: Array,
                           dqkv: Array) -> None:
-    """dqkv (B, T, 3C), every tile of P computed again from the row's log-sum-exp; Σ dO·O stands for Σ P·dP."""
-    for part in _groups(qkv, heads, k.TILE, k.GROUP):
-        query, key, value = _by_head(k, "qkv", qkv, heads, part, 3)
-        (g,), (wide_o,) = _by_head(k, "do", do, heads, part, 1), _by_head(k, "saved o", o, heads, part, 1)
-        target = by_head(dqkv, heads, 3)[:, *part]
-        dq, dk, dv = wide = k.room_for("dqkv", target, query.dtype)
-        wide[...] = 0
+    """dqkv (B, T, C + 2K), every tile of P computed again from the row's log-sum-exp; Σ dO·O stands for Σ P·dP."""
+    for part in _groups(qkv, heads, o.shape[2], k.TILE, k.GROUP):
+        query, key, value = _queries_keys_values(k, qkv, heads, o.shape[2], part)
+        g, wide_o = (k.wide(name, by_head(x, heads)[part], query.dtype) for name, x in (("do", do), ("saved o", o)))
+        targets = _parts_of(dqkv, heads, o.shape[2], part)
+        dq, dk, dv = wide = _room_for_gradients(k, targets, query)
+        for gradient in wide:
+            gradient[...] = 0
         for rows in spans(qkv.shape[1], k.TILE):
             dots = k.row_products(g[:, :, rows], wide_o[:, :, rows])
             for columns in spans(rows.stop, k.TILE):
@@ -430,7 +475,7 @@ def attend_tiled_gradient(k: BlockKernels, qkv: Array, heads: int, log_sums: Arr
                 ds = _score_gradients(k, s, dp, dots, qkv.dtype, query)
                 _add_product(k, ds, key[:, :, columns], dq[:, :, rows])
                 _add_product(k, ds.swapaxes(2, 3), query[:, :, rows], dk[:, :, columns])
-        k.settle(wide, target)
+        _settle_gradients(k, wide, targets)
 
 
 # --- parts ----------------------------------------------------------------------------------------------
@@ -456,24 +501,66 @@ def _add_product(k: BlockKernels, a: Array, b: Array, total: Array, *, anew: boo
         k.apply(np.add, [total, k.xp.matmul(a, b, out=k.room("product", total.shape, total.dtype))], total)
 
 
-def _by_head(k: BlockKernels, name: str, x: Array, heads: int, part: Part, parts: int) -> Array:
-    """Some sequences and heads of x (B, T, parts·C), wide, by head: (parts, b, h, T, D)."""
-    return k.wide(name, by_head(x, heads, parts)[:, *part], work_type(x))
+def _queries_keys_values(k: BlockKernels, qkv: Array, heads: int, channels: int, part: Part) -> list[Array]:
+    """Queries, keys and values of some sequences and heads, wide, each (b, h, T, D): a copy for each head that shares
+    them."""
+    query, *shared = (k.wide(name, x, work_type(qkv)) for name, x in zip(
+        ("queries", "keys", "values"), _parts_of(qkv, heads, channels, part), strict=True))
+    return [query, *(_copied(k, name, x, query.shape) for name, x in zip(("all keys", "all values"), shared,
+                                                                        strict=True))]
 
 
-def _groups(qkv: Array, heads: int, rows: int, elements: int) -> Iterator[Part]:
-    """The sequences and heads of qkv (B, T, 3C) that are taken together: whole sequences where they fit."""
-    batch, tokens, channels = qkv.shape
-    per_head = tokens * max(min(rows, tokens), channels // (3 * heads), 1)
+def _copied(k: BlockKernels, name: str, x: Array, shape: tuple[int, ...]) -> Array:
+    """x (b, h_kv, T, D) for every head (b, h, T, D): itself where no head shares it."""
+    if x.shape == shape:
+        return x
+    copies = k.room(name, (*x.shape[:2], shape[1] // x.shape[1], *x.shape[2:]), x.dtype)
+    copies[...] = x[:, :, None]
+    return copies.reshape(shape)
+
+
+def _room_for_gradients(k: BlockKernels, targets: list[Array], query: Array) -> list[Array]:
+    """Memory in which the gradients of queries, keys and values are computed, each (b, h, T, D)."""
+    return [k.room_for(name, x, query.dtype) if x.shape == query.shape else k.room(name, query.shape, query.dtype)
+            for name, x in zip(("dq", "dk", "dv"), targets, strict=True)]
+
+
+def _settle_gradients(k: BlockKernels, wide: list[Array], targets: list[Array]) -> None:
+    """Rounds each gradient into its place, those of shared keys and values after they are added up."""
+    for x, target in zip(wide, targets, strict=True):
+        if x.shape != target.shape:
+            of_heads = x.reshape(*target.shape[:2], -1, *target.shape[2:])
+            x = k.room("of all heads", target.shape, x.dtype)
+            k.apply(np.add, [of_heads[:, :, 0], of_heads[:, :, 1]], x)
+            for head in range(2, of_heads.shape[2]):
+                k.apply(np.add, [x, of_heads[:, :, head]], x)
+        k.settle(x, target)
+
+
+def _groups(qkv: Array, heads: int, channels: int, rows: int, elements: int) -> Iterator[Part]:
+    """The sequences and heads of qkv that are taken together: whole sequences where they fit, and all heads that share
+    keys and values."""
+    batch, tokens, width = qkv.shape
+    sharing = 2 * channels // max(1, width - channels)
+    per_head = tokens * max(min(rows, tokens), channels // heads, 1)
     at_once = max(1, elements // max(1, per_head))
     for sequences in spans(batch, max(1, at_once // heads)):
-        for some in spans(heads, min(heads, at_once)):
+        for some in spans(heads, min(heads, max(1, at_once // sharing) * sharing)):
             yield sequences, some
 
 
-def by_head(x: Array, heads: int, parts: int) -> Array:
-    """x (B, T, parts·C) as (parts, B, H, T, D), a view where x is contiguous."""
-    return x.reshape(*x.shape[:2], parts, heads, -1).transpose(2, 0, 3, 1, 4)
+def _parts_of(qkv: Array, heads: int, channels: int, part: Part) -> list[Array]:
+    """Views of some heads of qkv (B, T, C + 2K): queries (b, h, T, D), keys and values (b, h_kv, T, D)."""
+    (sequences, some), every = part, by_head(qkv, qkv.shape[2] * heads // channels)
+    found, shared = [every[sequences, some]], (every.shape[1] - heads) // 2
+    for first in (heads, heads + shared):
+        found.append(every[sequences, first + some.start * shared // heads : first + some.stop * shared // heads])
+    return found
+
+
+def by_head(x: Array, heads: int) -> Array:
+    """x (B, T, heads·D) as (B, heads, T, D), a view where x is contiguous."""
+    return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
 
 
 @cache
@@ -498,23 +585,60 @@ def _log_of_sum(total: Array, top: Array, result: Array) -> None:
     np.add(top, np.log(total), out=result)
 
 
+# -- Rotary positions --------------------------------------------------------------------------------------------------
+# Channels i and i + D/2 of a head are a point in a plane, which is turned by an angle of t·base^(-2i/D) at place t.
+# Source: Su et al. 2021 (RoFormer, arXiv:2104.09864), section 3.4.2; its pairs are neighbors, these lie half a head
+# apart, as in GPT-NeoX and in the checkpoints of the `transformers` library.
+
+
+def rotate(k: BlockKernels, x: Array, heads: int, width: int, base: float, *, back: bool = False) -> None:
+    """Turns the first ``heads`` heads of ``width`` channels each of x (B, T, …) in place; ``back``: the other way."""
+    sign, work = -1.0 if back else 1.0, work_type(x)
+    table = [PerColumn(k.uploaded(part.astype(work))) for part in angles(x.shape[1], width, base)]
+    for sequence in x.reshape(*x.shape[:2], -1, width)[:, :, :heads]:
+        first, second = _halves(sequence.transpose(1, 0, 2))  # (heads, T, D/2)
+        result = k.room("turned", first.shape, work)
+        k.apply(_turned, [first, second, *table, sign], result)
+        k.apply(_turned, [second, first, *table, -sign], second, work)
+        k.settle(result, first)
+
+
+@cache
+def angles(tokens: int, width: int, base: float) -> tuple[Array, Array]:
+    """Cosines and sines of the angles of all places and planes (T, D/2), float64."""
+    turns = np.outer(np.arange(tokens), base ** (-np.arange(0, width, 2) / width))
+    return np.cos(turns), np.sin(turns)
+
+
+def _turned(x: Array, y: Array, cosine: Array, sine: Array, sign: float, result: Array) -> None:
+    """x·cosine - sign·y·sine."""
+    product = np.multiply(np.multiply(y, sine), sign)
+    np.multiply(x, cosine, out=result)
+    np.subtract(result, product, out=result)
+
+
 # -- Rows: normalization, tables, losses of softmax --------------------------------------------------------------------
 # Sums over rows are added block by block, from the first row on.
 
 Tokens = npt.NDArray[np.integer]
 
 
-def normalize_rows(k: BlockKernels, x: Array, w: Array, b: Array, epsilon: float, mean: Array, rstd: Array,
-                   y: Array) -> None:
-    """y = (x - mean)·rstd·w + b, x and y (M, C), w and b (C,); writes mean and rstd = 1/√(variance + ε) (M,)."""
-    work, columns = work_type(x), x.shape[1]
+def normalize_rows(k: BlockKernels, x: Array, w: Array, b: Array | None, epsilon: float, mean: Array | None,
+                   rstd: Array, y: Array) -> None:
+    """y = (x - mean)·rstd·w + b, x and y (M, C), w and b (C,); writes mean and rstd = 1/√(variance + ε) (M,).
+
+    Without b and mean, RMSNorm's: y = x·rstd·w and rstd = 1/√(mean square + ε). Rows may be parts of rows: x (M, H, D)
+    with w (D,) and statistics (M, H).
+    """
+    work, columns = work_type(x), x.shape[-1]
     for rows in k.row_blocks(x):
-        wide = k.wide("rows", x[rows], work)
-        k.apply(np.divide, [k.row_sums(wide), columns], mean[rows])
-        centered = k.room("centered", wide.shape, work)
-        k.apply(np.subtract, [wide, PerRow(mean[rows])], centered)
+        centered = wide = k.wide("rows", x[rows], work)
+        if mean is not None:
+            k.apply(np.divide, [k.row_sums(wide), columns], mean[rows])
+            centered = k.room("centered", wide.shape, work)
+            k.apply(np.subtract, [wide, PerRow(mean[rows])], centered)
         k.apply(_reciprocal_deviation, [k.row_products(centered, centered), columns, epsilon], rstd[rows])
-        scale_rows(k, wide, w, b, mean[rows], rstd[rows], y[rows])
+        scale_rows(k, wide, w, b, None if mean is None else mean[rows], rstd[rows], y[rows])
 
 
 def _reciprocal_deviation(squares: Array, columns: int, epsilon: float, result: Array) -> None:
@@ -523,11 +647,17 @@ def _reciprocal_deviation(squares: Array, columns: int, epsilon: float, result: 
     np.divide(1, np.sqrt(result, out=result), out=result)
 
 
-def scale_rows(k: BlockKernels, x: Array, w: Array, b: Array, mean: Array, rstd: Array, y: Array) -> None:
+def scale_rows(k: BlockKernels, x: Array, w: Array, b: Array | None, mean: Array | None, rstd: Array,
+               y: Array) -> None:
     """y as `normalize_rows` computes it, from the statistics that it wrote: the same bits."""
     for rows in k.row_blocks(x):
-        statistics = PerRow(mean[rows]), PerRow(rstd[rows])
-        k.apply(_scaled, [x[rows], *statistics, PerColumn(w), PerColumn(b)], y[rows], work_type(x))
+        columns = [PerColumn(one) for one in (w, b) if one is not None]
+        k.apply(_scaled_rms if mean is None else _scaled, [x[rows], *_statistics(mean, rstd, rows), *columns], y[rows],
+                work_type(x))
+
+
+def _statistics(mean: Array | None, rstd: Array, rows: slice) -> list[PerRow]:
+    return [PerRow(one[rows]) for one in (mean, rstd) if one is not None]
 
 
 def _scaled(x: Array, mean: Array, rstd: Array, w: Array, b: Array, result: Array) -> None:
@@ -536,26 +666,39 @@ def _scaled(x: Array, mean: Array, rstd: Array, w: Array, b: Array, result: Arra
     result += b
 
 
-def normalize_rows_gradient(k: BlockKernels, x: Array, w: Array, mean: Array, rstd: Array, dy: Array, dx: Array,
-                            dw: Array, db: Array) -> None:
-    """dx = (dŷ - mean(dŷ) - x̂·mean(dŷ·x̂))·rstd with dŷ = dy·w; dw = Σ_M dy·x̂, db = Σ_M dy."""
-    work, columns = work_type(x, dy), x.shape[1]
+def _scaled_rms(x: Array, rstd: Array, w: Array, result: Array) -> None:
+    np.multiply(x, rstd, out=result)
+    result *= w
+
+
+def normalize_rows_gradient(k: BlockKernels, x: Array, w: Array, mean: Array | None, rstd: Array, dy: Array, dx: Array,
+                            dw: Array, db: Array | None) -> None:
+    """dx = (dŷ - mean(dŷ) - x̂·mean(dŷ·x̂))·rstd with dŷ = dy·w; dw = Σ_M dy·x̂, db = Σ_M dy.
+
+    Without mean and db, RMSNorm's: dx = (dŷ - x̂·mean(dŷ·x̂))·rstd.
+    """
+    work, columns = work_type(x, dy), x.shape[-1]
     sums = k.room("row sums", (2, columns), work)
     sums[...] = 0
     for rows in k.row_blocks(x):
-        statistics = PerRow(mean[rows]), PerRow(rstd[rows])
+        statistics = _statistics(mean, rstd, rows)
         normal, gradient = (k.room(name, x[rows].shape, work) for name in ("centered", "gradient"))
         wide_dy = k.wide("dy", dy[rows], work)
-        k.apply(_normal, [x[rows], *statistics], normal)
+        k.apply(np.multiply if mean is None else _normal, [x[rows], *statistics], normal)
         k.apply(np.multiply, [wide_dy, normal], gradient)
-        k.add_column_sums(gradient, sums[0])
-        k.add_column_sums(wide_dy, sums[1])
+        k.add_column_sums(gradient.reshape(-1, columns), sums[0])
+        if db is not None:
+            k.add_column_sums(wide_dy, sums[1])
         k.apply(np.multiply, [wide_dy, PerColumn(w)], gradient)
-        along, shift = k.row_products(gradient, normal), k.row_sums(gradient)
-        k.apply(_through_normal, [gradient, normal, PerRow(along), PerRow(shift), statistics[1], columns], dx[rows],
-                work)
+        along = PerRow(k.row_products(gradient, normal))
+        if mean is None:
+            k.apply(_through_rms, [gradient, normal, along, statistics[0], columns], dx[rows], work)
+        else:
+            shift = PerRow(k.row_sums(gradient))
+            k.apply(_through_normal, [gradient, normal, along, shift, statistics[1], columns], dx[rows], work)
     k.settle(sums[0], dw)
-    k.settle(sums[1], db)
+    if db is not None:
+        k.settle(sums[1], db)
 
 
 def _through_normal(gradient: Array, normal: Array, along: Array, shift: Array, rstd: Array, columns: int,
@@ -563,6 +706,12 @@ def _through_normal(gradient: Array, normal: Array, along: Array, shift: Array, 
     np.multiply(normal, np.divide(along, columns), out=result)
     np.subtract(gradient, result, out=result)
     result -= np.divide(shift, columns)
+    result *= rstd
+
+
+def _through_rms(gradient: Array, normal: Array, along: Array, rstd: Array, columns: int, result: Array) -> None:
+    np.multiply(normal, np.divide(along, columns), out=result)
+    np.subtract(gradient, result, out=result)
     result *= rstd
 
 

@@ -6,7 +6,9 @@ block; F are the channels inside the feed-forward network, 4d in a plain block. 
 
 Of each block backward needs the input of every linear layer, of every LayerNorm and of the GELU, the output of the
 softmax, and Q, K and V. The outputs of the LayerNorms are not kept: they are computed again from the kept inputs. A
-gated feed-forward network keeps both factors' linear outputs and their product, and makes the gate's SiLU again.
+gated feed-forward network keeps both factors' linear outputs and their product, and makes the gate's SiLU again. Rotary
+positions turn queries and keys where they are. Where each head's queries and keys have a norm, Q, K and V are kept as
+they were before it, with a number for each head, and both are made again.
 
 Sources: Korthikanti et al. 2022, "Reducing activation recomputation" (arXiv:2205.05198), section 4.1 (what a block
 keeps), section 5 (selective); Chen et al. 2016 (arXiv:1604.06174), section 3 (segments); Dao et al. 2022,
@@ -31,6 +33,7 @@ class Block:
 
     `itemsize` is the bytes of an element at rest. The others are 0 in a plain block, and are then d, d and 4d: channels
     of all queries, of all keys (of all values too), and of the feed-forward network's inside, which may be `gated`.
+    `rms`: RMSNorm, with one number of each token, not LayerNorm's two. `head_norms`: of each head's query and key too.
     Raises ValueError for counts below one, and for heads that do not divide the channels of the queries.
     """
 
@@ -43,6 +46,8 @@ class Block:
     key_channels: int = 0
     feed_forward: int = 0
     gated: bool = False
+    rms: bool = False
+    head_norms: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch", "tokens", "channels", "heads", "itemsize"):
@@ -56,9 +61,11 @@ class Block:
 
     @property
     def is_plain(self) -> bool:
-        """True where queries, keys and values have d channels each, and the feed-forward network 4d and no gate."""
+        """True where queries, keys and values have d channels each, the feed-forward network 4d and no gate, and norms
+        are LayerNorms."""
         plain = (self.channels, self.channels, 4 * self.channels, False)
-        return (self.query_channels, self.key_channels, self.feed_forward, self.gated) == plain
+        widths = (self.query_channels, self.key_channels, self.feed_forward, self.gated)
+        return widths == plain and not (self.rms or self.head_norms)
 
     @property
     def positions(self) -> int:
@@ -69,6 +76,16 @@ class Block:
     def stream(self) -> int:
         """B·L·d: elements of what flows from block to block."""
         return self.positions * self.channels
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys, and of values."""
+        return self.heads * self.key_channels // self.query_channels
+
+    @property
+    def norm_statistics(self) -> int:
+        """Numbers of fp32 that a norm keeps of all tokens: mean and 1/σ, or RMSNorm's one."""
+        return (2 - self.rms) * self.positions
 
     @property
     def square(self) -> int:
@@ -90,8 +107,9 @@ ELEMENTS: Mapping[str, Callable[[Block], int]] = {
     "post-GELU": lambda block: block.positions * block.feed_forward,
 }
 STATISTICS: Mapping[str, Callable[[Block], int]] = {
-    "LayerNorm 1 statistics": lambda block: 2 * block.positions,  # mean and 1/σ of each token
-    "LayerNorm 2 statistics": lambda block: 2 * block.positions,
+    "LayerNorm 1 statistics": lambda block: block.norm_statistics,
+    "head norm statistics": lambda block: block.head_norms * block.positions * (block.heads + block.key_heads),
+    "LayerNorm 2 statistics": lambda block: block.norm_statistics,
     "log-sum-exp": lambda block: block.positions * block.heads,
 }
 
@@ -104,7 +122,7 @@ class Inside:
     again: tuple[tuple[str, ...], ...] = ()
 
 
-_ATTENTION = ("LayerNorm 1 statistics", "QKV", "probabilities", "attention output")
+_ATTENTION = ("LayerNorm 1 statistics", "QKV", "head norm statistics", "probabilities", "attention output")
 _FEED_FORWARD = ("LayerNorm 2 statistics", "pre-GELU", "post-GELU")
 _ALL = ("LayerNorm 1 input", *_ATTENTION, "LayerNorm 2 input", *_FEED_FORWARD)
 _ALL_BUT_PROBABILITIES = tuple(name for name in _ALL if name != "probabilities")
@@ -145,7 +163,8 @@ def tensors(block: Block, policy: str = "none") -> dict[str, Kept]:
 
     Raises ValueError for a text that names no policy.
     """
-    return {name: _total(block, [name]) for name in INSIDE[Recompute.parse(policy).inside].kept}
+    every = {name: _total(block, [name]) for name in INSIDE[Recompute.parse(policy).inside].kept}
+    return {name: kept for name, kept in every.items() if kept.nbytes}  # norms of heads few models have
 
 
 def kept(block: Block, policy: str = "none") -> Kept:
@@ -260,7 +279,8 @@ class ActivationSnapshot:
 class HalfBlock:
     """Half a block in bytes: its input, what its first linear layer makes, what its last one takes, the statistics.
 
-    `square` are the probabilities, `log_sums` attention's log-sum-exps.
+    `square` are the probabilities, `log_sums` attention's log-sum-exps; `normed` the copy of the opening in which heads
+    are normed, `head_statistics` what is kept of it.
     """
 
     name: str
@@ -270,10 +290,12 @@ class HalfBlock:
     statistics: int
     square: int = 0
     log_sums: int = 0
+    normed: int = 0
+    head_statistics: int = 0
 
     def middle(self, inside: str) -> int:
-        """Bytes that the middle makes beside its output, and keeps: probabilities, log-sum-exps or nothing."""
-        return {"all": self.square, "tiled": self.log_sums}.get(inside, 0)
+        """Bytes that the middle makes beside its output, and keeps: probabilities, log-sum-exps, heads' statistics."""
+        return {"all": self.square, "tiled": self.log_sums}.get(inside, 0) + self.head_statistics
 
     def kept(self, inside: str) -> int:
         """Bytes that the part keeps, its input included."""
@@ -284,7 +306,7 @@ class HalfBlock:
         """Step by step what has been made and is held, up to the input of the last linear layer."""
         yield "LayerNorm", self.stream + self.statistics
         yield "opening", self.stream + self.statistics + self.opening
-        yield "middle", self.statistics + self.opening + self.closing + self.middle(inside)
+        yield "middle", self.statistics + self.opening + self.closing + self.middle(inside) + self.normed
 
     def forward(self, inside: str, *, dropout: bool) -> Iterator[tuple[str, int]]:
         """Step by step what has been made and is held, beside the part's input."""
@@ -308,7 +330,7 @@ class HalfBlock:
         if inside != "tiled" or not self.log_sums:  # tiled attention reads its own output, the closing's input, again
             kept -= self.closing
         again = self.square if inside == "selective" else 0
-        yield "middle", kept + again, d + self.closing + self.opening
+        yield "middle", kept + again + self.normed, d + self.closing + self.opening
         rest = d + self.statistics
         yield "LayerNorm output", rest + d, d + self.opening
         yield "opening", rest + d, d + self.opening + d
@@ -321,7 +343,8 @@ def parts_of(block: Block) -> tuple[HalfBlock, HalfBlock]:
         return _total(block, [name]).nbytes
 
     return (HalfBlock("attention", nbytes("LayerNorm 1 input"), nbytes("QKV"), nbytes("attention output"),
-                      nbytes("LayerNorm 1 statistics"), nbytes("probabilities"), nbytes("log-sum-exp")),
+                      nbytes("LayerNorm 1 statistics"), nbytes("probabilities"), nbytes("log-sum-exp"),
+                      nbytes("QKV") * block.head_norms, nbytes("head norm statistics")),
             HalfBlock("ffn", nbytes("LayerNorm 2 input"), nbytes("pre-GELU"), nbytes("post-GELU"),
                       nbytes("LayerNorm 2 statistics")))
 
@@ -346,7 +369,7 @@ def _fullest_of_one(block: Block, blocks: int, vocabulary: int, policy: str) -> 
 def snapshots(block: Block, blocks: int, vocabulary: int, policy: str = "none", *, dropout: bool = False,
               output_itemsize: int | None = None, parts_per_unit: int = 2,
               between: bool = False) -> list[ActivationSnapshot]:
-    """Every moment of one micro-batch of a GPT: the units forward, the loss, the units backward.
+    """Every moment of one micro-batch of a decoder: the units forward, the loss, the units backward.
 
     `parts_per_unit` is 2 where a unit is a block, 1 where it is half a block, 2k where k blocks are joined;
     `output_itemsize` that of the logits, where it is not the block's. Segments are of units, the embedding the first.
@@ -365,7 +388,7 @@ def snapshots(block: Block, blocks: int, vocabulary: int, policy: str = "none", 
     recompute = Recompute.parse(policy)
     walk = Walk(units, block.stream * block.itemsize, logits * (output_itemsize or block.itemsize),
                 0 if output_itemsize in (None, block.itemsize) else logits * block.itemsize,
-                block.positions * FP32_NBYTES, recompute.inside, dropout)
+                block.positions * FP32_NBYTES, block.norm_statistics * FP32_NBYTES, recompute.inside, dropout)
     return [one for one in walk.micro_batch(recompute.units_per_segment) if between or one.step != BETWEEN]
 
 
@@ -387,7 +410,8 @@ class Walk:
     """A model's units on their way forward and back, and what rests between two units, in bytes.
 
     `units` are the parts of each, none for the embedding and the head; `stream` is what flows between them, `cast` the
-    gradient of the logits in the compute format where that is another, `row` one number of fp32 for each token.
+    gradient of the logits in the compute format where that is another, `row` one number of fp32 for each token,
+    `statistics` those of the head's norm.
     """
 
     units: list[list[HalfBlock]]
@@ -395,6 +419,7 @@ class Walk:
     logits: int
     cast: int
     row: int
+    statistics: int
     inside: str
     dropout: bool
     activation: int = 0
@@ -451,8 +476,8 @@ class Walk:
         if unit == 0:
             yield self._snapshot(phase, unit, "embedding", (2 if self.dropout else 1) * self.stream)
         elif last:
-            yield self._snapshot(phase, unit, "logits", self.stream + 2 * self.row + self.logits)
-            self.activation += 2 * self.row if keep else 0
+            yield self._snapshot(phase, unit, "logits", self.stream + self.statistics + self.logits)
+            self.activation += self.statistics if keep else 0
         for part in self.units[unit]:
             for step, made in part.forward(self.inside, dropout=self.dropout):
                 yield self._snapshot(phase, unit, f"{part.name} {step}", made)
@@ -474,7 +499,7 @@ class Walk:
             yield self._snapshot("backward", unit, "LayerNorm output", self.stream, self.cast)
             yield self._snapshot("backward", unit, "logits", self.stream, self.cast + self.stream)
             yield self._snapshot("backward", unit, "LayerNorm", 0, 2 * self.stream)
-            self.activation -= 2 * self.row
+            self.activation -= self.statistics
         for index, part in enumerate(reversed(self.units[unit])):
             kept, own = part.kept(self.inside), self.stream if index == 0 else 0
             for step, activation, gradient in part.backward(self.inside, dropout=self.dropout):

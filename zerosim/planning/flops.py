@@ -74,7 +74,7 @@ def forward(block: Block) -> dict[str, int]:
     >>> sum(forward(Block(1, 2, 6, 3)).values()) > matmul_flops(Block(1, 2, 6, 3))
     True
 
-    Raises ValueError for a block that is not plain: what its elementwise functions cost, no layer has noted.
+    Raises ValueError for a block that is not plain, whose elementwise functions are not counted here.
     """
     refuse_unless_plain(block, "the count of every step's operations", "take matmul_flops")
     products, stream = matmuls(block), block.stream

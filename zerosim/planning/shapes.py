@@ -58,9 +58,10 @@ class Transformer:
 
     `head_channels` 0 is d/H, `key_value_heads` 0 is H, `feed_forward` 0 is 4d. `positions` are learned ones (0: none,
     or not learned), `biases` the linear layers that have one. `layer_norm`: weight and bias; else RMSNorm, a weight.
-    `fused_qkv`: one matrix makes queries, keys and values. `head_norms`: RMSNorm of each head's query and key.
-    `encoder_blocks` above 0 makes the n blocks a decoder that attends to an encoder of so many; `relative_buckets` are
-    T5's learned position biases. `tokens` is the longest sequence of the pretrained model (0: not said).
+    `fused`: one matrix makes queries, keys and values, and one a gate and what it gates. `head_norms`: RMSNorm of each
+    head's query and key. `encoder_blocks` above 0 makes the n blocks a decoder that attends to an encoder of so many;
+    `relative_buckets` are T5's learned position biases. `tokens` is the longest sequence of the pretrained model; 0
+    does not say.
 
     Raises ValueError for counts that are no whole numbers or too small, for heads that do not divide the channels, and
     for key and value heads that do not divide the heads.
@@ -78,7 +79,7 @@ class Transformer:
     layer_norm: bool = True
     gated: bool = False
     tied: bool = True
-    fused_qkv: bool = False
+    fused: bool = False
     embedding_norm: bool = False
     head_norms: bool = False
     encoder_blocks: int = 0
@@ -126,7 +127,8 @@ class Transformer:
                              f"{self.encoder_blocks} blocks of encoder beside {self.blocks} of decoder; its states and "
                              "its traffic are counted")
         return Block(batch, tokens, self.channels, self.heads, itemsize, query_channels=self.query_channels,
-                     key_channels=self.key_channels, feed_forward=self.feed_forward, gated=self.gated)
+                     key_channels=self.key_channels, feed_forward=self.feed_forward, gated=self.gated,
+                     rms=not self.layer_norm, head_norms=self.head_norms)
 
 
 @dataclass(frozen=True)  # no slots: as UnitShape
@@ -173,7 +175,7 @@ class ModelShape:
 def model_of(name: str, transformer: Transformer) -> ModelShape:
     """The units of a transformer: the embedding, the blocks (an encoder's first), the head.
 
-    >>> gpt2 = model_of("gpt2", Transformer(768, 12, 12, 50257, positions=1024, fused_qkv=True))
+    >>> gpt2 = model_of("gpt2", Transformer(768, 12, 12, 50257, positions=1024, fused=True))
     >>> gpt2.parameters, gpt2.units[1].parameters, gpt2.tied
     (124439808, 7087872, ((13, 0),))
 
@@ -252,7 +254,7 @@ def _blocks(of: Transformer) -> Iterator[UnitShape]:
 def _attention(of: Transformer, name: str, *, relative: bool) -> Iterator[TensorShape]:
     yield from _norm(of, f"{name}.ln")
     widths = {"q": of.query_channels, "k": of.key_channels, "v": of.key_channels}
-    for layer, width in {"qkv": sum(widths.values())}.items() if of.fused_qkv else widths.items():
+    for layer, width in {"qkv": sum(widths.values())}.items() if of.fused else widths.items():
         yield from _linear(of, f"{name}.{layer}", (of.channels, width), "qkv")
     if of.head_norms:
         yield from (TensorShape(f"{name}.{part}_norm.weight", (of.head_channels,)) for part in "qk")
@@ -263,8 +265,9 @@ def _attention(of: Transformer, name: str, *, relative: bool) -> Iterator[Tensor
 
 def _feed_forward(of: Transformer, name: str) -> Iterator[TensorShape]:
     yield from _norm(of, f"{name}.ln")
-    for layer in ("gate", "up") if of.gated else ("up",):
-        yield from _linear(of, f"{name}.{layer}", (of.channels, of.feed_forward), "feed_forward")
+    widths = {"gate": of.feed_forward, "up": of.feed_forward} if of.gated else {"up": of.feed_forward}
+    for layer, width in {"_".join(widths): sum(widths.values())}.items() if of.fused else widths.items():
+        yield from _linear(of, f"{name}.{layer}", (of.channels, width), "feed_forward")
     yield from _linear(of, f"{name}.down", (of.feed_forward, of.channels), "feed_forward")
 
 
@@ -290,7 +293,7 @@ MEGATRON_VOCABULARY = 51_200  # GPT-2's, padded to a multiple of 1024
 def gpt(channels: int, blocks: int, heads: int, vocabulary: int = GPT2_VOCABULARY, positions: int = 1024,
         **others: Any) -> Transformer:
     """A GPT: learned positions, LayerNorm, biases everywhere, tied. Source: Radford et al. 2019, section 2.3."""
-    return Transformer(channels, blocks, heads, vocabulary, positions=positions, fused_qkv=True, tokens=positions,
+    return Transformer(channels, blocks, heads, vocabulary, positions=positions, fused=True, tokens=positions,
                        **others)
 
 
@@ -303,7 +306,7 @@ def opt(channels: int, blocks: int, heads: int, vocabulary: int = 50_272, tokens
 def bloom(channels: int, blocks: int, heads: int, vocabulary: int = 250_880, tokens: int = 2048,
           **others: Any) -> Transformer:
     """A BLOOM: ALiBi, a LayerNorm after the embedding, tied. Source: BigScience 2022, table 3 and section 3.2."""
-    return Transformer(channels, blocks, heads, vocabulary, fused_qkv=True, embedding_norm=True, tokens=tokens,
+    return Transformer(channels, blocks, heads, vocabulary, fused=True, embedding_norm=True, tokens=tokens,
                        **others)
 
 

@@ -1,6 +1,8 @@
 """ZeRO: where parameters, gradients and optimizer state rest, and how a training step moves them."""
 
+from zerosim.zero.checkpoint import CheckpointError, Restored
 from zerosim.zero.engine import Engine
+from zerosim.zero.hub_weights import export_weights
 from zerosim.zero.layout import Layout, lay_out, layout_of
 from zerosim.zero.param_group import Group, ParamGroup
 from zerosim.zero.placements import PARTIAL, REPLICATED, SHARDED, STAGES, Placement, Stage, redistribute
@@ -11,13 +13,16 @@ __all__ = [
     "REPLICATED",
     "SHARDED",
     "STAGES",
+    "CheckpointError",
     "Engine",
     "Group",
     "Layout",
     "ParamGroup",
     "Placement",
+    "Restored",
     "Stage",
     "StepResult",
+    "export_weights",
     "lay_out",
     "layout_of",
     "redistribute",

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +29,8 @@ from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer, require_cut_and_needs, require_usable
 from zerosim.ranks.rank import Rank
 from zerosim.shown import Shown
-from zerosim.zero.gradients import Accumulator, FactorObserver, Factors
+from zerosim.zero import checkpoint, hub_weights
+from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
 from zerosim.zero.layout import Layout
 from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
 from zerosim.zero.placements import BucketOptions, Stage, stage_of
@@ -116,11 +118,7 @@ class Engine(Shown):
         self._unsharder = Unsharder(model, self.param_groups, bucket_options, keep=keep, prefetch=prefetch)
         self._weights = object()  # another one after each update
         self._factors: dict[str, Factors] = {}
-        self._step = 0  # counts skipped and abandoned steps too
-        self._scale = self.loss_scale.scale  # of the step under way
-        self._forwards = 0  # of the step under way
-        self._tokens: list[int] = []  # of each micro-batch that has gone back in this step
-        self._places: list[int] = []
+        self._counts = StepCounts(self.loss_scale.scale)
 
     # -- a step and its parts -----------------------------------------------------------------------------------------
 
@@ -154,7 +152,7 @@ class Engine(Shown):
         """
         self._observer.forget()
         self._update.forget()
-        self._begin_step()
+        self._counts = self._counts.next_step()
         with ExitStack() as parts:
             for part in (self.gradients.reset, self._unsharder.reshard_all,
                          *(all_gather.abandon for all_gather in self._all_gathers.values())):
@@ -214,11 +212,11 @@ class Engine(Shown):
 
     def _scale_of_step(self) -> float:
         """S, which is that of the step's first backward until its update."""
-        scale = self.loss_scale.scale
+        scale, counts = self.loss_scale.scale, self._counts
         if self.gradients.micro_batch == 0:
-            self._scale = scale
-        if scale != self._scale:
-            raise ValueError(f"the loss scale went from {self._scale:g} to {scale:g} within a step, whose gradients "
+            counts.scale = scale
+        if scale != counts.scale:
+            raise ValueError(f"the loss scale went from {counts.scale:g} to {scale:g} within a step, whose gradients "
                              "are of one S times the loss; change it between steps, or abandon() this one first")
         return scale
 
@@ -232,9 +230,10 @@ class Engine(Shown):
                              "be those of before; end the block first")
         self._unsharder.reshard_all()  # a forward without a backward may have left units gathered
         with self.rank.trace.span("update"):
-            result = self._update.step(tuple(losses), self._factors, tuple(self._tokens), tuple(self._places))
+            result = self._update.step(tuple(losses), self._factors, tuple(self._counts.tokens),
+                                       tuple(self._counts.places))
         self._factors, self._weights = {}, object()
-        self._begin_step()
+        self._counts = self._counts.next_step()
         return result
 
     def all_gather_parameters(self) -> None:
@@ -248,10 +247,48 @@ class Engine(Shown):
     def _is_out_of_date(self) -> bool:
         return any(all_gather.is_out_of_date for all_gather in self._all_gathers.values())
 
-    def _begin_step(self) -> None:
-        self._step += 1
-        self._forwards = 0
-        self._tokens, self._places = [], []
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, progress: Any = None) -> None:
+        """Writes a checkpoint into the folder ``path``, a file from each rank; see `zerosim.zero.checkpoint`.
+
+        Between steps, and between the micro-batches of one. ``progress`` is a JSON value that load() gives back, as
+        the place in the data. Raises CheckpointError on every rank where one cannot write: what was there stays.
+        """
+        checkpoint.save(path, self._training_state(), progress)
+
+    def load(self, path: str | Path) -> checkpoint.Restored:
+        """Goes on from a checkpoint, of any number of ranks, stage and layout; the report says what is different here.
+
+        Raises CheckpointError on every rank where one cannot read it: then nothing has been changed.
+        """
+        restored, self._counts = checkpoint.load(path, self._training_state(), self._drop_for_load)
+        return restored
+
+    def load_weights(self, path: str | Path) -> None:
+        """Takes all weights from a safetensors file, or a folder in Hugging Face's manner; see `hub_weights`.
+
+        Optimizer state and steps taken stay, a step under way is dropped. Raises CheckpointError as load() does.
+        """
+        hub_weights.load_weights(path, self._training_state(), self._drop_for_load)
+
+    def _drop_for_load(self) -> None:
+        if self._unsharder.open_blocks:
+            raise ValueError("weights were to be loaded inside a block `with engine.weights(unit)`, where they would "
+                             "be those of before; end the block first")
+        self.abandon()
+        self._weights = object()
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Everything of which this rank is the owner, by kind and parameter, as views of what rests: what save()
+        writes, flat (n,) where others have the rest."""
+        return checkpoint.state_dict(self._training_state())
+
+    def _training_state(self) -> checkpoint.TrainingState:
+        settings = {"stage": str(self.stage), "seed": str(self.seed), "kept inside units": self.recompute.inside,
+                    "loss over the tokens of all": str(self.model.loss.is_global)}
+        return checkpoint.TrainingState(self.rank, self.param_groups, self._update, self.gradients, self._observer,
+                                        self._counts, settings)
 
     @property
     def steps_taken(self) -> int:
@@ -343,9 +380,9 @@ class Engine(Shown):
         Micro-batch j of rank r has the number j·N + r in its step: what is drawn for it depends on that number, and on
         no layout and no length.
         """
-        number = self._forwards * self.rank.size + self.rank.index
-        self._forwards += 1
-        return replace(self.context(), draw=partial(draw_for, self.seed, self._step, number))
+        number = self._counts.forwards * self.rank.size + self.rank.index
+        self._counts.forwards += 1
+        return replace(self.context(), draw=partial(draw_for, self.seed, self._counts.step, number))
 
     def _charged(self, values: np.ndarray, dtype: np.dtype[Any], name: str, *, indices: bool) -> np.ndarray:
         """A copy of x or of targets, charged as input: rounded to ``dtype``, indices as they are.
@@ -370,12 +407,13 @@ class Engine(Shown):
         Raises ValueError where a loss is normalized by all tokens and micro-batches have not the same places: each
         mean is over its own, and a mean of those would weigh tokens differently.
         """
-        if self.model.loss.is_global and self._places and tape.places != self._places[0]:
+        counts = self._counts
+        if self.model.loss.is_global and counts.places and tape.places != counts.places[0]:
             raise ValueError("normalization='global' weighs every token the same only where micro-batches have equally "
-                             f"many places, found {self._places[0]} and {tape.places}; fill shorter ones up with "
+                             f"many places, found {counts.places[0]} and {tape.places}; fill shorter ones up with "
                              "targets of -1")
-        self._tokens.append(tape.tokens)
-        self._places.append(tape.places)
+        counts.tokens.append(tape.tokens)
+        counts.places.append(tape.places)
 
     def _token_share(self) -> float:
         """1, or where the loss is normalized by all ranks' tokens, the share of places that have one: tokens/(N·k·B·T).
@@ -384,9 +422,9 @@ class Engine(Shown):
         """
         if not self.model.loss.is_global:
             return 1.0
-        places = sum(self._places)
+        places = sum(self._counts.places)
         rank = self.rank.agreeing(f"{places} places in all micro-batches of the step")
-        found = rank.all_gather(np.array([sum(self._tokens)], np.int64), purpose="control")
+        found = rank.all_gather(np.array([sum(self._counts.tokens)], np.int64), purpose="control")
         tokens = int(found.sum())
         if not tokens:
             raise ValueError("no rank has a valid target in this step, and a mean over none does not exist; "

@@ -14,6 +14,7 @@ scale; M rows (samples, or tokens) of a micro-batch, I inputs and O outputs of a
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -28,6 +29,22 @@ from zerosim.zero.placements import PARTIAL, SHARDED, BucketMove, BucketOptions,
 Agree = Callable[[int], str]  # from a micro-batch's number to the text that must be the same on all ranks
 Factors = tuple[np.ndarray, np.ndarray]  # of a layer: A (I, I) of its inputs, G (O, O) of its output gradients
 LARGEST_POWER = 32  # of S, whose square fp32's products still hold with room for gradients
+
+
+@dataclass(slots=True)
+class StepCounts:
+    """An engine's counts: of steps, skipped and abandoned ones too, and in the step under way its loss scale S, its
+    forwards, and each micro-batch's tokens and places that has gone back."""
+
+    scale: float
+    step: int = 0
+    forwards: int = 0
+    tokens: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+
+    def next_step(self) -> "StepCounts":
+        """The counts when the next step begins."""
+        return StepCounts(self.scale, self.step + 1)
 
 
 class Accumulator:
@@ -319,8 +336,8 @@ class FactorObserver:
     def __init__(self, rank: Rank, wanted: frozenset[str], loss_scale: LossScaler) -> None:
         self.rank, self.wanted, self.loss_scale = rank, wanted, loss_scale
         self.share = 1.0  # f, of the micro-batch that goes back
-        self._sums: dict[str, Factors] = {}
-        self._rows: dict[str, int] = {}
+        self.sums: dict[str, Factors] = {}
+        self.rows: dict[str, int] = {}
 
     def observe(self, weight: str, x: np.ndarray, dy: np.ndarray) -> None:
         """Adds the products of one micro-batch: x (M, I), dy (M, O)."""
@@ -333,10 +350,10 @@ class FactorObserver:
         # S = 0 gives inf: the step is skipped, as its gradients are no numbers
         factor = rows * self.share**2 / scale**2 if scale**2 else math.inf
         self.rank.kernels.multiply_rounded(products[1], factor, products[1])
-        for total, product in zip(self._sums.get(weight, ()), products, strict=False):
+        for total, product in zip(self.sums.get(weight, ()), products, strict=False):
             self.rank.kernels.add_rounded(total, product, product)
-        self._sums[weight] = products
-        self._rows[weight] = self._rows.get(weight, 0) + 1
+        self.sums[weight] = products
+        self.rows[weight] = self.rows.get(weight, 0) + 1
 
     def _within_range(self, dy: np.ndarray) -> tuple[np.ndarray, float]:
         """dy and its scale S; both divided by a power of two where S² would come near the ends of fp32's range."""
@@ -349,21 +366,25 @@ class FactorObserver:
         return out, math.ldexp(scale, -power)
 
     def _product(self, x: np.ndarray, name: str) -> np.ndarray:
-        out = self.rank.memory.alloc((x.shape[1], x.shape[1]), np.float32, "workspace", f"factor of {name}")
+        out = self.empty(x.shape[1], name)
         self.rank.kernels.matmul(x.T, x, out=out)
         return out
+
+    def empty(self, n: int, weight: str) -> np.ndarray:
+        """Memory for a factor (n, n) of a weight."""
+        return self.rank.memory.alloc((n, n), np.float32, "workspace", f"factor of {weight}")
 
     def averaged(self) -> dict[str, Factors]:
         """The means over ranks and micro-batches, by weight: two all-reduces each, under the purpose "state"."""
         found = {}
-        for weight, factors in self._sums.items():
+        for weight, factors in self.sums.items():
             for factor in factors:
                 self.rank.all_reduce(factor, out=factor, purpose="state")
-                self.rank.kernels.divide_rounded(factor, self.rank.size * self._rows[weight], factor)
+                self.rank.kernels.divide_rounded(factor, self.rank.size * self.rows[weight], factor)
             found[weight] = factors
         self.forget()
         return found
 
     def forget(self) -> None:
         """Drops what was observed."""
-        self._sums, self._rows = {}, {}
+        self.sums, self.rows = {}, {}

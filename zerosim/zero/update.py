@@ -80,7 +80,7 @@ class Update:
         self.all_gathers, self.trained = all_gathers, [group for group in all_gathers if not group.frozen]
         self.loss_scale, self.clip_norm, self.schedule = loss_scale, clip_norm, schedule
         self.steps_taken = 0
-        self._under_way: int | None = None  # the step whose update has begun, and stays so if it fails
+        self._under_way: str | None = None  # an update or a load that has begun, and stays so if it fails
 
     @property
     def is_ready(self) -> bool:
@@ -88,10 +88,17 @@ class Update:
         return any(group.reduced is not None for group in self.trained)
 
     def refuse_if_broken_off(self) -> None:
-        """Raises ValueError after an update that failed on this rank."""
+        """Raises ValueError after an update, or a load, that failed on this rank."""
         if self._under_way is not None:
-            raise ValueError(f"the update of step {self._under_way} was broken off, and some weights are of that step, "
-                             "others of the one before; make a new engine")
+            raise ValueError(f"the {self._under_way} was broken off, and some weights are those from before, others "
+                             "those from after it; make a new engine, or load a checkpoint")
+
+    @contextmanager
+    def changing_state(self, what: str) -> Iterator[None]:
+        """Goes from one whole state to the next; where that fails, no step may follow."""
+        self._under_way = what
+        yield
+        self._under_way = None
 
     def forget(self) -> None:
         """Drops the reduced gradients."""
@@ -114,14 +121,14 @@ class Update:
             step = self.steps_taken + 1
             clip_factor = self.clip_norm / norm if self.clip_norm is not None and norm > self.clip_norm else 1.0
             context = StepContext(step, clip_factor, self.lr_factor(step), factors)
-            self._under_way = step
-            for group in self.trained:
-                tensor_norms = _tensor_norms(group, context)
-                for index, region in enumerate(group.layout.regions):
-                    _update_region(group, region, context, tensor_norms)
-                    _cast_to_compute(group, index)
-                    self.all_gathers[group].shard_updated(region)
-            self.steps_taken, self._under_way = step, None
+            with self.changing_state(f"update of step {step}"):
+                for group in self.trained:
+                    tensor_norms = _tensor_norms(group, context)
+                    for index, region in enumerate(group.layout.regions):
+                        _update_region(group, region, context, tensor_norms)
+                        _cast_to_compute(group, index)
+                        self.all_gathers[group].shard_updated(region)
+            self.steps_taken = step
         self.loss_scale.update(skipped)
         self.forget()
         return StepResult(losses, skipped, math.nan if skipped else norm, scale, tokens, places)

@@ -293,7 +293,7 @@ class CupyKernels(NumpyKernels):
         self.apply(_scaled_past, [s, scale, PerColumn(self.uploaded(mask))], s)
 
     def row_blocks(self, x: Array) -> Iterator[slice]:
-        """The rows of x (M, C) that are taken together: all."""
+        """The rows of x (M, …) that are taken together: all."""
         return spans(len(x), max(1, len(x)))
 
     def row_sums(self, x: Array, work: np.dtype[Any] | None = None) -> Array:

@@ -1,0 +1,88 @@
+"""Llama: its shapes, rotary positions, shared keys and values, and PyTorch's gradients.
+
+What every model, layer and policy promises is held for it in `test_models`, `test_layers` and `test_gpt_activations`.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.models.contexts import bits_of, context, normal
+from tests.models.runs import batch_of, run_of
+from zerosim.models import Llama, LlamaConfig, layers, llama
+from zerosim.numerics.kernels import NumpyKernels
+
+NANO = llama.PRESETS["llama-nano"]
+QWEN3 = LlamaConfig(3, 40, 10, 16, 256, key_heads=5, head_channels=6, hidden=30, biases=("qkv",), head_norms=True)
+
+
+@pytest.mark.parametrize("name", llama.PRESETS)
+def test_the_parameters_are_two_tables_and_per_block_two_norms_and_matrices_without_biases(name: str) -> None:
+    of = llama.PRESETS[name]
+    c, k = of.channels, of.key_heads * of.head_channels
+    block = 2 * c + c * (c + 2 * k) + c * c + 3 * c * of.hidden
+    assert Llama(name).parameter_count == 2 * of.vocabulary * c + of.layers * block + c
+    assert Llama(name, tied=True).parameter_count == Llama(name).parameter_count - of.vocabulary * c
+    assert not any("bias" in parameter for parameter in Llama(name).shapes)
+
+
+def test_a_score_depends_on_how_far_apart_query_and_key_are_and_not_on_where() -> None:
+    x = np.broadcast_to(normal("fp64", (1, 1, 16)), (1, 50, 16)).copy()  # the same query and key at every place
+    NumpyKernels().rotate(x, 2, 8, 100.0)
+    scores = x[0, :, :8] @ x[0, :, 8:].T
+    for apart in (0, 1, 7, -20):
+        along = np.diagonal(scores, apart)
+        np.testing.assert_allclose(along, along[0], rtol=1e-12)
+    assert len(np.unique(np.diagonal(scores[:, ::-1]).round(9))) == 50
+
+
+@pytest.mark.parametrize("keep", layers.KEEP)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_shared_keys_and_values_are_copies_whose_gradients_are_added_up(keep: str, dtype: str) -> None:
+    """More heads than a group of the kernels takes, so that no group parts heads that share."""
+    batch, tokens, shared, sharing, width = 2, 90, 10, 3, 2
+    qkv, do = normal(dtype, (batch, tokens, (sharing + 2) * shared * width)), normal(dtype, (batch, tokens, 60))
+    queries, keys, values = np.split(qkv.reshape(batch, tokens, -1, width), [30, 40], axis=2)
+    copies = [np.repeat(x, sharing, 2) for x in (keys, values)]
+    copied = np.concatenate([queries, *copies], 2).reshape(batch, tokens, -1)
+    o, saved = layers.attention_forward(context(dtype), qkv, 30, keep, shared)
+    wanted, of_copies = layers.attention_forward(context(dtype), copied, 30, keep)
+    np.testing.assert_array_equal(bits_of(o), bits_of(wanted))
+    dqkv = layers.attention_backward(context(dtype), saved, do).reshape(batch, tokens, -1, width)
+    gradients = layers.attention_backward(context(dtype), of_copies, do).reshape(batch, tokens, -1, width)
+    np.testing.assert_array_equal(bits_of(dqkv[:, :, :30]), bits_of(gradients[:, :, :30]))
+    sums = gradients[:, :, 30:].astype(np.float64).reshape(batch, tokens, 20, sharing, width)
+    # Each copy's gradient is rounded before it is added here, and the sum alone there.
+    bound = (sharing + 1) * 2.0 ** (-24 if dtype == "fp32" else -8) * abs(sums).sum(3)
+    assert (abs(dqkv[:, :, 30:].astype(np.float64) - sums.sum(3)) <= bound).all()
+
+
+def test_the_base_of_the_angles_and_the_sharing_change_the_loss() -> None:
+    losses = set()
+    for config in (NANO, replace(NANO, base=100.0), replace(NANO, key_heads=2), replace(NANO, epsilon=0.1),
+                   replace(NANO, head_norms=True), replace(NANO, biases=("qkv",))):
+        run = run_of(Llama(config), scatter=0.2)
+        losses.add(run.loss(*batch_of(run.model)))
+    assert len(losses) == 6
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_loss_and_gradients_are_pytorchs(dtype: str, tied: bool) -> None:
+    """float64: some dozen roundings of 1.1e-16 after each other; fp32: the same of 6e-8."""
+    torch = pytest.importorskip("torch", reason="PyTorch is an optional peer, and not installed here")
+    from benchmarks import torch_gpt
+
+    bound = {"fp64": 1e-12, "fp32": 1e-4}[dtype]
+    for config in (NANO, LlamaConfig(1, 64, 1, 33, 40), replace(QWEN3, head_norms=False), QWEN3):
+        run = run_of(Llama(config, tied=tied), dtype, scatter=0.2)
+        x, target = batch_of(run.model, batch=3)
+        loss, gradients = run.gradients(x, target)
+        w = torch_gpt.tensors_of(run.w)
+        wanted = torch_gpt.step(run.model, w, torch.tensor(x), torch.tensor(target))
+        assert loss == pytest.approx(wanted.item(), rel=bound)
+        assert w.keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            theirs = w[name].grad.numpy()
+            assert np.abs(gradient - theirs).max() <= bound * np.abs(theirs).max(), name

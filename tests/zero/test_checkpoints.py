@@ -1,0 +1,395 @@
+"""Sharded checkpoints: training that goes on from one, on as many ranks or others, and what may happen to its files.
+
+Where a file was harmed, the error names it, and the tensor where it is one's; and what is there stays as it was.
+"""
+
+import json
+import os
+import re
+import shutil
+from dataclasses import replace
+from functools import cache, partial
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zerosim as zs
+from tests.cases import chosen, covering
+from tests.support import assert_refused, fresh
+from tests.zero.drawn import drawn, made
+from tests.zero.training import ADAM, BF16, HUGE, MODELS, SGD, alone, batches, bits, flat_state
+from zerosim.numerics.loss_scale import Dynamic
+from zerosim.zero import CheckpointError
+
+KFAC = zs.optim.KFAC(lr=0.01)
+SCALERS = [Dynamic("torch", initial=2.0**8, window=2), Dynamic("deepspeed", initial=2.0**8, window=2, hysteresis=2),
+           Dynamic("deepspeed-legacy", initial=2.0**8, window=3, hysteresis=3)]
+
+
+def go_on(engine, data, start, stop, micro_batches):
+    """Takes the micro-batches from ``start`` up to ``stop``, counted over all steps; what each of them came to."""
+    said = []
+    for position in range(start, stop):
+        step, j = divmod(position, micro_batches)
+        tape = engine.forward(*data[step][engine.rank.index][j])
+        said.append(tape.loss)
+        engine.backward(tape)
+        if j == micro_batches - 1:
+            engine.reduce()
+            said.append(str(engine.update()))
+            engine.all_gather_parameters()
+    return said
+
+
+def everything(engine):
+    """All that this rank holds between steps, as bits, and its counts."""
+    own = {f"{kind} {index}": bits(getattr(group, kind)) for index, group in enumerate(engine.param_groups)
+           for kind in ("parameter", "master")}
+    slots = {str(key): bits(slot) for group in engine.param_groups for key, slot in group.own_slots.items()}
+    return own | slots | {"taken": engine.steps_taken, "scale": engine.loss_scale.state()}
+
+
+def interrupted(path, model, data, micro_batches, cut, ranks, **options):
+    """The ends of a run, and of the same saved at a position and gone on with by new ranks; the reports of loads."""
+    last = len(data) * micro_batches
+
+    def whole(rank):
+        engine = zs.Engine(rank, model, **options)
+        before = go_on(engine, data, 0, cut, micro_batches)
+        engine.save(path, {"position": len(before)})
+        return go_on(engine, data, cut, last, micro_batches), everything(engine)
+
+    def rest(rank):
+        engine = zs.Engine(rank, model, **options)
+        go_on(engine, data, 0, 1, micro_batches)  # which is forgotten
+        report = engine.load(path)
+        return (go_on(engine, data, cut, last, micro_batches), everything(engine)), report
+
+    saved = list(zs.Cluster(ranks).run(whole))
+    found = list(zs.Cluster(ranks).run(rest))
+    return saved, [one for one, _ in found], [report for _, report in found]
+
+
+DRAWN = 7
+
+
+def cases():
+    """Drawn from all that an engine can be given, each saved at some micro-batch; then what is rare by chance."""
+    for index, case in enumerate(drawn(DRAWN)):
+        model, data, options = made(case)
+        stage, run = options["runs"][index % 5]
+        yield model, data, case["k"], {key: options[key] for key in (
+            "optimizer", "layout", "clip_norm", "seed", "groups", "policy", "gather")} | run | {"stage": stage}
+    for stage, scaler in enumerate(SCALERS):
+        model = MODELS["odd"]()
+        data = batches(model, 3, 2, 6)
+        data[1][stage][1] = HUGE
+        yield model, data, 2, {"optimizer": ADAM, "stage": stage, "policy": zs.Policy("fp16", loss_scale=scaler)}
+    for stage, layout in ((0, "per_unit"), (3, "whole_matrices"), (2, "per_unit")):
+        model = MODELS["untied"]()
+        yield model, batches(model, 2, 2, 2), 2, {
+            "optimizer": KFAC, "stage": stage, "layout": layout, "gather": layout == "per_unit", "schedule":
+            zs.optim.Warmup(5), "groups": [zs.Group("*ln*", "*bias", "w?e", optimizer=ADAM)]}
+    model = MODELS["dropout"]()
+    yield model, batches(model, 2, 3, 2), 3, {"optimizer": ADAM, "stage": 3, "policy": BF16, "overlap": True}
+
+
+CASES = list(cases())
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_training_goes_on_from_any_micro_batch_as_if_it_had_never_been_interrupted(tmp_path, number):
+    model, data, micro_batches, options = CASES[number]
+    last = len(data) * micro_batches
+    cut = 1 + number % (last - 1) if number < DRAWN else last // 2 + 1
+    saved, found, reports = interrupted(tmp_path, model, data, micro_batches, cut, len(data[0]), **options)
+    assert found == saved
+    assert all(report.differences == () for report in reports)
+    assert all(report.progress["position"] == cut + cut // micro_batches for report in reports)
+
+
+WORLDS = (1, 2, 3, 4, 5, 8)
+
+
+def test_from_any_number_of_ranks_to_any_other_and_back_no_bit_changes(tmp_path):
+    """In any stage, layout and compute format on the way. Every pair one way round; thorough: both."""
+    axes = ((0, 1, 2, 3), (0, 1, 2, 3), ("per_unit", "contiguous", "whole_matrices"),
+            ("fp32", "fp16", "bf16"), (ADAM, zs.optim.SOAP(), zs.optim.Adafactor(), SGD))
+    every = [(n, m) for n in WORLDS for m in WORLDS if n != m]
+    pairs = chosen([pair for pair in every if sum(pair) % 2 != (pair[0] < pair[1])], every)
+    model, ways = MODELS["wide"](), covering(*axes, count=len(pairs))
+    for (there, back), (stage, other, layout, compute, optimizer) in zip(pairs, ways, strict=False):
+        options = {"optimizer": optimizer, "layout": layout, "gather": True}
+
+        def first(rank, options=options, stage=stage, there=there):
+            engine = zs.Engine(rank, model, stage=stage, policy=BF16, **options)
+            engine.step(batches(model, there, 1, 1)[0][rank.index])
+            engine.save(tmp_path / "a")
+            return flat_state(engine) | engine.state_dict()
+
+        def between(rank, options=options, other=other, compute=compute):
+            engine = zs.Engine(rank, model, stage=other, policy=zs.Policy(compute), **options | {"layout": "per_unit"})
+            report = engine.load(tmp_path / "a")
+            engine.save(tmp_path / "b")
+            return report
+
+        def last(rank, options=options, stage=stage):
+            engine = zs.Engine(rank, model, stage=stage, policy=BF16, **options)
+            engine.load(tmp_path / "b")
+            return flat_state(engine) | engine.state_dict()
+
+        before, way, after = (list(zs.Cluster(ranks).run(program)) for ranks, program in (
+            (there, first), (back, between), (there, last)))
+        for one, same in zip(before, after, strict=True):
+            differ = [key for key in {**one, **same} if bits(one[key]) != bits(same[key])]
+            assert differ == [], (there, back, stage, other, layout, compute, optimizer)
+        assert any(line.startswith("ranks: saved with") for line in way[0].differences)
+
+
+def test_no_rank_holds_or_sends_more_than_a_block_and_names_for_a_checkpoint(tmp_path):
+    """Of a model of 3 MB; three ranks read of four ranks' files what they need, and blocks of 64 KiB at the ends."""
+    model = zs.models.MLP((512, 512, 512, 512), seed=1)
+
+    def program(rank):
+        engine = zs.Engine(rank, model, ADAM, stage=3)
+        at_rest = rank.memory.now_nbytes
+        rank.memory.reset_peak()
+        engine.save(tmp_path)
+        engine.load(tmp_path)
+        return at_rest, rank.memory.peak_nbytes, engine
+
+    cluster = zs.Cluster(4)
+    found = cluster.run(program)
+    for at_rest, peak, _ in found:
+        assert at_rest < peak <= at_rest + 2**16 + 2**12
+    assert all(sum(cluster.trace.sent_nbytes(purpose)) == 0 for purpose in ("parameters", "gradients", "state"))
+    assert max(cluster.trace.sent_nbytes("control")) < 2**10
+
+    def other(rank):
+        engine = zs.Engine(rank, model, ADAM, stage=3)
+        return engine.load(tmp_path).nbytes_read, 12 * engine.layout.shard_length(rank.index)
+
+    for read, needed in zs.Cluster(3).run(other):
+        assert needed <= read <= needed + 3 * 6 * 4 * 2**16 < 12 * model.parameter_count
+
+
+# -- harm -------------------------------------------------------------------------------------------------------------
+
+
+ODD = MODELS["odd"]()
+
+
+def program(rank, action, arguments=(), steps=1, **options):
+    """An engine after some steps, what an action on it raised, its state before and after, and a step from there."""
+    engine = zs.Engine(rank, ODD, options.pop("optimizer", ADAM), **{"stage": 3, "policy": BF16} | options)
+    data = batches(ODD, rank.size, 2, 3, seed=5)
+    for step in range(steps):
+        engine.step(data[step][rank.index])
+    before, text = everything(engine), None
+    try:
+        action(engine, *arguments)
+    except CheckpointError as error:
+        text = str(error)
+    return text, before, everything(engine), engine.step(data[2][rank.index])
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """A checkpoint of ODD on two ranks after two steps, to be copied and harmed."""
+    folder = tmp_path_factory.mktemp("good")
+    zs.Cluster(2).run(partial(program, action=zs.Engine.save, arguments=[folder], steps=2))
+    return folder
+
+
+def loaded(folder, ranks=2, **options):
+    return list(zs.Cluster(ranks).run(partial(program, action=zs.Engine.load, arguments=[folder], **options)))
+
+
+def assert_refused_by_all(results, words):
+    """Every rank has raised an error with these words, and has kept its state, with which it trains on."""
+    for index, (text, before, after, step) in enumerate(results):
+        assert text is not None, f"nothing was raised where this was expected: {words}"
+        assert re.search(words, text), text
+        assert after == before
+        assert str(step) == undisturbed(len(results))[index]
+
+
+@cache
+def undisturbed(ranks):
+    """What each rank's step comes to where nothing was tried before."""
+    return [str(step) for *_, step in zs.Cluster(ranks).run(program, lambda engine: None)]
+
+
+def files_of(folder):
+    return sorted(file for file in folder.iterdir() if file.suffix == ".safetensors")
+
+
+def test_a_flipped_bit_anywhere_in_a_file_is_found_and_the_file_is_named(tmp_path, good):
+    """In every 977th byte, and in every 71st of the tensors; a flip in the index that JSON does not see may be none."""
+    reference = str(loaded(good)[0][2:])
+    for file in (*files_of(good), good / "index.json"):
+        content = file.read_bytes()
+        header = 8 + int.from_bytes(content[:8], "little") if file.suffix == ".safetensors" else 0
+        for place in {*range(0, len(content), 977), *range(header or len(content), len(content), 71)}:
+            shutil.copytree(good, tmp_path / "c", dirs_exist_ok=True)
+            flipped = bytearray(content)
+            flipped[place] ^= 1 << place % 8
+            (tmp_path / "c" / file.name).write_bytes(flipped)
+            text, before, after, _ = (found := loaded(tmp_path / "c"))[0]
+            if text is None:  # as a space that became another
+                assert header == 0
+                assert str(found[0][2:]) == reference
+            else:
+                assert file.name in text
+                assert after == before
+                assert header == 0 or place < header or " the tensor " in text
+
+
+def test_files_that_are_cut_off_missing_foreign_or_newer_are_refused_by_name(tmp_path, good):
+    """And the checkpoint beside them loads after that, into the same engines."""
+    index, (_, shard) = json.loads((good / "index.json").read_text()), files_of(good)
+    content = shard.read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    newer = {**index, "checkpoint": {**index["checkpoint"], "version": 2}}
+    elsewhere = {**index, "checkpoint": {**index["checkpoint"], "format": "another format"}}
+    harms = [(shard.name, content[:length], rf"{shard.name}.* was cut off") for length in (0, 7, 8, header - 1)]
+    harms += [(shard.name, content[:header + 3], rf"{shard.name} was cut off .*inside the tensor master/layer0.weight"),
+              (shard.name, content[:-1], rf"{shard.name} was cut off .*inside the tensor optimizer.v/layer1.bias"),
+              (shard.name, content + b"x", rf"{shard.name} has .* bytes, and its tensors end at"),
+              (shard.name, None, rf"{shard.name} is missing, which .*index.json names"),
+              (shard.name, b"PK\3\4" + content[4:], rf"{shard.name} is no safetensors file"),
+              (shard.name, files_of(good)[0].read_bytes(), rf"{shard.name} is not the file that .* names"),
+              ("index.json", None, "holds no checkpoint"),
+              ("index.json", b"", "index.json is of no zerosim checkpoint"),
+              ("index.json", b'{"weight_map": {}}', "index.json is of no zerosim checkpoint"),
+              ("index.json", (good / "index.json").read_bytes()[:-9], "index.json is damaged"),
+              ("index.json", json.dumps(elsewhere).encode(), "format 'another format'"),
+              ("index.json", json.dumps(newer).encode(), "version 2, and this zerosim reads versions up to 1")]
+    for ranks, (name, harmed, words) in zip(cycle((2, 3)), harms, strict=False):
+        folder = tmp_path / "c"
+        shutil.copytree(good, folder, dirs_exist_ok=True)
+        (folder / name).unlink() if harmed is None else (folder / name).write_bytes(harmed)
+        assert_refused_by_all(loaded(folder, ranks), words)
+    text, before, after, _ = loaded(good, 3)[0]
+    assert text is None
+    assert after != before
+
+
+def test_a_checkpoint_of_other_parameters_or_optimizer_state_is_refused_by_their_names(good):
+    def other(model, optimizer=ADAM, **options):
+        return alone(lambda rank: zs.Engine(rank, model, optimizer, **options).load(good))
+
+    assert_refused(lambda: other(ODD, SGD), r"layer0.weight has the slots \['m', 'v'\] there \(Adam.*\[\] here \(SGD")
+    assert_refused(lambda: other(ODD, groups=[zs.Group("*.bias", frozen=True)]), "layer0.bias has the slots")
+    assert_refused(lambda: other(zs.models.MLP((3, 5, 3))), r"layer1.weight has the shape \[5, 2\]", CheckpointError)
+    assert_refused(lambda: other(zs.models.MLP((3, 5, 2, 1))), "the checkpoint has no parameter layer2.weight")
+    assert_refused(lambda: other(zs.models.MLP((3, 5))), "this model has no parameter layer1.weight")
+
+
+def test_what_is_different_where_a_checkpoint_is_loaded_is_said(good):
+    def report(rank, **options):
+        options = {"optimizer": ADAM, "stage": 3, "policy": BF16} | options
+        return zs.Engine(rank, ODD, **options).load(good).differences
+
+    for ranks, options, words in [
+        (2, {}, []), (3, {}, ["ranks: saved with 2, here 3"]), (2, {"stage": 1}, ["stage: "]),
+        (2, {"layout": "contiguous"}, ["layout: saved with per_unit"]),
+        (2, {"policy": zs.Policy("bf16", reduce="fp32")}, ["formats: "]), (2, {"seed": 3}, ["seed: "]),
+        (2, {"clip_norm": 1.0}, ["clip_norm: saved with None, here 1.0"]),
+        (2, {"schedule": zs.optim.Warmup(10)}, ["factor of the next lr: saved with None, here 0.3"]),
+        (2, {"optimizer": replace(ADAM, lr=0.5)}, ["optimizer of 4 parameters, as layer0.weight: saved"]),
+        (2, {"policy": zs.Policy("bf16", loss_scale=2.0)}, ["formats: ", "loss scale: saved with 1.0, and begins"]),
+    ]:
+        for found in zs.Cluster(ranks).run(partial(report, **options)):
+            assert len(found) == len(words), found
+            assert all(line.startswith(word) for line, word in zip(found, words, strict=True)), found
+
+
+def test_a_save_that_cannot_be_written_is_said_by_every_rank_and_what_was_there_loads(tmp_path, good):
+    """A disk that is full shows as a limit on files' sizes does: the write fails after some bytes."""
+    folder = tmp_path / "c"
+    shutil.copytree(good, folder)
+    names = sorted(os.listdir(folder))
+
+    resource = pytest.importorskip("resource", reason="this system has no limits")
+    size = files_of(folder)[1].stat().st_size
+
+    def full(engine):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size - 58 if engine.rank.index == 1 else soft, hard))
+        try:
+            engine.save(folder)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    found = zs.Cluster(2).run(program, full)
+    assert_refused_by_all(found, "rank 1: .*shard-000002-rank-00001-of-00002.safetensors: File too large, in the "
+                                 "tensor optimizer.v/layer0.bias$")
+    assert len({text for text, *_ in found}) == 1
+    assert sorted(os.listdir(folder)) == names
+    assert loaded(folder)[0][0] is None
+    (tmp_path / "file").write_text("a file")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "index.json").write_text("{}")
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    for place, words in [(tmp_path / "file", "rank 0: .*file: (File exists|Not a directory)"),
+                         (tmp_path / "file" / "x", "rank 0: .*: Not a directory"),
+                         (tmp_path / "foreign", "foreign/index.json is of no zerosim checkpoint")] + [
+                             (closed, "Permission denied")] * (os.geteuid() != 0):
+        assert_refused_by_all(zs.Cluster(2).run(program, zs.Engine.save, [place]), words)
+
+
+def test_what_is_under_way_is_refused(tmp_path):
+    """And a step under way that was saved goes on where it was, and nowhere else."""
+    x, target = batches(ODD, 1, 1, 1)[0][0][0]
+
+    def refused(words, *actions, **options):
+        def run(rank):
+            engine = zs.Engine(rank, ODD, ADAM, **{"stage": 1} | options)
+            for action in actions[:-1]:
+                action(engine)
+            assert_refused(lambda: actions[-1](engine), words)
+        alone(run)
+
+    def back(engine, last=False):
+        engine.backward(engine.forward(x, target), last=last)
+
+    def save(engine):
+        engine.save(tmp_path / "c")
+
+    def inside(engine):
+        with engine.weights(ODD.units[0]):
+            engine.load(tmp_path / "c")
+
+    refused("between reduce\\(\\) and update\\(\\)", back, zs.Engine.reduce, save)
+    refused("after the step's last backward", lambda engine: back(engine, last=True), save)
+    refused("shards the other ranks have not yet", back, zs.Engine.reduce, zs.Engine.update, save)
+    refused("progress=.*come back from JSON", lambda engine: engine.save(tmp_path / "c", {"x": np.zeros(2)}))
+    refused("loaded inside a block", back, save, inside)
+    refused("in the middle of a step, after 1 micro-batches, whose gradients are those of stage",
+            lambda engine: engine.load(tmp_path / "c"), stage=2)
+    assert_refused(lambda: zs.NullCluster(2).run(lambda rank: save(zs.Engine(rank, ODD, ADAM))), "types alone")
+    assert_refused(lambda: zs.Cluster(2).run(lambda rank: zs.Engine(rank, ODD, ADAM).save(tmp_path / str(rank.index))),
+                   "save to .*0' .*save to .*1'", zs.MismatchError)
+
+
+# -- killed -----------------------------------------------------------------------------------------------------------
+
+KILLED = Path(__file__).with_name("killed.py")
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+
+
+@forks
+def test_killed_at_random_moments_of_a_saving_run_it_goes_on_from_the_last_whole_checkpoint(tmp_path):
+    assert "10 times killed" in fresh(str(KILLED), str(tmp_path), "10", "1")
+
+
+@pytest.mark.slow
+@forks
+def test_killed_at_many_random_moments_it_goes_on_and_some_kills_leave_unfinished_files(tmp_path):
+    said = fresh(str(KILLED), str(tmp_path), "200", "2")
+    assert "200 times killed" in said
+    assert " 0 left unfinished files" not in said

@@ -1,0 +1,198 @@
+"""Weights in Hugging Face's files: names, shapes and bits as its libraries have them, there and back."""
+
+import json
+import math
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import zerosim as zs
+from tests.support import assert_refused
+from tests.zero.training import ADAM, BF16, MODELS, alone, bits
+from tests.zero.units import Gain
+from zerosim.models import Model
+from zerosim.zero import CheckpointError, export_weights
+
+TYPES = {"F32": np.dtype(np.float32), "BF16": np.dtype(ml_dtypes.bfloat16), "BOOL": np.dtype(bool)}
+
+
+def read(path):
+    """All tensors of a file, by the format's description alone."""
+    content = path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    assert header.pop("__metadata__") == {"format": "pt"}
+    return {name: np.frombuffer(content[start + one["data_offsets"][0]:start + one["data_offsets"][1]],
+                                TYPES[one["dtype"]]).reshape(one["shape"]) for name, one in header.items()}
+
+
+def write(path, tensors):
+    """A file with these tensors, by the format's description alone."""
+    header, end = {}, 0
+    for name, array in tensors.items():
+        code = next(code for code, dtype in TYPES.items() if dtype == array.dtype)
+        header[name] = {"dtype": code, "shape": array.shape, "data_offsets": [end, end + array.nbytes]}
+        end += array.nbytes
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(array.tobytes() for array in tensors.values()))
+
+
+def saved(folder, model, ranks=3, **options):
+    """A checkpoint of a model that has been moved a little from its first values, and its masters by name."""
+    def program(rank):
+        engine = zs.Engine(rank, model, ADAM, **{"stage": 3, "policy": BF16} | options)
+        for group in engine.param_groups:
+            group.master += np.float32(rank.index + 1)
+        engine.save(folder)
+        return {name: engine.state(name)["master"] for name in model.shapes}
+    return zs.Cluster(ranks).run(program)[0]
+
+
+def loaded(path, model, ranks=2, kind="master", **options):
+    """Every parameter's state after loading weights."""
+    def program(rank):
+        engine = zs.Engine(rank, model, ADAM, **{"stage": 3, "policy": BF16} | options)
+        engine.load_weights(path)
+        return {name: engine.state(name)[kind] for name in model.shapes}
+    return zs.Cluster(ranks).run(program)[0]
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(bits(a[name]) == bits(b[name]) for name in a)
+
+
+def of_gpt2(masters):
+    """These weights as `transformers` has them, but for the head, which is the embedding."""
+    renamed = [("attention.qkv", "attn.c_attn"), ("attention.projection", "attn.c_proj"), ("ffn.up", "mlp.c_fc"),
+               ("ffn.down", "mlp.c_proj"), ("block", "h.")]
+    found = {}
+    for name, array in masters.items():
+        for here, there in renamed:
+            name = name.replace(here, there)
+        found["transformer." + name + (".weight" if name in ("wte", "wpe") else "")] = array
+    return found
+
+
+def test_a_gpt_is_exported_and_loaded_under_the_names_of_gpt2_in_one_file_or_several(tmp_path):
+    model = MODELS["gpt"]()
+    masters = saved(tmp_path / "c", model)
+    (file,) = export_weights(tmp_path / "c", tmp_path / "one")
+    assert same(read(file), of_gpt2(masters))
+    *files, index = export_weights(tmp_path / "c", tmp_path / "several", shard_nbytes=4000)
+    found = json.loads(index.read_text())
+    names = [f"model-{number + 1:05}-of-{len(files):05}.safetensors" for number in range(len(files))]
+    assert len(files) > 2
+    assert [file.name for file in files] == names
+    assert all(sum(array.nbytes for array in read(file).values()) <= 4000 or len(read(file)) == 1 for file in files)
+    assert found["metadata"]["total_size"] == 4 * model.parameter_count
+    assert found["weight_map"] == {name: file.name for file in files for name in read(file)}
+    for path in (file, tmp_path / "one", tmp_path / "several"):
+        for options in ({}, {"stage": 1, "policy": zs.Policy()}, {"layout": "contiguous"}):
+            assert same(loaded(path, model, **options), masters)
+    # As on the hub: without a prefix, with masks that are no parameters, and of another type.
+    bare = {name.removeprefix("transformer."): array.astype(ml_dtypes.bfloat16)
+            for name, array in of_gpt2(masters).items()}
+    write(tmp_path / "bare.safetensors", bare | {"h.0.attn.bias": np.ones((1, 1, 8, 8), bool)})
+    rounded = {name: array.astype(ml_dtypes.bfloat16) for name, array in masters.items()}
+    assert same(loaded(tmp_path / "bare.safetensors", model, kind="parameter"), rounded)
+    (file,) = export_weights(tmp_path / "c", tmp_path / "narrow", kind="parameter")
+    assert {array.dtype for array in read(file).values()} == {np.dtype(ml_dtypes.bfloat16)}
+
+
+def test_an_untied_head_is_transposed_and_other_models_keep_their_names(tmp_path):
+    untied, odd = MODELS["untied"](), MODELS["odd"]()
+    masters = saved(tmp_path / "u", untied)
+    (file,) = export_weights(tmp_path / "u", tmp_path / "one")
+    assert bits(read(file)["lm_head.weight"]) == bits(masters["lm_head.weight"].T)
+    assert same(loaded(file, untied, ranks=5), masters)
+    masters = saved(tmp_path / "o", odd)
+    (file,) = export_weights(tmp_path / "o", tmp_path / "other")
+    assert same(read(file), masters)
+    assert same(loaded(file, odd), masters)
+
+
+def test_llama_names_join_queries_keys_and_values_and_gate_and_up_transposed(tmp_path):
+    """Of weights that have the names and shapes of a block with two query heads and one of keys: C 6, H·D 8, F 5."""
+    shapes = {"wte": (7, 6), "block0.attention_norm.weight": (6,), "block0.attention.qkv.weight": (6, 16),
+              "block0.attention.qkv.bias": (16,), "block0.attention.projection.weight": (8, 6),
+              "block0.ffn_norm.weight": (6,), "block0.ffn.gate_up.weight": (6, 10), "block0.ffn.down.weight": (5, 6),
+              "norm.weight": (6,), "lm_head.weight": (6, 7)}
+
+    class Holder(Gain):
+        """Parameters of any names and shapes, which no pass uses."""
+        shapes = property(lambda self: shapes)
+
+    model = Model([Holder("all", ())])
+    masters = saved(tmp_path / "c", model)
+    (file,) = export_weights(tmp_path / "c", tmp_path)
+    found, block = read(file), "model.layers.0."
+    qkv, bias = masters["block0.attention.qkv.weight"], masters["block0.attention.qkv.bias"]
+    for name, columns in (("q", slice(8)), ("k", slice(8, 12)), ("v", slice(12, 16))):
+        assert bits(found[f"{block}self_attn.{name}_proj.weight"]) == bits(qkv[:, columns].T)
+        assert bits(found[f"{block}self_attn.{name}_proj.bias"]) == bits(bias[columns])
+    assert bits(found[f"{block}mlp.up_proj.weight"]) == bits(masters["block0.ffn.gate_up.weight"][:, 5:].T)
+    assert bits(found[f"{block}post_attention_layernorm.weight"]) == bits(masters["block0.ffn_norm.weight"])
+    assert {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"} < found.keys()
+    assert sum(array.size for array in found.values()) == sum(map(math.prod, shapes.values()))
+    assert same(loaded(file, model, ranks=5), masters)
+
+
+def test_weights_that_do_not_fit_are_refused_by_name_and_nothing_is_changed(tmp_path):
+    model = MODELS["gpt"]()
+    saved(tmp_path / "c", model)
+    (file,) = export_weights(tmp_path / "c", tmp_path / "one")
+    weights, wpe = read(file), "transformer.wpe.weight"
+
+    def refused(words, path=tmp_path / "x.safetensors", model=model):
+        def program(rank):
+            engine = zs.Engine(rank, model, ADAM, stage=rank.size, policy=BF16)
+            before = {name: bits(array) for name, array in engine.state_dict().items()}
+            assert_refused(lambda: engine.load_weights(path), words, CheckpointError)
+            assert {name: bits(array) for name, array in engine.state_dict().items()} == before
+        zs.Cluster(2).run(program)
+
+    write(tmp_path / "x.safetensors", {name: array for name, array in weights.items() if name != wpe})
+    refused(f"there is no tensor {wpe}, which is wpe here")
+    write(tmp_path / "x.safetensors", weights | {wpe: weights[wpe][:-1]})
+    refused(rf"wpe is of shape \(8, 12\), and there is {wpe} \(7, 12\)")
+    write(tmp_path / "x.safetensors", weights | {wpe: weights[wpe] > 0})
+    refused("is of type bool")
+    (tmp_path / "x.safetensors").write_bytes(file.read_bytes()[:-1])
+    refused("was cut off")
+    refused("No such file", tmp_path / "none.safetensors")
+    refused("No such file", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../one/model.safetensors"}}')
+    refused("names files of other folders", tmp_path)
+    assert_refused(lambda: export_weights(tmp_path / "one", tmp_path), "holds no checkpoint")
+    assert_refused(lambda: export_weights(tmp_path / "c", tmp_path, shard_nbytes=0), "shard_nbytes=0 must be")
+    assert_refused(lambda: export_weights(tmp_path / "c", tmp_path, kind="moment"), "has no moment of wte")
+
+
+def test_the_formats_own_library_reads_a_shard_and_an_export(tmp_path):
+    numpy = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
+    masters = saved(tmp_path / "c", MODELS["untied"](), policy=zs.Policy())
+    (file,) = export_weights(tmp_path / "c", tmp_path / "one")
+    assert same(numpy.load_file(file), read(file))
+    for shard in Path(tmp_path / "c").glob("*.safetensors"):
+        tensors = numpy.load_file(shard)
+        assert all(array.size <= masters[name.partition("/")[2]].size for name, array in tensors.items())
+
+
+def test_state_dict_is_what_this_rank_owns_as_views():
+    def program(rank):
+        engine = zs.Engine(rank, MODELS["odd"](), ADAM, stage=1)
+        return {name: array.size for name, array in engine.state_dict().items()}
+
+    found = zs.Cluster(3).run(program)
+    for name, shape in MODELS["odd"]().shapes.items():
+        for kind in ("master", "optimizer.m", "optimizer.v"):
+            assert sum(of_rank.get(f"{kind}/{name}", 0) for of_rank in found) == math.prod(shape)
+
+    def changed(rank):
+        engine = zs.Engine(rank, MODELS["odd"](), ADAM)
+        engine.state_dict()["master/layer0.weight"][...] = 5
+        return engine.state("layer0.weight")["parameter"]
+
+    assert (alone(changed) == 5).all()

@@ -1,0 +1,328 @@
+"""Llama's model: its shape and presets, RMSNorm, rotary attention with shared keys and values, and SwiGLU.
+
+The walk through a block, its ends and what recomputation keeps are those of `zerosim.models.gpt`; here is what differs.
+Mistral and Qwen are of this kind: Qwen 2 has biases in its qkv, Qwen 3 a norm of each head's queries and keys.
+
+Legend: B batch, T tokens, M = B·T rows, C channels, H heads of D channels, H_kv heads of keys and of values, O = (H +
+2·H_kv)·D, F channels inside the feed-forward network.
+Sources: Touvron et al. 2023, "Llama 2" (arXiv:2307.09288), section 2.2; Ainslie et al. 2023, "GQA" (arXiv:2305.13245);
+Qwen Team 2025, "Qwen3 Technical Report" (arXiv:2505.09388), section 2, for the norms of heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from zerosim.models import gpt, layers
+from zerosim.models.gpt import PROBABILITIES, Attention, BlockPart, Decoder, DecoderConfig, FeedForward, Norm
+from zerosim.models.layers import (
+    OWN_OUTPUT,
+    Context,
+    Gradients,
+    require_at_rest,
+    require_positive,
+    require_shape,
+    rows_of,
+)
+from zerosim.models.units import Weights
+from zerosim.numerics.checks import is_number, unknown_name
+
+LINEAR_LAYERS = ("qkv", "projection", "feed_forward")  # where there may be biases, as planning's shapes name them
+
+
+@dataclass(frozen=True)
+class LlamaConfig(DecoderConfig):
+    """A decoder with rotary positions, RMSNorm and gates.
+
+    ``key_heads`` H_kv are H where they are 0, ``head_channels`` D C/H, ``hidden`` F 4C. ``base`` is that of the rotary
+    angles, which no longer context scales. ``biases`` are the linear layers that have one, of "qkv", "projection" and
+    "feed_forward"; ``head_norms``: an RMSNorm of each head's queries and keys.
+    Raises ValueError for heads that do not divide, heads of odd width, which cannot be turned, and other biases.
+    """
+
+    key_heads: int = 0
+    head_channels: int = 0
+    hidden: int = 0
+    base: float = 10_000.0
+    biases: tuple[str, ...] = ()
+    head_norms: bool = False
+    last_norm: ClassVar[str] = "norm"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        where = "LlamaConfig"
+        if not self.head_channels and self.channels % self.heads:
+            raise ValueError(f"{where} was given {self.channels} channels in {self.heads} heads, which do not divide "
+                             "them; take a number of heads that does, or say head_channels")
+        derived = {"key_heads": self.heads, "head_channels": self.channels // self.heads, "hidden": 4 * self.channels}
+        for name, value in derived.items():
+            object.__setattr__(self, name, getattr(self, name) or value)
+        require_positive(where, **{name: getattr(self, name) for name in derived})
+        if self.heads % self.key_heads:
+            raise ValueError(f"{where} was given {self.heads} heads that share {self.key_heads} of keys and values; "
+                             "take a number that divides the heads")
+        if self.head_channels % 2:
+            raise ValueError(f"{where} was given heads of {self.head_channels} channels; rotary positions turn pairs "
+                             "of them, so take an even number")
+        if not is_number(self.base) or not self.base > 0:
+            raise ValueError(f"{where} was given base={self.base!r}; the rotary angles are its powers, so take a "
+                             "positive number, as 10000")
+        if unknown := set(self.biases) - set(LINEAR_LAYERS):
+            raise ValueError(f"{where} was given biases of {', '.join(sorted(unknown))}; they can be in "
+                             f"{', '.join(LINEAR_LAYERS)}")
+
+    def norm(self, name: str) -> Norm:
+        """An RMSNorm."""
+        return RMSNorm(name, self.channels, self.epsilon)
+
+    def parts(self, block: str, seed: int) -> list[BlockPart]:
+        """Attention, and a gated feed-forward network."""
+        return [RotaryAttention(block, self, seed), GatedFeedForward(block, self, seed)]
+
+
+# llama-nano is for tests: two heads share keys and values. llama-micro reads bytes and trains as long as gpt-micro.
+PRESETS: Mapping[str, LlamaConfig] = {
+    "llama-nano": LlamaConfig(layers=2, channels=12, heads=2, context=8, vocabulary=17, key_heads=1, hidden=20),
+    "llama-micro": LlamaConfig(layers=4, channels=128, heads=4, context=64, vocabulary=256, key_heads=2, hidden=352),
+}
+
+
+# -- RMSNorm (Zhang & Sennrich 2019, arXiv:1910.07467, section 4) ------------------------------------------------------
+
+
+def rmsnorm_forward(ctx: Context, x: np.ndarray, w: np.ndarray, epsilon: float,
+                    out: np.ndarray | None = None) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """y = x·w/√(mean of x² + ε) over the last axis, in fp32, rounded once: x, y (M, …, C), w (C,).
+
+    Saves x and, in fp32, 1/√(mean of x² + ε) (M, …). Raises ValueError for shapes that do not fit.
+    """
+    require_shape("rmsnorm_forward", "w", w, x.shape[-1:], "w has one element per channel of x")
+    require_at_rest(ctx, "rmsnorm_forward", x=x)
+    y = layers.out_or_new(ctx, "rmsnorm_forward", out, x.shape, "rmsnorm.y", saved=x)
+    rstd = ctx.empty(x.shape[:-1], dtype=ctx.wide_dtype, name="rmsnorm.rstd")
+    ctx.kernels.normalize_rows(x, w, None, epsilon, None, rstd, y)
+    ctx.note(flops=5 * x.size, nbytes=x.nbytes + y.nbytes + rstd.nbytes)
+    return y, (x, rstd)
+
+
+def rmsnorm_output(ctx: Context, w: np.ndarray, saved: tuple[np.ndarray, np.ndarray],
+                   out: np.ndarray | None = None) -> np.ndarray:
+    """The output again, from what was saved: the same bits."""
+    x, rstd = saved
+    y = layers.out_or_new(ctx, "rmsnorm_output", out, x.shape, "rmsnorm.y", saved=x)
+    ctx.kernels.scale_rows(x, w, None, None, rstd, y)
+    ctx.note(flops=2 * x.size, nbytes=x.nbytes + y.nbytes)
+    return y
+
+
+def rmsnorm_backward(ctx: Context, w: np.ndarray, saved: tuple[np.ndarray, np.ndarray], dy: np.ndarray, dw: np.ndarray,
+                     out: np.ndarray | None = None) -> np.ndarray:
+    """dx (M, …, C) in fp32, rounded once; writes dw = Σ dy·x̂, added up in fp32, rounded once; ``out`` may be dy."""
+    x, rstd = saved
+    require_shape("rmsnorm_backward", "dy", dy, x.shape, OWN_OUTPUT)
+    require_at_rest(ctx, "rmsnorm_backward", dy=dy)
+    dx = ctx.empty(x.shape, "activation_gradient", name="rmsnorm.dx") if out is None else out
+    ctx.kernels.normalize_rows_gradient(x, w, None, rstd, dy, dx, dw, None)
+    ctx.note(flops=10 * x.size, nbytes=x.nbytes + dy.nbytes + dx.nbytes)
+    return dx
+
+
+class RMSNorm(Norm):
+    """RMSNorm, which neither subtracts a mean nor adds a bias."""
+
+    parameters: ClassVar[tuple[str, ...]] = ("weight",)
+
+    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
+        """y (M, C); saves x and one number of each row."""
+        return rmsnorm_forward(ctx, x, self.of(w)[0], self.epsilon)
+
+    def output(self, ctx: Context, w: Weights, saved: Any) -> np.ndarray:
+        """The same y (M, C) again."""
+        return rmsnorm_output(ctx, self.of(w)[0], saved)
+
+    def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, grads: Gradients) -> np.ndarray:
+        """dy (M, C) -> dx (M, C), and the gradient of the weight."""
+        return rmsnorm_backward(ctx, self.of(w)[0], saved, dy, self.of(grads)[0])
+
+
+# -- SwiGLU ------------------------------------------------------------------------------------------------------------
+
+
+def swiglu_forward(ctx: Context, h: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """y (M, F) = silu(gate)·up, silu(x) = x/(1 + e⁻ˣ), in fp32, rounded once; gate and up side by side in h (M, 2F).
+
+    Saves h. Raises ValueError for an odd number of columns. Source: Shazeer 2020 (arXiv:2002.05202), section 2.
+    """
+    if h.ndim != 2 or h.shape[1] % 2:
+        raise ValueError(f"swiglu_forward asked for gate and up side by side (M, 2F), and found shape {h.shape}")
+    require_at_rest(ctx, "swiglu_forward", h=h)
+    y = ctx.empty((h.shape[0], h.shape[1] // 2), name="swiglu.y")
+    ctx.kernels.swiglu(h, y)
+    ctx.note(flops=5 * y.size, nbytes=h.nbytes + y.nbytes)
+    return y, h
+
+
+def swiglu_backward(ctx: Context, saved: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    """dy (M, F) -> dh (M, 2F), in fp32, rounded once."""
+    require_shape("swiglu_backward", "dy", dy, (saved.shape[0], saved.shape[1] // 2), OWN_OUTPUT)
+    require_at_rest(ctx, "swiglu_backward", dy=dy)
+    dh = ctx.empty(saved.shape, "activation_gradient", name="swiglu.dh")
+    ctx.kernels.swiglu_gradient(saved, dy, dh)
+    ctx.note(flops=14 * dy.size, nbytes=saved.nbytes + dy.nbytes + dh.nbytes)
+    return dh
+
+
+class GatedFeedForward(FeedForward):
+    """silu(gate)·up between gate and up, one matrix (C, 2F), and down (F, C)."""
+
+    norm_name: ClassVar[str] = "ffn_norm"
+    opening: ClassVar[str] = "ffn.gate_up"
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """2F, F."""
+        return 2 * self.config.hidden, self.config.hidden
+
+    @property
+    def biased(self) -> tuple[str, ...]:
+        """Both, or none."""
+        return (self.opening, self.closing) if "feed_forward" in self.config.biases else ()
+
+    def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray, shape: tuple[int, ...],
+                       keep: str) -> tuple[np.ndarray, Any]:
+        """h (M, 2F) -> (M, F)."""
+        return swiglu_forward(ctx, h)
+
+    def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, shape: tuple[int, ...],
+                        grads: Gradients) -> np.ndarray:
+        """dy (M, F) -> dh (M, 2F)."""
+        return swiglu_backward(ctx, saved, dy)
+
+
+# -- Rotary positions, shared keys and values, norms of heads ----------------------------------------------------------
+
+
+class RotaryAttention(Attention):
+    """Causal attention between qkv (C, O) and projection (H·D, C), queries and keys turned by their places.
+
+    They are turned in place, in what the opening made, so that nothing is kept beside it. Where heads have norms, what
+    the opening made is kept as it is, with a number of fp32 for each head and row; backward norms and turns again.
+    """
+
+    norm_name: ClassVar[str] = "attention_norm"
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """O, H·D."""
+        of = self.config
+        return (of.heads + 2 * of.key_heads) * of.head_channels, of.heads * of.head_channels
+
+    @property
+    def biased(self) -> tuple[str, ...]:
+        """Those that the config names."""
+        return tuple(layer for layer in (self.opening, self.closing) if layer.split(".")[1] in self.config.biases)
+
+    @property
+    def between(self) -> dict[str, tuple[int, ...]]:
+        """The norms' weights of queries and of keys (D,)."""
+        names = ("query_norm", "key_norm") if self.config.head_norms else ()
+        return {self.full(f"attention.{name}"): (self.config.head_channels,) for name in names}
+
+    def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray, shape: tuple[int, ...],
+                       keep: str) -> tuple[np.ndarray, Any]:
+        """h (M, O) -> (M, H·D)."""
+        qkv, rstds = self._norm_heads(ctx, w, h) if self.between else (h, ())
+        qkv = qkv.reshape(*shape[:2], -1)
+        self._turn(ctx, qkv)
+        o, saved = layers.attention_forward(ctx, qkv, self.config.heads, keep=PROBABILITIES[keep],
+                                            key_heads=self.config.key_heads)
+        return rows_of(o), (replace(saved, qkv=h.reshape(qkv.shape)), rstds)
+
+    def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, shape: tuple[int, ...],
+                        grads: Gradients) -> np.ndarray:
+        """dy (M, H·D) -> dh (M, O), and the gradients of the heads' norms."""
+        attention, rstds = saved
+        h = rows_of(attention.qkv)
+        if self.between:
+            qkv, _ = self._norm_heads(ctx, w, h, rstds)
+            attention = replace(attention, qkv=qkv.reshape(attention.qkv.shape))
+            self._turn(ctx, attention.qkv)
+        dqkv = layers.attention_backward(ctx, attention, dy.reshape(*shape[:2], -1))
+        self._turn(ctx, dqkv, back=True)
+        dh = rows_of(dqkv)
+        for (name, x, dx), rstd in zip(self._heads_of(h, dh), rstds, strict=True):
+            rmsnorm_backward(ctx, w[name], (x, rstd), dx, grads[name], out=dx)
+        return dh
+
+    def _turn(self, ctx: Context, qkv: np.ndarray, *, back: bool = False) -> None:
+        """Turns the queries and keys of qkv (B, T, O) in place."""
+        of = self.config
+        ctx.kernels.rotate(qkv, of.heads + of.key_heads, of.head_channels, of.base, back=back)
+        turned = qkv.size // (of.heads + 2 * of.key_heads) * (of.heads + of.key_heads)
+        ctx.note(flops=3 * turned, nbytes=2 * turned * qkv.itemsize)
+
+    def _norm_heads(self, ctx: Context, w: Weights, h: np.ndarray,
+                    rstds: Sequence[np.ndarray] = ()) -> tuple[np.ndarray, Sequence[np.ndarray]]:
+        """A copy of h (M, O) in which each query and key is normed, and the norms' statistics, or with these again."""
+        of, found = self.config, list(rstds)
+        qkv = ctx.empty(h.shape, name="attention.normed")
+        values = (of.heads + of.key_heads) * of.head_channels
+        ctx.kernels.cast_pack(h[:, values:], qkv[:, values:])
+        for index, (name, x, y) in enumerate(self._heads_of(h, qkv)):
+            if rstds:
+                rmsnorm_output(ctx, w[name], (x, rstds[index]), out=y)
+            else:
+                found.append(rmsnorm_forward(ctx, x, w[name], of.epsilon, out=y)[1][1])
+        return qkv, found
+
+    def _heads_of(self, *arrays: np.ndarray) -> Iterator[tuple[Any, ...]]:
+        """For each norm of heads its weight's name, and of each array (M, O) the heads that it is of (M, h, D)."""
+        of = self.config
+        for name, here in zip(self.between, (slice(of.heads), slice(of.heads, of.heads + of.key_heads)), strict=False):
+            yield name, *(x.reshape(len(x), -1, of.head_channels)[:, here] for x in arrays)
+
+
+# -- The model ---------------------------------------------------------------------------------------------------------
+
+
+class Llama(Decoder):
+    """A Llama, with a head of its own.
+
+    >>> Llama("llama-nano").parameter_count, [unit.name for unit in Llama("llama-nano").units]
+    (2772, ['embed', 'block0', 'block1', 'head'])
+    """
+
+    config_class: ClassVar[type[DecoderConfig]] = LlamaConfig
+    presets: ClassVar[Mapping[str, Any]] = PRESETS
+    config: LlamaConfig
+
+    def __init__(self, config: LlamaConfig | str = "llama-nano", *, tied: bool = False, **options: Any) -> None:
+        """``config`` is a LlamaConfig or a preset's name; ``options`` and what is raised are Decoder's."""
+        super().__init__(config, tied=tied, **options)
+
+
+def config_of(config: Any) -> DecoderConfig:
+    """The config of a preset's name, of a GPT or of a Llama, or a config itself; ValueError for anything else."""
+    presets: Mapping[str, DecoderConfig] = {**gpt.PRESETS, **PRESETS}
+    if isinstance(config, DecoderConfig):
+        return config
+    if not isinstance(config, str) or config not in presets:
+        raise unknown_name(f"a model was asked for by {config!r}, which is no config and no preset", config, presets,
+                           "the presets are")
+    return presets[config]
+
+
+def decoder(config: DecoderConfig | str, **options: Any) -> Decoder:
+    """The model of a config, or of a preset's name: a GPT, or a Llama.
+
+    >>> type(decoder("llama-nano")).__name__, type(decoder("gpt-nano")).__name__
+    ('Llama', 'GPT')
+
+    ``options`` are those of the model. Raises ValueError for a preset that there is not.
+    """
+    config = config_of(config)
+    return (Llama if isinstance(config, LlamaConfig) else gpt.GPT)(config, **options)  # type: ignore[arg-type]

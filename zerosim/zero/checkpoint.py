@@ -1,0 +1,553 @@
+"""Sharded checkpoints: each rank writes what it owns, and reads what it needs, whoever wrote it.
+
+A checkpoint is a folder: one safetensors file of each rank, and an index in JSON, which names what lies where, with a
+checksum for every block of every tensor. A tensor is written in the pieces that ranks own of it, under its kind and its
+parameter's name: ``master/wte``, ``parameter/wte`` where a second copy is kept, ``optimizer.m/wte``. In the middle of a
+step each rank's gradients and observed factors are there too. No rank gathers anything, and nothing is ever run.
+
+`save` writes the files under new names and the index last, by a rename: until then the folder is the checkpoint that
+it was before, whenever the processes are killed. `load` first reads and checks all that this rank needs, and then once
+more into the arrays at rest: what cannot be read changes nothing. An error on one rank is an error of all of them.
+
+Source of the idea: Rajbhandari et al. 2020 (ZeRO), by which each rank has all of its own state and nothing else.
+Legend: N ranks; pieces and ranges count elements of one tensor.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import accumulate, groupby
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from zerosim.numerics.arrays import AnyArray, has_data
+from zerosim.numerics.checks import is_count
+from zerosim.numerics.files import UNFINISHED, write_durably
+from zerosim.numerics.safetensors import (
+    BLOCK_NBYTES,
+    CODES,
+    DTYPES,
+    StoredTensor,
+    checksums,
+    crc32,
+    read_blocks,
+    read_header,
+    write_tensors,
+)
+from zerosim.ranks.rank import Rank
+from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
+from zerosim.zero.layout import ParameterPiece
+from zerosim.zero.param_group import ParamGroup, at
+from zerosim.zero.placements import Placement
+from zerosim.zero.update import Update
+
+FORMAT, VERSION, INDEX = "zerosim sharded checkpoint", 1, "index.json"
+SHARD = re.compile(r"shard-(\d{6,})-rank-\d+-of-\d+\.safetensors")
+MASTER, PARAMETER, OPTIMIZER, OF_RANK = "master", "parameter", "optimizer", "rank"
+T = TypeVar("T")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint could not be written or read; every rank of the group raises it, and nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The report of a load: the caller's ``progress``, and ``differences`` from the engine that saved.
+
+    Without differences, training goes on as if it had never been interrupted, bit for bit. ``nbytes_read`` are the
+    bytes of tensors that this rank read from files, each of them twice: to check them first.
+    """
+
+    progress: Any
+    differences: tuple[str, ...]
+    nbytes_read: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """All that one rank goes on from: what rests in its param groups, the parts that count steps, and in words what
+    else its bits depend on."""
+
+    rank: Rank
+    param_groups: Sequence[ParamGroup]
+    update: Update
+    gradients: Accumulator
+    observer: FactorObserver
+    counts: StepCounts
+    settings: Mapping[str, str]
+
+    def all_settings(self, steps_taken: int) -> dict[str, str]:
+        """In words, by name: what the bits of a training that goes on depend on, beside what is restored."""
+        return {"ranks": str(self.rank.size), **self.settings,
+                "layout": ", ".join(f"{group.layout.name} (units {crc32(' '.join(group.layout.units).encode())})"
+                                    for group in self.param_groups),
+                "formats": "; ".join(str(group.policy) for group in self.param_groups),
+                "clip_norm": str(self.update.clip_norm),
+                "factor of the next lr": str(self.update.lr_factor(steps_taken + 1))}
+
+
+# -- What rests on a rank, by name -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Resting:
+    """Elements of one tensor, from ``start`` on, in an array at rest; ``shape`` is the whole tensor's."""
+
+    key: str
+    shape: tuple[int, ...]
+    start: int
+    array: AnyArray
+
+
+def owned(training: TrainingState) -> Iterator[Resting]:
+    """All state of which this rank is the owner: every element of a tensor has one."""
+    for group in training.param_groups:
+        yield from resting_of(group, owned=True)
+    if training.gradients.micro_batch:
+        yield from _of_step(training, training.observer.sums)
+
+
+def resting_of(group: ParamGroup, *, owned: bool) -> Iterator[Resting]:
+    """The state of a param group that rests on this rank, or the part of it of which the rank is the owner."""
+    layout, stage = group.layout, group.stage
+
+    def pieces(placement: Placement) -> list[ParameterPiece]:
+        return layout.parameter_pieces(group.rank.index) if owned else layout.by_parameter(
+            group.regions_held(placement))
+
+    copies = [(MASTER, group.master, group.master_placement)]
+    if not group.parameter_is_master:
+        copies.append((PARAMETER, group.parameter, stage.parameters))
+    for kind, array, placement in copies:
+        for piece in pieces(placement):
+            yield Resting(f"{kind}/{piece.entry.name}", piece.entry.shape, piece.start, array[at(piece, placement)])
+    for piece in [] if group.frozen else pieces(stage.optimizer):
+        for name, slot in group.slots_of(piece.entry).items():
+            key = f"{OPTIMIZER}.{name}/{piece.entry.name}"
+            if group.is_flat(piece.entry, name):
+                yield Resting(key, slot.shape, piece.start, group.slot(piece, name))
+            elif piece.start == 0 or not owned:  # all who own of the parameter keep it whole
+                yield Resting(key, slot.shape, 0, group.slot(piece, name).reshape(-1))
+
+
+def _of_step(training: TrainingState, observed: Mapping[str, Factors]) -> Iterator[Resting]:
+    """The rank's own addends or sums of a step under way, as they rest, and the factors that it has observed."""
+    rank = training.rank.index
+    for index, group in enumerate(training.param_groups):
+        yield Resting(f"{OF_RANK}.gradient/{index}@{rank}", group.gradient.shape, 0, group.gradient)
+    for weight, factors in observed.items():
+        for name, factor in zip("AG", factors, strict=True):
+            yield Resting(f"{OF_RANK}.factor.{name}/{weight}@{rank}", factor.shape, 0, factor.reshape(-1))
+
+
+def state_dict(training: TrainingState) -> dict[str, AnyArray]:
+    """The owned state by name, as views: in its own shape where all of it is here, else flat (n,)."""
+    return {one.key: one.array.reshape(one.shape) if one.array.size == math.prod(one.shape) else one.array
+            for one in owned(training)}
+
+
+def _parameters(training: TrainingState) -> dict[str, Any]:
+    """Each parameter's shape, and the state and settings of its optimizer; None where it is frozen."""
+    return {entry.name: {"shape": list(entry.shape),
+                         "optimizer": None if group.frozen else str(group.optimizers[entry.name]),
+                         "slots": [] if group.frozen else sorted(group.slots_of(entry))}
+            for group in training.param_groups for entry in group.layout.entries}
+
+
+# -- Saving ------------------------------------------------------------------------------------------------------------
+
+
+def save(path: str | Path, training: TrainingState, progress: Any) -> None:
+    """Writes a checkpoint into the folder ``path``, which is made, in place of the one that is there.
+
+    That one stays until the new one is whole, so that there must be room for both. Raises CheckpointError on every rank
+    where one cannot write; the earlier checkpoint is then as it was, and the training may go on.
+    """
+    rank, folder = training.rank, Path(path)
+    _require_data(training)
+    _require_at_rest(training)
+    text = _as_json(progress)
+    rank = rank.agreeing(f"save to {str(path)!r} after {training.update.steps_taken} steps, "
+                         f"{training.gradients.micro_batch} micro-batches, progress {text}")
+    with rank.trace.span("save"):
+        number = np.array([together(rank, partial(_next_number, folder), only=0) or 0], np.int64)
+        rank.broadcast(number, out=number, purpose="control")
+        shard = folder / _name(int(number[0]), rank.index, rank.size)
+        try:
+            together(rank, partial(_write_shard, shard, training))
+        except CheckpointError:
+            with suppress(OSError):
+                shard.unlink(missing_ok=True)  # no index names it, and on a full disk it is in the way
+            raise
+        together(rank, partial(_write_index, folder, int(number[0]), training, json.loads(text)), only=0)
+    if rank.index == 0:
+        _remove_others(folder, int(number[0]))
+
+
+def _require_data(training: TrainingState) -> None:
+    if not all(has_data(group.parameter) for group in training.param_groups):
+        raise ValueError("a checkpoint holds numbers, and the arrays of this run have shapes and types alone; run the "
+                         "program on a Cluster")
+
+
+def _require_at_rest(training: TrainingState) -> None:
+    """Raises ValueError where a checkpoint would not hold all that a later run needs."""
+    training.update.refuse_if_broken_off()
+    if training.update.is_ready:
+        raise ValueError("save() was called between reduce() and update(), where gradients are under way; call "
+                         "update() first, or save before reduce()")
+    if training.gradients.is_last:
+        raise ValueError("save() was called after the step's last backward, whose gradients may have been reduced; "
+                         "call reduce() and update() first")
+    if any(all_gather.is_out_of_date for all_gather in training.update.all_gathers.values()):
+        raise ValueError("save() was called after an update whose shards the other ranks have not yet; call "
+                         "all_gather_parameters() first")
+
+
+def _as_json(progress: Any) -> str:
+    try:
+        return json.dumps(progress, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"progress={progress!r} is to come back from JSON as it was: {error}; pass numbers, texts, "
+                         "lists and dicts of them, or None") from None
+
+
+def _name(number: int, index: int, ranks: int) -> str:
+    return f"shard-{number:06}-rank-{index:05}-of-{ranks:05}.safetensors"
+
+
+def _next_number(folder: Path) -> int:
+    """A number that no shard in the folder has; the folder is made, and must not hold anybody else's index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    index = folder / INDEX
+    if index.exists() and FORMAT not in index.read_text(encoding="utf-8", errors="replace"):
+        raise ValueError(f"{index} is of no zerosim checkpoint, and would be overwritten; name another folder")
+    return 1 + max((int(match[1]) for match in map(SHARD.fullmatch, _names(folder)) if match), default=0)
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+def _write_shard(path: Path, training: TrainingState) -> None:
+    own = list(owned(training))
+    about = {one.key: {"shape": one.shape, "start": one.start, "crc32": checksums(one.array)} for one in own}
+    counts = asdict(training.counts) | {"rows": training.observer.rows}
+    arrays = {one.key: one.array for one in own}
+    write_tensors(path, {key: (array.dtype, array.shape) for key, array in arrays.items()}, arrays.__getitem__,
+                  {FORMAT: json.dumps({"version": VERSION, "counts": counts, "tensors": about})})
+
+
+def _write_index(folder: Path, number: int, training: TrainingState, progress: Any) -> None:
+    """Reads the headers of all shards, and writes what lies where."""
+    files, counts = [], []
+    tensors: dict[str, Any] = {}
+    for index in range(training.rank.size):
+        name = _name(number, index, training.rank.size)
+        try:
+            shard = read_header(folder / name)
+        except FileNotFoundError:
+            raise ValueError(f"rank 0 does not find {folder / name}, which rank {index} has written; name a folder "
+                             "that all ranks share") from None
+        about = json.loads(shard.metadata[FORMAT])
+        counts.append(about["counts"])
+        files.append({"name": name, "nbytes": shard.nbytes, "header_crc32": shard.header_crc32})
+        for key, piece in about["tensors"].items():
+            stored = shard.tensors[key]
+            whole = tensors.setdefault(key, {"shape": piece["shape"], "dtype": CODES[stored.dtype], "pieces": []})
+            whole["pieces"].append({"file": index, "start": piece["start"], "count": stored.shape[0],
+                                    "crc32": piece["crc32"]})
+    scaler = training.update.loss_scale
+    content = {
+        "format": FORMAT, "version": VERSION, "number": number, "files": files, "counts": counts,
+        "steps_taken": training.update.steps_taken, "micro_batches": training.gradients.micro_batch,
+        "loss_scale": {"kind": scaler.kind, "rule": _rule(training), "state": scaler.state()}, "progress": progress,
+        "settings": training.all_settings(training.update.steps_taken), "parameters": _parameters(training),
+        "tensors": tensors}
+    text = json.dumps({"sha256": _sha256(content), "checkpoint": content}, indent=1, allow_nan=False)
+    write_durably(folder / INDEX, [text.encode()])
+
+
+def _sha256(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _remove_others(folder: Path, number: int) -> None:
+    """Removes the earlier checkpoint's shards, and what killed runs left."""
+    for name in _names(folder):
+        match = SHARD.fullmatch(name.removeprefix(".").removesuffix(UNFINISHED))
+        if match and (int(match[1]) != number or name.endswith(UNFINISHED)):
+            with suppress(OSError):  # the new checkpoint is whole; the next save tries again
+                (folder / name).unlink()
+
+
+# -- Loading -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A stretch [low, high) of a tensor's piece in a file, and the resting elements that it fills."""
+
+    path: Path
+    tensor: StoredTensor
+    low: int
+    high: int
+    crc32: list[str]
+    target: AnyArray
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """A checkpoint's index, and the headers of its files as far as they have been read."""
+
+    folder: Path
+    content: dict[str, Any]
+    headers: dict[int, Any] = field(default_factory=dict)
+
+    def header(self, index: int) -> Any:
+        """The header of one rank's file. Raises ValueError where it is not the file that the index is of."""
+        if index not in self.headers:
+            entry = self.content["files"][index]
+            path = self.folder / entry["name"]
+            try:
+                header = read_header(path)
+            except FileNotFoundError:
+                raise ValueError(f"{path} is missing, which {self.folder / INDEX} names; take another copy of the "
+                                 "checkpoint") from None
+            if (header.nbytes, header.header_crc32) != (entry["nbytes"], entry["header_crc32"]):
+                raise ValueError(f"{path} is not the file that {self.folder / INDEX} names: it has {header.nbytes} "
+                                 f"bytes and a header with the checksum {header.header_crc32}, where {entry['nbytes']} "
+                                 f"and {entry['header_crc32']} were written; take another copy of the checkpoint")
+            self.headers[index] = header
+        return self.headers[index]
+
+    def sources(self, key: str, shape: tuple[int, ...], low: int, target: AnyArray) -> Iterator[Source]:
+        """The stretches of files in which the elements of a tensor from ``low`` on lie, as many as the target has.
+
+        Raises ValueError for a tensor that is not all there.
+        """
+        high = done = low
+        high += target.size
+        whole = self.content["tensors"].get(key, {"pieces": [], "shape": shape})
+        if tuple(whole["shape"]) != shape:
+            raise ValueError(f"{self.folder / INDEX}: the tensor {key} is of shape {tuple(whole['shape'])}, and "
+                             f"{shape} is asked for; build the model and optimizer that were saved")
+        for piece in sorted(whole["pieces"], key=lambda piece: piece["start"]):
+            start, stop = max(low, piece["start"]), min(high, piece["start"] + piece["count"])
+            if start < stop and start == done:
+                file = self.header(piece["file"])
+                yield Source(file.path, file.tensors[key], start - piece["start"],
+                             stop - piece["start"], piece["crc32"], target[start - low:stop - low])
+                done = stop
+        if done < high:
+            raise ValueError(f"{self.folder / INDEX} names no file for the elements {done} to {high} of the tensor "
+                             f"{key}; the checkpoint is not whole")
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Reads and checks the index of a checkpoint.
+
+    Raises ValueError, with the file's name, where there is none, or it is damaged, another format's or a newer one's.
+    """
+    index = folder / INDEX
+    try:
+        text = index.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(f"{folder} holds no checkpoint: there is no {INDEX} in it; name the folder that save() was "
+                         "given") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{index} is damaged: {error}; take another copy of it") from None
+    try:
+        found = json.loads(text)
+        content = found["checkpoint"]
+        known, version = content["format"] == FORMAT, content["version"]
+    except (ValueError, TypeError, KeyError) as error:
+        what = "is damaged" if FORMAT in text else "is of no zerosim checkpoint"
+        raise ValueError(f"{index} {what} ({type(error).__name__}: {error}); take another copy of the checkpoint, or "
+                         "name the folder that save() was given") from None
+    if not known:
+        raise ValueError(f"{index} is of the format {content['format']!r}, and load() reads {FORMAT!r}; name the "
+                         "folder that save() was given")
+    if not is_count(version) or version > VERSION:
+        raise ValueError(f"{index} is of version {version}, and this zerosim reads versions up to {VERSION}; install a "
+                         "newer zerosim")
+    if found["sha256"] != _sha256(content):
+        raise ValueError(f"{index} is damaged: its content has not the checksum that was written with it; take another "
+                         "copy of it")
+    return Checkpoint(folder, content)
+
+
+def load(path: str | Path, training: TrainingState, abandon: Callable[[], None]) -> tuple[Restored, StepCounts]:
+    """Puts a checkpoint's state in the place of this rank's, and returns a report and the counts of steps.
+
+    What this rank needs is read from the files of whichever ranks wrote it, in any number, stage or layout; where it
+    rests in another format here, it is rounded to it. ``abandon`` drops what is under way here, once all is known to be
+    good. Raises CheckpointError on every rank where one cannot read all of it: then nothing has been changed.
+    """
+    rank, update = training.rank.agreeing(f"load of {str(path)!r}"), training.update
+    _require_data(training)
+    with rank.trace.span("load"):
+        plan = together(rank, partial(_plan, Path(path), training))
+        abandon()
+        with update.changing_state(f"load of {str(path)!r}"):
+            together(rank, partial(_fill, plan, training))
+    return Restored(plan.content["progress"], plan.differences, plan.nbytes), StepCounts(**plan.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """All of a load that has been checked: where each element comes from, and what is set beside the arrays."""
+
+    content: Mapping[str, Any]
+    differences: tuple[str, ...]
+    sources: list[Source]
+    counts: dict[str, Any]
+    rows: dict[str, int]
+    factors: dict[str, Factors]
+    nbytes: int
+
+
+def _plan(folder: Path, training: TrainingState) -> LoadPlan:
+    """Reads and checks all that this rank needs. Raises ValueError or OSError where it cannot."""
+    rank, checkpoint = training.rank, open_checkpoint(folder)
+    content = checkpoint.content
+    _require_same_parameters(training, content, folder)
+    differences = _differences(training, content)
+    if content["micro_batches"]:
+        _require_same_place(training, content, folder)
+    counts = dict(content["counts"][rank.index if len(content["counts"]) == rank.size else 0])
+    rows, factors = counts.pop("rows"), dict[str, Factors]()
+    wanted = [one for group in training.param_groups for one in resting_of(group, owned=False)]
+    if content["micro_batches"]:
+        for weight in rows:
+            inputs, outputs = content["parameters"][weight]["shape"]
+            factors[weight] = training.observer.empty(inputs, weight), training.observer.empty(outputs, weight)
+        wanted += _of_step(training, factors)
+    sources = sorted((source for one in wanted
+                      for source in checkpoint.sources(_key_of(one, content), one.shape, one.start, one.array)),
+                     key=lambda source: (source.path, source.tensor.start))
+    return LoadPlan(content, differences, sources, counts, rows, factors, _read(rank, sources, check_only=True))
+
+
+def _key_of(one: Resting, content: Mapping[str, Any]) -> str:
+    """The tensor in the checkpoint that fills this one: a second copy of another format is made from the master."""
+    kind, _, name = one.key.partition("/")
+    saved = content["tensors"].get(one.key)
+    if kind == PARAMETER and (saved is None or DTYPES[saved["dtype"]] != one.array.dtype):
+        return f"{MASTER}/{name}"
+    return one.key
+
+
+def _fill(plan: LoadPlan, training: TrainingState) -> None:
+    """Sets all state to the checkpoint's."""
+    content, update = plan.content, training.update
+    if _keeps_loss_scale(training, content):
+        update.loss_scale.restore(content["loss_scale"]["state"])
+    _read(training.rank, plan.sources, check_only=False)
+    update.steps_taken = content["steps_taken"]
+    training.observer.rows, training.observer.sums = plan.rows, plan.factors
+    for reducer in training.gradients.reducers.values():
+        reducer.micro_batch = content["micro_batches"]
+
+
+def _read(rank: Rank, sources: Sequence[Source], *, check_only: bool) -> int:
+    """Reads and checks the blocks of all sources, and puts them where they belong; returns how many bytes they are."""
+    most = max((min(source.tensor.nbytes, BLOCK_NBYTES) for source in sources), default=0)
+    buffer, nbytes = rank.memory.alloc(most, np.uint8, "workspace", "checkpoint", like=np.empty(0)), 0  # on the host
+    for path, of_file in groupby(sources, lambda source: source.path):
+        with path.open("rb") as file:
+            for source in of_file:
+                for start, block in read_blocks(file, path, source.tensor, source.low, source.high, buffer,
+                                                source.crc32):
+                    nbytes += block.nbytes
+                    if not check_only:
+                        low = start - source.low
+                        rank.kernels.cast_pack(block, source.target[low:low + len(block)])
+    return nbytes
+
+
+def _require_same_parameters(training: TrainingState, content: Mapping[str, Any], folder: Path) -> None:
+    """Raises ValueError where the checkpoint is of other parameters, or of other optimizer state."""
+    saved, here = content["parameters"], _parameters(training)
+    for name in [*here, *saved]:
+        if name not in saved or name not in here:
+            where = "the checkpoint" if name not in saved else "this model"
+            raise ValueError(f"{folder}: {where} has no parameter {name}; load into the model that was saved")
+        for what in ("shape", "slots"):
+            if saved[name][what] != here[name][what]:
+                raise ValueError(f"{folder}: {name} has the {what} {saved[name][what]} there "
+                                 f"({saved[name]['optimizer']}) and {here[name][what]} here "
+                                 f"({here[name]['optimizer']}); load into the model and optimizer that were saved")
+
+
+def _require_same_place(training: TrainingState, content: Mapping[str, Any], folder: Path) -> None:
+    """Raises ValueError where the gradients of a step under way cannot go on."""
+    saved, here = content["settings"], training.all_settings(content["steps_taken"])
+    for name in ("ranks", "stage", "layout", "formats"):
+        if saved[name] != here[name]:
+            raise ValueError(f"{folder} was saved in the middle of a step, after {content['micro_batches']} "
+                             f"micro-batches, whose gradients are those of {name} {saved[name]}; here it is "
+                             f"{here[name]}. Load it where it was saved, and finish the step there")
+
+
+def _differences(training: TrainingState, content: Mapping[str, Any]) -> tuple[str, ...]:
+    """Why training may go on with other bits, a line each: what is here another than in the engine that saved."""
+    saved, here = content["settings"], training.all_settings(content["steps_taken"])
+    found = [f"{name}: saved with {saved.get(name)}, here {value}" for name, value in here.items()
+             if saved.get(name) != value]
+    optimizers = {name: (content["parameters"][name]["optimizer"], one["optimizer"])
+                  for name, one in _parameters(training).items()}
+    changed = [name for name, (there, here_) in optimizers.items() if there != here_]
+    if changed:
+        there, now = optimizers[changed[0]]
+        found.append(f"optimizer of {len(changed)} parameters, as {changed[0]}: saved with {there}, here {now}")
+    if not _keeps_loss_scale(training, content):
+        found.append(f"loss scale: saved with {content['loss_scale']['rule']}, and begins anew here with "
+                     f"{_rule(training)}")
+    return tuple(found)
+
+
+def _keeps_loss_scale(training: TrainingState, content: Mapping[str, Any]) -> bool:
+    """True for a scaler of the kind that was saved; a number that is asked for here is that number."""
+    saved = content["loss_scale"]
+    return bool(saved["kind"] == training.update.loss_scale.kind
+                and (saved["kind"] != "static" or saved["rule"] == _rule(training)))
+
+
+def _rule(training: TrainingState) -> str:
+    return str(training.param_groups[0].policy.loss_scale)
+
+
+# -- One rank's error is every rank's ----------------------------------------------------------------------------------
+
+
+def together(rank: Rank, work: Callable[[], T], *, only: int | None = None) -> T:
+    """The result of ``work`` on this rank, or on the ``only`` one, None elsewhere, when it has succeeded everywhere.
+
+    Raises CheckpointError on all ranks where OSError or ValueError was raised on one, with the first one's text.
+    """
+    text, found = "", None
+    try:
+        if only in (None, rank.index):
+            found = work()
+    except OSError as error:
+        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    except ValueError as error:
+        text = str(error)
+    mine = np.frombuffer(text.encode(), np.uint8)
+    lengths = rank.all_gather(np.array([len(mine)], np.int64), purpose="control")
+    if lengths.any():
+        splits = (0, *accumulate(int(length) for length in lengths))
+        texts = rank.all_gather(mine, splits=splits, purpose="control")
+        first = int(np.flatnonzero(lengths)[0])
+        said = texts[splits[first]:splits[first + 1]].tobytes().decode()
+        raise CheckpointError(f"rank {first}: {said}")
+    return found  # type: ignore[return-value]  # None only where this rank had nothing to do
