@@ -45,7 +45,8 @@ from zerosim.shown import Shown
 
 ENOUGH = 3  # micro-batches of a run: the first, the last, and one between them that stands for all such
 WHOLE_ITEMSIZE = 4  # bytes of the widest elements that are reduced or gathered
-SHOWN = 12  # candidates in the table
+SHOWN = 12  # candidates in the table; and the fastest of each other stage
+MOST_SEQUENCES = 1 << 16  # of a rank in a step, more than anybody takes: every micro-batch is looked at
 UNIT, MODEL = "unit", "model"  # buckets by name
 TAKEN = {"convention", "micro_batches", "parameters", "largest_layer"}  # options of a plan alone
 OFFLOADS: Mapping[str, tuple[bool, ...]] = {"never": (False,), "always": (True,), "both": (False, True)}
@@ -133,6 +134,12 @@ class Tuned(Shown):
         return data
 
     @property
+    def shown(self) -> list[Tried]:
+        """The fastest candidates, and of each stage that is not among them the fastest."""
+        return [one for place, one in enumerate(self.tried) if place < SHOWN or one.settings.stage not in {
+            faster.settings.stage for faster in self.tried[:place]}]
+
+    @property
     def pasted(self) -> tuple[Pasted, ...]:
         """The fastest candidate's settings for each program; none where nothing fits."""
         return pasted(self.config, self.best.settings) if self.best else ()
@@ -163,9 +170,9 @@ def _table(found: Tuned) -> Iterator[Part | str]:
                  f"{one.settings.micro_batches} · {one.settings.batch}", f"{one.settings.prefetch}",
                  UNIT if one.settings.bucket_nbytes is None else bytes_text(one.settings.bucket_nbytes),
                  seconds_text(one.step_seconds), seconds_text(one.exposed_seconds), gigabytes(one.held_nbytes),
-                 f"{found.tokens_per_second(one):,.0f}") for one in found.tried[:SHOWN]])
-    if len(found.tried) > SHOWN:
-        yield f"and {len(found.tried) - SHOWN:,} more that were tried; --json, or .tried, has them all."
+                 f"{found.tokens_per_second(one):,.0f}") for one in found.shown])
+    if more := len(found.tried) - len(found.shown):
+        yield f"and {more:,} more that were tried; --json, or .tried, has them all."
     yield ""
 
 
@@ -217,13 +224,13 @@ def tune(model: Any = None, *, global_batch: int | str, batch: Several = "all", 
     ranks, which takes N times as long.
     Raises ValueError for what cannot be searched, for a model without a known shape, and as `zs.plan` does.
 
-    >>> print(tune("gpt2", global_batch=32, ranks=4, stage="0,2", recompute="none", offload="never").verdict)
-    ZeRO-2 is fastest: 94.84 ms a step in 1 micro-batch of 8 sequences, with 53.21 GB to spare.
+    >>> print(tune("gpt2", global_batch=8, ranks=4, stage="2,3", batch=2, recompute="none", prefetch=1).verdict)
+    ZeRO-3 is fastest: 5.07 ms a step in 1 micro-batch of 2 sequences, with 80.69 GB to spare.
     """
     if taken := TAKEN & options.keys():
         raise ValueError(f"{min(taken)}= is no option of tune: a model is named, bytes are counted as the engine holds "
                          "them, and global_batch, ranks and batch say how many micro-batches there are; leave it out")
-    if offload not in OFFLOADS:
+    if offload not in [*OFFLOADS]:  # a list of it, for what cannot be hashed
         raise ValueError(f"offload={offload!r} must be {', '.join(OFFLOADS)}")
     offloads = OFFLOADS[offload]
     config = plan_config(model, convention="zerosim", offload=True in offloads, **options)
@@ -235,6 +242,9 @@ def tune(model: Any = None, *, global_batch: int | str, batch: Several = "all", 
         raise ValueError(f"global_batch={sequences} cannot be shared equally by {counted(ranks, 'rank')}; take "
                          f"{-(-sequences // ranks) * ranks}, a multiple of {ranks}")
     share = sequences // ranks
+    if share > MOST_SEQUENCES:
+        raise ValueError(f"global_batch={sequences} gives each rank {share:,} sequences a step; take one that "
+                         f"gives {MOST_SEQUENCES:,} at most")
     dividing = [size for size in range(1, share + 1) if not share % size]
     batches = dividing if batch == "all" else _counts("batch", batch)
     if wrong := sorted({*batches} - {*dividing}):
@@ -275,9 +285,9 @@ def _counts(name: str, asked: Any, least: int = 1) -> list[int]:
 
 def _buckets(asked: Any, whole_nbytes: int) -> list[int | None]:
     """Bytes of buckets, None for a unit, each once; a bucket of more than the model is one of the model."""
-    names: Mapping[Any, int | None] = {UNIT: None, MODEL: whole_nbytes}
-    found = [names[one] if one in names else min(whole_number(one, "bucket_nbytes"), whole_nbytes)
-             for one in _several(asked)]
+    names = {None: None, UNIT: None, MODEL: whole_nbytes}
+    found = [names[one] if isinstance(one, str | None) and one in names else
+             min(whole_number(one, "bucket_nbytes"), whole_nbytes) for one in _several(asked)]
     if not found:
         raise ValueError(f"bucket_nbytes={asked!r} leaves nothing to search; name {UNIT}, {MODEL}, or bytes, as 25e6")
     return list(dict.fromkeys(found))
