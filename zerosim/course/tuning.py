@@ -136,8 +136,9 @@ class Tuned(Shown):
     @property
     def shown(self) -> list[Tried]:
         """The fastest candidates, and of each stage that is not among them the fastest."""
-        return [one for place, one in enumerate(self.tried) if place < SHOWN or one.settings.stage not in {
-            faster.settings.stage for faster in self.tried[:place]}]
+        fastest = {one.settings.stage: one for one in reversed(self.tried)}
+        shown = {*self.tried[:SHOWN], *fastest.values()}
+        return [one for one in self.tried if one in shown]
 
     @property
     def pasted(self) -> tuple[Pasted, ...]:
