@@ -188,9 +188,11 @@ def assumed(found: Tuned) -> Iterator[str]:
     if found.not_run:
         yield f"{found.not_run}."
     else:
-        yield ("Others ran without data, one rank for all, and were replayed: arithmetic reaches "
-               f"{percent(config.utilization)} of the dense peak, which is assumed, or what memory allows; messages "
-               "take α + n/β. Buckets other than units were tried on the fastest settings of each stage alone.")
+        yield ("Candidates ran without data, one rank for all or, where a bucket cuts units, all of them, and were "
+               f"replayed: arithmetic reaches {percent(config.utilization)} of the dense peak, which is assumed, or "
+               "what memory allows; messages take α + n/β.")
+        if any(one.settings.bucket_nbytes is not None for one in found.tried):
+            yield "Buckets other than units were tried on the fastest settings of each stage alone."
     if any(one.settings.offload for one in found.tried) and config.host_link:
         yield (f"host: masters and the optimizer's state on the host, over {config.host_link.name}. The engine "
                "has no offload yet: the transfers' seconds are the plan's, beside nothing, and the host's own "
