@@ -139,6 +139,16 @@ def test_llama_names_join_queries_keys_and_values_and_gate_and_up_transposed(tmp
     assert same(loaded(file, model, ranks=5), masters)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen"])
+def test_every_weight_of_a_llama_has_a_name_there_and_comes_back(name, tmp_path):
+    model = MODELS[name]()
+    masters = saved(tmp_path / "c", model)
+    (file,) = export_weights(tmp_path / "c", tmp_path)
+    assert all(there.startswith(("model.", "lm_head.")) for there in read(file))
+    assert ("model.layers.1.self_attn.q_norm.weight" in read(file)) == (name == "qwen")
+    assert same(loaded(file, model, ranks=3), masters)
+
+
 def test_weights_that_do_not_fit_are_refused_by_name_and_nothing_is_changed(tmp_path):
     model = MODELS["gpt"]()
     saved(tmp_path / "c", model)

@@ -55,8 +55,8 @@ LLAMA = (
     (r"block(\d+)\.attention_norm\.weight", (r"model.layers.\1.input_layernorm.weight",), False),
     (r"block(\d+)\.attention\.qkv\.(\w+)", tuple(rf"model.layers.\1.self_attn.{x}_proj.\2" for x in "qkv"), True),
     (r"block(\d+)\.attention\.projection\.(\w+)", (r"model.layers.\1.self_attn.o_proj.\2",), True),
-    (r"block(\d+)\.attention\.query_norm", (r"model.layers.\1.self_attn.q_norm.weight",), False),
-    (r"block(\d+)\.attention\.key_norm", (r"model.layers.\1.self_attn.k_norm.weight",), False),
+    (r"block(\d+)\.attention\.query_norm\.weight", (r"model.layers.\1.self_attn.q_norm.weight",), False),
+    (r"block(\d+)\.attention\.key_norm\.weight", (r"model.layers.\1.self_attn.k_norm.weight",), False),
     (r"block(\d+)\.ffn_norm\.weight", (r"model.layers.\1.post_attention_layernorm.weight",), False),
     (r"block(\d+)\.ffn\.gate_up\.(\w+)", tuple(rf"model.layers.\1.mlp.{x}_proj.\2" for x in ("gate", "up")), True),
     (r"block(\d+)\.ffn\.down\.(\w+)", (r"model.layers.\1.mlp.down_proj.\2",), True),
@@ -271,6 +271,8 @@ def _elements(weight: HubWeight, shape: tuple[int, ...], start: int, count: int)
     rows_at_once = max(1, BLOCK_NBYTES // (4 * per_row))
     first, last = start // per_row, -(-(start + count) // per_row)
     arrays = weight.arrays()
+    if len(shape) < 2:  # a vector's elements are its rows: parts of it lie one after the other
+        arrays = [np.concatenate(arrays)]
     for row in range(first, last, rows_at_once):
         stop = min(row + rows_at_once, last)
         flat = np.concatenate([array[row:stop] for array in arrays], axis=-1).reshape(-1).astype(np.float32)
