@@ -79,6 +79,18 @@ def test_what_does_not_fit_is_counted_and_never_in_the_answer():
     assert nothing.verdict.startswith("Nothing fits: the smallest of 24 candidates misses by")
 
 
+def test_a_bucket_that_takes_more_than_the_estimate_of_units_is_dropped_by_what_was_measured():
+    asked = {"global_batch": 2, "ranks": 2, "tokens": 1, "stage": 2, "recompute": "block", "offload": "never"}
+    free, none = plan_config(SMALL).device.reported_nbytes, dict.fromkeys(hardware.OVERHEADS, 0)
+    held = {one.settings.bucket_nbytes: one.held_nbytes for one in zs.tune(SMALL, **asked, overheads=none).tried}
+    most = max(held.values())
+    assert most > held[None]
+    for spare, buckets, too_large in ((0, [*held], 0), (-1, [None], 1)):
+        found = zs.tune(SMALL, **asked, overheads=none | {"runtime context": free - most - spare})
+        assert {one.settings.bucket_nbytes for one in found.tried} == set(buckets)
+        assert found.too_large == too_large
+
+
 def test_what_is_offloaded_lies_on_the_host_and_takes_the_seconds_that_the_plan_adds():
     asked = {"global_batch": 4, "ranks": 2, "batch": 2, "recompute": "none", "stage": "1,3", "prefetch": 1}
     here, there = ({one.settings.stage: one for one in tuned(**asked, offload=offload).tried}
