@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from zerosim.backends.cupy.cluster import CuPyCluster
     from zerosim.backends.nccl.cluster import NCCLCluster
     from zerosim.course import puzzles
+    from zerosim.course.tuning import tune
     from zerosim.numerics.formats import FORMATS, Format, format_of
     from zerosim.numerics.policy import Policy
     from zerosim.numerics.rounding import round_to, spacing
@@ -91,6 +92,7 @@ __all__ = [
     "round_to",
     "spacing",
     "step_through",
+    "tune",
     "zero",
 ]
 
@@ -98,7 +100,8 @@ _MODULES = {**{floor: floor for floor in ("numerics", "ranks", "models", "optim"
             "puzzles": "course.puzzles"}
 _HOMES = {"FORMATS": "numerics.formats", "Format": "numerics.formats", "format_of": "numerics.formats",
           "Policy": "numerics.policy", "round_to": "numerics.rounding", "spacing": "numerics.rounding",
-          "plan": "planning.plan", "CuPyCluster": "backends.cupy.cluster", "NCCLCluster": "backends.nccl.cluster"}
+          "plan": "planning.plan", "tune": "course.tuning",
+          "CuPyCluster": "backends.cupy.cluster", "NCCLCluster": "backends.nccl.cluster"}
 
 _LOADING = threading.RLock()  # two threads that begin to import two floors, each of which needs the other's, both fail
 

@@ -124,6 +124,10 @@ def _activations(k: CupyKernels, n: int) -> Iterator[Call]:
         yield called(k, "gelu", x, out, of=said, exact=exact)
         yield called(k, "gelu_gradient", x, dy, out, of=said, exact=exact)
     yield called(k, "drop", x, lambda span: drawn[span], 1 << 30, 1 / 0.75, out, of="bf16", nbytes=8 * n)
+    rows, columns = _shape(n)
+    (h, dh), (y, dy) = ([filled(k, (rows, width), "bf16") for _ in range(2)] for width in (2 * columns, columns))
+    yield called(k, "swiglu", h, y, of="bf16")
+    yield called(k, "swiglu_gradient", h, dy, dh, of="bf16")
 
 
 def _tests(k: CupyKernels, n: int) -> Iterator[Call]:
@@ -182,6 +186,8 @@ def _attention(k: CupyKernels, n: int) -> Iterator[Call]:
     o, do = (filled(k, (batch, tokens, heads * width), "bf16") for _ in range(2))
     p, sums = filled(k, (batch, heads, tokens, tokens), "bf16"), filled(k, (batch, heads, tokens))
     pairs = 2 * width * p.size  # operations of one product of tokens with tokens
+    turned = filled(k, (batch, tokens, heads * 64), "bf16")
+    yield called(k, "rotate", turned, heads, 64, 1e4, of="bf16", nbytes=2 * turned.nbytes)
     yield called(k, "attend", qkv, heads, p, o, of="bf16", flops=2 * pairs)
     yield called(k, "attend_gradient", qkv, heads, p, do, dqkv, of="bf16", flops=4 * pairs)
     yield called(k, "attend_tiled", qkv, heads, sums, o, of="bf16", flops=2 * pairs)

@@ -19,15 +19,18 @@ ASKED = {  # the least that one asks of each command
     "replay": ("--stage", "3"), "lost-updates": ("--steps", "3"),
     "precision": ("--model", "gpt-nano", "--steps", "1", "--format", "bf16"),
     "train": (*TINY, "--sample", "2"), "compare": (*TINY, "--values", "0,3"), "cost": RING,
-    "plan": ("--model", "gpt2", "--stage", "2,3")}
+    "plan": ("--model", "gpt2", "--stage", "2,3"),
+    "tune": ("--model", "gpt2", "--global-batch", "16", "--stage", "2", "--recompute", "none", "--batch", "2",
+             "--bucket-nbytes", "unit", "--offload", "never")}
 # Of what was asked, the answers of the commands without a "question" or "options" say these again.
 SAID_AGAIN = {"ranks", "format", "layout", "recompute", "device", "compute", "overlap", "prefetch", "collective",
-              "algorithm", "nodes", "nbytes", "itemsize", "link", "between"}
+              "algorithm", "nodes", "nbytes", "itemsize", "link", "between", "global_batch", "tokens"}
 FIRST_WORDS = {
     "replay": "The worked example: 4 weights on 2 ranks", "lost-updates": "Lost updates: a small number",
     "precision": "Mixed precision: what goes wrong in 16 bits", "train": "gpt-nano on moby_dick: 6,960 parameters",
     "compare": "gpt-nano on moby_dick, 2 ranks, 2 steps, by stage",
-    "cost": "all_reduce by ring, 14,000,000,000 bytes, 8 ranks", "plan": "ZeRO-2 fits with"}
+    "cost": "all_reduce by ring, 14,000,000,000 bytes, 8 ranks", "plan": "ZeRO-2 fits with",
+    "tune": "ZeRO-2 is fastest: "}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -86,7 +89,11 @@ def test_help_explains_every_switch_of_every_command():
               "--nodes 2", "--nbytes 72 --itemsize 8", "--nodes 2 --between ethernet-100g"]),
     ("plan", ["--ranks 16", "--device b200", "--link pcie5", "--nodes 2", "--stage 3", "--recompute tiled",
               "--batch 3", "--sequence 512", "--micro-batches 4", "--compute fp32", "--optimizer lion",
-              "--convention megatron-bf16", "--utilization 0.4", "--offload", "--no-overlap", "--prefetch 2"])])
+              "--convention megatron-bf16", "--utilization 0.4", "--offload", "--no-overlap", "--prefetch 2"]),
+    ("tune", ["--global-batch 32", "--ranks 4", "--device b200", "--link pcie5", "--nodes 2 --between ethernet-100g",
+              "--stage 3", "--recompute block", "--batch 1", "--sequence 512", "--compute fp32", "--optimizer lion",
+              "--utilization 0.4", "--no-overlap", "--stage 3 --prefetch 2", "--bucket-nbytes model",
+              "--offload always --host-link pcie3"])])
 def test_every_switch_changes_what_comes_out(command, switches):
     """The last one of several, beside the others."""
     for switch in switches:
@@ -133,6 +140,15 @@ SAID = {  # of each command: switches, and what stands among the words
         ("--model gpt2 --stage 3 --no-overlap --prefetch 0", ["those of the engine with nothing overlapped."]),
         ("--model gpt2 --stage 3 --prefetch 2", ["those of the engine with overlap and 2 units ahead."]),
         ("--model gpt2 --stage 3 --optimizer muon --ranks 1", ["What Muon works in while it updates whole tensors"])],
+    "tune": [
+        ("--model gpt2 --global-batch 8 --stage 3 --recompute block --prefetch 1 --offload always", [
+            "gpt2: 8 ranks of h100-80, 8 sequences of 1,024 tokens a step, bf16, overlapped", "3 block host 1 · 1 1",
+            "arithmetic reaches 50 %", "on the host, over pcie5", "engine = zs.Engine(", "fully_shard(",
+            '"train_batch_size": 8,']),
+        ("--model gpt2 --global-batch 64 --ranks 2 --stage 1 --recompute none --offload never --batch 1,32 --device t4 "
+         "--link pcie3 --compute fp16 --bucket-nbytes unit", ["Not in the table: 1 candidate that did not fit,"]),
+        ("--model bloom-560m --global-batch 8 --stage 3 --batch 1 --recompute block", [
+            "zerosim's layers do not make bloom-560m, so no step was run: seconds and bytes are the plan's"])],
 }
 
 
@@ -343,7 +359,12 @@ REFUSED = {
         ("--params 1e9", "name one of the two"), ("--model gpt2-xxl", "no model is called 'gpt2-xxl'"),
         ("--model nowhere/config.json", "nowhere/config.json"), ("--ranks 0", "ranks"), ("--device h999", "h999"),
         ("--host-link pcie5", "host_link='pcie5' is of offload, which was not asked for"),
-        ("--model bloom-560m --measure", "bloom-560m cannot be measured: zerosim's layers make models of GPT-2's")]}
+        ("--model bloom-560m --measure", "bloom-560m cannot be measured: zerosim's layers make models of GPT-2's")],
+    "tune": [
+        ("--global-batch 12", "global_batch=12 cannot be shared equally by 8 ranks; take 16, a multiple of 8"),
+        ("--batch 3", "batch=3 does not divide the 2 sequences of each rank"), ("--model gpt3", "no model is called"),
+        ("--bucket-nbytes 25MB", "bucket_nbytes='25MB' is no number"), ("--offload yes", "never, always, both"),
+        ("--prefetch -1", "prefetch must be at least 0"), ("--host-link pcie5", "is of offload")]}
 
 
 @pytest.mark.parametrize("command", REFUSED)

@@ -1,4 +1,4 @@
-"""Commands that predict: nothing is run."""
+"""Commands that predict: nothing is trained."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from zerosim.cli.shell import AsJson, answer, command, console
+from zerosim.cli.shell import AsJson, answer, busy, command, console
 
 
 def _former_name(convention: str | None) -> str | None:
@@ -99,3 +99,33 @@ def plan(
         measured = {row: measured_row(found.config, row.stage, row.recompute) for row in found.rows}
     answer(as_json, lambda: plain(found, measured),
            lambda: plan_view(found, console().width, explain=explain, measured=measured))
+
+
+@command("tune")
+def tune(
+    global_batch: Annotated[str, typer.Option(help="G, the sequences of a step on all ranks together.")],
+    model: Annotated[str, typer.Option(help="A preset (gpt2-xl, llama-2-7b, ...) or a config.json.")],
+    ranks: Ranks = 8, device: DeviceName = "h100-80", link: LinkName = "nvlink4", nodes: Nodes = 1,
+    between: Between = None, stage: Stage = "all", recompute: Recompute = "usual",
+    batch: Annotated[str, typer.Option(help="all, or some sizes of a micro-batch of one rank, as 1,4.")] = "all",
+    prefetch: Annotated[str, typer.Option(help="Units that stage 3 gathers ahead, as 0,1,2.")] = "0,1,2",
+    bucket_nbytes: Annotated[str, typer.Option(help="unit, model (one bucket for everything), or bytes, as unit,25e6; "
+                                                    "what cuts units is run on every rank.")] = "unit,model",
+    offload: Annotated[str, typer.Option(help="Master weights and optimizer state on the host: never, always or "
+                                              "both.")] = "both",
+    sequence: Sequence = None, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
+    utilization: Utilization = 0.5, overlap: Overlap = True, host_link: HostLink = None, hardware: OwnHardware = None,
+    as_json: AsJson = False,
+) -> None:
+    """The fastest settings that fit, for a model, a machine and a global batch, to paste into zerosim, FSDP2 and
+    DeepSpeed."""
+    from zerosim.course.training import optimizer_named
+    from zerosim.course.tuning import tune as found_by
+
+    with busy("searching"):
+        found = found_by(
+            model, global_batch=global_batch, batch=batch, prefetch=prefetch, bucket_nbytes=bucket_nbytes,
+            offload=offload, ranks=ranks, device=device, link=link, nodes=nodes, between=between, stage=stage,
+            recompute=recompute, tokens=sequence, compute=compute, optimizer=optimizer_named(optimizer, 1e-3),
+            utilization=utilization, overlap=overlap, host_link=host_link, hardware=hardware)
+    answer(as_json, found.as_json, found.view)

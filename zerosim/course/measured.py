@@ -224,11 +224,13 @@ def measured_row(config: PlanConfig, stage: int, policy: str) -> list[Compared]:
                              memory.peak_nbytes)]
 
 
-def run_planned(cluster: Cluster, config: PlanConfig, stage: int, policy: str) -> HeldInStep:
+def run_planned(cluster: Cluster, config: PlanConfig, stage: int, policy: str, *,
+                bucket_nbytes: int | None = None) -> HeldInStep:
     """Takes the step that is planned, with the configuration's options; what its first rank held."""
     return take_step(cluster, decoder_of(config.model, config.sequence), config.optimizer,
                      (config.batch, config.sequence), micro_batches=config.micro_batches, stage=stage,
-                     policy=config.policy, recompute=policy, overlap=config.overlap, prefetch=config.prefetch)[0]
+                     policy=config.policy, recompute=policy, overlap=config.overlap, prefetch=config.prefetch,
+                     bucket_nbytes=bucket_nbytes)[0]
 
 
 def decoder_of(model: ModelShape, tokens: int | None = None) -> Decoder:

@@ -1,0 +1,229 @@
+"""A search finds what trying everything finds, and says what it leaves out; its settings are those that were run."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from inspect import signature
+from itertools import product
+
+import numpy as np
+import pytest
+
+import zerosim as zs
+from tests.support import assert_refused, literally
+from zerosim.course import measured
+from zerosim.planning import Transformer, conventions, hardware, model_of, plan_config, recording, timeline
+from zerosim.planning.closed_forms import STAGES
+
+SMALL = model_of("small", Transformer(24, 2, 2, 50, positions=16, tied=True))
+LLAMA = model_of("llama", Transformer(24, 2, 2, 50, gated=True, layer_norm=False, feed_forward=40, key_value_heads=1))
+tuned = partial(zs.tune, SMALL, bucket_nbytes="unit")
+
+
+def run_whole(config, settings):
+    """The seconds and the bytes of all micro-batches of a step, on every rank, with nothing inferred."""
+    config = replace(config, batch=settings["batch"], micro_batches=settings["micro_batches"],
+                     prefetch=settings["prefetch"], offload=False, host_link=None)
+    cluster = zs.NullCluster(config.ranks)
+    measured.run_planned(cluster, config, settings["stage"], settings["recompute"],
+                         bucket_nbytes=settings["bucket_nbytes"])
+    machine = hardware.Machine(config.device, config.network, config.policy.compute, config.utilization)
+    found = timeline.replay(recording.record(cluster.trace).inside("step"), machine)
+    return found.step_seconds, found.exposed_seconds, max(memory.peak_nbytes for memory in cluster.memory)
+
+
+@pytest.mark.parametrize(("model", "policies", "options"), [
+    (SMALL, ("none", "block"), {"nodes": 2, "link": "pcie4"}),
+    (LLAMA, ("tiled",), {"overlap": False, "compute": "fp32", "tokens": 7})])
+def test_the_fastest_is_that_of_trying_everything_and_every_estimate_is_a_lower_bound(model, policies, options):
+    """In 4 micro-batches too, of which 3 are run."""
+    found = zs.tune(model, global_batch=4 * 4, ranks=4, prefetch="0,2", batch="1,4", recompute=policies,
+                    offload="never", bucket_nbytes="unit", **options)
+    config, seconds = plan_config(model, ranks=4, convention="zerosim", **options), {}
+    for stage, recompute, batch, ahead in product(STAGES, policies, (1, 4), (0, 2)):
+        if ahead and not STAGES[stage].parameters_sharded:
+            continue
+        settings = {"stage": stage, "recompute": recompute, "batch": batch, "micro_batches": 4 // batch,
+                    "prefetch": ahead, "bucket_nbytes": None}
+        whole = seconds[stage, recompute, batch, ahead] = run_whole(config, settings)
+        row = replace(config, batch=batch, micro_batches=4 // batch, prefetch=ahead).row(stage, recompute)
+        assert row.step_seconds <= whole[0] * (1 + 1e-12), settings
+    assert found.best.step_seconds == pytest.approx(min(seconds.values())[0], rel=1e-9)
+    for one in found.tried:
+        of = one.settings
+        whole = seconds[of.stage, of.recompute, of.batch, of.prefetch]
+        overhead = found.config.resting_nbytes(of.stage)["overhead_nbytes"]
+        assert one.step_seconds == pytest.approx(whole[0], rel=1e-9)
+        assert one.exposed_seconds == pytest.approx(whole[1], rel=1e-9, abs=1e-12)
+        assert one.held_nbytes == whole[2] + overhead
+    assert {one.settings.stage for one in found.tried} == {one.settings.stage for one in found.shown} == set(STAGES)
+    assert (len(found.tried) + found.slower, found.too_large) == (len(seconds), 0)
+    assert found.slower > 0
+
+
+def test_what_does_not_fit_is_counted_and_never_in_the_answer():
+    asked = {"global_batch": 8, "ranks": 2, "recompute": "none", "prefetch": 1}
+    free, none = plan_config(SMALL).device.reported_nbytes, dict.fromkeys(hardware.OVERHEADS, 0)
+    everything, count = tuned(**asked, overheads=none), 4 * 3 * 2  # stages, micro-batches, offload
+    held = sorted(one.held_nbytes for one in everything.tried)
+    for most in (held[len(held) // 2], held[0] - 1000):
+        found = tuned(**asked, overheads=none | {"runtime context": free - most})
+        rows = [replace(found.config, batch=size, micro_batches=4 // size, offload=bool(link), host_link=link).row(
+            stage, "none") for stage in STAGES for size in (1, 2, 4) for link in (None, found.config.host_link)]
+        assert found.too_large == sum(not row.fits for row in rows) > 0
+        assert len(found.tried) + found.slower + found.too_large == count
+        assert max((found.spare_nbytes(one) for one in found.tried), default=0) >= 0
+        assert {one.held_nbytes for one in found.tried} <= {row.total_nbytes for row in rows}
+    nothing = tuned(**asked, overheads={"runtime context": free})
+    assert (nothing.best, nothing.pasted, nothing.too_large) == (None, (), count)
+    assert nothing.verdict.startswith("Nothing fits: the smallest of 24 candidates misses by")
+
+
+def test_a_bucket_that_takes_more_than_the_estimate_of_units_is_dropped_by_what_was_measured():
+    asked = {"global_batch": 2, "ranks": 2, "tokens": 1, "stage": 2, "recompute": "block", "offload": "never"}
+    free, none = plan_config(SMALL).device.reported_nbytes, dict.fromkeys(hardware.OVERHEADS, 0)
+    held = {one.settings.bucket_nbytes: one.held_nbytes for one in zs.tune(SMALL, **asked, overheads=none).tried}
+    most = max(held.values())
+    assert most > held[None]
+    for spare, buckets, too_large in ((0, [*held], 0), (-1, [None], 1)):
+        found = zs.tune(SMALL, **asked, overheads=none | {"runtime context": free - most - spare})
+        assert {one.settings.bucket_nbytes for one in found.tried} == set(buckets)
+        assert found.too_large == too_large
+
+
+def test_what_is_offloaded_lies_on_the_host_and_takes_the_seconds_that_the_plan_adds():
+    asked = {"global_batch": 4, "ranks": 2, "batch": 2, "recompute": "none", "stage": "1,3", "prefetch": 1}
+    here, there = ({one.settings.stage: one for one in tuned(**asked, offload=offload).tried}
+                   for offload in ("never", "always"))
+    for stage, one in there.items():
+        resting = conventions.states_nbytes(SMALL, 2, STAGES[stage], zs.Policy("bf16"), optimizer=zs.optim.AdamW())
+        assert one.host_nbytes == resting["master"] + resting["optimizer_state"] > 0
+        assert one.held_nbytes + one.host_nbytes == here[stage].held_nbytes
+        assert one.step_seconds - here[stage].step_seconds == pytest.approx(
+            one.estimated_seconds - here[stage].estimated_seconds)
+        assert one.step_seconds > here[stage].step_seconds
+
+
+def test_a_bucket_that_cuts_units_is_run_on_every_rank_and_takes_other_seconds():
+    found = zs.tune(SMALL, global_batch=8, ranks=4, stage=2, recompute="none", batch=1, offload="never",
+                    bucket_nbytes=["unit", 5000, "model", 1e9])
+    config, by_bucket = found.config, {one.settings.bucket_nbytes: one for one in found.tried}
+    whole_nbytes = 4 * sum(config.job(2).padded_lengths)
+    assert by_bucket.keys() == {None, 5000, whole_nbytes}
+    for one in found.tried:
+        settings = {name: getattr(one.settings, name) for name in ("stage", "recompute", "batch", "micro_batches",
+                                                                   "prefetch", "bucket_nbytes")}
+        assert one.step_seconds == pytest.approx(run_whole(replace(config, prefetch=0), settings)[0], rel=1e-9)
+    assert len({round(one.step_seconds, 9) for one in found.tried}) == 3
+    only = zs.tune(SMALL, global_batch=8, ranks=4, stage=2, recompute="none", batch=1, offload="never",
+                   bucket_nbytes="model")
+    assert [one.settings.bucket_nbytes for one in only.tried] == [whole_nbytes]
+
+
+def test_the_engine_takes_the_pasted_settings_and_does_what_was_measured():
+    found = zs.tune(SMALL, global_batch=12, ranks=3, stage="2,3", prefetch=2, recompute="block", batch=2)
+    best, (engine, *_) = found.best, found.pasted
+    gpt = measured.decoder_of(SMALL)
+
+    def program(rank):
+        names = {"zs": zs, "rank": rank, "model": gpt, "optimizer": found.config.optimizer}
+        exec(engine.code, names)
+        tokens = rank.xp.zeros((best.settings.batch, 16), "int64")
+        names["engine"].step([(tokens, tokens)] * best.settings.micro_batches)
+
+    cluster = zs.NullCluster(3, representative=0)
+    cluster.run(program)
+    overhead = found.config.resting_nbytes(best.settings.stage)["overhead_nbytes"]
+    assert cluster.memory[0].peak_nbytes + overhead == best.held_nbytes
+
+
+SAID = {  # of each program: what is asked, lines of its settings, and of what they leave out
+    "FSDP2": [
+        ({"stage": 0}, [], ["stage 0 is DistributedDataParallel"]),
+        ({"stage": 1}, ["reshard_after_forward=False", "set_requires_gradient_sync(number == 2)", "torch.bfloat16"],
+         ["Parameters rest sharded there", "Make the model in fp32"]),
+        ({"stage": 2, "compute": "fp16"}, ["param_dtype=torch.float16, reduce_dtype=torch.float16"],
+         ["a gradient scaler"]),
+        ({"stage": 3, "prefetch": 2, "recompute": "selective"}, [
+            "reshard_after_forward=True", "set_modules_to_forward_prefetch(blocks[i + 1:i + 3])"], ["fused attention"]),
+        ({"stage": 3, "prefetch": 0, "recompute": "block", "offload": "always", "overlap": False,
+          "bucket_nbytes": "model"}, ["offload_policy=CPUOffloadPolicy()"], [
+            "torch.utils.checkpoint", "which no argument turns off", "always run beside", "cannot be said",
+            "takes parameters and gradients"])],
+    "DeepSpeed": [
+        ({"stage": 0, "offload": "always"}, ['"stage": 0'], ["offloads from stage 1 on"]),
+        ({"stage": 1, "offload": "always"}, ['"allgather_bucket_size"', '"offload_optimizer"', '"device": "cpu"'], []),
+        ({"stage": 3, "prefetch": 0, "overlap": False, "compute": "fp16"}, [
+            '"stage3_prefetch_bucket_size": 0', '"overlap_comm": false', '"fp16"'], ["module by module"])],
+    "zerosim": [({"stage": 2, "offload": "always"}, ["stage=2", "bucket_nbytes=None"], ["has no offload yet"])]}
+
+
+@pytest.mark.parametrize("program", SAID)
+def test_settings_say_what_the_program_has_a_word_for_and_notes_say_the_rest(program):
+    for asked, lines, notes in SAID[program]:
+        found = zs.tune(SMALL, **{"global_batch": 8, "ranks": 2, "batch": 2, "recompute": "none", "prefetch": 1,
+                                  "bucket_nbytes": "unit", "offload": "never"} | asked)
+        (pasted,) = (one for one in found.pasted if one.program == program)
+        assert [line for line in lines if line not in pasted.code] == [], asked
+        assert [note for note in notes if note not in " ".join(pasted.notes)] == [], asked
+        assert bool(pasted.code) == bool(lines)
+
+
+def test_deepspeed_is_told_a_batch_that_is_the_product_of_its_parts():
+    found = zs.tune(SMALL, global_batch=24, ranks=2, batch=3, stage=3, prefetch=2, compute="fp32", offload="never")
+    config = json.loads(found.pasted[2].code)
+    sizes = [config[name] for name in ("train_batch_size", "train_micro_batch_size_per_gpu",
+                                       "gradient_accumulation_steps")]
+    assert sizes == [24, 3, 4]
+    assert not {"bf16", "fp16"} & config.keys()
+    assert config["zero_optimization"]["stage3_prefetch_bucket_size"] == 2 * max(found.config.job(3).padded_lengths)
+
+
+def test_a_model_that_the_engine_lacks_is_answered_by_the_plan_which_is_said():
+    found = zs.tune("bloom-176b", global_batch=128, ranks=128, nodes=16, stage="2,3", recompute="block",
+                    offload="never")
+    row = replace(found.config, prefetch=found.best.settings.prefetch).row(3, "block")
+    assert {one.replayed for one in found.tried} == {False}
+    assert (found.best.step_seconds, found.best.held_nbytes) == (row.step_seconds, row.total_nbytes)
+    assert "zerosim's layers do not make bloom-176b" in " ".join(str(found).split())
+
+
+def test_an_optimizer_that_the_engine_refuses_is_named_with_its_reason():
+    found = tuned(global_batch=2, ranks=2, stage="0,1", recompute="none", offload="never", optimizer=zs.optim.Muon())
+    assert [one.settings.stage for one in found.tried] == [0]
+    assert "ZeRO-1" in found.refused
+    assert "ZeRO-1 was not run: " in " ".join(str(found).split())
+
+
+def test_what_cannot_be_searched_is_refused():
+    small = partial(partial, zs.tune, SMALL)
+    for call, text in [
+        (small(global_batch=7, ranks=2), "global_batch=7 cannot be shared equally by 2 ranks; take 8, a multiple of 2"),
+        (small(global_batch=0), "global_batch=0 must be a whole number above 0"),
+        (small(global_batch=12, ranks=2, batch=4), "batch=4 does not divide the 6 sequences of each rank, and micro-ba"
+                                                   "tches are equal; take some of 1, 2, 3, 6"),
+        (small(global_batch=8, batch="one"), "batch='one' must be numbers, as in 1,2"),
+        (small(global_batch=8, prefetch=()), "prefetch=() leaves nothing to search"),
+        (small(global_batch=8, prefetch=-1), "prefetch must be at least 0"),
+        (small(global_batch=8, bucket_nbytes=[]), "bucket_nbytes=[] leaves nothing to search; name unit, model, or"),
+        (small(global_batch=8, bucket_nbytes="25 MB"), "bucket_nbytes='25 MB' is no number"),
+        (small(global_batch=8, offload=True), "offload=True must be never, always, both"),
+        (small(global_batch=2**40, ranks=2), "gives each rank 549,755,813,888 sequences a step; take one"),
+        (small(global_batch=8, offload=["never"]), "offload=['never'] must be never, always, both"),
+        (small(global_batch=8, convention="fp32"), "convention= is no option of tune: "),
+        (partial(zs.tune, global_batch=8, parameters=10**9), "parameters= is no option of tune: a model is named"),
+        (partial(zs.tune, "t5-small", global_batch=8), "the activations of t5-small are not known"),
+    ]:
+        assert_refused(call, literally(text))
+
+
+def test_the_options_are_those_of_a_plan_beside_its_own_and_data_are_plain():
+    own, plans = signature(zs.tune).parameters, signature(plan_config).parameters
+    assert own.keys() - plans.keys() == {"global_batch", "bucket_nbytes"}
+    assert plans.keys() - own.keys() == {"parameters", "largest_layer", "micro_batches", "convention"}
+    found = tuned(global_batch=4, ranks=2, batch=1)
+    data = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    assert [row["step_seconds"] for row in data["rows"]] == [one.step_seconds for one in found.tried]
+    assert [one["program"] for one in data["settings"]] == ["zerosim", "FSDP2", "DeepSpeed"]
+    assert found._repr_html_().count("<table") == 1
+    assert np.isfinite([row["tokens_per_second"] for row in data["rows"]]).all()

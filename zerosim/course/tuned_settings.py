@@ -1,0 +1,181 @@
+"""Settings of a step as one pastes them: zerosim's engine, PyTorch's FSDP2, DeepSpeed's ds_config; and what is lost.
+
+Sources: PyTorch, documentation and source of ``torch.distributed.fsdp.fully_shard`` and of ``FSDPModule``;
+DeepSpeed, documentation "DeepSpeed Configuration JSON" and ``deepspeed/runtime/zero/config.py``, whose sizes of buckets
+are numbers of elements; both as of 2026.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from zerosim.numerics.units import bytes_text, counted
+from zerosim.planning.closed_forms import STAGES
+from zerosim.planning.plan import PlanConfig
+
+TORCH = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Settings of one step: a stage, a recomputation policy, k micro-batches of B sequences, and what goes how.
+
+    ``bucket_nbytes`` None is a unit. ``offload`` keeps masters and the optimizer's state on the host.
+    """
+
+    stage: int
+    recompute: str
+    batch: int
+    micro_batches: int
+    prefetch: int
+    offload: bool
+    bucket_nbytes: int | None = None
+
+    @property
+    def title(self) -> str:
+        """``ZeRO-2 with block recomputation``."""
+        how = "" if self.recompute == "none" else f" with {self.recompute} recomputation"
+        return f"ZeRO-{self.stage}{how}" + ", optimizer on the host" * self.offload
+
+
+@dataclass(frozen=True, slots=True)
+class Pasted:
+    """Settings for one program, as ``code`` (empty where it has none for them), and what they leave out or change."""
+
+    program: str
+    code: str
+    notes: tuple[str, ...]
+
+
+def pasted(config: PlanConfig, settings: Candidate) -> tuple[Pasted, ...]:
+    """The settings for zerosim, FSDP2 and DeepSpeed."""
+    return (Pasted("zerosim", _engine(config, settings), tuple(_not_in_engine(settings))),
+            Pasted("FSDP2", _fsdp(config, settings), tuple(_not_in_fsdp(config, settings))),
+            Pasted("DeepSpeed", _as_text(ds_config(config, settings)), tuple(_not_in_deepspeed(config, settings))))
+
+
+# -- zerosim ----------------------------------------------------------------------------------------------------------
+
+
+def _engine(config: PlanConfig, settings: Candidate) -> str:
+    return (f"engine = zs.Engine(\n    rank, model, optimizer, stage={settings.stage}, "
+            f"policy=zs.Policy(\"{config.policy.compute}\"),\n    recompute=\"{settings.recompute}\", "
+            f"overlap={config.overlap}, prefetch={settings.prefetch},\n    bucket_nbytes={settings.bucket_nbytes})\n"
+            f"# each step: {counted(settings.micro_batches, 'micro-batch')} of "
+            f"{counted(settings.batch, 'sequence')} of {counted(config.sequence, 'token')} on each rank")
+
+
+def _not_in_engine(settings: Candidate) -> Iterator[str]:
+    if settings.offload:
+        yield "The engine has no offload yet: it runs the step with all states on the device."
+
+
+# -- FSDP2 ------------------------------------------------------------------------------------------------------------
+
+
+def _fsdp(config: PlanConfig, settings: Candidate) -> str:
+    """Lines for a model whose blocks are in the list ``blocks``; none for a stage without sharding."""
+    states, policy = STAGES[settings.stage], config.policy
+    if not states.optimizer_sharded:
+        return ""
+    options = [f"reshard_after_forward={states.parameters_sharded}"]
+    lines = []
+    if policy.compute_dtype != policy.master_dtype:
+        lines.append(f"precision = MixedPrecisionPolicy(\n    param_dtype={TORCH[policy.compute]}, "
+                     f"reduce_dtype=torch.{policy.reduce_dtype.name})")
+        options.append("mp_policy=precision")
+    if settings.offload:
+        options.append("offload_policy=CPUOffloadPolicy()")
+    arguments = ", ".join(options)
+    lines += ["for module in [*blocks, model]:", f"    fully_shard(\n        module, {arguments})"]
+    if states.parameters_sharded and settings.prefetch > 1:
+        ahead = settings.prefetch
+        lines += ["for i, block in enumerate(blocks):",
+                  f"    block.set_modules_to_forward_prefetch(blocks[i + 1:i + {1 + ahead}])",
+                  f"    block.set_modules_to_backward_prefetch(blocks[max(0, i - {ahead}):i][::-1])"]
+    if settings.micro_batches > 1 and not states.gradients_sharded:
+        lines += ["# before the backward of each micro-batch:",
+                  f"model.set_requires_gradient_sync(number == {settings.micro_batches})  # numbers from 1 on"]
+    return "\n".join(lines)
+
+
+def _not_in_fsdp(config: PlanConfig, settings: Candidate) -> Iterator[str]:
+    states = STAGES[settings.stage]
+    if not states.optimizer_sharded:
+        yield "fully_shard always shards: stage 0 is DistributedDataParallel there, with buckets of bucket_cap_mb."
+        return
+    if not states.parameters_sharded:
+        yield ("Parameters rest sharded there: they are gathered in forward, unit by unit, and not after the update, "
+               "and stay until backward ends.")
+    if config.policy.compute_dtype != config.policy.master_dtype:
+        yield "Make the model in fp32: its shards are the masters, and no 16-bit copy of them rests."
+    if config.policy.compute == "fp16":
+        yield "fp16 needs a gradient scaler of one's own."
+    if settings.bucket_nbytes is not None:
+        yield f"A bucket is what one call shards, here a block; {bytes_text(settings.bucket_nbytes)} cannot be said."
+    if states.parameters_sharded and not settings.prefetch:
+        yield "It gathers one module ahead in backward, which no argument turns off."
+    if not config.overlap:
+        yield "Reductions always run beside backward."
+    if settings.offload:
+        yield "CPUOffloadPolicy takes parameters and gradients to the host too, not the optimizer's states alone."
+    yield from _recomputation(settings)
+
+
+# -- DeepSpeed --------------------------------------------------------------------------------------------------------
+
+
+def ds_config(config: PlanConfig, settings: Candidate) -> dict[str, Any]:
+    """The configuration as a dict; of the optimizer and its schedule it says nothing."""
+    states, policy = STAGES[settings.stage], config.policy
+    lengths = config.job(settings.stage, settings.recompute).padded_lengths
+    bucket = max(lengths) if settings.bucket_nbytes is None else \
+        max(1, settings.bucket_nbytes // policy.reduce_dtype.itemsize)
+    zero: dict[str, Any] = {"stage": settings.stage, "overlap_comm": config.overlap, "contiguous_gradients": True,
+                            "reduce_bucket_size": bucket}
+    if states.optimizer_sharded and not states.parameters_sharded:
+        zero["allgather_bucket_size"] = bucket
+    if states.parameters_sharded:
+        largest = max(lengths)
+        zero |= {"stage3_prefetch_bucket_size": settings.prefetch * largest,
+                 "stage3_max_live_parameters": (1 + settings.prefetch) * largest, "stage3_max_reuse_distance": 0,
+                 "stage3_param_persistence_threshold": 0}
+    if settings.offload and states.optimizer_sharded:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    found: dict[str, Any] = {
+        "train_batch_size": config.ranks * settings.batch * settings.micro_batches,
+        "train_micro_batch_size_per_gpu": settings.batch, "gradient_accumulation_steps": settings.micro_batches}
+    if policy.compute in ("bf16", "fp16"):
+        found[policy.compute] = {"enabled": True}
+    return found | {"zero_optimization": zero}
+
+
+def _as_text(found: dict[str, Any]) -> str:
+    """JSON, a line for each field, without lines of brackets alone."""
+    return re.sub(r"\s*\n\s*}", "}", json.dumps(found, indent=1)).replace("{\n ", "{", 1)
+
+
+def _not_in_deepspeed(config: PlanConfig, settings: Candidate) -> Iterator[str]:
+    states = STAGES[settings.stage]
+    if settings.bucket_nbytes is None:
+        yield ("Buckets are numbers of elements there, and no units: these hold the largest unit, and so several small "
+               "ones.")
+    if states.parameters_sharded:
+        yield "It gathers module by module, and ahead by elements: here so many as the largest unit has, for each unit."
+    if settings.offload and not states.optimizer_sharded:
+        yield "It offloads from stage 1 on: at stage 0 the optimizer stays on the device."
+    yield from _recomputation(settings)
+
+
+def _recomputation(settings: Candidate) -> Iterator[str]:
+    """Recomputation stands in the model's own code, in both programs."""
+    if settings.recompute in ("selective", "tiled"):
+        yield (f"Recomputation ({settings.recompute}) is in the model's code: a fused attention, as "
+               "scaled_dot_product_attention, keeps no probabilities either.")
+    elif settings.recompute != "none":
+        yield (f"Recomputation ({settings.recompute}) is in the model's code: torch.utils.checkpoint.checkpoint around "
+               "what is run again.")

@@ -1,0 +1,446 @@
+"""The fastest settings of a training step that fit a machine: drawn up, cut by estimate, run without data, replayed.
+
+Legend: N ranks; G sequences of the global batch, which is k micro-batches of B sequences on each rank, G = N·k·B; L
+tokens of a sequence.
+
+The search has four parts. Candidates are all combinations of stage, recomputation policy, micro-batch, units gathered
+ahead, and offload. Those that do not fit by the plan's estimate are dropped; the bytes are counted in the engine's own
+convention, in which estimate and measurement are equal. The others go through the engine and its layers without data,
+with one rank for all, and what was recorded is replayed on the machine. The plan's seconds are a lower bound of the
+replay's, since they have the products' operations and not those between them: a candidate whose bound is slower than
+the fastest replay so far is not run. Last, other buckets than units are tried on the fastest settings of each stage.
+
+A step of more than three micro-batches is not run whole. Nothing is under way between two micro-batches, so that all
+but the first and the last take as long as the second.
+
+With offload nothing is run, for the engine has none yet: its seconds are the replay's of the same settings without it
+and what the plan adds, its bytes the measured ones without those that rest on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from inspect import Signature, signature
+from itertools import product
+from typing import Any
+
+from rich.markup import escape
+
+from zerosim.course.measured import decoder_of, run_planned
+from zerosim.course.tuned_settings import Candidate, Pasted, pasted
+from zerosim.display.style import percent
+from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts, plain
+from zerosim.numerics.units import bytes_text, counted, gigabytes, seconds_text
+from zerosim.planning.closed_forms import STAGES
+from zerosim.planning.cuts import checked_count
+from zerosim.planning.hardware import Machine
+from zerosim.planning.plan import PlanConfig, PlanRow, plan_config, whole_number
+from zerosim.planning.recording import BEGIN, record
+from zerosim.planning.streams import COMMUNICATION
+from zerosim.planning.timeline import Timeline, replay
+from zerosim.ranks.errors import AsymmetryError
+from zerosim.ranks.null_cluster import NullCluster
+from zerosim.shown import Shown
+
+ENOUGH = 3  # micro-batches of a run: the first, the last, and one between them that stands for all such
+WHOLE_ITEMSIZE = 4  # bytes of the widest elements that are reduced or gathered
+SHOWN = 12  # candidates in the table; and the fastest of each other stage
+MOST_SEQUENCES = 1 << 16  # of a rank in a step, more than anybody takes: every micro-batch is looked at
+UNIT, MODEL = "unit", "model"  # buckets by name
+TAKEN = {"convention", "micro_batches", "parameters", "largest_layer"}  # options of a plan alone
+OFFLOADS: Mapping[str, tuple[bool, ...]] = {"never": (False,), "always": (True,), "both": (False, True)}
+
+
+# -- the answer -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A candidate with its seconds of a step, the part exposed to communication, and the most bytes that it holds.
+
+    ``held_nbytes`` have the runtime's overhead in them; ``host_nbytes`` lie on the host. ``replayed`` False says that
+    all numbers are the plan's. ``estimated_seconds`` are the plan's in any case, of buckets that are units.
+    """
+
+    settings: Candidate
+    step_seconds: float
+    exposed_seconds: float
+    held_nbytes: int
+    host_nbytes: int
+    estimated_seconds: float
+    replayed: bool
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Tuned(Shown):
+    """Candidates that fit and were run, fastest first; ``print`` and a notebook show them, with settings to paste.
+
+    ``too_large`` were dropped since they do not fit, by estimate or by measurement; ``slower`` were not run, since
+    already the estimate is slower than the fastest replay. ``refused`` has what the engine did not run, by title, with
+    its reason; ``not_run`` the reason why it ran nothing, and the plan answered.
+    """
+
+    config: PlanConfig
+    global_batch: int
+    tried: tuple[Tried, ...]
+    too_large: int
+    slower: int
+    missing_nbytes: int
+    refused: Mapping[str, str]
+    not_run: str | None
+
+    @property
+    def best(self) -> Tried | None:
+        """The fastest; of equally fast ones, the one that holds least. None where nothing fits."""
+        return self.tried[0] if self.tried else None
+
+    @property
+    def verdict(self) -> str:
+        """The best candidate in one sentence."""
+        if self.best is None:
+            return (f"Nothing fits: the smallest of {counted(self.too_large, 'candidate')} misses by "
+                    f"{gigabytes(self.missing_nbytes)} GB." if self.too_large else
+                    "Nothing was run: the engine refused every candidate that fits.")
+        settings = self.best.settings
+        return (f"{settings.title} is fastest: {seconds_text(self.best.step_seconds)} a step in "
+                f"{counted(settings.micro_batches, 'micro-batch')} of {counted(settings.batch, 'sequence')}, with "
+                f"{gigabytes(self.spare_nbytes(self.best))} GB to spare.")
+
+    def spare_nbytes(self, one: Tried) -> int:
+        """The device's capacity less what is held."""
+        return self.config.device.reported_nbytes - one.held_nbytes
+
+    def tokens_per_second(self, one: Tried) -> float:
+        """G·L tokens over the seconds of a step."""
+        return self.global_batch * self.config.sequence / one.step_seconds if one.step_seconds else float("inf")
+
+    def view(self) -> View:
+        """The verdict, the fastest candidates, what was assumed, and the settings to paste."""
+        return View(self.verdict, "", parts(_table(self), map(escape, assumed(self)), _settings(self)))
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain data, with the settings of the fastest to paste, and what they leave out."""
+        config = self.config
+        data: dict[str, Any] = plain({
+            "model": config.model.name, "ranks": config.ranks, "device": config.device.name,
+            "compute": config.policy.compute, "overlap": config.overlap, "global_batch": self.global_batch,
+            "tokens": config.sequence, "verdict": self.verdict, "too_large": self.too_large, "slower": self.slower,
+            "refused": self.refused, "not_run": self.not_run,
+            "rows": [plain(one.settings) | {name: value for name, value in plain(one).items() if name != "settings"}
+                     | {"spare_nbytes": self.spare_nbytes(one), "tokens_per_second": self.tokens_per_second(one)}
+                     for one in self.tried],
+            "assumed": list(assumed(self)), "settings": [*self.pasted]})
+        return data
+
+    @property
+    def shown(self) -> list[Tried]:
+        """The fastest candidates, and of each stage that is not among them the fastest."""
+        fastest = {one.settings.stage: one for one in reversed(self.tried)}
+        shown = {*self.tried[:SHOWN], *fastest.values()}
+        return [one for one in self.tried if one in shown]
+
+    @property
+    def pasted(self) -> tuple[Pasted, ...]:
+        """The fastest candidate's settings for each program; none where nothing fits."""
+        return pasted(self.config, self.best.settings) if self.best else ()
+
+    def __str__(self) -> str:
+        from zerosim.display.render_text import in_lines
+
+        return in_lines(self.view())
+
+    def __repr__(self) -> str:
+        return f"<Tuned {self.config.model.name} on {self.config.ranks} ranks: {self.verdict}>"
+
+
+# -- as it is shown ---------------------------------------------------------------------------------------------------
+
+
+def _table(found: Tuned) -> Iterator[Part | str]:
+    """The subject of the search, and the fastest candidates."""
+    config = found.config
+    yield from ("", TextLine(f"[bold]{escape(config.model.name)}[/]: {counted(config.ranks, 'rank')} of "
+                             f"{escape(config.device.name)}, {counted(found.global_batch, 'sequence')} of "
+                             f"{counted(config.sequence, 'token')} a step, {config.policy.compute}, "
+                             f"{'overlapped' if config.overlap else 'nothing overlapped'}", indent=0), "")
+    if found.tried:
+        yield marked_table("", *(RIGHT + name for name in (
+            "k · B", "ahead", "bucket", "step", "exposed", "held", "tokens/s")), rows=[
+                (f"{one.settings.stage} {one.settings.recompute}" + " host" * one.settings.offload,
+                 f"{one.settings.micro_batches} · {one.settings.batch}", f"{one.settings.prefetch}",
+                 UNIT if one.settings.bucket_nbytes is None else bytes_text(one.settings.bucket_nbytes),
+                 seconds_text(one.step_seconds), seconds_text(one.exposed_seconds), gigabytes(one.held_nbytes),
+                 f"{found.tokens_per_second(one):,.0f}") for one in found.shown])
+    if more := len(found.tried) - len(found.shown):
+        yield f"and {more:,} more that were tried; --json, or .tried, has them all."
+    yield ""
+
+
+def assumed(found: Tuned) -> Iterator[str]:
+    """The units, what was not run and why, and what the numbers rest on."""
+    config = found.config
+    yield ("k micro-batches of B sequences on each rank; held are GB, 10⁹ bytes, of one rank at the fullest moment, "
+           "with the runtime's overhead, which is an estimate.")
+    if found.too_large or found.slower:
+        yield (f"Not in the table: {counted(found.too_large, 'candidate')} that did not fit, and {found.slower:,} "
+               "that were not run, since by estimate, a lower bound, they are slower than the fastest.")
+    if found.not_run:
+        yield f"{found.not_run}."
+    else:
+        yield ("Candidates ran without data, one rank for all or, where a bucket cuts units, all of them, and were "
+               f"replayed: arithmetic reaches {percent(config.utilization)} of the dense peak, which is assumed, or "
+               "what memory allows; messages take α + n/β.")
+        if any(one.settings.bucket_nbytes is not None for one in found.tried):
+            yield "Buckets other than units were tried on the fastest settings of each stage alone."
+    if any(one.settings.offload for one in found.tried) and config.host_link:
+        yield (f"host: masters and the optimizer's state on the host, over {config.host_link.name}. The engine "
+               "has no offload yet: the transfers' seconds are the plan's, beside nothing, and the host's own "
+               "arithmetic is not in them.")
+    for title, reason in found.refused.items():
+        yield f"{title} was not run: {reason}"
+
+
+def _settings(found: Tuned) -> Iterator[Part | str]:
+    """The fastest candidate's settings, program by program."""
+    for one in found.pasted:
+        yield from ("", TextLine(f"[bold cyan]{one.program}[/]", indent=0), "")
+        yield from (TextLine(escape(line.lstrip()), indent=2 + len(line) - len(line.lstrip()))
+                    for line in one.code.splitlines())
+        yield from map(escape, one.notes)
+
+
+# -- from names to an answer ------------------------------------------------------------------------------------------
+
+
+Several = str | int | Iterable[Any]
+
+
+def tune(model: Any = None, *, global_batch: int | str, batch: Several = "all", prefetch: Several = (0, 1, 2),
+         bucket_nbytes: Several = (UNIT, MODEL), offload: str = "both", **options: Any) -> Tuned:
+    """The fastest settings for a model, a machine and a global batch of G sequences.
+
+    What is searched: ``stage`` and ``recompute``, as in `zs.plan`; ``batch``, the sequences of a micro-batch, "all" for
+    each number that divides a rank's share of G; ``prefetch``, units ahead; ``bucket_nbytes``, numbers of bytes, "unit"
+    and "model", one bucket for everything; ``offload``, "never", "always" or "both". The other options are those of
+    `zs.plan` and mean the same; bytes are counted as the engine holds them. Buckets that cut a unit are run on all
+    ranks, which takes N times as long.
+    Raises ValueError for what cannot be searched, for a model without a known shape, and as `zs.plan` does.
+
+    >>> print(tune("gpt2", global_batch=8, ranks=4, stage="2,3", batch=2, recompute="none", prefetch=1).verdict)
+    ZeRO-3 is fastest: 5.07 ms a step in 1 micro-batch of 2 sequences, with 80.69 GB to spare.
+    """
+    if taken := TAKEN & options.keys():
+        raise ValueError(f"{min(taken)}= is no option of tune: a model is named, bytes are counted as the engine holds "
+                         "them, and global_batch, ranks and batch say how many micro-batches there are; leave it out")
+    if offload not in [*OFFLOADS]:  # a list of it, for what cannot be hashed
+        raise ValueError(f"offload={offload!r} must be {', '.join(OFFLOADS)}")
+    offloads = OFFLOADS[offload]
+    config = plan_config(model, convention="zerosim", offload=True in offloads, **options)
+    if config.decoder is None:
+        raise ValueError(f"the activations of {config.model.name} are not known, so nothing says which micro-batch "
+                         "fits; tune a decoder, as gpt2-xl, or ask zs.plan")
+    sequences, ranks = whole_number(global_batch, "global_batch"), config.ranks
+    if sequences % ranks:
+        raise ValueError(f"global_batch={sequences} cannot be shared equally by {counted(ranks, 'rank')}; take "
+                         f"{-(-sequences // ranks) * ranks}, a multiple of {ranks}")
+    share = sequences // ranks
+    if share > MOST_SEQUENCES:
+        raise ValueError(f"global_batch={sequences} gives each rank {share:,} sequences a step; take one that "
+                         f"gives {MOST_SEQUENCES:,} at most")
+    dividing = [size for size in range(1, share + 1) if not share % size]
+    batches = dividing if batch == "all" else _counts("batch", batch)
+    if wrong := sorted({*batches} - {*dividing}):
+        raise ValueError(f"batch={wrong[0]} does not divide the {counted(share, 'sequence')} of each rank, and "
+                         f"micro-batches are equal; take some of {', '.join(map(str, dividing))}")
+    sizes = _buckets(bucket_nbytes, WHOLE_ITEMSIZE * sum(config.job(config.stages[0]).padded_lengths))
+    return _Search(config, sequences).answer(list(_candidates(config, share, batches, _counts("prefetch", prefetch, 0),
+                                                              offloads)), sizes)
+
+
+def _signature() -> Signature:
+    """The options of `tune` and those of `zs.plan` that it takes, for a notebook."""
+    own, plans = signature(tune).parameters, signature(plan_config).parameters
+    taken = [option for name, option in plans.items() if name not in {*own, *TAKEN}]
+    return Signature([*list(own.values())[:-1], *taken], return_annotation=Tuned)
+
+
+tune.__signature__ = _signature()  # type: ignore[attr-defined]
+
+
+def _several(asked: Any) -> list[Any]:
+    """One, several, or several in a text with commas between."""
+    if isinstance(asked, str):
+        return [text.strip() for text in asked.split(",")]
+    return list(asked) if isinstance(asked, Iterable) else [asked]
+
+
+def _counts(name: str, asked: Any, least: int = 1) -> list[int]:
+    """The numbers asked for, each once, rising; ValueError for what is none, and for nothing."""
+    try:
+        found = [int(one) if isinstance(one, str) else one for one in _several(asked)]
+    except ValueError:
+        raise ValueError(f"{name}={asked!r} must be numbers, as in 1,2") from None
+    if not found:
+        raise ValueError(f"{name}={asked!r} leaves nothing to search; name one number at least")
+    return sorted({checked_count(name, one, least) for one in found})
+
+
+def _buckets(asked: Any, whole_nbytes: int) -> list[int | None]:
+    """Bytes of buckets, None for a unit, each once; a bucket of more than the model is one of the model."""
+    names = {None: None, UNIT: None, MODEL: whole_nbytes}
+    found = [names[one] if isinstance(one, str | None) and one in names else
+             min(whole_number(one, "bucket_nbytes"), whole_nbytes) for one in _several(asked)]
+    if not found:
+        raise ValueError(f"bucket_nbytes={asked!r} leaves nothing to search; name {UNIT}, {MODEL}, or bytes, as 25e6")
+    return list(dict.fromkeys(found))
+
+
+def _candidates(config: PlanConfig, share: int, batches: Iterable[int], ahead: Sequence[int],
+                offloads: Iterable[bool]) -> Iterator[Candidate]:
+    """All combinations; only where parameters are sharded is anything gathered ahead."""
+    for stage, policy, batch, offload in product(config.stages, config.policies, batches, offloads):
+        for prefetch in ahead if STAGES[stage].parameters_sharded else [0]:
+            yield Candidate(stage, policy, batch, share // batch, prefetch, offload)
+
+
+# -- the search -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A replayed step: its seconds, the exposed ones of them, and the most bytes that a rank's memory held."""
+
+    step_seconds: float
+    exposed_seconds: float
+    peak_nbytes: int
+
+
+class _Search:
+    """The runs of a search, each made once, and what it has found so far."""
+
+    def __init__(self, config: PlanConfig, global_batch: int) -> None:
+        self.config, self.global_batch = config, global_batch
+        self.machine = Machine(config.device, config.network, config.policy.compute, config.utilization)
+        self.runs: dict[Candidate, _Run] = {}
+        self.tried: list[Tried] = []
+        self.missing_nbytes: list[int] = []  # of what does not fit
+        self.slower = 0
+        self.refused: dict[str, str] = {}
+
+    def answer(self, candidates: Sequence[Candidate], sizes: Sequence[int | None]) -> Tuned:
+        """The candidates that fit, tried; where the engine lacks the model, as the plan has them."""
+        rows = [(candidate, self._row(candidate)) for candidate in candidates if self._fits(candidate)]
+        rows.sort(key=lambda one: (one[1].step_seconds, one[1].total_nbytes, one[0].prefetch))
+        not_run = None
+        try:
+            decoder_of(self.config.model, self.config.sequence)
+        except ValueError:
+            not_run = (f"zerosim's layers do not make {self.config.model.name}, so no step was run: seconds and bytes "
+                       "are the plan's, in buckets that are units")
+            self.tried = [_planned(candidate, row) for candidate, row in rows]
+        else:
+            self._try_all(rows, sizes)
+        self.tried.sort(key=lambda one: (one.step_seconds, one.held_nbytes, one.settings.prefetch))
+        return Tuned(self.config, self.global_batch, tuple(self.tried), len(self.missing_nbytes), self.slower,
+                     min(self.missing_nbytes, default=0), self.refused, not_run)
+
+    def _fits(self, candidate: Candidate) -> bool:
+        config = self._config(candidate)
+        if config.fits(candidate.stage, candidate.recompute):
+            return True
+        self.missing_nbytes.append(-self._row(candidate).spare_nbytes)
+        return False
+
+    def _config(self, candidate: Candidate) -> PlanConfig:
+        """The plan's configuration of a candidate."""
+        link = self.config.host_link if candidate.offload else None
+        return replace(self.config, batch=candidate.batch, micro_batches=candidate.micro_batches,
+                       prefetch=candidate.prefetch, offload=candidate.offload, host_link=link)
+
+    def _row(self, candidate: Candidate) -> PlanRow:
+        return self._config(candidate).row(candidate.stage, candidate.recompute)
+
+    def _try_all(self, rows: Sequence[tuple[Candidate, PlanRow]], sizes: Sequence[int | None]) -> None:
+        """The best by estimate of each stage; of the others, those whose estimate is below the fastest so far; then
+        other buckets."""
+        first = {candidate.stage: candidate for candidate, _ in reversed(rows)}
+        leaders = [(candidate, row) for candidate, row in rows if first[candidate.stage] == candidate]
+        for candidate, row in [*leaders, *(one for one in rows if one not in leaders)]:
+            best = min((one.step_seconds for one in self.tried), default=float("inf"))
+            if first[candidate.stage] == candidate or row.step_seconds < best:
+                self._try(candidate, row)
+            else:
+                self.slower += 1
+        by_stage = {one.settings.stage: one for one in sorted(self.tried, key=lambda one: -one.step_seconds)}
+        for nbytes, one in product((size for size in sizes if size is not None), by_stage.values()):
+            settings = replace(one.settings, bucket_nbytes=nbytes)
+            self._try(settings, self._row(settings))
+        if None not in sizes:
+            self.tried = [one for one in self.tried if one.settings.bucket_nbytes is not None]
+
+    def _try(self, candidate: Candidate, row: PlanRow) -> None:
+        """Runs a candidate and keeps what came out, if it fits and the engine runs it."""
+        here = replace(candidate, offload=False)
+        try:
+            run = self._run(here)
+        except ValueError as error:
+            self.refused[candidate.title] = str(error)
+            return
+        seconds = run.step_seconds + (row.step_seconds - self._row(here).step_seconds) * candidate.offload
+        held = run.peak_nbytes + row.overhead_nbytes - row.host_nbytes
+        if held > row.capacity_nbytes:
+            self.missing_nbytes.append(held - row.capacity_nbytes)
+            return
+        self.tried.append(Tried(candidate, seconds, run.exposed_seconds, held, row.host_nbytes, row.step_seconds, True))
+
+    def _run(self, candidate: Candidate) -> _Run:
+        """The candidate's step, run without data and replayed: each once, with or without offload."""
+        if candidate not in self.runs:
+            self.runs[candidate] = measured_seconds(self._config(candidate), candidate, self.machine)
+        return self.runs[candidate]
+
+
+def _planned(candidate: Candidate, row: PlanRow) -> Tried:
+    return Tried(candidate, row.step_seconds, row.exposed_communication_seconds, row.total_nbytes, row.host_nbytes,
+                 row.step_seconds, False)
+
+
+# -- a step, run without data and replayed ----------------------------------------------------------------------------
+
+
+def measured_seconds(config: PlanConfig, candidate: Candidate, machine: Machine) -> _Run:
+    """Runs the step on one rank that stands for all, or on all of them where buckets cut units, and replays it.
+
+    Raises ValueError as the engine does.
+    """
+    few = replace(config, micro_batches=min(ENOUGH, config.micro_batches))
+    for representative in (0, None):
+        cluster = NullCluster(config.ranks, representative=representative)
+        try:
+            run_planned(cluster, few, candidate.stage, candidate.recompute, bucket_nbytes=candidate.bucket_nbytes)
+            break
+        except AsymmetryError:
+            if representative is None:
+                raise
+    recording = record(cluster.trace).inside("step")
+    timeline = replay(recording.on_ranks(config.ranks) if cluster.representative is not None else recording, machine)
+    seconds, exposed = timeline.step_seconds, timeline.exposed_seconds
+    if config.micro_batches > ENOUGH:
+        more = config.micro_batches - ENOUGH
+        each, each_exposed = second_micro_batch(timeline)
+        seconds, exposed = seconds + more * each, exposed + more * each_exposed
+    return _Run(seconds, exposed, max(memory.peak_nbytes for memory in cluster.memory))
+
+
+def second_micro_batch(timeline: Timeline) -> tuple[float, float]:
+    """(seconds, those exposed to communication) from the second micro-batch's first unit to the third's, on rank 0."""
+    recording, lane, clocks = timeline.recording, timeline.lanes[0], timeline.clocks(0)
+    program = recording.program(0)
+    begun = [(row, recording.paths[program.first[row]]) for row in program.where(BEGIN).tolist()]
+    forward = next(path for _, path in begun if path[-2:-1] == ("forward",))
+    _, low, high = (row for row, path in begun if path == forward)
+    exposed = sum(after - before for (row, _, _), part, before, after
+                  in zip(lane.points, lane.part_at, lane.reached, lane.resumed, strict=True)
+                  if low <= row < high and part.stream == COMMUNICATION)
+    return float(clocks[high] - clocks[low]), exposed
