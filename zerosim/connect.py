@@ -39,7 +39,7 @@ def connect(backend: str = "mpi", *, device: str | None = None, share_devices: b
     With ``nccl`` each process has a GPU. There the launcher may also be torchrun, or any that sets RANK, WORLD_SIZE,
     MASTER_ADDR and MASTER_PORT (and LOCAL_RANK, where a machine has several): then no MPI is needed, and rank 0 listens
     for notes at MASTER_PORT + 1. ``share_devices`` lets several ranks have one GPU. A rank that has waited for
-    ``timeout_seconds`` tells the others for what, so that a deadlock is explained.
+    ``timeout_seconds`` tells the others for what, so that a deadlock is explained. Other options are `Cluster`'s.
 
     Raises BackendError where the backend cannot be had, or knows nothing of the other processes that a launcher has
     started, and ValueError for an unknown one, or for a device that it does not have. ``patience_seconds`` is the
