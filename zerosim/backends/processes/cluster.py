@@ -189,6 +189,7 @@ class ProcessBackend(Backend):
                     ending.enter_context(self.interrupts.holding())  # a rank that has said Finished must not fail
                     self._say(Finished(self.issued, tuple(self.recent)))
                     self._until(lambda: len(self.endings) == self.channel.size)
+                    self._check_going()  # the thread that listens may have heard the last of them, which has failed
                     unlike = unmet(self._finished)  # a library takes small messages that nobody has asked for
                     if unlike is not None:
                         raise unlike
