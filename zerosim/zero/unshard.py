@@ -201,6 +201,10 @@ class ParameterAllGather:
             raise
         self._under_way, self._waiting = [], []
 
+    def replaced(self) -> None:
+        """Marks all parameters as equal on all ranks, which a load makes them."""
+        self._waiting = []
+
     def abandon(self) -> None:
         """Drops what is under way when an update fails; all of it is still to be gathered."""
         if self.is_out_of_date:
