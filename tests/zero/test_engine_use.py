@@ -4,6 +4,7 @@ import cProfile
 import itertools
 import pstats
 import re
+import sys
 import tracemalloc
 
 import numpy as np
@@ -16,7 +17,7 @@ from tests.zero.training import ADAM, BF16, MODELS, SGD, alone, batches, bits, f
 from tests.zero.units import tied
 from zerosim.models import GPT, MLP
 from zerosim.numerics import kernels
-from zerosim.ranks import trace
+from zerosim.ranks import RankUseError, trace
 
 X, T = np.zeros((2, 3), np.float32), np.zeros((2, 2), np.float32)
 
@@ -130,10 +131,10 @@ class Broken(Exception):
 class Kept:
     """A cluster and its engines, which live through several runs, after one step."""
 
-    def __init__(self, stage, options, optimizer=ADAM):
-        model = tied()
+    def __init__(self, stage=None, options=None, optimizer=ADAM):
+        model, options = tied(), {"stage": stage} | (options or {})
         self.data, self.cluster = batches(model, 2, 2, 2), zs.Cluster(2)
-        self.make = lambda rank: zs.Engine(rank, model, optimizer, stage=stage, **options)
+        self.make = lambda rank: zs.Engine(rank, model, optimizer, **options)
         self.engines = self.cluster.run(self.make)
         self.step(0)
 
@@ -206,6 +207,50 @@ def test_an_engine_whose_update_was_broken_off_on_one_rank_goes_no_further(tmp_p
                         lambda engine: engine.load_weights(tmp_path)):
             assert_refused(lambda kept=kept, further=further: kept.all(further),
                            "update of step 2 was broken off, and some weights .* make a new engine")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [
+    {"stage": 1, "overlap": True, "policy": BF16}, {"stage": 3, "prefetch": 1}], ids=["1", "3"])
+@pytest.mark.parametrize("struck", [0, 1])
+def test_ctrl_c_before_any_line_of_a_step_leaves_engines_that_repeat_it_or_refuse(options, struck):
+    """Each line of the folder is struck once, about the middle of the times that it runs."""
+    expected, times, odd = Kept(options=options).step(1), {}, []
+
+    def step(kept, counts, at):
+        def before_line(frame, event, _):
+            name, line = frame.f_code.co_filename, frame.f_lineno
+            if event == "line" and "/zerosim/zero/" in name:
+                counts[name, line] = counts.get((name, line), 0) + 1
+                if at == (name, line, counts[name, line]):
+                    raise KeyboardInterrupt
+            return before_line
+
+        def program(engine):
+            if engine.rank.index == struck:
+                sys.settrace(before_line)
+            try:
+                engine.step(kept.data[1][engine.rank.index])
+            finally:
+                if engine.rank.index == struck:
+                    sys.settrace(None)
+
+        kept.all(program)
+
+    step(Kept(options=options), times, None)
+    assert len(times) > 300
+    for (name, line), count in times.items():
+        kept = Kept(options=options)
+        with pytest.raises(KeyboardInterrupt):
+            step(kept, {}, (name, line, 1 + count // 2))
+        try:
+            found = kept.step(1)
+        except (ValueError, zs.MismatchError, RankUseError) as error:
+            good = re.search("was broken off|have not yet|step 2, micro|in an earlier run", str(error))
+        else:
+            good = found == expected or {engine.steps_taken for engine in kept.engines} == {3}
+        odd += [] if good else [(name, line)]
+    assert odd == []
 
 
 @pytest.mark.parametrize("stage", zs.STAGES)
