@@ -101,11 +101,11 @@ def rules_of(groups: Sequence[zs.Group], model: Model, optimizer: Optimizer, pol
 
 def twin_of(model: Model, data: list, optimizer: Optimizer = ADAM, *, order: str = "local_first",
             policy: zs.Policy | None = None, layout: str = "per_unit", groups: Sequence[zs.Group] = (),
-            clip_norm: float | None = None, schedule: object = None) -> tuple[Twin, list]:
+            clip_norm: float | None = None, schedule: object = None, mesh: object = None) -> tuple[Twin, list]:
     """The twin after these steps, and what each step said."""
     policy = policy or zs.Policy()
     twin = Twin(model, optimizer, len(data[0]), policy, layout, order, rules_of(groups, model, optimizer, policy),
-                schedule=schedule)
+                schedule=schedule, nodes=mesh[0] if mesh else 1)
     return twin, [twin.step(step, clip_norm) for step in data]
 
 
@@ -156,14 +156,16 @@ def assert_bytes_are_the_closed_forms(cluster: zs.Cluster, results: list[dict], 
 def assert_runs_equal_the_twin(model: Model, data: list, optimizer: Optimizer = ADAM, *, runs: list | None = None,
                                policy: zs.Policy | None = None, groups: Sequence[zs.Group] = (),
                                layout: str = "per_unit", clip_norm: float | None = None, schedule: object = None,
-                               debug: bool = False, seed: int = 0, **options: object) -> tuple[Twin, list]:
+                               debug: bool = False, seed: int = 0, mesh: object = None,
+                               **options: object) -> tuple[Twin, list]:
     """Every stage, or these runs of (stage, options), equals the twin of its order, and its bytes the closed forms.
 
     Where gradients rest PARTIAL, micro-batches are added before ranks, else after; with one micro-batch and one format
     there is one order. Returns the last twin and what it said.
     """
     policy = policy or zs.Policy()
-    common = {"policy": policy, "groups": groups, "layout": layout, "clip_norm": clip_norm, "schedule": schedule}
+    common = {"policy": policy, "groups": groups, "layout": layout, "clip_norm": clip_norm, "schedule": schedule,
+              "mesh": mesh}
     policies = [policy, *(replace(policy, compute=group.compute) for group in groups if group.compute)]
     ordered = len(data[0][0]) > 1 or any(each.accumulate_dtype != each.reduce_dtype for each in policies)
     twins = {}
@@ -176,7 +178,7 @@ def assert_runs_equal_the_twin(model: Model, data: list, optimizer: Optimizer = 
         results = run(model, data, cluster, stage=stage, **every)
         assert_equals_twin(results, *twins[order])
         on_paper = optimizer.cut == "anywhere" and {slot.format for slot in optimizer.slots((1,)).values()} <= {"fp32"}
-        on_paper &= layout != "whole_matrices" and not (groups or model.loss.is_global)
+        on_paper &= layout != "whole_matrices" and not (groups or model.loss.is_global or mesh)
         if on_paper and stage in closed_forms.STAGES and not any(results[0]["skipped"]):
             assert_bytes_are_the_closed_forms(cluster, results, model, data, stage, **every)
     return twins[order]

@@ -27,10 +27,12 @@ from zerosim.numerics.checks import FP32, is_count, is_number, unknown_name
 from zerosim.numerics.loss_scale import LossScaler
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer, require_cut_and_needs, require_usable
+from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.rank import Rank
 from zerosim.shown import Shown
 from zerosim.zero import checkpoint, hub_weights
 from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
+from zerosim.zero.hybrid import hybrid_groups
 from zerosim.zero.layout import Layout
 from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
 from zerosim.zero.placements import BucketOptions, Stage, stage_of
@@ -98,6 +100,7 @@ class Engine(Shown):
         keep_gathered: str | Sequence[str] | None = None,
         gather: bool = False,
         seed: int = 0,
+        mesh: Mesh | Sequence[int] | str | None = None,
     ) -> None:
         _check_parts(rank, model, optimizer, policy)
         keep = _check_options(model, bucket_nbytes, prefetch, keep_gathered, seed, overlap=overlap, gather=gather,
@@ -107,7 +110,9 @@ class Engine(Shown):
         self.stage, self.policy, self.recompute = stage_of(stage), policy or Policy(), Recompute.parse(recompute)
         self.loss_scale = self.policy.start_scaling()
         settings = settings_of(model, optimizer, self.policy, groups)
-        self.param_groups = param_groups(rank, model, settings, layout, self.stage)
+        self.mesh = None if mesh is None else Mesh.of(mesh, rank.size)
+        shards, replicas = (rank, None) if self.mesh is None else hybrid_groups(rank, self.mesh, self.stage)
+        self.param_groups = param_groups(shards, model, settings, layout, self.stage, replicas)
         self._observer = FactorObserver(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
                                         self.loss_scale)
         self._all_gathers = {group: ParameterAllGather(group, bucket_options) for group in self.param_groups}
@@ -285,7 +290,8 @@ class Engine(Shown):
         return checkpoint.state_dict(self._training_state())
 
     def _training_state(self) -> checkpoint.TrainingState:
-        settings = {"stage": str(self.stage), "seed": str(self.seed), "kept inside units": self.recompute.inside,
+        on_mesh = f" on a mesh of {self.mesh}" if self.mesh else ""
+        settings = {"stage": f"{self.stage}{on_mesh}", "seed": str(self.seed), "kept inside units": self.recompute.inside,
                     "loss over the tokens of all": str(self.model.loss.is_global)}
         return checkpoint.TrainingState(self.rank, self.param_groups, self._update, self.gradients, self._observer,
                                         self._counts, settings)

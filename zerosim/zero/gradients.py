@@ -22,6 +22,7 @@ from zerosim.models.units import Unit
 from zerosim.numerics.arrays import is_same_memory, may_share_memory
 from zerosim.numerics.loss_scale import LossScaler
 from zerosim.ranks.rank import Rank
+from zerosim.zero.hybrid import AcrossNodes
 from zerosim.zero.layout import Bucket, Parts, buckets
 from zerosim.zero.param_group import ParamGroup, ReducedGradient, clear_padding
 from zerosim.zero.placements import PARTIAL, SHARDED, BucketMove, BucketOptions, Placement
@@ -172,10 +173,9 @@ class Accumulator:
         self._buffers.clear()
         self._tied.clear()
         self.is_last = False
-        under_way = [reducer.reset() for reducer in self.reducers.values()]
+        under_way = [move for reducer in self.reducers.values() for move in reducer.reset()]
         for move in under_way:  # when all has been reset: waiting fails where a run has been stopped
-            if move is not None:
-                move.drop()
+            move.drop()
 
 
 class Reducer:
@@ -190,12 +190,16 @@ class Reducer:
         self._under_way: BucketMove | None = None
         self._reduces_now = self.placement is not PARTIAL  # in the backward that goes, or only after it
         self._sum: np.ndarray | None = None  # of PARTIAL gradients, over ranks, from the first bucket on
+        replicas, self._is_last = param_group.replicas, False
+        self._across = None if replicas is None else AcrossNodes(
+            replicas, self.layout, self.rank.index, self.policy, options)
 
     # -- during backward ----------------------------------------------------------------------------------------------
 
     def begin_backward(self, *, last: bool) -> None:
         """Addends that rest PARTIAL are reduced beside the last backward of a step: no more is added to them."""
-        self._reduces_now = self.placement is not PARTIAL or (last and self.options.overlap)
+        self._is_last = last and self.options.overlap
+        self._reduces_now = self.placement is not PARTIAL or self._is_last
 
     def grad_buffer(self, unit: str) -> np.ndarray:
         """The array into which a unit's backward writes (u,), in the compute dtype: that at rest, or new memory."""
@@ -254,7 +258,7 @@ class Reducer:
         bucket = Bucket(self.layout, tuple(lies for lies, _ in collected))
         want, target = self.placement, self.param_group.gradient
         if self.placement is PARTIAL:  # all addends of the step are here
-            want = self.param_group.stage.optimizer
+            want = self.param_group.stage.optimizer if self._across is None else SHARDED
             if self._sum is None:
                 self._sum = self._target(want, self.policy.reduce_dtype)
             target = self._sum
@@ -270,6 +274,9 @@ class Reducer:
         move, self._under_way = self._under_way, None
         if move is not None:
             move.wait()
+            if self._across is not None and self._is_last:
+                shard = self.param_group.gradient if self._sum is None else self._sum
+                self._across.start(shard, move.bucket.ranges, self.agree(self.micro_batch))
 
     def end_of_backward(self) -> None:
         """Closes a micro-batch: what waits in a bucket that is not full is reduced; no bucket has two in it."""
@@ -277,11 +284,11 @@ class Reducer:
         self._wait()
         self.micro_batch += 1
 
-    def reset(self) -> BucketMove | None:
-        """Drops what was collected; returns the bucket that is under way, for the caller to drop."""
+    def reset(self) -> list[BucketMove]:
+        """Drops what was collected; returns the buckets that are under way, for the caller to drop."""
         self._collected, self.micro_batch, self._sum = [], 0, None
         move, self._under_way = self._under_way, None
-        return move
+        return [*([] if move is None else [move]), *([] if self._across is None else self._across.forget())]
 
     # -- after backward -----------------------------------------------------------------------------------------------
 
@@ -290,22 +297,29 @@ class Reducer:
 
         It is to be divided by S·N·k, and by the share of places that have a token.
         """
-        divisor = self.policy.divisor(self.rank.size, self.micro_batch, scale) * token_share
-        have, want = self.placement, self.param_group.stage.optimizer
+        divisor = self.policy.divisor(self.param_group.ranks, self.micro_batch, scale) * token_share
+        total, have = self.param_group.gradient, self.placement
+        if self._across is not None:  # the sums of nodes, in shards, are the addends of the second step
+            total, have = self._redistributed(total, have, SHARDED)
+            self._across.finish(total, self.agree(self.micro_batch))
+        total, have = self._redistributed(total, have, self.param_group.stage.optimizer)
+        self.param_group.reduced = ReducedGradient(total, have, divisor)
+
+    def _redistributed(self, total: np.ndarray, have: Placement, want: Placement) -> tuple[np.ndarray, Placement]:
+        """The sum over the ranks that have a shard each, and how it rests."""
         if have is want or (have is not PARTIAL and want is SHARDED):
-            # The same, or the optimizer reads its slices of the replicated sum.
-            self.param_group.reduced = ReducedGradient(self.param_group.gradient, have, divisor)
-            return
-        if self._sum is None:  # no bucket has been reduced during backward
+            return total, have  # the same, or the optimizer reads its slices of the replicated sum
+        source, total, self._sum = total, self._sum, None
+        if total is None:  # no bucket has been reduced during backward
             # Addends travel in the reduce format, sums in that in which they rest.
-            dtype = self.policy.reduce_dtype if have is PARTIAL else self.param_group.gradient.dtype
-            self._sum = self._target(want, dtype)
+            dtype = self.policy.reduce_dtype if have is PARTIAL else source.dtype
+            total = self._target(want, dtype)
             ranges = [slice(region.low, region.high) for region in self.layout.regions]
             for bucket in buckets(self.layout, ranges, self.options.limit(dtype)):
                 with self.rank.trace.span(self.layout.region_at(bucket.ranges[0].start).name):
-                    self._move(bucket, have, want, self._parts(bucket, self.param_group.gradient, have),
-                               self._parts(bucket, self._sum, want), dtype).wait()
-        self.param_group.reduced = ReducedGradient(self._sum, want, divisor)
+                    self._move(bucket, have, want, self._parts(bucket, source, have),
+                               self._parts(bucket, total, want), dtype).wait()
+        return total, want
 
     def _target(self, want: Placement, dtype: np.dtype) -> np.ndarray:
         """In place where an all-reduce can be; else a new array in the format that arrives."""

@@ -150,7 +150,7 @@ class BucketMove:
     def __init__(self, rank: Rank, bucket: Bucket, have: Placement, want: Placement, *, policy: Policy, source: Parts,
                  target: Parts, dtype: np.dtype[Any], purpose: str, async_op: bool = False, hidden: bool = False,
                  add: bool = False) -> None:
-        self.rank, self.target, self.add, self.async_op = rank, target, add, async_op
+        self.rank, self.bucket, self.target, self.add, self.async_op = rank, bucket, target, add, async_op
         chunk = bucket.cut[rank.index + 1] - bucket.cut[rank.index]
         vector = self._packed(source, chunk if have is SHARDED else bucket.length, dtype)
         self._in_place = not add and len(target) == 1 and target[0][1].dtype == dtype
