@@ -50,7 +50,8 @@ def owners(model: Model, ranks: int, layout: str, group_of: dict[str, object], n
             lengths = [math.prod(model.shapes[name]) for name in names]
             n = sum(lengths)
             chunk = -(-n // ranks)
-            owner = (cut_whole(lengths, ranks) if layout == "whole_matrices" else np.arange(n) // max(1, chunk)) // nodes
+            owner = cut_whole(lengths, ranks) if layout == "whole_matrices" else np.arange(n) // max(1, chunk)
+            owner //= nodes
             owned = np.bincount(owner)[owner] if layout == "whole_matrices" else np.full(n, nodes * chunk)
             node = (np.arange(n) - np.searchsorted(owner, owner)) // np.maximum(1, -(-owned // nodes))
             ends = np.cumsum([0, *lengths])

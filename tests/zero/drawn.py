@@ -48,8 +48,10 @@ def made(case):
     mesh = None if nodes is None or nodes > large else (nodes, max(1, ranks // nodes))
     ranks = ranks if mesh is None else math.prod(mesh)
     data = batches(model, ranks, case["k"], min(steps, many), seed=case["seed"])
-    stages = (*zs.STAGES, *([row] if mesh is None or row.gradients is not REPLICATED else []))
-    runs = [(stage, options_of(model, *values)) for stage, values in zip(stages, case["runs"], strict=False)]
+    if mesh and row.gradients is REPLICATED:
+        row = zs.Stage(row.parameters, SHARDED, row.optimizer)
+    runs = [(stage, options_of(model, *values))
+            for stage, values in zip((*zs.STAGES, row), case["runs"], strict=True)]
     options = {key: case[key] for key in ("optimizer", "layout", "clip_norm", "debug", "seed")} | {"mesh": mesh}
     return model, data, options | {
         "runs": runs, "groups": groups, "policy": policy, "gather": layout != "whole_matrices"}

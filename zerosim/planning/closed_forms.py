@@ -1,8 +1,9 @@
 """The closed forms of ZeRO: bytes that one training step holds and sends, exactly.
 
-Legend: N ranks; k micro-batches a step; Ψ bytes of the flat vector, padding included: Ψ_g in the format that
-gradients are reduced in, Ψ_p in that of the parameters; s_r bytes of rank r's chunk of a cut. Every collective
-is a ring: over any cut reduce-scatter sends Ψ - s_r from rank r, all-gather Ψ - s_((r+1) mod N).
+Legend: N ranks, on M nodes of R each where states are sharded inside nodes; k micro-batches a step; Ψ bytes of the flat
+vector, padding included: Ψ_g in the format that gradients are reduced in, Ψ_p in that of the parameters; s_r bytes of
+rank r's chunk of a cut. Every collective is a ring: over any cut reduce-scatter sends Ψ - s_r from rank r, all-gather
+Ψ - s_((r+1) mod N).
 
 Sources: Rajbhandari et al. 2020, "ZeRO", sections 3.1 (the 16 bytes per parameter), 5 (the three stages) and
 7 (their traffic); Thakur et al. 2005 and Patarasuk & Yuan 2009 (the rings).
@@ -63,9 +64,11 @@ class Job:
     of units that use another unit's parameters (tied weights), by their places in the model; `tied_lengths` are the
     elements that each of them uses (none said: none counted in gradients). `normed_tensors` are those whose own norms
     the optimizer reads, as LAMB does. `overlap` and `prefetch` are the engine's options: they change no byte sent, but
-    what `step` reads from a job.
+    what `step` reads from a job. With several `nodes` states lie in shards inside each node, and every node has all
+    (hybrid sharding).
 
-    Raises ValueError for no units, negative lengths, counts below one, and an unknown layout.
+    Raises ValueError for no units, negative lengths, counts below one, an unknown layout, and for nodes that do not
+    divide the ranks.
     """
 
     unit_lengths: tuple[int, ...]
@@ -82,17 +85,26 @@ class Job:
     normed_tensors: int = 0
     overlap: bool = False
     prefetch: int = 0
+    nodes: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unit_lengths", checked_unit_lengths(self.unit_lengths))
         for name, least in (("ranks", 1), ("slots", 0), ("micro_batches", 1), ("normed_tensors", 0),
-                            ("prefetch", 0)):
+                            ("prefetch", 0), ("nodes", 1)):
             object.__setattr__(self, name, checked_count(name, getattr(self, name), least))
+        if self.ranks % self.nodes:
+            raise ValueError(f"{self.ranks} ranks do not spread evenly over {self.nodes} nodes; take as many ranks on "
+                             "each")
         if self.recompute_units is not None:
             checked_count("recompute_units", self.recompute_units, 1)
         checked_layout(self.layout)
         if not self.tied_lengths:
             object.__setattr__(self, "tied_lengths", (0,) * len(self.tied))
+
+    @property
+    def shards(self) -> int:
+        """The ranks among which states are cut: R, all of them on one node."""
+        return self.ranks // self.nodes
 
     @property
     def padded_lengths(self) -> tuple[int, ...]:
@@ -102,12 +114,12 @@ class Job:
     @property
     def unit_cuts(self) -> list[Cut]:
         """For each unit, who owns what of it."""
-        return unit_cuts(self.unit_lengths, self.ranks, self.layout)
+        return [cut[::self.nodes] for cut in unit_cuts(self.unit_lengths, self.ranks, self.layout)]
 
     @property
     def region_cuts(self) -> list[Cut]:
         """The cuts of the stretches that are reduced or gathered in one call, unless unit by unit."""
-        return region_cuts(self.unit_lengths, self.ranks, self.layout)
+        return [cut[::self.nodes] for cut in region_cuts(self.unit_lengths, self.ranks, self.layout)]
 
     @property
     def gathers(self) -> tuple[int, ...]:
@@ -117,7 +129,7 @@ class Job:
     def held(self, sharded: bool) -> int:
         """Elements that a rank holds of a state: all of them, or its share; padding makes the shares equal."""
         total = sum(self.padded_lengths)
-        return total // self.ranks if sharded else total
+        return total // self.shards if sharded else total
 
 
 def resting_nbytes(job: Job) -> list[dict[str, int]]:
@@ -159,6 +171,8 @@ def gradient_peak_nbytes(job: Job) -> list[int]:
     taken = rests if cut else policy.reduce_dtype
     taken_at_rest = cut == optimizer_cut and taken == rests
     after = 0 if taken_at_rest else job.held(optimizer_cut) * taken.itemsize
+    if job.nodes > 1 and not (cut or optimizer_cut):  # a shard of the node's sum is made first
+        after += job.held(True) * taken.itemsize
     return [job.held(cut) * rests.itemsize + max(backward, after)] * job.ranks
 
 
@@ -216,12 +230,15 @@ def sent_nbytes(job: Job) -> dict[str, list[int]]:
 def _sent_gradients(job: Job) -> list[int]:
     """Reduce-scattered, cut ones by unit and micro-batch, whole ones once; gathered for a whole optimizer.
 
-    The two make an all-reduce. Partial sums travel in the wire's format, the sums in that in which they rest.
+    The two make an all-reduce. Partial sums travel in the wire's format, the sums in that in which they rest. Once a
+    step, shards are all-reduced across nodes.
     """
     policy, cut = job.policy, job.states.gradients_sharded
     wire = format_of(policy.wire).dtype if policy.wire else policy.reduce_dtype
     cuts, times = (job.unit_cuts, job.micro_batches) if cut else (job.region_cuts, 1)
     scattered = _rings(job, "reduce_scatter", cuts, wire, [times] * len(cuts))
+    across = job.held(True) // job.nodes * (job.nodes - 1) * (wire.itemsize + policy.reduce_dtype.itemsize)
+    scattered = [nbytes + across for nbytes in scattered]
     if job.states.optimizer_sharded:
         return scattered
     rests = policy.accumulate_dtype if cut else policy.reduce_dtype
@@ -242,7 +259,7 @@ def _sent_parameters(job: Job) -> list[int]:
 def _sent_control(job: Job) -> list[int]:
     """An overflow flag and partial norms from each rank to all, where none has seen the whole gradient."""
     partials = 1 + TENSOR_NORMS * job.normed_tensors
-    nbytes = (OVERFLOW_FLAG_NBYTES + NORM_PARTIAL_NBYTES * partials) * (job.ranks - 1)
+    nbytes = (OVERFLOW_FLAG_NBYTES + NORM_PARTIAL_NBYTES * partials) * (job.shards - 1)
     return [nbytes if job.states.optimizer_sharded else 0] * job.ranks
 
 
@@ -252,11 +269,11 @@ def _rings(job: Job, operation: str, cuts: list[Cut], dtype: np.dtype[Any],
     times_of: Counter[Cut] = Counter()  # a model of many equal units has few cuts
     for cut, count in zip(cuts, times or [1] * len(cuts), strict=True):
         times_of[cut] += count
-    nbytes = [0] * job.ranks
+    nbytes = [0] * job.shards
     for cut, count in times_of.items():
         ring = collectives.sent(operation, "ring", cut, dtype.itemsize)
         nbytes = [so_far + count * n for so_far, n in zip(nbytes, ring.nbytes, strict=True)]
-    return nbytes
+    return nbytes * job.nodes
 
 
 def vectors_sent(job: Job) -> dict[str, Fraction]:
@@ -267,7 +284,7 @@ def vectors_sent(job: Job) -> dict[str, Fraction]:
     [2, 2, 5, 12]
 
     The mean over the ranks is exactly (N-1)/N of `gradients` Ψ_g + `parameters` Ψ_p, for any N, layout and
-    padding, where all that is sent of the gradients is in one format.
+    padding, where all that is sent of the gradients is in one format; on several nodes, of what is sent inside them.
     Source: Rajbhandari et al. 2020, sections 7.1 and 7.2.
     """
     states, k = job.states, job.micro_batches

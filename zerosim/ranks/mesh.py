@@ -55,7 +55,7 @@ class Mesh:
         if isinstance(asked, str) and (match := re.fullmatch(r"(\d+)x(\d+)", asked)):
             asked = int(match[1]), int(match[2])
         if not isinstance(asked, Mesh):
-            if isinstance(asked, str) or not isinstance(asked, Sequence) or len(asked) != 2:
+            if not isinstance(asked, tuple | list) or len(asked) != 2:
                 raise ValueError(f"mesh={asked!r} must be nodes and ranks of a node, as (2, 4) or \"2x4\"")
             asked = cls(*asked)
         if asked.ranks != ranks:
@@ -112,7 +112,7 @@ class Mesh:
         return sum(hop.nbytes for hop in row.hops() if hop.source == me and nodes[hop.destination] != node)
 
 
-# -- The generators: chunks are packed slice by slice, so that a node's part of the work is a ring over slices ----------
+# -- The generators: chunks are packed slice by slice, so that a node's part of the work is a ring over slices ---------
 
 
 def mesh_of_call(me: PendingCall) -> Mesh:
@@ -225,7 +225,7 @@ def _unpack(me: PendingCall, packed: Array, out: Array) -> None:
 
 
 def _places(me: PendingCall) -> Iterable[tuple[slice, slice]]:
-    """Where each chunk lies in the packed vector, and in the vector."""
+    """The place of each chunk in the packed vector, and in the vector."""
     mesh, at = mesh_of_call(me), 0
     for i in range(mesh.ranks_per_node):
         for m in range(mesh.nodes):

@@ -68,7 +68,8 @@ class Engine(Shown):
     "whole_matrices", ``recompute`` a policy or its text, ``clip_norm`` the most that the global gradient norm may be
     (None: no limit), ``groups`` what differs for some parameters, ``schedule`` the factor of every lr by step
     (counted from 1, skipped ones not), ``seed`` that of dropout. ``gather`` lets optimizers that need whole matrices
-    gather what lies in pieces.
+    gather what lies in pieces. ``mesh``, nodes and ranks of a node as (2, 4) or "2x4", shards states inside each node and
+    replicates them across (hybrid sharding): a sum of nodes' sums has other bits than one ring.
 
     Options that change no bit: ``bucket_nbytes`` is the most that one collective moves (None: a unit); ``overlap``
     lets reductions and the all-gather of parameters run beside other work, and ``copy_in_flight`` lets what is then
@@ -290,8 +291,8 @@ class Engine(Shown):
         return checkpoint.state_dict(self._training_state())
 
     def _training_state(self) -> checkpoint.TrainingState:
-        on_mesh = f" on a mesh of {self.mesh}" if self.mesh else ""
-        settings = {"stage": f"{self.stage}{on_mesh}", "seed": str(self.seed), "kept inside units": self.recompute.inside,
+        stage = f"{self.stage} on a mesh of {self.mesh}" if self.mesh else str(self.stage)
+        settings = {"stage": stage, "seed": str(self.seed), "kept inside units": self.recompute.inside,
                     "loss over the tokens of all": str(self.model.loss.is_global)}
         return checkpoint.TrainingState(self.rank, self.param_groups, self._update, self.gradients, self._observer,
                                         self._counts, settings)

@@ -309,17 +309,17 @@ class Reducer:
         """The sum over the ranks that have a shard each, and how it rests."""
         if have is want or (have is not PARTIAL and want is SHARDED):
             return total, have  # the same, or the optimizer reads its slices of the replicated sum
-        source, total, self._sum = total, self._sum, None
-        if total is None:  # no bucket has been reduced during backward
+        found, self._sum = self._sum, None
+        if found is None:  # no bucket has been reduced during backward
             # Addends travel in the reduce format, sums in that in which they rest.
-            dtype = self.policy.reduce_dtype if have is PARTIAL else source.dtype
-            total = self._target(want, dtype)
+            dtype = self.policy.reduce_dtype if have is PARTIAL else total.dtype
+            found = self._target(want, dtype)
             ranges = [slice(region.low, region.high) for region in self.layout.regions]
             for bucket in buckets(self.layout, ranges, self.options.limit(dtype)):
                 with self.rank.trace.span(self.layout.region_at(bucket.ranges[0].start).name):
-                    self._move(bucket, have, want, self._parts(bucket, source, have),
-                               self._parts(bucket, total, want), dtype).wait()
-        return total, want
+                    self._move(bucket, have, want, self._parts(bucket, total, have),
+                               self._parts(bucket, found, want), dtype).wait()
+        return found, want
 
     def _target(self, want: Placement, dtype: np.dtype) -> np.ndarray:
         """In place where an all-reduce can be; else a new array in the format that arrives."""
