@@ -357,9 +357,10 @@ class Recorder:
         self._seen: dict[int, tuple[int, Any]] = {}  # by id of a call that lives as long as this
 
     def program(self, trace: Trace) -> RecordedProgram:
-        """The trace's rows as columns; raises ValueError for a row of a class that is not known."""
+        """The trace's rows as columns; raises ValueError for a row of a class that is not known, and where rows are
+        gone."""
         table: list[Numbers] = []
-        for row in trace.rows:
+        for row in trace.all_rows():
             read = READ.get(type(row).__name__)
             if read is None:
                 raise ValueError(f"a trace has a row of class {type(row).__name__}, and a recording knows "

@@ -144,7 +144,7 @@ class Memory(Plotted):
         """
         asked = checked_kinds(kinds)
         held = peak = sum(self.trace.held_at_start.get(kind, 0) for kind in asked)
-        for row in self.trace.rows:
+        for row in self.trace.all_rows():
             if isinstance(row, Held) and row.kind in asked:
                 held += row.nbytes
                 peak = max(peak, held)
@@ -179,7 +179,7 @@ class Memory(Plotted):
         nbytes = sign * holding.nbytes
         self._by_kind[holding.kind] += nbytes
         self.now_nbytes += nbytes
-        self.trace.rows.append(Held(holding.kind, holding.name, nbytes, holding.number))
+        self.trace.add(Held(holding.kind, holding.name, nbytes, holding.number))
         if self.now_nbytes > self.peak_nbytes:
             self.peak_nbytes = self.now_nbytes
             self._peak_by_kind = self.now_nbytes_by_kind

@@ -183,8 +183,8 @@ def _all_gather_scalars(group: ParamGroup, mine: np.ndarray) -> np.ndarray:
 def _norm_from_squares(squares: np.ndarray) -> float:
     """The root of (N,) sums of squares, added from rank 0 on; NaN where there is one among them."""
     total = 0.0
-    for of_owner in squares:
-        total += float(of_owner)
+    for of_owner in squares.tolist():
+        total += of_owner
     return math.sqrt(total)
 
 
