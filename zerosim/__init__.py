@@ -44,7 +44,18 @@ if TYPE_CHECKING:
         Work,
         step_through,
     )
-    from zerosim.zero import STAGES, Engine, Group, Layout, Placement, Stage, StepResult, layout_of, redistribute
+    from zerosim.zero import (
+        STAGES,
+        Engine,
+        Group,
+        Layout,
+        Placement,
+        Stage,
+        StepResult,
+        ZeroPlusPlus,
+        layout_of,
+        redistribute,
+    )
 
 __version__ = "0.1.0"
 
@@ -80,6 +91,7 @@ __all__ = [
     "StepResult",
     "Trace",
     "Work",
+    "ZeroPlusPlus",
     "connect",
     "format_of",
     "layout_of",

@@ -123,7 +123,8 @@ def assert_equals_twin(results: list[dict], twin: Twin, said: list) -> None:
 
 def job_of(model: Model, ranks: int, stage: int, micro_batches: int, *, optimizer: Optimizer = ADAM,
            policy: zs.Policy | None = None, layout: str = "per_unit", recompute: str = "none",
-           keep_gathered: object = None, mesh: object = None, **_: object) -> closed_forms.Job:
+           keep_gathered: object = None, mesh: object = None, zeropp: zs.ZeroPlusPlus | None = None,
+           overlap: bool = False, **_: object) -> closed_forms.Job:
     """One step of this engine on paper."""
     place = {unit.name: index for index, unit in enumerate(model.units)}
     ties = tuple((index, place[owner]) for index, unit in enumerate(model.units)
@@ -135,7 +136,8 @@ def job_of(model: Model, ranks: int, stage: int, micro_batches: int, *, optimize
         policy=policy or zs.Policy(), slots=len(optimizer.slots((1,))), micro_batches=micro_batches,
         recompute_units=Recompute.parse(recompute).units_per_segment, tied=ties,
         kept_gathered=tuple(map(place.get, keep_gathered)) if kept is None else kept,
-        normed_tensors=len(model.shapes) * ("tensor_norm" in optimizer.needs), nodes=mesh[0] if mesh else 1)
+        normed_tensors=len(model.shapes) * ("tensor_norm" in optimizer.needs), nodes=mesh[0] if mesh else 1, overlap=overlap,
+        plus_plus=zeropp and closed_forms.PlusPlus(zeropp.hpz, zeropp.weights, zeropp.gradients))
 
 
 def assert_bytes_are_the_closed_forms(cluster: zs.Cluster, results: list[dict], model: Model, data: list, stage: int,
@@ -145,6 +147,10 @@ def assert_bytes_are_the_closed_forms(cluster: zs.Cluster, results: list[dict], 
     assert [result["held"] for result in results] == closed_forms.resting_nbytes(job)
     for purpose, nbytes in closed_forms.sent_nbytes(job).items():
         assert cluster.trace.sent_nbytes(purpose) == [steps * n for n in nbytes], purpose
+    if job.nodes > 1:
+        for purpose, nbytes in closed_forms.crossing_nbytes(job).items():
+            mesh = zs.Mesh(*options["mesh"])
+            assert mesh.sent_nbytes_across(cluster.trace, purpose) == [steps * n for n in nbytes], purpose
     buckets = options.get("bucket_nbytes") is not None
     if not (job.tied or buckets or options.get("overlap")):
         assert [memory.peak_nbytes_of(GRADIENTS) for memory in cluster.memory] == closed_forms.gradient_peak_nbytes(job)

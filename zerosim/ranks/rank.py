@@ -459,8 +459,8 @@ class Rank:
                              "rank among them")
         return self._joined(named, self._state.calls[self.key])
 
-    def _joined(self, members: Sequence[int], *told_apart: int) -> "Rank":
-        joined = Rank(self._state, tuple(self.group[index] for index in members), (*self.communicator, *told_apart))
+    def _joined(self, members: Sequence[int], *number: int) -> "Rank":
+        joined = Rank(self._state, tuple(self.group[index] for index in members), (*self.communicator, *number))
         if joined.key not in self._state.calls:
             self._state.in_use().new_group(self.key, joined.key)
             self._state.calls[joined.key] = 0

@@ -38,6 +38,7 @@ from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, 
 from zerosim.zero.placements import BucketOptions, Stage, stage_of
 from zerosim.zero.unshard import ParameterAllGather, Unsharder
 from zerosim.zero.update import Schedule, StepResult, Update
+from zerosim.zero.zeropp import ZeroPlusPlus, parts_of
 
 RENAMED = {"refresh": "all_gather_parameters", "states": "param_group", "families": "param_groups"}
 Batch = tuple[np.ndarray, np.ndarray]
@@ -68,8 +69,9 @@ class Engine(Shown):
     "whole_matrices", ``recompute`` a policy or its text, ``clip_norm`` the most that the global gradient norm may be
     (None: no limit), ``groups`` what differs for some parameters, ``schedule`` the factor of every lr by step
     (counted from 1, skipped ones not), ``seed`` that of dropout. ``gather`` lets optimizers that need whole matrices
-    gather what lies in pieces. ``mesh``, nodes and ranks of a node as (2, 4) or "2x4", shards states inside each node and
-    replicates them across (hybrid sharding): a sum of nodes' sums has other bits than one ring.
+    gather what lies in pieces. ``mesh``, nodes and ranks of a node as (2, 4) or "2x4", shards states inside each node
+    and replicates them across (hybrid sharding): a sum of nodes' sums has other bits than one ring. With
+    ``zeropp``, a ZeroPlusPlus, states lie in shards on all ranks, and less of what crosses nodes is sent.
 
     Options that change no bit: ``bucket_nbytes`` is the most that one collective moves (None: a unit); ``overlap``
     lets reductions and the all-gather of parameters run beside other work, and ``copy_in_flight`` lets what is then
@@ -102,6 +104,7 @@ class Engine(Shown):
         gather: bool = False,
         seed: int = 0,
         mesh: Mesh | Sequence[int] | str | None = None,
+        zeropp: ZeroPlusPlus | None = None,
     ) -> None:
         _check_parts(rank, model, optimizer, policy)
         keep = _check_options(model, bucket_nbytes, prefetch, keep_gathered, seed, overlap=overlap, gather=gather,
@@ -111,8 +114,9 @@ class Engine(Shown):
         self.stage, self.policy, self.recompute = stage_of(stage), policy or Policy(), Recompute.parse(recompute)
         self.loss_scale = self.policy.start_scaling()
         settings = settings_of(model, optimizer, self.policy, groups)
-        self.mesh = None if mesh is None else Mesh.of(mesh, rank.size)
-        shards, replicas = (rank, None) if self.mesh is None else hybrid_groups(rank, self.mesh, self.stage)
+        self.zeropp, self.mesh = zeropp, None if mesh is None else Mesh.of(mesh, rank.size)
+        unit_gather, quantized = parts_of(zeropp, rank, self.mesh, self.stage, self.policy, bucket_options)
+        shards, replicas = (rank, None) if zeropp or not self.mesh else hybrid_groups(rank, self.mesh, self.stage)
         self.param_groups = param_groups(shards, model, settings, layout, self.stage, replicas)
         self._observer = FactorObserver(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
                                         self.loss_scale)
@@ -120,8 +124,8 @@ class Engine(Shown):
         self._update = Update(self._all_gathers, self.loss_scale, clip_norm, schedule)
         agree = partial(_agreement, optimizer, self.loss_scale, self._update,
                         _digest(model, settings, (clip_norm, seed)))
-        self.gradients = Accumulator(self.param_groups, bucket_options, agree)
-        self._unsharder = Unsharder(model, self.param_groups, bucket_options, keep=keep, prefetch=prefetch)
+        self.gradients = Accumulator(self.param_groups, bucket_options, agree, quantized)
+        self._unsharder = Unsharder(model, self.param_groups, unit_gather, keep=keep, prefetch=prefetch)
         self._weights = object()  # another one after each update
         self._factors: dict[str, Factors] = {}
         self._counts = StepCounts(self.loss_scale.scale)
@@ -235,6 +239,7 @@ class Engine(Shown):
             raise ValueError("update() was called inside a block `with engine.weights(unit)`, whose weights would then "
                              "be those of before; end the block first")
         self._unsharder.reshard_all()  # a forward without a backward may have left units gathered
+        self._unsharder.gather.forget()
         with self.rank.trace.span("update"):
             result = self._update.step(tuple(losses), self._factors, tuple(self._counts.tokens),
                                        tuple(self._counts.places))
@@ -283,6 +288,7 @@ class Engine(Shown):
             raise ValueError("weights were to be loaded inside a block `with engine.weights(unit)`, where they would "
                              "be those of before; end the block first")
         self.abandon()
+        self._unsharder.gather.forget()
         self._weights = object()
 
     def state_dict(self) -> dict[str, np.ndarray]:
@@ -291,8 +297,9 @@ class Engine(Shown):
         return checkpoint.state_dict(self._training_state())
 
     def _training_state(self) -> checkpoint.TrainingState:
-        stage = f"{self.stage} on a mesh of {self.mesh}" if self.mesh else str(self.stage)
-        settings = {"stage": stage, "seed": str(self.seed), "kept inside units": self.recompute.inside,
+        on_mesh = [f"on a mesh of {self.mesh}"] * bool(self.mesh) + [f"with {self.zeropp}"] * bool(self.zeropp)
+        settings = {"stage": " ".join([str(self.stage), *on_mesh]), "seed": str(self.seed),
+                    "kept inside units": self.recompute.inside,
                     "loss over the tokens of all": str(self.model.loss.is_global)}
         return checkpoint.TrainingState(self.rank, self.param_groups, self._update, self.gradients, self._observer,
                                         self._counts, settings)

@@ -25,7 +25,8 @@ from zerosim.ranks.rank import Rank
 from zerosim.zero.hybrid import AcrossNodes
 from zerosim.zero.layout import Bucket, Parts, buckets
 from zerosim.zero.param_group import ParamGroup, ReducedGradient, clear_padding
-from zerosim.zero.placements import PARTIAL, SHARDED, BucketMove, BucketOptions, Placement
+from zerosim.zero.placements import PARTIAL, SHARDED, BucketMove, BucketOptions, Move, Placement
+from zerosim.zero.zeropp import QuantizedReduceScatter
 
 Agree = Callable[[int], str]  # from a micro-batch's number to the text that must be the same on all ranks
 Factors = tuple[np.ndarray, np.ndarray]  # of a layer: A (I, I) of its inputs, G (O, O) of its output gradients
@@ -55,9 +56,10 @@ class Accumulator:
     other units' part is added first, its own second, in the accumulate format, and the sum is reduced once.
     """
 
-    def __init__(self, param_groups: Sequence[ParamGroup], options: BucketOptions, agree: Agree) -> None:
+    def __init__(self, param_groups: Sequence[ParamGroup], options: BucketOptions, agree: Agree,
+                 quantized: QuantizedReduceScatter | None = None) -> None:
         self.param_groups, self.rank = param_groups, param_groups[0].rank
-        self.reducers = {group: Reducer(group, options, agree) for group in param_groups if not group.frozen}
+        self.reducers = {group: Reducer(group, options, agree, quantized) for group in param_groups if not group.frozen}
         self._buffers: dict[str, dict[ParamGroup, np.ndarray]] = {}  # by unit: the vectors of which it was given views
         self._tied: dict[str, np.ndarray] = {}  # by parameter: what the units wrote that share it and do not own it
         self.is_last = False  # from the beginning of the step's last backward on, where that is known
@@ -181,13 +183,14 @@ class Accumulator:
 class Reducer:
     """The gradients of one trained param group, added to what rests and reduced over ranks, in buckets."""
 
-    def __init__(self, param_group: ParamGroup, options: BucketOptions, agree: Agree) -> None:
+    def __init__(self, param_group: ParamGroup, options: BucketOptions, agree: Agree,
+                 quantized: QuantizedReduceScatter | None) -> None:
         self.param_group, self.rank, self.policy = param_group, param_group.rank, param_group.policy
         self.layout, self.placement = param_group.layout, param_group.stage.gradients
-        self.options, self.agree = options, agree
+        self.options, self.agree, self._quantized = options, agree, quantized
         self.micro_batch = 0  # that goes back; between two, how many have
         self._collected: list[tuple[slice, np.ndarray]] = []  # stretches of the vector, and this rank's addends of them
-        self._under_way: BucketMove | None = None
+        self._under_way: tuple[Bucket, Move] | None = None
         self._reduces_now = self.placement is not PARTIAL  # in the backward that goes, or only after it
         self._sum: np.ndarray | None = None  # of PARTIAL gradients, over ranks, from the first bucket on
         replicas, self._is_last = param_group.replicas, False
@@ -262,7 +265,7 @@ class Reducer:
             if self._sum is None:
                 self._sum = self._target(want, self.policy.reduce_dtype)
             target = self._sum
-        self._under_way = self._move(
+        self._under_way = bucket, self._move(
             bucket, PARTIAL, want, bucket.in_stretches([addends for _, addends in collected]),
             self._parts(bucket, target, want), self.policy.reduce_dtype, async_op=self.options.overlap,
             add=self.micro_batch > 0 and self.placement is not PARTIAL)
@@ -271,12 +274,13 @@ class Reducer:
 
     def _wait(self) -> None:
         """Waits for the bucket that is under way, and adds it to what rests."""
-        move, self._under_way = self._under_way, None
-        if move is not None:
-            move.wait()
-            if self._across is not None and self._is_last:
-                shard = self.param_group.gradient if self._sum is None else self._sum
-                self._across.start(shard, move.bucket.ranges, self.agree(self.micro_batch))
+        if self._under_way is None:
+            return
+        (bucket, move), self._under_way = self._under_way, None
+        move.wait()
+        if self._across is not None and self._is_last:
+            shard = self.param_group.gradient if self._sum is None else self._sum
+            self._across.start(shard, bucket.ranges, self.agree(self.micro_batch))
 
     def end_of_backward(self) -> None:
         """Closes a micro-batch: what waits in a bucket that is not full is reduced; no bucket has two in it."""
@@ -284,11 +288,11 @@ class Reducer:
         self._wait()
         self.micro_batch += 1
 
-    def reset(self) -> list[BucketMove]:
+    def reset(self) -> list[Move]:
         """Drops what was collected; returns the buckets that are under way, for the caller to drop."""
         self._collected, self.micro_batch, self._sum = [], 0, None
-        move, self._under_way = self._under_way, None
-        return [*([] if move is None else [move]), *([] if self._across is None else self._across.forget())]
+        under_way, self._under_way = self._under_way, None
+        return [*([] if under_way is None else under_way[1:]), *([] if self._across is None else self._across.forget())]
 
     # -- after backward -----------------------------------------------------------------------------------------------
 
@@ -333,7 +337,10 @@ class Reducer:
         return bucket.own_in_shard(self.rank.index, array) if placement is SHARDED else bucket.in_vector(array)
 
     def _move(self, bucket: Bucket, have: Placement, want: Placement, source: Parts, target: Parts, dtype: np.dtype,
-              *, async_op: bool = False, add: bool = False) -> BucketMove:
+              *, async_op: bool = False, add: bool = False) -> Move:
+        if self._quantized is not None and have is PARTIAL:
+            return self._quantized.start(bucket, source, target, agreement=self.agree(self.micro_batch), dtype=dtype,
+                                         async_op=async_op, add=add)
         return BucketMove(self.rank.agreeing(self.agree(self.micro_batch)), bucket, have, want, policy=self.policy,
                           source=source, target=target, dtype=dtype, purpose="gradients", async_op=async_op,
                           hidden=self.options.copy_in_flight, add=add)

@@ -10,7 +10,7 @@ boundary of accumulation); PyTorch's FSDP calls it HYBRID_SHARD.
 Legend: M nodes of R ranks; s elements of a rank's shard, 1/R of the padded vector.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -25,9 +25,13 @@ from zerosim.zero.placements import PARTIAL, REPLICATED, BucketMove, BucketOptio
 
 def lay_out_inside(name: str, shapes: UnitShapes, ranks: int, nodes: int) -> Layout:
     """The layout of R ranks, each of which owns what M neighbors own of that of M·R: as much is padded."""
-    flat = lay_out(name, shapes, ranks * nodes)
-    regions = tuple(replace(region, bounds=region.bounds[::nodes]) for region in flat.regions)
-    return replace(flat, ranks=ranks, regions=regions)
+    return neighbors_joined(lay_out(name, shapes, ranks * nodes), nodes)
+
+
+def neighbors_joined(layout: Layout, nodes: int) -> Layout:
+    """The layout in which what every M neighbors own has one owner."""
+    regions = tuple(replace(region, bounds=region.bounds[::nodes]) for region in layout.regions)
+    return replace(layout, ranks=layout.ranks // nodes, regions=regions)
 
 
 def lay_out_across(inside: Layout, rank: int, nodes: int) -> Layout:
@@ -56,39 +60,44 @@ def hybrid_groups(rank: Rank, mesh: Mesh, stage: Stage) -> tuple[Rank, Rank | No
 class AcrossNodes:
     """The second step of a reduction, across nodes: of the shards of one param group's gradient, where they rest.
 
-    With overlap, stretches leave as soon as the last backward has their sum inside the node.
+    With overlap, stretches leave as soon as the last backward has their sum inside the node, one bucket at a time.
     """
 
     def __init__(self, rank: Rank, inside: Layout, place: int, policy: Policy, options: BucketOptions) -> None:
         self.rank, self.inside, self.place, self.policy, self.options = rank, inside, place, policy, options
         self.layout = lay_out_across(inside, place, rank.size)
-        self._under_way: list[BucketMove] = []
+        self._under_way: BucketMove | None = None
         self._has_begun = False
 
     def start(self, shard: np.ndarray, ranges: Iterable[slice], agreement: str) -> None:
-        """Begins to add up these stretches of the whole vector, of which the shard (s,) has a part of each."""
+        """Begins to add up these stretches of the whole vector, of which the shard (s,) has a part of each, after those
+        that are under way."""
+        self._wait()
         self._has_begun = True
         own = [self.inside.owned(self.place, lies.start, lies.stop) for lies in ranges]
         own = [lies for lies in own if lies.start < lies.stop]
         if own:
-            self._under_way.append(self._move(shard, Bucket(self.layout, tuple(own)), agreement, async_op=True))
+            self._under_way = self._move(shard, Bucket(self.layout, tuple(own)), agreement, async_op=True)
 
     def finish(self, shard: np.ndarray, agreement: str) -> None:
         """Leaves the sum over nodes in the shard (s,)."""
-        under_way = self.forget()
+        self._wait()
         if not self._has_begun:
             ranges = [slice(region.low, region.high) for region in self.layout.regions if region.low < region.high]
             for bucket in buckets(self.layout, ranges, self.options.limit(self.policy.reduce_dtype)):
                 with self.rank.trace.span(self.layout.region_at(bucket.ranges[0].start).name):
                     self._move(shard, bucket, agreement, async_op=False).wait()
-        for move in under_way:
-            move.wait()
         self._has_begun = False
 
-    def forget(self) -> Sequence[BucketMove]:
-        """Returns what is under way, for the caller to wait for or to drop."""
-        under_way, self._under_way = self._under_way, []
-        return under_way
+    def forget(self) -> list[BucketMove]:
+        """Returns what is under way, for the caller to drop."""
+        move, self._under_way, self._has_begun = self._under_way, None, False
+        return [] if move is None else [move]
+
+    def _wait(self) -> None:
+        move, self._under_way = self._under_way, None
+        if move is not None:
+            move.wait()
 
     def _move(self, shard: np.ndarray, bucket: Bucket, agreement: str, *, async_op: bool) -> BucketMove:
         return BucketMove(self.rank.agreeing(agreement), bucket, PARTIAL, REPLICATED, policy=self.policy,
