@@ -206,7 +206,8 @@ def test_a_quantized_run_learns_what_the_exact_one_learns():
 
 
 @pytest.mark.parametrize(("options", "text"), [
-    ({"zeropp": "hpz", "mesh": (1, 1)}, "zeropp='hpz' must be a ZeroPlusPlus; write zs.ZeroPlusPlus(hpz=True)"),
+    ({"zeropp": "hqz", "mesh": (1, 1)}, "zeropp='hqz' names no parts of ZeRO++; write some of hpz, qwz and qgz, as "),
+    ({"zeropp": 3, "mesh": (1, 1)}, "zeropp=3 names no parts"), ({"zeropp": "hpz=int8"}, "names no parts of ZeRO++"),
     ({"zeropp": HPZ, "stage": 3}, "saves what crosses nodes, and no mesh says where they are; pass mesh="),
     ({"zeropp": HPZ, "mesh": (1, 1), "stage": 2}, "hpZ and qwZ are about the gathers of sharded parameters, and St"),
     ({"zeropp": QWZ, "mesh": (1, 1), "stage": 0}, "has none; take stage=3, or quantized_gradients alone"),
@@ -217,6 +218,5 @@ def test_a_quantized_run_learns_what_the_exact_one_learns():
 ])
 def test_what_would_change_nothing_or_make_no_sense_is_refused(options, text):
     assert_refused(lambda: alone(lambda rank: zs.Engine(rank, WIDE, ADAM, **options)), literally(text))
-    assert_refused(lambda: zs.ZeroPlusPlus(), literally("ZeroPlusPlus() asks for nothing; take hpz=True"))
     assert_refused(lambda: zs.ZeroPlusPlus(hpz="yes"), literally("hpz='yes' must be True or False"))
     assert_refused(lambda: zs.ZeroPlusPlus(quantized_weights="fp8"), literally("no quantized format 'fp8'"))

@@ -136,7 +136,8 @@ def job_of(model: Model, ranks: int, stage: int, micro_batches: int, *, optimize
         policy=policy or zs.Policy(), slots=len(optimizer.slots((1,))), micro_batches=micro_batches,
         recompute_units=Recompute.parse(recompute).units_per_segment, tied=ties,
         kept_gathered=tuple(map(place.get, keep_gathered)) if kept is None else kept,
-        normed_tensors=len(model.shapes) * ("tensor_norm" in optimizer.needs), nodes=mesh[0] if mesh else 1, overlap=overlap,
+        normed_tensors=len(model.shapes) * ("tensor_norm" in optimizer.needs), overlap=overlap,
+        nodes=mesh[0] if mesh else 1,
         plus_plus=zeropp and closed_forms.PlusPlus(zeropp.hpz, zeropp.weights, zeropp.gradients))
 
 

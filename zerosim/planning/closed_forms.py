@@ -313,7 +313,7 @@ def _gathered(job: Job) -> tuple[list[int], list[int]]:
     else:
         rings = _rings(job, "all_gather", cuts, dtype, first)
     inside = [0] * job.ranks
-    for cut, again, once in zip(cuts, times, first, strict=True):
+    for cut, again, once in zip(cuts, times, first, strict=True) if asked.hpz else ():
         ring = collectives.sent("all_gather", "ring", cut[::job.nodes], dtype.itemsize).nbytes
         inside = [so_far + (again - once) * n for so_far, n in zip(inside, ring * job.nodes, strict=True)]
     return rings, inside

@@ -97,8 +97,11 @@ class Mesh:
 
         A flat ring crosses from the last rank of a node alone, so that the sum over a node's ranks is what to compare.
         """
-        return [sum(self._sent_across(rank, row) for row in trace.messages(purpose))
-                for rank, trace in enumerate(traces)]
+        return [self.sent_across(rank, trace, purpose) for rank, trace in enumerate(traces)]
+
+    def sent_across(self, rank: int, trace: Trace, purpose: str | None = None) -> int:
+        """Bytes that one rank, whose trace it is, sent to other nodes."""
+        return sum(self._sent_across(rank, row) for row in trace.messages(purpose))
 
     def _sent_across(self, rank: int, row: Collective | Message) -> int:
         node = self.place(rank)[0]
@@ -109,6 +112,8 @@ class Mesh:
         if set(nodes) == {node}:
             return 0
         me = group.index(rank)
+        if row.call.algorithm == "ring":  # which sends to the next alone
+            return row.sent_nbytes * (nodes[(me + 1) % len(nodes)] != node)
         return sum(hop.nbytes for hop in row.hops() if hop.source == me and nodes[hop.destination] != node)
 
 

@@ -71,7 +71,7 @@ class Engine(Shown):
     (counted from 1, skipped ones not), ``seed`` that of dropout. ``gather`` lets optimizers that need whole matrices
     gather what lies in pieces. ``mesh``, nodes and ranks of a node as (2, 4) or "2x4", shards states inside each node
     and replicates them across (hybrid sharding): a sum of nodes' sums has other bits than one ring. With
-    ``zeropp``, a ZeroPlusPlus, states lie in shards on all ranks, and less of what crosses nodes is sent.
+    ``zeropp``, a ZeroPlusPlus or its text "hpz+qwz+qgz", states lie in shards on all ranks, and less crosses nodes.
 
     Options that change no bit: ``bucket_nbytes`` is the most that one collective moves (None: a unit); ``overlap``
     lets reductions and the all-gather of parameters run beside other work, and ``copy_in_flight`` lets what is then
@@ -104,7 +104,7 @@ class Engine(Shown):
         gather: bool = False,
         seed: int = 0,
         mesh: Mesh | Sequence[int] | str | None = None,
-        zeropp: ZeroPlusPlus | None = None,
+        zeropp: ZeroPlusPlus | str | None = None,
     ) -> None:
         _check_parts(rank, model, optimizer, policy)
         keep = _check_options(model, bucket_nbytes, prefetch, keep_gathered, seed, overlap=overlap, gather=gather,
@@ -114,9 +114,9 @@ class Engine(Shown):
         self.stage, self.policy, self.recompute = stage_of(stage), policy or Policy(), Recompute.parse(recompute)
         self.loss_scale = self.policy.start_scaling()
         settings = settings_of(model, optimizer, self.policy, groups)
-        self.zeropp, self.mesh = zeropp, None if mesh is None else Mesh.of(mesh, rank.size)
-        unit_gather, quantized = parts_of(zeropp, rank, self.mesh, self.stage, self.policy, bucket_options)
-        shards, replicas = (rank, None) if zeropp or not self.mesh else hybrid_groups(rank, self.mesh, self.stage)
+        self.zeropp, self.mesh = ZeroPlusPlus.parse(zeropp), None if mesh is None else Mesh.of(mesh, rank.size)
+        unit_gather, quantized = parts_of(self.zeropp, rank, self.mesh, self.stage, self.policy, bucket_options)
+        shards, replicas = (rank, None) if self.zeropp or not self.mesh else hybrid_groups(rank, self.mesh, self.stage)
         self.param_groups = param_groups(shards, model, settings, layout, self.stage, replicas)
         self._observer = FactorObserver(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
                                         self.loss_scale)

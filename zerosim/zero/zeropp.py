@@ -14,7 +14,7 @@ Legend: M nodes of R ranks, N = M·R; rank (m, i) is the one at place i of node 
 one padded unit.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -33,20 +33,20 @@ from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, BucketOptio
 from zerosim.zero.unshard import UnitGather
 
 BUFFER = "communication_buffer"
+PARTS: Mapping[str, tuple[str, Any]] = {  # by name, the field and its usual value
+    "hpz": ("hpz", True), "qwz": ("quantized_weights", "int8"), "qgz": ("quantized_gradients", "int4")}
 
 
 def parts_of(asked: "ZeroPlusPlus | None", rank: Rank, mesh: Mesh | None, stage: Stage, policy: Policy,
              options: BucketOptions) -> "tuple[UnitGather, QuantizedReduceScatter | None]":
     """The way in which an engine gathers units, and its reduce-scatter of gradients, None where that is a ring.
 
-    Raises ValueError as `ZeroPlusPlus.check` does, for what is none, and without a mesh.
+    Raises ValueError as `ZeroPlusPlus.check` does, and without a mesh.
     """
     if asked is None:
         return UnitGather(options), None
-    if not isinstance(asked, ZeroPlusPlus):
-        raise ValueError(f"zeropp={asked!r} must be a ZeroPlusPlus; write zs.ZeroPlusPlus(hpz=True)")
     if mesh is None:
-        raise ValueError(f"zeropp={asked} saves what crosses nodes, and no mesh says where they are; pass mesh=(nodes, "
+        raise ValueError(f"{asked} saves what crosses nodes, and no mesh says where they are; pass mesh=(nodes, "
                          "ranks of a node)")
     asked.check(stage, policy)
     quantized = None if asked.gradients is None else QuantizedReduceScatter(rank, mesh, asked.gradients)
@@ -56,9 +56,9 @@ def parts_of(asked: "ZeroPlusPlus | None", rank: Rank, mesh: Mesh | None, stage:
 @dataclass(frozen=True, slots=True)
 class ZeroPlusPlus:
     """The parts of ZeRO++ that an engine takes: hpZ, and the formats, "int8" or "int4", of qwZ and of qgZ (None: as the
-    policy says). ``block`` elements share a scale.
+    policy says). ``block`` elements share a scale. With none of them it is ZeRO, whose states know of no nodes.
 
-    Raises ValueError for none of the three, and for other formats and blocks.
+    Raises ValueError for other formats and blocks.
     """
 
     hpz: bool = False
@@ -69,9 +69,32 @@ class ZeroPlusPlus:
     def __post_init__(self) -> None:
         if not isinstance(self.hpz, bool):
             raise ValueError(f"hpz={self.hpz!r} must be True or False")
-        if self.weights is None and self.gradients is None and not self.hpz:
-            raise ValueError("ZeroPlusPlus() asks for nothing; take hpz=True, quantized_weights='int8', "
-                             "quantized_gradients='int4', or several of them")
+        for form in (self.quantized_weights or "int8", self.quantized_gradients or "int8"):
+            Blockwise(form, self.block)
+
+    @classmethod
+    def parse(cls, text: "str | ZeroPlusPlus | None") -> "ZeroPlusPlus | None":
+        """The parts by name, as in "hpz+qwz+qgz" (int8 weights, int4 gradients) or "qgz=int8"; "flat" has none of them,
+        "none" is None.
+
+        Raises ValueError for what names no part.
+        """
+        if text is None or isinstance(text, ZeroPlusPlus) or text == "none":
+            return None if isinstance(text, str) else text
+        chosen: dict[str, Any] = {}
+        for word in str(text).split("+") if text != "flat" else ():
+            name, _, form = word.strip().partition("=")
+            if name not in PARTS or (form and name == "hpz"):
+                raise ValueError(f"zeropp={text!r} names no parts of ZeRO++; write some of hpz, qwz and qgz, as in "
+                                 "'hpz+qwz+qgz' or 'qgz=int8', or 'flat' for none of them")
+            field, usual = PARTS[name]
+            chosen[field] = form or usual
+        return cls(**chosen)
+
+    def __str__(self) -> str:
+        words = ["hpz"] * self.hpz + [f"{name}={form}" for name, form in (
+            ("qwz", self.quantized_weights), ("qgz", self.quantized_gradients)) if form]
+        return "ZeRO++ (" + ", ".join([*(words or ["flat"]), *[f"block {self.block}"] * (self.block != 256)]) + ")"
 
     @property
     def weights(self) -> Blockwise | None:
