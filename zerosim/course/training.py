@@ -554,8 +554,8 @@ def _headline(options: Options) -> str:
     if is_of_matrices(optimizer):
         updated += f"; vectors and embeddings by {COMPANION}"
     return (f"{options.build().parameter_count:,} parameters, {config.layers} blocks of {config.channels} channels, "
-            f"ZeRO-{options.stage} on {counted(options.ranks, 'rank')}{_on_nodes(options)}, layout {options.layout_name}, "
-            f"{options.formats}, {updated})")
+            f"ZeRO-{options.stage} on {counted(options.ranks, 'rank')}{_on_nodes(options)}, layout "
+            f"{options.layout_name}, {options.formats}, {updated})")
 
 
 def _on_nodes(options: Options) -> str:
