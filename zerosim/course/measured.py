@@ -208,7 +208,7 @@ def measured_row(config: PlanConfig, stage: int, policy: str) -> list[Compared]:
     resting = run_planned(cluster, config, stage, policy).at_rest
     memory, sent = cluster.memory[0], cluster.trace[0].sent_nbytes
     predicted = states_nbytes(config.model, config.ranks, closed_forms.STAGES[stage], config.policy,
-                              optimizer=config.optimizer)
+                              optimizer=config.optimizer, nodes=config.nodes)
     lines = [Compared(f"{words(kind)} at rest", predicted.get(kind, 0), resting.get(kind, 0))
              for kind in RESTING_KINDS]
     found, at_rest = config.transient_memory(stage, policy), predicted.get("gradient", 0)
@@ -230,7 +230,7 @@ def run_planned(cluster: Cluster, config: PlanConfig, stage: int, policy: str, *
     return take_step(cluster, decoder_of(config.model, config.sequence), config.optimizer,
                      (config.batch, config.sequence), micro_batches=config.micro_batches, stage=stage,
                      policy=config.policy, recompute=policy, overlap=config.overlap, prefetch=config.prefetch,
-                     bucket_nbytes=bucket_nbytes)[0]
+                     bucket_nbytes=bucket_nbytes, mesh=config.mesh)[0]
 
 
 def decoder_of(model: ModelShape, tokens: int | None = None) -> Decoder:

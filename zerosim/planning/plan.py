@@ -27,7 +27,7 @@ import operator
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from inspect import signature
@@ -63,6 +63,7 @@ from zerosim.planning.step import (
     micro_batch,
     transient_memory,
 )
+from zerosim.ranks.mesh import Mesh
 from zerosim.shown import Plotted
 
 MOST_RANKS = 8192
@@ -209,7 +210,8 @@ class PlanConfig:
     name, or a Policy for zerosim's own. `offload` keeps master weights and optimizer state on the host, over
     `host_link`. `overlap` and `prefetch` are the engine's options, of bytes and of seconds; a bucket is a unit,
     since others cut units into unequal chunks, and no rank would stand for all. `overheads` replaces bytes of the
-    runtime by name, as `hardware.overheads_nbytes` takes them.
+    runtime by name, as `hardware.overheads_nbytes` takes them. On a `mesh` states are in shards inside nodes, and
+    replicated across.
     Raises ValueError for counts below one, unknown stages, policies and conventions, and a utilization outside (0, 1].
     """
 
@@ -231,6 +233,7 @@ class PlanConfig:
     overlap: bool = True
     prefetch: int = 1
     overheads: dict[str, int] | None = None
+    mesh: Mesh | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("ranks", 1), ("batch", 1), ("micro_batches", 1), ("prefetch", 0)):
@@ -285,6 +288,11 @@ class PlanConfig:
     def policies(self) -> tuple[str, ...]:
         """The recomputation policies that make rows: "none" alone where nothing is known of activations."""
         return self.recompute if self.decoder is not None else ("none",)
+
+    @property
+    def nodes(self) -> int:
+        """The nodes that have all states each: 1 without a mesh."""
+        return 1 if self.mesh is None else self.mesh.nodes
 
     @property
     def has_units(self) -> bool:
@@ -353,12 +361,13 @@ class PlanConfig:
                    kept_gathered=tuple(sorted({owner for _, owner in model.tied})), tied=model.tied,
                    tied_lengths=tuple(model.units[owner].tensors[0].parameters for _, owner in model.tied),
                    normed_tensors=normed_tensors(self.optimizer, len(model.tensors)),
-                   overlap=self.overlap and self.has_units, prefetch=self.prefetch * self.has_units)
+                   overlap=self.overlap and self.has_units, prefetch=self.prefetch * self.has_units, nodes=self.nodes)
 
     def resting_nbytes(self, stage: int) -> dict[str, int]:
         """Bytes held from step to step, on the device and on the host, and the runtime's overhead, by fields of a row.
         """
-        kinds = states_nbytes(self.model, self.ranks, STAGES[stage], self.convention, optimizer=self.optimizer)
+        kinds = states_nbytes(self.model, self.ranks, STAGES[stage], self.convention, optimizer=self.optimizer,
+                              nodes=self.nodes)
         optimizer = sum(kinds.get(kind, 0) for kind in HOST_KINDS)
         host = optimizer if self.offload else 0
         return {"parameters_nbytes": kinds.get("parameter", 0), "gradients_nbytes": kinds.get("gradient", 0),
@@ -458,7 +467,7 @@ class PlanConfig:
         """
         network = replace(self.network, between=None, ranks_per_node=None)
         for ranks in (1 << power for power in range(MOST_RANKS.bit_length())):
-            if replace(self, ranks=ranks, network=network)._some_row_fits():
+            if replace(self, ranks=ranks, network=network, mesh=None)._some_row_fits():
                 return ranks
         return None
 
@@ -474,7 +483,8 @@ class PlanConfig:
         state = per_parameter_nbytes(self.optimizer, convention.state_itemsize)
         if self.offload:
             convention, state = replace(convention, master=0, gradient_copy=0), 0
-        return _largest(lambda parameters: estimate_nbytes(parameters, self.ranks, STAGES[stage], convention,
+        shards = self.ranks // self.nodes
+        return _largest(lambda parameters: estimate_nbytes(parameters, shards, STAGES[stage], convention,
                                                            optimizer_nbytes=state) <= spare, 1 << 60)
 
     def _some_row_fits(self) -> bool:
@@ -561,28 +571,34 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                 optimizer: Optimizer = ADAM, convention: str | Convention | Policy | None = None,
                 utilization: float = UTILIZATION, overlap: bool = True, prefetch: int = 1, offload: bool = False,
                 host_link: str | None = None, hardware: str | Path | None = None,
-                overheads: dict[str, int] | None = None) -> PlanConfig:
+                overheads: dict[str, int] | None = None,
+                mesh: Mesh | Sequence[int] | str | None = None) -> PlanConfig:
     """A checked configuration of a preset's name, a config.json, a ModelShape, or a number of ``parameters``.
 
     ``stage`` and ``recompute`` are one, several, or "all"; "usual" is to recompute nothing, selectively, and blocks.
     ``convention`` None is "zero-paper", or "fp32" where that is computed in; "zerosim" is the engine's own.
     ``overlap`` and ``prefetch`` are the engine's options, what goes beside other work and how many units are gathered
-    ahead: they spare seconds and cost bytes, and a plan counts both. ``offload`` keeps masters and the optimizer's
+    ahead: they spare seconds and cost bytes, and a plan counts both. ``mesh``, nodes and ranks of a node as "2x4", puts
+    states in shards inside each node, over the links of as many nodes. ``offload`` keeps masters and the optimizer's
     state on the host, over ``host_link``: None is the device's own. ``hardware`` is a TOML file of one's own devices
     and links. Raises ValueError, in one sentence, for what is not known or cannot be.
     """
     known = presets() if hardware is None else read(_path(hardware, "hardware"))
     policy = Policy(_format(compute))
+    on_mesh = None if mesh is None or mesh == "none" else Mesh.of(mesh, ranks)
+    if on_mesh and nodes not in (1, on_mesh.nodes):
+        raise ValueError(f"mesh={str(on_mesh)!r} has {on_mesh.nodes} nodes, and nodes={nodes} were asked for; leave "
+                         "nodes out")
     to_host = known.link(host_link) if host_link is not None else known.host_link(device) if offload else None
     if convention is None:
         convention = "fp32" if policy.compute == "fp32" else "zero-paper"
     return PlanConfig(
         model=_model(model, parameters, largest_layer), ranks=ranks, device=known.device(device),
-        network=known.network(ranks, link, nodes, between), policy=policy, stages=_stages(stage),
-        recompute=_policies(recompute), batch=batch, tokens=tokens, micro_batches=micro_batches, optimizer=optimizer,
+        network=known.network(ranks, link, on_mesh.nodes if on_mesh else nodes, between), policy=policy,
+        stages=_stages(stage), recompute=_policies(recompute), batch=batch, tokens=tokens, micro_batches=micro_batches, optimizer=optimizer,
         convention=policy if convention == "zerosim" else convention, utilization=utilization, offload=offload,
         host_link=to_host, overlap=overlap, prefetch=prefetch,
-        overheads=overheads)
+        overheads=overheads, mesh=on_mesh)
 
 
 plan.__signature__ = signature(plan_config).replace(return_annotation=Plan)  # type: ignore[attr-defined]  # for a notebook

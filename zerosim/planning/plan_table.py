@@ -42,7 +42,7 @@ def subject(config: PlanConfig, convention: str) -> tuple[str, str]:
     parts = [*([] if model == size else [size]), f"{counted(config.ranks, 'rank')} of {config.device.name}",
              f"{counted(config.micro_batches, 'micro-batch')} of {counted(config.batch, 'sequence')} of "
              f"{counted(config.sequence, 'token')}", config.policy.compute, options_text(config),
-             f"accounted as {convention}"]
+             *([f"sharded inside nodes ({config.mesh})"] if config.mesh else []), f"accounted as {convention}"]
     return model, ": " + ", ".join(parts)
 
 
@@ -84,7 +84,7 @@ def explained(config: PlanConfig, row: PlanRow) -> list[Explanation]:
 
 def _states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     job, states, convention = config.job(row.stage, row.recompute), STAGES[row.stage], convention_of(config.convention)
-    padded, ranks = sum(job.padded_lengths), config.ranks
+    padded, ranks = sum(job.padded_lengths), job.shards
     yield ("parameters of the model, with padding", f"{config.model.parameters:,} -> {padded:,}", f"{padded:,}")
     own, each, what = 0, "its own state", "of whole tensors, beside the optimizer's own state"
     if is_cut_anywhere(config.optimizer):
@@ -117,8 +117,9 @@ def _beside_states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     yield ("overhead of the runtime", f"estimates: {parts}", f"{row.overhead_nbytes:,}")
     yield ("capacity", f"{config.device.name} reports", f"{row.capacity_nbytes:,}")
     vectors = {purpose: f"{float(times):.4g} Ψ of {purpose}" for purpose, times in vectors_sent(job).items() if times}
-    yield ("sent per step", f"(N-1)/N · ({' + '.join(vectors.values()) or '0'}), Ψ = "
-           f"{job.policy.compute_dtype.itemsize} · {padded:,}, and control", f"{row.sent_nbytes_per_step:,}")
+    nodes = f", and across M = {job.nodes} nodes 2(M-1)/M · Ψ/N of gradients" * (job.replicas > 1)
+    yield ("sent per step", f"(N-1)/N · ({' + '.join(vectors.values()) or '0'}), N = {job.shards}, Ψ = "
+           f"{job.policy.compute_dtype.itemsize} · {padded:,}{nodes}, and control", f"{row.sent_nbytes_per_step:,}")
 
 
 def _transient(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
@@ -134,8 +135,8 @@ def _transient(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     two = ", or one that goes back while another is reduced" * (job.overlap and job.states.gradients_sharded)
     yield ("gradients in flight", f"{itemsize} · {found.gradients_nbytes // itemsize:,} elements at once: a unit and "
            f"what the users of its weights wrote{two}, or what has been reduced", f"{found.gradients_nbytes:,}")
-    hops = (f"{min(2, job.ranks - 1)} chunks of hops, each 1/{job.ranks} of a unit, and a unit's sum or its cast where "
-            "it needs one")
+    hops = (f"{min(2, job.shards - 1)} chunks of hops, each 1/{job.shards} of a unit, and a unit's sum or its cast "
+            "where it needs one")
     yield ("buffers of collectives", hops, f"{found.buffers_nbytes:,}")
     yield ("buckets", "these two at the moment at which they are most together", f"{row.buckets_nbytes:,}")
     most = found.fullest(config.batch)

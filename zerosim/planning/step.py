@@ -11,6 +11,9 @@ buffers are held from its issue to its wait, and both are events, so what is hel
   gone back: until then its gradient, two chunks of hops, and where it is to be added its sum stay.
 - Whole gradients are reduced after backward, unit by unit, beside nothing; with overlap in the step's last backward, as
   above.
+- On a mesh these rings are of a node's ranks, whole gradients are reduced to shards, and shards are all-reduced across
+  nodes: after backward, unit by unit, beside nothing; with overlap in the step's last backward, one after the other, each
+  as soon as the unit's ring inside nodes has been waited for.
 - Whole parameters of which each rank has updated its part are gathered in place. With overlap each unit is issued when
   it is updated, and none is waited for before all are updated.
 
@@ -32,6 +35,7 @@ from zerosim.planning.closed_forms import NORM_PARTIAL_NBYTES, OVERFLOW_FLAG_NBY
 from zerosim.planning.cost import Curve, curve
 from zerosim.planning.hardware import Network
 
+ALL, INSIDE, ACROSS = "all", "inside", "across"
 GATHERED, GRADIENT, BUFFER = "gathered parameters", "gradients", "buffers"
 TOKEN_NBYTES = 8  # int64, of tokens and of targets, as frameworks index
 
@@ -44,12 +48,13 @@ class HeldBytes(NamedTuple):
 
 
 class RingIssue(NamedTuple):
-    """A ring of so many ranks begins to move a vector of so many bytes."""
+    """A ring of so many ranks begins to move a vector of so many bytes: of all, or inside nodes, or across them."""
 
     operation: str
     unit: int
     nbytes: int
     ranks: int
+    where: str = ALL
 
     @property
     def key(self) -> tuple[str, int]:
@@ -114,6 +119,7 @@ class MicroBatchWalk:
         self.stays = frozenset(job.kept_gathered)
         self.gathered: dict[int, bool] = {}      # by unit: True while its gather is under way
         self.reducing: Reducing | None = None
+        self.across: Reducing | None = None
 
     def events(self) -> Iterator[StepEvent]:
         """Forward, loss and backward, and what is waited for at the end."""
@@ -124,6 +130,7 @@ class MicroBatchWalk:
         yield from (At("loss", last), At("loss end", last))
         yield from self._pass(backward)
         yield from self._reduced()
+        yield from self._reduced_across()
         yield from self._reshard_all()
 
     def _pass(self, places: Sequence[Place]) -> Iterator[StepEvent]:
@@ -163,7 +170,7 @@ class MicroBatchWalk:
     def _gather(self, unit: int, *, ahead: bool) -> Iterator[StepEvent]:
         nbytes = self.weights * self.lengths[unit]
         yield HeldBytes(GATHERED, nbytes)
-        yield RingIssue("all_gather", unit, nbytes, self.job.ranks)
+        yield ring("all_gather", unit, nbytes, self.job)
         if not ahead:
             yield RingWait(("all_gather", unit))
         self.gathered[unit] = ahead
@@ -209,13 +216,13 @@ class MicroBatchWalk:
 
     def _reduce(self, unit: int, whole: int, dtype: np.dtype[Any]) -> Iterator[StepEvent]:
         """Reduces one unit's gradient of so many bytes, after the one that is under way."""
-        moving, length, chunk = self.moving, self.lengths[unit], self.lengths[unit] // self.job.ranks
+        moving, length, chunk = self.moving, self.lengths[unit], self.lengths[unit] // self.job.shards
         packed = 0 if moving == dtype else length * moving.itemsize  # cast into a buffer
         in_place = self.first and moving == self.added
         yield from self._reduced()
-        buffers = packed + (0 if in_place else chunk * moving.itemsize) + hops_nbytes(self.job, chunk)
+        buffers = packed + (0 if in_place else chunk * moving.itemsize) + hops_nbytes(self.job, chunk, self.job.shards)
         yield HeldBytes(BUFFER, buffers)
-        yield RingIssue("reduce_scatter", unit, length * moving.itemsize, self.job.ranks)
+        yield ring("reduce_scatter", unit, length * moving.itemsize, self.job)
         self.reducing = Reducing(("reduce_scatter", unit), 0 if packed or not self.job.overlap else whole, buffers)
         if not self.job.overlap:
             yield from self._reduced()
@@ -227,38 +234,67 @@ class MicroBatchWalk:
             yield HeldBytes(GRADIENT, sum_nbytes(self.job))
         nbytes, operation = self.lengths[unit] * self.moving.itemsize, whole_reduction(self.job)
         packed = nbytes if self.moving != self.added else 0
-        buffers = packed + hops_nbytes(self.job, self.lengths[unit] // self.job.ranks)
+        buffers = packed + hops_nbytes(self.job, self.lengths[unit] // self.job.shards, self.job.shards)
         yield HeldBytes(BUFFER, buffers)
-        yield RingIssue(operation, unit, nbytes, self.job.ranks)
+        yield ring(operation, unit, nbytes, self.job)
         self.reducing = Reducing((operation, unit), 0, buffers)
 
     def _reduced(self) -> Iterator[StepEvent]:
-        """Waits for the reduction that is under way."""
+        """Waits for the reduction that is under way; nodes then begin to add up what they have of the step."""
         if self.reducing is not None:
-            yield RingWait(self.reducing.key)
-            yield HeldBytes(BUFFER, -self.reducing.buffers)
-            yield HeldBytes(GRADIENT, -self.reducing.gradient)
+            (_, unit), reducing = self.reducing.key, self.reducing
+            yield RingWait(reducing.key)
+            yield HeldBytes(BUFFER, -reducing.buffers)
+            yield HeldBytes(GRADIENT, -reducing.gradient)
             self.reducing = None
+            if self.job.replicas > 1 and self.last and self.job.overlap:
+                yield from self._reduced_across()
+                held, issue = across_issue(self.job, unit)
+                yield from (held, issue)
+                self.across = Reducing(issue.key, 0, held.nbytes)
+
+    def _reduced_across(self) -> Iterator[StepEvent]:
+        """Waits for the nodes."""
+        if self.across is not None:
+            yield RingWait(self.across.key)
+            yield HeldBytes(BUFFER, -self.across.buffers)
+            self.across = None
 
 
-def hops_nbytes(job: Job, chunk: int) -> int:
+def ring(operation: str, unit: int, nbytes: int, job: Job) -> RingIssue:
+    """A ring of the ranks that have a shard each."""
+    return RingIssue(operation, unit, nbytes, job.shards, INSIDE if job.replicas > 1 else ALL)
+
+
+def across_issue(job: Job, unit: int) -> tuple[HeldBytes, RingIssue]:
+    """The all-reduce of a unit's shards across nodes, where they rest, and its buffers; they are cast into one, and
+    come back in another, where they rest in another format than they travel in."""
+    policy, shard = job.policy, job.padded_lengths[unit] // job.shards
+    rests = policy.accumulate_dtype if job.states.gradients_sharded else policy.reduce_dtype
+    cast = 0 if rests == policy.reduce_dtype else 2 * shard * policy.reduce_dtype.itemsize
+    return (HeldBytes(BUFFER, cast + hops_nbytes(job, shard // job.replicas, job.replicas)),
+            RingIssue("all_reduce", unit, shard * policy.reduce_dtype.itemsize, job.replicas, ACROSS))
+
+
+def hops_nbytes(job: Job, chunk: int, ranks: int) -> int:
     """Bytes of partial sums that a rank receives in turn while it reduces: two chunks, as far as there are messages;
     where the wire has a format of its own, what leaves first is cast into one of them."""
     wire = job.policy.wire
     if wire is not None and format_of(wire).dtype != job.policy.reduce_dtype:
-        return chunk * format_of(wire).dtype.itemsize * 2 * (job.ranks > 1)
-    return chunk * job.policy.reduce_dtype.itemsize * min(2, job.ranks - 1)
+        return chunk * format_of(wire).dtype.itemsize * 2 * (ranks > 1)
+    return chunk * job.policy.reduce_dtype.itemsize * min(2, ranks - 1)
 
 
 def whole_reduction(job: Job) -> str:
-    """The collective that reduces whole gradients."""
-    return "reduce_scatter" if job.states.optimizer_sharded else "all_reduce"
+    """The collective that reduces whole gradients: to shards, where nodes are to add up theirs."""
+    return "reduce_scatter" if job.states.optimizer_sharded or job.replicas > 1 else "all_reduce"
 
 
 def sum_nbytes(job: Job) -> int:
-    """Bytes of a rank's sum of whole gradients over ranks, where it does not replace the addends."""
-    new = job.states.optimizer_sharded or job.policy.reduce_dtype != job.policy.accumulate_dtype
-    return job.held(job.states.optimizer_sharded) * job.policy.reduce_dtype.itemsize if new else 0
+    """Bytes of a rank's sum of whole gradients over the ranks of a ring, where it does not replace the addends."""
+    cut = job.states.optimizer_sharded or job.replicas > 1
+    new = cut or job.policy.reduce_dtype != job.policy.accumulate_dtype
+    return job.held(cut) * job.policy.reduce_dtype.itemsize if new else 0
 
 
 def _checked(job: Job) -> Job:
@@ -284,14 +320,26 @@ def after_backward(job: Job) -> Iterator[StepEvent]:
         operation = whole_reduction(job)
         for unit, length in enumerate(lengths):
             packed = 0 if policy.reduce_dtype == policy.accumulate_dtype else length * reduced
-            held = packed + hops_nbytes(job, length // job.ranks)
+            held = packed + hops_nbytes(job, length // job.shards, job.shards)
             yield HeldBytes(BUFFER, held)
-            yield from (RingIssue(operation, unit, length * reduced, job.ranks), RingWait((operation, unit)))
+            yield from (ring(operation, unit, length * reduced, job), RingWait((operation, unit)))
             yield HeldBytes(BUFFER, -held)
+    if job.replicas > 1:
+        if not job.overlap:
+            for unit in range(len(lengths)):
+                buffers, issue = across_issue(job, unit)
+                yield from (buffers, issue, RingWait(issue.key), HeldBytes(BUFFER, -buffers.nbytes))
+        if not (states.gradients_sharded or states.optimizer_sharded):
+            whole = 0 if policy.reduce_dtype == policy.accumulate_dtype else job.held(False) * reduced
+            yield HeldBytes(GRADIENT, whole)
+            for unit, length in enumerate(lengths):
+                yield from (ring("all_gather", unit, length * reduced, job), RingWait(("all_gather", unit)))
+            yield HeldBytes(GRADIENT, -taken)
+            taken = whole
     yield At("scan", 0)
     if states.optimizer_sharded:  # all-gathered: the flag, the norms
         scalars = [OVERFLOW_FLAG_NBYTES, NORM_PARTIAL_NBYTES, NORM_PARTIAL_NBYTES * TENSOR_NORMS * job.normed_tensors]
-        yield from (HeldBytes(BUFFER, sign * nbytes * job.ranks) for nbytes in scalars for sign in (1, -1))
+        yield from (HeldBytes(BUFFER, sign * nbytes * job.shards) for nbytes in scalars for sign in (1, -1))
     yield from _updated(job, taken)
 
 
@@ -303,11 +351,11 @@ def _updated(job: Job, taken: int) -> Iterator[StepEvent]:
     for unit, length in enumerate(lengths):
         yield At("update", unit)
         if ahead:
-            yield RingIssue("all_gather", unit, length * itemsize, job.ranks)
+            yield ring("all_gather", unit, length * itemsize, job)
     yield HeldBytes(GRADIENT, -taken)
     for unit, length in enumerate(lengths if gathered else ()):
         if not ahead:
-            yield RingIssue("all_gather", unit, length * itemsize, job.ranks)
+            yield ring("all_gather", unit, length * itemsize, job)
         yield RingWait(("all_gather", unit))
 
 
@@ -432,14 +480,15 @@ def communication_seconds(events: Iterable[StepEvent], seconds_at: Mapping[Place
     """
     clock = free = communication = exposed = 0.0
     ends: dict[tuple[str, int], float] = {}
-    prices: dict[tuple[str, int, int], float] = {}
+    prices: dict[tuple[str, int, int, str], float] = {}
+    networks = {ALL: network, INSIDE: Network(network.inside), ACROSS: Network(network.between or network.inside)}
     for event in events:
         if isinstance(event, At):
             clock += seconds_at.get(event, 0.0)
         elif isinstance(event, RingIssue):
-            call = event.operation, event.ranks, event.nbytes
+            call = event.operation, event.ranks, event.nbytes, event.where
             if call not in prices:  # a model of many equal units has few
-                prices[call] = _ring(event.operation, event.ranks, network).seconds(event.nbytes)
+                prices[call] = _ring(event.operation, event.ranks, networks[event.where]).seconds(event.nbytes)
             seconds = prices[call]
             communication += seconds
             ends[event.key] = free = max(clock, free) + seconds

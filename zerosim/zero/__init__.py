@@ -7,6 +7,7 @@ from zerosim.zero.layout import Layout, lay_out, layout_of
 from zerosim.zero.param_group import Group, ParamGroup
 from zerosim.zero.placements import PARTIAL, REPLICATED, SHARDED, STAGES, Placement, Stage, redistribute
 from zerosim.zero.update import StepResult
+from zerosim.zero.zeropp import ZeroPlusPlus
 
 __all__ = [
     "PARTIAL",
@@ -22,6 +23,7 @@ __all__ = [
     "Restored",
     "Stage",
     "StepResult",
+    "ZeroPlusPlus",
     "export_weights",
     "lay_out",
     "layout_of",
