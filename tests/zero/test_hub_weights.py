@@ -145,7 +145,7 @@ def test_llama_names_join_queries_keys_and_values_and_gate_and_up_transposed(tmp
 def loss_of_llama(w, config, x, target):
     """The mean loss in float64 of weights under their names there, as `transformers` computes it: a pair that is turned
     lies half a head apart, and heads that share a key lie side by side."""
-    width, group = config.head_channels, config.heads // config.key_heads
+    width, group = config.head_channels, config.heads // config.key_value_heads
     angles = np.outer(np.arange(x.shape[1]), config.base ** (-np.arange(0, width, 2) / width))
     cos, sin = (np.tile(turn(angles), 2) for turn in (np.cos, np.sin))
 
