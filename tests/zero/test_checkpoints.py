@@ -149,7 +149,7 @@ def test_from_any_number_of_ranks_to_any_other_and_back_no_bit_changes(tmp_path)
 
 
 def test_no_rank_holds_or_sends_more_than_a_block_and_names_for_a_checkpoint(tmp_path):
-    """Of a model of 3 MB; three ranks read of four ranks' files what they need, and blocks of 64 KiB at the ends."""
+    """Of a model of 3 MB, on four ranks; three take of four ranks' files what they need."""
     model = zs.models.MLP((512, 512, 512, 512), seed=1)
 
     def program(rank):
@@ -165,14 +165,15 @@ def test_no_rank_holds_or_sends_more_than_a_block_and_names_for_a_checkpoint(tmp
     for at_rest, peak, _ in found:
         assert at_rest < peak <= at_rest + 2**16 + 2**12
     assert all(sum(cluster.trace.sent_nbytes(purpose)) == 0 for purpose in ("parameters", "gradients", "state"))
-    assert max(cluster.trace.sent_nbytes("control")) < 2**10
+    counts, number = 5, 8  # what a rank says to each of the others; and the files' number, which it hands on twice
+    assert max(cluster.trace.sent_nbytes("control")) <= counts * 8 * 3 + 2 * number
 
     def other(rank):
         engine = zs.Engine(rank, model, ADAM, stage=3)
         return engine.load(tmp_path).nbytes_read, 12 * engine.layout.shard_length(rank.index)
 
     for read, needed in zs.Cluster(3).run(other):
-        assert needed <= read <= needed + 3 * 6 * 4 * 2**16 < 12 * model.parameter_count
+        assert read == needed
 
 
 # -- harm -------------------------------------------------------------------------------------------------------------

@@ -65,8 +65,9 @@ class CheckpointError(ValueError):
 class Restored:
     """The report of a load: the caller's ``progress``, and ``differences`` from the engine that saved.
 
-    Without differences, training goes on as if it had never been interrupted, bit for bit. ``nbytes_read`` are the
-    bytes of tensors that this rank read from files, each of them twice: to check them first.
+    Without differences, training goes on as if it had never been interrupted, bit for bit, as far as settings tell: of
+    a schedule that is no dataclass they know the next factor alone, of such a unit names and shapes. ``nbytes_read``
+    are the bytes of state that this rank took from files, whose blocks were read whole and twice: to check them first.
     """
 
     progress: Any

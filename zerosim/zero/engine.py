@@ -129,8 +129,8 @@ class Engine(Shown):
         """
         batches = _checked_batches(batches)
         if self.gradients.micro_batch:
-            raise ValueError("step() was called in a step whose micro-batches have gone back by hand, "
-                             f"{self.gradients.micro_batch} of them; finish it by reduce() and update(), or abandon()")
+            raise ValueError(f"step() was called after backward() by hand for {self.gradients.micro_batch} of this "
+                             "step's micro-batches; finish it by reduce() and update(), or abandon()")
         losses = []
         try:
             for number, (x, target) in enumerate(batches, 1):
@@ -405,7 +405,7 @@ class Engine(Shown):
         return charged
 
     def _count_tokens(self, tape: Tape) -> None:
-        """Counts the tokens of a micro-batch that has gone back.
+        """Counts the tokens of a micro-batch after its backward.
 
         Raises ValueError where a loss is normalized by all tokens and micro-batches have not the same places: each
         mean is over its own, and a mean of those would weigh tokens differently.
