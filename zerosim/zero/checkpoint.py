@@ -243,9 +243,7 @@ def _require_at_rest(training: TrainingState) -> None:
     if training.gradients.is_last:
         raise ValueError("save() was called after the step's last backward, whose gradients may have been reduced; "
                          "call reduce() and update() first")
-    if any(all_gather.is_out_of_date for all_gather in training.update.all_gathers.values()):
-        raise ValueError("save() was called after an update whose shards the other ranks have not yet; call "
-                         "all_gather_parameters() first")
+    training.update.refuse_if_out_of_date("save")
 
 
 def _as_json(progress: Any) -> str:

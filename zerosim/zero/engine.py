@@ -165,9 +165,7 @@ class Engine(Shown):
         micro-batch of the step, and dropout draws for it by its number, whether a backward follows or not.
         """
         self._update.refuse_if_broken_off()
-        if self._is_out_of_date():
-            raise ValueError("forward() was called after an update whose shards the other ranks have not yet; "
-                             "call all_gather_parameters() first")
+        self._update.refuse_if_out_of_date("forward")
         x = self._charged(x, self.policy.compute_dtype, "x", indices=self.model.units[0].integer_inputs)
         target = self._charged(target, FP32, "target", indices=self.model.loss.integer_targets)
         tape = self._forward_units(self._micro_batch_context(), x, target)
@@ -239,13 +237,10 @@ class Engine(Shown):
     def all_gather_parameters(self) -> None:
         """Makes replicated parameters equal again after an update of each rank's own shard."""
         self._update.refuse_if_broken_off()
-        if self._is_out_of_date():
+        if self._update.is_out_of_date:
             with self.rank.trace.span("all-gather"):
                 for all_gather in self._all_gathers.values():
                     all_gather.finish()
-
-    def _is_out_of_date(self) -> bool:
-        return any(all_gather.is_out_of_date for all_gather in self._all_gathers.values())
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
