@@ -188,25 +188,30 @@ def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it
 
 
 def test_an_engine_whose_update_was_broken_off_on_one_rank_goes_no_further(tmp_path):
+    """In its second region, with or without overlap; loaded from a checkpoint it is whole again."""
     class FailsOnce(Plain):
-        fails = False
+        updates = 0
 
         def update(self, ctx, w, g, state, step):
-            if self.fails:
+            FailsOnce.updates += 1
+            if FailsOnce.updates == 2:
                 raise Broken
             super().update(ctx, w, g, state, step)
 
-    for stage in zs.STAGES:
-        kept = Kept(stage, {}, FailsOnce())
-        kept.all(lambda engine, stage=stage: engine.save(tmp_path / f"{stage}"))
-        FailsOnce.fails = True
+    for stage, overlap in itertools.product(zs.STAGES, (False, True)):
+        options = {"overlap": overlap, "policy": BF16}
+        FailsOnce.updates = 2
+        kept, expected = Kept(stage, options, FailsOnce()), Kept(stage, options, FailsOnce()).step(1)
+        kept.all(lambda engine: engine.save(tmp_path))
+        FailsOnce.updates = 0
         with pytest.raises(Broken):
             kept.step(1)
-        FailsOnce.fails = False
         for further in (zs.Engine.all_gather_parameters, lambda engine, kept=kept: engine.step(kept.data[1][0]),
                         lambda engine: engine.load_weights(tmp_path)):
             assert_refused(lambda kept=kept, further=further: kept.all(further),
                            "update of step 2 was broken off, and some weights .* make a new engine")
+        kept.all(lambda engine: engine.load(tmp_path))
+        assert kept.step(1) == expected
 
 
 @pytest.mark.slow

@@ -247,15 +247,15 @@ class Engine(Shown):
     def save(self, path: str | Path, progress: Any = None) -> None:
         """Writes a checkpoint into the folder ``path``, a file from each rank; see `zerosim.zero.checkpoint`.
 
-        Between steps, and between the micro-batches of one. ``progress`` is a JSON value that load() gives back, as
-        the place in the data. Raises CheckpointError on every rank where one cannot write: what was there stays.
+        Between steps, and between the micro-batches of one. ``progress``, the same on every rank, is a JSON value that
+        load() gives back, as the place in the data. Raises CheckpointError on every rank where one cannot write.
         """
         checkpoint.save(path, self._training_state(), progress)
 
     def load(self, path: str | Path) -> checkpoint.Restored:
         """Goes on from a checkpoint, of any number of ranks, stage and layout; the report says what is different here.
 
-        Raises CheckpointError on every rank where one cannot read it: then nothing has been changed.
+        Raises CheckpointError on every rank where one cannot read it.
         """
         return checkpoint.load(path, self._training_state(), self._drop_for_load)
 
