@@ -4,7 +4,9 @@ Where a file was harmed, the error names it, and the tensor where it is one's; a
 """
 
 import errno
+import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -180,6 +182,24 @@ def test_no_rank_holds_or_sends_more_than_a_block_and_names_for_a_checkpoint(tmp
         assert read == needed
 
 
+def test_state_dict_is_what_this_rank_owns_as_views():
+    def program(rank):
+        engine = zs.Engine(rank, MODELS["odd"](), ADAM, stage=1)
+        return {name: array.size for name, array in engine.state_dict().items()}
+
+    found = zs.Cluster(3).run(program)
+    for name, shape in MODELS["odd"]().shapes.items():
+        for kind in ("master", "optimizer.m", "optimizer.v"):
+            assert sum(of_rank.get(f"{kind}/{name}", 0) for of_rank in found) == math.prod(shape)
+
+    def changed(rank):
+        engine = zs.Engine(rank, MODELS["odd"](), ADAM)
+        engine.state_dict()["master/layer0.weight"][...] = 5
+        return engine.state("layer0.weight")["parameter"]
+
+    assert (alone(changed) == 5).all()
+
+
 # -- harm -------------------------------------------------------------------------------------------------------------
 
 
@@ -259,6 +279,9 @@ def test_files_that_are_cut_off_missing_foreign_or_newer_are_refused_by_name(tmp
     header = 8 + int.from_bytes(content[:8], "little")
     newer = {**index, "checkpoint": {**index["checkpoint"], "version": 2}}
     elsewhere = {**index, "checkpoint": {**index["checkpoint"], "format": "another format"}}
+    other, lost = ({**index["checkpoint"], **change} for change in ({"number": 2}, {"tensors": {
+        **index["checkpoint"]["tensors"], "master/layer0.bias": {"shape": [5], "dtype": "F32", "pieces": []}}}))
+    signed = {"checkpoint": lost, "sha256": hashlib.sha256(json.dumps(lost, sort_keys=True).encode()).hexdigest()}
     harms = [(shard.name, content[:length], rf"{shard.name}.* was cut off") for length in (0, 7, 8, header - 1)]
     harms += [(shard.name, content[:header + 3], rf"{shard.name} was cut off .*inside the tensor master/layer0.weight"),
               (shard.name, content[:-1], rf"{shard.name} was cut off .*inside the tensor optimizer.v/layer1.bias"),
@@ -273,6 +296,8 @@ def test_files_that_are_cut_off_missing_foreign_or_newer_are_refused_by_name(tmp
               ("index.json", b"[" * 100_000, "index.json is of no zerosim checkpoint"),
               ("index.json", json.dumps({"checkpoint": index["checkpoint"]}).encode(), "damaged .KeyError: 'sha256'"),
               ("index.json", json.dumps(elsewhere).encode(), "format 'another format'"),
+              ("index.json", json.dumps({**index, "checkpoint": other}).encode(), "its content has not the checksum"),
+              ("index.json", json.dumps(signed).encode(), "names no file for .* of the tensor master/layer0.bias"),
               ("index.json", json.dumps(newer).encode(), "version 2, and this zerosim reads versions up to 1")]
     for ranks, (name, harmed, words) in zip(cycle((2, 3)), harms, strict=False):
         folder = tmp_path / "c"

@@ -85,6 +85,31 @@ def test_a_loop_by_hand_is_the_step_and_leaves_nothing_gathered(loop, stage):
 
 
 @pytest.mark.parametrize("stage", zs.STAGES)
+def test_beside_a_backward_that_is_said_to_be_the_last_gradients_are_reduced_at_every_stage(stage):
+    """With overlap; where nobody says it, those that rest partial wait for reduce(). The bits are those of the step."""
+    model, beside = tied(), {}
+    data = batches(model, 2, 2, 2)
+
+    def by_hand(rank, says):
+        engine = zs.Engine(rank, model, ADAM, stage=stage, overlap=True)
+        for step in data:
+            for j, (x, target) in enumerate(step[rank.index]):
+                engine.backward(engine.forward(x, target), last=says and j == 1)
+            engine.reduce()
+            engine.update()
+            engine.all_gather_parameters()
+        return bits(flat_state(engine)["master"])
+
+    expected = [result["master"] for result in outcome(model, data, stage=stage, overlap=True)]
+    for says in (False, True):
+        cluster = zs.Cluster(2)
+        assert list(cluster.run(by_hand, says)) == expected
+        beside[says] = sum(row.asynchronous for row in cluster.trace[0].collectives(purpose="gradients"))
+    assert beside[True] > 0
+    assert (beside[False] == 0) == (stage < 2)
+
+
+@pytest.mark.parametrize("stage", zs.STAGES)
 def test_state_shows_the_mean_gradient_between_reduce_and_update_only(stage):
     model = MODELS["odd"]()
     data, name = batches(model, 3, 1, 1)[0], next(iter(model.shapes))

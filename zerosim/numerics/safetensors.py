@@ -149,7 +149,7 @@ def read_header(path: Path) -> TensorFile:
                          ) from None
     for name, code in unread:
         raise ValueError(f"{path}: the tensor {name} is of type {code!r}, which zerosim does not read; it reads "
-                         f"{', '.join(DTYPES)}, so convert it to one of these")
+                         f"{', '.join(DTYPES)}; convert it")
     _check_places(path, tensors, 8 + length, nbytes)
     return TensorFile(path, tensors, metadata, nbytes, crc32(text))
 
