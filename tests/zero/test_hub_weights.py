@@ -10,7 +10,7 @@ import pytest
 
 import zerosim as zs
 from tests.support import assert_refused
-from tests.zero.training import ADAM, BF16, MODELS, bits
+from tests.zero.training import ADAM, BF16, MODELS, alone, bits
 from tests.zero.units import Gain
 from zerosim.models import Model
 from zerosim.zero import CheckpointError, export_weights
