@@ -186,7 +186,7 @@ def test_training_as_json_has_every_step_and_not_the_one_that_is_saved(tmp_path)
     assert json.loads((tmp_path / "run.json").read_text())
     assert [step["number"] for step in data["steps"]] == [1, 2]
     assert data["steps"][0].keys() == {"number", "loss", "norm", "scale", "skipped", "tokens", "peak_nbytes_by_kind",
-                                       "sent_nbytes"}
+                                       "sent_nbytes", "sent_across_nbytes"}
     assert data["held_out_bits_per_byte"] == pytest.approx(data["held_out_loss"] / 0.6931471805599453)
 
 
