@@ -198,6 +198,8 @@ def test_an_optimizer_that_the_engine_refuses_is_named_with_its_reason():
     assert [one.settings.stage for one in found.tried] == [0]
     assert "ZeRO-1" in found.refused
     assert "ZeRO-1 was not run: " in " ".join(str(found).split())
+    nothing = tuned(global_batch=2, ranks=2, stage=1, recompute="none", offload="never", optimizer=zs.optim.Muon())
+    assert nothing.verdict == "Nothing was run: the engine refused every candidate that fits."
 
 
 def test_what_cannot_be_searched_is_refused():
