@@ -59,6 +59,7 @@ def test_the_fastest_is_that_of_trying_everything_and_every_estimate_is_a_lower_
     assert {one.settings.stage for one in found.tried} == {one.settings.stage for one in found.shown} == set(STAGES)
     assert (len(found.tried) + found.slower, found.too_large) == (len(seconds), 0)
     assert found.slower > 0
+    assert ("base and epsilon are not among" in " ".join(found.pasted[0].notes)) == (model is LLAMA)
 
 
 def test_what_does_not_fit_is_counted_and_never_in_the_answer():

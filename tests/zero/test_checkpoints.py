@@ -13,7 +13,7 @@ import shutil
 import stat
 from dataclasses import replace
 from functools import cache, partial
-from itertools import cycle
+from itertools import accumulate, cycle
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +111,7 @@ def test_training_goes_on_from_any_micro_batch_as_if_it_had_never_been_interrupt
     last = len(data) * micro_batches
     cut = 1 + number % (last - 1) if number < DRAWN else last // 2 + 1
     saved, found, reports = interrupted(tmp_path, model, data, micro_batches, cut, len(data[0]), **options)
+    assert_is_whole(tmp_path, len(data[0]))
     assert found == saved
     assert all(report.differences == () for report in reports)
     assert all(report.progress["position"] == cut + cut // micro_batches for report in reports)
@@ -148,10 +149,21 @@ def test_from_any_number_of_ranks_to_any_other_and_back_no_bit_changes(tmp_path)
 
         before, way, after = (list(zs.Cluster(ranks).run(program)) for ranks, program in (
             (there, first), (back, between), (there, last)))
+        assert_is_whole(tmp_path / "a", there)
+        assert_is_whole(tmp_path / "b", back)
         for one, same in zip(before, after, strict=True):
             differ = [key for key in {**one, **same} if bits(one[key]) != bits(same[key])]
             assert differ == [], (there, back, stage, other, layout, compute, optimizer)
         assert any(line.startswith("ranks: saved with") for line in way[0].differences)
+
+
+def assert_is_whole(folder, ranks):
+    """A file for each rank and the index are there, nothing else, and all elements of each tensor lie in some file."""
+    assert len(os.listdir(folder)) == ranks + 1
+    for tensor in json.loads((folder / "index.json").read_text())["checkpoint"]["tensors"].values():
+        places = sorted((piece["start"], piece["count"]) for piece in tensor["pieces"])
+        assert [start for start, _ in places] == [0, *accumulate(count for _, count in places[:-1])]
+        assert sum(count for _, count in places) == math.prod(tensor["shape"])
 
 
 def test_no_rank_holds_or_sends_more_than_a_block_and_names_for_a_checkpoint(tmp_path):
@@ -336,6 +348,7 @@ def test_what_is_different_where_a_checkpoint_is_loaded_is_said(tmp_path, good):
         (2, {"model": zs.models.MLP((3, 5, 2), activation="gelu", seed=7)}, []),
         (2, {"model": zs.models.MLP((3, 5, 2), activation="relu")}, ["model: saved with MLP"]),
         (2, {"optimizer": replace(ADAM, lr=0.5)}, ["optimizer of 4 parameters, as layer0.weight: saved"]),
+        (2, {"groups": [zs.Group("layer0.bias", lr=0.5)]}, ["optimizer of 1 parameters, as layer0.bias: saved"]),
         (2, {"policy": zs.Policy("bf16", loss_scale=2.0)}, ["formats: ", "loss scale: saved with 1.0, and begins"]),
     ]:
         for found in zs.Cluster(ranks).run(partial(report, **options)):
@@ -421,7 +434,7 @@ def test_a_save_that_cannot_be_written_is_said_by_every_rank_and_what_was_there_
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     found = zs.Cluster(2).run(program, full)
-    assert_refused_by_all(found, "rank 1: .*shard-000002-rank-00001-of-00002.safetensors: File too large, in the "
+    assert_refused_by_all(found, "^rank 1: /.*shard-000002-rank-00001-of-00002.safetensors: File too large, in the "
                                  "tensor optimizer.v/layer0.bias$")
     assert len({text for text, *_ in found}) == 1
     assert sorted(os.listdir(folder)) == names
