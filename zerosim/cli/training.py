@@ -30,8 +30,9 @@ MeshShape = Annotated[str, typer.Option("--mesh", help="Nodes and ranks of a nod
                                                        "a node and replicated across, unless --zeropp; or none.")]
 Parts = Annotated[str, typer.Option("--zeropp", help="Parts of ZeRO++ on the mesh: some of hpz, qwz and qgz, as in "
                                                      "hpz+qwz+qgz=int8; flat, for shards on all ranks; or none.")]
-SaveTo = Annotated[str | None, typer.Option("--save", metavar="FILE", help="Record the last step in this JSON file, "
-                                                                           "for zerosim report.")]
+SaveTo = Annotated[str | None, typer.Option("--save", metavar="FILE", help="Record the last step's trace in this JSON "
+                                                                           "file, for zerosim report; to go on later, "
+                                                                           "see --checkpoint.")]
 
 Checkpoint = Annotated[str | None, typer.Option(metavar="FOLDER", help="The folder of the run's checkpoint.")]
 SaveEvery = Annotated[int | None, typer.Option(metavar="STEPS", help="Save the whole training after every so many "

@@ -142,8 +142,9 @@ def _transient(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
         yield ("gathered units", f"{itemsize} · {row.gathered_nbytes // itemsize:,} elements at once: a unit, its "
                f"tied weights, and {job.prefetch} ahead; the largest has {largest:,}", f"{row.gathered_nbytes:,}")
     if row.secondary_nbytes:
-        yield ("secondary shards (hpZ)", f"{itemsize} · {sum(job.padded_lengths):,} · {job.nodes}/{job.ranks}, until the "
-               "update", f"{row.secondary_nbytes:,}")
+        whole = itemsize * sum(job.padded_lengths)
+        yield ("secondary shards (hpZ)", f"{whole:,} · {job.nodes}/{job.ranks}, until the update",
+               f"{row.secondary_nbytes:,}")
     two = ", or one that goes back while another is reduced" * (job.overlap and job.states.gradients_sharded)
     yield ("gradients in flight", f"{itemsize} · {found.gradients_nbytes // itemsize:,} elements at once: a unit and "
            f"what the users of its weights wrote{two}, or what has been reduced", f"{found.gradients_nbytes:,}")

@@ -50,7 +50,8 @@ class HeldBytes(NamedTuple):
 
 
 class RingIssue(NamedTuple):
-    """A ring, or an all-to-all, of so many ranks begins to move a vector of so many bytes: of all, or inside nodes, or across them."""
+    """A ring, or an all-to-all, of so many ranks begins to move a vector of so many bytes: inside nodes, across them, or
+    over all ranks."""
 
     operation: str
     unit: int
@@ -463,8 +464,8 @@ class TransientSnapshot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TransientMemory:
-    """The most bytes at one moment: of gathered parameters, of secondary shards (hpZ), of gradients on their way, of collectives' buffers, of the
-    latter two together. ``snapshots`` are those that can be the fullest of all."""
+    """The most bytes at one moment: of gathered parameters, of secondary shards (hpZ), of gradients on their way, of
+    collectives' buffers, of the latter two together. ``snapshots`` are those that can be the fullest of all."""
 
     gathered_nbytes: int
     secondary_nbytes: int
