@@ -42,10 +42,11 @@ OPTIONS = [PLAIN, {"overlap": True, "prefetch": 0}, {"overlap": False, "prefetch
        optimizer=st.sampled_from([zs.optim.AdamW(), zs.optim.SGD(lr=0.1), zs.optim.Adan(), zs.optim.Lion(),
                                   zs.optim.LAMB(), zs.optim.LARS()]),
        overlap=st.booleans(), prefetch=st.integers(0, 2), wider=st.sampled_from([None, "accumulate", "reduce", "wire"]),
-       nodes=st.sampled_from([None, None, 1, 2, 3]))
+       nodes=st.sampled_from([None, None, 1, 2, 3]),
+       zeropp=st.sampled_from(["none", "flat", "hpz", "qwz", "hpz+qwz+qgz"]))
 def test_an_estimate_is_the_measurement_to_the_byte_for_any_decoder_stage_policy_and_option(
         blocks, heads, width, tokens, vocabulary, tied, kind, ranks, batch, k, stage, compute, policy, optimizer,
-        overlap, prefetch, wider, nodes):
+        overlap, prefetch, wider, nodes, zeropp):
     """The peak too: not the sum of parts at their fullest, but what is held at the fullest moment."""
     formats = {wider: "fp32"} if wider and compute != "fp32" else {}
     of = {"positions": 9} if kind == "GPT" else {
@@ -56,7 +57,8 @@ def test_an_estimate_is_the_measurement_to_the_byte_for_any_decoder_stage_policy
     base = plan_config("gpt2", ranks=1)
     asked = PlanConfig(model, ranks * (nodes or 1), base.device, base.network, zs.Policy(compute, **formats),
                        batch=batch, tokens=tokens, micro_batches=k, optimizer=optimizer, overlap=overlap,
-                       prefetch=prefetch, mesh=nodes and zs.Mesh(nodes, ranks))
+                       prefetch=prefetch, mesh=nodes and zs.Mesh(nodes, ranks), zeropp=zs.ZeroPlusPlus.parse(
+                           zeropp if nodes and stage == 3 and wider != "wire" else None))
     lines = measured_row(asked, stage, policy)
     assert {line.name: line.difference_nbytes for line in lines} == {line.name: 0 for line in lines}
     assert lines[-1].name == "peak"
@@ -165,13 +167,15 @@ def test_a_plan_communicates_and_updates_as_long_as_the_replay_and_given_its_ari
     assert_lasts_as_long(asked, recording.record(cluster.trace).inside("step").on_ranks(asked.ranks), stage, policy)
 
 
-@pytest.mark.parametrize(("row", "mesh"), covering(product(zs.STAGES, [PLAIN, OVERLAPPED]), ["2x2", "3x1", "2x3"]),
-                         ids=str)
+@pytest.mark.parametrize(("row", "mesh"), covering(product([*zs.STAGES, "hpz", "flat", "hpz+qwz+qgz"], [
+    PLAIN, OVERLAPPED]), ["2x2", "3x1", "2x3"]), ids=str)
 def test_on_a_mesh_too_a_plan_communicates_as_long_as_the_replay_over_links_of_two_speeds(row, mesh):
     (stage, options), ranks = row, int(mesh[0]) * int(mesh[2])
+    if stage not in zs.STAGES:
+        stage, options = 3, options | {"zeropp": stage}
     model = model_of("small", Transformer(96, 3, 3, 190, positions=64, tied=True, fused=True))
     asked = plan_config(model, ranks=ranks, mesh=mesh, link="nvlink4", between="ethernet-100g", batch=4, stage=stage,
-                        recompute="block", micro_batches=2, **options)
+                        recompute="block", micro_batches=3, **options)
     cluster = zs.NullCluster(ranks)
     measured.run_planned(cluster, asked, stage, "block")
     assert_lasts_as_long(asked, recording.record(cluster.trace).inside("step"), stage, "block", most=20)
@@ -179,8 +183,9 @@ def test_on_a_mesh_too_a_plan_communicates_as_long_as_the_replay_over_links_of_t
 
 def assert_lasts_as_long(asked, recorded, stage, policy, most=2):
     machine = timeline.Machine(asked.device, asked.network, efficiency=asked.utilization)
-    replay, shards = timeline.replay(recorded, machine), asked.ranks // asked.nodes
-    ring = cost.curve("all_gather", "ring", shards, Network(asked.network.inside) if asked.mesh else asked.network)
+    replay, shards = timeline.replay(recorded, machine), asked.ranks // asked.replicas
+    links = Network(asked.network.inside) if asked.replicas > 1 else asked.network
+    ring = cost.curve("all_gather", "ring", shards, links)
     # Flag and norm go round in rings, waited for at once, where each rank updates a part.
     control = sum(ring.seconds(shards * nbytes) for nbytes in CONTROL) if stage else 0.0
     (row,), usage, job = asked.plan().rows, replay.usage[0], asked.job(stage, policy)

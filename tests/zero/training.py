@@ -138,7 +138,7 @@ def job_of(model: Model, ranks: int, stage: int, micro_batches: int, *, optimize
         kept_gathered=tuple(map(place.get, keep_gathered)) if kept is None else kept,
         normed_tensors=len(model.shapes) * ("tensor_norm" in optimizer.needs), overlap=overlap,
         nodes=mesh[0] if mesh else 1,
-        plus_plus=zeropp and closed_forms.PlusPlus(zeropp.hpz, zeropp.weights, zeropp.gradients))
+        zeropp=zeropp)
 
 
 def assert_bytes_are_the_closed_forms(cluster: zs.Cluster, results: list[dict], model: Model, data: list, stage: int,

@@ -29,6 +29,7 @@ from zerosim.numerics.checks import is_count, is_finite_number, unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.loss_scale import Dynamic
 from zerosim.numerics.policy import Policy
+from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.numerics.units import counted
 from zerosim.optim.base import Optimizer
 from zerosim.optim.schedules import Warmup
@@ -42,7 +43,7 @@ from zerosim.zero.engine import Batch, Engine
 from zerosim.zero.layout import layout_of
 from zerosim.zero.param_group import Group
 from zerosim.zero.placements import STAGES, stage_of
-from zerosim.zero.zeropp import ZeroPlusPlus
+from zerosim.zero.zeropp import check_parts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -109,7 +110,7 @@ class Options:
     def _check_mesh(self) -> None:
         zeropp, policy = ZeroPlusPlus.parse(self.zeropp), self.policy()
         if zeropp is not None:
-            zeropp.check(stage_of(self.stage), policy)
+            check_parts(zeropp, stage_of(self.stage), policy)
             if self.on_mesh is None:
                 raise ValueError(f"zeropp={self.zeropp!r} saves what crosses nodes, and there is no mesh; name one, as "
                                  f"{self.ranks}x1")

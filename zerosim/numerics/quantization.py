@@ -1,4 +1,4 @@
-"""Blockwise quantization: small integers and a scale for each block of a vector, packed in bytes.
+"""Blockwise quantization: small integers and a scale for each block of a vector, packed in bytes; ZeRO++'s use of it.
 
 A block's scale is its largest magnitude over the largest integer; an element is the nearest multiple of it. So an error
 is at most half a scale, and one large element spoils its own block alone. A block with inf or NaN comes back without a
@@ -9,7 +9,7 @@ Sources: Dettmers et al. 2022 (8-bit optimizers by blockwise quantization, arXiv
 2023 (ZeRO++, arXiv:2306.10209), section 3.1.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from zerosim.numerics.checks import FP32, is_count, unknown_name
 
 Array = Any
 BITS = {"int8": 8, "int4": 4}
+PARTS: Mapping[str, tuple[str, Any]] = {  # by name, the field and its usual value
+    "hpz": ("hpz", True), "qwz": ("quantized_weights", "int8"), "qgz": ("quantized_gradients", "int4")}
 SPAN = 1 << 16  # elements that are worked on at once, in whole blocks
 
 
@@ -125,3 +127,57 @@ class Blockwise:
         """Scratch of so many elements in whole blocks, (blocks, b), fp32."""
         blocks = -(-count // self.block)
         return kernels.scratch("quantized", blocks * self.block, FP32).reshape(blocks, self.block)
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroPlusPlus:
+    """The parts of ZeRO++ that an engine takes: hpZ, and the formats, "int8" or "int4", of qwZ and of qgZ (None: as the
+    policy says). ``block`` elements share a scale. With none of them it is ZeRO, whose states know of no nodes.
+
+    Raises ValueError for other formats and blocks.
+    """
+
+    hpz: bool = False
+    quantized_weights: str | None = None
+    quantized_gradients: str | None = None
+    block: int = 256
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.hpz, bool):
+            raise ValueError(f"hpz={self.hpz!r} must be True or False")
+        for form in (self.quantized_weights or "int8", self.quantized_gradients or "int8"):
+            Blockwise(form, self.block)
+
+    @classmethod
+    def parse(cls, text: "str | ZeroPlusPlus | None") -> "ZeroPlusPlus | None":
+        """The parts by name, as in "hpz+qwz+qgz" (int8 weights, int4 gradients) or "qgz=int8"; "flat" has none of them,
+        "none" is None.
+
+        Raises ValueError for what names no part.
+        """
+        if text is None or isinstance(text, ZeroPlusPlus) or text == "none":
+            return None if isinstance(text, str) else text
+        chosen: dict[str, Any] = {}
+        for word in str(text).split("+") if text != "flat" else ():
+            name, _, form = word.strip().partition("=")
+            if name not in PARTS or (form and name == "hpz"):
+                raise ValueError(f"zeropp={text!r} names no parts of ZeRO++; write some of hpz, qwz and qgz, as in "
+                                 "'hpz+qwz+qgz' or 'qgz=int8', or 'flat' for none of them")
+            field, usual = PARTS[name]
+            chosen[field] = form or usual
+        return cls(**chosen)
+
+    def __str__(self) -> str:
+        words = ["hpz"] * self.hpz + [f"{name}={form}" for name, form in (
+            ("qwz", self.quantized_weights), ("qgz", self.quantized_gradients)) if form]
+        return "ZeRO++ (" + ", ".join([*(words or ["flat"]), *[f"block {self.block}"] * (self.block != 256)]) + ")"
+
+    @property
+    def weights(self) -> Blockwise | None:
+        """The format of weights on the wire."""
+        return None if self.quantized_weights is None else Blockwise(self.quantized_weights, self.block)
+
+    @property
+    def gradients(self) -> Blockwise | None:
+        """The format of gradients on the wire."""
+        return None if self.quantized_gradients is None else Blockwise(self.quantized_gradients, self.block)

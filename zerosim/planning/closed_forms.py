@@ -20,7 +20,7 @@ import numpy as np
 
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.policy import Policy
-from zerosim.numerics.quantization import Blockwise
+from zerosim.numerics.quantization import Blockwise, ZeroPlusPlus
 from zerosim.planning import collectives
 from zerosim.planning.cuts import (
     Cut,
@@ -56,16 +56,6 @@ STAGES: Mapping[int, ShardedStates] = {
 
 
 @dataclass(frozen=True, slots=True)
-class PlusPlus:
-    """The parts of ZeRO++ that are on, of a ZeRO whose states are cut among all ranks: hpZ, and the formats of weights
-    and of gradients on the wire (None: the policy's). None of them: flat ZeRO on nodes."""
-
-    hpz: bool = False
-    weights: Blockwise | None = None
-    gradients: Blockwise | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
     """One training step on paper.
 
@@ -77,7 +67,7 @@ class Job:
     elements that each of them uses (none said: none counted in gradients). `normed_tensors` are those whose own norms
     the optimizer reads, as LAMB does. `overlap` and `prefetch` are the engine's options: they change no byte sent, but
     what `step` reads from a job. With several `nodes` states lie in shards inside each node, and every node has all
-    (hybrid sharding); or, with a `plus_plus`, in shards on all ranks.
+    (hybrid sharding); or, with a `zeropp`, in shards on all ranks.
 
     Raises ValueError for no units, negative lengths, counts below one, an unknown layout, and for nodes that do not
     divide the ranks.
@@ -98,7 +88,7 @@ class Job:
     overlap: bool = False
     prefetch: int = 0
     nodes: int = 1
-    plus_plus: PlusPlus | None = None
+    zeropp: ZeroPlusPlus | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unit_lengths", checked_unit_lengths(self.unit_lengths))
@@ -122,7 +112,7 @@ class Job:
     @property
     def replicas(self) -> int:
         """The nodes that have a shard each of the same."""
-        return 1 if self.plus_plus else self.nodes
+        return 1 if self.zeropp else self.nodes
 
     @property
     def padded_lengths(self) -> tuple[int, ...]:
@@ -255,8 +245,8 @@ def _sent_gradients(job: Job) -> list[int]:
     wire = format_of(policy.wire).dtype if policy.wire else policy.reduce_dtype
     cuts, times = (job.unit_cuts, job.micro_batches) if cut else (job.region_cuts, 1)
     scattered = _rings(job, "reduce_scatter", cuts, wire, [times] * len(cuts))
-    if job.plus_plus and job.plus_plus.gradients:
-        return [a + b for a, b in zip(*_exchanged(job, job.plus_plus.gradients), strict=True)]
+    if job.zeropp and job.zeropp.gradients:
+        return [a + b for a, b in zip(*_exchanged(job, job.zeropp.gradients), strict=True)]
     scattered = [nbytes + _reduced_across(job) for nbytes in scattered]
     if job.states.optimizer_sharded:
         return scattered
@@ -304,7 +294,7 @@ def _reduced_across(job: Job) -> int:
 def _gathered(job: Job) -> tuple[list[int], list[int]]:
     """Bytes of the gathers of cut parameters by rank: those of rings over all that have a shard, and those of secondary
     shards inside nodes."""
-    asked, cuts, dtype = job.plus_plus or PlusPlus(), job.unit_cuts, job.policy.compute_dtype
+    asked, cuts, dtype = job.zeropp or ZeroPlusPlus(), job.unit_cuts, job.policy.compute_dtype
     times = [job.micro_batches * n for n in job.gathers]
     first = [1] * len(times) if asked.hpz else times
     if asked.weights:
@@ -347,9 +337,9 @@ def crossing_nbytes(job: Job) -> dict[str, list[int]]:
 
     A ring over all ranks crosses from the last rank of each node alone. With hybrid sharding only gradients cross.
 
-    >>> whole = Job((1 << 20,), 8, STAGES[3], nodes=2, plus_plus=PlusPlus())
+    >>> whole = Job((1 << 20,), 8, STAGES[3], nodes=2, zeropp=ZeroPlusPlus())
     >>> from dataclasses import replace
-    >>> less = replace(whole, plus_plus=PlusPlus(True, Blockwise("int8"), Blockwise("int4")))
+    >>> less = replace(whole, zeropp=ZeroPlusPlus(True, "int8", "int4"))
     >>> [sum(map(sum, crossing_nbytes(job).values())) // 2**20 for job in (whole, less)]
     [10, 2]
 
@@ -365,8 +355,8 @@ def crossing_nbytes(job: Job) -> dict[str, list[int]]:
         rings["parameters"] = _gathered(job)[0]
     found = {purpose: [n if last else 0 for n, last in zip(nbytes, leaves, strict=True)]
              for purpose, nbytes in rings.items()}
-    if job.plus_plus and job.plus_plus.gradients:
-        found["gradients"] = _exchanged(job, job.plus_plus.gradients)[1]
+    if job.zeropp and job.zeropp.gradients:
+        found["gradients"] = _exchanged(job, job.zeropp.gradients)[1]
     return found
 
 

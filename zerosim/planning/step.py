@@ -12,8 +12,8 @@ buffers are held from its issue to its wait, and both are events, so what is hel
 - Whole gradients are reduced after backward, unit by unit, beside nothing; with overlap in the step's last backward, as
   above.
 - On a mesh these rings are of a node's ranks, whole gradients are reduced to shards, and shards are all-reduced across
-  nodes: after backward, unit by unit, beside nothing; with overlap in the step's last backward, one after the other, each
-  as soon as the unit's ring inside nodes has been waited for.
+  nodes: after backward, unit by unit, beside nothing; with overlap in the step's last backward, one after the other,
+  each as soon as the unit's ring inside nodes has been waited for.
 - Whole parameters of which each rank has updated its part are gathered in place. With overlap each unit is issued when
   it is updated, and none is waited for before all are updated.
 
@@ -30,13 +30,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerosim.numerics.formats import format_of
+from zerosim.numerics.quantization import Blockwise, ZeroPlusPlus
 from zerosim.planning.activations import BETWEEN, Block, Place, passes, snapshots
 from zerosim.planning.closed_forms import NORM_PARTIAL_NBYTES, OVERFLOW_FLAG_NBYTES, STAGES, TENSOR_NORMS, Job
 from zerosim.planning.cost import Curve, curve
 from zerosim.planning.hardware import Network
 
 ALL, INSIDE, ACROSS = "all", "inside", "across"
-GATHERED, GRADIENT, BUFFER = "gathered parameters", "gradients", "buffers"
+GATHERED, SECONDARY, GRADIENT, BUFFER = "gathered parameters", "secondary parameters", "gradients", "buffers"
+HELD = (GATHERED, SECONDARY, GRADIENT, BUFFER)
 TOKEN_NBYTES = 8  # int64, of tokens and of targets, as frameworks index
 
 
@@ -48,7 +50,8 @@ class HeldBytes(NamedTuple):
 
 
 class RingIssue(NamedTuple):
-    """A ring of so many ranks begins to move a vector of so many bytes: of all, or inside nodes, or across them."""
+    """A ring, or an all-to-all, of so many ranks begins to move a vector of so many bytes: inside nodes, across them,
+    or over all ranks."""
 
     operation: str
     unit: int
@@ -99,9 +102,8 @@ def micro_batch(job: Job, number: int = 0) -> Iterator[StepEvent]:
     """Forward and backward of the step's micro-batch of this number: 0 sets gradients, the others add to them.
 
     >>> from zerosim.planning.closed_forms import STAGES
-    >>> [event for event in micro_batch(Job((4, 2), 2, STAGES[2])) if isinstance(event, RingIssue | RingWait)]
-    [RingIssue(operation='reduce_scatter', unit=1, nbytes=4, ranks=2), RingWait(key=('reduce_scatter', 1)), \
-RingIssue(operation='reduce_scatter', unit=0, nbytes=8, ranks=2), RingWait(key=('reduce_scatter', 0))]
+    >>> [event[:4] for event in micro_batch(Job((4, 2), 2, STAGES[2])) if isinstance(event, RingIssue | RingWait)]
+    [('reduce_scatter', 1, 4, 2), (('reduce_scatter', 1),), ('reduce_scatter', 0, 8, 2), (('reduce_scatter', 0),)]
 
     Raises ValueError as `step_events` does.
     """
@@ -118,6 +120,9 @@ class MicroBatchWalk:
         self.moving, self.weights = job.policy.reduce_dtype, job.policy.compute_dtype.itemsize
         self.stays = frozenset(job.kept_gathered)
         self.gathered: dict[int, bool] = {}      # by unit: True while its gather is under way
+        self.zeropp = job.zeropp or ZeroPlusPlus()
+        self.secondary = set(range(len(self.lengths))) if self.zeropp.hpz and number else set[int]()
+        self.arriving: dict[int, int] = {}       # by unit: buffers of the gather that is under way
         self.reducing: Reducing | None = None
         self.across: Reducing | None = None
 
@@ -168,17 +173,33 @@ class MicroBatchWalk:
                 yield self._reshard(one)
 
     def _gather(self, unit: int, *, ahead: bool) -> Iterator[StepEvent]:
-        nbytes = self.weights * self.lengths[unit]
+        nbytes, form, job = self.weights * self.lengths[unit], self.zeropp.weights, self.job
         yield HeldBytes(GATHERED, nbytes)
-        yield ring("all_gather", unit, nbytes, self.job)
+        if unit in self.secondary:
+            yield RingIssue("all_gather", unit, nbytes, job.ranks // job.nodes, INSIDE)
+        elif form is not None:  # what a rank sends, and what it receives
+            sent = form.nbytes(self.lengths[unit] // job.ranks)
+            self.arriving[unit] = sent * (1 + job.ranks)
+            yield HeldBytes(BUFFER, self.arriving[unit])
+            yield ring("all_gather", unit, sent * job.ranks, job)
+        else:
+            yield ring("all_gather", unit, nbytes, job)
         if not ahead:
-            yield RingWait(("all_gather", unit))
+            yield from self._arrived(unit)
         self.gathered[unit] = ahead
 
     def _wait_for(self, unit: int) -> Iterator[StepEvent]:
         if self.gathered[unit]:
-            yield RingWait(("all_gather", unit))
+            yield from self._arrived(unit)
             self.gathered[unit] = False
+
+    def _arrived(self, unit: int) -> Iterator[StepEvent]:
+        """Waits for a gather; the first one leaves a secondary shard."""
+        yield RingWait(("all_gather", unit))
+        yield HeldBytes(BUFFER, -self.arriving.pop(unit, 0))
+        if self.zeropp.hpz and unit not in self.secondary:
+            self.secondary.add(unit)
+            yield HeldBytes(SECONDARY, secondary_nbytes(self.job, unit))
 
     def _reshard(self, unit: int) -> StepEvent:
         del self.gathered[unit]
@@ -216,6 +237,9 @@ class MicroBatchWalk:
 
     def _reduce(self, unit: int, whole: int, dtype: np.dtype[Any]) -> Iterator[StepEvent]:
         """Reduces one unit's gradient of so many bytes, after the one that is under way."""
+        if self.zeropp.gradients is not None:
+            yield from self._exchange(unit, dtype, self.zeropp.gradients)
+            return
         moving, length, chunk = self.moving, self.lengths[unit], self.lengths[unit] // self.job.shards
         packed = 0 if moving == dtype else length * moving.itemsize  # cast into a buffer
         in_place = self.first and moving == self.added
@@ -226,6 +250,33 @@ class MicroBatchWalk:
         self.reducing = Reducing(("reduce_scatter", unit), 0 if packed or not self.job.overlap else whole, buffers)
         if not self.job.overlap:
             yield from self._reduced()
+
+    def _exchange(self, unit: int, dtype: np.dtype[Any], form: Blockwise) -> Iterator[StepEvent]:
+        """Begins to reduce one unit's gradient by two all-to-alls, of which the second follows when the first is
+        waited for."""
+        job, length = self.job, self.lengths[unit]
+        nbytes = form.nbytes(length // job.ranks) * job.ranks
+        packed = 0 if self.moving == dtype else length * self.moving.itemsize
+        yield from self._reduced()
+        yield HeldBytes(BUFFER, packed + 2 * nbytes)  # sent, and received
+        yield RingIssue("all_to_all", unit, nbytes, job.ranks // job.nodes, INSIDE)
+        stays = nbytes * (1 + job.overlap)
+        yield HeldBytes(BUFFER, stays - packed - 2 * nbytes)
+        self.reducing = Reducing(("all_to_all", unit), 0, stays)
+        if not job.overlap:
+            yield from self._reduced()
+
+    def _exchanged(self, unit: int, held: int, form: Blockwise) -> Iterator[StepEvent]:
+        """Waits for the first all-to-all, adds up in fp32, and does the same across nodes."""
+        job, length = self.job, self.lengths[unit]
+        chunk = form.nbytes(length // job.ranks)
+        yield RingWait(("all_to_all", unit))
+        yield HeldBytes(BUFFER, chunk * job.ranks - held)
+        sums = 4 * (length * job.nodes // job.ranks) + 2 * chunk * job.nodes + 4 * (length // job.ranks)
+        yield HeldBytes(BUFFER, sums)
+        yield from (RingIssue("all_to_all", unit, chunk * job.nodes, job.nodes, ACROSS),
+                    RingWait(("all_to_all", unit)))
+        yield HeldBytes(BUFFER, -sums - chunk * job.ranks)
 
     def _reduce_resting(self, unit: int) -> Iterator[StepEvent]:
         """Reduces the step's gradient of one unit, where it rests, after the one that is under way."""
@@ -242,11 +293,13 @@ class MicroBatchWalk:
     def _reduced(self) -> Iterator[StepEvent]:
         """Waits for the reduction that is under way; nodes then begin to add up what they have of the step."""
         if self.reducing is not None:
-            (_, unit), reducing = self.reducing.key, self.reducing
+            (_, unit), reducing, self.reducing = self.reducing.key, self.reducing, None
+            if self.zeropp.gradients is not None:
+                yield from self._exchanged(unit, reducing.buffers, self.zeropp.gradients)
+                return
             yield RingWait(reducing.key)
             yield HeldBytes(BUFFER, -reducing.buffers)
             yield HeldBytes(GRADIENT, -reducing.gradient)
-            self.reducing = None
             if self.job.replicas > 1 and self.last and self.job.overlap:
                 yield from self._reduced_across()
                 held, issue = across_issue(self.job, unit)
@@ -259,6 +312,11 @@ class MicroBatchWalk:
             yield RingWait(self.across.key)
             yield HeldBytes(BUFFER, -self.across.buffers)
             self.across = None
+
+
+def secondary_nbytes(job: Job, unit: int) -> int:
+    """Bytes of a rank's secondary shard of a unit."""
+    return job.padded_lengths[unit] * job.nodes // job.ranks * job.policy.compute_dtype.itemsize
 
 
 def ring(operation: str, unit: int, nbytes: int, job: Job) -> RingIssue:
@@ -303,6 +361,8 @@ def _checked(job: Job) -> Job:
         raise ValueError("a step's events are of ZeRO's stages and of the layout per_unit, in which every rank owns as "
                          f"much of each unit, found {job.layout!r} and {job.states}; for others there are the closed "
                          "forms")
+    if job.zeropp and job.zeropp.gradients and not job.states.gradients_sharded:
+        raise ValueError("a step's events with quantized gradients are of those that rest sharded; take stage 2 or 3")
     return job
 
 
@@ -336,6 +396,8 @@ def after_backward(job: Job) -> Iterator[StepEvent]:
                 yield from (ring("all_gather", unit, length * reduced, job), RingWait(("all_gather", unit)))
             yield HeldBytes(GRADIENT, -taken)
             taken = whole
+    if job.zeropp and job.zeropp.hpz:
+        yield HeldBytes(SECONDARY, -sum(secondary_nbytes(job, unit) for unit in range(len(lengths))))
     yield At("scan", 0)
     if states.optimizer_sharded:  # all-gathered: the flag, the norms
         scalars = [OVERFLOW_FLAG_NBYTES, NORM_PARTIAL_NBYTES, NORM_PARTIAL_NBYTES * TENSOR_NORMS * job.normed_tensors]
@@ -385,6 +447,7 @@ class TransientSnapshot(NamedTuple):
 
     place: Place
     gathered_nbytes: int
+    secondary_nbytes: int
     gradients_nbytes: int
     buffers_nbytes: int
     sequence_nbytes: int
@@ -396,15 +459,16 @@ class TransientSnapshot(NamedTuple):
     @property
     def fixed_nbytes(self) -> int:
         """The bytes that do not grow with the batch."""
-        return self.gathered_nbytes + self.gradients_nbytes + self.buffers_nbytes
+        return self.gathered_nbytes + self.secondary_nbytes + self.gradients_nbytes + self.buffers_nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class TransientMemory:
-    """The most bytes at one moment: of gathered parameters, of gradients on their way, of collectives' buffers, of the
-    latter two together. ``snapshots`` are those that can be the fullest of all."""
+    """The most bytes at one moment: of gathered parameters, of secondary shards (hpZ), of gradients on their way, of
+    collectives' buffers, of the latter two together. ``snapshots`` are those that can be the fullest of all."""
 
     gathered_nbytes: int
+    secondary_nbytes: int
     gradients_nbytes: int
     buffers_nbytes: int
     in_flight_nbytes: int
@@ -429,7 +493,7 @@ def transient_memory(job: Job, flow: Flow | None = None) -> TransientMemory:
     [1800, 2600]
     """
     levels = {} if flow is None else _levels(flow)
-    held, most = dict.fromkeys((GATHERED, GRADIENT, BUFFER), 0), dict.fromkeys((GATHERED, GRADIENT, BUFFER), 0)
+    held, most = dict.fromkeys(HELD, 0), dict.fromkeys(HELD, 0)
     in_flight, total, place, level = 0, 0, START, 0
     fullest: dict[int, TransientSnapshot] = {}  # by bytes of each sequence
     for event in step_events(job):
@@ -445,13 +509,14 @@ def transient_memory(job: Job, flow: Flow | None = None) -> TransientMemory:
         else:
             continue
         if level not in fullest or total > fullest[level].fixed_nbytes:
-            fullest[level] = TransientSnapshot(place, held[GATHERED], held[GRADIENT], held[BUFFER], level)
+            fullest[level] = TransientSnapshot(
+                place, held[GATHERED], held[SECONDARY], held[GRADIENT], held[BUFFER], level)
     assert not any(held.values()), f"what comes also goes, but {held} stayed"
     snapshots: list[TransientSnapshot] = []  # those that none exceeds in both respects
     for _, snapshot in sorted(fullest.items(), reverse=True):
         if not snapshots or snapshot.fixed_nbytes > snapshots[-1].fixed_nbytes:
             snapshots.append(snapshot)
-    return TransientMemory(most[GATHERED], most[GRADIENT], most[BUFFER], in_flight, tuple(snapshots))
+    return TransientMemory(most[GATHERED], most[SECONDARY], most[GRADIENT], most[BUFFER], in_flight, tuple(snapshots))
 
 
 @lru_cache(maxsize=512)
@@ -501,4 +566,4 @@ def communication_seconds(events: Iterable[StepEvent], seconds_at: Mapping[Place
 
 @lru_cache(maxsize=64)
 def _ring(operation: str, ranks: int, network: Network) -> Curve:
-    return curve(operation, "ring", ranks, network)
+    return curve(operation, "pairwise" if operation == "all_to_all" else "ring", ranks, network)

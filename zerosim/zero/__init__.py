@@ -1,5 +1,6 @@
 """ZeRO: where parameters, gradients and optimizer state rest, and how a training step moves them."""
 
+from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.zero.checkpoint import CheckpointError, Restored
 from zerosim.zero.engine import Engine
 from zerosim.zero.hugging_face import export_weights
@@ -7,7 +8,6 @@ from zerosim.zero.layout import Layout, lay_out, layout_of
 from zerosim.zero.param_group import Group, ParamGroup
 from zerosim.zero.placements import PARTIAL, REPLICATED, SHARDED, STAGES, Placement, Stage, redistribute
 from zerosim.zero.update import StepResult
-from zerosim.zero.zeropp import ZeroPlusPlus
 
 __all__ = [
     "PARTIAL",

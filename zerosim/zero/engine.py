@@ -26,6 +26,7 @@ from zerosim.numerics.arrays import contiguous
 from zerosim.numerics.checks import FP32, is_count, is_number, unknown_name
 from zerosim.numerics.loss_scale import LossScaler
 from zerosim.numerics.policy import Policy
+from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.optim.base import Optimizer, require_cut_and_needs, require_usable
 from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.rank import Rank
@@ -38,7 +39,7 @@ from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, 
 from zerosim.zero.placements import BucketOptions, Stage, stage_of
 from zerosim.zero.unshard import ParameterAllGather, Unsharder
 from zerosim.zero.update import Schedule, StepResult, Update
-from zerosim.zero.zeropp import ZeroPlusPlus, parts_of
+from zerosim.zero.zeropp import parts_of
 
 RENAMED = {"refresh": "all_gather_parameters", "states": "param_group", "families": "param_groups"}
 Batch = tuple[np.ndarray, np.ndarray]

@@ -14,7 +14,7 @@ Legend: M nodes of R ranks, N = M·R; rank (m, i) is the one at place i of node 
 one padded unit.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.numerics.policy import AVERAGES, Policy
-from zerosim.numerics.quantization import Blockwise
+from zerosim.numerics.quantization import Blockwise, ZeroPlusPlus
 from zerosim.ranks.call import Cut
 from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.rank import Rank
@@ -33,89 +33,34 @@ from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, BucketOptio
 from zerosim.zero.unshard import UnitGather
 
 BUFFER = "communication_buffer"
-PARTS: Mapping[str, tuple[str, Any]] = {  # by name, the field and its usual value
-    "hpz": ("hpz", True), "qwz": ("quantized_weights", "int8"), "qgz": ("quantized_gradients", "int4")}
 
 
-def parts_of(asked: "ZeroPlusPlus | None", rank: Rank, mesh: Mesh | None, stage: Stage, policy: Policy,
+def parts_of(asked: ZeroPlusPlus | None, rank: Rank, mesh: Mesh | None, stage: Stage, policy: Policy,
              options: BucketOptions) -> "tuple[UnitGather, QuantizedReduceScatter | None]":
     """The way in which an engine gathers units, and its reduce-scatter of gradients, None where that is a ring.
 
-    Raises ValueError as `ZeroPlusPlus.check` does, and without a mesh.
+    Raises ValueError as `check_parts` does, and without a mesh.
     """
     if asked is None:
         return UnitGather(options), None
     if mesh is None:
         raise ValueError(f"{asked} saves what crosses nodes, and no mesh says where they are; pass mesh=(nodes, "
                          "ranks of a node)")
-    asked.check(stage, policy)
+    check_parts(asked, stage, policy)
     quantized = None if asked.gradients is None else QuantizedReduceScatter(rank, mesh, asked.gradients)
     return PlusPlusGather(rank, mesh, asked, options), quantized
 
 
-@dataclass(frozen=True, slots=True)
-class ZeroPlusPlus:
-    """The parts of ZeRO++ that an engine takes: hpZ, and the formats, "int8" or "int4", of qwZ and of qgZ (None: as the
-    policy says). ``block`` elements share a scale. With none of them it is ZeRO, whose states know of no nodes.
-
-    Raises ValueError for other formats and blocks.
-    """
-
-    hpz: bool = False
-    quantized_weights: str | None = None
-    quantized_gradients: str | None = None
-    block: int = 256
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.hpz, bool):
-            raise ValueError(f"hpz={self.hpz!r} must be True or False")
-        for form in (self.quantized_weights or "int8", self.quantized_gradients or "int8"):
-            Blockwise(form, self.block)
-
-    @classmethod
-    def parse(cls, text: "str | ZeroPlusPlus | None") -> "ZeroPlusPlus | None":
-        """The parts by name, as in "hpz+qwz+qgz" (int8 weights, int4 gradients) or "qgz=int8"; "flat" has none of them,
-        "none" is None.
-
-        Raises ValueError for what names no part.
-        """
-        if text is None or isinstance(text, ZeroPlusPlus) or text == "none":
-            return None if isinstance(text, str) else text
-        chosen: dict[str, Any] = {}
-        for word in str(text).split("+") if text != "flat" else ():
-            name, _, form = word.strip().partition("=")
-            if name not in PARTS or (form and name == "hpz"):
-                raise ValueError(f"zeropp={text!r} names no parts of ZeRO++; write some of hpz, qwz and qgz, as in "
-                                 "'hpz+qwz+qgz' or 'qgz=int8', or 'flat' for none of them")
-            field, usual = PARTS[name]
-            chosen[field] = form or usual
-        return cls(**chosen)
-
-    def __str__(self) -> str:
-        words = ["hpz"] * self.hpz + [f"{name}={form}" for name, form in (
-            ("qwz", self.quantized_weights), ("qgz", self.quantized_gradients)) if form]
-        return "ZeRO++ (" + ", ".join([*(words or ["flat"]), *[f"block {self.block}"] * (self.block != 256)]) + ")"
-
-    @property
-    def weights(self) -> Blockwise | None:
-        """The format of weights on the wire."""
-        return None if self.quantized_weights is None else Blockwise(self.quantized_weights, self.block)
-
-    @property
-    def gradients(self) -> Blockwise | None:
-        """The format of gradients on the wire."""
-        return None if self.quantized_gradients is None else Blockwise(self.quantized_gradients, self.block)
-
-    def check(self, stage: Stage, policy: Policy) -> None:
-        """Raises ValueError for a stage in which something of it would change nothing, and for options of a ring."""
-        if stage.parameters is not SHARDED and (self.hpz or self.quantized_weights):
-            raise ValueError(f"hpZ and qwZ are about the gathers of sharded parameters, and {stage} has none; take "
-                             "stage=3, or quantized_gradients alone")
-        if self.quantized_gradients and not (stage.optimizer is SHARDED and stage.gradients is not REPLICATED):
-            raise ValueError(f"qgZ reduces gradients to shards, and {stage} needs them whole; take stage 1, 2 or 3")
-        if self.quantized_gradients and (policy.wire is not None or policy.average != AVERAGES[0]):
-            raise ValueError(f"wire={policy.wire!r} and average={policy.average!r} are options of a ring of gradients; "
-                             "with quantized_gradients owners add in fp32, so leave them out of the policy")
+def check_parts(asked: ZeroPlusPlus, stage: Stage, policy: Policy) -> None:
+    """Raises ValueError for a stage in which something of it would change nothing, and for options of a ring."""
+    if stage.parameters is not SHARDED and (asked.hpz or asked.quantized_weights):
+        raise ValueError(f"hpZ and qwZ are about the gathers of sharded parameters, and {stage} has none; take "
+                         "stage=3, or quantized_gradients alone")
+    if asked.quantized_gradients and not (stage.optimizer is SHARDED and stage.gradients is not REPLICATED):
+        raise ValueError(f"qgZ reduces gradients to shards, and {stage} needs them whole; take stage 1, 2 or 3")
+    if asked.quantized_gradients and (policy.wire is not None or policy.average != AVERAGES[0]):
+        raise ValueError(f"wire={policy.wire!r} and average={policy.average!r} are options of a ring of gradients; "
+                         "with quantized_gradients owners add in fp32, so leave them out of the policy")
 
 
 def all_gather_quantized(rank: Rank, bucket: Bucket, own: np.ndarray, target: Parts, form: Blockwise, *,
