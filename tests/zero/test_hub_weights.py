@@ -24,6 +24,7 @@ def read(path):
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:start])
     assert header.pop("__metadata__") == {"format": "pt"}
+    assert start % 8 == 0, "elements of 8 bytes may begin here"
     return {name: np.frombuffer(content[start + one["data_offsets"][0]:start + one["data_offsets"][1]],
                                 TYPES[one["dtype"]]).reshape(one["shape"]) for name, one in header.items()}
 
