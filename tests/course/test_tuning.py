@@ -237,6 +237,7 @@ def test_what_cannot_be_searched_is_refused():
         (small(global_batch=8, convention="fp32"), "convention= is no option of tune: bytes are counted as the engine"),
         (small(global_batch=8, parameters=10**9), "parameters= is no option of tune: a search needs a model's shape"),
         (small(global_batch=8, micro_batches=2), "micro_batches= is no option of tune: global_batch, ranks and batc"),
+        (small(global_batch=8, mesh="2x4"), "mesh= is no option of tune: the settings to paste are of one group"),
         (small(global_batch=8, seconds="soon"), "seconds='soon' must be replayed or real"),
         (small(global_batch=8, seconds="real"), "the engine has no offload yet; say offload='never'"),
         (partial(zs.tune, "bloom-560m", global_batch=8, stage=3, batch=1, recompute="block", offload="never",
@@ -249,7 +250,7 @@ def test_what_cannot_be_searched_is_refused():
 def test_the_options_are_those_of_a_plan_beside_its_own_and_data_are_plain():
     own, plans = signature(zs.tune).parameters, signature(plan_config).parameters
     assert own.keys() - plans.keys() == {"global_batch", "bucket_nbytes", "seconds"}
-    assert plans.keys() - own.keys() == {"parameters", "largest_layer", "micro_batches", "convention"}
+    assert plans.keys() - own.keys() == {"parameters", "largest_layer", "micro_batches", "convention", "mesh", "zeropp"}
     found = tuned(global_batch=4, ranks=2, batch=1)
     data = json.loads(json.dumps(found.as_json(), allow_nan=False))
     assert [row["step_seconds"] for row in data["rows"]] == [one.step_seconds for one in found.tried]
