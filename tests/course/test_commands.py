@@ -378,7 +378,7 @@ REFUSED = {
         ("--mesh 2x4 --nodes 4", "mesh='2x4' has 2 nodes, and nodes=4 were asked for; leave nodes out"),
         ("--zeropp hpz", "zeropp='hpz' saves what crosses nodes, and there is no mesh; name one, as 8x"),
         ("--mesh 2x4 --zeropp hpz", "a plan with zeropp='hpz' is of sharded parameters, stage 3, found stage"),
-        ("--mesh 2x4 --optimizer muon", "Muon updates whole tensors, and a plan of shards inside nodes is of optimizers"),
+        ("--mesh 2x4 --optimizer muon", "Muon updates whole tensors, and a plan of shards inside nodes is of "),
         ("--host-link pcie5", "host_link='pcie5' is of offload, which was not asked for"),
         ("--model bloom-560m --measure", "bloom-560m cannot be measured: zerosim's layers make models of GPT-2's")],
     "tune": [

@@ -384,7 +384,7 @@ def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_st
     steps: list[TrainingStep] = []
     losses: list[tuple[float, ...]] = []
     for number in range(taken + 1, options.steps + 1):
-        rank.trace.rows.clear()  # read and done with; those of a long run would pile up
+        rank.trace.drop()  # read and done with; those of a long run would pile up
         last_step = Trace(held_at_start=rank.memory.now_nbytes_by_kind)
         batch = batches(options, model.config.context, corpus, number, rank.index)
         step, own = _step(engine, options, number, batch, last_step)

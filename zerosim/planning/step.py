@@ -50,8 +50,8 @@ class HeldBytes(NamedTuple):
 
 
 class RingIssue(NamedTuple):
-    """A ring or an all-to-all of so many ranks begins to move a vector of so many bytes: inside nodes, across them, or
-    over all ranks."""
+    """A ring, or an all-to-all, of so many ranks begins to move a vector of so many bytes: inside nodes, across them,
+    or over all ranks."""
 
     operation: str
     unit: int

@@ -31,7 +31,7 @@ from zerosim.optim.base import Optimizer, require_cut_and_needs, require_usable
 from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.rank import Rank
 from zerosim.shown import Shown
-from zerosim.zero import checkpoint, hub_weights
+from zerosim.zero import checkpoint, hugging_face
 from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
 from zerosim.zero.hybrid import hybrid_groups
 from zerosim.zero.layout import Layout
@@ -272,11 +272,11 @@ class Engine(Shown):
         return checkpoint.load(path, self._training_state(), self._drop_for_load)
 
     def load_weights(self, path: str | Path) -> None:
-        """Takes all weights from a safetensors file, or a folder in Hugging Face's manner; see `hub_weights`.
+        """Takes all weights from a safetensors file, or a folder in Hugging Face's manner; see `hugging_face`.
 
         Optimizer state and steps taken stay, a step under way is dropped. Raises CheckpointError as load() does.
         """
-        hub_weights.load_weights(path, self._training_state(), self._drop_for_load)
+        hugging_face.load_weights(path, self._training_state(), self._drop_for_load)
 
     def _drop_for_load(self) -> StepCounts:
         """Drops what is under way; returns the counts of the step that begins."""
@@ -298,8 +298,7 @@ class Engine(Shown):
     def _training_state(self) -> checkpoint.TrainingState:
         on_mesh = [f"on a mesh of {self.mesh}"] * bool(self.mesh) + [f"with {self.zeropp}"] * bool(self.zeropp)
         settings = {"stage": " ".join([str(self.stage), *on_mesh]), "seed": str(self.seed),
-                    "kept inside units": self.recompute.inside,
-                    "model": checkpoint.model_text(self.model)}
+                    "kept inside units": self.recompute.inside, "model": checkpoint.model_text(self.model)}
         return checkpoint.TrainingState(self.rank, self.param_groups, self._update, self.gradients, self._observer,
                                         self._counts, settings)
 
