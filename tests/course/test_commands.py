@@ -385,6 +385,7 @@ REFUSED = {
         ("--global-batch 12", "global_batch=12 cannot be shared equally by 8 ranks; take 16, a multiple of 8"),
         ("--batch 3", "batch=3 does not divide the 2 sequences of each rank"), ("--model gpt3", "no model is called"),
         ("--bucket-nbytes 25MB", "bucket_nbytes='25MB' is no number"), ("--offload yes", "never, always, both"),
+        ("--seconds soon", "seconds='soon' must be replayed or real"),
         ("--prefetch -1", "prefetch must be at least 0"), ("--host-link pcie5", "is of offload")]}
 
 
