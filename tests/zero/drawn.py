@@ -1,6 +1,7 @@
 """Training runs that are drawn from everything that an engine can be told, the same ones every time."""
 
 from itertools import islice, product
+from tempfile import gettempdir
 
 import zerosim as zs
 from tests.cases import covering
@@ -20,10 +21,13 @@ CASES = {
     "master": ("fp32", "fp32", "as compute"), "state": ("fp32", "fp32", "fp16", "bf16"),
     "groups": ("none", "none", "one is frozen", "weights are frozen", "another lr", "another optimizer", "in fp32"),
     "clip_norm": (None, None, 0.01, 0.5, 10.0), "debug": (False, True), "seed": range(5), "row": ROWS}
+ON_DISK = zs.Offload("disk", "disk", "disk", gettempdir())
 RUNS = {  # buckets: how many of fp32 would make the model
     "buckets": (0, 1, 3, 20), "overlap": (False, True), "copy_in_flight": (False, True), "prefetch": (0, 1, 2, 3),
     "keep_gathered": (None, (), "all"),
-    "recompute": ("none", "block", "segment(2)", "segment(5)", "sub_block", "selective")}
+    "recompute": ("none", "block", "segment(2)", "segment(5)", "sub_block", "selective"),
+    "offload": (None, "host", ON_DISK, zs.Offload("host"), zs.Offload("host", "host"), zs.Offload(parameters="host"),
+                zs.Offload("disk", parameters="host", directory=gettempdir()), zs.Offload(gradients="host"))}
 
 
 def drawn(count, models=tuple(MODELS)):

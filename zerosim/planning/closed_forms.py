@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.numerics.formats import format_of
+from zerosim.numerics.places import DISK, NOTHING, Offload
 from zerosim.numerics.policy import Policy
 from zerosim.planning import collectives
 from zerosim.planning.cuts import (
@@ -32,6 +33,7 @@ from zerosim.planning.cuts import (
 MIXED_PRECISION = Policy("fp16")
 OVERFLOW_FLAG_NBYTES = 1
 NORM_PARTIAL_NBYTES = 8  # a float64 sum of squares
+AGREEMENT_NBYTES = 8  # an int64: how long the text of an error is
 TENSOR_NORMS = 2  # of each tensor that has its own: LAMB's of weights and update, LARS's of weights and gradient
 
 
@@ -82,6 +84,7 @@ class Job:
     normed_tensors: int = 0
     overlap: bool = False
     prefetch: int = 0
+    offload: Offload = NOTHING
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unit_lengths", checked_unit_lengths(self.unit_lengths))
@@ -240,10 +243,14 @@ def _sent_parameters(job: Job) -> list[int]:
 
 
 def _sent_control(job: Job) -> list[int]:
-    """An overflow flag and partial norms from each rank to all, where none has seen the whole gradient."""
+    """An overflow flag and partial norms from each rank to all, where none has seen the whole gradient; and that all
+    files are written, where state rests on disk."""
     partials = 1 + TENSOR_NORMS * job.normed_tensors
-    nbytes = (OVERFLOW_FLAG_NBYTES + NORM_PARTIAL_NBYTES * partials) * (job.ranks - 1)
-    return [nbytes if job.states.optimizer_sharded else 0] * job.ranks
+    states, places = job.states, job.offload
+    nbytes = OVERFLOW_FLAG_NBYTES + NORM_PARTIAL_NBYTES * partials if states.optimizer_sharded else 0
+    updated_elsewhere = states.optimizer_sharded and not states.parameters_sharded
+    nbytes += AGREEMENT_NBYTES * ((places.optimizer == DISK) + (places.parameters == DISK and updated_elsewhere))
+    return [nbytes * (job.ranks - 1)] * job.ranks
 
 
 def _rings(job: Job, operation: str, cuts: list[Cut], dtype: np.dtype[Any],

@@ -25,6 +25,7 @@ from zerosim.models.units import Model, Recompute, Unit, Weights
 from zerosim.numerics.arrays import contiguous
 from zerosim.numerics.checks import FP32, is_count, is_number, unknown_name
 from zerosim.numerics.loss_scale import LossScaler
+from zerosim.numerics.places import Offload, offload_of
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer, require_cut_and_needs, require_usable
 from zerosim.ranks.rank import Rank
@@ -32,6 +33,7 @@ from zerosim.shown import Shown
 from zerosim.zero import checkpoint, hub_weights
 from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
 from zerosim.zero.layout import Layout
+from zerosim.zero.offload import Transfers
 from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
 from zerosim.zero.placements import BucketOptions, Stage, stage_of
 from zerosim.zero.unshard import ParameterAllGather, Unsharder
@@ -72,7 +74,7 @@ class Engine(Shown):
     lets reductions and the all-gather of parameters run beside other work, and ``copy_in_flight`` lets what is then
     under way arrive in a second copy, hidden until it is waited for; ``prefetch`` gathers so many units ahead;
     ``keep_gathered`` ("all", or units' names) keeps units from forward to backward (None: those whose weights others
-    share).
+    share). ``offload`` places state on the host or on disk: "host", "disk" or an `Offload`.
 
     ``step`` does all; ``forward``, ``backward``, ``reduce``, ``update``, ``all_gather_parameters`` are its parts, for
     who writes the loop by hand.
@@ -97,6 +99,7 @@ class Engine(Shown):
         prefetch: int = 0,
         keep_gathered: str | Sequence[str] | None = None,
         gather: bool = False,
+        offload: str | Offload | None = None,
         seed: int = 0,
     ) -> None:
         _check_parts(rank, model, optimizer, policy)
@@ -107,7 +110,8 @@ class Engine(Shown):
         self.stage, self.policy, self.recompute = stage_of(stage), policy or Policy(), Recompute.parse(recompute)
         self.loss_scale = self.policy.start_scaling()
         settings = settings_of(model, optimizer, self.policy, groups)
-        self.param_groups = param_groups(rank, model, settings, layout, self.stage)
+        self.transfers = Transfers(rank, offload_of(offload))
+        self.param_groups = param_groups(rank, model, settings, layout, self.stage, self.transfers)
         self._observer = FactorObserver(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
                                         self.loss_scale)
         self._all_gathers = {group: ParameterAllGather(group, bucket_options) for group in self.param_groups}
@@ -154,7 +158,7 @@ class Engine(Shown):
         self._update.forget()
         self._counts = self._counts.next_step()
         with ExitStack() as parts:
-            for part in (self.gradients.reset, self._unsharder.reshard_all,
+            for part in (self.gradients.reset, self.transfers.abandon, self._unsharder.reshard_all,
                          *(all_gather.abandon for all_gather in self._all_gathers.values())):
                 parts.callback(part)
 

@@ -21,6 +21,7 @@ import numpy as np
 from zerosim.models.units import Unit
 from zerosim.numerics.arrays import is_same_memory, may_share_memory
 from zerosim.numerics.loss_scale import LossScaler
+from zerosim.numerics.places import DEVICE
 from zerosim.ranks.rank import Rank
 from zerosim.zero.layout import Bucket, Parts, buckets
 from zerosim.zero.param_group import ParamGroup, ReducedGradient, clear_padding
@@ -190,18 +191,20 @@ class Reducer:
         self._under_way: BucketMove | None = None
         self._reduces_now = self.placement is not PARTIAL  # in the backward that goes, or only after it
         self._sum: np.ndarray | None = None  # of PARTIAL gradients, over ranks, from the first bucket on
+        self.transfers, self.settle = param_group.transfers, param_group.transfers.settling("gradient")
 
     # -- during backward ----------------------------------------------------------------------------------------------
 
     def begin_backward(self, *, last: bool) -> None:
         """Addends that rest PARTIAL are reduced beside the last backward of a step: no more is added to them."""
-        self._reduces_now = self.placement is not PARTIAL or (last and self.options.overlap)
+        self._reduces_now = self.placement is not PARTIAL or (last and (
+            self.options.overlap or self.settle is not None))  # what is made on the device would have to come back
 
     def grad_buffer(self, unit: str) -> np.ndarray:
         """The array into which a unit's backward writes (u,), in the compute dtype: that at rest, or new memory."""
         lies = self.layout.units[unit]
         same_format = self.policy.accumulate_dtype == self.policy.compute_dtype
-        if self.placement is PARTIAL and self.micro_batch == 0 and same_format:
+        if self.placement is PARTIAL and self.micro_batch == 0 and same_format and self.settle is None:
             return self.param_group.gradient[lies]
         gradient = self.rank.memory.alloc(lies.stop - lies.start, self.policy.compute_dtype, "unit_gradient", unit)
         padding = self.layout.padding(lies.start, lies.stop)
@@ -217,11 +220,16 @@ class Reducer:
         lies = self.layout.units[unit]
         if self.placement is PARTIAL:
             resting = self.param_group.gradient[lies]
-            if self.micro_batch > 0:
-                self.rank.kernels.add_rounded(resting, gradient, resting)
-            elif not may_share_memory(gradient, resting):
-                self.rank.kernels.cast_pack(gradient, resting)
-            gradient = resting
+            if self.settle is not None and not self._reduces_now:
+                self.settle(gradient, resting, self.micro_batch > 0)
+                return
+            if self.settle is None or self.micro_batch > 0 or gradient.dtype != resting.dtype:
+                resting = self.transfers.at(DEVICE, resting, read=self.micro_batch > 0)
+                if self.micro_batch > 0:
+                    self.rank.kernels.add_rounded(resting, gradient, resting)
+                elif not may_share_memory(gradient, resting):
+                    self.rank.kernels.cast_pack(gradient, resting)
+                gradient = resting
         if self._reduces_now:
             self._collect(lies, gradient)
 
@@ -275,6 +283,7 @@ class Reducer:
         """Closes a micro-batch: what waits in a bucket that is not full is reduced; no bucket has two in it."""
         self._flush()
         self._wait()
+        self.transfers.drain()
         self.micro_batch += 1
 
     def reset(self) -> BucketMove | None:
@@ -303,7 +312,8 @@ class Reducer:
             ranges = [slice(region.low, region.high) for region in self.layout.regions]
             for bucket in buckets(self.layout, ranges, self.options.limit(dtype)):
                 with self.rank.trace.span(self.layout.region_at(bucket.ranges[0].start).name):
-                    self._move(bucket, have, want, self._parts(bucket, self.param_group.gradient, have),
+                    addends = self._parts(bucket, self.param_group.gradient, have)
+                    self._move(bucket, have, want, [(here, self.transfers.on_device(part)) for here, part in addends],
                                self._parts(bucket, self._sum, want), dtype).wait()
         self.param_group.reduced = ReducedGradient(self._sum, want, divisor)
 
@@ -311,7 +321,8 @@ class Reducer:
         """In place where an all-reduce can be; else a new array in the format that arrives."""
         if self.placement is PARTIAL and want is not SHARDED and dtype == self.param_group.gradient.dtype:
             return self.param_group.gradient
-        gradient = self.rank.memory.alloc(self.param_group.length(want), dtype, "gradient", "reduced gradient")
+        gradient: np.ndarray = self.transfers.alloc(self.param_group.length(want), dtype, "gradient",
+                                                    "reduced gradient")
         clear_padding(gradient, self.layout, want, self.rank)
         return gradient
 
@@ -322,7 +333,7 @@ class Reducer:
               *, async_op: bool = False, add: bool = False) -> BucketMove:
         return BucketMove(self.rank.agreeing(self.agree(self.micro_batch)), bucket, have, want, policy=self.policy,
                           source=source, target=target, dtype=dtype, purpose="gradients", async_op=async_op,
-                          hidden=self.options.copy_in_flight, add=add)
+                          hidden=self.options.copy_in_flight, add=add, settle=self.settle)
 
 
 class FactorObserver:

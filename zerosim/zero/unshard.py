@@ -11,20 +11,23 @@ Legend: N ranks; u elements of one padded unit.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from zerosim.models.units import Model, Unit, Weights
+from zerosim.numerics.places import DEVICE, DISK, TO_DEVICE
 from zerosim.zero.layout import Bucket, Parts, Region, buckets
 from zerosim.zero.param_group import ParamGroup
 from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, BucketOptions
 
 
 def _all_gather(param_group: ParamGroup, bucket: Bucket, source: Parts, target: Parts, *, agreement: str,
-                async_op: bool, hidden: bool) -> BucketMove:
+                async_op: bool, hidden: bool, settle: Any = None) -> BucketMove:
+    source = [(here, param_group.transfers.on_device(part)) for here, part in source]
     return BucketMove(param_group.rank.agreeing(agreement), bucket, SHARDED, REPLICATED, policy=param_group.policy,
                       source=source, target=target, dtype=param_group.parameter.dtype, purpose="parameters",
-                      async_op=async_op, hidden=hidden)
+                      async_op=async_op, hidden=hidden, settle=settle)
 
 
 @dataclass(slots=True)
@@ -52,7 +55,8 @@ class Unsharder:
     def __init__(self, model: Model, param_groups: Sequence[ParamGroup], options: BucketOptions, *,
                  keep: frozenset[str], prefetch: int) -> None:
         self.model, self.param_groups, self.rank = model, param_groups, param_groups[0].rank
-        self.is_sharded = param_groups[0].stage.parameters is SHARDED
+        self.is_sharded, self.transfers = param_groups[0].stage.parameters is SHARDED, param_groups[0].transfers
+        self.rests_elsewhere = self.is_sharded or self.transfers.offload.parameters != DEVICE
         self.keep, self.prefetch, self.options = keep, prefetch, options
         self._unsharded: dict[str, UnshardedUnit] = {}
         self.open_blocks = 0
@@ -97,10 +101,12 @@ class Unsharder:
         It is forgotten first: waiting fails where a run has been stopped, and nothing of that run may stay here.
         """
         self._ahead = []
+        self.transfers.forget_ahead()
         unused = [self._unsharded.pop(name) for name, unit in list(self._unsharded.items()) if not unit.users]
         for unsharded in unused:
             unsharded.wait()
             self._free(unsharded)
+        self.transfers.wait()
 
     def _views(self, name: str, whole: dict[ParamGroup, np.ndarray]) -> Weights:
         views = {}
@@ -111,11 +117,12 @@ class Unsharder:
         return views
 
     def _unshard(self, name: str) -> dict[ParamGroup, np.ndarray]:
-        if not self.is_sharded:
+        if not self.rests_elsewhere:
             return {group: group.parameter[group.layout.units[name]] for group in self.param_groups
                     if name in group.layout.units}
         unsharded = self._unsharded.get(name) or self._start_unshard(name, async_op=False)
         unsharded.wait()
+        self.transfers.wait(TO_DEVICE)
         unsharded.users += 1
         return unsharded.whole
 
@@ -128,6 +135,9 @@ class Unsharder:
             dtype = group.parameter.dtype
             whole = self.rank.memory.alloc(lies.stop - lies.start, dtype, "gathered_parameter", name)
             unsharded.whole[group] = whole
+            if not self.is_sharded:
+                self.transfers.move(group.parameter[lies], whole, wait=False)
+                continue
             for bucket in buckets(group.layout, [lies], self.options.limit(dtype)):
                 (part,) = bucket.ranges
                 unsharded.all_gathers.append(_all_gather(
@@ -140,10 +150,25 @@ class Unsharder:
         """Begins to gather the units that are asked for after this one."""
         if name in self._ahead:
             del self._ahead[:self._ahead.index(name) + 1]
-        if self.is_sharded:
+        if self.rests_elsewhere:
             for next_name in self._ahead[:self.prefetch]:
                 if next_name not in self._unsharded:
                     self._start_unshard(next_name, async_op=True)
+        if self.transfers.offload.parameters == DISK:
+            for next_name in self._ahead[self.prefetch:self.prefetch + 1]:
+                self.transfers.read_ahead(*self._resting_parts(next_name))
+
+    def _resting_parts(self, name: str) -> Iterator[np.ndarray]:
+        """The vectors that this rank brings from where they rest to unshard a unit, if that is not here."""
+        for group in self.param_groups if name not in self._unsharded else []:
+            lies = group.layout.units.get(name)
+            if lies is None:
+                continue
+            elif not self.is_sharded:
+                yield group.parameter[lies]
+            else:
+                for bucket in buckets(group.layout, [lies], self.options.limit(group.parameter.dtype)):
+                    yield from (part for _, part in bucket.own_in_shard(self.rank.index, group.parameter))
 
     def _reshard(self, name: str, *, keep: bool) -> None:
         unsharded = self._unsharded.get(name)
@@ -172,6 +197,7 @@ class ParameterAllGather:
         self._buckets = buckets(param_group.layout, ranges, options.limit(param_group.parameter.dtype))
         self._waiting: list[Bucket] = []
         self._under_way: list[BucketMove] = []
+        self.settle = param_group.transfers.settling("parameter")
 
     @property
     def is_out_of_date(self) -> bool:
@@ -190,12 +216,13 @@ class ParameterAllGather:
     def finish(self) -> None:
         """Waits for what is under way, and gathers the rest; if that fails, all of it is still to be gathered."""
         try:
-            for move in self._under_way:
-                move.wait()
-            for bucket in self._waiting:
-                region = self.param_group.layout.region_at(bucket.ranges[0].start)
-                with self.param_group.rank.trace.span(region.name):
-                    self._start(bucket, async_op=False).wait()
+            with self.param_group.transfers.all_or_nothing(self.is_needed):
+                for move in self._under_way:
+                    move.wait()
+                for bucket in self._waiting:
+                    region = self.param_group.layout.region_at(bucket.ranges[0].start)
+                    with self.param_group.rank.trace.span(region.name):
+                        self._start(bucket, async_op=False).wait()
         except BaseException:
             self._under_way, self._waiting = [], list(self._buckets)
             raise
@@ -212,4 +239,4 @@ class ParameterAllGather:
         group = self.param_group
         return _all_gather(group, bucket, bucket.own_in_vector(group.rank.index, group.parameter),
                            bucket.in_vector(group.parameter), agreement="all-gather of parameters", async_op=async_op,
-                           hidden=self.options.copy_in_flight)
+                           hidden=self.options.copy_in_flight, settle=self.settle)

@@ -22,13 +22,17 @@ import numpy as np
 
 from zerosim.numerics.arrays import spans
 from zerosim.numerics.checks import FP32, is_number
+from zerosim.numerics.kernels import do_nothing
 from zerosim.numerics.loss_scale import LossScaler
+from zerosim.numerics.places import DEVICE, DISK, HOST
 from zerosim.optim.base import UpdateContext
 from zerosim.zero.layout import LayoutEntry, ParameterPiece, Piece, Region
+from zerosim.zero.offload import STRETCH
 from zerosim.zero.param_group import ParamGroup, at
 from zerosim.zero.placements import SHARDED
 from zerosim.zero.unshard import ParameterAllGather
 
+MASTER, GRADIENT = "", "the gradient"  # among the names of slots
 Schedule = Callable[[int], float]
 Norms = tuple[float, float]  # of a tensor's weights, and of the direction of its update
 
@@ -57,12 +61,17 @@ class StepResult:
 @dataclass(frozen=True, slots=True)
 class StepContext:
     """The numbers that all updates of one step share: its own, the factor of clipping, the schedule's factor of lr, and
-    the factors of activations and output gradients by weight."""
+    the factors of activations and output gradients by weight.
+
+    ``fresh`` has by param group where updated parameters wait on the host until the whole update is known to be good;
+    None where they rest beside the optimizer's state, and nothing where the device updates.
+    """
 
     step: int
     clip_factor: float
     lr_factor: float | None
     factors: Mapping[str, Any]
+    fresh: dict[ParamGroup, Any]
 
     def optimizer(self, group: ParamGroup, name: str) -> Any:
         """The optimizer of a parameter, with the lr of this step where a schedule changes it."""
@@ -78,8 +87,13 @@ class Update:
         if clip_norm is not None and not (is_number(clip_norm) and clip_norm > 0):
             raise ValueError(f"clip_norm={clip_norm!r} must be positive; pass None for no clipping")
         self.all_gathers, self.trained = all_gathers, [group for group in all_gathers if not group.frozen]
+        self.transfers = self.trained[0].transfers
+        if self.transfers.offload.delayed_update and any(group.parameter_is_master for group in self.trained):
+            raise ValueError("a delayed update needs masters beside the parameters, which go on for a step with what they "
+                             "are, and in fp32 they are one; compute in bf16 or fp16, or leave delayed_update out")
         self.loss_scale, self.clip_norm, self.schedule = loss_scale, clip_norm, schedule
         self.steps_taken = 0
+        self.delayed: dict[ParamGroup, Any] = {}  # what a delayed update has not published yet
         self._under_way: str | None = None  # an update or a load that has begun, and stays so if it fails
 
     @property
@@ -94,10 +108,15 @@ class Update:
                              "those from after it; make a new engine, or load a checkpoint")
 
     @contextmanager
-    def changing_state(self, what: str) -> Iterator[None]:
-        """Goes from one whole state to the next; where that fails, no step may follow."""
+    def changing_state(self, what: str, *, in_place: bool = True) -> Iterator[None]:
+        """Goes from one whole state to the next; where that fails, no step may follow, unless nothing is in place."""
         self._under_way = what
-        yield
+        try:
+            with self.transfers.all_or_nothing():
+                yield
+        except BaseException:
+            self._under_way = what if in_place else None
+            raise
         self._under_way = None
 
     def forget(self) -> None:
@@ -120,18 +139,48 @@ class Update:
         if not skipped:
             step = self.steps_taken + 1
             clip_factor = self.clip_norm / norm if self.clip_norm is not None and norm > self.clip_norm else 1.0
-            context = StepContext(step, clip_factor, self.lr_factor(step), factors)
-            with self.changing_state(f"update of step {step}"):
+            context = StepContext(step, clip_factor, self.lr_factor(step), factors, {})
+            with self.changing_state(f"update of step {step}", in_place=self.transfers.offload.optimizer != DISK):
                 for group in self.trained:
+                    if group.transfers.update_place != DEVICE:
+                        context.fresh[group] = _make_fresh(group)
                     tensor_norms = _tensor_norms(group, context)
-                    for index, region in enumerate(group.layout.regions):
+                    for region in group.layout.regions:
                         _update_region(group, region, context, tensor_norms)
-                        _cast_to_compute(group, index)
-                        self.all_gathers[group].shard_updated(region)
+                        if group.transfers.update_place == DEVICE:
+                            self.all_gathers[group].shard_updated(region)
             self.steps_taken = step
+            self._publish(context.fresh)
         self.loss_scale.update(skipped)
         self.forget()
         return StepResult(losses, skipped, math.nan if skipped else norm, scale, tokens, places)
+
+
+    def _publish(self, fresh: dict[ParamGroup, Any]) -> None:
+        """Brings what the host has updated to where parameters rest, now or after the next update."""
+        if self.transfers.offload.delayed_update:
+            fresh, self.delayed = self.delayed, fresh
+        for group, updated in fresh.items():
+            stage = group.stage
+            narrower = SHARDED if SHARDED in (stage.parameters, stage.optimizer) else stage.optimizer
+            for region, piece in zip(group.layout.regions, group.regions_held(narrower), strict=True):
+                if updated is not None:
+                    self.transfers.move(updated[at(piece, stage.optimizer)],
+                                        group.parameter[at(piece, stage.parameters)])
+                self.all_gathers[group].shard_updated(region)
+        self.transfers.drain()
+
+    def make_delayed(self) -> None:
+        """Makes what a delayed update has not published yet, after a load: it is the masters, rounded."""
+        context = StepContext(self.steps_taken, 1.0, None, {}, {})
+        for group in self.trained if self.transfers.offload.delayed_update else []:
+            context.fresh[group] = _make_fresh(group)
+            for piece in group.pieces:
+                for here in self.transfers.stretches(piece.count):
+                    with self.transfers.staged({"": group.master[at(piece, group.master_placement)][here]}, HOST,
+                                               written=()) as arrays:
+                        _cast_to_compute(group, piece, here, arrays[""], context, HOST)
+        self.delayed = context.fresh
 
 
 # -- overflow and norm ------------------------------------------------------------------------------------------------
@@ -140,8 +189,8 @@ class Update:
 def _overflowed(groups: Sequence[ParamGroup]) -> bool:
     """True on every rank when any rank saw inf or NaN in what it updates."""
     rank, gradients = groups[0].rank, _gradients(groups)
-    mine = not all(map(rank.kernels.all_finite, gradients))
-    rank.trace.compute(nbytes=sum(gradient.nbytes for gradient in gradients))
+    mine = not all(rank.kernels.all_finite(x) for gradient in gradients for x in _where_it_rests(groups[0], gradient))
+    _note_scan(groups[0], gradients)
     return bool(_all_gather_scalars(groups[0], np.array([mine], np.uint8)).any())
 
 
@@ -152,10 +201,33 @@ def _gradient_norm(groups: Sequence[ParamGroup]) -> float:
         squares = 0.0  # plain additions: from CPython 3.12 on sum() compensates, which gives other bits
         for group in groups:
             for piece in group.layout.parameter_pieces(owner):
-                squares += group.rank.kernels.sum_of_squares(_gradient_of(group, piece), group.reduced_gradient.divisor)
+                squares += _sum_of_squares(group, _gradient_of(group, piece))
         mine.append(squares)
-    groups[0].rank.trace.compute(nbytes=sum(gradient.nbytes for gradient in _gradients(groups)))
+    _note_scan(groups[0], _gradients(groups))
     return _norm_from_squares(_all_gather_scalars(groups[0], np.array(mine, np.float64)))
+
+
+def _sum_of_squares(group: ParamGroup, gradient: np.ndarray) -> float:
+    """The sum of a piece's squares, block by block, however it is cut in stretches."""
+    kernels, divisor, total = group.rank.kernels, group.reduced_gradient.divisor, 0.0
+    for x in _where_it_rests(group, gradient):
+        for block in spans(len(x), kernels.BLOCK):
+            total += kernels.sum_of_squares(x[block], divisor)
+    return total
+
+
+def _where_it_rests(group: ParamGroup, gradient: np.ndarray) -> Iterator[np.ndarray]:
+    """The values where they rest, on the device or the host; what rests on disk comes to the host, in stretches."""
+    transfers = group.transfers
+    for here in transfers.stretches(len(gradient)):
+        transfers.read_ahead(gradient[here.stop:here.stop + STRETCH])
+        yield transfers.at(DEVICE if transfers.offload.gradients == DEVICE else HOST, gradient[here])
+
+
+def _note_scan(group: ParamGroup, gradients: Sequence[np.ndarray]) -> None:
+    """Notes what a look at all gradients reads, where the device reads it."""
+    if group.transfers.offload.gradients == DEVICE:
+        group.rank.trace.compute(nbytes=sum(gradient.nbytes for gradient in gradients))
 
 
 def _gradients(groups: Sequence[ParamGroup]) -> list[np.ndarray]:
@@ -192,13 +264,13 @@ def _norm_from_squares(squares: np.ndarray) -> float:
 
 
 def _update_region(group: ParamGroup, region: Region, context: StepContext, tensor_norms: Mapping[str, Norms]) -> None:
-    """Updates what this rank updates of one region, tensor by tensor in the order of the vector."""
+    """Updates what this rank updates of one region, tensor by tensor in the order of the vector, and casts it."""
     own = {piece.entry.name: piece for piece in group.pieces_in(region)}
     for entry, _, _ in group.layout.entries_in(region.low, region.high):
         piece = own.get(entry.name)
         anywhere = group.optimizers[entry.name].cut_of(entry.shape) == "anywhere"
         if not anywhere and group.spans_ranks(entry):
-            _update_gathered(group, entry, context)
+            _update_gathered(group, entry, piece, context)
         elif piece is not None:
             if anywhere:
                 _update_piece(group, piece, context, tensor_norms.get(entry.name))
@@ -209,30 +281,58 @@ def _update_region(group: ParamGroup, region: Region, context: StepContext, tens
 def _update_piece(group: ParamGroup, piece: ParameterPiece, context: StepContext, norms: Norms | None) -> None:
     """One step on a piece of a parameter whose state may be cut anywhere, block by block."""
     optimizer = context.optimizer(group, piece.entry.name)
-    ctx = UpdateContext(group.rank.kernels, norms=norms)
-    for w, g, state in _blocks(group, piece, context):
-        optimizer.apply(ctx, w, g, state, context.step)
-    _note_update(group, *_at_rest(group, piece))
+    ctx, cast_nbytes = UpdateContext(group.rank.kernels, norms=norms), 0
+    for here, arrays in _stretches(group, piece, context):
+        for w, g, state in _blocks(group, arrays, context):
+            optimizer.apply(ctx, w, g, state, context.step)
+        cast_nbytes += _cast_to_compute(group, piece, here, arrays[MASTER], context, group.transfers.update_place)
+    _note_update(group, _at_rest(group, piece, context), cast_nbytes)
 
 
-def _blocks(group: ParamGroup, piece: ParameterPiece,
+def _stretches(group: ParamGroup, piece: ParameterPiece, context: StepContext, *,
+               only_read: bool = False) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
+    """The piece of each array at rest, by name, where the update is made: as it is, or copies, stretch by stretch."""
+    transfers, at_rest = group.transfers, _at_rest(group, piece, context)
+    for here in transfers.stretches(piece.count):
+        transfers.read_ahead(*(x[here.stop:here.stop + STRETCH] for x in at_rest.values()))
+        with transfers.staged({name: x[here] for name, x in at_rest.items()}, transfers.update_place,
+                              written=() if only_read else at_rest.keys() - {GRADIENT}) as arrays:
+            yield here, arrays
+
+
+def _blocks(group: ParamGroup, arrays: Mapping[str, np.ndarray],
             context: StepContext) -> Iterator[tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]:
-    """(w, g, state) of a piece in blocks, all fp32 (n,): the arrays at rest, or copies that are rounded back."""
+    """(w, g, state) of a stretch in blocks, all fp32 (n,): the arrays themselves, or copies that are rounded back."""
     kernels, divisor = group.rank.kernels, group.reduced_gradient.divisor
-    w, gradient, slots = _at_rest(group, piece)
-    g32 = kernels.scratch("gradient", min(kernels.BLOCK, len(w)), FP32)
-    for here in spans(len(w), kernels.BLOCK):
+    gradient, state = arrays[GRADIENT], {name: x for name, x in arrays.items() if name != GRADIENT}
+    g32 = kernels.scratch("gradient", min(kernels.BLOCK, len(gradient)), FP32)
+    for here in spans(len(gradient), kernels.BLOCK):
         g = g32[:here.stop - here.start]
         kernels.gradient_block(gradient[here], divisor, context.clip_factor, g)
-        at_rest = {name: slot[here] for name, slot in slots.items()} | {"": w[here]}
-        with upcast(kernels, lambda name, shape: kernels.scratch(f"upcast {name}", shape[0], FP32), at_rest) as arrays:
-            yield arrays[""], g, {name: arrays[name] for name in slots}
+        with upcast(kernels, lambda name, shape: kernels.scratch(f"upcast {name}", shape[0], FP32),
+                    {name: x[here] for name, x in state.items()}) as wide:
+            yield wide[MASTER], g, {name: x for name, x in wide.items() if name != MASTER}
 
 
-def _at_rest(group: ParamGroup, piece: ParameterPiece) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+def _make_fresh(group: ParamGroup) -> Any:
+    """The place on the host for parameters that the host updates; None where they rest beside the optimizer's state."""
+    transfers, stage = group.transfers, group.stage
+    if transfers.offload.parameters == transfers.offload.optimizer and not transfers.offload.delayed_update:
+        return None
+    fresh = group.rank.memory.host.alloc(group.length(stage.optimizer), group.policy.compute_dtype, "parameter",
+                                         "fresh")
+    for piece in group.regions_held(stage.optimizer) if group.parameter_is_master else []:
+        transfers.move(group.parameter[at(piece, stage.parameters)], fresh[at(piece, stage.optimizer)])
+    return fresh
+
+
+def _at_rest(group: ParamGroup, piece: ParameterPiece, context: StepContext) -> dict[str, np.ndarray]:
     """The piece of the master, of the reduced gradient and of each slot."""
-    return (group.master[at(piece, group.master_placement)], _gradient_of(group, piece),
-            {name: group.slot(piece, name) for name in group.slots_of(piece.entry)})
+    fresh = context.fresh.get(group) if group.parameter_is_master else None
+    master = group.master[at(piece, group.master_placement)] if fresh is None else fresh[
+        at(piece, group.stage.optimizer)]
+    return {MASTER: master, GRADIENT: _gradient_of(group, piece),
+            **{name: group.slot(piece, name) for name in group.slots_of(piece.entry)}}
 
 
 @contextmanager
@@ -251,25 +351,33 @@ def upcast(kernels: Any, empty: Callable[[str, tuple[int, ...]], np.ndarray],
         kernels.cast_pack(copies[name], at_rest[name])
 
 
-def _note_update(group: ParamGroup, w: np.ndarray, gradient: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
-    """Notes what an update moves, which is what it costs on any hardware: the gradient is read, the rest read and
-    written.
+def _note_update(group: ParamGroup, arrays: Mapping[str, np.ndarray], cast_nbytes: int) -> None:
+    """Notes what the device moves for an update, which is what it costs on any: the gradient is read, the rest read and
+    written, and what is cast.
 
     The operations per element differ from one optimizer to the next, and none takes longer than its memory traffic.
     """
-    group.rank.trace.compute(nbytes=gradient.nbytes + 2 * (w.nbytes + sum(slot.nbytes for slot in slots.values())))
+    if group.transfers.update_place == DEVICE:
+        group.rank.trace.compute(nbytes=2 * sum(x.nbytes for x in arrays.values()) - arrays[GRADIENT].nbytes
+                                 + cast_nbytes)
 
 
-def _cast_to_compute(group: ParamGroup, region: int) -> None:
-    """Rounds the updated master of one region to the compute format, as far as this rank has both."""
+def _cast_to_compute(group: ParamGroup, piece: ParameterPiece, here: slice, master: np.ndarray, context: StepContext,
+                     place: str) -> int:
+    """Rounds the updated master of a stretch to the compute format, as far as this rank keeps both; the bytes of that.
+    """
     if group.parameter_is_master:
-        return
-    stage = group.stage
-    narrower = SHARDED if SHARDED in (stage.parameters, stage.optimizer) else stage.optimizer
-    piece = group.regions_held(narrower)[region]
-    master, parameter = group.master[at(piece, stage.optimizer)], group.parameter[at(piece, stage.parameters)]
-    group.rank.kernels.cast_pack(master, parameter)
-    group.rank.trace.compute(nbytes=master.nbytes + parameter.nbytes)
+        return 0
+    fresh = context.fresh.get(group)
+    if fresh is not None:
+        target = fresh[at(piece, group.stage.optimizer)][here]
+    else:
+        low = piece.vector.start + here.start
+        lies, part = group.parameter_part(low, low + len(master))
+        target, master = group.parameter[lies], master[part]
+    with group.transfers.staged({MASTER: target}, place, read=()) as arrays:
+        group.rank.kernels.cast_pack(master, arrays[MASTER])
+    return int(master.nbytes + target.nbytes)
 
 
 # -- optimizers that need norms of whole tensors ----------------------------------------------------------------------
@@ -297,12 +405,14 @@ def _squares(group: ParamGroup, piece: ParameterPiece, context: StepContext) -> 
     optimizer, kernels = context.optimizer(group, piece.entry.name), group.rank.kernels
     ctx, direction = UpdateContext(kernels), kernels.scratch("direction", min(kernels.BLOCK, piece.count), FP32)
     weights = directions = 0.0
-    for w, g, state in _blocks(group, piece, context):
-        optimizer.advance(ctx, w, g, state, context.step)
-    for w, g, state in _blocks(group, piece, context):
-        optimizer.direction(ctx, w, g, state, context.step, direction[:len(w)])
-        weights += kernels.sum_of_squares(w)
-        directions += kernels.sum_of_squares(direction[:len(w)])
+    for _, arrays in _stretches(group, piece, context):
+        for w, g, state in _blocks(group, arrays, context):
+            optimizer.advance(ctx, w, g, state, context.step)
+    for _, arrays in _stretches(group, piece, context, only_read=True):
+        for w, g, state in _blocks(group, arrays, context):
+            optimizer.direction(ctx, w, g, state, context.step, direction[:len(w)])
+            weights += kernels.sum_of_squares(w)
+            directions += kernels.sum_of_squares(direction[:len(w)])
     return weights, directions
 
 
@@ -311,41 +421,53 @@ def _squares(group: ParamGroup, piece: ParameterPiece, context: StepContext) -> 
 
 def _update_tensor(group: ParamGroup, piece: ParameterPiece, context: StepContext) -> None:
     """One step on a tensor that lies whole on this rank."""
-    entry = piece.entry
-    w, gradient, slots = _at_rest(group, piece)
-    state = {name: slot.reshape(entry.shape) if group.is_flat(entry, name) else slot for name, slot in slots.items()}
-    _step(group, entry, w.reshape(entry.shape), gradient.reshape(entry.shape), state, context)
+    entry, transfers = piece.entry, group.transfers
+    at_rest = _at_rest(group, piece, context)
+    with transfers.staged(at_rest, transfers.update_place, written=at_rest.keys() - {GRADIENT}) as arrays:
+        shaped = {name: x.reshape(entry.shape) if name in (MASTER, GRADIENT) or group.is_flat(entry, name) else x
+                  for name, x in arrays.items()}
+        _step(group, entry, shaped, context, transfers.update_place)
+        cast_nbytes = _cast_to_compute(group, piece, slice(0, piece.count), arrays[MASTER], context,
+                                       transfers.update_place)
+    _note_update(group, at_rest, cast_nbytes)
 
 
-def _update_gathered(group: ParamGroup, entry: LayoutEntry, context: StepContext) -> None:
+def _update_gathered(group: ParamGroup, entry: LayoutEntry, piece: ParameterPiece | None, context: StepContext) -> None:
     """One step on a tensor that lies on several ranks: all gather it and its state, and each keeps its own piece.
 
-    Every rank takes part in the gathers; only those that own a piece compute.
+    Every rank takes part in the gathers; only those that own a piece compute, on the device.
     """
-    reduced, cut = group.reduced_gradient, group.layout.cut(entry.low, entry.high)
+    reduced, cut, transfers = group.reduced_gradient, group.layout.cut(entry.low, entry.high), group.transfers
     flat = [name for name in group.slots_of(entry) if group.is_flat(entry, name)]
     own = {name: group.own_slot(entry, name) for name in flat}
-    own[""] = group.own(entry, group.master, group.master_placement)
+    own[MASTER] = group.own(entry, group.master, group.master_placement)
+    if piece is not None:
+        own[MASTER] = _at_rest(group, piece, context)[MASTER]
     whole = {name: group.all_gather_tensor(entry, part) for name, part in own.items()}
-    gradient = group.all_gather_tensor(entry, group.own(entry, reduced.gradient, reduced.placement))
-    here = slice(cut[group.rank.index], cut[group.rank.index + 1])
-    if here.start == here.stop:
+    whole[GRADIENT] = group.all_gather_tensor(entry, group.own(entry, reduced.gradient, reduced.placement))
+    if piece is None:
         return
     others = {name: group.own_slots[entry.name, name] for name in group.slots_of(entry) if name not in flat}
-    _step(group, entry, whole[""], gradient, {name: whole[name] for name in flat} | others, context)
+    here = slice(cut[group.rank.index], cut[group.rank.index + 1])
+    with transfers.staged(others, DEVICE) as arrays:
+        _step(group, entry, whole | arrays, context, DEVICE)
     for name, part in own.items():
-        part[...] = whole[name].reshape(-1)[here]
+        transfers.move(whole[name].reshape(-1)[here], part)
+    cast_nbytes = _cast_to_compute(group, piece, slice(0, piece.count), whole[MASTER].reshape(-1)[here], context,
+                                   DEVICE)
+    _note_update(group, whole | others, cast_nbytes)
 
 
-def _step(group: ParamGroup, entry: LayoutEntry, w: np.ndarray, gradient: np.ndarray, state: dict[str, np.ndarray],
-          context: StepContext) -> None:
+def _step(group: ParamGroup, entry: LayoutEntry, arrays: Mapping[str, np.ndarray], context: StepContext,
+          place: str) -> None:
     """One update of a whole tensor, of its parameter's shape, in fp32, with copies in workspace."""
     rank = group.rank
-    empty = partial(rank.memory.alloc, dtype=FP32, kind="workspace", name=entry.name)
+    memory, note = (rank.memory, rank.trace.compute) if place == DEVICE else (rank.memory.host, do_nothing)
+    empty = partial(memory.alloc, dtype=FP32, kind="workspace", name=entry.name)
     g = empty(entry.shape)
-    rank.kernels.gradient_block(gradient, group.reduced_gradient.divisor, context.clip_factor, g)
-    ctx = UpdateContext(rank.kernels, factors=context.factors.get(entry.name), alloc=empty, note=rank.trace.compute)
-    with upcast(rank.kernels, lambda _, shape: empty(shape), {**state, "": w}) as arrays:
-        context.optimizer(group, entry.name).apply(ctx, arrays[""], g, {name: arrays[name] for name in state},
-                                                   context.step)
-    _note_update(group, w, gradient, state)
+    rank.kernels.gradient_block(arrays[GRADIENT], group.reduced_gradient.divisor, context.clip_factor, g)
+    ctx = UpdateContext(rank.kernels, factors=context.factors.get(entry.name), alloc=empty, note=note)
+    with upcast(rank.kernels, lambda _, shape: empty(shape),
+                {name: x for name, x in arrays.items() if name != GRADIENT}) as wide:
+        context.optimizer(group, entry.name).apply(
+            ctx, wide[MASTER], g, {name: x for name, x in wide.items() if name != MASTER}, context.step)
