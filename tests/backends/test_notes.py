@@ -2,6 +2,7 @@
 
 import re
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -145,6 +146,19 @@ def test_a_note_of_an_exception_is_made_whatever_its_class_does() -> None:
         assert type(made) is expected
         assert made.args == error.args or expected is zs.RemoteError
         assert any("raised by rank 1 of 2" in note for note in getattr(made, "__notes__", ())) or expected is Frozen
+
+
+def test_a_rank_that_has_finished_hears_of_a_failure_that_comes_while_it_sleeps(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that listens reads the last words, between two turns of the program's thread."""
+    failed = replace(Failed.of(LookupError("gone"), 1), drained=True)
+    channel = Scripted((2, Finished({}, ())), (1, failed), (2, failed), (1, Value(None)), (2, Value(None)))
+    options = hub.RunOptions(hop_by_hop=True, watch=None, interrupts=process.Interrupts())
+    backend = ProcessBackend(channel, hub.Transport(), options, debug=False, timeout_seconds=5.0)
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: backend._read())
+    monkeypatch.setattr("zerosim.backends.processes.cluster.time", clock)
+    with pytest.raises(LookupError, match="gone"):
+        list(backend.drive([lambda: None]))
 
 
 # -- agreements in debug mode -----------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """The engine used in other ways than by step alone: loops by hand, failures, debug mode, engines that live on."""
 
+import cProfile
 import itertools
+import pstats
 import re
 import tracemalloc
 
@@ -290,3 +292,19 @@ def test_a_skipped_step_sends_no_parameters():
         cluster = zs.Cluster(2)
         assert run(MODELS["odd"](), data, cluster, stage=stage)[0]["skipped"] == [True]
         assert cluster.trace.sent_nbytes("parameters") == [0, 0]
+
+
+def test_a_rank_makes_no_more_calls_in_a_step_of_many_ranks_than_in_one_of_few() -> None:
+    """All ranks' calls are made in one process: work of each that grew with their number would grow with its square."""
+    def program(rank: zs.Rank) -> None:
+        data = np.random.default_rng(rank.index)
+        engine = zs.Engine(rank, zs.models.MLP((8, 16, 4)), zs.optim.Adam(lr=0.01), stage=3)
+        engine.step([(data.normal(size=(2, 8)), data.normal(size=(2, 4)))])
+
+    calls = {}
+    for ranks in (2, 16, 128):  # the first imports
+        cluster = zs.Cluster(ranks)
+        with cProfile.Profile() as profile:
+            cluster.run(program)
+        calls[ranks] = pstats.Stats(profile).total_calls / ranks
+    assert calls[128] <= calls[16]

@@ -5,12 +5,12 @@ That no bit changes, whatever is drawn, is tested in `test_stages_agree.py`.
 
 import errno
 import os
+import re
 import threading
 from dataclasses import replace
 from functools import partial
 from tempfile import gettempdir
 
-import numpy as np
 import pytest
 
 import zerosim as zs
@@ -65,7 +65,7 @@ def test_the_devices_peak_without_optimizer_gradients_and_parameters_is_what_flo
                     .step([(rank.xp.zeros((1, 64)), rank.xp.zeros((1, 64)))]) and None)
         return cluster.memory[0].peak_nbytes_by_kind, cluster.memory[0].peak_nbytes
 
-    device, without = peak(None)
+    _, without = peak(None)
     there, least = peak("host")
     shard = 4 * 64 * 65 // 4
     assert least < without - 12 * shard
@@ -122,7 +122,7 @@ def test_zero_offload_moves_2_bytes_of_gradient_and_2_of_parameter_for_each_para
     for stage, ranks in ((0, 1), (1, 1), (2, 1), (2, 4), (3, 4)):
         found, shard = moved(zs.Offload("host", "host"), stage, ranks)
         own = MODEL.parameter_count if ranks == 1 else None
-        assert found["to host"] == 2 * shard and found["to disk"] == found["from disk"] == 0
+        assert (found["to host"], found["to disk"], found["from disk"]) == (2 * shard, 0, 0)
         assert found["to device"] == 2 * (own or sum(
             piece.count for piece in zs.layout_of(MODEL, ranks).valid(0)))
 
@@ -195,7 +195,7 @@ def test_a_disk_that_fails_raises_in_the_step_it_concerns_and_the_step_may_be_ta
         said = "a short " if way == "short" else os.strerror(way)
         with pytest.raises(OffloadError, match=said) as raised:
             cluster.run(step(2))
-        assert "rank 1" in str(raised.value) and "what rested before" in str(raised.value)
+        assert re.search("rank 1.*what rested before", str(raised.value))
         for number in (2, 3):
             cluster.run(step(number))
         found = cluster.run(lambda rank, engines=engines: flat_state(engines[rank.index]))
@@ -206,7 +206,7 @@ def test_a_disk_that_fails_raises_in_the_step_it_concerns_and_the_step_may_be_ta
 def test_files_have_no_names_and_a_directory_that_cannot_hold_them_is_named(tmp_path):
     asked = zs.Offload("disk", directory=tmp_path)
     engine = zs.Cluster(1).run(lambda rank: zs.Engine(rank, MODEL, ADAM, policy=BF16, offload=asked))[0]
-    assert not list(tmp_path.iterdir()) and engine.steps_taken == 0
+    assert (list(tmp_path.iterdir()), engine.steps_taken) == ([], 0)
     with pytest.raises(OffloadError, match=r"No such file .*master.* what rests is what rested before"):
         zs.Cluster(1).run(lambda rank: zs.Engine(rank, MODEL, ADAM, policy=BF16,
                                                  offload=replace(asked, directory=tmp_path / "gone")))

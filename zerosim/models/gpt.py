@@ -19,32 +19,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from zerosim.models import layers
-from zerosim.models.layers import (
-    Context,
-    Gradients,
-    require_at_rest,
-    require_integer,
-    require_positive,
-    require_shape,
-    rows_of,
-)
+from zerosim.models.initializers import Initializer, Normal, Ones, Zeros
+from zerosim.models.layers import Context, Gradients, require_at_rest, rows_of
 from zerosim.models.losses import CrossEntropy, Normalization
-from zerosim.models.units import (
-    ALL,
-    SELECTIVE,
-    SUB_BLOCK,
-    TILED,
-    Initializer,
-    Model,
-    Normal,
-    Ones,
-    Unit,
-    Weights,
-    Zeros,
-    require_inside,
-)
+from zerosim.models.units import ALL, SELECTIVE, SUB_BLOCK, TILED, Model, Unit, Weights, require_inside
 from zerosim.numerics import random
-from zerosim.numerics.checks import is_count, is_number, unknown_name
+from zerosim.numerics.checks import is_count, is_number, require_integer, require_positive, require_shape, unknown_name
 
 # -- Shapes ------------------------------------------------------------------------------------------------------------
 

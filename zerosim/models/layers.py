@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, overload
 import numpy as np
 
 from zerosim.numerics import random
-from zerosim.numerics.checks import is_count, is_number
+from zerosim.numerics.checks import is_number, require_matrix, require_positive, require_shape
 from zerosim.numerics.kernels import NumpyKernels, do_nothing
 from zerosim.numerics.layer_kernels import packed_nbytes
 from zerosim.numerics.policy import Policy
@@ -125,21 +125,6 @@ class Context:
         return out
 
 
-# -- Argument checks ---------------------------------------------------------------------------------------------------
-
-def require_shape(where: str, what: str, found: Any, wanted: tuple[int, ...], remedy: str) -> None:
-    """Raises ValueError unless the array ``found`` has the shape ``wanted``."""
-    if found.shape != wanted:
-        raise ValueError(f"{where} asked for {what} of shape {wanted}, and found {found.shape}; {remedy}")
-
-
-def require_matrix(where: str, what: str, found: Any, axes: str) -> None:
-    """Raises ValueError unless ``found`` has two dimensions, which ``axes`` names."""
-    if found.ndim != 2:
-        raise ValueError(f"{where} asked for {what} of shape {axes}, and found {found.shape}; reshape it to "
-                         "two dimensions")
-
-
 def require_at_rest(ctx: Context, where: str, **arrays: np.ndarray | None) -> None:
     """Raises ValueError unless all arrays are in the compute dtype.
 
@@ -149,27 +134,6 @@ def require_at_rest(ctx: Context, where: str, **arrays: np.ndarray | None) -> No
         if array is not None and array.dtype != ctx.dtype:
             raise ValueError(f"{where} computes in {ctx.dtype}, and found {what} in {array.dtype}; "
                              f"round it first, with ctx.cast({what})")
-
-
-def require_integer(where: str, **numbers: Any) -> None:
-    """Raises ValueError unless every number is an integer."""
-    for what, number in numbers.items():
-        if not is_count(number):
-            raise ValueError(f"{where} was given {what}={number!r}; {what} is a whole number")
-
-
-def require_list(where: str, what: str, found: Any, least: int, example: str) -> None:
-    """Raises ValueError unless ``found`` is a list or tuple of at least so many."""
-    if not isinstance(found, list | tuple) or len(found) < least:
-        raise ValueError(f"{where} was asked for {what} {found!r}; it needs a list of at least {least}, as in "
-                         f"{example}")
-
-
-def require_positive(where: str, **counts: Any) -> None:
-    """Raises ValueError unless every count is an integer of at least 1."""
-    for what, count in counts.items():
-        if not is_count(count) or count < 1:
-            raise ValueError(f"{where} was given {what}={count!r}; {what} is a whole number, 1 or more")
 
 
 # -- Linear ------------------------------------------------------------------------------------------------------------

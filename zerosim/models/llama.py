@@ -19,17 +19,9 @@ import numpy as np
 
 from zerosim.models import gpt, layers
 from zerosim.models.gpt import PROBABILITIES, Attention, BlockPart, Decoder, DecoderConfig, FeedForward, Norm
-from zerosim.models.layers import (
-    OWN_OUTPUT,
-    Context,
-    Gradients,
-    require_at_rest,
-    require_positive,
-    require_shape,
-    rows_of,
-)
+from zerosim.models.layers import OWN_OUTPUT, Context, Gradients, require_at_rest, rows_of
 from zerosim.models.units import Weights
-from zerosim.numerics.checks import is_number, unknown_name
+from zerosim.numerics.checks import is_number, require_positive, require_shape, unknown_name
 
 LINEAR_LAYERS = ("qkv", "projection", "feed_forward")  # where there may be biases, as planning's shapes name them
 

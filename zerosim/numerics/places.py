@@ -17,8 +17,8 @@ class Offload:
 
     ``directory`` is where files lie on disk (None: the current one). They have no names there, and are gone with the
     engine. ``delayed_update`` lets forward and backward of a step compute with the parameters of the step before the
-    last, so that the host's update can go on beside them: it changes bits. ``open_file`` makes a file of so many bytes in
-    a directory, instead of `zerosim.zero.ScratchFile`.
+    last, so that the host's update can go on beside them: it changes bits. ``open_file`` makes a file of so many bytes
+    in a directory, instead of `zerosim.zero.ScratchFile`.
     Raises ValueError for unknown places, and for options that would change nothing.
     Sources: Ren et al. 2021 (ZeRO-Offload, arXiv:2101.06840), sections 4 and 5.2; Rajbhandari et al. 2021
     (ZeRO-Infinity, arXiv:2104.07857), section 5.

@@ -62,12 +62,12 @@ class Memory(Plotted):
     @cached_property
     def host(self) -> "Memory":
         """An account of its own: of what the rank keeps in the memory of its host (offload)."""
-        return Memory(f"the host of {self.owner}", self.kernels, None, self.debug)
+        return _beside(Memory(f"the host of {self.owner}", self.kernels, None, self.debug))
 
     @cached_property
     def disk(self) -> "Memory":
         """An account of its own: of what the rank keeps on disk, where arrays without data stand for files."""
-        return Memory(f"the disk of {self.owner}", cast(NumpyKernels, NullKernels()), None, False)
+        return _beside(Memory(f"the disk of {self.owner}", cast(NumpyKernels, NullKernels()), None, False))
 
     @property
     def now_nbytes_by_kind(self) -> dict[str, int]:
@@ -154,7 +154,7 @@ class Memory(Plotted):
         """
         asked = checked_kinds(kinds)
         held = peak = sum(self.trace.held_at_start.get(kind, 0) for kind in asked)
-        for row in self.trace.rows:
+        for row in self.trace.all_rows():
             if isinstance(row, Held) and row.kind in asked:
                 held += row.nbytes
                 peak = max(peak, held)
@@ -189,10 +189,16 @@ class Memory(Plotted):
         nbytes = sign * holding.nbytes
         self._by_kind[holding.kind] += nbytes
         self.now_nbytes += nbytes
-        self.trace.rows.append(Held(holding.kind, holding.name, nbytes, holding.number))
+        self.trace.add(Held(holding.kind, holding.name, nbytes, holding.number))
         if self.now_nbytes > self.peak_nbytes:
             self.peak_nbytes = self.now_nbytes
             self._peak_by_kind = self.now_nbytes_by_kind
+
+
+def _beside(account: Memory) -> Memory:
+    """An account that no run begins anew: of its rows the last are kept."""
+    account.trace.kept_rows = 1
+    return account
 
 
 @guarded

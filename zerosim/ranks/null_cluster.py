@@ -97,10 +97,11 @@ class NullCluster(Cluster):
     (4294967296, 4393751543808)
     """
 
-    def __init__(self, ranks: int, *, representative: int | None = None, capacity_nbytes: int | None = None) -> None:
+    def __init__(self, ranks: int, *, representative: int | None = None, capacity_nbytes: int | None = None,
+                 trace_rows: int | None = None) -> None:
         """Raises ValueError for less than one rank, and for a representative that is none of them."""
         self.representative = representative
-        super().__init__(ranks, capacity_nbytes=capacity_nbytes, processor=NoData())
+        super().__init__(ranks, capacity_nbytes=capacity_nbytes, trace_rows=trace_rows, processor=NoData())
 
     def _present(self, group: tuple[int, ...]) -> tuple[int, ...]:
         if self.representative is None:

@@ -56,6 +56,7 @@ class RankState:
     index: int
     memory: Memory
     kernels: NumpyKernels
+    trace_rows: int | None = None  # that are kept
     trace: Trace = field(default_factory=Trace)
     backend: Backend | None = None  # None between runs
     calls: Counter[GroupKey] = field(default_factory=Counter)
@@ -65,7 +66,8 @@ class RankState:
     def begin(self, backend: Backend) -> None:
         """A run begins: a new trace, fresh counters; memory lives on."""
         self.backend, self.trace = backend, Trace(
-            held_at_start=self.memory.now_nbytes_by_kind, after_compute=backend.progress)
+            held_at_start=self.memory.now_nbytes_by_kind, after_compute=backend.progress,
+            kept_rows=self.trace_rows)
         self.memory.trace = self.trace
         self.calls.clear()
         self.pending.clear()
@@ -246,7 +248,7 @@ class Rank:
                              "pass memory of its own")
         row = Message(self._global(to, "to"), self._global(source, "source"), checked_purpose(purpose),
                       state.trace.path)
-        state.trace.rows.append(row)
+        state.trace.add(row)
         me = PendingExchange(state.index, send, row.destination, out, row.source, self.key,
                              partial(state.trace.sent, row))
         backend.issue(state.index, me)
@@ -400,9 +402,9 @@ class Rank:
         me.buffers = [memory.alloc(length, dtype, BUFFER, operation, like=x) for length, dtype in row.buffers(me)]
 
         state.calls[self.key] += 1
-        trace.rows.append(sends)
+        trace.add(sends)
         if async_op:
-            trace.rows.append(Issue(call))
+            trace.add(Issue(call))
             if out is not None and not (in_place and captured is x):
                 poison(out)
         backend.issue(state.index, me)
@@ -457,7 +459,7 @@ def _finish(state: RankState, backend: Backend, me: PendingCall, out: Array | No
     """
     backend.wait(state.index, me)
     if async_op:
-        state.trace.rows.append(Wait(me.call))
+        state.trace.add(Wait(me.call))
     landing: Array = me.out
     me.release()
     if not me.call.gets_result(me.index):

@@ -1,4 +1,4 @@
-"""Transfers between a rank's device, its host and its disk (offload): their rows in the trace, and the bytes of those."""
+"""Transfers between a rank's device, its host and its disk (offload): their rows in the trace, and their bytes."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -44,6 +44,7 @@ from zerosim.numerics.safetensors import (
 )
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.together import all_or_none
+from zerosim.zero.fresh import after_load
 from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
 from zerosim.zero.layout import ParameterPiece
 from zerosim.zero.param_group import ParamGroup, at
@@ -254,7 +255,8 @@ def _write_shard(path: Path, training: TrainingState) -> None:
     counts = asdict(training.counts) | {"rows": training.observer.rows}
     arrays = {one.key: one.array for one in own}
     write_tensors(path, {key: (array.dtype, array.shape) for key, array in arrays.items()},
-                  lambda key: training.values(arrays[key]), {FORMAT: json.dumps({"version": VERSION, "counts": counts, "tensors": about})})
+                  lambda key: training.values(arrays[key]),
+                  {FORMAT: json.dumps({"version": VERSION, "counts": counts, "tensors": about})})
 
 
 def _write_index(folder: Path, number: int, training: TrainingState, progress: Any) -> None:
@@ -468,7 +470,7 @@ def _fill(plan: LoadPlan, training: TrainingState) -> None:
     training.observer.rows, training.observer.sums = plan.rows, plan.factors
     for reducer in training.gradients.reducers.values():
         reducer.micro_batch = content["micro_batches"]
-    update.make_delayed()
+    update.delayed = after_load(update.trained)
 
 
 def _read(training: TrainingState, sources: Sequence[Source], *, check_only: bool) -> int:

@@ -162,8 +162,8 @@ class DiskVector:
 
 def _in_a_thread(places: Sequence[tuple[Callable[[memoryview, int], None], int, int, int]],
                  room: list[AnyArray]) -> OSError | None:
-    """Reads into stretches of an array, or writes them; returns an error. When it is done, no thread refers to the array:
-    the account of the host is kept by the rank's own.
+    """Reads into stretches of an array, or writes them; returns an error. Then no thread refers to the array any more,
+    whose end is noted by the rank's own.
     """
     view = room.pop().data
     try:
@@ -183,11 +183,11 @@ def clear(x: Any) -> None:
 class Transfers:
     """Moves one rank's state between its device, its host and its disk.
 
-    Raises ValueError for ranks whose arrays lie on a GPU, and OffloadError for a directory in which no file can be made.
+    Raises ValueError for ranks whose arrays lie on a GPU, OffloadError for a directory in which no file can be made.
     """
 
     def __init__(self, rank: Rank, offload: Offload) -> None:
-        self.rank, self.offload, self.memory = rank, offload, rank.memory
+        self.rank, self.offload, self.memory, self.is_idle = rank, offload, rank.memory, offload.is_none
         self._open_file = offload.open_file or ScratchFile
         self._stored: list[StoredVector] = []
         self._ahead: dict[tuple[StoredVector, int, int], tuple[AnyArray, Outcome, Transfer]] = {}
@@ -252,7 +252,7 @@ class Transfers:
         """The place where an array lies."""
         if isinstance(x, DiskVector):
             return DISK
-        return DEVICE if self.offload.is_none or self.memory.host.kind_of(x) is None else HOST
+        return DEVICE if self.is_idle or self.memory.host.kind_of(x) is None else HOST
 
     def room(self, place: str, like: Any) -> Any:
         """New memory on the device or the host for a copy of state."""
@@ -261,7 +261,7 @@ class Transfers:
 
     def stretches(self, count: int) -> Iterable[slice]:
         """The ranges in which so many elements are moved: one where everything rests on the device."""
-        return [slice(0, count)] if self.offload.is_none else spans(count, STRETCH)
+        return [slice(0, count)] if self.is_idle else spans(count, STRETCH)
 
     # -- moves --------------------------------------------------------------------------------------------------------
 
@@ -280,6 +280,13 @@ class Transfers:
             self.move(x, room, of=of)
         return room
 
+    def where_it_rests(self, gradient: Any) -> Iterator[Any]:
+        """The values of a gradient where they rest; what rests on disk comes to the host, in stretches."""
+        place = DEVICE if self.offload.gradients == DEVICE else HOST
+        for here in self.stretches(len(gradient)):
+            self.read_ahead(gradient[here.stop:here.stop + STRETCH])
+            yield self.at(place, gradient[here])
+
     def on_device(self, x: Any) -> Any:
         """The elements on the device: itself, or a copy in a communication buffer."""
         return self.at(DEVICE, x)
@@ -293,8 +300,8 @@ class Transfers:
             self._write(self.at(HOST, source, of=target), target)
             return
         if there != here:
-            row = begin_transfer(self.rank.trace, TO_HOST if here == HOST else TO_DEVICE, self._kind(of, source, target),
-                                           source.nbytes)
+            row = begin_transfer(self.rank.trace, TO_HOST if here == HOST else TO_DEVICE,
+                                 self._kind(of, source, target), source.nbytes)
             if here == DEVICE and wait:
                 self._wait_for(row)
             else:
@@ -424,8 +431,8 @@ class Transfers:
         self._failure = self._failure or explained
 
     def _explained(self, error: OSError, what: str) -> OffloadError:
-        return OffloadError(error.errno, f"{error.strerror} ({what}, on disk for rank {self.rank.index}); what rests is "
-                            "what rested before. Make room, place less on disk, or name another directory, and try "
+        return OffloadError(error.errno, f"{error.strerror} ({what}, on disk for rank {self.rank.index}); what rests "
+                            "is what rested before. Make room, place less on disk, or name another directory, and try "
                             "again", str(self.offload.directory or Path()))
 
     def drain(self) -> None:

@@ -179,13 +179,6 @@ class ParamGroup:
         """The valid stretches that this rank holds under a placement, region by region: its own, or all of each."""
         return self.layout.valid(self.rank.index) if placement is SHARDED else self.layout.valid_regions()
 
-    def parameter_part(self, low: int, high: int) -> tuple[slice, slice]:
-        """Of elements [low, high), inside one region: where those lie that ``parameter`` has, and which they are."""
-        if self.stage.parameters is not SHARDED:
-            return slice(low, high), slice(None)
-        cut = self.layout.cut(low, high)
-        return self.layout.owned(self.rank.index, low, high), slice(cut[self.rank.index], cut[self.rank.index + 1])
-
     def pieces_in(self, region: Region) -> list[ParameterPiece]:
         """The pieces of one region that this rank updates."""
         return [piece for piece in self.pieces if region.low <= piece.vector.start < region.high]

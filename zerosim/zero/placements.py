@@ -117,7 +117,7 @@ def _checked(rank: Rank, vector: np.ndarray, have: Placement, want: Placement, c
     check_placement(have)
     check_placement(want)
     checked_vector(vector, "the vector to redistribute", flat=True)
-    whole = checked_cut(cut, max(cut, default=0), rank.size)
+    whole = checked_cut(cut, 0, rank.size, any_length=True)
     expected = whole[rank.index + 1] - whole[rank.index] if have is SHARDED else whole[-1]
     if len(vector) != expected:
         raise ValueError(

@@ -24,8 +24,9 @@ from zerosim.numerics.arrays import spans
 from zerosim.numerics.checks import FP32, is_number
 from zerosim.numerics.kernels import do_nothing
 from zerosim.numerics.loss_scale import LossScaler
-from zerosim.numerics.places import DEVICE, DISK, HOST
+from zerosim.numerics.places import DEVICE, DISK
 from zerosim.optim.base import UpdateContext
+from zerosim.zero.fresh import Fresh, check_delayed, publish
 from zerosim.zero.layout import LayoutEntry, ParameterPiece, Piece, Region
 from zerosim.zero.offload import STRETCH
 from zerosim.zero.param_group import ParamGroup, at
@@ -63,15 +64,14 @@ class StepContext:
     """The numbers that all updates of one step share: its own, the factor of clipping, the schedule's factor of lr, and
     the factors of activations and output gradients by weight.
 
-    ``fresh`` has by param group where updated parameters wait on the host until the whole update is known to be good;
-    None where they rest beside the optimizer's state, and nothing where the device updates.
+    ``fresh`` are the parameters that the host updates.
     """
 
     step: int
     clip_factor: float
     lr_factor: float | None
     factors: Mapping[str, Any]
-    fresh: dict[ParamGroup, Any]
+    fresh: Fresh
 
     def optimizer(self, group: ParamGroup, name: str) -> Any:
         """The optimizer of a parameter, with the lr of this step where a schedule changes it."""
@@ -88,12 +88,10 @@ class Update:
             raise ValueError(f"clip_norm={clip_norm!r} must be positive; pass None for no clipping")
         self.all_gathers, self.trained = all_gathers, [group for group in all_gathers if not group.frozen]
         self.transfers = self.trained[0].transfers
-        if self.transfers.offload.delayed_update and any(group.parameter_is_master for group in self.trained):
-            raise ValueError("a delayed update needs masters beside the parameters, which go on for a step with what they "
-                             "are, and in fp32 they are one; compute in bf16 or fp16, or leave delayed_update out")
+        check_delayed(self.trained)
         self.loss_scale, self.clip_norm, self.schedule = loss_scale, clip_norm, schedule
         self.steps_taken = 0
-        self.delayed: dict[ParamGroup, Any] = {}  # what a delayed update has not published yet
+        self.delayed = Fresh()  # of the last delayed update
         self._under_way: str | None = None  # an update or a load that has begun, and stays so if it fails
 
     @property
@@ -139,48 +137,20 @@ class Update:
         if not skipped:
             step = self.steps_taken + 1
             clip_factor = self.clip_norm / norm if self.clip_norm is not None and norm > self.clip_norm else 1.0
-            context = StepContext(step, clip_factor, self.lr_factor(step), factors, {})
+            context = StepContext(step, clip_factor, self.lr_factor(step), factors, Fresh())
             with self.changing_state(f"update of step {step}", in_place=self.transfers.offload.optimizer != DISK):
                 for group in self.trained:
-                    if group.transfers.update_place != DEVICE:
-                        context.fresh[group] = _make_fresh(group)
+                    context.fresh.make(group)
                     tensor_norms = _tensor_norms(group, context)
                     for region in group.layout.regions:
                         _update_region(group, region, context, tensor_norms)
-                        if group.transfers.update_place == DEVICE:
+                        if self.transfers.update_place == DEVICE:
                             self.all_gathers[group].shard_updated(region)
             self.steps_taken = step
-            self._publish(context.fresh)
+            self.delayed = publish(context.fresh, self.delayed, self.all_gathers)
         self.loss_scale.update(skipped)
         self.forget()
         return StepResult(losses, skipped, math.nan if skipped else norm, scale, tokens, places)
-
-
-    def _publish(self, fresh: dict[ParamGroup, Any]) -> None:
-        """Brings what the host has updated to where parameters rest, now or after the next update."""
-        if self.transfers.offload.delayed_update:
-            fresh, self.delayed = self.delayed, fresh
-        for group, updated in fresh.items():
-            stage = group.stage
-            narrower = SHARDED if SHARDED in (stage.parameters, stage.optimizer) else stage.optimizer
-            for region, piece in zip(group.layout.regions, group.regions_held(narrower), strict=True):
-                if updated is not None:
-                    self.transfers.move(updated[at(piece, stage.optimizer)],
-                                        group.parameter[at(piece, stage.parameters)])
-                self.all_gathers[group].shard_updated(region)
-        self.transfers.drain()
-
-    def make_delayed(self) -> None:
-        """Makes what a delayed update has not published yet, after a load: it is the masters, rounded."""
-        context = StepContext(self.steps_taken, 1.0, None, {}, {})
-        for group in self.trained if self.transfers.offload.delayed_update else []:
-            context.fresh[group] = _make_fresh(group)
-            for piece in group.pieces:
-                for here in self.transfers.stretches(piece.count):
-                    with self.transfers.staged({"": group.master[at(piece, group.master_placement)][here]}, HOST,
-                                               written=()) as arrays:
-                        _cast_to_compute(group, piece, here, arrays[""], context, HOST)
-        self.delayed = context.fresh
 
 
 # -- overflow and norm ------------------------------------------------------------------------------------------------
@@ -189,7 +159,8 @@ class Update:
 def _overflowed(groups: Sequence[ParamGroup]) -> bool:
     """True on every rank when any rank saw inf or NaN in what it updates."""
     rank, gradients = groups[0].rank, _gradients(groups)
-    mine = not all(rank.kernels.all_finite(x) for gradient in gradients for x in _where_it_rests(groups[0], gradient))
+    mine = not all(rank.kernels.all_finite(x) for gradient in gradients
+                   for x in groups[0].transfers.where_it_rests(gradient))
     _note_scan(groups[0], gradients)
     return bool(_all_gather_scalars(groups[0], np.array([mine], np.uint8)).any())
 
@@ -210,18 +181,10 @@ def _gradient_norm(groups: Sequence[ParamGroup]) -> float:
 def _sum_of_squares(group: ParamGroup, gradient: np.ndarray) -> float:
     """The sum of a piece's squares, block by block, however it is cut in stretches."""
     kernels, divisor, total = group.rank.kernels, group.reduced_gradient.divisor, 0.0
-    for x in _where_it_rests(group, gradient):
+    for x in group.transfers.where_it_rests(gradient):
         for block in spans(len(x), kernels.BLOCK):
             total += kernels.sum_of_squares(x[block], divisor)
     return total
-
-
-def _where_it_rests(group: ParamGroup, gradient: np.ndarray) -> Iterator[np.ndarray]:
-    """The values where they rest, on the device or the host; what rests on disk comes to the host, in stretches."""
-    transfers = group.transfers
-    for here in transfers.stretches(len(gradient)):
-        transfers.read_ahead(gradient[here.stop:here.stop + STRETCH])
-        yield transfers.at(DEVICE if transfers.offload.gradients == DEVICE else HOST, gradient[here])
 
 
 def _note_scan(group: ParamGroup, gradients: Sequence[np.ndarray]) -> None:
@@ -255,8 +218,8 @@ def _all_gather_scalars(group: ParamGroup, mine: np.ndarray) -> np.ndarray:
 def _norm_from_squares(squares: np.ndarray) -> float:
     """The root of (N,) sums of squares, added from rank 0 on; NaN where there is one among them."""
     total = 0.0
-    for of_owner in squares:
-        total += float(of_owner)
+    for of_owner in squares.tolist():
+        total += of_owner
     return math.sqrt(total)
 
 
@@ -285,7 +248,7 @@ def _update_piece(group: ParamGroup, piece: ParameterPiece, context: StepContext
     for here, arrays in _stretches(group, piece, context):
         for w, g, state in _blocks(group, arrays, context):
             optimizer.apply(ctx, w, g, state, context.step)
-        cast_nbytes += _cast_to_compute(group, piece, here, arrays[MASTER], context, group.transfers.update_place)
+        cast_nbytes += context.fresh.cast(group, piece, here, arrays[MASTER], group.transfers.update_place)
     _note_update(group, _at_rest(group, piece, context), cast_nbytes)
 
 
@@ -314,24 +277,9 @@ def _blocks(group: ParamGroup, arrays: Mapping[str, np.ndarray],
             yield wide[MASTER], g, {name: x for name, x in wide.items() if name != MASTER}
 
 
-def _make_fresh(group: ParamGroup) -> Any:
-    """The place on the host for parameters that the host updates; None where they rest beside the optimizer's state."""
-    transfers, stage = group.transfers, group.stage
-    if transfers.offload.parameters == transfers.offload.optimizer and not transfers.offload.delayed_update:
-        return None
-    fresh = group.rank.memory.host.alloc(group.length(stage.optimizer), group.policy.compute_dtype, "parameter",
-                                         "fresh")
-    for piece in group.regions_held(stage.optimizer) if group.parameter_is_master else []:
-        transfers.move(group.parameter[at(piece, stage.parameters)], fresh[at(piece, stage.optimizer)])
-    return fresh
-
-
 def _at_rest(group: ParamGroup, piece: ParameterPiece, context: StepContext) -> dict[str, np.ndarray]:
     """The piece of the master, of the reduced gradient and of each slot."""
-    fresh = context.fresh.get(group) if group.parameter_is_master else None
-    master = group.master[at(piece, group.master_placement)] if fresh is None else fresh[
-        at(piece, group.stage.optimizer)]
-    return {MASTER: master, GRADIENT: _gradient_of(group, piece),
+    return {MASTER: context.fresh.master(group, piece), GRADIENT: _gradient_of(group, piece),
             **{name: group.slot(piece, name) for name in group.slots_of(piece.entry)}}
 
 
@@ -360,24 +308,6 @@ def _note_update(group: ParamGroup, arrays: Mapping[str, np.ndarray], cast_nbyte
     if group.transfers.update_place == DEVICE:
         group.rank.trace.compute(nbytes=2 * sum(x.nbytes for x in arrays.values()) - arrays[GRADIENT].nbytes
                                  + cast_nbytes)
-
-
-def _cast_to_compute(group: ParamGroup, piece: ParameterPiece, here: slice, master: np.ndarray, context: StepContext,
-                     place: str) -> int:
-    """Rounds the updated master of a stretch to the compute format, as far as this rank keeps both; the bytes of that.
-    """
-    if group.parameter_is_master:
-        return 0
-    fresh = context.fresh.get(group)
-    if fresh is not None:
-        target = fresh[at(piece, group.stage.optimizer)][here]
-    else:
-        low = piece.vector.start + here.start
-        lies, part = group.parameter_part(low, low + len(master))
-        target, master = group.parameter[lies], master[part]
-    with group.transfers.staged({MASTER: target}, place, read=()) as arrays:
-        group.rank.kernels.cast_pack(master, arrays[MASTER])
-    return int(master.nbytes + target.nbytes)
 
 
 # -- optimizers that need norms of whole tensors ----------------------------------------------------------------------
@@ -427,8 +357,7 @@ def _update_tensor(group: ParamGroup, piece: ParameterPiece, context: StepContex
         shaped = {name: x.reshape(entry.shape) if name in (MASTER, GRADIENT) or group.is_flat(entry, name) else x
                   for name, x in arrays.items()}
         _step(group, entry, shaped, context, transfers.update_place)
-        cast_nbytes = _cast_to_compute(group, piece, slice(0, piece.count), arrays[MASTER], context,
-                                       transfers.update_place)
+        cast_nbytes = context.fresh.cast(group, piece, slice(0, piece.count), arrays[MASTER], transfers.update_place)
     _note_update(group, at_rest, cast_nbytes)
 
 
@@ -442,7 +371,7 @@ def _update_gathered(group: ParamGroup, entry: LayoutEntry, piece: ParameterPiec
     own = {name: group.own_slot(entry, name) for name in flat}
     own[MASTER] = group.own(entry, group.master, group.master_placement)
     if piece is not None:
-        own[MASTER] = _at_rest(group, piece, context)[MASTER]
+        own[MASTER] = context.fresh.master(group, piece)
     whole = {name: group.all_gather_tensor(entry, part) for name, part in own.items()}
     whole[GRADIENT] = group.all_gather_tensor(entry, group.own(entry, reduced.gradient, reduced.placement))
     if piece is None:
@@ -453,8 +382,7 @@ def _update_gathered(group: ParamGroup, entry: LayoutEntry, piece: ParameterPiec
         _step(group, entry, whole | arrays, context, DEVICE)
     for name, part in own.items():
         transfers.move(whole[name].reshape(-1)[here], part)
-    cast_nbytes = _cast_to_compute(group, piece, slice(0, piece.count), whole[MASTER].reshape(-1)[here], context,
-                                   DEVICE)
+    cast_nbytes = context.fresh.cast(group, piece, slice(0, piece.count), whole[MASTER].reshape(-1)[here], DEVICE)
     _note_update(group, whole | others, cast_nbytes)
 
 
