@@ -16,8 +16,8 @@ import zerosim as zs
 from tests.cases import covering
 from tests.planning.naive_replay import Naive
 from tests.planning.recorded_runs import (
-    FAST,
     DISK,
+    FAST,
     HOST,
     MACHINE,
     OPTIONS,

@@ -197,7 +197,7 @@ def measured_row(config: PlanConfig, stage: int, policy: str) -> list[Compared]:
 
     The engine has the configuration's options, and its model fused matrices, of which the estimate is too: it tells
     norms of tensors apart. The estimate is in zerosim's own convention, whatever the
-    configuration's, and without offload. The last line is the peak: everything at the one moment at which
+    configuration's; with offload, what rests is on the device. The last line is the peak: everything at the one moment at which
     it is most. Buffers are those of collectives, and what an optimizer of whole tensors works in, which is
     measured alone.
     Raises ValueError for a model that the package cannot build, and for an optimizer that it cannot cut.
@@ -209,8 +209,11 @@ def measured_row(config: PlanConfig, stage: int, policy: str) -> list[Compared]:
     memory, sent = cluster.memory[0], cluster.trace[0].sent_nbytes
     predicted = states_nbytes(config.model, config.ranks, closed_forms.STAGES[stage], config.policy,
                               optimizer=config.optimizer)
+    predicted = {kind: nbytes for kind, nbytes in predicted.items() if place_of_kind(config.offload, kind) == DEVICE}
     lines = [Compared(f"{words(kind)} at rest", predicted.get(kind, 0), resting.get(kind, 0))
              for kind in RESTING_KINDS]
+    lines += [Compared(f"moved {way}", nbytes, cluster.trace[0].inside("step").moved_nbytes[way])
+              for way, nbytes in config.transfers(config.job(stage, policy))[0].items() if not config.offload.is_none]
     found, at_rest = config.transient_memory(stage, policy), predicted.get("gradient", 0)
     lines += [Compared(name, nbytes, memory.peak_nbytes_of(kinds)) for name, nbytes, kinds in (
         ("activations and their gradients", config.activations_nbytes(policy), FLOWING),
@@ -230,7 +233,7 @@ def run_planned(cluster: Cluster, config: PlanConfig, stage: int, policy: str, *
     return take_step(cluster, decoder_of(config.model, config.sequence), config.optimizer,
                      (config.batch, config.sequence), micro_batches=config.micro_batches, stage=stage,
                      policy=config.policy, recompute=policy, overlap=config.overlap, prefetch=config.prefetch,
-                     bucket_nbytes=bucket_nbytes)[0]
+                     bucket_nbytes=bucket_nbytes, **({} if config.offload.is_none else {"offload": config.offload}))[0]
 
 
 def decoder_of(model: ModelShape, tokens: int | None = None) -> Decoder:

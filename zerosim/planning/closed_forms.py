@@ -117,6 +117,12 @@ class Job:
         """The times that each unit's sharded parameters are gathered in one micro-batch."""
         return gathers_by_unit(len(self.unit_lengths), self.recompute_units, self.kept_gathered, self.tied)
 
+    @property
+    def parameter_is_master(self) -> bool:
+        """True where both are in one format, and the rank's parameters cover what it updates."""
+        covered = self.states.optimizer_sharded or not self.states.parameters_sharded
+        return covered and self.policy.compute_dtype == self.policy.master_dtype
+
     def held(self, sharded: bool) -> int:
         """Elements that a rank holds of a state: all of them, or its share; padding makes the shares equal."""
         total = sum(self.padded_lengths)
@@ -134,12 +140,10 @@ def resting_nbytes(job: Job) -> list[dict[str, int]]:
     Source: Rajbhandari et al. 2020, sections 3.1 and 5.
     """
     policy, states = job.policy, job.states
-    covered = states.optimizer_sharded or not states.parameters_sharded
-    is_master = covered and policy.compute_dtype == policy.master_dtype
     nbytes = {
         "parameter": policy.compute_dtype.itemsize * job.held(states.parameters_sharded),
         "gradient": policy.accumulate_dtype.itemsize * job.held(states.gradients_sharded),
-        "master": 0 if is_master else policy.master_dtype.itemsize * job.held(states.optimizer_sharded),
+        "master": 0 if job.parameter_is_master else policy.master_dtype.itemsize * job.held(states.optimizer_sharded),
         "optimizer_state": job.slots * policy.state_dtype.itemsize * job.held(states.optimizer_sharded),
     }
     return [{kind: n for kind, n in nbytes.items() if n} for _ in range(job.ranks)]

@@ -75,7 +75,7 @@ class RecordedTransfer:
 
     def __post_init__(self) -> None:
         if self.direction not in OFFLOAD:
-            raise ValueError(f"a transfer goes {' or '.join(map(repr, OFFLOAD))}, found {self.direction!r}")
+            raise ValueError(f"a transfer goes {', '.join(OFFLOAD)}, found {self.direction!r}")
         checked_count("nbytes", self.nbytes, 0)
 
 

@@ -210,7 +210,8 @@ class ParameterAllGather:
             return
         if region is self.param_group.layout.regions[0]:
             self._waiting = list(self._buckets)
-        while self.options.overlap and self._waiting and self._waiting[0].ranges[-1].stop <= region.high:
+        overlap = self.options.overlap and self.settle is None  # or all buckets would be on the device at once
+        while overlap and self._waiting and self._waiting[0].ranges[-1].stop <= region.high:
             self._under_way.append(self._start(self._waiting.pop(0), async_op=True))
 
     def finish(self) -> None:

@@ -12,7 +12,7 @@ gradient the sum over ranks as it rests, g its mean in fp32.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -253,13 +253,13 @@ def _update_piece(group: ParamGroup, piece: ParameterPiece, context: StepContext
 
 
 def _stretches(group: ParamGroup, piece: ParameterPiece, context: StepContext, *,
-               only_read: bool = False) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
+               unchanged: Collection[str] = (GRADIENT,)) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
     """The piece of each array at rest, by name, where the update is made: as it is, or copies, stretch by stretch."""
     transfers, at_rest = group.transfers, _at_rest(group, piece, context)
     for here in transfers.stretches(piece.count):
         transfers.read_ahead(*(x[here.stop:here.stop + STRETCH] for x in at_rest.values()))
         with transfers.staged({name: x[here] for name, x in at_rest.items()}, transfers.update_place,
-                              written=() if only_read else at_rest.keys() - {GRADIENT}) as arrays:
+                              written=at_rest.keys() - unchanged) as arrays:
             yield here, arrays
 
 
@@ -335,10 +335,10 @@ def _squares(group: ParamGroup, piece: ParameterPiece, context: StepContext) -> 
     optimizer, kernels = context.optimizer(group, piece.entry.name), group.rank.kernels
     ctx, direction = UpdateContext(kernels), kernels.scratch("direction", min(kernels.BLOCK, piece.count), FP32)
     weights = directions = 0.0
-    for _, arrays in _stretches(group, piece, context):
+    for _, arrays in _stretches(group, piece, context, unchanged=(GRADIENT, MASTER)):
         for w, g, state in _blocks(group, arrays, context):
             optimizer.advance(ctx, w, g, state, context.step)
-    for _, arrays in _stretches(group, piece, context, only_read=True):
+    for _, arrays in _stretches(group, piece, context, unchanged=_at_rest(group, piece, context).keys()):
         for w, g, state in _blocks(group, arrays, context):
             optimizer.direction(ctx, w, g, state, context.step, direction[:len(w)])
             weights += kernels.sum_of_squares(w)
