@@ -53,8 +53,8 @@ def _remarks(found: Plan) -> Iterator[str]:
                "--measure shows it, where the engine runs it.")
     if config.host_link:
         disk = f", and {escape(config.disk_link.name)} for each to its disk" if config.disk_link else ""
-        yield (f"Offload: {config.offload}; over {escape(config.host_link.name)}, a link for each device{disk}. What is "
-               "moved counts as beside nothing, and the host's own update takes no time here.")
+        yield (f"Offload: {config.offload}; over {escape(config.host_link.name)}, a link for each device{disk}. What "
+               "is moved counts as beside nothing, and the host's own update takes no time here.")
     if config.decoder is not None:
         batch = config.largest_batch()
         yield (f"Largest micro-batch that fits: {counted(batch, 'sequence')}." if batch
@@ -65,7 +65,8 @@ def _remarks(found: Plan) -> Iterator[str]:
     if cheapest is not None:
         yield (f"Cheapest in traffic of what fits: {cheapest.title}, {bytes_text(cheapest.sent_nbytes_per_step)} per "
                "step.")
-    if is_cut_anywhere(config.optimizer) and config.offload.parameters == DEVICE:  # of others no number of parameters says what they keep
+    # Of other optimizers no number of parameters says what they keep.
+    if is_cut_anywhere(config.optimizer) and config.offload.parameters == DEVICE:
         largest = [f"{config.largest_model(stage) / 1e9:,.4g}" for stage in config.stages]
         yield f"Largest models whose states alone fit, by stage, in 10⁹ parameters: {'; '.join(largest)}."
 

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from types import MappingProxyType
@@ -27,6 +27,7 @@ from zerosim.models.units import Model, Recompute
 from zerosim.numerics.checks import is_count, is_finite_number, unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.loss_scale import Dynamic
+from zerosim.numerics.places import DISK, HOST, Offload, offload_of
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.units import counted
 from zerosim.optim.base import Optimizer
@@ -74,6 +75,8 @@ class Options:
     clip_norm: float | None = 1.0
     loss_scale: float | str | None = None
     capacity_nbytes: int | None = None
+    offload: str | None = None
+    offload_directory: str | None = None
     sample_tokens: int = 160
 
     def __post_init__(self) -> None:
@@ -89,6 +92,9 @@ class Options:
         if self.lr is not None and (not is_finite_number(self.lr) or self.lr <= 0):
             raise ValueError(f"lr={self.lr!r} must be a positive number")
         self.policy()
+        if not self.places.uses_disk and self.offload_directory is not None:
+            raise ValueError(f"offload_directory={self.offload_directory!r} is of offload to disk, which was not asked "
+                             "for; ask for it, or leave the directory out")
         layout_of(model, self.ranks, self.layout_name)
 
     def _check_ranks(self, parameter_count: int) -> None:
@@ -118,6 +124,12 @@ class Options:
         """The one asked for, or the optimizer's."""
         lr: float = self.build_optimizer().lr  # type: ignore[attr-defined]
         return lr
+
+    @property
+    def places(self) -> Offload:
+        """The places of all state: the device, or the host or the disk where offload is asked for."""
+        found = offload_of(self.offload)
+        return replace(found, directory=self.offload_directory) if found.uses_disk else found
 
     @property
     def layout_name(self) -> str:
@@ -172,7 +184,7 @@ class Options:
         """The arguments of an engine beside rank, model and optimizer."""
         return {"stage": self.stage, "policy": self.policy(), "layout": self.layout_name, "recompute": self.recompute,
                 "clip_norm": self.clip_norm, "groups": companions(self.build_optimizer(), model),
-                "schedule": self.schedule(), "gather": self.gather, "seed": self.seed}
+                "schedule": self.schedule(), "gather": self.gather, "offload": self.places, "seed": self.seed}
 
 
 # -- optimizers by name, each with a learning rate that suits a small GPT ----------------------------------------------
@@ -273,6 +285,7 @@ class Trained:
     sample: str
     last_step: Traces | None = None  # what the ranks did in it, where that was to be kept
     resumed: tuple[str, ...] = ()  # where the run has gone on from a checkpoint: what is different from the earlier one
+    offloaded_nbytes: dict[str, int] = field(default_factory=dict)  # of the fullest rank, at rest on its host and disk
 
     @property
     def skipped(self) -> int:
@@ -301,6 +314,7 @@ class _RankResult:
     evaluation: tuple[float, str] | None
     last_step: Trace
     resumed: tuple[str, ...]
+    offloaded_nbytes: dict[str, int]
 
 
 def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, keep_last_step: bool = False,
@@ -333,7 +347,7 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
         tuple(peak.peak_nbytes for peak in peaks),
         {purpose: nbytes for purpose, nbytes in sent.items() if any(nbytes) or purpose in PURPOSES[:2]},
         first.digest, first.evaluation[1], Traces(of_rank.last_step for of_rank in found) if keep_last_step else None,
-        first.resumed)
+        first.resumed, found[fullest].offloaded_nbytes)
 
 
 def require_engine(options: Options) -> None:
@@ -368,11 +382,13 @@ def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_st
         if checkpoints is not None and every is not None and (number % every == 0 or number == options.steps):
             engine.save(checkpoints.folder, {"steps": number, "data": data})
     resting = rank.memory.now_nbytes_by_kind
+    places = {HOST: rank.memory.host.now_nbytes, DISK: rank.memory.disk.now_nbytes}
     # The capacity is one for training: to evaluate the model takes whole tensors of state, and other batches.
     rank.memory.capacity_nbytes = None
     count = options.sample_tokens if math.isfinite(steps[-1].loss) else 0  # who has diverged writes nothing
     evaluation = evaluate(engine, model, corpus, count, options.seed)
-    return _RankResult(steps, losses, resting, digest(engine), evaluation, last_step, resumed)
+    return _RankResult(steps, losses, resting, digest(engine), evaluation, last_step, resumed,
+                       {place: nbytes for place, nbytes in places.items() if nbytes})
 
 
 def _resume(engine: Engine, options: Options, checkpoints: Checkpoints | None,
@@ -511,6 +527,8 @@ def _training_parts(found: Trained) -> Iterator[Part | str]:
         (purpose, f"{nbytes[fullest] / len(found.steps):,.0f}", f"{nbytes[fullest]:,}")
         for purpose, nbytes in found.sent_nbytes.items()])
     yield ""
+    for place, nbytes in found.offloaded_nbytes.items():
+        yield f"Rank {fullest} keeps {nbytes:,} bytes on {'disk' if place == DISK else 'the host'} beside them."
     if len(set(found.peak_nbytes)) > 1:
         yield f"Ranks differ: at the peak the emptiest holds {min(found.peak_nbytes):,} bytes."
     yield from map(escape, found.resumed)

@@ -53,7 +53,7 @@ class Pasted:
 
 def pasted(config: PlanConfig, settings: Candidate) -> tuple[Pasted, ...]:
     """The settings for zerosim, FSDP2 and DeepSpeed."""
-    return (Pasted("zerosim", _engine(config, settings), tuple(_not_in_engine(settings))),
+    return (Pasted("zerosim", _engine(config, settings), ()),
             Pasted("FSDP2", _fsdp(config, settings), tuple(_not_in_fsdp(config, settings))),
             Pasted("DeepSpeed", _as_text(ds_config(config, settings)), tuple(_not_in_deepspeed(config, settings))))
 
@@ -64,14 +64,10 @@ def pasted(config: PlanConfig, settings: Candidate) -> tuple[Pasted, ...]:
 def _engine(config: PlanConfig, settings: Candidate) -> str:
     return (f"engine = zs.Engine(\n    rank, model, optimizer, stage={settings.stage}, "
             f"policy=zs.Policy(\"{config.policy.compute}\"),\n    recompute=\"{settings.recompute}\", "
-            f"overlap={config.overlap}, prefetch={settings.prefetch},\n    bucket_nbytes={settings.bucket_nbytes})\n"
+            f"overlap={config.overlap}, prefetch={settings.prefetch},\n    bucket_nbytes={settings.bucket_nbytes}"
+            + ",\n    offload=zs.Offload(optimizer=\"host\")" * settings.offload + ")\n"
             f"# each step: {counted(settings.micro_batches, 'micro-batch')} of "
             f"{counted(settings.batch, 'sequence')} of {counted(config.sequence, 'token')} on each rank")
-
-
-def _not_in_engine(settings: Candidate) -> Iterator[str]:
-    if settings.offload:
-        yield "The engine has no offload yet: it runs the step with all states on the device."
 
 
 # -- FSDP2 ------------------------------------------------------------------------------------------------------------

@@ -48,6 +48,10 @@ class Offload:
                              "middle of an update, some of that would be new and some old, and no step could follow; "
                              "place the optimizer on disk too")
 
+    def place_of(self, kind: str) -> str:
+        """The place of a kind of memory: "parameter", "gradient", or one of the optimizer's."""
+        return {"parameter": self.parameters, "gradient": self.gradients}.get(kind, self.optimizer)
+
     @property
     def uses_disk(self) -> bool:
         """True where something rests on disk."""

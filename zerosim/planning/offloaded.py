@@ -39,7 +39,9 @@ def _backward(job: Job, found: Counter[str]) -> None:
         written, read = k * share * resting, (k - 1) * share * resting
     else:
         whole, taken = sum(job.padded_lengths), job.held(job.states.optimizer_sharded) * reduced
-        found[TO_HOST] += (k - 1) * whole * policy.compute_dtype.itemsize + taken
+        made = policy.compute_dtype.itemsize
+        tied = sum(job.padded_lengths[owner] for owner in {owner for _, owner in job.tied})  # completed as it rests
+        found[TO_HOST] += (k - 1) * (whole * made + tied * (resting - made)) + taken
         found[TO_DEVICE] += (k > 1) * whole * resting
         same = not job.states.optimizer_sharded and reduced == resting  # in place
         written = (k - 1) * whole * resting + (job.held(False) * resting if same else taken)

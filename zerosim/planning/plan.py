@@ -224,9 +224,9 @@ class PlanConfig:
 
     `tokens` None is the model's own context (2048 where it has none). `convention` is an accounting convention's
     name, or a Policy for zerosim's own. `offload` places state off the device, the optimizer's first (True is that
-    alone, on the host), over `host_link` and `disk_link`. `overlap` and `prefetch` are the engine's options, of bytes and of seconds; a bucket is a unit,
-    since others cut units into unequal chunks, and no rank would stand for all. `overheads` replaces bytes of the
-    runtime by name, as `hardware.overheads_nbytes` takes them.
+    alone, on the host), over `host_link` and `disk_link`. `overlap` and `prefetch` are the engine's options, of bytes
+    and of seconds; a bucket is a unit, since others cut units into unequal chunks, and no rank would stand for all.
+    `overheads` replaces bytes of the runtime by name, as `hardware.overheads_nbytes` takes them.
     Raises ValueError for counts below one, unknown stages, policies and conventions, and a utilization outside (0, 1].
     """
 
@@ -271,11 +271,11 @@ class PlanConfig:
             self.offload, bool | None) else offload_of(self.offload)
         object.__setattr__(self, "offload", asked)
         if not self.offload.is_none and self.offload.optimizer == DEVICE:
-            raise ValueError(f"offload of {self.offload}: a plan takes the optimizer's state off the device first, which "
-                             "is most of all; place it on the host or on disk too")
+            raise ValueError(f"offload of {self.offload}: a plan takes the optimizer's state off the device first, "
+                             "which is most of all; place it on the host or on disk too")
         if self.offload.uses_disk and not is_cut_anywhere(self.optimizer):
-            raise ValueError(f"what {type(self.optimizer).__name__} keeps depends on the shapes of tensors, and what it "
-                             "reads from disk is not planned; place its state on the host, or take one such as AdamW")
+            raise ValueError(f"what {type(self.optimizer).__name__} keeps depends on the shapes of tensors, and what "
+                             "it reads from disk is not planned; place its state on the host, or take AdamW")
         for name, used, example in (("host_link", not self.offload.is_none, "pcie4"),
                                     ("disk_link", self.offload.uses_disk, "nvme-pcie4")):
             found = getattr(self, name)
@@ -517,7 +517,8 @@ class PlanConfig:
         convention = convention_of(self.convention)
         state = per_parameter_nbytes(self.optimizer, convention.state_itemsize)
         gone = {"optimizer": ("master", "gradient_copy"), "gradients": ("gradient",), "parameters": ("parameter",)}
-        names = {name: 0 for kind, of in gone.items() if getattr(self.offload, kind) != DEVICE for name in of}
+        names: dict[str, Any] = {name: 0 for kind, of in gone.items() if getattr(self.offload, kind) != DEVICE
+                                 for name in of}
         convention, state = replace(convention, **names), 0 if "master" in names else state
         return _largest(lambda parameters: estimate_nbytes(parameters, self.ranks, STAGES[stage], convention,
                                                            optimizer_nbytes=state) <= spare, 1 << 60)

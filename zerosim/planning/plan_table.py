@@ -154,9 +154,10 @@ def _transfers(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
         if link is not None:
             there, back = (moved[way] for way in ways)
             yield (f"to the {place} and back", f"{there:,} there + {back:,} back", f"{there + back:,}")
-            yield ("of that the seconds", f"{bool(there) + bool(back)} · {link.latency_seconds:g} + {there + back:,} / "
-                   f"{link.bytes_per_second:g} over {link.name}, beside nothing; the host's own arithmetic is not in it",
-                   f"{seconds:.4g} s")
+            ways_used = bool(there) + bool(back)
+            yield ("of that the seconds", f"{ways_used} · {link.latency_seconds:g} + {there + back:,} / "
+                   f"{link.bytes_per_second:g} over {link.name}, beside nothing; the host's own arithmetic is not in "
+                   "it", f"{seconds:.4g} s")
 
 
 def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:

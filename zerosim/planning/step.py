@@ -242,15 +242,16 @@ class MicroBatchWalk:
             yield from self._reduced()
 
     def _reduce_addends(self, unit: int, whole: int, dtype: np.dtype[Any]) -> Iterator[StepEvent]:
-        """Reduces the step's gradient of one unit, whose last addend of so many bytes is on the device, and whose others
-        come there; the sum leaves the device."""
+        """Reduces the step's gradient of one unit, whose last addend of so many bytes is on the device, to which the
+        others come; the sum leaves it."""
         moving, added, length, job = self.moving, self.added, self.lengths[unit], self.job
         copy = 0 if self.first and dtype == added else length * added.itemsize
         yield HeldBytes(BUFFER, copy)
         packed = 0 if moving == (added if copy else dtype) else length * moving.itemsize
         chunk = length // job.ranks
         yield from self._reduced()
-        buffers = packed + hops_nbytes(job, chunk) + moving.itemsize * (chunk if job.states.optimizer_sharded else length)
+        arrives = chunk if job.states.optimizer_sharded else length
+        buffers = packed + hops_nbytes(job, chunk) + arrives * moving.itemsize
         yield HeldBytes(BUFFER, buffers)
         operation = whole_reduction(job)
         yield RingIssue(operation, unit, length * moving.itemsize, job.ranks)

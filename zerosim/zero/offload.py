@@ -211,7 +211,7 @@ class Transfers:
 
     def alloc(self, shape: int | tuple[int, ...], dtype: Any, kind: str, name: str) -> Any:
         """A new array for state of a kind, charged where that rests."""
-        place = self._place_of_kind(kind)
+        place = self.offload.place_of(kind)
         if place != DISK:
             return (self.memory if place == DEVICE else self.memory.host).alloc(shape, dtype, kind, name)
         shape = shape if isinstance(shape, tuple) else (shape,)
@@ -224,10 +224,6 @@ class Transfers:
         if kind != "gradient":
             self._stored.append(stored)
         return DiskVector(stored, 0, shape)
-
-    def _place_of_kind(self, kind: str) -> str:
-        offload = self.offload
-        return {"parameter": offload.parameters, "gradient": offload.gradients}.get(kind, offload.optimizer)
 
     def _new_file(self, stored: StoredVector) -> Any:
         file = None if self._pool is None else self._open_file(
@@ -265,10 +261,10 @@ class Transfers:
 
     # -- moves --------------------------------------------------------------------------------------------------------
 
-    def at(self, place: str, x: Any, *, read: bool = True, of: Any = None) -> Any:
+    def at(self, place: str, x: Any, *, read: bool = True, of: Any = None, wait: bool = True) -> Any:
         """The elements on the device or the host: ``x`` itself if it is there, else a copy, or room for one.
 
-        ``of`` is the state whose values they are, where ``x`` is a buffer.
+        ``of`` is the state whose values they are, where ``x`` is a buffer; ``wait`` is that of `move`.
         """
         here = self.place_of(x)
         if here == place:
@@ -277,7 +273,7 @@ class Transfers:
             return self._read(x)
         room = self.room(place, x)
         if read:
-            self.move(x, room, of=of)
+            self.move(x, room, of=of, wait=wait)
         return room
 
     def where_it_rests(self, gradient: Any) -> Iterator[Any]:
@@ -292,17 +288,18 @@ class Transfers:
         return self.at(DEVICE, x)
 
     def move(self, source: Any, target: Any, *, of: Any = None, wait: bool = True) -> None:
-        """target = source, of one shape and type, wherever they lie; without ``wait`` `wait` does so, on the device."""
+        """target = source, of one shape and type, wherever they lie; beside the program, unless ``wait`` is asked for.
+        """
         there, here = self.place_of(source), self.place_of(target)
         if there == DISK:
             of, source, there = source, self._read(source), HOST
         if here == DISK:
-            self._write(self.at(HOST, source, of=target), target)
+            self._write(self.at(HOST, source, of=target, wait=wait), target)
             return
         if there != here:
             row = begin_transfer(self.rank.trace, TO_HOST if here == HOST else TO_DEVICE,
                                  self._kind(of, source, target), source.nbytes)
-            if here == DEVICE and wait:
+            if wait:
                 self._wait_for(row)
             else:
                 self._under_way.append(row)
@@ -319,15 +316,15 @@ class Transfers:
 
     def settling(self, kind: str) -> Callable[[Any, Any, bool], None] | None:
         """`settle` for a kind of state that rests elsewhere than on the device; None for one that rests there."""
-        return None if self._place_of_kind(kind) == DEVICE else self.settle
+        return None if self.offload.place_of(kind) == DEVICE else self.settle
 
     def settle(self, values: Any, resting: Any, add: bool = False) -> None:
         """Puts what is on the device where it rests elsewhere, with ``add`` onto what is there; the host rounds."""
         if not add and values.dtype == resting.dtype:
-            self.move(values, resting, of=resting)
+            self.move(values, resting, of=resting, wait=False)
             return
         for here in self.stretches(len(values)):
-            arrived = self.at(HOST, values[here], of=resting)
+            arrived = self.at(HOST, values[here], of=resting, wait=False)
             with self.staged({"": resting[here]}, HOST, read=("",) * add) as arrays:
                 if add:
                     self.rank.kernels.add_rounded(arrays[""], arrived, arrays[""])
@@ -448,7 +445,7 @@ class Transfers:
         Raises OffloadError on every rank where a file of one could not be read or written: then nothing has changed.
         What the block computes after a read that failed is dropped with it, and collectives go on until then.
         """
-        if not (self.offload.optimizer == DISK and needed):
+        if not (needed and self.offload.optimizer == DISK):
             yield
             self.drain()
             return

@@ -217,7 +217,8 @@ class ParameterAllGather:
     def finish(self) -> None:
         """Waits for what is under way, and gathers the rest; if that fails, all of it is still to be gathered."""
         try:
-            with self.param_group.transfers.all_or_nothing(self.is_needed):
+            with self.param_group.transfers.all_or_nothing(
+                    self.param_group.transfers.offload.parameters == DISK):
                 for move in self._under_way:
                     move.wait()
                 for bucket in self._waiting:
