@@ -38,6 +38,7 @@ from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import PURPOSES, Trace, Traces
 from zerosim.zero.engine import Batch, Engine
 from zerosim.zero.layout import layout_of
+from zerosim.zero.offload import OffloadError
 from zerosim.zero.param_group import Group
 from zerosim.zero.placements import STAGES, stage_of
 
@@ -325,11 +326,14 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
     and goes on from what was saved: then the steps are those that it took itself.
 
     Raises ValueError for a text that is too short, for an optimizer that the layout does not suit, and for a checkpoint
-    that cannot be written or read; OutOfMemoryError where a rank has less than the run needs.
+    or offloaded state that cannot be written or read; OutOfMemoryError where a rank has less than the run needs.
     """
     corpus.require_length(options.config().context)
     cluster = Cluster(options.ranks, capacity_nbytes=options.capacity_nbytes)
-    found: list[_RankResult] = list(cluster.run(_program, options, options.build(), corpus, on_step, checkpoints))
+    try:
+        found: list[_RankResult] = list(cluster.run(_program, options, options.build(), corpus, on_step, checkpoints))
+    except OffloadError as error:
+        raise ValueError(f"{error.filename}: {error.strerror}") from None
     first = found[0]
     assert len({of_rank.digest for of_rank in found}) == 1, "ranks ended in different weights"
     assert first.evaluation is not None, "rank 0 evaluates what it trained"

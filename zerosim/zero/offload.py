@@ -338,6 +338,9 @@ class Transfers:
 
         ``read`` and ``written`` name those whose values are needed, and those that change (None: all).
         """
+        if self.is_idle:
+            yield dict(resting)
+            return
         copies = {name: self.at(place, x, read=read is None or name in read) for name, x in resting.items()}
         yield copies
         for name, x in resting.items():
