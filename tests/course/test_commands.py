@@ -173,6 +173,12 @@ def test_a_training_that_goes_on_from_its_checkpoint_ends_as_if_it_had_never_sto
     assert "ranks of the data: saved with 2, here 3" in words
     refused = ask("train", *TINY, "--steps", "6", *run, "--resume")
     assert (refused.exit_code, "is of step 6, and 6 steps were asked for" in refused.stderr) == (2, True)
+    refused = ask("train", *TINY, *run)
+    assert (refused.exit_code, "has the checkpoint of another run" in refused.stderr) == (2, True)
+    model = training.Options(model="gpt-nano").build()
+    zs.Cluster(2).run(lambda rank: zs.Engine(rank, model, zs.optim.AdamW()).save(tmp_path))
+    refused = ask("train", *TINY, *run, "--resume")
+    assert (refused.exit_code, "was saved with the progress None" in " ".join(refused.stderr.split())) == (2, True)
 
 
 def test_training_as_json_has_every_step_and_not_the_one_that_is_saved(tmp_path):

@@ -68,7 +68,8 @@ def test_recomputation_changes_no_bit_of_loss_and_gradients(policy, dropout, dty
 
 
 # Of a Llama: keys for one head or more, wider heads than channels, and Qwen 3's norms.
-KINDS = {"GPT": {}, "Llama": {"key_heads": 1, "hidden": 30}, "Qwen 3": {"head_channels": 22, "head_norms": True}}
+KINDS = {"GPT": {}, "Llama": {"key_value_heads": 1, "feed_forward": 30},
+         "Qwen 3": {"head_channels": 22, "head_norms": True}}
 
 
 @pytest.mark.parametrize(("row", "kind", "shape", "dropout"), covering(
@@ -84,8 +85,9 @@ def test_the_moments_of_a_step_are_those_of_the_estimate(row, kind, shape, dropo
         own = {"head_channels": 2 * (channels // heads // 2 or 1), **KINDS[kind]}
         run = run_of(Llama(LlamaConfig(*of, **own), units=units), "bf16")
         has = run.model.config
-        block = replace(block, query_channels=heads * has.head_channels, key_channels=has.key_heads * has.head_channels,
-                        feed_forward=has.hidden, gated=True, rms=True, head_norms=has.head_norms)
+        block = replace(block, query_channels=heads * has.head_channels,
+                        key_channels=has.key_value_heads * has.head_channels,
+                        feed_forward=has.feed_forward, gated=True, rms=True, head_norms=has.head_norms)
     run.gradients(*batch_of(run.model, batch), policy)
     moments = activations.snapshots(block, 3, 50, policy, dropout=dropout > 0, parts_per_unit=parts)
     wanted = [(moment.nbytes.get("activation", 0) + moment.nbytes.get("checkpointed_input", 0),

@@ -26,8 +26,9 @@ Seed = Annotated[int, typer.Option(help="Of first values, batches and the sample
 LossScale = Annotated[str | None, typer.Option(help="A number, or dynamic (the default in fp16).")]
 Capacity = Annotated[int | None, typer.Option(metavar="NBYTES", help="What each rank may hold while it trains.")]
 
-SaveTo = Annotated[str | None, typer.Option("--save", metavar="FILE", help="Record the last step in this JSON file, "
-                                                                           "for zerosim report.")]
+SaveTo = Annotated[str | None, typer.Option("--save", metavar="FILE", help="Record the last step's trace in this JSON "
+                                                                           "file, for zerosim report; to go on later, "
+                                                                           "see --checkpoint.")]
 
 Checkpoint = Annotated[str | None, typer.Option(metavar="FOLDER", help="The folder of the run's checkpoint.")]
 SaveEvery = Annotated[int | None, typer.Option(metavar="STEPS", help="Save the whole training after every so many "

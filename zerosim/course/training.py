@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.errors import OutOfMemoryError
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import PURPOSES, Trace, Traces
+from zerosim.zero.checkpoint import INDEX
 from zerosim.zero.engine import Batch, Engine
 from zerosim.zero.layout import layout_of
 from zerosim.zero.offload import OffloadError
@@ -329,6 +331,9 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
     or offloaded state that cannot be written or read; OutOfMemoryError where a rank has less than the run needs.
     """
     corpus.require_length(options.config().context)
+    if checkpoints is not None and not checkpoints.resume and (Path(checkpoints.folder) / INDEX).exists():
+        raise ValueError(f"{checkpoints.folder!r} has the checkpoint of another run, which would be replaced; go on "
+                         "from it by --resume, or name another folder")
     cluster = Cluster(options.ranks, capacity_nbytes=options.capacity_nbytes)
     try:
         found: list[_RankResult] = list(cluster.run(_program, options, options.build(), corpus, on_step, checkpoints))
@@ -374,7 +379,7 @@ def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_st
     steps: list[TrainingStep] = []
     losses: list[tuple[float, ...]] = []
     for number in range(taken + 1, options.steps + 1):
-        rank.trace.rows.clear()  # read and done with; those of a long run would pile up
+        rank.trace.drop()  # read and done with; those of a long run would pile up
         last_step = Trace(held_at_start=rank.memory.now_nbytes_by_kind)
         batch = batches(options, model.config.context, corpus, number, rank.index)
         step, own = _step(engine, options, number, batch, last_step)
@@ -401,6 +406,9 @@ def _resume(engine: Engine, options: Options, checkpoints: Checkpoints | None,
     if checkpoints is None or not checkpoints.resume:
         return 0, ()
     found = engine.load(checkpoints.folder)
+    if not isinstance(found.progress, dict) or found.progress.keys() != {"steps", "data"}:
+        raise ValueError(f"the checkpoint in {checkpoints.folder!r} is of no such run: it was saved with the progress "
+                         f"{found.progress!r}; go on from it by engine.load()")
     taken, before = found.progress["steps"], found.progress["data"]
     if taken >= options.steps:
         raise ValueError(f"the checkpoint in {checkpoints.folder!r} is of step {taken}, and {options.steps} steps were "

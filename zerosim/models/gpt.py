@@ -83,7 +83,7 @@ class GPTConfig(DecoderConfig):
                              "equally wide, so take a number of heads that divides the channels")
 
     @property
-    def hidden(self) -> int:
+    def feed_forward(self) -> int:
         """F = 4C, the width of the feed-forward network's inside."""
         return 4 * self.channels
 
@@ -343,7 +343,7 @@ class FeedForward(BlockPart):
     @property
     def widths(self) -> tuple[int, int]:
         """F, F."""
-        return self.config.hidden, self.config.hidden
+        return self.config.feed_forward, self.config.feed_forward
 
     def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray, shape: tuple[int, ...],
                        keep: str) -> tuple[np.ndarray, Any]:
@@ -440,9 +440,10 @@ class Embed(Unit):
         Raises ValueError for another number of dimensions, for more tokens than the context has places, and for a token
         outside the vocabulary.
         """
-        if x.ndim != 2 or not 1 <= x.shape[1] <= self.config.context:
-            raise ValueError(f"unit 'embed' asked for tokens (B, T), T from 1 to the context's {self.config.context}, "
-                             f"and found shape {x.shape}; cut longer texts into several sequences")
+        if x.ndim != 2 or not x.size or x.shape[1] > self.config.context:
+            raise ValueError(f"unit 'embed' asked for tokens (B, T), B from 1, T from 1 to the context's "
+                             f"{self.config.context}, and found shape {x.shape}; cut longer texts into several "
+                             "sequences")
         y, tokens = layers.embedding_forward(ctx, x, w["wte"])
         if self.config.learned_positions:
             places = w["wpe"][:x.shape[1]]

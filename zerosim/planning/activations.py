@@ -78,7 +78,7 @@ class Block:
         return self.positions * self.channels
 
     @property
-    def key_heads(self) -> int:
+    def key_value_heads(self) -> int:
         """Heads of keys, and of values."""
         return self.heads * self.key_channels // self.query_channels
 
@@ -108,7 +108,7 @@ ELEMENTS: Mapping[str, Callable[[Block], int]] = {
 }
 STATISTICS: Mapping[str, Callable[[Block], int]] = {
     "LayerNorm 1 statistics": lambda block: block.norm_statistics,
-    "head norm statistics": lambda block: block.head_norms * block.positions * (block.heads + block.key_heads),
+    "head norm statistics": lambda block: block.head_norms * block.positions * (block.heads + block.key_value_heads),
     "LayerNorm 2 statistics": lambda block: block.norm_statistics,
     "log-sum-exp": lambda block: block.positions * block.heads,
 }

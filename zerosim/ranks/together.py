@@ -24,7 +24,7 @@ def all_or_none(rank: Rank, work: Callable[[], T], *, error: type[Exception], on
         text = f"{failed.filename}: {failed.strerror}" if failed.filename else str(failed)
     except ValueError as failed:
         text = str(failed)
-    mine = np.frombuffer(text.encode(), np.uint8)
+    mine = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)  # of a name that is no text
     lengths = rank.all_gather(np.array([len(mine)], np.int64), purpose="control")
     if lengths.any():
         splits = (0, *accumulate(int(length) for length in lengths))

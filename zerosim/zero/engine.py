@@ -30,7 +30,7 @@ from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer, require_cut_and_needs, require_usable
 from zerosim.ranks.rank import Rank
 from zerosim.shown import Shown
-from zerosim.zero import checkpoint, hub_weights
+from zerosim.zero import checkpoint, hugging_face
 from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
 from zerosim.zero.layout import Layout
 from zerosim.zero.offload import Transfers
@@ -133,8 +133,8 @@ class Engine(Shown):
         """
         batches = _checked_batches(batches)
         if self.gradients.micro_batch:
-            raise ValueError("step() was called in a step whose micro-batches have gone back by hand, "
-                             f"{self.gradients.micro_batch} of them; finish it by reduce() and update(), or abandon()")
+            raise ValueError(f"step() was called after backward() by hand for {self.gradients.micro_batch} of this "
+                             "step's micro-batches; finish it by reduce() and update(), or abandon()")
         losses = []
         try:
             for number, (x, target) in enumerate(batches, 1):
@@ -169,9 +169,7 @@ class Engine(Shown):
         micro-batch of the step, and dropout draws for it by its number, whether a backward follows or not.
         """
         self._update.refuse_if_broken_off()
-        if self._is_out_of_date():
-            raise ValueError("forward() was called after an update whose shards the other ranks have not yet; "
-                             "call all_gather_parameters() first")
+        self._update.refuse_if_out_of_date("forward")
         x = self._charged(x, self.policy.compute_dtype, "x", indices=self.model.units[0].integer_inputs)
         target = self._charged(target, FP32, "target", indices=self.model.loss.integer_targets)
         tape = self._forward_units(self._micro_batch_context(), x, target)
@@ -243,45 +241,45 @@ class Engine(Shown):
     def all_gather_parameters(self) -> None:
         """Makes replicated parameters equal again after an update of each rank's own shard."""
         self._update.refuse_if_broken_off()
-        if self._is_out_of_date():
+        if self._update.is_out_of_date:
             with self.rank.trace.span("all-gather"):
                 for all_gather in self._all_gathers.values():
                     all_gather.finish()
-
-    def _is_out_of_date(self) -> bool:
-        return any(all_gather.is_out_of_date for all_gather in self._all_gathers.values())
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, progress: Any = None) -> None:
         """Writes a checkpoint into the folder ``path``, a file from each rank; see `zerosim.zero.checkpoint`.
 
-        Between steps, and between the micro-batches of one. ``progress`` is a JSON value that load() gives back, as
-        the place in the data. Raises CheckpointError on every rank where one cannot write: what was there stays.
+        Between steps, and between the micro-batches of one. ``progress``, the same on every rank, is a JSON value that
+        load() gives back, as the place in the data. Raises CheckpointError on every rank where one cannot write.
         """
         checkpoint.save(path, self._training_state(), progress)
 
     def load(self, path: str | Path) -> checkpoint.Restored:
         """Goes on from a checkpoint, of any number of ranks, stage and layout; the report says what is different here.
 
-        Raises CheckpointError on every rank where one cannot read it: then nothing has been changed.
+        Raises CheckpointError on every rank where one cannot read it.
         """
-        restored, self._counts = checkpoint.load(path, self._training_state(), self._drop_for_load)
-        return restored
+        return checkpoint.load(path, self._training_state(), self._drop_for_load)
 
     def load_weights(self, path: str | Path) -> None:
-        """Takes all weights from a safetensors file, or a folder in Hugging Face's manner; see `hub_weights`.
+        """Takes all weights from a safetensors file, or a folder in Hugging Face's manner; see `hugging_face`.
 
         Optimizer state and steps taken stay, a step under way is dropped. Raises CheckpointError as load() does.
         """
-        hub_weights.load_weights(path, self._training_state(), self._drop_for_load)
+        hugging_face.load_weights(path, self._training_state(), self._drop_for_load)
 
-    def _drop_for_load(self) -> None:
+    def _drop_for_load(self) -> StepCounts:
+        """Drops what is under way; returns the counts of the step that begins."""
         if self._unsharder.open_blocks:
             raise ValueError("weights were to be loaded inside a block `with engine.weights(unit)`, where they would "
                              "be those of before; end the block first")
         self.abandon()
         self._weights = object()
+        for all_gather in self._all_gathers.values():
+            all_gather.replaced()
+        return self._counts
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Everything of which this rank is the owner, by kind and parameter, as views of what rests: what save()
@@ -290,7 +288,7 @@ class Engine(Shown):
 
     def _training_state(self) -> checkpoint.TrainingState:
         settings = {"stage": str(self.stage), "seed": str(self.seed), "kept inside units": self.recompute.inside,
-                    "loss over the tokens of all": str(self.model.loss.is_global)}
+                    "model": checkpoint.model_text(self.model)}
         return checkpoint.TrainingState(self.rank, self.param_groups, self._update, self.gradients, self._observer,
                                         self._counts, settings)
 
@@ -406,7 +404,7 @@ class Engine(Shown):
         return charged
 
     def _count_tokens(self, tape: Tape) -> None:
-        """Counts the tokens of a micro-batch that has gone back.
+        """Counts the tokens of a micro-batch after its backward.
 
         Raises ValueError where a loss is normalized by all tokens and micro-batches have not the same places: each
         mean is over its own, and a mean of those would weigh tokens differently.

@@ -35,7 +35,7 @@ LARGEST_POWER = 32  # of S, whose square fp32's products still hold with room fo
 @dataclass(slots=True)
 class StepCounts:
     """An engine's counts: of steps, skipped and abandoned ones too, and in the step under way its loss scale S, its
-    forwards, and each micro-batch's tokens and places that has gone back."""
+    forwards, and the tokens and places of each micro-batch whose backward is done."""
 
     scale: float
     step: int = 0
@@ -61,10 +61,11 @@ class Accumulator:
         self._buffers: dict[str, dict[ParamGroup, np.ndarray]] = {}  # by unit: the vectors of which it was given views
         self._tied: dict[str, np.ndarray] = {}  # by parameter: what the units wrote that share it and do not own it
         self.is_last = False  # from the beginning of the step's last backward on, where that is known
+        self._is_going = False  # a backward, and stays so if it fails
 
     @property
     def micro_batch(self) -> int:
-        """The number of the micro-batch that goes back, from 0 on; between two, how many have."""
+        """The number of the backward under way, from 0 on; between two, how many are done."""
         return next(iter(self.reducers.values())).micro_batch
 
     def begin_backward(self, *, last: bool) -> None:
@@ -72,10 +73,11 @@ class Accumulator:
 
         Raises ValueError after one that was to be the last.
         """
+        self.refuse_if_broken_off()
         if self.is_last:
             raise ValueError("backward(last=True) has been called in this step, whose gradients may have been reduced "
                              "since; call reduce() and update(), or abandon()")
-        self.is_last = last
+        self.is_last, self._is_going = last, True
         for reducer in self.reducers.values():
             reducer.begin_backward(last=last)
 
@@ -162,9 +164,17 @@ class Accumulator:
         """Closes a micro-batch in every reducer."""
         for reducer in self.reducers.values():
             reducer.end_of_backward()
+        self._is_going = False
+
+    def refuse_if_broken_off(self) -> None:
+        """Raises ValueError after a backward that failed on this rank."""
+        if self._is_going:
+            raise ValueError("a backward of this step was broken off, and the gradients of some units are there, "
+                             "others not; drop them by abandon()")
 
     def reduce(self, scale: float, token_share: float) -> None:
         """Leaves the sum over ranks in every param group's ``reduced``."""
+        self.refuse_if_broken_off()
         for reducer in self.reducers.values():
             reducer.reduce(scale, token_share)
 
@@ -172,7 +182,7 @@ class Accumulator:
         """Drops this step's gradients: the next micro-batch is the first."""
         self._buffers.clear()
         self._tied.clear()
-        self.is_last = False
+        self.is_last = self._is_going = False
         under_way = [reducer.reset() for reducer in self.reducers.values()]
         for move in under_way:  # when all has been reset: waiting fails where a run has been stopped
             if move is not None:
@@ -186,7 +196,7 @@ class Reducer:
         self.param_group, self.rank, self.policy = param_group, param_group.rank, param_group.policy
         self.layout, self.placement = param_group.layout, param_group.stage.gradients
         self.options, self.agree = options, agree
-        self.micro_batch = 0  # that goes back; between two, how many have
+        self.micro_batch = 0  # of the backward under way; between two, how many are done
         self._collected: list[tuple[slice, np.ndarray]] = []  # stretches of the vector, and this rank's addends of them
         self._under_way: BucketMove | None = None
         self._reduces_now = self.placement is not PARTIAL  # in the backward that goes, or only after it
@@ -346,7 +356,7 @@ class FactorObserver:
 
     def __init__(self, rank: Rank, wanted: frozenset[str], loss_scale: LossScaler) -> None:
         self.rank, self.wanted, self.loss_scale = rank, wanted, loss_scale
-        self.share = 1.0  # f, of the micro-batch that goes back
+        self.share = 1.0  # f, of the micro-batch of the backward under way
         self.sums: dict[str, Factors] = {}
         self.rows: dict[str, int] = {}
 

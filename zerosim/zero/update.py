@@ -105,15 +105,27 @@ class Update:
             raise ValueError(f"the {self._under_way} was broken off, and some weights are those from before, others "
                              "those from after it; make a new engine, or load a checkpoint")
 
+    @property
+    def is_out_of_date(self) -> bool:
+        """True while other ranks have newer shards than this rank's copy."""
+        return any(all_gather.is_out_of_date for all_gather in self.all_gathers.values())
+
+    def refuse_if_out_of_date(self, call: str) -> None:
+        """Raises ValueError before the all-gather of parameters."""
+        if self.is_out_of_date:
+            raise ValueError(f"{call}() was called after an update whose shards the other ranks have not yet; call "
+                             "all_gather_parameters() first")
+
     @contextmanager
     def changing_state(self, what: str, *, in_place: bool = True) -> Iterator[None]:
         """Goes from one whole state to the next; where that fails, no step may follow, unless nothing is in place."""
-        self._under_way = what
+        self._under_way, taken = what, self.steps_taken
         try:
             with self.transfers.all_or_nothing():
                 yield
         except BaseException:
-            self._under_way = what if in_place else None
+            if not in_place:
+                self._under_way, self.steps_taken = None, taken
             raise
         self._under_way = None
 
@@ -146,7 +158,7 @@ class Update:
                         _update_region(group, region, context, tensor_norms)
                         if self.transfers.update_place == DEVICE:
                             self.all_gathers[group].shard_updated(region)
-            self.steps_taken = step
+                self.steps_taken = step
             self.delayed = publish(context.fresh, self.delayed, self.all_gathers)
         self.loss_scale.update(skipped)
         self.forget()
