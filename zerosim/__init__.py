@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         DeadlockError,
         Hop,
         Memory,
+        Mesh,
         MismatchError,
         NullCluster,
         OutOfMemoryError,
@@ -44,7 +45,18 @@ if TYPE_CHECKING:
         Work,
         step_through,
     )
-    from zerosim.zero import STAGES, Engine, Group, Layout, Placement, Stage, StepResult, layout_of, redistribute
+    from zerosim.zero import (
+        STAGES,
+        Engine,
+        Group,
+        Layout,
+        Placement,
+        Stage,
+        StepResult,
+        ZeroPlusPlus,
+        layout_of,
+        redistribute,
+    )
 
 __version__ = "0.1.0"
 
@@ -62,6 +74,7 @@ __all__ = [
     "Hop",
     "Layout",
     "Memory",
+    "Mesh",
     "MismatchError",
     "NCCLCluster",
     "NullCluster",
@@ -80,6 +93,7 @@ __all__ = [
     "StepResult",
     "Trace",
     "Work",
+    "ZeroPlusPlus",
     "connect",
     "format_of",
     "layout_of",

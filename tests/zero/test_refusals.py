@@ -53,6 +53,8 @@ def title(value):
     ({"keep_gathered": ["layer9"]}, "keep_gathered=['layer9'] must be 'all', or names of units: layer0, layer1"),
     ({"keep_gathered": 3}, "keep_gathered=3 must be"), ({"keep_gathered": [[1]]}, "or names of units"),
     ({"seed": None}, "seed=None must be a whole number"),
+    ({"mesh": (2, 2)}, "a mesh of 2 nodes with 2 ranks each has 4 ranks, and there are 1"),
+    ({"mesh": "1x1", "stage": zs.Stage(REPLICATED, REPLICATED, SHARDED)}, "on a mesh gradients rest as addends or as "),
     ({"groups": zs.Group("*")}, "groups takes a list of Group, found"), ({"groups": None}, "groups takes a list"),
     ({"groups": ("*.bias",)}, "groups takes a list of Group, found '*.bias'"),
     ({"groups": [zs.Group("layer9.*", lr=0.1)]}, "Group('layer9.*', lr=0.1): no parameter matches 'layer9.*'; there"),

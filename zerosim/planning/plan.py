@@ -27,7 +27,7 @@ import operator
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from inspect import signature
@@ -50,6 +50,7 @@ from zerosim.numerics.places import (
     offload_of,
 )
 from zerosim.numerics.policy import Policy
+from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.numerics.units import gigabytes
 from zerosim.optim import Optimizer
 from zerosim.planning.activations import Place, fullest_nbytes
@@ -77,6 +78,7 @@ from zerosim.planning.step import (
     micro_batch,
     transient_memory,
 )
+from zerosim.ranks.mesh import Mesh
 from zerosim.shown import Plotted
 
 MOST_RANKS = 8192
@@ -92,10 +94,11 @@ HOST_KINDS = ("master", "gradient_copy", "optimizer_state")  # of model states, 
 class PlanRow:
     """One stage under one recomputation policy: what a rank holds at most and sends in a step, and its seconds.
 
-    Activations, what is gathered, and ``buckets_nbytes``, gradients on their way with the buffers of collectives, are
-    each at its own fullest moment; ``transient_nbytes`` is all that comes and goes, the micro-batch's tokens too, at
-    the fullest moment of all, and part of the total. ``host_nbytes`` lie on the host, ``disk_nbytes`` on disk, and
-    ``host_transfer_nbytes_per_step`` and ``disk_transfer_nbytes_per_step`` go there and back; 0 without offload.
+    Activations, what is gathered, secondary shards (hpZ), and ``buckets_nbytes``, gradients on their way with the
+    buffers of collectives, are each at its own fullest moment; ``transient_nbytes`` is all that comes and goes, the
+    micro-batch's tokens too, at the fullest moment of all, and part of the total. ``host_nbytes`` lie on the host,
+    ``disk_nbytes`` on disk, and ``host_transfer_nbytes_per_step`` and ``disk_transfer_nbytes_per_step`` go there and
+    back; 0 without offload.
     """
 
     stage: int
@@ -106,6 +109,7 @@ class PlanRow:
     optimizer_nbytes: int
     activations_nbytes: int
     gathered_nbytes: int
+    secondary_nbytes: int
     buckets_nbytes: int
     transient_nbytes: int
     overhead_nbytes: int
@@ -226,7 +230,8 @@ class PlanConfig:
     name, or a Policy for zerosim's own. `offload` places state off the device, the optimizer's first (True is that
     alone, on the host), over `host_link` and `disk_link`. `overlap` and `prefetch` are the engine's options, of bytes
     and of seconds; a bucket is a unit, since others cut units into unequal chunks, and no rank would stand for all.
-    `overheads` replaces bytes of the runtime by name, as `hardware.overheads_nbytes` takes them.
+    `overheads` replaces bytes of the runtime by name, as `hardware.overheads_nbytes` takes them. On a `mesh` states are
+    in shards inside nodes, and replicated across; with `zeropp` in shards on all ranks, and less crosses nodes.
     Raises ValueError for counts below one, unknown stages, policies and conventions, and a utilization outside (0, 1].
     """
 
@@ -249,6 +254,8 @@ class PlanConfig:
     overlap: bool = True
     prefetch: int = 1
     overheads: dict[str, int] | None = None
+    mesh: Mesh | None = None
+    zeropp: ZeroPlusPlus | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("ranks", 1), ("batch", 1), ("micro_batches", 1), ("prefetch", 0)):
@@ -273,6 +280,9 @@ class PlanConfig:
         if not self.offload.is_none and self.offload.optimizer == DEVICE:
             raise ValueError(f"offload of {self.offload}: a plan takes the optimizer's state off the device first, "
                              "which is most of all; place it on the host or on disk too")
+        if self.mesh is not None and not self.offload.is_none:
+            raise ValueError(f"offload of {self.offload} was asked for on a mesh, where state rests on the device alone "
+                             "so far; leave the mesh or offload out")
         if self.offload.uses_disk and not is_cut_anywhere(self.optimizer):
             raise ValueError(f"what {type(self.optimizer).__name__} keeps depends on the shapes of tensors, and what "
                              "it reads from disk is not planned; place its state on the host, or take AdamW")
@@ -317,6 +327,11 @@ class PlanConfig:
         return self.recompute if self.decoder is not None else ("none",)
 
     @property
+    def replicas(self) -> int:
+        """The nodes that have all states each: 1 without hybrid sharding."""
+        return 1 if self.mesh is None or self.zeropp else self.mesh.nodes
+
+    @property
     def has_units(self) -> bool:
         """False where a number of parameters is known and no layer of it: then nothing is known of what is gathered."""
         return self.model.transformer is not None or len(self.model.units) > 1
@@ -343,9 +358,10 @@ class PlanConfig:
         moved, host_seconds, disk_seconds = self.transfers(job)
         transient, has_units = self.transient_memory(stage, policy), self.has_units
         update = self.update_seconds(job)
-        # All micro-batches take as long as the first, but for the last; and nothing is under way between two.
+        # All micro-batches but the first and the last take as long, and nothing is under way between two.
         communication, exposed = communication_seconds(after_backward(job), update, self.network)
-        for number, times in Counter([0] * (self.micro_batches - 1) + [self.micro_batches - 1]).items():
+        k = self.micro_batches
+        for number, times in Counter([*[0] * (k > 1), *[1] * (k - 2), k - 1]).items():
             one = communication_seconds(micro_batch(job, number), self.unit_seconds(job, policy), self.network)
             communication, exposed = communication + times * one[0], exposed + times * one[1]
         rate = self.device.flops_per_second_in(self.policy.compute)
@@ -354,6 +370,7 @@ class PlanConfig:
         return PlanRow(
             stage, policy, convention_of(self.convention).name, **self.resting_nbytes(stage),
             activations_nbytes=self.activations_nbytes(policy), gathered_nbytes=transient.gathered_nbytes * has_units,
+            secondary_nbytes=transient.secondary_nbytes * has_units,
             buckets_nbytes=transient.in_flight_nbytes * has_units,
             transient_nbytes=transient.fullest_nbytes(self.batch) * has_units,
             capacity_nbytes=self.device.reported_nbytes,
@@ -387,12 +404,13 @@ class PlanConfig:
                    tied_lengths=tuple(model.units[owner].tensors[0].parameters for _, owner in model.tied),
                    normed_tensors=normed_tensors(self.optimizer, len(model.tensors)),
                    overlap=self.overlap and self.has_units, prefetch=self.prefetch * self.has_units,
-                   offload=self.offload)
+                   nodes=self.mesh.nodes if self.mesh else 1, zeropp=self.zeropp, offload=self.offload)
 
     def resting_nbytes(self, stage: int) -> dict[str, int]:
         """Bytes held from step to step, on the device and on the host, and the runtime's overhead, by fields of a row.
         """
-        kinds = states_nbytes(self.model, self.ranks, STAGES[stage], self.convention, optimizer=self.optimizer)
+        kinds = states_nbytes(self.model, self.ranks, STAGES[stage], self.convention, optimizer=self.optimizer,
+                              nodes=self.replicas)
         places = {"parameters": kinds.get("parameter", 0), "gradients": kinds.get("gradient", 0),
                   "optimizer": sum(kinds.get(kind, 0) for kind in HOST_KINDS)}
         off = Counter({place: sum(n for name, n in places.items() if getattr(self.offload, name) == place)
@@ -502,7 +520,7 @@ class PlanConfig:
         """
         network = replace(self.network, between=None, ranks_per_node=None)
         for ranks in (1 << power for power in range(MOST_RANKS.bit_length())):
-            if replace(self, ranks=ranks, network=network)._some_row_fits():
+            if replace(self, ranks=ranks, network=network, mesh=None, zeropp=None)._some_row_fits():
                 return ranks
         return None
 
@@ -520,7 +538,8 @@ class PlanConfig:
         names: dict[str, Any] = {name: 0 for kind, of in gone.items() if getattr(self.offload, kind) != DEVICE
                                  for name in of}
         convention, state = replace(convention, **names), 0 if "master" in names else state
-        return _largest(lambda parameters: estimate_nbytes(parameters, self.ranks, STAGES[stage], convention,
+        shards = self.ranks // self.replicas
+        return _largest(lambda parameters: estimate_nbytes(parameters, shards, STAGES[stage], convention,
                                                            optimizer_nbytes=state) <= spare, 1 << 60)
 
     def _some_row_fits(self) -> bool:
@@ -568,19 +587,35 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                 utilization: float = UTILIZATION, overlap: bool = True, prefetch: int = 1,
                 offload: bool | str | Offload | None = False, host_link: str | None = None,
                 disk_link: str | None = None, hardware: str | Path | None = None,
-                overheads: dict[str, int] | None = None) -> PlanConfig:
+                overheads: dict[str, int] | None = None,
+                mesh: Mesh | Sequence[int] | str | None = None,
+                zeropp: ZeroPlusPlus | str | None = None) -> PlanConfig:
     """A checked configuration of a preset's name, a config.json, a ModelShape, or a number of ``parameters``.
 
     ``stage`` and ``recompute`` are one, several, or "all"; "usual" is to recompute nothing, selectively, and blocks.
     ``convention`` None is "zero-paper", or "fp32" where that is computed in; "zerosim" is the engine's own.
     ``overlap`` and ``prefetch`` are the engine's options, what goes beside other work and how many units are gathered
-    ahead: they spare seconds and cost bytes, and a plan counts both. ``offload`` True keeps masters and the optimizer's
-    state on the host, "host" and "disk" all state there, an Offload says where each kind rests; ``host_link`` None is
-    the device's own, ``disk_link`` None nvme-pcie4. ``hardware`` is a TOML file of one's own devices
+    ahead: they spare seconds and cost bytes, and a plan counts both. ``mesh``, nodes and ranks of a node as "2x4", puts
+    states in shards inside each node, over the links of as many nodes; with ``zeropp``, as "hpz+qwz+qgz", on all ranks,
+    and the plan is of stage 3. ``offload`` True keeps masters and the optimizer's state on the host, "host" and "disk"
+    all state there, an Offload says where each kind rests; ``host_link`` None is the device's own, ``disk_link`` None
+    nvme-pcie4. ``hardware`` is a TOML file of one's own devices
     and links. Raises ValueError, in one sentence, for what is not known or cannot be.
     """
     known = presets() if hardware is None else read(_path(hardware, "hardware"))
     policy = Policy(_format(compute))
+    on_mesh = None if mesh is None or mesh == "none" else Mesh.of(mesh, ranks)
+    if on_mesh and nodes not in (1, on_mesh.nodes):
+        raise ValueError(f"mesh={str(on_mesh)!r} has {on_mesh.nodes} nodes, and nodes={nodes} were asked for; leave "
+                         "nodes out")
+    parts = ZeroPlusPlus.parse(zeropp)
+    if parts is not None:
+        if on_mesh is None:
+            raise ValueError(f"zeropp={str(zeropp)!r} saves what crosses nodes, and there is no mesh; name one, as "
+                             f"{ranks}x1")
+        stage = 3 if stage == "all" else stage
+        if _stages(stage) != (3,):
+            raise ValueError(f"a plan with zeropp={zeropp!r} is of stage 3, found stage={stage!r}")
     asked = offload if isinstance(offload, bool) else not (places := offload_of(offload)).is_none
     to_host = known.link(host_link) if host_link is not None else known.host_link(device) if asked else None
     on_disk = not isinstance(offload, bool) and places.uses_disk
@@ -589,11 +624,11 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
         convention = "fp32" if policy.compute == "fp32" else "zero-paper"
     return PlanConfig(
         model=_model(model, parameters, largest_layer), ranks=ranks, device=known.device(device),
-        network=known.network(ranks, link, nodes, between), policy=policy, stages=_stages(stage),
-        recompute=_policies(recompute), batch=batch, tokens=tokens, micro_batches=micro_batches, optimizer=optimizer,
-        convention=policy if convention == "zerosim" else convention, utilization=utilization, offload=offload,
-        host_link=to_host, disk_link=to_disk, overlap=overlap, prefetch=prefetch,
-        overheads=overheads)
+        network=known.network(ranks, link, on_mesh.nodes if on_mesh else nodes, between), policy=policy,
+        stages=_stages(stage), recompute=_policies(recompute), batch=batch, tokens=tokens, micro_batches=micro_batches,
+        optimizer=optimizer, convention=policy if convention == "zerosim" else convention, utilization=utilization,
+        offload=offload, host_link=to_host, disk_link=to_disk, overlap=overlap, prefetch=prefetch, overheads=overheads,
+        mesh=on_mesh, zeropp=parts)
 
 
 plan.__signature__ = signature(plan_config).replace(return_annotation=Plan)  # type: ignore[attr-defined]  # for a notebook

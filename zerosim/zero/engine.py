@@ -27,17 +27,21 @@ from zerosim.numerics.checks import FP32, is_count, is_number, unknown_name
 from zerosim.numerics.loss_scale import LossScaler
 from zerosim.numerics.places import Offload, offload_of
 from zerosim.numerics.policy import Policy
+from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.optim.base import Optimizer, require_cut_and_needs, require_usable
+from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.rank import Rank
 from zerosim.shown import Shown
 from zerosim.zero import checkpoint, hugging_face
 from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
+from zerosim.zero.hybrid import hybrid_groups
 from zerosim.zero.layout import Layout
 from zerosim.zero.offload import Transfers
 from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
 from zerosim.zero.placements import BucketOptions, Stage, stage_of
 from zerosim.zero.unshard import ParameterAllGather, Unsharder
 from zerosim.zero.update import Schedule, StepResult, Update
+from zerosim.zero.zeropp import parts_of
 
 RENAMED = {"refresh": "all_gather_parameters", "states": "param_group", "families": "param_groups"}
 Batch = tuple[np.ndarray, np.ndarray]
@@ -68,7 +72,9 @@ class Engine(Shown):
     "whole_matrices", ``recompute`` a policy or its text, ``clip_norm`` the most that the global gradient norm may be
     (None: no limit), ``groups`` what differs for some parameters, ``schedule`` the factor of every lr by step
     (counted from 1, skipped ones not), ``seed`` that of dropout. ``gather`` lets optimizers that need whole matrices
-    gather what lies in pieces.
+    gather what lies in pieces. ``mesh``, nodes and ranks of a node as (2, 4) or "2x4", shards states inside each node
+    and replicates them across (hybrid sharding): a sum of nodes' sums has other bits than one ring. With
+    ``zeropp``, a ZeroPlusPlus or its text "hpz+qwz+qgz", states lie in shards on all ranks, and less crosses nodes.
 
     Options that change no bit: ``bucket_nbytes`` is the most that one collective moves (None: a unit); ``overlap``
     lets reductions and the all-gather of parameters run beside other work, and ``copy_in_flight`` lets what is then
@@ -101,6 +107,8 @@ class Engine(Shown):
         gather: bool = False,
         offload: str | Offload | None = None,
         seed: int = 0,
+        mesh: Mesh | Sequence[int] | str | None = None,
+        zeropp: ZeroPlusPlus | str | None = None,
     ) -> None:
         _check_parts(rank, model, optimizer, policy)
         keep = _check_options(model, bucket_nbytes, prefetch, keep_gathered, seed, overlap=overlap, gather=gather,
@@ -110,16 +118,19 @@ class Engine(Shown):
         self.stage, self.policy, self.recompute = stage_of(stage), policy or Policy(), Recompute.parse(recompute)
         self.loss_scale = self.policy.start_scaling()
         settings = settings_of(model, optimizer, self.policy, groups)
-        self.transfers = Transfers(rank, offload_of(offload))
-        self.param_groups = param_groups(rank, model, settings, layout, self.stage, self.transfers)
+        self.zeropp, self.mesh = ZeroPlusPlus.parse(zeropp), None if mesh is None else Mesh.of(mesh, rank.size)
+        unit_gather, quantized = parts_of(self.zeropp, rank, self.mesh, self.stage, self.policy, bucket_options)
+        shards, replicas = (rank, None) if self.zeropp or not self.mesh else hybrid_groups(rank, self.mesh, self.stage)
+        self.transfers = Transfers(rank, offload_of(offload), on_mesh=self.mesh is not None)
+        self.param_groups = param_groups(shards, model, settings, layout, self.stage, self.transfers, replicas)
         self._observer = FactorObserver(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
                                         self.loss_scale)
         self._all_gathers = {group: ParameterAllGather(group, bucket_options) for group in self.param_groups}
         self._update = Update(self._all_gathers, self.loss_scale, clip_norm, schedule)
         agree = partial(_agreement, optimizer, self.loss_scale, self._update,
                         _digest(model, settings, (clip_norm, seed)))
-        self.gradients = Accumulator(self.param_groups, bucket_options, agree)
-        self._unsharder = Unsharder(model, self.param_groups, bucket_options, keep=keep, prefetch=prefetch)
+        self.gradients = Accumulator(self.param_groups, bucket_options, agree, quantized)
+        self._unsharder = Unsharder(model, self.param_groups, unit_gather, keep=keep, prefetch=prefetch)
         self._weights = object()  # another one after each update
         self._factors: dict[str, Factors] = {}
         self._counts = StepCounts(self.loss_scale.scale)
@@ -231,6 +242,7 @@ class Engine(Shown):
             raise ValueError("update() was called inside a block `with engine.weights(unit)`, whose weights would then "
                              "be those of before; end the block first")
         self._unsharder.reshard_all()  # a forward without a backward may have left units gathered
+        self._unsharder.gather.forget()
         with self.rank.trace.span("update"):
             result = self._update.step(tuple(losses), self._factors, tuple(self._counts.tokens),
                                        tuple(self._counts.places))
@@ -276,6 +288,7 @@ class Engine(Shown):
             raise ValueError("weights were to be loaded inside a block `with engine.weights(unit)`, where they would "
                              "be those of before; end the block first")
         self.abandon()
+        self._unsharder.gather.forget()
         self._weights = object()
         for all_gather in self._all_gathers.values():
             all_gather.replaced()
@@ -287,8 +300,9 @@ class Engine(Shown):
         return checkpoint.state_dict(self._training_state())
 
     def _training_state(self) -> checkpoint.TrainingState:
-        settings = {"stage": str(self.stage), "seed": str(self.seed), "kept inside units": self.recompute.inside,
-                    "model": checkpoint.model_text(self.model)}
+        on_mesh = [f"on a mesh of {self.mesh}"] * bool(self.mesh) + [f"with {self.zeropp}"] * bool(self.zeropp)
+        settings = {"stage": " ".join([str(self.stage), *on_mesh]), "seed": str(self.seed),
+                    "kept inside units": self.recompute.inside, "model": checkpoint.model_text(self.model)}
         return checkpoint.TrainingState(self.rank, self.param_groups, self._update, self.gradients, self._observer,
                                         self._counts, settings)
 

@@ -186,7 +186,10 @@ class Transfers:
     Raises ValueError for ranks whose arrays lie on a GPU, OffloadError for a directory in which no file can be made.
     """
 
-    def __init__(self, rank: Rank, offload: Offload) -> None:
+    def __init__(self, rank: Rank, offload: Offload, *, on_mesh: bool = False) -> None:
+        if on_mesh and not offload.is_none:
+            raise ValueError(f"offload of {offload} was asked for on a mesh, where state rests on the device alone so "
+                             "far; leave the mesh or offload out")
         self.rank, self.offload, self.memory, self.is_idle = rank, offload, rank.memory, offload.is_none
         self._open_file = offload.open_file or ScratchFile
         self._stored: list[StoredVector] = []
