@@ -52,7 +52,7 @@ def _backward(job: Job, found: Counter[str]) -> None:
 
 
 def _update(job: Job, slots: int, found: Counter[str]) -> None:
-    """What is scanned, read and written where the optimizer's state rests, and parameters that it has updated."""
+    """Scans, reads and writes of the update, where the optimizer's state rests, and parameters that it has made."""
     places, policy, states = job.offload, job.policy, job.states
     valid, held = updated(job), job.held(states.optimizer_sharded)
     passes, writes = (3, 2) if job.normed_tensors else (1, 1)  # those of whole tensors' norms write moments alone once

@@ -188,7 +188,7 @@ class Transfers:
 
     def __init__(self, rank: Rank, offload: Offload, *, on_mesh: bool = False) -> None:
         if on_mesh and not offload.is_none:
-            raise ValueError(f"offload of {offload} was asked for on a mesh, where state rests on the device alone so "
+            raise ValueError(f"offload of {offload} was asked for on a mesh, where state rests on devices alone so "
                              "far; leave the mesh or offload out")
         self.rank, self.offload, self.memory, self.is_idle = rank, offload, rank.memory, offload.is_none
         self._open_file = offload.open_file or ScratchFile

@@ -12,28 +12,35 @@ gradient the sum over ranks as it rests, g its mean in fp32.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from zerosim.numerics.arrays import spans
 from zerosim.numerics.checks import FP32, is_number
-from zerosim.numerics.kernels import do_nothing
 from zerosim.numerics.loss_scale import LossScaler
 from zerosim.numerics.places import DEVICE, DISK
 from zerosim.optim.base import UpdateContext
 from zerosim.zero.fresh import Fresh, check_delayed, publish
-from zerosim.zero.layout import LayoutEntry, ParameterPiece, Piece, Region
-from zerosim.zero.offload import STRETCH
-from zerosim.zero.param_group import ParamGroup, at
+from zerosim.zero.layout import ParameterPiece, Region
+from zerosim.zero.param_group import ParamGroup
+from zerosim.zero.pieces import (
+    GRADIENT,
+    MASTER,
+    StepContext,
+    arrays_at_rest,
+    blocks,
+    gradient_of,
+    note_update,
+    stretches,
+)
 from zerosim.zero.placements import SHARDED
 from zerosim.zero.unshard import ParameterAllGather
+from zerosim.zero.whole_tensors import update_gathered, update_tensor
 
-MASTER, GRADIENT = "", "the gradient"  # among the names of slots
 Schedule = Callable[[int], float]
 Norms = tuple[float, float]  # of a tensor's weights, and of the direction of its update
 
@@ -57,26 +64,6 @@ class StepResult:
     scale: float
     tokens: tuple[int, ...]
     places: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StepContext:
-    """The numbers that all updates of one step share: its own, the factor of clipping, the schedule's factor of lr, and
-    the factors of activations and output gradients by weight.
-
-    ``fresh`` are the parameters that the host updates.
-    """
-
-    step: int
-    clip_factor: float
-    lr_factor: float | None
-    factors: Mapping[str, Any]
-    fresh: Fresh
-
-    def optimizer(self, group: ParamGroup, name: str) -> Any:
-        """The optimizer of a parameter, with the lr of this step where a schedule changes it."""
-        optimizer: Any = group.optimizers[name]
-        return optimizer if self.lr_factor is None else optimizer.with_lr(optimizer.lr * self.lr_factor)
 
 
 class Update:
@@ -184,7 +171,7 @@ def _gradient_norm(groups: Sequence[ParamGroup]) -> float:
         squares = 0.0  # plain additions: from CPython 3.12 on sum() compensates, which gives other bits
         for group in groups:
             for piece in group.layout.parameter_pieces(owner):
-                squares += _sum_of_squares(group, _gradient_of(group, piece))
+                squares += _sum_of_squares(group, gradient_of(group, piece))
         mine.append(squares)
     _note_scan(groups[0], _gradients(groups))
     return _norm_from_squares(_all_gather_scalars(groups[0], np.array(mine, np.float64)))
@@ -207,11 +194,7 @@ def _note_scan(group: ParamGroup, gradients: Sequence[np.ndarray]) -> None:
 
 def _gradients(groups: Sequence[ParamGroup]) -> list[np.ndarray]:
     """The sums of gradients that this rank updates with, without padding."""
-    return [_gradient_of(group, piece) for group in groups for piece in group.regions_held(group.stage.optimizer)]
-
-
-def _gradient_of(group: ParamGroup, piece: Piece) -> np.ndarray:
-    return group.reduced_gradient.gradient[at(piece, group.reduced_gradient.placement)]
+    return [gradient_of(group, piece) for group in groups for piece in group.regions_held(group.stage.optimizer)]
 
 
 def _owners(group: ParamGroup) -> Sequence[int]:
@@ -245,81 +228,23 @@ def _update_region(group: ParamGroup, region: Region, context: StepContext, tens
         piece = own.get(entry.name)
         anywhere = group.optimizers[entry.name].cut_of(entry.shape) == "anywhere"
         if not anywhere and group.spans_ranks(entry):
-            _update_gathered(group, entry, piece, context)
+            update_gathered(group, entry, piece, context)
         elif piece is not None:
             if anywhere:
                 _update_piece(group, piece, context, tensor_norms.get(entry.name))
             else:
-                _update_tensor(group, piece, context)
+                update_tensor(group, piece, context)
 
 
 def _update_piece(group: ParamGroup, piece: ParameterPiece, context: StepContext, norms: Norms | None) -> None:
     """One step on a piece of a parameter whose state may be cut anywhere, block by block."""
     optimizer = context.optimizer(group, piece.entry.name)
     ctx, cast_nbytes = UpdateContext(group.rank.kernels, norms=norms), 0
-    for here, arrays in _stretches(group, piece, context):
-        for w, g, state in _blocks(group, arrays, context):
+    for here, arrays in stretches(group, piece, context):
+        for w, g, state in blocks(group, arrays, context):
             optimizer.apply(ctx, w, g, state, context.step)
         cast_nbytes += context.fresh.cast(group, piece, here, arrays[MASTER], group.transfers.update_place)
-    _note_update(group, _at_rest(group, piece, context), cast_nbytes)
-
-
-def _stretches(group: ParamGroup, piece: ParameterPiece, context: StepContext, *,
-               unchanged: Collection[str] = (GRADIENT,)) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
-    """The piece of each array at rest, by name, where the update is made: as it is, or copies, stretch by stretch."""
-    transfers, at_rest = group.transfers, _at_rest(group, piece, context)
-    for here in transfers.stretches(piece.count):
-        transfers.read_ahead(*(x[here.stop:here.stop + STRETCH] for x in at_rest.values()))
-        with transfers.staged({name: x[here] for name, x in at_rest.items()}, transfers.update_place,
-                              written=at_rest.keys() - unchanged) as arrays:
-            yield here, arrays
-
-
-def _blocks(group: ParamGroup, arrays: Mapping[str, np.ndarray],
-            context: StepContext) -> Iterator[tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]:
-    """(w, g, state) of a stretch in blocks, all fp32 (n,): the arrays themselves, or copies that are rounded back."""
-    kernels, divisor = group.rank.kernels, group.reduced_gradient.divisor
-    gradient, state = arrays[GRADIENT], {name: x for name, x in arrays.items() if name != GRADIENT}
-    g32 = kernels.scratch("gradient", min(kernels.BLOCK, len(gradient)), FP32)
-    for here in spans(len(gradient), kernels.BLOCK):
-        g = g32[:here.stop - here.start]
-        kernels.gradient_block(gradient[here], divisor, context.clip_factor, g)
-        with upcast(kernels, lambda name, shape: kernels.scratch(f"upcast {name}", shape[0], FP32),
-                    {name: x[here] for name, x in state.items()}) as wide:
-            yield wide[MASTER], g, {name: x for name, x in wide.items() if name != MASTER}
-
-
-def _at_rest(group: ParamGroup, piece: ParameterPiece, context: StepContext) -> dict[str, np.ndarray]:
-    """The piece of the master, of the reduced gradient and of each slot."""
-    return {MASTER: context.fresh.master(group, piece), GRADIENT: _gradient_of(group, piece),
-            **{name: group.slot(piece, name) for name in group.slots_of(piece.entry)}}
-
-
-@contextmanager
-def upcast(kernels: Any, empty: Callable[[str, tuple[int, ...]], np.ndarray],
-           at_rest: Mapping[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
-    """The arrays in fp32: those that are so already themselves, the others as copies, in ``empty(name, shape)``.
-
-    On exit what was written to a copy is rounded to its array's format, to nearest even, once.
-    """
-    copies = {name: array if array.dtype == FP32 else empty(name, array.shape) for name, array in at_rest.items()}
-    narrow = [name for name, copy in copies.items() if copy is not at_rest[name]]
-    for name in narrow:
-        kernels.cast_pack(at_rest[name], copies[name])
-    yield copies
-    for name in narrow:
-        kernels.cast_pack(copies[name], at_rest[name])
-
-
-def _note_update(group: ParamGroup, arrays: Mapping[str, np.ndarray], cast_nbytes: int) -> None:
-    """Notes what the device moves for an update, which is what it costs on any: the gradient is read, the rest read and
-    written, and what is cast.
-
-    The operations per element differ from one optimizer to the next, and none takes longer than its memory traffic.
-    """
-    if group.transfers.update_place == DEVICE:
-        group.rank.trace.compute(nbytes=2 * sum(x.nbytes for x in arrays.values()) - arrays[GRADIENT].nbytes
-                                 + cast_nbytes)
+    note_update(group, arrays_at_rest(group, piece, context), cast_nbytes)
 
 
 # -- optimizers that need norms of whole tensors ----------------------------------------------------------------------
@@ -347,67 +272,12 @@ def _squares(group: ParamGroup, piece: ParameterPiece, context: StepContext) -> 
     optimizer, kernels = context.optimizer(group, piece.entry.name), group.rank.kernels
     ctx, direction = UpdateContext(kernels), kernels.scratch("direction", min(kernels.BLOCK, piece.count), FP32)
     weights = directions = 0.0
-    for _, arrays in _stretches(group, piece, context, unchanged=(GRADIENT, MASTER)):
-        for w, g, state in _blocks(group, arrays, context):
+    for _, arrays in stretches(group, piece, context, unchanged=(GRADIENT, MASTER)):
+        for w, g, state in blocks(group, arrays, context):
             optimizer.advance(ctx, w, g, state, context.step)
-    for _, arrays in _stretches(group, piece, context, unchanged=_at_rest(group, piece, context).keys()):
-        for w, g, state in _blocks(group, arrays, context):
+    for _, arrays in stretches(group, piece, context, unchanged=arrays_at_rest(group, piece, context).keys()):
+        for w, g, state in blocks(group, arrays, context):
             optimizer.direction(ctx, w, g, state, context.step, direction[:len(w)])
             weights += kernels.sum_of_squares(w)
             directions += kernels.sum_of_squares(direction[:len(w)])
     return weights, directions
-
-
-# -- optimizers that need whole tensors: one rank owns all of it, or all gather it; none updates part of a matrix -----
-
-
-def _update_tensor(group: ParamGroup, piece: ParameterPiece, context: StepContext) -> None:
-    """One step on a tensor that lies whole on this rank."""
-    entry, transfers = piece.entry, group.transfers
-    at_rest = _at_rest(group, piece, context)
-    with transfers.staged(at_rest, transfers.update_place, written=at_rest.keys() - {GRADIENT}) as arrays:
-        shaped = {name: x.reshape(entry.shape) if name in (MASTER, GRADIENT) or group.is_flat(entry, name) else x
-                  for name, x in arrays.items()}
-        _step(group, entry, shaped, context, transfers.update_place)
-        cast_nbytes = context.fresh.cast(group, piece, slice(0, piece.count), arrays[MASTER], transfers.update_place)
-    _note_update(group, at_rest, cast_nbytes)
-
-
-def _update_gathered(group: ParamGroup, entry: LayoutEntry, piece: ParameterPiece | None, context: StepContext) -> None:
-    """One step on a tensor that lies on several ranks: all gather it and its state, and each keeps its own piece.
-
-    Every rank takes part in the gathers; only those that own a piece compute, on the device.
-    """
-    reduced, cut, transfers = group.reduced_gradient, group.layout.cut(entry.low, entry.high), group.transfers
-    flat = [name for name in group.slots_of(entry) if group.is_flat(entry, name)]
-    own = {name: group.own_slot(entry, name) for name in flat}
-    own[MASTER] = group.own(entry, group.master, group.master_placement)
-    if piece is not None:
-        own[MASTER] = context.fresh.master(group, piece)
-    whole = {name: group.all_gather_tensor(entry, part) for name, part in own.items()}
-    whole[GRADIENT] = group.all_gather_tensor(entry, group.own(entry, reduced.gradient, reduced.placement))
-    if piece is None:
-        return
-    others = {name: group.own_slots[entry.name, name] for name in group.slots_of(entry) if name not in flat}
-    here = slice(cut[group.rank.index], cut[group.rank.index + 1])
-    with transfers.staged(others, DEVICE) as arrays:
-        _step(group, entry, whole | arrays, context, DEVICE)
-    for name, part in own.items():
-        transfers.move(whole[name].reshape(-1)[here], part)
-    cast_nbytes = context.fresh.cast(group, piece, slice(0, piece.count), whole[MASTER].reshape(-1)[here], DEVICE)
-    _note_update(group, whole | others, cast_nbytes)
-
-
-def _step(group: ParamGroup, entry: LayoutEntry, arrays: Mapping[str, np.ndarray], context: StepContext,
-          place: str) -> None:
-    """One update of a whole tensor, of its parameter's shape, in fp32, with copies in workspace."""
-    rank = group.rank
-    memory, note = (rank.memory, rank.trace.compute) if place == DEVICE else (rank.memory.host, do_nothing)
-    empty = partial(memory.alloc, dtype=FP32, kind="workspace", name=entry.name)
-    g = empty(entry.shape)
-    rank.kernels.gradient_block(arrays[GRADIENT], group.reduced_gradient.divisor, context.clip_factor, g)
-    ctx = UpdateContext(rank.kernels, factors=context.factors.get(entry.name), alloc=empty, note=note)
-    with upcast(rank.kernels, lambda _, shape: empty(shape),
-                {name: x for name, x in arrays.items() if name != GRADIENT}) as wide:
-        context.optimizer(group, entry.name).apply(
-            ctx, wide[MASTER], g, {name: x for name, x in wide.items() if name != MASTER}, context.step)
