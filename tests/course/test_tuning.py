@@ -122,6 +122,23 @@ def test_a_bucket_that_cuts_units_is_run_on_every_rank_and_takes_other_seconds()
     assert [one.settings.bucket_nbytes for one in only.tried] == [whole_nbytes]
 
 
+def test_by_real_seconds_every_candidate_that_fits_takes_steps_here_and_holds_what_it_holds_without_data():
+    asked = {"global_batch": 4, "ranks": 2, "batch": 2, "stage": "0,3", "recompute": "none", "offload": "never",
+             "bucket_nbytes": "unit,model", "tokens": 4, "compute": "fp32"}
+    found, replayed = (zs.tune(SMALL, **asked, seconds=seconds) for seconds in ("real", "replayed"))
+    held = {one.settings: one.held_nbytes for one in replayed.tried}
+    assert (len(found.tried), found.slower, found.refused) == (6, 0, {})  # 1 and 3 prefetches, and a bucket for each
+    for one in found.tried:
+        assert (one.exposed_seconds, one.replayed) == (None, False)
+        assert 0 < one.step_seconds != one.estimated_seconds
+        assert one.held_nbytes == held.get(one.settings, one.held_nbytes)
+    assert len(held.keys() & {one.settings for one in found.tried}) > 2
+    assert [one.step_seconds for one in found.tried] == sorted(one.step_seconds for one in found.tried)
+    assert "took steps with data on as many ranks in this process" in " ".join(str(found).split())
+    assert "were replayed" not in str(found)
+    assert json.loads(json.dumps(found.as_json(), allow_nan=False))["rows"][0]["exposed_seconds"] is None
+
+
 def test_the_engine_takes_the_pasted_settings_and_does_what_was_measured():
     found = zs.tune(SMALL, global_batch=12, ranks=3, stage="2,3", prefetch=2, recompute="block", batch=2)
     best, (engine, *_) = found.best, found.pasted
@@ -221,6 +238,11 @@ def test_what_cannot_be_searched_is_refused():
         (small(global_batch=8, convention="fp32"), "convention= is no option of tune: bytes are counted as the engine"),
         (small(global_batch=8, parameters=10**9), "parameters= is no option of tune: a search needs a model's shape"),
         (small(global_batch=8, micro_batches=2), "micro_batches= is no option of tune: global_batch, ranks and batc"),
+        (small(global_batch=8, mesh="2x4"), "mesh= is no option of tune: the settings to paste are of one group"),
+        (small(global_batch=8, seconds="soon"), "seconds='soon' must be replayed or real"),
+        (small(global_batch=8, seconds="real"), "where device and host are one memory; say offload='never'"),
+        (partial(zs.tune, "bloom-560m", global_batch=8, stage=3, batch=1, recompute="block", offload="never",
+                 seconds="real"), "bloom-560m cannot be measured"),
         (partial(zs.tune, "t5-small", global_batch=8), "the activations of t5-small are not known"),
     ]:
         assert_refused(call, literally(text))
@@ -228,8 +250,8 @@ def test_what_cannot_be_searched_is_refused():
 
 def test_the_options_are_those_of_a_plan_beside_its_own_and_data_are_plain():
     own, plans = signature(zs.tune).parameters, signature(plan_config).parameters
-    assert own.keys() - plans.keys() == {"global_batch", "bucket_nbytes"}
-    assert plans.keys() - own.keys() == {"parameters", "largest_layer", "micro_batches", "convention"}
+    assert own.keys() - plans.keys() == {"global_batch", "bucket_nbytes", "seconds"}
+    assert plans.keys() - own.keys() == {"parameters", "largest_layer", "micro_batches", "convention", "mesh", "zeropp"}
     found = tuned(global_batch=4, ranks=2, batch=1)
     data = json.loads(json.dumps(found.as_json(), allow_nan=False))
     assert [row["step_seconds"] for row in data["rows"]] == [one.step_seconds for one in found.tried]

@@ -127,6 +127,8 @@ def tune(
                                                     "what cuts units is run on every rank.")] = "unit,model",
     offload: Annotated[str, typer.Option(help="Master weights and optimizer state on the host: never, always or "
                                               "both.")] = "both",
+    seconds: Annotated[str, typer.Option(help="replayed on the machine asked about, or real ones of steps taken in "
+                                              "this process.")] = "replayed",
     sequence: Sequence = None, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
     utilization: Utilization = 0.5, overlap: Overlap = True, host_link: HostLink = None, hardware: OwnHardware = None,
     as_json: AsJson = False,
@@ -139,7 +141,8 @@ def tune(
     with busy("searching"):
         found = found_by(
             model, global_batch=global_batch, batch=batch, prefetch=prefetch, bucket_nbytes=bucket_nbytes,
-            offload=offload, ranks=ranks, device=device, link=link, nodes=nodes, between=between, stage=stage,
-            recompute=recompute, tokens=sequence, compute=compute, optimizer=optimizer_named(optimizer, 1e-3),
-            utilization=utilization, overlap=overlap, host_link=host_link, hardware=hardware)
+            offload=offload, seconds=seconds, ranks=ranks, device=device, link=link, nodes=nodes, between=between,
+            stage=stage, recompute=recompute, tokens=sequence, compute=compute,
+            optimizer=optimizer_named(optimizer, 1e-3), utilization=utilization, overlap=overlap, host_link=host_link,
+            hardware=hardware)
     answer(as_json, found.as_json, found.view)

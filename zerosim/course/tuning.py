@@ -14,6 +14,9 @@ the fastest replay so far is not run. Last, other buckets than units are tried o
 A step of more than three micro-batches is not run whole. Nothing is under way between two micro-batches, so that all
 but the first and the last take as long as the second.
 
+By real seconds every candidate that fits takes steps with data on the in-process cluster of this machine instead; the
+plan's seconds, of another machine, leave nothing out.
+
 With offload masters and the optimizer's state rest on the host; transfers are replayed as all else is.
 """
 
@@ -22,9 +25,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Signature, signature
-from itertools import product
+from itertools import pairwise, product
+from time import perf_counter
 from typing import Any
 
+import numpy as np
 from rich.markup import escape
 
 from zerosim.course.measured import decoder_of, run_planned
@@ -39,18 +44,24 @@ from zerosim.planning.plan import PlanConfig, PlanRow, plan_config, whole_number
 from zerosim.planning.recording import BEGIN, record
 from zerosim.planning.streams import COMMUNICATION
 from zerosim.planning.timeline import Timeline, replay
+from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.errors import AsymmetryError
 from zerosim.ranks.null_cluster import NullCluster
+from zerosim.ranks.rank import Rank
 from zerosim.shown import Shown
+from zerosim.zero.engine import Engine
 
 ENOUGH = 3  # micro-batches of a run: the first, the last, and one between them that stands for all such
 WHOLE_ITEMSIZE = 4  # bytes of the widest elements that are reduced or gathered
+TIMED = 2  # steps that are timed after one that is not: the shortest counts
 SHOWN = 12  # candidates in the table; and the fastest of each other stage
 MOST_SEQUENCES = 1 << 16  # of a rank in a step, more than anybody takes: every micro-batch is looked at
 UNIT, MODEL = "unit", "model"  # buckets by name
+REPLAYED, REAL = "replayed", "real"  # seconds
 PLAN_ONLY = {  # options of a plan, and why a search does not take them
     "convention": "bytes are counted as the engine holds them", "parameters": "a search needs a model's shape",
-    "largest_layer": "a model's shape says it", "micro_batches": "global_batch, ranks and batch say how many there are"}
+    "largest_layer": "a model's shape says it", "micro_batches": "global_batch, ranks and batch say how many there are",
+    "mesh": "the settings to paste are of one group of all ranks", "zeropp": "it is of a mesh"}
 OFFLOADS: Mapping[str, tuple[bool, ...]] = {"never": (False,), "always": (True,), "both": (False, True)}
 
 
@@ -62,12 +73,13 @@ class Tried:
     """A candidate with its seconds of a step, the part exposed to communication, and the most bytes that it holds.
 
     ``held_nbytes`` have the runtime's overhead in them; ``host_nbytes`` lie on the host. ``replayed`` False says that
-    all numbers are the plan's. ``estimated_seconds`` are the plan's in any case, of buckets that are units.
+    all numbers are the plan's, or the seconds real ones, of which nobody knows which are exposed. ``estimated_seconds``
+    are the plan's in any case, of buckets that are units.
     """
 
     settings: Candidate
     step_seconds: float
-    exposed_seconds: float
+    exposed_seconds: float | None
     held_nbytes: int
     host_nbytes: int
     estimated_seconds: float
@@ -80,7 +92,7 @@ class Tuned(Shown):
 
     ``too_large`` were dropped since they do not fit, by estimate or by measurement; ``slower`` were not run, since
     already the estimate is slower than the fastest replay. ``refused`` has what the engine did not run, by title, with
-    its reason; ``not_run`` the reason why it ran nothing, and the plan answered.
+    its reason; ``not_run`` the reason why it ran nothing, and the plan answered. ``timed``: seconds are real ones.
     """
 
     config: PlanConfig
@@ -91,6 +103,7 @@ class Tuned(Shown):
     missing_nbytes: int
     refused: Mapping[str, str]
     not_run: str | None
+    timed: bool
 
     @property
     def best(self) -> Tried | None:
@@ -128,7 +141,7 @@ class Tuned(Shown):
             "model": config.model.name, "ranks": config.ranks, "device": config.device.name,
             "compute": config.policy.compute, "overlap": config.overlap, "global_batch": self.global_batch,
             "tokens": config.sequence, "verdict": self.verdict, "too_large": self.too_large, "slower": self.slower,
-            "refused": self.refused, "not_run": self.not_run,
+            "refused": self.refused, "not_run": self.not_run, "timed": self.timed,
             "rows": [plain(one.settings) | {name: value for name, value in plain(one).items() if name != "settings"}
                      | {"spare_nbytes": self.spare_nbytes(one), "tokens_per_second": self.tokens_per_second(one)}
                      for one in self.tried],
@@ -172,7 +185,8 @@ def _table(found: Tuned) -> Iterator[Part | str]:
                 (f"{one.settings.stage} {one.settings.recompute}" + " host" * one.settings.offload,
                  f"{one.settings.micro_batches} · {one.settings.batch}", f"{one.settings.prefetch}",
                  UNIT if one.settings.bucket_nbytes is None else bytes_text(one.settings.bucket_nbytes),
-                 seconds_text(one.step_seconds), seconds_text(one.exposed_seconds), gigabytes(one.held_nbytes),
+                 seconds_text(one.step_seconds),
+                 "" if one.exposed_seconds is None else seconds_text(one.exposed_seconds), gigabytes(one.held_nbytes),
                  f"{found.tokens_per_second(one):,.0f}") for one in found.shown])
     if more := len(found.tried) - len(found.shown):
         yield f"and {more:,} more that were tried; --json, or .tried, has them all."
@@ -189,6 +203,9 @@ def _assumed(found: Tuned) -> Iterator[str]:
                "that were not run, since by estimate, a lower bound, they are slower than the fastest.")
     if found.not_run:
         yield f"{found.not_run}."
+    elif found.timed:
+        yield ("Candidates took steps with data on as many ranks in this process, which take turns: seconds are this "
+               f"machine's, for all ranks, the shortest of {TIMED} steps after a first one; nothing overlaps.")
     else:
         yield ("Candidates ran without data, one rank for all or, where a bucket cuts units, all of them, and were "
                f"replayed: arithmetic reaches {percent(config.utilization)} of the dense peak, which is assumed, or "
@@ -219,14 +236,16 @@ Several = str | int | Iterable[Any]
 
 
 def tune(model: Any, *, global_batch: int | str, batch: Several = "all", prefetch: Several = (0, 1, 2),
-         bucket_nbytes: Several = (UNIT, MODEL), offload: str = "both", **options: Any) -> Tuned:
+         bucket_nbytes: Several = (UNIT, MODEL), offload: str = "both", seconds: str = REPLAYED,
+         **options: Any) -> Tuned:
     """The fastest settings for a model, a machine and a global batch of G sequences.
 
     What is searched: ``stage`` and ``recompute``, as in `zs.plan`; ``batch``, the sequences of a micro-batch, "all" for
     each number that divides a rank's share of G; ``prefetch``, units ahead; ``bucket_nbytes``, numbers of bytes, "unit"
     and "model", one bucket for everything; ``offload`` of the optimizer's state to the host, "never", "always" or
-    "both". The other options are those of `zs.plan` and mean the same; bytes are counted as the engine holds them.
-    Buckets that cut a unit are run on all ranks, which takes N times as long.
+    "both". ``seconds`` are "replayed" on the machine that is asked about, or "real" ones of this process, for a model
+    that it can train. The other options are those of `zs.plan` and mean the same; bytes are counted as the engine holds
+    them. Buckets that cut a unit are run on all ranks, which takes N times as long.
     Raises ValueError for what cannot be searched, for a model without a known shape, and as `zs.plan` does.
 
     >>> print(tune("gpt2", global_batch=8, ranks=4, stage="2,3", batch=2, recompute="none", prefetch=1).verdict)
@@ -236,6 +255,11 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", prefetc
         raise ValueError(f"{name}= is no option of tune: {PLAN_ONLY[name]}; leave it out")
     if offload not in [*OFFLOADS]:  # a list of it, for what cannot be hashed
         raise ValueError(f"offload={offload!r} must be one of {', '.join(OFFLOADS)}")
+    if seconds not in [REPLAYED, REAL]:
+        raise ValueError(f"seconds={seconds!r} must be {REPLAYED} or {REAL}")
+    if seconds == REAL and offload != "never":
+        raise ValueError(f"seconds={REAL!r} are of this process, where device and host are one memory; say "
+                         "offload='never'")
     offloads = OFFLOADS[offload]
     config = plan_config(model, convention="zerosim", offload=True in offloads, **options)
     if config.decoder is None:
@@ -255,8 +279,8 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", prefetc
         raise ValueError(f"batch={wrong[0]} does not divide the {counted(share, 'sequence')} of each rank, and "
                          f"micro-batches are equal; take some of {', '.join(map(str, dividing))}")
     sizes = _buckets(bucket_nbytes, WHOLE_ITEMSIZE * sum(config.job(config.stages[0]).padded_lengths))
-    return _Search(config, sequences).answer(list(_candidates(config, share, batches, _counts("prefetch", prefetch, 0),
-                                                              offloads)), sizes)
+    candidates = _candidates(config, share, batches, _counts("prefetch", prefetch, 0), offloads)
+    return _Search(config, sequences, timed=seconds == REAL).answer(list(candidates), sizes)
 
 
 def _signature() -> Signature:
@@ -310,18 +334,18 @@ def _candidates(config: PlanConfig, share: int, batches: Iterable[int], ahead: S
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A replayed step: its seconds, the exposed ones of them, and the most bytes that a rank's memory held."""
+    """A step's seconds, the exposed ones where it was replayed, and the most bytes that a rank's memory held."""
 
     step_seconds: float
-    exposed_seconds: float
+    exposed_seconds: float | None
     peak_nbytes: int
 
 
 class _Search:
     """The runs of a search, each made once, and what it has found so far."""
 
-    def __init__(self, config: PlanConfig, global_batch: int) -> None:
-        self.config, self.global_batch = config, global_batch
+    def __init__(self, config: PlanConfig, global_batch: int, *, timed: bool) -> None:
+        self.config, self.global_batch, self.timed = config, global_batch, timed
         self.machine = Machine(config.device, config.network, config.policy.compute, config.utilization,
                                host_link=config.host_link)
         self.runs: dict[Candidate, _Run] = {}
@@ -338,6 +362,8 @@ class _Search:
         try:
             decoder_of(self.config.model, self.config.sequence)
         except ValueError:
+            if self.timed:
+                raise
             not_run = (f"zerosim's layers do not make {self.config.model.name}, so no step was run: seconds and bytes "
                        "are the plan's, in buckets that are units")
             self.tried = [_planned(candidate, row) for candidate, row in rows]
@@ -345,7 +371,7 @@ class _Search:
             self._try_all(rows, sizes)
         self.tried.sort(key=lambda one: (one.step_seconds, one.held_nbytes, one.settings.prefetch))
         return Tuned(self.config, self.global_batch, tuple(self.tried), len(self.missing_nbytes), self.slower,
-                     min(self.missing_nbytes, default=0), self.refused, not_run)
+                     min(self.missing_nbytes, default=0), self.refused, not_run, self.timed)
 
     def _fits(self, candidate: Candidate) -> bool:
         config = self._config(candidate)
@@ -370,7 +396,7 @@ class _Search:
         leaders = [(candidate, row) for candidate, row in rows if first[candidate.stage] == candidate]
         for candidate, row in [*leaders, *(one for one in rows if one not in leaders)]:
             best = min((one.step_seconds for one in self.tried), default=float("inf"))
-            if first[candidate.stage] == candidate or row.step_seconds < best:
+            if first[candidate.stage] == candidate or self.timed or row.step_seconds < best:
                 self._try(candidate, row)
             else:
                 self.slower += 1
@@ -393,18 +419,45 @@ class _Search:
             self.missing_nbytes.append(held - row.capacity_nbytes)
             return
         self.tried.append(Tried(candidate, run.step_seconds, run.exposed_seconds, held, row.host_nbytes,
-                                row.step_seconds, True))
+                                row.step_seconds, not self.timed))
 
     def _run(self, candidate: Candidate) -> _Run:
-        """The candidate's step, run without data and replayed: each once."""
+        """The candidate's step, timed, or run without data and replayed: each once."""
         if candidate not in self.runs:
-            self.runs[candidate] = _measured(self._config(candidate), candidate, self.machine)
+            config = self._config(candidate)
+            self.runs[candidate] = _timed(config, candidate) if self.timed else _measured(config, candidate,
+                                                                                          self.machine)
         return self.runs[candidate]
 
 
 def _planned(candidate: Candidate, row: PlanRow) -> Tried:
     return Tried(candidate, row.step_seconds, row.exposed_communication_seconds, row.total_nbytes, row.host_nbytes,
                  row.step_seconds, False)
+
+
+# -- a step that is timed ---------------------------------------------------------------------------------------------
+
+
+def _timed(config: PlanConfig, candidate: Candidate) -> _Run:
+    """Takes steps on all ranks in this process, on different tokens each. Raises ValueError as the engine does."""
+    cluster, model = Cluster(config.ranks), decoder_of(config.model, config.sequence)
+    shape = (candidate.micro_batches, 2, candidate.batch, config.sequence)
+
+    def program(rank: Rank) -> list[float]:
+        engine = Engine(rank, model, config.optimizer, stage=candidate.stage, policy=config.policy,
+                        recompute=candidate.recompute, overlap=config.overlap, prefetch=candidate.prefetch,
+                        bucket_nbytes=candidate.bucket_nbytes)
+        tokens = np.random.default_rng(rank.index).integers(0, model.config.vocabulary, shape)
+        ends = []
+        for _ in range(1 + TIMED):
+            engine.step([(x, target) for x, target in tokens])
+            rank.barrier()
+            ends.append(perf_counter())
+        return ends
+
+    ends = cluster.run(program)[0]
+    return _Run(min(after - before for before, after in pairwise(ends)), None,
+                max(memory.peak_nbytes for memory in cluster.memory))
 
 
 # -- a step, run without data and replayed ----------------------------------------------------------------------------
