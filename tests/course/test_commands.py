@@ -84,14 +84,16 @@ def test_help_explains_every_switch_of_every_command():
     ("lost-updates", ["--format bf16", "--weight 0.1", "--update 3e-4", "--steps 4"]),
     ("train", ["--stage 1", "--compute fp32", "--compute fp8", "--optimizer sgd", "--lr 0.1", "--micro-batches 2",
                "--batch 3", "--recompute segment(2)", "--layout contiguous", "--seed 1", "--ranks 3", "--loss-scale 8",
-               "--sample 3", "--steps 3", "--mesh 2x1", "--mesh 2x1 --zeropp qwz"]),
+               "--sample 3", "--steps 3", "--offload host", "--offload disk", "--mesh 2x1",
+               "--mesh 2x1 --zeropp qwz"]),
     ("cost", ["--nbytes 14000000008", "--ranks 4", "--link pcie5", "--collective all_gather", "--algorithm tree",
               "--nodes 2", "--nbytes 72 --itemsize 8", "--nodes 2 --algorithm hierarchical(4)",
               "--nodes 2 --between ethernet-100g"]),
     ("plan", ["--ranks 16", "--device b200", "--link pcie5", "--nodes 2", "--stage 3", "--recompute tiled",
               "--batch 3", "--sequence 512", "--micro-batches 4", "--compute fp32", "--optimizer lion",
               "--convention megatron-bf16", "--utilization 0.4", "--offload", "--no-overlap", "--prefetch 2",
-              "--mesh 2x4", "--mesh 2x4 --stage 3 --zeropp hpz"]),
+              "--offload-all host", "--offload-all disk", "--offload-all disk --disk-link ethernet-10g", "--mesh 2x4",
+              "--mesh 2x4 --stage 3 --zeropp hpz"]),
     ("tune", ["--global-batch 32", "--ranks 4", "--device b200", "--link pcie5", "--nodes 2 --between ethernet-100g",
               "--stage 3", "--recompute block", "--batch 1", "--sequence 512", "--compute fp32", "--optimizer lion",
               "--utilization 0.4", "--no-overlap", "--stage 3 --prefetch 2", "--bucket-nbytes model",
@@ -171,8 +173,10 @@ def test_a_training_that_goes_on_from_its_checkpoint_ends_as_if_it_had_never_sto
     rest = data_of("train", *run, "--steps", "5", "--resume")
     assert part["steps"] + rest["steps"] == whole["steps"]
     assert (rest["digest"], rest["sample"]) == (whole["digest"], whole["sample"])
-    assert rest["resumed"] == ["Went on from step 3."]
-    words = words_of("train", *TINY, "--steps", "6", "--ranks", "3", "--stage", "1", *run, "--resume")
+    assert (whole["resumed_from"], rest["resumed_from"], rest["differences"]) == (None, 3, [])
+    done = ask("train", *TINY, "--steps", "6", "--ranks", "3", "--stage", "1", *run, "--resume")
+    words = " ".join(done.stdout.split())
+    assert "zerosim train: goes on from step 5, but ranks: saved with 2, here 3" in done.stderr
     assert "Went on from step 5. ranks: saved with 2, here 3 stage: saved with" in words
     assert "ranks of the data: saved with 2, here 3" in words
     refused = ask("train", *TINY, "--steps", "6", *run, "--resume")
@@ -262,6 +266,12 @@ def test_brackets_in_a_file_of_ones_own_are_printed_as_they_are(tmp_path):
     assert "over [red]x[/]" in words_of("plan", "--params", "1e9", "--explain", *own)
 
 
+def test_a_search_replays_on_a_link_of_ones_own(tmp_path):
+    (tmp_path / "mine.toml").write_text(BRACKETS)
+    own = data_of("tune", "--link", "[red]x[/]", "--hardware", str(tmp_path / "mine.toml"))["rows"]
+    assert own[0]["step_seconds"] != data_of("tune")["rows"][0]["step_seconds"]
+
+
 def test_a_plan_as_json_has_its_rows_formulas_and_measurements():
     asked = "--model gpt2 --ranks 4 --stage 2,3 --recompute block --explain --measure --json"
     data = json.loads(ask("plan", *asked.split()).stdout)
@@ -332,7 +342,9 @@ REFUSED = {
         ("--optimizer muon --layout per_unit", "Muon needs all of"), ("--compute fp61", "fp16"),
         ("--compute fp8_e4m3", "take 'fp8', an experiment in which"),
         ("--compute fp16 --loss-scale 1e38", "all 2 steps were skipped"),
-        ("--capacity 1000", "left of capacity_nbytes=1,000"),
+        ("--capacity 1000", "left of capacity_nbytes=1,000"), ("--offload gpu", "must be 'host' or 'disk'"),
+        ("--offload-directory x", "is of offload to disk"),
+        ("--offload disk --offload-directory no-such", "No such file"),
         ("--capacity -1", "capacity_nbytes=-1 must be a number of bytes"),
         ("--recompute some", "recompute='some' names no policy"),
         ("--loss-scale x", "loss_scale='x' is neither a positive number nor 'dynamic'"),

@@ -49,10 +49,11 @@ def go_on(engine, data, start, stop, micro_batches):
 
 def everything(engine):
     """All that this rank holds between steps, as bits, and its counts."""
-    own = {f"{kind} {index}": bits(getattr(group, kind)) for index, group in enumerate(engine.param_groups)
-           for kind in ("parameter", "master")}
-    slots = {str(key): bits(slot) for group in engine.param_groups for key, slot in group.own_slots.items()}
-    return own | slots | {"taken": engine.steps_taken, "scale": engine.loss_scale.state()}
+    held = {f"{kind} {index}": getattr(group, kind) for index, group in enumerate(engine.param_groups)
+            for kind in ("parameter", "master")}
+    held |= {str(key): slot for group in engine.param_groups for key, slot in group.own_slots.items()}
+    own = {name: bits(engine.transfers.at("host", array)) for name, array in held.items()}
+    return own | {"taken": engine.steps_taken, "scale": engine.loss_scale.state()}
 
 
 def interrupted(path, model, data, micro_batches, cut, ranks, **options):
@@ -339,6 +340,8 @@ def test_what_is_different_where_a_checkpoint_is_loaded_is_said(tmp_path, good):
 
     for ranks, options, words in [
         (2, {}, []), (3, {}, ["ranks: saved with 2, here 3"]), (2, {"stage": 1}, ["stage: "]),
+        (2, {"recompute": "selective"}, []),
+        (2, {"recompute": "tiled"}, ["attention: saved with by whole rows, here tiled"]),
         (2, {"layout": "contiguous"}, ["layout: saved with per_unit"]),
         (2, {"policy": zs.Policy("bf16", reduce="fp32")}, ["formats: "]), (2, {"seed": 3}, ["seed: "]),
         (2, {"clip_norm": 1.0}, ["clip_norm: saved with None, here 1.0"]),

@@ -39,6 +39,10 @@ SaveEvery = Annotated[int | None, typer.Option(metavar="STEPS", help="Save the w
                                                                      "steps and the last, in --checkpoint.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from --checkpoint; --steps counts from the beginning.")]
 
+Offload = Annotated[str | None, typer.Option(metavar="PLACE", help="Keep optimizer state, gradients and parameters on "
+                                             "the host, or on disk: host or disk.")]
+OffloadDirectory = Annotated[str | None, typer.Option(metavar="FOLDER", help="Where --offload disk keeps its files; "
+                                                      "without it, here.")]
 StepsOfOne = Annotated[int, typer.Option(help="How many steps.")]
 StepsOfEach = Annotated[int, typer.Option(help="How many steps each.")]
 Sample = Annotated[int, typer.Option(help="Tokens that it writes at the end.")]
@@ -55,7 +59,8 @@ def train(
     recompute: Recompute = "none", layout: LayoutName = None, gather: Gather = False, steps: StepsOfOne = 200,
     seed: Seed = 0, loss_scale: LossScale = None, capacity: Capacity = None, sample: Sample = 160,
     save: SaveTo = None, checkpoint: Checkpoint = None, save_every: SaveEvery = None, resume: Resume = False,
-    mesh: MeshShape = "none", zeropp: Parts = "none", as_json: AsJson = False,
+    offload: Offload = None, offload_directory: OffloadDirectory = None, mesh: MeshShape = "none",
+    zeropp: Parts = "none", as_json: AsJson = False,
 ) -> None:
     """Trains a GPT or a Llama on a text, under any stage of ZeRO, and says what it came to."""
     from zerosim.course import training
@@ -65,15 +70,23 @@ def train(
     options = training.Options(
         model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
         batch=batch, recompute=recompute, layout=layout, gather=gather, steps=steps, seed=seed, loss_scale=loss_scale,
-        capacity_nbytes=capacity, sample_tokens=sample, mesh=mesh, zeropp=zeropp)
+        capacity_nbytes=capacity, offload=offload, offload_directory=offload_directory, sample_tokens=sample,
+        mesh=mesh, zeropp=zeropp)
     corpus = corpus_of(text)
     if save is not None:
         require_place(save)
     if checkpoint is None and (resume or save_every is not None):
         raise ValueError("asked for --resume or --save-every without a folder; name one, as in --checkpoint my-run")
     checkpoints = None if checkpoint is None else training.Checkpoints(checkpoint, save_every, resume)
-    with training.progress_bar(console(stderr=True), steps) as bar:
-        found = training.train(options, corpus, bar.on_step, keep_last_step=save is not None, checkpoints=checkpoints)
+    stderr = console(stderr=True)
+
+    def warn(step: int, differences: tuple[str, ...]) -> None:
+        for one in differences:
+            stderr.print(f"zerosim train: goes on from step {step}, but {one}", markup=False, highlight=False)
+
+    with training.progress_bar(stderr, steps) as bar:
+        found = training.train(options, corpus, bar.on_step, keep_last_step=save is not None, checkpoints=checkpoints,
+                               on_resume=warn)
     if save is not None and found.last_step is not None:
         recording.save(recording.record(found.last_step), save)
     training.require_learned(found)

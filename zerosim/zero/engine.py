@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zerosim.models.layers import Context, draw_for
-from zerosim.models.units import Model, Recompute, Unit, Weights
+from zerosim.models.units import TILED, Model, Recompute, Unit, Weights
 from zerosim.numerics.arrays import contiguous
 from zerosim.numerics.checks import FP32, is_count, is_number, unknown_name
 from zerosim.numerics.loss_scale import LossScaler
+from zerosim.numerics.places import Offload, offload_of
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.optim.base import Optimizer, require_cut_and_needs, require_usable
@@ -35,6 +36,7 @@ from zerosim.zero import checkpoint, hugging_face
 from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
 from zerosim.zero.hybrid import hybrid_groups
 from zerosim.zero.layout import Layout
+from zerosim.zero.offload import Transfers
 from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
 from zerosim.zero.placements import BucketOptions, Stage, stage_of
 from zerosim.zero.unshard import ParameterAllGather, Unsharder
@@ -78,7 +80,7 @@ class Engine(Shown):
     lets reductions and the all-gather of parameters run beside other work, and ``copy_in_flight`` lets what is then
     under way arrive in a second copy, hidden until it is waited for; ``prefetch`` gathers so many units ahead;
     ``keep_gathered`` ("all", or units' names) keeps units from forward to backward (None: those whose weights others
-    share).
+    share). ``offload`` places state on the host or on disk: "host", "disk" or an `Offload`.
 
     ``step`` does all; ``forward``, ``backward``, ``reduce``, ``update``, ``all_gather_parameters`` are its parts, for
     who writes the loop by hand.
@@ -103,6 +105,7 @@ class Engine(Shown):
         prefetch: int = 0,
         keep_gathered: str | Sequence[str] | None = None,
         gather: bool = False,
+        offload: str | Offload | None = None,
         seed: int = 0,
         mesh: Mesh | Sequence[int] | str | None = None,
         zeropp: ZeroPlusPlus | str | None = None,
@@ -118,7 +121,8 @@ class Engine(Shown):
         self.zeropp, self.mesh = ZeroPlusPlus.parse(zeropp), None if mesh is None else Mesh.of(mesh, rank.size)
         unit_gather, quantized = parts_of(self.zeropp, rank, self.mesh, self.stage, self.policy, bucket_options)
         shards, replicas = (rank, None) if self.zeropp or not self.mesh else hybrid_groups(rank, self.mesh, self.stage)
-        self.param_groups = param_groups(shards, model, settings, layout, self.stage, replicas)
+        self.transfers = Transfers(rank, offload_of(offload), on_mesh=self.mesh is not None)
+        self.param_groups = param_groups(shards, model, settings, layout, self.stage, self.transfers, replicas)
         self._observer = FactorObserver(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
                                         self.loss_scale)
         self._all_gathers = {group: ParameterAllGather(group, bucket_options) for group in self.param_groups}
@@ -165,7 +169,7 @@ class Engine(Shown):
         self._update.forget()
         self._counts = self._counts.next_step()
         with ExitStack() as parts:
-            for part in (self.gradients.reset, self._unsharder.reshard_all,
+            for part in (self.gradients.reset, self.transfers.abandon, self._unsharder.reshard_all,
                          *(all_gather.abandon for all_gather in self._all_gathers.values())):
                 parts.callback(part)
 
@@ -298,7 +302,8 @@ class Engine(Shown):
     def _training_state(self) -> checkpoint.TrainingState:
         on_mesh = [f"on a mesh of {self.mesh}"] * bool(self.mesh) + [f"with {self.zeropp}"] * bool(self.zeropp)
         settings = {"stage": " ".join([str(self.stage), *on_mesh]), "seed": str(self.seed),
-                    "kept inside units": self.recompute.inside, "model": checkpoint.model_text(self.model)}
+                    "model": checkpoint.model_text(self.model),
+                    "attention": "tiled" if self.recompute.inside == TILED else "by whole rows"}
         return checkpoint.TrainingState(self.rank, self.param_groups, self._update, self.gradients, self._observer,
                                         self._counts, settings)
 

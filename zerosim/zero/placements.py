@@ -4,6 +4,7 @@ Legend: n elements, N ranks.
 Source of the stages: Rajbhandari, Rasley, Ruwase & He 2020 (ZeRO), section 5.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -164,16 +165,16 @@ class BucketMove:
 
     Collectives on parameters and gradients are called from here alone, but for those on whole tensors. ``wait`` puts
     what arrived into ``target``, with ``add`` onto what is there; before, nothing has to be there. Copies and sums are
-    rounded to the target's format.
+    rounded to the target's format. ``settle`` does so (values, target, add) for a target that is not on the device.
     """
 
     def __init__(self, rank: Rank, bucket: Bucket, have: Placement, want: Placement, *, policy: Policy, source: Parts,
                  target: Parts, dtype: np.dtype[Any], purpose: str, async_op: bool = False, hidden: bool = False,
-                 add: bool = False) -> None:
-        self.rank, self.target, self.add, self.async_op = rank, target, add, async_op
+                 add: bool = False, settle: Callable[[Any, Any, bool], None] | None = None) -> None:
+        self.rank, self.target, self.add, self.async_op, self.settle = rank, target, add, async_op, settle
         chunk = bucket.cut[rank.index + 1] - bucket.cut[rank.index]
         vector = packed(rank, source, chunk if have is SHARDED else bucket.length, dtype)
-        self._in_place = not add and len(target) == 1 and target[0][1].dtype == dtype
+        self._in_place = not (add or settle) and len(target) == 1 and target[0][1].dtype == dtype
         self._found = redistribute(
             rank, vector, have, want, bucket.cut, policy=policy, out=target[0][1] if self._in_place else None,
             async_op=async_op, hidden=hidden, purpose=purpose)
@@ -185,7 +186,9 @@ class BucketMove:
         if self._in_place:
             return
         for here, resting in self.target:
-            if self.add:
+            if self.settle is not None:
+                self.settle(found[here], resting, self.add)
+            elif self.add:
                 self.rank.kernels.add_rounded(resting, found[here], resting)
             else:
                 self.rank.kernels.cast_pack(found[here], resting)
