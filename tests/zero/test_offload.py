@@ -18,6 +18,9 @@ from tests.cases import chosen
 from tests.zero.drawn import ON_DISK
 from tests.zero.training import ADAM, BF16, MODELS, batches, bits, flat_state, held_anywhere, outcome, run
 from zerosim.models import MLP
+from zerosim.planning import Machine, Network, hardware, record, replay
+from zerosim.ranks.trace import Compute
+from zerosim.ranks.transfers import Transfer, TransferWait
 from zerosim.zero import OffloadError, ScratchFile
 
 DISK = gettempdir()
@@ -132,6 +135,31 @@ def test_the_disk_is_read_and_written_once_for_each_byte_of_state():
     found, shard = moved(zs.Offload("disk", directory=DISK), 2, 1)
     assert found["from disk"] == found["to disk"] == 12 * shard
     assert found["to host"] == found["to device"] == 2 * shard
+
+
+@pytest.mark.parametrize("kind", ["parameter", "optimizer_state"])
+def test_what_comes_from_disk_is_asked_for_before_it_is_needed_and_what_goes_there_is_waited_for_later(kind):
+    """A read of parameters goes on while the unit before computes; of state while the stretch before is updated."""
+    model, cluster = MLP((600, 600, 600), seed=1), zs.NullCluster(2, representative=0)
+
+    def program(rank):
+        engine = zs.Engine(rank, model, ADAM, stage=3, policy=BF16, offload=ON_DISK)
+        with rank.trace.span("step"):
+            engine.step([(rank.xp.zeros((4, 600)), rank.xp.zeros((4, 600)))])
+
+    cluster.run(program)
+    rows = cluster.trace[0].rows
+    begun = {row: place for place, row in enumerate(rows) if isinstance(row, Transfer) and row.kind == kind}
+    beside = {"from disk": Compute if kind == "parameter" else Transfer, "to disk": Transfer}
+    for way, other in beside.items():
+        waited = [(begun[row.transfer], place) for place, row in enumerate(rows)
+                  if isinstance(row, TransferWait) and row.transfer in begun and row.transfer.direction == way]
+        assert any(isinstance(one, other) for low, high in waited for one in rows[low + 1:high]), way
+    recording = record(cluster.trace).inside("step").on_ranks(2)
+    machine = Machine(hardware.device("h100-80"), Network(hardware.link("nvlink4")), "bf16",
+                      host_link=hardware.link("pcie5"), disk_link=hardware.link("nvme-pcie4"))
+    timed = replay(recording, machine).usage[0]
+    assert 0 < timed.exposed_offload_seconds < timed.offload_seconds
 
 
 # -- files that fail --------------------------------------------------------------------------------------------------
@@ -295,6 +323,7 @@ def test_a_delayed_update_computes_each_step_with_the_parameters_of_the_step_bef
     (partial(zs.Offload, parameters="disk"), "place the optimizer on disk too"),
     (partial(zs.Offload, "host", "disk"), "gradients on disk, and the optimizer's state on the host"),
     (partial(held_by_place, zs.Cluster(1), offload="cpu"), "must be 'host' or 'disk'"),
+    (partial(outcome, MODEL, batches(MODEL, 2, 1, 1), offload="host", mesh=(2, 1)), "on a mesh, where state rests on"),
     (partial(outcome, MODEL, batches(MODEL, 1, 1, 1), offload=zs.Offload("host", delayed_update=True)),
      "a delayed update needs masters beside the parameters"),
 ])
