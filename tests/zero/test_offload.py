@@ -139,7 +139,8 @@ def test_the_disk_is_read_and_written_once_for_each_byte_of_state():
 
 @pytest.mark.parametrize("kind", ["parameter", "optimizer_state"])
 def test_what_comes_from_disk_is_asked_for_before_it_is_needed_and_what_goes_there_is_waited_for_later(kind):
-    """A read of parameters goes on while the unit before computes; of state while the stretch before is updated."""
+    """A read of parameters goes on while the unit before computes; of state while a tensor or a stretch before it goes
+    back."""
     model, cluster = MLP((600, 600, 600), seed=1), zs.NullCluster(2, representative=0)
 
     def program(rank):
