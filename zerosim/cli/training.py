@@ -78,8 +78,15 @@ def train(
     if checkpoint is None and (resume or save_every is not None):
         raise ValueError("asked for --resume or --save-every without a folder; name one, as in --checkpoint my-run")
     checkpoints = None if checkpoint is None else training.Checkpoints(checkpoint, save_every, resume)
-    with training.progress_bar(console(stderr=True), steps) as bar:
-        found = training.train(options, corpus, bar.on_step, keep_last_step=save is not None, checkpoints=checkpoints)
+    stderr = console(stderr=True)
+
+    def warn(step: int, differences: tuple[str, ...]) -> None:
+        for one in differences:
+            stderr.print(f"zerosim train: goes on from step {step}, but {one}", markup=False, highlight=False)
+
+    with training.progress_bar(stderr, steps) as bar:
+        found = training.train(options, corpus, bar.on_step, keep_last_step=save is not None, checkpoints=checkpoints,
+                               on_resume=warn)
     if save is not None and found.last_step is not None:
         recording.save(recording.record(found.last_step), save)
     training.require_learned(found)
