@@ -123,6 +123,7 @@ class Engine(Shown):
         shards, replicas = (rank, None) if self.zeropp or not self.mesh else hybrid_groups(rank, self.mesh, self.stage)
         self.transfers = Transfers(rank, offload_of(offload), on_mesh=self.mesh is not None)
         self.param_groups = param_groups(shards, model, settings, layout, self.stage, self.transfers, replicas)
+        self.transfers.drain()
         self._observer = FactorObserver(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
                                         self.loss_scale)
         self._all_gathers = {group: ParameterAllGather(group, bucket_options) for group in self.param_groups}

@@ -35,6 +35,7 @@ from zerosim.zero.pieces import (
     blocks,
     gradient_of,
     note_update,
+    read_next,
     stretches,
 )
 from zerosim.zero.placements import SHARDED
@@ -241,6 +242,8 @@ def _update_piece(group: ParamGroup, piece: ParameterPiece, context: StepContext
     optimizer = context.optimizer(group, piece.entry.name)
     ctx, cast_nbytes = UpdateContext(group.rank.kernels, norms=norms), 0
     for here, arrays in stretches(group, piece, context):
+        if here.stop == piece.count:
+            read_next(group, piece, context)
         for w, g, state in blocks(group, arrays, context):
             optimizer.apply(ctx, w, g, state, context.step)
         cast_nbytes += context.fresh.cast(group, piece, here, arrays[MASTER], group.transfers.update_place)
