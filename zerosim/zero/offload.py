@@ -183,7 +183,7 @@ def clear(x: Any) -> None:
 class Transfers:
     """Moves one rank's state between its device, its host and its disk.
 
-    Raises ValueError for ranks whose arrays lie on a GPU, OffloadError for a directory in which no file can be made.
+    Raises ValueError for ranks whose arrays lie on a GPU, and on a mesh.
     """
 
     def __init__(self, rank: Rank, offload: Offload, *, on_mesh: bool = False) -> None:
@@ -213,7 +213,10 @@ class Transfers:
     # -- where things rest --------------------------------------------------------------------------------------------
 
     def alloc(self, shape: int | tuple[int, ...], dtype: Any, kind: str, name: str) -> Any:
-        """A new array for state of a kind, charged where that rests."""
+        """A new array for state of a kind, charged where that rests.
+
+        Raises OffloadError for a directory in which no file can be made.
+        """
         place = self.offload.place_of(kind)
         if place != DISK:
             return (self.memory if place == DEVICE else self.memory.host).alloc(shape, dtype, kind, name)
