@@ -10,7 +10,7 @@ from zerosim.models.gpt import GPT, Decoder, GPTConfig
 from zerosim.models.llama import Llama, LlamaConfig
 from zerosim.models.small import MLP
 from zerosim.models.units import Model
-from zerosim.numerics.places import DEVICE, OFFLOAD
+from zerosim.numerics.places import DEVICE, DIRECTIONS
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer
 from zerosim.optim.elementwise import SGD
@@ -65,7 +65,7 @@ def take_step(cluster: Cluster, model: Model, optimizer: Optimizer, x_shape: tup
             engine.all_gather_parameters()
         now = rank.memory.now_nbytes_by_kind
         return HeldInStep(after_forward, {kind: now[kind] for kind in RESTING_KINDS if kind in now},
-                          {way: rank.trace.moved_nbytes[way] - before.get(way, 0) for way in OFFLOAD})
+                          {way: rank.trace.moved_nbytes[way] - before.get(way, 0) for way in DIRECTIONS})
 
     return list(cluster.run(program))
 

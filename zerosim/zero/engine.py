@@ -76,14 +76,16 @@ class Engine(Shown):
     and replicates them across (hybrid sharding): a sum of nodes' sums has other bits than one ring. With
     ``zeropp``, a ZeroPlusPlus or its text "hpz+qwz+qgz", states lie in shards on all ranks, and less crosses nodes.
 
-    Options that change no bit: ``bucket_nbytes`` is the most that one collective moves (None: a unit); ``overlap``
-    lets reductions and the all-gather of parameters run beside other work, and ``copy_in_flight`` lets what is then
-    under way arrive in a second copy, hidden until it is waited for; ``prefetch`` gathers so many units ahead;
-    ``keep_gathered`` ("all", or units' names) keeps units from forward to backward (None: those whose weights others
-    share). ``offload`` places state on the host or on disk: "host", "disk" or an `Offload`.
+    Options that change no bit, but for buckets of quantized values: ``bucket_nbytes`` is the most that one collective
+    moves (None: a unit); ``overlap`` lets reductions and the all-gather of parameters run beside other work, and
+    ``copy_in_flight`` lets what is then under way arrive in a second copy, hidden until it is waited for; ``prefetch``
+    gathers so many units ahead; ``keep_gathered`` ("all", or units' names) keeps units from forward to backward (None:
+    those whose weights others share). ``offload`` places state on the host or on disk: "host", "disk" or an `Offload`,
+    of which ``delayed_update`` alone changes bits.
 
     ``step`` does all; ``forward``, ``backward``, ``reduce``, ``update``, ``all_gather_parameters`` are its parts, for
-    who writes the loop by hand.
+    who writes the loop by hand. Raises ValueError for options that cannot be or would change nothing, OffloadError for
+    a directory in which no file can be made.
     """
 
     def __init__(

@@ -340,7 +340,8 @@ class Reducer:
             ranges = [slice(region.low, region.high) for region in self.layout.regions]
             for bucket in buckets(self.layout, ranges, self.options.limit(dtype)):
                 with self.rank.trace.span(self.layout.region_at(bucket.ranges[0].start).name):
-                    source = [(here, self.transfers.on_device(part)) for here, part in self._parts(bucket, total, have)]
+                    source = [(here, self.transfers.at(DEVICE, part))
+                              for here, part in self._parts(bucket, total, have)]
                     self._move(bucket, have, want, source, self._parts(bucket, found, want), dtype).wait()
         return found, want
 

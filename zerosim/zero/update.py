@@ -109,7 +109,7 @@ class Update:
         """Goes from one whole state to the next; where that fails, no step may follow, unless nothing is in place."""
         self._under_way, taken = what, self.steps_taken
         try:
-            with self.transfers.all_or_nothing():
+            with self.transfers.transaction():
                 yield
         except BaseException:
             if not in_place:
