@@ -79,7 +79,8 @@ def squares(x: np.ndarray) -> float:
 
 @dataclass
 class Twin:
-    """Single-device training on the batches of N imagined ranks. ``order`` is "local_first" or "reduce_first".
+    """Single-device training on the batches of N imagined ranks. ``order`` is "local_first", "reduce_first" or
+    "micro_batch", in which nothing depends on N, and norms are exact.
 
     ``rules`` are those of the parameters that differ from the others; ``seed`` is that of dropout.
     """
@@ -199,6 +200,10 @@ class Twin:
                     sums.append(total.astype(reduce))
                 return ring_sum(sums, self.owner[name])
             total = None
+            if self.order == "micro_batch":
+                for one in (mine[j][name].astype(reduce) for j in range(len(gradients[0])) for mine in gradients):
+                    total = one.astype(accumulate) if total is None else rounded_add(total, one)
+                return total
             for j in range(len(gradients[0])):
                 summed = ring_sum([mine[j][name].astype(reduce) for mine in gradients], self.owner[name])
                 total = summed.astype(accumulate) if total is None else rounded_add(total, summed)
@@ -231,6 +236,9 @@ class Twin:
     def _norm(self, vector: object, names: list[str]) -> float:
         """The norm of some tensors: per owner, tensor by tensor; owners in rank order."""
         total = 0.0
+        if self.order == "micro_batch":
+            wide = np.concatenate([vector(name) for name in names]).astype(np.float64)
+            return math.sqrt(math.fsum(wide**2)) if np.isfinite(wide).all() else math.nan
         for rank in range(self.ranks):
             partial = 0
             for name in names:

@@ -52,6 +52,13 @@ def title(value):
     ({"prefetch": 1.5}, "prefetch=1.5 must be a number of units, 0 or more"),
     ({"keep_gathered": ["layer9"]}, "keep_gathered=['layer9'] must be 'all', or names of units: layer0, layer1"),
     ({"keep_gathered": 3}, "keep_gathered=3 must be"), ({"keep_gathered": [[1]]}, "or names of units"),
+    ({"reduction": "micro_batches"}, "no order of additions is called reduction='micro_batches'"),
+    ({"reduction": "micro_batch"}, "those of Stage(REPLICATED, PARTIAL, REPLICATED) rest partial; take stage 2 or 3"),
+    ({"reduction": "micro_batch", "stage": zs.Stage(REPLICATED, REPLICATED, SHARDED)}, "rest replicated; take stage 2"),
+    ({"reduction": "micro_batch", "stage": 2, "policy": zs.Policy(wire="fp32")}, "the policy asks for wire='fp32'"),
+    ({"reduction": "micro_batch", "stage": 3, "policy": zs.Policy(average="split")}, "average='split', which are of"),
+    ({"reduction": "micro_batch", "stage": 3, "optimizer": zs.optim.KFAC(), "gather": True, "groups": [
+        zs.Group("*bias", optimizer=zs.optim.Adam())]}, "KFAC needs factors of layer0.weight, which are added in that"),
     ({"seed": None}, "seed=None must be a whole number"),
     ({"groups": zs.Group("*")}, "groups takes a list of Group, found"), ({"groups": None}, "groups takes a list"),
     ({"groups": ("*.bias",)}, "groups takes a list of Group, found '*.bias'"),

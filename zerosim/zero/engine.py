@@ -32,10 +32,11 @@ from zerosim.shown import Shown
 from zerosim.zero import checkpoint, hub_weights
 from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
 from zerosim.zero.layout import Layout
+from zerosim.zero.micro_batch_order import BY_RANK, ExactSquares, is_by_micro_batch, refuse_factors
 from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
 from zerosim.zero.placements import BucketOptions, Stage, stage_of
 from zerosim.zero.unshard import ParameterAllGather, Unsharder
-from zerosim.zero.update import Schedule, StepResult, Update
+from zerosim.zero.update import Schedule, Squares, StepResult, Update
 
 RENAMED = {"refresh": "all_gather_parameters", "states": "param_group", "families": "param_groups"}
 Batch = tuple[np.ndarray, np.ndarray]
@@ -66,7 +67,8 @@ class Engine(Shown):
     "whole_matrices", ``recompute`` a policy or its text, ``clip_norm`` the most that the global gradient norm may be
     (None: no limit), ``groups`` what differs for some parameters, ``schedule`` the factor of every lr by step
     (counted from 1, skipped ones not), ``seed`` that of dropout. ``gather`` lets optimizers that need whole matrices
-    gather what lies in pieces.
+    gather what lies in pieces. ``reduction`` is the order in which gradients are added: by "rank", or by "micro_batch",
+    which makes all bits independent of the number of ranks; see `zerosim.zero.micro_batch_order`.
 
     Options that change no bit: ``bucket_nbytes`` is the most that one collective moves (None: a unit); ``overlap``
     lets reductions and the all-gather of parameters run beside other work, and ``copy_in_flight`` lets what is then
@@ -97,21 +99,26 @@ class Engine(Shown):
         prefetch: int = 0,
         keep_gathered: str | Sequence[str] | None = None,
         gather: bool = False,
+        reduction: str = BY_RANK,
         seed: int = 0,
     ) -> None:
         _check_parts(rank, model, optimizer, policy)
         keep = _check_options(model, bucket_nbytes, prefetch, keep_gathered, seed, overlap=overlap, gather=gather,
                               copy_in_flight=copy_in_flight)
-        bucket_options = BucketOptions(bucket_nbytes, overlap, copy_in_flight)
-        self.rank, self.model, self.optimizer, self.seed = rank, model, optimizer, seed
+        self.rank, self.model, self.optimizer, self.seed, self.reduction = rank, model, optimizer, seed, reduction
         self.stage, self.policy, self.recompute = stage_of(stage), policy or Policy(), Recompute.parse(recompute)
+        by_micro_batch = is_by_micro_batch(reduction, self.stage, self.policy)
+        bucket_options = BucketOptions(bucket_nbytes, overlap, copy_in_flight, by_micro_batch)
         self.loss_scale = self.policy.start_scaling()
         settings = settings_of(model, optimizer, self.policy, groups)
         self.param_groups = param_groups(rank, model, settings, layout, self.stage)
         self._observer = FactorObserver(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
                                         self.loss_scale)
+        if by_micro_batch:
+            refuse_factors(self.param_groups)
         self._all_gathers = {group: ParameterAllGather(group, bucket_options) for group in self.param_groups}
-        self._update = Update(self._all_gathers, self.loss_scale, clip_norm, schedule)
+        self._update = Update(self._all_gathers, self.loss_scale, clip_norm, schedule,
+                              ExactSquares() if by_micro_batch else Squares())
         agree = partial(_agreement, optimizer, self.loss_scale, self._update,
                         _digest(model, settings, (clip_norm, seed)))
         self.gradients = Accumulator(self.param_groups, bucket_options, agree)
@@ -286,7 +293,7 @@ class Engine(Shown):
 
     def _training_state(self) -> checkpoint.TrainingState:
         settings = {"stage": str(self.stage), "seed": str(self.seed), "kept inside units": self.recompute.inside,
-                    "loss over the tokens of all": str(self.model.loss.is_global)}
+                    "loss over the tokens of all": str(self.model.loss.is_global), "reduction": self.reduction}
         return checkpoint.TrainingState(self.rank, self.param_groups, self._update, self.gradients, self._observer,
                                         self._counts, settings)
 

@@ -322,7 +322,8 @@ class Reducer:
               *, async_op: bool = False, add: bool = False) -> BucketMove:
         return BucketMove(self.rank.agreeing(self.agree(self.micro_batch)), bucket, have, want, policy=self.policy,
                           source=source, target=target, dtype=dtype, purpose="gradients", async_op=async_op,
-                          hidden=self.options.copy_in_flight, add=add)
+                          hidden=self.options.copy_in_flight, add=add,
+                          by_micro_batch=self.options.by_micro_batch and have is PARTIAL)
 
 
 class FactorObserver:
