@@ -84,7 +84,7 @@ def test_help_explains_every_switch_of_every_command():
     ("lost-updates", ["--format bf16", "--weight 0.1", "--update 3e-4", "--steps 4"]),
     ("train", ["--stage 1", "--compute fp32", "--compute fp8", "--optimizer sgd", "--lr 0.1", "--micro-batches 2",
                "--batch 3", "--recompute segment(2)", "--layout contiguous", "--seed 1", "--ranks 3", "--loss-scale 8",
-               "--sample 3", "--steps 3"]),
+               "--sample 3", "--stage 2 --reduction micro_batch", "--steps 3"]),
     ("cost", ["--nbytes 14000000008", "--ranks 4", "--link pcie5", "--collective all_gather", "--algorithm tree",
               "--nodes 2", "--nbytes 72 --itemsize 8", "--nodes 2 --between ethernet-100g"]),
     ("plan", ["--ranks 16", "--device b200", "--link pcie5", "--nodes 2", "--stage 3", "--recompute tiled",
@@ -169,9 +169,17 @@ def test_a_training_that_goes_on_from_its_checkpoint_ends_as_if_it_had_never_sto
     assert rest["resumed"] == ["Went on from step 3."]
     words = words_of("train", *TINY, "--steps", "6", "--ranks", "3", "--stage", "1", *run, "--resume")
     assert "Went on from step 5. ranks: saved with 2, here 3 stage: saved with" in words
-    assert "ranks of the data: saved with 2, here 3" in words
+    assert "micro-batches of a step of the data: saved with 2, here 3" in words
     refused = ask("train", *TINY, "--steps", "6", *run, "--resume")
     assert (refused.exit_code, "is of step 6, and 6 steps were asked for" in refused.stderr) == (2, True)
+
+
+def test_by_micro_batch_a_training_goes_on_from_its_checkpoint_on_other_ranks_as_if_it_had_never_stopped(tmp_path):
+    run = ("--checkpoint", str(tmp_path), "--save-every", "2", "--reduction", "micro_batch", "--steps")
+    whole = data_of("train", *run, "3", "--stage", "2", "--micro-batches", "2")
+    data_of("train", *run, "2", "--stage", "2", "--micro-batches", "2")
+    rest = data_of("train", *run, "3", "--ranks", "4", "--resume")
+    assert (rest["digest"], rest["resumed"]) == (whole["digest"], ["Went on from step 2."])
 
 
 def test_training_as_json_has_every_step_and_not_the_one_that_is_saved(tmp_path):
@@ -329,6 +337,7 @@ REFUSED = {
         ("--lr 1e30", "training has diverged: from step 2 on the loss is no finite number, and 1 of 2 steps"),
         ("--batch 1000000000000", "this machine has too little memory for it"),
         ("--save no/such/folder/run.json", "but its folder is not there"),
+        ("--stage 1 --reduction micro_batch", "rest partial; take stage 2 or 3"),
         ("--save-every 2", "without a folder; name one, as in --checkpoint my-run"),
         ("--checkpoint x --save-every 0", "every 0 steps; take a whole number, 1 or more"),
         ("--checkpoint x", "nothing would be written to 'x' or read from it; ask for --save-every, or for --resume"),

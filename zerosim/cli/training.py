@@ -22,6 +22,8 @@ Recompute = Annotated[str, typer.Option(help="What is not kept: none, block, seg
 LayoutName = Annotated[str | None, typer.Option("--layout", help="per_unit, contiguous or whole_matrices; without it, "
                                                                  "what the optimizer can be cut by.")]
 Gather = Annotated[bool, typer.Option("--gather", help="Gather whole matrices for an optimizer that needs them.")]
+Reduction = Annotated[str, typer.Option(help="The order in which gradients are added: by rank; or by micro_batch, at "
+                                             "stages 2 and 3, which makes all bits the same on any number of ranks.")]
 Seed = Annotated[int, typer.Option(help="Of first values, batches and the sample.")]
 LossScale = Annotated[str | None, typer.Option(help="A number, or dynamic (the default in fp16).")]
 Capacity = Annotated[int | None, typer.Option(metavar="NBYTES", help="What each rank may hold while it trains.")]
@@ -47,10 +49,10 @@ Dark = Annotated[bool, typer.Option("--dark", help="Draw the dark variant.")]
 def train(
     text: TextFile = None, model: Model = "gpt-micro", ranks: Ranks = 4, stage: Stage = 3, compute: Compute = "bf16",
     optimizer: Named = "adamw", lr: LearningRate = None, micro_batches: MicroBatches = 1, batch: Batch = 4,
-    recompute: Recompute = "none", layout: LayoutName = None, gather: Gather = False, steps: StepsOfOne = 200,
-    seed: Seed = 0, loss_scale: LossScale = None, capacity: Capacity = None, sample: Sample = 160,
-    save: SaveTo = None, checkpoint: Checkpoint = None, save_every: SaveEvery = None, resume: Resume = False,
-    as_json: AsJson = False,
+    recompute: Recompute = "none", layout: LayoutName = None, gather: Gather = False, reduction: Reduction = "rank",
+    steps: StepsOfOne = 200, seed: Seed = 0, loss_scale: LossScale = None, capacity: Capacity = None,
+    sample: Sample = 160, save: SaveTo = None, checkpoint: Checkpoint = None, save_every: SaveEvery = None,
+    resume: Resume = False, as_json: AsJson = False,
 ) -> None:
     """Trains a GPT or a Llama on a text, under any stage of ZeRO, and says what it came to."""
     from zerosim.course import training
@@ -59,8 +61,8 @@ def train(
 
     options = training.Options(
         model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
-        batch=batch, recompute=recompute, layout=layout, gather=gather, steps=steps, seed=seed, loss_scale=loss_scale,
-        capacity_nbytes=capacity, sample_tokens=sample)
+        batch=batch, recompute=recompute, layout=layout, gather=gather, reduction=reduction, steps=steps, seed=seed,
+        loss_scale=loss_scale, capacity_nbytes=capacity, sample_tokens=sample)
     corpus = corpus_of(text)
     if save is not None:
         require_place(save)

@@ -37,6 +37,7 @@ from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import PURPOSES, Trace, Traces
 from zerosim.zero.engine import Batch, Engine
 from zerosim.zero.layout import layout_of
+from zerosim.zero.micro_batch_order import BY_RANK, is_by_micro_batch
 from zerosim.zero.param_group import Group
 from zerosim.zero.placements import STAGES, stage_of
 
@@ -69,6 +70,7 @@ class Options:
     recompute: str = "none"
     layout: str | None = None
     gather: bool = False
+    reduction: str = BY_RANK
     steps: int = 200
     seed: int = 0
     clip_norm: float | None = 1.0
@@ -88,7 +90,7 @@ class Options:
         Recompute.parse(self.recompute)
         if self.lr is not None and (not is_finite_number(self.lr) or self.lr <= 0):
             raise ValueError(f"lr={self.lr!r} must be a positive number")
-        self.policy()
+        is_by_micro_batch(self.reduction, stage_of(self.stage), self.policy())
         layout_of(model, self.ranks, self.layout_name)
 
     def _check_ranks(self, parameter_count: int) -> None:
@@ -105,8 +107,8 @@ class Options:
 
     @property
     def data_options(self) -> dict[str, int]:
-        """The options by which a step finds its batches in a text."""
-        return {name: getattr(self, name) for name in ("seed", "ranks", "micro_batches", "batch")}
+        """The options by which a step finds its micro-batches in a text, whichever rank takes them."""
+        return {"seed": self.seed, "micro-batches of a step": self.ranks * self.micro_batches, "batch": self.batch}
 
     @property
     def tokens_per_step(self) -> int:
@@ -172,7 +174,7 @@ class Options:
         """The arguments of an engine beside rank, model and optimizer."""
         return {"stage": self.stage, "policy": self.policy(), "layout": self.layout_name, "recompute": self.recompute,
                 "clip_norm": self.clip_norm, "groups": companions(self.build_optimizer(), model),
-                "schedule": self.schedule(), "gather": self.gather, "seed": self.seed}
+                "schedule": self.schedule(), "gather": self.gather, "reduction": self.reduction, "seed": self.seed}
 
 
 # -- optimizers by name, each with a learning rate that suits a small GPT ----------------------------------------------

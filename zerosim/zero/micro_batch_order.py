@@ -80,6 +80,7 @@ class ExactSquares(Squares):
 UNIT_BITS, NBYTES = 298, 80  # a sum counts units of 2^-298
 NOT_FINITE = 1 << 8 * NBYTES - 17  # of inf and NaN: above every sum of finite squares, and 2^16 of it have room
 HALF = 24  # bits of half a square
+AT_ONCE = 1 << 20  # elements at most, which come to the host where a device has them
 
 
 def sum_of_squares(kernels: Any, x: np.ndarray, divisor: float = 1.0) -> int:
@@ -90,8 +91,9 @@ def sum_of_squares(kernels: Any, x: np.ndarray, divisor: float = 1.0) -> int:
     if not has_data(x):
         return 0
     total = 0
-    quotients = kernels.scratch("quotients", min(kernels.BLOCK, x.size), FP32)
-    for here in spans(x.size, kernels.BLOCK):
+    at_once = min(kernels.BLOCK, AT_ONCE)
+    quotients = kernels.scratch("quotients", min(at_once, x.size), FP32)
+    for here in spans(x.size, at_once):
         block = quotients[:here.stop - here.start]
         kernels.gradient_block(x[here], divisor, 1.0, block)
         total += _of_block(to_host(block))
