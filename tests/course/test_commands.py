@@ -182,6 +182,29 @@ def test_by_micro_batch_a_training_goes_on_from_its_checkpoint_on_other_ranks_as
     assert (rest["digest"], rest["resumed"]) == (whole["digest"], ["Went on from step 2."])
 
 
+def test_a_training_begins_from_the_weights_that_another_has_exported_in_one_file_or_several(tmp_path):
+    folder, begun = str(tmp_path / "c"), {}
+    trained = data_of("train", "--checkpoint", folder, "--save-every", "2")
+    for out, *more in (("one.safetensors",), ("folder",), ("several", "--shard-nbytes", "4000")):
+        files = ask("export", folder, str(tmp_path / out), *more).stdout.replace("\n", "").split(str(tmp_path))[1:]
+        assert len(files) > 2 if more else len(files) == 1
+        begun[out] = data_of("train", "--weights", str(tmp_path / out), "--ranks", "3", "--stage", "1")
+    assert begun["one.safetensors"] == begun["folder"] == begun["several"]
+    assert begun["folder"]["steps"][0]["loss"] < trained["steps"][0]["loss"]
+    assert begun["folder"]["digest"] != data_of("train", "--ranks", "3", "--stage", "1")["digest"]
+    narrow = ask("export", folder, str(tmp_path / "narrow"), "--kind", "parameter")
+    assert narrow.exit_code == 0
+    assert (tmp_path / "narrow" / "model.safetensors").stat().st_size < (tmp_path / "one.safetensors").stat().st_size
+    for args, said in (
+            (("no-such", "x"), "no-such holds no checkpoint"),
+            ((folder, str(tmp_path / "several")), "holds model-00001-of-"),
+            ((folder, "x.safetensors", "--shard-nbytes", "9"), "is one; name a folder"),
+            ((folder, "x", "--kind", "moment"), "has no moment of wte"),
+            ((folder, str(tmp_path / "one.safetensors" / "x")), "name a place that can be written")):
+        refused = ask("export", *args)
+        assert (refused.exit_code, said in refused.stderr) == (2, True), refused.stderr
+
+
 def test_training_as_json_has_every_step_and_not_the_one_that_is_saved(tmp_path):
     data = data_of("train", "--save", str(tmp_path / "run.json"))
     assert data == data_of("train")
@@ -338,6 +361,8 @@ REFUSED = {
         ("--batch 1000000000000", "this machine has too little memory for it"),
         ("--save no/such/folder/run.json", "but its folder is not there"),
         ("--stage 1 --reduction micro_batch", "rest partial; take stage 2 or 3"),
+        ("--weights no-such", "no-such: No such file or directory"),
+        ("--weights x --resume --checkpoint y", "asked to begin from --weights x and to --resume"),
         ("--save-every 2", "without a folder; name one, as in --checkpoint my-run"),
         ("--checkpoint x --save-every 0", "every 0 steps; take a whole number, 1 or more"),
         ("--checkpoint x", "nothing would be written to 'x' or read from it; ask for --save-every, or for --resume"),

@@ -28,6 +28,8 @@ Seed = Annotated[int, typer.Option(help="Of first values, batches and the sample
 LossScale = Annotated[str | None, typer.Option(help="A number, or dynamic (the default in fp16).")]
 Capacity = Annotated[int | None, typer.Option(metavar="NBYTES", help="What each rank may hold while it trains.")]
 
+WeightsFrom = Annotated[str | None, typer.Option("--weights", metavar="FILE|FOLDER", help=(
+    "Begin from these weights, of export or Hugging Face's, in place of drawn ones."))]
 SaveTo = Annotated[str | None, typer.Option("--save", metavar="FILE", help="Record the last step in this JSON file, "
                                                                            "for zerosim report.")]
 
@@ -51,8 +53,8 @@ def train(
     optimizer: Named = "adamw", lr: LearningRate = None, micro_batches: MicroBatches = 1, batch: Batch = 4,
     recompute: Recompute = "none", layout: LayoutName = None, gather: Gather = False, reduction: Reduction = "rank",
     steps: StepsOfOne = 200, seed: Seed = 0, loss_scale: LossScale = None, capacity: Capacity = None,
-    sample: Sample = 160, save: SaveTo = None, checkpoint: Checkpoint = None, save_every: SaveEvery = None,
-    resume: Resume = False, as_json: AsJson = False,
+    sample: Sample = 160, weights: WeightsFrom = None, save: SaveTo = None, checkpoint: Checkpoint = None,
+    save_every: SaveEvery = None, resume: Resume = False, as_json: AsJson = False,
 ) -> None:
     """Trains a GPT or a Llama on a text, under any stage of ZeRO, and says what it came to."""
     from zerosim.course import training
@@ -68,13 +70,37 @@ def train(
         require_place(save)
     if checkpoint is None and (resume or save_every is not None):
         raise ValueError("asked for --resume or --save-every without a folder; name one, as in --checkpoint my-run")
+    if weights is not None and resume:
+        raise ValueError(f"asked to begin from --weights {weights} and to --resume, which goes on from the weights of "
+                         "--checkpoint; leave one of them out")
     checkpoints = None if checkpoint is None else training.Checkpoints(checkpoint, save_every, resume)
     with training.progress_bar(console(stderr=True), steps) as bar:
-        found = training.train(options, corpus, bar.on_step, keep_last_step=save is not None, checkpoints=checkpoints)
+        found = training.train(options, corpus, bar.on_step, keep_last_step=save is not None, checkpoints=checkpoints,
+                               weights=weights)
     if save is not None and found.last_step is not None:
         recording.save(recording.record(found.last_step), save)
     training.require_learned(found)
     answer(as_json, lambda: training.training_as_json(found), lambda: training.training_view(found, corpus.name))
+
+
+@command("export")
+def export(
+    checkpoint: Annotated[str, typer.Argument(help="The folder of a checkpoint.", metavar="CHECKPOINT")],
+    out: Annotated[str, typer.Argument(help="A folder, or one file by its name.", metavar="FOLDER|FILE.safetensors")],
+    shard_nbytes: Annotated[int | None, typer.Option(metavar="NBYTES", help="Several files, each of at most so many "
+                                                                            "bytes of weights, and an index.")] = None,
+    kind: Annotated[str, typer.Option(help="master, or parameter for the copies in the compute format.")] = "master",
+) -> None:
+    """Writes a checkpoint's weights as Hugging Face names and shards them; train --weights begins from them."""
+    from zerosim.zero import export_weights
+
+    try:
+        files = export_weights(checkpoint, out, shard_nbytes=shard_nbytes, kind=kind)
+    except OSError as error:
+        raise ValueError(f"asked to export {checkpoint!r} to {out!r}, but {error.filename}: {error.strerror}; name a "
+                         "place that can be written") from None
+    for file in files:
+        typer.echo(file)
 
 
 @command("compare")

@@ -306,18 +306,20 @@ class _RankResult:
 
 
 def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, keep_last_step: bool = False,
-          checkpoints: Checkpoints | None = None) -> Trained:
+          checkpoints: Checkpoints | None = None, weights: str | None = None) -> Trained:
     """Trains on a cluster in this process; ``on_step`` is called after every step, by rank 0's program.
 
     ``keep_last_step`` keeps the traces of the last step, to be saved. ``checkpoints`` says whether the run is saved,
-    and goes on from what was saved: then the steps are those that it took itself.
+    and goes on from what was saved: then the steps are those that it took itself. ``weights`` is a file or folder of
+    which the first weights are, in place of drawn ones; see `zerosim.zero.hub_weights`.
 
     Raises ValueError for a text that is too short, for an optimizer that the layout does not suit, and for a checkpoint
-    that cannot be written or read; OutOfMemoryError where a rank has less than the run needs.
+    or weights that cannot be written or read; OutOfMemoryError where a rank has less than the run needs.
     """
     corpus.require_length(options.config().context)
     cluster = Cluster(options.ranks, capacity_nbytes=options.capacity_nbytes)
-    found: list[_RankResult] = list(cluster.run(_program, options, options.build(), corpus, on_step, checkpoints))
+    found: list[_RankResult] = list(cluster.run(_program, options, options.build(), corpus, on_step, checkpoints,
+                                                weights))
     first = found[0]
     assert len({of_rank.digest for of_rank in found}) == 1, "ranks ended in different weights"
     assert first.evaluation is not None, "rank 0 evaluates what it trained"
@@ -350,9 +352,11 @@ def _engine(rank: Rank, options: Options, model: Decoder) -> Engine:
 
 
 def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_step: OnStep | None,
-             checkpoints: Checkpoints | None) -> _RankResult:
+             checkpoints: Checkpoints | None, weights: str | None) -> _RankResult:
     """One rank: its steps, then the results of the run."""
     engine = _engine(rank, options, model)
+    if weights is not None:
+        engine.load_weights(weights)
     data = {**options.data_options, "text": sha256(corpus.tokens.tobytes()).hexdigest()[:16]}
     taken, resumed = _resume(engine, options, checkpoints, data)
     steps: list[TrainingStep] = []

@@ -29,6 +29,8 @@ from zerosim.numerics.safetensors import BLOCK_NBYTES, DTYPES, StoredTensor, rea
 from zerosim.zero.checkpoint import MASTER, PARAMETER, Checkpoint, TrainingState, open_checkpoint, resting_of, together
 
 ONE_FILE, HUB_INDEX = "model.safetensors", "model.safetensors.index.json"
+SUFFIX = ".safetensors"
+OF_EXPORT = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 PREFIXES = ("", "transformer.", "model.")  # that files have before the same names, or have not
 
 
@@ -87,15 +89,22 @@ def _named(name: str, shape: tuple[int, ...], table: tuple[tuple[str, tuple[str,
 
 def export_weights(checkpoint: str | Path, out: str | Path, *, shard_nbytes: int | None = None,
                    kind: str = MASTER) -> list[Path]:
-    """Writes a checkpoint's weights into the folder ``out``; returns the files, the index last.
+    """Writes a checkpoint's weights into the folder ``out``, or the file, FILE.safetensors; returns the files, the
+    index last.
 
     One file, or, where ``shard_nbytes`` is given, files of at most so many bytes of weights, or of one larger tensor,
     and an index. ``kind`` is "master", or "parameter" for the copies in the compute format, where there are any. Needs
-    the memory of one tensor. Raises ValueError for what is no whole checkpoint, and OSError for what cannot be written.
+    the memory of one tensor. Raises ValueError for what is no whole checkpoint, and for a folder with weights that
+    would be read beside these or in their place, and OSError for what cannot be written.
     """
     if shard_nbytes is not None and (not is_count(shard_nbytes) or shard_nbytes < 1):
         raise ValueError(f"shard_nbytes={shard_nbytes!r} must be a number of bytes, 1 or more; pass None for one file")
-    source, folder = open_checkpoint(Path(checkpoint)), Path(out)
+    out = Path(out)
+    is_file = out.suffix == SUFFIX and not out.is_dir()
+    if is_file and shard_nbytes is not None:
+        raise ValueError(f"shard_nbytes={shard_nbytes} asks for several files, and {str(out)!r} is one; name a folder, "
+                         "or leave shard_nbytes out")
+    source, folder = open_checkpoint(Path(checkpoint)), out.parent if is_file else out
     tensors = source.content["tensors"]
     shapes = {name: tuple(one["shape"]) for name, one in source.content["parameters"].items()}
     missing = next((name for name in shapes if f"{kind}/{name}" not in tensors), None)
@@ -114,8 +123,11 @@ def export_weights(checkpoint: str | Path, out: str | Path, *, shard_nbytes: int
             start += width
     folder.mkdir(parents=True, exist_ok=True)
     shards = _shards(kinds, shard_nbytes)
-    names = [ONE_FILE] if len(shards) == 1 else [
-        f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
+    names = [out.name] if is_file else [ONE_FILE] if len(shards) == 1 else [
+        f"model-{number:05}-of-{len(shards):05}{SUFFIX}" for number in range(1, len(shards) + 1)]
+    if not is_file:
+        _refuse_others(folder, [*names, HUB_INDEX] if len(shards) > 1 else names)
+        (folder / HUB_INDEX).unlink(missing_ok=True)  # which would name files of before and of now
     for file, shard in zip(names, shards, strict=True):
         write_tensors(folder / file, {part: kinds[part] for part in shard}, lambda part: arrays[part](),
                       {"format": "pt"})  # which `transformers` asks for
@@ -125,6 +137,14 @@ def export_weights(checkpoint: str | Path, out: str | Path, *, shard_nbytes: int
         write_durably(folder / HUB_INDEX, [json.dumps(index, indent=2).encode()])
         names.append(HUB_INDEX)
     return [folder / name for name in names]
+
+
+def _refuse_others(folder: Path, names: list[str]) -> None:
+    """Raises ValueError for a folder with an earlier export under other names: one of the two would be read."""
+    others = sorted(file.name for file in folder.iterdir() if OF_EXPORT.fullmatch(file.name) and file.name not in names)
+    if others:
+        raise ValueError(f"{folder} holds {others[0]}, weights that would be read beside those in {names[-1]} or in "
+                         "their place; name another folder, or remove them")
 
 
 def _widths(name: str, there: HubNames, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:
