@@ -1,17 +1,19 @@
 """A search finds what trying everything finds, and says what it leaves out; its settings are those that were run."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from inspect import signature
-from itertools import product
+from itertools import accumulate, cycle, product
 
 import numpy as np
 import pytest
 
 import zerosim as zs
 from tests.support import assert_refused, literally
-from zerosim.course import measured
+from zerosim.course import measured, timed
+from zerosim.models import PRESETS, decoder
+from zerosim.models.llama import config_of
 from zerosim.planning import Transformer, conventions, hardware, model_of, plan_config, recording, timeline
 from zerosim.planning.closed_forms import STAGES
 
@@ -195,6 +197,31 @@ def test_an_optimizer_that_the_engine_refuses_is_named_with_its_reason():
     assert "ZeRO-1 was not run: " in " ".join(str(found).split())
 
 
+def test_by_seconds_every_candidate_is_run_with_data_and_its_fastest_step_counts(monkeypatch):
+    clock = cycle(accumulate((0.0, 5.0, 3.0, 2.0)))
+    monkeypatch.setattr(timed, "process_time", lambda: next(clock))
+    found = zs.tune("gpt-nano", by="seconds", global_batch=4, ranks=2, stage="1,3", recompute="none,block", batch=1,
+                    prefetch="0,1", bucket_nbytes="unit,model")
+    assert found.config.model.parameters == decoder(replace(PRESETS["gpt-nano"], vocabulary=256)).parameter_count
+    ways = {(one.settings.stage, one.settings.recompute, one.settings.prefetch) for one in found.tried}
+    assert ways == {(1, "none", 0), (1, "block", 0), *product([3], ["none", "block"], [0, 1])}
+    assert (len(found.tried), found.slower, found.too_large, found.refused) == (8, 0, 0, {})  # 2 have larger buckets
+    for one in found.tried:
+        assert (one.step_seconds, one.exposed_seconds, one.replayed) == (2.0, 0.0, False)
+        *_, peak = run_whole(found.config, asdict(one.settings))
+        assert one.held_nbytes == peak + found.config.resting_nbytes(one.settings.stage)["overhead_nbytes"]
+    assert [one.program for one in found.pasted] == ["zerosim"]
+    assert "took 3 steps with data on 2 ranks of this process" in " ".join(str(found).split())
+
+
+@pytest.mark.parametrize("name", ["gpt-nano", "gpt-micro", "llama-nano", "llama-micro"])
+def test_a_preset_of_training_has_the_shape_of_the_model_that_is_trained(name):
+    trained = decoder(replace(config_of(name), vocabulary=256))
+    made = measured.decoder_of(timed.preset_shape(name))
+    assert made.shapes == trained.shapes
+    assert made.config == trained.config
+
+
 def test_what_cannot_be_searched_is_refused():
     small = partial(partial, zs.tune, SMALL)
     for call, text in [
@@ -210,6 +237,8 @@ def test_what_cannot_be_searched_is_refused():
         (small(global_batch=8, offload=True), "offload=True must be never, always, both"),
         (small(global_batch=2**40, ranks=2), "gives each rank 549,755,813,888 sequences a step; take one"),
         (small(global_batch=8, offload=["never"]), "offload=['never'] must be never, always, both"),
+        (small(global_batch=8, by="clock"), "by='clock' must be replay or seconds"),
+        (small(global_batch=8, by="seconds", offload="both"), "offload='both' asks for steps with states on the host"),
         (small(global_batch=8, convention="fp32"), "convention= is no option of tune: "),
         (partial(zs.tune, global_batch=8, parameters=10**9), "parameters= is no option of tune: a model is named"),
         (partial(zs.tune, "t5-small", global_batch=8), "the activations of t5-small are not known"),
@@ -219,7 +248,7 @@ def test_what_cannot_be_searched_is_refused():
 
 def test_the_options_are_those_of_a_plan_beside_its_own_and_data_are_plain():
     own, plans = signature(zs.tune).parameters, signature(plan_config).parameters
-    assert own.keys() - plans.keys() == {"global_batch", "bucket_nbytes"}
+    assert own.keys() - plans.keys() == {"global_batch", "bucket_nbytes", "by"}
     assert plans.keys() - own.keys() == {"parameters", "largest_layer", "micro_batches", "convention"}
     found = tuned(global_batch=4, ranks=2, batch=1)
     data = json.loads(json.dumps(found.as_json(), allow_nan=False))

@@ -13,6 +13,9 @@ the fastest replay so far is not run. Last, other buckets than units are tried o
 A step of more than three micro-batches is not run whole. Nothing is under way between two micro-batches, so that all
 but the first and the last take as long as the second.
 
+By seconds nothing is estimated but what fits: every candidate takes steps with data on N ranks of this process, and the
+seconds are this machine's; see `zerosim.course.timed`.
+
 With offload nothing is run, for the engine has none yet: its seconds are the replay's of the same settings without it
 and what the plan adds, its bytes the measured ones without those that rest on the host.
 """
@@ -28,6 +31,7 @@ from typing import Any
 from rich.markup import escape
 
 from zerosim.course.measured import decoder_of, run_planned
+from zerosim.course.timed import STEPS, preset_shape, timed_step
 from zerosim.course.tuned_settings import Candidate, Pasted, pasted
 from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts, plain
@@ -49,6 +53,7 @@ SHOWN = 12  # candidates in the table; and the fastest of each other stage
 MOST_SEQUENCES = 1 << 16  # of a rank in a step, more than anybody takes: every micro-batch is looked at
 UNIT, MODEL = "unit", "model"  # buckets by name
 TAKEN = {"convention", "micro_batches", "parameters", "largest_layer"}  # options of a plan alone
+BY_REPLAY, BY_SECONDS = WAYS = ("replay", "seconds")
 OFFLOADS: Mapping[str, tuple[bool, ...]] = {"never": (False,), "always": (True,), "both": (False, True)}
 
 
@@ -60,7 +65,8 @@ class Tried:
     """A candidate with its seconds of a step, the part exposed to communication, and the most bytes that it holds.
 
     ``held_nbytes`` have the runtime's overhead in them; ``host_nbytes`` lie on the host. ``replayed`` False says that
-    all numbers are the plan's. ``estimated_seconds`` are the plan's in any case, of buckets that are units.
+    all numbers are the plan's, or, of a search by seconds, this machine's. ``estimated_seconds`` are the plan's in any
+    case, of buckets that are units.
     """
 
     settings: Candidate
@@ -83,6 +89,7 @@ class Tuned(Shown):
 
     config: PlanConfig
     global_batch: int
+    by: str
     tried: tuple[Tried, ...]
     too_large: int
     slower: int
@@ -124,9 +131,9 @@ class Tuned(Shown):
         config = self.config
         data: dict[str, Any] = plain({
             "model": config.model.name, "ranks": config.ranks, "device": config.device.name,
-            "compute": config.policy.compute, "overlap": config.overlap, "global_batch": self.global_batch,
-            "tokens": config.sequence, "verdict": self.verdict, "too_large": self.too_large, "slower": self.slower,
-            "refused": self.refused, "not_run": self.not_run,
+            "compute": config.policy.compute, "overlap": config.overlap, "by": self.by,
+            "global_batch": self.global_batch, "tokens": config.sequence, "verdict": self.verdict,
+            "too_large": self.too_large, "slower": self.slower, "refused": self.refused, "not_run": self.not_run,
             "rows": [plain(one.settings) | {name: value for name, value in plain(one).items() if name != "settings"}
                      | {"spare_nbytes": self.spare_nbytes(one), "tokens_per_second": self.tokens_per_second(one)}
                      for one in self.tried],
@@ -142,8 +149,8 @@ class Tuned(Shown):
 
     @property
     def pasted(self) -> tuple[Pasted, ...]:
-        """The fastest candidate's settings for each program; none where nothing fits."""
-        return pasted(self.config, self.best.settings) if self.best else ()
+        """The fastest candidate's settings for each program, by seconds zerosim's alone; none where nothing fits."""
+        return pasted(self.config, self.best.settings)[:1 if self.by == BY_SECONDS else None] if self.best else ()
 
     def __str__(self) -> str:
         from zerosim.display.render_text import in_lines
@@ -187,6 +194,10 @@ def assumed(found: Tuned) -> Iterator[str]:
                "that were not run, since by estimate, a lower bound, they are slower than the fastest.")
     if found.not_run:
         yield f"{found.not_run}."
+    elif found.by == BY_SECONDS:
+        yield (f"Every candidate took {STEPS} steps with data on {counted(config.ranks, 'rank')} of this process, one "
+               "at a time: the fastest step's seconds of this machine's processor, for the work of all ranks, with "
+               f"nothing beside anything. Of {config.device.name} only the bytes that it has were asked.")
     else:
         yield ("Candidates ran without data, one rank for all or, where a bucket cuts units, all of them, and were "
                f"replayed: arithmetic reaches {percent(config.utilization)} of the dense peak, which is assumed, or "
@@ -217,14 +228,17 @@ Several = str | int | Iterable[Any]
 
 
 def tune(model: Any = None, *, global_batch: int | str, batch: Several = "all", prefetch: Several = (0, 1, 2),
-         bucket_nbytes: Several = (UNIT, MODEL), offload: str = "both", **options: Any) -> Tuned:
+         bucket_nbytes: Several = (UNIT, MODEL), offload: str | None = None, by: str = BY_REPLAY,
+         **options: Any) -> Tuned:
     """The fastest settings for a model, a machine and a global batch of G sequences.
 
     What is searched: ``stage`` and ``recompute``, as in `zs.plan`; ``batch``, the sequences of a micro-batch, "all" for
     each number that divides a rank's share of G; ``prefetch``, units ahead; ``bucket_nbytes``, numbers of bytes, "unit"
-    and "model", one bucket for everything; ``offload``, "never", "always" or "both". The other options are those of
-    `zs.plan` and mean the same; bytes are counted as the engine holds them. Buckets that cut a unit are run on all
-    ranks, which takes N times as long.
+    and "model", one bucket for everything; ``offload``, "never", "always" or "both" (None: "both", by seconds "never").
+    ``by`` "replay" runs without data and asks the machine's description for seconds; "seconds" takes them of steps with
+    data on so many ranks of this process. Presets of `zerosim train` are known beside the plan's. The other options are
+    those of `zs.plan` and mean the same; bytes are counted as the engine holds them. Buckets that cut a unit are run on
+    all ranks, which takes N times as long.
     Raises ValueError for what cannot be searched, for a model without a known shape, and as `zs.plan` does.
 
     >>> print(tune("gpt2", global_batch=8, ranks=4, stage="2,3", batch=2, recompute="none", prefetch=1).verdict)
@@ -233,10 +247,16 @@ def tune(model: Any = None, *, global_batch: int | str, batch: Several = "all", 
     if taken := TAKEN & options.keys():
         raise ValueError(f"{min(taken)}= is no option of tune: a model is named, bytes are counted as the engine holds "
                          "them, and global_batch, ranks and batch say how many micro-batches there are; leave it out")
+    if by not in WAYS:
+        raise ValueError(f"by={by!r} must be {' or '.join(WAYS)}")
+    offload = offload if offload is not None else "never" if by == BY_SECONDS else "both"
     if offload not in [*OFFLOADS]:  # a list of it, for what cannot be hashed
         raise ValueError(f"offload={offload!r} must be {', '.join(OFFLOADS)}")
+    if by == BY_SECONDS and offload != "never":
+        raise ValueError(f"offload={offload!r} asks for steps with states on the host, which the engine has not yet, "
+                         "and by='seconds' takes every step; leave one of them out")
     offloads = OFFLOADS[offload]
-    config = plan_config(model, convention="zerosim", offload=True in offloads, **options)
+    config = plan_config(preset_shape(model), convention="zerosim", offload=True in offloads, **options)
     if config.decoder is None:
         raise ValueError(f"the activations of {config.model.name} are not known, so nothing says which micro-batch "
                          "fits; tune a decoder, as gpt2-xl, or ask zs.plan")
@@ -254,8 +274,8 @@ def tune(model: Any = None, *, global_batch: int | str, batch: Several = "all", 
         raise ValueError(f"batch={wrong[0]} does not divide the {counted(share, 'sequence')} of each rank, and "
                          f"micro-batches are equal; take some of {', '.join(map(str, dividing))}")
     sizes = _buckets(bucket_nbytes, WHOLE_ITEMSIZE * sum(config.job(config.stages[0]).padded_lengths))
-    return _Search(config, sequences).answer(list(_candidates(config, share, batches, _counts("prefetch", prefetch, 0),
-                                                              offloads)), sizes)
+    candidates = list(_candidates(config, share, batches, _counts("prefetch", prefetch, 0), offloads))
+    return _Search(config, sequences, by).answer(candidates, sizes)
 
 
 def _signature() -> Signature:
@@ -312,15 +332,15 @@ class _Run:
     """A replayed step: its seconds, the exposed ones of them, and the most bytes that a rank's memory held."""
 
     step_seconds: float
-    exposed_seconds: float
     peak_nbytes: int
+    exposed_seconds: float = 0.0
 
 
 class _Search:
     """The runs of a search, each made once, and what it has found so far."""
 
-    def __init__(self, config: PlanConfig, global_batch: int) -> None:
-        self.config, self.global_batch = config, global_batch
+    def __init__(self, config: PlanConfig, global_batch: int, by: str) -> None:
+        self.config, self.global_batch, self.by = config, global_batch, by
         self.machine = Machine(config.device, config.network, config.policy.compute, config.utilization)
         self.runs: dict[Candidate, _Run] = {}
         self.tried: list[Tried] = []
@@ -342,7 +362,7 @@ class _Search:
         else:
             self._try_all(rows, sizes)
         self.tried.sort(key=lambda one: (one.step_seconds, one.held_nbytes, one.settings.prefetch))
-        return Tuned(self.config, self.global_batch, tuple(self.tried), len(self.missing_nbytes), self.slower,
+        return Tuned(self.config, self.global_batch, self.by, tuple(self.tried), len(self.missing_nbytes), self.slower,
                      min(self.missing_nbytes, default=0), self.refused, not_run)
 
     def _fits(self, candidate: Candidate) -> bool:
@@ -368,6 +388,7 @@ class _Search:
         leaders = [(candidate, row) for candidate, row in rows if first[candidate.stage] == candidate]
         for candidate, row in [*leaders, *(one for one in rows if one not in leaders)]:
             best = min((one.step_seconds for one in self.tried), default=float("inf"))
+            best = float("inf") if self.by == BY_SECONDS else best  # of which an estimate for a device knows nothing
             if first[candidate.stage] == candidate or row.step_seconds < best:
                 self._try(candidate, row)
             else:
@@ -392,12 +413,15 @@ class _Search:
         if held > row.capacity_nbytes:
             self.missing_nbytes.append(held - row.capacity_nbytes)
             return
-        self.tried.append(Tried(candidate, seconds, run.exposed_seconds, held, row.host_nbytes, row.step_seconds, True))
+        self.tried.append(Tried(candidate, seconds, run.exposed_seconds, held, row.host_nbytes, row.step_seconds,
+                                self.by == BY_REPLAY))
 
     def _run(self, candidate: Candidate) -> _Run:
         """The candidate's step, run without data and replayed: each once, with or without offload."""
         if candidate not in self.runs:
-            self.runs[candidate] = measured_seconds(self._config(candidate), candidate, self.machine)
+            config = self._config(candidate)
+            self.runs[candidate] = measured_seconds(config, candidate, self.machine) if self.by == BY_REPLAY else _Run(
+                *timed_step(config, candidate.stage, candidate.recompute, bucket_nbytes=candidate.bucket_nbytes))
         return self.runs[candidate]
 
 
@@ -430,7 +454,7 @@ def measured_seconds(config: PlanConfig, candidate: Candidate, machine: Machine)
         more = config.micro_batches - ENOUGH
         each, each_exposed = second_micro_batch(timeline)
         seconds, exposed = seconds + more * each, exposed + more * each_exposed
-    return _Run(seconds, exposed, max(memory.peak_nbytes for memory in cluster.memory))
+    return _Run(seconds, max(memory.peak_nbytes for memory in cluster.memory), exposed)
 
 
 def second_micro_batch(timeline: Timeline) -> tuple[float, float]:
