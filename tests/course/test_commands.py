@@ -173,6 +173,12 @@ def test_a_training_that_goes_on_from_its_checkpoint_ends_as_if_it_had_never_sto
     assert "micro-batches of a step of the data: saved with 2, here 3" in words
     refused = ask("train", *TINY, "--steps", "6", *run, "--resume")
     assert (refused.exit_code, "is of step 6, and 6 steps were asked for" in refused.stderr) == (2, True)
+    refused = ask("train", *TINY, *run)
+    assert (refused.exit_code, "has the checkpoint of another run" in refused.stderr) == (2, True)
+    model = training.Options(model="gpt-nano").build()
+    zs.Cluster(2).run(lambda rank: zs.Engine(rank, model, zs.optim.AdamW()).save(tmp_path))
+    refused = ask("train", *TINY, *run, "--resume")
+    assert (refused.exit_code, "was saved with the progress None" in " ".join(refused.stderr.split())) == (2, True)
 
 
 def test_by_micro_batch_a_training_goes_on_from_its_checkpoint_on_other_ranks_as_if_it_had_never_stopped(tmp_path):
@@ -198,7 +204,7 @@ def test_a_training_begins_from_the_weights_that_another_has_exported_in_one_fil
     assert (tmp_path / "narrow" / "model.safetensors").stat().st_size < (tmp_path / "one.safetensors").stat().st_size
     for args, said in (
             (("no-such", "x"), "no-such holds no checkpoint"),
-            ((folder, str(tmp_path / "several")), "holds model-00001-of-"),
+            ((folder, str(tmp_path / "several")), "where there are others: model-00001-of-"),
             ((folder, "x.safetensors", "--shard-nbytes", "9"), "is one; name a folder"),
             ((folder, "x", "--kind", "moment"), "has no moment of wte"),
             ((folder, str(tmp_path / "one.safetensors" / "x")), "name a place that can be written")):

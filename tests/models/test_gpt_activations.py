@@ -35,8 +35,8 @@ def model_and_block(kind, batch, tokens, channels, heads, vocabulary, dropout=0.
     model = Llama(LlamaConfig(*of, **own), **options)
     has = model.config
     queries, keys = (count * has.head_channels for count in (heads, has.key_heads))
-    return model, replace(block, query_channels=queries, key_channels=keys, feed_forward=has.hidden, gated=True, rms=True,
-                          head_norms=has.head_norms, biases=has.biases)
+    return model, replace(block, query_channels=queries, key_channels=keys, feed_forward=has.hidden, gated=True,
+                          rms=True, head_norms=has.head_norms, biases=has.biases)
 
 
 # -- operations -------------------------------------------------------------------------------------------------------

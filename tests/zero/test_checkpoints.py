@@ -265,6 +265,8 @@ def test_files_that_are_cut_off_missing_foreign_or_newer_are_refused_by_name(tmp
               ("index.json", b"", "index.json is of no zerosim checkpoint"),
               ("index.json", b'{"weight_map": {}}', "index.json is of no zerosim checkpoint"),
               ("index.json", (good / "index.json").read_bytes()[:-9], "index.json is damaged"),
+              ("index.json", b"[" * 100_000, "index.json is of no zerosim checkpoint"),
+              ("index.json", json.dumps({"checkpoint": index["checkpoint"]}).encode(), "damaged .KeyError: 'sha256'"),
               ("index.json", json.dumps(elsewhere).encode(), "format 'another format'"),
               ("index.json", json.dumps(newer).encode(), "version 2, and this zerosim reads versions up to 1")]
     for ranks, (name, harmed, words) in zip(cycle((2, 3)), harms, strict=False):
@@ -288,23 +290,32 @@ def test_a_checkpoint_of_other_parameters_or_optimizer_state_is_refused_by_their
     assert_refused(lambda: other(zs.models.MLP((3, 5))), "this model has no parameter layer1.weight")
 
 
-def test_what_is_different_where_a_checkpoint_is_loaded_is_said(good):
+def test_what_is_different_where_a_checkpoint_is_loaded_is_said(tmp_path, good):
     def report(rank, **options):
-        options = {"optimizer": ADAM, "stage": 3, "policy": BF16} | options
-        return zs.Engine(rank, ODD, **options).load(good).differences
+        options = {"model": ODD, "optimizer": ADAM, "stage": 3, "policy": BF16} | options
+        return zs.Engine(rank, **options).load(good).differences
 
     for ranks, options, words in [
         (2, {}, []), (3, {}, ["ranks: saved with 2, here 3"]), (2, {"stage": 1}, ["stage: "]),
         (2, {"layout": "contiguous"}, ["layout: saved with per_unit"]),
         (2, {"policy": zs.Policy("bf16", reduce="fp32")}, ["formats: "]), (2, {"seed": 3}, ["seed: "]),
         (2, {"clip_norm": 1.0}, ["clip_norm: saved with None, here 1.0"]),
-        (2, {"schedule": zs.optim.Warmup(10)}, ["factor of the next lr: saved with None, here 0.3"]),
+        (2, {"schedule": zs.optim.Warmup(10)}, [
+            "schedule: saved with None, here Warmup(steps=10), of which the next is 0.3"]),
+        (2, {"schedule": {1: 1.0}.__getitem__}, ["schedule: saved with None, here KeyError"]),
+        (2, {"model": zs.models.MLP((3, 5, 2), activation="gelu", seed=7)}, []),
+        (2, {"model": zs.models.MLP((3, 5, 2), activation="relu")}, ["model: saved with MLP"]),
         (2, {"optimizer": replace(ADAM, lr=0.5)}, ["optimizer of 4 parameters, as layer0.weight: saved"]),
         (2, {"policy": zs.Policy("bf16", loss_scale=2.0)}, ["formats: ", "loss scale: saved with 1.0, and begins"]),
     ]:
         for found in zs.Cluster(ranks).run(partial(report, **options)):
             assert len(found) == len(words), found
             assert all(line.startswith(word) for line, word in zip(found, words, strict=True)), found
+    llamas = [zs.models.Llama(replace(zs.models.llama.PRESETS["llama-nano"], base=base)) for base in (1e4, 100.0)]
+    alone(lambda rank: zs.Engine(rank, llamas[0], ADAM).save(tmp_path))
+    found = alone(lambda rank: zs.Engine(rank, llamas[1], ADAM).load(tmp_path).differences)
+    assert "base=10000.0" in found[0]
+    assert "base=100.0" in found[0]
 
 
 def test_a_save_that_cannot_be_written_is_said_by_every_rank_and_what_was_there_loads(tmp_path, good):
@@ -312,6 +323,8 @@ def test_a_save_that_cannot_be_written_is_said_by_every_rank_and_what_was_there_
     folder = tmp_path / "c"
     shutil.copytree(good, folder)
     names = sorted(os.listdir(folder))
+    (folder / "shard-000007-rank-00000-of-00002.safetensors").touch()  # of a save whose index could not be written
+    (folder / ".shard-000008-rank-00000-of-00002.safetensors.unfinished").touch()  # of a run that was killed
 
     resource = pytest.importorskip("resource", reason="this system has no limits")
     size = files_of(folder)[1].stat().st_size
@@ -329,6 +342,8 @@ def test_a_save_that_cannot_be_written_is_said_by_every_rank_and_what_was_there_
                                  "tensor optimizer.v/layer0.bias$")
     assert len({text for text, *_ in found}) == 1
     assert sorted(os.listdir(folder)) == names
+    (folder / ".index.json.unfinished").mkdir()
+    assert_refused_by_all(zs.Cluster(2).run(program, zs.Engine.save, [folder]), "rank 0: .*index.json: Is a directory")
     assert loaded(folder)[0][0] is None
     (tmp_path / "file").write_text("a file")
     (tmp_path / "foreign").mkdir()
@@ -367,13 +382,18 @@ def test_what_is_under_way_is_refused(tmp_path):
     refused("between reduce\\(\\) and update\\(\\)", back, zs.Engine.reduce, save)
     refused("after the step's last backward", lambda engine: back(engine, last=True), save)
     refused("shards the other ranks have not yet", back, zs.Engine.reduce, zs.Engine.update, save)
-    refused("progress=.*come back from JSON", lambda engine: engine.save(tmp_path / "c", {"x": np.zeros(2)}))
+    for progress in ({"x": np.zeros(2)}, {1: 2}, float("nan")):
+        refused("progress=.*come back from JSON", lambda engine, it=progress: engine.save(tmp_path / "c", it))
+    refused("None is no path", lambda engine: engine.save(None))
+    refused("is no path", lambda engine: engine.load("c\0"))
     refused("loaded inside a block", back, save, inside)
     refused("in the middle of a step, after 1 micro-batches, whose gradients are those of stage",
             lambda engine: engine.load(tmp_path / "c"), stage=2)
     assert_refused(lambda: zs.NullCluster(2).run(lambda rank: save(zs.Engine(rank, ODD, ADAM))), "types alone")
     assert_refused(lambda: zs.Cluster(2).run(lambda rank: zs.Engine(rank, ODD, ADAM).save(tmp_path / str(rank.index))),
                    "save to .*0' .*save to .*1'", zs.MismatchError)
+    assert_refused(lambda: zs.Cluster(4).run(lambda rank: zs.Engine(
+        rank.split(rank.index // 2), ODD, ADAM).save(tmp_path / "c")), "another group of this one", CheckpointError)
 
 
 # -- killed -----------------------------------------------------------------------------------------------------------

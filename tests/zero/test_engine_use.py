@@ -4,6 +4,7 @@ import cProfile
 import itertools
 import pstats
 import re
+import sys
 import tracemalloc
 
 import numpy as np
@@ -16,7 +17,7 @@ from tests.zero.training import ADAM, BF16, MODELS, SGD, alone, batches, bits, f
 from tests.zero.units import tied
 from zerosim.models import GPT, MLP
 from zerosim.numerics import kernels
-from zerosim.ranks import trace
+from zerosim.ranks import RankUseError, trace
 
 X, T = np.zeros((2, 3), np.float32), np.zeros((2, 2), np.float32)
 
@@ -49,9 +50,23 @@ def a_step_behind_an_evaluation_and_steps_that_were_abandoned(engine, mine, othe
     engine.step(mine)
 
 
+def a_step_behind_a_backward_that_was_broken_off(engine, mine, other):
+    """Between units, of which some share a weight; where it is caught, nothing may be made of the half."""
+    engine.backward(engine.forward(*other[0]))
+    tape = engine.forward(*other[1])
+    tape.saved[0] = ()
+    with pytest.raises((TypeError, ValueError, AttributeError)):
+        engine.backward(tape, last=True)
+    for further in (lambda: engine.backward(engine.forward(*other[0])), engine.reduce, lambda: engine.save("nowhere")):
+        assert_refused(further, r"a backward of this step was broken off.* drop them by abandon\(\)")
+    engine.abandon()
+    engine.step(mine)
+
+
 @pytest.mark.parametrize("stage", zs.STAGES)
 @pytest.mark.parametrize("loop", [forwards_before_backwards_and_an_evaluation_before_the_update,
-                                  a_step_behind_an_evaluation_and_steps_that_were_abandoned])
+                                  a_step_behind_an_evaluation_and_steps_that_were_abandoned,
+                                  a_step_behind_a_backward_that_was_broken_off])
 def test_a_loop_by_hand_is_the_step_and_leaves_nothing_gathered(loop, stage):
     for model, options in ((tied(), {"keep_gathered": "all", "prefetch": 2}), (tied(), {"policy": BF16}),
                            (GPT("gpt-nano", normalization="global"), {})):
@@ -116,15 +131,19 @@ class Broken(Exception):
 class Kept:
     """A cluster and its engines, which live through several runs, after one step."""
 
-    def __init__(self, stage, options, optimizer=ADAM):
-        model = tied()
+    def __init__(self, stage=None, options=None, optimizer=ADAM):
+        model, options = tied(), {"stage": stage} | (options or {})
         self.data, self.cluster = batches(model, 2, 2, 2), zs.Cluster(2)
-        self.make = lambda rank: zs.Engine(rank, model, optimizer, stage=stage, **options)
+        self.make = lambda rank: zs.Engine(rank, model, optimizer, **options)
         self.engines = self.cluster.run(self.make)
         self.step(0)
 
     def step(self, index):
-        return list(self.cluster.run(lambda rank: self.engines[rank.index].step(self.data[index][rank.index])))
+        return self.all(lambda engine: engine.step(self.data[index][engine.rank.index]))
+
+    def all(self, do):
+        """The results of what every engine does."""
+        return list(self.cluster.run(lambda rank: do(self.engines[rank.index])))
 
 
 @pytest.mark.parametrize(("stage", "options"), [
@@ -132,10 +151,12 @@ class Kept:
     ids=str)
 @pytest.mark.parametrize(("of", "name", "stride"), [(zs.Rank, "_collective", 1), (kernels.NumpyKernels, "matmul", 7)])
 def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it_is_half_done(
-        of, name, stride, stage, options, monkeypatch):
+        of, name, stride, stage, options, monkeypatch, tmp_path):
     """A rank fails at each of its collectives in turn, or at a product of forward or backward, also between units that
-    share a weight. Half done are steps with collectives after the first update."""
-    real, expected, refused = getattr(of, name), Kept(stage, options).step(1), []
+    share a weight. Half done are steps with collectives after the first update; a checkpoint makes them whole."""
+    before = Kept(stage, options)
+    before.all(lambda engine: engine.save(tmp_path))
+    real, expected, refused = getattr(of, name), before.step(1), []
     for failing in itertools.count(1, stride):
         kept, calls = Kept(stage, options), itertools.count(1)
 
@@ -156,6 +177,8 @@ def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it
             again = kept.step(1)
         except ValueError as error:
             refused.append(re.search("of step 2 was broken off|the other ranks have not yet", str(error)))
+            kept.all(lambda engine: engine.load(tmp_path))
+            assert kept.step(1) == expected
         else:
             assert again == expected
             assert not refused
@@ -164,7 +187,7 @@ def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it
     assert bool(refused) == (stage in (1, 2) and of is zs.Rank)
 
 
-def test_an_engine_whose_update_was_broken_off_on_one_rank_goes_no_further():
+def test_an_engine_whose_update_was_broken_off_on_one_rank_goes_no_further(tmp_path):
     class FailsOnce(Plain):
         fails = False
 
@@ -175,13 +198,59 @@ def test_an_engine_whose_update_was_broken_off_on_one_rank_goes_no_further():
 
     for stage in zs.STAGES:
         kept = Kept(stage, {}, FailsOnce())
+        kept.all(lambda engine, stage=stage: engine.save(tmp_path / f"{stage}"))
         FailsOnce.fails = True
         with pytest.raises(Broken):
             kept.step(1)
         FailsOnce.fails = False
-        for further in (lambda kept=kept: kept.step(1), lambda kept=kept: kept.cluster.run(
-                lambda rank: kept.engines[rank.index].all_gather_parameters())):
-            assert_refused(further, "update of step 2 was broken off, and some weights .* make a new engine")
+        for further in (zs.Engine.all_gather_parameters, lambda engine, kept=kept: engine.step(kept.data[1][0]),
+                        lambda engine: engine.load_weights(tmp_path)):
+            assert_refused(lambda kept=kept, further=further: kept.all(further),
+                           "update of step 2 was broken off, and some weights .* make a new engine")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [
+    {"stage": 1, "overlap": True, "policy": BF16}, {"stage": 3, "prefetch": 1}], ids=["1", "3"])
+@pytest.mark.parametrize("struck", [0, 1])
+def test_ctrl_c_before_any_line_of_a_step_leaves_engines_that_repeat_it_or_refuse(options, struck):
+    """Each line of the folder is struck once, about the middle of the times that it runs."""
+    expected, times, odd = Kept(options=options).step(1), {}, []
+
+    def step(kept, counts, at):
+        def before_line(frame, event, _):
+            name, line = frame.f_code.co_filename, frame.f_lineno
+            if event == "line" and "/zerosim/zero/" in name:
+                counts[name, line] = counts.get((name, line), 0) + 1
+                if at == (name, line, counts[name, line]):
+                    raise KeyboardInterrupt
+            return before_line
+
+        def program(engine):
+            if engine.rank.index == struck:
+                sys.settrace(before_line)
+            try:
+                engine.step(kept.data[1][engine.rank.index])
+            finally:
+                if engine.rank.index == struck:
+                    sys.settrace(None)
+
+        kept.all(program)
+
+    step(Kept(options=options), times, None)
+    assert len(times) > 300
+    for (name, line), count in times.items():
+        kept = Kept(options=options)
+        with pytest.raises(KeyboardInterrupt):
+            step(kept, {}, (name, line, 1 + count // 2))
+        try:
+            found = kept.step(1)
+        except (ValueError, zs.MismatchError, RankUseError) as error:
+            good = re.search("was broken off|have not yet|step 2, micro|in an earlier run", str(error))
+        else:
+            good = found == expected or {engine.steps_taken for engine in kept.engines} == {3}
+        odd += [] if good else [(name, line)]
+    assert odd == []
 
 
 @pytest.mark.parametrize("stage", zs.STAGES)

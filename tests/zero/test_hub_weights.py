@@ -94,7 +94,8 @@ def test_a_gpt_is_exported_and_loaded_under_the_names_of_gpt2_in_one_file_or_sev
     # As on the hub: without a prefix, with masks that are no parameters, and of another type.
     bare = {name.removeprefix("transformer."): array.astype(ml_dtypes.bfloat16)
             for name, array in of_gpt2(masters).items()}
-    write(tmp_path / "bare.safetensors", bare | {"h.0.attn.bias": np.ones((1, 1, 8, 8), bool)})
+    write(tmp_path / "bare.safetensors", bare | {"h.0.attn.bias": np.ones((1, 1, 8, 8), bool),
+                                                 "lm_head.weight": bare["wte.weight"]})
     rounded = {name: array.astype(ml_dtypes.bfloat16) for name, array in masters.items()}
     assert same(loaded(tmp_path / "bare.safetensors", model, kind="parameter"), rounded)
     (file,) = export_weights(tmp_path / "c", tmp_path / "narrow", kind="parameter")
@@ -102,15 +103,17 @@ def test_a_gpt_is_exported_and_loaded_under_the_names_of_gpt2_in_one_file_or_sev
 
 
 def test_an_untied_head_is_transposed_and_other_models_keep_their_names(tmp_path):
-    untied, odd = MODELS["untied"](), MODELS["odd"]()
+    untied = MODELS["untied"]()
     masters = saved(tmp_path / "u", untied)
     (file,) = export_weights(tmp_path / "u", tmp_path / "one")
     assert bits(read(file)["lm_head.weight"]) == bits(masters["lm_head.weight"].T)
     assert same(loaded(file, untied, ranks=5), masters)
-    masters = saved(tmp_path / "o", odd)
-    (file,) = export_weights(tmp_path / "o", tmp_path / "other")
-    assert same(read(file), masters)
-    assert same(loaded(file, odd), masters)
+    for name in ("odd", "scalars"):  # and what has no elements
+        model = MODELS[name]()
+        masters = saved(tmp_path / name, model)
+        (file,) = export_weights(tmp_path / name, tmp_path / "own" / name)
+        assert same(read(file), masters)
+        assert same(loaded(file, model), masters)
 
 
 def test_llama_names_join_queries_keys_and_values_and_gate_and_up_transposed(tmp_path):
@@ -169,6 +172,10 @@ def test_weights_that_do_not_fit_are_refused_by_name_and_nothing_is_changed(tmp_
     refused(rf"wpe is of shape \(8, 12\), and there is {wpe} \(7, 12\)")
     write(tmp_path / "x.safetensors", weights | {wpe: weights[wpe] > 0})
     refused("is of type bool")
+    write(tmp_path / "x.safetensors", weights | {"transformer.h.2.ln_1.bias": weights[wpe]})
+    refused("the tensor transformer.h.2.ln_1.bias is of no weight of this model; build the model that the file is of")
+    write(tmp_path / "x.safetensors", weights | {"lm_head.weight": -weights["transformer.wte.weight"]})
+    refused("lm_head.weight is .* another than the embedding, to which the head is tied here")
     (tmp_path / "x.safetensors").write_bytes(file.read_bytes()[:-1])
     refused("was cut off")
     refused("No such file", tmp_path / "none.safetensors")
@@ -176,6 +183,9 @@ def test_weights_that_do_not_fit_are_refused_by_name_and_nothing_is_changed(tmp_
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../one/model.safetensors"}}')
     refused("names files of other folders", tmp_path)
     assert_refused(lambda: export_weights(tmp_path / "one", tmp_path), "holds no checkpoint")
+    assert_refused(lambda: export_weights(tmp_path / "c", tmp_path / "one", shard_nbytes=4000), "are others: model.")
+    assert export_weights(tmp_path / "c", tmp_path / "one") == [file]
+    assert_refused(lambda: export_weights(tmp_path / "c", tmp_path), "others: model.safetensors.index.json; name")
     assert_refused(lambda: export_weights(tmp_path / "c", tmp_path, shard_nbytes=0), "shard_nbytes=0 must be")
     assert_refused(lambda: export_weights(tmp_path / "c", tmp_path, kind="moment"), "has no moment of wte")
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.errors import OutOfMemoryError
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import PURPOSES, Trace, Traces
+from zerosim.zero.checkpoint import INDEX
 from zerosim.zero.engine import Batch, Engine
 from zerosim.zero.layout import layout_of
 from zerosim.zero.micro_batch_order import BY_RANK, is_by_micro_batch
@@ -317,6 +319,9 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
     or weights that cannot be written or read; OutOfMemoryError where a rank has less than the run needs.
     """
     corpus.require_length(options.config().context)
+    if checkpoints is not None and not checkpoints.resume and (Path(checkpoints.folder) / INDEX).exists():
+        raise ValueError(f"{checkpoints.folder!r} has the checkpoint of another run, which would be replaced; go on "
+                         "from it by --resume, or name another folder")
     cluster = Cluster(options.ranks, capacity_nbytes=options.capacity_nbytes)
     found: list[_RankResult] = list(cluster.run(_program, options, options.build(), corpus, on_step, checkpoints,
                                                 weights))
@@ -387,6 +392,9 @@ def _resume(engine: Engine, options: Options, checkpoints: Checkpoints | None,
     if checkpoints is None or not checkpoints.resume:
         return 0, ()
     found = engine.load(checkpoints.folder)
+    if not isinstance(found.progress, dict) or found.progress.keys() != {"steps", "data"}:
+        raise ValueError(f"the checkpoint in {checkpoints.folder!r} is of no such run: it was saved with the progress "
+                         f"{found.progress!r}; go on from it by engine.load()")
     taken, before = found.progress["steps"], found.progress["data"]
     if taken >= options.steps:
         raise ValueError(f"the checkpoint in {checkpoints.folder!r} is of step {taken}, and {options.steps} steps were "

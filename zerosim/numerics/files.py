@@ -2,8 +2,8 @@
 
 import errno
 import os
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +67,28 @@ def write_durably(path: Path, parts: Iterable[Any]) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Keeps every other one who asks for it, in any process, out of a folder; where the system has no locks, nobody.
+
+    Ends with the process, however that ends. Raises ValueError where another one is inside.
+    """
+    if os.name != "posix":  # elsewhere a folder cannot be opened
+        yield
+        return
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder} is being written to by another run, or another group of this one; name a "
+                             "folder for each") from None
+        except OSError:  # a network's file system may have no locks
+            pass
+        yield
+    finally:
+        os.close(handle)

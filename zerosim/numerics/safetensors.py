@@ -138,7 +138,7 @@ def read_header(path: Path) -> TensorFile:
         if not all(isinstance(value, str) for value in metadata.values()):
             raise ValueError("a text of its metadata is none")
         tensors = {name: _stored(name, entry, 8 + length) for name, entry in header.items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} has a header that is none of a safetensors file ({error}); take another copy of it"
                          ) from None
     _check_places(path, tensors, 8 + length, nbytes)

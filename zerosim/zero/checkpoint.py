@@ -16,10 +16,11 @@ Legend: N ranks; pieces and ranges count elements of one tensor.
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partial
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -27,9 +28,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from zerosim.models.gpt import Decoder
+from zerosim.models.units import Model
 from zerosim.numerics.arrays import AnyArray, has_data
 from zerosim.numerics.checks import is_count
-from zerosim.numerics.files import UNFINISHED, write_durably
+from zerosim.numerics.files import UNFINISHED, only_writer, write_durably
 from zerosim.numerics.safetensors import (
     BLOCK_NBYTES,
     CODES,
@@ -93,7 +96,31 @@ class TrainingState:
                                     for group in self.param_groups),
                 "formats": "; ".join(str(group.policy) for group in self.param_groups),
                 "clip_norm": str(self.update.clip_norm),
-                "factor of the next lr": str(self.update.lr_factor(steps_taken + 1))}
+                "schedule": _schedule_text(self.update, steps_taken + 1)}
+
+
+def _schedule_text(update: Update, step: int) -> str:
+    """The schedule in words, as far as it has any, and its factor of the next lr, where it has one: it may end."""
+    schedule: Any = update.schedule
+    said = f"{_said(schedule)}, of which the next is " if is_dataclass(schedule) else ""
+    try:
+        return f"{said}{update.lr_factor(step)}"
+    except Exception as error:
+        return f"{said}{type(error).__name__}"
+
+
+def model_text(model: Model) -> str:
+    """The passes of a model in words: a decoder's config, or a checksum of its units; and its loss."""
+    units = str(model.config) if isinstance(model, Decoder) else (
+        f"{type(model).__name__} (units {crc32(' '.join(map(_said, model.units)).encode())})")
+    return f"{units}, {_said(model.loss)}"
+
+
+def _said(thing: Any) -> str:
+    """The class, and what a dataclass has been given, but for what makes first values, which a checkpoint replaces."""
+    given = [(one.name, getattr(thing, one.name)) for one in (fields(thing) if is_dataclass(thing) else ())
+             if one.name not in ("seed", "initializers")]
+    return re.sub(" at 0x[0-9a-f]+", "", f"{type(thing).__name__}({', '.join(f'{k}={v!r}' for k, v in given)})")
 
 
 # -- What rests on a rank, by name -------------------------------------------------------------------------------------
@@ -173,14 +200,14 @@ def save(path: str | Path, training: TrainingState, progress: Any) -> None:
     That one stays until the new one is whole, so that there must be room for both. Raises CheckpointError on every rank
     where one cannot write; the earlier checkpoint is then as it was, and the training may go on.
     """
-    rank, folder = training.rank, Path(path)
+    rank, folder = training.rank, path_of(path)
     _require_data(training)
     _require_at_rest(training)
     text = _as_json(progress)
     rank = rank.agreeing(f"save to {str(path)!r} after {training.update.steps_taken} steps, "
                          f"{training.gradients.micro_batch} micro-batches, progress {text}")
-    with rank.trace.span("save"):
-        number = np.array([together(rank, partial(_next_number, folder), only=0) or 0], np.int64)
+    with rank.trace.span("save"), ExitStack() as until_saved:
+        number = np.array([together(rank, partial(_begin, folder, until_saved), only=0) or 0], np.int64)
         rank.broadcast(number, out=number, purpose="control")
         shard = folder / _name(int(number[0]), rank.index, rank.size)
         try:
@@ -190,8 +217,15 @@ def save(path: str | Path, training: TrainingState, progress: Any) -> None:
                 shard.unlink(missing_ok=True)  # no index names it, and on a full disk it is in the way
             raise
         together(rank, partial(_write_index, folder, int(number[0]), training, json.loads(text)), only=0)
-    if rank.index == 0:
-        _remove_others(folder, int(number[0]))
+        if rank.index == 0:
+            _remove_others(folder, int(number[0]))
+
+
+def path_of(path: Any) -> Path:
+    """The path that a user names; ValueError for what is none."""
+    if not isinstance(path, str | os.PathLike) or "\0" in str(path):
+        raise ValueError(f"{path!r} is no path; name a folder or a file, as 'my-run'")
+    return Path(path)
 
 
 def _require_data(training: TrainingState) -> None:
@@ -206,6 +240,7 @@ def _require_at_rest(training: TrainingState) -> None:
     if training.update.is_ready:
         raise ValueError("save() was called between reduce() and update(), where gradients are under way; call "
                          "update() first, or save before reduce()")
+    training.gradients.refuse_if_broken_off()
     if training.gradients.is_last:
         raise ValueError("save() was called after the step's last backward, whose gradients may have been reduced; "
                          "call reduce() and update() first")
@@ -216,22 +251,32 @@ def _require_at_rest(training: TrainingState) -> None:
 
 def _as_json(progress: Any) -> str:
     try:
-        return json.dumps(progress, allow_nan=False)
-    except (TypeError, ValueError) as error:
+        text = json.dumps(progress, allow_nan=False)
+        if (found := json.loads(text)) != progress:
+            raise ValueError(f"it would come back as {found!r}")
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"progress={progress!r} is to come back from JSON as it was: {error}; pass numbers, texts, "
-                         "lists and dicts of them, or None") from None
+                         "lists and dicts of them by text, or None") from None
+    return text
 
 
 def _name(number: int, index: int, ranks: int) -> str:
     return f"shard-{number:06}-rank-{index:05}-of-{ranks:05}.safetensors"
 
 
-def _next_number(folder: Path) -> int:
-    """A number that no shard in the folder has; the folder is made, and must not hold anybody else's index."""
+def _begin(folder: Path, until_saved: ExitStack) -> int:
+    """A number that no shard in the folder has; the folder is made, and must not hold anybody else's index.
+
+    Nobody else saves there until then. What killed runs and failed saves left is removed: on a full disk it is in the
+    way.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    until_saved.enter_context(only_writer(folder))
     index = folder / INDEX
     if index.exists() and FORMAT not in index.read_text(encoding="utf-8", errors="replace"):
         raise ValueError(f"{index} is of no zerosim checkpoint, and would be overwritten; name another folder")
+    with suppress(ValueError):  # without a whole index, nothing says which shards are whole
+        _remove_others(folder, open_checkpoint(folder).content["number"])
     return 1 + max((int(match[1]) for match in map(SHARD.fullmatch, _names(folder)) if match), default=0)
 
 
@@ -283,7 +328,7 @@ def _sha256(content: Any) -> str:
 
 
 def _remove_others(folder: Path, number: int) -> None:
-    """Removes the earlier checkpoint's shards, and what killed runs left."""
+    """Removes the shards of all checkpoints but this one, and what killed runs left."""
     for name in _names(folder):
         match = SHARD.fullmatch(name.removeprefix(".").removesuffix(UNFINISHED))
         if match and (int(match[1]) != number or name.endswith(UNFINISHED)):
@@ -369,9 +414,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         raise ValueError(f"{index} is damaged: {error}; take another copy of it") from None
     try:
         found = json.loads(text)
-        content = found["checkpoint"]
+        content, sha256 = found["checkpoint"], found["sha256"]
         known, version = content["format"] == FORMAT, content["version"]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         what = "is damaged" if FORMAT in text else "is of no zerosim checkpoint"
         raise ValueError(f"{index} {what} ({type(error).__name__}: {error}); take another copy of the checkpoint, or "
                          "name the folder that save() was given") from None
@@ -381,27 +426,29 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     if not is_count(version) or version > VERSION:
         raise ValueError(f"{index} is of version {version}, and this zerosim reads versions up to {VERSION}; install a "
                          "newer zerosim")
-    if found["sha256"] != _sha256(content):
+    if sha256 != _sha256(content):
         raise ValueError(f"{index} is damaged: its content has not the checksum that was written with it; take another "
                          "copy of it")
     return Checkpoint(folder, content)
 
 
-def load(path: str | Path, training: TrainingState, abandon: Callable[[], None]) -> tuple[Restored, StepCounts]:
-    """Puts a checkpoint's state in the place of this rank's, and returns a report and the counts of steps.
+def load(path: str | Path, training: TrainingState, abandon: Callable[[], StepCounts]) -> Restored:
+    """Puts a checkpoint's state in the place of this rank's, and returns a report.
 
     What this rank needs is read from the files of whichever ranks wrote it, in any number, stage or layout; where it
     rests in another format here, it is rounded to it. ``abandon`` drops what is under way here, once all is known to be
-    good. Raises CheckpointError on every rank where one cannot read all of it: then nothing has been changed.
+    good, and returns the counts that are to be set. Raises CheckpointError on every rank where one cannot read all of
+    it: then nothing has been changed.
     """
+    folder = path_of(path)
     rank, update = training.rank.agreeing(f"load of {str(path)!r}"), training.update
     _require_data(training)
     with rank.trace.span("load"):
-        plan = together(rank, partial(_plan, Path(path), training))
-        abandon()
+        plan = together(rank, partial(_plan, folder, training))
+        counts = abandon()
         with update.changing_state(f"load of {str(path)!r}"):
-            together(rank, partial(_fill, plan, training))
-    return Restored(plan.content["progress"], plan.differences, plan.nbytes), StepCounts(**plan.counts)
+            together(rank, partial(_fill, plan, training, counts))
+    return Restored(plan.content["progress"], plan.differences, plan.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,13 +495,15 @@ def _key_of(one: Resting, content: Mapping[str, Any]) -> str:
     return one.key
 
 
-def _fill(plan: LoadPlan, training: TrainingState) -> None:
+def _fill(plan: LoadPlan, training: TrainingState, counts: StepCounts) -> None:
     """Sets all state to the checkpoint's."""
     content, update = plan.content, training.update
     if _keeps_loss_scale(training, content):
         update.loss_scale.restore(content["loss_scale"]["state"])
     _read(training.rank, plan.sources, check_only=False)
     update.steps_taken = content["steps_taken"]
+    for name, count in plan.counts.items():
+        setattr(counts, name, count)
     training.observer.rows, training.observer.sums = plan.rows, plan.factors
     for reducer in training.gradients.reducers.values():
         reducer.micro_batch = content["micro_batches"]
@@ -545,7 +594,7 @@ def together(rank: Rank, work: Callable[[], T], *, only: int | None = None) -> T
         text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     except ValueError as error:
         text = str(error)
-    mine = np.frombuffer(text.encode(), np.uint8)
+    mine = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)  # of a name that is no text
     lengths = rank.all_gather(np.array([len(mine)], np.int64), purpose="control")
     if lengths.any():
         splits = (0, *accumulate(int(length) for length in lengths))

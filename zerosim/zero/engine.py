@@ -269,8 +269,7 @@ class Engine(Shown):
 
         Raises CheckpointError on every rank where one cannot read it: then nothing has been changed.
         """
-        restored, self._counts = checkpoint.load(path, self._training_state(), self._drop_for_load)
-        return restored
+        return checkpoint.load(path, self._training_state(), self._drop_for_load)
 
     def load_weights(self, path: str | Path) -> None:
         """Takes all weights from a safetensors file, or a folder in Hugging Face's manner; see `hub_weights`.
@@ -279,12 +278,16 @@ class Engine(Shown):
         """
         hub_weights.load_weights(path, self._training_state(), self._drop_for_load)
 
-    def _drop_for_load(self) -> None:
+    def _drop_for_load(self) -> StepCounts:
+        """Drops what is under way; returns the counts of the step that begins."""
         if self._unsharder.open_blocks:
             raise ValueError("weights were to be loaded inside a block `with engine.weights(unit)`, where they would "
                              "be those of before; end the block first")
         self.abandon()
         self._weights = object()
+        for all_gather in self._all_gathers.values():
+            all_gather.replaced()
+        return self._counts
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Everything of which this rank is the owner, by kind and parameter, as views of what rests: what save()
@@ -293,7 +296,7 @@ class Engine(Shown):
 
     def _training_state(self) -> checkpoint.TrainingState:
         settings = {"stage": str(self.stage), "seed": str(self.seed), "kept inside units": self.recompute.inside,
-                    "loss over the tokens of all": str(self.model.loss.is_global), "reduction": self.reduction}
+                    "model": checkpoint.model_text(self.model), "reduction": self.reduction}
         return checkpoint.TrainingState(self.rank, self.param_groups, self._update, self.gradients, self._observer,
                                         self._counts, settings)
 

@@ -60,6 +60,7 @@ class Accumulator:
         self._buffers: dict[str, dict[ParamGroup, np.ndarray]] = {}  # by unit: the vectors of which it was given views
         self._tied: dict[str, np.ndarray] = {}  # by parameter: what the units wrote that share it and do not own it
         self.is_last = False  # from the beginning of the step's last backward on, where that is known
+        self._is_going = False  # a backward, and stays so if it fails
 
     @property
     def micro_batch(self) -> int:
@@ -71,10 +72,11 @@ class Accumulator:
 
         Raises ValueError after one that was to be the last.
         """
+        self.refuse_if_broken_off()
         if self.is_last:
             raise ValueError("backward(last=True) has been called in this step, whose gradients may have been reduced "
                              "since; call reduce() and update(), or abandon()")
-        self.is_last = last
+        self.is_last, self._is_going = last, True
         for reducer in self.reducers.values():
             reducer.begin_backward(last=last)
 
@@ -161,9 +163,17 @@ class Accumulator:
         """Closes a micro-batch in every reducer."""
         for reducer in self.reducers.values():
             reducer.end_of_backward()
+        self._is_going = False
+
+    def refuse_if_broken_off(self) -> None:
+        """Raises ValueError after a backward that failed on this rank."""
+        if self._is_going:
+            raise ValueError("a backward of this step was broken off, and the gradients of some units are there, "
+                             "others not; drop them by abandon()")
 
     def reduce(self, scale: float, token_share: float) -> None:
         """Leaves the sum over ranks in every param group's ``reduced``."""
+        self.refuse_if_broken_off()
         for reducer in self.reducers.values():
             reducer.reduce(scale, token_share)
 
@@ -171,7 +181,7 @@ class Accumulator:
         """Drops this step's gradients: the next micro-batch is the first."""
         self._buffers.clear()
         self._tied.clear()
-        self.is_last = False
+        self.is_last = self._is_going = False
         under_way = [reducer.reset() for reducer in self.reducers.values()]
         for move in under_way:  # when all has been reset: waiting fails where a run has been stopped
             if move is not None:

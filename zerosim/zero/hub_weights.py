@@ -22,16 +22,28 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.numerics.arrays import spans
 from zerosim.numerics.checks import is_count, is_floating
 from zerosim.numerics.files import write_durably
 from zerosim.numerics.rounding import round_to
 from zerosim.numerics.safetensors import BLOCK_NBYTES, DTYPES, StoredTensor, read_blocks, read_header, write_tensors
-from zerosim.zero.checkpoint import MASTER, PARAMETER, Checkpoint, TrainingState, open_checkpoint, resting_of, together
+from zerosim.zero.checkpoint import (
+    MASTER,
+    PARAMETER,
+    Checkpoint,
+    TrainingState,
+    open_checkpoint,
+    path_of,
+    resting_of,
+    together,
+)
 
 ONE_FILE, HUB_INDEX = "model.safetensors", "model.safetensors.index.json"
 SUFFIX = ".safetensors"
-OF_EXPORT = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 PREFIXES = ("", "transformer.", "model.")  # that files have before the same names, or have not
+# What files have that is no weight: masks, and the rotary angles' frequencies.
+NO_WEIGHTS = re.compile(r"(.*\.)?(attn\.(masked_)?bias|rotary_emb\.inv_freq)")
+FILES = re.compile(r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,40 +106,41 @@ def export_weights(checkpoint: str | Path, out: str | Path, *, shard_nbytes: int
 
     One file, or, where ``shard_nbytes`` is given, files of at most so many bytes of weights, or of one larger tensor,
     and an index. ``kind`` is "master", or "parameter" for the copies in the compute format, where there are any. Needs
-    the memory of one tensor. Raises ValueError for what is no whole checkpoint, and for a folder with weights that
-    would be read beside these or in their place, and OSError for what cannot be written.
+    the memory of one tensor. Raises ValueError for what is no whole checkpoint, and for a folder that has weights which
+    would lie beside the new ones, or between them after a failure; OSError for what cannot be written.
     """
     if shard_nbytes is not None and (not is_count(shard_nbytes) or shard_nbytes < 1):
         raise ValueError(f"shard_nbytes={shard_nbytes!r} must be a number of bytes, 1 or more; pass None for one file")
-    out = Path(out)
-    is_file = out.suffix == SUFFIX and not out.is_dir()
+    source, place = open_checkpoint(path_of(checkpoint)), path_of(out)
+    is_file = place.suffix == SUFFIX and not place.is_dir()
     if is_file and shard_nbytes is not None:
         raise ValueError(f"shard_nbytes={shard_nbytes} asks for several files, and {str(out)!r} is one; name a folder, "
                          "or leave shard_nbytes out")
-    source, folder = open_checkpoint(Path(checkpoint)), out.parent if is_file else out
+    folder = place.parent if is_file else place
     tensors = source.content["tensors"]
     shapes = {name: tuple(one["shape"]) for name, one in source.content["parameters"].items()}
-    missing = next((name for name in shapes if f"{kind}/{name}" not in tensors), None)
+    missing = next((name for name in shapes if math.prod(shapes[name]) and f"{kind}/{name}" not in tensors), None)
     if missing is not None:
         raise ValueError(f"{checkpoint} has no {kind} of {missing}; export kind={MASTER!r}, which every checkpoint has")
     kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
     arrays: dict[str, Callable[[], np.ndarray]] = {}
     for name, there in hub_names(shapes).items():
-        shape, dtype = shapes[name], DTYPES[tensors[f"{kind}/{name}"]["dtype"]]
-        start = 0
+        shape, start = shapes[name], 0
+        dtype = DTYPES[tensors.get(f"{kind}/{name}", {"dtype": "F32"})["dtype"]]  # without elements it is in no file
         for part, width in zip(there.names, _widths(name, there, shapes), strict=True):
             columns = slice(start, start + width)
             lies = (*shape[:-1], width) if shape else ()
             kinds[part] = dtype, tuple(reversed(lies)) if there.transposed else lies
-            arrays[part] = partial(_whole, source, f"{kind}/{name}", shape, columns, transposed=there.transposed)
+            arrays[part] = partial(_whole, source, f"{kind}/{name}", shape, dtype, columns, transposed=there.transposed)
             start += width
     folder.mkdir(parents=True, exist_ok=True)
     shards = _shards(kinds, shard_nbytes)
-    names = [out.name] if is_file else [ONE_FILE] if len(shards) == 1 else [
+    names = [place.name] if is_file else [ONE_FILE] if len(shards) == 1 else [
         f"model-{number:05}-of-{len(shards):05}{SUFFIX}" for number in range(1, len(shards) + 1)]
-    if not is_file:
-        _refuse_others(folder, [*names, HUB_INDEX] if len(shards) > 1 else names)
-        (folder / HUB_INDEX).unlink(missing_ok=True)  # which would name files of before and of now
+    others = sorted(file.name for file in folder.iterdir() if FILES.fullmatch(file.name))
+    if FILES.fullmatch(names[0]) and others and not others == names == [ONE_FILE]:  # which is replaced at once
+        raise ValueError(f"weights were to be exported into {str(out)!r}, where there are others: "
+                         f"{', '.join(others[:3])}; name another folder, or remove them first")
     for file, shard in zip(names, shards, strict=True):
         write_tensors(folder / file, {part: kinds[part] for part in shard}, lambda part: arrays[part](),
                       {"format": "pt"})  # which `transformers` asks for
@@ -137,14 +150,6 @@ def export_weights(checkpoint: str | Path, out: str | Path, *, shard_nbytes: int
         write_durably(folder / HUB_INDEX, [json.dumps(index, indent=2).encode()])
         names.append(HUB_INDEX)
     return [folder / name for name in names]
-
-
-def _refuse_others(folder: Path, names: list[str]) -> None:
-    """Raises ValueError for a folder with an earlier export under other names: one of the two would be read."""
-    others = sorted(file.name for file in folder.iterdir() if OF_EXPORT.fullmatch(file.name) and file.name not in names)
-    if others:
-        raise ValueError(f"{folder} holds {others[0]}, weights that would be read beside those in {names[-1]} or in "
-                         "their place; name another folder, or remove them")
 
 
 def _widths(name: str, there: HubNames, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:
@@ -158,9 +163,10 @@ def _widths(name: str, there: HubNames, shapes: Mapping[str, tuple[int, ...]]) -
     return [queries, (whole - queries) // 2, (whole - queries) // 2]
 
 
-def _whole(source: Checkpoint, key: str, shape: tuple[int, ...], columns: slice, *, transposed: bool) -> np.ndarray:
+def _whole(source: Checkpoint, key: str, shape: tuple[int, ...], dtype: np.dtype[Any], columns: slice, *,
+           transposed: bool) -> np.ndarray:
     """The columns of a tensor, put together from its pieces in all files."""
-    found = np.empty(math.prod(shape), DTYPES[source.content["tensors"][key]["dtype"]])
+    found = np.empty(math.prod(shape), dtype)
     buffer = np.empty(BLOCK_NBYTES, np.uint8)
     for one in source.sources(key, shape, 0, found):
         with one.path.open("rb") as file:
@@ -193,16 +199,18 @@ def _shards(kinds: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], most: in
 # -- Loading -----------------------------------------------------------------------------------------------------------
 
 
-def load_weights(path: str | Path, training: TrainingState, abandon: Callable[[], None]) -> None:
+def load_weights(path: str | Path, training: TrainingState, abandon: Callable[[], object]) -> None:
     """Fills this rank's weights, in every copy, from files; it reads what it needs of each tensor.
 
     ``path`` is a safetensors file, or a folder with one or with an index. Optimizer state stays as it is; ``abandon``
     drops a step under way, once all weights have been found. There are no checksums in these files. Raises
     CheckpointError on every rank where one does not find all weights in the right shapes: then nothing was changed.
     """
+    folder = path_of(path)
+    training.update.refuse_if_broken_off()  # which left optimizer state that is in no file of weights
     rank = training.rank.agreeing(f"load of weights from {str(path)!r}")
     shapes = {entry.name: entry.shape for group in training.param_groups for entry in group.layout.entries}
-    found = together(rank, partial(_found, Path(path), shapes))
+    found = together(rank, partial(_found, folder, shapes))
     abandon()
     with training.update.changing_state(f"load of weights from {str(path)!r}"):
         together(rank, partial(_fill, found, training))
@@ -238,7 +246,28 @@ def _found(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, HubWe
             raise ValueError(f"{path}: {name} is of shape {shapes[name]}, and there is {said}; build the model that "
                              "the file is of")
         weights[name] = HubWeight(parts, there.transposed)
+    _require_all_read(path, tensors, weights)
     return weights
+
+
+def _require_all_read(path: Path, tensors: Mapping[str, tuple[Path, StoredTensor]],
+                      weights: Mapping[str, HubWeight]) -> None:
+    """Raises ValueError for a weight in the files that the model has not: without it, it is another model."""
+    read = {tensor.name for weight in weights.values() for _, tensor in weight.parts}
+    for name in (name for name in tensors if name not in read):
+        is_tied_head = name == "lm_head.weight" and "wte" in weights
+        if not NO_WEIGHTS.fullmatch(name) and not (is_tied_head and _same(tensors[name], *weights["wte"].parts)):
+            but = ", and is another than the embedding, to which the head is tied here" if is_tied_head else ""
+            raise ValueError(f"{path}: the tensor {name} is of no weight of this model{but}; build the model that the "
+                             "file is of")
+
+
+def _same(one: tuple[Path, StoredTensor], other: tuple[Path, StoredTensor]) -> bool:
+    """True for tensors of the same type, shape and bits, which are compared block by block."""
+    if (one[1].dtype, one[1].shape) != (other[1].dtype, other[1].shape):
+        return False
+    a, b = (np.memmap(path, np.uint8, "r", tensor.start, tensor.nbytes) for path, tensor in (one, other))
+    return all(np.array_equal(a[here], b[here]) for here in spans(len(a), BLOCK_NBYTES))
 
 
 def _tensors(path: Path) -> dict[str, tuple[Path, StoredTensor]]:
@@ -252,7 +281,7 @@ def _tensors(path: Path) -> dict[str, tuple[Path, StoredTensor]]:
                 files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
                 if any(Path(file).name != file for file in files):
                     raise ValueError("it names files of other folders")
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise ValueError(f"{index} is no index of safetensors files ({type(error).__name__}: {error}); take "
                                  "another copy of it") from None
             return {name: (path / file, tensor) for file in files

@@ -29,7 +29,10 @@ def _all_gather(param_group: ParamGroup, bucket: Bucket, source: Parts, target: 
 
 @dataclass(slots=True)
 class UnshardedUnit:
-    """One unit's whole parameters, (u,) for each param group, how many blocks use them, and all-gathers under way."""
+    """One unit's whole parameters, (u,) for each param group, all-gathers under way, and how many blocks use them.
+
+    Blocks of a pass are not counted: nothing is resharded inside one, and one that is broken off leaves no count.
+    """
 
     whole: dict[ParamGroup, np.ndarray]
     all_gathers: list[BucketMove] = field(default_factory=list)
@@ -72,10 +75,10 @@ class Unsharder:
                              f"engine.model.units: {', '.join(unit.name for unit in self.model.units)}")
         needed = [unit.name, *dict.fromkeys(unit.tied_weights.values())]
         wholes: dict[str, dict[ParamGroup, np.ndarray]] = {}
-        self.open_blocks += 1
+        self.open_blocks += not in_pass
         try:
             for name in needed:
-                wholes[name] = self._unshard(name)
+                wholes[name] = self._unshard(name, users=not in_pass)
             if in_pass:
                 self._prefetch(unit.name)
             views: dict[str, np.ndarray] = {}
@@ -83,9 +86,9 @@ class Unsharder:
                 views |= self._views(name, whole)
             yield {name: views[name] for name in (*unit.shapes, *unit.tied_weights)}
         finally:
-            self.open_blocks -= 1
+            self.open_blocks -= not in_pass
             for name in wholes:
-                self._reshard(name, keep=in_pass and name in self.keep)
+                self._reshard(name, users=not in_pass, keep=in_pass and name in self.keep)
 
     def set_prefetch_order(self, order: Sequence[int]) -> None:
         """Sets the order in which the units will be asked for, so that the next ones can be gathered ahead."""
@@ -110,13 +113,13 @@ class Unsharder:
             view.flags.writeable = False  # a write would be lost where weights are gathered, and drift elsewhere
         return views
 
-    def _unshard(self, name: str) -> dict[ParamGroup, np.ndarray]:
+    def _unshard(self, name: str, *, users: int) -> dict[ParamGroup, np.ndarray]:
         if not self.is_sharded:
             return {group: group.parameter[group.layout.units[name]] for group in self.param_groups
                     if name in group.layout.units}
         unsharded = self._unsharded.get(name) or self._start_unshard(name, async_op=False)
         unsharded.wait()
-        unsharded.users += 1
+        unsharded.users += users
         return unsharded.whole
 
     def _start_unshard(self, name: str, *, async_op: bool) -> UnshardedUnit:
@@ -145,10 +148,10 @@ class Unsharder:
                 if next_name not in self._unsharded:
                     self._start_unshard(next_name, async_op=True)
 
-    def _reshard(self, name: str, *, keep: bool) -> None:
+    def _reshard(self, name: str, *, users: int, keep: bool) -> None:
         unsharded = self._unsharded.get(name)
         if unsharded is not None:
-            unsharded.users -= 1
+            unsharded.users -= users
             unsharded.kept = unsharded.kept or keep
             if not unsharded.users and not unsharded.kept:
                 self._free(self._unsharded.pop(name))
@@ -190,8 +193,8 @@ class ParameterAllGather:
     def finish(self) -> None:
         """Waits for what is under way, and gathers the rest; if that fails, all of it is still to be gathered."""
         try:
-            for move in self._under_way:
-                move.wait()
+            while self._under_way:
+                self._under_way.pop(0).wait()
             for bucket in self._waiting:
                 region = self.param_group.layout.region_at(bucket.ranges[0].start)
                 with self.param_group.rank.trace.span(region.name):
@@ -199,7 +202,11 @@ class ParameterAllGather:
         except BaseException:
             self._under_way, self._waiting = [], list(self._buckets)
             raise
-        self._under_way, self._waiting = [], []
+        self._waiting = []
+
+    def replaced(self) -> None:
+        """Marks all parameters as equal on all ranks, which a load makes them."""
+        self._waiting = []
 
     def abandon(self) -> None:
         """Drops what is under way when an update fails; all of it is still to be gathered."""

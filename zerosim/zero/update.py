@@ -142,7 +142,7 @@ class Update:
                         _update_region(group, region, context, tensor_norms)
                         _cast_to_compute(group, index)
                         self.all_gathers[group].shard_updated(region)
-            self.steps_taken = step
+                self.steps_taken = step
         self.loss_scale.update(skipped)
         self.forget()
         return StepResult(losses, skipped, math.nan if skipped else norm, scale, tokens, places)
