@@ -182,10 +182,10 @@ def test_a_training_that_goes_on_from_its_checkpoint_ends_as_if_it_had_never_sto
 
 
 def test_by_micro_batch_a_training_goes_on_from_its_checkpoint_on_other_ranks_as_if_it_had_never_stopped(tmp_path):
-    run = ("--checkpoint", str(tmp_path), "--save-every", "2", "--reduction", "micro_batch", "--steps")
-    whole = data_of("train", *run, "3", "--stage", "2", "--micro-batches", "2")
-    data_of("train", *run, "2", "--stage", "2", "--micro-batches", "2")
-    rest = data_of("train", *run, "3", "--ranks", "4", "--resume")
+    order, folder = ("--reduction", "micro_batch", "--steps"), ("--checkpoint", str(tmp_path))
+    whole = data_of("train", *order, "3", "--stage", "2", "--micro-batches", "2")
+    data_of("train", *order, "2", "--stage", "2", "--micro-batches", "2", *folder, "--save-every", "2")
+    rest = data_of("train", *order, "3", "--ranks", "4", *folder, "--resume")
     assert (rest["digest"], rest["resumed"]) == (whole["digest"], ["Went on from step 2."])
 
 
