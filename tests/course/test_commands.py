@@ -405,7 +405,7 @@ REFUSED = {
         ("--global-batch 12", "global_batch=12 cannot be shared equally by 8 ranks; take 16, a multiple of 8"),
         ("--batch 3", "batch=3 does not divide the 2 sequences of each rank"), ("--model gpt3", "no model is called"),
         ("--bucket-nbytes 25MB", "bucket_nbytes='25MB' is no number"), ("--offload yes", "never, always, both"),
-        ("--by clock", "by='clock' must be replay or"), ("--prefetch -1", "prefetch must be at least 0"),
+        ("--by clock", "by='clock' must be one of replay"), ("--prefetch -1", "prefetch must be at least 0"),
         ("--host-link pcie5", "is of offload")]}
 
 

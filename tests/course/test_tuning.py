@@ -128,8 +128,10 @@ def test_the_engine_takes_the_pasted_settings_and_does_what_was_measured():
     gpt = measured.decoder_of(SMALL)
 
     def program(rank):
-        names = {"zs": zs, "rank": rank, "model": gpt, "optimizer": found.config.optimizer}
+        names = {"zs": zs, "rank": rank}
         exec(engine.code, names)
+        assert (names["model"].config, names["optimizer"]) == (gpt.config, found.config.optimizer)
+        assert names["model"].shapes == gpt.shapes
         tokens = rank.xp.zeros((best.settings.batch, 16), "int64")
         names["engine"].step([(tokens, tokens)] * best.settings.micro_batches)
 
@@ -156,8 +158,10 @@ SAID = {  # of each program: what is asked, lines of its settings, and of what t
         ({"stage": 0, "offload": "always"}, ['"stage": 0'], ["offloads from stage 1 on"]),
         ({"stage": 1, "offload": "always"}, ['"allgather_bucket_size"', '"offload_optimizer"', '"device": "cpu"'], []),
         ({"stage": 3, "prefetch": 0, "overlap": False, "compute": "fp16"}, [
-            '"stage3_prefetch_bucket_size": 0', '"overlap_comm": false', '"fp16"'], ["module by module"])],
-    "zerosim": [({"stage": 2, "offload": "always"}, ["stage=2", "bucket_nbytes=None"], ["has no offload yet"])]}
+            '"stage3_prefetch_bucket_size": 0', '"overlap_comm": false', '"fp16"'], [
+                "module by module", "scales the loss dynamically"])],
+    "zerosim": [({"stage": 2, "offload": "always", "compute": "fp16"}, ["stage=2", "bucket_nbytes=None"], [
+        "has no offload yet", "give the policy loss_scale=Dynamic()"])]}
 
 
 @pytest.mark.parametrize("program", SAID)
@@ -234,13 +238,14 @@ def test_what_cannot_be_searched_is_refused():
         (small(global_batch=8, prefetch=-1), "prefetch must be at least 0"),
         (small(global_batch=8, bucket_nbytes=[]), "bucket_nbytes=[] leaves nothing to search; name unit, model, or"),
         (small(global_batch=8, bucket_nbytes="25 MB"), "bucket_nbytes='25 MB' is no number"),
-        (small(global_batch=8, offload=True), "offload=True must be never, always, both"),
+        (small(global_batch=8, offload=True), "offload=True must be one of never, always, both"),
         (small(global_batch=2**40, ranks=2), "gives each rank 549,755,813,888 sequences a step; take one"),
-        (small(global_batch=8, offload=["never"]), "offload=['never'] must be never, always, both"),
-        (small(global_batch=8, by="clock"), "by='clock' must be replay or seconds"),
+        (small(global_batch=8, offload=["never"]), "offload=['never'] must be one of never, always, both"),
+        (small(global_batch=8, by="clock"), "by='clock' must be one of replay, seconds"),
         (small(global_batch=8, by="seconds", offload="both"), "offload='both' asks for steps with states on the host"),
-        (small(global_batch=8, convention="fp32"), "convention= is no option of tune: "),
-        (partial(zs.tune, global_batch=8, parameters=10**9), "parameters= is no option of tune: a model is named"),
+        (small(global_batch=8, convention="fp32"), "convention= is no option of tune: bytes are counted as the engine"),
+        (small(global_batch=8, parameters=10**9), "parameters= is no option of tune: a search needs a model's shape"),
+        (small(global_batch=8, micro_batches=2), "micro_batches= is no option of tune: global_batch, ranks and batc"),
         (partial(zs.tune, "t5-small", global_batch=8), "the activations of t5-small are not known"),
     ]:
         assert_refused(call, literally(text))

@@ -21,8 +21,9 @@ SHAPES = [(2, 8, 12, 3), (3, 40, 8, 2), (1, 5, 30, 1), (4, 1, 6, 6), (1, 130, 4,
 
 
 # Of a Llama: keys for one head or more, wider heads than channels, biases of Qwen 2, and Qwen 3's norms.
-KINDS = {"GPT": {}, "Llama": {"key_heads": 1, "hidden": 30}, "Qwen 3": {"head_channels": 22, "head_norms": True},
-         "Qwen 2": {"biases": ("qkv",)}, "biased": {"biases": ("projection", "feed_forward"), "hidden": 7}}
+KINDS = {"GPT": {}, "Llama": {"key_value_heads": 1, "feed_forward": 30},
+         "Qwen 3": {"head_channels": 22, "head_norms": True}, "Qwen 2": {"biases": ("qkv",)},
+         "biased": {"biases": ("projection", "feed_forward"), "feed_forward": 7}}
 
 
 def model_and_block(kind, batch, tokens, channels, heads, vocabulary, dropout=0.0, itemsize=2, **options):
@@ -34,8 +35,8 @@ def model_and_block(kind, batch, tokens, channels, heads, vocabulary, dropout=0.
     own = {"head_channels": 2 * (channels // heads // 2 or 1), **KINDS[kind]}
     model = Llama(LlamaConfig(*of, **own), **options)
     has = model.config
-    queries, keys = (count * has.head_channels for count in (heads, has.key_heads))
-    return model, replace(block, query_channels=queries, key_channels=keys, feed_forward=has.hidden, gated=True,
+    queries, keys = (count * has.head_channels for count in (heads, has.key_value_heads))
+    return model, replace(block, query_channels=queries, key_channels=keys, feed_forward=has.feed_forward, gated=True,
                           rms=True, head_norms=has.head_norms, biases=has.biases)
 
 

@@ -14,14 +14,15 @@ from zerosim.models import Llama, LlamaConfig, layers, llama
 from zerosim.numerics.kernels import NumpyKernels
 
 NANO = llama.PRESETS["llama-nano"]
-QWEN3 = LlamaConfig(3, 40, 10, 16, 256, key_heads=5, head_channels=6, hidden=30, biases=("qkv",), head_norms=True)
+QWEN3 = LlamaConfig(3, 40, 10, 16, 256, key_value_heads=5, head_channels=6, feed_forward=30, biases=("qkv",),
+                    head_norms=True)
 
 
 @pytest.mark.parametrize("name", llama.PRESETS)
 def test_the_parameters_are_two_tables_and_per_block_two_norms_and_matrices_without_biases(name: str) -> None:
     of = llama.PRESETS[name]
-    c, k = of.channels, of.key_heads * of.head_channels
-    block = 2 * c + c * (c + 2 * k) + c * c + 3 * c * of.hidden
+    c, k = of.channels, of.key_value_heads * of.head_channels
+    block = 2 * c + c * (c + 2 * k) + c * c + 3 * c * of.feed_forward
     assert Llama(name).parameter_count == 2 * of.vocabulary * c + of.layers * block + c
     assert Llama(name, tied=True).parameter_count == Llama(name).parameter_count - of.vocabulary * c
     assert not any("bias" in parameter for parameter in Llama(name).shapes)
@@ -60,7 +61,7 @@ def test_shared_keys_and_values_are_copies_whose_gradients_are_added_up(keep: st
 
 def test_the_base_of_the_angles_and_the_sharing_change_the_loss() -> None:
     losses = set()
-    for config in (NANO, replace(NANO, base=100.0), replace(NANO, key_heads=2), replace(NANO, epsilon=0.1),
+    for config in (NANO, replace(NANO, base=100.0), replace(NANO, key_value_heads=2), replace(NANO, epsilon=0.1),
                    replace(NANO, head_norms=True), replace(NANO, biases=("qkv",))):
         run = run_of(Llama(config), scatter=0.2)
         losses.add(run.loss(*batch_of(run.model)))

@@ -188,18 +188,22 @@ LLAMAS = [
     (lambda: replace(LLAMA, context=0), "LlamaConfig was given context=0; context is a whole number, 1 or more"),
     (lambda: replace(LLAMA, heads=5, head_channels=0), "LlamaConfig was given 12 channels in 5 heads, which do not divi"
      "de them; take a number of heads that does, or say head_channels"),
-    (lambda: replace(LLAMA, key_heads=3), "given 2 heads that share 3 of keys and values; take a number that divides"),
-    (lambda: replace(LLAMA, hidden=-1), "LlamaConfig was given hidden=-1; hidden is a whole number, 1 or more"),
+    (lambda: replace(LLAMA, key_value_heads=3), "given 2 heads that share 3 of keys and values; take a number that di"),
+    (lambda: replace(LLAMA, feed_forward=-1), "given feed_forward=-1; feed_forward is a whole number, 1 or more"),
     (lambda: replace(LLAMA, head_channels=5), "was given heads of 5 channels; rotary positions turn pairs of them, so"),
     (lambda: replace(LLAMA, base=0), "was given base=0; the rotary angles are its powers, so take a positive number"),
-    (lambda: replace(LLAMA, biases=("ffn",)), "was given biases of ffn; they can be in qkv, projection, feed_forward"),
+    (lambda: replace(LLAMA, base=np.inf), "was given base=inf; the rotary angles are its powers"),
+    (lambda: replace(LLAMA, biases=("ffn",)), "was given biases=('ffn',); name the layers that have one in a tuple: q"
+     "kv, projection, feed_forward"),
+    (lambda: replace(LLAMA, biases="qkv"), "LlamaConfig was given biases='qkv'; name the layers that have one in a"),
+    (lambda: replace(LLAMA, head_norms="no"), "LlamaConfig was given head_norms='no'; it is True or False"),
     (lambda: Llama("llama-mikro"), "^Llama was asked for 'llama-mikro', which is no LlamaConfig and no preset; the pres"
      "ets are llama-nano, llama-micro; did you mean 'llama-micro'?"),
     (lambda: GPT(LLAMA), "^GPT was asked for LlamaConfig(...), which is no GPTConfig and no preset"),
     (lambda: Llama(NANO), "^Llama was asked for GPTConfig(...), which is no LlamaConfig and no preset"),
     (lambda: decoder("lama-micro"), "a model was asked for by 'lama-micro', which is no config and no preset; the prese"
      "ts are gpt-nano, gpt-micro, ...; did you mean 'llama-micro'?"),
-    (lambda: layers.attention_forward(CTX, z(2, 3, 12), 4, key_heads=3), "of 4 heads of queries, 3 of keys, which div"),
+    (lambda: layers.attention_forward(CTX, z(2, 3, 12), 4, key_value_heads=3), "of 4 heads of queries, 3 of keys, whi"),
     (lambda: llama.rmsnorm_forward(CTX, z(2, 4), z(3), 1e-5), "^rmsnorm_forward asked for w of shape (4,), and found"),
     (lambda: llama.rmsnorm_backward(CTX, z(4), (z(2, 4), z(2)), z(2, 3), z(4)), "^rmsnorm_backward asked for dy of sh"),
     (lambda: llama.swiglu_forward(CTX, z(2, 3)), "asked for gate and up side by side (M, 2F), and found shape (2, 3)"),

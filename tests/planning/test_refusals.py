@@ -139,7 +139,7 @@ def test_a_block_or_a_model_that_cannot_be_or_is_not_counted_is_refused():
         (partial(flops.savings, LLAMA.block(1, 8)), "4096, 4096 and a gated network of 11008; take recomputed"),
         (partial(model_of_parameters, 10, 11), "a largest layer of 11 ... in a model of 10; take at most the model's"),
         (partial(model_of_parameters, 10**9, 10), "makes 100,000,000 layers ... up to 100,000, so take a larger one"),
-        (partial(Transformer, 8, 1, 2, 10, biases=("norms",)), "biases were asked for in norms; they can be in qkv, "),
+        (partial(Transformer, 8, 1, 2, 10, biases=("norms",)), "a transformer was given biases=('norms',); name the l"),
         (partial(model_shape, "lama-2-7b"), "no model is called 'lama-2-7b', and there is no ... mean 'llama-2-7b'"),
         (config([1]), "c holds a JSON list; a model's configuration is an object, with model_type and the model's siz"),
         (config({}), f"c has no model_type; it counts {', '.join(shapes.MODEL_TYPES)}"),

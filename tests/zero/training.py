@@ -25,8 +25,8 @@ MODELS = {
     "sub-blocks": lambda: GPT("gpt-nano", units="sub_block"),
     "global": lambda: GPT("gpt-nano", units=2, normalization="global"),
     "llama": lambda: Llama("llama-nano"),
-    "qwen": lambda: Llama(LlamaConfig(2, 8, 4, 6, 11, key_heads=2, head_channels=4, hidden=6, biases=("qkv",),
-                                      head_norms=True), tied=True, units="sub_block"),
+    "qwen": lambda: Llama(LlamaConfig(2, 8, 4, 6, 11, key_value_heads=2, head_channels=4, feed_forward=6,
+                                      biases=("qkv",), head_norms=True), tied=True, units="sub_block"),
 }
 SGD, ADAM, BF16 = zs.optim.SGD(lr=0.1), zs.optim.Adam(lr=0.01), zs.Policy("bf16")
 HUGE = (np.full((2, 3), 6e4, np.float32), np.full((2, 2), -6e4, np.float32))  # its gradient overflows fp16

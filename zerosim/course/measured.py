@@ -244,8 +244,9 @@ def decoder_of(model: ModelShape, tokens: int | None = None) -> Decoder:
         found = GPT(GPTConfig(of.blocks, of.channels, of.heads, of.positions, of.vocabulary), tied=of.tied)
     elif of is not None and of.gated and not (of.layer_norm or of.encoder_blocks):
         found = Llama(LlamaConfig(of.blocks, of.channels, of.heads, tokens or of.tokens or 1, of.vocabulary,
-                                  key_heads=of.key_value_heads, head_channels=of.head_channels, hidden=of.feed_forward,
-                                  biases=of.biases, head_norms=of.head_norms), tied=of.tied)
+                                  key_value_heads=of.key_value_heads, head_channels=of.head_channels,
+                                  feed_forward=of.feed_forward, biases=of.biases, head_norms=of.head_norms),
+                      tied=of.tied)
     if found is not None and tuple(unit.parameter_count for unit in found.units) == model.unit_lengths:
         return found
     raise ValueError(f"{model.name} cannot be measured: zerosim's layers make models of GPT-2's kind, with learned "

@@ -36,7 +36,7 @@ def preset_shape(name: Any) -> Any:
     shape = Transformer(of.channels, of.layers, of.heads, VOCABULARY, tokens=of.context)
     if isinstance(of, LlamaConfig):
         return model_of(name, replace(
-            shape, feed_forward=of.hidden, key_value_heads=of.key_heads, head_channels=of.head_channels,
+            shape, feed_forward=of.feed_forward, key_value_heads=of.key_value_heads, head_channels=of.head_channels,
             biases=of.biases, layer_norm=False, gated=True, tied=False, head_norms=of.head_norms))
     return model_of(name, replace(shape, positions=of.context))
 

@@ -1,4 +1,5 @@
-"""The fastest settings of a training step that fit a machine: drawn up, cut by estimate, run without data, replayed.
+"""Search of the fastest settings that fit a machine: candidates that do not fit by estimate are dropped, the others run
+without data and are replayed.
 
 Legend: N ranks; G sequences of the global batch, which is k micro-batches of B sequences on each rank, G = N·k·B; L
 tokens of a sequence.
@@ -52,8 +53,10 @@ WHOLE_ITEMSIZE = 4  # bytes of the widest elements that are reduced or gathered
 SHOWN = 12  # candidates in the table; and the fastest of each other stage
 MOST_SEQUENCES = 1 << 16  # of a rank in a step, more than anybody takes: every micro-batch is looked at
 UNIT, MODEL = "unit", "model"  # buckets by name
-TAKEN = {"convention", "micro_batches", "parameters", "largest_layer"}  # options of a plan alone
 BY_REPLAY, BY_SECONDS = WAYS = ("replay", "seconds")
+PLAN_ONLY = {  # options of a plan, and why a search does not take them
+    "convention": "bytes are counted as the engine holds them", "parameters": "a search needs a model's shape",
+    "largest_layer": "a model's shape says it", "micro_batches": "global_batch, ranks and batch say how many there are"}
 OFFLOADS: Mapping[str, tuple[bool, ...]] = {"never": (False,), "always": (True,), "both": (False, True)}
 
 
@@ -124,7 +127,7 @@ class Tuned(Shown):
 
     def view(self) -> View:
         """The verdict, the fastest candidates, what was assumed, and the settings to paste."""
-        return View(self.verdict, "", parts(_table(self), map(escape, assumed(self)), _settings(self)))
+        return View(self.verdict, "", parts(_table(self), map(escape, _assumed(self)), _settings(self)))
 
     def as_json(self) -> dict[str, Any]:
         """All of it as plain data, with the settings of the fastest to paste, and what they leave out."""
@@ -137,7 +140,7 @@ class Tuned(Shown):
             "rows": [plain(one.settings) | {name: value for name, value in plain(one).items() if name != "settings"}
                      | {"spare_nbytes": self.spare_nbytes(one), "tokens_per_second": self.tokens_per_second(one)}
                      for one in self.tried],
-            "assumed": list(assumed(self)), "settings": [*self.pasted]})
+            "assumed": list(_assumed(self)), "settings": [*self.pasted]})
         return data
 
     @property
@@ -184,7 +187,7 @@ def _table(found: Tuned) -> Iterator[Part | str]:
     yield ""
 
 
-def assumed(found: Tuned) -> Iterator[str]:
+def _assumed(found: Tuned) -> Iterator[str]:
     """The units, what was not run and why, and what the numbers rest on."""
     config = found.config
     yield ("k micro-batches of B sequences on each rank; held are GB, 10⁹ bytes, of one rank at the fullest moment, "
@@ -203,7 +206,8 @@ def assumed(found: Tuned) -> Iterator[str]:
                f"replayed: arithmetic reaches {percent(config.utilization)} of the dense peak, which is assumed, or "
                "what memory allows; messages take α + n/β.")
         if any(one.settings.bucket_nbytes is not None for one in found.tried):
-            yield "Buckets other than units were tried on the fastest settings of each stage alone."
+            yield ("Buckets other than units were tried on the fastest settings of each stage alone, where a unit's "
+                   "bucket fits.")
     if any(one.settings.offload for one in found.tried) and config.host_link:
         yield (f"host: masters and the optimizer's state on the host, over {config.host_link.name}. The engine "
                "has no offload yet: the transfers' seconds are the plan's, beside nothing, and the host's own "
@@ -227,7 +231,7 @@ def _settings(found: Tuned) -> Iterator[Part | str]:
 Several = str | int | Iterable[Any]
 
 
-def tune(model: Any = None, *, global_batch: int | str, batch: Several = "all", prefetch: Several = (0, 1, 2),
+def tune(model: Any, *, global_batch: int | str, batch: Several = "all", prefetch: Several = (0, 1, 2),
          bucket_nbytes: Several = (UNIT, MODEL), offload: str | None = None, by: str = BY_REPLAY,
          **options: Any) -> Tuned:
     """The fastest settings for a model, a machine and a global batch of G sequences.
@@ -244,14 +248,13 @@ def tune(model: Any = None, *, global_batch: int | str, batch: Several = "all", 
     >>> print(tune("gpt2", global_batch=8, ranks=4, stage="2,3", batch=2, recompute="none", prefetch=1).verdict)
     ZeRO-3 is fastest: 5.07 ms a step in 1 micro-batch of 2 sequences, with 80.69 GB to spare.
     """
-    if taken := TAKEN & options.keys():
-        raise ValueError(f"{min(taken)}= is no option of tune: a model is named, bytes are counted as the engine holds "
-                         "them, and global_batch, ranks and batch say how many micro-batches there are; leave it out")
+    for name in PLAN_ONLY.keys() & options.keys():
+        raise ValueError(f"{name}= is no option of tune: {PLAN_ONLY[name]}; leave it out")
     if by not in WAYS:
-        raise ValueError(f"by={by!r} must be {' or '.join(WAYS)}")
+        raise ValueError(f"by={by!r} must be one of {', '.join(WAYS)}")
     offload = offload if offload is not None else "never" if by == BY_SECONDS else "both"
     if offload not in [*OFFLOADS]:  # a list of it, for what cannot be hashed
-        raise ValueError(f"offload={offload!r} must be {', '.join(OFFLOADS)}")
+        raise ValueError(f"offload={offload!r} must be one of {', '.join(OFFLOADS)}")
     if by == BY_SECONDS and offload != "never":
         raise ValueError(f"offload={offload!r} asks for steps with states on the host, which the engine has not yet, "
                          "and by='seconds' takes every step; leave one of them out")
@@ -281,8 +284,8 @@ def tune(model: Any = None, *, global_batch: int | str, batch: Several = "all", 
 def _signature() -> Signature:
     """The options of `tune` and those of `zs.plan` that it takes, for a notebook."""
     own, plans = signature(tune).parameters, signature(plan_config).parameters
-    taken = [option for name, option in plans.items() if name not in {*own, *TAKEN}]
-    return Signature([*list(own.values())[:-1], *taken], return_annotation=Tuned)
+    others = [option for name, option in plans.items() if name not in {*own, *PLAN_ONLY}]
+    return Signature([*list(own.values())[:-1], *others], return_annotation=Tuned)
 
 
 tune.__signature__ = _signature()  # type: ignore[attr-defined]
@@ -420,7 +423,7 @@ class _Search:
         """The candidate's step, run without data and replayed: each once, with or without offload."""
         if candidate not in self.runs:
             config = self._config(candidate)
-            self.runs[candidate] = measured_seconds(config, candidate, self.machine) if self.by == BY_REPLAY else _Run(
+            self.runs[candidate] = _measured(config, candidate, self.machine) if self.by == BY_REPLAY else _Run(
                 *timed_step(config, candidate.stage, candidate.recompute, bucket_nbytes=candidate.bucket_nbytes))
         return self.runs[candidate]
 
@@ -433,7 +436,7 @@ def _planned(candidate: Candidate, row: PlanRow) -> Tried:
 # -- a step, run without data and replayed ----------------------------------------------------------------------------
 
 
-def measured_seconds(config: PlanConfig, candidate: Candidate, machine: Machine) -> _Run:
+def _measured(config: PlanConfig, candidate: Candidate, machine: Machine) -> _Run:
     """Runs the step on one rank that stands for all, or on all of them where buckets cut units, and replays it.
 
     Raises ValueError as the engine does.
@@ -452,12 +455,12 @@ def measured_seconds(config: PlanConfig, candidate: Candidate, machine: Machine)
     seconds, exposed = timeline.step_seconds, timeline.exposed_seconds
     if config.micro_batches > ENOUGH:
         more = config.micro_batches - ENOUGH
-        each, each_exposed = second_micro_batch(timeline)
+        each, each_exposed = _second_micro_batch(timeline)
         seconds, exposed = seconds + more * each, exposed + more * each_exposed
     return _Run(seconds, max(memory.peak_nbytes for memory in cluster.memory), exposed)
 
 
-def second_micro_batch(timeline: Timeline) -> tuple[float, float]:
+def _second_micro_batch(timeline: Timeline) -> tuple[float, float]:
     """(seconds, those exposed to communication) from the second micro-batch's first unit to the third's, on rank 0."""
     recording, lane, clocks = timeline.recording, timeline.lanes[0], timeline.clocks(0)
     program = recording.program(0)

@@ -83,7 +83,7 @@ class GPTConfig(DecoderConfig):
                              "equally wide, so take a number of heads that divides the channels")
 
     @property
-    def hidden(self) -> int:
+    def feed_forward(self) -> int:
         """F = 4C, the width of the feed-forward network's inside."""
         return 4 * self.channels
 
@@ -343,7 +343,7 @@ class FeedForward(BlockPart):
     @property
     def widths(self) -> tuple[int, int]:
         """F, F."""
-        return self.config.hidden, self.config.hidden
+        return self.config.feed_forward, self.config.feed_forward
 
     def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray, shape: tuple[int, ...],
                        keep: str) -> tuple[np.ndarray, Any]:

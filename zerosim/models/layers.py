@@ -373,10 +373,10 @@ class SavedAttention:
 
 
 def attention_forward(ctx: Context, qkv: np.ndarray, heads: int, keep: str = "probabilities",
-                      key_heads: int | None = None) -> tuple[np.ndarray, SavedAttention]:
+                      key_value_heads: int | None = None) -> tuple[np.ndarray, SavedAttention]:
     """o (B, T, C) = softmax(QKᵀ/√D, over the past) V from qkv (B, T, C + 2K); ``keep`` says what backward gets.
 
-    K = H_kv·D for H_kv ``key_heads``, H if nothing is said: H/H_kv heads share keys and values (Ainslie et al. 2023).
+    K = H_kv·D for H_kv ``key_value_heads``, H if nothing is said: H/H_kv heads share them (Ainslie et al. 2023).
 
     "probabilities" and "nothing" give the same bits; "tiled" rounds P before it is divided by its sum, and adds in
     another order: o and the gradients differ by at most four roundings to the compute dtype, and T to fp32, of the sum
@@ -385,8 +385,8 @@ def attention_forward(ctx: Context, qkv: np.ndarray, heads: int, keep: str = "pr
     where = "attention_forward"
     if keep not in KEEP:
         raise ValueError(f"{where} was given keep={keep!r}; choose one of {', '.join(KEEP)}")
-    shared = heads if key_heads is None else key_heads
-    require_positive(where, heads=heads, key_heads=shared)
+    shared = heads if key_value_heads is None else key_value_heads
+    require_positive(where, heads=heads, key_value_heads=shared)
     if heads % shared or qkv.ndim != 3 or qkv.shape[2] % (heads + 2 * shared):
         raise ValueError(f"{where} asked for qkv (B, T, C + 2K) of {heads} heads of queries, {shared} of keys, which "
                          f"divide them, and {shared} of values, and found shape {qkv.shape}; they lie side by side")

@@ -162,6 +162,16 @@ def require_list(where: str, what: str, found: Any, least: int, example: str) ->
                          f"{example}")
 
 
+LINEAR_LAYERS = ("qkv", "projection", "feed_forward")  # of a transformer's block, by what they are for
+
+
+def require_biases(where: str, biases: Any) -> None:
+    """Raises ValueError unless ``biases`` is a tuple of linear layers."""
+    if not isinstance(biases, tuple) or any(layer not in LINEAR_LAYERS for layer in biases):
+        raise ValueError(f"{where} was given biases={biases!r}; name the layers that have one in a tuple: "
+                         f"{', '.join(LINEAR_LAYERS)}")
+
+
 def require_positive(where: str, **counts: Any) -> None:
     """Raises ValueError unless every count is an integer of at least 1."""
     for what, count in counts.items():

@@ -22,6 +22,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from zerosim.models.units import Recompute
+from zerosim.numerics.checks import LINEAR_LAYERS
 from zerosim.planning.cuts import checked_count
 
 FP32_NBYTES = 4
@@ -59,7 +60,7 @@ class Block:
         for name, value in plain.items():
             object.__setattr__(self, name, checked_count(name, getattr(self, name), 0) or value)
         if self.biases is None:
-            object.__setattr__(self, "biases", () if self.rms else ("qkv", "projection", "feed_forward"))
+            object.__setattr__(self, "biases", () if self.rms else LINEAR_LAYERS)
         if self.query_channels % self.heads:
             raise ValueError(f"a block of {self.query_channels} channels was asked for {self.heads} heads; each head "
                              "has as many channels as the others, so take a number of heads that divides the channels")
@@ -83,7 +84,7 @@ class Block:
         return self.positions * self.channels
 
     @property
-    def key_heads(self) -> int:
+    def key_value_heads(self) -> int:
         """Heads of keys, and of values."""
         return self.heads * self.key_channels // self.query_channels
 
@@ -113,7 +114,7 @@ ELEMENTS: Mapping[str, Callable[[Block], int]] = {
 }
 STATISTICS: Mapping[str, Callable[[Block], int]] = {
     "LayerNorm 1 statistics": lambda block: block.norm_statistics,
-    "head norm statistics": lambda block: block.head_norms * block.positions * (block.heads + block.key_heads),
+    "head norm statistics": lambda block: block.head_norms * block.positions * (block.heads + block.key_value_heads),
     "LayerNorm 2 statistics": lambda block: block.norm_statistics,
     "log-sum-exp": lambda block: block.positions * block.heads,
 }

@@ -17,11 +17,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from zerosim.numerics.checks import did_you_mean
+from zerosim.numerics.checks import LINEAR_LAYERS, did_you_mean, require_biases
 from zerosim.planning.activations import Block
 from zerosim.planning.cuts import checked_count
 
-LINEAR_LAYERS = ("qkv", "projection", "feed_forward")  # where a family may have biases
 MOST_LAYERS = 100_000
 MOST_BLOCKS = 10_000  # each is looked at, and so is every moment of its activations
 
@@ -103,9 +102,7 @@ class Transformer:
         if self.heads % self.key_value_heads:
             raise ValueError(f"{self.heads} heads were asked to share {self.key_value_heads} key and value heads; each "
                              "of these serves as many heads as the others, so take a number that divides the heads")
-        if unknown := set(self.biases) - set(LINEAR_LAYERS):
-            raise ValueError(f"biases were asked for in {', '.join(sorted(unknown))}; they can be in "
-                             f"{', '.join(LINEAR_LAYERS)}")
+        require_biases("a transformer", self.biases)
 
     @property
     def query_channels(self) -> int:
