@@ -218,6 +218,14 @@ def test_by_seconds_every_candidate_is_run_with_data_and_its_fastest_step_counts
     assert "took 3 steps with data on 2 ranks of this process" in " ".join(str(found).split())
 
 
+def test_by_seconds_nothing_is_begun_that_this_machine_has_no_memory_for(monkeypatch):
+    monkeypatch.setattr(timed, "memory_nbytes", lambda: 10**9)
+    found = zs.tune("gpt2-xl", by="seconds", global_batch=2, ranks=2, stage="1,3", recompute="none", prefetch=0)
+    assert found.refused.keys() == {"ZeRO-1", "ZeRO-3"}
+    assert "in this process, which is on a machine with 1.00 GB" in " ".join(str(found).split())
+    assert found.verdict == "Nothing was run: the engine refused every candidate that fits."
+
+
 @pytest.mark.parametrize("name", ["gpt-nano", "gpt-micro", "llama-nano", "llama-micro"])
 def test_a_preset_of_training_has_the_shape_of_the_model_that_is_trained(name):
     trained = decoder(replace(config_of(name), vocabulary=256))

@@ -6,6 +6,7 @@ behind anything. They are the processor's, which other programs do not lengthen.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from itertools import pairwise
 from time import process_time
@@ -18,6 +19,7 @@ from zerosim.models.gpt import PRESETS as GPTS
 from zerosim.models.llama import PRESETS as LLAMAS
 from zerosim.models.llama import LlamaConfig, config_of
 from zerosim.models.text import VOCABULARY
+from zerosim.numerics.units import counted, gigabytes
 from zerosim.planning.plan import PlanConfig
 from zerosim.planning.shapes import PRESETS, Transformer, model_of
 from zerosim.ranks.cluster import Cluster
@@ -41,12 +43,26 @@ def preset_shape(name: Any) -> Any:
     return model_of(name, replace(shape, positions=of.context))
 
 
+def memory_nbytes() -> int | None:
+    """The bytes of this machine's memory; None where the system does not say."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
+
+
+def _require_memory(nbytes: int, ranks: int) -> None:
+    there = memory_nbytes()
+    if there is not None and nbytes > there:
+        raise ValueError(f"{counted(ranks, 'rank')} hold {gigabytes(nbytes)} GB in this process, which is on a machine "
+                         f"with {gigabytes(there)} GB; take fewer ranks or a smaller model, or by='replay'")
+
+
 def timed_step(config: PlanConfig, stage: int, policy: str, *, bucket_nbytes: int | None = None) -> tuple[float, int]:
     """(seconds, bytes): of the fastest of `STEPS` steps of the configuration's k micro-batches on N ranks, and the most
     that a rank held. Every rank has tokens of its own, drawn evenly.
 
-    Raises ValueError as the engine does, and MemoryError where this machine has too little for all ranks.
+    Raises ValueError as the engine does, and where by estimate all ranks together hold more than this machine has.
     """
+    row = config.row(stage, policy)
+    _require_memory(config.ranks * (row.total_nbytes - row.overhead_nbytes), config.ranks)
     model, shape = decoder_of(config.model, config.sequence), (config.batch, config.sequence)
     begun: list[float] = []
 
