@@ -18,10 +18,11 @@ from zerosim.numerics import arrays
 # Every stage in one format, and every format on one stage.
 STAGES_AND_FORMATS = [(stage, compute) for stage in zs.STAGES for compute in ("fp32", "fp16", "bf16")
                       if stage == 3 or compute == "bf16"]
-# Each on some world; what overlaps is (3, bf16) on all of them. Thorough: all on all.
+# Each on some world; what overlaps is (3, bf16) on most of them. Thorough: all on all.
 TRAINED = {HERE: [(3, "fp16")], MPI[0]: [(0, "bf16")], MPI[1]: [(1, "fp16")],
            MPI[2]: [(stage, "bf16") for stage in zs.STAGES], MPI[3]: [(3, "fp32")],
            **{double: [] for double in DOUBLES}, DOUBLES[0]: [(1, "fp16")]}
+OVERLAPPED = {HERE: 2, DOUBLES[0]: 1, DOUBLES[1]: 0, DOUBLES[2]: 1, DOUBLES[3]: 0, DOUBLES[5]: 2, GPUS[0]: 1}
 WHOLE_MATRICES = {1: "Muon", 2: "LAMB", 3: "Muon", 4: "Adafactor", 5: "Muon", 8: "Adafactor"}
 
 
@@ -98,9 +99,10 @@ def test_training_a_gpt_gives_the_same_losses_and_states(world: World) -> None:
 def test_overlap_prefetch_and_buckets_change_no_bit_of_a_training(world: World) -> None:
     if not THOROUGH and world in MPI and world.ranks != 3:
         return  # one world of MPI's is enough
-    wanted = reference(world.kind, world.ranks, programs.gpt, 3, "bf16", "one step")
-    for mine, its in zip(world.run(programs.gpt, 3, "bf16", "overlapping"), wanted, strict=True):
-        assert arrays.sha256(mine.result) == arrays.sha256(its.result)
+    for stage in chosen([OVERLAPPED.get(world, 3)], list(zs.STAGES)):
+        wanted = reference(world.kind, world.ranks, programs.gpt, stage, "bf16", "one step")
+        for mine, its in zip(world.run(programs.gpt, stage, "bf16", "overlapping"), wanted, strict=True):
+            assert arrays.sha256(mine.result) == arrays.sha256(its.result)
 
 
 def test_a_checkpoint_of_one_stage_goes_on_in_another(world: World, tmp_path: Path) -> None:

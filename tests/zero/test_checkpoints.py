@@ -396,6 +396,26 @@ def test_what_is_under_way_is_refused(tmp_path):
         rank.split(rank.index // 2), ODD, ADAM).save(tmp_path / "c")), "another group of this one", CheckpointError)
 
 
+class OwnDisk(os.PathLike):
+    """A folder of the same name on the disk of each rank."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __fspath__(self):
+        return str(self.folder)
+
+    def __str__(self):
+        return "/local/c"
+
+
+def test_ranks_that_find_different_checkpoints_under_one_name_are_stopped(tmp_path):
+    for name in "ab":
+        zs.Cluster(2).run(partial(program, action=zs.Engine.save, arguments=[tmp_path / name], seed=ord(name)))
+    found = zs.Cluster(2).run(lambda rank: program(rank, zs.Engine.load, [OwnDisk(tmp_path / "ab"[rank.index])]))
+    assert_refused_by_all(found, "rank 1 finds another checkpoint in .* than rank 0")
+
+
 # -- killed -----------------------------------------------------------------------------------------------------------
 
 KILLED = Path(__file__).with_name("killed.py")

@@ -142,14 +142,57 @@ def test_llama_names_join_queries_keys_and_values_and_gate_and_up_transposed(tmp
     assert same(loaded(file, model, ranks=5), masters)
 
 
+def loss_of_llama(w, config, x, target):
+    """The mean loss in float64 of weights under their names there, as `transformers` computes it: a pair that is turned
+    lies half a head apart, and heads that share a key lie side by side."""
+    width, group = config.head_channels, config.heads // config.key_value_heads
+    angles = np.outer(np.arange(x.shape[1]), config.base ** (-np.arange(0, width, 2) / width))
+    cos, sin = (np.tile(turn(angles), 2) for turn in (np.cos, np.sin))
+
+    def normed(h, name):
+        return h / np.sqrt((h * h).mean(-1, keepdims=True) + config.epsilon) * w[name] if name in w else h
+
+    def turned(h):
+        return h * cos + np.concatenate([-h[..., width // 2:], h[..., :width // 2]], -1) * sin
+
+    h = w["model.embed_tokens.weight"].astype(np.float64)[x]
+    for index in range(config.layers):
+        block = f"model.layers.{index}."
+        attention, mlp = block + "self_attn.", block + "mlp."
+        a = normed(h, block + "input_layernorm.weight")
+        q, k, v = ((a @ w[f"{attention}{name}_proj.weight"].T + w.get(f"{attention}{name}_proj.bias", 0)).reshape(
+            *x.shape, -1, width).swapaxes(1, 2) for name in "qkv")
+        q, k = (turned(normed(one, f"{attention}{name}_norm.weight")) for one, name in ((q, "q"), (k, "k")))
+        scores = np.exp(q @ np.repeat(k, group, 1).swapaxes(2, 3) / math.sqrt(width)) * np.tri(x.shape[1])
+        o = scores / scores.sum(-1, keepdims=True) @ np.repeat(v, group, 1)
+        h = h + o.swapaxes(1, 2).reshape(*x.shape, -1) @ w[attention + "o_proj.weight"].T
+        a = normed(h, block + "post_attention_layernorm.weight")
+        gate, up = (a @ w[f"{mlp}{name}_proj.weight"].T for name in ("gate", "up"))
+        h = h + gate / (1 + np.exp(-gate)) * up @ w[mlp + "down_proj.weight"].T
+    scores = np.exp(normed(h, "model.norm.weight") @ w.get("lm_head.weight", w["model.embed_tokens.weight"]).T)
+    return -np.log(np.take_along_axis(scores, target[..., None], -1)[..., 0] / scores.sum(-1)).mean()
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen"])
-def test_every_weight_of_a_llama_has_a_name_there_and_comes_back(name, tmp_path):
+def test_every_weight_of_a_llama_has_a_name_there_comes_back_and_gives_the_loss_that_it_gives_there(name, tmp_path):
     model = MODELS[name]()
     masters = saved(tmp_path / "c", model)
     (file,) = export_weights(tmp_path / "c", tmp_path)
     assert all(there.startswith(("model.", "lm_head.")) for there in read(file))
     assert ("model.layers.1.self_attn.q_norm.weight" in read(file)) == (name == "qwen")
     assert same(loaded(file, model, ranks=3), masters)
+
+    def loss(rank):
+        engine = zs.Engine(rank, model, ADAM)
+        rng = np.random.default_rng(1)
+        engine.param_group.master += rng.normal(0, 0.3, engine.layout.length).astype(np.float32)
+        engine.save(tmp_path / "d")
+        return engine.forward(x, target).loss
+
+    x, target = np.random.default_rng(0).integers(0, model.config.vocabulary, (2, 3, model.config.context))
+    found = alone(loss)
+    (file,) = export_weights(tmp_path / "d", tmp_path / "e")
+    assert found == pytest.approx(loss_of_llama(read(file), model.config, x, target), rel=1e-6)
 
 
 def test_weights_that_do_not_fit_are_refused_by_name_and_nothing_is_changed(tmp_path):

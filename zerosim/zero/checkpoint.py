@@ -445,6 +445,7 @@ def load(path: str | Path, training: TrainingState, abandon: Callable[[], StepCo
     _require_data(training)
     with rank.trace.span("load"):
         plan = together(rank, partial(_plan, folder, training))
+        _require_same_checkpoint(rank, folder, plan.content)
         counts = abandon()
         with update.changing_state(f"load of {str(path)!r}"):
             together(rank, partial(_fill, plan, training, counts))
@@ -523,6 +524,16 @@ def _read(rank: Rank, sources: Sequence[Source], *, check_only: bool) -> int:
                         low = start - source.low
                         rank.kernels.cast_pack(block, source.target[low:low + len(block)])
     return nbytes
+
+
+def _require_same_checkpoint(rank: Rank, folder: Path, content: Mapping[str, Any]) -> None:
+    """Raises CheckpointError on every rank where some read different checkpoints, as from disks of their own."""
+    mine = np.frombuffer(_sha256(content).encode(), np.uint8)
+    found = rank.all_gather(mine, purpose="control").reshape(rank.size, -1)
+    others = [index for index, one in enumerate(found) if one.tobytes() != found[0].tobytes()]
+    if others:
+        raise CheckpointError(f"rank {others[0]} finds another checkpoint in {folder} than rank 0; name a folder that "
+                              "all ranks share")
 
 
 def _require_same_parameters(training: TrainingState, content: Mapping[str, Any], folder: Path) -> None:
