@@ -105,6 +105,11 @@ def test_overlap_prefetch_and_buckets_change_no_bit_of_a_training(world: World) 
             assert arrays.sha256(mine.result) == arrays.sha256(its.result)
 
 
+def test_gradients_added_by_micro_batch_give_the_same_losses_and_states(world: World) -> None:
+    if THOROUGH or world in (MPI[2], DOUBLES[1], GPUS[0]):
+        assert_same(world, programs.gpt, 3, "bf16", "by micro-batch", kind=world.kind)
+
+
 def test_a_checkpoint_of_one_stage_goes_on_in_another(world: World, tmp_path: Path) -> None:
     if THOROUGH or world in (HERE, MPI[1], DOUBLES[0]):
         assert_same(world, programs.saved_and_loaded, str(tmp_path), kind=world.kind)
