@@ -61,6 +61,7 @@ def test_the_fastest_is_that_of_trying_everything_and_every_estimate_is_a_lower_
     assert {one.settings.stage for one in found.tried} == {one.settings.stage for one in found.shown} == set(STAGES)
     assert (len(found.tried) + found.slower, found.too_large) == (len(seconds), 0)
     assert found.slower > 0
+    assert ("base and epsilon are not among" in " ".join(found.pasted[0].notes)) == (model is LLAMA)
 
 
 def test_what_does_not_fit_is_counted_and_never_in_the_answer():
@@ -199,6 +200,8 @@ def test_an_optimizer_that_the_engine_refuses_is_named_with_its_reason():
     assert [one.settings.stage for one in found.tried] == [0]
     assert "ZeRO-1" in found.refused
     assert "ZeRO-1 was not run: " in " ".join(str(found).split())
+    nothing = tuned(global_batch=2, ranks=2, stage=1, recompute="none", offload="never", optimizer=zs.optim.Muon())
+    assert nothing.verdict == "Nothing was run: the engine refused every candidate that fits."
 
 
 def test_by_seconds_every_candidate_is_run_with_data_and_its_fastest_step_counts(monkeypatch):

@@ -172,8 +172,8 @@ GPTS = [
     *((lambda of=of: GPT("gpt-nano", units=of), f"GPT was asked for units={of!r}; a unit is a 'block', a 'sub_block', "
        "or a whole number of blocks, 1 o") for of in ("blocks", 0, -1, 1.5, None, True)),
     (lambda: GPT("gpt-mikro"), PRESETS_TEXT),
-    *((lambda shape=shape: logits_of(shape), "unit 'embed' asked for tokens (B, T), T from 1 to the context's 8, and fo"
-       f"und shape {shape}; cut longer texts into several sequences") for shape in ((2, 9), (8,), (2, 0), (1, 2, 3))),
+    *((lambda shape=shape: logits_of(shape), "unit 'embed' asked for tokens (B, T), B from 1, T from 1 to the context's"
+       f" 8, and found shape {shape}; cut longer") for shape in ((2, 9), (8,), (2, 0), (0, 8), (1, 2, 3))),
     (lambda: logits_of(keep="some"), "unit 'block0' was asked to keep 'some' of the inside of a unit; it keeps one of "
      "'all', 'sub_block', 'sele"),
     (lambda: written(tokens=[]), "generate was asked to continue no tokens; give it one or more, as a prompt"),

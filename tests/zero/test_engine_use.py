@@ -85,6 +85,31 @@ def test_a_loop_by_hand_is_the_step_and_leaves_nothing_gathered(loop, stage):
 
 
 @pytest.mark.parametrize("stage", zs.STAGES)
+def test_beside_a_backward_that_is_said_to_be_the_last_gradients_are_reduced_at_every_stage(stage):
+    """With overlap; where nobody says it, those that rest partial wait for reduce(). The bits are those of the step."""
+    model, beside = tied(), {}
+    data = batches(model, 2, 2, 2)
+
+    def by_hand(rank, says):
+        engine = zs.Engine(rank, model, ADAM, stage=stage, overlap=True)
+        for step in data:
+            for j, (x, target) in enumerate(step[rank.index]):
+                engine.backward(engine.forward(x, target), last=says and j == 1)
+            engine.reduce()
+            engine.update()
+            engine.all_gather_parameters()
+        return bits(flat_state(engine)["master"])
+
+    expected = [result["master"] for result in outcome(model, data, stage=stage, overlap=True)]
+    for says in (False, True):
+        cluster = zs.Cluster(2)
+        assert list(cluster.run(by_hand, says)) == expected
+        beside[says] = sum(row.asynchronous for row in cluster.trace[0].collectives(purpose="gradients"))
+    assert beside[True] > 0
+    assert (beside[False] == 0) == (stage < 2)
+
+
+@pytest.mark.parametrize("stage", zs.STAGES)
 def test_state_shows_the_mean_gradient_between_reduce_and_update_only(stage):
     model = MODELS["odd"]()
     data, name = batches(model, 3, 1, 1)[0], next(iter(model.shapes))
@@ -188,25 +213,30 @@ def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it
 
 
 def test_an_engine_whose_update_was_broken_off_on_one_rank_goes_no_further(tmp_path):
+    """In its second region, with or without overlap; loaded from a checkpoint it is whole again."""
     class FailsOnce(Plain):
-        fails = False
+        updates = 0
 
         def update(self, ctx, w, g, state, step):
-            if self.fails:
+            FailsOnce.updates += 1
+            if FailsOnce.updates == 2:
                 raise Broken
             super().update(ctx, w, g, state, step)
 
-    for stage in zs.STAGES:
-        kept = Kept(stage, {}, FailsOnce())
-        kept.all(lambda engine, stage=stage: engine.save(tmp_path / f"{stage}"))
-        FailsOnce.fails = True
+    for stage, overlap in itertools.product(zs.STAGES, (False, True)):
+        options = {"overlap": overlap, "policy": BF16}
+        FailsOnce.updates = 2
+        kept, expected = Kept(stage, options, FailsOnce()), Kept(stage, options, FailsOnce()).step(1)
+        kept.all(lambda engine: engine.save(tmp_path))
+        FailsOnce.updates = 0
         with pytest.raises(Broken):
             kept.step(1)
-        FailsOnce.fails = False
         for further in (zs.Engine.all_gather_parameters, lambda engine, kept=kept: engine.step(kept.data[1][0]),
-                        lambda engine: engine.load_weights(tmp_path)):
+                        lambda engine: engine.save(tmp_path), lambda engine: engine.load_weights(tmp_path)):
             assert_refused(lambda kept=kept, further=further: kept.all(further),
                            "update of step 2 was broken off, and some weights .* make a new engine")
+        kept.all(lambda engine: engine.load(tmp_path))
+        assert kept.step(1) == expected
 
 
 @pytest.mark.slow

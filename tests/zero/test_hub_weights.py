@@ -241,21 +241,3 @@ def test_the_formats_own_library_reads_a_shard_and_an_export(tmp_path):
     for shard in Path(tmp_path / "c").glob("*.safetensors"):
         tensors = numpy.load_file(shard)
         assert all(array.size <= masters[name.partition("/")[2]].size for name, array in tensors.items())
-
-
-def test_state_dict_is_what_this_rank_owns_as_views():
-    def program(rank):
-        engine = zs.Engine(rank, MODELS["odd"](), ADAM, stage=1)
-        return {name: array.size for name, array in engine.state_dict().items()}
-
-    found = zs.Cluster(3).run(program)
-    for name, shape in MODELS["odd"]().shapes.items():
-        for kind in ("master", "optimizer.m", "optimizer.v"):
-            assert sum(of_rank.get(f"{kind}/{name}", 0) for of_rank in found) == math.prod(shape)
-
-    def changed(rank):
-        engine = zs.Engine(rank, MODELS["odd"](), ADAM)
-        engine.state_dict()["master/layer0.weight"][...] = 5
-        return engine.state("layer0.weight")["parameter"]
-
-    assert (alone(changed) == 5).all()

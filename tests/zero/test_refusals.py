@@ -160,7 +160,7 @@ MIDDLE = Model([LinearUnit("a", 3, 4, first=True), LinearUnit("b", 4, 2, first=T
     (lambda engine: (engine.backward(engine.forward(X, T)), engine.reduce(), engine.backward(engine.forward(X, T))),
      "between reduce() and update()", {}),
     (lambda engine: (engine.backward(engine.forward(X, T)), engine.step([(X, T)])),
-     "step() was called in a step whose micro-batches have gone back by hand, 1 of them; finish it by", {}),
+     "step() was called after backward() by hand for 1 of this step's micro-batches; finish it by", {}),
     (lambda engine: [engine.backward(tape) for tape in [engine.forward(X, T)] * 2],
      "taken back already...make a new one by forward()", {}),
     (lambda engine: [engine.backward(engine.forward(X, T), last=last) for last in (True, False)],

@@ -30,8 +30,9 @@ Capacity = Annotated[int | None, typer.Option(metavar="NBYTES", help="What each 
 
 WeightsFrom = Annotated[str | None, typer.Option("--weights", metavar="FILE|FOLDER", help=(
     "Begin from these weights, of export or Hugging Face's, in place of drawn ones."))]
-SaveTo = Annotated[str | None, typer.Option("--save", metavar="FILE", help="Record the last step in this JSON file, "
-                                                                           "for zerosim report.")]
+SaveTo = Annotated[str | None, typer.Option("--save", metavar="FILE", help="Record the last step's trace in this JSON "
+                                                                           "file, for zerosim report; to go on later, "
+                                                                           "see --checkpoint.")]
 
 Checkpoint = Annotated[str | None, typer.Option(metavar="FOLDER", help="The folder of the run's checkpoint.")]
 SaveEvery = Annotated[int | None, typer.Option(metavar="STEPS", help="Save the whole training after every so many "

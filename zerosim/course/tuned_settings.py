@@ -85,6 +85,8 @@ def _engine(config: PlanConfig, settings: Candidate) -> str:
 def _not_in_engine(config: PlanConfig, settings: Candidate) -> Iterator[str]:
     if config.policy.compute == "fp16":
         yield "fp16 trains with a loss scale: give the policy loss_scale=Dynamic(); the run that was priced had none."
+    if (of := config.model.transformer) is not None and of.gated:
+        yield "base and epsilon are not among a plan's numbers, and change none of them: say the model's own."
     if settings.offload:
         yield "The engine has no offload yet: it runs the step with all states on the device."
 

@@ -440,9 +440,10 @@ class Embed(Unit):
         Raises ValueError for another number of dimensions, for more tokens than the context has places, and for a token
         outside the vocabulary.
         """
-        if x.ndim != 2 or not 1 <= x.shape[1] <= self.config.context:
-            raise ValueError(f"unit 'embed' asked for tokens (B, T), T from 1 to the context's {self.config.context}, "
-                             f"and found shape {x.shape}; cut longer texts into several sequences")
+        if x.ndim != 2 or not x.size or x.shape[1] > self.config.context:
+            raise ValueError(f"unit 'embed' asked for tokens (B, T), B from 1, T from 1 to the context's "
+                             f"{self.config.context}, and found shape {x.shape}; cut longer texts into several "
+                             "sequences")
         y, tokens = layers.embedding_forward(ctx, x, w["wte"])
         if self.config.learned_positions:
             places = w["wpe"][:x.shape[1]]

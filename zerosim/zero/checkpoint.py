@@ -18,7 +18,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partial
@@ -54,21 +54,27 @@ from zerosim.zero.update import Update
 
 FORMAT, VERSION, INDEX = "zerosim sharded checkpoint", 1, "index.json"
 SHARD = re.compile(r"shard-(\d{6,})-rank-\d+-of-\d+\.safetensors")
+LEFT = re.compile(rf"\.({SHARD.pattern}|{re.escape(INDEX)})\.\d+{re.escape(UNFINISHED)}")  # by a run that was killed
 MASTER, PARAMETER, OPTIMIZER, OF_RANK = "master", "parameter", "optimizer", "rank"
 T = TypeVar("T")
 
 
 class CheckpointError(ValueError):
-    """A checkpoint could not be written or read; every rank of the group raises it, and nothing was changed."""
+    """A checkpoint could not be written or read; every rank of the group raises it.
+
+    Nothing was changed, unless a file that had been good failed while it was read the second time: then the engine
+    takes no step until a load succeeds.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
     """The report of a load: the caller's ``progress``, and ``differences`` from the engine that saved.
 
-    Without differences, training goes on as if it had never been interrupted, bit for bit; on another number of ranks
-    too where gradients are added by micro-batch, if each step has the same ones. ``nbytes_read`` are the bytes of
-    tensors that this rank read from files, each of them twice: to check them first.
+    Without differences, training goes on as if it had never been interrupted, bit for bit, as far as settings tell: of
+    a schedule that is no dataclass they know the next factor alone, of such a unit names and shapes. Where gradients
+    are added by micro-batch it does so on another number of ranks too, if each step has the same ones. ``nbytes_read``
+    are the bytes of state that this rank took from files, whose blocks were read whole and twice: to check them first.
     """
 
     progress: Any
@@ -197,8 +203,11 @@ def _parameters(training: TrainingState) -> dict[str, Any]:
 def save(path: str | Path, training: TrainingState, progress: Any) -> None:
     """Writes a checkpoint into the folder ``path``, which is made, in place of the one that is there.
 
-    That one stays until the new one is whole, so that there must be room for both. Raises CheckpointError on every rank
-    where one cannot write; the earlier checkpoint is then as it was, and the training may go on.
+    That one stays until the new one is whole, so that there must be room for both. ``progress``, a JSON value, is the
+    same on every rank. Raises CheckpointError on every rank where one cannot write, after which the training may go on:
+    the earlier checkpoint is as it was, or, where only the folder could not be brought to the disk, the new one is
+    there. Raises ValueError for another progress, for a step that is between backward and the all-gather of parameters,
+    and for arrays without data.
     """
     rank, folder = training.rank, path_of(path)
     _require_data(training)
@@ -209,16 +218,16 @@ def save(path: str | Path, training: TrainingState, progress: Any) -> None:
     with rank.trace.span("save"), ExitStack() as until_saved:
         number = np.array([together(rank, partial(_begin, folder, until_saved), only=0) or 0], np.int64)
         rank.broadcast(number, out=number, purpose="control")
-        shard = folder / _name(int(number[0]), rank.index, rank.size)
+        this = int(number[0])
         try:
-            together(rank, partial(_write_shard, shard, training))
+            together(rank, partial(_write_shard, folder / _name(this, rank.index, rank.size), training))
+            together(rank, partial(_write_index, folder, this, training, json.loads(text)), only=0)
         except CheckpointError:
-            with suppress(OSError):
-                shard.unlink(missing_ok=True)  # no index names it, and on a full disk it is in the way
+            if rank.index == 0 and not _names_number(folder, this):  # on a full disk they would be in the way
+                _remove_shards(folder, lambda number: number == this)
             raise
-        together(rank, partial(_write_index, folder, int(number[0]), training, json.loads(text)), only=0)
         if rank.index == 0:
-            _remove_others(folder, int(number[0]))
+            _remove_shards(folder, lambda number: number != this)
 
 
 def path_of(path: Any) -> Path:
@@ -244,9 +253,7 @@ def _require_at_rest(training: TrainingState) -> None:
     if training.gradients.is_last:
         raise ValueError("save() was called after the step's last backward, whose gradients may have been reduced; "
                          "call reduce() and update() first")
-    if any(all_gather.is_out_of_date for all_gather in training.update.all_gathers.values()):
-        raise ValueError("save() was called after an update whose shards the other ranks have not yet; call "
-                         "all_gather_parameters() first")
+    training.update.refuse_if_out_of_date("save")
 
 
 def _as_json(progress: Any) -> str:
@@ -276,7 +283,8 @@ def _begin(folder: Path, until_saved: ExitStack) -> int:
     if index.exists() and FORMAT not in index.read_text(encoding="utf-8", errors="replace"):
         raise ValueError(f"{index} is of no zerosim checkpoint, and would be overwritten; name another folder")
     with suppress(ValueError):  # without a whole index, nothing says which shards are whole
-        _remove_others(folder, open_checkpoint(folder).content["number"])
+        named = open_checkpoint(folder).content["number"]
+        _remove_shards(folder, lambda number: number != named)
     return 1 + max((int(match[1]) for match in map(SHARD.fullmatch, _names(folder)) if match), default=0)
 
 
@@ -327,13 +335,23 @@ def _sha256(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _remove_others(folder: Path, number: int) -> None:
-    """Removes the shards of all checkpoints but this one, and what killed runs left."""
+def _remove_shards(folder: Path, which: Callable[[int], bool]) -> None:
+    """Removes the shards of checkpoints of these numbers, and what killed runs left."""
     for name in _names(folder):
-        match = SHARD.fullmatch(name.removeprefix(".").removesuffix(UNFINISHED))
-        if match and (int(match[1]) != number or name.endswith(UNFINISHED)):
-            with suppress(OSError):  # the new checkpoint is whole; the next save tries again
+        shard = SHARD.fullmatch(name)
+        if LEFT.fullmatch(name) or (shard and which(int(shard[1]))):
+            with suppress(OSError):  # the next save tries again
                 (folder / name).unlink()
+
+
+def _names_number(folder: Path, number: int) -> bool:
+    """True where the index is of the checkpoint of this number, or cannot be read."""
+    try:
+        return bool(open_checkpoint(folder).content["number"] == number)
+    except ValueError:
+        return False
+    except OSError:
+        return True
 
 
 # -- Loading -----------------------------------------------------------------------------------------------------------
@@ -438,7 +456,7 @@ def load(path: str | Path, training: TrainingState, abandon: Callable[[], StepCo
     What this rank needs is read from the files of whichever ranks wrote it, in any number, stage or layout; where it
     rests in another format here, it is rounded to it. ``abandon`` drops what is under way here, once all is known to be
     good, and returns the counts that are to be set. Raises CheckpointError on every rank where one cannot read all of
-    it: then nothing has been changed.
+    it, ValueError for arrays without data.
     """
     folder = path_of(path)
     rank, update = training.rank.agreeing(f"load of {str(path)!r}"), training.update
@@ -514,16 +532,20 @@ def _read(rank: Rank, sources: Sequence[Source], *, check_only: bool) -> int:
     """Reads and checks the blocks of all sources, and puts them where they belong; returns how many bytes they are."""
     most = max((min(source.tensor.nbytes, BLOCK_NBYTES) for source in sources), default=0)
     buffer, nbytes = rank.memory.alloc(most, np.uint8, "workspace", "checkpoint", like=np.empty(0)), 0  # on the host
+    for block, target in read_sources(sources, buffer):
+        nbytes += block.nbytes
+        if not check_only:
+            rank.kernels.cast_pack(block, target)
+    return nbytes
+
+
+def read_sources(sources: Iterable[Source], buffer: np.ndarray) -> Iterator[tuple[np.ndarray, AnyArray]]:
+    """Each block of the sources (n,), in ``buffer``, and the n elements that it fills; raises as `read_blocks`."""
     for path, of_file in groupby(sources, lambda source: source.path):
         with path.open("rb") as file:
-            for source in of_file:
-                for start, block in read_blocks(file, path, source.tensor, source.low, source.high, buffer,
-                                                source.crc32):
-                    nbytes += block.nbytes
-                    if not check_only:
-                        low = start - source.low
-                        rank.kernels.cast_pack(block, source.target[low:low + len(block)])
-    return nbytes
+            for one in of_file:
+                for start, block in read_blocks(file, path, one.tensor, one.low, one.high, buffer, one.crc32):
+                    yield block, one.target[start - one.low:start - one.low + len(block)]
 
 
 def _require_same_checkpoint(rank: Rank, folder: Path, content: Mapping[str, Any]) -> None:

@@ -136,8 +136,8 @@ class Engine(Shown):
         """
         batches = _checked_batches(batches)
         if self.gradients.micro_batch:
-            raise ValueError("step() was called in a step whose micro-batches have gone back by hand, "
-                             f"{self.gradients.micro_batch} of them; finish it by reduce() and update(), or abandon()")
+            raise ValueError(f"step() was called after backward() by hand for {self.gradients.micro_batch} of this "
+                             "step's micro-batches; finish it by reduce() and update(), or abandon()")
         losses = []
         try:
             for number, (x, target) in enumerate(batches, 1):
@@ -172,9 +172,7 @@ class Engine(Shown):
         micro-batch of the step, and dropout draws for it by its number, whether a backward follows or not.
         """
         self._update.refuse_if_broken_off()
-        if self._is_out_of_date():
-            raise ValueError("forward() was called after an update whose shards the other ranks have not yet; "
-                             "call all_gather_parameters() first")
+        self._update.refuse_if_out_of_date("forward")
         x = self._charged(x, self.policy.compute_dtype, "x", indices=self.model.units[0].integer_inputs)
         target = self._charged(target, FP32, "target", indices=self.model.loss.integer_targets)
         tape = self._forward_units(self._micro_batch_context(), x, target)
@@ -246,28 +244,25 @@ class Engine(Shown):
     def all_gather_parameters(self) -> None:
         """Makes replicated parameters equal again after an update of each rank's own shard."""
         self._update.refuse_if_broken_off()
-        if self._is_out_of_date():
+        if self._update.is_out_of_date:
             with self.rank.trace.span("all-gather"):
                 for all_gather in self._all_gathers.values():
                     all_gather.finish()
-
-    def _is_out_of_date(self) -> bool:
-        return any(all_gather.is_out_of_date for all_gather in self._all_gathers.values())
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, progress: Any = None) -> None:
         """Writes a checkpoint into the folder ``path``, a file from each rank; see `zerosim.zero.checkpoint`.
 
-        Between steps, and between the micro-batches of one. ``progress`` is a JSON value that load() gives back, as
-        the place in the data. Raises CheckpointError on every rank where one cannot write: what was there stays.
+        Between steps, and between the micro-batches of one. ``progress``, the same on every rank, is a JSON value that
+        load() gives back, as the place in the data. Raises CheckpointError on every rank where one cannot write.
         """
         checkpoint.save(path, self._training_state(), progress)
 
     def load(self, path: str | Path) -> checkpoint.Restored:
         """Goes on from a checkpoint, of any number of ranks, stage and layout; the report says what is different here.
 
-        Raises CheckpointError on every rank where one cannot read it: then nothing has been changed.
+        Raises CheckpointError on every rank where one cannot read it.
         """
         return checkpoint.load(path, self._training_state(), self._drop_for_load)
 
@@ -412,7 +407,7 @@ class Engine(Shown):
         return charged
 
     def _count_tokens(self, tape: Tape) -> None:
-        """Counts the tokens of a micro-batch that has gone back.
+        """Counts the tokens of a micro-batch after its backward.
 
         Raises ValueError where a loss is normalized by all tokens and micro-batches have not the same places: each
         mean is over its own, and a mean of those would weigh tokens differently.

@@ -34,7 +34,7 @@ LARGEST_POWER = 32  # of S, whose square fp32's products still hold with room fo
 @dataclass(slots=True)
 class StepCounts:
     """An engine's counts: of steps, skipped and abandoned ones too, and in the step under way its loss scale S, its
-    forwards, and each micro-batch's tokens and places that has gone back."""
+    forwards, and the tokens and places of each micro-batch whose backward is done."""
 
     scale: float
     step: int = 0
@@ -64,7 +64,7 @@ class Accumulator:
 
     @property
     def micro_batch(self) -> int:
-        """The number of the micro-batch that goes back, from 0 on; between two, how many have."""
+        """The number of the backward under way, from 0 on; between two, how many are done."""
         return next(iter(self.reducers.values())).micro_batch
 
     def begin_backward(self, *, last: bool) -> None:
@@ -195,7 +195,7 @@ class Reducer:
         self.param_group, self.rank, self.policy = param_group, param_group.rank, param_group.policy
         self.layout, self.placement = param_group.layout, param_group.stage.gradients
         self.options, self.agree = options, agree
-        self.micro_batch = 0  # that goes back; between two, how many have
+        self.micro_batch = 0  # of the backward under way; between two, how many are done
         self._collected: list[tuple[slice, np.ndarray]] = []  # stretches of the vector, and this rank's addends of them
         self._under_way: BucketMove | None = None
         self._reduces_now = self.placement is not PARTIAL  # in the backward that goes, or only after it
@@ -346,7 +346,7 @@ class FactorObserver:
 
     def __init__(self, rank: Rank, wanted: frozenset[str], loss_scale: LossScaler) -> None:
         self.rank, self.wanted, self.loss_scale = rank, wanted, loss_scale
-        self.share = 1.0  # f, of the micro-batch that goes back
+        self.share = 1.0  # f, of the micro-batch of the backward under way
         self.sums: dict[str, Factors] = {}
         self.rows: dict[str, int] = {}
 

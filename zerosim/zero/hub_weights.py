@@ -26,7 +26,7 @@ from zerosim.numerics.arrays import spans
 from zerosim.numerics.checks import is_count, is_floating
 from zerosim.numerics.files import write_durably
 from zerosim.numerics.rounding import round_to
-from zerosim.numerics.safetensors import BLOCK_NBYTES, DTYPES, StoredTensor, read_blocks, read_header, write_tensors
+from zerosim.numerics.safetensors import BLOCK_NBYTES, DTYPES, StoredTensor, read_header, tensor_nbytes, write_tensors
 from zerosim.zero.checkpoint import (
     MASTER,
     PARAMETER,
@@ -34,6 +34,7 @@ from zerosim.zero.checkpoint import (
     TrainingState,
     open_checkpoint,
     path_of,
+    read_sources,
     resting_of,
     together,
 )
@@ -145,7 +146,7 @@ def export_weights(checkpoint: str | Path, out: str | Path, *, shard_nbytes: int
         write_tensors(folder / file, {part: kinds[part] for part in shard}, lambda part: arrays[part](),
                       {"format": "pt"})  # which `transformers` asks for
     if len(shards) > 1:
-        index = {"metadata": {"total_size": sum(map(_nbytes, kinds.values()))},
+        index = {"metadata": {"total_size": sum(tensor_nbytes(*kind) for kind in kinds.values())},
                  "weight_map": {part: file for file, shard in zip(names, shards, strict=True) for part in shard}}
         write_durably(folder / HUB_INDEX, [json.dumps(index, indent=2).encode()])
         names.append(HUB_INDEX)
@@ -168,18 +169,12 @@ def _whole(source: Checkpoint, key: str, shape: tuple[int, ...], dtype: np.dtype
     """The columns of a tensor, put together from its pieces in all files."""
     found = np.empty(math.prod(shape), dtype)
     buffer = np.empty(BLOCK_NBYTES, np.uint8)
-    for one in source.sources(key, shape, 0, found):
-        with one.path.open("rb") as file:
-            for start, block in read_blocks(file, one.path, one.tensor, one.low, one.high, buffer, one.crc32):
-                one.target[start - one.low:start - one.low + len(block)] = block
+    for block, target in read_sources(source.sources(key, shape, 0, found), buffer):
+        target[...] = block
     if not shape:
         return found.reshape(())
     part = found.reshape(shape)[..., columns]
     return np.ascontiguousarray(part.T if transposed else part)
-
-
-def _nbytes(kind: tuple[np.dtype[Any], tuple[int, ...]]) -> int:
-    return kind[0].itemsize * math.prod(kind[1])
 
 
 def _shards(kinds: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], most: int | None) -> list[list[str]]:
@@ -188,11 +183,11 @@ def _shards(kinds: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], most: in
     room = math.inf if most is None else most
     left = room
     for name, kind in kinds.items():
-        if shards[-1] and _nbytes(kind) > left:
+        if shards[-1] and tensor_nbytes(*kind) > left:
             shards.append([])
             left = room
         shards[-1].append(name)
-        left -= _nbytes(kind)
+        left -= tensor_nbytes(*kind)
     return shards
 
 

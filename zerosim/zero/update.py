@@ -107,6 +107,17 @@ class Update:
             raise ValueError(f"the {self._under_way} was broken off, and some weights are those from before, others "
                              "those from after it; make a new engine, or load a checkpoint")
 
+    @property
+    def is_out_of_date(self) -> bool:
+        """True while other ranks have newer shards than this rank's copy."""
+        return any(all_gather.is_out_of_date for all_gather in self.all_gathers.values())
+
+    def refuse_if_out_of_date(self, call: str) -> None:
+        """Raises ValueError before the all-gather of parameters."""
+        if self.is_out_of_date:
+            raise ValueError(f"{call}() was called after an update whose shards the other ranks have not yet; call "
+                             "all_gather_parameters() first")
+
     @contextmanager
     def changing_state(self, what: str) -> Iterator[None]:
         """Goes from one whole state to the next; where that fails, no step may follow."""
