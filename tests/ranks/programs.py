@@ -120,15 +120,17 @@ def groups(rank: zs.Rank) -> list[Any]:
 
 
 def works(rank: zs.Rank) -> list[Any]:
-    """Several collectives under way at once, waited for in another order, beside others that are not asynchronous."""
-    xs = [vector(rank, 5 * rank.size + i, np.float32, i) for i in range(4)]
-    out = on_rank(rank, np.zeros(len(xs[3]), np.float32))
+    """Several collectives under way at once, waited for in another order, beside others that are not asynchronous; of
+    two that write into memory of the program's, one arrives there by way of a copy."""
+    xs = [vector(rank, 5 * rank.size + i, np.float32, i) for i in range(5)]
+    out, place = (on_rank(rank, np.zeros(len(x), np.float32)) for x in xs[3:])
     begun = [rank.all_reduce(xs[0], async_op=True), rank.reduce_scatter(xs[1], async_op=True),
-             rank.all_gather(xs[2], async_op=True), rank.all_reduce(xs[3], async_op=True, out=out)]
+             rank.all_gather(xs[2], async_op=True), rank.all_reduce(xs[3], async_op=True, out=out),
+             rank.all_reduce(xs[4], async_op=True, out=place, hidden=False)]
     between = rank.all_reduce(xs[1])
-    hidden = bool(np.isnan(on_host(out)).all())
-    found = [on_host(work.wait()) for work in (begun[2], begun[0], begun[3], begun[1])]
-    return [hidden, on_host(between), *found, on_host(out)]
+    unseen = bool(np.isnan(on_host(out)).all())
+    found = [on_host(work.wait()) for work in (begun[2], begun[0], begun[4], begun[3], begun[1])]
+    return [unseen, on_host(between), *found, on_host(out), on_host(place)]
 
 
 def under_way(rank: zs.Rank) -> list[Any]:

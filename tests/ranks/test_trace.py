@@ -176,12 +176,15 @@ def test_what_needs_every_row_is_refused_when_some_are_gone_and_the_rest_can_sti
     found, memory = cluster.trace[0], cluster.memory[0]
     for asked in (lambda: cluster.save(tmp_path / "run.json"), found.collectives, found.lifetimes, found.plot,
                   memory.plot, cluster.show_ring, lambda: memory.peak_nbytes_of("parameter")):
-        with pytest.raises(ValueError, match=rf"dropped {found.dropped} rows, as it was asked to by trace_rows=40"):
+        with pytest.raises(ValueError, match=rf"dropped {found.dropped} rows, as trace_rows=40 or drop"):
             asked()
     assert not list(tmp_path.iterdir())
     for shown in (cluster, cluster.trace, found, memory):
         assert shown._repr_html_()
     assert f"{found.dropped} dropped before them" in repr(found)
+    all_of_them, sent = found.dropped + len(found.rows), found.sent_nbytes()
+    found.drop()
+    assert (found.rows, found.dropped, found.sent_nbytes()) == ([], all_of_them, sent)
     for wrong in (0, -1, 2.5, True, "many"):
         with pytest.raises(ValueError, match=r"trace_rows=.* must be a number of rows"):
             zs.Cluster(2, trace_rows=wrong)

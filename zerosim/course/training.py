@@ -313,7 +313,7 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
 
     ``keep_last_step`` keeps the traces of the last step, to be saved. ``checkpoints`` says whether the run is saved,
     and goes on from what was saved: then the steps are those that it took itself. ``weights`` is a file or folder of
-    which the first weights are, in place of drawn ones; see `zerosim.zero.hub_weights`.
+    which the first weights are, in place of drawn ones; see `zerosim.zero.hugging_face`.
 
     Raises ValueError for a text that is too short, for an optimizer that the layout does not suit, and for a checkpoint
     or weights that cannot be written or read; OutOfMemoryError where a rank has less than the run needs.
@@ -367,7 +367,7 @@ def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_st
     steps: list[TrainingStep] = []
     losses: list[tuple[float, ...]] = []
     for number in range(taken + 1, options.steps + 1):
-        rank.trace.rows.clear()  # read and done with; those of a long run would pile up
+        rank.trace.drop()  # read and done with; those of a long run would pile up
         last_step = Trace(held_at_start=rank.memory.now_nbytes_by_kind)
         batch = batches(options, model.config.context, corpus, number, rank.index)
         step, own = _step(engine, options, number, batch, last_step)

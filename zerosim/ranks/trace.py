@@ -165,7 +165,7 @@ class Trace(Plotted):
     """The ordered rows of one rank in one run; ``held_at_start`` are the bytes that it held by kind when it began.
 
     ``after_compute`` is called after each piece of arithmetic: it lets messages that are under way go on beside it.
-    ``kept_rows`` is `Cluster`'s ``trace_rows``, and ``dropped`` counts the rows that are gone with it.
+    ``kept_rows`` is `Cluster`'s ``trace_rows``, and ``dropped`` counts the rows that are gone, with it or by `drop`.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -183,11 +183,16 @@ class Trace(Plotted):
             del self.rows[:self.kept_rows]
             self.dropped += self.kept_rows
 
+    def drop(self) -> None:
+        """Drops the rows that there are; bytes sent stay counted."""
+        self.dropped += len(self.rows)
+        self.rows.clear()
+
     def all_rows(self) -> list[Row]:
         """``rows``, where all of them are needed; raises ValueError where some have been dropped."""
         if self.dropped:
-            raise ValueError(f"this trace has dropped {self.dropped:,} rows, as it was asked to by trace_rows="
-                             f"{self.kept_rows}, and all are needed here; run fewer steps without it, or read .rows")
+            raise ValueError(f"this trace has dropped {self.dropped:,} rows, as trace_rows={self.kept_rows} or drop() "
+                             "asked it to, and all are needed here; run fewer steps without it, or read .rows")
         return self.rows
 
     def sent(self, row: Collective | Message, nbytes: int) -> None:

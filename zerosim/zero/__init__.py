@@ -2,7 +2,7 @@
 
 from zerosim.zero.checkpoint import CheckpointError, Restored
 from zerosim.zero.engine import Engine
-from zerosim.zero.hub_weights import export_weights
+from zerosim.zero.hugging_face import export_weights
 from zerosim.zero.layout import Layout, lay_out, layout_of
 from zerosim.zero.param_group import Group, ParamGroup
 from zerosim.zero.placements import PARTIAL, REPLICATED, SHARDED, STAGES, Placement, Stage, redistribute

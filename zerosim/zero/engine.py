@@ -29,7 +29,7 @@ from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer, require_cut_and_needs, require_usable
 from zerosim.ranks.rank import Rank
 from zerosim.shown import Shown
-from zerosim.zero import checkpoint, hub_weights
+from zerosim.zero import checkpoint, hugging_face
 from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
 from zerosim.zero.layout import Layout
 from zerosim.zero.micro_batch_order import BY_RANK, ExactSquares, is_by_micro_batch, refuse_factors
@@ -267,11 +267,11 @@ class Engine(Shown):
         return checkpoint.load(path, self._training_state(), self._drop_for_load)
 
     def load_weights(self, path: str | Path) -> None:
-        """Takes all weights from a safetensors file, or a folder in Hugging Face's manner; see `hub_weights`.
+        """Takes all weights from a safetensors file, or a folder in Hugging Face's manner; see `hugging_face`.
 
         Optimizer state and steps taken stay, a step under way is dropped. Raises CheckpointError as load() does.
         """
-        hub_weights.load_weights(path, self._training_state(), self._drop_for_load)
+        hugging_face.load_weights(path, self._training_state(), self._drop_for_load)
 
     def _drop_for_load(self) -> StepCounts:
         """Drops what is under way; returns the counts of the step that begins."""

@@ -91,7 +91,7 @@ def test_a_gpt_is_exported_and_loaded_under_the_names_of_gpt2_in_one_file_or_sev
     for path in (file, tmp_path / "one", tmp_path / "several"):
         for options in ({}, {"stage": 1, "policy": zs.Policy()}, {"layout": "contiguous"}):
             assert same(loaded(path, model, **options), masters)
-    # As on the hub: without a prefix, with masks that are no parameters, and of another type.
+    # As others store them: without a prefix, with masks that are no parameters, and of another type.
     bare = {name.removeprefix("transformer."): array.astype(ml_dtypes.bfloat16)
             for name, array in of_gpt2(masters).items()}
     write(tmp_path / "bare.safetensors", bare | {"h.0.attn.bias": np.ones((1, 1, 8, 8), bool),

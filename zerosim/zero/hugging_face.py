@@ -6,8 +6,9 @@ other models they keep their own. Where that library keeps the matrices of linea
 Llama's, they are transposed; where it keeps several that lie side by side here (queries, keys and values), they are
 joined. Optimizer state is not among them.
 
-Source of the names: `transformers`' modeling_gpt2.py and modeling_llama.py; of the index: `huggingface_hub`'s
-documentation, "Serialization".
+Sources: of the names modeling_gpt2.py, modeling_llama.py and, for norms of heads, modeling_qwen3.py of `transformers`
+(https://github.com/huggingface/transformers, src/transformers/models); of the index the page "Serialization" of
+`huggingface_hub` (https://github.com/huggingface/huggingface_hub, docs/source/en/package_reference); as of 2026.
 Legend: a matrix (I, O), inputs by outputs, as a linear layer has it here.
 """
 
@@ -39,7 +40,7 @@ from zerosim.zero.checkpoint import (
     together,
 )
 
-ONE_FILE, HUB_INDEX = "model.safetensors", "model.safetensors.index.json"
+ONE_FILE, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 SUFFIX = ".safetensors"
 PREFIXES = ("", "transformer.", "model.")  # that files have before the same names, or have not
 # What files have that is no weight: masks, and the rotary angles' frequencies.
@@ -48,15 +49,15 @@ FILES = re.compile(r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\
 
 
 @dataclass(frozen=True, slots=True)
-class HubNames:
+class StoredNames:
     """The names of one weight there: of one tensor, or of those that are joined along the last axis."""
 
     names: tuple[str, ...]
     transposed: bool = False
 
 
-# A pattern of names here, the names there, and whether the matrices there are transposed.
-GPT2 = (
+Names = tuple[tuple[str, tuple[str, ...], bool], ...]  # a pattern here, the names there, and whether transposed there
+GPT2: Names = (
     (r"(wte|wpe)", (r"transformer.\1.weight",), False),
     (r"block(\d+)\.(ln_[12]\.\w+)", (r"transformer.h.\1.\2",), False),
     (r"block(\d+)\.attention\.qkv\.(\w+)", (r"transformer.h.\1.attn.c_attn.\2",), False),
@@ -65,7 +66,7 @@ GPT2 = (
     (r"block(\d+)\.ffn\.down\.(\w+)", (r"transformer.h.\1.mlp.c_proj.\2",), False),
     (r"(ln_f\.\w+)", (r"transformer.\1",), False),
     (r"(lm_head\.weight)", (r"\1",), True))
-LLAMA = (
+LLAMA: Names = (
     (r"wte", ("model.embed_tokens.weight",), False),
     (r"block(\d+)\.attention_norm\.weight", (r"model.layers.\1.input_layernorm.weight",), False),
     (r"block(\d+)\.attention\.qkv\.(\w+)", tuple(rf"model.layers.\1.self_attn.{x}_proj.\2" for x in "qkv"), True),
@@ -79,21 +80,21 @@ LLAMA = (
     (r"(lm_head\.weight)", (r"\1",), True))
 
 
-def hub_names(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, HubNames]:
+def stored_names(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, StoredNames]:
     """The names there of a model's parameters, by their names here: those of the table that has all of them, or their
     own."""
     for table in (GPT2, LLAMA):
         found = {name: one for name in shapes if (one := _named(name, shapes[name], table)) is not None}
         if found.keys() == shapes.keys():
             return found
-    return {name: HubNames((name,)) for name in shapes}
+    return {name: StoredNames((name,)) for name in shapes}
 
 
-def _named(name: str, shape: tuple[int, ...], table: tuple[tuple[str, tuple[str, ...], bool], ...]) -> HubNames | None:
+def _named(name: str, shape: tuple[int, ...], table: Names) -> StoredNames | None:
     for pattern, names, transposed in table:
         match = re.fullmatch(pattern, name)
         if match:
-            return HubNames(tuple(match.expand(there) for there in names), transposed and len(shape) == 2)
+            return StoredNames(tuple(match.expand(there) for there in names), transposed and len(shape) == 2)
     return None
 
 
@@ -125,7 +126,7 @@ def export_weights(checkpoint: str | Path, out: str | Path, *, shard_nbytes: int
         raise ValueError(f"{checkpoint} has no {kind} of {missing}; export kind={MASTER!r}, which every checkpoint has")
     kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
     arrays: dict[str, Callable[[], np.ndarray]] = {}
-    for name, there in hub_names(shapes).items():
+    for name, there in stored_names(shapes).items():
         shape, start = shapes[name], 0
         dtype = DTYPES[tensors.get(f"{kind}/{name}", {"dtype": "F32"})["dtype"]]  # without elements it is in no file
         for part, width in zip(there.names, _widths(name, there, shapes), strict=True):
@@ -148,12 +149,12 @@ def export_weights(checkpoint: str | Path, out: str | Path, *, shard_nbytes: int
     if len(shards) > 1:
         index = {"metadata": {"total_size": sum(tensor_nbytes(*kind) for kind in kinds.values())},
                  "weight_map": {part: file for file, shard in zip(names, shards, strict=True) for part in shard}}
-        write_durably(folder / HUB_INDEX, [json.dumps(index, indent=2).encode()])
-        names.append(HUB_INDEX)
+        write_durably(folder / WEIGHTS_INDEX, [json.dumps(index, indent=2).encode()])
+        names.append(WEIGHTS_INDEX)
     return [folder / name for name in names]
 
 
-def _widths(name: str, there: HubNames, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:
+def _widths(name: str, there: StoredNames, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:
     """The columns of each joined matrix: equally many, but for queries, which are as many as the projection has
     inputs."""
     whole, count = (*shapes[name][-1:], 1)[0], len(there.names)
@@ -212,7 +213,7 @@ def load_weights(path: str | Path, training: TrainingState, abandon: Callable[[]
 
 
 @dataclass(frozen=True, slots=True)
-class HubWeight:
+class StoredWeight:
     """One weight in files: its tensors, each with its file, and whether they are transposed."""
 
     parts: tuple[tuple[Path, StoredTensor], ...]
@@ -225,11 +226,11 @@ class HubWeight:
         return [array.T if self.transposed else array for array in found]
 
 
-def _found(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, HubWeight]:
+def _found(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, StoredWeight]:
     """The places of all weights. Raises ValueError or OSError where one is not there in its shape."""
     tensors = _tensors(path)
     weights = {}
-    for name, there in hub_names(shapes).items():
+    for name, there in stored_names(shapes).items():
         parts = tuple(_part(path, tensors, name, part) for part in there.names)
         odd = next((tensor for _, tensor in parts if not is_floating(tensor.dtype)), None)
         if odd is not None:
@@ -240,13 +241,13 @@ def _found(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, HubWe
             said = ", ".join(f"{tensor.name} {tensor.shape}" for _, tensor in parts)
             raise ValueError(f"{path}: {name} is of shape {shapes[name]}, and there is {said}; build the model that "
                              "the file is of")
-        weights[name] = HubWeight(parts, there.transposed)
+        weights[name] = StoredWeight(parts, there.transposed)
     _require_all_read(path, tensors, weights)
     return weights
 
 
 def _require_all_read(path: Path, tensors: Mapping[str, tuple[Path, StoredTensor]],
-                      weights: Mapping[str, HubWeight]) -> None:
+                      weights: Mapping[str, StoredWeight]) -> None:
     """Raises ValueError for a weight in the files that the model has not: without it, it is another model."""
     read = {tensor.name for weight in weights.values() for _, tensor in weight.parts}
     for name in (name for name in tensors if name not in read):
@@ -268,7 +269,7 @@ def _same(one: tuple[Path, StoredTensor], other: tuple[Path, StoredTensor]) -> b
 def _tensors(path: Path) -> dict[str, tuple[Path, StoredTensor]]:
     """All tensors by name, of a file or of a folder's files."""
     if path.is_dir():
-        index = path / HUB_INDEX
+        index = path / WEIGHTS_INDEX
         if not index.exists():
             path /= ONE_FILE
         else:
@@ -296,7 +297,7 @@ def _part(path: Path, tensors: Mapping[str, tuple[Path, StoredTensor]], name: st
     raise ValueError(f"{path}: there is no tensor {there}, which is {name} here; build the model that the file is of")
 
 
-def _fill(weights: Mapping[str, HubWeight], training: TrainingState) -> None:
+def _fill(weights: Mapping[str, StoredWeight], training: TrainingState) -> None:
     kernels = training.rank.kernels
     for group in training.param_groups:
         for one in resting_of(group, owned=False):
@@ -309,7 +310,7 @@ def _fill(weights: Mapping[str, HubWeight], training: TrainingState) -> None:
                     kernels.cast_pack(rounded, one.array[start:start + len(values)])
 
 
-def _elements(weight: HubWeight, shape: tuple[int, ...], start: int, count: int) -> Iterator[tuple[int, np.ndarray]]:
+def _elements(weight: StoredWeight, shape: tuple[int, ...], start: int, count: int) -> Iterator[tuple[int, np.ndarray]]:
     """``count`` elements from ``start`` on, in blocks of whole rows: each block's place among them, and fp32 (n,)."""
     per_row = math.prod(shape[1:])
     rows_at_once = max(1, BLOCK_NBYTES // (4 * per_row))
