@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         DeadlockError,
         Hop,
         Memory,
+        Mesh,
         MismatchError,
         NullCluster,
         OutOfMemoryError,
@@ -43,7 +44,18 @@ if TYPE_CHECKING:
         Work,
         step_through,
     )
-    from zerosim.zero import STAGES, Engine, Group, Layout, Placement, Stage, StepResult, layout_of, redistribute
+    from zerosim.zero import (
+        STAGES,
+        Engine,
+        Group,
+        Layout,
+        Placement,
+        Stage,
+        StepResult,
+        ZeroPlusPlus,
+        layout_of,
+        redistribute,
+    )
 
 __version__ = "0.1.0"
 
@@ -61,6 +73,7 @@ __all__ = [
     "Hop",
     "Layout",
     "Memory",
+    "Mesh",
     "MismatchError",
     "NCCLCluster",
     "NullCluster",
@@ -78,6 +91,7 @@ __all__ = [
     "StepResult",
     "Trace",
     "Work",
+    "ZeroPlusPlus",
     "connect",
     "format_of",
     "layout_of",

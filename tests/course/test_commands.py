@@ -84,12 +84,15 @@ def test_help_explains_every_switch_of_every_command():
     ("lost-updates", ["--format bf16", "--weight 0.1", "--update 3e-4", "--steps 4"]),
     ("train", ["--stage 1", "--compute fp32", "--compute fp8", "--optimizer sgd", "--lr 0.1", "--micro-batches 2",
                "--batch 3", "--recompute segment(2)", "--layout contiguous", "--seed 1", "--ranks 3", "--loss-scale 8",
-               "--sample 3", "--stage 2 --reduction micro_batch", "--steps 3"]),
+               "--sample 3", "--stage 2 --reduction micro_batch", "--steps 3", "--mesh 2x1",
+               "--mesh 2x1 --zeropp qwz"]),
     ("cost", ["--nbytes 14000000008", "--ranks 4", "--link pcie5", "--collective all_gather", "--algorithm tree",
-              "--nodes 2", "--nbytes 72 --itemsize 8", "--nodes 2 --between ethernet-100g"]),
+              "--nodes 2", "--nbytes 72 --itemsize 8", "--nodes 2 --algorithm hierarchical(4)",
+              "--nodes 2 --between ethernet-100g"]),
     ("plan", ["--ranks 16", "--device b200", "--link pcie5", "--nodes 2", "--stage 3", "--recompute tiled",
               "--batch 3", "--sequence 512", "--micro-batches 4", "--compute fp32", "--optimizer lion",
-              "--convention megatron-bf16", "--utilization 0.4", "--offload", "--no-overlap", "--prefetch 2"]),
+              "--convention megatron-bf16", "--utilization 0.4", "--offload", "--no-overlap", "--prefetch 2",
+              "--mesh 2x4"]),
     ("tune", ["--global-batch 32", "--ranks 4", "--device b200", "--link pcie5", "--nodes 2 --between ethernet-100g",
               "--stage 3", "--recompute block", "--batch 1", "--sequence 512", "--compute fp32", "--optimizer lion",
               "--utilization 0.4", "--no-overlap", "--stage 3 --prefetch 2", "--bucket-nbytes model",
@@ -218,7 +221,7 @@ def test_training_as_json_has_every_step_and_not_the_one_that_is_saved(tmp_path)
     assert json.loads((tmp_path / "run.json").read_text())
     assert [step["number"] for step in data["steps"]] == [1, 2]
     assert data["steps"][0].keys() == {"number", "loss", "norm", "scale", "skipped", "tokens", "peak_nbytes_by_kind",
-                                       "sent_nbytes"}
+                                       "sent_nbytes", "sent_across_nbytes"}
     assert data["held_out_bits_per_byte"] == pytest.approx(data["held_out_loss"] / 0.6931471805599453)
 
 
@@ -365,6 +368,9 @@ REFUSED = {
         ("--loss-scale x", "loss_scale='x' is neither a positive number nor 'dynamic'"),
         ("--lr 0", "lr=0.0 must be a positive number"), ("--lr nan", "lr=nan must be a positive number"),
         ("--lr 1e30", "training has diverged: from step 2 on the loss is no finite number, and 1 of 2 steps"),
+        ("--mesh 2x2", "a mesh of 2 nodes with 2 ranks each has 4 ranks, and there are 2; take"),
+        ("--mesh 2x1 --zeropp hpz --stage 2", "hpZ and qwZ are about the gathers of sharded parameters"),
+        ("--mesh 2x1 --zeropp zpp", "zeropp='zpp' names no parts of ZeRO++; write some of hpz, qwz and qgz"),
         ("--batch 1000000000000", "this machine has too little memory for it"),
         ("--save no/such/folder/run.json", "but its folder is not there"),
         ("--stage 1 --reduction micro_batch", "rest partial; take stage 2 or 3"),
@@ -375,8 +381,10 @@ REFUSED = {
         ("--checkpoint x", "nothing would be written to 'x' or read from it; ask for --save-every, or for --resume"),
         ("--checkpoint no-such --resume", "no-such holds no checkpoint: there is no index.json in it")],
     "compare": [
-        ("--over stages", "asked to compare over 'stages'; choose one of stage, compute, optimizer, recompute; did you "
-         "mean 'stage'"),
+        ("--over stages", "asked to compare over 'stages'; choose one of stage, compute, optimizer, recompute, mesh, "
+         "zeropp; did you mean 'stage'"),
+        ("--over zeropp --values flat,hpz", "zeropp='flat' saves what crosses nodes, and there is no mesh; name one, "
+         "as 2x1"),
         ("--values 0,3,0", "over stage the values 0, 3, 0; name two or more that differ, as in 0, 1, 2, 3"),
         ("--figure x.pdf", "end its name with one of .svg"),
         ("--figure no/such/folder/x.svg", "asked to draw into 'no/such/folder/x.svg', which is in no folder"),

@@ -87,7 +87,7 @@ def cases():
         model, data, options = made(case)
         stage, run = options["runs"][index % 5]
         yield model, data, case["k"], {key: options[key] for key in (
-            "optimizer", "layout", "clip_norm", "seed", "groups", "policy", "gather")} | run | {"stage": stage}
+            "optimizer", "layout", "clip_norm", "seed", "groups", "policy", "gather", "mesh")} | run | {"stage": stage}
     for stage, scaler in enumerate(SCALERS):
         model = MODELS["odd"]()
         data = batches(model, 3, 2, 6)

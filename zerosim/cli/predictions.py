@@ -24,6 +24,11 @@ Ranks = Annotated[int, typer.Option(help="N, the number of ranks.")]
 DeviceName = Annotated[str, typer.Option("--device", help="h100-80, a100-40, rtx-4090, ...")]
 LinkName = Annotated[str, typer.Option("--link", help="What ranks of a node send through: nvlink4, pcie5, ...")]
 Nodes = Annotated[int, typer.Option(help="Over how many nodes the ranks are spread.")]
+MeshShape = Annotated[str, typer.Option("--mesh", help="Nodes and ranks of a node, as 2x4: states are in shards inside "
+                                                       "a node and replicated across, over --link and --between; "
+                                                       "or none.")]
+Parts = Annotated[str, typer.Option("--zeropp", help="Parts of ZeRO++ on the mesh, at stage 3: some of hpz, qwz and "
+                                                     "qgz, as in hpz+qwz+qgz=int8; flat; or none.")]
 Between = Annotated[str | None, typer.Option(help="The link between nodes; without it, infiniband-ndr.")]
 Stage = Annotated[str, typer.Option(help="all, or some, as 2,3.")]
 Recompute = Annotated[str, typer.Option(help="usual (none, selective, block), all, or some, as block,tiled.")]
@@ -75,8 +80,9 @@ def plan(
     stage: Stage = "all", recompute: Recompute = "usual", batch: Batch = 1, sequence: Sequence = None,
     micro_batches: MicroBatches = 1, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
     convention: ConventionName = None, utilization: Utilization = 0.5, overlap: Overlap = True, prefetch: Prefetch = 1,
-    offload: Offload = False, host_link: HostLink = None, hardware: OwnHardware = None, explain: Explain = False,
-    measure: Measure = False, dialect: FormerConventionName = None, as_json: AsJson = False,
+    offload: Offload = False, host_link: HostLink = None, mesh: MeshShape = "none", zeropp: Parts = "none",
+    hardware: OwnHardware = None, explain: Explain = False, measure: Measure = False,
+    dialect: FormerConventionName = None, as_json: AsJson = False,
 ) -> None:
     """Does it fit, what does it send, how long is a step: a row for each stage and recomputation policy."""
     from zerosim.course.plan_view import as_json as plain
@@ -91,7 +97,7 @@ def plan(
         between=between, stage=stage, recompute=recompute, batch=batch, tokens=sequence, micro_batches=micro_batches,
         compute=compute, optimizer=optimizer_named(optimizer, 1e-3), convention=convention or dialect,
         utilization=utilization, overlap=overlap, prefetch=prefetch, offload=offload, host_link=host_link,
-        hardware=hardware).plan()
+        hardware=hardware, mesh=mesh, zeropp=zeropp).plan()
     measured = {}
     if measure:
         from zerosim.course.measured import measured_row

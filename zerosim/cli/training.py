@@ -30,6 +30,10 @@ Capacity = Annotated[int | None, typer.Option(metavar="NBYTES", help="What each 
 
 WeightsFrom = Annotated[str | None, typer.Option("--weights", metavar="FILE|FOLDER", help=(
     "Begin from these weights, of export or Hugging Face's, in place of drawn ones."))]
+MeshShape = Annotated[str, typer.Option("--mesh", help="Nodes and ranks of a node, as 2x4: states are in shards inside "
+                                                       "a node and replicated across, unless --zeropp; or none.")]
+Parts = Annotated[str, typer.Option("--zeropp", help="Parts of ZeRO++ on the mesh: some of hpz, qwz and qgz, as in "
+                                                     "hpz+qwz+qgz=int8; flat, for shards on all ranks; or none.")]
 SaveTo = Annotated[str | None, typer.Option("--save", metavar="FILE", help="Record the last step's trace in this JSON "
                                                                            "file, for zerosim report; to go on later, "
                                                                            "see --checkpoint.")]
@@ -42,7 +46,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on from --checkpoint;
 StepsOfOne = Annotated[int, typer.Option(help="How many steps.")]
 StepsOfEach = Annotated[int, typer.Option(help="How many steps each.")]
 Sample = Annotated[int, typer.Option(help="Tokens that it writes at the end.")]
-Over = Annotated[str, typer.Option(help="What differs: stage, compute, optimizer or recompute.")]
+Over = Annotated[str, typer.Option(help="What differs: stage, compute, optimizer, recompute, mesh or zeropp.")]
 Values = Annotated[str | None, typer.Option(help="Its values, as in fp32,bf16; without it, the usual ones.")]
 FigureFile = Annotated[str | None, typer.Option(help="Draw it too, into this .svg or .png file.")]
 Dark = Annotated[bool, typer.Option("--dark", help="Draw the dark variant.")]
@@ -55,7 +59,8 @@ def train(
     recompute: Recompute = "none", layout: LayoutName = None, gather: Gather = False, reduction: Reduction = "rank",
     steps: StepsOfOne = 200, seed: Seed = 0, loss_scale: LossScale = None, capacity: Capacity = None,
     sample: Sample = 160, weights: WeightsFrom = None, save: SaveTo = None, checkpoint: Checkpoint = None,
-    save_every: SaveEvery = None, resume: Resume = False, as_json: AsJson = False,
+    save_every: SaveEvery = None, resume: Resume = False, mesh: MeshShape = "none", zeropp: Parts = "none",
+    as_json: AsJson = False,
 ) -> None:
     """Trains a GPT or a Llama on a text, under any stage of ZeRO, and says what it came to."""
     from zerosim.course import training
@@ -65,7 +70,7 @@ def train(
     options = training.Options(
         model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
         batch=batch, recompute=recompute, layout=layout, gather=gather, reduction=reduction, steps=steps, seed=seed,
-        loss_scale=loss_scale, capacity_nbytes=capacity, sample_tokens=sample)
+        loss_scale=loss_scale, capacity_nbytes=capacity, sample_tokens=sample, mesh=mesh, zeropp=zeropp)
     corpus = corpus_of(text)
     if save is not None:
         require_place(save)
@@ -110,7 +115,8 @@ def compare(
     stage: Stage = 3, compute: Compute = "bf16", optimizer: Named = "adamw", lr: LearningRate = None,
     micro_batches: MicroBatches = 1, batch: Batch = 4, recompute: Recompute = "none", layout: LayoutName = None,
     gather: Gather = False, steps: StepsOfEach = 40, seed: Seed = 0, loss_scale: LossScale = None,
-    capacity: Capacity = None, figure: FigureFile = None, dark: Dark = False, as_json: AsJson = False,
+    capacity: Capacity = None, mesh: MeshShape = "none", zeropp: Parts = "none", figure: FigureFile = None,
+    dark: Dark = False, as_json: AsJson = False,
 ) -> None:
     """The same training side by side: under every stage, in other formats, or with other optimizers."""
     from zerosim.course import training
@@ -119,7 +125,7 @@ def compare(
     options = training.Options(
         model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
         batch=batch, recompute=recompute, layout=layout, gather=gather, steps=steps, seed=seed, loss_scale=loss_scale,
-        capacity_nbytes=capacity)
+        capacity_nbytes=capacity, mesh=mesh, zeropp=zeropp)
     corpus, chosen = corpus_of(text), training.values_of(over, values)
     if figure is not None:
         checked_place(figure)

@@ -208,13 +208,14 @@ def measured_row(config: PlanConfig, stage: int, policy: str) -> list[Compared]:
     resting = run_planned(cluster, config, stage, policy).at_rest
     memory, sent = cluster.memory[0], cluster.trace[0].sent_nbytes
     predicted = states_nbytes(config.model, config.ranks, closed_forms.STAGES[stage], config.policy,
-                              optimizer=config.optimizer)
+                              optimizer=config.optimizer, nodes=config.replicas)
     lines = [Compared(f"{words(kind)} at rest", predicted.get(kind, 0), resting.get(kind, 0))
              for kind in RESTING_KINDS]
     found, at_rest = config.transient_memory(stage, policy), predicted.get("gradient", 0)
     lines += [Compared(name, nbytes, memory.peak_nbytes_of(kinds)) for name, nbytes, kinds in (
         ("activations and their gradients", config.activations_nbytes(policy), FLOWING),
         ("gathered units", found.gathered_nbytes, ("gathered_parameter",)),
+        *([("secondary shards", found.secondary_nbytes, ("secondary_parameter",))] if config.zeropp else []),
         ("gradients at rest and in flight", at_rest + found.gradients_nbytes, GRADIENTS),
         ("buffers of collectives", found.buffers_nbytes, BUFFERS),
         ("gradients and buffers", at_rest + found.in_flight_nbytes, GRADIENTS + BUFFERS))]
@@ -230,7 +231,7 @@ def run_planned(cluster: Cluster, config: PlanConfig, stage: int, policy: str, *
     return take_step(cluster, decoder_of(config.model, config.sequence), config.optimizer,
                      (config.batch, config.sequence), micro_batches=config.micro_batches, stage=stage,
                      policy=config.policy, recompute=policy, overlap=config.overlap, prefetch=config.prefetch,
-                     bucket_nbytes=bucket_nbytes)[0]
+                     bucket_nbytes=bucket_nbytes, mesh=config.mesh, zeropp=config.zeropp)[0]
 
 
 def decoder_of(model: ModelShape, tokens: int | None = None) -> Decoder:

@@ -29,11 +29,13 @@ from zerosim.numerics.checks import is_count, is_finite_number, unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.loss_scale import Dynamic
 from zerosim.numerics.policy import Policy
+from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.numerics.units import counted
 from zerosim.optim.base import Optimizer
 from zerosim.optim.schedules import Warmup
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.errors import OutOfMemoryError
+from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import PURPOSES, Trace, Traces
 from zerosim.zero.checkpoint import INDEX
@@ -42,6 +44,7 @@ from zerosim.zero.layout import layout_of
 from zerosim.zero.micro_batch_order import BY_RANK, is_by_micro_batch
 from zerosim.zero.param_group import Group
 from zerosim.zero.placements import STAGES, stage_of
+from zerosim.zero.zeropp import check_parts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,6 +62,7 @@ class Options:
     ``batch`` is B of one rank's micro-batch. Chosen by what they depend on, where None: ``lr``, by the optimizer;
     ``layout``, "whole_matrices" for an optimizer that needs them and does not ``gather`` them, else "per_unit";
     ``loss_scale``, "dynamic" for fp16, else 1. ``capacity_nbytes`` is what each rank may hold while it trains.
+    ``mesh``, as "2x4", and ``zeropp``, as "hpz+qwz", are the engine's.
     """
 
     model: str = "gpt-micro"
@@ -79,6 +83,8 @@ class Options:
     loss_scale: float | str | None = None
     capacity_nbytes: int | None = None
     sample_tokens: int = 160
+    mesh: str = "none"
+    zeropp: str = "none"
 
     def __post_init__(self) -> None:
         if not is_count(self.sample_tokens) or self.sample_tokens < 0:
@@ -92,7 +98,8 @@ class Options:
         Recompute.parse(self.recompute)
         if self.lr is not None and (not is_finite_number(self.lr) or self.lr <= 0):
             raise ValueError(f"lr={self.lr!r} must be a positive number")
-        is_by_micro_batch(self.reduction, stage_of(self.stage), self.policy())
+        self._check_mesh()
+        is_by_micro_batch(self.reduction, stage_of(self.stage), self.policy(), mesh=self.on_mesh)
         layout_of(model, self.ranks, self.layout_name)
 
     def _check_ranks(self, parameter_count: int) -> None:
@@ -102,6 +109,19 @@ class Options:
         if self.ranks > MOST_RANKS:
             raise ValueError(f"ranks={self.ranks:,}: all of them train in this process, one after the other; take at "
                              f"most {MOST_RANKS:,}")
+
+    def _check_mesh(self) -> None:
+        zeropp, policy = ZeroPlusPlus.parse(self.zeropp), self.policy()
+        if zeropp is not None:
+            check_parts(zeropp, stage_of(self.stage), policy)
+            if self.on_mesh is None:
+                raise ValueError(f"zeropp={self.zeropp!r} saves what crosses nodes, and there is no mesh; name one, as "
+                                 f"{self.ranks}x1")
+
+    @property
+    def on_mesh(self) -> Mesh | None:
+        """The mesh of nodes and ranks of a node; None for "none"."""
+        return None if self.mesh == "none" else Mesh.of(self.mesh, self.ranks)
 
     def config(self) -> DecoderConfig:
         """The model's shape, with a vocabulary of bytes."""
@@ -176,7 +196,8 @@ class Options:
         """The arguments of an engine beside rank, model and optimizer."""
         return {"stage": self.stage, "policy": self.policy(), "layout": self.layout_name, "recompute": self.recompute,
                 "clip_norm": self.clip_norm, "groups": companions(self.build_optimizer(), model),
-                "schedule": self.schedule(), "gather": self.gather, "reduction": self.reduction, "seed": self.seed}
+                "schedule": self.schedule(), "gather": self.gather, "reduction": self.reduction, "seed": self.seed,
+                "mesh": self.on_mesh, "zeropp": self.zeropp}
 
 
 # -- optimizers by name, each with a learning rate that suits a small GPT ----------------------------------------------
@@ -251,6 +272,7 @@ class TrainingStep:
     tokens: int
     peak_nbytes_by_kind: dict[str, int]
     sent_nbytes: dict[str, int]
+    sent_across_nbytes: int = 0  # of these, to other nodes of the mesh
 
     @property
     def peak_nbytes(self) -> int:
@@ -276,6 +298,7 @@ class Trained:
     digest: str
     sample: str
     last_step: Traces | None = None  # what the ranks did in it, where that was to be kept
+    sent_across_nbytes: tuple[int, ...] = ()  # to other nodes of a mesh, in rank order; none without one
     resumed: tuple[str, ...] = ()  # where the run has gone on from a checkpoint: what is different from the earlier one
 
     @property
@@ -342,6 +365,7 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
         tuple(peak.peak_nbytes for peak in peaks),
         {purpose: nbytes for purpose, nbytes in sent.items() if any(nbytes) or purpose in PURPOSES[:2]},
         first.digest, first.evaluation[1], Traces(of_rank.last_step for of_rank in found) if keep_last_step else None,
+        tuple(sum(step.sent_across_nbytes for step in of_rank.steps) for of_rank in found) if options.on_mesh else (),
         first.resumed)
 
 
@@ -415,8 +439,9 @@ def _step(engine: Engine, options: Options, number: int, micro_batches: Sequence
     sent = {purpose: trace.sent_nbytes(purpose) - before[purpose] for purpose in PURPOSES}
     kept.rows += trace.rows
     mean = engine.rank.all_reduce(np.array([np.mean(result.losses)]), op="mean")  # after what is counted
+    mesh = engine.mesh
     step = TrainingStep(number, float(mean[0]), result.norm, result.scale, result.skipped, options.tokens_per_step,
-                        peak, sent)
+                        peak, sent, mesh.sent_across(engine.rank.index, kept) if mesh else 0)
     return step, result.losses
 
 
@@ -525,6 +550,8 @@ def _training_parts(found: Trained) -> Iterator[Part | str]:
         (purpose, f"{nbytes[fullest] / len(found.steps):,.0f}", f"{nbytes[fullest]:,}")
         for purpose, nbytes in found.sent_nbytes.items()])
     yield ""
+    if across := sum(found.sent_across_nbytes):
+        yield f"All ranks together send {across / len(found.steps):,.0f} bytes per step to other nodes."
     if len(set(found.peak_nbytes)) > 1:
         yield f"Ranks differ: at the peak the emptiest holds {min(found.peak_nbytes):,} bytes."
     yield from map(escape, found.resumed)
@@ -543,8 +570,14 @@ def _headline(options: Options) -> str:
     if is_of_matrices(optimizer):
         updated += f"; vectors and embeddings by {COMPANION}"
     return (f"{options.build().parameter_count:,} parameters, {config.layers} blocks of {config.channels} channels, "
-            f"ZeRO-{options.stage} on {counted(options.ranks, 'rank')}, layout {options.layout_name}, "
-            f"{options.formats}, {updated})")
+            f"ZeRO-{options.stage} on {counted(options.ranks, 'rank')}{_on_nodes(options)}, layout "
+            f"{options.layout_name}, {options.formats}, {updated})")
+
+
+def _on_nodes(options: Options) -> str:
+    zeropp = ZeroPlusPlus.parse(options.zeropp)
+    sharing = f"with {zeropp}" if zeropp else "sharded inside nodes"
+    return f" ({options.mesh}, {sharing})" if options.on_mesh else ""
 
 
 def require_learned(found: Trained) -> None:
@@ -573,7 +606,8 @@ def training_as_json(found: Trained) -> dict[str, Any]:
 
 OVER: Mapping[str, tuple[Any, ...]] = MappingProxyType({
     "stage": tuple(STAGES), "compute": ("fp32", "bf16", "fp16"), "optimizer": ("sgd", "adamw", "lion", "muon"),
-    "recompute": ("none", "sub_block", "selective", "tiled", "block")})
+    "recompute": ("none", "sub_block", "selective", "tiled", "block"), "mesh": ("none", "2x2"),
+    "zeropp": ("flat", "hpz", "qwz", "qgz", "hpz+qwz+qgz")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -698,6 +732,8 @@ def _rows(found: Comparison) -> list[tuple[str, ...]]:
         ("at the peak, bytes", *(f"{max(run.peak_nbytes):,}" for run in runs)),
         *((f"sent, {purpose}", *(f"{max(run.sent_nbytes.get(purpose, [0])) // len(run.steps):,}" for run in runs))
           for purpose in purposes),
+        *([("sent between nodes, all", *(f"{sum(run.sent_across_nbytes) // len(run.steps):,}" for run in runs))]
+          if any(run.sent_across_nbytes for run in runs) else []),
         ("masters, SHA-256", *(run.digest[:8] for run in runs))]
 
 

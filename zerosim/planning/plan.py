@@ -27,7 +27,7 @@ import operator
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from inspect import signature
@@ -37,6 +37,7 @@ from typing import Any
 from zerosim.models.units import Recompute
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.policy import Policy
+from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.numerics.units import gigabytes
 from zerosim.optim import Optimizer
 from zerosim.planning.activations import Place, fullest_nbytes
@@ -63,6 +64,7 @@ from zerosim.planning.step import (
     micro_batch,
     transient_memory,
 )
+from zerosim.ranks.mesh import Mesh
 from zerosim.shown import Plotted
 
 MOST_RANKS = 8192
@@ -78,9 +80,9 @@ HOST_KINDS = ("master", "gradient_copy", "optimizer_state")  # of model states, 
 class PlanRow:
     """One stage under one recomputation policy: what a rank holds at most and sends in a step, and its seconds.
 
-    Activations, what is gathered, and ``buckets_nbytes``, gradients on their way with the buffers of collectives, are
-    each at its own fullest moment; ``transient_nbytes`` is all that comes and goes, the micro-batch's tokens too, at
-    the fullest moment of all, and part of the total. ``host_nbytes`` lie on the host,
+    Activations, what is gathered, secondary shards (hpZ), and ``buckets_nbytes``, gradients on their way with the
+    buffers of collectives, are each at its own fullest moment; ``transient_nbytes`` is all that comes and goes, the
+    micro-batch's tokens too, at the fullest moment of all, and part of the total. ``host_nbytes`` lie on the host,
     ``host_transfer_nbytes_per_step`` go there and back; both 0 without offload.
     """
 
@@ -92,6 +94,7 @@ class PlanRow:
     optimizer_nbytes: int
     activations_nbytes: int
     gathered_nbytes: int
+    secondary_nbytes: int
     buckets_nbytes: int
     transient_nbytes: int
     overhead_nbytes: int
@@ -209,7 +212,8 @@ class PlanConfig:
     name, or a Policy for zerosim's own. `offload` keeps master weights and optimizer state on the host, over
     `host_link`. `overlap` and `prefetch` are the engine's options, of bytes and of seconds; a bucket is a unit,
     since others cut units into unequal chunks, and no rank would stand for all. `overheads` replaces bytes of the
-    runtime by name, as `hardware.overheads_nbytes` takes them.
+    runtime by name, as `hardware.overheads_nbytes` takes them. On a `mesh` states are in shards inside nodes, and
+    replicated across; with `zeropp` in shards on all ranks, and less crosses nodes.
     Raises ValueError for counts below one, unknown stages, policies and conventions, and a utilization outside (0, 1].
     """
 
@@ -231,6 +235,8 @@ class PlanConfig:
     overlap: bool = True
     prefetch: int = 1
     overheads: dict[str, int] | None = None
+    mesh: Mesh | None = None
+    zeropp: ZeroPlusPlus | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("ranks", 1), ("batch", 1), ("micro_batches", 1), ("prefetch", 0)):
@@ -287,6 +293,11 @@ class PlanConfig:
         return self.recompute if self.decoder is not None else ("none",)
 
     @property
+    def replicas(self) -> int:
+        """The nodes that have all states each: 1 without hybrid sharding."""
+        return 1 if self.mesh is None or self.zeropp else self.mesh.nodes
+
+    @property
     def has_units(self) -> bool:
         """False where a number of parameters is known and no layer of it: then nothing is known of what is gathered."""
         return self.model.transformer is not None or len(self.model.units) > 1
@@ -312,9 +323,10 @@ class PlanConfig:
         job, moved, flops = self.job(stage, policy), self.host_traffic(stage), self.flops(policy)
         transient, has_units = self.transient_memory(stage, policy), self.has_units
         update = self.update_seconds(job)
-        # All micro-batches take as long as the first, but for the last; and nothing is under way between two.
+        # All micro-batches but the first and the last take as long, and nothing is under way between two.
         communication, exposed = communication_seconds(after_backward(job), update, self.network)
-        for number, times in Counter([0] * (self.micro_batches - 1) + [self.micro_batches - 1]).items():
+        k = self.micro_batches
+        for number, times in Counter([*[0] * (k > 1), *[1] * (k - 2), k - 1]).items():
             one = communication_seconds(micro_batch(job, number), self.unit_seconds(job, policy), self.network)
             communication, exposed = communication + times * one[0], exposed + times * one[1]
         rate = self.device.flops_per_second_in(self.policy.compute)
@@ -323,6 +335,7 @@ class PlanConfig:
         return PlanRow(
             stage, policy, convention_of(self.convention).name, **self.resting_nbytes(stage),
             activations_nbytes=self.activations_nbytes(policy), gathered_nbytes=transient.gathered_nbytes * has_units,
+            secondary_nbytes=transient.secondary_nbytes * has_units,
             buckets_nbytes=transient.in_flight_nbytes * has_units,
             transient_nbytes=transient.fullest_nbytes(self.batch) * has_units,
             capacity_nbytes=self.device.reported_nbytes,
@@ -353,12 +366,14 @@ class PlanConfig:
                    kept_gathered=tuple(sorted({owner for _, owner in model.tied})), tied=model.tied,
                    tied_lengths=tuple(model.units[owner].tensors[0].parameters for _, owner in model.tied),
                    normed_tensors=normed_tensors(self.optimizer, len(model.tensors)),
-                   overlap=self.overlap and self.has_units, prefetch=self.prefetch * self.has_units)
+                   overlap=self.overlap and self.has_units, prefetch=self.prefetch * self.has_units,
+                   nodes=self.mesh.nodes if self.mesh else 1, zeropp=self.zeropp)
 
     def resting_nbytes(self, stage: int) -> dict[str, int]:
         """Bytes held from step to step, on the device and on the host, and the runtime's overhead, by fields of a row.
         """
-        kinds = states_nbytes(self.model, self.ranks, STAGES[stage], self.convention, optimizer=self.optimizer)
+        kinds = states_nbytes(self.model, self.ranks, STAGES[stage], self.convention, optimizer=self.optimizer,
+                              nodes=self.replicas)
         optimizer = sum(kinds.get(kind, 0) for kind in HOST_KINDS)
         host = optimizer if self.offload else 0
         return {"parameters_nbytes": kinds.get("parameter", 0), "gradients_nbytes": kinds.get("gradient", 0),
@@ -458,7 +473,7 @@ class PlanConfig:
         """
         network = replace(self.network, between=None, ranks_per_node=None)
         for ranks in (1 << power for power in range(MOST_RANKS.bit_length())):
-            if replace(self, ranks=ranks, network=network)._some_row_fits():
+            if replace(self, ranks=ranks, network=network, mesh=None, zeropp=None)._some_row_fits():
                 return ranks
         return None
 
@@ -474,7 +489,8 @@ class PlanConfig:
         state = per_parameter_nbytes(self.optimizer, convention.state_itemsize)
         if self.offload:
             convention, state = replace(convention, master=0, gradient_copy=0), 0
-        return _largest(lambda parameters: estimate_nbytes(parameters, self.ranks, STAGES[stage], convention,
+        shards = self.ranks // self.replicas
+        return _largest(lambda parameters: estimate_nbytes(parameters, shards, STAGES[stage], convention,
                                                            optimizer_nbytes=state) <= spare, 1 << 60)
 
     def _some_row_fits(self) -> bool:
@@ -561,28 +577,44 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                 optimizer: Optimizer = ADAM, convention: str | Convention | Policy | None = None,
                 utilization: float = UTILIZATION, overlap: bool = True, prefetch: int = 1, offload: bool = False,
                 host_link: str | None = None, hardware: str | Path | None = None,
-                overheads: dict[str, int] | None = None) -> PlanConfig:
+                overheads: dict[str, int] | None = None,
+                mesh: Mesh | Sequence[int] | str | None = None,
+                zeropp: ZeroPlusPlus | str | None = None) -> PlanConfig:
     """A checked configuration of a preset's name, a config.json, a ModelShape, or a number of ``parameters``.
 
     ``stage`` and ``recompute`` are one, several, or "all"; "usual" is to recompute nothing, selectively, and blocks.
     ``convention`` None is "zero-paper", or "fp32" where that is computed in; "zerosim" is the engine's own.
     ``overlap`` and ``prefetch`` are the engine's options, what goes beside other work and how many units are gathered
-    ahead: they spare seconds and cost bytes, and a plan counts both. ``offload`` keeps masters and the optimizer's
+    ahead: they spare seconds and cost bytes, and a plan counts both. ``mesh``, nodes and ranks of a node as "2x4", puts
+    states in shards inside each node, over the links of as many nodes; with ``zeropp``, as "hpz+qwz+qgz", on all ranks,
+    and the plan is of stage 3. ``offload`` keeps masters and the optimizer's
     state on the host, over ``host_link``: None is the device's own. ``hardware`` is a TOML file of one's own devices
     and links. Raises ValueError, in one sentence, for what is not known or cannot be.
     """
     known = presets() if hardware is None else read(_path(hardware, "hardware"))
     policy = Policy(_format(compute))
+    on_mesh = None if mesh is None or mesh == "none" else Mesh.of(mesh, ranks)
+    if on_mesh and nodes not in (1, on_mesh.nodes):
+        raise ValueError(f"mesh={str(on_mesh)!r} has {on_mesh.nodes} nodes, and nodes={nodes} were asked for; leave "
+                         "nodes out")
+    parts = ZeroPlusPlus.parse(zeropp)
+    if parts is not None:
+        if on_mesh is None:
+            raise ValueError(f"zeropp={str(zeropp)!r} saves what crosses nodes, and there is no mesh; name one, as "
+                             f"{ranks}x1")
+        stage = 3 if str(stage) == "all" else stage
+        if _stages(stage) != (3,):
+            raise ValueError(f"a plan with zeropp={zeropp!r} is of stage 3, found stage={stage!r}")
     to_host = known.link(host_link) if host_link is not None else known.host_link(device) if offload else None
     if convention is None:
         convention = "fp32" if policy.compute == "fp32" else "zero-paper"
     return PlanConfig(
         model=_model(model, parameters, largest_layer), ranks=ranks, device=known.device(device),
-        network=known.network(ranks, link, nodes, between), policy=policy, stages=_stages(stage),
-        recompute=_policies(recompute), batch=batch, tokens=tokens, micro_batches=micro_batches, optimizer=optimizer,
-        convention=policy if convention == "zerosim" else convention, utilization=utilization, offload=offload,
-        host_link=to_host, overlap=overlap, prefetch=prefetch,
-        overheads=overheads)
+        network=known.network(ranks, link, on_mesh.nodes if on_mesh else nodes, between), policy=policy,
+        stages=_stages(stage), recompute=_policies(recompute), batch=batch, tokens=tokens, micro_batches=micro_batches,
+        optimizer=optimizer, convention=policy if convention == "zerosim" else convention, utilization=utilization,
+        offload=offload, host_link=to_host, overlap=overlap, prefetch=prefetch, overheads=overheads, mesh=on_mesh,
+        zeropp=parts)
 
 
 plan.__signature__ = signature(plan_config).replace(return_annotation=Plan)  # type: ignore[attr-defined]  # for a notebook

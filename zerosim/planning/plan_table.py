@@ -9,7 +9,7 @@ from typing import Any
 from zerosim.numerics.units import counted, gigabytes, seconds_text
 from zerosim.planning import activations
 from zerosim.planning.activations import logits_nbytes
-from zerosim.planning.closed_forms import STAGES, vectors_sent
+from zerosim.planning.closed_forms import STAGES, crossing_nbytes, vectors_sent
 from zerosim.planning.conventions import convention_of, formula, is_cut_anywhere, is_sharded, per_parameter_nbytes
 from zerosim.planning.hardware import overheads_nbytes
 from zerosim.planning.plan import HOST_KINDS, Plan, PlanConfig, PlanRow
@@ -42,8 +42,12 @@ def subject(config: PlanConfig, convention: str) -> tuple[str, str]:
     parts = [*([] if model == size else [size]), f"{counted(config.ranks, 'rank')} of {config.device.name}",
              f"{counted(config.micro_batches, 'micro-batch')} of {counted(config.batch, 'sequence')} of "
              f"{counted(config.sequence, 'token')}", config.policy.compute, options_text(config),
-             f"accounted as {convention}"]
+             *([_on_nodes(config)] if config.mesh else []), f"accounted as {convention}"]
     return model, ": " + ", ".join(parts)
+
+
+def _on_nodes(config: PlanConfig) -> str:
+    return f"{config.zeropp} on {config.mesh}" if config.zeropp else f"sharded inside nodes ({config.mesh})"
 
 
 def options_text(config: PlanConfig) -> str:
@@ -84,7 +88,7 @@ def explained(config: PlanConfig, row: PlanRow) -> list[Explanation]:
 
 def _states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     job, states, convention = config.job(row.stage, row.recompute), STAGES[row.stage], convention_of(config.convention)
-    padded, ranks = sum(job.padded_lengths), config.ranks
+    padded, ranks = sum(job.padded_lengths), job.shards
     yield ("parameters of the model, with padding", f"{config.model.parameters:,} -> {padded:,}", f"{padded:,}")
     own, each, what = 0, "its own state", "of whole tensors, beside the optimizer's own state"
     if is_cut_anywhere(config.optimizer):
@@ -117,8 +121,14 @@ def _beside_states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     yield ("overhead of the runtime", f"estimates: {parts}", f"{row.overhead_nbytes:,}")
     yield ("capacity", f"{config.device.name} reports", f"{row.capacity_nbytes:,}")
     vectors = {purpose: f"{float(times):.4g} Ψ of {purpose}" for purpose, times in vectors_sent(job).items() if times}
-    yield ("sent per step", f"(N-1)/N · ({' + '.join(vectors.values()) or '0'}), Ψ = "
-           f"{job.policy.compute_dtype.itemsize} · {padded:,}, and control", f"{row.sent_nbytes_per_step:,}")
+    if job.zeropp:
+        across = sum(map(sum, crossing_nbytes(job).values())) // job.nodes
+        yield ("sent per step", f"unit by unit, with {job.zeropp}; {across:,} go from a node's ranks to other nodes",
+               f"{row.sent_nbytes_per_step:,}")
+        return
+    nodes = f", and across M = {job.nodes} nodes 2(M-1)/M · Ψ/N of gradients" * (job.replicas > 1)
+    yield ("sent per step", f"(N-1)/N · ({' + '.join(vectors.values()) or '0'}), N = {job.shards}, Ψ = "
+           f"{job.policy.compute_dtype.itemsize} · {padded:,}{nodes}, and control", f"{row.sent_nbytes_per_step:,}")
 
 
 def _transient(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
@@ -131,11 +141,15 @@ def _transient(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     if row.gathered_nbytes:
         yield ("gathered units", f"{itemsize} · {row.gathered_nbytes // itemsize:,} elements at once: a unit, its "
                f"tied weights, and {job.prefetch} ahead; the largest has {largest:,}", f"{row.gathered_nbytes:,}")
+    if row.secondary_nbytes:
+        whole = itemsize * sum(job.padded_lengths)
+        yield ("secondary shards (hpZ)", f"{whole:,} · {job.nodes}/{job.ranks}, until the update",
+               f"{row.secondary_nbytes:,}")
     two = ", or one that goes back while another is reduced" * (job.overlap and job.states.gradients_sharded)
     yield ("gradients in flight", f"{itemsize} · {found.gradients_nbytes // itemsize:,} elements at once: a unit and "
            f"what the users of its weights wrote{two}, or what has been reduced", f"{found.gradients_nbytes:,}")
-    hops = (f"{min(2, job.ranks - 1)} chunks of hops, each 1/{job.ranks} of a unit, and a unit's sum or its cast where "
-            "it needs one")
+    hops = (f"{min(2, job.shards - 1)} chunks of hops, each 1/{job.shards} of a unit, and a unit's sum or its cast "
+            "where it needs one")
     yield ("buffers of collectives", hops, f"{found.buffers_nbytes:,}")
     yield ("buckets", "these two at the moment at which they are most together", f"{row.buckets_nbytes:,}")
     most = found.fullest(config.batch)

@@ -519,6 +519,10 @@ def algorithm_of(operation: str, name: str, ranks: int) -> Algorithm:
     """
     if name == NATIVE:
         return Algorithm(_unknown_steps)
+    if str(name).startswith("hierarchical"):
+        from zerosim.ranks.mesh import hierarchical  # which is made of the rings
+
+        return hierarchical(operation, name, ranks)
     rows = ALGORITHMS[operation]
     if str(name) not in rows:
         raise unknown_name(f"{operation} has no algorithm {name!r}", name, rows)

@@ -8,7 +8,7 @@ Legend: n elements, N ranks of the group, chunk i = vector[splits[i]:splits[i + 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
@@ -445,9 +445,25 @@ class Rank:
         if color is None:
             return None
         members = sorted((int(k), index) for index, (c, k) in enumerate(table) if c == color)
-        joined = Rank(self._state, tuple(self.group[index] for _, index in members),
-                      (*self.communicator, number, int(color)))
-        self._state.in_use().new_group(self.key, joined.key)
+        return self._joined([index for _, index in members], number, int(color))
+
+    def new_group(self, members: Sequence[int]) -> "Rank":
+        """A handle in the group of these ranks, in this order; each of them asks for it, at the same place.
+
+        Nothing is sent, because all know the members. Memory and trace are shared with this rank. Raises ValueError for
+        ranks that there are not, or twice, and where this rank is none of them.
+        """
+        named = [checked_member(index, self.size, "member of a group") for index in members]
+        if self.index not in named or len(set(named)) < len(named):
+            raise ValueError(f"rank {self.index} asked for a group of the ranks {named}; name each member once, this "
+                             "rank among them")
+        return self._joined(named, self._state.calls[self.key])
+
+    def _joined(self, members: Sequence[int], *number: int) -> "Rank":
+        joined = Rank(self._state, tuple(self.group[index] for index in members), (*self.communicator, *number))
+        if joined.key not in self._state.calls:
+            self._state.in_use().new_group(self.key, joined.key)
+            self._state.calls[joined.key] = 0
         return joined
 
 

@@ -17,8 +17,9 @@ from zerosim.ranks.call import Call
 from zerosim.shown import Plotted
 
 PURPOSES = ("parameters", "gradients", "state", "control", "unspecified")
-KINDS = ("parameter", "gradient", "master", "optimizer_state", "gathered_parameter", "unit_gradient", "activation",
-         "activation_gradient", "checkpointed_input", "communication_buffer", "workspace", "input")
+KINDS = ("parameter", "gradient", "master", "optimizer_state", "gathered_parameter", "secondary_parameter",
+         "unit_gradient", "activation", "activation_gradient", "checkpointed_input", "communication_buffer",
+         "workspace", "input")
 
 
 def checked_purpose(name: str) -> str:

@@ -1,5 +1,6 @@
 """ZeRO: where parameters, gradients and optimizer state rest, and how a training step moves them."""
 
+from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.zero.checkpoint import CheckpointError, Restored
 from zerosim.zero.engine import Engine
 from zerosim.zero.hugging_face import export_weights
@@ -22,6 +23,7 @@ __all__ = [
     "Restored",
     "Stage",
     "StepResult",
+    "ZeroPlusPlus",
     "export_weights",
     "lay_out",
     "layout_of",

@@ -145,7 +145,8 @@ class Resting:
 def owned(training: TrainingState) -> Iterator[Resting]:
     """All state of which this rank is the owner: every element of a tensor has one."""
     for group in training.param_groups:
-        yield from resting_of(group, owned=True)
+        if group.rank.index == training.rank.index:  # on a mesh the first node's; the others have the same
+            yield from resting_of(group, owned=True)
     if training.gradients.micro_batch:
         yield from _of_step(training, training.observer.sums)
 

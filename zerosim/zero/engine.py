@@ -26,17 +26,22 @@ from zerosim.numerics.arrays import contiguous
 from zerosim.numerics.checks import FP32, is_count, is_number, unknown_name
 from zerosim.numerics.loss_scale import LossScaler
 from zerosim.numerics.policy import Policy
-from zerosim.optim.base import Optimizer, require_cut_and_needs, require_usable
+from zerosim.numerics.quantization import ZeroPlusPlus
+from zerosim.optim.base import Optimizer
+from zerosim.optim.promises import require_cut_and_needs, require_usable
+from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.rank import Rank
 from zerosim.shown import Shown
 from zerosim.zero import checkpoint, hugging_face
 from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
+from zerosim.zero.hybrid import hybrid_groups
 from zerosim.zero.layout import Layout
 from zerosim.zero.micro_batch_order import BY_RANK, ExactSquares, is_by_micro_batch, refuse_factors
 from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
 from zerosim.zero.placements import BucketOptions, Stage, stage_of
 from zerosim.zero.unshard import ParameterAllGather, Unsharder
 from zerosim.zero.update import Schedule, Squares, StepResult, Update
+from zerosim.zero.zeropp import parts_of
 
 RENAMED = {"refresh": "all_gather_parameters", "states": "param_group", "families": "param_groups"}
 Batch = tuple[np.ndarray, np.ndarray]
@@ -67,8 +72,11 @@ class Engine(Shown):
     "whole_matrices", ``recompute`` a policy or its text, ``clip_norm`` the most that the global gradient norm may be
     (None: no limit), ``groups`` what differs for some parameters, ``schedule`` the factor of every lr by step
     (counted from 1, skipped ones not), ``seed`` that of dropout. ``gather`` lets optimizers that need whole matrices
-    gather what lies in pieces. ``reduction`` is the order in which gradients are added: by "rank", or by "micro_batch",
-    which makes all bits independent of the number of ranks; see `zerosim.zero.micro_batch_order`.
+    gather what lies in pieces. ``mesh``, nodes and ranks of a node as (2, 4) or "2x4", shards states inside each node
+    and replicates them across (hybrid sharding): a sum of nodes' sums has other bits than one ring. With
+    ``zeropp``, a ZeroPlusPlus or its text "hpz+qwz+qgz", states lie in shards on all ranks, and less crosses nodes.
+    ``reduction`` is the order in which gradients are added: by "rank", or by "micro_batch", which makes all bits
+    independent of the number of ranks; see `zerosim.zero.micro_batch_order`.
 
     Options that change no bit: ``bucket_nbytes`` is the most that one collective moves (None: a unit); ``overlap``
     lets reductions and the all-gather of parameters run beside other work, and ``copy_in_flight`` lets what is then
@@ -101,17 +109,22 @@ class Engine(Shown):
         gather: bool = False,
         reduction: str = BY_RANK,
         seed: int = 0,
+        mesh: Mesh | Sequence[int] | str | None = None,
+        zeropp: ZeroPlusPlus | str | None = None,
     ) -> None:
         _check_parts(rank, model, optimizer, policy)
         keep = _check_options(model, bucket_nbytes, prefetch, keep_gathered, seed, overlap=overlap, gather=gather,
                               copy_in_flight=copy_in_flight)
         self.rank, self.model, self.optimizer, self.seed, self.reduction = rank, model, optimizer, seed, reduction
         self.stage, self.policy, self.recompute = stage_of(stage), policy or Policy(), Recompute.parse(recompute)
-        by_micro_batch = is_by_micro_batch(reduction, self.stage, self.policy)
+        by_micro_batch = is_by_micro_batch(reduction, self.stage, self.policy, mesh=mesh or zeropp)
         bucket_options = BucketOptions(bucket_nbytes, overlap, copy_in_flight, by_micro_batch)
         self.loss_scale = self.policy.start_scaling()
         settings = settings_of(model, optimizer, self.policy, groups)
-        self.param_groups = param_groups(rank, model, settings, layout, self.stage)
+        self.zeropp, self.mesh = ZeroPlusPlus.parse(zeropp), None if mesh is None else Mesh.of(mesh, rank.size)
+        unit_gather, quantized = parts_of(self.zeropp, rank, self.mesh, self.stage, self.policy, bucket_options)
+        shards, replicas = (rank, None) if self.zeropp or not self.mesh else hybrid_groups(rank, self.mesh, self.stage)
+        self.param_groups = param_groups(shards, model, settings, layout, self.stage, replicas)
         self._observer = FactorObserver(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
                                         self.loss_scale)
         if by_micro_batch:
@@ -121,8 +134,8 @@ class Engine(Shown):
                               ExactSquares() if by_micro_batch else Squares())
         agree = partial(_agreement, optimizer, self.loss_scale, self._update,
                         _digest(model, settings, (clip_norm, seed)))
-        self.gradients = Accumulator(self.param_groups, bucket_options, agree)
-        self._unsharder = Unsharder(model, self.param_groups, bucket_options, keep=keep, prefetch=prefetch)
+        self.gradients = Accumulator(self.param_groups, bucket_options, agree, quantized)
+        self._unsharder = Unsharder(model, self.param_groups, unit_gather, keep=keep, prefetch=prefetch)
         self._weights = object()  # another one after each update
         self._factors: dict[str, Factors] = {}
         self._counts = StepCounts(self.loss_scale.scale)
@@ -234,6 +247,7 @@ class Engine(Shown):
             raise ValueError("update() was called inside a block `with engine.weights(unit)`, whose weights would then "
                              "be those of before; end the block first")
         self._unsharder.reshard_all()  # a forward without a backward may have left units gathered
+        self._unsharder.gather.forget()
         with self.rank.trace.span("update"):
             result = self._update.step(tuple(losses), self._factors, tuple(self._counts.tokens),
                                        tuple(self._counts.places))
@@ -279,6 +293,7 @@ class Engine(Shown):
             raise ValueError("weights were to be loaded inside a block `with engine.weights(unit)`, where they would "
                              "be those of before; end the block first")
         self.abandon()
+        self._unsharder.gather.forget()
         self._weights = object()
         for all_gather in self._all_gathers.values():
             all_gather.replaced()
@@ -290,8 +305,10 @@ class Engine(Shown):
         return checkpoint.state_dict(self._training_state())
 
     def _training_state(self) -> checkpoint.TrainingState:
-        settings = {"stage": str(self.stage), "seed": str(self.seed), "kept inside units": self.recompute.inside,
-                    "model": checkpoint.model_text(self.model), "reduction": self.reduction}
+        on_mesh = [f"on a mesh of {self.mesh}"] * bool(self.mesh) + [f"with {self.zeropp}"] * bool(self.zeropp)
+        settings = {"stage": " ".join([str(self.stage), *on_mesh]), "seed": str(self.seed),
+                    "kept inside units": self.recompute.inside, "model": checkpoint.model_text(self.model),
+                    "reduction": self.reduction}
         return checkpoint.TrainingState(self.rank, self.param_groups, self._update, self.gradients, self._observer,
                                         self._counts, settings)
 

@@ -32,7 +32,7 @@ BY_RANK, BY_MICRO_BATCH = REDUCTIONS = ("rank", "micro_batch")
 OF_THE_CUT = ("ranks", "stage", "layout")  # settings on which bits depend by rank, and do not by micro-batch
 
 
-def is_by_micro_batch(reduction: Any, stage: Stage, policy: Policy) -> bool:
+def is_by_micro_batch(reduction: Any, stage: Stage, policy: Policy, *, mesh: Any = None) -> bool:
     """True for "micro_batch". Raises ValueError for an unknown order, and where that one cannot be kept."""
     if reduction not in REDUCTIONS:
         raise unknown_name(f"no order of additions is called reduction={reduction!r}", reduction, REDUCTIONS)
@@ -42,6 +42,9 @@ def is_by_micro_batch(reduction: Any, stage: Stage, policy: Policy) -> bool:
         raise ValueError("reduction='micro_batch' adds the gradient of every micro-batch at the owner of each element, "
                          f"and those of {stage} rest {stage.gradients.value}; take stage 2 or 3, or another Stage with "
                          "SHARDED gradients")
+    if mesh:
+        raise ValueError("reduction='micro_batch' adds the gradients of all ranks in one order, and on a mesh each "
+                         "node's are added first; leave mesh and zeropp out, or take reduction='rank'")
     if policy.wire is not None or policy.average != AVERAGES[0]:
         raise ValueError("reduction='micro_batch' sends gradients as they are, one by one, and the policy asks for "
                          f"wire={policy.wire!r}, average={policy.average!r}, which are of sums over ranks; leave both "

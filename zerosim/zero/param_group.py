@@ -24,6 +24,7 @@ from zerosim.numerics.policy import Policy
 from zerosim.numerics.rounding import round_to
 from zerosim.optim.base import Optimizer, Slot
 from zerosim.ranks.rank import Rank
+from zerosim.zero.hybrid import lay_out_inside
 from zerosim.zero.layout import Layout, LayoutEntry, ParameterPiece, Piece, Region, lay_out
 from zerosim.zero.placements import REPLICATED, SHARDED, Placement, Stage
 
@@ -115,29 +116,33 @@ class ReducedGradient:
     divisor: float
 
 
-def param_groups(rank: Rank, model: Model, settings: Mapping[str, Settings], layout: str,
-                 stage: Stage) -> list["ParamGroup"]:
+def param_groups(rank: Rank, model: Model, settings: Mapping[str, Settings], layout: str, stage: Stage,
+                 replicas: Rank | None = None) -> list["ParamGroup"]:
     """One for each policy, of trained and of frozen parameters, in the order in which the model first names one."""
     found: dict[tuple[Policy, bool], dict[str, Settings]] = {}
     for name, one in settings.items():
         found.setdefault((one.policy, one.optimizer is None), {})[name] = one
-    return [ParamGroup(rank, model, of_group, layout, stage) for of_group in found.values()]
+    return [ParamGroup(rank, model, of_group, layout, stage, replicas) for of_group in found.values()]
 
 
 class ParamGroup:
     """Weights, gradients, master weights and optimizer state of some parameters, each under its placement, on one rank.
 
+    ``rank`` is a handle among those that have a shard each, ``replicas`` one among those that have the same, on a mesh.
     ``settings`` are those of its parameters, by name. ``reduced`` is there between reduce() and update().
     """
 
-    def __init__(self, rank: Rank, model: Model, settings: Mapping[str, Settings], layout: str, stage: Stage) -> None:
-        self.rank, self.model, self.stage = rank, model, stage
+    def __init__(self, rank: Rank, model: Model, settings: Mapping[str, Settings], layout: str, stage: Stage,
+                 replicas: Rank | None) -> None:
+        self.rank, self.model, self.stage, self.replicas = rank, model, stage, replicas
         self.policy = next(one.policy for one in settings.values())
         self.optimizers = {name: one.optimizer for name, one in settings.items() if one.optimizer is not None}
         self.frozen = not self.optimizers
         of_units = {unit.name: {name: shape for name, shape in unit.shapes.items() if name in settings}
                     for unit in model.units}
-        self.layout = lay_out(layout, {unit: shapes for unit, shapes in of_units.items() if shapes}, rank.size)
+        shapes = {unit: shapes for unit, shapes in of_units.items() if shapes}
+        self.layout = lay_out(layout, shapes, rank.size) if replicas is None else lay_out_inside(
+            layout, shapes, rank.size, replicas.size)
         self.parameter = self._alloc(stage.parameters, self.policy.compute_dtype, "parameter")
         self.gradient = rank.xp.empty(0, np.float32) if self.frozen else self._alloc(
             stage.gradients, self.policy.accumulate_dtype, "gradient")
@@ -156,6 +161,11 @@ class ParamGroup:
         """True where no second copy is kept: it would have the same format, and the rank's parameters cover it."""
         covered = self.stage.parameters is REPLICATED or self.stage.optimizer is SHARDED
         return self.frozen or (self.policy.compute_dtype == self.policy.master_dtype and covered)
+
+    @property
+    def ranks(self) -> int:
+        """N, over which gradients are summed."""
+        return self.rank.size * (1 if self.replicas is None else self.replicas.size)
 
     @property
     def master_placement(self) -> Placement:

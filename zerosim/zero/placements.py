@@ -6,7 +6,7 @@ Source of the stages: Rajbhandari, Rasley, Ruwase & He 2020 (ZeRO), section 5.
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -140,6 +140,26 @@ class BucketOptions:
         return None if self.bucket_nbytes is None else max(1, self.bucket_nbytes // dtype.itemsize)
 
 
+class Move(Protocol):
+    """A vector on its way to its target, until it is waited for or dropped."""
+
+    def wait(self) -> None:
+        """Waits, and puts what arrived into the target."""
+
+    def drop(self) -> None:
+        """Waits, and drops what arrived."""
+
+
+def packed(rank: Rank, parts: Parts, length: int, dtype: np.dtype[Any]) -> np.ndarray:
+    """The parts as one vector of this format: the only part itself, or a copy in a charged buffer."""
+    if len(parts) == 1 and parts[0][1].dtype == dtype:
+        return parts[0][1]
+    vector = rank.memory.alloc(length, dtype, "communication_buffer", "bucket")
+    for here, elements in parts:
+        rank.kernels.cast_pack(elements, vector[here])
+    return vector
+
+
 class BucketMove:
     """A bucket on its way from one placement to another; packed where it is in pieces, asynchronous if asked for.
 
@@ -155,21 +175,12 @@ class BucketMove:
         self.rank, self.target, self.add, self.async_op = rank, target, add, async_op
         self._addends = rank.size if by_micro_batch else 1
         chunk = bucket.cut[rank.index + 1] - bucket.cut[rank.index]
-        vector = self._packed(source, chunk if have is SHARDED else bucket.length, dtype)
+        vector = packed(rank, source, chunk if have is SHARDED else bucket.length, dtype)
         self._in_place = not (add or by_micro_batch) and len(target) == 1 and target[0][1].dtype == dtype
         self._found = rank.all_to_all(
             vector, splits=bucket.cut, async_op=async_op, purpose=purpose) if by_micro_batch else redistribute(
             rank, vector, have, want, bucket.cut, policy=policy, out=target[0][1] if self._in_place else None,
             async_op=async_op, hidden=hidden, purpose=purpose)
-
-    def _packed(self, parts: Parts, length: int, dtype: np.dtype[Any]) -> np.ndarray:
-        """The parts as one vector of this format: the only part itself, or a copy in a charged buffer."""
-        if len(parts) == 1 and parts[0][1].dtype == dtype:
-            return parts[0][1]
-        vector = self.rank.memory.alloc(length, dtype, "communication_buffer", "bucket")
-        for here, elements in parts:
-            self.rank.kernels.cast_pack(elements, vector[here])
-        return vector
 
     def wait(self) -> None:
         """Waits where there is something to wait for, and unpacks where the bucket did not arrive in place."""

@@ -17,7 +17,7 @@ import numpy as np
 from zerosim.models.units import Model, Unit, Weights
 from zerosim.zero.layout import Bucket, Parts, Region, buckets
 from zerosim.zero.param_group import ParamGroup
-from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, BucketOptions
+from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, BucketOptions, Move
 
 
 def _all_gather(param_group: ParamGroup, bucket: Bucket, source: Parts, target: Parts, *, agreement: str,
@@ -35,7 +35,7 @@ class UnshardedUnit:
     """
 
     whole: dict[ParamGroup, np.ndarray]
-    all_gathers: list[BucketMove] = field(default_factory=list)
+    all_gathers: list[Move] = field(default_factory=list)
     users: int = 0
     kept: bool = False  # until the end of backward, when no block uses it
 
@@ -45,18 +45,42 @@ class UnshardedUnit:
             self.all_gathers.pop(0).wait()
 
 
+class UnitGather:
+    """The all-gathers of one unit's parameters of one param group, a bucket each."""
+
+    def __init__(self, options: BucketOptions) -> None:
+        self.options = options
+
+    def start(self, group: ParamGroup, name: str, whole: np.ndarray, *, async_op: bool) -> Iterator[Move]:
+        """Begins to gather one unit (u,)."""
+        lies = group.layout.units[name]
+        for bucket in buckets(group.layout, [lies], self.options.limit(whole.dtype)):
+            yield _all_gather(group, bucket, bucket.own_in_shard(group.rank.index, group.parameter),
+                              self.target(bucket, lies, whole), agreement=f"weights of {name}", async_op=async_op,
+                              hidden=self.options.copy_in_flight)
+
+    @staticmethod
+    def target(bucket: Bucket, lies: slice, whole: np.ndarray) -> Parts:
+        """The place of a bucket, one stretch, in the unit (u,) that lies there."""
+        (part,) = bucket.ranges
+        return bucket.in_stretches([whole[part.start - lies.start:part.stop - lies.start]])
+
+    def forget(self) -> None:
+        """Drops what was kept of weights that change now: nothing."""
+
+
 class Unsharder:
     """Gives out one rank's weights, unit by unit, from wherever they rest.
 
     ``keep`` names the units that stay unsharded from forward to the end of backward, ``prefetch`` how many units ahead
-    are gathered, ``options`` how.
+    are gathered, ``gather`` how.
     """
 
-    def __init__(self, model: Model, param_groups: Sequence[ParamGroup], options: BucketOptions, *,
+    def __init__(self, model: Model, param_groups: Sequence[ParamGroup], gather: UnitGather, *,
                  keep: frozenset[str], prefetch: int) -> None:
         self.model, self.param_groups, self.rank = model, param_groups, param_groups[0].rank
         self.is_sharded = param_groups[0].stage.parameters is SHARDED
-        self.keep, self.prefetch, self.options = keep, prefetch, options
+        self.keep, self.prefetch, self.gather = keep, prefetch, gather
         self._unsharded: dict[str, UnshardedUnit] = {}
         self.open_blocks = 0
         self._ahead: list[str] = []  # the units that will be asked for, in order
@@ -128,15 +152,9 @@ class Unsharder:
             lies = group.layout.units.get(name)
             if lies is None:
                 continue
-            dtype = group.parameter.dtype
-            whole = self.rank.memory.alloc(lies.stop - lies.start, dtype, "gathered_parameter", name)
+            whole = self.rank.memory.alloc(lies.stop - lies.start, group.parameter.dtype, "gathered_parameter", name)
             unsharded.whole[group] = whole
-            for bucket in buckets(group.layout, [lies], self.options.limit(dtype)):
-                (part,) = bucket.ranges
-                unsharded.all_gathers.append(_all_gather(
-                    group, bucket, bucket.own_in_shard(self.rank.index, group.parameter),
-                    bucket.in_stretches([whole[part.start - lies.start:part.stop - lies.start]]),
-                    agreement=f"weights of {name}", async_op=async_op, hidden=self.options.copy_in_flight))
+            unsharded.all_gathers += self.gather.start(group, name, whole, async_op=async_op)
         return unsharded
 
     def _prefetch(self, name: str) -> None:
