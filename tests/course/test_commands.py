@@ -96,7 +96,6 @@ def test_help_explains_every_switch_of_every_command():
     ("tune", ["--global-batch 32", "--ranks 4", "--device b200", "--link pcie5", "--nodes 2 --between ethernet-100g",
               "--stage 3", "--recompute block", "--batch 1", "--sequence 512", "--compute fp32", "--optimizer lion",
               "--utilization 0.4", "--no-overlap", "--stage 3 --prefetch 2", "--bucket-nbytes model",
-              "--model gpt-nano --by seconds",
               "--offload always --host-link pcie3"])])
 def test_every_switch_changes_what_comes_out(command, switches):
     """The last one of several, beside the others."""
@@ -413,8 +412,8 @@ REFUSED = {
         ("--global-batch 12", "global_batch=12 cannot be shared equally by 8 ranks; take 16, a multiple of 8"),
         ("--batch 3", "batch=3 does not divide the 2 sequences of each rank"), ("--model gpt3", "no model is called"),
         ("--bucket-nbytes 25MB", "bucket_nbytes='25MB' is no number"), ("--offload yes", "never, always, both"),
-        ("--by clock", "by='clock' must be one of replay"), ("--prefetch -1", "prefetch must be at least 0"),
-        ("--host-link pcie5", "is of offload")]}
+        ("--seconds soon", "seconds='soon' must be replayed or real"),
+        ("--prefetch -1", "prefetch must be at least 0"), ("--host-link pcie5", "is of offload")]}
 
 
 @pytest.mark.parametrize("command", REFUSED)

@@ -1,18 +1,18 @@
 """A search finds what trying everything finds, and says what it leaves out; its settings are those that were run."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from inspect import signature
-from itertools import accumulate, cycle, product
+from itertools import product
 
 import numpy as np
 import pytest
 
 import zerosim as zs
 from tests.support import assert_refused, literally
-from zerosim.course import measured, timed
-from zerosim.models import PRESETS, decoder
+from zerosim.course import measured, tuning
+from zerosim.models import decoder
 from zerosim.models.llama import config_of
 from zerosim.planning import Transformer, conventions, hardware, model_of, plan_config, recording, timeline
 from zerosim.planning.closed_forms import STAGES
@@ -123,6 +123,23 @@ def test_a_bucket_that_cuts_units_is_run_on_every_rank_and_takes_other_seconds()
     assert [one.settings.bucket_nbytes for one in only.tried] == [whole_nbytes]
 
 
+def test_by_real_seconds_every_candidate_that_fits_takes_steps_here_and_holds_what_it_holds_without_data():
+    asked = {"global_batch": 4, "ranks": 2, "batch": 2, "stage": "0,3", "recompute": "none", "offload": "never",
+             "bucket_nbytes": "unit,model", "tokens": 4, "compute": "fp32"}
+    found, replayed = (zs.tune(SMALL, **asked, seconds=seconds) for seconds in ("real", "replayed"))
+    held = {one.settings: one.held_nbytes for one in replayed.tried}
+    assert (len(found.tried), found.slower, found.refused) == (6, 0, {})  # 1 and 3 prefetches, and a bucket for each
+    for one in found.tried:
+        assert (one.exposed_seconds, one.replayed) == (None, False)
+        assert 0 < one.step_seconds != one.estimated_seconds
+        assert one.held_nbytes == held.get(one.settings, one.held_nbytes)
+    assert len(held.keys() & {one.settings for one in found.tried}) > 2
+    assert [one.step_seconds for one in found.tried] == sorted(one.step_seconds for one in found.tried)
+    assert "took steps with data on as many ranks in this process" in " ".join(str(found).split())
+    assert "were replayed" not in str(found)
+    assert json.loads(json.dumps(found.as_json(), allow_nan=False))["rows"][0]["exposed_seconds"] is None
+
+
 def test_the_engine_takes_the_pasted_settings_and_does_what_was_measured():
     found = zs.tune(SMALL, global_batch=12, ranks=3, stage="2,3", prefetch=2, recompute="block", batch=2)
     best, (engine, *_) = found.best, found.pasted
@@ -204,37 +221,19 @@ def test_an_optimizer_that_the_engine_refuses_is_named_with_its_reason():
     assert nothing.verdict == "Nothing was run: the engine refused every candidate that fits."
 
 
-def test_by_seconds_every_candidate_is_run_with_data_and_its_fastest_step_counts(monkeypatch):
-    clock = cycle(accumulate((0.0, 5.0, 3.0, 2.0)))
-    monkeypatch.setattr(timed, "process_time", lambda: next(clock))
-    found = zs.tune("gpt-nano", by="seconds", global_batch=4, ranks=2, stage="1,3", recompute="block", batch=1,
-                    prefetch="0,1", bucket_nbytes="unit,model")
-    assert found.config.model.parameters == decoder(replace(PRESETS["gpt-nano"], vocabulary=256)).parameter_count
-    ways = {(one.settings.stage, one.settings.recompute, one.settings.prefetch) for one in found.tried}
-    assert ways == {(1, "block", 0), (3, "block", 0), (3, "block", 1)}
-    assert (len(found.tried), found.slower, found.too_large, found.refused) == (5, 0, 0, {})  # 2 have larger buckets
-    for one in found.tried:
-        assert (one.step_seconds, one.exposed_seconds, one.replayed) == (2.0, 0.0, False)
-        *_, peak = run_whole(found.config, asdict(one.settings))
-        assert one.held_nbytes == peak + found.config.resting_nbytes(one.settings.stage)["overhead_nbytes"]
-    assert [one.program for one in found.pasted] == ["zerosim"]
-    assert "took 3 steps with data on 2 ranks of this process" in " ".join(str(found).split())
-
-
-def test_by_seconds_nothing_is_begun_that_this_machine_has_no_memory_for(monkeypatch):
-    monkeypatch.setattr(timed, "memory_nbytes", lambda: 10**9)
-    found = zs.tune("gpt2-xl", by="seconds", global_batch=2, ranks=2, stage="1,3", recompute="none", prefetch=0)
+def test_no_step_is_timed_that_this_machine_has_no_memory_for(monkeypatch):
+    monkeypatch.setattr(tuning, "_memory_nbytes", lambda: 10**9)
+    found = zs.tune("gpt2-xl", seconds="real", offload="never", global_batch=2, ranks=2, stage="1,3", recompute="none",
+                    prefetch=0)
     assert found.refused.keys() == {"ZeRO-1", "ZeRO-3"}
-    assert "in this process, which is on a machine with 1.00 GB" in " ".join(str(found).split())
-    assert found.verdict == "Nothing was run: the engine refused every candidate that fits."
+    assert "hold" in found.refused["ZeRO-1"]
+    assert "in this process, on a machine with 1.00 GB" in " ".join(str(found).split())
 
 
 @pytest.mark.parametrize("name", ["gpt-nano", "gpt-micro", "llama-nano", "llama-micro"])
 def test_a_preset_of_training_has_the_shape_of_the_model_that_is_trained(name):
-    trained = decoder(replace(config_of(name), vocabulary=256))
-    made = measured.decoder_of(timed.preset_shape(name))
-    assert made.shapes == trained.shapes
-    assert made.config == trained.config
+    trained, made = decoder(replace(config_of(name), vocabulary=256)), measured.decoder_of(measured.preset_shape(name))
+    assert (made.shapes, made.config) == (trained.shapes, trained.config)
 
 
 def test_what_cannot_be_searched_is_refused():
@@ -252,11 +251,14 @@ def test_what_cannot_be_searched_is_refused():
         (small(global_batch=8, offload=True), "offload=True must be one of never, always, both"),
         (small(global_batch=2**40, ranks=2), "gives each rank 549,755,813,888 sequences a step; take one"),
         (small(global_batch=8, offload=["never"]), "offload=['never'] must be one of never, always, both"),
-        (small(global_batch=8, by="clock"), "by='clock' must be one of replay, seconds"),
-        (small(global_batch=8, by="seconds", offload="both"), "offload='both' asks for steps with states on the host"),
         (small(global_batch=8, convention="fp32"), "convention= is no option of tune: bytes are counted as the engine"),
         (small(global_batch=8, parameters=10**9), "parameters= is no option of tune: a search needs a model's shape"),
         (small(global_batch=8, micro_batches=2), "micro_batches= is no option of tune: global_batch, ranks and batc"),
+        (small(global_batch=8, mesh="2x4"), "mesh= is no option of tune: the settings to paste are of one group"),
+        (small(global_batch=8, seconds="soon"), "seconds='soon' must be replayed or real"),
+        (small(global_batch=8, seconds="real"), "the engine has no offload yet; say offload='never'"),
+        (partial(zs.tune, "bloom-560m", global_batch=8, stage=3, batch=1, recompute="block", offload="never",
+                 seconds="real"), "bloom-560m cannot be measured"),
         (partial(zs.tune, "t5-small", global_batch=8), "the activations of t5-small are not known"),
     ]:
         assert_refused(call, literally(text))
@@ -264,8 +266,8 @@ def test_what_cannot_be_searched_is_refused():
 
 def test_the_options_are_those_of_a_plan_beside_its_own_and_data_are_plain():
     own, plans = signature(zs.tune).parameters, signature(plan_config).parameters
-    assert own.keys() - plans.keys() == {"global_batch", "bucket_nbytes", "by"}
-    assert plans.keys() - own.keys() == {"parameters", "largest_layer", "micro_batches", "convention"}
+    assert own.keys() - plans.keys() == {"global_batch", "bucket_nbytes", "seconds"}
+    assert plans.keys() - own.keys() == {"parameters", "largest_layer", "micro_batches", "convention", "mesh", "zeropp"}
     found = tuned(global_batch=4, ranks=2, batch=1)
     data = json.loads(json.dumps(found.as_json(), allow_nan=False))
     assert [row["step_seconds"] for row in data["rows"]] == [one.step_seconds for one in found.tried]

@@ -12,7 +12,7 @@ import zerosim as zs
 from tests.support import assert_refused
 from tests.zero.training import ADAM, BF16, MODELS, alone, bits
 from tests.zero.units import Gain
-from zerosim.models import Model
+from zerosim.models import MLP, Model
 from zerosim.zero import CheckpointError, export_weights
 
 TYPES = {"F32": np.dtype(np.float32), "BF16": np.dtype(ml_dtypes.bfloat16), "BOOL": np.dtype(bool)}
@@ -24,6 +24,7 @@ def read(path):
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:start])
     assert header.pop("__metadata__") == {"format": "pt"}
+    assert start % 8 == 0, "elements of 8 bytes may begin here"
     return {name: np.frombuffer(content[start + one["data_offsets"][0]:start + one["data_offsets"][1]],
                                 TYPES[one["dtype"]]).reshape(one["shape"]) for name, one in header.items()}
 
@@ -108,12 +109,13 @@ def test_an_untied_head_is_transposed_and_other_models_keep_their_names(tmp_path
     (file,) = export_weights(tmp_path / "u", tmp_path / "one")
     assert bits(read(file)["lm_head.weight"]) == bits(masters["lm_head.weight"].T)
     assert same(loaded(file, untied, ranks=5), masters)
-    for name in ("odd", "scalars"):  # and what has no elements
-        model = MODELS[name]()
+    large = MLP((70, 300, 2))  # of more than a block
+    for name, model in {"odd": MODELS["odd"](), "nothing": MODELS["scalars"](), "large": large}.items():
         masters = saved(tmp_path / name, model)
         (file,) = export_weights(tmp_path / name, tmp_path / "own" / name)
         assert same(read(file), masters)
         assert same(loaded(file, model), masters)
+        assert len(export_weights(tmp_path / name, tmp_path / "each" / name, shard_nbytes=1)) == len(masters) + 1
 
 
 def test_llama_names_join_queries_keys_and_values_and_gate_and_up_transposed(tmp_path):

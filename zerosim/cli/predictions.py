@@ -110,17 +110,17 @@ def plan(
 @command("tune")
 def tune(
     global_batch: Annotated[str, typer.Option(help="G, the sequences of a step on all ranks together.")],
-    model: Annotated[str, typer.Option(help="A preset (gpt2-xl, llama-2-7b, gpt-micro, ...) or a config.json.")],
+    model: Annotated[str, typer.Option(help="A preset (gpt2-xl, llama-2-7b, ...) or a config.json.")],
     ranks: Ranks = 8, device: DeviceName = "h100-80", link: LinkName = "nvlink4", nodes: Nodes = 1,
     between: Between = None, stage: Stage = "all", recompute: Recompute = "usual",
     batch: Annotated[str, typer.Option(help="all, or some sizes of a micro-batch of one rank, as 1,4.")] = "all",
     prefetch: Annotated[str, typer.Option(help="Units that stage 3 gathers ahead, as 0,1,2.")] = "0,1,2",
     bucket_nbytes: Annotated[str, typer.Option(help="unit, model (one bucket for everything), or bytes, as unit,25e6; "
                                                     "what cuts units is run on every rank.")] = "unit,model",
-    offload: Annotated[str | None, typer.Option(help="Master weights and optimizer state on the host: never, always "
-                                                     "or both; without it both, by seconds never.")] = None,
-    by: Annotated[str, typer.Option(help="replay: without data, by the device's description; or seconds: this "
-                                         "machine's, of steps with data on so many ranks of this process.")] = "replay",
+    offload: Annotated[str, typer.Option(help="Master weights and optimizer state on the host: never, always or "
+                                              "both.")] = "both",
+    seconds: Annotated[str, typer.Option(help="replayed on the machine asked about, or real ones of steps taken in "
+                                              "this process.")] = "replayed",
     sequence: Sequence = None, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
     utilization: Utilization = 0.5, overlap: Overlap = True, host_link: HostLink = None, hardware: OwnHardware = None,
     as_json: AsJson = False,
@@ -133,7 +133,8 @@ def tune(
     with busy("searching"):
         found = found_by(
             model, global_batch=global_batch, batch=batch, prefetch=prefetch, bucket_nbytes=bucket_nbytes,
-            offload=offload, by=by, ranks=ranks, device=device, link=link, nodes=nodes, between=between, stage=stage,
-            recompute=recompute, tokens=sequence, compute=compute, optimizer=optimizer_named(optimizer, 1e-3),
-            utilization=utilization, overlap=overlap, host_link=host_link, hardware=hardware)
+            offload=offload, seconds=seconds, ranks=ranks, device=device, link=link, nodes=nodes, between=between,
+            stage=stage, recompute=recompute, tokens=sequence, compute=compute,
+            optimizer=optimizer_named(optimizer, 1e-3), utilization=utilization, overlap=overlap, host_link=host_link,
+            hardware=hardware)
     answer(as_json, found.as_json, found.view)

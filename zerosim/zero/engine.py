@@ -117,11 +117,11 @@ class Engine(Shown):
                               copy_in_flight=copy_in_flight)
         self.rank, self.model, self.optimizer, self.seed, self.reduction = rank, model, optimizer, seed, reduction
         self.stage, self.policy, self.recompute = stage_of(stage), policy or Policy(), Recompute.parse(recompute)
-        by_micro_batch = is_by_micro_batch(reduction, self.stage, self.policy, mesh=mesh or zeropp)
+        self.zeropp, self.mesh = ZeroPlusPlus.parse(zeropp), None if mesh is None else Mesh.of(mesh, rank.size)
+        by_micro_batch = is_by_micro_batch(reduction, self.stage, self.policy, mesh=self.mesh or self.zeropp)
         bucket_options = BucketOptions(bucket_nbytes, overlap, copy_in_flight, by_micro_batch)
         self.loss_scale = self.policy.start_scaling()
         settings = settings_of(model, optimizer, self.policy, groups)
-        self.zeropp, self.mesh = ZeroPlusPlus.parse(zeropp), None if mesh is None else Mesh.of(mesh, rank.size)
         unit_gather, quantized = parts_of(self.zeropp, rank, self.mesh, self.stage, self.policy, bucket_options)
         shards, replicas = (rank, None) if self.zeropp or not self.mesh else hybrid_groups(rank, self.mesh, self.stage)
         self.param_groups = param_groups(shards, model, settings, layout, self.stage, replicas)

@@ -29,10 +29,8 @@ def _all_gather(param_group: ParamGroup, bucket: Bucket, source: Parts, target: 
 
 @dataclass(slots=True)
 class UnshardedUnit:
-    """One unit's whole parameters, (u,) for each param group, all-gathers under way, and how many blocks use them.
-
-    Blocks of a pass are not counted: nothing is resharded inside one, and one that is broken off leaves no count.
-    """
+    """One unit's whole parameters, (u,) for each param group, all-gathers under way, and how many blocks use them, but
+    for those of a pass: nothing is resharded inside one, and one that is broken off leaves no count."""
 
     whole: dict[ParamGroup, np.ndarray]
     all_gathers: list[Move] = field(default_factory=list)
