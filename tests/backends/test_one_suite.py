@@ -85,6 +85,11 @@ def test_who_waits_lets_others_go_on(world: World, debug: bool) -> None:
         world.run(programs.answers_after_it_has_heard, debug=debug)
 
 
+def test_hybrid_sharding_and_zeropp_give_the_same_bits_on_a_mesh(world: World) -> None:
+    if THOROUGH or world in (MPI[3], *DOUBLES[:2], *GPUS):
+        assert_same(world, programs.on_a_mesh, kind=world.kind)
+
+
 def test_the_worked_example_gives_the_same_weights_masters_and_moments(world: World) -> None:
     for stage, compute in chosen([(0, "bf16"), (3, "fp16")], STAGES_AND_FORMATS):
         assert_same(world, programs.four, stage, compute, kind=world.kind)

@@ -92,7 +92,7 @@ def test_help_explains_every_switch_of_every_command():
     ("plan", ["--ranks 16", "--device b200", "--link pcie5", "--nodes 2", "--stage 3", "--recompute tiled",
               "--batch 3", "--sequence 512", "--micro-batches 4", "--compute fp32", "--optimizer lion",
               "--convention megatron-bf16", "--utilization 0.4", "--offload", "--no-overlap", "--prefetch 2",
-              "--mesh 2x4"]),
+              "--mesh 2x4", "--mesh 2x4 --stage 3 --zeropp hpz"]),
     ("tune", ["--global-batch 32", "--ranks 4", "--device b200", "--link pcie5", "--nodes 2 --between ethernet-100g",
               "--stage 3", "--recompute block", "--batch 1", "--sequence 512", "--compute fp32", "--optimizer lion",
               "--utilization 0.4", "--no-overlap", "--stage 3 --prefetch 2", "--bucket-nbytes model",
@@ -142,6 +142,9 @@ SAID = {  # of each command: switches, and what stands among the words
             "model states (zero-paper)", "estimated", "those of the engine with overlap and 1 unit ahead."]),
         ("--model gpt2 --stage 3 --no-overlap --prefetch 0", ["those of the engine with nothing overlapped."]),
         ("--model gpt2 --stage 3 --prefetch 2", ["those of the engine with overlap and 2 units ahead."]),
+        ("--model gpt2 --mesh 2x4 --zeropp hpz+qwz+qgz --recompute block --explain --measure --stage 3", [
+            "ZeRO++ (hpz, qwz=int8, qgz=int4) on 2x4", "secondary shards (hpZ)", "from a node's ranks to other nodes"]),
+        ("--model gpt2 --mesh 2x4 --stage 3 --recompute block --explain", ["sharded inside nodes (2x4)", "N = 4, Ψ ="]),
         ("--model gpt2 --stage 3 --optimizer muon --ranks 1", ["What Muon works in while it updates whole tensors"])],
     "tune": [
         ("--model gpt2 --global-batch 8 --stage 3 --recompute block --prefetch 1 --offload always", [
@@ -406,6 +409,11 @@ REFUSED = {
     "plan": [
         ("--params 1e9", "name one of the two"), ("--model gpt2-xxl", "no model is called 'gpt2-xxl'"),
         ("--model nowhere/config.json", "nowhere/config.json"), ("--ranks 0", "ranks"), ("--device h999", "h999"),
+        ("--mesh 2x3", "a mesh of 2 nodes with 3 ranks each has 6 ranks, and there are 8"),
+        ("--mesh 2x4 --nodes 4", "mesh='2x4' has 2 nodes, and nodes=4 were asked for; leave nodes out"),
+        ("--zeropp hpz", "zeropp='hpz' saves what crosses nodes, and there is no mesh; name one, as 8x"),
+        ("--mesh 2x4 --zeropp hpz", "a plan with zeropp='hpz' is of sharded parameters, stage 3, found stage"),
+        ("--mesh 2x4 --optimizer muon", "Muon updates whole tensors, and a plan of shards inside nodes is of "),
         ("--host-link pcie5", "host_link='pcie5' is of offload, which was not asked for"),
         ("--model bloom-560m --measure", "bloom-560m cannot be measured: zerosim's layers make models of GPT-2's")],
     "tune": [

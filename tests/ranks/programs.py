@@ -119,6 +119,22 @@ def groups(rank: zs.Rank) -> list[Any]:
     return [on_host(item) if hasattr(item, "dtype") else item for item in found]
 
 
+def on_a_mesh(rank: zs.Rank) -> list[Any]:
+    """Groups that all know; the hierarchical collectives; a step of hybrid sharding and one of all of ZeRO++."""
+    mesh = zs.Mesh(2, rank.size // 2) if rank.size % 2 == 0 else zs.Mesh(rank.size, 1)
+    algorithm, x = f"hierarchical({mesh.ranks_per_node})", vector(rank, 4 * rank.size + 1, np.float32)
+    found = [mesh.inside(rank).all_reduce(x), mesh.across(rank).all_gather(x), rank.all_reduce(x, algorithm=algorithm),
+             rank.all_gather(rank.reduce_scatter(x, algorithm=algorithm), length=len(x), algorithm=algorithm)]
+    model, data = zs.models.MLP((6, 40, 4), seed=3), np.random.default_rng(rank.index)
+    for options in ({"stage": 2}, {"stage": 3, "zeropp": "hpz+qwz+qgz", "recompute": "block"}):
+        engine = zs.Engine(rank, model, zs.optim.Adam(), policy=zs.Policy("bf16"), mesh=mesh, overlap=True, **options)
+        batch = [tuple(on_rank(rank, data.normal(size=(3, width)).astype(np.float32)) for width in (6, 4))
+                 for _ in range(2)]
+        engine.step(batch)
+        found += [engine.state(name)["master"] for name in model.shapes]
+    return on_host(found)
+
+
 def works(rank: zs.Rank) -> list[Any]:
     """Several collectives under way at once, waited for in another order, beside others that are not asynchronous; of
     two that write into memory of the program's, one arrives there by way of a copy."""

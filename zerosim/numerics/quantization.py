@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import has_data
+from zerosim.numerics.arrays import copy_elements, has_data, on_device, to_host
 from zerosim.numerics.checks import FP32, is_count, unknown_name
 
 Array = Any
@@ -55,8 +55,13 @@ class Blockwise:
         return 4 * (-(-count // self.block)) + -(-count * BITS[self.name] // 32) * 4
 
     def quantize(self, kernels: Any, x: Array, out: Array) -> None:
-        """x (n,) of any float format -> out, ``nbytes(n)`` bytes."""
+        """x (n,) of any float format -> out, ``nbytes(n)`` bytes. Of a device's array they are made on the host."""
         if not has_data(x):
+            return
+        if on_device(x):
+            mine, made = to_host(x), np.empty(len(out), np.uint8)
+            self.quantize(kernels.serving(mine), mine, made)
+            copy_elements(made, out)
             return
         scales, integers = self._parts(out, len(x))
         out[len(out) - 4 * min(1, len(x)):] = 0  # what fills up
@@ -66,20 +71,25 @@ class Blockwise:
             flat[here.stop - here.start:] = 0
             kernels.cast_pack(x[here], flat[:here.stop - here.start])
             with np.errstate(all="ignore"):
-                most = abs(values).max(axis=1)
-                scale = most / np.float32(self.largest)
+                scale = np.abs(values).max(axis=1) / np.float32(self.largest)
                 scales[blocks] = scale
-                values /= kernels.xp.where(scale > 0, scale, np.float32(1))[:, None]
-            values[...] = kernels.xp.nan_to_num(kernels.xp.rint(values), nan=0, posinf=0, neginf=0)
-            kernels.xp.clip(values, -self.largest, self.largest, out=values)
+                values /= np.where(scale > 0, scale, np.float32(1))[:, None]
+            values[...] = np.nan_to_num(np.rint(values), nan=0, posinf=0, neginf=0)
+            np.clip(values, -self.largest, self.largest, out=values)
             small = flat[:2 * (-(-(here.stop - here.start) // 2))].astype(np.int8)
             if self.name == "int4":
                 small = (small[0::2] & 15) | (small[1::2] << 4)
             integers[there] = small.view(np.uint8)[:there.stop - there.start]
 
     def dequantize(self, kernels: Any, packed: Array, out: Array, *, add: bool = False) -> None:
-        """The bytes of n elements -> out (n,), each rounded once to its format; with ``add`` onto what is there."""
+        """The bytes of n elements -> out (n,), each rounded once to its format; with ``add`` onto what is there. Of a
+        device's arrays they are read on the host."""
         if not has_data(packed):
+            return
+        if on_device(packed):
+            made = to_host(out)
+            self.dequantize(kernels.serving(made), to_host(packed), made, add=add)
+            copy_elements(made, out)
             return
         scales, integers = self._parts(packed, len(out))
         for here, blocks, there in self._spans(len(out)):

@@ -27,7 +27,8 @@ from zerosim.numerics.kernels import NullKernels
 from zerosim.planning.cuts import Cut, ceil_cut, checked_count
 from zerosim.ranks import collectives
 from zerosim.ranks.call import Call
-from zerosim.ranks.collectives import Fold, lockstep_without_data, steps_of, without_data
+from zerosim.ranks.collectives import lockstep_without_data, steps_of, without_data
+from zerosim.ranks.logarithmic import Fold
 from zerosim.ranks.mesh import mesh_of_name
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]

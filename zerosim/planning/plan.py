@@ -597,21 +597,23 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     if on_mesh and nodes not in (1, on_mesh.nodes):
         raise ValueError(f"mesh={str(on_mesh)!r} has {on_mesh.nodes} nodes, and nodes={nodes} were asked for; leave "
                          "nodes out")
-    parts = ZeroPlusPlus.parse(zeropp)
+    parts, rows = ZeroPlusPlus.parse(zeropp), _stages(stage)
     if parts is not None:
         if on_mesh is None:
             raise ValueError(f"zeropp={str(zeropp)!r} saves what crosses nodes, and there is no mesh; name one, as "
                              f"{ranks}x1")
-        stage = 3 if str(stage) == "all" else stage
-        if _stages(stage) != (3,):
-            raise ValueError(f"a plan with zeropp={zeropp!r} is of stage 3, found stage={stage!r}")
+        sharded = tuple(one for one in rows if one in STAGES and STAGES[one].parameters_sharded)
+        if len(sharded) < len(rows) < len(STAGES):
+            raise ValueError(f"a plan with zeropp={str(zeropp)!r} is of sharded parameters, stage 3, found "
+                             f"stage={stage!r}")
+        rows = sharded
     to_host = known.link(host_link) if host_link is not None else known.host_link(device) if offload else None
     if convention is None:
         convention = "fp32" if policy.compute == "fp32" else "zero-paper"
     return PlanConfig(
         model=_model(model, parameters, largest_layer), ranks=ranks, device=known.device(device),
         network=known.network(ranks, link, on_mesh.nodes if on_mesh else nodes, between), policy=policy,
-        stages=_stages(stage), recompute=_policies(recompute), batch=batch, tokens=tokens, micro_batches=micro_batches,
+        stages=rows, recompute=_policies(recompute), batch=batch, tokens=tokens, micro_batches=micro_batches,
         optimizer=optimizer, convention=policy if convention == "zerosim" else convention, utilization=utilization,
         offload=offload, host_link=to_host, overlap=overlap, prefetch=prefetch, overheads=overheads, mesh=on_mesh,
         zeropp=parts)

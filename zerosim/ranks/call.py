@@ -375,6 +375,24 @@ class PendingExchange:
 
 
 Pending = PendingCall | PendingExchange
+Buffer = tuple[int, np.dtype[Any]]  # elements, dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The one primitive: send to one rank while receiving from one, either half possibly absent.
+
+    ``out`` fixes how many elements arrive. ``chunks`` are the numbers of the chunks that ``send`` carries.
+    """
+
+    send: Array | None
+    to: int | None
+    out: Array | None
+    source: int | None
+    chunks: tuple[int, ...] = ()
+
+
+Exchanges = Generator[Exchange, None, None]
 
 
 class Backend:

@@ -17,11 +17,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from zerosim.numerics.checks import is_count
-from zerosim.ranks.call import Array, Cut, PendingCall
+from zerosim.ranks.call import Array, Buffer, Cut, Exchanges, PendingCall
 from zerosim.ranks.collectives import (
     Algorithm,
-    Buffer,
-    Exchanges,
     all_gather_ring,
     reduce_scatter_ring,
     ring_buffers,
