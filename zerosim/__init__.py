@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from zerosim.course import puzzles
     from zerosim.course.tuning import tune
     from zerosim.numerics.formats import FORMATS, Format, format_of
+    from zerosim.numerics.places import Offload
     from zerosim.numerics.policy import Policy
     from zerosim.numerics.rounding import round_to, spacing
     from zerosim.planning.plan import plan
@@ -77,6 +78,7 @@ __all__ = [
     "MismatchError",
     "NCCLCluster",
     "NullCluster",
+    "Offload",
     "OutOfMemoryError",
     "PendingWorkError",
     "Placement",
@@ -113,7 +115,8 @@ __all__ = [
 _MODULES = {**{floor: floor for floor in ("numerics", "ranks", "models", "optim", "zero", "planning")},
             "puzzles": "course.puzzles"}
 _HOMES = {"FORMATS": "numerics.formats", "Format": "numerics.formats", "format_of": "numerics.formats",
-          "Policy": "numerics.policy", "round_to": "numerics.rounding", "spacing": "numerics.rounding",
+          "Offload": "numerics.places", "Policy": "numerics.policy", "round_to": "numerics.rounding",
+          "spacing": "numerics.rounding",
           "plan": "planning.plan", "tune": "course.tuning",
           "CuPyCluster": "backends.cupy.cluster", "NCCLCluster": "backends.nccl.cluster"}
 

@@ -115,6 +115,16 @@ def test_gradients_added_by_micro_batch_give_the_same_losses_and_states(world: W
         assert_same(world, programs.gpt, 3, "bf16", "by micro-batch", kind=world.kind)
 
 
+def test_state_on_disk_changes_no_bit_of_a_training_and_ranks_on_a_gpu_refuse_it(world: World) -> None:
+    if world in (HERE, MPI[0]):
+        wanted = reference(world.kind, world.ranks, programs.gpt, 3, "bf16", "one step")
+        for mine, its in zip(world.run(programs.gpt, 3, "bf16", "all on disk"), wanted, strict=True):
+            assert arrays.sha256(mine.result) == arrays.sha256(its.result)
+    elif world is DOUBLES[0]:
+        with pytest.raises(ValueError, match="the arrays of these ranks lie on a GPU"):
+            world.run(programs.gpt, 3, "bf16", "all on disk")
+
+
 def test_a_checkpoint_of_one_stage_goes_on_in_another(world: World, tmp_path: Path) -> None:
     if THOROUGH or world in (HERE, MPI[1], DOUBLES[0]):
         assert_same(world, programs.saved_and_loaded, str(tmp_path), kind=world.kind)

@@ -20,6 +20,7 @@ from zerosim.planning import (
     PlanConfig,
     Transformer,
     cost,
+    hardware,
     model_of,
     model_shape,
     plan_config,
@@ -41,12 +42,15 @@ OPTIONS = [PLAIN, {"overlap": True, "prefetch": 0}, {"overlap": False, "prefetch
        policy=st.sampled_from(["none", "block", "segment(2)", "segment(3)", "sub_block", "selective", "tiled"]),
        optimizer=st.sampled_from([zs.optim.AdamW(), zs.optim.SGD(lr=0.1), zs.optim.Adan(), zs.optim.Lion(),
                                   zs.optim.LAMB(), zs.optim.LARS()]),
-       overlap=st.booleans(), prefetch=st.integers(0, 2), wider=st.sampled_from([None, "accumulate", "reduce", "wire"]),
+       overlap=st.booleans(), prefetch=st.integers(0, 2), offload=st.sampled_from([
+           None, None, True, "host", "disk", zs.Offload("host", "host"), zs.Offload("disk", "host", "host"),
+           zs.Offload("disk", "disk"), zs.Offload("host", parameters="host")]),
+       wider=st.sampled_from([None, "accumulate", "reduce", "wire"]),
        nodes=st.sampled_from([None, None, 1, 2, 3]),
        zeropp=st.sampled_from(["none", "flat", "hpz", "qwz", "hpz+qwz+qgz"]))
 def test_an_estimate_is_the_measurement_to_the_byte_for_any_decoder_stage_policy_and_option(
         blocks, heads, width, tokens, vocabulary, tied, kind, ranks, batch, k, stage, compute, policy, optimizer,
-        overlap, prefetch, wider, nodes, zeropp):
+        overlap, prefetch, offload, wider, nodes, zeropp):
     """The peak too: not the sum of parts at their fullest, but what is held at the fullest moment."""
     formats = {wider: "fp32"} if wider and compute != "fp32" else {}
     of = {"positions": 9} if kind == "GPT" else {
@@ -55,10 +59,13 @@ def test_an_estimate_is_the_measurement_to_the_byte_for_any_decoder_stage_policy
         "head_norms": kind == "Qwen 3"}
     model = model_of("any", Transformer(heads * width, blocks, heads, vocabulary, tied=tied, fused=k == 2, **of))
     base = plan_config("gpt2", ranks=1)
+    offload = None if nodes else offload
     asked = PlanConfig(model, ranks * (nodes or 1), base.device, base.network, zs.Policy(compute, **formats),
                        batch=batch, tokens=tokens, micro_batches=k, optimizer=optimizer, overlap=overlap,
                        prefetch=prefetch, mesh=nodes and zs.Mesh(nodes, ranks), zeropp=zs.ZeroPlusPlus.parse(
-                           zeropp if nodes and stage == 3 and wider != "wire" else None))
+                           zeropp if nodes and stage == 3 and wider != "wire" else None),
+                       offload=offload, host_link=hardware.link("pcie4") if offload else None,
+                       disk_link=hardware.link("nvme-pcie4") if "disk" in str(offload) else None)
     lines = measured_row(asked, stage, policy)
     assert {line.name: line.difference_nbytes for line in lines} == {line.name: 0 for line in lines}
     assert lines[-1].name == "peak"
@@ -167,10 +174,10 @@ def test_a_plan_communicates_and_updates_as_long_as_the_replay_and_given_its_ari
     assert_lasts_as_long(asked, recording.record(cluster.trace).inside("step").on_ranks(asked.ranks), stage, policy)
 
 
-@pytest.mark.parametrize(("row", "mesh"), covering(product([*zs.STAGES, "hpz", "flat", "hpz+qwz+qgz"], [
-    PLAIN, OVERLAPPED]), ["2x2", "3x1", "2x3"]), ids=str)
-def test_on_a_mesh_too_a_plan_communicates_as_long_as_the_replay_over_links_of_two_speeds(row, mesh):
-    (stage, options), ranks = row, int(mesh[0]) * int(mesh[2])
+@pytest.mark.parametrize(("stage", "options", "mesh"), covering(
+    [*zs.STAGES, "hpz", "flat", "hpz+qwz+qgz"], [PLAIN, OVERLAPPED], ["2x2", "3x1", "2x3"]), ids=str)
+def test_on_a_mesh_too_a_plan_communicates_as_long_as_the_replay_over_links_of_two_speeds(stage, options, mesh):
+    ranks = int(mesh[0]) * int(mesh[2])
     if stage not in zs.STAGES:
         stage, options = 3, options | {"zeropp": stage}
     model = model_of("small", Transformer(96, 3, 3, 190, positions=64, tied=True, fused=True))

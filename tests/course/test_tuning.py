@@ -94,7 +94,8 @@ def test_a_bucket_that_takes_more_than_the_estimate_of_units_is_dropped_by_what_
         assert found.too_large == too_large
 
 
-def test_what_is_offloaded_lies_on_the_host_and_takes_the_seconds_that_the_plan_adds():
+def test_what_is_offloaded_lies_on_the_host_and_takes_no_less_seconds_than_the_plan_adds():
+    """The plan has one message each way, the engine one for each tensor."""
     asked = {"global_batch": 4, "ranks": 2, "batch": 2, "recompute": "none", "stage": "1,3", "prefetch": 1}
     here, there = ({one.settings.stage: one for one in tuned(**asked, offload=offload).tried}
                    for offload in ("never", "always"))
@@ -102,9 +103,9 @@ def test_what_is_offloaded_lies_on_the_host_and_takes_the_seconds_that_the_plan_
         resting = conventions.states_nbytes(SMALL, 2, STAGES[stage], zs.Policy("bf16"), optimizer=zs.optim.AdamW())
         assert one.host_nbytes == resting["master"] + resting["optimizer_state"] > 0
         assert one.held_nbytes + one.host_nbytes == here[stage].held_nbytes
-        assert one.step_seconds - here[stage].step_seconds == pytest.approx(
-            one.estimated_seconds - here[stage].estimated_seconds)
-        assert one.step_seconds > here[stage].step_seconds
+        more, planned = (getattr(one, name) - getattr(here[stage], name)
+                         for name in ("step_seconds", "estimated_seconds"))
+        assert 2 * 14 * planned > more > planned > 0
 
 
 def test_a_bucket_that_cuts_units_is_run_on_every_rank_and_takes_other_seconds():
@@ -178,8 +179,8 @@ SAID = {  # of each program: what is asked, lines of its settings, and of what t
         ({"stage": 3, "prefetch": 0, "overlap": False, "compute": "fp16"}, [
             '"stage3_prefetch_bucket_size": 0', '"overlap_comm": false', '"fp16"'], [
                 "module by module", "scales the loss dynamically"])],
-    "zerosim": [({"stage": 2, "offload": "always", "compute": "fp16"}, ["stage=2", "bucket_nbytes=None"], [
-        "has no offload yet", "give the policy loss_scale=Dynamic()"])]}
+    "zerosim": [({"stage": 2, "offload": "always", "compute": "fp16"}, [
+        "stage=2", 'offload=zs.Offload(optimizer="host")'], ["give the policy loss_scale=Dynamic()"])]}
 
 
 @pytest.mark.parametrize("program", SAID)
@@ -256,7 +257,7 @@ def test_what_cannot_be_searched_is_refused():
         (small(global_batch=8, micro_batches=2), "micro_batches= is no option of tune: global_batch, ranks and batc"),
         (small(global_batch=8, mesh="2x4"), "mesh= is no option of tune: the settings to paste are of one group"),
         (small(global_batch=8, seconds="soon"), "seconds='soon' must be replayed or real"),
-        (small(global_batch=8, seconds="real"), "the engine has no offload yet; say offload='never'"),
+        (small(global_batch=8, seconds="real"), "where device and host are one memory; say offload='never'"),
         (partial(zs.tune, "bloom-560m", global_batch=8, stage=3, batch=1, recompute="block", offload="never",
                  seconds="real"), "bloom-560m cannot be measured"),
         (partial(zs.tune, "t5-small", global_batch=8), "the activations of t5-small are not known"),

@@ -14,8 +14,6 @@ from tests.planning.recorded_runs import (
     EVEN,
     FAST,
     MACHINE,
-    Transfer,
-    TransferWait,
     device,
     program_of,
     recorded,
@@ -57,6 +55,7 @@ from zerosim.planning import (
     unit_cuts,
 )
 from zerosim.planning import step as steps
+from zerosim.ranks.transfers import Transfer, TransferWait
 
 ONE_KIND = Network(FAST)
 PCIE, ETHERNET = hardware.link("pcie4"), hardware.link("ethernet-10g")
@@ -219,7 +218,7 @@ COUNTED = [
     (zs.plan, {"model": "gpt2"}, {"ranks": 1, "batch": 1, "micro_batches": 1, "tokens": 1, "prefetch": 0}),
     (SlowRank, {"factor": 2}, {"rank": 0}),
     (SlowLink, {"factor": 2}, {"source": 0, "destination": 0}),
-    (partial(recording.Transfer, "to host", "gradient", number=0), {}, {"nbytes": 0}),
+    (partial(recording.RecordedTransfer, "to host", "gradient", number=0), {}, {"nbytes": 0}),
 ]
 
 
@@ -332,7 +331,8 @@ WRONG_FIELDS = [
     (("messages", 0, 0), -1, "a number of a recorded message must be at least 0, got -1"),
     (("messages", 0, 1), "x", "a number of a recorded message must be a whole number, got 'x'"),
     (("messages", 0, 3), 7, "words, paths, purposes and algorithms are texts, found 7"),
-    (("transfers",), [["sideways", "g", 5, 0]], "a transfer goes 'to host' or 'to device', found 'sideways'"),
+    (("transfers",), [["sideways", "g", 5, 0]],
+     "a transfer goes to host, to device, to disk, from disk, found 'sideways'"),
     (("programs", 0, "rows"), "CHX", "this recording has rows X, and the letters of rows are CHGIWMBE"),
     (("programs", 0, "rows"), "C", "a program's columns must be equally long, got 1, "),
     (("programs", 0, "first"), ["a"], "invalid literal"),
@@ -371,7 +371,8 @@ def in_another_order(rank):
         works[pair].wait()
 
 
-MOVED = recording.Transfer("to host", "gradient", 500, 0)
+MOVED = recording.RecordedTransfer("to host", "gradient", 500, 0)
+GOING = Transfer("to host", "gradient", 500, 0, ())
 RECORDINGS = [
     (lambda: step(2).inside("stride"), "inside the span 'stride', of which a rank has 0; it must have one. Its spans"),
     (lambda: recorded(2, late).inside("late"), "inside the span 'late' a rank waits for the all_reduce of call 0"),
@@ -384,7 +385,7 @@ RECORDINGS = [
     (lambda: recording.record([traces(2, 1, "plain")[0], traces(2, 3, "plain")[1]]), "two ranks disagree about call 0"),
     (lambda: replace(recording.record(traces(3, 2, "plain", widths=EVEN)), program_of_rank=(0,) * 4),
      "rank 3 takes part in a reduce_scatter of ranks 0, 1, 2, and is none of them"),
-    (lambda: recording.record([zs.ranks.Trace([Transfer(MOVED, ()), TransferWait(MOVED), TransferWait(MOVED)])]),
+    (lambda: recording.record([zs.ranks.Trace([GOING, *[TransferWait(GOING)] * 2])]),
      "row 2 waits for the transfer of gradient to host that is not issued before it, or that was waited for already"),
     (lambda: replace(recorded(1, program_of(("compute", 1))), paths=((),)), "begins or ends at path 0, which is empty"),
     (lambda: replace(recorded(1, program_of(*[("to host", 5)] * 2)), transfers=(MOVED,)), "points to transfer 1, of "),

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from tempfile import gettempdir
 from typing import Any
 
 import numpy as np
@@ -216,6 +217,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "overlapping": {"overlap": True, "prefetch": 1, "bucket_nbytes": 5000},
     "one contiguous vector": {"layout": "contiguous"},
     "by micro-batch": {"reduction": "micro_batch", "overlap": True, "bucket_nbytes": 5000},
+    "all on disk": {"offload": zs.Offload("disk", "disk", "disk", gettempdir())},
     "blocks computed again": {"recompute": "block", "overlap": True, "bucket_nbytes": 10_000},
     "fp32 sums": {"recompute": "sub_block", "policy": zs.Policy("bf16", reduce="fp32", average="split")},
     "fp8 products": {"policy": zs.Policy("bf16", matmul="fp8")},

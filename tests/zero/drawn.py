@@ -2,6 +2,7 @@
 
 import math
 from itertools import islice, product
+from tempfile import gettempdir
 
 import zerosim as zs
 from tests.cases import covering
@@ -22,10 +23,13 @@ CASES = {
     "groups": ("none", "none", "one is frozen", "weights are frozen", "another lr", "another optimizer", "in fp32"),
     "clip_norm": (None, None, 0.01, 0.5, 10.0), "debug": (False, True), "seed": range(5), "row": ROWS,
     "nodes": (None, None, None, 2, 3, 4)}
+ON_DISK = zs.Offload("disk", "disk", "disk", gettempdir())
 RUNS = {  # buckets: how many of fp32 would make the model
     "buckets": (0, 1, 3, 20), "overlap": (False, True), "copy_in_flight": (False, True), "prefetch": (0, 1, 2, 3),
     "keep_gathered": (None, (), "all"),
-    "recompute": ("none", "block", "segment(2)", "segment(5)", "sub_block", "selective")}
+    "recompute": ("none", "block", "segment(2)", "segment(5)", "sub_block", "selective"),
+    "offload": (None, "host", ON_DISK, zs.Offload("host"), zs.Offload("host", "host"), zs.Offload(parameters="host"),
+                zs.Offload("disk", parameters="host", directory=gettempdir()), zs.Offload(gradients="host"))}
 
 
 def drawn(count, models=tuple(MODELS)):
@@ -52,6 +56,8 @@ def made(case):
         row = zs.Stage(row.parameters, SHARDED, row.optimizer)
     runs = [(stage, options_of(model, *values))
             for stage, values in zip((*zs.STAGES, row), case["runs"], strict=True)]
+    if mesh:  # where nothing is offloaded yet
+        runs = [(stage, {**of_run, "offload": None}) for stage, of_run in runs]
     options = {key: case[key] for key in ("optimizer", "layout", "clip_norm", "debug", "seed")} | {"mesh": mesh}
     return model, data, options | {
         "runs": runs, "groups": groups, "policy": policy, "gather": layout != "whole_matrices"}

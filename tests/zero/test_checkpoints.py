@@ -49,10 +49,11 @@ def go_on(engine, data, start, stop, micro_batches):
 
 def everything(engine):
     """All that this rank holds between steps, as bits, and its counts."""
-    own = {f"{kind} {index}": bits(getattr(group, kind)) for index, group in enumerate(engine.param_groups)
-           for kind in ("parameter", "master")}
-    slots = {str(key): bits(slot) for group in engine.param_groups for key, slot in group.own_slots.items()}
-    return own | slots | {"taken": engine.steps_taken, "scale": engine.loss_scale.state()}
+    held = {f"{kind} {index}": getattr(group, kind) for index, group in enumerate(engine.param_groups)
+            for kind in ("parameter", "master")}
+    held |= {str(key): slot for group in engine.param_groups for key, slot in group.own_slots.items()}
+    own = {name: bits(engine.transfers.at("host", array)) for name, array in held.items()}
+    return own | {"taken": engine.steps_taken, "scale": engine.loss_scale.state()}
 
 
 def interrupted(path, model, data, micro_batches, cut, ranks, **options):

@@ -74,7 +74,7 @@ def test_a_checkpoint_of_a_mesh_is_loaded_on_any_other(tmp_path):
 
 @pytest.mark.parametrize(("mesh", "stage", "prefetch", "recompute", "keep", "buckets", "layout", "k"), covering(
     ((2, 2), (3, 2), (1, 3), (3, 1)), (3, zs.Stage(SHARDED, PARTIAL, SHARDED)), (0, 1, 3),
-    ("none", "block", "segment(2)"), (None, "all", ()), (None, 70), ("per_unit", "contiguous"), (1, 2), count=6))
+    ("none", "block", "segment(2)"), (None, "all", ()), (None, 70), ("per_unit", "contiguous"), (1, 2), count=4))
 def test_hpz_changes_no_bit_and_gathers_across_nodes_once_after_each_update(
         mesh, stage, prefetch, recompute, keep, buckets, layout, k):
     options = {"stage": stage, "prefetch": prefetch, "recompute": recompute, "keep_gathered": keep, "layout": layout,
@@ -132,7 +132,7 @@ def test_bytes_between_nodes_are_those_of_the_papers_table():
 @pytest.mark.parametrize(("name", "mesh", "asked", "layout", "recompute", "overlap", "k"), covering(
     ("wide", "tied", "odd"), ((2, 2), (3, 2), (2, 3), (3, 1), (1, 4)),
     ((3, HPZ), (3, QWZ), (2, QGZ), (1, zs.ZeroPlusPlus(quantized_gradients="int8", block=8)), (3, ALL)),
-    ("per_unit", "contiguous"), ("none", "segment(2)"), (False, True), (1, 2), count=6))
+    ("per_unit", "contiguous"), ("none", "segment(2)"), (False, True), (1, 2), count=5))
 def test_bytes_inside_nodes_and_between_them_are_the_closed_forms(name, mesh, asked, layout, recompute, overlap, k):
     model, (stage, zeropp) = MODELS[name](), asked
     data, cluster = batches(model, mesh[0] * mesh[1], k, 2), zs.Cluster(mesh[0] * mesh[1])
@@ -197,9 +197,9 @@ def test_an_overflow_in_one_ranks_quantized_gradient_is_skipped_by_all():
 
 def test_a_quantized_run_learns_what_the_exact_one_learns():
     model = MLP((6, 24, 4), activation="gelu", seed=2)
-    data = batches(model, 4, 1, 1, rows=8) * 25
+    data = batches(model, 4, 1, 1, rows=8) * 14
     losses = [np.mean(run(model, data, stage=3, policy=BF16, mesh=(2, 2) if asked else None, zeropp=asked,
-                          optimizer=zs.optim.Adam(lr=0.02))[0]["losses"], axis=1) for asked in (None, ALL)]
+                          optimizer=zs.optim.Adam(lr=0.04))[0]["losses"], axis=1) for asked in (None, ALL)]
     assert losses[0][-1] < 0.6 * losses[0][0]
     assert losses[1][-1] == pytest.approx(losses[0][-1], rel=0.1)
     assert losses[1][-1] != losses[0][-1]

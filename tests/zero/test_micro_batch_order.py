@@ -42,7 +42,7 @@ def test_on_any_number_of_ranks_training_has_the_bits_of_the_twin_that_adds_one_
 
 @pytest.mark.parametrize(("there", "here"), chosen([(2, 3), (6, 1)], [*permutations((1, 2, 3, 6), 2)]))
 def test_training_goes_on_from_a_checkpoint_on_other_ranks_as_if_it_had_never_been_interrupted(tmp_path, there, here):
-    """In another stage and layout too. Added by rank, the bits are other ones, and the report says why."""
+    """In another stage and layout too, and with state on the host. Added by rank, the bits are other ones, and the report says why."""
     model = MODELS["dropout"]()
     data = [step[0] for step in batches(model, 1, 6, 2)]
 
@@ -54,8 +54,8 @@ def test_training_goes_on_from_a_checkpoint_on_other_ranks_as_if_it_had_never_be
             engine.save(tmp_path / "a")
         return {key: bits(value) for key, value in flat_state(engine).items()}, norms, report
 
-    for options, other in ((ORDERED | {"stage": 2}, ORDERED | {"stage": 3, "layout": "contiguous", "overlap": True}),
-                           ({"stage": 2}, {"stage": 2})):
+    elsewhere = {"stage": 3, "layout": "contiguous", "overlap": True, "offload": "host"}
+    for options, other in ((ORDERED | {"stage": 2}, ORDERED | elsewhere), ({"stage": 2}, {"stage": 2})):
         whole = zs.Cluster(there).run(train, data, options)[0]
         zs.Cluster(there).run(train, data[:1], options, False, True)
         for state, norms, report in zs.Cluster(here).run(train, data[1:], other, True):

@@ -45,7 +45,11 @@ Overlap = Annotated[bool, typer.Option("--overlap/--no-overlap", help="Reduction
                                        "parameters beside the update: seconds for bytes.")]
 Prefetch = Annotated[int, typer.Option(help="Units that stage 3 gathers ahead: seconds for bytes.")]
 Offload = Annotated[bool, typer.Option("--offload", help="Master weights and optimizer state on the host.")]
-HostLink = Annotated[str | None, typer.Option(help="The link to the host, for --offload; without it, the device's.")]
+OffloadAll = Annotated[str | None, typer.Option(metavar="PLACE", help="All state on the host, or on disk: host or "
+                                                "disk; instead of --offload.")]
+HostLink = Annotated[str | None, typer.Option(help="The link to the host, for offload; without it, the device's.")]
+DiskLink = Annotated[str | None, typer.Option(help="The link to the disk, for --offload-all disk; without it, "
+                                                   "nvme-pcie4.")]
 OwnHardware = Annotated[str | None, typer.Option("--hardware", metavar="FILE", help="A TOML file of one's own devices "
                                                                                     "and links.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Print each number's formula, values filled in.")]
@@ -80,7 +84,8 @@ def plan(
     stage: Stage = "all", recompute: Recompute = "usual", batch: Batch = 1, sequence: Sequence = None,
     micro_batches: MicroBatches = 1, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
     convention: ConventionName = None, utilization: Utilization = 0.5, overlap: Overlap = True, prefetch: Prefetch = 1,
-    offload: Offload = False, host_link: HostLink = None, mesh: MeshShape = "none", zeropp: Parts = "none",
+    offload: Offload = False, offload_all: OffloadAll = None, host_link: HostLink = None, disk_link: DiskLink = None,
+    mesh: MeshShape = "none", zeropp: Parts = "none",
     hardware: OwnHardware = None, explain: Explain = False, measure: Measure = False,
     dialect: FormerConventionName = None, as_json: AsJson = False,
 ) -> None:
@@ -92,12 +97,15 @@ def plan(
 
     if None not in (convention, dialect):  # --dialect is the former name
         raise ValueError("--convention and --dialect, its former name, are one option; leave --dialect out")
+    if offload and offload_all is not None:
+        raise ValueError(f"--offload keeps the optimizer's state on the host, --offload-all {offload_all} all state; "
+                         "leave one of them out")
     found = plan_config(
         model, parameters=parameters, largest_layer=largest_layer, ranks=ranks, device=device, link=link, nodes=nodes,
         between=between, stage=stage, recompute=recompute, batch=batch, tokens=sequence, micro_batches=micro_batches,
         compute=compute, optimizer=optimizer_named(optimizer, 1e-3), convention=convention or dialect,
-        utilization=utilization, overlap=overlap, prefetch=prefetch, offload=offload, host_link=host_link,
-        hardware=hardware, mesh=mesh, zeropp=zeropp).plan()
+        utilization=utilization, overlap=overlap, prefetch=prefetch, offload=offload_all or offload,
+        host_link=host_link, disk_link=disk_link, hardware=hardware, mesh=mesh, zeropp=zeropp).plan()
     measured = {}
     if measure:
         from zerosim.course.measured import measured_row

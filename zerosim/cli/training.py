@@ -43,6 +43,10 @@ SaveEvery = Annotated[int | None, typer.Option(metavar="STEPS", help="Save the w
                                                                      "steps and the last, in --checkpoint.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from --checkpoint; --steps counts from the beginning.")]
 
+Offload = Annotated[str | None, typer.Option(metavar="PLACE", help="Keep optimizer state, gradients and parameters on "
+                                             "the host, or on disk: host or disk.")]
+OffloadDirectory = Annotated[str | None, typer.Option(metavar="FOLDER", help="Where --offload disk keeps its files; "
+                                                      "without it, here.")]
 StepsOfOne = Annotated[int, typer.Option(help="How many steps.")]
 StepsOfEach = Annotated[int, typer.Option(help="How many steps each.")]
 Sample = Annotated[int, typer.Option(help="Tokens that it writes at the end.")]
@@ -59,7 +63,8 @@ def train(
     recompute: Recompute = "none", layout: LayoutName = None, gather: Gather = False, reduction: Reduction = "rank",
     steps: StepsOfOne = 200, seed: Seed = 0, loss_scale: LossScale = None, capacity: Capacity = None,
     sample: Sample = 160, weights: WeightsFrom = None, save: SaveTo = None, checkpoint: Checkpoint = None,
-    save_every: SaveEvery = None, resume: Resume = False, mesh: MeshShape = "none", zeropp: Parts = "none",
+    save_every: SaveEvery = None, resume: Resume = False, offload: Offload = None,
+    offload_directory: OffloadDirectory = None, mesh: MeshShape = "none", zeropp: Parts = "none",
     as_json: AsJson = False,
 ) -> None:
     """Trains a GPT or a Llama on a text, under any stage of ZeRO, and says what it came to."""
@@ -70,7 +75,8 @@ def train(
     options = training.Options(
         model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
         batch=batch, recompute=recompute, layout=layout, gather=gather, reduction=reduction, steps=steps, seed=seed,
-        loss_scale=loss_scale, capacity_nbytes=capacity, sample_tokens=sample, mesh=mesh, zeropp=zeropp)
+        loss_scale=loss_scale, capacity_nbytes=capacity, offload=offload, offload_directory=offload_directory,
+        sample_tokens=sample, mesh=mesh, zeropp=zeropp)
     corpus = corpus_of(text)
     if save is not None:
         require_place(save)

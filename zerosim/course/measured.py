@@ -13,6 +13,7 @@ from zerosim.models.llama import Llama, LlamaConfig, config_of
 from zerosim.models.small import MLP
 from zerosim.models.text import VOCABULARY
 from zerosim.models.units import Model
+from zerosim.numerics.places import DEVICE, OFFLOAD
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer
 from zerosim.optim.elementwise import SGD
@@ -35,10 +36,12 @@ GRADIENTS, BUFFERS = ("gradient", "unit_gradient"), ("communication_buffer", "wo
 
 @dataclass(frozen=True, slots=True)
 class HeldInStep:
-    """Bytes of one rank by kind: when the step's last forward had ended, and at rest after the step."""
+    """Bytes of one rank by kind: when the step's last forward had ended, and at rest after the step; and those that it
+    moved in the step, by direction."""
 
     after_forward: BytesByKind
     at_rest: BytesByKind
+    moved: BytesByKind
 
 
 def take_step(cluster: Cluster, model: Model, optimizer: Optimizer, x_shape: tuple[int, int],
@@ -54,6 +57,7 @@ def take_step(cluster: Cluster, model: Model, optimizer: Optimizer, x_shape: tup
         engine = Engine(rank, model, optimizer, **options)
         x = rank.xp.zeros(x_shape, "int64" if model.units[0].integer_inputs else "float32")
         target = rank.xp.zeros(target_shape or x_shape, "int64" if model.loss.integer_targets else "float32")
+        before = dict(rank.trace.moved_nbytes)
         with rank.trace.span("step"):
             for number in range(1, micro_batches + 1):
                 tape = engine.forward(x, target)
@@ -63,7 +67,8 @@ def take_step(cluster: Cluster, model: Model, optimizer: Optimizer, x_shape: tup
             engine.update()
             engine.all_gather_parameters()
         now = rank.memory.now_nbytes_by_kind
-        return HeldInStep(after_forward, {kind: now[kind] for kind in RESTING_KINDS if kind in now})
+        return HeldInStep(after_forward, {kind: now[kind] for kind in RESTING_KINDS if kind in now},
+                          {way: rank.trace.moved_nbytes[way] - before.get(way, 0) for way in OFFLOAD})
 
     return list(cluster.run(program))
 
@@ -199,21 +204,25 @@ def measured_row(config: PlanConfig, stage: int, policy: str) -> list[Compared]:
     """A row of a plan, part by part, beside the real engine and layers run for one step without data on rank 0.
 
     The engine has the configuration's options, and its model fused matrices, of which the estimate is too: it tells
-    norms of tensors apart. The estimate is in zerosim's own convention, whatever the
-    configuration's, and without offload. The last line is the peak: everything at the one moment at which
-    it is most. Buffers are those of collectives, and what an optimizer of whole tensors works in, which is
+    norms of tensors apart. The estimate is in zerosim's own convention, whatever the configuration's; of offload, what
+    rests on the device. The last line is the peak: everything at the one moment at which it is most. Buffers are those
+    of collectives and of what is brought to the device, and what an optimizer of whole tensors works in, which is
     measured alone.
     Raises ValueError for a model that the package cannot build, and for an optimizer that it cannot cut.
     """
     cluster, model = NullCluster(config.ranks, representative=0), config.model
     if model.transformer is not None:
         config = replace(config, model=model_of(model.name, replace(model.transformer, fused=True)))
-    resting = run_planned(cluster, config, stage, policy).at_rest
+    held = run_planned(cluster, config, stage, policy)
+    resting = held.at_rest
     memory, sent = cluster.memory[0], cluster.trace[0].sent_nbytes
     predicted = states_nbytes(config.model, config.ranks, closed_forms.STAGES[stage], config.policy,
                               optimizer=config.optimizer, nodes=config.replicas)
+    predicted = {kind: nbytes for kind, nbytes in predicted.items() if config.offload.place_of(kind) == DEVICE}
     lines = [Compared(f"{words(kind)} at rest", predicted.get(kind, 0), resting.get(kind, 0))
              for kind in RESTING_KINDS]
+    lines += [Compared(f"moved {way}", nbytes, held.moved[way])
+              for way, nbytes in config.transfers(config.job(stage, policy))[0].items() if not config.offload.is_none]
     found, at_rest = config.transient_memory(stage, policy), predicted.get("gradient", 0)
     lines += [Compared(name, nbytes, memory.peak_nbytes_of(kinds)) for name, nbytes, kinds in (
         ("activations and their gradients", config.activations_nbytes(policy), FLOWING),
@@ -234,7 +243,7 @@ def run_planned(cluster: Cluster, config: PlanConfig, stage: int, policy: str, *
     return take_step(cluster, decoder_of(config.model, config.sequence), config.optimizer,
                      (config.batch, config.sequence), micro_batches=config.micro_batches, stage=stage,
                      policy=config.policy, recompute=policy, overlap=config.overlap, prefetch=config.prefetch,
-                     bucket_nbytes=bucket_nbytes, mesh=config.mesh, zeropp=config.zeropp)[0]
+                     bucket_nbytes=bucket_nbytes, mesh=config.mesh, zeropp=config.zeropp, offload=config.offload)[0]
 
 
 def preset_shape(name: Any) -> Any:

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -28,6 +28,7 @@ from zerosim.models.units import Model, Recompute
 from zerosim.numerics.checks import is_count, is_finite_number, unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.loss_scale import Dynamic
+from zerosim.numerics.places import DISK, HOST, Offload, offload_of
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.numerics.units import counted
@@ -42,6 +43,7 @@ from zerosim.zero.checkpoint import INDEX
 from zerosim.zero.engine import Batch, Engine
 from zerosim.zero.layout import layout_of
 from zerosim.zero.micro_batch_order import BY_RANK, is_by_micro_batch
+from zerosim.zero.offload import OffloadError
 from zerosim.zero.param_group import Group
 from zerosim.zero.placements import STAGES, stage_of
 from zerosim.zero.zeropp import check_parts
@@ -82,6 +84,8 @@ class Options:
     clip_norm: float | None = 1.0
     loss_scale: float | str | None = None
     capacity_nbytes: int | None = None
+    offload: str | None = None
+    offload_directory: str | None = None
     sample_tokens: int = 160
     mesh: str = "none"
     zeropp: str = "none"
@@ -100,6 +104,9 @@ class Options:
             raise ValueError(f"lr={self.lr!r} must be a positive number")
         self._check_mesh()
         is_by_micro_batch(self.reduction, stage_of(self.stage), self.policy(), mesh=self.on_mesh)
+        if not self.places.uses_disk and self.offload_directory is not None:
+            raise ValueError(f"offload_directory={self.offload_directory!r} is of offload to disk, which was not asked "
+                             "for; ask for it, or leave the directory out")
         layout_of(model, self.ranks, self.layout_name)
 
     def _check_ranks(self, parameter_count: int) -> None:
@@ -142,6 +149,12 @@ class Options:
         """The one asked for, or the optimizer's."""
         lr: float = self.build_optimizer().lr  # type: ignore[attr-defined]
         return lr
+
+    @property
+    def places(self) -> Offload:
+        """The places of all state: the device, or the host or the disk where offload is asked for."""
+        found = offload_of(self.offload)
+        return replace(found, directory=self.offload_directory) if found.uses_disk else found
 
     @property
     def layout_name(self) -> str:
@@ -196,7 +209,8 @@ class Options:
         """The arguments of an engine beside rank, model and optimizer."""
         return {"stage": self.stage, "policy": self.policy(), "layout": self.layout_name, "recompute": self.recompute,
                 "clip_norm": self.clip_norm, "groups": companions(self.build_optimizer(), model),
-                "schedule": self.schedule(), "gather": self.gather, "reduction": self.reduction, "seed": self.seed,
+                "schedule": self.schedule(), "gather": self.gather, "reduction": self.reduction, "offload": self.places,
+                "seed": self.seed,
                 "mesh": self.on_mesh, "zeropp": self.zeropp}
 
 
@@ -300,6 +314,7 @@ class Trained:
     last_step: Traces | None = None  # what the ranks did in it, where that was to be kept
     sent_across_nbytes: tuple[int, ...] = ()  # to other nodes of a mesh, in rank order; none without one
     resumed: tuple[str, ...] = ()  # where the run has gone on from a checkpoint: what is different from the earlier one
+    offloaded_nbytes: dict[str, int] = field(default_factory=dict)  # of the fullest rank, at rest on its host and disk
 
     @property
     def skipped(self) -> int:
@@ -328,6 +343,7 @@ class _RankResult:
     evaluation: tuple[float, str] | None
     last_step: Trace
     resumed: tuple[str, ...]
+    offloaded_nbytes: dict[str, int]
 
 
 def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, keep_last_step: bool = False,
@@ -338,16 +354,20 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
     and goes on from what was saved: then the steps are those that it took itself. ``weights`` is a file or folder of
     which the first weights are, in place of drawn ones; see `zerosim.zero.hugging_face`.
 
-    Raises ValueError for a text that is too short, for an optimizer that the layout does not suit, and for a checkpoint
-    or weights that cannot be written or read; OutOfMemoryError where a rank has less than the run needs.
+    Raises ValueError for a text that is too short, for an optimizer that the layout does not suit, and for a
+    checkpoint, weights or offloaded state that cannot be written or read; OutOfMemoryError where a rank has less than
+    the run needs.
     """
     corpus.require_length(options.config().context)
     if checkpoints is not None and not checkpoints.resume and (Path(checkpoints.folder) / INDEX).exists():
         raise ValueError(f"{checkpoints.folder!r} has the checkpoint of another run, which would be replaced; go on "
                          "from it by --resume, or name another folder")
     cluster = Cluster(options.ranks, capacity_nbytes=options.capacity_nbytes)
-    found: list[_RankResult] = list(cluster.run(_program, options, options.build(), corpus, on_step, checkpoints,
-                                                weights))
+    try:
+        found: list[_RankResult] = list(cluster.run(_program, options, options.build(), corpus, on_step, checkpoints,
+                                                    weights))
+    except OffloadError as error:
+        raise ValueError(f"{error.filename}: {error.strerror}") from None
     first = found[0]
     assert len({of_rank.digest for of_rank in found}) == 1, "ranks ended in different weights"
     assert first.evaluation is not None, "rank 0 evaluates what it trained"
@@ -366,7 +386,7 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
         {purpose: nbytes for purpose, nbytes in sent.items() if any(nbytes) or purpose in PURPOSES[:2]},
         first.digest, first.evaluation[1], Traces(of_rank.last_step for of_rank in found) if keep_last_step else None,
         tuple(sum(step.sent_across_nbytes for step in of_rank.steps) for of_rank in found) if options.on_mesh else (),
-        first.resumed)
+        first.resumed, found[fullest].offloaded_nbytes)
 
 
 def require_engine(options: Options) -> None:
@@ -403,11 +423,13 @@ def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_st
         if checkpoints is not None and every is not None and (number % every == 0 or number == options.steps):
             engine.save(checkpoints.folder, {"steps": number, "data": data})
     resting = rank.memory.now_nbytes_by_kind
+    places = {HOST: rank.memory.host.now_nbytes, DISK: rank.memory.disk.now_nbytes}
     # The capacity is one for training: to evaluate the model takes whole tensors of state, and other batches.
     rank.memory.capacity_nbytes = None
     count = options.sample_tokens if math.isfinite(steps[-1].loss) else 0  # who has diverged writes nothing
     evaluation = evaluate(engine, model, corpus, count, options.seed)
-    return _RankResult(steps, losses, resting, digest(engine), evaluation, last_step, resumed)
+    return _RankResult(steps, losses, resting, digest(engine), evaluation, last_step, resumed,
+                       {place: nbytes for place, nbytes in places.items() if nbytes})
 
 
 def _resume(engine: Engine, options: Options, checkpoints: Checkpoints | None,
@@ -550,6 +572,8 @@ def _training_parts(found: Trained) -> Iterator[Part | str]:
         (purpose, f"{nbytes[fullest] / len(found.steps):,.0f}", f"{nbytes[fullest]:,}")
         for purpose, nbytes in found.sent_nbytes.items()])
     yield ""
+    for place, nbytes in found.offloaded_nbytes.items():
+        yield f"Rank {fullest} keeps {nbytes:,} bytes on {'disk' if place == DISK else 'the host'} beside them."
     if across := sum(found.sent_across_nbytes):
         yield f"All ranks together send {across / len(found.steps):,.0f} bytes per step to other nodes."
     if len(set(found.peak_nbytes)) > 1:

@@ -58,7 +58,7 @@ class Pasted:
 
 def pasted(config: PlanConfig, settings: Candidate) -> tuple[Pasted, ...]:
     """The settings for zerosim, FSDP2 and DeepSpeed."""
-    return (Pasted("zerosim", _engine(config, settings), tuple(_not_in_engine(config, settings))),
+    return (Pasted("zerosim", _engine(config, settings), tuple(_not_in_engine(config))),
             Pasted("FSDP2", _fsdp(config, settings), tuple(_not_in_fsdp(config, settings))),
             Pasted("DeepSpeed", _as_text(ds_config(config, settings)), tuple(_not_in_deepspeed(config, settings))))
 
@@ -77,18 +77,17 @@ def _engine(config: PlanConfig, settings: Candidate) -> str:
     made = "\n".join(fill(line, 76, subsequent_indent="    ", break_long_words=False) for line in lines)
     return (f"{made}\nengine = zs.Engine(\n    rank, model, optimizer, stage={settings.stage}, "
             f"policy=zs.Policy(\"{config.policy.compute}\"),\n    recompute=\"{settings.recompute}\", "
-            f"overlap={config.overlap}, prefetch={settings.prefetch},\n    bucket_nbytes={settings.bucket_nbytes})\n"
+            f"overlap={config.overlap}, prefetch={settings.prefetch},\n    bucket_nbytes={settings.bucket_nbytes}"
+            + ",\n    offload=zs.Offload(optimizer=\"host\")" * settings.offload + ")\n"
             f"# each step: {counted(settings.micro_batches, 'micro-batch')} of "
             f"{counted(settings.batch, 'sequence')} of {counted(config.sequence, 'token')} on each rank")
 
 
-def _not_in_engine(config: PlanConfig, settings: Candidate) -> Iterator[str]:
+def _not_in_engine(config: PlanConfig) -> Iterator[str]:
     if config.policy.compute == "fp16":
         yield "fp16 trains with a loss scale: give the policy loss_scale=Dynamic(); the run that was priced had none."
     if (of := config.model.transformer) is not None and of.gated:
         yield "base and epsilon are not among a plan's numbers, and change none of them: say the model's own."
-    if settings.offload:
-        yield "The engine has no offload yet: it runs the step with all states on the device."
 
 
 # -- FSDP2 ------------------------------------------------------------------------------------------------------------

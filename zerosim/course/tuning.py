@@ -17,8 +17,7 @@ but the first and the last take as long as the second.
 By real seconds every candidate that fits takes steps with data on the in-process cluster of this machine instead; the
 plan's seconds, of another machine, leave nothing out.
 
-With offload nothing is run, for the engine has none yet: its seconds are the replay's of the same settings without it
-and what the plan adds, its bytes the measured ones without those that rest on the host.
+With offload masters and the optimizer's state rest on the host; transfers are replayed as all else is.
 """
 
 from __future__ import annotations
@@ -216,9 +215,8 @@ def _assumed(found: Tuned) -> Iterator[str]:
             yield ("Buckets other than units were tried on the fastest settings of each stage alone, where a unit's "
                    "bucket fits.")
     if any(one.settings.offload for one in found.tried) and config.host_link:
-        yield (f"host: masters and the optimizer's state on the host, over {config.host_link.name}. The engine "
-               "has no offload yet: the transfers' seconds are the plan's, beside nothing, and the host's own "
-               "arithmetic is not in them.")
+        yield (f"host: masters and the optimizer's state on the host, over {config.host_link.name}; the host's own "
+               "arithmetic is not in the seconds.")
     for title, reason in found.refused.items():
         yield f"{title} was not run: {reason}"
 
@@ -245,10 +243,10 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", prefetc
 
     What is searched: ``stage`` and ``recompute``, as in `zs.plan`; ``batch``, the sequences of a micro-batch, "all" for
     each number that divides a rank's share of G; ``prefetch``, units ahead; ``bucket_nbytes``, numbers of bytes, "unit"
-    and "model", one bucket for everything; ``offload``, "never", "always" or "both". ``seconds`` are "replayed" on the
-    machine that is asked about, or "real" ones of this process, for a model that it can train. The other options are
-    those of `zs.plan` and mean the same; bytes are counted as the engine holds them. Buckets that cut a unit are run on
-    all ranks, which takes N times as long.
+    and "model", one bucket for everything; ``offload`` of the optimizer's state to the host, "never", "always" or
+    "both". ``seconds`` are "replayed" on the machine that is asked about, or "real" ones of this process, for a model
+    that it can train. The other options are those of `zs.plan` and mean the same; bytes are counted as the engine holds
+    them. Buckets that cut a unit are run on all ranks, which takes N times as long.
     Raises ValueError for what cannot be searched, for a model without a known shape, and as `zs.plan` does.
 
     >>> print(tune("gpt2", global_batch=8, ranks=4, stage="2,3", batch=2, recompute="none", prefetch=1).verdict)
@@ -261,7 +259,7 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", prefetc
     if seconds not in [REPLAYED, REAL]:
         raise ValueError(f"seconds={seconds!r} must be {REPLAYED} or {REAL}")
     if seconds == REAL and offload != "never":
-        raise ValueError(f"seconds={REAL!r} are of steps that are taken, and the engine has no offload yet; say "
+        raise ValueError(f"seconds={REAL!r} are of this process, where device and host are one memory; say "
                          "offload='never'")
     offloads = OFFLOADS[offload]
     config = plan_config(preset_shape(model), convention="zerosim", offload=True in offloads, **options)
@@ -349,7 +347,8 @@ class _Search:
 
     def __init__(self, config: PlanConfig, global_batch: int, *, timed: bool) -> None:
         self.config, self.global_batch, self.timed = config, global_batch, timed
-        self.machine = Machine(config.device, config.network, config.policy.compute, config.utilization)
+        self.machine = Machine(config.device, config.network, config.policy.compute, config.utilization,
+                               host_link=config.host_link)
         self.runs: dict[Candidate, _Run] = {}
         self.tried: list[Tried] = []
         self.missing_nbytes: list[int] = []  # of what does not fit
@@ -411,22 +410,20 @@ class _Search:
 
     def _try(self, candidate: Candidate, row: PlanRow) -> None:
         """Runs a candidate and keeps what came out, if it fits and the engine runs it."""
-        here = replace(candidate, offload=False)
         try:
-            run = self._run(here)
+            run = self._run(candidate)
         except ValueError as error:
             self.refused[candidate.title] = str(error)
             return
-        seconds = run.step_seconds + (row.step_seconds - self._row(here).step_seconds) * candidate.offload
-        held = run.peak_nbytes + row.overhead_nbytes - row.host_nbytes
+        held = run.peak_nbytes + row.overhead_nbytes
         if held > row.capacity_nbytes:
             self.missing_nbytes.append(held - row.capacity_nbytes)
             return
-        self.tried.append(Tried(candidate, seconds, run.exposed_seconds, held, row.host_nbytes, row.step_seconds,
-                                not self.timed))
+        self.tried.append(Tried(candidate, run.step_seconds, run.exposed_seconds, held, row.host_nbytes,
+                                row.step_seconds, not self.timed))
 
     def _run(self, candidate: Candidate) -> _Run:
-        """The candidate's step, timed, or run without data and replayed: each once, with or without offload."""
+        """The candidate's step, timed, or run without data and replayed: each once."""
         if candidate not in self.runs:
             config = self._config(candidate)
             self.runs[candidate] = _timed(config, candidate) if self.timed else _measured(config, candidate,

@@ -46,6 +46,7 @@ from zerosim.planning.cuts import (
     unit_cuts,
 )
 from zerosim.planning.hardware import Device, Link, Network
+from zerosim.planning.offloaded import moved_nbytes
 from zerosim.planning.plan import Plan, PlanConfig, PlanRow, plan_config
 from zerosim.planning.plan_table import explained
 from zerosim.planning.recording import Recording, record
@@ -93,6 +94,7 @@ __all__ = [
     "model_of",
     "model_of_parameters",
     "model_shape",
+    "moved_nbytes",
     "padded_unit_lengths",
     "plan_config",
     "record",

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.numerics.formats import format_of
+from zerosim.numerics.places import DISK, NOTHING, Offload
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.quantization import Blockwise, ZeroPlusPlus
 from zerosim.planning import collectives
@@ -35,6 +36,7 @@ from zerosim.planning.cuts import (
 MIXED_PRECISION = Policy("fp16")
 OVERFLOW_FLAG_NBYTES = 1
 NORM_PARTIAL_NBYTES = 8  # a float64 sum of squares
+AGREEMENT_NBYTES = 8  # an int64: how long the text of an error is
 TENSOR_NORMS = 2  # of each tensor that has its own: LAMB's of weights and update, LARS's of weights and gradient
 
 
@@ -89,6 +91,7 @@ class Job:
     prefetch: int = 0
     nodes: int = 1
     zeropp: ZeroPlusPlus | None = None
+    offload: Offload = NOTHING
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unit_lengths", checked_unit_lengths(self.unit_lengths))
@@ -134,6 +137,12 @@ class Job:
         """The times that each unit's sharded parameters are gathered in one micro-batch."""
         return gathers_by_unit(len(self.unit_lengths), self.recompute_units, self.kept_gathered, self.tied)
 
+    @property
+    def parameter_is_master(self) -> bool:
+        """True where both are in one format, and the rank's parameters cover what it updates."""
+        covered = self.states.optimizer_sharded or not self.states.parameters_sharded
+        return covered and self.policy.compute_dtype == self.policy.master_dtype
+
     def held(self, sharded: bool) -> int:
         """Elements that a rank holds of a state: all of them, or its share; padding makes the shares equal."""
         total = sum(self.padded_lengths)
@@ -151,12 +160,10 @@ def resting_nbytes(job: Job) -> list[dict[str, int]]:
     Source: Rajbhandari et al. 2020, sections 3.1 and 5.
     """
     policy, states = job.policy, job.states
-    covered = states.optimizer_sharded or not states.parameters_sharded
-    is_master = covered and policy.compute_dtype == policy.master_dtype
     nbytes = {
         "parameter": policy.compute_dtype.itemsize * job.held(states.parameters_sharded),
         "gradient": policy.accumulate_dtype.itemsize * job.held(states.gradients_sharded),
-        "master": 0 if is_master else policy.master_dtype.itemsize * job.held(states.optimizer_sharded),
+        "master": 0 if job.parameter_is_master else policy.master_dtype.itemsize * job.held(states.optimizer_sharded),
         "optimizer_state": job.slots * policy.state_dtype.itemsize * job.held(states.optimizer_sharded),
     }
     return [{kind: n for kind, n in nbytes.items() if n} for _ in range(job.ranks)]
@@ -265,10 +272,14 @@ def _sent_parameters(job: Job) -> list[int]:
 
 
 def _sent_control(job: Job) -> list[int]:
-    """An overflow flag and partial norms from each rank to all, where none has seen the whole gradient."""
+    """An overflow flag and partial norms from each rank to all, where none has seen the whole gradient; and that all
+    files are written, where state rests on disk."""
     partials = 1 + TENSOR_NORMS * job.normed_tensors
-    nbytes = (OVERFLOW_FLAG_NBYTES + NORM_PARTIAL_NBYTES * partials) * (job.shards - 1)
-    return [nbytes if job.states.optimizer_sharded else 0] * job.ranks
+    states, places = job.states, job.offload
+    nbytes = OVERFLOW_FLAG_NBYTES + NORM_PARTIAL_NBYTES * partials if states.optimizer_sharded else 0
+    updated_elsewhere = states.optimizer_sharded and not states.parameters_sharded
+    nbytes += AGREEMENT_NBYTES * ((places.optimizer == DISK) + (places.parameters == DISK and updated_elsewhere))
+    return [nbytes * (job.shards - 1)] * job.ranks
 
 
 def _rings(job: Job, operation: str, cuts: list[Cut], dtype: np.dtype[Any],

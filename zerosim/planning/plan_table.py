@@ -6,6 +6,7 @@ Legend: N ranks, k micro-batches, B sequences of L tokens, d channels, H heads, 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from zerosim.numerics.places import OFFLOAD
 from zerosim.numerics.units import counted, gigabytes, seconds_text
 from zerosim.planning import activations
 from zerosim.planning.activations import logits_nbytes
@@ -95,13 +96,13 @@ def _states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
         own = per_parameter_nbytes(config.optimizer, convention.state_itemsize)
         each, what = str(own), f"{own} of them the optimizer's own state"
     yield (f"model states ({convention.name})", f"({formula(states, convention, own)}) bytes, N = {ranks}, {what}",
-           f"{row.states_nbytes + row.host_nbytes:,}")
+           f"{row.states_nbytes + row.host_nbytes + row.disk_nbytes:,}")
     held = {"parameter": row.parameters_nbytes, "gradient": row.gradients_nbytes}
     for kind, nbytes in held.items():
         share = f"/{ranks}" if is_sharded(kind, states) else ""
         yield (kind + "s", f"{convention.kinds(states)[kind]} · {padded:,}{share}", f"{nbytes:,}")
     share = f"/{ranks}" if states.optimizer_sharded else ""
-    where = f"; {row.host_nbytes:,} of it on the host" if row.host_nbytes else ""
+    where = f"; {config.offload}" * (not config.offload.is_none)
     copies = sum(nbytes for kind, nbytes in convention.kinds(states).items() if kind in HOST_KINDS)
     yield ("optimizer", f"({copies} + {each}) · {padded:,}{share}{where}", f"{row.optimizer_nbytes:,}")
 
@@ -159,6 +160,20 @@ def _transient(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
            f"tokens, at the fullest moment: {phase}, {config.model.units[unit].name}", f"{row.transient_nbytes:,}")
 
 
+def _transfers(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
+    """The bytes of offload both ways, and their seconds."""
+    moved, host, disk = config.transfers(config.job(row.stage, row.recompute))
+    for place, ways, link, seconds in (("host", OFFLOAD[:2], config.host_link, host),
+                                       ("disk", OFFLOAD[2:], config.disk_link, disk)):
+        if link is not None:
+            there, back = (moved[way] for way in ways)
+            yield (f"to the {place} and back", f"{there:,} there + {back:,} back", f"{there + back:,}")
+            ways_used = bool(there) + bool(back)
+            yield ("of that the seconds", f"{ways_used} · {link.latency_seconds:g} + {there + back:,} / "
+                   f"{link.bytes_per_second:g} over {link.name}, beside nothing; the host's own arithmetic is not in "
+                   "it", f"{seconds:.4g} s")
+
+
 def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     flops = config.flops(row.recompute)
     rate = config.device.flops_per_second_in(config.policy.compute)
@@ -175,13 +190,8 @@ def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     scanned, updated = config.update_nbytes(job)
     yield ("update", f"({scanned:,} scanned for overflow and norm + {updated:,} read and written) / "
            f"{config.device.memory_bytes_per_second:.4g} per second", f"{row.update_seconds:.4g} s")
-    moved = config.host_traffic(row.stage)
-    if moved is not None:
-        yield ("to the host and back", f"({moved.itemsize_to_host} there + {moved.itemsize_to_device} back) · "
-               f"{moved.elements:,}", f"{moved.nbytes:,}")
-        yield ("of that the seconds", f"2 · {moved.link.latency_seconds:g} + {moved.nbytes:,} / "
-               f"{moved.link.bytes_per_second:g} over {moved.link.name}, beside nothing; the host's own arithmetic is "
-               "not in it", f"{row.host_transfer_seconds:.4g} s")
-    yield ("step", "compute + exposed + update" + " + host" * (moved is not None), f"{row.step_seconds:.4g} s")
+    yield from _transfers(config, row)
+    extra = " + host" * (not config.offload.is_none) + " + disk" * config.offload.uses_disk
+    yield ("step", "compute + exposed + update" + extra, f"{row.step_seconds:.4g} s")
     yield ("model FLOPs utilization", f"{row.model_flops_per_step:.4g} / (step · {rate:.4g})",
            f"{row.model_flops_utilization:.3f}")

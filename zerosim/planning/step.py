@@ -15,7 +15,9 @@ buffers are held from its issue to its wait, and both are events, so what is hel
   nodes: after backward, unit by unit, beside nothing; with overlap in the step's last backward, one after the other,
   each as soon as the unit's ring inside nodes has been waited for.
 - Whole parameters of which each rank has updated its part are gathered in place. With overlap each unit is issued when
-  it is updated, and none is waited for before all are updated.
+  it is updated, or where the host updates when all are, and none is waited for before all are updated.
+- What rests off the device (offload) comes there when it is needed, in memory of its own: parameters unit by unit, the
+  addends of gradients with the last backward; sums of gradients leave it as they are made.
 
 A ring declares as buffers two chunks of partial sums that arrive in turn, one where N = 2, none where N = 1.
 """
@@ -30,9 +32,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerosim.numerics.formats import format_of
+from zerosim.numerics.places import DEVICE, DISK
 from zerosim.numerics.quantization import Blockwise, ZeroPlusPlus
 from zerosim.planning.activations import BETWEEN, Block, Place, passes, snapshots
-from zerosim.planning.closed_forms import NORM_PARTIAL_NBYTES, OVERFLOW_FLAG_NBYTES, STAGES, TENSOR_NORMS, Job
+from zerosim.planning.closed_forms import (
+    AGREEMENT_NBYTES,
+    NORM_PARTIAL_NBYTES,
+    OVERFLOW_FLAG_NBYTES,
+    STAGES,
+    TENSOR_NORMS,
+    Job,
+)
 from zerosim.planning.cost import Curve, curve
 from zerosim.planning.hardware import Network
 
@@ -118,6 +128,8 @@ class MicroBatchWalk:
         self.lengths = job.padded_lengths
         self.written, self.added = job.policy.compute_dtype, job.policy.accumulate_dtype
         self.moving, self.weights = job.policy.reduce_dtype, job.policy.compute_dtype.itemsize
+        self.parameters_elsewhere = job.offload.parameters != DEVICE
+        self.gradients_elsewhere = job.offload.gradients != DEVICE
         self.stays = frozenset(job.kept_gathered)
         self.gathered: dict[int, bool] = {}      # by unit: True while its gather is under way
         self.zeropp = job.zeropp or ZeroPlusPlus()
@@ -156,7 +168,7 @@ class MicroBatchWalk:
 
     def _unsharded(self, unit: int, ahead: Sequence[int], inside: Iterator[StepEvent]) -> Iterator[StepEvent]:
         """The events inside, with the weights of the unit and those that it uses of tied units."""
-        if not self.job.states.parameters_sharded:
+        if not (self.job.states.parameters_sharded or self.parameters_elsewhere):
             yield from inside
             return
         used = [unit, *dict.fromkeys(owner for user, owner in self.job.tied if user == unit)]
@@ -175,23 +187,24 @@ class MicroBatchWalk:
     def _gather(self, unit: int, *, ahead: bool) -> Iterator[StepEvent]:
         nbytes, form, job = self.weights * self.lengths[unit], self.zeropp.weights, self.job
         yield HeldBytes(GATHERED, nbytes)
-        if unit in self.secondary:
+        self.gathered[unit] = True
+        if not job.states.parameters_sharded:
+            pass  # it comes from where it rests
+        elif unit in self.secondary:
             yield RingIssue("all_gather", unit, nbytes, job.ranks // job.nodes, INSIDE)
-        elif form is not None:  # what a rank sends, and what it receives
-            sent = form.nbytes(self.lengths[unit] // job.ranks)
-            self.arriving[unit] = sent * (1 + job.ranks)
+        else:  # its own chunk comes to the device; or what a rank sends, quantized, and what it receives
+            sent = 0 if form is None else form.nbytes(self.lengths[unit] // job.ranks)
+            self.arriving[unit] = sent * (1 + job.ranks) if form is not None else \
+                nbytes // job.ranks * self.parameters_elsewhere
             yield HeldBytes(BUFFER, self.arriving[unit])
-            yield ring("all_gather", unit, sent * job.ranks, job)
-        else:
-            yield ring("all_gather", unit, nbytes, job)
+            yield ring("all_gather", unit, nbytes if form is None else sent * job.ranks, job)
         if not ahead:
-            yield from self._arrived(unit)
-        self.gathered[unit] = ahead
+            yield from self._wait_for(unit)
 
     def _wait_for(self, unit: int) -> Iterator[StepEvent]:
-        if self.gathered[unit]:
+        if self.gathered[unit] and self.job.states.parameters_sharded:
             yield from self._arrived(unit)
-            self.gathered[unit] = False
+        self.gathered[unit] = False
 
     def _arrived(self, unit: int) -> Iterator[StepEvent]:
         """Waits for a gather; the first one leaves a secondary shard."""
@@ -215,7 +228,7 @@ class MicroBatchWalk:
     def _back(self, unit: int) -> Iterator[StepEvent]:
         """A unit goes back, and its gradient is accumulated."""
         states, length, written, added = self.job.states, self.lengths[unit], self.written, self.added
-        at_rest = not states.gradients_sharded and self.first and written == added
+        at_rest = not states.gradients_sharded and self.first and written == added and not self.gradients_elsewhere
         own = 0 if at_rest else length * written.itemsize
         tied = [*zip(self.job.tied, self.job.tied_lengths, strict=True)]
         of_others = sum(n for (user, _), n in tied if user == unit)  # elements of weights that are another unit's
@@ -228,6 +241,8 @@ class MicroBatchWalk:
             yield HeldBytes(GRADIENT, -sum(parts) * added.itemsize)
         if states.gradients_sharded:
             yield from self._reduce(unit, wide or own, added if wide else written)
+        elif self.last and self.gradients_elsewhere:
+            yield from self._reduce_addends(unit, wide or own, added if wide else written)
         elif self.last and self.job.overlap:
             yield from self._reduce_resting(unit)
         if of_others:
@@ -242,7 +257,7 @@ class MicroBatchWalk:
             return
         moving, length, chunk = self.moving, self.lengths[unit], self.lengths[unit] // self.job.shards
         packed = 0 if moving == dtype else length * moving.itemsize  # cast into a buffer
-        in_place = self.first and moving == self.added
+        in_place = self.first and moving == self.added and not self.gradients_elsewhere
         yield from self._reduced()
         buffers = packed + (0 if in_place else chunk * moving.itemsize) + hops_nbytes(self.job, chunk, self.job.shards)
         yield HeldBytes(BUFFER, buffers)
@@ -250,6 +265,26 @@ class MicroBatchWalk:
         self.reducing = Reducing(("reduce_scatter", unit), 0 if packed or not self.job.overlap else whole, buffers)
         if not self.job.overlap:
             yield from self._reduced()
+
+    def _reduce_addends(self, unit: int, whole: int, dtype: np.dtype[Any]) -> Iterator[StepEvent]:
+        """Reduces the step's gradient of one unit, whose last addend of so many bytes is on the device, to which the
+        others come; the sum leaves it."""
+        moving, added, length, job = self.moving, self.added, self.lengths[unit], self.job
+        copy = 0 if self.first and dtype == added else length * added.itemsize
+        yield HeldBytes(BUFFER, copy)
+        packed = 0 if moving == (added if copy else dtype) else length * moving.itemsize
+        chunk = length // job.ranks
+        yield from self._reduced()
+        arrives = chunk if job.states.optimizer_sharded else length
+        buffers = packed + hops_nbytes(job, chunk, job.shards) + arrives * moving.itemsize
+        yield HeldBytes(BUFFER, buffers)
+        operation = whole_reduction(job)
+        yield ring(operation, unit, length * moving.itemsize, job)
+        waits = not packed and job.overlap  # for its source, which stays until then
+        self.reducing = Reducing((operation, unit), whole * (waits and not copy), buffers + copy * waits)
+        if not job.overlap:
+            yield from self._reduced()
+        yield HeldBytes(BUFFER, -copy * (not waits))
 
     def _exchange(self, unit: int, dtype: np.dtype[Any], form: Blockwise) -> Iterator[StepEvent]:
         """Begins to reduce one unit's gradient by two all-to-alls, of which the second follows when the first is
@@ -374,8 +409,9 @@ def after_backward(job: Job) -> Iterator[StepEvent]:
     states, policy, lengths = _checked(job).states, job.policy, job.padded_lengths
     reduced = policy.reduce_dtype.itemsize
     yield AFTER_BACKWARD
-    taken = 0 if states.gradients_sharded else sum_nbytes(job)
-    if not states.gradients_sharded and not job.overlap:
+    elsewhere = job.offload.gradients != DEVICE
+    taken = 0 if states.gradients_sharded or elsewhere else sum_nbytes(job)
+    if not (states.gradients_sharded or job.overlap or elsewhere):
         yield HeldBytes(GRADIENT, taken)
         operation = whole_reduction(job)
         for unit, length in enumerate(lengths):
@@ -408,17 +444,26 @@ def after_backward(job: Job) -> Iterator[StepEvent]:
 def _updated(job: Job, taken: int) -> Iterator[StepEvent]:
     """Each unit is updated; `taken` bytes of gradients go when all are; then replicas are made equal again."""
     states, lengths, itemsize = job.states, job.padded_lengths, job.policy.compute_dtype.itemsize
-    gathered = states.optimizer_sharded and not states.parameters_sharded
-    ahead = gathered and job.overlap
+    gathered, places = states.optimizer_sharded and not states.parameters_sharded, job.offload
+    elsewhere = places.parameters != DEVICE  # each unit comes to the device then, and goes again
+    ahead = gathered and job.overlap and not elsewhere
+    agreement = [HeldBytes(BUFFER, sign * AGREEMENT_NBYTES * job.ranks) for sign in (1, -1)]
     for unit, length in enumerate(lengths):
         yield At("update", unit)
-        if ahead:
+        if ahead and places.optimizer == DEVICE:
             yield ring("all_gather", unit, length * itemsize, job)
+    yield from agreement if places.optimizer == DISK else ()
+    for unit, length in enumerate(lengths if ahead and places.optimizer != DEVICE else ()):
+        yield ring("all_gather", unit, length * itemsize, job)
     yield HeldBytes(GRADIENT, -taken)
     for unit, length in enumerate(lengths if gathered else ()):
+        buffers = (length + length // job.ranks) * itemsize * elsewhere
+        yield HeldBytes(BUFFER, buffers)
         if not ahead:
             yield ring("all_gather", unit, length * itemsize, job)
         yield RingWait(("all_gather", unit))
+        yield HeldBytes(BUFFER, -buffers)
+    yield from agreement if gathered and places.parameters == DISK else ()
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------

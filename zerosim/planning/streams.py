@@ -48,8 +48,8 @@ from zerosim.planning.recording import (
     TRANSFER,
     RecordedCall,
     RecordedMessage,
+    RecordedTransfer,
     Recording,
-    Transfer,
     shown,
 )
 
@@ -214,7 +214,7 @@ class StreamPart:
     before: "StreamPart | None"
     call: int | None = None
     message: RecordedMessage | None = None
-    transfer: Transfer | None = None
+    transfer: RecordedTransfer | None = None
     place: int = 0
     begun: Any = None
     joined: Any = None
@@ -355,11 +355,11 @@ class Streams:
             lane.unwaited[code, index] = part
         return part
 
-    def _transferred(self, lane: Lane, transfer: Transfer) -> StreamPart:
+    def _transferred(self, lane: Lane, transfer: RecordedTransfer) -> StreamPart:
         """Carries a transfer out, after those that go the same way."""
         part = lane.issue(transfer.direction, transfer=transfer)
         part.begun = part.joined = max(part.issued, part.before.ended) if part.before else part.issued
-        part.ended = part.begun + self.machine.link_to_host.seconds(transfer.nbytes)
+        part.ended = part.begun + self.machine.link_of(transfer.direction).seconds(transfer.nbytes)
         return part
 
     # -- the communication streams ------------------------------------------------------------------------------------

@@ -163,8 +163,10 @@ class Timeline:
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """Compute, communication, and both ways of offload where anything is offloaded."""
-        return (COMPUTATION, COMMUNICATION, *(OFFLOAD if self.recording.transfers else ()))
+        """Compute, communication, and where anything is offloaded both ways to the host, or to its disk, of that."""
+        moved = {transfer.direction for transfer in self.recording.transfers}
+        return (COMPUTATION, COMMUNICATION, *(way for both in (OFFLOAD[:2], OFFLOAD[2:]) if moved & {*both}
+                                              for way in both))
 
     def flops(self, *, recomputed: bool = True) -> int:
         """Floating-point operations of all ranks; without ``recomputed``, those in spans called "recompute" are not in.

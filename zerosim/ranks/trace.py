@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 from zerosim.numerics.checks import unknown_name
 from zerosim.numerics.kernels import do_nothing
 from zerosim.ranks.call import Call
+from zerosim.ranks.transfers import Transfer, TransferWait
 from zerosim.shown import Plotted
 
 PURPOSES = ("parameters", "gradients", "state", "control", "unspecified")
@@ -137,7 +139,7 @@ class SpanEnd:
     path: tuple[str, ...]
 
 
-Row = Collective | Message | Issue | Wait | Held | Compute | SpanBegin | SpanEnd
+Row = Collective | Message | Issue | Wait | Held | Compute | Transfer | TransferWait | SpanBegin | SpanEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,8 @@ class Trace(Plotted):
     path: tuple[str, ...] = ()
     held_at_start: dict[str, int] = field(default_factory=dict)
     after_compute: Callable[[], object] = do_nothing
+    moved_nbytes: Counter[str] = field(default_factory=Counter)  # by direction of transfers
+    numbers: Iterator[int] = field(default_factory=count)  # of transfers
     kept_rows: int | None = None
     dropped: int = 0
     _sent: Counter[tuple[str, str | None]] = field(default_factory=Counter)  # by purpose, in all and by name of a span

@@ -5,6 +5,7 @@ from zerosim.zero.checkpoint import CheckpointError, Restored
 from zerosim.zero.engine import Engine
 from zerosim.zero.hugging_face import export_weights
 from zerosim.zero.layout import Layout, lay_out, layout_of
+from zerosim.zero.offload import OffloadError, ScratchFile
 from zerosim.zero.param_group import Group, ParamGroup
 from zerosim.zero.placements import PARTIAL, REPLICATED, SHARDED, STAGES, Placement, Stage, redistribute
 from zerosim.zero.update import StepResult
@@ -18,9 +19,11 @@ __all__ = [
     "Engine",
     "Group",
     "Layout",
+    "OffloadError",
     "ParamGroup",
     "Placement",
     "Restored",
+    "ScratchFile",
     "Stage",
     "StepResult",
     "ZeroPlusPlus",

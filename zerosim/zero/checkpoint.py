@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from zerosim.models.units import Model
 from zerosim.numerics.arrays import AnyArray, has_data
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.files import UNFINISHED, only_writer, write_durably
+from zerosim.numerics.places import DISK, HOST
 from zerosim.numerics.safetensors import (
     BLOCK_NBYTES,
     CODES,
@@ -45,6 +46,8 @@ from zerosim.numerics.safetensors import (
     write_tensors,
 )
 from zerosim.ranks.rank import Rank
+from zerosim.ranks.together import all_or_none
+from zerosim.zero.fresh import after_load
 from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
 from zerosim.zero.layout import ParameterPiece
 from zerosim.zero.micro_batch_order import BY_MICRO_BATCH, OF_THE_CUT
@@ -56,7 +59,6 @@ FORMAT, VERSION, INDEX = "zerosim sharded checkpoint", 1, "index.json"
 SHARD = re.compile(r"shard-(\d{6,})-rank-\d+-of-\d+\.safetensors")
 LEFT = re.compile(rf"\.({SHARD.pattern}|{re.escape(INDEX)})\.\d+{re.escape(UNFINISHED)}")  # by a run that was killed
 MASTER, PARAMETER, OPTIMIZER, OF_RANK = "master", "parameter", "optimizer", "rank"
-T = TypeVar("T")
 
 
 class CheckpointError(ValueError):
@@ -65,6 +67,9 @@ class CheckpointError(ValueError):
     Nothing was changed, unless a file that had been good failed while it was read the second time: then the engine
     takes no step until a load succeeds.
     """
+
+
+together = partial(all_or_none, error=CheckpointError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,11 @@ class TrainingState:
     counts: StepCounts
     settings: Mapping[str, str]
 
+    def values(self, resting: AnyArray) -> AnyArray:
+        """The values of an array at rest: itself, or of one on disk a copy on the host."""
+        transfers = self.param_groups[0].transfers
+        return transfers.at(HOST, resting) if transfers.place_of(resting) == DISK else resting
+
     def all_settings(self, steps_taken: int) -> dict[str, str]:
         """In words, by name: what the bits of a training that goes on depend on, beside what is restored."""
         return {"ranks": str(self.rank.size), **self.settings,
@@ -102,6 +112,7 @@ class TrainingState:
                                     for group in self.param_groups),
                 "formats": "; ".join(str(group.policy) for group in self.param_groups),
                 "clip_norm": str(self.update.clip_norm),
+                **({"delayed update": "True"} if self.update.transfers.offload.delayed_update else {}),
                 "schedule": _schedule_text(self.update, steps_taken + 1)}
 
 
@@ -186,8 +197,8 @@ def _of_step(training: TrainingState, observed: Mapping[str, Factors]) -> Iterat
 
 def state_dict(training: TrainingState) -> dict[str, AnyArray]:
     """The owned state by name, as views: in its own shape where all of it is here, else flat (n,)."""
-    return {one.key: one.array.reshape(one.shape) if one.array.size == math.prod(one.shape) else one.array
-            for one in owned(training)}
+    return {one.key: values.reshape(one.shape) if values.size == math.prod(one.shape) else values
+            for one in owned(training) for values in [training.values(one.array)]}
 
 
 def _parameters(training: TrainingState) -> dict[str, Any]:
@@ -239,7 +250,7 @@ def path_of(path: Any) -> Path:
 
 
 def _require_data(training: TrainingState) -> None:
-    if not all(has_data(group.parameter) for group in training.param_groups):
+    if not has_data(training.rank.kernels.empty(0, np.float32)):
         raise ValueError("a checkpoint holds numbers, and the arrays of this run have shapes and types alone; run the "
                          "program on a Cluster")
 
@@ -295,10 +306,12 @@ def _names(folder: Path) -> list[str]:
 
 def _write_shard(path: Path, training: TrainingState) -> None:
     own = list(owned(training))
-    about = {one.key: {"shape": one.shape, "start": one.start, "crc32": checksums(one.array)} for one in own}
+    about = {one.key: {"shape": one.shape, "start": one.start, "crc32": checksums(training.values(one.array))}
+             for one in own}
     counts = asdict(training.counts) | {"rows": training.observer.rows}
     arrays = {one.key: one.array for one in own}
-    write_tensors(path, {key: (array.dtype, array.shape) for key, array in arrays.items()}, arrays.__getitem__,
+    write_tensors(path, {key: (array.dtype, array.shape) for key, array in arrays.items()},
+                  lambda key: training.values(arrays[key]),
                   {FORMAT: json.dumps({"version": VERSION, "counts": counts, "tensors": about})})
 
 
@@ -503,7 +516,7 @@ def _plan(folder: Path, training: TrainingState) -> LoadPlan:
     sources = sorted((source for one in wanted
                       for source in checkpoint.sources(_key_of(one, content), one.shape, one.start, one.array)),
                      key=lambda source: (source.path, source.tensor.start))
-    return LoadPlan(content, differences, sources, counts, rows, factors, _read(rank, sources, check_only=True))
+    return LoadPlan(content, differences, sources, counts, rows, factors, _read(training, sources, check_only=True))
 
 
 def _key_of(one: Resting, content: Mapping[str, Any]) -> str:
@@ -520,23 +533,27 @@ def _fill(plan: LoadPlan, training: TrainingState, counts: StepCounts) -> None:
     content, update = plan.content, training.update
     if _keeps_loss_scale(training, content):
         update.loss_scale.restore(content["loss_scale"]["state"])
-    _read(training.rank, plan.sources, check_only=False)
+    _read(training, plan.sources, check_only=False)
+    update.transfers.drain()
     update.steps_taken = content["steps_taken"]
     for name, count in plan.counts.items():
         setattr(counts, name, count)
     training.observer.rows, training.observer.sums = plan.rows, plan.factors
     for reducer in training.gradients.reducers.values():
         reducer.micro_batch = content["micro_batches"]
+    update.delayed = after_load(update.trained)
 
 
-def _read(rank: Rank, sources: Sequence[Source], *, check_only: bool) -> int:
+def _read(training: TrainingState, sources: Sequence[Source], *, check_only: bool) -> int:
     """Reads and checks the blocks of all sources, and puts them where they belong; returns how many bytes they are."""
+    rank = training.rank
     most = max((min(source.tensor.nbytes, BLOCK_NBYTES) for source in sources), default=0)
     buffer, nbytes = rank.memory.alloc(most, np.uint8, "workspace", "checkpoint", like=np.empty(0)), 0  # on the host
     for block, target in read_sources(sources, buffer):
         nbytes += block.nbytes
         if not check_only:
-            rank.kernels.cast_pack(block, target)
+            with training.update.transfers.written(target) as room:
+                rank.kernels.cast_pack(block, room)
     return nbytes
 
 
@@ -610,30 +627,3 @@ def _keeps_loss_scale(training: TrainingState, content: Mapping[str, Any]) -> bo
 
 def _rule(training: TrainingState) -> str:
     return str(training.param_groups[0].policy.loss_scale)
-
-
-# -- One rank's error is every rank's ----------------------------------------------------------------------------------
-
-
-def together(rank: Rank, work: Callable[[], T], *, only: int | None = None) -> T:
-    """The result of ``work`` on this rank, or on the ``only`` one, None elsewhere, when it has succeeded everywhere.
-
-    Raises CheckpointError on all ranks where OSError or ValueError was raised on one, with the first one's text.
-    """
-    text, found = "", None
-    try:
-        if only in (None, rank.index):
-            found = work()
-    except OSError as error:
-        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    except ValueError as error:
-        text = str(error)
-    mine = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)  # of a name that is no text
-    lengths = rank.all_gather(np.array([len(mine)], np.int64), purpose="control")
-    if lengths.any():
-        splits = (0, *accumulate(int(length) for length in lengths))
-        texts = rank.all_gather(mine, splits=splits, purpose="control")
-        first = int(np.flatnonzero(lengths)[0])
-        said = texts[splits[first]:splits[first + 1]].tobytes().decode()
-        raise CheckpointError(f"rank {first}: {said}")
-    return found  # type: ignore[return-value]  # None only where this rank had nothing to do

@@ -25,6 +25,7 @@ from zerosim.models.units import Model, Recompute, Unit, Weights
 from zerosim.numerics.arrays import contiguous
 from zerosim.numerics.checks import FP32, is_count, is_number, unknown_name
 from zerosim.numerics.loss_scale import LossScaler
+from zerosim.numerics.places import Offload, offload_of
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.optim.base import Optimizer
@@ -37,6 +38,7 @@ from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCou
 from zerosim.zero.hybrid import hybrid_groups
 from zerosim.zero.layout import Layout
 from zerosim.zero.micro_batch_order import BY_RANK, ExactSquares, is_by_micro_batch, refuse_factors
+from zerosim.zero.offload import Transfers
 from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
 from zerosim.zero.placements import BucketOptions, Stage, stage_of
 from zerosim.zero.unshard import ParameterAllGather, Unsharder
@@ -82,7 +84,7 @@ class Engine(Shown):
     lets reductions and the all-gather of parameters run beside other work, and ``copy_in_flight`` lets what is then
     under way arrive in a second copy, hidden until it is waited for; ``prefetch`` gathers so many units ahead;
     ``keep_gathered`` ("all", or units' names) keeps units from forward to backward (None: those whose weights others
-    share).
+    share). ``offload`` places state on the host or on disk: "host", "disk" or an `Offload`.
 
     ``step`` does all; ``forward``, ``backward``, ``reduce``, ``update``, ``all_gather_parameters`` are its parts, for
     who writes the loop by hand.
@@ -108,6 +110,7 @@ class Engine(Shown):
         keep_gathered: str | Sequence[str] | None = None,
         gather: bool = False,
         reduction: str = BY_RANK,
+        offload: str | Offload | None = None,
         seed: int = 0,
         mesh: Mesh | Sequence[int] | str | None = None,
         zeropp: ZeroPlusPlus | str | None = None,
@@ -124,7 +127,8 @@ class Engine(Shown):
         settings = settings_of(model, optimizer, self.policy, groups)
         unit_gather, quantized = parts_of(self.zeropp, rank, self.mesh, self.stage, self.policy, bucket_options)
         shards, replicas = (rank, None) if self.zeropp or not self.mesh else hybrid_groups(rank, self.mesh, self.stage)
-        self.param_groups = param_groups(shards, model, settings, layout, self.stage, replicas)
+        self.transfers = Transfers(rank, offload_of(offload), on_mesh=self.mesh is not None)
+        self.param_groups = param_groups(shards, model, settings, layout, self.stage, self.transfers, replicas)
         self._observer = FactorObserver(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
                                         self.loss_scale)
         if by_micro_batch:
@@ -174,7 +178,7 @@ class Engine(Shown):
         self._update.forget()
         self._counts = self._counts.next_step()
         with ExitStack() as parts:
-            for part in (self.gradients.reset, self._unsharder.reshard_all,
+            for part in (self.gradients.reset, self.transfers.abandon, self._unsharder.reshard_all,
                          *(all_gather.abandon for all_gather in self._all_gathers.values())):
                 parts.callback(part)
 

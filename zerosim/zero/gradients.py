@@ -21,6 +21,7 @@ import numpy as np
 from zerosim.models.units import Unit
 from zerosim.numerics.arrays import is_same_memory, may_share_memory
 from zerosim.numerics.loss_scale import LossScaler
+from zerosim.numerics.places import DEVICE
 from zerosim.ranks.rank import Rank
 from zerosim.zero.hybrid import AcrossNodes
 from zerosim.zero.layout import Bucket, Parts, buckets
@@ -203,6 +204,7 @@ class Reducer:
         self._under_way: tuple[Bucket, Move] | None = None
         self._reduces_now = self.placement is not PARTIAL  # in the backward that goes, or only after it
         self._sum: np.ndarray | None = None  # of PARTIAL gradients, over ranks, from the first bucket on
+        self.transfers, self.settle = param_group.transfers, param_group.transfers.settling("gradient")
         replicas, self._is_last = param_group.replicas, False
         self._across = None if replicas is None else AcrossNodes(
             replicas, self.layout, self.rank.index, self.policy, options)
@@ -212,13 +214,14 @@ class Reducer:
     def begin_backward(self, *, last: bool) -> None:
         """Addends that rest PARTIAL are reduced beside the last backward of a step: no more is added to them."""
         self._is_last = last and self.options.overlap
-        self._reduces_now = self.placement is not PARTIAL or self._is_last
+        # What is made on the device, and rests elsewhere, would have to come back.
+        self._reduces_now = self.placement is not PARTIAL or self._is_last or (last and self.settle is not None)
 
     def grad_buffer(self, unit: str) -> np.ndarray:
         """The array into which a unit's backward writes (u,), in the compute dtype: that at rest, or new memory."""
         lies = self.layout.units[unit]
         same_format = self.policy.accumulate_dtype == self.policy.compute_dtype
-        if self.placement is PARTIAL and self.micro_batch == 0 and same_format:
+        if self.placement is PARTIAL and self.micro_batch == 0 and same_format and self.settle is None:
             return self.param_group.gradient[lies]
         gradient = self.rank.memory.alloc(lies.stop - lies.start, self.policy.compute_dtype, "unit_gradient", unit)
         padding = self.layout.padding(lies.start, lies.stop)
@@ -234,11 +237,16 @@ class Reducer:
         lies = self.layout.units[unit]
         if self.placement is PARTIAL:
             resting = self.param_group.gradient[lies]
-            if self.micro_batch > 0:
-                self.rank.kernels.add_rounded(resting, gradient, resting)
-            elif not may_share_memory(gradient, resting):
-                self.rank.kernels.cast_pack(gradient, resting)
-            gradient = resting
+            if self.settle is not None and not self._reduces_now:
+                self.settle(gradient, resting, self.micro_batch > 0)
+                return
+            if self.settle is None or self.micro_batch > 0 or gradient.dtype != resting.dtype:
+                resting = self.transfers.at(DEVICE, resting, read=self.micro_batch > 0)
+                if self.micro_batch > 0:
+                    self.rank.kernels.add_rounded(resting, gradient, resting)
+                elif not may_share_memory(gradient, resting):
+                    self.rank.kernels.cast_pack(gradient, resting)
+                gradient = resting
         if self._reduces_now:
             self._collect(lies, gradient)
 
@@ -296,6 +304,7 @@ class Reducer:
         """Closes a micro-batch: what waits in a bucket that is not full is reduced; no bucket has two in it."""
         self._flush()
         self._wait()
+        self.transfers.drain()
         self.micro_batch += 1
 
     def reset(self) -> list[Move]:
@@ -331,15 +340,16 @@ class Reducer:
             ranges = [slice(region.low, region.high) for region in self.layout.regions]
             for bucket in buckets(self.layout, ranges, self.options.limit(dtype)):
                 with self.rank.trace.span(self.layout.region_at(bucket.ranges[0].start).name):
-                    self._move(bucket, have, want, self._parts(bucket, total, have),
-                               self._parts(bucket, found, want), dtype).wait()
+                    source = [(here, self.transfers.on_device(part)) for here, part in self._parts(bucket, total, have)]
+                    self._move(bucket, have, want, source, self._parts(bucket, found, want), dtype).wait()
         return found, want
 
     def _target(self, want: Placement, dtype: np.dtype) -> np.ndarray:
         """In place where an all-reduce can be; else a new array in the format that arrives."""
         if self.placement is PARTIAL and want is not SHARDED and dtype == self.param_group.gradient.dtype:
             return self.param_group.gradient
-        gradient = self.rank.memory.alloc(self.param_group.length(want), dtype, "gradient", "reduced gradient")
+        gradient: np.ndarray = self.transfers.alloc(self.param_group.length(want), dtype, "gradient",
+                                                    "reduced gradient")
         clear_padding(gradient, self.layout, want, self.rank)
         return gradient
 
@@ -353,7 +363,7 @@ class Reducer:
                                          async_op=async_op, add=add)
         return BucketMove(self.rank.agreeing(self.agree(self.micro_batch)), bucket, have, want, policy=self.policy,
                           source=source, target=target, dtype=dtype, purpose="gradients", async_op=async_op,
-                          hidden=self.options.copy_in_flight, add=add,
+                          hidden=self.options.copy_in_flight, add=add, settle=self.settle,
                           by_micro_batch=self.options.by_micro_batch and have is PARTIAL)
 
 

@@ -307,7 +307,8 @@ def _fill(weights: Mapping[str, StoredWeight], training: TrainingState) -> None:
                     training.rank.memory.hold(values, "workspace", name)
                     # As first values are: rounded to the master's format, and from there to the copy's.
                     rounded = values if group.frozen else round_to(values, group.policy.master)
-                    kernels.cast_pack(rounded, one.array[start:start + len(values)])
+                    with group.transfers.written(one.array[start:start + len(values)]) as target:
+                        kernels.cast_pack(rounded, target)
 
 
 def _elements(weight: StoredWeight, shape: tuple[int, ...], start: int, count: int) -> Iterator[tuple[int, np.ndarray]]:

@@ -11,20 +11,23 @@ Legend: N ranks; u elements of one padded unit.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from zerosim.models.units import Model, Unit, Weights
+from zerosim.numerics.places import DEVICE, DISK, TO_DEVICE
 from zerosim.zero.layout import Bucket, Parts, Region, buckets
 from zerosim.zero.param_group import ParamGroup
 from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, BucketOptions, Move
 
 
 def _all_gather(param_group: ParamGroup, bucket: Bucket, source: Parts, target: Parts, *, agreement: str,
-                async_op: bool, hidden: bool) -> BucketMove:
+                async_op: bool, hidden: bool, settle: Any = None) -> BucketMove:
+    source = [(here, param_group.transfers.on_device(part)) for here, part in source]
     return BucketMove(param_group.rank.agreeing(agreement), bucket, SHARDED, REPLICATED, policy=param_group.policy,
                       source=source, target=target, dtype=param_group.parameter.dtype, purpose="parameters",
-                      async_op=async_op, hidden=hidden)
+                      async_op=async_op, hidden=hidden, settle=settle)
 
 
 @dataclass(slots=True)
@@ -77,7 +80,8 @@ class Unsharder:
     def __init__(self, model: Model, param_groups: Sequence[ParamGroup], gather: UnitGather, *,
                  keep: frozenset[str], prefetch: int) -> None:
         self.model, self.param_groups, self.rank = model, param_groups, param_groups[0].rank
-        self.is_sharded = param_groups[0].stage.parameters is SHARDED
+        self.is_sharded, self.transfers = param_groups[0].stage.parameters is SHARDED, param_groups[0].transfers
+        self.rests_elsewhere = self.is_sharded or self.transfers.offload.parameters != DEVICE
         self.keep, self.prefetch, self.gather = keep, prefetch, gather
         self._unsharded: dict[str, UnshardedUnit] = {}
         self.open_blocks = 0
@@ -122,10 +126,12 @@ class Unsharder:
         It is forgotten first: waiting fails where a run has been stopped, and nothing of that run may stay here.
         """
         self._ahead = []
+        self.transfers.forget_ahead()
         unused = [self._unsharded.pop(name) for name, unit in list(self._unsharded.items()) if not unit.users]
         for unsharded in unused:
             unsharded.wait()
             self._free(unsharded)
+        self.transfers.wait()
 
     def _views(self, name: str, whole: dict[ParamGroup, np.ndarray]) -> Weights:
         views = {}
@@ -136,11 +142,12 @@ class Unsharder:
         return views
 
     def _unshard(self, name: str, *, users: int) -> dict[ParamGroup, np.ndarray]:
-        if not self.is_sharded:
+        if not self.rests_elsewhere:
             return {group: group.parameter[group.layout.units[name]] for group in self.param_groups
                     if name in group.layout.units}
         unsharded = self._unsharded.get(name) or self._start_unshard(name, async_op=False)
         unsharded.wait()
+        self.transfers.wait(TO_DEVICE)
         unsharded.users += users
         return unsharded.whole
 
@@ -152,17 +159,35 @@ class Unsharder:
                 continue
             whole = self.rank.memory.alloc(lies.stop - lies.start, group.parameter.dtype, "gathered_parameter", name)
             unsharded.whole[group] = whole
-            unsharded.all_gathers += self.gather.start(group, name, whole, async_op=async_op)
+            if self.is_sharded:
+                unsharded.all_gathers += self.gather.start(group, name, whole, async_op=async_op)
+            else:
+                self.transfers.move(group.parameter[lies], whole, wait=False)
         return unsharded
 
     def _prefetch(self, name: str) -> None:
         """Begins to gather the units that are asked for after this one."""
         if name in self._ahead:
             del self._ahead[:self._ahead.index(name) + 1]
-        if self.is_sharded:
+        if self.rests_elsewhere:
             for next_name in self._ahead[:self.prefetch]:
                 if next_name not in self._unsharded:
                     self._start_unshard(next_name, async_op=True)
+        if self.transfers.offload.parameters == DISK:
+            for next_name in self._ahead[self.prefetch:self.prefetch + 1]:
+                self.transfers.read_ahead(*self._resting_parts(next_name))
+
+    def _resting_parts(self, name: str) -> Iterator[np.ndarray]:
+        """The vectors that this rank brings from where they rest to unshard a unit, if that is not here."""
+        for group in self.param_groups if name not in self._unsharded else []:
+            lies = group.layout.units.get(name)
+            if lies is None:
+                continue
+            elif not self.is_sharded:
+                yield group.parameter[lies]
+            else:
+                for bucket in buckets(group.layout, [lies], self.gather.options.limit(group.parameter.dtype)):
+                    yield from (part for _, part in bucket.own_in_shard(self.rank.index, group.parameter))
 
     def _reshard(self, name: str, *, users: int, keep: bool) -> None:
         unsharded = self._unsharded.get(name)
@@ -191,6 +216,7 @@ class ParameterAllGather:
         self._buckets = buckets(param_group.layout, ranges, options.limit(param_group.parameter.dtype))
         self._waiting: list[Bucket] = []
         self._under_way: list[BucketMove] = []
+        self.settle = param_group.transfers.settling("parameter")
 
     @property
     def is_out_of_date(self) -> bool:
@@ -203,18 +229,21 @@ class ParameterAllGather:
             return
         if region is self.param_group.layout.regions[0]:
             self._waiting = list(self._buckets)
-        while self.options.overlap and self._waiting and self._waiting[0].ranges[-1].stop <= region.high:
+        overlap = self.options.overlap and self.settle is None  # or all buckets would be on the device at once
+        while overlap and self._waiting and self._waiting[0].ranges[-1].stop <= region.high:
             self._under_way.append(self._start(self._waiting.pop(0), async_op=True))
 
     def finish(self) -> None:
         """Waits for what is under way, and gathers the rest; if that fails, all of it is still to be gathered."""
         try:
-            while self._under_way:
-                self._under_way.pop(0).wait()
-            for bucket in self._waiting:
-                region = self.param_group.layout.region_at(bucket.ranges[0].start)
-                with self.param_group.rank.trace.span(region.name):
-                    self._start(bucket, async_op=False).wait()
+            with self.param_group.transfers.all_or_nothing(
+                    self.param_group.transfers.offload.parameters == DISK):
+                while self._under_way:
+                    self._under_way.pop(0).wait()
+                for bucket in self._waiting:
+                    region = self.param_group.layout.region_at(bucket.ranges[0].start)
+                    with self.param_group.rank.trace.span(region.name):
+                        self._start(bucket, async_op=False).wait()
         except BaseException:
             self._under_way, self._waiting = [], list(self._buckets)
             raise
@@ -235,4 +264,4 @@ class ParameterAllGather:
         group = self.param_group
         return _all_gather(group, bucket, bucket.own_in_vector(group.rank.index, group.parameter),
                            bucket.in_vector(group.parameter), agreement="all-gather of parameters", async_op=async_op,
-                           hidden=self.options.copy_in_flight)
+                           hidden=self.options.copy_in_flight, settle=self.settle)

@@ -2,6 +2,7 @@
 
 hpZ keeps, of a unit that has been gathered, a second shard in the compute format, cut among the ranks of a node: until
 the weights change it is gathered again inside the node, and only a unit's first gather after an update crosses nodes.
+(In the paper every forward does, which is the same where a step has one micro-batch.)
 qwZ gathers weights as blockwise quantized integers; every rank computes with what comes back, the owner too. qgZ
 replaces the ring of a reduce-scatter by two all-to-alls of quantized gradients, inside nodes and then across, so that a
 gradient is quantized twice and not once per hop; whoever receives adds up in fp32, in the order of ranks.
