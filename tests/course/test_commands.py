@@ -174,8 +174,10 @@ def test_a_training_that_goes_on_from_its_checkpoint_ends_as_if_it_had_never_sto
     rest = data_of("train", *run, "--steps", "5", "--resume")
     assert part["steps"] + rest["steps"] == whole["steps"]
     assert (rest["digest"], rest["sample"]) == (whole["digest"], whole["sample"])
-    assert rest["resumed"] == ["Went on from step 3."]
-    words = words_of("train", *TINY, "--steps", "6", "--ranks", "3", "--stage", "1", *run, "--resume")
+    assert (whole["resumed_from"], rest["resumed_from"], rest["differences"]) == (None, 3, [])
+    done = ask("train", *TINY, "--steps", "6", "--ranks", "3", "--stage", "1", *run, "--resume")
+    words = " ".join(done.stdout.split())
+    assert "zerosim train: goes on from step 5, but ranks: saved with 2, here 3" in done.stderr
     assert "Went on from step 5. ranks: saved with 2, here 3 stage: saved with" in words
     assert "micro-batches of a step of the data: saved with 2, here 3" in words
     refused = ask("train", *TINY, "--steps", "6", *run, "--resume")
@@ -193,7 +195,7 @@ def test_by_micro_batch_a_training_goes_on_from_its_checkpoint_on_other_ranks_as
     whole = data_of("train", *order, "3", "--stage", "2", "--micro-batches", "2")
     data_of("train", *order, "2", "--stage", "2", "--micro-batches", "2", *folder, "--save-every", "2")
     rest = data_of("train", *order, "3", "--ranks", "4", *folder, "--resume")
-    assert (rest["digest"], rest["resumed"]) == (whole["digest"], ["Went on from step 2."])
+    assert (rest["digest"], rest["resumed_from"], rest["differences"]) == (whole["digest"], 2, [])
 
 
 def test_a_training_begins_from_the_weights_that_another_has_exported_in_one_file_or_several(tmp_path):
@@ -294,6 +296,12 @@ def test_brackets_in_a_file_of_ones_own_are_printed_as_they_are(tmp_path):
     assert "over [red]x[/]: 400 GB/s one way" in words
     assert "[red]x[/] (2025): see [1] and [/bold]." in words
     assert "over [red]x[/]" in words_of("plan", "--params", "1e9", "--explain", *own)
+
+
+def test_a_search_replays_on_a_link_of_ones_own(tmp_path):
+    (tmp_path / "mine.toml").write_text(BRACKETS)
+    own = data_of("tune", "--link", "[red]x[/]", "--hardware", str(tmp_path / "mine.toml"))["rows"]
+    assert own[0]["step_seconds"] != data_of("tune")["rows"][0]["step_seconds"]
 
 
 def test_a_plan_as_json_has_its_rows_formulas_and_measurements():

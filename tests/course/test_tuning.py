@@ -177,7 +177,8 @@ SAID = {  # of each program: what is asked, lines of its settings, and of what t
         ({"stage": 0, "offload": "always"}, ['"stage": 0'], ["offloads from stage 1 on"]),
         ({"stage": 1, "offload": "always"}, ['"allgather_bucket_size"', '"offload_optimizer"', '"device": "cpu"'], []),
         ({"stage": 3, "prefetch": 0, "overlap": False, "compute": "fp16"}, [
-            '"stage3_prefetch_bucket_size": 0', '"overlap_comm": false', '"fp16"'], [
+            '"stage3_prefetch_bucket_size": 0', '"stage3_param_persistence_threshold": 0}', '"overlap_comm": false',
+            '"fp16"'], [
                 "module by module", "scales the loss dynamically"])],
     "zerosim": [({"stage": 2, "offload": "always", "compute": "fp16"}, [
         "stage=2", 'offload=zs.Offload(optimizer="host")'], ["give the policy loss_scale=Dynamic()"])]}

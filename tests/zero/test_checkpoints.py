@@ -340,6 +340,8 @@ def test_what_is_different_where_a_checkpoint_is_loaded_is_said(tmp_path, good):
 
     for ranks, options, words in [
         (2, {}, []), (3, {}, ["ranks: saved with 2, here 3"]), (2, {"stage": 1}, ["stage: "]),
+        (2, {"recompute": "selective"}, []),
+        (2, {"recompute": "tiled"}, ["attention: saved with by whole rows, here tiled"]),
         (2, {"layout": "contiguous"}, ["layout: saved with per_unit"]),
         (2, {"policy": zs.Policy("bf16", reduce="fp32")}, ["formats: "]), (2, {"seed": 3}, ["seed: "]),
         (2, {"clip_norm": 1.0}, ["clip_norm: saved with None, here 1.0"]),

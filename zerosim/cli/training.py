@@ -86,9 +86,15 @@ def train(
         raise ValueError(f"asked to begin from --weights {weights} and to --resume, which goes on from the weights of "
                          "--checkpoint; leave one of them out")
     checkpoints = None if checkpoint is None else training.Checkpoints(checkpoint, save_every, resume)
-    with training.progress_bar(console(stderr=True), steps) as bar:
+    stderr = console(stderr=True)
+
+    def warn(step: int, differences: tuple[str, ...]) -> None:
+        for one in differences:
+            stderr.print(f"zerosim train: goes on from step {step}, but {one}", markup=False, highlight=False)
+
+    with training.progress_bar(stderr, steps) as bar:
         found = training.train(options, corpus, bar.on_step, keep_last_step=save is not None, checkpoints=checkpoints,
-                               weights=weights)
+                               on_resume=warn, weights=weights)
     if save is not None and found.last_step is not None:
         recording.save(recording.record(found.last_step), save)
     training.require_learned(found)

@@ -252,23 +252,6 @@ def companions(optimizer: Optimizer, model: Model) -> list[Group]:
     return [Group(*rest, optimizer=OPTIMIZERS[COMPANION])]
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoints:
-    """The folder of a run's checkpoint, which is written after every so many steps and the last (``every``; None:
-    never), and from which the run goes on (``resume``). Raises ValueError for neither, and for no whole number."""
-
-    folder: str
-    every: int | None = None
-    resume: bool = False
-
-    def __post_init__(self) -> None:
-        if self.every is None and not self.resume:
-            raise ValueError(f"nothing would be written to {self.folder!r} or read from it; ask for --save-every, or "
-                             "for --resume")
-        if self.every is not None and (not is_count(self.every) or self.every < 1):
-            raise ValueError(f"a checkpoint is to be saved every {self.every!r} steps; take a whole number, 1 or more")
-
-
 # -- a run: a record for every step as it is taken, and what it came to -----------------------------------------------
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +296,8 @@ class Trained:
     sample: str
     last_step: Traces | None = None  # what the ranks did in it, where that was to be kept
     sent_across_nbytes: tuple[int, ...] = ()  # to other nodes of a mesh, in rank order; none without one
-    resumed: tuple[str, ...] = ()  # where the run has gone on from a checkpoint: what is different from the earlier one
+    resumed_from: int | None = None  # the step of the checkpoint from which the run has gone on
+    differences: tuple[str, ...] = ()  # between that run and this one
     offloaded_nbytes: dict[str, int] = field(default_factory=dict)  # of the fullest rank, at rest on its host and disk
 
     @property
@@ -329,7 +313,29 @@ class Trained:
         return first if first <= self.steps[-1].number else None
 
 
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """The folder of a run's checkpoint, which is written after every so many steps and the last (``every``; None:
+    never), and from which the run goes on (``resume``). Raises ValueError for neither, and for no whole number."""
+
+    folder: str
+    every: int | None = None
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if self.every is None and not self.resume:
+            raise ValueError(f"nothing would be written to {self.folder!r} or read from it; ask for --save-every, or "
+                             "for --resume")
+        if self.every is not None and (not is_count(self.every) or self.every < 1):
+            raise ValueError(f"a checkpoint is to be saved every {self.every!r} steps; take a whole number, 1 or more")
+
+    def is_due(self, step: int, last: int) -> bool:
+        """True where a checkpoint is written after this step."""
+        return self.every is not None and (step % self.every == 0 or step == last)
+
+
 OnStep = Callable[[TrainingStep], None]
+OnResume = Callable[[int, tuple[str, ...]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,17 +348,20 @@ class _RankResult:
     digest: str
     evaluation: tuple[float, str] | None
     last_step: Trace
-    resumed: tuple[str, ...]
+    resumed_from: int | None
+    differences: tuple[str, ...]
     offloaded_nbytes: dict[str, int]
 
 
 def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, keep_last_step: bool = False,
-          checkpoints: Checkpoints | None = None, weights: str | None = None) -> Trained:
+          checkpoints: Checkpoints | None = None, on_resume: OnResume | None = None,
+          weights: str | None = None) -> Trained:
     """Trains on a cluster in this process; ``on_step`` is called after every step, by rank 0's program.
 
     ``keep_last_step`` keeps the traces of the last step, to be saved. ``checkpoints`` says whether the run is saved,
-    and goes on from what was saved: then the steps are those that it took itself. ``weights`` is a file or folder of
-    which the first weights are, in place of drawn ones; see `zerosim.zero.hugging_face`.
+    and goes on from what was saved: then the steps are those that it took itself, and ``on_resume`` is called before
+    them, with the step of the checkpoint and what is different. ``weights`` is a file or folder of which the first
+    weights are, in place of drawn ones; see `zerosim.zero.hugging_face`.
 
     Raises ValueError for a text that is too short, for an optimizer that the layout does not suit, and for a
     checkpoint, weights or offloaded state that cannot be written or read; OutOfMemoryError where a rank has less than
@@ -365,7 +374,7 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
     cluster = Cluster(options.ranks, capacity_nbytes=options.capacity_nbytes)
     try:
         found: list[_RankResult] = list(cluster.run(_program, options, options.build(), corpus, on_step, checkpoints,
-                                                    weights))
+                                                    on_resume, weights))
     except OffloadError as error:
         raise ValueError(f"{error.filename}: {error.strerror}") from None
     first = found[0]
@@ -386,7 +395,7 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
         {purpose: nbytes for purpose, nbytes in sent.items() if any(nbytes) or purpose in PURPOSES[:2]},
         first.digest, first.evaluation[1], Traces(of_rank.last_step for of_rank in found) if keep_last_step else None,
         tuple(sum(step.sent_across_nbytes for step in of_rank.steps) for of_rank in found) if options.on_mesh else (),
-        first.resumed, found[fullest].offloaded_nbytes)
+        first.resumed_from, first.differences, found[fullest].offloaded_nbytes)
 
 
 def require_engine(options: Options) -> None:
@@ -401,16 +410,18 @@ def _engine(rank: Rank, options: Options, model: Decoder) -> Engine:
 
 
 def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_step: OnStep | None,
-             checkpoints: Checkpoints | None, weights: str | None) -> _RankResult:
+             checkpoints: Checkpoints | None, on_resume: OnResume | None, weights: str | None) -> _RankResult:
     """One rank: its steps, then the results of the run."""
     engine = _engine(rank, options, model)
     if weights is not None:
         engine.load_weights(weights)
     data = {**options.data_options, "text": sha256(corpus.tokens.tobytes()).hexdigest()[:16]}
-    taken, resumed = _resume(engine, options, checkpoints, data)
+    resumed_from, differences = _resume(engine, options, checkpoints, data)
+    if resumed_from is not None and on_resume is not None and rank.index == 0:
+        on_resume(resumed_from, differences)
     steps: list[TrainingStep] = []
     losses: list[tuple[float, ...]] = []
-    for number in range(taken + 1, options.steps + 1):
+    for number in range((resumed_from or 0) + 1, options.steps + 1):
         rank.trace.drop()  # read and done with; those of a long run would pile up
         last_step = Trace(held_at_start=rank.memory.now_nbytes_by_kind)
         batch = batches(options, model.config.context, corpus, number, rank.index)
@@ -419,8 +430,7 @@ def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_st
         losses.append(own)
         if on_step is not None and rank.index == 0:
             on_step(step)
-        every = None if checkpoints is None else checkpoints.every
-        if checkpoints is not None and every is not None and (number % every == 0 or number == options.steps):
+        if checkpoints is not None and checkpoints.is_due(number, options.steps):
             engine.save(checkpoints.folder, {"steps": number, "data": data})
     resting = rank.memory.now_nbytes_by_kind
     places = {HOST: rank.memory.host.now_nbytes, DISK: rank.memory.disk.now_nbytes}
@@ -428,15 +438,18 @@ def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_st
     rank.memory.capacity_nbytes = None
     count = options.sample_tokens if math.isfinite(steps[-1].loss) else 0  # who has diverged writes nothing
     evaluation = evaluate(engine, model, corpus, count, options.seed)
-    return _RankResult(steps, losses, resting, digest(engine), evaluation, last_step, resumed,
+    return _RankResult(steps, losses, resting, digest(engine), evaluation, last_step, resumed_from, differences,
                        {place: nbytes for place, nbytes in places.items() if nbytes})
 
 
 def _resume(engine: Engine, options: Options, checkpoints: Checkpoints | None,
-            data: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
-    """The steps taken before, skipped ones too, and what is different now. Raises ValueError where none is left."""
+            data: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...]]:
+    """The steps taken before, skipped ones too, and what is different now; None and nothing for a new run.
+
+    Raises ValueError where no step is left.
+    """
     if checkpoints is None or not checkpoints.resume:
-        return 0, ()
+        return None, ()
     found = engine.load(checkpoints.folder)
     if not isinstance(found.progress, dict) or found.progress.keys() != {"steps", "data"}:
         raise ValueError(f"the checkpoint in {checkpoints.folder!r} is of no such run: it was saved with the progress "
@@ -447,7 +460,7 @@ def _resume(engine: Engine, options: Options, checkpoints: Checkpoints | None,
                          "asked for; ask for more, since the earlier ones count")
     changed = [f"{name} of the data: saved with {before.get(name)}, here {value}" for name, value in data.items()
                if before.get(name) != value]
-    return taken, (f"Went on from step {taken}.", *found.differences, *changed)
+    return taken, (*found.differences, *changed)
 
 
 def _step(engine: Engine, options: Options, number: int, micro_batches: Sequence[Batch], kept: Trace
@@ -578,7 +591,9 @@ def _training_parts(found: Trained) -> Iterator[Part | str]:
         yield f"All ranks together send {across / len(found.steps):,.0f} bytes per step to other nodes."
     if len(set(found.peak_nbytes)) > 1:
         yield f"Ranks differ: at the peak the emptiest holds {min(found.peak_nbytes):,} bytes."
-    yield from map(escape, found.resumed)
+    if found.resumed_from is not None:
+        yield f"Went on from step {found.resumed_from}."
+        yield from map(escape, found.differences)
     yield (f"Steps: {len(found.steps)}, of {found.options.tokens_per_step:,} tokens each; skipped: {found.skipped}; "
            f"loss scale at the end: {found.steps[-1].scale:g}.")
     yield f"SHA-256 of all master weights, the same on every rank: {found.digest[:16]}…"

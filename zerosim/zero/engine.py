@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zerosim.models.layers import Context, draw_for
-from zerosim.models.units import Model, Recompute, Unit, Weights
+from zerosim.models.units import TILED, Model, Recompute, Unit, Weights
 from zerosim.numerics.arrays import contiguous
 from zerosim.numerics.checks import FP32, is_count, is_number, unknown_name
 from zerosim.numerics.loss_scale import LossScaler
@@ -311,8 +311,8 @@ class Engine(Shown):
     def _training_state(self) -> checkpoint.TrainingState:
         on_mesh = [f"on a mesh of {self.mesh}"] * bool(self.mesh) + [f"with {self.zeropp}"] * bool(self.zeropp)
         settings = {"stage": " ".join([str(self.stage), *on_mesh]), "seed": str(self.seed),
-                    "kept inside units": self.recompute.inside, "model": checkpoint.model_text(self.model),
-                    "reduction": self.reduction}
+                    "model": checkpoint.model_text(self.model), "reduction": self.reduction,
+                    "attention": "tiled" if self.recompute.inside == TILED else "by whole rows"}
         return checkpoint.TrainingState(self.rank, self.param_groups, self._update, self.gradients, self._observer,
                                         self._counts, settings)
 
