@@ -135,7 +135,7 @@ def test_a_block_or_a_model_that_cannot_be_or_is_not_counted_is_refused():
         (partial(published, "stats"), "nothing published about 'stats' is kept; the subjects are states, activations"),
         (partial(flops.utilization, 1.0, 0.0, 1.0), "asked for 1 FLOPs in 0 s at 1 per second; FLOPs are 0 or more, "),
         (partial(flops.step_flops, shapes.PRESETS["t5-small"], 1, 8), "has 6 blocks of encoder beside 6 of decoder; "),
-        (partial(flops.forward, LLAMA.block(1, 8)), "4096, 4096 and a gated network of 11008; take matmul_flops"),
+        (partial(flops.savings, LLAMA.block(1, 8)), "4096, 4096 and a gated network of 11008; take recomputed"),
         (partial(model_of_parameters, 10, 11), "a largest layer of 11 ... in a model of 10; take at most the model's"),
         (partial(model_of_parameters, 10**9, 10), "makes 100,000,000 layers ... up to 100,000, so take a larger one"),
         (partial(Transformer, 8, 1, 2, 10, biases=("norms",)), "a transformer was given biases=('norms',); name the l"),
