@@ -56,8 +56,6 @@ def made(case):
         row = zs.Stage(row.parameters, SHARDED, row.optimizer)
     runs = [(stage, options_of(model, *values))
             for stage, values in zip((*zs.STAGES, row), case["runs"], strict=True)]
-    if mesh:  # where nothing is offloaded yet
-        runs = [(stage, {**of_run, "offload": None}) for stage, of_run in runs]
     options = {key: case[key] for key in ("optimizer", "layout", "clip_norm", "debug", "seed")} | {"mesh": mesh}
     return model, data, options | {
         "runs": runs, "groups": groups, "policy": policy, "gather": layout != "whole_matrices"}

@@ -129,7 +129,7 @@ class Engine(Shown):
         settings = settings_of(model, optimizer, self.policy, groups)
         unit_gather, quantized = parts_of(self.zeropp, rank, self.mesh, self.stage, self.policy, bucket_options)
         shards, replicas = (rank, None) if self.zeropp or not self.mesh else hybrid_groups(rank, self.mesh, self.stage)
-        self.transfers = Transfers(rank, offload_of(offload), on_mesh=self.mesh is not None)
+        self.transfers = Transfers(rank, offload_of(offload))
         self.param_groups = param_groups(shards, model, settings, layout, self.stage, self.transfers, replicas)
         self.transfers.drain()
         self._observer = FactorObserver(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),

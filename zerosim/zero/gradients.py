@@ -207,7 +207,7 @@ class Reducer:
         self.transfers, self.settle = param_group.transfers, param_group.transfers.settling("gradient")
         replicas, self._is_last = param_group.replicas, False
         self._across = None if replicas is None else AcrossNodes(
-            replicas, self.layout, self.rank.index, self.policy, options)
+            replicas, self.layout, self.rank.index, self.policy, options, self.transfers)
 
     # -- during backward ----------------------------------------------------------------------------------------------
 

@@ -15,11 +15,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from zerosim.numerics.places import DEVICE
 from zerosim.numerics.policy import Policy
 from zerosim.ranks.call import ceil_cut
 from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.rank import Rank
 from zerosim.zero.layout import Bucket, Layout, Region, UnitShapes, buckets, lay_out
+from zerosim.zero.offload import Transfers
 from zerosim.zero.placements import PARTIAL, REPLICATED, BucketMove, BucketOptions, Stage
 
 
@@ -63,8 +65,10 @@ class AcrossNodes:
     With overlap, stretches leave as soon as the last backward has their sum inside the node, one bucket at a time.
     """
 
-    def __init__(self, rank: Rank, inside: Layout, place: int, policy: Policy, options: BucketOptions) -> None:
+    def __init__(self, rank: Rank, inside: Layout, place: int, policy: Policy, options: BucketOptions,
+                 transfers: Transfers) -> None:
         self.rank, self.inside, self.place, self.policy, self.options = rank, inside, place, policy, options
+        self.transfers = transfers
         self.layout = lay_out_across(inside, place, rank.size)
         self._under_way: BucketMove | None = None
         self._has_begun = False
@@ -99,7 +103,8 @@ class AcrossNodes:
             move.wait()
 
     def _move(self, shard: np.ndarray, bucket: Bucket, agreement: str, *, async_op: bool) -> BucketMove:
-        return BucketMove(self.rank.agreeing(agreement), bucket, PARTIAL, REPLICATED, policy=self.policy,
-                          source=bucket.in_vector(shard), target=bucket.in_vector(shard),
-                          dtype=self.policy.reduce_dtype, purpose="gradients", async_op=async_op,
-                          hidden=self.options.copy_in_flight)
+        target = bucket.in_vector(shard)
+        source = [(here, self.transfers.at(DEVICE, part)) for here, part in target]
+        return BucketMove(self.rank.agreeing(agreement), bucket, PARTIAL, REPLICATED, policy=self.policy, source=source,
+                          target=target, dtype=self.policy.reduce_dtype, purpose="gradients", async_op=async_op,
+                          hidden=self.options.copy_in_flight, settle=self.transfers.settling("gradient"))

@@ -188,13 +188,10 @@ def clear(x: Any) -> None:
 class Transfers:
     """Moves one rank's state between its device, its host and its disk.
 
-    Raises ValueError for ranks whose arrays lie on a GPU, and on a mesh.
+    Raises ValueError for ranks whose arrays lie on a GPU.
     """
 
-    def __init__(self, rank: Rank, offload: Offload, *, on_mesh: bool = False) -> None:
-        if on_mesh and not offload.is_none:
-            raise ValueError(f"offload of {offload} was asked for on a mesh, where state rests on devices alone so "
-                             "far; leave the mesh or offload out")
+    def __init__(self, rank: Rank, offload: Offload) -> None:
         self.rank, self.offload, self.memory, self.is_idle = rank, offload, rank.memory, offload.is_none
         self._open_file = offload.open_file or ScratchFile
         self._stored: list[StoredVector] = []
