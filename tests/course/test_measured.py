@@ -59,11 +59,10 @@ def test_an_estimate_is_the_measurement_to_the_byte_for_any_decoder_stage_policy
         "head_norms": kind == "Qwen 3"}
     model = model_of("any", Transformer(heads * width, blocks, heads, vocabulary, tied=tied, fused=k == 2, **of))
     base = plan_config("gpt2", ranks=1)
-    offload = None if nodes else offload
     asked = PlanConfig(model, ranks * (nodes or 1), base.device, base.network, zs.Policy(compute, **formats),
                        batch=batch, tokens=tokens, micro_batches=k, optimizer=optimizer, overlap=overlap,
                        prefetch=prefetch, mesh=nodes and zs.Mesh(nodes, ranks), zeropp=zs.ZeroPlusPlus.parse(
-                           zeropp if nodes and stage == 3 and wider != "wire" else None),
+                           zeropp if nodes and stage == 3 and wider != "wire" and not offload else None),
                        offload=offload, host_link=hardware.link("pcie4") if offload else None,
                        disk_link=hardware.link("nvme-pcie4") if "disk" in str(offload) else None)
     lines = measured_row(asked, stage, policy)

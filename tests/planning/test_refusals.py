@@ -187,7 +187,6 @@ def test_a_plan_that_cannot_be_made_is_refused():
         (gpt2(offload=zs.Offload(gradients="host")), "a plan takes the optimizer's state off the device first"),
         (gpt2(offload="disk", optimizer=zs.optim.Muon()), "what it reads from disk is not planned"),
         (gpt2(offload="host", disk_link="nvme-pcie4"), "disk_link='nvme-pcie4' is of offload to disk"),
-        (gpt2(offload="host", mesh="2x4"), "on a mesh, where state rests on devices alone so far"),
         (gpt2(overlap=1), "overlap=1 must be True or False"),
         (gpt2(overheads=5), "overheads are bytes by name, as {'matmul workspace': 0}, got 5"),
     ])

@@ -323,7 +323,6 @@ def test_a_delayed_update_computes_each_step_with_the_parameters_of_the_step_bef
     (partial(zs.Offload, parameters="disk"), "place the optimizer on disk too"),
     (partial(zs.Offload, "host", "disk"), "gradients on disk, and the optimizer's state on the host"),
     (partial(held_by_place, zs.Cluster(1), offload="cpu"), "must be 'host' or 'disk'"),
-    (partial(outcome, MODEL, batches(MODEL, 2, 1, 1), offload="host", mesh=(2, 1)), "on a mesh, where state rests on"),
     (partial(outcome, MODEL, batches(MODEL, 1, 1, 1), offload=zs.Offload("host", delayed_update=True)),
      "a delayed update needs masters beside the parameters"),
 ])

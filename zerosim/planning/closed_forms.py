@@ -278,11 +278,15 @@ def _sent_control(job: Job) -> list[int]:
     """An overflow flag and partial norms from each rank to all, where none has seen the whole gradient; and that all
     files are written, where state rests on disk."""
     partials = 1 + TENSOR_NORMS * job.normed_tensors
-    states, places = job.states, job.offload
-    nbytes = OVERFLOW_FLAG_NBYTES + NORM_PARTIAL_NBYTES * partials if states.optimizer_sharded else 0
-    updated_elsewhere = states.optimizer_sharded and not states.parameters_sharded
-    nbytes += AGREEMENT_NBYTES * ((places.optimizer == DISK) + (places.parameters == DISK and updated_elsewhere))
-    return [nbytes * (job.shards - 1)] * job.ranks
+    nbytes = OVERFLOW_FLAG_NBYTES + NORM_PARTIAL_NBYTES * partials if job.states.optimizer_sharded else 0
+    return [nbytes * (job.shards - 1) + _agreed_nbytes(job)] * job.ranks
+
+
+def _agreed_nbytes(job: Job) -> int:
+    """Bytes that each rank sends in rings of all ranks, of all nodes too, until files are known to be written."""
+    gathered = job.states.optimizer_sharded and not job.states.parameters_sharded
+    times = (job.offload.optimizer == DISK) + (job.offload.parameters == DISK and gathered)
+    return times * AGREEMENT_NBYTES * (job.ranks - 1)
 
 
 def _rings(job: Job, operation: str, cuts: list[Cut], dtype: np.dtype[Any],
@@ -349,7 +353,8 @@ def _packed(cut: Cut, form: Blockwise) -> Cut:
 def crossing_nbytes(job: Job) -> dict[str, list[int]]:
     """Bytes that each rank sends to other nodes in one step, in rank order, by purpose.
 
-    A ring over all ranks crosses from the last rank of each node alone. With hybrid sharding only gradients cross.
+    A ring over all ranks crosses from the last rank of each node alone. With hybrid sharding only gradients cross, and
+    whether all have written their files.
 
     >>> whole = Job((1 << 20,), 8, STAGES[3], nodes=2, zeropp=ZeroPlusPlus())
     >>> from dataclasses import replace
@@ -363,7 +368,7 @@ def crossing_nbytes(job: Job) -> dict[str, list[int]]:
     leaves = [job.nodes > 1 and rank % each == each - 1 for rank in range(job.ranks)]
     if job.replicas > 1:
         return {"gradients": [_reduced_across(job)] * job.ranks, "parameters": [0] * job.ranks,
-                "control": [0] * job.ranks}
+                "control": [_agreed_nbytes(job) * last for last in leaves]}
     rings = sent_nbytes(job)
     if job.states.parameters_sharded:
         rings["parameters"] = _gathered(job)[0]

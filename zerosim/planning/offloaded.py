@@ -1,7 +1,7 @@
 """Bytes that one step of a rank moves between its device, its host and its disk (offload), in the engine's order.
 
-Legend: N ranks, k micro-batches; n elements of the padded vector, s = n/N of it a rank's own share, v of what a rank
-updates those that are parameters. The rank is the first, whose share has no padding.
+Legend: k micro-batches; n elements of the padded vector, s of it a rank's own share (n/N of N ranks; on a mesh n/R of
+the R ranks of a node), v of what a rank updates those that are parameters. The rank is the first.
 Sources: Ren et al. 2021 (ZeRO-Offload), section 4; Rajbhandari et al. 2021 (ZeRO-Infinity), section 4.
 """
 
@@ -28,7 +28,10 @@ def moved_nbytes(job: Job, state_nbytes: int | None = None) -> dict[str, int]:
 
 
 def _backward(job: Job, found: Counter[str]) -> None:
-    """Gradients go to where they rest as they are made: sums of shares each micro-batch, or addends but the last's."""
+    """Gradients go to where they rest as they are made: sums of shares each micro-batch, or addends but the last's.
+
+    On a mesh a share of a node's sum comes back once a step, for the addition across nodes, and goes again.
+    """
     place, policy, k = job.offload.gradients, job.policy, job.micro_batches
     if place == DEVICE:
         return
@@ -38,14 +41,23 @@ def _backward(job: Job, found: Counter[str]) -> None:
         found[TO_HOST] += k * share * reduced
         written, read = k * share * resting, (k - 1) * share * resting
     else:
-        whole, taken = sum(job.padded_lengths), job.held(job.states.optimizer_sharded) * reduced
+        in_shares = job.states.optimizer_sharded or job.replicas > 1
+        whole, taken = sum(job.padded_lengths), job.held(in_shares) * reduced
         made = policy.compute_dtype.itemsize
         tied = sum(job.padded_lengths[owner] for owner in {owner for _, owner in job.tied})  # completed as it rests
         found[TO_HOST] += (k - 1) * (whole * made + tied * (resting - made)) + taken
         found[TO_DEVICE] += (k > 1) * whole * resting
-        same = not job.states.optimizer_sharded and reduced == resting  # in place
-        written = (k - 1) * whole * resting + (job.held(False) * resting if same else taken)
+        written = (k - 1) * whole * resting + taken
         read = max(0, k - 2) * whole * resting + (k > 1) * whole * resting
+    if job.replicas > 1:
+        share, rests = job.held(True), resting if job.states.gradients_sharded else reduced
+        found[TO_DEVICE] += share * rests
+        found[TO_HOST] += share * reduced
+        written, read = written + share * rests, read + share * rests
+        if not job.states.optimizer_sharded:  # shares of the sum become whole again
+            found[TO_DEVICE] += share * rests
+            found[TO_HOST] += whole * rests
+            written, read = written + whole * rests, read + share * rests
     if place == DISK:
         found[TO_DISK] += written
         found[FROM_DISK] += read
@@ -90,7 +102,7 @@ def _parameters(job: Job, found: Counter[str]) -> None:
     place, itemsize, states = job.offload.parameters, job.policy.compute_dtype.itemsize, job.states
     if place == DEVICE:
         return
-    own = job.ranks if states.parameters_sharded else 1
+    own = job.shards if states.parameters_sharded else 1
     brought = sum(times * length // own for times, length in zip(job.gathers, job.padded_lengths, strict=True))
     brought *= job.micro_batches * itemsize
     if states.optimizer_sharded and not states.parameters_sharded:
@@ -104,4 +116,7 @@ def _parameters(job: Job, found: Counter[str]) -> None:
 
 def updated(job: Job) -> int:
     """Elements that the first rank's optimizer updates: padding is not among them."""
-    return job.held(True) if job.states.optimizer_sharded else sum(job.unit_lengths)
+    if not job.states.optimizer_sharded:
+        return sum(job.unit_lengths)
+    lengths = job.unit_lengths if job.layout == "per_unit" else (sum(job.unit_lengths),)
+    return sum(min(length, cut[1]) for length, cut in zip(lengths, job.region_cuts, strict=True))

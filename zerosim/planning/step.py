@@ -195,7 +195,7 @@ class MicroBatchWalk:
         else:  # its own chunk comes to the device; or what a rank sends, quantized, and what it receives
             sent = 0 if form is None else form.nbytes(self.lengths[unit] // job.ranks)
             self.arriving[unit] = sent * (1 + job.ranks) if form is not None else \
-                nbytes // job.ranks * self.parameters_elsewhere
+                nbytes // job.shards * self.parameters_elsewhere
             yield HeldBytes(BUFFER, self.arriving[unit])
             yield ring("all_gather", unit, nbytes if form is None else sent * job.ranks, job)
         if not ahead:
@@ -275,12 +275,11 @@ class MicroBatchWalk:
         gone = wide * (copy > 0)  # where a tied unit's own sum has been added to that of earlier micro-batches
         yield HeldBytes(GRADIENT, -gone)
         packed = 0 if moving == (added if copy else dtype) else length * moving.itemsize
-        chunk = length // job.ranks
+        chunk, operation = length // job.shards, whole_reduction(job)
         yield from self._reduced()
-        arrives = chunk if job.states.optimizer_sharded else length
+        arrives = chunk if operation == "reduce_scatter" else length
         buffers = packed + hops_nbytes(job, chunk, job.shards) + arrives * moving.itemsize
         yield HeldBytes(BUFFER, buffers)
-        operation = whole_reduction(job)
         yield ring(operation, unit, length * moving.itemsize, job)
         waits = not packed and job.overlap  # for its source, which stays until then
         self.reducing = Reducing((operation, unit), whole * (waits and not copy), buffers + copy * waits)
@@ -340,9 +339,9 @@ class MicroBatchWalk:
             yield HeldBytes(GRADIENT, -reducing.gradient)
             if self.job.replicas > 1 and self.last and self.job.overlap:
                 yield from self._reduced_across()
-                held, issue = across_issue(self.job, unit)
-                yield from (held, issue)
-                self.across = Reducing(issue.key, 0, held.nbytes)
+                buffers, cast, issue = across_issue(self.job, unit)
+                yield from (HeldBytes(BUFFER, buffers + cast), issue, HeldBytes(BUFFER, -cast))
+                self.across = Reducing(issue.key, 0, buffers)
 
     def _reduced_across(self) -> Iterator[StepEvent]:
         """Waits for the nodes."""
@@ -362,14 +361,20 @@ def ring(operation: str, unit: int, nbytes: int, job: Job) -> RingIssue:
     return RingIssue(operation, unit, nbytes, job.shards, INSIDE if job.replicas > 1 else ALL)
 
 
-def across_issue(job: Job, unit: int) -> tuple[HeldBytes, RingIssue]:
-    """The all-reduce of a unit's shards across nodes, where they rest, and its buffers; they are cast into one, and
-    come back in another, where they rest in another format than they travel in."""
-    policy, shard = job.policy, job.padded_lengths[unit] // job.shards
-    rests = policy.accumulate_dtype if job.states.gradients_sharded else policy.reduce_dtype
-    cast = 0 if rests == policy.reduce_dtype else 2 * shard * policy.reduce_dtype.itemsize
-    return (HeldBytes(BUFFER, cast + hops_nbytes(job, shard // job.replicas, job.replicas)),
-            RingIssue("all_reduce", unit, shard * policy.reduce_dtype.itemsize, job.replicas, ACROSS))
+def across_issue(job: Job, unit: int) -> tuple[int, int, RingIssue]:
+    """The all-reduce of a unit's shards across nodes, bytes of its buffers, and of what is gone when it has begun.
+
+    Shards are added up where they rest, if that is on the device and in the format in which they travel. Else they are
+    cast into a buffer, and come back in another; and what rests elsewhere comes to the device first.
+    """
+    shard, moving = job.padded_lengths[unit] // job.shards, job.policy.reduce_dtype
+    rests = job.policy.accumulate_dtype if job.states.gradients_sharded else moving
+    elsewhere, cast = job.offload.gradients != DEVICE, rests != moving
+    brought = shard * rests.itemsize * elsewhere
+    buffers = shard * moving.itemsize * (cast + (cast or elsewhere)) + hops_nbytes(
+        job, shard // job.replicas, job.replicas)
+    return (buffers + brought * (not cast), brought * cast,
+            RingIssue("all_reduce", unit, shard * moving.itemsize, job.replicas, ACROSS))
 
 
 def hops_nbytes(job: Job, chunk: int, ranks: int) -> int:
@@ -426,13 +431,18 @@ def after_backward(job: Job) -> Iterator[StepEvent]:
     if job.replicas > 1:
         if not job.overlap:
             for unit in range(len(lengths)):
-                buffers, issue = across_issue(job, unit)
-                yield from (buffers, issue, RingWait(issue.key), HeldBytes(BUFFER, -buffers.nbytes))
+                buffers, cast, issue = across_issue(job, unit)
+                yield HeldBytes(BUFFER, buffers + cast)
+                yield from (issue, RingWait(issue.key), HeldBytes(BUFFER, -buffers - cast))
         if not (states.gradients_sharded or states.optimizer_sharded):
-            whole = 0 if policy.reduce_dtype == policy.accumulate_dtype else job.held(False) * reduced
+            in_place = policy.reduce_dtype == policy.accumulate_dtype or elsewhere
+            whole = 0 if in_place else job.held(False) * reduced
             yield HeldBytes(GRADIENT, whole)
             for unit, length in enumerate(lengths):
+                buffers = (length + length // job.shards) * reduced * elsewhere
+                yield HeldBytes(BUFFER, buffers)
                 yield from (ring("all_gather", unit, length * reduced, job), RingWait(("all_gather", unit)))
+                yield HeldBytes(BUFFER, -buffers)
             yield HeldBytes(GRADIENT, -taken)
             taken = whole
     if job.zeropp and job.zeropp.hpz:
@@ -460,7 +470,7 @@ def _updated(job: Job, taken: int) -> Iterator[StepEvent]:
         yield ring("all_gather", unit, length * itemsize, job)
     yield HeldBytes(GRADIENT, -taken)
     for unit, length in enumerate(lengths if gathered else ()):
-        buffers = (length + length // job.ranks) * itemsize * elsewhere
+        buffers = (length + length // job.shards) * itemsize * elsewhere
         yield HeldBytes(BUFFER, buffers)
         if not ahead:
             yield ring("all_gather", unit, length * itemsize, job)
