@@ -62,7 +62,7 @@ def test_an_estimate_is_the_measurement_to_the_byte_for_any_decoder_stage_policy
     asked = PlanConfig(model, ranks * (nodes or 1), base.device, base.network, zs.Policy(compute, **formats),
                        batch=batch, tokens=tokens, micro_batches=k, optimizer=optimizer, overlap=overlap,
                        prefetch=prefetch, mesh=nodes and zs.Mesh(nodes, ranks), zeropp=zs.ZeroPlusPlus.parse(
-                           zeropp if nodes and stage == 3 and wider != "wire" and not offload else None),
+                           zeropp if nodes and stage == 3 and wider != "wire" else None),
                        offload=offload, host_link=hardware.link("pcie4") if offload else None,
                        disk_link=hardware.link("nvme-pcie4") if "disk" in str(offload) else None)
     lines = measured_row(asked, stage, policy)

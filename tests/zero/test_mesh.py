@@ -8,6 +8,7 @@ import pytest
 import zerosim as zs
 from tests.cases import covering
 from tests.support import assert_refused, literally
+from tests.zero.drawn import ON_DISK
 from tests.zero.training import ADAM, BF16, MODELS, alone, batches, bits, job_of, outcome, run
 from zerosim.models import MLP
 from zerosim.numerics.quantization import Blockwise
@@ -17,6 +18,7 @@ from zerosim.zero import PARTIAL, REPLICATED, SHARDED
 WIDE = MODELS["wide"]()
 HPZ, QWZ = zs.ZeroPlusPlus(hpz=True), zs.ZeroPlusPlus(quantized_weights="int8")
 QGZ, ALL = zs.ZeroPlusPlus(quantized_gradients="int4"), zs.ZeroPlusPlus(True, "int8", "int4")
+STATE = ("parameter", "master", "m", "v")
 
 
 # -- hybrid sharding: that its bits are those of the two rings, every drawn run shows ---------------------------------
@@ -147,16 +149,21 @@ def test_bytes_between_nodes_are_those_of_the_papers_table():
     assert before / after > 4
 
 
-@pytest.mark.parametrize(("name", "mesh", "asked", "layout", "recompute", "overlap", "k"), covering(
+@pytest.mark.parametrize(("name", "mesh", "asked", "layout", "recompute", "overlap", "k", "offload"), covering(
     ("wide", "tied", "odd"), ((2, 2), (3, 2), (2, 3), (3, 1), (1, 4)),
     ((3, HPZ), (3, QWZ), (2, QGZ), (1, zs.ZeroPlusPlus(quantized_gradients="int8", block=8)), (3, ALL)),
-    ("per_unit", "contiguous"), ("none", "segment(2)"), (False, True), (1, 2), count=5))
-def test_bytes_inside_nodes_and_between_them_are_the_closed_forms(name, mesh, asked, layout, recompute, overlap, k):
+    ("per_unit", "contiguous"), ("none", "segment(2)"), (False, True), (1, 2),
+    ("host", ON_DISK, zs.Offload("host"), zs.Offload(parameters="host"), zs.Offload("disk", "disk")), count=5))
+def test_bytes_inside_nodes_and_between_them_are_the_closed_forms_and_offload_changes_no_bit(
+        name, mesh, asked, layout, recompute, overlap, k, offload):
     model, (stage, zeropp) = MODELS[name](), asked
-    data, cluster = batches(model, mesh[0] * mesh[1], k, 2), zs.Cluster(mesh[0] * mesh[1])
+    data, cluster = batches(model, mesh[0] * mesh[1], k, 2), zs.Cluster(mesh[0] * mesh[1], debug=True)
     options = {"mesh": mesh, "zeropp": zeropp, "layout": layout, "recompute": recompute, "overlap": overlap}
-    results = run(model, data, cluster, stage=stage, policy=BF16, **options)
-    job = job_of(model, mesh[0] * mesh[1], stage, k, policy=BF16, **options)
+    results = run(model, data, cluster, stage=stage, policy=BF16, offload=offload, **options)
+    there = outcome(model, data, stage=stage, policy=BF16, **options)
+    assert [{key: bits(result[key]) for key in STATE} for result in results] == [
+        {key: one[key] for key in STATE} for one in there]
+    job = job_of(model, mesh[0] * mesh[1], stage, k, policy=BF16, offload=offload, **options)
     assert [result["held"] for result in results] == closed_forms.resting_nbytes(job)
     for measured, forms in ((cluster.trace.sent_nbytes, closed_forms.sent_nbytes(job)),
                             (partial(zs.Mesh(*mesh).sent_nbytes_across, cluster.trace),

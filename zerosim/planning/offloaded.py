@@ -7,6 +7,7 @@ Sources: Ren et al. 2021 (ZeRO-Offload), section 4; Rajbhandari et al. 2021 (ZeR
 
 from collections import Counter
 
+from zerosim.numerics.checks import FP32
 from zerosim.numerics.places import DEVICE, DIRECTIONS, DISK, FROM_DISK, HOST, TO_DEVICE, TO_DISK, TO_HOST
 from zerosim.planning.closed_forms import Job
 
@@ -36,16 +37,17 @@ def _backward(job: Job, found: Counter[str]) -> None:
     if place == DEVICE:
         return
     resting, reduced = policy.accumulate_dtype.itemsize, policy.reduce_dtype.itemsize
+    arrives = FP32.itemsize if job.zeropp and job.zeropp.gradients else reduced  # sums of what was quantized are fp32
     if job.states.gradients_sharded:
         share = job.held(True)
-        found[TO_HOST] += k * share * reduced
+        found[TO_HOST] += k * share * arrives
         written, read = k * share * resting, (k - 1) * share * resting
     else:
         in_shares = job.states.optimizer_sharded or job.replicas > 1
         whole, taken = sum(job.padded_lengths), job.held(in_shares) * reduced
         made = policy.compute_dtype.itemsize
         tied = sum(job.padded_lengths[owner] for owner in {owner for _, owner in job.tied})  # completed as it rests
-        found[TO_HOST] += (k - 1) * (whole * made + tied * (resting - made)) + taken
+        found[TO_HOST] += (k - 1) * (whole * made + tied * (resting - made)) + taken // reduced * arrives
         found[TO_DEVICE] += (k > 1) * whole * resting
         written = (k - 1) * whole * resting + taken
         read = max(0, k - 2) * whole * resting + (k > 1) * whole * resting
@@ -102,9 +104,10 @@ def _parameters(job: Job, found: Counter[str]) -> None:
     place, itemsize, states = job.offload.parameters, job.policy.compute_dtype.itemsize, job.states
     if place == DEVICE:
         return
-    own = job.shards if states.parameters_sharded else 1
-    brought = sum(times * length // own for times, length in zip(job.gathers, job.padded_lengths, strict=True))
-    brought *= job.micro_batches * itemsize
+    own, times = job.shards if states.parameters_sharded else 1, [job.micro_batches * n for n in job.gathers]
+    if job.zeropp and job.zeropp.hpz:  # then from secondary shards, on the device
+        times = [1] * len(times)
+    brought = sum(n * length // own for n, length in zip(times, job.padded_lengths, strict=True)) * itemsize
     if states.optimizer_sharded and not states.parameters_sharded:
         brought += job.held(True) * itemsize
         gathered = job.held(False) * itemsize

@@ -280,9 +280,6 @@ class PlanConfig:
         if not self.offload.is_none and self.offload.optimizer == DEVICE:
             raise ValueError(f"offload of {self.offload}: a plan takes the optimizer's state off the device first, "
                              "which is most of all; place it on the host or on disk too")
-        if self.zeropp is not None and not self.offload.is_none:
-            raise ValueError(f"offload of {self.offload} was asked for with {self.zeropp}, of which there is no plan "
-                             "yet; leave one of them out")
         if self.offload.uses_disk and not is_cut_anywhere(self.optimizer):
             raise ValueError(f"what {type(self.optimizer).__name__} keeps depends on the shapes of tensors, and what "
                              "it reads from disk is not planned; place its state on the host, or take AdamW")

@@ -194,10 +194,12 @@ class MicroBatchWalk:
             yield RingIssue("all_gather", unit, nbytes, job.ranks // job.nodes, INSIDE)
         else:  # its own chunk comes to the device; or what a rank sends, quantized, and what it receives
             sent = 0 if form is None else form.nbytes(self.lengths[unit] // job.ranks)
-            self.arriving[unit] = sent * (1 + job.ranks) if form is not None else \
-                nbytes // job.shards * self.parameters_elsewhere
-            yield HeldBytes(BUFFER, self.arriving[unit])
+            brought = nbytes // job.shards * self.parameters_elsewhere
+            gone = 0 if form is None else brought  # when it is quantized
+            self.arriving[unit] = sent * (1 + job.ranks) + brought - gone
+            yield HeldBytes(BUFFER, self.arriving[unit] + gone)
             yield ring("all_gather", unit, nbytes if form is None else sent * job.ranks, job)
+            yield HeldBytes(BUFFER, -gone)
         if not ahead:
             yield from self._wait_for(unit)
 

@@ -361,7 +361,7 @@ class Reducer:
               *, async_op: bool = False, add: bool = False) -> Move:
         if self._quantized is not None and have is PARTIAL:
             return self._quantized.start(bucket, source, target, agreement=self.agree(self.micro_batch), dtype=dtype,
-                                         async_op=async_op, add=add)
+                                         async_op=async_op, add=add, settle=self.settle)
         return BucketMove(self.rank.agreeing(self.agree(self.micro_batch)), bucket, have, want, policy=self.policy,
                           source=source, target=target, dtype=dtype, purpose="gradients", async_op=async_op,
                           hidden=self.options.copy_in_flight, add=add, settle=self.settle,

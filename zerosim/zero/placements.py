@@ -26,6 +26,7 @@ class Placement(Enum):
     SHARDED = "sharded"        # every rank has its own chunk
 
 
+Settle = Callable[[Any, Any, bool], None]  # what is on the device, where it rests, and whether it is added to that
 REPLICATED, PARTIAL, SHARDED = Placement.REPLICATED, Placement.PARTIAL, Placement.SHARDED
 
 
@@ -161,19 +162,30 @@ def packed(rank: Rank, parts: Parts, length: int, dtype: np.dtype[Any]) -> np.nd
     return vector
 
 
+def put(rank: Rank, values: np.ndarray, resting: Any, *, add: bool, settle: Settle | None) -> None:
+    """resting = values, with ``add`` resting + values, rounded to its format; ``settle`` does so where that is not on
+    the device."""
+    if settle is not None:
+        settle(values, resting, add)
+    elif add:
+        rank.kernels.add_rounded(resting, values, resting)
+    else:
+        rank.kernels.cast_pack(values, resting)
+
+
 class BucketMove:
     """A bucket on its way from one placement to another; packed where it is in pieces, asynchronous if asked for.
 
     Collectives on parameters and gradients are called from here alone, but for those on whole tensors. ``wait`` puts
     what arrived into ``target``, with ``add`` onto what is there; before, nothing has to be there. Copies and sums are
-    rounded to the target's format. ``settle`` does so (values, target, add) for a target that is not on the device.
+    rounded to the target's format, by ``settle`` for a target that is not on the device.
     ``by_micro_batch``, of PARTIAL to SHARDED: the ranks' addends arrive as they are, and their owner adds one after the
     other to the target, in the order of ranks.
     """
 
     def __init__(self, rank: Rank, bucket: Bucket, have: Placement, want: Placement, *, policy: Policy, source: Parts,
                  target: Parts, dtype: np.dtype[Any], purpose: str, async_op: bool = False, hidden: bool = False,
-                 add: bool = False, settle: Callable[[Any, Any, bool], None] | None = None,
+                 add: bool = False, settle: Settle | None = None,
                  by_micro_batch: bool = False) -> None:
         self.rank, self.target, self.add, self.async_op, self.settle = rank, target, add, async_op, settle
         self._addends = rank.size if by_micro_batch else 1
@@ -194,12 +206,7 @@ class BucketMove:
             return
         for number, addend in enumerate(found.reshape(self._addends, -1)):
             for here, resting in self.target:
-                if self.settle is not None:
-                    self.settle(addend[here], resting, self.add or number > 0)
-                elif self.add or number:
-                    self.rank.kernels.add_rounded(resting, addend[here], resting)
-                else:
-                    self.rank.kernels.cast_pack(addend[here], resting)
+                put(self.rank, addend[here], resting, add=self.add or number > 0, settle=self.settle)
 
     def drop(self) -> None:
         """Waits, and drops what arrived."""

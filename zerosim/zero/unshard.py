@@ -60,6 +60,11 @@ class UnitGather:
                               self.target(bucket, lies, whole), agreement=f"weights of {name}", async_op=async_op,
                               hidden=self.options.copy_in_flight)
 
+    def own_parts(self, group: ParamGroup, name: str) -> Iterator[np.ndarray]:
+        """The parts of this rank's shard that a gather of the unit begins with."""
+        for bucket in buckets(group.layout, [group.layout.units[name]], self.options.limit(group.parameter.dtype)):
+            yield from (part for _, part in bucket.own_in_shard(group.rank.index, group.parameter))
+
     @staticmethod
     def target(bucket: Bucket, lies: slice, whole: np.ndarray) -> Parts:
         """The place of a bucket, one stretch, in the unit (u,) that lies there."""
@@ -186,8 +191,7 @@ class Unsharder:
             elif not self.is_sharded:
                 yield group.parameter[lies]
             else:
-                for bucket in buckets(group.layout, [lies], self.gather.options.limit(group.parameter.dtype)):
-                    yield from (part for _, part in bucket.own_in_shard(self.rank.index, group.parameter))
+                yield from self.gather.own_parts(group, name)
 
     def _reshard(self, name: str, *, users: int, keep: bool) -> None:
         unsharded = self._unsharded.get(name)

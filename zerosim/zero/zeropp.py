@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.numerics.places import DEVICE
 from zerosim.numerics.policy import AVERAGES, Policy
 from zerosim.numerics.quantization import Blockwise, ZeroPlusPlus
 from zerosim.ranks.call import Cut
@@ -30,7 +31,7 @@ from zerosim.ranks.rank import Rank
 from zerosim.zero.hybrid import neighbors_joined
 from zerosim.zero.layout import Bucket, Layout, Parts, buckets
 from zerosim.zero.param_group import ParamGroup
-from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, BucketOptions, Move, Stage, packed
+from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, BucketOptions, Move, Settle, Stage, packed, put
 from zerosim.zero.unshard import UnitGather
 
 BUFFER = "communication_buffer"
@@ -149,8 +150,13 @@ class PlusPlusGather(UnitGather):
         for bucket in buckets(group.layout, [lies], self.options.limit(whole.dtype)):
             ((_, own),) = bucket.own_in_shard(group.rank.index, group.parameter)
             yield all_gather_quantized(
-                group.rank.agreeing(f"weights of {name}"), bucket, own, self.target(bucket, lies, whole), form,
-                async_op=async_op, hidden=self.options.copy_in_flight)
+                group.rank.agreeing(f"weights of {name}"), bucket, group.transfers.at(DEVICE, own),
+                self.target(bucket, lies, whole), form, async_op=async_op, hidden=self.options.copy_in_flight)
+
+    def own_parts(self, group: ParamGroup, name: str) -> Iterator[np.ndarray]:
+        """None where a secondary shard is there."""
+        if (group, name) not in self._secondary:
+            yield from super().own_parts(group, name)
 
     def keep(self, group: ParamGroup, name: str, part: np.ndarray) -> None:
         """Keeps this rank's part of a unit inside its node."""
@@ -190,8 +196,8 @@ class QuantizedReduceScatter:
         self.inside, self.across = mesh.inside(rank), mesh.across(rank)
 
     def start(self, bucket: Bucket, source: Parts, target: Parts, *, agreement: str, dtype: np.dtype[Any],
-              async_op: bool, add: bool) -> Move:
-        """Begins to reduce a bucket: the first of the two all-to-alls."""
+              async_op: bool, add: bool, settle: Settle | None) -> Move:
+        """Begins to reduce a bucket: the first of the two all-to-alls; ``add`` and ``settle`` are a BucketMove's."""
         vector, cut, (_, place) = packed(self.rank, source, bucket.length, dtype), bucket.cut, self.mesh.place(
             self.rank.index)
         clear_padding_of(self.rank, bucket, vector, range(self.rank.size))
@@ -208,10 +214,7 @@ class QuantizedReduceScatter:
             arrived = self.across.agreeing(agreement).all_to_all(sent, splits=splits, purpose="gradients")
             total = self._sums(arrived, [cut[self.rank.index + 1] - cut[self.rank.index]], self.mesh.nodes)
             for here, resting in target:
-                if add:
-                    self.rank.kernels.add_rounded(resting, total[here], resting)
-                else:
-                    self.rank.kernels.cast_pack(total[here], resting)
+                put(self.rank, total[here], resting, add=add, settle=settle)
 
         return QuantizedMove(found, finish, async_op=async_op)
 
