@@ -13,7 +13,7 @@ from zerosim.planning.activations import logits_nbytes
 from zerosim.planning.closed_forms import STAGES, crossing_nbytes, vectors_sent
 from zerosim.planning.conventions import convention_of, formula, is_cut_anywhere, is_sharded, per_parameter_nbytes
 from zerosim.planning.hardware import overheads_nbytes
-from zerosim.planning.plan import HOST_KINDS, Plan, PlanConfig, PlanRow
+from zerosim.planning.plan import OPTIMIZER_KINDS, Plan, PlanConfig, PlanRow
 
 # Of each column the field of a row, and the text of its value.
 COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
@@ -103,7 +103,7 @@ def _states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
         yield (kind + "s", f"{convention.kinds(states)[kind]} · {padded:,}{share}", f"{nbytes:,}")
     share = f"/{ranks}" if states.optimizer_sharded else ""
     where = f"; {config.offload}" * (not config.offload.is_none)
-    copies = sum(nbytes for kind, nbytes in convention.kinds(states).items() if kind in HOST_KINDS)
+    copies = sum(nbytes for kind, nbytes in convention.kinds(states).items() if kind in OPTIMIZER_KINDS)
     yield ("optimizer", f"({copies} + {each}) · {padded:,}{share}{where}", f"{row.optimizer_nbytes:,}")
 
 

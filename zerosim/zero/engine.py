@@ -41,7 +41,7 @@ from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, 
 from zerosim.zero.placements import BucketOptions, Stage, stage_of
 from zerosim.zero.unshard import ParameterAllGather, Unsharder
 from zerosim.zero.update import Schedule, StepResult, Update
-from zerosim.zero.zeropp import parts_of
+from zerosim.zero.zeropp import collectives_of
 
 RENAMED = {"refresh": "all_gather_parameters", "states": "param_group", "families": "param_groups"}
 Batch = tuple[np.ndarray, np.ndarray]
@@ -121,7 +121,7 @@ class Engine(Shown):
         self.loss_scale = self.policy.start_scaling()
         settings = settings_of(model, optimizer, self.policy, groups)
         self.zeropp, self.mesh = ZeroPlusPlus.parse(zeropp), None if mesh is None else Mesh.of(mesh, rank.size)
-        unit_gather, quantized = parts_of(self.zeropp, rank, self.mesh, self.stage, self.policy, bucket_options)
+        unit_gather, quantized = collectives_of(self.zeropp, rank, self.mesh, self.stage, self.policy, bucket_options)
         shards, replicas = (rank, None) if self.zeropp or not self.mesh else hybrid_groups(rank, self.mesh, self.stage)
         self.transfers = Transfers(rank, offload_of(offload), on_mesh=self.mesh is not None)
         self.param_groups = param_groups(shards, model, settings, layout, self.stage, self.transfers, replicas)

@@ -36,8 +36,8 @@ from zerosim.zero.unshard import UnitGather
 BUFFER = "communication_buffer"
 
 
-def parts_of(asked: ZeroPlusPlus | None, rank: Rank, mesh: Mesh | None, stage: Stage, policy: Policy,
-             options: BucketOptions) -> "tuple[UnitGather, QuantizedReduceScatter | None]":
+def collectives_of(asked: ZeroPlusPlus | None, rank: Rank, mesh: Mesh | None, stage: Stage, policy: Policy,
+                   options: BucketOptions) -> "tuple[UnitGather, QuantizedReduceScatter | None]":
     """The way in which an engine gathers units, and its reduce-scatter of gradients, None where that is a ring.
 
     Raises ValueError as `check_parts` does, and without a mesh.
@@ -49,7 +49,7 @@ def parts_of(asked: ZeroPlusPlus | None, rank: Rank, mesh: Mesh | None, stage: S
                          "ranks of a node)")
     check_parts(asked, stage, policy)
     quantized = None if asked.gradients is None else QuantizedReduceScatter(rank, mesh, asked.gradients)
-    return PlusPlusGather(rank, mesh, asked, options), quantized
+    return ZeroPlusPlusGather(rank, mesh, asked, options), quantized
 
 
 def check_parts(asked: ZeroPlusPlus, stage: Stage, policy: Policy) -> None:
@@ -111,7 +111,7 @@ class QuantizedMove:
             self._found.wait()
 
 
-class PlusPlusGather(UnitGather):
+class ZeroPlusPlusGather(UnitGather):
     """The gathers of hpZ and qwZ: across nodes once after each update, then inside."""
 
     def __init__(self, rank: Rank, mesh: Mesh, asked: ZeroPlusPlus, options: BucketOptions) -> None:
@@ -169,7 +169,7 @@ class PlusPlusGather(UnitGather):
 class SecondaryShard:
     """A unit's part that is to be kept, once the unit is there."""
 
-    gather: PlusPlusGather
+    gather: ZeroPlusPlusGather
     group: ParamGroup
     name: str
     part: np.ndarray
@@ -192,8 +192,8 @@ class QuantizedReduceScatter:
     def start(self, bucket: Bucket, source: Parts, target: Parts, *, agreement: str, dtype: np.dtype[Any],
               async_op: bool, add: bool) -> Move:
         """Begins to reduce a bucket: the first of the two all-to-alls."""
-        vector, cut, (_, place) = packed(self.rank, source, bucket.length, dtype), bucket.cut, self.mesh.place(
-            self.rank.index)
+        vector, cut = packed(self.rank, source, bucket.length, dtype), bucket.cut
+        _, place = self.mesh.place(self.rank.index)
         clear_padding_of(self.rank, bucket, vector, range(self.rank.size))
         slices = [self.mesh.members_across(i) for i in range(self.mesh.ranks_per_node)]
         splits, sent = self._quantized([vector[cut[owner]:cut[owner + 1]] for owners in slices for owner in owners],
