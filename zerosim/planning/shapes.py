@@ -125,7 +125,7 @@ class Transformer:
                              "its traffic are counted")
         return Block(batch, tokens, self.channels, self.heads, itemsize, query_channels=self.query_channels,
                      key_channels=self.key_channels, feed_forward=self.feed_forward, gated=self.gated,
-                     rms=not self.layer_norm, head_norms=self.head_norms)
+                     rms=not self.layer_norm, head_norms=self.head_norms, biases=self.biases)
 
 
 @dataclass(frozen=True)  # no slots: as UnitShape

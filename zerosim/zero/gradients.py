@@ -364,7 +364,8 @@ class Reducer:
                                          async_op=async_op, add=add)
         return BucketMove(self.rank.agreeing(self.agree(self.micro_batch)), bucket, have, want, policy=self.policy,
                           source=source, target=target, dtype=dtype, purpose="gradients", async_op=async_op,
-                          hidden=self.options.copy_in_flight, add=add, settle=self.settle)
+                          hidden=self.options.copy_in_flight, add=add, settle=self.settle,
+                          by_micro_batch=self.options.by_micro_batch and have is PARTIAL)
 
 
 class FactorObserver:
