@@ -65,13 +65,13 @@ def check_parts(asked: ZeroPlusPlus, stage: Stage, policy: Policy) -> None:
 
 
 def all_gather_quantized(rank: Rank, bucket: Bucket, own: np.ndarray, target: Parts, form: Blockwise, *,
-                         async_op: bool, hidden: bool) -> "QuantizedMove":
+                         async_op: bool, copy_in_flight: bool) -> "QuantizedMove":
     """Each rank's chunk of a bucket as bytes to all ranks, and what comes back into the target."""
     splits = (0, *accumulate(form.nbytes(high - low) for low, high in pairwise(bucket.cut)))
     clear_padding_of(rank, bucket, own, [rank.index])
     sent = rank.memory.alloc(form.nbytes(len(own)), np.uint8, BUFFER, "quantized")
     form.quantize(rank.kernels, own, sent)
-    found = rank.all_gather(sent, splits=splits, async_op=async_op, hidden=hidden, purpose="parameters")
+    found = rank.all_gather(sent, splits=splits, async_op=async_op, copy_in_flight=copy_in_flight, purpose="parameters")
     ((_, whole),) = target
 
     def finish(arrived: np.ndarray) -> None:
@@ -139,7 +139,7 @@ class ZeroPlusPlusGather(UnitGather):
             yield BucketMove(self.inside.agreeing(f"weights of {name}"), bucket, SHARDED, REPLICATED,
                              policy=group.policy, source=[(slice(0, len(elements)), elements)],
                              target=self.target(bucket, lies, whole), dtype=whole.dtype, purpose="parameters",
-                             async_op=async_op, hidden=self.options.copy_in_flight)
+                             async_op=async_op, copy_in_flight=self.options.copy_in_flight)
 
     def _start_across(self, group: ParamGroup, name: str, whole: np.ndarray, *, async_op: bool) -> Iterator[Move]:
         form, lies = self.asked.weights, group.layout.units[name]
@@ -150,7 +150,7 @@ class ZeroPlusPlusGather(UnitGather):
             ((_, own),) = bucket.own_in_shard(group.rank.index, group.parameter)
             yield all_gather_quantized(
                 group.rank.agreeing(f"weights of {name}"), bucket, own, self.target(bucket, lies, whole), form,
-                async_op=async_op, hidden=self.options.copy_in_flight)
+                async_op=async_op, copy_in_flight=self.options.copy_in_flight)
 
     def keep(self, group: ParamGroup, name: str, part: np.ndarray) -> None:
         """Keeps this rank's part of a unit inside its node."""
