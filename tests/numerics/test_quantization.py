@@ -5,7 +5,7 @@ import pytest
 
 from tests.cases import covering
 from tests.support import assert_refused, literally
-from zerosim.numerics import formats, kernels, quantization
+from zerosim.numerics import formats, kernels
 from zerosim.numerics.quantization import Blockwise
 
 KERNELS = kernels.NumpyKernels()
@@ -58,4 +58,3 @@ def test_other_formats_and_blocks_are_refused():
     assert_refused(lambda: Blockwise("int2"), literally("no quantized format 'int2'; choose one of int8, int4; did"))
     for block in (0, 3, 1.5, True):
         assert_refused(lambda block=block: Blockwise("int8", block), literally(f"block={block} must be an even number"))
-    assert quantization.BITS == {"int8": 8, "int4": 4}

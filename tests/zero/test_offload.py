@@ -59,8 +59,7 @@ def test_the_device_holds_less_by_what_the_host_or_the_disk_holds_more_to_the_by
 
 
 def test_the_devices_peak_without_optimizer_gradients_and_parameters_is_what_flows():
-    """At stage 3 with everything on the host a unit, its gradient and what a collective moves are there, and no more.
-    """
+    """At stage 3 with everything on the host; that it is so much and no more, `test_measured.py` holds to the byte."""
     def peak(asked):
         cluster = zs.NullCluster(4, representative=0)
         cluster.run(lambda rank: zs.Engine(rank, MLP((64, 64, 64, 64, 64)), ADAM, stage=3, policy=BF16, offload=asked)
