@@ -84,7 +84,8 @@ def squares(x: np.ndarray) -> float:
 
 @dataclass
 class Twin:
-    """Single-device training on the batches of N imagined ranks. ``order`` is "local_first" or "reduce_first".
+    """Single-device training on the batches of N imagined ranks. ``order`` is "local_first", "reduce_first" or
+    "micro_batch", in which nothing depends on N, and norms are exact.
 
     On M ``nodes`` the sums of each node's ring are the addends of a ring across nodes, in the reduce format, and those
     of micro-batches are added up before: it is made once.
@@ -207,6 +208,11 @@ class Twin:
                         total = rounded_add(total, g[name])
                     sums.append(total.astype(reduce))
                 return ring_sum([ring_sum(node, self.owner[name]) for node in self._by_node(sums)], self.node[name])
+            if self.order == "micro_batch":
+                total = None
+                for one in (mine[j][name].astype(reduce) for j in range(len(gradients[0])) for mine in gradients):
+                    total = one.astype(accumulate) if total is None else rounded_add(total, one)
+                return total
             totals = []
             for node in self._by_node(gradients):
                 total = None
@@ -249,6 +255,9 @@ class Twin:
     def _norm(self, vector: object, names: list[str]) -> float:
         """The norm of some tensors: per owner, tensor by tensor; owners in rank order."""
         total = 0.0
+        if self.order == "micro_batch":
+            wide = np.concatenate([vector(name) for name in names]).astype(np.float64)
+            return math.sqrt(math.fsum(wide**2)) if np.isfinite(wide).all() else math.nan
         for rank in range(self.ranks // self.nodes):
             partial = 0
             for name in names:

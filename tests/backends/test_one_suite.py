@@ -110,6 +110,11 @@ def test_overlap_prefetch_and_buckets_change_no_bit_of_a_training(world: World) 
             assert arrays.sha256(mine.result) == arrays.sha256(its.result)
 
 
+def test_gradients_added_by_micro_batch_give_the_same_losses_and_states(world: World) -> None:
+    if THOROUGH or world in (MPI[2], DOUBLES[1], GPUS[0]):
+        assert_same(world, programs.gpt, 3, "bf16", "by micro-batch", kind=world.kind)
+
+
 def test_state_on_disk_changes_no_bit_of_a_training_and_ranks_on_a_gpu_refuse_it(world: World) -> None:
     if world in (HERE, MPI[0]):
         wanted = reference(world.kind, world.ranks, programs.gpt, 3, "bf16", "one step")

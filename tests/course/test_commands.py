@@ -84,7 +84,8 @@ def test_help_explains_every_switch_of_every_command():
     ("lost-updates", ["--format bf16", "--weight 0.1", "--update 3e-4", "--steps 4"]),
     ("train", ["--stage 1", "--compute fp32", "--compute fp8", "--optimizer sgd", "--lr 0.1", "--micro-batches 2",
                "--batch 3", "--recompute segment(2)", "--layout contiguous", "--seed 1", "--ranks 3", "--loss-scale 8",
-               "--sample 3", "--steps 3", "--offload host", "--offload disk", "--mesh 2x1",
+               "--sample 3", "--stage 2 --reduction micro_batch", "--steps 3", "--offload host", "--offload disk",
+               "--mesh 2x1",
                "--mesh 2x1 --zeropp qwz"]),
     ("cost", ["--nbytes 14000000008", "--ranks 4", "--link pcie5", "--collective all_gather", "--algorithm tree",
               "--nodes 2", "--nbytes 72 --itemsize 8", "--nodes 2 --algorithm hierarchical(4)",
@@ -178,7 +179,7 @@ def test_a_training_that_goes_on_from_its_checkpoint_ends_as_if_it_had_never_sto
     words = " ".join(done.stdout.split())
     assert "zerosim train: goes on from step 5, but ranks: saved with 2, here 3" in done.stderr
     assert "Went on from step 5. ranks: saved with 2, here 3 stage: saved with" in words
-    assert "ranks of the data: saved with 2, here 3" in words
+    assert "micro-batches of a step of the data: saved with 2, here 3" in words
     refused = ask("train", *TINY, "--steps", "6", *run, "--resume")
     assert (refused.exit_code, "is of step 6, and 6 steps were asked for" in refused.stderr) == (2, True)
     refused = ask("train", *TINY, *run)
@@ -187,6 +188,37 @@ def test_a_training_that_goes_on_from_its_checkpoint_ends_as_if_it_had_never_sto
     zs.Cluster(2).run(lambda rank: zs.Engine(rank, model, zs.optim.AdamW()).save(tmp_path))
     refused = ask("train", *TINY, *run, "--resume")
     assert (refused.exit_code, "was saved with the progress None" in " ".join(refused.stderr.split())) == (2, True)
+
+
+def test_by_micro_batch_a_training_goes_on_from_its_checkpoint_on_other_ranks_as_if_it_had_never_stopped(tmp_path):
+    order, folder = ("--reduction", "micro_batch", "--steps"), ("--checkpoint", str(tmp_path))
+    whole = data_of("train", *order, "3", "--stage", "2", "--micro-batches", "2")
+    data_of("train", *order, "2", "--stage", "2", "--micro-batches", "2", *folder, "--save-every", "2")
+    rest = data_of("train", *order, "3", "--ranks", "4", *folder, "--resume")
+    assert (rest["digest"], rest["resumed_from"], rest["differences"]) == (whole["digest"], 2, [])
+
+
+def test_a_training_begins_from_the_weights_that_another_has_exported_in_one_file_or_several(tmp_path):
+    folder, begun = str(tmp_path / "c"), {}
+    trained = data_of("train", "--checkpoint", folder, "--save-every", "2")
+    for out, *more in (("one.safetensors",), ("folder",), ("several", "--shard-nbytes", "4000")):
+        files = ask("export", folder, str(tmp_path / out), *more).stdout.replace("\n", "").split(str(tmp_path))[1:]
+        assert len(files) > 2 if more else len(files) == 1
+        begun[out] = data_of("train", "--weights", str(tmp_path / out), "--ranks", "3", "--stage", "1")
+    assert begun["one.safetensors"] == begun["folder"] == begun["several"]
+    assert begun["folder"]["steps"][0]["loss"] < trained["steps"][0]["loss"]
+    assert begun["folder"]["digest"] != data_of("train", "--ranks", "3", "--stage", "1")["digest"]
+    narrow = ask("export", folder, str(tmp_path / "narrow"), "--kind", "parameter")
+    assert narrow.exit_code == 0
+    assert (tmp_path / "narrow" / "model.safetensors").stat().st_size < (tmp_path / "one.safetensors").stat().st_size
+    for args, said in (
+            (("no-such", "x"), "no-such holds no checkpoint"),
+            ((folder, str(tmp_path / "several")), "where there are others: model-00001-of-"),
+            ((folder, "x.safetensors", "--shard-nbytes", "9"), "is one; name a folder"),
+            ((folder, "x", "--kind", "moment"), "has no moment of wte"),
+            ((folder, str(tmp_path / "one.safetensors" / "x")), "name a place that can be written")):
+        refused = ask("export", *args)
+        assert (refused.exit_code, said in refused.stderr) == (2, True), refused.stderr
 
 
 def test_training_as_json_has_every_step_and_not_the_one_that_is_saved(tmp_path):
@@ -355,6 +387,9 @@ REFUSED = {
         ("--mesh 2x1 --zeropp zpp", "zeropp='zpp' names no parts of ZeRO++; write some of hpz, qwz and qgz"),
         ("--batch 1000000000000", "this machine has too little memory for it"),
         ("--save no/such/folder/run.json", "but its folder is not there"),
+        ("--stage 1 --reduction micro_batch", "rest partial; take stage 2 or 3"),
+        ("--weights no-such", "no-such: No such file or directory"),
+        ("--weights x --resume --checkpoint y", "asked to begin from --weights x and to --resume"),
         ("--save-every 2", "without a folder; name one, as in --checkpoint my-run"),
         ("--checkpoint x --save-every 0", "every 0 steps; take a whole number, 1 or more"),
         ("--checkpoint x", "nothing would be written to 'x' or read from it; ask for --save-every, or for --resume"),

@@ -11,7 +11,9 @@ import pytest
 
 import zerosim as zs
 from tests.support import assert_refused, literally
-from zerosim.course import measured
+from zerosim.course import measured, tuning
+from zerosim.models import decoder
+from zerosim.models.llama import config_of
 from zerosim.planning import Transformer, conventions, hardware, model_of, plan_config, recording, timeline
 from zerosim.planning.closed_forms import STAGES
 
@@ -219,6 +221,21 @@ def test_an_optimizer_that_the_engine_refuses_is_named_with_its_reason():
     assert "ZeRO-1 was not run: " in " ".join(str(found).split())
     nothing = tuned(global_batch=2, ranks=2, stage=1, recompute="none", offload="never", optimizer=zs.optim.Muon())
     assert nothing.verdict == "Nothing was run: the engine refused every candidate that fits."
+
+
+def test_no_step_is_timed_that_this_machine_has_no_memory_for(monkeypatch):
+    monkeypatch.setattr(tuning, "_memory_nbytes", lambda: 10**9)
+    found = zs.tune("gpt2-xl", seconds="real", offload="never", global_batch=2, ranks=2, stage="1,3", recompute="none",
+                    prefetch=0)
+    assert found.refused.keys() == {"ZeRO-1", "ZeRO-3"}
+    assert "hold" in found.refused["ZeRO-1"]
+    assert "in this process, on a machine with 1.00 GB" in " ".join(str(found).split())
+
+
+@pytest.mark.parametrize("name", ["gpt-nano", "gpt-micro", "llama-nano", "llama-micro"])
+def test_a_preset_of_training_has_the_shape_of_the_model_that_is_trained(name):
+    trained, made = decoder(replace(config_of(name), vocabulary=256)), measured.decoder_of(measured.preset_shape(name))
+    assert (made.shapes, made.config) == (trained.shapes, trained.config)
 
 
 def test_what_cannot_be_searched_is_refused():

@@ -20,7 +20,7 @@ def back(form, x):
 
 
 @pytest.mark.parametrize(("name", "block", "length", "scale", "compute"), covering(
-    ("int8", "int4"), (2, 8, 256), (0, 1, 5, 256, 257, 70_001), (1.0, 1e-44, 1e-38, 1e30, 1e-3),
+    ("int8", "int4"), (2, 8, 256), (0, 1, 5, 256, 257, 70_001), (1.0, 1e-44, 5e-44, 1e-38, 1e30, 1e-3),
     ("fp32", "bf16", "fp16")))
 def test_every_element_comes_back_within_the_bound_which_some_nearly_reach(name, block, length, scale, compute):
     form, rng = Blockwise(name, block), np.random.default_rng(length)
@@ -55,6 +55,11 @@ def test_a_block_has_its_own_scale_and_keeps_inf_and_nan_to_itself():
     assert found[:4].tolist() == pytest.approx([1, -1, 4 / 7, 0])
     assert found[12:].tolist() == pytest.approx([1e30, 0, 0, 0])
     assert back(Blockwise("int8"), np.zeros(3, np.float32))[0].tolist() == [0, 0, 0]
+
+
+def test_what_exceeds_a_subnormal_scale_is_the_largest_integer():
+    x = np.float32([143, 1, -143, 0]) * np.float32(2.0**-149)  # the scale, 143/127 of the smallest number, is that
+    assert (back(Blockwise("int8", 4), x)[0].astype(np.float64) * 2.0**149).tolist() == [127, 1, -127, 0]
 
 
 def test_other_formats_and_blocks_are_refused():

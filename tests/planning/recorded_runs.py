@@ -108,7 +108,7 @@ def program_of(*actions: tuple) -> Any:
                 works.pop(0).wait()
             elif name == "barrier":
                 rank.barrier()
-            elif name in recordings.OFFLOAD:
+            elif name in recordings.DIRECTIONS:
                 moved.append(begin_transfer(rank.trace, name, "gradient", rest[0]))
             elif name == "arrive" and moved:
                 rank.trace.add(TransferWait(moved.pop(0)))

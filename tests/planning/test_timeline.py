@@ -46,7 +46,7 @@ from zerosim.planning import (
 )
 from zerosim.planning import recording as recordings
 
-TO_HOST, *_ = recordings.OFFLOAD
+TO_HOST, *_ = recordings.DIRECTIONS
 # Two kinds of links, rank 0 slow in all: what it computes from an instant on, and the link by which it hands on.
 MACHINES = st.builds(
     lambda flops, memory_rate, efficiency, factor, instant, nodes, link: Machine(
@@ -196,7 +196,8 @@ ACTIONS = st.lists(st.one_of(
     st.tuples(st.just("shift"), st.integers(0, 300)),
     st.tuples(st.just("send"), st.integers(0, 7), st.integers(0, 7), st.integers(0, 300)),
     st.tuples(st.just("halves"), st.integers(0, 200)), st.tuples(st.just("wait")), st.tuples(st.just("barrier")),
-    st.tuples(st.sampled_from(recordings.OFFLOAD), st.integers(0, 4_000)), st.tuples(st.just("arrive"))), max_size=14)
+    st.tuples(st.sampled_from(recordings.DIRECTIONS), st.integers(0, 4_000)), st.tuples(st.just("arrive"))),
+    max_size=14)
 
 
 @example(ranks=4, actions=[("halves", 200)], machine=replace(MACHINE, network=Network(FAST, SLOW, 3)), few=1)

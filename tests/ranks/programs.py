@@ -216,6 +216,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "one step": {},
     "overlapping": {"overlap": True, "prefetch": 1, "bucket_nbytes": 5000},
     "one contiguous vector": {"layout": "contiguous"},
+    "by micro-batch": {"reduction": "micro_batch", "overlap": True, "bucket_nbytes": 5000},
     "all on disk": {"offload": zs.Offload("disk", "disk", "disk", gettempdir())},
     "blocks computed again": {"recompute": "block", "overlap": True, "bucket_nbytes": 10_000},
     "fp32 sums": {"recompute": "sub_block", "policy": zs.Policy("bf16", reduce="fp32", average="split")},

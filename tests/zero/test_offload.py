@@ -14,10 +14,13 @@ from tempfile import gettempdir
 import pytest
 
 import zerosim as zs
-from tests.cases import chosen
+from tests.cases import chosen, covering
 from tests.zero.drawn import ON_DISK
 from tests.zero.training import ADAM, BF16, MODELS, batches, bits, flat_state, held_anywhere, outcome, run
 from zerosim.models import MLP
+from zerosim.planning import Machine, Network, hardware, record, replay
+from zerosim.ranks.trace import Compute
+from zerosim.ranks.transfers import Transfer, TransferWait
 from zerosim.zero import OffloadError, ScratchFile, export_weights
 
 DISK = gettempdir()
@@ -42,8 +45,7 @@ def held_by_place(cluster, **options):
     return found, [held_anywhere(rank) for rank in cluster.ranks]
 
 
-@pytest.mark.parametrize("stage", zs.STAGES)
-@pytest.mark.parametrize("asked", ASKED, ids=str)
+@pytest.mark.parametrize(("stage", "asked"), covering(zs.STAGES, ASKED, count=8), ids=str)
 def test_the_device_holds_less_by_what_the_host_or_the_disk_holds_more_to_the_byte(stage, asked):
     whole, _ = held_by_place(zs.Cluster(3), stage=stage)
     found, afterwards = held_by_place(zs.Cluster(3), stage=stage, offload=asked)
@@ -72,8 +74,8 @@ def test_the_devices_peak_without_optimizer_gradients_and_parameters_is_what_flo
     assert not {"parameter", "gradient", "master", "optimizer_state"} & there.keys()
 
 
-@pytest.mark.parametrize("stage", zs.STAGES)
-@pytest.mark.parametrize("asked", ["host", ON_DISK, zs.Offload("host", "host")], ids=str)
+@pytest.mark.parametrize(("stage", "asked"), covering(
+    zs.STAGES, ["host", ON_DISK, zs.Offload("host", "host")], count=6), ids=str)
 def test_a_run_without_data_holds_and_moves_what_the_real_one_does(stage, asked):
     def rows(cluster):
         def program(rank):
@@ -132,6 +134,32 @@ def test_the_disk_is_read_and_written_once_for_each_byte_of_state():
     found, shard = moved(zs.Offload("disk", directory=DISK), 2, 1)
     assert found["from disk"] == found["to disk"] == 12 * shard
     assert found["to host"] == found["to device"] == 2 * shard
+
+
+@pytest.mark.parametrize("kind", ["parameter", "optimizer_state"])
+def test_what_comes_from_disk_is_asked_for_before_it_is_needed_and_what_goes_there_is_waited_for_later(kind):
+    """A read of parameters goes on while the unit before computes; of state while a tensor or a stretch before it goes
+    back."""
+    model, cluster = MLP((600, 600, 600), seed=1), zs.NullCluster(2, representative=0)
+
+    def program(rank):
+        engine = zs.Engine(rank, model, ADAM, stage=3, policy=BF16, offload=ON_DISK)
+        with rank.trace.span("step"):
+            engine.step([(rank.xp.zeros((4, 600)), rank.xp.zeros((4, 600)))])
+
+    cluster.run(program)
+    rows = cluster.trace[0].rows
+    begun = {row: place for place, row in enumerate(rows) if isinstance(row, Transfer) and row.kind == kind}
+    beside = {"from disk": Compute if kind == "parameter" else Transfer, "to disk": Transfer}
+    for way, other in beside.items():
+        waited = [(begun[row.transfer], place) for place, row in enumerate(rows)
+                  if isinstance(row, TransferWait) and row.transfer in begun and row.transfer.direction == way]
+        assert any(isinstance(one, other) for low, high in waited for one in rows[low + 1:high]), way
+    recording = record(cluster.trace).inside("step").on_ranks(2)
+    machine = Machine(hardware.device("h100-80"), Network(hardware.link("nvlink4")), "bf16",
+                      host_link=hardware.link("pcie5"), disk_link=hardware.link("nvme-pcie4"))
+    timed = replay(recording, machine).usage[0]
+    assert 0 < timed.exposed_offload_seconds < timed.offload_seconds
 
 
 # -- files that fail --------------------------------------------------------------------------------------------------
@@ -307,8 +335,8 @@ def test_a_delayed_update_computes_each_step_with_the_parameters_of_the_step_bef
         group.parameter[...] = casts[-1]
         return found | {"parameter": bits(flat_state(engine)["parameter"])}
 
-    for places in (zs.Offload("host", "host", delayed_update=True),
-                   zs.Offload("disk", directory=DISK, delayed_update=True)):
+    both = (zs.Offload("host", "host", delayed_update=True), zs.Offload("disk", directory=DISK, delayed_update=True))
+    for places in chosen(both[stage % 2:stage % 2 + 1], both):
         expected, found = list(zs.Cluster(ranks).run(by_hand)), list(zs.Cluster(ranks).run(delayed, places))
         assert found == expected
         zs.Cluster(ranks).run(delayed, places, 0, 3)
@@ -345,6 +373,7 @@ def test_weights_that_are_loaded_take_the_place_of_those_that_a_delayed_update_h
     (partial(zs.Offload, parameters="disk"), "place the optimizer on disk too"),
     (partial(zs.Offload, "host", "disk"), "gradients on disk, and the optimizer's state on the host"),
     (partial(held_by_place, zs.Cluster(1), offload="cpu"), "must be 'host' or 'disk'"),
+    (partial(outcome, MODEL, batches(MODEL, 2, 1, 1), offload="host", mesh=(2, 1)), "on a mesh, where state rests on"),
     (partial(outcome, MODEL, batches(MODEL, 1, 1, 1), offload=zs.Offload("host", delayed_update=True)),
      "a delayed update needs masters beside the parameters"),
 ])

@@ -22,10 +22,14 @@ Recompute = Annotated[str, typer.Option(help="What is not kept: none, block, seg
 LayoutName = Annotated[str | None, typer.Option("--layout", help="per_unit, contiguous or whole_matrices; without it, "
                                                                  "what the optimizer can be cut by.")]
 Gather = Annotated[bool, typer.Option("--gather", help="Gather whole matrices for an optimizer that needs them.")]
+Reduction = Annotated[str, typer.Option(help="The order in which gradients are added: by rank; or by micro_batch, at "
+                                             "stages 2 and 3, which makes all bits the same on any number of ranks.")]
 Seed = Annotated[int, typer.Option(help="Of first values, batches and the sample.")]
 LossScale = Annotated[str | None, typer.Option(help="A number, or dynamic (the default in fp16).")]
 Capacity = Annotated[int | None, typer.Option(metavar="NBYTES", help="What each rank may hold while it trains.")]
 
+WeightsFrom = Annotated[str | None, typer.Option("--weights", metavar="FILE|FOLDER", help=(
+    "Begin from these weights, of export or Hugging Face's, in place of drawn ones."))]
 MeshShape = Annotated[str, typer.Option("--mesh", help="Nodes and ranks of a node, as 2x4: states are in shards inside "
                                                        "a node and replicated across, unless --zeropp; or none.")]
 Parts = Annotated[str, typer.Option("--zeropp", help="Parts of ZeRO++ on the mesh: some of hpz, qwz and qgz, as in "
@@ -56,11 +60,12 @@ Dark = Annotated[bool, typer.Option("--dark", help="Draw the dark variant.")]
 def train(
     text: TextFile = None, model: Model = "gpt-micro", ranks: Ranks = 4, stage: Stage = 3, compute: Compute = "bf16",
     optimizer: Named = "adamw", lr: LearningRate = None, micro_batches: MicroBatches = 1, batch: Batch = 4,
-    recompute: Recompute = "none", layout: LayoutName = None, gather: Gather = False, steps: StepsOfOne = 200,
-    seed: Seed = 0, loss_scale: LossScale = None, capacity: Capacity = None, sample: Sample = 160,
-    save: SaveTo = None, checkpoint: Checkpoint = None, save_every: SaveEvery = None, resume: Resume = False,
-    offload: Offload = None, offload_directory: OffloadDirectory = None, mesh: MeshShape = "none",
-    zeropp: Parts = "none", as_json: AsJson = False,
+    recompute: Recompute = "none", layout: LayoutName = None, gather: Gather = False, reduction: Reduction = "rank",
+    steps: StepsOfOne = 200, seed: Seed = 0, loss_scale: LossScale = None, capacity: Capacity = None,
+    sample: Sample = 160, weights: WeightsFrom = None, save: SaveTo = None, checkpoint: Checkpoint = None,
+    save_every: SaveEvery = None, resume: Resume = False, offload: Offload = None,
+    offload_directory: OffloadDirectory = None, mesh: MeshShape = "none", zeropp: Parts = "none",
+    as_json: AsJson = False,
 ) -> None:
     """Trains a GPT or a Llama on a text, under any stage of ZeRO, and says what it came to."""
     from zerosim.course import training
@@ -69,14 +74,17 @@ def train(
 
     options = training.Options(
         model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
-        batch=batch, recompute=recompute, layout=layout, gather=gather, steps=steps, seed=seed, loss_scale=loss_scale,
-        capacity_nbytes=capacity, offload=offload, offload_directory=offload_directory, sample_tokens=sample,
-        mesh=mesh, zeropp=zeropp)
+        batch=batch, recompute=recompute, layout=layout, gather=gather, reduction=reduction, steps=steps, seed=seed,
+        loss_scale=loss_scale, capacity_nbytes=capacity, offload=offload, offload_directory=offload_directory,
+        sample_tokens=sample, mesh=mesh, zeropp=zeropp)
     corpus = corpus_of(text)
     if save is not None:
         require_place(save)
     if checkpoint is None and (resume or save_every is not None):
         raise ValueError("asked for --resume or --save-every without a folder; name one, as in --checkpoint my-run")
+    if weights is not None and resume:
+        raise ValueError(f"asked to begin from --weights {weights} and to --resume, which goes on from the weights of "
+                         "--checkpoint; leave one of them out")
     checkpoints = None if checkpoint is None else training.Checkpoints(checkpoint, save_every, resume)
     stderr = console(stderr=True)
 
@@ -86,11 +94,31 @@ def train(
 
     with training.progress_bar(stderr, steps) as bar:
         found = training.train(options, corpus, bar.on_step, keep_last_step=save is not None, checkpoints=checkpoints,
-                               on_resume=warn)
+                               on_resume=warn, weights=weights)
     if save is not None and found.last_step is not None:
         recording.save(recording.record(found.last_step), save)
     training.require_learned(found)
     answer(as_json, lambda: training.training_as_json(found), lambda: training.training_view(found, corpus.name))
+
+
+@command("export")
+def export(
+    checkpoint: Annotated[str, typer.Argument(help="The folder of a checkpoint.", metavar="CHECKPOINT")],
+    out: Annotated[str, typer.Argument(help="A folder, or one file by its name.", metavar="FOLDER|FILE.safetensors")],
+    shard_nbytes: Annotated[int | None, typer.Option(metavar="NBYTES", help="Several files, each of at most so many "
+                                                                            "bytes of weights, and an index.")] = None,
+    kind: Annotated[str, typer.Option(help="master, or parameter for the copies in the compute format.")] = "master",
+) -> None:
+    """Writes a checkpoint's weights as Hugging Face names and shards them; train --weights begins from them."""
+    from zerosim.zero import export_weights
+
+    try:
+        files = export_weights(checkpoint, out, shard_nbytes=shard_nbytes, kind=kind)
+    except OSError as error:
+        raise ValueError(f"asked to export {checkpoint!r} to {out!r}, but {error.filename}: {error.strerror}; name a "
+                         "place that can be written") from None
+    for file in files:
+        typer.echo(file)
 
 
 @command("compare")

@@ -7,10 +7,13 @@ from typing import Any
 
 from zerosim.display.views import words
 from zerosim.models.gpt import GPT, Decoder, GPTConfig
-from zerosim.models.llama import Llama, LlamaConfig
+from zerosim.models.gpt import PRESETS as GPTS
+from zerosim.models.llama import PRESETS as LLAMAS
+from zerosim.models.llama import Llama, LlamaConfig, config_of
 from zerosim.models.small import MLP
+from zerosim.models.text import VOCABULARY
 from zerosim.models.units import Model
-from zerosim.numerics.places import DEVICE, OFFLOAD
+from zerosim.numerics.places import DEVICE, DIRECTIONS
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer
 from zerosim.optim.elementwise import SGD
@@ -18,7 +21,7 @@ from zerosim.planning import closed_forms
 from zerosim.planning.activations import Block, fullest_nbytes, tensors
 from zerosim.planning.conventions import convention_of, per_parameter_nbytes, states_nbytes
 from zerosim.planning.plan import PlanConfig
-from zerosim.planning.shapes import ModelShape, model_of
+from zerosim.planning.shapes import PRESETS, ModelShape, Transformer, model_of
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.memory import RESTING_KINDS
 from zerosim.ranks.null_cluster import NullCluster
@@ -65,7 +68,7 @@ def take_step(cluster: Cluster, model: Model, optimizer: Optimizer, x_shape: tup
             engine.all_gather_parameters()
         now = rank.memory.now_nbytes_by_kind
         return HeldInStep(after_forward, {kind: now[kind] for kind in RESTING_KINDS if kind in now},
-                          {way: rank.trace.moved_nbytes[way] - before.get(way, 0) for way in OFFLOAD})
+                          {way: rank.trace.moved_nbytes[way] - before.get(way, 0) for way in DIRECTIONS})
 
     return list(cluster.run(program))
 
@@ -241,6 +244,19 @@ def run_planned(cluster: Cluster, config: PlanConfig, stage: int, policy: str, *
                      (config.batch, config.sequence), micro_batches=config.micro_batches, stage=stage,
                      policy=config.policy, recompute=policy, overlap=config.overlap, prefetch=config.prefetch,
                      bucket_nbytes=bucket_nbytes, mesh=config.mesh, zeropp=config.zeropp, offload=config.offload)[0]
+
+
+def preset_shape(name: Any) -> Any:
+    """The shape of a preset that `zerosim train` alone has, over its vocabulary of bytes; any other model as it is."""
+    if not isinstance(name, str) or name in PRESETS or name not in {**GPTS, **LLAMAS}:
+        return name
+    of = config_of(name)
+    shape = Transformer(of.channels, of.layers, of.heads, VOCABULARY, tokens=of.context)
+    if isinstance(of, LlamaConfig):
+        return model_of(name, replace(
+            shape, feed_forward=of.feed_forward, key_value_heads=of.key_value_heads, head_channels=of.head_channels,
+            biases=of.biases, layer_norm=False, gated=True, tied=False, head_norms=of.head_norms))
+    return model_of(name, replace(shape, positions=of.context))
 
 
 def decoder_of(model: ModelShape, tokens: int | None = None) -> Decoder:

@@ -42,6 +42,7 @@ from zerosim.ranks.trace import PURPOSES, Trace, Traces
 from zerosim.zero.checkpoint import INDEX
 from zerosim.zero.engine import Batch, Engine
 from zerosim.zero.layout import layout_of
+from zerosim.zero.micro_batch_order import BY_RANK, is_by_micro_batch
 from zerosim.zero.offload import OffloadError
 from zerosim.zero.param_group import Group
 from zerosim.zero.placements import STAGES, stage_of
@@ -77,6 +78,7 @@ class Options:
     recompute: str = "none"
     layout: str | None = None
     gather: bool = False
+    reduction: str = BY_RANK
     steps: int = 200
     seed: int = 0
     clip_norm: float | None = 1.0
@@ -101,6 +103,7 @@ class Options:
         if self.lr is not None and (not is_finite_number(self.lr) or self.lr <= 0):
             raise ValueError(f"lr={self.lr!r} must be a positive number")
         self._check_mesh()
+        is_by_micro_batch(self.reduction, stage_of(self.stage), self.policy(), mesh=self.on_mesh)
         if not self.places.uses_disk and self.offload_directory is not None:
             raise ValueError(f"offload_directory={self.offload_directory!r} is of offload to disk, which was not asked "
                              "for; ask for it, or leave the directory out")
@@ -133,8 +136,8 @@ class Options:
 
     @property
     def data_options(self) -> dict[str, int]:
-        """The options by which a step finds its batches in a text."""
-        return {name: getattr(self, name) for name in ("seed", "ranks", "micro_batches", "batch")}
+        """The options by which a step finds its micro-batches in a text, whichever rank takes them."""
+        return {"seed": self.seed, "micro-batches of a step": self.ranks * self.micro_batches, "batch": self.batch}
 
     @property
     def tokens_per_step(self) -> int:
@@ -206,7 +209,8 @@ class Options:
         """The arguments of an engine beside rank, model and optimizer."""
         return {"stage": self.stage, "policy": self.policy(), "layout": self.layout_name, "recompute": self.recompute,
                 "clip_norm": self.clip_norm, "groups": companions(self.build_optimizer(), model),
-                "schedule": self.schedule(), "gather": self.gather, "offload": self.places, "seed": self.seed,
+                "schedule": self.schedule(), "gather": self.gather, "reduction": self.reduction, "offload": self.places,
+                "seed": self.seed,
                 "mesh": self.on_mesh, "zeropp": self.zeropp}
 
 
@@ -350,15 +354,18 @@ class _RankResult:
 
 
 def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, keep_last_step: bool = False,
-          checkpoints: Checkpoints | None = None, on_resume: OnResume | None = None) -> Trained:
+          checkpoints: Checkpoints | None = None, on_resume: OnResume | None = None,
+          weights: str | None = None) -> Trained:
     """Trains on a cluster in this process; ``on_step`` is called after every step, by rank 0's program.
 
     ``keep_last_step`` keeps the traces of the last step, to be saved. ``checkpoints`` says whether the run is saved,
     and goes on from what was saved: then the steps are those that it took itself, and ``on_resume`` is called before
-    them, with the step of the checkpoint and what is different.
+    them, with the step of the checkpoint and what is different. ``weights`` is a file or folder of which the first
+    weights are, in place of drawn ones; see `zerosim.zero.hugging_face`.
 
-    Raises ValueError for a text that is too short, for an optimizer that the layout does not suit, and for a checkpoint
-    or offloaded state that cannot be written or read; OutOfMemoryError where a rank has less than the run needs.
+    Raises ValueError for a text that is too short, for an optimizer that the layout does not suit, and for a
+    checkpoint, weights or offloaded state that cannot be written or read; OutOfMemoryError where a rank has less than
+    the run needs.
     """
     corpus.require_length(options.config().context)
     if checkpoints is not None and not checkpoints.resume and (Path(checkpoints.folder) / INDEX).exists():
@@ -367,7 +374,7 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
     cluster = Cluster(options.ranks, capacity_nbytes=options.capacity_nbytes)
     try:
         found: list[_RankResult] = list(cluster.run(_program, options, options.build(), corpus, on_step, checkpoints,
-                                                    on_resume))
+                                                    on_resume, weights))
     except OffloadError as error:
         raise ValueError(f"{error.filename}: {error.strerror}") from None
     first = found[0]
@@ -403,9 +410,11 @@ def _engine(rank: Rank, options: Options, model: Decoder) -> Engine:
 
 
 def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_step: OnStep | None,
-             checkpoints: Checkpoints | None, on_resume: OnResume | None) -> _RankResult:
+             checkpoints: Checkpoints | None, on_resume: OnResume | None, weights: str | None) -> _RankResult:
     """One rank: its steps, then the results of the run."""
     engine = _engine(rank, options, model)
+    if weights is not None:
+        engine.load_weights(weights)
     data = {**options.data_options, "text": sha256(corpus.tokens.tobytes()).hexdigest()[:16]}
     resumed_from, differences = _resume(engine, options, checkpoints, data)
     if resumed_from is not None and on_resume is not None and rank.index == 0:

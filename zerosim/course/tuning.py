@@ -22,6 +22,7 @@ With offload masters and the optimizer's state rest on the host; transfers are r
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Signature, signature
@@ -32,7 +33,7 @@ from typing import Any
 import numpy as np
 from rich.markup import escape
 
-from zerosim.course.measured import decoder_of, run_planned
+from zerosim.course.measured import decoder_of, preset_shape, run_planned
 from zerosim.course.tuned_settings import Candidate, Pasted, pasted
 from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts, plain
@@ -261,7 +262,7 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", prefetc
         raise ValueError(f"seconds={REAL!r} are of this process, where device and host are one memory; say "
                          "offload='never'")
     offloads = OFFLOADS[offload]
-    config = plan_config(model, convention="zerosim", offload=True in offloads, **options)
+    config = plan_config(preset_shape(model), convention="zerosim", offload=True in offloads, **options)
     if config.decoder is None:
         raise ValueError(f"the activations of {config.model.name} are not known, so nothing says which micro-batch "
                          "fits; tune a decoder, as gpt2-xl, or ask zs.plan")
@@ -438,8 +439,21 @@ def _planned(candidate: Candidate, row: PlanRow) -> Tried:
 # -- a step that is timed ---------------------------------------------------------------------------------------------
 
 
+def _memory_nbytes() -> int | None:
+    """The bytes of this machine's memory; None where the system does not say."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
+
+
 def _timed(config: PlanConfig, candidate: Candidate) -> _Run:
-    """Takes steps on all ranks in this process, on different tokens each. Raises ValueError as the engine does."""
+    """Takes steps on all ranks in this process, on different tokens each.
+
+    Raises ValueError as the engine does, and where by estimate all ranks together hold more than this machine has.
+    """
+    row, there = config.row(candidate.stage, candidate.recompute), _memory_nbytes()
+    nbytes = config.ranks * (row.total_nbytes - row.overhead_nbytes)
+    if there is not None and nbytes > there:
+        raise ValueError(f"{counted(config.ranks, 'rank')} hold {gigabytes(nbytes)} GB in this process, on a machine "
+                         f"with {gigabytes(there)} GB; take fewer ranks or a smaller model, or seconds={REPLAYED!r}")
     cluster, model = Cluster(config.ranks), decoder_of(config.model, config.sequence)
     shape = (candidate.micro_batches, 2, candidate.batch, config.sequence)
 

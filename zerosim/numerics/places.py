@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 PLACES = DEVICE, HOST, DISK = ("device", "host", "disk")
-OFFLOAD = TO_HOST, TO_DEVICE, TO_DISK, FROM_DISK = ("to host", "to device", "to disk", "from disk")  # ways of transfers
+DIRECTIONS = TO_HOST, TO_DEVICE, TO_DISK, FROM_DISK = ("to host", "to device", "to disk", "from disk")  # of transfers
 
 
 @dataclass(frozen=True, slots=True)

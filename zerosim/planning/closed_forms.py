@@ -1,12 +1,13 @@
 """The closed forms of ZeRO: bytes that one training step holds and sends, exactly.
 
-Legend: N ranks, on M nodes of R each where states are sharded inside nodes; k micro-batches a step; Ψ bytes of the flat
-vector, padding included: Ψ_g in the format that gradients are reduced in, Ψ_p in that of the parameters; s_r bytes of
-rank r's chunk of a cut. Every collective is a ring: over any cut reduce-scatter sends Ψ - s_r from rank r, all-gather
-Ψ - s_((r+1) mod N).
+Legend: N ranks, on M nodes of R each where there is a mesh; k micro-batches a step; Ψ bytes of the flat vector, padding
+included: Ψ_g in the format that gradients are reduced in, Ψ_p in that of the parameters; s_r bytes of rank r's chunk of
+a cut. Every collective is a ring, but for qgZ's: over any cut reduce-scatter sends Ψ - s_r from rank r, all-gather Ψ -
+s_((r+1) mod N).
 
 Sources: Rajbhandari et al. 2020, "ZeRO", sections 3.1 (the 16 bytes per parameter), 5 (the three stages) and
-7 (their traffic); Thakur et al. 2005 and Patarasuk & Yuan 2009 (the rings).
+7 (their traffic); Thakur et al. 2005 and Patarasuk & Yuan 2009 (the rings); Zhang et al. 2022 (MiCS), sections 3.2 and
+3.4 (hybrid sharding); Wang et al. 2023 (ZeRO++), section 3.4 (bytes between nodes).
 """
 
 from collections import Counter
@@ -69,7 +70,8 @@ class Job:
     elements that each of them uses (none said: none counted in gradients). `normed_tensors` are those whose own norms
     the optimizer reads, as LAMB does. `overlap` and `prefetch` are the engine's options: they change no byte sent, but
     what `step` reads from a job. With several `nodes` states lie in shards inside each node, and every node has all
-    (hybrid sharding); or, with a `zeropp`, in shards on all ranks.
+    (hybrid sharding); or, with a `zeropp`, in shards on all ranks. `offload` places states off the device: it changes
+    what `step` and `moved_nbytes` read from a job, and of the bytes sent those of control.
 
     Raises ValueError for no units, negative lengths, counts below one, an unknown layout, and for nodes that do not
     divide the ranks.
@@ -150,7 +152,8 @@ class Job:
 
 
 def resting_nbytes(job: Job) -> list[dict[str, int]]:
-    """For each rank, the bytes of model states that it holds between two steps, by kind, but for empty kinds.
+    """For each rank, the bytes of model states that it holds between two steps, by kind, but for empty kinds; wherever
+    they rest.
 
     >>> resting_nbytes(Job((2, 2), ranks=2, states=STAGES[2]))[0]
     {'parameter': 8, 'gradient': 4, 'master': 8, 'optimizer_state': 16}
@@ -177,7 +180,7 @@ def gradient_peak_nbytes(job: Job) -> list[int]:
 
     In backward one unit is on its way, unless it is written where it rests: whole gradients of a single
     micro-batch, in the format that accumulates. After backward what the optimizer takes is on its way, unless
-    it is what rests.
+    it is what rests. That is without overlap and offload, of which `step.transient_memory` knows.
     Source: Rajbhandari et al. 2020, section 5.2, where what is on its way is left out.
     """
     policy, cut, optimizer_cut = job.policy, job.states.gradients_sharded, job.states.optimizer_sharded

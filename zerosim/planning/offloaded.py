@@ -7,7 +7,7 @@ Sources: Ren et al. 2021 (ZeRO-Offload), section 4; Rajbhandari et al. 2021 (ZeR
 
 from collections import Counter
 
-from zerosim.numerics.places import DEVICE, DISK, FROM_DISK, HOST, OFFLOAD, TO_DEVICE, TO_DISK, TO_HOST
+from zerosim.numerics.places import DEVICE, DIRECTIONS, DISK, FROM_DISK, HOST, TO_DEVICE, TO_DISK, TO_HOST
 from zerosim.planning.closed_forms import Job
 
 
@@ -24,7 +24,7 @@ def moved_nbytes(job: Job, state_nbytes: int | None = None) -> dict[str, int]:
         _backward(job, found)
         _update(job, job.slots * job.policy.state_dtype.itemsize if state_nbytes is None else state_nbytes, found)
         _parameters(job, found)
-    return {way: found[way] for way in OFFLOAD}
+    return {way: found[way] for way in DIRECTIONS}
 
 
 def _backward(job: Job, found: Counter[str]) -> None:

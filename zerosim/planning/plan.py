@@ -38,11 +38,11 @@ from zerosim.models.units import Recompute
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.places import (
     DEVICE,
+    DIRECTIONS,
     DISK,
     FROM_DISK,
     HOST,
     NOTHING,
-    OFFLOAD,
     TO_DEVICE,
     TO_DISK,
     TO_HOST,
@@ -442,7 +442,7 @@ class PlanConfig:
         state = per_parameter_nbytes(self.optimizer, job.policy.state_dtype.itemsize) if self.offload.uses_disk else 0
         moved = moved_nbytes(job, state)
         host, disk = (sum(link.seconds(moved[way]) for way in ways if link and moved[way])
-                      for link, ways in ((self.host_link, OFFLOAD[:2]), (self.disk_link, OFFLOAD[2:])))
+                      for link, ways in ((self.host_link, DIRECTIONS[:2]), (self.disk_link, DIRECTIONS[2:])))
         return moved, host, disk
 
     def update_nbytes(self, job: Job) -> tuple[int, int]:

@@ -6,7 +6,7 @@ Legend: N ranks, k micro-batches, B sequences of L tokens, d channels, H heads, 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from zerosim.numerics.places import OFFLOAD
+from zerosim.numerics.places import DIRECTIONS
 from zerosim.numerics.units import counted, gigabytes, seconds_text
 from zerosim.planning import activations
 from zerosim.planning.activations import logits_nbytes
@@ -163,8 +163,8 @@ def _transient(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
 def _transfers(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     """The bytes of offload both ways, and their seconds."""
     moved, host, disk = config.transfers(config.job(row.stage, row.recompute))
-    for place, ways, link, seconds in (("host", OFFLOAD[:2], config.host_link, host),
-                                       ("disk", OFFLOAD[2:], config.disk_link, disk)):
+    for place, ways, link, seconds in (("host", DIRECTIONS[:2], config.host_link, host),
+                                       ("disk", DIRECTIONS[2:], config.disk_link, disk)):
         if link is not None:
             there, back = (moved[way] for way in ways)
             yield (f"to the {place} and back", f"{there:,} there + {back:,} back", f"{there + back:,}")

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from zerosim.numerics.files import write_or_refuse
-from zerosim.numerics.places import OFFLOAD as OFFLOAD
+from zerosim.numerics.places import DIRECTIONS as DIRECTIONS
 from zerosim.planning.collectives import CollectiveShape, Ints, levels
 from zerosim.planning.cuts import checked_count
 from zerosim.ranks.trace import Trace
@@ -65,7 +65,7 @@ class RecordedMessage:
 class RecordedTransfer:
     """Bytes that a rank moves between device, host and disk: which way, of what kind, and which of its transfers.
 
-    Raises ValueError for a direction that is not in `OFFLOAD`, and for negative bytes.
+    Raises ValueError for a direction that is not in `DIRECTIONS`, and for negative bytes.
     """
 
     direction: str
@@ -74,8 +74,8 @@ class RecordedTransfer:
     number: int
 
     def __post_init__(self) -> None:
-        if self.direction not in OFFLOAD:
-            raise ValueError(f"a transfer goes {', '.join(OFFLOAD)}, found {self.direction!r}")
+        if self.direction not in DIRECTIONS:
+            raise ValueError(f"a transfer goes {', '.join(DIRECTIONS)}, found {self.direction!r}")
         checked_count("nbytes", self.nbytes, 0)
 
 

@@ -242,7 +242,7 @@ class MicroBatchWalk:
         if states.gradients_sharded:
             yield from self._reduce(unit, wide or own, added if wide else written)
         elif self.last and self.gradients_elsewhere:
-            yield from self._reduce_addends(unit, wide or own, added if wide else written)
+            yield from self._reduce_addends(unit, wide or own, added if wide else written, wide)
         elif self.last and self.job.overlap:
             yield from self._reduce_resting(unit)
         if of_others:
@@ -266,12 +266,14 @@ class MicroBatchWalk:
         if not self.job.overlap:
             yield from self._reduced()
 
-    def _reduce_addends(self, unit: int, whole: int, dtype: np.dtype[Any]) -> Iterator[StepEvent]:
+    def _reduce_addends(self, unit: int, whole: int, dtype: np.dtype[Any], wide: int) -> Iterator[StepEvent]:
         """Reduces the step's gradient of one unit, whose last addend of so many bytes is on the device, to which the
         others come; the sum leaves it."""
         moving, added, length, job = self.moving, self.added, self.lengths[unit], self.job
         copy = 0 if self.first and dtype == added else length * added.itemsize
         yield HeldBytes(BUFFER, copy)
+        gone = wide * (copy > 0)  # where a tied unit's own sum has been added to that of earlier micro-batches
+        yield HeldBytes(GRADIENT, -gone)
         packed = 0 if moving == (added if copy else dtype) else length * moving.itemsize
         chunk = length // job.ranks
         yield from self._reduced()
@@ -285,6 +287,7 @@ class MicroBatchWalk:
         if not job.overlap:
             yield from self._reduced()
         yield HeldBytes(BUFFER, -copy * (not waits))
+        yield HeldBytes(GRADIENT, gone)
 
     def _exchange(self, unit: int, dtype: np.dtype[Any], form: Blockwise) -> Iterator[StepEvent]:
         """Begins to reduce one unit's gradient by two all-to-alls, of which the second follows when the first is

@@ -40,10 +40,10 @@ from zerosim.planning.hardware import Machine, SlowRank
 from zerosim.planning.recording import (
     COLLECTIVE,
     COMPUTE,
+    DIRECTIONS,
     ISSUE,
     ISSUES_OF_WAITS,
     MESSAGE,
-    OFFLOAD,
     POINTS,
     TRANSFER,
     RecordedCall,
@@ -194,7 +194,7 @@ class Collectives:
 
 
 COMPUTATION, COMMUNICATION = ("compute", "communication")
-STREAMS = (COMPUTATION, COMMUNICATION, *OFFLOAD)
+STREAMS = (COMPUTATION, COMMUNICATION, *DIRECTIONS)
 Point = tuple[int, int, int]  # row, code, and the number of a call, a message or a transfer
 
 

@@ -50,6 +50,7 @@ from zerosim.ranks.together import all_or_none
 from zerosim.zero.fresh import after_load
 from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
 from zerosim.zero.layout import ParameterPiece
+from zerosim.zero.micro_batch_order import BY_MICRO_BATCH, OF_THE_CUT
 from zerosim.zero.param_group import ParamGroup, at
 from zerosim.zero.placements import Placement
 from zerosim.zero.update import Update
@@ -76,7 +77,8 @@ class Restored:
     """The report of a load: the caller's ``progress``, and ``differences`` from the engine that saved.
 
     Without differences, training goes on as if it had never been interrupted, bit for bit, as far as settings tell: of
-    a schedule that is no dataclass they know the next factor alone, of such a unit names and shapes. ``nbytes_read``
+    a schedule that is no dataclass they know the next factor alone, of such a unit names and shapes. Where gradients
+    are added by micro-batch it does so on another number of ranks too, if each step has the same ones. ``nbytes_read``
     are the bytes of state that this rank took from files, whose blocks were read whole and twice: to check them first.
     """
 
@@ -601,8 +603,9 @@ def _require_same_place(training: TrainingState, content: Mapping[str, Any], fol
 def _differences(training: TrainingState, content: Mapping[str, Any]) -> tuple[str, ...]:
     """Why training may go on with other bits, a line each: what is here another than in the engine that saved."""
     saved, here = content["settings"], training.all_settings(content["steps_taken"])
+    free = OF_THE_CUT if saved.get("reduction") == here["reduction"] == BY_MICRO_BATCH else ()
     found = [f"{name}: saved with {saved.get(name)}, here {value}" for name, value in here.items()
-             if saved.get(name) != value]
+             if saved.get(name) != value and name not in free]
     optimizers = {name: (content["parameters"][name]["optimizer"], one["optimizer"])
                   for name, one in _parameters(training).items()}
     changed = [name for name, (there, here_) in optimizers.items() if there != here_]

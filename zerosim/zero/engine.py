@@ -28,7 +28,8 @@ from zerosim.numerics.loss_scale import LossScaler
 from zerosim.numerics.places import Offload, offload_of
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
-from zerosim.optim.base import Optimizer, require_cut_and_needs, require_usable
+from zerosim.optim.base import Optimizer
+from zerosim.optim.promises import require_cut_and_needs, require_usable
 from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.rank import Rank
 from zerosim.shown import Shown
@@ -36,11 +37,12 @@ from zerosim.zero import checkpoint, hugging_face
 from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
 from zerosim.zero.hybrid import hybrid_groups
 from zerosim.zero.layout import Layout
+from zerosim.zero.micro_batch_order import BY_RANK, ExactSquares, is_by_micro_batch, refuse_factors
 from zerosim.zero.offload import Transfers
 from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
 from zerosim.zero.placements import BucketOptions, Stage, stage_of
 from zerosim.zero.unshard import ParameterAllGather, Unsharder
-from zerosim.zero.update import Schedule, StepResult, Update
+from zerosim.zero.update import Schedule, Squares, StepResult, Update
 from zerosim.zero.zeropp import parts_of
 
 RENAMED = {"refresh": "all_gather_parameters", "states": "param_group", "families": "param_groups"}
@@ -75,15 +77,19 @@ class Engine(Shown):
     gather what lies in pieces. ``mesh``, nodes and ranks of a node as (2, 4) or "2x4", shards states inside each node
     and replicates them across (hybrid sharding): a sum of nodes' sums has other bits than one ring. With
     ``zeropp``, a ZeroPlusPlus or its text "hpz+qwz+qgz", states lie in shards on all ranks, and less crosses nodes.
+    ``reduction`` is the order in which gradients are added: by "rank", or by "micro_batch", which makes all bits
+    independent of the number of ranks; see `zerosim.zero.micro_batch_order`.
 
-    Options that change no bit: ``bucket_nbytes`` is the most that one collective moves (None: a unit); ``overlap``
-    lets reductions and the all-gather of parameters run beside other work, and ``copy_in_flight`` lets what is then
-    under way arrive in a second copy, hidden until it is waited for; ``prefetch`` gathers so many units ahead;
-    ``keep_gathered`` ("all", or units' names) keeps units from forward to backward (None: those whose weights others
-    share). ``offload`` places state on the host or on disk: "host", "disk" or an `Offload`.
+    Options that change no bit, but for buckets of quantized values: ``bucket_nbytes`` is the most that one collective
+    moves (None: a unit); ``overlap`` lets reductions and the all-gather of parameters run beside other work, and
+    ``copy_in_flight`` lets what is then under way arrive in a second copy, hidden until it is waited for; ``prefetch``
+    gathers so many units ahead; ``keep_gathered`` ("all", or units' names) keeps units from forward to backward (None:
+    those whose weights others share). ``offload`` places state on the host or on disk: "host", "disk" or an `Offload`,
+    of which ``delayed_update`` alone changes bits.
 
     ``step`` does all; ``forward``, ``backward``, ``reduce``, ``update``, ``all_gather_parameters`` are its parts, for
-    who writes the loop by hand.
+    who writes the loop by hand. Raises ValueError for options that cannot be or would change nothing, OffloadError for
+    a directory in which no file can be made.
     """
 
     def __init__(
@@ -105,6 +111,7 @@ class Engine(Shown):
         prefetch: int = 0,
         keep_gathered: str | Sequence[str] | None = None,
         gather: bool = False,
+        reduction: str = BY_RANK,
         offload: str | Offload | None = None,
         seed: int = 0,
         mesh: Mesh | Sequence[int] | str | None = None,
@@ -113,20 +120,25 @@ class Engine(Shown):
         _check_parts(rank, model, optimizer, policy)
         keep = _check_options(model, bucket_nbytes, prefetch, keep_gathered, seed, overlap=overlap, gather=gather,
                               copy_in_flight=copy_in_flight)
-        bucket_options = BucketOptions(bucket_nbytes, overlap, copy_in_flight)
-        self.rank, self.model, self.optimizer, self.seed = rank, model, optimizer, seed
+        self.rank, self.model, self.optimizer, self.seed, self.reduction = rank, model, optimizer, seed, reduction
         self.stage, self.policy, self.recompute = stage_of(stage), policy or Policy(), Recompute.parse(recompute)
+        self.zeropp, self.mesh = ZeroPlusPlus.parse(zeropp), None if mesh is None else Mesh.of(mesh, rank.size)
+        by_micro_batch = is_by_micro_batch(reduction, self.stage, self.policy, mesh=self.mesh or self.zeropp)
+        bucket_options = BucketOptions(bucket_nbytes, overlap, copy_in_flight, by_micro_batch)
         self.loss_scale = self.policy.start_scaling()
         settings = settings_of(model, optimizer, self.policy, groups)
-        self.zeropp, self.mesh = ZeroPlusPlus.parse(zeropp), None if mesh is None else Mesh.of(mesh, rank.size)
         unit_gather, quantized = parts_of(self.zeropp, rank, self.mesh, self.stage, self.policy, bucket_options)
         shards, replicas = (rank, None) if self.zeropp or not self.mesh else hybrid_groups(rank, self.mesh, self.stage)
         self.transfers = Transfers(rank, offload_of(offload), on_mesh=self.mesh is not None)
         self.param_groups = param_groups(shards, model, settings, layout, self.stage, self.transfers, replicas)
+        self.transfers.drain()
         self._observer = FactorObserver(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
                                         self.loss_scale)
+        if by_micro_batch:
+            refuse_factors(self.param_groups)
         self._all_gathers = {group: ParameterAllGather(group, bucket_options) for group in self.param_groups}
-        self._update = Update(self._all_gathers, self.loss_scale, clip_norm, schedule)
+        self._update = Update(self._all_gathers, self.loss_scale, clip_norm, schedule,
+                              ExactSquares() if by_micro_batch else Squares())
         agree = partial(_agreement, optimizer, self.loss_scale, self._update,
                         _digest(model, settings, (clip_norm, seed)))
         self.gradients = Accumulator(self.param_groups, bucket_options, agree, quantized)
@@ -302,7 +314,7 @@ class Engine(Shown):
     def _training_state(self) -> checkpoint.TrainingState:
         on_mesh = [f"on a mesh of {self.mesh}"] * bool(self.mesh) + [f"with {self.zeropp}"] * bool(self.zeropp)
         settings = {"stage": " ".join([str(self.stage), *on_mesh]), "seed": str(self.seed),
-                    "model": checkpoint.model_text(self.model),
+                    "model": checkpoint.model_text(self.model), "reduction": self.reduction,
                     "attention": "tiled" if self.recompute.inside == TILED else "by whole rows"}
         return checkpoint.TrainingState(self.rank, self.param_groups, self._update, self.gradients, self._observer,
                                         self._counts, settings)

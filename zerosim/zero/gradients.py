@@ -340,7 +340,8 @@ class Reducer:
             ranges = [slice(region.low, region.high) for region in self.layout.regions]
             for bucket in buckets(self.layout, ranges, self.options.limit(dtype)):
                 with self.rank.trace.span(self.layout.region_at(bucket.ranges[0].start).name):
-                    source = [(here, self.transfers.on_device(part)) for here, part in self._parts(bucket, total, have)]
+                    source = [(here, self.transfers.at(DEVICE, part))
+                              for here, part in self._parts(bucket, total, have)]
                     self._move(bucket, have, want, source, self._parts(bucket, found, want), dtype).wait()
         return found, want
 
@@ -363,7 +364,8 @@ class Reducer:
                                          async_op=async_op, add=add)
         return BucketMove(self.rank.agreeing(self.agree(self.micro_batch)), bucket, have, want, policy=self.policy,
                           source=source, target=target, dtype=dtype, purpose="gradients", async_op=async_op,
-                          hidden=self.options.copy_in_flight, add=add, settle=self.settle)
+                          hidden=self.options.copy_in_flight, add=add, settle=self.settle,
+                          by_micro_batch=self.options.by_micro_batch and have is PARTIAL)
 
 
 class FactorObserver:

@@ -42,6 +42,7 @@ from zerosim.zero.checkpoint import (
 from zerosim.zero.fresh import Fresh
 
 ONE_FILE, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+SUFFIX = ".safetensors"
 PREFIXES = ("", "transformer.", "model.")  # that files have before the same names, or have not
 # What files have that is no weight: masks, and the rotary angles' frequencies.
 NO_WEIGHTS = re.compile(r"(.*\.)?(attn\.(masked_)?bias|rotary_emb\.inv_freq)")
@@ -103,7 +104,8 @@ def _named(name: str, shape: tuple[int, ...], table: Names) -> StoredNames | Non
 
 def export_weights(checkpoint: str | Path, out: str | Path, *, shard_nbytes: int | None = None,
                    kind: str = MASTER) -> list[Path]:
-    """Writes a checkpoint's weights into the folder ``out``; returns the files, the index last.
+    """Writes a checkpoint's weights into the folder ``out``, or the file, FILE.safetensors; returns the files, the
+    index last.
 
     One file, or, where ``shard_nbytes`` is given, files of at most so many bytes of weights, or of one larger tensor,
     and an index. ``kind`` is "master", or "parameter" for the copies in the compute format, where there are any. Needs
@@ -112,7 +114,12 @@ def export_weights(checkpoint: str | Path, out: str | Path, *, shard_nbytes: int
     """
     if shard_nbytes is not None and (not is_count(shard_nbytes) or shard_nbytes < 1):
         raise ValueError(f"shard_nbytes={shard_nbytes!r} must be a number of bytes, 1 or more; pass None for one file")
-    source, folder = open_checkpoint(path_of(checkpoint)), path_of(out)
+    source, place = open_checkpoint(path_of(checkpoint)), path_of(out)
+    is_file = place.suffix == SUFFIX and not place.is_dir()
+    if is_file and shard_nbytes is not None:
+        raise ValueError(f"shard_nbytes={shard_nbytes} asks for several files, and {str(out)!r} is one; name a folder, "
+                         "or leave shard_nbytes out")
+    folder = place.parent if is_file else place
     tensors = source.content["tensors"]
     shapes = {name: tuple(one["shape"]) for name, one in source.content["parameters"].items()}
     missing = next((name for name in shapes if math.prod(shapes[name]) and f"{kind}/{name}" not in tensors), None)
@@ -131,10 +138,10 @@ def export_weights(checkpoint: str | Path, out: str | Path, *, shard_nbytes: int
             start += width
     folder.mkdir(parents=True, exist_ok=True)
     shards = _shards(kinds, shard_nbytes)
-    names = [ONE_FILE] if len(shards) == 1 else [
-        f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
+    names = [place.name] if is_file else [ONE_FILE] if len(shards) == 1 else [
+        f"model-{number:05}-of-{len(shards):05}{SUFFIX}" for number in range(1, len(shards) + 1)]
     others = sorted(file.name for file in folder.iterdir() if FILES.fullmatch(file.name))
-    if others and not others == names == [ONE_FILE]:  # which is replaced at once
+    if FILES.fullmatch(names[0]) and others and not others == names == [ONE_FILE]:  # which is replaced at once
         raise ValueError(f"weights were to be exported into {str(out)!r}, where there are others: "
                          f"{', '.join(others[:3])}; name another folder, or remove them first")
     for file, shard in zip(names, shards, strict=True):

@@ -87,10 +87,9 @@ class AcrossNodes:
             for bucket in buckets(self.layout, ranges, self.options.limit(self.policy.reduce_dtype)):
                 with self.rank.trace.span(self.layout.region_at(bucket.ranges[0].start).name):
                     self._move(shard, bucket, agreement, async_op=False).wait()
-        self._has_begun = False
 
     def forget(self) -> list[BucketMove]:
-        """Returns what is under way, for the caller to drop."""
+        """Forgets the step; returns what is under way, for the caller to drop."""
         move, self._under_way, self._has_begun = self._under_way, None, False
         return [] if move is None else [move]
 

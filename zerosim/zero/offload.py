@@ -107,6 +107,11 @@ class StoredVector:
                 at = last
         return found + [(self.file, at, high)] * (at < high)
 
+    @property
+    def has_draft(self) -> bool:
+        """True from an update's first write on; without data there is no file to ask."""
+        return len(self.accounts) > 1
+
     def note_written(self, low: int, high: int) -> None:
         """Adds a range of the draft."""
         touching = [one for one in self.written if one[0] <= high and low <= one[1]]
@@ -118,12 +123,12 @@ class StoredVector:
     def missing(self) -> list[tuple[int, int]]:
         """The ranges that a draft, where there is one, has not."""
         edges = [0, *(edge for one in self.written for edge in one), self.length]
-        return [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high] \
-            if len(self.accounts) > 1 else []
+        unwritten = [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high]
+        return unwritten if self.has_draft else []
 
     def settle(self, *, keep: bool) -> None:
         """Ends an update: the draft takes the file's place, or is dropped."""
-        if len(self.accounts) > 1:
+        if self.has_draft:
             if keep:
                 self.file = self.draft
             del self.accounts[0 if keep else 1]
@@ -183,7 +188,7 @@ def clear(x: Any) -> None:
 class Transfers:
     """Moves one rank's state between its device, its host and its disk.
 
-    Raises ValueError for ranks whose arrays lie on a GPU, OffloadError for a directory in which no file can be made.
+    Raises ValueError for ranks whose arrays lie on a GPU, and on a mesh.
     """
 
     def __init__(self, rank: Rank, offload: Offload, *, on_mesh: bool = False) -> None:
@@ -213,7 +218,10 @@ class Transfers:
     # -- where things rest --------------------------------------------------------------------------------------------
 
     def alloc(self, shape: int | tuple[int, ...], dtype: Any, kind: str, name: str) -> Any:
-        """A new array for state of a kind, charged where that rests."""
+        """A new array for state of a kind, charged where that rests.
+
+        Raises OffloadError for a directory in which no file can be made.
+        """
         place = self.offload.place_of(kind)
         if place != DISK:
             return (self.memory if place == DEVICE else self.memory.host).alloc(shape, dtype, kind, name)
@@ -265,7 +273,8 @@ class Transfers:
     # -- moves --------------------------------------------------------------------------------------------------------
 
     def at(self, place: str, x: Any, *, read: bool = True, of: Any = None, wait: bool = True) -> Any:
-        """The elements on the device or the host: ``x`` itself if it is there, else a copy, or room for one.
+        """The elements on the device or the host: ``x`` itself if it is there, else a copy in a communication buffer or
+        workspace, or room for one where ``read`` is False.
 
         ``of`` is the state whose values they are, where ``x`` is a buffer; ``wait`` is that of `move`.
         """
@@ -285,10 +294,6 @@ class Transfers:
         for here in self.stretches(len(gradient)):
             self.read_ahead(gradient[here.stop:here.stop + STRETCH])
             yield self.at(place, gradient[here])
-
-    def on_device(self, x: Any) -> Any:
-        """The elements on the device: itself, or a copy in a communication buffer."""
-        return self.at(DEVICE, x)
 
     def move(self, source: Any, target: Any, *, of: Any = None, wait: bool = True) -> None:
         """target = source, of one shape and type, wherever they lie; beside the program, unless ``wait`` is asked for.
@@ -395,7 +400,7 @@ class Transfers:
             self._read(DiskVector(stored, key[1], (key[2],)))  # and drops it
         if self._drafting and stored in self._stored:
             try:
-                if len(stored.accounts) < 2:
+                if not stored.has_draft:
                     stored.draft = self._new_file(stored)
             except OSError as error:
                 self._failed(error, target)
@@ -445,7 +450,7 @@ class Transfers:
             self._finish_write()
 
     @contextmanager
-    def all_or_nothing(self, needed: bool = True) -> Iterator[None]:
+    def transaction(self, needed: bool = True) -> Iterator[None]:
         """Lets all that the block writes to state on disk take effect at its end; without such state it does nothing.
 
         Raises OffloadError on every rank where a file of one could not be read or written: then nothing has changed.

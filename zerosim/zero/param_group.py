@@ -20,6 +20,7 @@ import numpy as np
 
 from zerosim.models.units import Model
 from zerosim.numerics.formats import format_of
+from zerosim.numerics.places import DEVICE
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.rounding import round_to
 from zerosim.optim.base import Optimizer, Slot
@@ -232,7 +233,7 @@ class ParamGroup:
 
     def all_gather_tensor(self, entry: LayoutEntry, own: np.ndarray) -> np.ndarray:
         """The tensor of which every rank has ``own``, in its shape; a parameter lies in one region."""
-        found: np.ndarray = self.rank.all_gather(self.transfers.on_device(own),
+        found: np.ndarray = self.rank.all_gather(self.transfers.at(DEVICE, own),
                                                  splits=self.layout.cut(entry.low, entry.high), purpose="state")
         return found.reshape(entry.shape)
 
@@ -262,7 +263,7 @@ class ParamGroup:
         return self._copy(entry, self.own_slot(entry, name))
 
     def _copy(self, entry: LayoutEntry, array: np.ndarray) -> np.ndarray:
-        found: np.ndarray = self.transfers.on_device(array).reshape(entry.shape).copy()
+        found: np.ndarray = self.transfers.at(DEVICE, array).reshape(entry.shape).copy()
         return found
 
     def _mean_gradient(self, entry: LayoutEntry) -> np.ndarray | None:

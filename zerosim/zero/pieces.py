@@ -13,7 +13,7 @@ import numpy as np
 
 from zerosim.numerics.arrays import spans
 from zerosim.numerics.checks import FP32
-from zerosim.numerics.places import DEVICE
+from zerosim.numerics.places import DEVICE, DISK
 from zerosim.zero.fresh import Fresh
 from zerosim.zero.layout import ParameterPiece, Piece
 from zerosim.zero.offload import STRETCH
@@ -56,6 +56,14 @@ def stretches(group: ParamGroup, piece: ParameterPiece, context: StepContext, *,
         with transfers.staged({name: x[here] for name, x in at_rest.items()}, transfers.update_place,
                               written=at_rest.keys() - unchanged) as arrays:
             yield here, arrays
+
+
+def read_next(group: ParamGroup, piece: ParameterPiece, context: StepContext) -> None:
+    """Begins to read from disk what the update of the next piece needs first, where that is of elements."""
+    if group.transfers.offload.optimizer == DISK:
+        for after in group.pieces[group.pieces.index(piece) + 1:][:1]:
+            if group.optimizers[after.entry.name].cut_of(after.entry.shape) == "anywhere":
+                group.transfers.read_ahead(*(x[:STRETCH] for x in arrays_at_rest(group, after, context).values()))
 
 
 def blocks(group: ParamGroup, arrays: Mapping[str, np.ndarray],

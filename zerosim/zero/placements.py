@@ -134,6 +134,7 @@ class BucketOptions:
     bucket_nbytes: int | None = None
     overlap: bool = False
     copy_in_flight: bool = False
+    by_micro_batch: bool = False
 
     def limit(self, dtype: np.dtype[Any]) -> int | None:
         """The elements that a bucket takes: at least one; None for no limit."""
@@ -166,16 +167,22 @@ class BucketMove:
     Collectives on parameters and gradients are called from here alone, but for those on whole tensors. ``wait`` puts
     what arrived into ``target``, with ``add`` onto what is there; before, nothing has to be there. Copies and sums are
     rounded to the target's format. ``settle`` does so (values, target, add) for a target that is not on the device.
+    ``by_micro_batch``, of PARTIAL to SHARDED: the ranks' addends arrive as they are, and their owner adds one after the
+    other to the target, in the order of ranks.
     """
 
     def __init__(self, rank: Rank, bucket: Bucket, have: Placement, want: Placement, *, policy: Policy, source: Parts,
                  target: Parts, dtype: np.dtype[Any], purpose: str, async_op: bool = False, hidden: bool = False,
-                 add: bool = False, settle: Callable[[Any, Any, bool], None] | None = None) -> None:
+                 add: bool = False, settle: Callable[[Any, Any, bool], None] | None = None,
+                 by_micro_batch: bool = False) -> None:
         self.rank, self.target, self.add, self.async_op, self.settle = rank, target, add, async_op, settle
+        self._addends = rank.size if by_micro_batch else 1
         chunk = bucket.cut[rank.index + 1] - bucket.cut[rank.index]
         vector = packed(rank, source, chunk if have is SHARDED else bucket.length, dtype)
-        self._in_place = not (add or settle) and len(target) == 1 and target[0][1].dtype == dtype
-        self._found = redistribute(
+        copied = add or settle or by_micro_batch
+        self._in_place = not copied and len(target) == 1 and target[0][1].dtype == dtype
+        self._found = rank.all_to_all(
+            vector, splits=bucket.cut, async_op=async_op, purpose=purpose) if by_micro_batch else redistribute(
             rank, vector, have, want, bucket.cut, policy=policy, out=target[0][1] if self._in_place else None,
             async_op=async_op, hidden=hidden, purpose=purpose)
 
@@ -185,13 +192,14 @@ class BucketMove:
         self._found = None
         if self._in_place:
             return
-        for here, resting in self.target:
-            if self.settle is not None:
-                self.settle(found[here], resting, self.add)
-            elif self.add:
-                self.rank.kernels.add_rounded(resting, found[here], resting)
-            else:
-                self.rank.kernels.cast_pack(found[here], resting)
+        for number, addend in enumerate(found.reshape(self._addends, -1)):
+            for here, resting in self.target:
+                if self.settle is not None:
+                    self.settle(addend[here], resting, self.add or number > 0)
+                elif self.add or number:
+                    self.rank.kernels.add_rounded(resting, addend[here], resting)
+                else:
+                    self.rank.kernels.cast_pack(addend[here], resting)
 
     def drop(self) -> None:
         """Waits, and drops what arrived."""

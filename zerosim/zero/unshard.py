@@ -25,7 +25,7 @@ from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, BucketOptio
 
 def _all_gather(param_group: ParamGroup, bucket: Bucket, source: Parts, target: Parts, *, agreement: str,
                 async_op: bool, hidden: bool, settle: Any = None) -> BucketMove:
-    source = [(here, param_group.transfers.on_device(part)) for here, part in source]
+    source = [(here, param_group.transfers.at(DEVICE, part)) for here, part in source]
     return BucketMove(param_group.rank.agreeing(agreement), bucket, SHARDED, REPLICATED, policy=param_group.policy,
                       source=source, target=target, dtype=param_group.parameter.dtype, purpose="parameters",
                       async_op=async_op, hidden=hidden, settle=settle)
@@ -237,8 +237,8 @@ class ParameterAllGather:
     def finish(self) -> None:
         """Waits for what is under way, and gathers the rest; if that fails, all of it is still to be gathered."""
         try:
-            with self.param_group.transfers.all_or_nothing(
-                    self.param_group.transfers.offload.parameters == DISK):
+            transfers = self.param_group.transfers
+            with transfers.transaction(transfers.offload.parameters == DISK):
                 while self._under_way:
                     self._under_way.pop(0).wait()
                 for bucket in self._waiting:

@@ -35,6 +35,7 @@ from zerosim.zero.pieces import (
     blocks,
     gradient_of,
     note_update,
+    read_next,
     stretches,
 )
 from zerosim.zero.placements import SHARDED
@@ -66,17 +67,31 @@ class StepResult:
     places: tuple[int, ...]
 
 
+class Squares:
+    """Sums of squares over all ranks: float64, each owner's by itself in fixed blocks, then added in rank order."""
+
+    def of(self, kernels: Any, x: np.ndarray, divisor: float = 1.0) -> float:
+        """The sum of (x/divisor)² over what one owner has of one parameter, or a block of it."""
+        found: float = kernels.sum_of_squares(x, divisor)
+        return found
+
+    def roots(self, group: ParamGroup, mine: Sequence[Sequence[float]]) -> list[float]:
+        """The root of each sum over owners; ``mine`` has a row for each owner whose sums this rank computes."""
+        table = all_gather_scalars(group, np.array(mine, np.float64).reshape(-1)).reshape(-1, len(mine[0]))
+        return [_norm_from_squares(column) for column in table.T]
+
+
 class Update:
     """The optimizer's part of the step, on the pieces that this rank updates."""
 
     def __init__(self, all_gathers: Mapping[ParamGroup, ParameterAllGather], loss_scale: LossScaler,
-                 clip_norm: float | None, schedule: Schedule | None) -> None:
+                 clip_norm: float | None, schedule: Schedule | None, squares: Squares) -> None:
         if clip_norm is not None and not (is_number(clip_norm) and clip_norm > 0):
             raise ValueError(f"clip_norm={clip_norm!r} must be positive; pass None for no clipping")
         self.all_gathers, self.trained = all_gathers, [group for group in all_gathers if not group.frozen]
         self.transfers = self.trained[0].transfers
         check_delayed(self.trained)
-        self.loss_scale, self.clip_norm, self.schedule = loss_scale, clip_norm, schedule
+        self.loss_scale, self.clip_norm, self.schedule, self.squares = loss_scale, clip_norm, schedule, squares
         self.steps_taken = 0
         self.delayed = Fresh()  # of the last delayed update
         self._under_way: str | None = None  # an update or a load that has begun, and stays so if it fails
@@ -108,7 +123,7 @@ class Update:
         """Goes from one whole state to the next; where that fails, no step may follow, unless nothing is in place."""
         self._under_way, taken = what, self.steps_taken
         try:
-            with self.transfers.all_or_nothing():
+            with self.transfers.transaction():
                 yield
         except BaseException:
             if not in_place:
@@ -131,7 +146,7 @@ class Update:
         if not self.is_ready:
             raise ValueError("update() was called without a reduced gradient; call reduce() first")
         scale = self.loss_scale.scale
-        norm = math.nan if _overflowed(self.trained) else _gradient_norm(self.trained)
+        norm = math.nan if _overflowed(self.trained) else _gradient_norm(self.trained, self.squares)
         skipped = not math.isfinite(norm)  # inf: the sum is finite, and dividing it by a scale below 1 is not
         if not skipped:
             step = self.steps_taken + 1
@@ -140,7 +155,7 @@ class Update:
             with self.changing_state(f"update of step {step}", in_place=self.transfers.offload.optimizer != DISK):
                 for group in self.trained:
                     context.fresh.make(group)
-                    tensor_norms = _tensor_norms(group, context)
+                    tensor_norms = _tensor_norms(group, context, self.squares)
                     for region in group.layout.regions:
                         _update_region(group, region, context, tensor_norms)
                         if self.transfers.update_place == DEVICE:
@@ -165,28 +180,29 @@ def _overflowed(groups: Sequence[ParamGroup]) -> bool:
     mine = not all(rank.kernels.all_finite(x) for gradient in gradients
                    for x in groups[0].transfers.where_it_rests(gradient))
     _note_scan(groups[0], gradients)
-    return bool(_all_gather_scalars(groups[0], np.array([mine], np.uint8)).any())
+    return bool(all_gather_scalars(groups[0], np.array([mine], np.uint8)).any())
 
 
-def _gradient_norm(groups: Sequence[ParamGroup]) -> float:
+def _gradient_norm(groups: Sequence[ParamGroup], squares: Squares) -> float:
     """The global norm of the mean gradient: every element of every parameter of the groups counted once."""
     mine = []
     for owner in _owners(groups[0]):
-        squares = 0.0  # plain additions: from CPython 3.12 on sum() compensates, which gives other bits
+        total: float = 0  # plain additions: from CPython 3.12 on sum() compensates, which gives other bits
         for group in groups:
             for piece in group.layout.parameter_pieces(owner):
-                squares += _sum_of_squares(group, gradient_of(group, piece))
-        mine.append(squares)
+                total += _sum_of_squares(group, gradient_of(group, piece), squares)
+        mine.append([total])
     _note_scan(groups[0], _gradients(groups))
-    return _norm_from_squares(_all_gather_scalars(groups[0], np.array(mine, np.float64)))
+    return squares.roots(groups[0], mine)[0]
 
 
-def _sum_of_squares(group: ParamGroup, gradient: np.ndarray) -> float:
+def _sum_of_squares(group: ParamGroup, gradient: np.ndarray, squares: Squares) -> float:
     """The sum of a piece's squares, block by block, however it is cut in stretches."""
-    kernels, divisor, total = group.rank.kernels, group.reduced_gradient.divisor, 0.0
+    kernels, divisor = group.rank.kernels, group.reduced_gradient.divisor
+    total: float = 0
     for x in group.transfers.where_it_rests(gradient):
         for block in spans(len(x), kernels.BLOCK):
-            total += kernels.sum_of_squares(x[block], divisor)
+            total += squares.of(kernels, x[block], divisor)
     return total
 
 
@@ -206,7 +222,7 @@ def _owners(group: ParamGroup) -> Sequence[int]:
     return [group.rank.index] if group.stage.optimizer is SHARDED else range(group.rank.size)
 
 
-def _all_gather_scalars(group: ParamGroup, mine: np.ndarray) -> np.ndarray:
+def all_gather_scalars(group: ParamGroup, mine: np.ndarray) -> np.ndarray:
     """The values of all ranks, in rank order; nothing is sent where each knows all."""
     if group.stage.optimizer is not SHARDED:
         return mine
@@ -245,6 +261,8 @@ def _update_piece(group: ParamGroup, piece: ParameterPiece, context: StepContext
     optimizer = context.optimizer(group, piece.entry.name)
     ctx, cast_nbytes = UpdateContext(group.rank.kernels, norms=norms), 0
     for here, arrays in stretches(group, piece, context):
+        if here.stop == piece.count:
+            read_next(group, piece, context)
         for w, g, state in blocks(group, arrays, context):
             optimizer.apply(ctx, w, g, state, context.step)
         cast_nbytes += context.fresh.cast(group, piece, here, arrays[MASTER], group.transfers.update_place)
@@ -254,7 +272,7 @@ def _update_piece(group: ParamGroup, piece: ParameterPiece, context: StepContext
 # -- optimizers that need norms of whole tensors ----------------------------------------------------------------------
 
 
-def _tensor_norms(group: ParamGroup, context: StepContext) -> dict[str, Norms]:
+def _tensor_norms(group: ParamGroup, context: StepContext, squares: Squares) -> dict[str, Norms]:
     """Takes the first half of these optimizers' step: moves the moments, and measures norms over all ranks."""
     names = [name for name, optimizer in group.optimizers.items() if "tensor_norm" in optimizer.needs]
     if not names:
@@ -262,26 +280,27 @@ def _tensor_norms(group: ParamGroup, context: StepContext) -> dict[str, Norms]:
     mine = []
     for owner in _owners(group):
         pieces = {piece.entry.name: piece for piece in group.layout.parameter_pieces(owner)}
-        mine.append([_squares(group, pieces[name], context) if name in pieces else (0.0, 0.0) for name in names])
-    table = _all_gather_scalars(group, np.array(mine, np.float64).reshape(-1)).reshape(-1, len(names), 2)
-    return {name: (_norm_from_squares(table[:, index, 0]), _norm_from_squares(table[:, index, 1]))
-            for index, name in enumerate(names)}
+        mine.append([one for name in names for one in (
+            _squares(group, pieces[name], context, squares) if name in pieces else (0, 0))])
+    roots = squares.roots(group, mine)
+    return {name: (weights, direction) for name, weights, direction in zip(names, roots[::2], roots[1::2], strict=True)}
 
 
-def _squares(group: ParamGroup, piece: ParameterPiece, context: StepContext) -> Norms:
+def _squares(group: ParamGroup, piece: ParameterPiece, context: StepContext, squares: Squares) -> Norms:
     """The sums of squares of a piece's weights and of the direction in which its moments, moved now, point.
 
     The direction is that of the moments as they rest, rounded to their format: `_update_piece` finds the same.
     """
     optimizer, kernels = context.optimizer(group, piece.entry.name), group.rank.kernels
     ctx, direction = UpdateContext(kernels), kernels.scratch("direction", min(kernels.BLOCK, piece.count), FP32)
-    weights = directions = 0.0
+    weights: float = 0
+    directions: float = 0
     for _, arrays in stretches(group, piece, context, unchanged=(GRADIENT, MASTER)):
         for w, g, state in blocks(group, arrays, context):
             optimizer.advance(ctx, w, g, state, context.step)
     for _, arrays in stretches(group, piece, context, unchanged=arrays_at_rest(group, piece, context).keys()):
         for w, g, state in blocks(group, arrays, context):
             optimizer.direction(ctx, w, g, state, context.step, direction[:len(w)])
-            weights += kernels.sum_of_squares(w)
-            directions += kernels.sum_of_squares(direction[:len(w)])
+            weights += squares.of(kernels, w)
+            directions += squares.of(kernels, direction[:len(w)])
     return weights, directions
