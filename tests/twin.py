@@ -37,10 +37,11 @@ def cut_whole(lengths: list[int], ranks: int) -> np.ndarray:
     return np.searchsorted(starts, np.arange(total), "right") - 1
 
 
-def owners(model: Model, ranks: int, layout: str, group_of: dict[str, object]) -> Vectors:
+def owners(model: Model, ranks: int, layout: str, group_of: dict[str, object], nodes: int) -> tuple[Vectors, Vectors]:
     """By parameter, the rank that owns each element: by ceil(length / N) in each unit, or in the whole vector, of
-    parameters of one group; or on borders of parameters."""
-    found = {}
+    parameters of one group; or on borders of parameters. On M nodes M neighbors are one, the owner in each node, and
+    what it owns is cut once more, by ceil, among the nodes: the second vectors."""
+    found, across = {}, {}
     for kind in dict.fromkeys(group_of.values()):
         stretches = [[name for name in unit.shapes if group_of[name] == kind] for unit in model.units]
         if layout != "per_unit":
@@ -48,11 +49,15 @@ def owners(model: Model, ranks: int, layout: str, group_of: dict[str, object]) -
         for names in stretches:
             lengths = [math.prod(model.shapes[name]) for name in names]
             n = sum(lengths)
-            owner = (cut_whole(lengths, ranks) if layout == "whole_matrices"
-                     else np.arange(n) // max(1, -(-n // ranks)))
+            chunk = -(-n // ranks)
+            owner = cut_whole(lengths, ranks) if layout == "whole_matrices" else np.arange(n) // max(1, chunk)
+            owner //= nodes
+            owned = np.bincount(owner)[owner] if layout == "whole_matrices" else np.full(n, nodes * chunk)
+            node = (np.arange(n) - np.searchsorted(owner, owner)) // np.maximum(1, -(-owned // nodes))
             ends = np.cumsum([0, *lengths])
-            found |= {name: owner[a:b] for name, (a, b) in zip(names, pairwise(ends), strict=True)}
-    return found
+            for name, (a, b) in zip(names, pairwise(ends), strict=True):
+                found[name], across[name] = owner[a:b], node[a:b]
+    return found, across
 
 
 def rounded_add(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -79,7 +84,11 @@ def squares(x: np.ndarray) -> float:
 
 @dataclass
 class Twin:
-    """Single-device training on the batches of N imagined ranks. ``order`` is "local_first" or "reduce_first".
+    """Single-device training on the batches of N imagined ranks. ``order`` is "local_first", "reduce_first" or
+    "micro_batch", in which nothing depends on N, and norms are exact.
+
+    On M ``nodes`` the sums of each node's ring are the addends of a ring across nodes, in the reduce format, and those
+    of micro-batches are added up before: it is made once.
 
     ``rules`` are those of the parameters that differ from the others; ``seed`` is that of dropout.
     """
@@ -91,6 +100,7 @@ class Twin:
     layout: str
     order: str
     rules: dict[str, Rule] = field(default_factory=dict)
+    nodes: int = 1
     schedule: object = None
     seed: int = 0
     taken: int = 0
@@ -102,7 +112,7 @@ class Twin:
         group_of = {name: (rule.compute, rule.optimizer is None) for name, rule in self.rule.items()}
         self.groups = {kind: [name for name in group_of if group_of[name] == kind]
                        for kind in dict.fromkeys(group_of.values())}
-        self.owner = owners(self.model, self.ranks, self.layout, group_of)
+        self.owner, self.node = owners(self.model, self.ranks, self.layout, group_of, self.nodes)
         self.weights, self.state = {}, {}
         for unit in self.model.units:
             for name, shape in unit.shapes.items():
@@ -197,12 +207,26 @@ class Twin:
                     for g in mine[1:]:
                         total = rounded_add(total, g[name])
                     sums.append(total.astype(reduce))
-                return ring_sum(sums, self.owner[name])
-            total = None
-            for j in range(len(gradients[0])):
-                summed = ring_sum([mine[j][name].astype(reduce) for mine in gradients], self.owner[name])
-                total = summed.astype(accumulate) if total is None else rounded_add(total, summed)
-            return total
+                return ring_sum([ring_sum(node, self.owner[name]) for node in self._by_node(sums)], self.node[name])
+            if self.order == "micro_batch":
+                total = None
+                for one in (mine[j][name].astype(reduce) for j in range(len(gradients[0])) for mine in gradients):
+                    total = one.astype(accumulate) if total is None else rounded_add(total, one)
+                return total
+            totals = []
+            for node in self._by_node(gradients):
+                total = None
+                for j in range(len(gradients[0])):
+                    summed = ring_sum([mine[j][name].astype(reduce) for mine in node], self.owner[name])
+                    total = summed.astype(accumulate) if total is None else rounded_add(total, summed)
+                totals.append(total)
+            if self.nodes == 1:
+                return totals[0]
+            return ring_sum([total.astype(reduce) for total in totals], self.node[name]).astype(accumulate)
+
+    def _by_node(self, of_ranks: list) -> list[list]:
+        """What ranks have, node by node."""
+        return [of_ranks[m * self.ranks // self.nodes:(m + 1) * self.ranks // self.nodes] for m in range(self.nodes)]
 
     # -- the step -----------------------------------------------------------------------------------------------------
 
@@ -231,7 +255,10 @@ class Twin:
     def _norm(self, vector: object, names: list[str]) -> float:
         """The norm of some tensors: per owner, tensor by tensor; owners in rank order."""
         total = 0.0
-        for rank in range(self.ranks):
+        if self.order == "micro_batch":
+            wide = np.concatenate([vector(name) for name in names]).astype(np.float64)
+            return math.sqrt(math.fsum(wide**2)) if np.isfinite(wide).all() else math.nan
+        for rank in range(self.ranks // self.nodes):
             partial = 0
             for name in names:
                 partial += squares(vector(name)[self.owner[name] == rank])

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from zerosim.course import puzzles
     from zerosim.course.tuning import tune
     from zerosim.numerics.formats import FORMATS, Format, format_of
+    from zerosim.numerics.places import Offload
     from zerosim.numerics.policy import Policy
     from zerosim.numerics.rounding import round_to, spacing
     from zerosim.planning.plan import plan
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         DeadlockError,
         Hop,
         Memory,
+        Mesh,
         MismatchError,
         NullCluster,
         OutOfMemoryError,
@@ -43,7 +45,18 @@ if TYPE_CHECKING:
         Work,
         step_through,
     )
-    from zerosim.zero import STAGES, Engine, Group, Layout, Placement, Stage, StepResult, layout_of, redistribute
+    from zerosim.zero import (
+        STAGES,
+        Engine,
+        Group,
+        Layout,
+        Placement,
+        Stage,
+        StepResult,
+        ZeroPlusPlus,
+        layout_of,
+        redistribute,
+    )
 
 __version__ = "0.1.0"
 
@@ -61,9 +74,11 @@ __all__ = [
     "Hop",
     "Layout",
     "Memory",
+    "Mesh",
     "MismatchError",
     "NCCLCluster",
     "NullCluster",
+    "Offload",
     "OutOfMemoryError",
     "PendingWorkError",
     "Placement",
@@ -78,6 +93,7 @@ __all__ = [
     "StepResult",
     "Trace",
     "Work",
+    "ZeroPlusPlus",
     "connect",
     "format_of",
     "layout_of",
@@ -99,7 +115,8 @@ __all__ = [
 _MODULES = {**{floor: floor for floor in ("numerics", "ranks", "models", "optim", "zero", "planning")},
             "puzzles": "course.puzzles"}
 _HOMES = {"FORMATS": "numerics.formats", "Format": "numerics.formats", "format_of": "numerics.formats",
-          "Policy": "numerics.policy", "round_to": "numerics.rounding", "spacing": "numerics.rounding",
+          "Offload": "numerics.places", "Policy": "numerics.policy", "round_to": "numerics.rounding",
+          "spacing": "numerics.rounding",
           "plan": "planning.plan", "tune": "course.tuning",
           "CuPyCluster": "backends.cupy.cluster", "NCCLCluster": "backends.nccl.cluster"}
 

@@ -27,7 +27,8 @@ LAUNCHERS = ("mpiexec", "mpirun")
 
 def connect(backend: str = "mpi", *, device: str | None = None, share_devices: bool = False,
             capacity_nbytes: int | None = None, debug: bool = False, blas_threads: int = 1,
-            timeout_seconds: float = TIMEOUT_SECONDS, patience_seconds: float | None = None) -> "ProcessCluster":
+            trace_rows: int | None = None, timeout_seconds: float = TIMEOUT_SECONDS,
+            patience_seconds: float | None = None) -> "ProcessCluster":
     """The cluster of all processes of this job; ``connect().run(program)`` runs ``program(rank)`` on each of them.
 
     Under ``mpiexec -n 4`` there are 4 ranks; without a launcher there is one. Start scripts as ``mpiexec -n 4 python
@@ -38,7 +39,7 @@ def connect(backend: str = "mpi", *, device: str | None = None, share_devices: b
     With ``nccl`` each process has a GPU. There the launcher may also be torchrun, or any that sets RANK, WORLD_SIZE,
     MASTER_ADDR and MASTER_PORT (and LOCAL_RANK, where a machine has several): then no MPI is needed, and rank 0 listens
     for notes at MASTER_PORT + 1. ``share_devices`` lets several ranks have one GPU. A rank that has waited for
-    ``timeout_seconds`` tells the others for what, so that a deadlock is explained.
+    ``timeout_seconds`` tells the others for what, so that a deadlock is explained. Other options are `Cluster`'s.
 
     Raises BackendError where the backend cannot be had, or knows nothing of the other processes that a launcher has
     started, and ValueError for an unknown one, or for a device that it does not have. ``patience_seconds`` is the
@@ -51,7 +52,7 @@ def connect(backend: str = "mpi", *, device: str | None = None, share_devices: b
         raise ValueError(f"no backend {backend!r}; choose one of {', '.join(BACKENDS)}")
     number = _number(device or DEFAULT_DEVICES[backend])
     options: dict[str, Any] = {"capacity_nbytes": capacity_nbytes, "debug": debug, "blas_threads": blas_threads,
-                               "timeout_seconds": timeout_seconds}
+                               "trace_rows": trace_rows, "timeout_seconds": timeout_seconds}
     if backend == "nccl":
         if number is None:
             raise ValueError(f"device={device!r}, but NCCL moves what lies on GPUs; say device='cuda', or "

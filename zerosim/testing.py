@@ -17,7 +17,7 @@ from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer, UpdateContext
 from zerosim.optim.tensor_norms import with_norms
 from zerosim.ranks.call import checked_cut
-from zerosim.zero.update import upcast
+from zerosim.zero.pieces import upcast
 
 try:
     from hypothesis import strategies as st

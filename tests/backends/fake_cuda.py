@@ -102,8 +102,8 @@ class Cuda:
         self.used_nbytes, self.capacity_nbytes = 0, 1 << 62
         self.starts: list[int] = []
         self.owners: dict[int, tuple[int, int]] = {}  # address: nbytes, device
-        self.reads: dict[int, Clock] = defaultdict(dict)
-        self.writes: dict[int, Clock] = defaultdict(dict)
+        # By allocation: bytes [low, high) that a stream has read or written, and when it last did.
+        self.uses: dict[int, dict[tuple[int, int, bool, int], int]] = defaultdict(dict)
 
     def number_stream(self, stream: Stream) -> int:
         self.streams.append(stream)
@@ -139,7 +139,7 @@ class Cuda:
     def freed(self, address: int) -> None:
         self.starts.pop(bisect.bisect_left(self.starts, address))
         self.used_nbytes -= -(-self.owners[address][0] // 512) * 512
-        for table in (self.owners, self.reads, self.writes):
+        for table in (self.owners, self.uses):
             table.pop(address, None)
 
     def base(self, address: int) -> int:
@@ -152,16 +152,15 @@ class Cuda:
         """Where the array lies; anywhere, if it is empty."""
         return self.owners[self.base(array.data.ptr)][1] if array.nbytes else self.selected
 
-    def use(self, address: int, stream: Stream, *, writes: bool) -> None:
-        """The stream reads or writes there; RaceError where another one may be at it still."""
-        base = self.base(address)
+    def use(self, low: int, high: int, stream: Stream, *, writes: bool) -> None:
+        """The stream reads or writes these bytes; RaceError where another one may be at some of them still."""
+        base = self.base(low)
         assert self.owners[base][1] == stream.device_id, "an array of another device"
         tick = stream.tick()
-        for others in (self.writes[base], *([self.reads[base]] if writes else [])):
-            for other, when in others.items():
-                if when > stream.clock.get(other, 0):
-                    raise RaceError(f"stream {stream.ptr} uses an array that stream {other} may still be using")
-        (self.writes if writes else self.reads)[base][stream.ptr] = tick
+        for (its_low, its_high, wrote, other), when in self.uses[base].items():
+            if (writes or wrote) and low < its_high and its_low < high and when > stream.clock.get(other, 0):
+                raise RaceError(f"stream {stream.ptr} uses an array that stream {other} may still be using")
+        self.uses[base][low, high, writes, stream.ptr] = tick
 
 
 class Device:

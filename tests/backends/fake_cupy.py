@@ -41,7 +41,7 @@ def _raw(x: Any) -> Any:
 def _used(x: ndarray, *, writes: bool = False) -> np.ndarray:
     """The elements, which the current stream of the current device uses."""
     if x.nbytes:
-        Cuda.current.use(x.data.ptr, Cuda.current.here(), writes=writes)
+        Cuda.current.use(*np.lib.array_utils.byte_bounds(x._a), Cuda.current.here(), writes=writes)
     return x._a
 
 
@@ -84,7 +84,7 @@ class ndarray:
 
     def _copy_from(self, address: int, nbytes: int) -> None:
         """The bytes of an array of this device."""
-        Cuda.current.use(address, Cuda.current.here(), writes=False)
+        Cuda.current.use(address, address + nbytes, Cuda.current.here(), writes=False)
         target, bytes_ = _used(self, writes=True).reshape(-1).view(np.uint8), np.dtype(np.uint8)
         target[:nbytes] = compiled_kernels.at(address, bytes_, nbytes)
 

@@ -202,7 +202,7 @@ class Communicator:
         stream, count = self._stream(what), what["count"] * (self.clique.size if name == "reduceScatter" else 1)
         data = None
         if name != "recv" and (name != "broadcast" or self.rank == what["root"]):
-            self._use(what["x"], count, stream, writes=False)
+            self._use(what["x"], count * DTYPES[what["kind"]].itemsize, stream, writes=False)
             data = compiled_kernels.at(what["x"], DTYPES[what["kind"]], count).copy()
         stream.tick()
         for to in {"send": [what.get("peer")], "recv": []}.get(name, range(self.clique.size)):
@@ -230,7 +230,7 @@ class Communicator:
             total = np.concatenate(inputs)
         if name == "reduceScatter":
             total = total[self.rank * what["count"]:(self.rank + 1) * what["count"]]
-        self._use(what["out"], len(total), stream, writes=True)
+        self._use(what["out"], total.nbytes, stream, writes=True)
         compiled_kernels.at(what["out"], total.dtype, len(total))[:] = total
 
     def _stream(self, what: dict[str, Any]) -> Any:
@@ -238,9 +238,9 @@ class Communicator:
         assert stream.device_id == self.device, "the stream is another device's than the communicator"
         return stream
 
-    def _use(self, address: int, count: int, stream: Any, *, writes: bool) -> None:
-        if count:
-            self.world.cuda.use(address, stream, writes=writes)
+    def _use(self, address: int, nbytes: int, stream: Any, *, writes: bool) -> None:
+        if nbytes:
+            self.world.cuda.use(address, address + nbytes, stream, writes=writes)
 
 
 def _agreed(name: str, what: dict[str, Any]) -> tuple[Any, ...]:

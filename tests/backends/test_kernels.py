@@ -23,6 +23,7 @@ from tests.cases import chosen
 from zerosim.backends.cupy import kernels as gpus_own
 from zerosim.numerics import arrays, random
 from zerosim.optim import SGD, AdamW
+from zerosim.zero.micro_batch_order import sum_of_squares
 
 NUMPY = InGpuOrder()  # element by element they are NumPy's, and a GPU's order of additions is stated there
 DTYPES = {name: fmt.dtype for name, fmt in zs.FORMATS.items()} | {"fp64": np.dtype(np.float64)}
@@ -298,6 +299,12 @@ def test_an_eight_bit_operand_is_scaled_and_rounded_as_in_numpy(kernels: Any, fm
     for x in (chance("fp32", 4000).reshape(40, 100), chance("bf16", 600).reshape(6, 100), zeros((2, 3), "fp32"),
               np.full((2, 2), 3e-42, np.float32)):
         assert differing(arrays.to_host(kernels.quantized(kernels.uploaded(x), fmt)), NUMPY.quantized(x, fmt)) == 0
+
+
+def test_an_exact_sum_of_squares_is_that_of_numpy(kernels: Any) -> None:
+    for name in ("fp32", "bf16", "fp16"):
+        x = chance(name, 5000)
+        assert sum_of_squares(kernels, kernels.uploaded(x), 3.0) == sum_of_squares(NUMPY, x, 3.0) > 0
 
 
 # -- what a library computes on a GPU: its formula, on the stand-in ----------------------------------------------------

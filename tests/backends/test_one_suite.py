@@ -18,10 +18,11 @@ from zerosim.numerics import arrays
 # Every stage in one format, and every format on one stage.
 STAGES_AND_FORMATS = [(stage, compute) for stage in zs.STAGES for compute in ("fp32", "fp16", "bf16")
                       if stage == 3 or compute == "bf16"]
-# Each on some world; what overlaps is (3, bf16) on all of them. Thorough: all on all.
+# Each on some world; what overlaps is (3, bf16) on most of them. Thorough: all on all.
 TRAINED = {HERE: [(3, "fp16")], MPI[0]: [(0, "bf16")], MPI[1]: [(1, "fp16")],
            MPI[2]: [(stage, "bf16") for stage in zs.STAGES], MPI[3]: [(3, "fp32")],
            **{double: [] for double in DOUBLES}, DOUBLES[0]: [(1, "fp16")]}
+OVERLAPPED = {HERE: 2, DOUBLES[0]: 1, DOUBLES[1]: 0, DOUBLES[2]: 1, DOUBLES[3]: 0, DOUBLES[5]: 2, GPUS[0]: 1}
 WHOLE_MATRICES = {1: "Muon", 2: "LAMB", 3: "Muon", 4: "Adafactor", 5: "Muon", 8: "Adafactor"}
 
 
@@ -84,6 +85,11 @@ def test_who_waits_lets_others_go_on(world: World, debug: bool) -> None:
         world.run(programs.answers_after_it_has_heard, debug=debug)
 
 
+def test_hybrid_sharding_and_zeropp_give_the_same_bits_on_a_mesh(world: World) -> None:
+    if THOROUGH or world in (MPI[3], *DOUBLES[:2], *GPUS):
+        assert_same(world, programs.on_a_mesh, kind=world.kind)
+
+
 def test_the_worked_example_gives_the_same_weights_masters_and_moments(world: World) -> None:
     for stage, compute in chosen([(0, "bf16"), (3, "fp16")], STAGES_AND_FORMATS):
         assert_same(world, programs.four, stage, compute, kind=world.kind)
@@ -98,9 +104,25 @@ def test_training_a_gpt_gives_the_same_losses_and_states(world: World) -> None:
 def test_overlap_prefetch_and_buckets_change_no_bit_of_a_training(world: World) -> None:
     if not THOROUGH and world in MPI and world.ranks != 3:
         return  # one world of MPI's is enough
-    wanted = reference(world.kind, world.ranks, programs.gpt, 3, "bf16", "one step")
-    for mine, its in zip(world.run(programs.gpt, 3, "bf16", "overlapping"), wanted, strict=True):
-        assert arrays.sha256(mine.result) == arrays.sha256(its.result)
+    for stage in chosen([OVERLAPPED.get(world, 3)], list(zs.STAGES)):
+        wanted = reference(world.kind, world.ranks, programs.gpt, stage, "bf16", "one step")
+        for mine, its in zip(world.run(programs.gpt, stage, "bf16", "overlapping"), wanted, strict=True):
+            assert arrays.sha256(mine.result) == arrays.sha256(its.result)
+
+
+def test_gradients_added_by_micro_batch_give_the_same_losses_and_states(world: World) -> None:
+    if THOROUGH or world in (MPI[2], DOUBLES[1], GPUS[0]):
+        assert_same(world, programs.gpt, 3, "bf16", "by micro-batch", kind=world.kind)
+
+
+def test_state_on_disk_changes_no_bit_of_a_training_and_ranks_on_a_gpu_refuse_it(world: World) -> None:
+    if world in (HERE, MPI[0]):
+        wanted = reference(world.kind, world.ranks, programs.gpt, 3, "bf16", "one step")
+        for mine, its in zip(world.run(programs.gpt, 3, "bf16", "all on disk"), wanted, strict=True):
+            assert arrays.sha256(mine.result) == arrays.sha256(its.result)
+    elif world is DOUBLES[0]:
+        with pytest.raises(ValueError, match="the arrays of these ranks lie on a GPU"):
+            world.run(programs.gpt, 3, "bf16", "all on disk")
 
 
 def test_a_checkpoint_of_one_stage_goes_on_in_another(world: World, tmp_path: Path) -> None:

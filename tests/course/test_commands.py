@@ -84,12 +84,17 @@ def test_help_explains_every_switch_of_every_command():
     ("lost-updates", ["--format bf16", "--weight 0.1", "--update 3e-4", "--steps 4"]),
     ("train", ["--stage 1", "--compute fp32", "--compute fp8", "--optimizer sgd", "--lr 0.1", "--micro-batches 2",
                "--batch 3", "--recompute segment(2)", "--layout contiguous", "--seed 1", "--ranks 3", "--loss-scale 8",
-               "--sample 3", "--steps 3"]),
+               "--sample 3", "--stage 2 --reduction micro_batch", "--steps 3", "--offload host", "--offload disk",
+               "--mesh 2x1",
+               "--mesh 2x1 --zeropp qwz"]),
     ("cost", ["--nbytes 14000000008", "--ranks 4", "--link pcie5", "--collective all_gather", "--algorithm tree",
-              "--nodes 2", "--nbytes 72 --itemsize 8", "--nodes 2 --between ethernet-100g"]),
+              "--nodes 2", "--nbytes 72 --itemsize 8", "--nodes 2 --algorithm hierarchical(4)",
+              "--nodes 2 --between ethernet-100g"]),
     ("plan", ["--ranks 16", "--device b200", "--link pcie5", "--nodes 2", "--stage 3", "--recompute tiled",
               "--batch 3", "--sequence 512", "--micro-batches 4", "--compute fp32", "--optimizer lion",
-              "--convention megatron-bf16", "--utilization 0.4", "--offload", "--no-overlap", "--prefetch 2"]),
+              "--convention megatron-bf16", "--utilization 0.4", "--offload", "--no-overlap", "--prefetch 2",
+              "--offload-all host", "--offload-all disk", "--offload-all disk --disk-link ethernet-10g", "--mesh 2x4",
+              "--mesh 2x4 --stage 3 --zeropp hpz"]),
     ("tune", ["--global-batch 32", "--ranks 4", "--device b200", "--link pcie5", "--nodes 2 --between ethernet-100g",
               "--stage 3", "--recompute block", "--batch 1", "--sequence 512", "--compute fp32", "--optimizer lion",
               "--utilization 0.4", "--no-overlap", "--stage 3 --prefetch 2", "--bucket-nbytes model",
@@ -139,6 +144,9 @@ SAID = {  # of each command: switches, and what stands among the words
             "model states (zero-paper)", "estimated", "those of the engine with overlap and 1 unit ahead."]),
         ("--model gpt2 --stage 3 --no-overlap --prefetch 0", ["those of the engine with nothing overlapped."]),
         ("--model gpt2 --stage 3 --prefetch 2", ["those of the engine with overlap and 2 units ahead."]),
+        ("--model gpt2 --mesh 2x4 --zeropp hpz+qwz+qgz --recompute block --explain --measure --stage 3", [
+            "ZeRO++ (hpz, qwz=int8, qgz=int4) on 2x4", "secondary shards (hpZ)", "from a node's ranks to other nodes"]),
+        ("--model gpt2 --mesh 2x4 --stage 3 --recompute block --explain", ["sharded inside nodes (2x4)", "N = 4, Ψ ="]),
         ("--model gpt2 --stage 3 --optimizer muon --ranks 1", ["What Muon works in while it updates whole tensors"])],
     "tune": [
         ("--model gpt2 --global-batch 8 --stage 3 --recompute block --prefetch 1 --offload always", [
@@ -166,12 +174,51 @@ def test_a_training_that_goes_on_from_its_checkpoint_ends_as_if_it_had_never_sto
     rest = data_of("train", *run, "--steps", "5", "--resume")
     assert part["steps"] + rest["steps"] == whole["steps"]
     assert (rest["digest"], rest["sample"]) == (whole["digest"], whole["sample"])
-    assert rest["resumed"] == ["Went on from step 3."]
-    words = words_of("train", *TINY, "--steps", "6", "--ranks", "3", "--stage", "1", *run, "--resume")
+    assert (whole["resumed_from"], rest["resumed_from"], rest["differences"]) == (None, 3, [])
+    done = ask("train", *TINY, "--steps", "6", "--ranks", "3", "--stage", "1", *run, "--resume")
+    words = " ".join(done.stdout.split())
+    assert "zerosim train: goes on from step 5, but ranks: saved with 2, here 3" in done.stderr
     assert "Went on from step 5. ranks: saved with 2, here 3 stage: saved with" in words
-    assert "ranks of the data: saved with 2, here 3" in words
+    assert "micro-batches of a step of the data: saved with 2, here 3" in words
     refused = ask("train", *TINY, "--steps", "6", *run, "--resume")
     assert (refused.exit_code, "is of step 6, and 6 steps were asked for" in refused.stderr) == (2, True)
+    refused = ask("train", *TINY, *run)
+    assert (refused.exit_code, "has the checkpoint of another run" in refused.stderr) == (2, True)
+    model = training.Options(model="gpt-nano").build()
+    zs.Cluster(2).run(lambda rank: zs.Engine(rank, model, zs.optim.AdamW()).save(tmp_path))
+    refused = ask("train", *TINY, *run, "--resume")
+    assert (refused.exit_code, "was saved with the progress None" in " ".join(refused.stderr.split())) == (2, True)
+
+
+def test_by_micro_batch_a_training_goes_on_from_its_checkpoint_on_other_ranks_as_if_it_had_never_stopped(tmp_path):
+    order, folder = ("--reduction", "micro_batch", "--steps"), ("--checkpoint", str(tmp_path))
+    whole = data_of("train", *order, "3", "--stage", "2", "--micro-batches", "2")
+    data_of("train", *order, "2", "--stage", "2", "--micro-batches", "2", *folder, "--save-every", "2")
+    rest = data_of("train", *order, "3", "--ranks", "4", *folder, "--resume")
+    assert (rest["digest"], rest["resumed_from"], rest["differences"]) == (whole["digest"], 2, [])
+
+
+def test_a_training_begins_from_the_weights_that_another_has_exported_in_one_file_or_several(tmp_path):
+    folder, begun = str(tmp_path / "c"), {}
+    trained = data_of("train", "--checkpoint", folder, "--save-every", "2")
+    for out, *more in (("one.safetensors",), ("folder",), ("several", "--shard-nbytes", "4000")):
+        files = ask("export", folder, str(tmp_path / out), *more).stdout.replace("\n", "").split(str(tmp_path))[1:]
+        assert len(files) > 2 if more else len(files) == 1
+        begun[out] = data_of("train", "--weights", str(tmp_path / out), "--ranks", "3", "--stage", "1")
+    assert begun["one.safetensors"] == begun["folder"] == begun["several"]
+    assert begun["folder"]["steps"][0]["loss"] < trained["steps"][0]["loss"]
+    assert begun["folder"]["digest"] != data_of("train", "--ranks", "3", "--stage", "1")["digest"]
+    narrow = ask("export", folder, str(tmp_path / "narrow"), "--kind", "parameter")
+    assert narrow.exit_code == 0
+    assert (tmp_path / "narrow" / "model.safetensors").stat().st_size < (tmp_path / "one.safetensors").stat().st_size
+    for args, said in (
+            (("no-such", "x"), "no-such holds no checkpoint"),
+            ((folder, str(tmp_path / "several")), "where there are others: model-00001-of-"),
+            ((folder, "x.safetensors", "--shard-nbytes", "9"), "is one; name a folder"),
+            ((folder, "x", "--kind", "moment"), "has no moment of wte"),
+            ((folder, str(tmp_path / "one.safetensors" / "x")), "name a place that can be written")):
+        refused = ask("export", *args)
+        assert (refused.exit_code, said in refused.stderr) == (2, True), refused.stderr
 
 
 def test_training_as_json_has_every_step_and_not_the_one_that_is_saved(tmp_path):
@@ -180,7 +227,7 @@ def test_training_as_json_has_every_step_and_not_the_one_that_is_saved(tmp_path)
     assert json.loads((tmp_path / "run.json").read_text())
     assert [step["number"] for step in data["steps"]] == [1, 2]
     assert data["steps"][0].keys() == {"number", "loss", "norm", "scale", "skipped", "tokens", "peak_nbytes_by_kind",
-                                       "sent_nbytes"}
+                                       "sent_nbytes", "sent_across_nbytes"}
     assert data["held_out_bits_per_byte"] == pytest.approx(data["held_out_loss"] / 0.6931471805599453)
 
 
@@ -249,6 +296,12 @@ def test_brackets_in_a_file_of_ones_own_are_printed_as_they_are(tmp_path):
     assert "over [red]x[/]: 400 GB/s one way" in words
     assert "[red]x[/] (2025): see [1] and [/bold]." in words
     assert "over [red]x[/]" in words_of("plan", "--params", "1e9", "--explain", *own)
+
+
+def test_a_search_replays_on_a_link_of_ones_own(tmp_path):
+    (tmp_path / "mine.toml").write_text(BRACKETS)
+    own = data_of("tune", "--link", "[red]x[/]", "--hardware", str(tmp_path / "mine.toml"))["rows"]
+    assert own[0]["step_seconds"] != data_of("tune")["rows"][0]["step_seconds"]
 
 
 def test_a_plan_as_json_has_its_rows_formulas_and_measurements():
@@ -321,21 +374,31 @@ REFUSED = {
         ("--optimizer muon --layout per_unit", "Muon needs all of"), ("--compute fp61", "fp16"),
         ("--compute fp8_e4m3", "take 'fp8', an experiment in which"),
         ("--compute fp16 --loss-scale 1e38", "all 2 steps were skipped"),
-        ("--capacity 1000", "left of capacity_nbytes=1,000"),
+        ("--capacity 1000", "left of capacity_nbytes=1,000"), ("--offload gpu", "must be 'host' or 'disk'"),
+        ("--offload-directory x", "is of offload to disk"),
+        ("--offload disk --offload-directory no-such", "No such file"),
         ("--capacity -1", "capacity_nbytes=-1 must be a number of bytes"),
         ("--recompute some", "recompute='some' names no policy"),
         ("--loss-scale x", "loss_scale='x' is neither a positive number nor 'dynamic'"),
         ("--lr 0", "lr=0.0 must be a positive number"), ("--lr nan", "lr=nan must be a positive number"),
         ("--lr 1e30", "training has diverged: from step 2 on the loss is no finite number, and 1 of 2 steps"),
+        ("--mesh 2x2", "a mesh of 2 nodes with 2 ranks each has 4 ranks, and there are 2; take"),
+        ("--mesh 2x1 --zeropp hpz --stage 2", "hpZ and qwZ are about the gathers of sharded parameters"),
+        ("--mesh 2x1 --zeropp zpp", "zeropp='zpp' names no parts of ZeRO++; write some of hpz, qwz and qgz"),
         ("--batch 1000000000000", "this machine has too little memory for it"),
         ("--save no/such/folder/run.json", "but its folder is not there"),
+        ("--stage 1 --reduction micro_batch", "rest partial; take stage 2 or 3"),
+        ("--weights no-such", "no-such: No such file or directory"),
+        ("--weights x --resume --checkpoint y", "asked to begin from --weights x and to --resume"),
         ("--save-every 2", "without a folder; name one, as in --checkpoint my-run"),
         ("--checkpoint x --save-every 0", "every 0 steps; take a whole number, 1 or more"),
         ("--checkpoint x", "nothing would be written to 'x' or read from it; ask for --save-every, or for --resume"),
         ("--checkpoint no-such --resume", "no-such holds no checkpoint: there is no index.json in it")],
     "compare": [
-        ("--over stages", "asked to compare over 'stages'; choose one of stage, compute, optimizer, recompute; did you "
-         "mean 'stage'"),
+        ("--over stages", "asked to compare over 'stages'; choose one of stage, compute, optimizer, recompute, mesh, "
+         "zeropp; did you mean 'stage'"),
+        ("--over zeropp --values flat,hpz", "zeropp='flat' saves what crosses nodes, and there is no mesh; name one, "
+         "as 2x1"),
         ("--values 0,3,0", "over stage the values 0, 3, 0; name two or more that differ, as in 0, 1, 2, 3"),
         ("--figure x.pdf", "end its name with one of .svg"),
         ("--figure no/such/folder/x.svg", "asked to draw into 'no/such/folder/x.svg', which is in no folder"),
@@ -358,12 +421,18 @@ REFUSED = {
     "plan": [
         ("--params 1e9", "name one of the two"), ("--model gpt2-xxl", "no model is called 'gpt2-xxl'"),
         ("--model nowhere/config.json", "nowhere/config.json"), ("--ranks 0", "ranks"), ("--device h999", "h999"),
+        ("--mesh 2x3", "a mesh of 2 nodes with 3 ranks each has 6 ranks, and there are 8"),
+        ("--mesh 2x4 --nodes 4", "mesh='2x4' has 2 nodes, and nodes=4 were asked for; leave nodes out"),
+        ("--zeropp hpz", "zeropp='hpz' saves what crosses nodes, and there is no mesh; name one, as 8x"),
+        ("--mesh 2x4 --zeropp hpz", "a plan with zeropp='hpz' is of sharded parameters, stage 3, found stage"),
+        ("--mesh 2x4 --optimizer muon", "Muon updates whole tensors, and a plan of shards inside nodes is of "),
         ("--host-link pcie5", "host_link='pcie5' is of offload, which was not asked for"),
         ("--model bloom-560m --measure", "bloom-560m cannot be measured: zerosim's layers make models of GPT-2's")],
     "tune": [
         ("--global-batch 12", "global_batch=12 cannot be shared equally by 8 ranks; take 16, a multiple of 8"),
         ("--batch 3", "batch=3 does not divide the 2 sequences of each rank"), ("--model gpt3", "no model is called"),
         ("--bucket-nbytes 25MB", "bucket_nbytes='25MB' is no number"), ("--offload yes", "never, always, both"),
+        ("--seconds soon", "seconds='soon' must be replayed or real"),
         ("--prefetch -1", "prefetch must be at least 0"), ("--host-link pcie5", "is of offload")]}
 
 

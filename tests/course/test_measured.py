@@ -16,9 +16,11 @@ from tests.support import assert_refused
 from zerosim.course import measured
 from zerosim.planning import (
     PRESETS,
+    Network,
     PlanConfig,
     Transformer,
     cost,
+    hardware,
     model_of,
     model_shape,
     plan_config,
@@ -40,10 +42,15 @@ OPTIONS = [PLAIN, {"overlap": True, "prefetch": 0}, {"overlap": False, "prefetch
        policy=st.sampled_from(["none", "block", "segment(2)", "segment(3)", "sub_block", "selective", "tiled"]),
        optimizer=st.sampled_from([zs.optim.AdamW(), zs.optim.SGD(lr=0.1), zs.optim.Adan(), zs.optim.Lion(),
                                   zs.optim.LAMB(), zs.optim.LARS()]),
-       overlap=st.booleans(), prefetch=st.integers(0, 2), wider=st.sampled_from([None, "accumulate", "reduce", "wire"]))
+       overlap=st.booleans(), prefetch=st.integers(0, 2), offload=st.sampled_from([
+           None, None, True, "host", "disk", zs.Offload("host", "host"), zs.Offload("disk", "host", "host"),
+           zs.Offload("disk", "disk"), zs.Offload("host", parameters="host")]),
+       wider=st.sampled_from([None, "accumulate", "reduce", "wire"]),
+       nodes=st.sampled_from([None, None, 1, 2, 3]),
+       zeropp=st.sampled_from(["none", "flat", "hpz", "qwz", "hpz+qwz+qgz"]))
 def test_an_estimate_is_the_measurement_to_the_byte_for_any_decoder_stage_policy_and_option(
         blocks, heads, width, tokens, vocabulary, tied, kind, ranks, batch, k, stage, compute, policy, optimizer,
-        overlap, prefetch, wider):
+        overlap, prefetch, offload, wider, nodes, zeropp):
     """The peak too: not the sum of parts at their fullest, but what is held at the fullest moment."""
     formats = {wider: "fp32"} if wider and compute != "fp32" else {}
     of = {"positions": 9} if kind == "GPT" else {
@@ -52,8 +59,13 @@ def test_an_estimate_is_the_measurement_to_the_byte_for_any_decoder_stage_policy
         "head_norms": kind == "Qwen 3"}
     model = model_of("any", Transformer(heads * width, blocks, heads, vocabulary, tied=tied, fused=k == 2, **of))
     base = plan_config("gpt2", ranks=1)
-    asked = PlanConfig(model, ranks, base.device, base.network, zs.Policy(compute, **formats), batch=batch,
-                       tokens=tokens, micro_batches=k, optimizer=optimizer, overlap=overlap, prefetch=prefetch)
+    offload = None if nodes else offload
+    asked = PlanConfig(model, ranks * (nodes or 1), base.device, base.network, zs.Policy(compute, **formats),
+                       batch=batch, tokens=tokens, micro_batches=k, optimizer=optimizer, overlap=overlap,
+                       prefetch=prefetch, mesh=nodes and zs.Mesh(nodes, ranks), zeropp=zs.ZeroPlusPlus.parse(
+                           zeropp if nodes and stage == 3 and wider != "wire" else None),
+                       offload=offload, host_link=hardware.link("pcie4") if offload else None,
+                       disk_link=hardware.link("nvme-pcie4") if "disk" in str(offload) else None)
     lines = measured_row(asked, stage, policy)
     assert {line.name: line.difference_nbytes for line in lines} == {line.name: 0 for line in lines}
     assert lines[-1].name == "peak"
@@ -159,18 +171,37 @@ def test_a_plan_communicates_and_updates_as_long_as_the_replay_and_given_its_ari
                         optimizer=zs.optim.AdamW(), **options)
     cluster = zs.NullCluster(asked.ranks, representative=0)
     measured.run_planned(cluster, asked, stage, policy)
+    assert_lasts_as_long(asked, recording.record(cluster.trace).inside("step").on_ranks(asked.ranks), stage, policy)
+
+
+@pytest.mark.parametrize(("stage", "options", "mesh"), covering(
+    [*zs.STAGES, "hpz", "flat", "hpz+qwz+qgz"], [PLAIN, OVERLAPPED], ["2x2", "3x1", "2x3"]), ids=str)
+def test_on_a_mesh_too_a_plan_communicates_as_long_as_the_replay_over_links_of_two_speeds(stage, options, mesh):
+    ranks = int(mesh[0]) * int(mesh[2])
+    if stage not in zs.STAGES:
+        stage, options = 3, options | {"zeropp": stage}
+    model = model_of("small", Transformer(96, 3, 3, 190, positions=64, tied=True, fused=True))
+    asked = plan_config(model, ranks=ranks, mesh=mesh, link="nvlink4", between="ethernet-100g", batch=4, stage=stage,
+                        recompute="block", micro_batches=3, **options)
+    cluster = zs.NullCluster(ranks)
+    measured.run_planned(cluster, asked, stage, "block")
+    assert_lasts_as_long(asked, recording.record(cluster.trace).inside("step"), stage, "block", most=20)
+
+
+def assert_lasts_as_long(asked, recorded, stage, policy, most=2):
     machine = timeline.Machine(asked.device, asked.network, efficiency=asked.utilization)
-    replay = timeline.replay(recording.record(cluster.trace).inside("step").on_ranks(asked.ranks), machine)
-    ring = cost.curve("all_gather", "ring", asked.ranks, asked.network)
+    replay, shards = timeline.replay(recorded, machine), asked.ranks // asked.replicas
+    links = Network(asked.network.inside) if asked.replicas > 1 else asked.network
+    ring = cost.curve("all_gather", "ring", shards, links)
     # Flag and norm go round in rings, waited for at once, where each rank updates a part.
-    control = sum(ring.seconds(asked.ranks * nbytes) for nbytes in CONTROL) if stage else 0.0
+    control = sum(ring.seconds(shards * nbytes) for nbytes in CONTROL) if stage else 0.0
     (row,), usage, job = asked.plan().rows, replay.usage[0], asked.job(stage, policy)
 
     assert usage.communication_seconds == pytest.approx(row.communication_seconds + control, rel=1e-9)
     assert usage.exposed_seconds <= row.exposed_communication_seconds + control + 1e-12
-    assert row.compute_seconds + row.update_seconds < usage.compute_seconds < 2 * row.compute_seconds
+    assert row.compute_seconds + row.update_seconds < usage.compute_seconds < most * row.compute_seconds
     assert replay.step_seconds == pytest.approx(usage.compute_seconds + usage.exposed_seconds, rel=1e-9)
-    if options == PLAIN:
+    if not (asked.overlap or asked.prefetch):
         assert row.exposed_communication_seconds == pytest.approx(row.communication_seconds, rel=1e-12)
 
     update = asked.update_seconds(job)
@@ -178,6 +209,6 @@ def test_a_plan_communicates_and_updates_as_long_as_the_replay_and_given_its_ari
     assert found == pytest.approx(sum(update.values()), rel=1e-9)
     places = computed(asked, replay)
     in_passes = sum(events.communication_seconds(events.micro_batch(job, number), places, asked.network)[1]
-                    for number in range(micro_batches))
+                    for number in range(asked.micro_batches))
     _, after = events.communication_seconds(events.after_backward(job), update, asked.network)
     assert usage.exposed_seconds == pytest.approx(in_passes + after + control, rel=1e-9)

@@ -1,5 +1,6 @@
 """What is written is a whole file; a link, a pipe or a device stays what it is."""
 
+import io
 import os
 import stat
 import threading
@@ -64,13 +65,14 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_beside_it(writer, 
     file = files.write_whole(tmp_path / "file", b"before")
     left = {"file", "recorded.json"} if writer == "a page" else {"file"}
 
-    def half(path: Path, content: bytes) -> None:
-        with path.open("wb") as place:
-            place.write(content if path.name.startswith(".recorded") else content[:2])
-        if not path.name.startswith(".recorded"):
+    class Full(io.FileIO):
+        def write(self, content: bytes) -> int:
+            super().write(content[:2])
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", half)
+    real = Path.open
+    monkeypatch.setattr(Path, "open", lambda path, mode="r", **others: Full(path, "w") if (
+        mode == "wb" and not path.name.startswith(".recorded")) else real(path, mode, **others))
     assert_refused(lambda: WRITERS[writer](cluster, file), "No space left", Exception)
     assert file.read_bytes() == b"before"
     assert {one.name for one in tmp_path.iterdir()} == left

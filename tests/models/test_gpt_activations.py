@@ -20,16 +20,36 @@ POLICIES = [*INSIDE, "block", "segment(2)", "segment(3)", "block+tiled", "segmen
 SHAPES = [(2, 8, 12, 3), (3, 40, 8, 2), (1, 5, 30, 1), (4, 1, 6, 6), (1, 130, 4, 1), (2, 257, 4, 2)]
 
 
+# Of a Llama: keys for one head or more, wider heads than channels, biases of Qwen 2, and Qwen 3's norms.
+KINDS = {"GPT": {}, "Llama": {"key_value_heads": 1, "feed_forward": 30},
+         "Qwen 3": {"head_channels": 22, "head_norms": True}, "Qwen 2": {"biases": ("qkv",)},
+         "biased": {"biases": ("projection", "feed_forward"), "feed_forward": 7}}
+
+
+def model_and_block(kind, batch, tokens, channels, heads, vocabulary, dropout=0.0, itemsize=2, **options):
+    """A model of three blocks, and one of them on paper."""
+    of = (3, channels, heads, tokens, vocabulary, dropout)
+    block = activations.Block(batch, tokens, channels, heads, itemsize)
+    if kind == "GPT":
+        return GPT(GPTConfig(*of), **options), block
+    own = {"head_channels": 2 * (channels // heads // 2 or 1), **KINDS[kind]}
+    model = Llama(LlamaConfig(*of, **own), **options)
+    has = model.config
+    queries, keys = (count * has.head_channels for count in (heads, has.key_value_heads))
+    return model, replace(block, query_channels=queries, key_channels=keys, feed_forward=has.feed_forward, gated=True,
+                          rms=True, head_norms=has.head_norms, biases=has.biases)
+
+
 # -- operations -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("policy", INSIDE)
-def test_what_a_block_computes_is_the_closed_form(policy, shape):
-    batch, tokens, channels, heads = shape
-    run = run_of(GPT(GPTConfig(3, channels, heads, tokens, vocabulary=5)), "fp32", scatter=0.2)
+@pytest.mark.parametrize(("policy", "shape", "kind"), [
+    *((policy, shape, "GPT") for policy in INSIDE for shape in SHAPES),
+    *covering(INSIDE, SHAPES, list(KINDS)[1:], count=24)])
+def test_what_a_block_computes_is_the_closed_form(policy, shape, kind):
+    model, block = model_and_block(kind, *shape, 5, itemsize=4)
+    run, batch = run_of(model, "fp32", scatter=0.2), shape[0]
     x = run.model.units[0].forward(run.ctx, run.w, batch_of(run.model, batch)[0])[0]
-    block = activations.Block(batch, tokens, channels, heads, run.ctx.dtype.itemsize)
     run.ctx = replace(run.ctx, keep=Recompute.parse(policy).inside)
     unit, before = run.model.units[1], run.recorder.flops
     _, kept = unit.forward(run.ctx, run.w, x)
@@ -39,15 +59,15 @@ def test_what_a_block_computes_is_the_closed_form(policy, shape):
         sum(flops.forward(block).values()), sum(flops.backward(block, policy).values()))
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_what_is_computed_a_second_time_is_what_the_blocks_compute_beyond_keeping_all(policy):
-    block, recompute = activations.Block(2, 8, 12, 3), Recompute.parse(policy)
+@pytest.mark.parametrize(("policy", "kind"), covering(POLICIES, KINDS))
+def test_what_is_computed_a_second_time_is_what_the_blocks_compute_beyond_keeping_all(policy, kind):
+    block, recompute = model_and_block(kind, 2, 8, 12, 3, 5)[1], Recompute.parse(policy)
     inside = "none" if recompute.inside == "all" else recompute.inside
     again = sum(flops.backward(block, inside).values()) - sum(flops.backward(block, "none").values())
     if recompute.units_per_segment is not None:
         again += sum(flops.forward(block).values())
     if inside == "tiled":  # less what backward saves by summing dO·O instead of P·dP
-        again -= flops.ROW_SUM * (block.stream - block.square)
+        again -= flops.ROW_SUM * (block.positions * block.query_channels - block.square)
     assert flops.recomputed(block, 4, policy) == 4 * again
 
 
@@ -67,26 +87,14 @@ def test_recomputation_changes_no_bit_of_loss_and_gradients(policy, dropout, dty
 # -- every moment -----------------------------------------------------------------------------------------------------
 
 
-# Of a Llama: keys for one head or more, wider heads than channels, and Qwen 3's norms.
-KINDS = {"GPT": {}, "Llama": {"key_heads": 1, "hidden": 30}, "Qwen 3": {"head_channels": 22, "head_norms": True}}
-
-
 @pytest.mark.parametrize(("row", "kind", "shape", "dropout"), covering(
     product(POLICIES, [("sub_block", 1), ("block", 2), (2, 4)]), KINDS, [(2, 8, 12, 3), (1, 30, 4, 2), (3, 5, 40, 4)],
     [0.0, 0.1]), ids=str)
 def test_the_moments_of_a_step_are_those_of_the_estimate(row, kind, shape, dropout):
     policy, (units, parts) = row
-    batch, tokens, channels, heads = shape
-    of = (3, channels, heads, tokens, 50, dropout)
-    run = run_of(GPT(GPTConfig(*of), units=units), "bf16")
-    block = activations.Block(batch, tokens, channels, heads, run.ctx.dtype.itemsize)
-    if kind != "GPT":
-        own = {"head_channels": 2 * (channels // heads // 2 or 1), **KINDS[kind]}
-        run = run_of(Llama(LlamaConfig(*of, **own), units=units), "bf16")
-        has = run.model.config
-        block = replace(block, query_channels=heads * has.head_channels, key_channels=has.key_heads * has.head_channels,
-                        feed_forward=has.hidden, gated=True, rms=True, head_norms=has.head_norms)
-    run.gradients(*batch_of(run.model, batch), policy)
+    model, block = model_and_block(kind, *shape, 50, dropout, units=units)
+    run = run_of(model, "bf16")
+    run.gradients(*batch_of(run.model, shape[0]), policy)
     moments = activations.snapshots(block, 3, 50, policy, dropout=dropout > 0, parts_per_unit=parts)
     wanted = [(moment.nbytes.get("activation", 0) + moment.nbytes.get("checkpointed_input", 0),
                moment.nbytes.get("activation_gradient", 0)) for moment in moments]

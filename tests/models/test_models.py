@@ -17,8 +17,9 @@ GPTS = {f"GPT, tied={tied}, dropout={dropout}": GPT(replace(NANO, dropout=dropou
         for tied, dropout in product((True, False), (0.0, 0.3))}
 MLPS = {f"MLP {widths}, {activation}, bias={bias}": MLP(widths, activation=activation, bias=bias, seed=3)
         for widths, activation, bias in product([(3, 2), (3, 5, 4, 2)], [None, "relu", "gelu"], [True, False])}
-QWEN2 = LlamaConfig(2, 16, 4, 8, 17, 0.3, key_heads=2, hidden=10, biases=("qkv", "feed_forward"))
-QWEN3 = LlamaConfig(2, 12, 4, 8, 17, key_heads=2, head_channels=6, hidden=10, biases=("projection",), head_norms=True)
+QWEN2 = LlamaConfig(2, 16, 4, 8, 17, 0.3, key_value_heads=2, feed_forward=10, biases=("qkv", "feed_forward"))
+QWEN3 = LlamaConfig(2, 12, 4, 8, 17, key_value_heads=2, head_channels=6, feed_forward=10, biases=("projection",),
+                    head_norms=True)
 LLAMAS = {"Llama": Llama("llama-nano"), "Qwen 2": Llama(QWEN2, tied=True), "Qwen 3": Llama(QWEN3, units="sub_block")}
 MODELS = GPTS | MLPS | LLAMAS
 every_model = pytest.mark.parametrize("model", MODELS.values(), ids=list(MODELS))

@@ -172,8 +172,8 @@ GPTS = [
     *((lambda of=of: GPT("gpt-nano", units=of), f"GPT was asked for units={of!r}; a unit is a 'block', a 'sub_block', "
        "or a whole number of blocks, 1 o") for of in ("blocks", 0, -1, 1.5, None, True)),
     (lambda: GPT("gpt-mikro"), PRESETS_TEXT),
-    *((lambda shape=shape: logits_of(shape), "unit 'embed' asked for tokens (B, T), T from 1 to the context's 8, and fo"
-       f"und shape {shape}; cut longer texts into several sequences") for shape in ((2, 9), (8,), (2, 0), (1, 2, 3))),
+    *((lambda shape=shape: logits_of(shape), "unit 'embed' asked for tokens (B, T), B from 1, T from 1 to the context's"
+       f" 8, and found shape {shape}; cut longer") for shape in ((2, 9), (8,), (2, 0), (0, 8), (1, 2, 3))),
     (lambda: logits_of(keep="some"), "unit 'block0' was asked to keep 'some' of the inside of a unit; it keeps one of "
      "'all', 'sub_block', 'sele"),
     (lambda: written(tokens=[]), "generate was asked to continue no tokens; give it one or more, as a prompt"),
@@ -188,18 +188,22 @@ LLAMAS = [
     (lambda: replace(LLAMA, context=0), "LlamaConfig was given context=0; context is a whole number, 1 or more"),
     (lambda: replace(LLAMA, heads=5, head_channels=0), "LlamaConfig was given 12 channels in 5 heads, which do not divi"
      "de them; take a number of heads that does, or say head_channels"),
-    (lambda: replace(LLAMA, key_heads=3), "given 2 heads that share 3 of keys and values; take a number that divides"),
-    (lambda: replace(LLAMA, hidden=-1), "LlamaConfig was given hidden=-1; hidden is a whole number, 1 or more"),
+    (lambda: replace(LLAMA, key_value_heads=3), "given 2 heads that share 3 of keys and values; take a number that di"),
+    (lambda: replace(LLAMA, feed_forward=-1), "given feed_forward=-1; feed_forward is a whole number, 1 or more"),
     (lambda: replace(LLAMA, head_channels=5), "was given heads of 5 channels; rotary positions turn pairs of them, so"),
     (lambda: replace(LLAMA, base=0), "was given base=0; the rotary angles are its powers, so take a positive number"),
-    (lambda: replace(LLAMA, biases=("ffn",)), "was given biases of ffn; they can be in qkv, projection, feed_forward"),
+    (lambda: replace(LLAMA, base=np.inf), "was given base=inf; the rotary angles are its powers"),
+    (lambda: replace(LLAMA, biases=("ffn",)), "was given biases=('ffn',); name the layers that have one in a tuple: q"
+     "kv, projection, feed_forward"),
+    (lambda: replace(LLAMA, biases="qkv"), "LlamaConfig was given biases='qkv'; name the layers that have one in a"),
+    (lambda: replace(LLAMA, head_norms="no"), "LlamaConfig was given head_norms='no'; it is True or False"),
     (lambda: Llama("llama-mikro"), "^Llama was asked for 'llama-mikro', which is no LlamaConfig and no preset; the pres"
      "ets are llama-nano, llama-micro; did you mean 'llama-micro'?"),
     (lambda: GPT(LLAMA), "^GPT was asked for LlamaConfig(...), which is no GPTConfig and no preset"),
     (lambda: Llama(NANO), "^Llama was asked for GPTConfig(...), which is no LlamaConfig and no preset"),
     (lambda: decoder("lama-micro"), "a model was asked for by 'lama-micro', which is no config and no preset; the prese"
      "ts are gpt-nano, gpt-micro, ...; did you mean 'llama-micro'?"),
-    (lambda: layers.attention_forward(CTX, z(2, 3, 12), 4, key_heads=3), "of 4 heads of queries, 3 of keys, which div"),
+    (lambda: layers.attention_forward(CTX, z(2, 3, 12), 4, key_value_heads=3), "of 4 heads of queries, 3 of keys, whi"),
     (lambda: llama.rmsnorm_forward(CTX, z(2, 4), z(3), 1e-5), "^rmsnorm_forward asked for w of shape (4,), and found"),
     (lambda: llama.rmsnorm_backward(CTX, z(4), (z(2, 4), z(2)), z(2, 3), z(4)), "^rmsnorm_backward asked for dy of sh"),
     (lambda: llama.swiglu_forward(CTX, z(2, 3)), "asked for gate and up side by side (M, 2F), and found shape (2, 3)"),

@@ -59,7 +59,7 @@ class Naive:
                     self.known["issue", rank, issued] = clock, [[hop for hop in both if None not in hop]]
                     wanted = issued
                 case "Transfer":
-                    moved, link = row.transfer, self.machine.link_to_host
+                    moved, link = row, self.machine.link_of(row.direction)
                     begun = max(clock, host_free[moved.direction])
                     host_free[moved.direction] = arrivals[moved] = begun + link.alpha + moved.nbytes / link.beta
                 case "TransferWait":

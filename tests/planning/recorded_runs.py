@@ -1,9 +1,9 @@
 """Small runs of the real engine and of programs of their own, recorded; and a made-up machine to replay them on.
 
-A flop takes 1 ns, a message 1 µs and 1 ns for each byte, a transfer to the host or back 2 µs and 2 ns for each byte.
+A flop takes 1 ns, a message 1 µs and 1 ns for each byte, a transfer to the host or back 2 µs and 2 ns for each byte,
+one to the disk or back 5 µs and 5 ns for each byte.
 """
 
-from collections import namedtuple
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -12,8 +12,9 @@ import numpy as np
 
 import zerosim as zs
 from tests.ranks.asking import allowed, ask
-from zerosim.planning import Device, Link, Machine, Network, Recording, record, recording
+from zerosim.planning import Device, Link, Machine, Network, Recording, record
 from zerosim.planning import recording as recordings
+from zerosim.ranks.transfers import TransferWait, begin_transfer
 
 WORLDS = (1, 2, 3, 4, 5, 8)
 OPTIONS = {"plain": {}, "overlap": {"overlap": True}, "prefetch": {"prefetch": 2},
@@ -31,7 +32,8 @@ def device(flops_per_second: float = 1e9, memory_bytes_per_second: float = 1e9) 
 FAST, SLOW = Link("fast", 1e9, 1e-6, "made up", "today"), Link("slow", 1e8, 1e-5, "made up", "today")
 HOST = Link("host", 5e8, 2e-6, "made up", "today")
 MACHINE = Machine(device(), Network(FAST), "fp16")
-WITH_HOST = replace(MACHINE, host_link=HOST)
+DISK = Link("disk", 2e8, 5e-6, "made up", "today")
+WITH_HOST = replace(MACHINE, host_link=HOST, disk_link=DISK)
 
 
 @cache
@@ -71,12 +73,6 @@ def recorded(ranks: int, program: Any) -> Recording:
 # -- programs as lists of actions ---------------------------------------------------------------------------------
 
 
-# Rows of a trace: something goes to the host or comes from it, beside the program, which goes on when it is through. No
-# engine has them yet.
-Transfer = namedtuple("Transfer", "transfer span")
-TransferWait = namedtuple("TransferWait", "transfer")
-
-
 def program_of(*actions: tuple) -> Any:
     """A rank program that does these things, each (name, ...):
 
@@ -112,11 +108,10 @@ def program_of(*actions: tuple) -> Any:
                 works.pop(0).wait()
             elif name == "barrier":
                 rank.barrier()
-            elif name in recordings.OFFLOAD:
-                moved.append(recording.Transfer(name, "gradient", rest[0], number))
-                rank.trace.rows.append(Transfer(moved[-1], rank.trace.path))
+            elif name in recordings.DIRECTIONS:
+                moved.append(begin_transfer(rank.trace, name, "gradient", rest[0]))
             elif name == "arrive" and moved:
-                rank.trace.rows.append(TransferWait(moved.pop(0)))
+                rank.trace.add(TransferWait(moved.pop(0)))
             elif isinstance(name, tuple) and allowed(*name, rank.size):
                 found = ask(rank, *name, np.ones(rest[0], np.float32), None, async_op=rest[1])
                 works += [found] * rest[1]

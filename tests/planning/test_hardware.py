@@ -18,8 +18,8 @@ DEVICES = {"rtx-3090": (24, 24_576, 4, None), "rtx-4090": (24, 24_564, 4, None),
 LINKS = {"nvlink2": 300 / 2, "nvlink3": 600 / 2, "nvlink4": 900 / 2, "nvlink5": 1800 / 2,
          **{f"pcie{generation}": gigatransfers * 16 * 128 / 130 / 8
             for generation, gigatransfers in ((3, 8), (4, 16), (5, 32))},
-         "infiniband-hdr": 200 / 8, "infiniband-ndr": 400 / 8, "infiniband-xdr": 800 / 8, "ethernet-10g": 10 / 8,
-         "ethernet-100g": 100 / 8, "ethernet-400g": 400 / 8}
+         "nvme-pcie4": 16 * 4 * 128 / 130 / 8, "infiniband-hdr": 200 / 8, "infiniband-ndr": 400 / 8,
+         "infiniband-xdr": 800 / 8, "ethernet-10g": 10 / 8, "ethernet-100g": 100 / 8, "ethernet-400g": 400 / 8}
 
 
 def test_the_promised_devices_come_along_with_the_vendors_capacity_the_drivers_and_dense_rates():

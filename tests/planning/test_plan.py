@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
-from zerosim.planning import CONVENTIONS, STAGES, Job, explained, hardware, plan, plan_config
+from zerosim.planning import CONVENTIONS, STAGES, Job, explained, hardware, moved_nbytes, plan, plan_config
 
 LLAMA = {"ranks": 8, "device": "h100-80", "link": "nvlink4", "batch": 4, "tokens": 2048}
 OFFLOADED = {"ranks": 8, "stage": 2, "recompute": "block", "offload": True}  # of gpt2
@@ -163,12 +163,27 @@ def test_the_largest_model_is_of_the_optimizer_convention_and_offload_that_are_a
 
 def test_a_rank_moves_the_gradients_and_the_parameters_that_its_optimizer_updates_in_their_formats():
     for stage, elements in ((0, 1000), (1, 250), (2, 250), (3, 250)):
-        moved = plan.host_traffic(Job((1000,), 4, STAGES[stage]), hardware.link("pcie4"))
-        assert (moved.elements, moved.nbytes) == (elements, 4 * elements)  # Ren et al. 2021: 2 bytes there, 2 back
+        moved = moved_nbytes(Job((1000,), 4, STAGES[stage], offload=zs.Offload("host")))
+        assert (moved["to host"], moved["to device"]) == (2 * elements, 2 * elements)  # Ren et al. 2021, section 4.1
     for policy, itemsizes in ((zs.Policy("bf16"), (2, 2)), (zs.Policy("bf16", accumulate="fp32"), (4, 2)),
                               (zs.Policy("fp32"), (8, 4))):  # a parameter that is the master goes there too
-        moved = plan.host_traffic(Job((1000,), 1, STAGES[2], policy=policy), hardware.link("pcie4"))
-        assert (moved.itemsize_to_host, moved.itemsize_to_device) == itemsizes
+        moved = moved_nbytes(Job((1000,), 1, STAGES[2], policy=policy, offload=zs.Offload("host")))
+        assert (moved["to host"] / 1000, moved["to device"] / 1000) == itemsizes
+
+
+def test_a_plan_with_everything_on_disk_has_no_states_on_the_device_and_pays_on_two_links():
+    found = zs.plan("gpt2", ranks=8, stage=3, offload="disk", recompute="block")
+    (row,), (here,) = found.rows, zs.plan("gpt2", ranks=8, stage=3, recompute="block").rows
+    assert (row.states_nbytes, row.host_nbytes, row.disk_nbytes) == (0, 0, here.states_nbytes)
+    links = hardware.link("pcie5"), hardware.link("nvme-pcie4")
+    seconds = row.host_transfer_seconds, row.disk_transfer_seconds
+    nbytes = row.host_transfer_nbytes_per_step, row.disk_transfer_nbytes_per_step
+    for link, taken, moved in zip(links, seconds, nbytes, strict=True):
+        assert taken == pytest.approx(2 * link.latency_seconds + moved / link.bytes_per_second, rel=1e-12)
+    assert row.step_seconds > here.step_seconds + row.disk_transfer_seconds - here.update_seconds
+    assert lines_of(found, row)["step"][0] == "compute + exposed + update + host + disk"
+    slower = zs.plan("gpt2", ranks=8, stage=3, offload="disk", recompute="block", disk_link="ethernet-10g").rows[0]
+    assert slower.disk_transfer_seconds > 6 * row.disk_transfer_seconds
 
 
 def test_offload_moves_the_optimizers_states_to_the_host_and_pays_on_its_link():
@@ -202,7 +217,7 @@ def test_the_transfers_of_a_step_take_two_latencies_and_their_bytes_as_in_a_repl
 def test_the_explanation_of_offload_fills_in_the_bytes_the_link_and_what_is_not_counted():
     found = zs.plan("gpt2", **OFFLOADED)
     lines = lines_of(found, found.rows[0])
-    assert lines["to the host and back"] == ("(2 there + 2 back) · 15,554,976", "62,219,904")
+    assert lines["to the host and back"] == ("31,109,952 there + 31,109,952 back", "62,219,904")
     assert lines["of that the seconds"] == ("2 · 5.7e-06 + 62,219,904 / 6.3015e+10 over pcie5, beside nothing; the "
                                             "host's own arithmetic is not in it", "0.0009988 s")
     assert lines["step"][0] == "compute + exposed + update + host"

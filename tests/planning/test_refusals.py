@@ -14,8 +14,6 @@ from tests.planning.recorded_runs import (
     EVEN,
     FAST,
     MACHINE,
-    Transfer,
-    TransferWait,
     device,
     program_of,
     recorded,
@@ -57,6 +55,7 @@ from zerosim.planning import (
     unit_cuts,
 )
 from zerosim.planning import step as steps
+from zerosim.ranks.transfers import Transfer, TransferWait
 
 ONE_KIND = Network(FAST)
 PCIE, ETHERNET = hardware.link("pcie4"), hardware.link("ethernet-10g")
@@ -136,10 +135,10 @@ def test_a_block_or_a_model_that_cannot_be_or_is_not_counted_is_refused():
         (partial(published, "stats"), "nothing published about 'stats' is kept; the subjects are states, activations"),
         (partial(flops.utilization, 1.0, 0.0, 1.0), "asked for 1 FLOPs in 0 s at 1 per second; FLOPs are 0 or more, "),
         (partial(flops.step_flops, shapes.PRESETS["t5-small"], 1, 8), "has 6 blocks of encoder beside 6 of decoder; "),
-        (partial(flops.forward, LLAMA.block(1, 8)), "4096, 4096 and a gated network of 11008; take matmul_flops"),
+        (partial(flops.savings, LLAMA.block(1, 8)), "4096, 4096 and a gated network of 11008; take recomputed"),
         (partial(model_of_parameters, 10, 11), "a largest layer of 11 ... in a model of 10; take at most the model's"),
         (partial(model_of_parameters, 10**9, 10), "makes 100,000,000 layers ... up to 100,000, so take a larger one"),
-        (partial(Transformer, 8, 1, 2, 10, biases=("norms",)), "biases were asked for in norms; they can be in qkv, "),
+        (partial(Transformer, 8, 1, 2, 10, biases=("norms",)), "a transformer was given biases=('norms',); name the l"),
         (partial(model_shape, "lama-2-7b"), "no model is called 'lama-2-7b', and there is no ... mean 'llama-2-7b'"),
         (config([1]), "c holds a JSON list; a model's configuration is an object, with model_type and the model's siz"),
         (config({}), f"c has no model_type; it counts {', '.join(shapes.MODEL_TYPES)}"),
@@ -184,7 +183,11 @@ def test_a_plan_that_cannot_be_made_is_refused():
         (gpt2(compute="fp8_e4m3"), "do not rest in 8 bits"),
         (gpt2(optimizer="adamw"), "take one of zs.optim's, as zs.optim.AdamW() is"),
         (plan(parameters=7e9, optimizer=zs.optim.Muon()), "what Muon keeps ... none is known; name a model, or"),
-        (gpt2(offload="no"), "offload='no' must be True or False"),
+        (gpt2(offload="no"), "offload='no' must be 'host' or 'disk'"),
+        (gpt2(offload=zs.Offload(gradients="host")), "a plan takes the optimizer's state off the device first"),
+        (gpt2(offload="disk", optimizer=zs.optim.Muon()), "what it reads from disk is not planned"),
+        (gpt2(offload="host", disk_link="nvme-pcie4"), "disk_link='nvme-pcie4' is of offload to disk"),
+        (gpt2(offload="host", mesh="2x4"), "on a mesh, where state rests on devices alone so far"),
         (gpt2(overlap=1), "overlap=1 must be True or False"),
         (gpt2(overheads=5), "overheads are bytes by name, as {'matmul workspace': 0}, got 5"),
     ])
@@ -219,7 +222,7 @@ COUNTED = [
     (zs.plan, {"model": "gpt2"}, {"ranks": 1, "batch": 1, "micro_batches": 1, "tokens": 1, "prefetch": 0}),
     (SlowRank, {"factor": 2}, {"rank": 0}),
     (SlowLink, {"factor": 2}, {"source": 0, "destination": 0}),
-    (partial(recording.Transfer, "to host", "gradient", number=0), {}, {"nbytes": 0}),
+    (partial(recording.RecordedTransfer, "to host", "gradient", number=0), {}, {"nbytes": 0}),
 ]
 
 
@@ -332,7 +335,8 @@ WRONG_FIELDS = [
     (("messages", 0, 0), -1, "a number of a recorded message must be at least 0, got -1"),
     (("messages", 0, 1), "x", "a number of a recorded message must be a whole number, got 'x'"),
     (("messages", 0, 3), 7, "words, paths, purposes and algorithms are texts, found 7"),
-    (("transfers",), [["sideways", "g", 5, 0]], "a transfer goes 'to host' or 'to device', found 'sideways'"),
+    (("transfers",), [["sideways", "g", 5, 0]],
+     "a transfer goes to host, to device, to disk, from disk, found 'sideways'"),
     (("programs", 0, "rows"), "CHX", "this recording has rows X, and the letters of rows are CHGIWMBE"),
     (("programs", 0, "rows"), "C", "a program's columns must be equally long, got 1, "),
     (("programs", 0, "first"), ["a"], "invalid literal"),
@@ -371,7 +375,8 @@ def in_another_order(rank):
         works[pair].wait()
 
 
-MOVED = recording.Transfer("to host", "gradient", 500, 0)
+MOVED = recording.RecordedTransfer("to host", "gradient", 500, 0)
+GOING = Transfer("to host", "gradient", 500, 0, ())
 RECORDINGS = [
     (lambda: step(2).inside("stride"), "inside the span 'stride', of which a rank has 0; it must have one. Its spans"),
     (lambda: recorded(2, late).inside("late"), "inside the span 'late' a rank waits for the all_reduce of call 0"),
@@ -384,7 +389,7 @@ RECORDINGS = [
     (lambda: recording.record([traces(2, 1, "plain")[0], traces(2, 3, "plain")[1]]), "two ranks disagree about call 0"),
     (lambda: replace(recording.record(traces(3, 2, "plain", widths=EVEN)), program_of_rank=(0,) * 4),
      "rank 3 takes part in a reduce_scatter of ranks 0, 1, 2, and is none of them"),
-    (lambda: recording.record([zs.ranks.Trace([Transfer(MOVED, ()), TransferWait(MOVED), TransferWait(MOVED)])]),
+    (lambda: recording.record([zs.ranks.Trace([GOING, *[TransferWait(GOING)] * 2])]),
      "row 2 waits for the transfer of gradient to host that is not issued before it, or that was waited for already"),
     (lambda: replace(recorded(1, program_of(("compute", 1))), paths=((),)), "begins or ends at path 0, which is empty"),
     (lambda: replace(recorded(1, program_of(*[("to host", 5)] * 2)), transfers=(MOVED,)), "points to transfer 1, of "),

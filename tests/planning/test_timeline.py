@@ -16,6 +16,7 @@ import zerosim as zs
 from tests.cases import covering
 from tests.planning.naive_replay import Naive
 from tests.planning.recorded_runs import (
+    DISK,
     FAST,
     HOST,
     MACHINE,
@@ -45,12 +46,12 @@ from zerosim.planning import (
 )
 from zerosim.planning import recording as recordings
 
-TO_HOST, _ = recordings.OFFLOAD
+TO_HOST, *_ = recordings.DIRECTIONS
 # Two kinds of links, rank 0 slow in all: what it computes from an instant on, and the link by which it hands on.
 MACHINES = st.builds(
     lambda flops, memory_rate, efficiency, factor, instant, nodes, link: Machine(
         device(10.0**flops, 10.0**memory_rate), Network(FAST, SLOW, nodes), "fp16", efficiency,
-        [SlowRank(0, factor, instant)], [SlowLink(0, 1, link)] if nodes else [], HOST),
+        [SlowRank(0, factor, instant)], [SlowLink(0, 1, link)] if nodes else [], HOST, DISK),
     st.integers(8, 10), st.integers(8, 10), st.floats(0.1, 1), st.floats(1, 4), st.floats(0, 1e-4), st.integers(1, 4),
     st.integers(1, 9))
 
@@ -69,7 +70,7 @@ def slow_machine(ranks):
     """Slow rank, slow link, two nodes: nothing that ranks share."""
     network = Network(FAST, SLOW, max(1, ranks // 2)) if ranks > 1 else Network(FAST)
     slow_links = [SlowLink(0, ranks - 1, 1.75)] if ranks > 1 else []
-    return Machine(device(3e8), network, "fp16", 0.7, [SlowRank(ranks - 1, 2.5, 2e-5)], slow_links, HOST)
+    return Machine(device(3e8), network, "fp16", 0.7, [SlowRank(ranks - 1, 2.5, 2e-5)], slow_links, HOST, DISK)
 
 
 # -- what holds of any recording on any machine -----------------------------------------------------------------------
@@ -195,7 +196,8 @@ ACTIONS = st.lists(st.one_of(
     st.tuples(st.just("shift"), st.integers(0, 300)),
     st.tuples(st.just("send"), st.integers(0, 7), st.integers(0, 7), st.integers(0, 300)),
     st.tuples(st.just("halves"), st.integers(0, 200)), st.tuples(st.just("wait")), st.tuples(st.just("barrier")),
-    st.tuples(st.sampled_from(recordings.OFFLOAD), st.integers(0, 4_000)), st.tuples(st.just("arrive"))), max_size=14)
+    st.tuples(st.sampled_from(recordings.DIRECTIONS), st.integers(0, 4_000)), st.tuples(st.just("arrive"))),
+    max_size=14)
 
 
 @example(ranks=4, actions=[("halves", 200)], machine=replace(MACHINE, network=Network(FAST, SLOW, 3)), few=1)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from tempfile import gettempdir
 from typing import Any
 
 import numpy as np
@@ -119,16 +120,34 @@ def groups(rank: zs.Rank) -> list[Any]:
     return [on_host(item) if hasattr(item, "dtype") else item for item in found]
 
 
+def on_a_mesh(rank: zs.Rank) -> list[Any]:
+    """Groups that all know; the hierarchical collectives; a step of hybrid sharding and one of all of ZeRO++."""
+    mesh = zs.Mesh(2, rank.size // 2) if rank.size % 2 == 0 else zs.Mesh(rank.size, 1)
+    algorithm, x = f"hierarchical({mesh.ranks_per_node})", vector(rank, 4 * rank.size + 1, np.float32)
+    found = [mesh.inside(rank).all_reduce(x), mesh.across(rank).all_gather(x), rank.all_reduce(x, algorithm=algorithm),
+             rank.all_gather(rank.reduce_scatter(x, algorithm=algorithm), length=len(x), algorithm=algorithm)]
+    model, data = zs.models.MLP((6, 40, 4), seed=3), np.random.default_rng(rank.index)
+    for options in ({"stage": 2}, {"stage": 3, "zeropp": "hpz+qwz+qgz", "recompute": "block"}):
+        engine = zs.Engine(rank, model, zs.optim.Adam(), policy=zs.Policy("bf16"), mesh=mesh, overlap=True, **options)
+        batch = [tuple(on_rank(rank, data.normal(size=(3, width)).astype(np.float32)) for width in (6, 4))
+                 for _ in range(2)]
+        engine.step(batch)
+        found += [engine.state(name)["master"] for name in model.shapes]
+    return on_host(found)
+
+
 def works(rank: zs.Rank) -> list[Any]:
-    """Several collectives under way at once, waited for in another order, beside others that are not asynchronous."""
-    xs = [vector(rank, 5 * rank.size + i, np.float32, i) for i in range(4)]
-    out = on_rank(rank, np.zeros(len(xs[3]), np.float32))
+    """Several collectives under way at once, waited for in another order, beside others that are not asynchronous; of
+    two that write into memory of the program's, one arrives there by way of a copy."""
+    xs = [vector(rank, 5 * rank.size + i, np.float32, i) for i in range(5)]
+    out, place = (on_rank(rank, np.zeros(len(x), np.float32)) for x in xs[3:])
     begun = [rank.all_reduce(xs[0], async_op=True), rank.reduce_scatter(xs[1], async_op=True),
-             rank.all_gather(xs[2], async_op=True), rank.all_reduce(xs[3], async_op=True, out=out)]
+             rank.all_gather(xs[2], async_op=True), rank.all_reduce(xs[3], async_op=True, out=out),
+             rank.all_reduce(xs[4], async_op=True, out=place, hidden=False)]
     between = rank.all_reduce(xs[1])
-    hidden = bool(np.isnan(on_host(out)).all())
-    found = [on_host(work.wait()) for work in (begun[2], begun[0], begun[3], begun[1])]
-    return [hidden, on_host(between), *found, on_host(out)]
+    unseen = bool(np.isnan(on_host(out)).all())
+    found = [on_host(work.wait()) for work in (begun[2], begun[0], begun[4], begun[3], begun[1])]
+    return [unseen, on_host(between), *found, on_host(out), on_host(place)]
 
 
 def under_way(rank: zs.Rank) -> list[Any]:
@@ -197,6 +216,8 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "one step": {},
     "overlapping": {"overlap": True, "prefetch": 1, "bucket_nbytes": 5000},
     "one contiguous vector": {"layout": "contiguous"},
+    "by micro-batch": {"reduction": "micro_batch", "overlap": True, "bucket_nbytes": 5000},
+    "all on disk": {"offload": zs.Offload("disk", "disk", "disk", gettempdir())},
     "blocks computed again": {"recompute": "block", "overlap": True, "bucket_nbytes": 10_000},
     "fp32 sums": {"recompute": "sub_block", "policy": zs.Policy("bf16", reduce="fp32", average="split")},
     "fp8 products": {"policy": zs.Policy("bf16", matmul="fp8")},

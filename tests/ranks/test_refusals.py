@@ -176,6 +176,9 @@ ELSEWHERE: list[tuple[Callable[[], object], type[Exception], str]] = [
        f"capacity_nbytes={capacity!r} must be a number of bytes, 0 or more; pass None for no limit")
       for capacity in (-1, "1MB", float("nan"))],
     (lambda: zs.Cluster(2, seed=[1]), ValueError, "seed=[1] must be a whole number; 0 runs the ranks in their order"),
+    *[(lambda one=one: zs.NullCluster(2, representative=one), ValueError,
+       f"representative={one!r} is none of the ranks 0 to 1; name one of them, or pass None to run all")
+      for one in (2, -1, True)],
     *[(lambda threads=threads: zs.Cluster(2, blas_threads=threads).run(lambda rank: None), ValueError,
        f"blas_threads={threads!r}, but arithmetic needs a whole number of threads, at least one")
       for threads in (0, "1")],

@@ -1,6 +1,9 @@
 """The trace: rows in the order in which the program did things, in nested spans, with the bytes that were sent, and
 from which row to which each array lived."""
 
+import gc
+import sys
+
 import numpy as np
 import pytest
 
@@ -126,3 +129,84 @@ def test_what_was_held_before_the_run_has_no_birth_and_what_stays_no_row() -> No
     assert life.lives_at(-1)
     assert not life.lives_at(0)
     assert cluster.memory[0].peak_nbytes_of("master") == 120, "what was held before is a part of the run's peak"
+
+
+# -- traces of long runs, of which the latest rows stay --------------------------------------------------------------
+
+ROWS = 40  # that are kept
+
+
+def steps(rank: zs.Rank, count: int, blocks: list[int]) -> list[float]:
+    """The last losses of so many steps; rank 0 notes how many blocks of memory there are after half of them, and all.
+
+    Blocks and not bytes: one table of the interpreter that grows is one block, whatever its size.
+    """
+    engine = zs.Engine(rank, zs.models.MLP((3, 4, 2)), zs.optim.Adam(lr=0.01), stage=3, overlap=True)
+    data, losses = np.random.default_rng(rank.index), []
+    for number in range(1, count + 1):
+        with rank.trace.span("odd" if number % 2 else "even"):
+            losses += engine.step([(data.normal(size=(2, 3)), data.normal(size=(2, 2)))]).losses
+        del losses[:-6]
+        if rank.index == 0 and number in (count // 2, count):
+            gc.collect()
+            blocks.append(sys.getallocatedblocks())
+    return losses
+
+
+def test_a_bounded_trace_keeps_its_latest_rows_and_counts_every_byte_that_was_sent() -> None:
+    whole = zs.Cluster(2)
+    losses = list(whole.run(steps, 6, []))
+    for kept in (1, ROWS, 10**6):
+        bounded = zs.Cluster(2, trace_rows=kept)
+        assert list(bounded.run(steps, 6, [])) == losses
+        for found, full in zip(bounded.trace, whole.trace, strict=True):
+            assert min(kept, len(full.rows)) <= len(found.rows) < 2 * kept
+            assert found.rows == full.rows[-len(found.rows):]
+            assert found.dropped == len(full.rows) - len(found.rows)
+            for purpose in (None, *trace.PURPOSES):
+                for span in (None, "odd", "forward", "reduce", "nowhere"):
+                    sent = sum(row.sent_nbytes for row in full.messages(purpose) if span in (None, *row.span))
+                    assert found.sent_nbytes(purpose, span) == full.sent_nbytes(purpose, span) == sent
+        assert bounded.memory.peak_nbytes_by_kind == whole.memory.peak_nbytes_by_kind
+
+
+def test_what_needs_every_row_is_refused_when_some_are_gone_and_the_rest_can_still_be_shown(tmp_path) -> None:
+    cluster = zs.Cluster(2, trace_rows=ROWS)
+    cluster.run(steps, 2, [])
+    found, memory = cluster.trace[0], cluster.memory[0]
+    for asked in (lambda: cluster.save(tmp_path / "run.json"), found.collectives, found.lifetimes, found.plot,
+                  memory.plot, cluster.show_ring, lambda: memory.peak_nbytes_of("parameter")):
+        with pytest.raises(ValueError, match=rf"dropped {found.dropped} rows, as trace_rows=40 or drop"):
+            asked()
+    assert not list(tmp_path.iterdir())
+    for shown in (cluster, cluster.trace, found, memory):
+        assert shown._repr_html_()
+    assert f"{found.dropped} dropped before them" in repr(found)
+    all_of_them, sent = found.dropped + len(found.rows), found.sent_nbytes()
+    found.drop()
+    assert (found.rows, found.dropped, found.sent_nbytes()) == ([], all_of_them, sent)
+    for wrong in (0, -1, 2.5, True, "many"):
+        with pytest.raises(ValueError, match=r"trace_rows=.* must be a number of rows"):
+            zs.Cluster(2, trace_rows=wrong)
+
+
+def test_steps_show_the_rows_that_there_were_as_long_as_the_trace_keeps_them() -> None:
+    every = [step.ranks[0].rows for step in zs.step_through(program, ranks=2)]
+    ranks = [(now.ranks[0], now.ranks[0].rows) for now in zs.step_through(program, cluster=zs.Cluster(2, trace_rows=3))]
+    for (rank, shown), rows in zip(ranks, every, strict=True):
+        assert len(shown) >= min(3, len(rows))
+        for its in (shown, rank.rows):  # at the step, and after the run
+            assert its == rows[len(rows) - len(its):]
+
+
+def blocks_grown(count: int, trace_rows: int | None) -> int:
+    """The blocks of memory that the second half of so many steps of two ranks adds."""
+    blocks: list[int] = []
+    zs.Cluster(2, trace_rows=trace_rows).run(steps, count, blocks)
+    return blocks[1] - blocks[0]
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_memory_is_flat_from_step_to_step_where_the_trace_is_bounded_and_grows_where_it_is_not(count: int) -> None:
+    assert abs(blocks_grown(count, ROWS)) < 2 * 5 * ROWS  # rows of up to ROWS more, and what hangs on each
+    assert blocks_grown(40, None) > 20 * 2 * 80  # the rows of two ranks, in the 20 steps between

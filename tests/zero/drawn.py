@@ -1,6 +1,8 @@
 """Training runs that are drawn from everything that an engine can be told, the same ones every time."""
 
+import math
 from itertools import islice, product
+from tempfile import gettempdir
 
 import zerosim as zs
 from tests.cases import covering
@@ -19,11 +21,15 @@ CASES = {
     "compute": FORMATS, "reduce": (None, *FORMATS), "accumulate": (None, *FORMATS),
     "master": ("fp32", "fp32", "as compute"), "state": ("fp32", "fp32", "fp16", "bf16"),
     "groups": ("none", "none", "one is frozen", "weights are frozen", "another lr", "another optimizer", "in fp32"),
-    "clip_norm": (None, None, 0.01, 0.5, 10.0), "debug": (False, True), "seed": range(5), "row": ROWS}
+    "clip_norm": (None, None, 0.01, 0.5, 10.0), "debug": (False, True), "seed": range(5), "row": ROWS,
+    "nodes": (None, None, None, 2, 3, 4)}
+ON_DISK = zs.Offload("disk", "disk", "disk", gettempdir())
 RUNS = {  # buckets: how many of fp32 would make the model
     "buckets": (0, 1, 3, 20), "overlap": (False, True), "copy_in_flight": (False, True), "prefetch": (0, 1, 2, 3),
     "keep_gathered": (None, (), "all"),
-    "recompute": ("none", "block", "segment(2)", "segment(5)", "sub_block", "selective")}
+    "recompute": ("none", "block", "segment(2)", "segment(5)", "sub_block", "selective"),
+    "offload": (None, "host", ON_DISK, zs.Offload("host"), zs.Offload("host", "host"), zs.Offload(parameters="host"),
+                zs.Offload("disk", parameters="host", directory=gettempdir()), zs.Offload(gradients="host"))}
 
 
 def drawn(count, models=tuple(MODELS)):
@@ -42,10 +48,17 @@ def made(case):
                        state=case["state"], loss_scale=1024.0 if compute == "fp16" else 1.0)
     ranks, steps = case["ranks"], case["steps"]
     large, many = (4, 2) if isinstance(model, Decoder) else (8, 2 + 32 // ranks**2)  # which are dear
-    data = batches(model, min(ranks, large), case["k"], min(steps, many), seed=case["seed"])
+    ranks, nodes, row = min(ranks, large), case["nodes"], case["row"]
+    mesh = None if nodes is None or nodes > large else (nodes, max(1, ranks // nodes))
+    ranks = ranks if mesh is None else math.prod(mesh)
+    data = batches(model, ranks, case["k"], min(steps, many), seed=case["seed"])
+    if mesh and row.gradients is REPLICATED:
+        row = zs.Stage(row.parameters, SHARDED, row.optimizer)
     runs = [(stage, options_of(model, *values))
-            for stage, values in zip((*zs.STAGES, case["row"]), case["runs"], strict=True)]
-    options = {key: case[key] for key in ("optimizer", "layout", "clip_norm", "debug", "seed")}
+            for stage, values in zip((*zs.STAGES, row), case["runs"], strict=True)]
+    if mesh:  # where nothing is offloaded yet
+        runs = [(stage, {**of_run, "offload": None}) for stage, of_run in runs]
+    options = {key: case[key] for key in ("optimizer", "layout", "clip_norm", "debug", "seed")} | {"mesh": mesh}
     return model, data, options | {
         "runs": runs, "groups": groups, "policy": policy, "gather": layout != "whole_matrices"}
 

@@ -3,13 +3,17 @@
 Where a file was harmed, the error names it, and the tensor where it is one's; and what is there stays as it was.
 """
 
+import errno
+import hashlib
 import json
+import math
 import os
 import re
 import shutil
+import stat
 from dataclasses import replace
 from functools import cache, partial
-from itertools import cycle
+from itertools import accumulate, cycle
 from pathlib import Path
 
 import numpy as np
@@ -45,10 +49,11 @@ def go_on(engine, data, start, stop, micro_batches):
 
 def everything(engine):
     """All that this rank holds between steps, as bits, and its counts."""
-    own = {f"{kind} {index}": bits(getattr(group, kind)) for index, group in enumerate(engine.param_groups)
-           for kind in ("parameter", "master")}
-    slots = {str(key): bits(slot) for group in engine.param_groups for key, slot in group.own_slots.items()}
-    return own | slots | {"taken": engine.steps_taken, "scale": engine.loss_scale.state()}
+    held = {f"{kind} {index}": getattr(group, kind) for index, group in enumerate(engine.param_groups)
+            for kind in ("parameter", "master")}
+    held |= {str(key): slot for group in engine.param_groups for key, slot in group.own_slots.items()}
+    own = {name: bits(engine.transfers.at("host", array)) for name, array in held.items()}
+    return own | {"taken": engine.steps_taken, "scale": engine.loss_scale.state()}
 
 
 def interrupted(path, model, data, micro_batches, cut, ranks, **options):
@@ -63,7 +68,9 @@ def interrupted(path, model, data, micro_batches, cut, ranks, **options):
 
     def rest(rank):
         engine = zs.Engine(rank, model, **options)
-        go_on(engine, data, 0, 1, micro_batches)  # which is forgotten
+        engine.backward(engine.forward(*data[0][rank.index][0]))
+        engine.reduce()
+        engine.update()  # which is forgotten, before the all-gather
         report = engine.load(path)
         return (go_on(engine, data, cut, last, micro_batches), everything(engine)), report
 
@@ -81,7 +88,7 @@ def cases():
         model, data, options = made(case)
         stage, run = options["runs"][index % 5]
         yield model, data, case["k"], {key: options[key] for key in (
-            "optimizer", "layout", "clip_norm", "seed", "groups", "policy", "gather")} | run | {"stage": stage}
+            "optimizer", "layout", "clip_norm", "seed", "groups", "policy", "gather", "mesh")} | run | {"stage": stage}
     for stage, scaler in enumerate(SCALERS):
         model = MODELS["odd"]()
         data = batches(model, 3, 2, 6)
@@ -105,6 +112,7 @@ def test_training_goes_on_from_any_micro_batch_as_if_it_had_never_been_interrupt
     last = len(data) * micro_batches
     cut = 1 + number % (last - 1) if number < DRAWN else last // 2 + 1
     saved, found, reports = interrupted(tmp_path, model, data, micro_batches, cut, len(data[0]), **options)
+    assert_is_whole(tmp_path, len(data[0]))
     assert found == saved
     assert all(report.differences == () for report in reports)
     assert all(report.progress["position"] == cut + cut // micro_batches for report in reports)
@@ -142,14 +150,25 @@ def test_from_any_number_of_ranks_to_any_other_and_back_no_bit_changes(tmp_path)
 
         before, way, after = (list(zs.Cluster(ranks).run(program)) for ranks, program in (
             (there, first), (back, between), (there, last)))
+        assert_is_whole(tmp_path / "a", there)
+        assert_is_whole(tmp_path / "b", back)
         for one, same in zip(before, after, strict=True):
             differ = [key for key in {**one, **same} if bits(one[key]) != bits(same[key])]
             assert differ == [], (there, back, stage, other, layout, compute, optimizer)
         assert any(line.startswith("ranks: saved with") for line in way[0].differences)
 
 
+def assert_is_whole(folder, ranks):
+    """A file for each rank and the index are there, nothing else, and all elements of each tensor lie in some file."""
+    assert len(os.listdir(folder)) == ranks + 1
+    for tensor in json.loads((folder / "index.json").read_text())["checkpoint"]["tensors"].values():
+        places = sorted((piece["start"], piece["count"]) for piece in tensor["pieces"])
+        assert [start for start, _ in places] == [0, *accumulate(count for _, count in places[:-1])]
+        assert sum(count for _, count in places) == math.prod(tensor["shape"])
+
+
 def test_no_rank_holds_or_sends_more_than_a_block_and_names_for_a_checkpoint(tmp_path):
-    """Of a model of 3 MB; three ranks read of four ranks' files what they need, and blocks of 64 KiB at the ends."""
+    """Of a model of 3 MB, on four ranks; three take of four ranks' files what they need."""
     model = zs.models.MLP((512, 512, 512, 512), seed=1)
 
     def program(rank):
@@ -165,14 +184,33 @@ def test_no_rank_holds_or_sends_more_than_a_block_and_names_for_a_checkpoint(tmp
     for at_rest, peak, _ in found:
         assert at_rest < peak <= at_rest + 2**16 + 2**12
     assert all(sum(cluster.trace.sent_nbytes(purpose)) == 0 for purpose in ("parameters", "gradients", "state"))
-    assert max(cluster.trace.sent_nbytes("control")) < 2**10
+    counts, checksum, number = 5 * 8, 64, 8  # said to each of the others; the files' number is handed on twice at most
+    assert max(cluster.trace.sent_nbytes("control")) <= 3 * (counts + checksum) + 2 * number
 
     def other(rank):
         engine = zs.Engine(rank, model, ADAM, stage=3)
         return engine.load(tmp_path).nbytes_read, 12 * engine.layout.shard_length(rank.index)
 
     for read, needed in zs.Cluster(3).run(other):
-        assert needed <= read <= needed + 3 * 6 * 4 * 2**16 < 12 * model.parameter_count
+        assert read == needed
+
+
+def test_state_dict_is_what_this_rank_owns_as_views():
+    def program(rank):
+        engine = zs.Engine(rank, MODELS["odd"](), ADAM, stage=1)
+        return {name: array.size for name, array in engine.state_dict().items()}
+
+    found = zs.Cluster(3).run(program)
+    for name, shape in MODELS["odd"]().shapes.items():
+        for kind in ("master", "optimizer.m", "optimizer.v"):
+            assert sum(of_rank.get(f"{kind}/{name}", 0) for of_rank in found) == math.prod(shape)
+
+    def changed(rank):
+        engine = zs.Engine(rank, MODELS["odd"](), ADAM)
+        engine.state_dict()["master/layer0.weight"][...] = 5
+        return engine.state("layer0.weight")["parameter"]
+
+    assert (alone(changed) == 5).all()
 
 
 # -- harm -------------------------------------------------------------------------------------------------------------
@@ -254,6 +292,9 @@ def test_files_that_are_cut_off_missing_foreign_or_newer_are_refused_by_name(tmp
     header = 8 + int.from_bytes(content[:8], "little")
     newer = {**index, "checkpoint": {**index["checkpoint"], "version": 2}}
     elsewhere = {**index, "checkpoint": {**index["checkpoint"], "format": "another format"}}
+    other, lost = ({**index["checkpoint"], **change} for change in ({"number": 2}, {"tensors": {
+        **index["checkpoint"]["tensors"], "master/layer0.bias": {"shape": [5], "dtype": "F32", "pieces": []}}}))
+    signed = {"checkpoint": lost, "sha256": hashlib.sha256(json.dumps(lost, sort_keys=True).encode()).hexdigest()}
     harms = [(shard.name, content[:length], rf"{shard.name}.* was cut off") for length in (0, 7, 8, header - 1)]
     harms += [(shard.name, content[:header + 3], rf"{shard.name} was cut off .*inside the tensor master/layer0.weight"),
               (shard.name, content[:-1], rf"{shard.name} was cut off .*inside the tensor optimizer.v/layer1.bias"),
@@ -265,7 +306,11 @@ def test_files_that_are_cut_off_missing_foreign_or_newer_are_refused_by_name(tmp
               ("index.json", b"", "index.json is of no zerosim checkpoint"),
               ("index.json", b'{"weight_map": {}}', "index.json is of no zerosim checkpoint"),
               ("index.json", (good / "index.json").read_bytes()[:-9], "index.json is damaged"),
+              ("index.json", b"[" * 100_000, "index.json is of no zerosim checkpoint"),
+              ("index.json", json.dumps({"checkpoint": index["checkpoint"]}).encode(), "damaged .KeyError: 'sha256'"),
               ("index.json", json.dumps(elsewhere).encode(), "format 'another format'"),
+              ("index.json", json.dumps({**index, "checkpoint": other}).encode(), "its content has not the checksum"),
+              ("index.json", json.dumps(signed).encode(), "names no file for .* of the tensor master/layer0.bias"),
               ("index.json", json.dumps(newer).encode(), "version 2, and this zerosim reads versions up to 1")]
     for ranks, (name, harmed, words) in zip(cycle((2, 3)), harms, strict=False):
         folder = tmp_path / "c"
@@ -288,23 +333,87 @@ def test_a_checkpoint_of_other_parameters_or_optimizer_state_is_refused_by_their
     assert_refused(lambda: other(zs.models.MLP((3, 5))), "this model has no parameter layer1.weight")
 
 
-def test_what_is_different_where_a_checkpoint_is_loaded_is_said(good):
+def test_what_is_different_where_a_checkpoint_is_loaded_is_said(tmp_path, good):
     def report(rank, **options):
-        options = {"optimizer": ADAM, "stage": 3, "policy": BF16} | options
-        return zs.Engine(rank, ODD, **options).load(good).differences
+        options = {"model": ODD, "optimizer": ADAM, "stage": 3, "policy": BF16} | options
+        return zs.Engine(rank, **options).load(good).differences
 
     for ranks, options, words in [
         (2, {}, []), (3, {}, ["ranks: saved with 2, here 3"]), (2, {"stage": 1}, ["stage: "]),
+        (2, {"recompute": "selective"}, []),
+        (2, {"recompute": "tiled"}, ["attention: saved with by whole rows, here tiled"]),
         (2, {"layout": "contiguous"}, ["layout: saved with per_unit"]),
         (2, {"policy": zs.Policy("bf16", reduce="fp32")}, ["formats: "]), (2, {"seed": 3}, ["seed: "]),
         (2, {"clip_norm": 1.0}, ["clip_norm: saved with None, here 1.0"]),
-        (2, {"schedule": zs.optim.Warmup(10)}, ["factor of the next lr: saved with None, here 0.3"]),
+        (2, {"schedule": zs.optim.Warmup(10)}, [
+            "schedule: saved with None, here Warmup(steps=10), of which the next is 0.3"]),
+        (2, {"schedule": {1: 1.0}.__getitem__}, ["schedule: saved with None, here KeyError"]),
+        (2, {"model": zs.models.MLP((3, 5, 2), activation="gelu", seed=7)}, []),
+        (2, {"model": zs.models.MLP((3, 5, 2), activation="relu")}, ["model: saved with MLP"]),
         (2, {"optimizer": replace(ADAM, lr=0.5)}, ["optimizer of 4 parameters, as layer0.weight: saved"]),
+        (2, {"groups": [zs.Group("layer0.bias", lr=0.5)]}, ["optimizer of 1 parameters, as layer0.bias: saved"]),
         (2, {"policy": zs.Policy("bf16", loss_scale=2.0)}, ["formats: ", "loss scale: saved with 1.0, and begins"]),
     ]:
         for found in zs.Cluster(ranks).run(partial(report, **options)):
             assert len(found) == len(words), found
             assert all(line.startswith(word) for line, word in zip(found, words, strict=True)), found
+    llamas = [zs.models.Llama(replace(zs.models.llama.PRESETS["llama-nano"], base=base)) for base in (1e4, 100.0)]
+    alone(lambda rank: zs.Engine(rank, llamas[0], ADAM).save(tmp_path))
+    found = alone(lambda rank: zs.Engine(rank, llamas[1], ADAM).load(tmp_path).differences)
+    assert "base=10000.0" in found[0]
+    assert "base=100.0" in found[0]
+
+
+@pytest.mark.parametrize(("harm", "words", "number"), [
+    ("no folder reaches the disk", r"rank 0: .*shard-000002-rank-00000-of-00002.safetensors: .*error", 1),
+    ("rank 1's file vanishes", "rank 0 does not find .*-rank-00001-of-00002.safetensors, which rank 1 has written", 1),
+    ("the index is in its place, and does not reach the disk", "rank 0: .*index.json: .*error", 2)])
+def test_a_save_that_fails_at_the_disk_leaves_no_files_but_those_of_one_whole_checkpoint(
+        tmp_path, good, monkeypatch, harm, words, number):
+    folder, real = tmp_path / "c", os.fsync
+    shutil.copytree(good, folder)
+    before = (folder / "index.json").stat()
+
+    def fsync(handle):
+        real(handle)
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            if "vanishes" in harm:
+                (folder / "shard-000002-rank-00001-of-00002.safetensors").unlink(missing_ok=True)
+            elif "no folder" in harm or not os.path.samestat(before, (folder / "index.json").stat()):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        assert_refused_by_all(zs.Cluster(2).run(program, zs.Engine.save, [folder]), words)
+    assert json.loads((folder / "index.json").read_text())["checkpoint"]["number"] == number
+    assert {file.name.split("-")[1] for file in files_of(folder)} <= {"000001", f"{number:06}"}
+    assert loaded(folder)[0][0] is None
+
+
+def test_a_file_that_fails_when_it_is_read_again_stops_the_engine_until_a_load_succeeds(tmp_path, good):
+    folder, file = tmp_path / "c", files_of(good)[0].name
+    shutil.copytree(good, folder)
+
+    def run(rank):
+        engine = zs.Engine(rank, ODD, ADAM, stage=3, policy=BF16)
+
+        def abandon():  # between the check and what follows it
+            zs.Engine.abandon(engine)
+            (folder / file).write_bytes((good / file).read_bytes()[:-1])
+
+        engine.abandon = abandon
+        assert_refused(lambda: engine.load(folder), f"{file} was cut off inside the tensor", CheckpointError)
+        batch = batches(ODD, 2, 1, 1, seed=5)[0][rank.index]
+        assert_refused(lambda: engine.step(batch), "the load of .* was broken off, and some weights are")
+        engine.load(good)
+        return str(engine.step(batch))
+
+    def undisturbed(rank):
+        engine = zs.Engine(rank, ODD, ADAM, stage=3, policy=BF16)
+        engine.load(good)
+        return str(engine.step(batches(ODD, 2, 1, 1, seed=5)[0][rank.index]))
+
+    assert list(zs.Cluster(2).run(run)) == list(zs.Cluster(2).run(undisturbed))
 
 
 def test_a_save_that_cannot_be_written_is_said_by_every_rank_and_what_was_there_loads(tmp_path, good):
@@ -312,6 +421,9 @@ def test_a_save_that_cannot_be_written_is_said_by_every_rank_and_what_was_there_
     folder = tmp_path / "c"
     shutil.copytree(good, folder)
     names = sorted(os.listdir(folder))
+    (folder / "shard-000007-rank-00000-of-00002.safetensors").touch()  # of a save whose index could not be written
+    (folder / ".shard-000008-rank-00000-of-00002.safetensors.123.unfinished").touch()  # of a run that was killed
+    (folder / ".index.json.123.unfinished").touch()
 
     resource = pytest.importorskip("resource", reason="this system has no limits")
     size = files_of(folder)[1].stat().st_size
@@ -325,9 +437,13 @@ def test_a_save_that_cannot_be_written_is_said_by_every_rank_and_what_was_there_
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     found = zs.Cluster(2).run(program, full)
-    assert_refused_by_all(found, "rank 1: .*shard-000002-rank-00001-of-00002.safetensors: File too large, in the "
+    assert_refused_by_all(found, "^rank 1: /.*shard-000002-rank-00001-of-00002.safetensors: File too large, in the "
                                  "tensor optimizer.v/layer0.bias$")
     assert len({text for text, *_ in found}) == 1
+    assert sorted(os.listdir(folder)) == names
+    (place := folder / f".index.json.{os.getpid()}.unfinished").mkdir()
+    assert_refused_by_all(zs.Cluster(2).run(program, zs.Engine.save, [folder]), "rank 0: .*index.json: Is a directory")
+    place.rmdir()
     assert sorted(os.listdir(folder)) == names
     assert loaded(folder)[0][0] is None
     (tmp_path / "file").write_text("a file")
@@ -367,13 +483,38 @@ def test_what_is_under_way_is_refused(tmp_path):
     refused("between reduce\\(\\) and update\\(\\)", back, zs.Engine.reduce, save)
     refused("after the step's last backward", lambda engine: back(engine, last=True), save)
     refused("shards the other ranks have not yet", back, zs.Engine.reduce, zs.Engine.update, save)
-    refused("progress=.*come back from JSON", lambda engine: engine.save(tmp_path / "c", {"x": np.zeros(2)}))
+    for progress in ({"x": np.zeros(2)}, {1: 2}, float("nan")):
+        refused("progress=.*come back from JSON", lambda engine, it=progress: engine.save(tmp_path / "c", it))
+    refused("None is no path", lambda engine: engine.save(None))
+    refused("is no path", lambda engine: engine.load("c\0"))
     refused("loaded inside a block", back, save, inside)
     refused("in the middle of a step, after 1 micro-batches, whose gradients are those of stage",
             lambda engine: engine.load(tmp_path / "c"), stage=2)
     assert_refused(lambda: zs.NullCluster(2).run(lambda rank: save(zs.Engine(rank, ODD, ADAM))), "types alone")
     assert_refused(lambda: zs.Cluster(2).run(lambda rank: zs.Engine(rank, ODD, ADAM).save(tmp_path / str(rank.index))),
                    "save to .*0' .*save to .*1'", zs.MismatchError)
+    assert_refused(lambda: zs.Cluster(4).run(lambda rank: zs.Engine(
+        rank.split(rank.index // 2), ODD, ADAM).save(tmp_path / "c")), "another group of this one", CheckpointError)
+
+
+class OwnDisk(os.PathLike):
+    """A folder of the same name on the disk of each rank."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __fspath__(self):
+        return str(self.folder)
+
+    def __str__(self):
+        return "/local/c"
+
+
+def test_ranks_that_find_different_checkpoints_under_one_name_are_stopped(tmp_path):
+    for name in "ab":
+        zs.Cluster(2).run(partial(program, action=zs.Engine.save, arguments=[tmp_path / name], seed=ord(name)))
+    found = zs.Cluster(2).run(lambda rank: program(rank, zs.Engine.load, [OwnDisk(tmp_path / "ab"[rank.index])]))
+    assert_refused_by_all(found, "rank 1 finds another checkpoint in .* than rank 0")
 
 
 # -- killed -----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,10 @@
 """The engine used in other ways than by step alone: loops by hand, failures, debug mode, engines that live on."""
 
+import cProfile
 import itertools
+import pstats
 import re
+import sys
 import tracemalloc
 
 import numpy as np
@@ -14,7 +17,7 @@ from tests.zero.training import ADAM, BF16, MODELS, SGD, alone, batches, bits, f
 from tests.zero.units import tied
 from zerosim.models import GPT, MLP
 from zerosim.numerics import kernels
-from zerosim.ranks import trace
+from zerosim.ranks import RankUseError, trace
 
 X, T = np.zeros((2, 3), np.float32), np.zeros((2, 2), np.float32)
 
@@ -47,9 +50,23 @@ def a_step_behind_an_evaluation_and_steps_that_were_abandoned(engine, mine, othe
     engine.step(mine)
 
 
+def a_step_behind_a_backward_that_was_broken_off(engine, mine, other):
+    """Between units, of which some share a weight; where it is caught, nothing may be made of the half."""
+    engine.backward(engine.forward(*other[0]))
+    tape = engine.forward(*other[1])
+    tape.saved[0] = ()
+    with pytest.raises((TypeError, ValueError, AttributeError)):
+        engine.backward(tape, last=True)
+    for further in (lambda: engine.backward(engine.forward(*other[0])), engine.reduce, lambda: engine.save("nowhere")):
+        assert_refused(further, r"a backward of this step was broken off.* drop them by abandon\(\)")
+    engine.abandon()
+    engine.step(mine)
+
+
 @pytest.mark.parametrize("stage", zs.STAGES)
 @pytest.mark.parametrize("loop", [forwards_before_backwards_and_an_evaluation_before_the_update,
-                                  a_step_behind_an_evaluation_and_steps_that_were_abandoned])
+                                  a_step_behind_an_evaluation_and_steps_that_were_abandoned,
+                                  a_step_behind_a_backward_that_was_broken_off])
 def test_a_loop_by_hand_is_the_step_and_leaves_nothing_gathered(loop, stage):
     for model, options in ((tied(), {"keep_gathered": "all", "prefetch": 2}), (tied(), {"policy": BF16}),
                            (GPT("gpt-nano", normalization="global"), {})):
@@ -65,6 +82,31 @@ def test_a_loop_by_hand_is_the_step_and_leaves_nothing_gathered(loop, stage):
         found = zs.Cluster(2).run(by_hand)
         assert [master for master, _ in found] == [result["master"] for result in expected]
         assert not any("gathered_parameter" in held for _, held in found)
+
+
+@pytest.mark.parametrize("stage", zs.STAGES)
+def test_beside_a_backward_that_is_said_to_be_the_last_gradients_are_reduced_at_every_stage(stage):
+    """With overlap; where nobody says it, those that rest partial wait for reduce(). The bits are those of the step."""
+    model, beside = tied(), {}
+    data = batches(model, 2, 2, 2)
+
+    def by_hand(rank, says):
+        engine = zs.Engine(rank, model, ADAM, stage=stage, overlap=True)
+        for step in data:
+            for j, (x, target) in enumerate(step[rank.index]):
+                engine.backward(engine.forward(x, target), last=says and j == 1)
+            engine.reduce()
+            engine.update()
+            engine.all_gather_parameters()
+        return bits(flat_state(engine)["master"])
+
+    expected = [result["master"] for result in outcome(model, data, stage=stage, overlap=True)]
+    for says in (False, True):
+        cluster = zs.Cluster(2)
+        assert list(cluster.run(by_hand, says)) == expected
+        beside[says] = sum(row.asynchronous for row in cluster.trace[0].collectives(purpose="gradients"))
+    assert beside[True] > 0
+    assert (beside[False] == 0) == (stage < 2)
 
 
 @pytest.mark.parametrize("stage", zs.STAGES)
@@ -114,15 +156,19 @@ class Broken(Exception):
 class Kept:
     """A cluster and its engines, which live through several runs, after one step."""
 
-    def __init__(self, stage, options, optimizer=ADAM):
-        model = tied()
+    def __init__(self, stage=None, options=None, optimizer=ADAM):
+        model, options = tied(), {"stage": stage} | (options or {})
         self.data, self.cluster = batches(model, 2, 2, 2), zs.Cluster(2)
-        self.make = lambda rank: zs.Engine(rank, model, optimizer, stage=stage, **options)
+        self.make = lambda rank: zs.Engine(rank, model, optimizer, **options)
         self.engines = self.cluster.run(self.make)
         self.step(0)
 
     def step(self, index):
-        return list(self.cluster.run(lambda rank: self.engines[rank.index].step(self.data[index][rank.index])))
+        return self.all(lambda engine: engine.step(self.data[index][engine.rank.index]))
+
+    def all(self, do):
+        """The results of what every engine does."""
+        return list(self.cluster.run(lambda rank: do(self.engines[rank.index])))
 
 
 @pytest.mark.parametrize(("stage", "options"), [
@@ -130,10 +176,12 @@ class Kept:
     ids=str)
 @pytest.mark.parametrize(("of", "name", "stride"), [(zs.Rank, "_collective", 1), (kernels.NumpyKernels, "matmul", 7)])
 def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it_is_half_done(
-        of, name, stride, stage, options, monkeypatch):
+        of, name, stride, stage, options, monkeypatch, tmp_path):
     """A rank fails at each of its collectives in turn, or at a product of forward or backward, also between units that
-    share a weight. Half done are steps with collectives after the first update."""
-    real, expected, refused = getattr(of, name), Kept(stage, options).step(1), []
+    share a weight. Half done are steps with collectives after the first update; a checkpoint makes them whole."""
+    before = Kept(stage, options)
+    before.all(lambda engine: engine.save(tmp_path))
+    real, expected, refused = getattr(of, name), before.step(1), []
     for failing in itertools.count(1, stride):
         kept, calls = Kept(stage, options), itertools.count(1)
 
@@ -154,6 +202,8 @@ def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it
             again = kept.step(1)
         except ValueError as error:
             refused.append(re.search("of step 2 was broken off|the other ranks have not yet", str(error)))
+            kept.all(lambda engine: engine.load(tmp_path))
+            assert kept.step(1) == expected
         else:
             assert again == expected
             assert not refused
@@ -162,24 +212,75 @@ def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it
     assert bool(refused) == (stage in (1, 2) and of is zs.Rank)
 
 
-def test_an_engine_whose_update_was_broken_off_on_one_rank_goes_no_further():
+def test_an_engine_whose_update_was_broken_off_on_one_rank_goes_no_further(tmp_path):
+    """In its second region, with or without overlap; loaded from a checkpoint it is whole again."""
     class FailsOnce(Plain):
-        fails = False
+        updates = 0
 
         def update(self, ctx, w, g, state, step):
-            if self.fails:
+            FailsOnce.updates += 1
+            if FailsOnce.updates == 2:
                 raise Broken
             super().update(ctx, w, g, state, step)
 
-    for stage in zs.STAGES:
-        kept = Kept(stage, {}, FailsOnce())
-        FailsOnce.fails = True
+    for stage, overlap in itertools.product(zs.STAGES, (False, True)):
+        options = {"overlap": overlap, "policy": BF16}
+        FailsOnce.updates = 2
+        kept, expected = Kept(stage, options, FailsOnce()), Kept(stage, options, FailsOnce()).step(1)
+        kept.all(lambda engine: engine.save(tmp_path))
+        FailsOnce.updates = 0
         with pytest.raises(Broken):
             kept.step(1)
-        FailsOnce.fails = False
-        for further in (lambda kept=kept: kept.step(1), lambda kept=kept: kept.cluster.run(
-                lambda rank: kept.engines[rank.index].all_gather_parameters())):
-            assert_refused(further, "update of step 2 was broken off, and some weights .* make a new engine")
+        for further in (zs.Engine.all_gather_parameters, lambda engine, kept=kept: engine.step(kept.data[1][0]),
+                        lambda engine: engine.save(tmp_path), lambda engine: engine.load_weights(tmp_path)):
+            assert_refused(lambda kept=kept, further=further: kept.all(further),
+                           "update of step 2 was broken off, and some weights .* make a new engine")
+        kept.all(lambda engine: engine.load(tmp_path))
+        assert kept.step(1) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [
+    {"stage": 1, "overlap": True, "policy": BF16}, {"stage": 3, "prefetch": 1}], ids=["1", "3"])
+@pytest.mark.parametrize("struck", [0, 1])
+def test_ctrl_c_before_any_line_of_a_step_leaves_engines_that_repeat_it_or_refuse(options, struck):
+    """Each line of the folder is struck once, about the middle of the times that it runs."""
+    expected, times, odd = Kept(options=options).step(1), {}, []
+
+    def step(kept, counts, at):
+        def before_line(frame, event, _):
+            name, line = frame.f_code.co_filename, frame.f_lineno
+            if event == "line" and "/zerosim/zero/" in name:
+                counts[name, line] = counts.get((name, line), 0) + 1
+                if at == (name, line, counts[name, line]):
+                    raise KeyboardInterrupt
+            return before_line
+
+        def program(engine):
+            if engine.rank.index == struck:
+                sys.settrace(before_line)
+            try:
+                engine.step(kept.data[1][engine.rank.index])
+            finally:
+                if engine.rank.index == struck:
+                    sys.settrace(None)
+
+        kept.all(program)
+
+    step(Kept(options=options), times, None)
+    assert len(times) > 300
+    for (name, line), count in times.items():
+        kept = Kept(options=options)
+        with pytest.raises(KeyboardInterrupt):
+            step(kept, {}, (name, line, 1 + count // 2))
+        try:
+            found = kept.step(1)
+        except (ValueError, zs.MismatchError, RankUseError) as error:
+            good = re.search("was broken off|have not yet|step 2, micro|in an earlier run", str(error))
+        else:
+            good = found == expected or {engine.steps_taken for engine in kept.engines} == {3}
+        odd += [] if good else [(name, line)]
+    assert odd == []
 
 
 @pytest.mark.parametrize("stage", zs.STAGES)
@@ -290,3 +391,19 @@ def test_a_skipped_step_sends_no_parameters():
         cluster = zs.Cluster(2)
         assert run(MODELS["odd"](), data, cluster, stage=stage)[0]["skipped"] == [True]
         assert cluster.trace.sent_nbytes("parameters") == [0, 0]
+
+
+def test_a_rank_makes_no_more_calls_in_a_step_of_many_ranks_than_in_one_of_few() -> None:
+    """All ranks' calls are made in one process: work of each that grew with their number would grow with its square."""
+    def program(rank: zs.Rank) -> None:
+        data = np.random.default_rng(rank.index)
+        engine = zs.Engine(rank, zs.models.MLP((8, 16, 4)), zs.optim.Adam(lr=0.01), stage=3)
+        engine.step([(data.normal(size=(2, 8)), data.normal(size=(2, 4)))])
+
+    calls = {}
+    for ranks in (2, 16, 128):  # the first imports
+        cluster = zs.Cluster(ranks)
+        with cProfile.Profile() as profile:
+            cluster.run(program)
+        calls[ranks] = pstats.Stats(profile).total_calls / ranks
+    assert calls[128] <= calls[16]

@@ -4,7 +4,17 @@ import pytest
 
 import zerosim as zs
 from tests.zero.drawn import drawn, made
-from tests.zero.training import ADAM, MODELS, assert_runs_equal_the_twin, batches, bits, outcome
+from tests.zero.training import (
+    ADAM,
+    MODELS,
+    assert_equals_twin,
+    assert_runs_equal_the_twin,
+    batches,
+    bits,
+    outcome,
+    run,
+    twin_of,
+)
 from zerosim.models import MLP
 
 
@@ -31,3 +41,10 @@ def test_a_rank_that_overlaps_and_one_that_does_not_still_agree_on_what_they_red
         return b"".join(bits(engine.state(name)["master"]) for name in model.shapes)
 
     assert list(zs.Cluster(2).run(program)) == [result["master"] for result in outcome(model, data, stage=2)]
+
+
+@pytest.mark.slow
+def test_1024_ranks_take_the_twins_step():
+    model = MLP((8, 16, 4))
+    data = batches(model, 1024, 1, 1)
+    assert_equals_twin(run(model, data, stage=3), *twin_of(model, data))

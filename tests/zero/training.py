@@ -9,8 +9,10 @@ import zerosim as zs
 from tests.twin import Rule, Twin
 from tests.zero.units import gained, own_gradients, thrice_used, tied
 from zerosim.models import GPT, MLP, PRESETS, Decoder, Llama, LlamaConfig, Model, Recompute
+from zerosim.numerics.places import offload_of
 from zerosim.optim import Optimizer
 from zerosim.planning import closed_forms
+from zerosim.ranks.trace import KINDS
 from zerosim.zero import PARTIAL
 
 MODELS = {
@@ -25,8 +27,8 @@ MODELS = {
     "sub-blocks": lambda: GPT("gpt-nano", units="sub_block"),
     "global": lambda: GPT("gpt-nano", units=2, normalization="global"),
     "llama": lambda: Llama("llama-nano"),
-    "qwen": lambda: Llama(LlamaConfig(2, 8, 4, 6, 11, key_heads=2, head_channels=4, hidden=6, biases=("qkv",),
-                                      head_norms=True), tied=True, units="sub_block"),
+    "qwen": lambda: Llama(LlamaConfig(2, 8, 4, 6, 11, key_value_heads=2, head_channels=4, feed_forward=6,
+                                      biases=("qkv",), head_norms=True), tied=True, units="sub_block"),
 }
 SGD, ADAM, BF16 = zs.optim.SGD(lr=0.1), zs.optim.Adam(lr=0.01), zs.Policy("bf16")
 HUGE = (np.full((2, 3), 6e4, np.float32), np.full((2, 2), -6e4, np.float32))  # its gradient overflows fp16
@@ -66,9 +68,16 @@ def train(rank: zs.Rank, model: Model, data: list, optimizer: Optimizer = ADAM, 
         "skipped": [r.skipped for r in results],
         "scales": [*(r.scale for r in results), engine.loss_scale.scale],
         "taken": engine.steps_taken,
-        "held": rank.memory.now_nbytes_by_kind,
+        "held": held_anywhere(rank),
         **flat_state(engine),
     }
+
+
+def held_anywhere(rank: zs.Rank) -> dict[str, int]:
+    """Bytes by kind on the device, the host and the disk of a rank together."""
+    places = (rank.memory, rank.memory.host, rank.memory.disk)
+    return {kind: sum(place.now_nbytes_by_kind.get(kind, 0) for place in places)
+            for kind in KINDS if any(kind in place.now_nbytes_by_kind for place in places)}
 
 
 def bits(array: np.ndarray) -> bytes:
@@ -101,11 +110,11 @@ def rules_of(groups: Sequence[zs.Group], model: Model, optimizer: Optimizer, pol
 
 def twin_of(model: Model, data: list, optimizer: Optimizer = ADAM, *, order: str = "local_first",
             policy: zs.Policy | None = None, layout: str = "per_unit", groups: Sequence[zs.Group] = (),
-            clip_norm: float | None = None, schedule: object = None) -> tuple[Twin, list]:
+            clip_norm: float | None = None, schedule: object = None, mesh: object = None) -> tuple[Twin, list]:
     """The twin after these steps, and what each step said."""
     policy = policy or zs.Policy()
     twin = Twin(model, optimizer, len(data[0]), policy, layout, order, rules_of(groups, model, optimizer, policy),
-                schedule=schedule)
+                schedule=schedule, nodes=mesh[0] if mesh else 1)
     return twin, [twin.step(step, clip_norm) for step in data]
 
 
@@ -123,7 +132,8 @@ def assert_equals_twin(results: list[dict], twin: Twin, said: list) -> None:
 
 def job_of(model: Model, ranks: int, stage: int, micro_batches: int, *, optimizer: Optimizer = ADAM,
            policy: zs.Policy | None = None, layout: str = "per_unit", recompute: str = "none",
-           keep_gathered: object = None, **_: object) -> closed_forms.Job:
+           keep_gathered: object = None, mesh: object = None, zeropp: zs.ZeroPlusPlus | None = None,
+           overlap: bool = False, offload: object = None, **_: object) -> closed_forms.Job:
     """One step of this engine on paper."""
     place = {unit.name: index for index, unit in enumerate(model.units)}
     ties = tuple((index, place[owner]) for index, unit in enumerate(model.units)
@@ -133,9 +143,11 @@ def job_of(model: Model, ranks: int, stage: int, micro_batches: int, *, optimize
     return closed_forms.Job(
         tuple(unit.parameter_count for unit in model.units), ranks, closed_forms.STAGES[stage], layout=layout,
         policy=policy or zs.Policy(), slots=len(optimizer.slots((1,))), micro_batches=micro_batches,
-        recompute_units=Recompute.parse(recompute).units_per_segment, tied=ties,
+        offload=offload_of(offload), recompute_units=Recompute.parse(recompute).units_per_segment, tied=ties,
         kept_gathered=tuple(map(place.get, keep_gathered)) if kept is None else kept,
-        normed_tensors=len(model.shapes) * ("tensor_norm" in optimizer.needs))
+        normed_tensors=len(model.shapes) * ("tensor_norm" in optimizer.needs), overlap=overlap,
+        nodes=mesh[0] if mesh else 1,
+        zeropp=zeropp)
 
 
 def assert_bytes_are_the_closed_forms(cluster: zs.Cluster, results: list[dict], model: Model, data: list, stage: int,
@@ -145,8 +157,12 @@ def assert_bytes_are_the_closed_forms(cluster: zs.Cluster, results: list[dict], 
     assert [result["held"] for result in results] == closed_forms.resting_nbytes(job)
     for purpose, nbytes in closed_forms.sent_nbytes(job).items():
         assert cluster.trace.sent_nbytes(purpose) == [steps * n for n in nbytes], purpose
+    if job.nodes > 1:
+        for purpose, nbytes in closed_forms.crossing_nbytes(job).items():
+            mesh = zs.Mesh(*options["mesh"])
+            assert mesh.sent_nbytes_across(cluster.trace, purpose) == [steps * n for n in nbytes], purpose
     buckets = options.get("bucket_nbytes") is not None
-    if not (job.tied or buckets or options.get("overlap")):
+    if not (job.tied or buckets or options.get("overlap") or job.offload.gradients != "device"):
         assert [memory.peak_nbytes_of(GRADIENTS) for memory in cluster.memory] == closed_forms.gradient_peak_nbytes(job)
     if stage == 3:
         gathers = cluster.trace[0].collectives("all_gather", "parameters")
@@ -156,14 +172,16 @@ def assert_bytes_are_the_closed_forms(cluster: zs.Cluster, results: list[dict], 
 def assert_runs_equal_the_twin(model: Model, data: list, optimizer: Optimizer = ADAM, *, runs: list | None = None,
                                policy: zs.Policy | None = None, groups: Sequence[zs.Group] = (),
                                layout: str = "per_unit", clip_norm: float | None = None, schedule: object = None,
-                               debug: bool = False, seed: int = 0, **options: object) -> tuple[Twin, list]:
+                               debug: bool = False, seed: int = 0, mesh: object = None,
+                               **options: object) -> tuple[Twin, list]:
     """Every stage, or these runs of (stage, options), equals the twin of its order, and its bytes the closed forms.
 
     Where gradients rest PARTIAL, micro-batches are added before ranks, else after; with one micro-batch and one format
     there is one order. Returns the last twin and what it said.
     """
     policy = policy or zs.Policy()
-    common = {"policy": policy, "groups": groups, "layout": layout, "clip_norm": clip_norm, "schedule": schedule}
+    common = {"policy": policy, "groups": groups, "layout": layout, "clip_norm": clip_norm, "schedule": schedule,
+              "mesh": mesh}
     policies = [policy, *(replace(policy, compute=group.compute) for group in groups if group.compute)]
     ordered = len(data[0][0]) > 1 or any(each.accumulate_dtype != each.reduce_dtype for each in policies)
     twins = {}

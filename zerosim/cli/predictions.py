@@ -24,6 +24,11 @@ Ranks = Annotated[int, typer.Option(help="N, the number of ranks.")]
 DeviceName = Annotated[str, typer.Option("--device", help="h100-80, a100-40, rtx-4090, ...")]
 LinkName = Annotated[str, typer.Option("--link", help="What ranks of a node send through: nvlink4, pcie5, ...")]
 Nodes = Annotated[int, typer.Option(help="Over how many nodes the ranks are spread.")]
+MeshShape = Annotated[str, typer.Option("--mesh", help="Nodes and ranks of a node, as 2x4: states are in shards inside "
+                                                       "a node and replicated across, over --link and --between; "
+                                                       "or none.")]
+Parts = Annotated[str, typer.Option("--zeropp", help="Parts of ZeRO++ on the mesh, at stage 3: some of hpz, qwz and "
+                                                     "qgz, as in hpz+qwz+qgz=int8; flat; or none.")]
 Between = Annotated[str | None, typer.Option(help="The link between nodes; without it, infiniband-ndr.")]
 Stage = Annotated[str, typer.Option(help="all, or some, as 2,3.")]
 Recompute = Annotated[str, typer.Option(help="usual (none, selective, block), all, or some, as block,tiled.")]
@@ -40,7 +45,11 @@ Overlap = Annotated[bool, typer.Option("--overlap/--no-overlap", help="Reduction
                                        "parameters beside the update: seconds for bytes.")]
 Prefetch = Annotated[int, typer.Option(help="Units that stage 3 gathers ahead: seconds for bytes.")]
 Offload = Annotated[bool, typer.Option("--offload", help="Master weights and optimizer state on the host.")]
-HostLink = Annotated[str | None, typer.Option(help="The link to the host, for --offload; without it, the device's.")]
+OffloadAll = Annotated[str | None, typer.Option(metavar="PLACE", help="All state on the host, or on disk: host or "
+                                                "disk; instead of --offload.")]
+HostLink = Annotated[str | None, typer.Option(help="The link to the host, for offload; without it, the device's.")]
+DiskLink = Annotated[str | None, typer.Option(help="The link to the disk, for --offload-all disk; without it, "
+                                                   "nvme-pcie4.")]
 OwnHardware = Annotated[str | None, typer.Option("--hardware", metavar="FILE", help="A TOML file of one's own devices "
                                                                                     "and links.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Print each number's formula, values filled in.")]
@@ -75,8 +84,10 @@ def plan(
     stage: Stage = "all", recompute: Recompute = "usual", batch: Batch = 1, sequence: Sequence = None,
     micro_batches: MicroBatches = 1, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
     convention: ConventionName = None, utilization: Utilization = 0.5, overlap: Overlap = True, prefetch: Prefetch = 1,
-    offload: Offload = False, host_link: HostLink = None, hardware: OwnHardware = None, explain: Explain = False,
-    measure: Measure = False, dialect: FormerConventionName = None, as_json: AsJson = False,
+    offload: Offload = False, offload_all: OffloadAll = None, host_link: HostLink = None, disk_link: DiskLink = None,
+    mesh: MeshShape = "none", zeropp: Parts = "none",
+    hardware: OwnHardware = None, explain: Explain = False, measure: Measure = False,
+    dialect: FormerConventionName = None, as_json: AsJson = False,
 ) -> None:
     """Does it fit, what does it send, how long is a step: a row for each stage and recomputation policy."""
     from zerosim.course.plan_view import as_json as plain
@@ -86,12 +97,15 @@ def plan(
 
     if None not in (convention, dialect):  # --dialect is the former name
         raise ValueError("--convention and --dialect, its former name, are one option; leave --dialect out")
+    if offload and offload_all is not None:
+        raise ValueError(f"--offload keeps the optimizer's state on the host, --offload-all {offload_all} all state; "
+                         "leave one of them out")
     found = plan_config(
         model, parameters=parameters, largest_layer=largest_layer, ranks=ranks, device=device, link=link, nodes=nodes,
         between=between, stage=stage, recompute=recompute, batch=batch, tokens=sequence, micro_batches=micro_batches,
         compute=compute, optimizer=optimizer_named(optimizer, 1e-3), convention=convention or dialect,
-        utilization=utilization, overlap=overlap, prefetch=prefetch, offload=offload, host_link=host_link,
-        hardware=hardware).plan()
+        utilization=utilization, overlap=overlap, prefetch=prefetch, offload=offload_all or offload,
+        host_link=host_link, disk_link=disk_link, hardware=hardware, mesh=mesh, zeropp=zeropp).plan()
     measured = {}
     if measure:
         from zerosim.course.measured import measured_row
@@ -113,6 +127,8 @@ def tune(
                                                     "what cuts units is run on every rank.")] = "unit,model",
     offload: Annotated[str, typer.Option(help="Master weights and optimizer state on the host: never, always or "
                                               "both.")] = "both",
+    seconds: Annotated[str, typer.Option(help="replayed on the machine asked about, or real ones of steps taken in "
+                                              "this process.")] = "replayed",
     sequence: Sequence = None, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
     utilization: Utilization = 0.5, overlap: Overlap = True, host_link: HostLink = None, hardware: OwnHardware = None,
     as_json: AsJson = False,
@@ -125,7 +141,8 @@ def tune(
     with busy("searching"):
         found = found_by(
             model, global_batch=global_batch, batch=batch, prefetch=prefetch, bucket_nbytes=bucket_nbytes,
-            offload=offload, ranks=ranks, device=device, link=link, nodes=nodes, between=between, stage=stage,
-            recompute=recompute, tokens=sequence, compute=compute, optimizer=optimizer_named(optimizer, 1e-3),
-            utilization=utilization, overlap=overlap, host_link=host_link, hardware=hardware)
+            offload=offload, seconds=seconds, ranks=ranks, device=device, link=link, nodes=nodes, between=between,
+            stage=stage, recompute=recompute, tokens=sequence, compute=compute,
+            optimizer=optimizer_named(optimizer, 1e-3), utilization=utilization, overlap=overlap, host_link=host_link,
+            hardware=hardware)
     answer(as_json, found.as_json, found.view)

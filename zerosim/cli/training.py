@@ -22,22 +22,35 @@ Recompute = Annotated[str, typer.Option(help="What is not kept: none, block, seg
 LayoutName = Annotated[str | None, typer.Option("--layout", help="per_unit, contiguous or whole_matrices; without it, "
                                                                  "what the optimizer can be cut by.")]
 Gather = Annotated[bool, typer.Option("--gather", help="Gather whole matrices for an optimizer that needs them.")]
+Reduction = Annotated[str, typer.Option(help="The order in which gradients are added: by rank; or by micro_batch, at "
+                                             "stages 2 and 3, which makes all bits the same on any number of ranks.")]
 Seed = Annotated[int, typer.Option(help="Of first values, batches and the sample.")]
 LossScale = Annotated[str | None, typer.Option(help="A number, or dynamic (the default in fp16).")]
 Capacity = Annotated[int | None, typer.Option(metavar="NBYTES", help="What each rank may hold while it trains.")]
 
-SaveTo = Annotated[str | None, typer.Option("--save", metavar="FILE", help="Record the last step in this JSON file, "
-                                                                           "for zerosim report.")]
+WeightsFrom = Annotated[str | None, typer.Option("--weights", metavar="FILE|FOLDER", help=(
+    "Begin from these weights, of export or Hugging Face's, in place of drawn ones."))]
+MeshShape = Annotated[str, typer.Option("--mesh", help="Nodes and ranks of a node, as 2x4: states are in shards inside "
+                                                       "a node and replicated across, unless --zeropp; or none.")]
+Parts = Annotated[str, typer.Option("--zeropp", help="Parts of ZeRO++ on the mesh: some of hpz, qwz and qgz, as in "
+                                                     "hpz+qwz+qgz=int8; flat, for shards on all ranks; or none.")]
+SaveTo = Annotated[str | None, typer.Option("--save", metavar="FILE", help="Record the last step's trace in this JSON "
+                                                                           "file, for zerosim report; to go on later, "
+                                                                           "see --checkpoint.")]
 
 Checkpoint = Annotated[str | None, typer.Option(metavar="FOLDER", help="The folder of the run's checkpoint.")]
 SaveEvery = Annotated[int | None, typer.Option(metavar="STEPS", help="Save the whole training after every so many "
                                                                      "steps and the last, in --checkpoint.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from --checkpoint; --steps counts from the beginning.")]
 
+Offload = Annotated[str | None, typer.Option(metavar="PLACE", help="Keep optimizer state, gradients and parameters on "
+                                             "the host, or on disk: host or disk.")]
+OffloadDirectory = Annotated[str | None, typer.Option(metavar="FOLDER", help="Where --offload disk keeps its files; "
+                                                      "without it, here.")]
 StepsOfOne = Annotated[int, typer.Option(help="How many steps.")]
 StepsOfEach = Annotated[int, typer.Option(help="How many steps each.")]
 Sample = Annotated[int, typer.Option(help="Tokens that it writes at the end.")]
-Over = Annotated[str, typer.Option(help="What differs: stage, compute, optimizer or recompute.")]
+Over = Annotated[str, typer.Option(help="What differs: stage, compute, optimizer, recompute, mesh or zeropp.")]
 Values = Annotated[str | None, typer.Option(help="Its values, as in fp32,bf16; without it, the usual ones.")]
 FigureFile = Annotated[str | None, typer.Option(help="Draw it too, into this .svg or .png file.")]
 Dark = Annotated[bool, typer.Option("--dark", help="Draw the dark variant.")]
@@ -47,9 +60,11 @@ Dark = Annotated[bool, typer.Option("--dark", help="Draw the dark variant.")]
 def train(
     text: TextFile = None, model: Model = "gpt-micro", ranks: Ranks = 4, stage: Stage = 3, compute: Compute = "bf16",
     optimizer: Named = "adamw", lr: LearningRate = None, micro_batches: MicroBatches = 1, batch: Batch = 4,
-    recompute: Recompute = "none", layout: LayoutName = None, gather: Gather = False, steps: StepsOfOne = 200,
-    seed: Seed = 0, loss_scale: LossScale = None, capacity: Capacity = None, sample: Sample = 160,
-    save: SaveTo = None, checkpoint: Checkpoint = None, save_every: SaveEvery = None, resume: Resume = False,
+    recompute: Recompute = "none", layout: LayoutName = None, gather: Gather = False, reduction: Reduction = "rank",
+    steps: StepsOfOne = 200, seed: Seed = 0, loss_scale: LossScale = None, capacity: Capacity = None,
+    sample: Sample = 160, weights: WeightsFrom = None, save: SaveTo = None, checkpoint: Checkpoint = None,
+    save_every: SaveEvery = None, resume: Resume = False, offload: Offload = None,
+    offload_directory: OffloadDirectory = None, mesh: MeshShape = "none", zeropp: Parts = "none",
     as_json: AsJson = False,
 ) -> None:
     """Trains a GPT or a Llama on a text, under any stage of ZeRO, and says what it came to."""
@@ -59,20 +74,51 @@ def train(
 
     options = training.Options(
         model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
-        batch=batch, recompute=recompute, layout=layout, gather=gather, steps=steps, seed=seed, loss_scale=loss_scale,
-        capacity_nbytes=capacity, sample_tokens=sample)
+        batch=batch, recompute=recompute, layout=layout, gather=gather, reduction=reduction, steps=steps, seed=seed,
+        loss_scale=loss_scale, capacity_nbytes=capacity, offload=offload, offload_directory=offload_directory,
+        sample_tokens=sample, mesh=mesh, zeropp=zeropp)
     corpus = corpus_of(text)
     if save is not None:
         require_place(save)
     if checkpoint is None and (resume or save_every is not None):
         raise ValueError("asked for --resume or --save-every without a folder; name one, as in --checkpoint my-run")
+    if weights is not None and resume:
+        raise ValueError(f"asked to begin from --weights {weights} and to --resume, which goes on from the weights of "
+                         "--checkpoint; leave one of them out")
     checkpoints = None if checkpoint is None else training.Checkpoints(checkpoint, save_every, resume)
-    with training.progress_bar(console(stderr=True), steps) as bar:
-        found = training.train(options, corpus, bar.on_step, keep_last_step=save is not None, checkpoints=checkpoints)
+    stderr = console(stderr=True)
+
+    def warn(step: int, differences: tuple[str, ...]) -> None:
+        for one in differences:
+            stderr.print(f"zerosim train: goes on from step {step}, but {one}", markup=False, highlight=False)
+
+    with training.progress_bar(stderr, steps) as bar:
+        found = training.train(options, corpus, bar.on_step, keep_last_step=save is not None, checkpoints=checkpoints,
+                               on_resume=warn, weights=weights)
     if save is not None and found.last_step is not None:
         recording.save(recording.record(found.last_step), save)
     training.require_learned(found)
     answer(as_json, lambda: training.training_as_json(found), lambda: training.training_view(found, corpus.name))
+
+
+@command("export")
+def export(
+    checkpoint: Annotated[str, typer.Argument(help="The folder of a checkpoint.", metavar="CHECKPOINT")],
+    out: Annotated[str, typer.Argument(help="A folder, or one file by its name.", metavar="FOLDER|FILE.safetensors")],
+    shard_nbytes: Annotated[int | None, typer.Option(metavar="NBYTES", help="Several files, each of at most so many "
+                                                                            "bytes of weights, and an index.")] = None,
+    kind: Annotated[str, typer.Option(help="master, or parameter for the copies in the compute format.")] = "master",
+) -> None:
+    """Writes a checkpoint's weights as Hugging Face names and shards them; train --weights begins from them."""
+    from zerosim.zero import export_weights
+
+    try:
+        files = export_weights(checkpoint, out, shard_nbytes=shard_nbytes, kind=kind)
+    except OSError as error:
+        raise ValueError(f"asked to export {checkpoint!r} to {out!r}, but {error.filename}: {error.strerror}; name a "
+                         "place that can be written") from None
+    for file in files:
+        typer.echo(file)
 
 
 @command("compare")
@@ -81,7 +127,8 @@ def compare(
     stage: Stage = 3, compute: Compute = "bf16", optimizer: Named = "adamw", lr: LearningRate = None,
     micro_batches: MicroBatches = 1, batch: Batch = 4, recompute: Recompute = "none", layout: LayoutName = None,
     gather: Gather = False, steps: StepsOfEach = 40, seed: Seed = 0, loss_scale: LossScale = None,
-    capacity: Capacity = None, figure: FigureFile = None, dark: Dark = False, as_json: AsJson = False,
+    capacity: Capacity = None, mesh: MeshShape = "none", zeropp: Parts = "none", figure: FigureFile = None,
+    dark: Dark = False, as_json: AsJson = False,
 ) -> None:
     """The same training side by side: under every stage, in other formats, or with other optimizers."""
     from zerosim.course import training
@@ -90,7 +137,7 @@ def compare(
     options = training.Options(
         model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
         batch=batch, recompute=recompute, layout=layout, gather=gather, steps=steps, seed=seed, loss_scale=loss_scale,
-        capacity_nbytes=capacity)
+        capacity_nbytes=capacity, mesh=mesh, zeropp=zeropp)
     corpus, chosen = corpus_of(text), training.values_of(over, values)
     if figure is not None:
         checked_place(figure)

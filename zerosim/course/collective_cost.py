@@ -31,6 +31,7 @@ from zerosim.planning.cost import (
 )
 from zerosim.planning.cuts import ceil_cut, checked_count
 from zerosim.planning.hardware import Link, Network, presets, read
+from zerosim.ranks.mesh import HIERARCHICAL
 from zerosim.shown import Shown
 
 LARGEST_RANKS = 8192  # every step of every rank is looked at, which takes seconds from here on
@@ -130,7 +131,10 @@ def collective_cost(question: CostQuestion) -> CollectiveCost:
         first = faster_at(own, theirs, min((point.nbytes / 2 for point in points), default=Fraction(1)))
         return Other(name, cost(collective, name, cut, question.itemsize, network), first, points)
 
-    others = [beside(name) for name in _algorithms(collective) if name != algorithm]
+    names = _algorithms(collective)
+    if network.ranks_per_node and collective in HIERARCHICAL:
+        names.append(f"hierarchical({network.ranks_per_node})")
+    others = [beside(name) for name in names if name != algorithm]
     return CollectiveCost(question, network, asked, tuple(others), latency_wall_nbytes(own),
                           _wall_ranks(asked, network))
 
@@ -175,7 +179,7 @@ def _checked_algorithm(collective: str, algorithm: str | None) -> str:
     names = _algorithms(collective)
     if algorithm is None:
         return names[0]
-    if algorithm not in names:
+    if algorithm not in names and not algorithm.startswith("hierarchical"):  # of which N and R decide
         raise unknown_name(f"{collective} has no algorithm {algorithm!r}", _as_written_here(algorithm), names,
                            "there are")
     return algorithm

@@ -7,9 +7,13 @@ from typing import Any
 
 from zerosim.display.views import words
 from zerosim.models.gpt import GPT, Decoder, GPTConfig
-from zerosim.models.llama import Llama, LlamaConfig
+from zerosim.models.gpt import PRESETS as GPTS
+from zerosim.models.llama import PRESETS as LLAMAS
+from zerosim.models.llama import Llama, LlamaConfig, config_of
 from zerosim.models.small import MLP
+from zerosim.models.text import VOCABULARY
 from zerosim.models.units import Model
+from zerosim.numerics.places import DEVICE, DIRECTIONS
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer
 from zerosim.optim.elementwise import SGD
@@ -17,7 +21,7 @@ from zerosim.planning import closed_forms
 from zerosim.planning.activations import Block, fullest_nbytes, tensors
 from zerosim.planning.conventions import convention_of, per_parameter_nbytes, states_nbytes
 from zerosim.planning.plan import PlanConfig
-from zerosim.planning.shapes import ModelShape, model_of
+from zerosim.planning.shapes import PRESETS, ModelShape, Transformer, model_of
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.memory import RESTING_KINDS
 from zerosim.ranks.null_cluster import NullCluster
@@ -32,10 +36,12 @@ GRADIENTS, BUFFERS = ("gradient", "unit_gradient"), ("communication_buffer", "wo
 
 @dataclass(frozen=True, slots=True)
 class HeldInStep:
-    """Bytes of one rank by kind: when the step's last forward had ended, and at rest after the step."""
+    """Bytes of one rank by kind: when the step's last forward had ended, and at rest after the step; and those that it
+    moved in the step, by direction."""
 
     after_forward: BytesByKind
     at_rest: BytesByKind
+    moved: BytesByKind
 
 
 def take_step(cluster: Cluster, model: Model, optimizer: Optimizer, x_shape: tuple[int, int],
@@ -51,6 +57,7 @@ def take_step(cluster: Cluster, model: Model, optimizer: Optimizer, x_shape: tup
         engine = Engine(rank, model, optimizer, **options)
         x = rank.xp.zeros(x_shape, "int64" if model.units[0].integer_inputs else "float32")
         target = rank.xp.zeros(target_shape or x_shape, "int64" if model.loss.integer_targets else "float32")
+        before = dict(rank.trace.moved_nbytes)
         with rank.trace.span("step"):
             for number in range(1, micro_batches + 1):
                 tape = engine.forward(x, target)
@@ -60,7 +67,8 @@ def take_step(cluster: Cluster, model: Model, optimizer: Optimizer, x_shape: tup
             engine.update()
             engine.all_gather_parameters()
         now = rank.memory.now_nbytes_by_kind
-        return HeldInStep(after_forward, {kind: now[kind] for kind in RESTING_KINDS if kind in now})
+        return HeldInStep(after_forward, {kind: now[kind] for kind in RESTING_KINDS if kind in now},
+                          {way: rank.trace.moved_nbytes[way] - before.get(way, 0) for way in DIRECTIONS})
 
     return list(cluster.run(program))
 
@@ -196,25 +204,30 @@ def measured_row(config: PlanConfig, stage: int, policy: str) -> list[Compared]:
     """A row of a plan, part by part, beside the real engine and layers run for one step without data on rank 0.
 
     The engine has the configuration's options, and its model fused matrices, of which the estimate is too: it tells
-    norms of tensors apart. The estimate is in zerosim's own convention, whatever the
-    configuration's, and without offload. The last line is the peak: everything at the one moment at which
-    it is most. Buffers are those of collectives, and what an optimizer of whole tensors works in, which is
+    norms of tensors apart. The estimate is in zerosim's own convention, whatever the configuration's; of offload, what
+    rests on the device. The last line is the peak: everything at the one moment at which it is most. Buffers are those
+    of collectives and of what is brought to the device, and what an optimizer of whole tensors works in, which is
     measured alone.
     Raises ValueError for a model that the package cannot build, and for an optimizer that it cannot cut.
     """
     cluster, model = NullCluster(config.ranks, representative=0), config.model
     if model.transformer is not None:
         config = replace(config, model=model_of(model.name, replace(model.transformer, fused=True)))
-    resting = run_planned(cluster, config, stage, policy).at_rest
+    held = run_planned(cluster, config, stage, policy)
+    resting = held.at_rest
     memory, sent = cluster.memory[0], cluster.trace[0].sent_nbytes
     predicted = states_nbytes(config.model, config.ranks, closed_forms.STAGES[stage], config.policy,
-                              optimizer=config.optimizer)
+                              optimizer=config.optimizer, nodes=config.replicas)
+    predicted = {kind: nbytes for kind, nbytes in predicted.items() if config.offload.place_of(kind) == DEVICE}
     lines = [Compared(f"{words(kind)} at rest", predicted.get(kind, 0), resting.get(kind, 0))
              for kind in RESTING_KINDS]
+    lines += [Compared(f"moved {way}", nbytes, held.moved[way])
+              for way, nbytes in config.transfers(config.job(stage, policy))[0].items() if not config.offload.is_none]
     found, at_rest = config.transient_memory(stage, policy), predicted.get("gradient", 0)
     lines += [Compared(name, nbytes, memory.peak_nbytes_of(kinds)) for name, nbytes, kinds in (
         ("activations and their gradients", config.activations_nbytes(policy), FLOWING),
         ("gathered units", found.gathered_nbytes, ("gathered_parameter",)),
+        *([("secondary shards", found.secondary_nbytes, ("secondary_parameter",))] if config.zeropp else []),
         ("gradients at rest and in flight", at_rest + found.gradients_nbytes, GRADIENTS),
         ("buffers of collectives", found.buffers_nbytes, BUFFERS),
         ("gradients and buffers", at_rest + found.in_flight_nbytes, GRADIENTS + BUFFERS))]
@@ -230,7 +243,20 @@ def run_planned(cluster: Cluster, config: PlanConfig, stage: int, policy: str, *
     return take_step(cluster, decoder_of(config.model, config.sequence), config.optimizer,
                      (config.batch, config.sequence), micro_batches=config.micro_batches, stage=stage,
                      policy=config.policy, recompute=policy, overlap=config.overlap, prefetch=config.prefetch,
-                     bucket_nbytes=bucket_nbytes)[0]
+                     bucket_nbytes=bucket_nbytes, mesh=config.mesh, zeropp=config.zeropp, offload=config.offload)[0]
+
+
+def preset_shape(name: Any) -> Any:
+    """The shape of a preset that `zerosim train` alone has, over its vocabulary of bytes; any other model as it is."""
+    if not isinstance(name, str) or name in PRESETS or name not in {**GPTS, **LLAMAS}:
+        return name
+    of = config_of(name)
+    shape = Transformer(of.channels, of.layers, of.heads, VOCABULARY, tokens=of.context)
+    if isinstance(of, LlamaConfig):
+        return model_of(name, replace(
+            shape, feed_forward=of.feed_forward, key_value_heads=of.key_value_heads, head_channels=of.head_channels,
+            biases=of.biases, layer_norm=False, gated=True, tied=False, head_norms=of.head_norms))
+    return model_of(name, replace(shape, positions=of.context))
 
 
 def decoder_of(model: ModelShape, tokens: int | None = None) -> Decoder:
@@ -244,8 +270,9 @@ def decoder_of(model: ModelShape, tokens: int | None = None) -> Decoder:
         found = GPT(GPTConfig(of.blocks, of.channels, of.heads, of.positions, of.vocabulary), tied=of.tied)
     elif of is not None and of.gated and not (of.layer_norm or of.encoder_blocks):
         found = Llama(LlamaConfig(of.blocks, of.channels, of.heads, tokens or of.tokens or 1, of.vocabulary,
-                                  key_heads=of.key_value_heads, head_channels=of.head_channels, hidden=of.feed_forward,
-                                  biases=of.biases, head_norms=of.head_norms), tied=of.tied)
+                                  key_value_heads=of.key_value_heads, head_channels=of.head_channels,
+                                  feed_forward=of.feed_forward, biases=of.biases, head_norms=of.head_norms),
+                      tied=of.tied)
     if found is not None and tuple(unit.parameter_count for unit in found.units) == model.unit_lengths:
         return found
     raise ValueError(f"{model.name} cannot be measured: zerosim's layers make models of GPT-2's kind, with learned "

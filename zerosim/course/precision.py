@@ -22,9 +22,9 @@ from zerosim.display.style import percent, rough, short
 from zerosim.display.views import Heading, Part, View, marked_table, parts, plain
 from zerosim.models.gpt import Decoder
 from zerosim.models.llama import config_of, decoder
+from zerosim.models.one_pass import Pass, first_weights, one_pass
 from zerosim.models.small import MLP
 from zerosim.models.text import VOCABULARY, Corpus
-from zerosim.models.units import Pass, first_weights, one_pass
 from zerosim.numerics import random
 from zerosim.numerics.arrays import Array
 from zerosim.numerics.checks import is_count

@@ -9,9 +9,10 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -27,18 +28,25 @@ from zerosim.models.units import Model, Recompute
 from zerosim.numerics.checks import is_count, is_finite_number, unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.loss_scale import Dynamic
+from zerosim.numerics.places import DISK, HOST, Offload, offload_of
 from zerosim.numerics.policy import Policy
+from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.numerics.units import counted
 from zerosim.optim.base import Optimizer
 from zerosim.optim.schedules import Warmup
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.errors import OutOfMemoryError
+from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import PURPOSES, Trace, Traces
+from zerosim.zero.checkpoint import INDEX
 from zerosim.zero.engine import Batch, Engine
 from zerosim.zero.layout import layout_of
+from zerosim.zero.micro_batch_order import BY_RANK, is_by_micro_batch
+from zerosim.zero.offload import OffloadError
 from zerosim.zero.param_group import Group
 from zerosim.zero.placements import STAGES, stage_of
+from zerosim.zero.zeropp import check_parts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,6 +64,7 @@ class Options:
     ``batch`` is B of one rank's micro-batch. Chosen by what they depend on, where None: ``lr``, by the optimizer;
     ``layout``, "whole_matrices" for an optimizer that needs them and does not ``gather`` them, else "per_unit";
     ``loss_scale``, "dynamic" for fp16, else 1. ``capacity_nbytes`` is what each rank may hold while it trains.
+    ``mesh``, as "2x4", and ``zeropp``, as "hpz+qwz", are the engine's.
     """
 
     model: str = "gpt-micro"
@@ -69,12 +78,17 @@ class Options:
     recompute: str = "none"
     layout: str | None = None
     gather: bool = False
+    reduction: str = BY_RANK
     steps: int = 200
     seed: int = 0
     clip_norm: float | None = 1.0
     loss_scale: float | str | None = None
     capacity_nbytes: int | None = None
+    offload: str | None = None
+    offload_directory: str | None = None
     sample_tokens: int = 160
+    mesh: str = "none"
+    zeropp: str = "none"
 
     def __post_init__(self) -> None:
         if not is_count(self.sample_tokens) or self.sample_tokens < 0:
@@ -88,7 +102,11 @@ class Options:
         Recompute.parse(self.recompute)
         if self.lr is not None and (not is_finite_number(self.lr) or self.lr <= 0):
             raise ValueError(f"lr={self.lr!r} must be a positive number")
-        self.policy()
+        self._check_mesh()
+        is_by_micro_batch(self.reduction, stage_of(self.stage), self.policy(), mesh=self.on_mesh)
+        if not self.places.uses_disk and self.offload_directory is not None:
+            raise ValueError(f"offload_directory={self.offload_directory!r} is of offload to disk, which was not asked "
+                             "for; ask for it, or leave the directory out")
         layout_of(model, self.ranks, self.layout_name)
 
     def _check_ranks(self, parameter_count: int) -> None:
@@ -99,14 +117,27 @@ class Options:
             raise ValueError(f"ranks={self.ranks:,}: all of them train in this process, one after the other; take at "
                              f"most {MOST_RANKS:,}")
 
+    def _check_mesh(self) -> None:
+        zeropp, policy = ZeroPlusPlus.parse(self.zeropp), self.policy()
+        if zeropp is not None:
+            check_parts(zeropp, stage_of(self.stage), policy)
+            if self.on_mesh is None:
+                raise ValueError(f"zeropp={self.zeropp!r} saves what crosses nodes, and there is no mesh; name one, as "
+                                 f"{self.ranks}x1")
+
+    @property
+    def on_mesh(self) -> Mesh | None:
+        """The mesh of nodes and ranks of a node; None for "none"."""
+        return None if self.mesh == "none" else Mesh.of(self.mesh, self.ranks)
+
     def config(self) -> DecoderConfig:
         """The model's shape, with a vocabulary of bytes."""
         return replace(config_of(self.model), vocabulary=VOCABULARY)
 
     @property
     def data_options(self) -> dict[str, int]:
-        """The options by which a step finds its batches in a text."""
-        return {name: getattr(self, name) for name in ("seed", "ranks", "micro_batches", "batch")}
+        """The options by which a step finds its micro-batches in a text, whichever rank takes them."""
+        return {"seed": self.seed, "micro-batches of a step": self.ranks * self.micro_batches, "batch": self.batch}
 
     @property
     def tokens_per_step(self) -> int:
@@ -118,6 +149,12 @@ class Options:
         """The one asked for, or the optimizer's."""
         lr: float = self.build_optimizer().lr  # type: ignore[attr-defined]
         return lr
+
+    @property
+    def places(self) -> Offload:
+        """The places of all state: the device, or the host or the disk where offload is asked for."""
+        found = offload_of(self.offload)
+        return replace(found, directory=self.offload_directory) if found.uses_disk else found
 
     @property
     def layout_name(self) -> str:
@@ -172,7 +209,9 @@ class Options:
         """The arguments of an engine beside rank, model and optimizer."""
         return {"stage": self.stage, "policy": self.policy(), "layout": self.layout_name, "recompute": self.recompute,
                 "clip_norm": self.clip_norm, "groups": companions(self.build_optimizer(), model),
-                "schedule": self.schedule(), "gather": self.gather, "seed": self.seed}
+                "schedule": self.schedule(), "gather": self.gather, "reduction": self.reduction, "offload": self.places,
+                "seed": self.seed,
+                "mesh": self.on_mesh, "zeropp": self.zeropp}
 
 
 # -- optimizers by name, each with a learning rate that suits a small GPT ----------------------------------------------
@@ -213,23 +252,6 @@ def companions(optimizer: Optimizer, model: Model) -> list[Group]:
     return [Group(*rest, optimizer=OPTIMIZERS[COMPANION])]
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoints:
-    """The folder of a run's checkpoint, which is written after every so many steps and the last (``every``; None:
-    never), and from which the run goes on (``resume``). Raises ValueError for neither, and for no whole number."""
-
-    folder: str
-    every: int | None = None
-    resume: bool = False
-
-    def __post_init__(self) -> None:
-        if self.every is None and not self.resume:
-            raise ValueError(f"nothing would be written to {self.folder!r} or read from it; ask for --save-every, or "
-                             "for --resume")
-        if self.every is not None and (not is_count(self.every) or self.every < 1):
-            raise ValueError(f"a checkpoint is to be saved every {self.every!r} steps; take a whole number, 1 or more")
-
-
 # -- a run: a record for every step as it is taken, and what it came to -----------------------------------------------
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +269,7 @@ class TrainingStep:
     tokens: int
     peak_nbytes_by_kind: dict[str, int]
     sent_nbytes: dict[str, int]
+    sent_across_nbytes: int = 0  # of these, to other nodes of the mesh
 
     @property
     def peak_nbytes(self) -> int:
@@ -272,7 +295,10 @@ class Trained:
     digest: str
     sample: str
     last_step: Traces | None = None  # what the ranks did in it, where that was to be kept
-    resumed: tuple[str, ...] = ()  # where the run has gone on from a checkpoint: what is different from the earlier one
+    sent_across_nbytes: tuple[int, ...] = ()  # to other nodes of a mesh, in rank order; none without one
+    resumed_from: int | None = None  # the step of the checkpoint from which the run has gone on
+    differences: tuple[str, ...] = ()  # between that run and this one
+    offloaded_nbytes: dict[str, int] = field(default_factory=dict)  # of the fullest rank, at rest on its host and disk
 
     @property
     def skipped(self) -> int:
@@ -287,7 +313,29 @@ class Trained:
         return first if first <= self.steps[-1].number else None
 
 
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """The folder of a run's checkpoint, which is written after every so many steps and the last (``every``; None:
+    never), and from which the run goes on (``resume``). Raises ValueError for neither, and for no whole number."""
+
+    folder: str
+    every: int | None = None
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if self.every is None and not self.resume:
+            raise ValueError(f"nothing would be written to {self.folder!r} or read from it; ask for --save-every, or "
+                             "for --resume")
+        if self.every is not None and (not is_count(self.every) or self.every < 1):
+            raise ValueError(f"a checkpoint is to be saved every {self.every!r} steps; take a whole number, 1 or more")
+
+    def is_due(self, step: int, last: int) -> bool:
+        """True where a checkpoint is written after this step."""
+        return self.every is not None and (step % self.every == 0 or step == last)
+
+
 OnStep = Callable[[TrainingStep], None]
+OnResume = Callable[[int, tuple[str, ...]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,22 +348,35 @@ class _RankResult:
     digest: str
     evaluation: tuple[float, str] | None
     last_step: Trace
-    resumed: tuple[str, ...]
+    resumed_from: int | None
+    differences: tuple[str, ...]
+    offloaded_nbytes: dict[str, int]
 
 
 def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, keep_last_step: bool = False,
-          checkpoints: Checkpoints | None = None) -> Trained:
+          checkpoints: Checkpoints | None = None, on_resume: OnResume | None = None,
+          weights: str | None = None) -> Trained:
     """Trains on a cluster in this process; ``on_step`` is called after every step, by rank 0's program.
 
     ``keep_last_step`` keeps the traces of the last step, to be saved. ``checkpoints`` says whether the run is saved,
-    and goes on from what was saved: then the steps are those that it took itself.
+    and goes on from what was saved: then the steps are those that it took itself, and ``on_resume`` is called before
+    them, with the step of the checkpoint and what is different. ``weights`` is a file or folder of which the first
+    weights are, in place of drawn ones; see `zerosim.zero.hugging_face`.
 
-    Raises ValueError for a text that is too short, for an optimizer that the layout does not suit, and for a checkpoint
-    that cannot be written or read; OutOfMemoryError where a rank has less than the run needs.
+    Raises ValueError for a text that is too short, for an optimizer that the layout does not suit, and for a
+    checkpoint, weights or offloaded state that cannot be written or read; OutOfMemoryError where a rank has less than
+    the run needs.
     """
     corpus.require_length(options.config().context)
+    if checkpoints is not None and not checkpoints.resume and (Path(checkpoints.folder) / INDEX).exists():
+        raise ValueError(f"{checkpoints.folder!r} has the checkpoint of another run, which would be replaced; go on "
+                         "from it by --resume, or name another folder")
     cluster = Cluster(options.ranks, capacity_nbytes=options.capacity_nbytes)
-    found: list[_RankResult] = list(cluster.run(_program, options, options.build(), corpus, on_step, checkpoints))
+    try:
+        found: list[_RankResult] = list(cluster.run(_program, options, options.build(), corpus, on_step, checkpoints,
+                                                    on_resume, weights))
+    except OffloadError as error:
+        raise ValueError(f"{error.filename}: {error.strerror}") from None
     first = found[0]
     assert len({of_rank.digest for of_rank in found}) == 1, "ranks ended in different weights"
     assert first.evaluation is not None, "rank 0 evaluates what it trained"
@@ -333,7 +394,8 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
         tuple(peak.peak_nbytes for peak in peaks),
         {purpose: nbytes for purpose, nbytes in sent.items() if any(nbytes) or purpose in PURPOSES[:2]},
         first.digest, first.evaluation[1], Traces(of_rank.last_step for of_rank in found) if keep_last_step else None,
-        first.resumed)
+        tuple(sum(step.sent_across_nbytes for step in of_rank.steps) for of_rank in found) if options.on_mesh else (),
+        first.resumed_from, first.differences, found[fullest].offloaded_nbytes)
 
 
 def require_engine(options: Options) -> None:
@@ -348,15 +410,19 @@ def _engine(rank: Rank, options: Options, model: Decoder) -> Engine:
 
 
 def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_step: OnStep | None,
-             checkpoints: Checkpoints | None) -> _RankResult:
+             checkpoints: Checkpoints | None, on_resume: OnResume | None, weights: str | None) -> _RankResult:
     """One rank: its steps, then the results of the run."""
     engine = _engine(rank, options, model)
+    if weights is not None:
+        engine.load_weights(weights)
     data = {**options.data_options, "text": sha256(corpus.tokens.tobytes()).hexdigest()[:16]}
-    taken, resumed = _resume(engine, options, checkpoints, data)
+    resumed_from, differences = _resume(engine, options, checkpoints, data)
+    if resumed_from is not None and on_resume is not None and rank.index == 0:
+        on_resume(resumed_from, differences)
     steps: list[TrainingStep] = []
     losses: list[tuple[float, ...]] = []
-    for number in range(taken + 1, options.steps + 1):
-        rank.trace.rows.clear()  # read and done with; those of a long run would pile up
+    for number in range((resumed_from or 0) + 1, options.steps + 1):
+        rank.trace.drop()  # read and done with; those of a long run would pile up
         last_step = Trace(held_at_start=rank.memory.now_nbytes_by_kind)
         batch = batches(options, model.config.context, corpus, number, rank.index)
         step, own = _step(engine, options, number, batch, last_step)
@@ -364,30 +430,37 @@ def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_st
         losses.append(own)
         if on_step is not None and rank.index == 0:
             on_step(step)
-        every = None if checkpoints is None else checkpoints.every
-        if checkpoints is not None and every is not None and (number % every == 0 or number == options.steps):
+        if checkpoints is not None and checkpoints.is_due(number, options.steps):
             engine.save(checkpoints.folder, {"steps": number, "data": data})
     resting = rank.memory.now_nbytes_by_kind
+    places = {HOST: rank.memory.host.now_nbytes, DISK: rank.memory.disk.now_nbytes}
     # The capacity is one for training: to evaluate the model takes whole tensors of state, and other batches.
     rank.memory.capacity_nbytes = None
     count = options.sample_tokens if math.isfinite(steps[-1].loss) else 0  # who has diverged writes nothing
     evaluation = evaluate(engine, model, corpus, count, options.seed)
-    return _RankResult(steps, losses, resting, digest(engine), evaluation, last_step, resumed)
+    return _RankResult(steps, losses, resting, digest(engine), evaluation, last_step, resumed_from, differences,
+                       {place: nbytes for place, nbytes in places.items() if nbytes})
 
 
 def _resume(engine: Engine, options: Options, checkpoints: Checkpoints | None,
-            data: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
-    """The steps taken before, skipped ones too, and what is different now. Raises ValueError where none is left."""
+            data: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...]]:
+    """The steps taken before, skipped ones too, and what is different now; None and nothing for a new run.
+
+    Raises ValueError where no step is left.
+    """
     if checkpoints is None or not checkpoints.resume:
-        return 0, ()
+        return None, ()
     found = engine.load(checkpoints.folder)
+    if not isinstance(found.progress, dict) or found.progress.keys() != {"steps", "data"}:
+        raise ValueError(f"the checkpoint in {checkpoints.folder!r} is of no such run: it was saved with the progress "
+                         f"{found.progress!r}; go on from it by engine.load()")
     taken, before = found.progress["steps"], found.progress["data"]
     if taken >= options.steps:
         raise ValueError(f"the checkpoint in {checkpoints.folder!r} is of step {taken}, and {options.steps} steps were "
                          "asked for; ask for more, since the earlier ones count")
     changed = [f"{name} of the data: saved with {before.get(name)}, here {value}" for name, value in data.items()
                if before.get(name) != value]
-    return taken, (f"Went on from step {taken}.", *found.differences, *changed)
+    return taken, (*found.differences, *changed)
 
 
 def _step(engine: Engine, options: Options, number: int, micro_batches: Sequence[Batch], kept: Trace
@@ -401,8 +474,9 @@ def _step(engine: Engine, options: Options, number: int, micro_batches: Sequence
     sent = {purpose: trace.sent_nbytes(purpose) - before[purpose] for purpose in PURPOSES}
     kept.rows += trace.rows
     mean = engine.rank.all_reduce(np.array([np.mean(result.losses)]), op="mean")  # after what is counted
+    mesh = engine.mesh
     step = TrainingStep(number, float(mean[0]), result.norm, result.scale, result.skipped, options.tokens_per_step,
-                        peak, sent)
+                        peak, sent, mesh.sent_across(engine.rank.index, kept) if mesh else 0)
     return step, result.losses
 
 
@@ -511,9 +585,15 @@ def _training_parts(found: Trained) -> Iterator[Part | str]:
         (purpose, f"{nbytes[fullest] / len(found.steps):,.0f}", f"{nbytes[fullest]:,}")
         for purpose, nbytes in found.sent_nbytes.items()])
     yield ""
+    for place, nbytes in found.offloaded_nbytes.items():
+        yield f"Rank {fullest} keeps {nbytes:,} bytes on {'disk' if place == DISK else 'the host'} beside them."
+    if across := sum(found.sent_across_nbytes):
+        yield f"All ranks together send {across / len(found.steps):,.0f} bytes per step to other nodes."
     if len(set(found.peak_nbytes)) > 1:
         yield f"Ranks differ: at the peak the emptiest holds {min(found.peak_nbytes):,} bytes."
-    yield from map(escape, found.resumed)
+    if found.resumed_from is not None:
+        yield f"Went on from step {found.resumed_from}."
+        yield from map(escape, found.differences)
     yield (f"Steps: {len(found.steps)}, of {found.options.tokens_per_step:,} tokens each; skipped: {found.skipped}; "
            f"loss scale at the end: {found.steps[-1].scale:g}.")
     yield f"SHA-256 of all master weights, the same on every rank: {found.digest[:16]}…"
@@ -529,8 +609,14 @@ def _headline(options: Options) -> str:
     if is_of_matrices(optimizer):
         updated += f"; vectors and embeddings by {COMPANION}"
     return (f"{options.build().parameter_count:,} parameters, {config.layers} blocks of {config.channels} channels, "
-            f"ZeRO-{options.stage} on {counted(options.ranks, 'rank')}, layout {options.layout_name}, "
-            f"{options.formats}, {updated})")
+            f"ZeRO-{options.stage} on {counted(options.ranks, 'rank')}{_on_nodes(options)}, layout "
+            f"{options.layout_name}, {options.formats}, {updated})")
+
+
+def _on_nodes(options: Options) -> str:
+    zeropp = ZeroPlusPlus.parse(options.zeropp)
+    sharing = f"with {zeropp}" if zeropp else "sharded inside nodes"
+    return f" ({options.mesh}, {sharing})" if options.on_mesh else ""
 
 
 def require_learned(found: Trained) -> None:
@@ -559,7 +645,8 @@ def training_as_json(found: Trained) -> dict[str, Any]:
 
 OVER: Mapping[str, tuple[Any, ...]] = MappingProxyType({
     "stage": tuple(STAGES), "compute": ("fp32", "bf16", "fp16"), "optimizer": ("sgd", "adamw", "lion", "muon"),
-    "recompute": ("none", "sub_block", "selective", "tiled", "block")})
+    "recompute": ("none", "sub_block", "selective", "tiled", "block"), "mesh": ("none", "2x2"),
+    "zeropp": ("flat", "hpz", "qwz", "qgz", "hpz+qwz+qgz")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -684,6 +771,8 @@ def _rows(found: Comparison) -> list[tuple[str, ...]]:
         ("at the peak, bytes", *(f"{max(run.peak_nbytes):,}" for run in runs)),
         *((f"sent, {purpose}", *(f"{max(run.sent_nbytes.get(purpose, [0])) // len(run.steps):,}" for run in runs))
           for purpose in purposes),
+        *([("sent between nodes, all", *(f"{sum(run.sent_across_nbytes) // len(run.steps):,}" for run in runs))]
+          if any(run.sent_across_nbytes for run in runs) else []),
         ("masters, SHA-256", *(run.digest[:8] for run in runs))]
 
 

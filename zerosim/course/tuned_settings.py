@@ -10,9 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any
 
+from zerosim import optim
+from zerosim.course.measured import decoder_of
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.closed_forms import STAGES
 from zerosim.planning.plan import PlanConfig
@@ -22,7 +26,8 @@ TORCH = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Settings of one step: a stage, a recomputation policy, k micro-batches of B sequences, and what goes how.
+    """Settings of one step: a stage, a recomputation policy, k micro-batches of B sequences, units gathered ahead
+    (``prefetch``), buckets and offload.
 
     ``bucket_nbytes`` None is a unit. ``offload`` keeps masters and the optimizer's state on the host.
     """
@@ -53,7 +58,7 @@ class Pasted:
 
 def pasted(config: PlanConfig, settings: Candidate) -> tuple[Pasted, ...]:
     """The settings for zerosim, FSDP2 and DeepSpeed."""
-    return (Pasted("zerosim", _engine(config, settings), tuple(_not_in_engine(settings))),
+    return (Pasted("zerosim", _engine(config, settings), tuple(_not_in_engine(config))),
             Pasted("FSDP2", _fsdp(config, settings), tuple(_not_in_fsdp(config, settings))),
             Pasted("DeepSpeed", _as_text(ds_config(config, settings)), tuple(_not_in_deepspeed(config, settings))))
 
@@ -62,16 +67,27 @@ def pasted(config: PlanConfig, settings: Candidate) -> tuple[Pasted, ...]:
 
 
 def _engine(config: PlanConfig, settings: Candidate) -> str:
-    return (f"engine = zs.Engine(\n    rank, model, optimizer, stage={settings.stage}, "
+    """Lines of a rank program; without those of a model that the layers here do not make."""
+    named = "zs.optim." if hasattr(optim, type(config.optimizer).__name__) else ""
+    lines = [f"optimizer = {named}{config.optimizer!r}"]
+    with suppress(ValueError):  # which the search says itself
+        decoder = decoder_of(config.model, config.sequence)
+        lines.insert(0, f"model = zs.models.{type(decoder).__name__}(zs.models.{decoder.config!r}, "
+                        f"tied={bool(decoder.units[-1].tied_weights)})")
+    made = "\n".join(fill(line, 76, subsequent_indent="    ", break_long_words=False) for line in lines)
+    return (f"{made}\nengine = zs.Engine(\n    rank, model, optimizer, stage={settings.stage}, "
             f"policy=zs.Policy(\"{config.policy.compute}\"),\n    recompute=\"{settings.recompute}\", "
-            f"overlap={config.overlap}, prefetch={settings.prefetch},\n    bucket_nbytes={settings.bucket_nbytes})\n"
+            f"overlap={config.overlap}, prefetch={settings.prefetch},\n    bucket_nbytes={settings.bucket_nbytes}"
+            + ",\n    offload=zs.Offload(optimizer=\"host\")" * settings.offload + ")\n"
             f"# each step: {counted(settings.micro_batches, 'micro-batch')} of "
             f"{counted(settings.batch, 'sequence')} of {counted(config.sequence, 'token')} on each rank")
 
 
-def _not_in_engine(settings: Candidate) -> Iterator[str]:
-    if settings.offload:
-        yield "The engine has no offload yet: it runs the step with all states on the device."
+def _not_in_engine(config: PlanConfig) -> Iterator[str]:
+    if config.policy.compute == "fp16":
+        yield "fp16 trains with a loss scale: give the policy loss_scale=Dynamic(); the run that was priced had none."
+    if (of := config.model.transformer) is not None and of.gated:
+        yield "base and epsilon are not among a plan's numbers, and change none of them: say the model's own."
 
 
 # -- FSDP2 ------------------------------------------------------------------------------------------------------------
@@ -162,10 +178,13 @@ def _as_text(found: dict[str, Any]) -> str:
 def _not_in_deepspeed(config: PlanConfig, settings: Candidate) -> Iterator[str]:
     states = STAGES[settings.stage]
     if settings.bucket_nbytes is None:
-        yield ("Buckets are numbers of elements there, and no units: these hold the largest unit, and so several small "
-               "ones.")
+        yield ("A bucket there is a number of elements, not a unit: this one holds the largest unit, so several small "
+               "units may share it.")
     if states.parameters_sharded:
-        yield "It gathers module by module, and ahead by elements: here so many as the largest unit has, for each unit."
+        yield ("Parameters are gathered module by module. How far ahead is a number of elements: here the largest "
+               "unit's, times the units ahead.")
+    if config.policy.compute == "fp16":
+        yield "It scales the loss dynamically."
     if settings.offload and not states.optimizer_sharded:
         yield "It offloads from stage 1 on: at stage 0 the optimizer stays on the device."
     yield from _recomputation(settings)

@@ -1,4 +1,5 @@
-"""The fastest settings of a training step that fit a machine: drawn up, cut by estimate, run without data, replayed.
+"""Search of the fastest settings that fit a machine: candidates that do not fit by estimate are dropped, the others run
+without data and are replayed.
 
 Legend: N ranks; G sequences of the global batch, which is k micro-batches of B sequences on each rank, G = N·k·B; L
 tokens of a sequence.
@@ -13,21 +14,26 @@ the fastest replay so far is not run. Last, other buckets than units are tried o
 A step of more than three micro-batches is not run whole. Nothing is under way between two micro-batches, so that all
 but the first and the last take as long as the second.
 
-With offload nothing is run, for the engine has none yet: its seconds are the replay's of the same settings without it
-and what the plan adds, its bytes the measured ones without those that rest on the host.
+By real seconds every candidate that fits takes steps with data on the in-process cluster of this machine instead; the
+plan's seconds, of another machine, leave nothing out.
+
+With offload masters and the optimizer's state rest on the host; transfers are replayed as all else is.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Signature, signature
-from itertools import product
+from itertools import pairwise, product
+from time import perf_counter
 from typing import Any
 
+import numpy as np
 from rich.markup import escape
 
-from zerosim.course.measured import decoder_of, run_planned
+from zerosim.course.measured import decoder_of, preset_shape, run_planned
 from zerosim.course.tuned_settings import Candidate, Pasted, pasted
 from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts, plain
@@ -39,16 +45,24 @@ from zerosim.planning.plan import PlanConfig, PlanRow, plan_config, whole_number
 from zerosim.planning.recording import BEGIN, record
 from zerosim.planning.streams import COMMUNICATION
 from zerosim.planning.timeline import Timeline, replay
+from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.errors import AsymmetryError
 from zerosim.ranks.null_cluster import NullCluster
+from zerosim.ranks.rank import Rank
 from zerosim.shown import Shown
+from zerosim.zero.engine import Engine
 
 ENOUGH = 3  # micro-batches of a run: the first, the last, and one between them that stands for all such
 WHOLE_ITEMSIZE = 4  # bytes of the widest elements that are reduced or gathered
+TIMED = 2  # steps that are timed after one that is not: the shortest counts
 SHOWN = 12  # candidates in the table; and the fastest of each other stage
 MOST_SEQUENCES = 1 << 16  # of a rank in a step, more than anybody takes: every micro-batch is looked at
 UNIT, MODEL = "unit", "model"  # buckets by name
-TAKEN = {"convention", "micro_batches", "parameters", "largest_layer"}  # options of a plan alone
+REPLAYED, REAL = "replayed", "real"  # seconds
+PLAN_ONLY = {  # options of a plan, and why a search does not take them
+    "convention": "bytes are counted as the engine holds them", "parameters": "a search needs a model's shape",
+    "largest_layer": "a model's shape says it", "micro_batches": "global_batch, ranks and batch say how many there are",
+    "mesh": "the settings to paste are of one group of all ranks", "zeropp": "it is of a mesh"}
 OFFLOADS: Mapping[str, tuple[bool, ...]] = {"never": (False,), "always": (True,), "both": (False, True)}
 
 
@@ -60,12 +74,13 @@ class Tried:
     """A candidate with its seconds of a step, the part exposed to communication, and the most bytes that it holds.
 
     ``held_nbytes`` have the runtime's overhead in them; ``host_nbytes`` lie on the host. ``replayed`` False says that
-    all numbers are the plan's. ``estimated_seconds`` are the plan's in any case, of buckets that are units.
+    all numbers are the plan's, or the seconds real ones, of which nobody knows which are exposed. ``estimated_seconds``
+    are the plan's in any case, of buckets that are units.
     """
 
     settings: Candidate
     step_seconds: float
-    exposed_seconds: float
+    exposed_seconds: float | None
     held_nbytes: int
     host_nbytes: int
     estimated_seconds: float
@@ -78,7 +93,7 @@ class Tuned(Shown):
 
     ``too_large`` were dropped since they do not fit, by estimate or by measurement; ``slower`` were not run, since
     already the estimate is slower than the fastest replay. ``refused`` has what the engine did not run, by title, with
-    its reason; ``not_run`` the reason why it ran nothing, and the plan answered.
+    its reason; ``not_run`` the reason why it ran nothing, and the plan answered. ``timed``: seconds are real ones.
     """
 
     config: PlanConfig
@@ -89,6 +104,7 @@ class Tuned(Shown):
     missing_nbytes: int
     refused: Mapping[str, str]
     not_run: str | None
+    timed: bool
 
     @property
     def best(self) -> Tried | None:
@@ -117,7 +133,7 @@ class Tuned(Shown):
 
     def view(self) -> View:
         """The verdict, the fastest candidates, what was assumed, and the settings to paste."""
-        return View(self.verdict, "", parts(_table(self), map(escape, assumed(self)), _settings(self)))
+        return View(self.verdict, "", parts(_table(self), map(escape, _assumed(self)), _settings(self)))
 
     def as_json(self) -> dict[str, Any]:
         """All of it as plain data, with the settings of the fastest to paste, and what they leave out."""
@@ -126,11 +142,11 @@ class Tuned(Shown):
             "model": config.model.name, "ranks": config.ranks, "device": config.device.name,
             "compute": config.policy.compute, "overlap": config.overlap, "global_batch": self.global_batch,
             "tokens": config.sequence, "verdict": self.verdict, "too_large": self.too_large, "slower": self.slower,
-            "refused": self.refused, "not_run": self.not_run,
+            "refused": self.refused, "not_run": self.not_run, "timed": self.timed,
             "rows": [plain(one.settings) | {name: value for name, value in plain(one).items() if name != "settings"}
                      | {"spare_nbytes": self.spare_nbytes(one), "tokens_per_second": self.tokens_per_second(one)}
                      for one in self.tried],
-            "assumed": list(assumed(self)), "settings": [*self.pasted]})
+            "assumed": list(_assumed(self)), "settings": [*self.pasted]})
         return data
 
     @property
@@ -170,14 +186,15 @@ def _table(found: Tuned) -> Iterator[Part | str]:
                 (f"{one.settings.stage} {one.settings.recompute}" + " host" * one.settings.offload,
                  f"{one.settings.micro_batches} · {one.settings.batch}", f"{one.settings.prefetch}",
                  UNIT if one.settings.bucket_nbytes is None else bytes_text(one.settings.bucket_nbytes),
-                 seconds_text(one.step_seconds), seconds_text(one.exposed_seconds), gigabytes(one.held_nbytes),
+                 seconds_text(one.step_seconds),
+                 "" if one.exposed_seconds is None else seconds_text(one.exposed_seconds), gigabytes(one.held_nbytes),
                  f"{found.tokens_per_second(one):,.0f}") for one in found.shown])
     if more := len(found.tried) - len(found.shown):
         yield f"and {more:,} more that were tried; --json, or .tried, has them all."
     yield ""
 
 
-def assumed(found: Tuned) -> Iterator[str]:
+def _assumed(found: Tuned) -> Iterator[str]:
     """The units, what was not run and why, and what the numbers rest on."""
     config = found.config
     yield ("k micro-batches of B sequences on each rank; held are GB, 10⁹ bytes, of one rank at the fullest moment, "
@@ -187,16 +204,19 @@ def assumed(found: Tuned) -> Iterator[str]:
                "that were not run, since by estimate, a lower bound, they are slower than the fastest.")
     if found.not_run:
         yield f"{found.not_run}."
+    elif found.timed:
+        yield ("Candidates took steps with data on as many ranks in this process, which take turns: seconds are this "
+               f"machine's, for all ranks, the shortest of {TIMED} steps after a first one; nothing overlaps.")
     else:
         yield ("Candidates ran without data, one rank for all or, where a bucket cuts units, all of them, and were "
                f"replayed: arithmetic reaches {percent(config.utilization)} of the dense peak, which is assumed, or "
                "what memory allows; messages take α + n/β.")
         if any(one.settings.bucket_nbytes is not None for one in found.tried):
-            yield "Buckets other than units were tried on the fastest settings of each stage alone."
+            yield ("Buckets other than units were tried on the fastest settings of each stage alone, where a unit's "
+                   "bucket fits.")
     if any(one.settings.offload for one in found.tried) and config.host_link:
-        yield (f"host: masters and the optimizer's state on the host, over {config.host_link.name}. The engine "
-               "has no offload yet: the transfers' seconds are the plan's, beside nothing, and the host's own "
-               "arithmetic is not in them.")
+        yield (f"host: masters and the optimizer's state on the host, over {config.host_link.name}; the host's own "
+               "arithmetic is not in the seconds.")
     for title, reason in found.refused.items():
         yield f"{title} was not run: {reason}"
 
@@ -216,27 +236,33 @@ def _settings(found: Tuned) -> Iterator[Part | str]:
 Several = str | int | Iterable[Any]
 
 
-def tune(model: Any = None, *, global_batch: int | str, batch: Several = "all", prefetch: Several = (0, 1, 2),
-         bucket_nbytes: Several = (UNIT, MODEL), offload: str = "both", **options: Any) -> Tuned:
+def tune(model: Any, *, global_batch: int | str, batch: Several = "all", prefetch: Several = (0, 1, 2),
+         bucket_nbytes: Several = (UNIT, MODEL), offload: str = "both", seconds: str = REPLAYED,
+         **options: Any) -> Tuned:
     """The fastest settings for a model, a machine and a global batch of G sequences.
 
     What is searched: ``stage`` and ``recompute``, as in `zs.plan`; ``batch``, the sequences of a micro-batch, "all" for
     each number that divides a rank's share of G; ``prefetch``, units ahead; ``bucket_nbytes``, numbers of bytes, "unit"
-    and "model", one bucket for everything; ``offload``, "never", "always" or "both". The other options are those of
-    `zs.plan` and mean the same; bytes are counted as the engine holds them. Buckets that cut a unit are run on all
-    ranks, which takes N times as long.
+    and "model", one bucket for everything; ``offload`` of the optimizer's state to the host, "never", "always" or
+    "both". ``seconds`` are "replayed" on the machine that is asked about, or "real" ones of this process, for a model
+    that it can train. The other options are those of `zs.plan` and mean the same; bytes are counted as the engine holds
+    them. Buckets that cut a unit are run on all ranks, which takes N times as long.
     Raises ValueError for what cannot be searched, for a model without a known shape, and as `zs.plan` does.
 
     >>> print(tune("gpt2", global_batch=8, ranks=4, stage="2,3", batch=2, recompute="none", prefetch=1).verdict)
     ZeRO-3 is fastest: 5.07 ms a step in 1 micro-batch of 2 sequences, with 80.69 GB to spare.
     """
-    if taken := TAKEN & options.keys():
-        raise ValueError(f"{min(taken)}= is no option of tune: a model is named, bytes are counted as the engine holds "
-                         "them, and global_batch, ranks and batch say how many micro-batches there are; leave it out")
+    for name in PLAN_ONLY.keys() & options.keys():
+        raise ValueError(f"{name}= is no option of tune: {PLAN_ONLY[name]}; leave it out")
     if offload not in [*OFFLOADS]:  # a list of it, for what cannot be hashed
-        raise ValueError(f"offload={offload!r} must be {', '.join(OFFLOADS)}")
+        raise ValueError(f"offload={offload!r} must be one of {', '.join(OFFLOADS)}")
+    if seconds not in [REPLAYED, REAL]:
+        raise ValueError(f"seconds={seconds!r} must be {REPLAYED} or {REAL}")
+    if seconds == REAL and offload != "never":
+        raise ValueError(f"seconds={REAL!r} are of this process, where device and host are one memory; say "
+                         "offload='never'")
     offloads = OFFLOADS[offload]
-    config = plan_config(model, convention="zerosim", offload=True in offloads, **options)
+    config = plan_config(preset_shape(model), convention="zerosim", offload=True in offloads, **options)
     if config.decoder is None:
         raise ValueError(f"the activations of {config.model.name} are not known, so nothing says which micro-batch "
                          "fits; tune a decoder, as gpt2-xl, or ask zs.plan")
@@ -254,15 +280,15 @@ def tune(model: Any = None, *, global_batch: int | str, batch: Several = "all", 
         raise ValueError(f"batch={wrong[0]} does not divide the {counted(share, 'sequence')} of each rank, and "
                          f"micro-batches are equal; take some of {', '.join(map(str, dividing))}")
     sizes = _buckets(bucket_nbytes, WHOLE_ITEMSIZE * sum(config.job(config.stages[0]).padded_lengths))
-    return _Search(config, sequences).answer(list(_candidates(config, share, batches, _counts("prefetch", prefetch, 0),
-                                                              offloads)), sizes)
+    candidates = _candidates(config, share, batches, _counts("prefetch", prefetch, 0), offloads)
+    return _Search(config, sequences, timed=seconds == REAL).answer(list(candidates), sizes)
 
 
 def _signature() -> Signature:
     """The options of `tune` and those of `zs.plan` that it takes, for a notebook."""
     own, plans = signature(tune).parameters, signature(plan_config).parameters
-    taken = [option for name, option in plans.items() if name not in {*own, *TAKEN}]
-    return Signature([*list(own.values())[:-1], *taken], return_annotation=Tuned)
+    others = [option for name, option in plans.items() if name not in {*own, *PLAN_ONLY}]
+    return Signature([*list(own.values())[:-1], *others], return_annotation=Tuned)
 
 
 tune.__signature__ = _signature()  # type: ignore[attr-defined]
@@ -309,19 +335,20 @@ def _candidates(config: PlanConfig, share: int, batches: Iterable[int], ahead: S
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A replayed step: its seconds, the exposed ones of them, and the most bytes that a rank's memory held."""
+    """A step's seconds, the exposed ones where it was replayed, and the most bytes that a rank's memory held."""
 
     step_seconds: float
-    exposed_seconds: float
+    exposed_seconds: float | None
     peak_nbytes: int
 
 
 class _Search:
     """The runs of a search, each made once, and what it has found so far."""
 
-    def __init__(self, config: PlanConfig, global_batch: int) -> None:
-        self.config, self.global_batch = config, global_batch
-        self.machine = Machine(config.device, config.network, config.policy.compute, config.utilization)
+    def __init__(self, config: PlanConfig, global_batch: int, *, timed: bool) -> None:
+        self.config, self.global_batch, self.timed = config, global_batch, timed
+        self.machine = Machine(config.device, config.network, config.policy.compute, config.utilization,
+                               host_link=config.host_link)
         self.runs: dict[Candidate, _Run] = {}
         self.tried: list[Tried] = []
         self.missing_nbytes: list[int] = []  # of what does not fit
@@ -336,6 +363,8 @@ class _Search:
         try:
             decoder_of(self.config.model, self.config.sequence)
         except ValueError:
+            if self.timed:
+                raise
             not_run = (f"zerosim's layers do not make {self.config.model.name}, so no step was run: seconds and bytes "
                        "are the plan's, in buckets that are units")
             self.tried = [_planned(candidate, row) for candidate, row in rows]
@@ -343,7 +372,7 @@ class _Search:
             self._try_all(rows, sizes)
         self.tried.sort(key=lambda one: (one.step_seconds, one.held_nbytes, one.settings.prefetch))
         return Tuned(self.config, self.global_batch, tuple(self.tried), len(self.missing_nbytes), self.slower,
-                     min(self.missing_nbytes, default=0), self.refused, not_run)
+                     min(self.missing_nbytes, default=0), self.refused, not_run, self.timed)
 
     def _fits(self, candidate: Candidate) -> bool:
         config = self._config(candidate)
@@ -368,7 +397,7 @@ class _Search:
         leaders = [(candidate, row) for candidate, row in rows if first[candidate.stage] == candidate]
         for candidate, row in [*leaders, *(one for one in rows if one not in leaders)]:
             best = min((one.step_seconds for one in self.tried), default=float("inf"))
-            if first[candidate.stage] == candidate or row.step_seconds < best:
+            if first[candidate.stage] == candidate or self.timed or row.step_seconds < best:
                 self._try(candidate, row)
             else:
                 self.slower += 1
@@ -381,23 +410,24 @@ class _Search:
 
     def _try(self, candidate: Candidate, row: PlanRow) -> None:
         """Runs a candidate and keeps what came out, if it fits and the engine runs it."""
-        here = replace(candidate, offload=False)
         try:
-            run = self._run(here)
+            run = self._run(candidate)
         except ValueError as error:
             self.refused[candidate.title] = str(error)
             return
-        seconds = run.step_seconds + (row.step_seconds - self._row(here).step_seconds) * candidate.offload
-        held = run.peak_nbytes + row.overhead_nbytes - row.host_nbytes
+        held = run.peak_nbytes + row.overhead_nbytes
         if held > row.capacity_nbytes:
             self.missing_nbytes.append(held - row.capacity_nbytes)
             return
-        self.tried.append(Tried(candidate, seconds, run.exposed_seconds, held, row.host_nbytes, row.step_seconds, True))
+        self.tried.append(Tried(candidate, run.step_seconds, run.exposed_seconds, held, row.host_nbytes,
+                                row.step_seconds, not self.timed))
 
     def _run(self, candidate: Candidate) -> _Run:
-        """The candidate's step, run without data and replayed: each once, with or without offload."""
+        """The candidate's step, timed, or run without data and replayed: each once."""
         if candidate not in self.runs:
-            self.runs[candidate] = measured_seconds(self._config(candidate), candidate, self.machine)
+            config = self._config(candidate)
+            self.runs[candidate] = _timed(config, candidate) if self.timed else _measured(config, candidate,
+                                                                                          self.machine)
         return self.runs[candidate]
 
 
@@ -406,10 +436,48 @@ def _planned(candidate: Candidate, row: PlanRow) -> Tried:
                  row.step_seconds, False)
 
 
+# -- a step that is timed ---------------------------------------------------------------------------------------------
+
+
+def _memory_nbytes() -> int | None:
+    """The bytes of this machine's memory; None where the system does not say."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
+
+
+def _timed(config: PlanConfig, candidate: Candidate) -> _Run:
+    """Takes steps on all ranks in this process, on different tokens each.
+
+    Raises ValueError as the engine does, and where by estimate all ranks together hold more than this machine has.
+    """
+    row, there = config.row(candidate.stage, candidate.recompute), _memory_nbytes()
+    nbytes = config.ranks * (row.total_nbytes - row.overhead_nbytes)
+    if there is not None and nbytes > there:
+        raise ValueError(f"{counted(config.ranks, 'rank')} hold {gigabytes(nbytes)} GB in this process, on a machine "
+                         f"with {gigabytes(there)} GB; take fewer ranks or a smaller model, or seconds={REPLAYED!r}")
+    cluster, model = Cluster(config.ranks), decoder_of(config.model, config.sequence)
+    shape = (candidate.micro_batches, 2, candidate.batch, config.sequence)
+
+    def program(rank: Rank) -> list[float]:
+        engine = Engine(rank, model, config.optimizer, stage=candidate.stage, policy=config.policy,
+                        recompute=candidate.recompute, overlap=config.overlap, prefetch=candidate.prefetch,
+                        bucket_nbytes=candidate.bucket_nbytes)
+        tokens = np.random.default_rng(rank.index).integers(0, model.config.vocabulary, shape)
+        ends = []
+        for _ in range(1 + TIMED):
+            engine.step([(x, target) for x, target in tokens])
+            rank.barrier()
+            ends.append(perf_counter())
+        return ends
+
+    ends = cluster.run(program)[0]
+    return _Run(min(after - before for before, after in pairwise(ends)), None,
+                max(memory.peak_nbytes for memory in cluster.memory))
+
+
 # -- a step, run without data and replayed ----------------------------------------------------------------------------
 
 
-def measured_seconds(config: PlanConfig, candidate: Candidate, machine: Machine) -> _Run:
+def _measured(config: PlanConfig, candidate: Candidate, machine: Machine) -> _Run:
     """Runs the step on one rank that stands for all, or on all of them where buckets cut units, and replays it.
 
     Raises ValueError as the engine does.
@@ -428,12 +496,12 @@ def measured_seconds(config: PlanConfig, candidate: Candidate, machine: Machine)
     seconds, exposed = timeline.step_seconds, timeline.exposed_seconds
     if config.micro_batches > ENOUGH:
         more = config.micro_batches - ENOUGH
-        each, each_exposed = second_micro_batch(timeline)
+        each, each_exposed = _second_micro_batch(timeline)
         seconds, exposed = seconds + more * each, exposed + more * each_exposed
     return _Run(seconds, exposed, max(memory.peak_nbytes for memory in cluster.memory))
 
 
-def second_micro_batch(timeline: Timeline) -> tuple[float, float]:
+def _second_micro_batch(timeline: Timeline) -> tuple[float, float]:
     """(seconds, those exposed to communication) from the second micro-batch's first unit to the third's, on rank 0."""
     recording, lane, clocks = timeline.recording, timeline.lanes[0], timeline.clocks(0)
     program = recording.program(0)

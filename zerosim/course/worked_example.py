@@ -18,9 +18,10 @@ import numpy as np
 
 from zerosim.display.style import short, shortest
 from zerosim.display.views import RIGHT, Part, Rule, Table, TextLine, View, marked_table, parts, plain, words
+from zerosim.models.initializers import Initializer
 from zerosim.models.layers import Context, Gradients
 from zerosim.models.small import four_weights
-from zerosim.models.units import Initializer, Model, Recompute, Unit, Weights
+from zerosim.models.units import Model, Recompute, Unit, Weights
 from zerosim.numerics.policy import Policy
 from zerosim.optim.elementwise import Adam
 from zerosim.ranks.cluster import Cluster

@@ -39,16 +39,16 @@ def memory_curve_data(memory: Memory) -> MemoryOverRun:
     """Reads the trace of the memory's last run; ValueError where nothing was held in it."""
     held = dict(memory.trace.held_at_start)
     kinds = [kind for kind in KIND_COLORS if kind in held or any(
-        isinstance(row, Held) and row.kind == kind for row in memory.trace.rows)]
+        isinstance(row, Held) and row.kind == kind for row in memory.trace.all_rows())]
     if not kinds:
         raise ValueError(f"{memory.owner} held nothing in its last run, so there is nothing to draw")
     columns = {kind: [held.get(kind, 0)] for kind in kinds}
-    for row in memory.trace.rows:
+    for row in memory.trace.all_rows():
         if isinstance(row, Held):
             for kind, column in columns.items():
                 column.append(column[-1] + row.nbytes * (kind == row.kind))
     return MemoryOverRun(memory.owner, {kind: tuple(column) for kind, column in columns.items()},
-                         memory.capacity_nbytes, tuple(_phases(memory.trace.rows)))
+                         memory.capacity_nbytes, tuple(_phases(memory.trace.all_rows())))
 
 
 def _phases(rows: Sequence[Row]) -> list[tuple[str, int, int]]:

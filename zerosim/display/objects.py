@@ -41,6 +41,8 @@ def cluster_view(cluster: Cluster) -> View:
 
 
 def _sent(trace: Trace) -> tuple[str, str, str]:
+    if trace.dropped:
+        return f"{trace.sent_nbytes():,}", "", ""
     rows = list(trace.messages())
     collectives = sum(isinstance(row, Collective) for row in rows)
     return f"{trace.sent_nbytes():,}", f"{collectives:,}", f"{len(rows) - collectives:,}"
@@ -79,8 +81,8 @@ def memories_view(memories: Memories) -> View:
 
 def trace_view(trace: Trace) -> View:
     """One rank's traffic by kind of collective, and its arithmetic by span."""
-    return View("Trace", f" of {counted(len(trace.rows), 'row')}, {trace.sent_nbytes():,} bytes sent",
-                (_operations([trace]), *_spans([trace])))
+    return View("Trace", f" of {counted(len(trace.rows), 'row')}{_dropped([trace])}, {trace.sent_nbytes():,} bytes "
+                "sent", _by_row([trace]))
 
 
 def traces_view(traces: Traces) -> View:
@@ -89,8 +91,19 @@ def traces_view(traces: Traces) -> View:
     table = Table("Bytes sent, by purpose", ("rank", *(f">{purpose}" for purpose in purposes), ">all"), tuple(
         (str(rank), *(f"{trace.sent_nbytes(purpose):,}" for purpose in purposes), f"{trace.sent_nbytes():,}")
         for rank, trace in enumerate(traces)))
-    return View("Traces", f" of {counted(len(traces), 'rank')}, {sum(traces.sent_nbytes()):,} bytes sent in all",
-                (table, _operations(traces), *_spans(traces)))
+    return View("Traces", f" of {counted(len(traces), 'rank')}{_dropped(traces)}, {sum(traces.sent_nbytes()):,} bytes "
+                "sent in all", (table, *_by_row(traces)))
+
+
+def _dropped(traces: Sequence[Trace]) -> str:
+    """The rows that are gone, in words; nothing where none are."""
+    dropped = sum(trace.dropped for trace in traces)
+    return f" ({counted(dropped, 'row')} dropped before)" if dropped else ""
+
+
+def _by_row(traces: Sequence[Trace]) -> tuple[Table, ...]:
+    """The tables that count rows; none where some are gone."""
+    return () if _dropped(traces) else (_operations(traces), *_spans(traces))
 
 
 def _operations(traces: Sequence[Trace]) -> Table:
@@ -111,7 +124,7 @@ def _spans(traces: Sequence[Trace]) -> Iterable[Table]:
     """FLOPs and bytes sent, by the first two names of a span."""
     flops, sent = Counter[str](), Counter[str]()
     for trace in traces:
-        for row in trace.rows:
+        for row in trace.all_rows():
             if isinstance(row, Compute):
                 flops["/".join(row.span[:2])] += row.flops
         for message in trace.messages():

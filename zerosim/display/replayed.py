@@ -16,7 +16,9 @@ from zerosim.planning.timeline import COMMUNICATION, Lane, Machine, Timeline, Ti
 # model's do on a large machine. Made up for the picture, as its source says.
 MACHINE = Machine(
     Device("made up for a picture", 10**9, 10**9, 100e9, {"fp16": 1e12}, "made up for a picture", "2025-01-01"),
-    Network(Link("made up for a picture", 5e9, 1e-6, "made up for a picture", "2025-01-01")), "fp16", efficiency=0.5)
+    Network(Link("made up for a picture", 5e9, 1e-6, "made up for a picture", "2025-01-01")), "fp16", efficiency=0.5,
+    host_link=Link("made up for a picture", 2e9, 1e-6, "made up for a picture", "2025-01-01"),
+    disk_link=Link("made up for a picture", 1e9, 1e-6, "made up for a picture", "2025-01-01"))
 
 
 def machine_of(ranks: int, device: str | None, link: str | None, *, compute: str = "bf16", efficiency: float = 1.0,
@@ -33,7 +35,10 @@ def machine_of(ranks: int, device: str | None, link: str | None, *, compute: str
     if device is None or link is None:
         raise ValueError(f"a machine is a device and a link, and only {device or link} was named; name both, as in "
                          "--device h100-80 --link nvlink4")
-    return Machine(known.device(device), known.network(ranks, link, nodes, between), compute, efficiency)
+    host = known.device(device).host_link or ""
+    return Machine(known.device(device), known.network(ranks, link, nodes, between), compute, efficiency,
+                   host_link=known.link(host) if host in known.links else None,
+                   disk_link=known.links.get("nvme-pcie4"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from zerosim.ranks.trace import Trace
 def recording_of(cluster: Any) -> Recording:
     """The recording of a cluster's last run; of one rank that stands for all N, the program of all N.
 
-    Where each rank is a process of its own, every process calls it. Raises ValueError before the first run.
+    Where each rank is a process of its own, every process calls it. Raises ValueError before the first run, and where
+    a trace has dropped rows.
     """
     if not cluster.runs:
         raise ValueError("this cluster has run nothing to its end yet, and so has nothing to save; "
@@ -24,8 +25,10 @@ def recording_of(cluster: Any) -> Recording:
     if cluster.representative is not None:
         return record(traces).on_ranks(ranks)
     if is_one_of_many(cluster):
-        gathered = cluster.gather([(trace.rows, trace.held_at_start) for trace in traces])
-        return record(Trace(rows, held_at_start=held) for of_process in gathered for rows, held in of_process)
+        gathered = cluster.gather([(trace.rows, trace.held_at_start, trace.kept_rows, trace.dropped)
+                                   for trace in traces])
+        return record(Trace(rows, held_at_start=held, kept_rows=kept, dropped=dropped)
+                      for of_process in gathered for rows, held, kept, dropped in of_process)
     return record(traces)
 
 

@@ -20,6 +20,7 @@ KIND_COLORS: Mapping[str, str] = MappingProxyType({
     "master": YELLOW,
     "optimizer_state": ORANGE,
     "gathered_parameter": SKY_BLUE,
+    "secondary_parameter": "#6B00B2",
     "unit_gradient": PURPLE,
     "activation": GREEN,
     "activation_gradient": "#A1DA81",

@@ -57,7 +57,7 @@ def trace_order_data(traces: Sequence[Trace]) -> TraceOrder:
 
 def _events(trace: Trace) -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
-    for row in trace.rows:
+    for row in trace.all_rows():
         if isinstance(row, Compute):
             what = phase_of(row.span)
             if not found or found[-1] != (what, 0):

@@ -1,26 +1,13 @@
 """Models as lists of units, layers as pairs of pure functions, and the policies of what is computed twice."""
 
 from zerosim.models.gpt import GPT, PRESETS, Decoder, GPTConfig, generate, logits_of
+from zerosim.models.initializers import Constants, Normal, Ones, Zeros
 from zerosim.models.layers import Context
 from zerosim.models.llama import Llama, LlamaConfig, decoder
 from zerosim.models.losses import CrossEntropy, HalfSquaredError, Loss
+from zerosim.models.one_pass import Pass, first_weights, one_pass
 from zerosim.models.small import MLP, four_weights
-from zerosim.models.units import (
-    BLOCK,
-    NONE,
-    Constants,
-    LinearUnit,
-    Model,
-    Normal,
-    Ones,
-    Pass,
-    Recompute,
-    Unit,
-    Zeros,
-    first_weights,
-    one_pass,
-    segment,
-)
+from zerosim.models.units import BLOCK, NONE, LinearUnit, Model, Recompute, Unit, segment
 
 __all__ = ["BLOCK", "GPT", "MLP", "NONE", "PRESETS", "Constants", "Context", "CrossEntropy", "Decoder", "GPTConfig",
            "HalfSquaredError", "LinearUnit", "Llama", "LlamaConfig", "Loss", "Model", "Normal", "Ones", "Pass",

@@ -19,32 +19,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from zerosim.models import layers
-from zerosim.models.layers import (
-    Context,
-    Gradients,
-    require_at_rest,
-    require_integer,
-    require_positive,
-    require_shape,
-    rows_of,
-)
+from zerosim.models.initializers import Initializer, Normal, Ones, Zeros
+from zerosim.models.layers import Context, Gradients, require_at_rest, rows_of
 from zerosim.models.losses import CrossEntropy, Normalization
-from zerosim.models.units import (
-    ALL,
-    SELECTIVE,
-    SUB_BLOCK,
-    TILED,
-    Initializer,
-    Model,
-    Normal,
-    Ones,
-    Unit,
-    Weights,
-    Zeros,
-    require_inside,
-)
+from zerosim.models.units import ALL, SELECTIVE, SUB_BLOCK, TILED, Model, Unit, Weights, require_inside
 from zerosim.numerics import random
-from zerosim.numerics.checks import is_count, is_number, unknown_name
+from zerosim.numerics.checks import is_count, is_number, require_integer, require_positive, require_shape, unknown_name
 
 # -- Shapes ------------------------------------------------------------------------------------------------------------
 
@@ -103,7 +83,7 @@ class GPTConfig(DecoderConfig):
                              "equally wide, so take a number of heads that divides the channels")
 
     @property
-    def hidden(self) -> int:
+    def feed_forward(self) -> int:
         """F = 4C, the width of the feed-forward network's inside."""
         return 4 * self.channels
 
@@ -363,7 +343,7 @@ class FeedForward(BlockPart):
     @property
     def widths(self) -> tuple[int, int]:
         """F, F."""
-        return self.config.hidden, self.config.hidden
+        return self.config.feed_forward, self.config.feed_forward
 
     def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray, shape: tuple[int, ...],
                        keep: str) -> tuple[np.ndarray, Any]:
@@ -460,9 +440,10 @@ class Embed(Unit):
         Raises ValueError for another number of dimensions, for more tokens than the context has places, and for a token
         outside the vocabulary.
         """
-        if x.ndim != 2 or not 1 <= x.shape[1] <= self.config.context:
-            raise ValueError(f"unit 'embed' asked for tokens (B, T), T from 1 to the context's {self.config.context}, "
-                             f"and found shape {x.shape}; cut longer texts into several sequences")
+        if x.ndim != 2 or not x.size or x.shape[1] > self.config.context:
+            raise ValueError(f"unit 'embed' asked for tokens (B, T), B from 1, T from 1 to the context's "
+                             f"{self.config.context}, and found shape {x.shape}; cut longer texts into several "
+                             "sequences")
         y, tokens = layers.embedding_forward(ctx, x, w["wte"])
         if self.config.learned_positions:
             places = w["wpe"][:x.shape[1]]

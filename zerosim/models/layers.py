@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, overload
 import numpy as np
 
 from zerosim.numerics import random
-from zerosim.numerics.checks import is_count, is_number
+from zerosim.numerics.checks import is_number, require_matrix, require_positive, require_shape
 from zerosim.numerics.kernels import NumpyKernels, do_nothing
 from zerosim.numerics.layer_kernels import packed_nbytes
 from zerosim.numerics.policy import Policy
@@ -125,21 +125,6 @@ class Context:
         return out
 
 
-# -- Argument checks ---------------------------------------------------------------------------------------------------
-
-def require_shape(where: str, what: str, found: Any, wanted: tuple[int, ...], remedy: str) -> None:
-    """Raises ValueError unless the array ``found`` has the shape ``wanted``."""
-    if found.shape != wanted:
-        raise ValueError(f"{where} asked for {what} of shape {wanted}, and found {found.shape}; {remedy}")
-
-
-def require_matrix(where: str, what: str, found: Any, axes: str) -> None:
-    """Raises ValueError unless ``found`` has two dimensions, which ``axes`` names."""
-    if found.ndim != 2:
-        raise ValueError(f"{where} asked for {what} of shape {axes}, and found {found.shape}; reshape it to "
-                         "two dimensions")
-
-
 def require_at_rest(ctx: Context, where: str, **arrays: np.ndarray | None) -> None:
     """Raises ValueError unless all arrays are in the compute dtype.
 
@@ -149,27 +134,6 @@ def require_at_rest(ctx: Context, where: str, **arrays: np.ndarray | None) -> No
         if array is not None and array.dtype != ctx.dtype:
             raise ValueError(f"{where} computes in {ctx.dtype}, and found {what} in {array.dtype}; "
                              f"round it first, with ctx.cast({what})")
-
-
-def require_integer(where: str, **numbers: Any) -> None:
-    """Raises ValueError unless every number is an integer."""
-    for what, number in numbers.items():
-        if not is_count(number):
-            raise ValueError(f"{where} was given {what}={number!r}; {what} is a whole number")
-
-
-def require_list(where: str, what: str, found: Any, least: int, example: str) -> None:
-    """Raises ValueError unless ``found`` is a list or tuple of at least so many."""
-    if not isinstance(found, list | tuple) or len(found) < least:
-        raise ValueError(f"{where} was asked for {what} {found!r}; it needs a list of at least {least}, as in "
-                         f"{example}")
-
-
-def require_positive(where: str, **counts: Any) -> None:
-    """Raises ValueError unless every count is an integer of at least 1."""
-    for what, count in counts.items():
-        if not is_count(count) or count < 1:
-            raise ValueError(f"{where} was given {what}={count!r}; {what} is a whole number, 1 or more")
 
 
 # -- Linear ------------------------------------------------------------------------------------------------------------
@@ -409,10 +373,10 @@ class SavedAttention:
 
 
 def attention_forward(ctx: Context, qkv: np.ndarray, heads: int, keep: str = "probabilities",
-                      key_heads: int | None = None) -> tuple[np.ndarray, SavedAttention]:
+                      key_value_heads: int | None = None) -> tuple[np.ndarray, SavedAttention]:
     """o (B, T, C) = softmax(QKᵀ/√D, over the past) V from qkv (B, T, C + 2K); ``keep`` says what backward gets.
 
-    K = H_kv·D for H_kv ``key_heads``, H if nothing is said: H/H_kv heads share keys and values (Ainslie et al. 2023).
+    K = H_kv·D for H_kv ``key_value_heads``, H if nothing is said: H/H_kv heads share them (Ainslie et al. 2023).
 
     "probabilities" and "nothing" give the same bits; "tiled" rounds P before it is divided by its sum, and adds in
     another order: o and the gradients differ by at most four roundings to the compute dtype, and T to fp32, of the sum
@@ -421,8 +385,8 @@ def attention_forward(ctx: Context, qkv: np.ndarray, heads: int, keep: str = "pr
     where = "attention_forward"
     if keep not in KEEP:
         raise ValueError(f"{where} was given keep={keep!r}; choose one of {', '.join(KEEP)}")
-    shared = heads if key_heads is None else key_heads
-    require_positive(where, heads=heads, key_heads=shared)
+    shared = heads if key_value_heads is None else key_value_heads
+    require_positive(where, heads=heads, key_value_heads=shared)
     if heads % shared or qkv.ndim != 3 or qkv.shape[2] % (heads + 2 * shared):
         raise ValueError(f"{where} asked for qkv (B, T, C + 2K) of {heads} heads of queries, {shared} of keys, which "
                          f"divide them, and {shared} of values, and found shape {qkv.shape}; they lie side by side")

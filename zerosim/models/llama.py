@@ -19,34 +19,24 @@ import numpy as np
 
 from zerosim.models import gpt, layers
 from zerosim.models.gpt import PROBABILITIES, Attention, BlockPart, Decoder, DecoderConfig, FeedForward, Norm
-from zerosim.models.layers import (
-    OWN_OUTPUT,
-    Context,
-    Gradients,
-    require_at_rest,
-    require_positive,
-    require_shape,
-    rows_of,
-)
+from zerosim.models.layers import OWN_OUTPUT, Context, Gradients, require_at_rest, rows_of
 from zerosim.models.units import Weights
-from zerosim.numerics.checks import is_number, unknown_name
-
-LINEAR_LAYERS = ("qkv", "projection", "feed_forward")  # where there may be biases, as planning's shapes name them
+from zerosim.numerics.checks import is_finite_number, require_biases, require_positive, require_shape, unknown_name
 
 
 @dataclass(frozen=True)
 class LlamaConfig(DecoderConfig):
     """A decoder with rotary positions, RMSNorm and gates.
 
-    ``key_heads`` H_kv are H where they are 0, ``head_channels`` D C/H, ``hidden`` F 4C. ``base`` is that of the rotary
-    angles, which no longer context scales. ``biases`` are the linear layers that have one, of "qkv", "projection" and
-    "feed_forward"; ``head_norms``: an RMSNorm of each head's queries and keys.
+    Where 0: ``key_value_heads`` (H_kv) is H, ``head_channels`` (D) is C/H, ``feed_forward`` (F) is 4C. ``base`` is that
+    of the rotary angles, not rescaled for longer contexts. ``biases`` are the linear layers that have one, of "qkv",
+    "projection" and "feed_forward"; ``head_norms``: an RMSNorm of each head's queries and keys.
     Raises ValueError for heads that do not divide, heads of odd width, which cannot be turned, and other biases.
     """
 
-    key_heads: int = 0
+    key_value_heads: int = 0
     head_channels: int = 0
-    hidden: int = 0
+    feed_forward: int = 0
     base: float = 10_000.0
     biases: tuple[str, ...] = ()
     head_norms: bool = False
@@ -58,22 +48,23 @@ class LlamaConfig(DecoderConfig):
         if not self.head_channels and self.channels % self.heads:
             raise ValueError(f"{where} was given {self.channels} channels in {self.heads} heads, which do not divide "
                              "them; take a number of heads that does, or say head_channels")
-        derived = {"key_heads": self.heads, "head_channels": self.channels // self.heads, "hidden": 4 * self.channels}
+        derived = {"key_value_heads": self.heads, "head_channels": self.channels // self.heads,
+                   "feed_forward": 4 * self.channels}
         for name, value in derived.items():
             object.__setattr__(self, name, getattr(self, name) or value)
         require_positive(where, **{name: getattr(self, name) for name in derived})
-        if self.heads % self.key_heads:
-            raise ValueError(f"{where} was given {self.heads} heads that share {self.key_heads} of keys and values; "
-                             "take a number that divides the heads")
+        if self.heads % self.key_value_heads:
+            raise ValueError(f"{where} was given {self.heads} heads that share {self.key_value_heads} of keys and "
+                             "values; take a number that divides the heads")
         if self.head_channels % 2:
             raise ValueError(f"{where} was given heads of {self.head_channels} channels; rotary positions turn pairs "
                              "of them, so take an even number")
-        if not is_number(self.base) or not self.base > 0:
+        if not is_finite_number(self.base) or not self.base > 0:
             raise ValueError(f"{where} was given base={self.base!r}; the rotary angles are its powers, so take a "
                              "positive number, as 10000")
-        if unknown := set(self.biases) - set(LINEAR_LAYERS):
-            raise ValueError(f"{where} was given biases of {', '.join(sorted(unknown))}; they can be in "
-                             f"{', '.join(LINEAR_LAYERS)}")
+        require_biases(where, self.biases)
+        if not isinstance(self.head_norms, bool):
+            raise ValueError(f"{where} was given head_norms={self.head_norms!r}; it is True or False")
 
     def norm(self, name: str) -> Norm:
         """An RMSNorm."""
@@ -86,8 +77,10 @@ class LlamaConfig(DecoderConfig):
 
 # llama-nano is for tests: two heads share keys and values. llama-micro reads bytes and trains as long as gpt-micro.
 PRESETS: Mapping[str, LlamaConfig] = {
-    "llama-nano": LlamaConfig(layers=2, channels=12, heads=2, context=8, vocabulary=17, key_heads=1, hidden=20),
-    "llama-micro": LlamaConfig(layers=4, channels=128, heads=4, context=64, vocabulary=256, key_heads=2, hidden=352),
+    "llama-nano": LlamaConfig(layers=2, channels=12, heads=2, context=8, vocabulary=17, key_value_heads=1,
+                              feed_forward=20),
+    "llama-micro": LlamaConfig(layers=4, channels=128, heads=4, context=64, vocabulary=256, key_value_heads=2,
+                               feed_forward=352),
 }
 
 
@@ -185,7 +178,7 @@ class GatedFeedForward(FeedForward):
     @property
     def widths(self) -> tuple[int, int]:
         """2F, F."""
-        return 2 * self.config.hidden, self.config.hidden
+        return 2 * self.config.feed_forward, self.config.feed_forward
 
     @property
     def biased(self) -> tuple[str, ...]:
@@ -219,7 +212,7 @@ class RotaryAttention(Attention):
     def widths(self) -> tuple[int, int]:
         """O, H·D."""
         of = self.config
-        return (of.heads + 2 * of.key_heads) * of.head_channels, of.heads * of.head_channels
+        return (of.heads + 2 * of.key_value_heads) * of.head_channels, of.heads * of.head_channels
 
     @property
     def biased(self) -> tuple[str, ...]:
@@ -239,7 +232,7 @@ class RotaryAttention(Attention):
         qkv = qkv.reshape(*shape[:2], -1)
         self._turn(ctx, qkv)
         o, saved = layers.attention_forward(ctx, qkv, self.config.heads, keep=PROBABILITIES[keep],
-                                            key_heads=self.config.key_heads)
+                                            key_value_heads=self.config.key_value_heads)
         return rows_of(o), (replace(saved, qkv=h.reshape(qkv.shape)), rstds)
 
     def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, shape: tuple[int, ...],
@@ -261,8 +254,8 @@ class RotaryAttention(Attention):
     def _turn(self, ctx: Context, qkv: np.ndarray, *, back: bool = False) -> None:
         """Turns the queries and keys of qkv (B, T, O) in place."""
         of = self.config
-        ctx.kernels.rotate(qkv, of.heads + of.key_heads, of.head_channels, of.base, back=back)
-        turned = qkv.size // (of.heads + 2 * of.key_heads) * (of.heads + of.key_heads)
+        ctx.kernels.rotate(qkv, of.heads + of.key_value_heads, of.head_channels, of.base, back=back)
+        turned = qkv.size // (of.heads + 2 * of.key_value_heads) * (of.heads + of.key_value_heads)
         ctx.note(flops=3 * turned, nbytes=2 * turned * qkv.itemsize)
 
     def _norm_heads(self, ctx: Context, w: Weights, h: np.ndarray,
@@ -270,7 +263,7 @@ class RotaryAttention(Attention):
         """A copy of h (M, O) in which each query and key is normed, and the norms' statistics, or with these again."""
         of, found = self.config, list(rstds)
         qkv = ctx.empty(h.shape, name="attention.normed")
-        values = (of.heads + of.key_heads) * of.head_channels
+        values = (of.heads + of.key_value_heads) * of.head_channels
         ctx.kernels.cast_pack(h[:, values:], qkv[:, values:])
         for index, (name, x, y) in enumerate(self._heads_of(h, qkv)):
             if rstds:
@@ -282,7 +275,8 @@ class RotaryAttention(Attention):
     def _heads_of(self, *arrays: np.ndarray) -> Iterator[tuple[Any, ...]]:
         """For each norm of heads its weight's name, and of each array (M, O) the heads that it is of (M, h, D)."""
         of = self.config
-        for name, here in zip(self.between, (slice(of.heads), slice(of.heads, of.heads + of.key_heads)), strict=False):
+        places = slice(of.heads), slice(of.heads, of.heads + of.key_value_heads)
+        for name, here in zip(self.between, places, strict=False):
             yield name, *(x.reshape(len(x), -1, of.head_channels)[:, here] for x in arrays)
 
 
@@ -290,7 +284,7 @@ class RotaryAttention(Attention):
 
 
 class Llama(Decoder):
-    """A Llama, with a head of its own.
+    """A Llama; the head is a matrix of its own unless ``tied``.
 
     >>> Llama("llama-nano").parameter_count, [unit.name for unit in Llama("llama-nano").units]
     (2772, ['embed', 'block0', 'block1', 'head'])

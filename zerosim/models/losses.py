@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import numpy as np
 
-from zerosim.models.layers import Context, require_at_rest, require_shape
+from zerosim.models.layers import Context, require_at_rest
 from zerosim.numerics.arrays import BLOCK, spans
+from zerosim.numerics.checks import require_shape
 
 
 class Loss(Protocol):

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from zerosim.models.layers import require_integer, require_list
+from zerosim.models.initializers import Constants
 from zerosim.models.losses import HalfSquaredError
-from zerosim.models.units import Constants, LinearUnit, Model, require_activation
-from zerosim.numerics.checks import is_number
+from zerosim.models.units import LinearUnit, Model, require_activation
+from zerosim.numerics.checks import is_number, require_integer, require_list
 
 
 class MLP(Model):

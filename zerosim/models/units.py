@@ -1,6 +1,6 @@
 """A model is a list of units; a unit is what is gathered, computed with and freed at a time.
 
-In order: first values of parameters, the recomputation policies, units and models, and one pass without ranks.
+In order: the recomputation policies, units and models.
 
 Legend: B batch, T tokens, I inputs, O outputs, V vocabulary; S loss scale.
 """
@@ -11,66 +11,17 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from zerosim.models import layers
-from zerosim.models.layers import Context, Gradients, require_positive
+from zerosim.models.initializers import Initializer, Normal, Zeros
+from zerosim.models.layers import Context, Gradients
 from zerosim.models.losses import HalfSquaredError, Loss
-from zerosim.numerics import random
-from zerosim.numerics.arrays import Array
-from zerosim.numerics.policy import Policy
-
-# -- First values of parameters ---------------------------------------------------------------------------------------
-# An initializer takes the parameter's name, a start and a count, and returns fp32 (count,). An element depends on the
-# name and its index alone: any rank can ask for any piece, and nothing depends on how the vector is cut.
-
-Initializer = Callable[[str, int, int], np.ndarray]
-
-
-@dataclass(frozen=True, slots=True)
-class Normal:
-    """Normal values of mean 0 and a given standard deviation, keyed by the seed and the parameter's name."""
-
-    seed: int
-    deviation: float
-
-    def __call__(self, name: str, start: int, count: int) -> np.ndarray:
-        """fp32 (count,)."""
-        return random.normal((self.seed, "init", 0, name), start, count) * np.float32(self.deviation)
-
-
-@dataclass(frozen=True, slots=True)
-class Zeros:
-    """Zeros."""
-
-    def __call__(self, name: str, start: int, count: int) -> np.ndarray:
-        """fp32 (count,)."""
-        return np.zeros(count, np.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class Ones:
-    """Ones."""
-
-    def __call__(self, name: str, start: int, count: int) -> np.ndarray:
-        """fp32 (count,)."""
-        return np.ones(count, np.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class Constants:
-    """Values written out one by one, in row-major order."""
-
-    values: tuple[float, ...]
-
-    def __call__(self, name: str, start: int, count: int) -> np.ndarray:
-        """fp32 (count,)."""
-        return np.array(self.values[start:start + count], np.float32)
-
+from zerosim.numerics.checks import require_positive
 
 # -- Recomputation policies --------------------------------------------------------------------------------------------
 # Between units: the inputs of some units are saved and the others run again (Chen et al. 2016, arXiv:1604.06174,
@@ -360,71 +311,3 @@ def _refuse_duplicates(what: str, names: Iterable[str]) -> None:
     if duplicates:
         raise ValueError(f"Model was given more than one {what} named {', '.join(map(repr, duplicates))}; state "
                          f"is kept by name, so give each {what} a name of its own")
-
-
-# -- One pass without ranks --------------------------------------------------------------------------------------------
-# From given weights, with what can be seen on the way.
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """``loss`` is unscaled. ``largest`` is the largest magnitude of each unit's output, by unit; NaN where one is.
-
-    ``output_gradient`` is where backward begins, the gradient of the model's output, ``gradients`` where it ends, those
-    of the parameters by name: all of S times the loss, in the compute format, each in its own shape.
-    """
-
-    loss: float
-    largest: dict[str, float]
-    output_gradient: Array
-    gradients: dict[str, Array]
-
-
-def one_pass(model: Model, weights: Mapping[str, Array], policy: Policy, x: Array, target: Array,
-             scale: float = 1.0) -> Pass:
-    """Forward and backward of S times the loss of one batch; ``weights`` by name, fp32, each in its own shape.
-
-    The weights are rounded to the compute format, as an engine does with its masters; x too, unless it is tokens.
-    Raises ValueError for weights that are missing, too many or of another shape, and for what is no policy.
-    """
-    _check(model, weights, policy)
-    used = {unit: (*unit.shapes, *unit.tied_weights) for unit in model.units}
-    ctx = replace(Context.standalone(policy), gradients=lambda unit: {
-        name: np.empty(model.shapes[name], policy.compute_dtype) for name in used[unit]})
-    own = [{name: ctx.cast(weights[name]) for name in names} for names in used.values()]
-    y = x if model.units[0].integer_inputs else ctx.cast(x)
-    saved, largest = [], {}
-    for unit, w in zip(model.units, own, strict=True):
-        y, of_unit = unit.forward(ctx, w, y)
-        saved.append(of_unit)
-        largest[unit.name] = float(np.abs(y.astype(np.float32)).max())  # of 8 bits, NumPy knows no maximum
-    loss, of_loss = model.loss.forward(ctx, y, target)
-    begun = model.loss.backward(ctx, of_loss, scale)
-    output_gradient, gradients = begun.copy(), dict[str, Array]()
-    dy: Array | None = begun
-    for unit, w, of_unit in zip(reversed(model.units), reversed(own), reversed(saved), strict=True):
-        assert dy is not None, "only the first unit gives back no gradient of its input"
-        dy, found = unit.backward(ctx, w, of_unit, dy)
-        for name, gradient in found.items():
-            if name in gradients:  # tied: a later user's part is the first addend
-                ctx.kernels.add_rounded(gradients[name], gradient, gradient)
-            gradients[name] = gradient
-    return Pass(loss, largest, output_gradient, gradients)
-
-
-def _check(model: Model, weights: Mapping[str, Array], policy: Policy) -> None:
-    if not isinstance(policy, Policy):
-        raise ValueError(f"policy must be a Policy, found {policy!r}; write zs.Policy({policy!r})")
-    if wrong := sorted(weights.keys() ^ model.shapes.keys()):
-        raise ValueError(f"one_pass takes the model's {len(model.shapes)} weights by name, and nothing else; missing "
-                         f"or not of this model: {', '.join(wrong[:5])}")
-    for name, shape in model.shapes.items():
-        if not hasattr(weights[name], "dtype") or weights[name].shape != shape:
-            raise ValueError(f"one_pass asked for {name} as an array of shape {shape}, and found "
-                             f"{type(weights[name]).__name__} of shape {np.shape(weights[name])}; first_weights(model) "
-                             "shows the form of all")
-
-
-def first_weights(model: Model) -> dict[str, Array]:
-    """A model's first values by name, fp32, each in its own shape."""
-    return {name: unit.initial(name, 0, math.prod(shape)).reshape(shape)
-            for unit in model.units for name, shape in unit.shapes.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, cached_property
 from math import prod
 from typing import Any
 
@@ -315,3 +315,17 @@ def _feed_all(digest: Any, kind: str, parts: Any) -> None:
     digest.update(f"{kind} {len(parts)} ".encode())
     for part in parts:
         _feed(digest, part)
+
+
+# -- Boundaries and members --------------------------------------------------------------------------------------------
+
+
+class Integers(tuple[int, ...]):
+    """A tuple of whole numbers that is hashed once: N boundaries or members, which all N ranks look up in each call."""
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash

@@ -131,3 +131,49 @@ def check_array(call: str, name: str, value: object) -> None:
     """Raises ValueError unless ``value`` is a NumPy array."""
     if not isinstance(value, np.ndarray):
         raise ValueError(f"{call} needs {name} as a NumPy array, got {type(value).__name__}; wrap it with np.array")
+
+
+# -- Checks of what a model or a layer is handed -----------------------------------------------------------------------
+
+def require_shape(where: str, what: str, found: Any, wanted: tuple[int, ...], remedy: str) -> None:
+    """Raises ValueError unless the array ``found`` has the shape ``wanted``."""
+    if found.shape != wanted:
+        raise ValueError(f"{where} asked for {what} of shape {wanted}, and found {found.shape}; {remedy}")
+
+
+def require_matrix(where: str, what: str, found: Any, axes: str) -> None:
+    """Raises ValueError unless ``found`` has two dimensions, which ``axes`` names."""
+    if found.ndim != 2:
+        raise ValueError(f"{where} asked for {what} of shape {axes}, and found {found.shape}; reshape it to "
+                         "two dimensions")
+
+
+def require_integer(where: str, **numbers: Any) -> None:
+    """Raises ValueError unless every number is an integer."""
+    for what, number in numbers.items():
+        if not is_count(number):
+            raise ValueError(f"{where} was given {what}={number!r}; {what} is a whole number")
+
+
+def require_list(where: str, what: str, found: Any, least: int, example: str) -> None:
+    """Raises ValueError unless ``found`` is a list or tuple of at least so many."""
+    if not isinstance(found, list | tuple) or len(found) < least:
+        raise ValueError(f"{where} was asked for {what} {found!r}; it needs a list of at least {least}, as in "
+                         f"{example}")
+
+
+LINEAR_LAYERS = ("qkv", "projection", "feed_forward")  # of a transformer's block, by what they are for
+
+
+def require_biases(where: str, biases: Any) -> None:
+    """Raises ValueError unless ``biases`` is a tuple of linear layers."""
+    if not isinstance(biases, tuple) or any(layer not in LINEAR_LAYERS for layer in biases):
+        raise ValueError(f"{where} was given biases={biases!r}; name the layers that have one in a tuple: "
+                         f"{', '.join(LINEAR_LAYERS)}")
+
+
+def require_positive(where: str, **counts: Any) -> None:
+    """Raises ValueError unless every count is an integer of at least 1."""
+    for what, count in counts.items():
+        if not is_count(count) or count < 1:
+            raise ValueError(f"{where} was given {what}={count!r}; {what} is a whole number, 1 or more")

@@ -2,8 +2,8 @@
 
 import errno
 import os
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,7 @@ def write_whole(path: Path, content: bytes) -> Path:
     if path.exists() and not path.is_file():
         path.write_bytes(content)
         return path
-    place = path.resolve()
-    unfinished = place.with_name(f".{place.name}.{os.getpid()}")  # in the same folder, so that it can be renamed
-    try:
-        unfinished.write_bytes(content)
-        unfinished.replace(place)
-    finally:
-        if place.parent.is_dir():
-            unfinished.unlink(missing_ok=True)
+    _replace(path.resolve(), [content], sync=False)
     return path
 
 
@@ -44,26 +37,58 @@ def write_or_refuse(path: Path, content: bytes, asked: str) -> Path:
 def write_durably(path: Path, parts: Iterable[Any]) -> None:
     """Writes a file of bytes so that after a crash, of the machine too, all of it is there, or what was there before.
 
-    It grows under another name, is brought to the disk, and is renamed. Raises OSError, with the file's name, for what
-    cannot be written; then nothing of it stays.
+    Raises OSError, with the file's name, for what cannot be written; then nothing of it stays, or, where only its
+    folder could not be brought to the disk, the whole new file.
     """
-    unfinished = path.with_name(f".{path.name}{UNFINISHED}")
+    _replace(path, parts, sync=True)
+
+
+def _replace(place: Path, parts: Iterable[Any], *, sync: bool) -> None:
+    """Writes a file beside its place, under a name of this process, and renames it; with ``sync`` it and then its name
+    are brought to the disk."""
+    unfinished = place.with_name(f".{place.name}.{os.getpid()}{UNFINISHED}")
     try:
         with unfinished.open("wb", buffering=0) as file:  # so that an error comes where it belongs
             for part in parts:
                 left = memoryview(part)
                 while left:
                     left = left[file.write(left):]
-            os.fsync(file.fileno())
-        unfinished.replace(path)
+            if sync:
+                os.fsync(file.fileno())
+        unfinished.replace(place)
+        if sync and os.name == "posix":  # elsewhere a folder cannot be opened
+            folder = os.open(place.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     except OSError as error:  # of a disk that is full it says no name
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        raise OSError(error.errno, error.strerror, str(place)) from error
     finally:
         with suppress(OSError):  # as of a folder that there is not, which the first line has said
             unfinished.unlink(missing_ok=True)
-    if os.name == "posix":  # elsewhere a folder cannot be opened
-        folder = os.open(path.parent, os.O_RDONLY)
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Keeps every other one who asks for it, in any process, out of a folder; where the system has no locks, nobody.
+
+    Ends with the process, however that ends. Raises ValueError where another one is inside.
+    """
+    if os.name != "posix":  # elsewhere a folder cannot be opened
+        yield
+        return
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
         try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder} is being written to by another run, or another group of this one; name a "
+                             "folder for each") from None
+        except OSError:  # a network's file system may have no locks
+            pass
+        yield
+    finally:
+        os.close(handle)

@@ -36,6 +36,11 @@ DTYPES = {code: FORMATS[name].dtype for code, name in (
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
+def tensor_nbytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    """The bytes of a tensor."""
+    return dtype.itemsize * math.prod(shape)
+
+
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """A tensor in a file: its bytes are those from ``start`` on, counted from the file's first."""
@@ -48,7 +53,7 @@ class StoredTensor:
     @property
     def nbytes(self) -> int:
         """Its bytes."""
-        return self.dtype.itemsize * math.prod(self.shape)
+        return tensor_nbytes(self.dtype, self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,7 @@ def write_tensors(path: Path, kinds: Mapping[str, tuple[np.dtype[Any], tuple[int
         if dtype not in CODES:
             raise ValueError(f"{path}: {name} is of type {dtype}, which the safetensors format has not; it has "
                              f"{', '.join(DTYPES)}")
-        start, end = end, end + dtype.itemsize * math.prod(shape)
+        start, end = end, end + tensor_nbytes(dtype, shape)
         header[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # so that elements of 8 bytes begin where such elements may
@@ -137,10 +142,14 @@ def read_header(path: Path) -> TensorFile:
         metadata = header.pop(METADATA, {})
         if not all(isinstance(value, str) for value in metadata.values()):
             raise ValueError("a text of its metadata is none")
-        tensors = {name: _stored(name, entry, 8 + length) for name, entry in header.items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        unread = [(name, entry["dtype"]) for name, entry in header.items() if entry["dtype"] not in DTYPES]
+        tensors = {} if unread else {name: _stored(name, entry, 8 + length) for name, entry in header.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} has a header that is none of a safetensors file ({error}); take another copy of it"
                          ) from None
+    for name, code in unread:
+        raise ValueError(f"{path}: the tensor {name} is of type {code!r}, which zerosim does not read; it reads "
+                         f"{', '.join(DTYPES)}; convert it")
     _check_places(path, tensors, 8 + length, nbytes)
     return TensorFile(path, tensors, metadata, nbytes, crc32(text))
 
@@ -154,8 +163,6 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _stored(name: str, entry: Mapping[str, Any], start: int) -> StoredTensor:
     code, shape, (low, high) = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if code not in DTYPES:
-        raise ValueError(f"the tensor {name} is of type {code!r}, and those known are {', '.join(DTYPES)}")
     if any(type(number) is not int or number < 0 for number in (*shape, low, high)):
         raise ValueError(f"the tensor {name} has a shape or place that is none: {shape}, {low} to {high}")
     found = StoredTensor(name, DTYPES[code], tuple(shape), start + low)

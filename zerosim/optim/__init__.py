@@ -1,8 +1,9 @@
 """Optimizers: values that say what state they keep, how it may be cut, and what they need beside their shard."""
 
-from zerosim.optim.base import Optimizer, Slot, UpdateContext, bytes_per_parameter, state_nbytes
+from zerosim.optim.base import Optimizer, Slot, UpdateContext
 from zerosim.optim.elementwise import SGD, AdaGrad, Adam, AdamW, Adan, Lion, Momentum, RMSprop
 from zerosim.optim.matrix import KFAC, SOAP, Adafactor, Muon, Shampoo, orthogonalize
+from zerosim.optim.promises import bytes_per_parameter, state_nbytes
 from zerosim.optim.schedules import Constant, Warmup, WarmupCosine
 from zerosim.optim.shardability import Shardability, check_shardable
 from zerosim.optim.tensor_norms import LAMB, LARS, with_norms

@@ -22,15 +22,8 @@ from zerosim.numerics import random
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.rounding import round_to
-from zerosim.optim.base import (
-    BrokenPromise,
-    Optimizer,
-    Slot,
-    UpdateContext,
-    checked_slots,
-    require_cut_and_needs,
-    state_nbytes,
-)
+from zerosim.optim.base import BrokenPromise, Optimizer, Slot, UpdateContext
+from zerosim.optim.promises import checked_slots, require_cut_and_needs, state_nbytes
 from zerosim.optim.tensor_norms import with_norms
 
 Shape = tuple[int, ...]

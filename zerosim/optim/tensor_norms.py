@@ -15,17 +15,8 @@ from typing import ClassVar, cast
 import numpy as np
 
 from zerosim.numerics.kernels import corrected_root, move_average, move_square_average
-from zerosim.optim.base import (
-    AtLeastZero,
-    Cut,
-    DecayRate,
-    Optimizer,
-    Slot,
-    State,
-    UpdateContext,
-    require_halves,
-    require_update,
-)
+from zerosim.optim.base import AtLeastZero, Cut, DecayRate, Optimizer, Slot, State, UpdateContext, require_update
+from zerosim.optim.promises import require_halves
 
 
 class TensorNormOptimizer(Optimizer):

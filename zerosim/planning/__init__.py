@@ -28,6 +28,7 @@ from zerosim.planning.closed_forms import (
     STAGES,
     Job,
     ShardedStates,
+    crossing_nbytes,
     gathers_by_unit,
     gradient_peak_nbytes,
     resting_nbytes,
@@ -45,6 +46,7 @@ from zerosim.planning.cuts import (
     unit_cuts,
 )
 from zerosim.planning.hardware import Device, Link, Network
+from zerosim.planning.offloaded import moved_nbytes
 from zerosim.planning.plan import Plan, PlanConfig, PlanRow, plan_config
 from zerosim.planning.plan_table import explained
 from zerosim.planning.recording import Recording, record
@@ -81,6 +83,7 @@ __all__ = [
     "collectives",
     "conventions",
     "cost",
+    "crossing_nbytes",
     "estimate_nbytes",
     "explained",
     "flops",
@@ -91,6 +94,7 @@ __all__ = [
     "model_of",
     "model_of_parameters",
     "model_shape",
+    "moved_nbytes",
     "padded_unit_lengths",
     "plan_config",
     "record",

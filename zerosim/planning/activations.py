@@ -22,6 +22,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from zerosim.models.units import Recompute
+from zerosim.numerics.checks import LINEAR_LAYERS
 from zerosim.planning.cuts import checked_count
 
 FP32_NBYTES = 4
@@ -33,7 +34,9 @@ class Block:
 
     `itemsize` is the bytes of an element at rest. The others are 0 in a plain block, and are then d, d and 4d: channels
     of all queries, of all keys (of all values too), and of the feed-forward network's inside, which may be `gated`.
-    `rms`: RMSNorm, with one number of each token, not LayerNorm's two. `head_norms`: of each head's query and key too.
+    `rms`: RMSNorm, with one number of each token, not LayerNorm's two, and rotary positions, as Llamas have both.
+    `head_norms`: of each head's query and key too. `biases` are the linear layers that have one, of "qkv", "projection"
+    and "feed_forward"; None: all with LayerNorm, none with RMSNorm.
     Raises ValueError for counts below one, and for heads that do not divide the channels of the queries.
     """
 
@@ -48,6 +51,7 @@ class Block:
     gated: bool = False
     rms: bool = False
     head_norms: bool = False
+    biases: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch", "tokens", "channels", "heads", "itemsize"):
@@ -55,6 +59,8 @@ class Block:
         plain = {"query_channels": self.channels, "key_channels": self.channels, "feed_forward": 4 * self.channels}
         for name, value in plain.items():
             object.__setattr__(self, name, checked_count(name, getattr(self, name), 0) or value)
+        if self.biases is None:
+            object.__setattr__(self, "biases", () if self.rms else LINEAR_LAYERS)
         if self.query_channels % self.heads:
             raise ValueError(f"a block of {self.query_channels} channels was asked for {self.heads} heads; each head "
                              "has as many channels as the others, so take a number of heads that divides the channels")
@@ -78,7 +84,7 @@ class Block:
         return self.positions * self.channels
 
     @property
-    def key_heads(self) -> int:
+    def key_value_heads(self) -> int:
         """Heads of keys, and of values."""
         return self.heads * self.key_channels // self.query_channels
 
@@ -108,7 +114,7 @@ ELEMENTS: Mapping[str, Callable[[Block], int]] = {
 }
 STATISTICS: Mapping[str, Callable[[Block], int]] = {
     "LayerNorm 1 statistics": lambda block: block.norm_statistics,
-    "head norm statistics": lambda block: block.head_norms * block.positions * (block.heads + block.key_heads),
+    "head norm statistics": lambda block: block.head_norms * block.positions * (block.heads + block.key_value_heads),
     "LayerNorm 2 statistics": lambda block: block.norm_statistics,
     "log-sum-exp": lambda block: block.positions * block.heads,
 }

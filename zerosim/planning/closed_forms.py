@@ -1,23 +1,28 @@
 """The closed forms of ZeRO: bytes that one training step holds and sends, exactly.
 
-Legend: N ranks; k micro-batches a step; Ψ bytes of the flat vector, padding included: Ψ_g in the format that
-gradients are reduced in, Ψ_p in that of the parameters; s_r bytes of rank r's chunk of a cut. Every collective
-is a ring: over any cut reduce-scatter sends Ψ - s_r from rank r, all-gather Ψ - s_((r+1) mod N).
+Legend: N ranks, on M nodes of R each where there is a mesh; k micro-batches a step; Ψ bytes of the flat vector, padding
+included: Ψ_g in the format that gradients are reduced in, Ψ_p in that of the parameters; s_r bytes of rank r's chunk of
+a cut. Every collective is a ring, but for qgZ's: over any cut reduce-scatter sends Ψ - s_r from rank r, all-gather Ψ -
+s_((r+1) mod N).
 
 Sources: Rajbhandari et al. 2020, "ZeRO", sections 3.1 (the 16 bytes per parameter), 5 (the three stages) and
-7 (their traffic); Thakur et al. 2005 and Patarasuk & Yuan 2009 (the rings).
+7 (their traffic); Thakur et al. 2005 and Patarasuk & Yuan 2009 (the rings); Zhang et al. 2022 (MiCS), sections 3.2 and
+3.4 (hybrid sharding); Wang et al. 2023 (ZeRO++), section 3.4 (bytes between nodes).
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
 from zerosim.numerics.formats import format_of
+from zerosim.numerics.places import DISK, NOTHING, Offload
 from zerosim.numerics.policy import Policy
+from zerosim.numerics.quantization import Blockwise, ZeroPlusPlus
 from zerosim.planning import collectives
 from zerosim.planning.cuts import (
     Cut,
@@ -32,6 +37,7 @@ from zerosim.planning.cuts import (
 MIXED_PRECISION = Policy("fp16")
 OVERFLOW_FLAG_NBYTES = 1
 NORM_PARTIAL_NBYTES = 8  # a float64 sum of squares
+AGREEMENT_NBYTES = 8  # an int64: how long the text of an error is
 TENSOR_NORMS = 2  # of each tensor that has its own: LAMB's of weights and update, LARS's of weights and gradient
 
 
@@ -63,9 +69,12 @@ class Job:
     of units that use another unit's parameters (tied weights), by their places in the model; `tied_lengths` are the
     elements that each of them uses (none said: none counted in gradients). `normed_tensors` are those whose own norms
     the optimizer reads, as LAMB does. `overlap` and `prefetch` are the engine's options: they change no byte sent, but
-    what `step` reads from a job.
+    what `step` reads from a job. With several `nodes` states lie in shards inside each node, and every node has all
+    (hybrid sharding); or, with a `zeropp`, in shards on all ranks. `offload` places states off the device: it changes
+    what `step` and `moved_nbytes` read from a job, and of the bytes sent those of control.
 
-    Raises ValueError for no units, negative lengths, counts below one, and an unknown layout.
+    Raises ValueError for no units, negative lengths, counts below one, an unknown layout, and for nodes that do not
+    divide the ranks.
     """
 
     unit_lengths: tuple[int, ...]
@@ -82,17 +91,33 @@ class Job:
     normed_tensors: int = 0
     overlap: bool = False
     prefetch: int = 0
+    nodes: int = 1
+    zeropp: ZeroPlusPlus | None = None
+    offload: Offload = NOTHING
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unit_lengths", checked_unit_lengths(self.unit_lengths))
         for name, least in (("ranks", 1), ("slots", 0), ("micro_batches", 1), ("normed_tensors", 0),
-                            ("prefetch", 0)):
+                            ("prefetch", 0), ("nodes", 1)):
             object.__setattr__(self, name, checked_count(name, getattr(self, name), least))
+        if self.ranks % self.nodes:
+            raise ValueError(f"{self.ranks} ranks do not spread evenly over {self.nodes} nodes; take as many ranks on "
+                             "each")
         if self.recompute_units is not None:
             checked_count("recompute_units", self.recompute_units, 1)
         checked_layout(self.layout)
         if not self.tied_lengths:
             object.__setattr__(self, "tied_lengths", (0,) * len(self.tied))
+
+    @property
+    def shards(self) -> int:
+        """The ranks among which states are cut: R, all of them on one node; N with ZeRO++."""
+        return self.ranks // self.replicas
+
+    @property
+    def replicas(self) -> int:
+        """The nodes that have a shard each of the same."""
+        return 1 if self.zeropp else self.nodes
 
     @property
     def padded_lengths(self) -> tuple[int, ...]:
@@ -102,26 +127,33 @@ class Job:
     @property
     def unit_cuts(self) -> list[Cut]:
         """For each unit, who owns what of it."""
-        return unit_cuts(self.unit_lengths, self.ranks, self.layout)
+        return [cut[::self.replicas] for cut in unit_cuts(self.unit_lengths, self.ranks, self.layout)]
 
     @property
     def region_cuts(self) -> list[Cut]:
         """The cuts of the stretches that are reduced or gathered in one call, unless unit by unit."""
-        return region_cuts(self.unit_lengths, self.ranks, self.layout)
+        return [cut[::self.replicas] for cut in region_cuts(self.unit_lengths, self.ranks, self.layout)]
 
     @property
     def gathers(self) -> tuple[int, ...]:
         """The times that each unit's sharded parameters are gathered in one micro-batch."""
         return gathers_by_unit(len(self.unit_lengths), self.recompute_units, self.kept_gathered, self.tied)
 
+    @property
+    def parameter_is_master(self) -> bool:
+        """True where both are in one format, and the rank's parameters cover what it updates."""
+        covered = self.states.optimizer_sharded or not self.states.parameters_sharded
+        return covered and self.policy.compute_dtype == self.policy.master_dtype
+
     def held(self, sharded: bool) -> int:
         """Elements that a rank holds of a state: all of them, or its share; padding makes the shares equal."""
         total = sum(self.padded_lengths)
-        return total // self.ranks if sharded else total
+        return total // self.shards if sharded else total
 
 
 def resting_nbytes(job: Job) -> list[dict[str, int]]:
-    """For each rank, the bytes of model states that it holds between two steps, by kind, but for empty kinds.
+    """For each rank, the bytes of model states that it holds between two steps, by kind, but for empty kinds; wherever
+    they rest.
 
     >>> resting_nbytes(Job((2, 2), ranks=2, states=STAGES[2]))[0]
     {'parameter': 8, 'gradient': 4, 'master': 8, 'optimizer_state': 16}
@@ -131,12 +163,10 @@ def resting_nbytes(job: Job) -> list[dict[str, int]]:
     Source: Rajbhandari et al. 2020, sections 3.1 and 5.
     """
     policy, states = job.policy, job.states
-    covered = states.optimizer_sharded or not states.parameters_sharded
-    is_master = covered and policy.compute_dtype == policy.master_dtype
     nbytes = {
         "parameter": policy.compute_dtype.itemsize * job.held(states.parameters_sharded),
         "gradient": policy.accumulate_dtype.itemsize * job.held(states.gradients_sharded),
-        "master": 0 if is_master else policy.master_dtype.itemsize * job.held(states.optimizer_sharded),
+        "master": 0 if job.parameter_is_master else policy.master_dtype.itemsize * job.held(states.optimizer_sharded),
         "optimizer_state": job.slots * policy.state_dtype.itemsize * job.held(states.optimizer_sharded),
     }
     return [{kind: n for kind, n in nbytes.items() if n} for _ in range(job.ranks)]
@@ -150,7 +180,7 @@ def gradient_peak_nbytes(job: Job) -> list[int]:
 
     In backward one unit is on its way, unless it is written where it rests: whole gradients of a single
     micro-batch, in the format that accumulates. After backward what the optimizer takes is on its way, unless
-    it is what rests.
+    it is what rests. That is without overlap and offload, of which `step.transient_memory` knows.
     Source: Rajbhandari et al. 2020, section 5.2, where what is on its way is left out.
     """
     policy, cut, optimizer_cut = job.policy, job.states.gradients_sharded, job.states.optimizer_sharded
@@ -159,6 +189,8 @@ def gradient_peak_nbytes(job: Job) -> list[int]:
     taken = rests if cut else policy.reduce_dtype
     taken_at_rest = cut == optimizer_cut and taken == rests
     after = 0 if taken_at_rest else job.held(optimizer_cut) * taken.itemsize
+    if job.replicas > 1 and not (cut or optimizer_cut):  # a shard of the node's sum is made first
+        after += job.held(True) * taken.itemsize
     return [job.held(cut) * rests.itemsize + max(backward, after)] * job.ranks
 
 
@@ -216,12 +248,16 @@ def sent_nbytes(job: Job) -> dict[str, list[int]]:
 def _sent_gradients(job: Job) -> list[int]:
     """Reduce-scattered, cut ones by unit and micro-batch, whole ones once; gathered for a whole optimizer.
 
-    The two make an all-reduce. Partial sums travel in the wire's format, the sums in that in which they rest.
+    The two make an all-reduce. Partial sums travel in the wire's format, the sums in that in which they rest. Once a
+    step, shards are all-reduced across nodes.
     """
     policy, cut = job.policy, job.states.gradients_sharded
     wire = format_of(policy.wire).dtype if policy.wire else policy.reduce_dtype
     cuts, times = (job.unit_cuts, job.micro_batches) if cut else (job.region_cuts, 1)
     scattered = _rings(job, "reduce_scatter", cuts, wire, [times] * len(cuts))
+    if job.zeropp and job.zeropp.gradients:
+        return [a + b for a, b in zip(*_exchanged(job, job.zeropp.gradients), strict=True)]
+    scattered = [nbytes + _reduced_across(job) for nbytes in scattered]
     if job.states.optimizer_sharded:
         return scattered
     rests = policy.accumulate_dtype if cut else policy.reduce_dtype
@@ -232,18 +268,21 @@ def _sent_gradients(job: Job) -> list[int]:
 def _sent_parameters(job: Job) -> list[int]:
     """Cut parameters: gathered whenever a unit runs. Whole ones: once, if each rank has updated a part."""
     if job.states.parameters_sharded:
-        times = [job.micro_batches * n for n in job.gathers]
-        return _rings(job, "all_gather", job.unit_cuts, job.policy.compute_dtype, times)
+        return [a + b for a, b in zip(*_gathered(job), strict=True)]
     if job.states.optimizer_sharded:
         return _rings(job, "all_gather", job.region_cuts, job.policy.compute_dtype)
     return [0] * job.ranks
 
 
 def _sent_control(job: Job) -> list[int]:
-    """An overflow flag and partial norms from each rank to all, where none has seen the whole gradient."""
+    """An overflow flag and partial norms from each rank to all, where none has seen the whole gradient; and that all
+    files are written, where state rests on disk."""
     partials = 1 + TENSOR_NORMS * job.normed_tensors
-    nbytes = (OVERFLOW_FLAG_NBYTES + NORM_PARTIAL_NBYTES * partials) * (job.ranks - 1)
-    return [nbytes if job.states.optimizer_sharded else 0] * job.ranks
+    states, places = job.states, job.offload
+    nbytes = OVERFLOW_FLAG_NBYTES + NORM_PARTIAL_NBYTES * partials if states.optimizer_sharded else 0
+    updated_elsewhere = states.optimizer_sharded and not states.parameters_sharded
+    nbytes += AGREEMENT_NBYTES * ((places.optimizer == DISK) + (places.parameters == DISK and updated_elsewhere))
+    return [nbytes * (job.shards - 1)] * job.ranks
 
 
 def _rings(job: Job, operation: str, cuts: list[Cut], dtype: np.dtype[Any],
@@ -252,11 +291,87 @@ def _rings(job: Job, operation: str, cuts: list[Cut], dtype: np.dtype[Any],
     times_of: Counter[Cut] = Counter()  # a model of many equal units has few cuts
     for cut, count in zip(cuts, times or [1] * len(cuts), strict=True):
         times_of[cut] += count
-    nbytes = [0] * job.ranks
+    nbytes = [0] * job.shards
     for cut, count in times_of.items():
         ring = collectives.sent(operation, "ring", cut, dtype.itemsize)
         nbytes = [so_far + count * n for so_far, n in zip(nbytes, ring.nbytes, strict=True)]
-    return nbytes
+    return nbytes * job.replicas
+
+
+def _reduced_across(job: Job) -> int:
+    """Bytes that each rank sends to other nodes when those add up their shards: a ring all-reduce, once a step."""
+    wire = format_of(job.policy.wire).dtype if job.policy.wire else job.policy.reduce_dtype
+    chunk = job.held(True) // job.replicas
+    return chunk * (job.replicas - 1) * (wire.itemsize + job.policy.reduce_dtype.itemsize)
+
+
+def _gathered(job: Job) -> tuple[list[int], list[int]]:
+    """Bytes of the gathers of cut parameters by rank: those of rings over all that have a shard, and those of secondary
+    shards inside nodes."""
+    asked, cuts, dtype = job.zeropp or ZeroPlusPlus(), job.unit_cuts, job.policy.compute_dtype
+    times = [job.micro_batches * n for n in job.gathers]
+    first = [1] * len(times) if asked.hpz else times
+    if asked.weights:
+        packed = [_packed(cut, asked.weights) for cut in cuts]
+        rings = _rings(job, "all_gather", packed, np.dtype(np.uint8), first)
+    else:
+        rings = _rings(job, "all_gather", cuts, dtype, first)
+    inside = [0] * job.ranks
+    for cut, again, once in zip(cuts, times, first, strict=True) if asked.hpz else ():
+        ring = collectives.sent("all_gather", "ring", cut[::job.nodes], dtype.itemsize).nbytes
+        inside = [so_far + (again - once) * n for so_far, n in zip(inside, ring * job.nodes, strict=True)]
+    return rings, inside
+
+
+def _exchanged(job: Job, form: Blockwise) -> tuple[list[int], list[int]]:
+    """Bytes of the two all-to-alls of quantized gradients by rank: inside its node, and to other nodes.
+
+    Blocks begin anew in each call: unit by unit as backward goes, else by stretches of the layout.
+    """
+    cuts = job.unit_cuts if job.states.gradients_sharded or job.overlap else job.region_cuts
+    times = job.micro_batches if job.states.gradients_sharded else 1
+    inside, across = [0] * job.ranks, [0] * job.ranks
+    for cut, count in Counter(cuts).items():
+        chunks = np.diff(_packed(cut, form)).reshape(job.nodes, -1)  # (nodes, ranks of a node)
+        of_places, all_of = chunks.sum(axis=0), int(chunks.sum())
+        for rank in range(job.ranks):
+            node, place = divmod(rank, job.ranks // job.nodes)
+            inside[rank] += count * times * (all_of - int(of_places[place]))
+            across[rank] += count * times * int(of_places[place] - chunks[node, place])
+    return inside, across
+
+
+def _packed(cut: Cut, form: Blockwise) -> Cut:
+    """The boundaries of quantized chunks, in bytes."""
+    return (0, *accumulate(form.nbytes(high - low) for low, high in pairwise(cut)))
+
+
+def crossing_nbytes(job: Job) -> dict[str, list[int]]:
+    """Bytes that each rank sends to other nodes in one step, in rank order, by purpose.
+
+    A ring over all ranks crosses from the last rank of each node alone. With hybrid sharding only gradients cross.
+
+    >>> whole = Job((1 << 20,), 8, STAGES[3], nodes=2, zeropp=ZeroPlusPlus())
+    >>> from dataclasses import replace
+    >>> less = replace(whole, zeropp=ZeroPlusPlus(True, "int8", "int4"))
+    >>> [sum(map(sum, crossing_nbytes(job).values())) // 2**20 for job in (whole, less)]
+    [10, 2]
+
+    Source: Wang et al. 2023, section 3.4.
+    """
+    each = job.ranks // job.nodes
+    leaves = [job.nodes > 1 and rank % each == each - 1 for rank in range(job.ranks)]
+    if job.replicas > 1:
+        return {"gradients": [_reduced_across(job)] * job.ranks, "parameters": [0] * job.ranks,
+                "control": [0] * job.ranks}
+    rings = sent_nbytes(job)
+    if job.states.parameters_sharded:
+        rings["parameters"] = _gathered(job)[0]
+    found = {purpose: [n if last else 0 for n, last in zip(nbytes, leaves, strict=True)]
+             for purpose, nbytes in rings.items()}
+    if job.zeropp and job.zeropp.gradients:
+        found["gradients"] = _exchanged(job, job.zeropp.gradients)[1]
+    return found
 
 
 def vectors_sent(job: Job) -> dict[str, Fraction]:
@@ -267,7 +382,7 @@ def vectors_sent(job: Job) -> dict[str, Fraction]:
     [2, 2, 5, 12]
 
     The mean over the ranks is exactly (N-1)/N of `gradients` Ψ_g + `parameters` Ψ_p, for any N, layout and
-    padding, where all that is sent of the gradients is in one format.
+    padding, where all that is sent of the gradients is in one format; on several nodes, of what is sent inside them.
     Source: Rajbhandari et al. 2020, sections 7.1 and 7.2.
     """
     states, k = job.states, job.micro_batches

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,9 @@ from zerosim.numerics.kernels import NullKernels
 from zerosim.planning.cuts import Cut, ceil_cut, checked_count
 from zerosim.ranks import collectives
 from zerosim.ranks.call import Call
-from zerosim.ranks.collectives import Fold, lockstep_without_data, steps_of, without_data
+from zerosim.ranks.collectives import lockstep_without_data, steps_of, without_data
+from zerosim.ranks.logarithmic import Fold
+from zerosim.ranks.mesh import mesh_of_name
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 INT64_NBYTES = 1 << 62  # vectors of fewer bytes are counted in int64, larger ones in Python's integers
@@ -117,7 +119,9 @@ def checked_shape(shape: CollectiveShape) -> CollectiveShape:
                          f"got {shape.cut}; e.g. {ceil_cut(8, 2)}")
     if not 0 <= shape.root < ranks:
         raise ValueError(f"root={shape.root} is no rank; the ranks are 0 to {ranks - 1}")
-    if key not in ALGORITHMS:
+    if shape.algorithm.startswith("hierarchical"):
+        collectives.algorithm_of(shape.operation, shape.algorithm, ranks)
+    elif key not in ALGORITHMS:
         known = ", ".join(" ".join(pair) for pair in ALGORITHMS)
         raise ValueError(f"no algorithm {shape.algorithm!r} for {shape.operation!r}; there are {known}")
     if key in POWERS_OF_TWO and ranks & (ranks - 1):
@@ -151,6 +155,8 @@ def levels(shape: CollectiveShape) -> Iterable[Level]:
     if shape.algorithm == "ring":
         return _ring(shape)
     everyone = np.arange(ranks)
+    if shape.algorithm.startswith("hierarchical"):
+        return _hierarchical(shape)
     if key in ROTATED:
         return _as_rank_0(shape, lambda index, _: (everyone + index) % ranks)
     if key in SWAPPED:
@@ -213,6 +219,33 @@ def _ends(shape: CollectiveShape) -> Ints:
     """The bytes before each chunk, twice round, (2N+1,): k chunks from i on have ends[i + k] - ends[i]."""
     ends = shape.array(shape.cut) * shape.wire_itemsize
     return np.append(ends, ends[1:] + ends[-1])
+
+
+def _hierarchical(shape: CollectiveShape) -> Iterator[Level]:
+    """The rings of all nodes at once, over slices, and those across nodes, over the chunks of each slice."""
+    mesh = mesh_of_name(shape.operation, shape.algorithm, shape.ranks)
+    chunks = np.diff(shape.array(shape.cut)).reshape(mesh.nodes, mesh.ranks_per_node)
+
+    def rings(operation: str, lengths: Ints, places: Ints) -> Iterator[Level]:
+        """A ring for each row of lengths, (rings, members), of the ranks at its places, (rings, members)."""
+        found = [list(_ring(replace(shape, operation=operation, algorithm="ring", cut=(0, *accumulate(row.tolist())))))
+                 for row in lengths]
+        if len(set(map(len, found))) > 1:  # rings of equal chunks say once what the others say step by step
+            found = [[replace(level, times=1) for level in steps for _ in range(level.times)] for steps in found]
+        for together in zip(*found, strict=True):
+            ends = [(row[level.sources], row[level.destinations])
+                    for row, level in zip(places, together, strict=True)]
+            sources, destinations = (np.concatenate(side) for side in zip(*ends, strict=True))
+            yield Level(sources, destinations, np.concatenate([level.nbytes for level in together]), together[0].times)
+
+    everyone = np.arange(shape.ranks).reshape(chunks.shape)
+    slices = np.tile(chunks.sum(axis=0), (mesh.nodes, 1))
+    if shape.operation != "all_gather":
+        yield from rings("reduce_scatter", slices, everyone)
+        yield from rings("reduce_scatter", chunks.T, everyone.T)
+    if shape.operation != "reduce_scatter":
+        yield from rings("all_gather", chunks.T, everyone.T)
+        yield from rings("all_gather", slices, everyone)
 
 
 def _folded(shape: CollectiveShape) -> Iterator[Level]:

@@ -158,7 +158,7 @@ def is_sharded(kind: str, states: ShardedStates) -> bool:
 
 def states_nbytes(model: ModelShape, ranks: int, states: ShardedStates,
                   convention: str | Convention | Policy = "zero-paper", *, optimizer: Optimizer = ADAM,
-                  layout: str = "per_unit") -> dict[str, int]:
+                  layout: str = "per_unit", nodes: int = 1) -> dict[str, int]:
     """Bytes of model states on a rank, by kind, padding included; empty kinds are left out.
 
     >>> from zerosim.planning.closed_forms import STAGES
@@ -167,16 +167,19 @@ def states_nbytes(model: ModelShape, ranks: int, states: ShardedStates,
     {'parameter': 14000000000, 'gradient': 1750000000, 'master': 3500000000, 'optimizer_state': 7000000000}
 
     All ranks hold the same where the optimizer's state may be cut anywhere. Else ranks own whole tensors, nothing is
-    padded, `layout` does not count, and it is the rank that holds most.
-    Raises ValueError for fewer than one rank and for an unknown convention or layout.
+    padded, `layout` does not count, and it is the rank that holds most. On several `nodes` each has all states.
+    Raises ValueError for fewer than one rank, for an unknown convention or layout, and for whole tensors on nodes.
     """
     named = convention_of(convention)
     count = checked_count("ranks", ranks, 1)
     if is_cut_anywhere(optimizer):
         total = sum(padded_unit_lengths(model.unit_lengths, count, layout))
-        share = total // count
+        share = total // count * nodes
         state = state_nbytes(optimizer, (share if states.optimizer_sharded else total,), named.state_itemsize)
         return _by_kind(named, states, total, share, state)
+    if nodes > 1:
+        raise ValueError(f"{type(optimizer).__name__} updates whole tensors, and a plan of shards inside nodes is of "
+                         "optimizers whose state may be cut anywhere, such as AdamW; take one, or no mesh")
     shapes = [tensor.shape for tensor in model.tensors]
     total, whole = model.parameters, sum(state_nbytes(optimizer, shape, named.state_itemsize) for shape in shapes)
     shares = shares_nbytes(optimizer, shapes, count, named.state_itemsize)

@@ -1,6 +1,7 @@
 """Floating-point operations of transformer blocks and whole models: forward, backward and a second time.
 
-Legend: B batch, L tokens, d channels, H heads, d_h = d/H, V vocabulary, n blocks. A multiplication and an addition are
+Legend: B batch, L tokens, d channels, H heads, d_h = d/H, F channels inside the feed-forward network, V vocabulary, n
+blocks. A multiplication and an addition are
 two operations. Causal attention is counted as the whole L x L square, as published formulas count it.
 
 Of a whole model matrix products alone are counted; P are its parameters, D = B·L the tokens of a step.
@@ -25,17 +26,20 @@ LAYERNORM_STATISTICS = 5        # the sum by a product with ones 2, the deviatio
 LAYERNORM_OUTPUT = 4            # deviation, ·1/σ, ·weight, +bias
 LAYERNORM = LAYERNORM_STATISTICS + LAYERNORM_OUTPUT - 1  # forward has the deviation at hand
 LAYERNORM_GRADIENT = 14
+RMSNORM, RMSNORM_OUTPUT, RMSNORM_GRADIENT = 5, 2, 10
 GELU, GELU_GRADIENT = 8, 14
+SWIGLU, SWIGLU_GRADIENT = 5, 14  # per element of the product of both factors
+ROTATION = 3                    # two products and a sum, per element of queries and keys, forward and back
 SOFTMAX = 5                     # ·scale, -maximum, exp, sum, division
 FROM_LOG_SUM = 3                # ·scale, -log-sum-exp, exp: P again in tiles
 ROW_SUM = 2                     # P·dP and its sum; in tiles dO·O and its sum
 SOFTMAX_GRADIENT = ROW_SUM + 3  # dS = P·(dP - that)·scale
 
-# The steps of a block forward, in their order.
-STEPS = ("LayerNorm 1", "QKV", "scores", "softmax", "values", "projection", "residual 1",
+# The steps of a block forward, in their order. LayerNorm stands for RMSNorm too, GELU for a gate; few blocks have norms
+# of heads and rotations.
+STEPS = ("LayerNorm 1", "QKV", "head norms", "rotation", "scores", "softmax", "values", "projection", "residual 1",
          "LayerNorm 2", "up", "GELU", "down", "residual 2")
-# Outputs of each linear layer, and elements of its bias, in d.
-BIASES: Mapping[str, int] = {"QKV": 3, "projection": 1, "up": 4, "down": 1}
+LINEAR = ("QKV", "projection", "up", "down")
 # What no policy makes again: backward needs the input of a part's last linear layer, and not the output.
 CLOSING = ("projection", "residual 1", "down", "residual 2")
 AGAIN: Mapping[str, tuple[str, ...]] = {
@@ -74,30 +78,49 @@ def forward(block: Block) -> dict[str, int]:
     >>> sum(forward(Block(1, 2, 6, 3)).values()) > matmul_flops(Block(1, 2, 6, 3))
     True
 
-    Raises ValueError for a block that is not plain, whose elementwise functions are not counted here.
+    Of a Llama's block RMSNorm, rotations and the gate are counted where a plain one has LayerNorm and GELU.
     """
-    refuse_unless_plain(block, "the count of every step's operations", "take matmul_flops")
-    products, stream = matmuls(block), block.stream
-    elementwise = {"LayerNorm 1": LAYERNORM * stream, "softmax": SOFTMAX * block.square, "residual 1": stream,
-                   "LayerNorm 2": LAYERNORM * stream, "GELU": GELU * 4 * stream, "residual 2": stream}
-    added = elementwise | {layer: outputs * stream for layer, outputs in BIASES.items()}
-    return {step: products.get(step, 0) + added.get(step, 0) for step in STEPS}
+    stream, inside = block.stream, block.positions * block.feed_forward
+    norm = (RMSNORM if block.rms else LAYERNORM) * stream
+    elementwise = {"LayerNorm 1": norm, "head norms": RMSNORM * block.head_norms * _turned(block),
+                   "rotation": ROTATION * block.rms * _turned(block), "softmax": SOFTMAX * block.square,
+                   "residual 1": stream, "LayerNorm 2": norm, "GELU": (SWIGLU if block.gated else GELU) * inside,
+                   "residual 2": stream}
+    done = (matmuls(block), biases(block), elementwise)
+    every = {step: sum(part.get(step, 0) for part in done) for step in STEPS}
+    return {step: count for step, count in every.items() if count}
+
+
+def biases(block: Block) -> dict[str, int]:
+    """The elements to which each linear layer's bias is added: its outputs, where it has one."""
+    outputs = {"QKV": ("qkv", block.query_channels + 2 * block.key_channels),
+               "projection": ("projection", block.channels),
+               "up": ("feed_forward", (1 + block.gated) * block.feed_forward), "down": ("feed_forward", block.channels)}
+    return {layer: block.positions * width for layer, (name, width) in outputs.items() if name in (block.biases or ())}
+
+
+def _turned(block: Block) -> int:
+    """Elements of queries and keys."""
+    return block.positions * (block.query_channels + block.key_channels)
 
 
 def backward(block: Block, policy: str = "none") -> dict[str, int]:
     """The operations of one block backward, those that the policy makes again inside the block included.
 
     Of a linear layer: the gradients of input and weight, as many as forward each, and the bias's sums. Of attention:
-    four products where forward has two, and dS. The outputs of the LayerNorms are made again under every policy.
-    Raises ValueError for a text that names no policy.
+    four products where forward has two, and dS. The outputs of the norms are made again under every policy, and where
+    heads have norms, so are the turned queries and keys. Raises ValueError for a text that names no policy.
     """
     products, stream, inside = matmuls(block), block.stream, Recompute.parse(policy).inside
-    row_sums = ROW_SUM * (stream if inside == "tiled" else block.square)
+    row_sums = ROW_SUM * (block.positions * block.query_channels if inside == "tiled" else block.square)
     attention = 2 * (products["scores"] + products["values"])
-    return {**{layer: 2 * products[layer] + outputs * stream for layer, outputs in BIASES.items()},
+    output, gradient = (RMSNORM_OUTPUT, RMSNORM_GRADIENT) if block.rms else (LAYERNORM_OUTPUT, LAYERNORM_GRADIENT)
+    return {**{layer: 2 * products[layer] + biases(block).get(layer, 0) for layer in LINEAR},
             "attention": attention + (SOFTMAX_GRADIENT - ROW_SUM) * block.square + row_sums,
-            "GELU": GELU_GRADIENT * 4 * stream,
-            "LayerNorms": 2 * LAYERNORM_GRADIENT * stream, "LayerNorm outputs": 2 * LAYERNORM_OUTPUT * stream,
+            "head norms": (RMSNORM_OUTPUT + RMSNORM_GRADIENT) * block.head_norms * _turned(block),
+            "rotation": ROTATION * (1 + block.head_norms) * block.rms * _turned(block),
+            "GELU": (SWIGLU_GRADIENT if block.gated else GELU_GRADIENT) * block.positions * block.feed_forward,
+            "LayerNorms": 2 * gradient * stream, "LayerNorm outputs": 2 * output * stream,
             "residuals": 2 * stream, "again": recomputed(block, policy=str(Recompute(inside=inside)))}
 
 
@@ -151,8 +174,9 @@ def savings(block: Block) -> list[Saving]:
     >>> [(row.tensor, float(f"{row.nbytes_per_flop:.2g}")) for row in savings(Block(4, 2048, 4096, 32))][:4]
     [('post-GELU', 0.25), ('probabilities', 0.0077), ('attention output', 0.00049), ('LayerNorm statistics', 0.00039)]
 
-    Source of the idea: Korthikanti et al. 2022, section 5.
+    Raises ValueError for a block that is not plain. Source of the idea: Korthikanti et al. 2022, section 5.
     """
+    refuse_unless_plain(block, "the ranking of tensors to make again", "take recomputed")
     done, nbytes = forward(block), {name: held.nbytes for name, held in tensors(block).items()}
     nbytes["LayerNorm statistics"] = nbytes["LayerNorm 1 statistics"] + nbytes["LayerNorm 2 statistics"]
     rows = [Saving(name, nbytes[name], sum(done[step] for step in steps) or 2 * LAYERNORM_STATISTICS * block.stream,

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from zerosim.numerics.checks import did_you_mean, is_number
+from zerosim.numerics.places import FROM_DISK, TO_DISK
 from zerosim.planning.cuts import checked_count
 
 # The formats for which a device may have a rate, each peak and dense.
@@ -237,8 +238,9 @@ class Machine:
 
     Arithmetic runs at ``efficiency`` times the device's dense peak in ``format``, or as fast as memory brings its
     operands, whichever is slower (Williams, Waterman & Patterson 2009, the roofline). An efficiency of 1 gives a bound:
-    no program is faster. Each device has a ``host_link`` of its own, full duplex, as pcie5: what other devices move,
-    and what the host's memory allows, is not in it. Raises ValueError for a format that the device lacks, an efficiency
+    no program is faster. Each device has a ``host_link`` of its own, full duplex, as pcie5, and its host a
+    ``disk_link`` for it, which reads and writes at once: what other devices move, and what the host's memory allows, is
+    not in it. Raises ValueError for a format that the device lacks, an efficiency
     outside (0, 1], and a rank or a link that is slow twice.
     """
 
@@ -249,6 +251,7 @@ class Machine:
     slow_ranks: Sequence[SlowRank] = ()
     slow_links: Sequence[SlowLink] = ()
     host_link: Link | None = None
+    disk_link: Link | None = None
 
     def __post_init__(self) -> None:
         self.device.flops_per_second_in(self.format)
@@ -265,13 +268,15 @@ class Machine:
         """The dense peak of one device in the machine's format."""
         return self.device.flops_per_second_in(self.format)
 
-    @property
-    def link_to_host(self) -> Link:
-        """The host link; raises ValueError where the machine has none."""
-        if self.host_link is None:
-            raise ValueError("something is moved to a host or back, and the machine has no link to one; name it, as "
-                             "host_link=link(\"pcie5\")")
-        return self.host_link
+    def link_of(self, direction: str) -> Link:
+        """The link of transfers of a direction, to a host or a disk; raises ValueError where the machine has none."""
+        name, place, example = (("disk_link", "disk", "nvme-pcie4") if direction in (TO_DISK, FROM_DISK) else
+                                ("host_link", "host", "pcie5"))
+        found: Link | None = getattr(self, name)
+        if found is None:
+            raise ValueError(f"something is moved to a {place} or back, and the machine has no link to one; name it, "
+                             f"as {name}=link(\"{example}\")")
+        return found
 
     def pace(self, rank: int) -> SlowRank:
         """The pace of a rank: its own where it is slow, or nominal."""

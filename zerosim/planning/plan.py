@@ -13,10 +13,10 @@ until what it waits for is done: that is what is exposed. Products run at a shar
 what the α-β model says, the update reads and writes at the memory's rate. It is the model of `timeline`, which replays
 a recording; here every rank does the same at the same time, so one is enough.
 
-With `offload` masters and the optimizer's state rest on the host and are updated there. Once a step, a rank's s
-gradients go to the host in the format in which they rest, and s updated parameters come back in the format that
-computes; where the parameter is its own master it goes there too. Each device has a link of its own; one message goes
-each way, one after the other and beside nothing. The host's own update takes no time here: no source gives its rate.
+With `offload` state rests on the host or on disk, and the optimizer's is updated on the host. What moves is counted in
+`offloaded`, to the byte; its seconds are those of one message each way, one after the other and beside nothing, each
+device with a link of its own, and each host with a disk for it. The host's own update takes no time here: no source
+gives its rate.
 Source: Ren et al. 2021, "ZeRO-Offload", sections 3 and 4 (fp32 states and the update on the CPU; gradients there and
 parameters back in 16 bits, 4 bytes for each parameter of a rank's share).
 """
@@ -27,7 +27,7 @@ import operator
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from inspect import signature
@@ -36,7 +36,21 @@ from typing import Any
 
 from zerosim.models.units import Recompute
 from zerosim.numerics.formats import format_of
+from zerosim.numerics.places import (
+    DEVICE,
+    DIRECTIONS,
+    DISK,
+    FROM_DISK,
+    HOST,
+    NOTHING,
+    TO_DEVICE,
+    TO_DISK,
+    TO_HOST,
+    Offload,
+    offload_of,
+)
 from zerosim.numerics.policy import Policy
+from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.numerics.units import gigabytes
 from zerosim.optim import Optimizer
 from zerosim.planning.activations import Place, fullest_nbytes
@@ -54,6 +68,7 @@ from zerosim.planning.conventions import (
 from zerosim.planning.cuts import checked_count
 from zerosim.planning.flops import StepFlops, logits_flops, matmul_flops, recomputed_flops, six_n, step_flops
 from zerosim.planning.hardware import Device, Link, Network, overheads_nbytes, positive, presets, read
+from zerosim.planning.offloaded import moved_nbytes
 from zerosim.planning.shapes import ModelShape, Transformer, model_of_parameters, model_shape
 from zerosim.planning.step import (
     Flow,
@@ -63,6 +78,7 @@ from zerosim.planning.step import (
     micro_batch,
     transient_memory,
 )
+from zerosim.ranks.mesh import Mesh
 from zerosim.shown import Plotted
 
 MOST_RANKS = 8192
@@ -78,10 +94,11 @@ HOST_KINDS = ("master", "gradient_copy", "optimizer_state")  # of model states, 
 class PlanRow:
     """One stage under one recomputation policy: what a rank holds at most and sends in a step, and its seconds.
 
-    Activations, what is gathered, and ``buckets_nbytes``, gradients on their way with the buffers of collectives, are
-    each at its own fullest moment; ``transient_nbytes`` is all that comes and goes, the micro-batch's tokens too, at
-    the fullest moment of all, and part of the total. ``host_nbytes`` lie on the host,
-    ``host_transfer_nbytes_per_step`` go there and back; both 0 without offload.
+    Activations, what is gathered, secondary shards (hpZ), and ``buckets_nbytes``, gradients on their way with the
+    buffers of collectives, are each at its own fullest moment; ``transient_nbytes`` is all that comes and goes, the
+    micro-batch's tokens too, at the fullest moment of all, and part of the total. ``host_nbytes`` lie on the host,
+    ``disk_nbytes`` on disk, and ``host_transfer_nbytes_per_step`` and ``disk_transfer_nbytes_per_step`` go there and
+    back; 0 without offload.
     """
 
     stage: int
@@ -92,6 +109,7 @@ class PlanRow:
     optimizer_nbytes: int
     activations_nbytes: int
     gathered_nbytes: int
+    secondary_nbytes: int
     buckets_nbytes: int
     transient_nbytes: int
     overhead_nbytes: int
@@ -106,6 +124,9 @@ class PlanRow:
     update_seconds: float
     host_transfer_nbytes_per_step: int
     host_transfer_seconds: float
+    disk_nbytes: int
+    disk_transfer_nbytes_per_step: int
+    disk_transfer_seconds: float
     model_flops_utilization: float
 
     @property
@@ -130,9 +151,9 @@ class PlanRow:
 
     @property
     def step_seconds(self) -> float:
-        """Products, what is exposed of the communication, the update, and what goes to the host and back."""
+        """Products, what is exposed of the communication, the update, and what goes to host and disk, and back."""
         return (self.compute_seconds + self.exposed_communication_seconds + self.update_seconds
-                + self.host_transfer_seconds)
+                + self.host_transfer_seconds + self.disk_transfer_seconds)
 
     @property
     def title(self) -> str:
@@ -206,10 +227,11 @@ class PlanConfig:
     """The model to train, the options of its training, and the machine.
 
     `tokens` None is the model's own context (2048 where it has none). `convention` is an accounting convention's
-    name, or a Policy for zerosim's own. `offload` keeps master weights and optimizer state on the host, over
-    `host_link`. `overlap` and `prefetch` are the engine's options, of bytes and of seconds; a bucket is a unit,
-    since others cut units into unequal chunks, and no rank would stand for all. `overheads` replaces bytes of the
-    runtime by name, as `hardware.overheads_nbytes` takes them.
+    name, or a Policy for zerosim's own. `offload` places state off the device, the optimizer's first (True is that
+    alone, on the host), over `host_link` and `disk_link`. `overlap` and `prefetch` are the engine's options, of bytes
+    and of seconds; a bucket is a unit, since others cut units into unequal chunks, and no rank would stand for all.
+    `overheads` replaces bytes of the runtime by name, as `hardware.overheads_nbytes` takes them. On a `mesh` states are
+    in shards inside nodes, and replicated across; with `zeropp` in shards on all ranks, and less crosses nodes.
     Raises ValueError for counts below one, unknown stages, policies and conventions, and a utilization outside (0, 1].
     """
 
@@ -226,11 +248,14 @@ class PlanConfig:
     optimizer: Optimizer = ADAM
     convention: str | Convention | Policy = "zero-paper"
     utilization: float = UTILIZATION
-    offload: bool = False
+    offload: Any = NOTHING
     host_link: Link | None = None
+    disk_link: Link | None = None
     overlap: bool = True
     prefetch: int = 1
     overheads: dict[str, int] | None = None
+    mesh: Mesh | None = None
+    zeropp: ZeroPlusPlus | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("ranks", 1), ("batch", 1), ("micro_batches", 1), ("prefetch", 0)):
@@ -249,11 +274,27 @@ class PlanConfig:
         if transformer and transformer.positions and self.sequence > transformer.positions:
             raise ValueError(f"sequences of {self.sequence} tokens were asked for, and {self.model.name} has learned "
                              f"places for {transformer.positions}; take shorter ones")
-        if self.host_link is not None and not self.offload:
-            raise ValueError(f"host_link={self.host_link.name!r} is of offload, which was not asked for; pass "
-                             "offload=True, or leave the link out")
-        if self.offload and self.host_link is None:
-            raise ValueError("offload moves gradients and parameters over a link to the host; name one, as pcie4")
+        asked = {None: NOTHING, False: NOTHING, True: Offload(HOST)}.get(self.offload) if isinstance(
+            self.offload, bool | None) else offload_of(self.offload)
+        object.__setattr__(self, "offload", asked)
+        if not self.offload.is_none and self.offload.optimizer == DEVICE:
+            raise ValueError(f"offload of {self.offload}: a plan takes the optimizer's state off the device first, "
+                             "which is most of all; place it on the host or on disk too")
+        if self.mesh is not None and not self.offload.is_none:
+            raise ValueError(f"offload of {self.offload} was asked for on a mesh, where state rests on devices alone "
+                             "so far; leave the mesh or offload out")
+        if self.offload.uses_disk and not is_cut_anywhere(self.optimizer):
+            raise ValueError(f"what {type(self.optimizer).__name__} keeps depends on the shapes of tensors, and what "
+                             "it reads from disk is not planned; place its state on the host, or take AdamW")
+        for name, used, example in (("host_link", not self.offload.is_none, "pcie4"),
+                                    ("disk_link", self.offload.uses_disk, "nvme-pcie4")):
+            found = getattr(self, name)
+            if found is not None and not used:
+                raise ValueError(f"{name}={found.name!r} is of offload, which was not asked for; pass offload=True, or "
+                                 "leave the link out" if name == "host_link" else
+                                 f"{name}={found.name!r} is of offload to disk, which was not asked for; leave it out")
+            if found is None and used:
+                raise ValueError(f"offload moves state over a {name.replace('_', ' ')}; name one, as {example}")
 
     def _check_names(self) -> None:
         for what, asked in (("stage", self.stages), ("recomputation policy", self.recompute)):
@@ -271,9 +312,8 @@ class PlanConfig:
         if self.model.transformer is None and not is_cut_anywhere(optimizer):
             raise ValueError(f"what {type(optimizer).__name__} keeps depends on the shapes of tensors, and of "
                              f"{self.model.name} none is known; name a model, or an optimizer such as AdamW")
-        for name in ("offload", "overlap"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
+        if not isinstance(self.overlap, bool):
+            raise ValueError(f"overlap={self.overlap!r} must be True or False")
 
     @property
     def sequence(self) -> int:
@@ -285,6 +325,11 @@ class PlanConfig:
     def policies(self) -> tuple[str, ...]:
         """The recomputation policies that make rows: "none" alone where nothing is known of activations."""
         return self.recompute if self.decoder is not None else ("none",)
+
+    @property
+    def replicas(self) -> int:
+        """The nodes that have all states each: 1 without hybrid sharding."""
+        return 1 if self.mesh is None or self.zeropp else self.mesh.nodes
 
     @property
     def has_units(self) -> bool:
@@ -309,33 +354,38 @@ class PlanConfig:
 
     def row(self, stage: int, policy: str) -> PlanRow:
         """Bytes and seconds of a stage under a recomputation policy."""
-        job, moved, flops = self.job(stage, policy), self.host_traffic(stage), self.flops(policy)
+        job, flops = self.job(stage, policy), self.flops(policy)
+        moved, host_seconds, disk_seconds = self.transfers(job)
         transient, has_units = self.transient_memory(stage, policy), self.has_units
         update = self.update_seconds(job)
-        # All micro-batches take as long as the first, but for the last; and nothing is under way between two.
+        # All micro-batches but the first and the last take as long, and nothing is under way between two.
         communication, exposed = communication_seconds(after_backward(job), update, self.network)
-        for number, times in Counter([0] * (self.micro_batches - 1) + [self.micro_batches - 1]).items():
+        k = self.micro_batches
+        for number, times in Counter([*[0] * (k > 1), *[1] * (k - 2), k - 1]).items():
             one = communication_seconds(micro_batch(job, number), self.unit_seconds(job, policy), self.network)
             communication, exposed = communication + times * one[0], exposed + times * one[1]
         rate = self.device.flops_per_second_in(self.policy.compute)
-        compute, transfer = flops.hardware / (rate * self.utilization), moved.seconds if moved else 0.0
-        seconds = compute + exposed + sum(update.values()) + transfer
+        compute = flops.hardware / (rate * self.utilization)
+        seconds = compute + exposed + sum(update.values()) + host_seconds + disk_seconds
         return PlanRow(
             stage, policy, convention_of(self.convention).name, **self.resting_nbytes(stage),
             activations_nbytes=self.activations_nbytes(policy), gathered_nbytes=transient.gathered_nbytes * has_units,
+            secondary_nbytes=transient.secondary_nbytes * has_units,
             buckets_nbytes=transient.in_flight_nbytes * has_units,
             transient_nbytes=transient.fullest_nbytes(self.batch) * has_units,
             capacity_nbytes=self.device.reported_nbytes,
             sent_nbytes_per_step=max(map(sum, zip(*sent_nbytes(job).values(), strict=True))),
             flops_per_step=flops.hardware, model_flops_per_step=flops.model, compute_seconds=compute,
             communication_seconds=communication, exposed_communication_seconds=exposed,
-            update_seconds=sum(update.values()), host_transfer_nbytes_per_step=moved.nbytes if moved else 0,
-            host_transfer_seconds=transfer, model_flops_utilization=flops.model / (seconds * rate) if seconds else 0.0)
+            update_seconds=sum(update.values()),
+            host_transfer_nbytes_per_step=moved[TO_HOST] + moved[TO_DEVICE], host_transfer_seconds=host_seconds,
+            disk_transfer_nbytes_per_step=moved[TO_DISK] + moved[FROM_DISK], disk_transfer_seconds=disk_seconds,
+            model_flops_utilization=flops.model / (seconds * rate) if seconds else 0.0)
 
     def fits(self, stage: int, policy: str) -> bool:
         """True where the device holds it: the row's own answer, without its seconds."""
         resting = self.resting_nbytes(stage)
-        spare = self.device.reported_nbytes - (sum(resting.values()) - resting["host_nbytes"])
+        spare = self.device.reported_nbytes - (sum(resting.values()) - resting["host_nbytes"] - resting["disk_nbytes"])
         if spare < 0 or not self.has_units:
             return spare >= 0
         return self.transient_memory(stage, policy).fullest_nbytes(self.batch) <= spare
@@ -353,16 +403,20 @@ class PlanConfig:
                    kept_gathered=tuple(sorted({owner for _, owner in model.tied})), tied=model.tied,
                    tied_lengths=tuple(model.units[owner].tensors[0].parameters for _, owner in model.tied),
                    normed_tensors=normed_tensors(self.optimizer, len(model.tensors)),
-                   overlap=self.overlap and self.has_units, prefetch=self.prefetch * self.has_units)
+                   overlap=self.overlap and self.has_units, prefetch=self.prefetch * self.has_units,
+                   nodes=self.mesh.nodes if self.mesh else 1, zeropp=self.zeropp, offload=self.offload)
 
     def resting_nbytes(self, stage: int) -> dict[str, int]:
         """Bytes held from step to step, on the device and on the host, and the runtime's overhead, by fields of a row.
         """
-        kinds = states_nbytes(self.model, self.ranks, STAGES[stage], self.convention, optimizer=self.optimizer)
-        optimizer = sum(kinds.get(kind, 0) for kind in HOST_KINDS)
-        host = optimizer if self.offload else 0
-        return {"parameters_nbytes": kinds.get("parameter", 0), "gradients_nbytes": kinds.get("gradient", 0),
-                "optimizer_nbytes": optimizer - host, "host_nbytes": host,
+        kinds = states_nbytes(self.model, self.ranks, STAGES[stage], self.convention, optimizer=self.optimizer,
+                              nodes=self.replicas)
+        places = {"parameters": kinds.get("parameter", 0), "gradients": kinds.get("gradient", 0),
+                  "optimizer": sum(kinds.get(kind, 0) for kind in HOST_KINDS)}
+        off = Counter({place: sum(n for name, n in places.items() if getattr(self.offload, name) == place)
+                       for place in (HOST, DISK)})
+        return {**{f"{name}_nbytes": n * (getattr(self.offload, name) == DEVICE) for name, n in places.items()},
+                "host_nbytes": off[HOST], "disk_nbytes": off[DISK],
                 "overhead_nbytes": sum(overheads_nbytes(self.overheads).values())}
 
     def transient_memory(self, stage: int, policy: str) -> TransientMemory:
@@ -380,9 +434,16 @@ class PlanConfig:
         block = self.decoder.block(self.batch, self.sequence, self.policy.compute_dtype.itemsize)
         return fullest_nbytes(block, self.decoder.blocks, self.decoder.vocabulary, policy)
 
-    def host_traffic(self, stage: int) -> HostTraffic | None:
-        """Bytes that a rank moves to its host and back in a step; None without offload."""
-        return host_traffic(self.job(stage), self.host_link) if self.offload and self.host_link else None
+    def transfers(self, job: Job) -> tuple[dict[str, int], float, float]:
+        """Bytes that a rank moves in a step by direction; seconds between device and host, and between host and disk.
+
+        Seconds are α + n/β each way.
+        """
+        state = per_parameter_nbytes(self.optimizer, job.policy.state_dtype.itemsize) if self.offload.uses_disk else 0
+        moved = moved_nbytes(job, state)
+        host, disk = (sum(link.seconds(moved[way]) for way in ways if link and moved[way])
+                      for link, ways in ((self.host_link, DIRECTIONS[:2]), (self.disk_link, DIRECTIONS[2:])))
+        return moved, host, disk
 
     def update_nbytes(self, job: Job) -> tuple[int, int]:
         """Bytes that a rank reads to look for overflow and for the norm; those that it reads and writes to update.
@@ -393,8 +454,9 @@ class PlanConfig:
         policy, states = job.policy, job.states
         elements = job.held(states.optimizer_sharded)
         gradient = (policy.accumulate_dtype if states.gradients_sharded else policy.reduce_dtype).itemsize
-        if self.offload:
-            return 2 * gradient * elements, 0
+        scanned = 2 * gradient * elements * (self.offload.gradients == DEVICE)
+        if self.offload.optimizer != DEVICE:
+            return scanned, 0
         master, parameter = policy.master_dtype.itemsize, policy.compute_dtype.itemsize
         cast = 0 if policy.master_dtype == policy.compute_dtype else master + parameter
         if is_cut_anywhere(self.optimizer):
@@ -458,7 +520,7 @@ class PlanConfig:
         """
         network = replace(self.network, between=None, ranks_per_node=None)
         for ranks in (1 << power for power in range(MOST_RANKS.bit_length())):
-            if replace(self, ranks=ranks, network=network)._some_row_fits():
+            if replace(self, ranks=ranks, network=network, mesh=None, zeropp=None)._some_row_fits():
                 return ranks
         return None
 
@@ -472,9 +534,12 @@ class PlanConfig:
         spare = self.device.reported_nbytes - sum(overheads_nbytes(self.overheads).values())
         convention = convention_of(self.convention)
         state = per_parameter_nbytes(self.optimizer, convention.state_itemsize)
-        if self.offload:
-            convention, state = replace(convention, master=0, gradient_copy=0), 0
-        return _largest(lambda parameters: estimate_nbytes(parameters, self.ranks, STAGES[stage], convention,
+        gone = {"optimizer": ("master", "gradient_copy"), "gradients": ("gradient",), "parameters": ("parameter",)}
+        names: dict[str, Any] = {name: 0 for kind, of in gone.items() if getattr(self.offload, kind) != DEVICE
+                                 for name in of}
+        convention, state = replace(convention, **names), 0 if "master" in names else state
+        shards = self.ranks // self.replicas
+        return _largest(lambda parameters: estimate_nbytes(parameters, shards, STAGES[stage], convention,
                                                            optimizer_nbytes=state) <= spare, 1 << 60)
 
     def _some_row_fits(self) -> bool:
@@ -493,46 +558,6 @@ def _largest(fits: Callable[[int], bool], most: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-# -- offload ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class HostTraffic:
-    """One rank's transfers of a step: s elements, so many bytes of each to the host and back, over a link."""
-
-    elements: int
-    itemsize_to_host: int
-    itemsize_to_device: int
-    link: Link
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a step, both ways."""
-        return self.elements * (self.itemsize_to_host + self.itemsize_to_device)
-
-    @property
-    def seconds(self) -> float:
-        """2α + n/β, or 0 where nothing is moved."""
-        there, back = (self.elements * each for each in (self.itemsize_to_host, self.itemsize_to_device))
-        return self.link.seconds(there) + self.link.seconds(back) if self.nbytes else 0.0
-
-
-def host_traffic(job: Job, link: Link) -> HostTraffic:
-    """The transfers of a rank of this job when its optimizer's states are on the host.
-
-    >>> from zerosim.planning.closed_forms import STAGES
-    >>> from zerosim.planning.hardware import link
-    >>> moved = host_traffic(Job((10**9,), 8, STAGES[2]), link("pcie4"))
-    >>> moved.elements, moved.itemsize_to_host, moved.itemsize_to_device, moved.nbytes
-    (125000000, 2, 2, 500000000)
-    """
-    policy, states = job.policy, job.states
-    gradient = policy.accumulate_dtype if states.gradients_sharded else policy.reduce_dtype
-    parameter = policy.compute_dtype.itemsize
-    is_master = policy.compute_dtype == policy.master_dtype
-    return HostTraffic(job.held(states.optimizer_sharded), gradient.itemsize + parameter * is_master, parameter, link)
 
 
 # -- from names to a plan: what one writes in a notebook or types in a shell ------------------------------------------
@@ -559,30 +584,53 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                 nodes: int = 1, between: str | None = None, stage: Several = "all", recompute: Several = "usual",
                 batch: int = 1, tokens: int | None = None, micro_batches: int = 1, compute: str = "bf16",
                 optimizer: Optimizer = ADAM, convention: str | Convention | Policy | None = None,
-                utilization: float = UTILIZATION, overlap: bool = True, prefetch: int = 1, offload: bool = False,
-                host_link: str | None = None, hardware: str | Path | None = None,
-                overheads: dict[str, int] | None = None) -> PlanConfig:
+                utilization: float = UTILIZATION, overlap: bool = True, prefetch: int = 1,
+                offload: bool | str | Offload | None = False, host_link: str | None = None,
+                disk_link: str | None = None, hardware: str | Path | None = None,
+                overheads: dict[str, int] | None = None,
+                mesh: Mesh | Sequence[int] | str | None = None,
+                zeropp: ZeroPlusPlus | str | None = None) -> PlanConfig:
     """A checked configuration of a preset's name, a config.json, a ModelShape, or a number of ``parameters``.
 
     ``stage`` and ``recompute`` are one, several, or "all"; "usual" is to recompute nothing, selectively, and blocks.
     ``convention`` None is "zero-paper", or "fp32" where that is computed in; "zerosim" is the engine's own.
     ``overlap`` and ``prefetch`` are the engine's options, what goes beside other work and how many units are gathered
-    ahead: they spare seconds and cost bytes, and a plan counts both. ``offload`` keeps masters and the optimizer's
-    state on the host, over ``host_link``: None is the device's own. ``hardware`` is a TOML file of one's own devices
+    ahead: they spare seconds and cost bytes, and a plan counts both. ``mesh``, nodes and ranks of a node as "2x4", puts
+    states in shards inside each node, over the links of as many nodes; with ``zeropp``, as "hpz+qwz+qgz", on all ranks,
+    and the plan is of stage 3. ``offload`` True keeps masters and the optimizer's state on the host, "host" and "disk"
+    all state there, an Offload says where each kind rests; ``host_link`` None is the device's own, ``disk_link`` None
+    nvme-pcie4. ``hardware`` is a TOML file of one's own devices
     and links. Raises ValueError, in one sentence, for what is not known or cannot be.
     """
     known = presets() if hardware is None else read(_path(hardware, "hardware"))
     policy = Policy(_format(compute))
-    to_host = known.link(host_link) if host_link is not None else known.host_link(device) if offload else None
+    on_mesh = None if mesh is None or mesh == "none" else Mesh.of(mesh, ranks)
+    if on_mesh and nodes not in (1, on_mesh.nodes):
+        raise ValueError(f"mesh={str(on_mesh)!r} has {on_mesh.nodes} nodes, and nodes={nodes} were asked for; leave "
+                         "nodes out")
+    parts, rows = ZeroPlusPlus.parse(zeropp), _stages(stage)
+    if parts is not None:
+        if on_mesh is None:
+            raise ValueError(f"zeropp={str(zeropp)!r} saves what crosses nodes, and there is no mesh; name one, as "
+                             f"{ranks}x1")
+        sharded = tuple(one for one in rows if one in STAGES and STAGES[one].parameters_sharded)
+        if len(sharded) < len(rows) < len(STAGES):
+            raise ValueError(f"a plan with zeropp={str(zeropp)!r} is of sharded parameters, stage 3, found "
+                             f"stage={stage!r}")
+        rows = sharded
+    asked = offload if isinstance(offload, bool) else not (places := offload_of(offload)).is_none
+    to_host = known.link(host_link) if host_link is not None else known.host_link(device) if asked else None
+    on_disk = not isinstance(offload, bool) and places.uses_disk
+    to_disk = known.link(disk_link or "nvme-pcie4") if disk_link is not None or on_disk else None
     if convention is None:
         convention = "fp32" if policy.compute == "fp32" else "zero-paper"
     return PlanConfig(
         model=_model(model, parameters, largest_layer), ranks=ranks, device=known.device(device),
-        network=known.network(ranks, link, nodes, between), policy=policy, stages=_stages(stage),
-        recompute=_policies(recompute), batch=batch, tokens=tokens, micro_batches=micro_batches, optimizer=optimizer,
-        convention=policy if convention == "zerosim" else convention, utilization=utilization, offload=offload,
-        host_link=to_host, overlap=overlap, prefetch=prefetch,
-        overheads=overheads)
+        network=known.network(ranks, link, on_mesh.nodes if on_mesh else nodes, between), policy=policy,
+        stages=rows, recompute=_policies(recompute), batch=batch, tokens=tokens, micro_batches=micro_batches,
+        optimizer=optimizer, convention=policy if convention == "zerosim" else convention, utilization=utilization,
+        offload=offload, host_link=to_host, disk_link=to_disk, overlap=overlap, prefetch=prefetch, overheads=overheads,
+        mesh=on_mesh, zeropp=parts)
 
 
 plan.__signature__ = signature(plan_config).replace(return_annotation=Plan)  # type: ignore[attr-defined]  # for a notebook

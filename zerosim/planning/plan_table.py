@@ -6,10 +6,11 @@ Legend: N ranks, k micro-batches, B sequences of L tokens, d channels, H heads, 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from zerosim.numerics.places import DIRECTIONS
 from zerosim.numerics.units import counted, gigabytes, seconds_text
 from zerosim.planning import activations
 from zerosim.planning.activations import logits_nbytes
-from zerosim.planning.closed_forms import STAGES, vectors_sent
+from zerosim.planning.closed_forms import STAGES, crossing_nbytes, vectors_sent
 from zerosim.planning.conventions import convention_of, formula, is_cut_anywhere, is_sharded, per_parameter_nbytes
 from zerosim.planning.hardware import overheads_nbytes
 from zerosim.planning.plan import HOST_KINDS, Plan, PlanConfig, PlanRow
@@ -42,8 +43,12 @@ def subject(config: PlanConfig, convention: str) -> tuple[str, str]:
     parts = [*([] if model == size else [size]), f"{counted(config.ranks, 'rank')} of {config.device.name}",
              f"{counted(config.micro_batches, 'micro-batch')} of {counted(config.batch, 'sequence')} of "
              f"{counted(config.sequence, 'token')}", config.policy.compute, options_text(config),
-             f"accounted as {convention}"]
+             *([_on_nodes(config)] if config.mesh else []), f"accounted as {convention}"]
     return model, ": " + ", ".join(parts)
+
+
+def _on_nodes(config: PlanConfig) -> str:
+    return f"{config.zeropp} on {config.mesh}" if config.zeropp else f"sharded inside nodes ({config.mesh})"
 
 
 def options_text(config: PlanConfig) -> str:
@@ -84,20 +89,20 @@ def explained(config: PlanConfig, row: PlanRow) -> list[Explanation]:
 
 def _states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     job, states, convention = config.job(row.stage, row.recompute), STAGES[row.stage], convention_of(config.convention)
-    padded, ranks = sum(job.padded_lengths), config.ranks
+    padded, ranks = sum(job.padded_lengths), job.shards
     yield ("parameters of the model, with padding", f"{config.model.parameters:,} -> {padded:,}", f"{padded:,}")
     own, each, what = 0, "its own state", "of whole tensors, beside the optimizer's own state"
     if is_cut_anywhere(config.optimizer):
         own = per_parameter_nbytes(config.optimizer, convention.state_itemsize)
         each, what = str(own), f"{own} of them the optimizer's own state"
     yield (f"model states ({convention.name})", f"({formula(states, convention, own)}) bytes, N = {ranks}, {what}",
-           f"{row.states_nbytes + row.host_nbytes:,}")
+           f"{row.states_nbytes + row.host_nbytes + row.disk_nbytes:,}")
     held = {"parameter": row.parameters_nbytes, "gradient": row.gradients_nbytes}
     for kind, nbytes in held.items():
         share = f"/{ranks}" if is_sharded(kind, states) else ""
         yield (kind + "s", f"{convention.kinds(states)[kind]} · {padded:,}{share}", f"{nbytes:,}")
     share = f"/{ranks}" if states.optimizer_sharded else ""
-    where = f"; {row.host_nbytes:,} of it on the host" if row.host_nbytes else ""
+    where = f"; {config.offload}" * (not config.offload.is_none)
     copies = sum(nbytes for kind, nbytes in convention.kinds(states).items() if kind in HOST_KINDS)
     yield ("optimizer", f"({copies} + {each}) · {padded:,}{share}{where}", f"{row.optimizer_nbytes:,}")
 
@@ -117,8 +122,14 @@ def _beside_states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     yield ("overhead of the runtime", f"estimates: {parts}", f"{row.overhead_nbytes:,}")
     yield ("capacity", f"{config.device.name} reports", f"{row.capacity_nbytes:,}")
     vectors = {purpose: f"{float(times):.4g} Ψ of {purpose}" for purpose, times in vectors_sent(job).items() if times}
-    yield ("sent per step", f"(N-1)/N · ({' + '.join(vectors.values()) or '0'}), Ψ = "
-           f"{job.policy.compute_dtype.itemsize} · {padded:,}, and control", f"{row.sent_nbytes_per_step:,}")
+    if job.zeropp:
+        across = sum(map(sum, crossing_nbytes(job).values())) // job.nodes
+        yield ("sent per step", f"unit by unit, with {job.zeropp}; {across:,} go from a node's ranks to other nodes",
+               f"{row.sent_nbytes_per_step:,}")
+        return
+    nodes = f", and across M = {job.nodes} nodes 2(M-1)/M · Ψ/N of gradients" * (job.replicas > 1)
+    yield ("sent per step", f"(N-1)/N · ({' + '.join(vectors.values()) or '0'}), N = {job.shards}, Ψ = "
+           f"{job.policy.compute_dtype.itemsize} · {padded:,}{nodes}, and control", f"{row.sent_nbytes_per_step:,}")
 
 
 def _transient(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
@@ -131,11 +142,15 @@ def _transient(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     if row.gathered_nbytes:
         yield ("gathered units", f"{itemsize} · {row.gathered_nbytes // itemsize:,} elements at once: a unit, its "
                f"tied weights, and {job.prefetch} ahead; the largest has {largest:,}", f"{row.gathered_nbytes:,}")
+    if row.secondary_nbytes:
+        whole = itemsize * sum(job.padded_lengths)
+        yield ("secondary shards (hpZ)", f"{whole:,} · {job.nodes}/{job.ranks}, until the update",
+               f"{row.secondary_nbytes:,}")
     two = ", or one that goes back while another is reduced" * (job.overlap and job.states.gradients_sharded)
     yield ("gradients in flight", f"{itemsize} · {found.gradients_nbytes // itemsize:,} elements at once: a unit and "
            f"what the users of its weights wrote{two}, or what has been reduced", f"{found.gradients_nbytes:,}")
-    hops = (f"{min(2, job.ranks - 1)} chunks of hops, each 1/{job.ranks} of a unit, and a unit's sum or its cast where "
-            "it needs one")
+    hops = (f"{min(2, job.shards - 1)} chunks of hops, each 1/{job.shards} of a unit, and a unit's sum or its cast "
+            "where it needs one")
     yield ("buffers of collectives", hops, f"{found.buffers_nbytes:,}")
     yield ("buckets", "these two at the moment at which they are most together", f"{row.buckets_nbytes:,}")
     most = found.fullest(config.batch)
@@ -143,6 +158,20 @@ def _transient(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     yield ("all that comes and goes", f"{most.gathered_nbytes:,} gathered + {most.gradients_nbytes:,} of gradients + "
            f"{most.buffers_nbytes:,} of buffers + {config.batch} · {most.sequence_nbytes:,} of activations and "
            f"tokens, at the fullest moment: {phase}, {config.model.units[unit].name}", f"{row.transient_nbytes:,}")
+
+
+def _transfers(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
+    """The bytes of offload both ways, and their seconds."""
+    moved, host, disk = config.transfers(config.job(row.stage, row.recompute))
+    for place, ways, link, seconds in (("host", DIRECTIONS[:2], config.host_link, host),
+                                       ("disk", DIRECTIONS[2:], config.disk_link, disk)):
+        if link is not None:
+            there, back = (moved[way] for way in ways)
+            yield (f"to the {place} and back", f"{there:,} there + {back:,} back", f"{there + back:,}")
+            ways_used = bool(there) + bool(back)
+            yield ("of that the seconds", f"{ways_used} · {link.latency_seconds:g} + {there + back:,} / "
+                   f"{link.bytes_per_second:g} over {link.name}, beside nothing; the host's own arithmetic is not in "
+                   "it", f"{seconds:.4g} s")
 
 
 def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
@@ -161,13 +190,8 @@ def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     scanned, updated = config.update_nbytes(job)
     yield ("update", f"({scanned:,} scanned for overflow and norm + {updated:,} read and written) / "
            f"{config.device.memory_bytes_per_second:.4g} per second", f"{row.update_seconds:.4g} s")
-    moved = config.host_traffic(row.stage)
-    if moved is not None:
-        yield ("to the host and back", f"({moved.itemsize_to_host} there + {moved.itemsize_to_device} back) · "
-               f"{moved.elements:,}", f"{moved.nbytes:,}")
-        yield ("of that the seconds", f"2 · {moved.link.latency_seconds:g} + {moved.nbytes:,} / "
-               f"{moved.link.bytes_per_second:g} over {moved.link.name}, beside nothing; the host's own arithmetic is "
-               "not in it", f"{row.host_transfer_seconds:.4g} s")
-    yield ("step", "compute + exposed + update" + " + host" * (moved is not None), f"{row.step_seconds:.4g} s")
+    yield from _transfers(config, row)
+    extra = " + host" * (not config.offload.is_none) + " + disk" * config.offload.uses_disk
+    yield ("step", "compute + exposed + update" + extra, f"{row.step_seconds:.4g} s")
     yield ("model FLOPs utilization", f"{row.model_flops_per_step:.4g} / (step · {rate:.4g})",
            f"{row.model_flops_utilization:.3f}")

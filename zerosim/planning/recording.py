@@ -3,7 +3,7 @@
 Legend: N ranks, R rows of a program. A row is a code and three whole numbers. `POINTERS` says which of them are numbers
 of a table's entries; the others are flops and nbytes of COMPUTE, and nbytes of HELD, negative where bytes go.
 
-A transfer goes between a device and its host; zerosim's engine, which has no offload yet, records none.
+A transfer goes between a device and its host, or between that and its disk.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from zerosim.numerics.files import write_or_refuse
+from zerosim.numerics.places import DIRECTIONS as DIRECTIONS
 from zerosim.planning.collectives import CollectiveShape, Ints, levels
 from zerosim.planning.cuts import checked_count
 from zerosim.ranks.trace import Trace
@@ -34,7 +35,6 @@ POINTERS: Mapping[int, tuple[str, str, str]] = {
 POINTS = (COLLECTIVE, ISSUE, WAIT, MESSAGE, TRANSFER, TRANSFER_WAIT)
 # What goes on beside the program from its issue on, and the row that waits for it.
 ISSUES_OF_WAITS = {WAIT: ISSUE, TRANSFER_WAIT: TRANSFER}
-OFFLOAD = TO_HOST, TO_DEVICE = ("to host", "to device")
 
 
 # -- the tables -------------------------------------------------------------------------------------------------------
@@ -62,10 +62,10 @@ class RecordedMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
-    """Bytes that a rank moves between its device and its host: which way, of what kind, and which of its transfers.
+class RecordedTransfer:
+    """Bytes that a rank moves between device, host and disk: which way, of what kind, and which of its transfers.
 
-    Raises ValueError for a direction that is not in `OFFLOAD`, and for negative bytes.
+    Raises ValueError for a direction that is not in `DIRECTIONS`, and for negative bytes.
     """
 
     direction: str
@@ -74,8 +74,8 @@ class Transfer:
     number: int
 
     def __post_init__(self) -> None:
-        if self.direction not in OFFLOAD:
-            raise ValueError(f"a transfer goes {' or '.join(map(repr, OFFLOAD))}, found {self.direction!r}")
+        if self.direction not in DIRECTIONS:
+            raise ValueError(f"a transfer goes {', '.join(DIRECTIONS)}, found {self.direction!r}")
         checked_count("nbytes", self.nbytes, 0)
 
 
@@ -142,7 +142,7 @@ class Recording:
     messages: tuple[RecordedMessage, ...]
     paths: tuple[tuple[str, ...], ...]
     words: tuple[str, ...]
-    transfers: tuple[Transfer, ...] = ()
+    transfers: tuple[RecordedTransfer, ...] = ()
 
     def __post_init__(self) -> None:
         _check(self)
@@ -348,7 +348,7 @@ class Recorder:
     def __init__(self) -> None:
         self.calls: list[RecordedCall] = []
         self.messages: Numbering[RecordedMessage] = Numbering()
-        self.transfers: Numbering[Transfer] = Numbering()
+        self.transfers: Numbering[RecordedTransfer] = Numbering()
         self.paths: Numbering[tuple[str, ...]] = Numbering()
         self.words: Numbering[str] = Numbering()
         self.path = 0  # of the latest collective: its Issue has none of its own
@@ -357,9 +357,10 @@ class Recorder:
         self._seen: dict[int, tuple[int, Any]] = {}  # by id of a call that lives as long as this
 
     def program(self, trace: Trace) -> RecordedProgram:
-        """The trace's rows as columns; raises ValueError for a row of a class that is not known."""
+        """The trace's rows as columns; raises ValueError for a row of a class that is not known, and where rows are
+        gone."""
         table: list[Numbers] = []
-        for row in trace.rows:
+        for row in trace.all_rows():
             read = READ.get(type(row).__name__)
             if read is None:
                 raise ValueError(f"a trace has a row of class {type(row).__name__}, and a recording knows "
@@ -400,10 +401,9 @@ class Recorder:
         self.path = self.paths[row.span]
         return None if row.asynchronous else (COLLECTIVE, self.call(row.call), self.path, 0)
 
-    def transfer(self, row: Any) -> int:
-        """The number of a row's transfer."""
-        moved = row.transfer
-        return self.transfers[Transfer(moved.direction, moved.kind, int(moved.nbytes), moved.number)]
+    def transfer(self, moved: Any) -> int:
+        """The number of a transfer."""
+        return self.transfers[RecordedTransfer(moved.direction, moved.kind, int(moved.nbytes), moved.number)]
 
 
 # What is read of a row, by the name of its class. Waits have no span of their own: an empty path stands for that.
@@ -418,7 +418,7 @@ READ: Mapping[str, Callable[[Recorder, Any], Numbers | None]] = {
     "SpanBegin": lambda to, row: (BEGIN, to.paths[row.path], 0, 0),
     "SpanEnd": lambda to, row: (END, to.paths[row.path], 0, 0),
     "Transfer": lambda to, row: (TRANSFER, to.transfer(row), to.paths[row.span], 0),
-    "TransferWait": lambda to, row: (TRANSFER_WAIT, to.transfer(row), to.paths[()], 0)}
+    "TransferWait": lambda to, row: (TRANSFER_WAIT, to.transfer(row.transfer), to.paths[()], 0)}
 
 
 def record(traces: Iterable[Trace]) -> Recording:
@@ -483,7 +483,7 @@ def from_plain(plain: Any) -> Recording:
                   for shape, group, communicator, number, purpose in plain["calls"]),
             tuple(RecordedMessage(*message) for message in plain["messages"]),
             tuple(tuple(path) for path in plain["paths"]), tuple(plain["words"]),
-            tuple(Transfer(*transfer) for transfer in plain["transfers"]))
+            tuple(RecordedTransfer(*transfer) for transfer in plain["transfers"]))
     except KeyError as error:
         raise ValueError(f"this recording lacks {error}; it is cut short, or not written by save()") from None
     except (TypeError, IndexError, OverflowError) as error:

@@ -17,11 +17,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from zerosim.numerics.checks import did_you_mean
+from zerosim.numerics.checks import LINEAR_LAYERS, did_you_mean, require_biases
 from zerosim.planning.activations import Block
 from zerosim.planning.cuts import checked_count
 
-LINEAR_LAYERS = ("qkv", "projection", "feed_forward")  # where a family may have biases
 MOST_LAYERS = 100_000
 MOST_BLOCKS = 10_000  # each is looked at, and so is every moment of its activations
 
@@ -103,9 +102,7 @@ class Transformer:
         if self.heads % self.key_value_heads:
             raise ValueError(f"{self.heads} heads were asked to share {self.key_value_heads} key and value heads; each "
                              "of these serves as many heads as the others, so take a number that divides the heads")
-        if unknown := set(self.biases) - set(LINEAR_LAYERS):
-            raise ValueError(f"biases were asked for in {', '.join(sorted(unknown))}; they can be in "
-                             f"{', '.join(LINEAR_LAYERS)}")
+        require_biases("a transformer", self.biases)
 
     @property
     def query_channels(self) -> int:
@@ -128,7 +125,7 @@ class Transformer:
                              "its traffic are counted")
         return Block(batch, tokens, self.channels, self.heads, itemsize, query_channels=self.query_channels,
                      key_channels=self.key_channels, feed_forward=self.feed_forward, gated=self.gated,
-                     rms=not self.layer_norm, head_norms=self.head_norms)
+                     rms=not self.layer_norm, head_norms=self.head_norms, biases=self.biases)
 
 
 @dataclass(frozen=True)  # no slots: as UnitShape
@@ -365,6 +362,9 @@ PRESETS: Mapping[str, Transformer] = {
     "qwen2-0.5b": llama(896, 24, 14, 151_936, 4864, 2, 32_768, biases=("qkv",), tied=True),
     "qwen2-7b": llama(3584, 28, 28, 152_064, 18_944, 4, 131_072, biases=("qkv",)),
     "qwen2-72b": llama(8192, 80, 64, 152_064, 29_568, 8, 131_072, biases=("qkv",)),
+    # Qwen Team 2025 (Qwen3), table 1: 128 channels in each head, norms of heads; the small ones are tied.
+    "qwen3-0.6b": llama(1024, 28, 16, 151_936, 3072, 8, 40_960, head_channels=128, head_norms=True, tied=True),
+    "qwen3-8b": llama(4096, 36, 32, 151_936, 12_288, 8, 40_960, head_channels=128, head_norms=True),
     # Raffel et al. 2020, section 3.7.
     "t5-small": t5(512, 6, 8, 2048),
     "t5-base": t5(768, 12, 12, 3072),

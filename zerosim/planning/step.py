@@ -11,8 +11,13 @@ buffers are held from its issue to its wait, and both are events, so what is hel
   gone back: until then its gradient, two chunks of hops, and where it is to be added its sum stay.
 - Whole gradients are reduced after backward, unit by unit, beside nothing; with overlap in the step's last backward, as
   above.
+- On a mesh these rings are of a node's ranks, whole gradients are reduced to shards, and shards are all-reduced across
+  nodes: after backward, unit by unit, beside nothing; with overlap in the step's last backward, one after the other,
+  each as soon as the unit's ring inside nodes has been waited for.
 - Whole parameters of which each rank has updated its part are gathered in place. With overlap each unit is issued when
-  it is updated, and none is waited for before all are updated.
+  it is updated, or where the host updates when all are, and none is waited for before all are updated.
+- What rests off the device (offload) comes there when it is needed, in memory of its own: parameters unit by unit, the
+  addends of gradients with the last backward; sums of gradients leave it as they are made.
 
 A ring declares as buffers two chunks of partial sums that arrive in turn, one where N = 2, none where N = 1.
 """
@@ -27,12 +32,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerosim.numerics.formats import format_of
+from zerosim.numerics.places import DEVICE, DISK
+from zerosim.numerics.quantization import Blockwise, ZeroPlusPlus
 from zerosim.planning.activations import BETWEEN, Block, Place, passes, snapshots
-from zerosim.planning.closed_forms import NORM_PARTIAL_NBYTES, OVERFLOW_FLAG_NBYTES, STAGES, TENSOR_NORMS, Job
+from zerosim.planning.closed_forms import (
+    AGREEMENT_NBYTES,
+    NORM_PARTIAL_NBYTES,
+    OVERFLOW_FLAG_NBYTES,
+    STAGES,
+    TENSOR_NORMS,
+    Job,
+)
 from zerosim.planning.cost import Curve, curve
 from zerosim.planning.hardware import Network
 
-GATHERED, GRADIENT, BUFFER = "gathered parameters", "gradients", "buffers"
+ALL, INSIDE, ACROSS = "all", "inside", "across"
+GATHERED, SECONDARY, GRADIENT, BUFFER = "gathered parameters", "secondary parameters", "gradients", "buffers"
+HELD = (GATHERED, SECONDARY, GRADIENT, BUFFER)
 TOKEN_NBYTES = 8  # int64, of tokens and of targets, as frameworks index
 
 
@@ -44,12 +60,14 @@ class HeldBytes(NamedTuple):
 
 
 class RingIssue(NamedTuple):
-    """A ring of so many ranks begins to move a vector of so many bytes."""
+    """A ring, or an all-to-all, of so many ranks begins to move a vector of so many bytes: inside nodes, across them,
+    or over all ranks."""
 
     operation: str
     unit: int
     nbytes: int
     ranks: int
+    where: str = ALL
 
     @property
     def key(self) -> tuple[str, int]:
@@ -94,9 +112,8 @@ def micro_batch(job: Job, number: int = 0) -> Iterator[StepEvent]:
     """Forward and backward of the step's micro-batch of this number: 0 sets gradients, the others add to them.
 
     >>> from zerosim.planning.closed_forms import STAGES
-    >>> [event for event in micro_batch(Job((4, 2), 2, STAGES[2])) if isinstance(event, RingIssue | RingWait)]
-    [RingIssue(operation='reduce_scatter', unit=1, nbytes=4, ranks=2), RingWait(key=('reduce_scatter', 1)), \
-RingIssue(operation='reduce_scatter', unit=0, nbytes=8, ranks=2), RingWait(key=('reduce_scatter', 0))]
+    >>> [event[:4] for event in micro_batch(Job((4, 2), 2, STAGES[2])) if isinstance(event, RingIssue | RingWait)]
+    [('reduce_scatter', 1, 4, 2), (('reduce_scatter', 1),), ('reduce_scatter', 0, 8, 2), (('reduce_scatter', 0),)]
 
     Raises ValueError as `step_events` does.
     """
@@ -111,9 +128,15 @@ class MicroBatchWalk:
         self.lengths = job.padded_lengths
         self.written, self.added = job.policy.compute_dtype, job.policy.accumulate_dtype
         self.moving, self.weights = job.policy.reduce_dtype, job.policy.compute_dtype.itemsize
+        self.parameters_elsewhere = job.offload.parameters != DEVICE
+        self.gradients_elsewhere = job.offload.gradients != DEVICE
         self.stays = frozenset(job.kept_gathered)
         self.gathered: dict[int, bool] = {}      # by unit: True while its gather is under way
+        self.zeropp = job.zeropp or ZeroPlusPlus()
+        self.secondary = set(range(len(self.lengths))) if self.zeropp.hpz and number else set[int]()
+        self.arriving: dict[int, int] = {}       # by unit: buffers of the gather that is under way
         self.reducing: Reducing | None = None
+        self.across: Reducing | None = None
 
     def events(self) -> Iterator[StepEvent]:
         """Forward, loss and backward, and what is waited for at the end."""
@@ -124,6 +147,7 @@ class MicroBatchWalk:
         yield from (At("loss", last), At("loss end", last))
         yield from self._pass(backward)
         yield from self._reduced()
+        yield from self._reduced_across()
         yield from self._reshard_all()
 
     def _pass(self, places: Sequence[Place]) -> Iterator[StepEvent]:
@@ -144,7 +168,7 @@ class MicroBatchWalk:
 
     def _unsharded(self, unit: int, ahead: Sequence[int], inside: Iterator[StepEvent]) -> Iterator[StepEvent]:
         """The events inside, with the weights of the unit and those that it uses of tied units."""
-        if not self.job.states.parameters_sharded:
+        if not (self.job.states.parameters_sharded or self.parameters_elsewhere):
             yield from inside
             return
         used = [unit, *dict.fromkeys(owner for user, owner in self.job.tied if user == unit)]
@@ -161,17 +185,34 @@ class MicroBatchWalk:
                 yield self._reshard(one)
 
     def _gather(self, unit: int, *, ahead: bool) -> Iterator[StepEvent]:
-        nbytes = self.weights * self.lengths[unit]
+        nbytes, form, job = self.weights * self.lengths[unit], self.zeropp.weights, self.job
         yield HeldBytes(GATHERED, nbytes)
-        yield RingIssue("all_gather", unit, nbytes, self.job.ranks)
+        self.gathered[unit] = True
+        if not job.states.parameters_sharded:
+            pass  # it comes from where it rests
+        elif unit in self.secondary:
+            yield RingIssue("all_gather", unit, nbytes, job.ranks // job.nodes, INSIDE)
+        else:  # its own chunk comes to the device; or what a rank sends, quantized, and what it receives
+            sent = 0 if form is None else form.nbytes(self.lengths[unit] // job.ranks)
+            self.arriving[unit] = sent * (1 + job.ranks) if form is not None else \
+                nbytes // job.ranks * self.parameters_elsewhere
+            yield HeldBytes(BUFFER, self.arriving[unit])
+            yield ring("all_gather", unit, nbytes if form is None else sent * job.ranks, job)
         if not ahead:
-            yield RingWait(("all_gather", unit))
-        self.gathered[unit] = ahead
+            yield from self._wait_for(unit)
 
     def _wait_for(self, unit: int) -> Iterator[StepEvent]:
-        if self.gathered[unit]:
-            yield RingWait(("all_gather", unit))
-            self.gathered[unit] = False
+        if self.gathered[unit] and self.job.states.parameters_sharded:
+            yield from self._arrived(unit)
+        self.gathered[unit] = False
+
+    def _arrived(self, unit: int) -> Iterator[StepEvent]:
+        """Waits for a gather; the first one leaves a secondary shard."""
+        yield RingWait(("all_gather", unit))
+        yield HeldBytes(BUFFER, -self.arriving.pop(unit, 0))
+        if self.zeropp.hpz and unit not in self.secondary:
+            self.secondary.add(unit)
+            yield HeldBytes(SECONDARY, secondary_nbytes(self.job, unit))
 
     def _reshard(self, unit: int) -> StepEvent:
         del self.gathered[unit]
@@ -187,7 +228,7 @@ class MicroBatchWalk:
     def _back(self, unit: int) -> Iterator[StepEvent]:
         """A unit goes back, and its gradient is accumulated."""
         states, length, written, added = self.job.states, self.lengths[unit], self.written, self.added
-        at_rest = not states.gradients_sharded and self.first and written == added
+        at_rest = not states.gradients_sharded and self.first and written == added and not self.gradients_elsewhere
         own = 0 if at_rest else length * written.itemsize
         tied = [*zip(self.job.tied, self.job.tied_lengths, strict=True)]
         of_others = sum(n for (user, _), n in tied if user == unit)  # elements of weights that are another unit's
@@ -200,6 +241,8 @@ class MicroBatchWalk:
             yield HeldBytes(GRADIENT, -sum(parts) * added.itemsize)
         if states.gradients_sharded:
             yield from self._reduce(unit, wide or own, added if wide else written)
+        elif self.last and self.gradients_elsewhere:
+            yield from self._reduce_addends(unit, wide or own, added if wide else written, wide)
         elif self.last and self.job.overlap:
             yield from self._reduce_resting(unit)
         if of_others:
@@ -209,16 +252,69 @@ class MicroBatchWalk:
 
     def _reduce(self, unit: int, whole: int, dtype: np.dtype[Any]) -> Iterator[StepEvent]:
         """Reduces one unit's gradient of so many bytes, after the one that is under way."""
-        moving, length, chunk = self.moving, self.lengths[unit], self.lengths[unit] // self.job.ranks
+        if self.zeropp.gradients is not None:
+            yield from self._exchange(unit, dtype, self.zeropp.gradients)
+            return
+        moving, length, chunk = self.moving, self.lengths[unit], self.lengths[unit] // self.job.shards
         packed = 0 if moving == dtype else length * moving.itemsize  # cast into a buffer
-        in_place = self.first and moving == self.added
+        in_place = self.first and moving == self.added and not self.gradients_elsewhere
         yield from self._reduced()
-        buffers = packed + (0 if in_place else chunk * moving.itemsize) + hops_nbytes(self.job, chunk)
+        buffers = packed + (0 if in_place else chunk * moving.itemsize) + hops_nbytes(self.job, chunk, self.job.shards)
         yield HeldBytes(BUFFER, buffers)
-        yield RingIssue("reduce_scatter", unit, length * moving.itemsize, self.job.ranks)
+        yield ring("reduce_scatter", unit, length * moving.itemsize, self.job)
         self.reducing = Reducing(("reduce_scatter", unit), 0 if packed or not self.job.overlap else whole, buffers)
         if not self.job.overlap:
             yield from self._reduced()
+
+    def _reduce_addends(self, unit: int, whole: int, dtype: np.dtype[Any], wide: int) -> Iterator[StepEvent]:
+        """Reduces the step's gradient of one unit, whose last addend of so many bytes is on the device, to which the
+        others come; the sum leaves it."""
+        moving, added, length, job = self.moving, self.added, self.lengths[unit], self.job
+        copy = 0 if self.first and dtype == added else length * added.itemsize
+        yield HeldBytes(BUFFER, copy)
+        gone = wide * (copy > 0)  # where a tied unit's own sum has been added to that of earlier micro-batches
+        yield HeldBytes(GRADIENT, -gone)
+        packed = 0 if moving == (added if copy else dtype) else length * moving.itemsize
+        chunk = length // job.ranks
+        yield from self._reduced()
+        arrives = chunk if job.states.optimizer_sharded else length
+        buffers = packed + hops_nbytes(job, chunk, job.shards) + arrives * moving.itemsize
+        yield HeldBytes(BUFFER, buffers)
+        operation = whole_reduction(job)
+        yield ring(operation, unit, length * moving.itemsize, job)
+        waits = not packed and job.overlap  # for its source, which stays until then
+        self.reducing = Reducing((operation, unit), whole * (waits and not copy), buffers + copy * waits)
+        if not job.overlap:
+            yield from self._reduced()
+        yield HeldBytes(BUFFER, -copy * (not waits))
+        yield HeldBytes(GRADIENT, gone)
+
+    def _exchange(self, unit: int, dtype: np.dtype[Any], form: Blockwise) -> Iterator[StepEvent]:
+        """Begins to reduce one unit's gradient by two all-to-alls, of which the second follows when the first is
+        waited for."""
+        job, length = self.job, self.lengths[unit]
+        nbytes = form.nbytes(length // job.ranks) * job.ranks
+        packed = 0 if self.moving == dtype else length * self.moving.itemsize
+        yield from self._reduced()
+        yield HeldBytes(BUFFER, packed + 2 * nbytes)  # sent, and received
+        yield RingIssue("all_to_all", unit, nbytes, job.ranks // job.nodes, INSIDE)
+        stays = nbytes * (1 + job.overlap)
+        yield HeldBytes(BUFFER, stays - packed - 2 * nbytes)
+        self.reducing = Reducing(("all_to_all", unit), 0, stays)
+        if not job.overlap:
+            yield from self._reduced()
+
+    def _exchanged(self, unit: int, held: int, form: Blockwise) -> Iterator[StepEvent]:
+        """Waits for the first all-to-all, adds up in fp32, and does the same across nodes."""
+        job, length = self.job, self.lengths[unit]
+        chunk = form.nbytes(length // job.ranks)
+        yield RingWait(("all_to_all", unit))
+        yield HeldBytes(BUFFER, chunk * job.ranks - held)
+        sums = 4 * (length * job.nodes // job.ranks) + 2 * chunk * job.nodes + 4 * (length // job.ranks)
+        yield HeldBytes(BUFFER, sums)
+        yield from (RingIssue("all_to_all", unit, chunk * job.nodes, job.nodes, ACROSS),
+                    RingWait(("all_to_all", unit)))
+        yield HeldBytes(BUFFER, -sums - chunk * job.ranks)
 
     def _reduce_resting(self, unit: int) -> Iterator[StepEvent]:
         """Reduces the step's gradient of one unit, where it rests, after the one that is under way."""
@@ -227,38 +323,74 @@ class MicroBatchWalk:
             yield HeldBytes(GRADIENT, sum_nbytes(self.job))
         nbytes, operation = self.lengths[unit] * self.moving.itemsize, whole_reduction(self.job)
         packed = nbytes if self.moving != self.added else 0
-        buffers = packed + hops_nbytes(self.job, self.lengths[unit] // self.job.ranks)
+        buffers = packed + hops_nbytes(self.job, self.lengths[unit] // self.job.shards, self.job.shards)
         yield HeldBytes(BUFFER, buffers)
-        yield RingIssue(operation, unit, nbytes, self.job.ranks)
+        yield ring(operation, unit, nbytes, self.job)
         self.reducing = Reducing((operation, unit), 0, buffers)
 
     def _reduced(self) -> Iterator[StepEvent]:
-        """Waits for the reduction that is under way."""
+        """Waits for the reduction that is under way; nodes then begin to add up what they have of the step."""
         if self.reducing is not None:
-            yield RingWait(self.reducing.key)
-            yield HeldBytes(BUFFER, -self.reducing.buffers)
-            yield HeldBytes(GRADIENT, -self.reducing.gradient)
-            self.reducing = None
+            (_, unit), reducing, self.reducing = self.reducing.key, self.reducing, None
+            if self.zeropp.gradients is not None:
+                yield from self._exchanged(unit, reducing.buffers, self.zeropp.gradients)
+                return
+            yield RingWait(reducing.key)
+            yield HeldBytes(BUFFER, -reducing.buffers)
+            yield HeldBytes(GRADIENT, -reducing.gradient)
+            if self.job.replicas > 1 and self.last and self.job.overlap:
+                yield from self._reduced_across()
+                held, issue = across_issue(self.job, unit)
+                yield from (held, issue)
+                self.across = Reducing(issue.key, 0, held.nbytes)
+
+    def _reduced_across(self) -> Iterator[StepEvent]:
+        """Waits for the nodes."""
+        if self.across is not None:
+            yield RingWait(self.across.key)
+            yield HeldBytes(BUFFER, -self.across.buffers)
+            self.across = None
 
 
-def hops_nbytes(job: Job, chunk: int) -> int:
+def secondary_nbytes(job: Job, unit: int) -> int:
+    """Bytes of a rank's secondary shard of a unit."""
+    return job.padded_lengths[unit] * job.nodes // job.ranks * job.policy.compute_dtype.itemsize
+
+
+def ring(operation: str, unit: int, nbytes: int, job: Job) -> RingIssue:
+    """A ring of the ranks that have a shard each."""
+    return RingIssue(operation, unit, nbytes, job.shards, INSIDE if job.replicas > 1 else ALL)
+
+
+def across_issue(job: Job, unit: int) -> tuple[HeldBytes, RingIssue]:
+    """The all-reduce of a unit's shards across nodes, where they rest, and its buffers; they are cast into one, and
+    come back in another, where they rest in another format than they travel in."""
+    policy, shard = job.policy, job.padded_lengths[unit] // job.shards
+    rests = policy.accumulate_dtype if job.states.gradients_sharded else policy.reduce_dtype
+    cast = 0 if rests == policy.reduce_dtype else 2 * shard * policy.reduce_dtype.itemsize
+    return (HeldBytes(BUFFER, cast + hops_nbytes(job, shard // job.replicas, job.replicas)),
+            RingIssue("all_reduce", unit, shard * policy.reduce_dtype.itemsize, job.replicas, ACROSS))
+
+
+def hops_nbytes(job: Job, chunk: int, ranks: int) -> int:
     """Bytes of partial sums that a rank receives in turn while it reduces: two chunks, as far as there are messages;
     where the wire has a format of its own, what leaves first is cast into one of them."""
     wire = job.policy.wire
     if wire is not None and format_of(wire).dtype != job.policy.reduce_dtype:
-        return chunk * format_of(wire).dtype.itemsize * 2 * (job.ranks > 1)
-    return chunk * job.policy.reduce_dtype.itemsize * min(2, job.ranks - 1)
+        return chunk * format_of(wire).dtype.itemsize * 2 * (ranks > 1)
+    return chunk * job.policy.reduce_dtype.itemsize * min(2, ranks - 1)
 
 
 def whole_reduction(job: Job) -> str:
-    """The collective that reduces whole gradients."""
-    return "reduce_scatter" if job.states.optimizer_sharded else "all_reduce"
+    """The collective that reduces whole gradients: to shards, where nodes are to add up theirs."""
+    return "reduce_scatter" if job.states.optimizer_sharded or job.replicas > 1 else "all_reduce"
 
 
 def sum_nbytes(job: Job) -> int:
-    """Bytes of a rank's sum of whole gradients over ranks, where it does not replace the addends."""
-    new = job.states.optimizer_sharded or job.policy.reduce_dtype != job.policy.accumulate_dtype
-    return job.held(job.states.optimizer_sharded) * job.policy.reduce_dtype.itemsize if new else 0
+    """Bytes of a rank's sum of whole gradients over the ranks of a ring, where it does not replace the addends."""
+    cut = job.states.optimizer_sharded or job.replicas > 1
+    new = cut or job.policy.reduce_dtype != job.policy.accumulate_dtype
+    return job.held(cut) * job.policy.reduce_dtype.itemsize if new else 0
 
 
 def _checked(job: Job) -> Job:
@@ -267,6 +399,8 @@ def _checked(job: Job) -> Job:
         raise ValueError("a step's events are of ZeRO's stages and of the layout per_unit, in which every rank owns as "
                          f"much of each unit, found {job.layout!r} and {job.states}; for others there are the closed "
                          "forms")
+    if job.zeropp and job.zeropp.gradients and not job.states.gradients_sharded:
+        raise ValueError("a step's events with quantized gradients are of those that rest sharded; take stage 2 or 3")
     return job
 
 
@@ -278,37 +412,61 @@ def after_backward(job: Job) -> Iterator[StepEvent]:
     states, policy, lengths = _checked(job).states, job.policy, job.padded_lengths
     reduced = policy.reduce_dtype.itemsize
     yield AFTER_BACKWARD
-    taken = 0 if states.gradients_sharded else sum_nbytes(job)
-    if not states.gradients_sharded and not job.overlap:
+    elsewhere = job.offload.gradients != DEVICE
+    taken = 0 if states.gradients_sharded or elsewhere else sum_nbytes(job)
+    if not (states.gradients_sharded or job.overlap or elsewhere):
         yield HeldBytes(GRADIENT, taken)
         operation = whole_reduction(job)
         for unit, length in enumerate(lengths):
             packed = 0 if policy.reduce_dtype == policy.accumulate_dtype else length * reduced
-            held = packed + hops_nbytes(job, length // job.ranks)
+            held = packed + hops_nbytes(job, length // job.shards, job.shards)
             yield HeldBytes(BUFFER, held)
-            yield from (RingIssue(operation, unit, length * reduced, job.ranks), RingWait((operation, unit)))
+            yield from (ring(operation, unit, length * reduced, job), RingWait((operation, unit)))
             yield HeldBytes(BUFFER, -held)
+    if job.replicas > 1:
+        if not job.overlap:
+            for unit in range(len(lengths)):
+                buffers, issue = across_issue(job, unit)
+                yield from (buffers, issue, RingWait(issue.key), HeldBytes(BUFFER, -buffers.nbytes))
+        if not (states.gradients_sharded or states.optimizer_sharded):
+            whole = 0 if policy.reduce_dtype == policy.accumulate_dtype else job.held(False) * reduced
+            yield HeldBytes(GRADIENT, whole)
+            for unit, length in enumerate(lengths):
+                yield from (ring("all_gather", unit, length * reduced, job), RingWait(("all_gather", unit)))
+            yield HeldBytes(GRADIENT, -taken)
+            taken = whole
+    if job.zeropp and job.zeropp.hpz:
+        yield HeldBytes(SECONDARY, -sum(secondary_nbytes(job, unit) for unit in range(len(lengths))))
     yield At("scan", 0)
     if states.optimizer_sharded:  # all-gathered: the flag, the norms
         scalars = [OVERFLOW_FLAG_NBYTES, NORM_PARTIAL_NBYTES, NORM_PARTIAL_NBYTES * TENSOR_NORMS * job.normed_tensors]
-        yield from (HeldBytes(BUFFER, sign * nbytes * job.ranks) for nbytes in scalars for sign in (1, -1))
+        yield from (HeldBytes(BUFFER, sign * nbytes * job.shards) for nbytes in scalars for sign in (1, -1))
     yield from _updated(job, taken)
 
 
 def _updated(job: Job, taken: int) -> Iterator[StepEvent]:
     """Each unit is updated; `taken` bytes of gradients go when all are; then replicas are made equal again."""
     states, lengths, itemsize = job.states, job.padded_lengths, job.policy.compute_dtype.itemsize
-    gathered = states.optimizer_sharded and not states.parameters_sharded
-    ahead = gathered and job.overlap
+    gathered, places = states.optimizer_sharded and not states.parameters_sharded, job.offload
+    elsewhere = places.parameters != DEVICE  # each unit comes to the device then, and goes again
+    ahead = gathered and job.overlap and not elsewhere
+    agreement = [HeldBytes(BUFFER, sign * AGREEMENT_NBYTES * job.ranks) for sign in (1, -1)]
     for unit, length in enumerate(lengths):
         yield At("update", unit)
-        if ahead:
-            yield RingIssue("all_gather", unit, length * itemsize, job.ranks)
+        if ahead and places.optimizer == DEVICE:
+            yield ring("all_gather", unit, length * itemsize, job)
+    yield from agreement if places.optimizer == DISK else ()
+    for unit, length in enumerate(lengths if ahead and places.optimizer != DEVICE else ()):
+        yield ring("all_gather", unit, length * itemsize, job)
     yield HeldBytes(GRADIENT, -taken)
     for unit, length in enumerate(lengths if gathered else ()):
+        buffers = (length + length // job.ranks) * itemsize * elsewhere
+        yield HeldBytes(BUFFER, buffers)
         if not ahead:
-            yield RingIssue("all_gather", unit, length * itemsize, job.ranks)
+            yield ring("all_gather", unit, length * itemsize, job)
         yield RingWait(("all_gather", unit))
+        yield HeldBytes(BUFFER, -buffers)
+    yield from agreement if gathered and places.parameters == DISK else ()
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
@@ -337,6 +495,7 @@ class TransientSnapshot(NamedTuple):
 
     place: Place
     gathered_nbytes: int
+    secondary_nbytes: int
     gradients_nbytes: int
     buffers_nbytes: int
     sequence_nbytes: int
@@ -348,15 +507,16 @@ class TransientSnapshot(NamedTuple):
     @property
     def fixed_nbytes(self) -> int:
         """The bytes that do not grow with the batch."""
-        return self.gathered_nbytes + self.gradients_nbytes + self.buffers_nbytes
+        return self.gathered_nbytes + self.secondary_nbytes + self.gradients_nbytes + self.buffers_nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class TransientMemory:
-    """The most bytes at one moment: of gathered parameters, of gradients on their way, of collectives' buffers, of the
-    latter two together. ``snapshots`` are those that can be the fullest of all."""
+    """The most bytes at one moment: of gathered parameters, of secondary shards (hpZ), of gradients on their way, of
+    collectives' buffers, of the latter two together. ``snapshots`` are those that can be the fullest of all."""
 
     gathered_nbytes: int
+    secondary_nbytes: int
     gradients_nbytes: int
     buffers_nbytes: int
     in_flight_nbytes: int
@@ -381,7 +541,7 @@ def transient_memory(job: Job, flow: Flow | None = None) -> TransientMemory:
     [1800, 2600]
     """
     levels = {} if flow is None else _levels(flow)
-    held, most = dict.fromkeys((GATHERED, GRADIENT, BUFFER), 0), dict.fromkeys((GATHERED, GRADIENT, BUFFER), 0)
+    held, most = dict.fromkeys(HELD, 0), dict.fromkeys(HELD, 0)
     in_flight, total, place, level = 0, 0, START, 0
     fullest: dict[int, TransientSnapshot] = {}  # by bytes of each sequence
     for event in step_events(job):
@@ -397,13 +557,14 @@ def transient_memory(job: Job, flow: Flow | None = None) -> TransientMemory:
         else:
             continue
         if level not in fullest or total > fullest[level].fixed_nbytes:
-            fullest[level] = TransientSnapshot(place, held[GATHERED], held[GRADIENT], held[BUFFER], level)
+            fullest[level] = TransientSnapshot(
+                place, held[GATHERED], held[SECONDARY], held[GRADIENT], held[BUFFER], level)
     assert not any(held.values()), f"what comes also goes, but {held} stayed"
     snapshots: list[TransientSnapshot] = []  # those that none exceeds in both respects
     for _, snapshot in sorted(fullest.items(), reverse=True):
         if not snapshots or snapshot.fixed_nbytes > snapshots[-1].fixed_nbytes:
             snapshots.append(snapshot)
-    return TransientMemory(most[GATHERED], most[GRADIENT], most[BUFFER], in_flight, tuple(snapshots))
+    return TransientMemory(most[GATHERED], most[SECONDARY], most[GRADIENT], most[BUFFER], in_flight, tuple(snapshots))
 
 
 @lru_cache(maxsize=512)
@@ -432,14 +593,15 @@ def communication_seconds(events: Iterable[StepEvent], seconds_at: Mapping[Place
     """
     clock = free = communication = exposed = 0.0
     ends: dict[tuple[str, int], float] = {}
-    prices: dict[tuple[str, int, int], float] = {}
+    prices: dict[tuple[str, int, int, str], float] = {}
+    networks = {ALL: network, INSIDE: Network(network.inside), ACROSS: Network(network.between or network.inside)}
     for event in events:
         if isinstance(event, At):
             clock += seconds_at.get(event, 0.0)
         elif isinstance(event, RingIssue):
-            call = event.operation, event.ranks, event.nbytes
+            call = event.operation, event.ranks, event.nbytes, event.where
             if call not in prices:  # a model of many equal units has few
-                prices[call] = _ring(event.operation, event.ranks, network).seconds(event.nbytes)
+                prices[call] = _ring(event.operation, event.ranks, networks[event.where]).seconds(event.nbytes)
             seconds = prices[call]
             communication += seconds
             ends[event.key] = free = max(clock, free) + seconds
@@ -452,4 +614,4 @@ def communication_seconds(events: Iterable[StepEvent], seconds_at: Mapping[Place
 
 @lru_cache(maxsize=64)
 def _ring(operation: str, ranks: int, network: Network) -> Curve:
-    return curve(operation, "ring", ranks, network)
+    return curve(operation, "pairwise" if operation == "all_to_all" else "ring", ranks, network)

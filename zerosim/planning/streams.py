@@ -40,16 +40,16 @@ from zerosim.planning.hardware import Machine, SlowRank
 from zerosim.planning.recording import (
     COLLECTIVE,
     COMPUTE,
+    DIRECTIONS,
     ISSUE,
     ISSUES_OF_WAITS,
     MESSAGE,
-    OFFLOAD,
     POINTS,
     TRANSFER,
     RecordedCall,
     RecordedMessage,
+    RecordedTransfer,
     Recording,
-    Transfer,
     shown,
 )
 
@@ -194,7 +194,7 @@ class Collectives:
 
 
 COMPUTATION, COMMUNICATION = ("compute", "communication")
-STREAMS = (COMPUTATION, COMMUNICATION, *OFFLOAD)
+STREAMS = (COMPUTATION, COMMUNICATION, *DIRECTIONS)
 Point = tuple[int, int, int]  # row, code, and the number of a call, a message or a transfer
 
 
@@ -214,7 +214,7 @@ class StreamPart:
     before: "StreamPart | None"
     call: int | None = None
     message: RecordedMessage | None = None
-    transfer: Transfer | None = None
+    transfer: RecordedTransfer | None = None
     place: int = 0
     begun: Any = None
     joined: Any = None
@@ -355,11 +355,11 @@ class Streams:
             lane.unwaited[code, index] = part
         return part
 
-    def _transferred(self, lane: Lane, transfer: Transfer) -> StreamPart:
+    def _transferred(self, lane: Lane, transfer: RecordedTransfer) -> StreamPart:
         """Carries a transfer out, after those that go the same way."""
         part = lane.issue(transfer.direction, transfer=transfer)
         part.begun = part.joined = max(part.issued, part.before.ended) if part.before else part.issued
-        part.ended = part.begun + self.machine.link_to_host.seconds(transfer.nbytes)
+        part.ended = part.begun + self.machine.link_of(transfer.direction).seconds(transfer.nbytes)
         return part
 
     # -- the communication streams ------------------------------------------------------------------------------------

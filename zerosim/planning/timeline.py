@@ -28,7 +28,7 @@ import numpy as np
 
 from zerosim.numerics.files import write_or_refuse
 from zerosim.planning.hardware import Machine, SlowLink, SlowRank
-from zerosim.planning.recording import BEGIN, COMPUTE, END, HELD, ISSUES_OF_WAITS, OFFLOAD, Recording
+from zerosim.planning.recording import BEGIN, COMPUTE, DIRECTIONS, END, HELD, ISSUES_OF_WAITS, Recording
 from zerosim.planning.streams import (
     COMMUNICATION,
     COMPUTATION,
@@ -147,7 +147,7 @@ class Timeline:
             busy[part.stream] += part.ended - part.begun
         busy[COMPUTATION] = lane.end - sum(stood.values())
         waited = sum(part.joined - part.begun for part in lane.streams[COMMUNICATION])
-        moved, stood_for_host = (sum(of.get(way, 0) for way in OFFLOAD) for of in (busy, stood))
+        moved, stood_for_host = (sum(of.get(way, 0) for way in DIRECTIONS) for of in (busy, stood))
         return Usage(busy[COMPUTATION], busy[COMMUNICATION], stood[COMMUNICATION], waited, moved, stood_for_host,
                      {stream: self.step_seconds - seconds for stream, seconds in busy.items()})
 
@@ -163,8 +163,10 @@ class Timeline:
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """Compute, communication, and both ways of offload where anything is offloaded."""
-        return (COMPUTATION, COMMUNICATION, *(OFFLOAD if self.recording.transfers else ()))
+        """Compute, communication, and where anything is offloaded both ways to the host, or to its disk, of that."""
+        moved = {transfer.direction for transfer in self.recording.transfers}
+        return (COMPUTATION, COMMUNICATION, *(way for both in (DIRECTIONS[:2], DIRECTIONS[2:]) if moved & {*both}
+                                              for way in both))
 
     def flops(self, *, recomputed: bool = True) -> int:
         """Floating-point operations of all ranks; without ``recomputed``, those in spans called "recompute" are not in.

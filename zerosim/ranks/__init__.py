@@ -14,10 +14,11 @@ from zerosim.ranks.errors import (
 )
 from zerosim.ranks.inspect import step_through
 from zerosim.ranks.memory import Memory
+from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.null_cluster import NullCluster
 from zerosim.ranks.rank import Rank, Work
 from zerosim.ranks.trace import Hop, Trace
 
 __all__ = ["AsymmetryError", "BackendError", "Cluster", "DeadlockError", "Hop",
-           "Memory", "MismatchError", "NullCluster", "OutOfMemoryError", "PendingWorkError", "Rank",
+           "Memory", "Mesh", "MismatchError", "NullCluster", "OutOfMemoryError", "PendingWorkError", "Rank",
            "RankStopped", "RankUseError", "RemoteError", "Results", "Run", "Trace", "Work", "step_through"]

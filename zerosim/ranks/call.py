@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import is_array, is_writable, may_share_memory, spans, start
+from zerosim.numerics.arrays import Integers, is_array, is_writable, may_share_memory, spans, start
 from zerosim.numerics.checks import unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import NullKernels, NumpyKernels, do_nothing
@@ -36,7 +36,7 @@ def ceil_cut(length: int, ranks: int) -> Cut:
     (0, 3, 6, 9, 9)
     """
     chunk = -(-length // ranks)
-    return tuple(min(length, i * chunk) for i in range(ranks + 1))
+    return Integers(min(length, i * chunk) for i in range(ranks + 1))
 
 
 def tensor_cut(lengths: Iterable[int], ranks: int) -> Cut:
@@ -66,16 +66,16 @@ def checked_cut(splits: Iterable[int] | None, length: int, ranks: int, *, any_le
     if splits is None:
         return ceil_cut(length, ranks)
     try:
-        whole = type(splits) is tuple and set(map(type, splits)) == {int}
-        cut: Cut = splits if whole else tuple(map(operator.index, splits))  # type: ignore[assignment]
+        cut = splits if isinstance(splits, Integers) else Integers(map(operator.index, splits))
     except TypeError as error:
         raise ValueError(f"splits= must hold integers, found {splits!r}; pass N+1 boundaries, e.g. "
                          f"{ceil_cut(length, ranks)}") from error
-    return _checked(cut, max(cut, default=0) if any_length else length, ranks)
+    return _checked(cut, None if any_length else length, ranks)
 
 
 @lru_cache(maxsize=256)  # a model of many equal units asks for few cuts again and again, each of N+1 boundaries
-def _checked(cut: Cut, length: int, ranks: int) -> Cut:
+def _checked(cut: Integers, length: int | None, ranks: int) -> Cut:
+    length = max(cut, default=0) if length is None else length
     if len(cut) != ranks + 1 or cut[0] != 0 or cut[-1] != length or any(a > b for a, b in pairwise(cut)):
         raise ValueError(f"splits={cut} does not cut {length} elements among {ranks} ranks; pass {ranks + 1} rising "
                          f"boundaries from 0 to {length}, e.g. {ceil_cut(length, ranks)}")
@@ -375,6 +375,24 @@ class PendingExchange:
 
 
 Pending = PendingCall | PendingExchange
+Buffer = tuple[int, np.dtype[Any]]  # elements, dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The one primitive: send to one rank while receiving from one, either half possibly absent.
+
+    ``out`` fixes how many elements arrive. ``chunks`` are the numbers of the chunks that ``send`` carries.
+    """
+
+    send: Array | None
+    to: int | None
+    out: Array | None
+    source: int | None
+    chunks: tuple[int, ...] = ()
+
+
+Exchanges = Generator[Exchange, None, None]
 
 
 class Backend:

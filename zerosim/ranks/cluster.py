@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from zerosim.numerics.arrays import Integers
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.call import Backend
@@ -85,14 +86,17 @@ class Cluster(Shown):
     ``capacity_nbytes`` is what each rank may hold (None: no limit). ``debug`` fills new, freed and padding memory with
     NaN and carries out every collective hop by hop. ``seed`` 0 runs ranks in their order; any other seed tries another
     legal order, which must change no result. Ranks, their memory and what it holds live as long as the cluster, and so
-    do the results of its ``runs``: ``runs.clear()`` lets them go. A program that catches BaseException and goes on
-    without end cannot be stopped.
+    do the results of its ``runs``: ``runs.clear()`` lets them go. ``trace_rows`` bounds the trace of a long run: each
+    rank keeps at least so many of its latest rows, and less than twice as many (None: all); what needs all of them, as
+    a recording does, raises ValueError then, and bytes sent and held stay exact. A program that catches BaseException
+    and goes on without end cannot be stopped.
     """
 
     representative: int | None = None  # the one rank that runs and stands for all, where that is so
 
     def __init__(self, ranks: int, *, capacity_nbytes: int | None = None, debug: bool = False, seed: int = 0,
-                 blas_threads: int = 1, processor: Processor | None = None, transport: Transport | None = None) -> None:
+                 blas_threads: int = 1, trace_rows: int | None = None, processor: Processor | None = None,
+                 transport: Transport | None = None) -> None:
         """``processor`` has the arrays of all ranks that run here, ``transport`` moves them to other ranks."""
         if not is_count(ranks) or ranks < 1:
             raise ValueError(f"a cluster needs at least one rank, found ranks={ranks!r}; pass a whole number from 1 on")
@@ -101,13 +105,15 @@ class Cluster(Shown):
                              "pass None for no limit")
         if not is_count(seed):
             raise ValueError(f"seed={seed!r} must be a whole number; 0 runs the ranks in their order")
+        if trace_rows is not None and (not is_count(trace_rows) or trace_rows < 1):
+            raise ValueError(f"trace_rows={trace_rows!r} must be a number of rows, 1 or more; pass None to keep all")
         self.debug, self.seed, self.blas_threads = debug, seed, blas_threads
         self._processor, self._transport = processor or Processor(), transport or InProcess()
-        group = tuple(range(ranks))
+        group = Integers(range(ranks))
         present = self._present(group)
         kernels = self._processor.kernels(len(present))
         self.kernels = kernels[0]
-        self.states = [RankState(index, Memory(f"rank {index}", its, capacity_nbytes, debug), its)
+        self.states = [RankState(index, Memory(f"rank {index}", its, capacity_nbytes, debug), its, trace_rows)
                        for index, its in zip(present, kernels, strict=True)]
         self.ranks = [Rank(state, group) for state in self.states]
         self.runs: list[Run] = []

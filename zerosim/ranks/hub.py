@@ -22,8 +22,8 @@ from typing import Any, Literal, NamedTuple
 
 from zerosim.numerics.arrays import copy_elements, poison, start
 from zerosim.ranks import fast_ring
-from zerosim.ranks.call import Array, Backend, Call, GroupKey, Pending, PendingCall, PendingExchange
-from zerosim.ranks.collectives import NATIVE, Delivery, Exchanges, lockstep, steps_of
+from zerosim.ranks.call import Array, Backend, Call, Exchanges, GroupKey, Pending, PendingCall, PendingExchange
+from zerosim.ranks.collectives import NATIVE, Delivery, lockstep, steps_of
 from zerosim.ranks.errors import (
     DeadlockError,
     MismatchError,

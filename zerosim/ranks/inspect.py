@@ -54,8 +54,8 @@ class RankNow:
 
     @property
     def rows(self) -> Sequence[Row]:
-        """The rank's trace until this moment."""
-        return self._trace.rows[:self._row_count]
+        """The rank's trace until this moment; what it drops later is gone here too."""
+        return self._trace.rows[:max(0, self._row_count - self._trace.dropped)]
 
 
 def look(hub: Hub, states: Sequence[RankState], before: Sequence[RankNow] = ()) -> tuple[RankNow, ...]:
@@ -75,7 +75,7 @@ def _now(hub: Hub, state: RankState, me: PendingCall | None, before: RankNow | N
         "place": me.index, "x": _copy(me.x, before.x if before else None),
         "out": _copy(me.out, before.out if before else None)}
     return RankNow(state.index, where, memory.now_nbytes_by_kind, trace.sent_nbytes(), **arrays,
-                   _trace=trace, _row_count=len(trace.rows))
+                   _trace=trace, _row_count=trace.dropped + len(trace.rows))
 
 
 def _copy(array: np.ndarray, before: np.ndarray | None) -> np.ndarray:

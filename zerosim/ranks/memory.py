@@ -10,13 +10,13 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, cast
 
 import numpy as np
 
 from zerosim.numerics.arrays import base_of, is_writable, on_device, poison
-from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics.kernels import NullKernels, NumpyKernels
 from zerosim.ranks.errors import OutOfMemoryError
 from zerosim.ranks.process import guarded
 from zerosim.ranks.trace import KINDS, Held, Trace, checked_kind, checked_kinds
@@ -58,6 +58,16 @@ class Memory(Plotted):
 
     def __repr__(self) -> str:
         return f"<Memory of {self.owner}: {self.now_nbytes:,} bytes now, {self.peak_nbytes:,} at the peak>"
+
+    @cached_property
+    def host(self) -> "Memory":
+        """An account of its own: of what the rank keeps in the memory of its host (offload)."""
+        return _beside(Memory(f"the host of {self.owner}", self.kernels, None, self.debug))
+
+    @cached_property
+    def disk(self) -> "Memory":
+        """An account of its own: of what the rank keeps on disk, where arrays without data stand for files."""
+        return _beside(Memory(f"the disk of {self.owner}", cast(NumpyKernels, NullKernels()), None, False))
 
     @property
     def now_nbytes_by_kind(self) -> dict[str, int]:
@@ -144,7 +154,7 @@ class Memory(Plotted):
         """
         asked = checked_kinds(kinds)
         held = peak = sum(self.trace.held_at_start.get(kind, 0) for kind in asked)
-        for row in self.trace.rows:
+        for row in self.trace.all_rows():
             if isinstance(row, Held) and row.kind in asked:
                 held += row.nbytes
                 peak = max(peak, held)
@@ -179,10 +189,16 @@ class Memory(Plotted):
         nbytes = sign * holding.nbytes
         self._by_kind[holding.kind] += nbytes
         self.now_nbytes += nbytes
-        self.trace.rows.append(Held(holding.kind, holding.name, nbytes, holding.number))
+        self.trace.add(Held(holding.kind, holding.name, nbytes, holding.number))
         if self.now_nbytes > self.peak_nbytes:
             self.peak_nbytes = self.now_nbytes
             self._peak_by_kind = self.now_nbytes_by_kind
+
+
+def _beside(account: Memory) -> Memory:
+    """An account that no run begins anew: of its rows the last are kept."""
+    account.trace.kept_rows = 1
+    return account
 
 
 @guarded

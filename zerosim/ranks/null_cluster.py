@@ -22,7 +22,8 @@ from zerosim.ranks.process import clear_frames
 
 
 class Representative(Backend):
-    """The backend of a rank without partners: what it sends is counted, and what arrives has no data.
+    """The backend of a rank without partners: what it sends is counted, and what arrives has no data, but for an
+    all-gather of numbers that the program itself brings: all ranks are taken to bring the same.
 
     All is done when it is issued, and there is no other program that could use its rank.
     """
@@ -89,7 +90,8 @@ class NullCluster(Cluster):
 
     Arrays of ``rank.memory`` and ``rank.xp`` have no data: they are finite and their sums are 0, by declaration, and to
     ask whether one is true raises. With ``representative=r`` only rank r runs and stands for all N: results, memory and
-    trace have its entry alone, and AsymmetryError says where another rank would hold or send something else.
+    trace have its entry alone, and AsymmetryError says where another rank would hold or send something else. Numbers
+    that the program itself brings to an all-gather are taken to be the same on all ranks.
 
     >>> cluster = NullCluster(1024, representative=0)
     >>> shard = cluster.run(lambda rank: rank.reduce_scatter(rank.xp.empty(2**40, "float32")))[0]
@@ -97,10 +99,11 @@ class NullCluster(Cluster):
     (4294967296, 4393751543808)
     """
 
-    def __init__(self, ranks: int, *, representative: int | None = None, capacity_nbytes: int | None = None) -> None:
+    def __init__(self, ranks: int, *, representative: int | None = None, capacity_nbytes: int | None = None,
+                 trace_rows: int | None = None) -> None:
         """Raises ValueError for less than one rank, and for a representative that is none of them."""
         self.representative = representative
-        super().__init__(ranks, capacity_nbytes=capacity_nbytes, processor=NoData())
+        super().__init__(ranks, capacity_nbytes=capacity_nbytes, trace_rows=trace_rows, processor=NoData())
 
     def _present(self, group: tuple[int, ...]) -> tuple[int, ...]:
         if self.representative is None:

@@ -8,7 +8,7 @@ Legend: n elements, N ranks of the group, chunk i = vector[splits[i]:splits[i + 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
@@ -56,6 +56,7 @@ class RankState:
     index: int
     memory: Memory
     kernels: NumpyKernels
+    trace_rows: int | None = None  # that are kept
     trace: Trace = field(default_factory=Trace)
     backend: Backend | None = None  # None between runs
     calls: Counter[GroupKey] = field(default_factory=Counter)
@@ -65,7 +66,8 @@ class RankState:
     def begin(self, backend: Backend) -> None:
         """A run begins: a new trace, fresh counters; memory lives on."""
         self.backend, self.trace = backend, Trace(
-            held_at_start=self.memory.now_nbytes_by_kind, after_compute=backend.progress)
+            held_at_start=self.memory.now_nbytes_by_kind, after_compute=backend.progress,
+            kept_rows=self.trace_rows)
         self.memory.trace = self.trace
         self.calls.clear()
         self.pending.clear()
@@ -246,7 +248,7 @@ class Rank:
                              "pass memory of its own")
         row = Message(self._global(to, "to"), self._global(source, "source"), checked_purpose(purpose),
                       state.trace.path)
-        state.trace.rows.append(row)
+        state.trace.add(row)
         me = PendingExchange(state.index, send, row.destination, out, row.source, self.key,
                              partial(state.trace.sent, row))
         backend.issue(state.index, me)
@@ -400,9 +402,9 @@ class Rank:
         me.buffers = [memory.alloc(length, dtype, BUFFER, operation, like=x) for length, dtype in row.buffers(me)]
 
         state.calls[self.key] += 1
-        trace.rows.append(sends)
+        trace.add(sends)
         if async_op:
-            trace.rows.append(Issue(call))
+            trace.add(Issue(call))
             if out is not None and not (in_place and captured is x):
                 poison(out)
         backend.issue(state.index, me)
@@ -443,9 +445,25 @@ class Rank:
         if color is None:
             return None
         members = sorted((int(k), index) for index, (c, k) in enumerate(table) if c == color)
-        joined = Rank(self._state, tuple(self.group[index] for _, index in members),
-                      (*self.communicator, number, int(color)))
-        self._state.in_use().new_group(self.key, joined.key)
+        return self._joined([index for _, index in members], number, int(color))
+
+    def new_group(self, members: Sequence[int]) -> "Rank":
+        """A handle in the group of these ranks, in this order; each of them asks for it, at the same place.
+
+        Nothing is sent, because all know the members. Memory and trace are shared with this rank. Raises ValueError for
+        ranks that there are not, or twice, and where this rank is none of them.
+        """
+        named = [checked_member(index, self.size, "member of a group") for index in members]
+        if self.index not in named or len(set(named)) < len(named):
+            raise ValueError(f"rank {self.index} asked for a group of the ranks {named}; name each member once, this "
+                             "rank among them")
+        return self._joined(named, self._state.calls[self.key])
+
+    def _joined(self, members: Sequence[int], *number: int) -> "Rank":
+        joined = Rank(self._state, tuple(self.group[index] for index in members), (*self.communicator, *number))
+        if joined.key not in self._state.calls:
+            self._state.in_use().new_group(self.key, joined.key)
+            self._state.calls[joined.key] = 0
         return joined
 
 
@@ -457,7 +475,7 @@ def _finish(state: RankState, backend: Backend, me: PendingCall, out: Array | No
     """
     backend.wait(state.index, me)
     if async_op:
-        state.trace.rows.append(Wait(me.call))
+        state.trace.add(Wait(me.call))
     landing: Array = me.out
     me.release()
     if not me.call.gets_result(me.index):

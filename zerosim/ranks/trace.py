@@ -10,15 +10,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 from zerosim.numerics.checks import unknown_name
 from zerosim.numerics.kernels import do_nothing
 from zerosim.ranks.call import Call
+from zerosim.ranks.transfers import Transfer, TransferWait
 from zerosim.shown import Plotted
 
 PURPOSES = ("parameters", "gradients", "state", "control", "unspecified")
-KINDS = ("parameter", "gradient", "master", "optimizer_state", "gathered_parameter", "unit_gradient", "activation",
-         "activation_gradient", "checkpointed_input", "communication_buffer", "workspace", "input")
+KINDS = ("parameter", "gradient", "master", "optimizer_state", "gathered_parameter", "secondary_parameter",
+         "unit_gradient", "activation", "activation_gradient", "checkpointed_input", "communication_buffer",
+         "workspace", "input")
 
 
 def checked_purpose(name: str) -> str:
@@ -136,7 +139,7 @@ class SpanEnd:
     path: tuple[str, ...]
 
 
-Row = Collective | Message | Issue | Wait | Held | Compute | SpanBegin | SpanEnd
+Row = Collective | Message | Issue | Wait | Held | Compute | Transfer | TransferWait | SpanBegin | SpanEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,49 +168,71 @@ class Trace(Plotted):
     """The ordered rows of one rank in one run; ``held_at_start`` are the bytes that it held by kind when it began.
 
     ``after_compute`` is called after each piece of arithmetic: it lets messages that are under way go on beside it.
+    ``kept_rows`` is `Cluster`'s ``trace_rows``, and ``dropped`` counts the rows that are gone, with it or by `drop`.
     """
 
     rows: list[Row] = field(default_factory=list)
     path: tuple[str, ...] = ()
     held_at_start: dict[str, int] = field(default_factory=dict)
     after_compute: Callable[[], object] = do_nothing
-    _sent: Counter[str] = field(default_factory=Counter)
+    moved_nbytes: Counter[str] = field(default_factory=Counter)  # by direction of transfers
+    numbers: Iterator[int] = field(default_factory=count)  # of transfers
+    kept_rows: int | None = None
+    dropped: int = 0
+    _sent: Counter[tuple[str, str | None]] = field(default_factory=Counter)  # by purpose, in all and by name of a span
+
+    def add(self, row: Row) -> None:
+        """Appends a row; of twice as many as are to be kept the older half goes."""
+        self.rows.append(row)
+        if self.kept_rows is not None and len(self.rows) >= 2 * self.kept_rows:
+            del self.rows[:self.kept_rows]
+            self.dropped += self.kept_rows
+
+    def drop(self) -> None:
+        """Drops the rows that there are; bytes sent stay counted."""
+        self.dropped += len(self.rows)
+        self.rows.clear()
+
+    def all_rows(self) -> list[Row]:
+        """``rows``, where all of them are needed; raises ValueError where some have been dropped."""
+        if self.dropped:
+            raise ValueError(f"this trace has dropped {self.dropped:,} rows, as trace_rows={self.kept_rows} or drop() "
+                             "asked it to, and all are needed here; run fewer steps without it, or read .rows")
+        return self.rows
 
     def sent(self, row: Collective | Message, nbytes: int) -> None:
         """Counts bytes that left this rank. The only place in the package where sent bytes are counted."""
         row.sent_nbytes += nbytes
-        self._sent[row.purpose] += nbytes
+        for name in (None, *set(row.span)):
+            self._sent[row.purpose, name] += nbytes
 
     def compute(self, *, flops: int = 0, nbytes: int = 0) -> None:
         """Notes arithmetic: floating-point operations, and bytes read and written."""
-        self.rows.append(Compute(flops, nbytes, self.path))
+        self.add(Compute(flops, nbytes, self.path))
         self.after_compute()
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         """Names the stretch of the program inside the ``with`` block."""
         self.path = (*self.path, name)
-        self.rows.append(SpanBegin(self.path))
+        self.add(SpanBegin(self.path))
         try:
             yield
         finally:
-            self.rows.append(SpanEnd(self.path))
+            self.add(SpanEnd(self.path))
             self.path = self.path[:-1]
 
     def sent_nbytes(self, purpose: str | None = None, span: str | None = None) -> int:
-        """Bytes this rank sent: all, or those of one purpose, or inside spans of one name.
+        """Bytes this rank sent: all, or those of one purpose, or inside spans of one name; of dropped rows too.
 
         Raises ValueError for an unknown purpose.
         """
-        if purpose is not None:
-            checked_purpose(purpose)
-        if span is None:
-            return self._sent[purpose] if purpose else sum(self._sent.values())
-        return sum(row.sent_nbytes for row in self.messages(purpose) if span in row.span)
+        purposes = PURPOSES if purpose is None else (checked_purpose(purpose),)
+        return sum(self._sent[one, span] for one in purposes)
 
     def messages(self, purpose: str | None = None) -> Iterator[Collective | Message]:
         """The rows that can send: collectives and messages, in order."""
-        for row in self.rows:
+        for row in self.all_rows():
             if isinstance(row, Collective | Message) and purpose in (None, row.purpose):
                 yield row
 
@@ -238,7 +263,7 @@ class Trace(Plotted):
         asked = checked_kinds(kinds)
         living, before, found = dict[tuple[int, str], int](), list[Lifetime](), list[Lifetime]()
         path: tuple[str, ...] = ()  # the spans that are open at the row
-        for place, row in enumerate(self.rows):
+        for place, row in enumerate(self.all_rows()):
             if isinstance(row, SpanBegin | SpanEnd):
                 path = row.path if isinstance(row, SpanBegin) else row.path[:-1]
             elif isinstance(row, Held) and row.nbytes and row.kind in asked:
@@ -253,7 +278,8 @@ class Trace(Plotted):
         return before + found
 
     def __repr__(self) -> str:
-        return f"<Trace of {len(self.rows):,} rows, {self.sent_nbytes():,} bytes sent>"
+        dropped = f", {self.dropped:,} dropped before them" if self.dropped else ""
+        return f"<Trace of {len(self.rows):,} rows{dropped}, {self.sent_nbytes():,} bytes sent>"
 
 
 class Traces(tuple[Trace, ...], Plotted):

@@ -1,9 +1,11 @@
 """ZeRO: where parameters, gradients and optimizer state rest, and how a training step moves them."""
 
+from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.zero.checkpoint import CheckpointError, Restored
 from zerosim.zero.engine import Engine
-from zerosim.zero.hub_weights import export_weights
+from zerosim.zero.hugging_face import export_weights
 from zerosim.zero.layout import Layout, lay_out, layout_of
+from zerosim.zero.offload import OffloadError, ScratchFile
 from zerosim.zero.param_group import Group, ParamGroup
 from zerosim.zero.placements import PARTIAL, REPLICATED, SHARDED, STAGES, Placement, Stage, redistribute
 from zerosim.zero.update import StepResult
@@ -17,11 +19,14 @@ __all__ = [
     "Engine",
     "Group",
     "Layout",
+    "OffloadError",
     "ParamGroup",
     "Placement",
     "Restored",
+    "ScratchFile",
     "Stage",
     "StepResult",
+    "ZeroPlusPlus",
     "export_weights",
     "lay_out",
     "layout_of",

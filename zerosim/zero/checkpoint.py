@@ -16,20 +16,24 @@ Legend: N ranks; pieces and ranges count elements of one tensor.
 import hashlib
 import json
 import math
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
+from zerosim.models.gpt import Decoder
+from zerosim.models.units import Model
 from zerosim.numerics.arrays import AnyArray, has_data
 from zerosim.numerics.checks import is_count
-from zerosim.numerics.files import UNFINISHED, write_durably
+from zerosim.numerics.files import UNFINISHED, only_writer, write_durably
+from zerosim.numerics.places import DISK, HOST
 from zerosim.numerics.safetensors import (
     BLOCK_NBYTES,
     CODES,
@@ -42,28 +46,40 @@ from zerosim.numerics.safetensors import (
     write_tensors,
 )
 from zerosim.ranks.rank import Rank
+from zerosim.ranks.together import all_or_none
+from zerosim.zero.fresh import after_load
 from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
 from zerosim.zero.layout import ParameterPiece
+from zerosim.zero.micro_batch_order import BY_MICRO_BATCH, OF_THE_CUT
 from zerosim.zero.param_group import ParamGroup, at
 from zerosim.zero.placements import Placement
 from zerosim.zero.update import Update
 
 FORMAT, VERSION, INDEX = "zerosim sharded checkpoint", 1, "index.json"
 SHARD = re.compile(r"shard-(\d{6,})-rank-\d+-of-\d+\.safetensors")
+LEFT = re.compile(rf"\.({SHARD.pattern}|{re.escape(INDEX)})\.\d+{re.escape(UNFINISHED)}")  # by a run that was killed
 MASTER, PARAMETER, OPTIMIZER, OF_RANK = "master", "parameter", "optimizer", "rank"
-T = TypeVar("T")
 
 
 class CheckpointError(ValueError):
-    """A checkpoint could not be written or read; every rank of the group raises it, and nothing was changed."""
+    """A checkpoint could not be written or read; every rank of the group raises it.
+
+    Nothing was changed, unless a file that had been good failed while it was read the second time: then the engine
+    takes no step until a load succeeds.
+    """
+
+
+together = partial(all_or_none, error=CheckpointError)
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
     """The report of a load: the caller's ``progress``, and ``differences`` from the engine that saved.
 
-    Without differences, training goes on as if it had never been interrupted, bit for bit. ``nbytes_read`` are the
-    bytes of tensors that this rank read from files, each of them twice: to check them first.
+    Without differences, training goes on as if it had never been interrupted, bit for bit, as far as settings tell: of
+    a schedule that is no dataclass they know the next factor alone, of such a unit names and shapes. Where gradients
+    are added by micro-batch it does so on another number of ranks too, if each step has the same ones. ``nbytes_read``
+    are the bytes of state that this rank took from files, whose blocks were read whole and twice: to check them first.
     """
 
     progress: Any
@@ -84,6 +100,11 @@ class TrainingState:
     counts: StepCounts
     settings: Mapping[str, str]
 
+    def values(self, resting: AnyArray) -> AnyArray:
+        """The values of an array at rest: itself, or of one on disk a copy on the host."""
+        transfers = self.param_groups[0].transfers
+        return transfers.at(HOST, resting) if transfers.place_of(resting) == DISK else resting
+
     def all_settings(self, steps_taken: int) -> dict[str, str]:
         """In words, by name: what the bits of a training that goes on depend on, beside what is restored."""
         return {"ranks": str(self.rank.size), **self.settings,
@@ -91,7 +112,32 @@ class TrainingState:
                                     for group in self.param_groups),
                 "formats": "; ".join(str(group.policy) for group in self.param_groups),
                 "clip_norm": str(self.update.clip_norm),
-                "factor of the next lr": str(self.update.lr_factor(steps_taken + 1))}
+                **({"delayed update": "True"} if self.update.transfers.offload.delayed_update else {}),
+                "schedule": _schedule_text(self.update, steps_taken + 1)}
+
+
+def _schedule_text(update: Update, step: int) -> str:
+    """The schedule in words, as far as it has any, and its factor of the next lr, where it has one: it may end."""
+    schedule: Any = update.schedule
+    said = f"{_said(schedule)}, of which the next is " if is_dataclass(schedule) else ""
+    try:
+        return f"{said}{update.lr_factor(step)}"
+    except Exception as error:
+        return f"{said}{type(error).__name__}"
+
+
+def model_text(model: Model) -> str:
+    """The passes of a model in words: a decoder's config, or a checksum of its units; and its loss."""
+    units = str(model.config) if isinstance(model, Decoder) else (
+        f"{type(model).__name__} (units {crc32(' '.join(map(_said, model.units)).encode())})")
+    return f"{units}, {_said(model.loss)}"
+
+
+def _said(thing: Any) -> str:
+    """The class, and what a dataclass has been given, but for what makes first values, which a checkpoint replaces."""
+    given = [(one.name, getattr(thing, one.name)) for one in (fields(thing) if is_dataclass(thing) else ())
+             if one.name not in ("seed", "initializers")]
+    return re.sub(" at 0x[0-9a-f]+", "", f"{type(thing).__name__}({', '.join(f'{k}={v!r}' for k, v in given)})")
 
 
 # -- What rests on a rank, by name -------------------------------------------------------------------------------------
@@ -110,7 +156,8 @@ class Resting:
 def owned(training: TrainingState) -> Iterator[Resting]:
     """All state of which this rank is the owner: every element of a tensor has one."""
     for group in training.param_groups:
-        yield from resting_of(group, owned=True)
+        if group.rank.index == training.rank.index:  # on a mesh the first node's; the others have the same
+            yield from resting_of(group, owned=True)
     if training.gradients.micro_batch:
         yield from _of_step(training, training.observer.sums)
 
@@ -150,8 +197,8 @@ def _of_step(training: TrainingState, observed: Mapping[str, Factors]) -> Iterat
 
 def state_dict(training: TrainingState) -> dict[str, AnyArray]:
     """The owned state by name, as views: in its own shape where all of it is here, else flat (n,)."""
-    return {one.key: one.array.reshape(one.shape) if one.array.size == math.prod(one.shape) else one.array
-            for one in owned(training)}
+    return {one.key: values.reshape(one.shape) if values.size == math.prod(one.shape) else values
+            for one in owned(training) for values in [training.values(one.array)]}
 
 
 def _parameters(training: TrainingState) -> dict[str, Any]:
@@ -168,32 +215,42 @@ def _parameters(training: TrainingState) -> dict[str, Any]:
 def save(path: str | Path, training: TrainingState, progress: Any) -> None:
     """Writes a checkpoint into the folder ``path``, which is made, in place of the one that is there.
 
-    That one stays until the new one is whole, so that there must be room for both. Raises CheckpointError on every rank
-    where one cannot write; the earlier checkpoint is then as it was, and the training may go on.
+    That one stays until the new one is whole, so that there must be room for both. ``progress``, a JSON value, is the
+    same on every rank. Raises CheckpointError on every rank where one cannot write, after which the training may go on:
+    the earlier checkpoint is as it was, or, where only the folder could not be brought to the disk, the new one is
+    there. Raises ValueError for another progress, for a step that is between backward and the all-gather of parameters,
+    and for arrays without data.
     """
-    rank, folder = training.rank, Path(path)
+    rank, folder = training.rank, path_of(path)
     _require_data(training)
     _require_at_rest(training)
     text = _as_json(progress)
     rank = rank.agreeing(f"save to {str(path)!r} after {training.update.steps_taken} steps, "
                          f"{training.gradients.micro_batch} micro-batches, progress {text}")
-    with rank.trace.span("save"):
-        number = np.array([together(rank, partial(_next_number, folder), only=0) or 0], np.int64)
+    with rank.trace.span("save"), ExitStack() as until_saved:
+        number = np.array([together(rank, partial(_begin, folder, until_saved), only=0) or 0], np.int64)
         rank.broadcast(number, out=number, purpose="control")
-        shard = folder / _name(int(number[0]), rank.index, rank.size)
+        this = int(number[0])
         try:
-            together(rank, partial(_write_shard, shard, training))
+            together(rank, partial(_write_shard, folder / _name(this, rank.index, rank.size), training))
+            together(rank, partial(_write_index, folder, this, training, json.loads(text)), only=0)
         except CheckpointError:
-            with suppress(OSError):
-                shard.unlink(missing_ok=True)  # no index names it, and on a full disk it is in the way
+            if rank.index == 0 and not _names_number(folder, this):  # on a full disk they would be in the way
+                _remove_shards(folder, lambda number: number == this)
             raise
-        together(rank, partial(_write_index, folder, int(number[0]), training, json.loads(text)), only=0)
-    if rank.index == 0:
-        _remove_others(folder, int(number[0]))
+        if rank.index == 0:
+            _remove_shards(folder, lambda number: number != this)
+
+
+def path_of(path: Any) -> Path:
+    """The path that a user names; ValueError for what is none."""
+    if not isinstance(path, str | os.PathLike) or "\0" in str(path):
+        raise ValueError(f"{path!r} is no path; name a folder or a file, as 'my-run'")
+    return Path(path)
 
 
 def _require_data(training: TrainingState) -> None:
-    if not all(has_data(group.parameter) for group in training.param_groups):
+    if not has_data(training.rank.kernels.empty(0, np.float32)):
         raise ValueError("a checkpoint holds numbers, and the arrays of this run have shapes and types alone; run the "
                          "program on a Cluster")
 
@@ -204,32 +261,42 @@ def _require_at_rest(training: TrainingState) -> None:
     if training.update.is_ready:
         raise ValueError("save() was called between reduce() and update(), where gradients are under way; call "
                          "update() first, or save before reduce()")
+    training.gradients.refuse_if_broken_off()
     if training.gradients.is_last:
         raise ValueError("save() was called after the step's last backward, whose gradients may have been reduced; "
                          "call reduce() and update() first")
-    if any(all_gather.is_out_of_date for all_gather in training.update.all_gathers.values()):
-        raise ValueError("save() was called after an update whose shards the other ranks have not yet; call "
-                         "all_gather_parameters() first")
+    training.update.refuse_if_out_of_date("save")
 
 
 def _as_json(progress: Any) -> str:
     try:
-        return json.dumps(progress, allow_nan=False)
-    except (TypeError, ValueError) as error:
+        text = json.dumps(progress, allow_nan=False)
+        if (found := json.loads(text)) != progress:
+            raise ValueError(f"it would come back as {found!r}")
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"progress={progress!r} is to come back from JSON as it was: {error}; pass numbers, texts, "
-                         "lists and dicts of them, or None") from None
+                         "lists and dicts of them by text, or None") from None
+    return text
 
 
 def _name(number: int, index: int, ranks: int) -> str:
     return f"shard-{number:06}-rank-{index:05}-of-{ranks:05}.safetensors"
 
 
-def _next_number(folder: Path) -> int:
-    """A number that no shard in the folder has; the folder is made, and must not hold anybody else's index."""
+def _begin(folder: Path, until_saved: ExitStack) -> int:
+    """A number that no shard in the folder has; the folder is made, and must not hold anybody else's index.
+
+    Nobody else saves there until then. What killed runs and failed saves left is removed: on a full disk it is in the
+    way.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    until_saved.enter_context(only_writer(folder))
     index = folder / INDEX
     if index.exists() and FORMAT not in index.read_text(encoding="utf-8", errors="replace"):
         raise ValueError(f"{index} is of no zerosim checkpoint, and would be overwritten; name another folder")
+    with suppress(ValueError):  # without a whole index, nothing says which shards are whole
+        named = open_checkpoint(folder).content["number"]
+        _remove_shards(folder, lambda number: number != named)
     return 1 + max((int(match[1]) for match in map(SHARD.fullmatch, _names(folder)) if match), default=0)
 
 
@@ -239,10 +306,12 @@ def _names(folder: Path) -> list[str]:
 
 def _write_shard(path: Path, training: TrainingState) -> None:
     own = list(owned(training))
-    about = {one.key: {"shape": one.shape, "start": one.start, "crc32": checksums(one.array)} for one in own}
+    about = {one.key: {"shape": one.shape, "start": one.start, "crc32": checksums(training.values(one.array))}
+             for one in own}
     counts = asdict(training.counts) | {"rows": training.observer.rows}
     arrays = {one.key: one.array for one in own}
-    write_tensors(path, {key: (array.dtype, array.shape) for key, array in arrays.items()}, arrays.__getitem__,
+    write_tensors(path, {key: (array.dtype, array.shape) for key, array in arrays.items()},
+                  lambda key: training.values(arrays[key]),
                   {FORMAT: json.dumps({"version": VERSION, "counts": counts, "tensors": about})})
 
 
@@ -280,13 +349,23 @@ def _sha256(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _remove_others(folder: Path, number: int) -> None:
-    """Removes the earlier checkpoint's shards, and what killed runs left."""
+def _remove_shards(folder: Path, which: Callable[[int], bool]) -> None:
+    """Removes the shards of checkpoints of these numbers, and what killed runs left."""
     for name in _names(folder):
-        match = SHARD.fullmatch(name.removeprefix(".").removesuffix(UNFINISHED))
-        if match and (int(match[1]) != number or name.endswith(UNFINISHED)):
-            with suppress(OSError):  # the new checkpoint is whole; the next save tries again
+        shard = SHARD.fullmatch(name)
+        if LEFT.fullmatch(name) or (shard and which(int(shard[1]))):
+            with suppress(OSError):  # the next save tries again
                 (folder / name).unlink()
+
+
+def _names_number(folder: Path, number: int) -> bool:
+    """True where the index is of the checkpoint of this number, or cannot be read."""
+    try:
+        return bool(open_checkpoint(folder).content["number"] == number)
+    except ValueError:
+        return False
+    except OSError:
+        return True
 
 
 # -- Loading -----------------------------------------------------------------------------------------------------------
@@ -367,9 +446,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         raise ValueError(f"{index} is damaged: {error}; take another copy of it") from None
     try:
         found = json.loads(text)
-        content = found["checkpoint"]
+        content, sha256 = found["checkpoint"], found["sha256"]
         known, version = content["format"] == FORMAT, content["version"]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         what = "is damaged" if FORMAT in text else "is of no zerosim checkpoint"
         raise ValueError(f"{index} {what} ({type(error).__name__}: {error}); take another copy of the checkpoint, or "
                          "name the folder that save() was given") from None
@@ -379,27 +458,30 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     if not is_count(version) or version > VERSION:
         raise ValueError(f"{index} is of version {version}, and this zerosim reads versions up to {VERSION}; install a "
                          "newer zerosim")
-    if found["sha256"] != _sha256(content):
+    if sha256 != _sha256(content):
         raise ValueError(f"{index} is damaged: its content has not the checksum that was written with it; take another "
                          "copy of it")
     return Checkpoint(folder, content)
 
 
-def load(path: str | Path, training: TrainingState, abandon: Callable[[], None]) -> tuple[Restored, StepCounts]:
-    """Puts a checkpoint's state in the place of this rank's, and returns a report and the counts of steps.
+def load(path: str | Path, training: TrainingState, abandon: Callable[[], StepCounts]) -> Restored:
+    """Puts a checkpoint's state in the place of this rank's, and returns a report.
 
     What this rank needs is read from the files of whichever ranks wrote it, in any number, stage or layout; where it
     rests in another format here, it is rounded to it. ``abandon`` drops what is under way here, once all is known to be
-    good. Raises CheckpointError on every rank where one cannot read all of it: then nothing has been changed.
+    good, and returns the counts that are to be set. Raises CheckpointError on every rank where one cannot read all of
+    it, ValueError for arrays without data.
     """
+    folder = path_of(path)
     rank, update = training.rank.agreeing(f"load of {str(path)!r}"), training.update
     _require_data(training)
     with rank.trace.span("load"):
-        plan = together(rank, partial(_plan, Path(path), training))
-        abandon()
+        plan = together(rank, partial(_plan, folder, training))
+        _require_same_checkpoint(rank, folder, plan.content)
+        counts = abandon()
         with update.changing_state(f"load of {str(path)!r}"):
-            together(rank, partial(_fill, plan, training))
-    return Restored(plan.content["progress"], plan.differences, plan.nbytes), StepCounts(**plan.counts)
+            together(rank, partial(_fill, plan, training, counts))
+    return Restored(plan.content["progress"], plan.differences, plan.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,7 +516,7 @@ def _plan(folder: Path, training: TrainingState) -> LoadPlan:
     sources = sorted((source for one in wanted
                       for source in checkpoint.sources(_key_of(one, content), one.shape, one.start, one.array)),
                      key=lambda source: (source.path, source.tensor.start))
-    return LoadPlan(content, differences, sources, counts, rows, factors, _read(rank, sources, check_only=True))
+    return LoadPlan(content, differences, sources, counts, rows, factors, _read(training, sources, check_only=True))
 
 
 def _key_of(one: Resting, content: Mapping[str, Any]) -> str:
@@ -446,32 +528,52 @@ def _key_of(one: Resting, content: Mapping[str, Any]) -> str:
     return one.key
 
 
-def _fill(plan: LoadPlan, training: TrainingState) -> None:
+def _fill(plan: LoadPlan, training: TrainingState, counts: StepCounts) -> None:
     """Sets all state to the checkpoint's."""
     content, update = plan.content, training.update
     if _keeps_loss_scale(training, content):
         update.loss_scale.restore(content["loss_scale"]["state"])
-    _read(training.rank, plan.sources, check_only=False)
+    _read(training, plan.sources, check_only=False)
+    update.transfers.drain()
     update.steps_taken = content["steps_taken"]
+    for name, count in plan.counts.items():
+        setattr(counts, name, count)
     training.observer.rows, training.observer.sums = plan.rows, plan.factors
     for reducer in training.gradients.reducers.values():
         reducer.micro_batch = content["micro_batches"]
+    update.delayed = after_load(update.trained)
 
 
-def _read(rank: Rank, sources: Sequence[Source], *, check_only: bool) -> int:
+def _read(training: TrainingState, sources: Sequence[Source], *, check_only: bool) -> int:
     """Reads and checks the blocks of all sources, and puts them where they belong; returns how many bytes they are."""
+    rank = training.rank
     most = max((min(source.tensor.nbytes, BLOCK_NBYTES) for source in sources), default=0)
     buffer, nbytes = rank.memory.alloc(most, np.uint8, "workspace", "checkpoint", like=np.empty(0)), 0  # on the host
+    for block, target in read_sources(sources, buffer):
+        nbytes += block.nbytes
+        if not check_only:
+            with training.update.transfers.written(target) as room:
+                rank.kernels.cast_pack(block, room)
+    return nbytes
+
+
+def read_sources(sources: Iterable[Source], buffer: np.ndarray) -> Iterator[tuple[np.ndarray, AnyArray]]:
+    """Each block of the sources (n,), in ``buffer``, and the n elements that it fills; raises as `read_blocks`."""
     for path, of_file in groupby(sources, lambda source: source.path):
         with path.open("rb") as file:
-            for source in of_file:
-                for start, block in read_blocks(file, path, source.tensor, source.low, source.high, buffer,
-                                                source.crc32):
-                    nbytes += block.nbytes
-                    if not check_only:
-                        low = start - source.low
-                        rank.kernels.cast_pack(block, source.target[low:low + len(block)])
-    return nbytes
+            for one in of_file:
+                for start, block in read_blocks(file, path, one.tensor, one.low, one.high, buffer, one.crc32):
+                    yield block, one.target[start - one.low:start - one.low + len(block)]
+
+
+def _require_same_checkpoint(rank: Rank, folder: Path, content: Mapping[str, Any]) -> None:
+    """Raises CheckpointError on every rank where some read different checkpoints, as from disks of their own."""
+    mine = np.frombuffer(_sha256(content).encode(), np.uint8)
+    found = rank.all_gather(mine, purpose="control").reshape(rank.size, -1)
+    others = [index for index, one in enumerate(found) if one.tobytes() != found[0].tobytes()]
+    if others:
+        raise CheckpointError(f"rank {others[0]} finds another checkpoint in {folder} than rank 0; name a folder that "
+                              "all ranks share")
 
 
 def _require_same_parameters(training: TrainingState, content: Mapping[str, Any], folder: Path) -> None:
@@ -501,8 +603,9 @@ def _require_same_place(training: TrainingState, content: Mapping[str, Any], fol
 def _differences(training: TrainingState, content: Mapping[str, Any]) -> tuple[str, ...]:
     """Why training may go on with other bits, a line each: what is here another than in the engine that saved."""
     saved, here = content["settings"], training.all_settings(content["steps_taken"])
+    free = OF_THE_CUT if saved.get("reduction") == here["reduction"] == BY_MICRO_BATCH else ()
     found = [f"{name}: saved with {saved.get(name)}, here {value}" for name, value in here.items()
-             if saved.get(name) != value]
+             if saved.get(name) != value and name not in free]
     optimizers = {name: (content["parameters"][name]["optimizer"], one["optimizer"])
                   for name, one in _parameters(training).items()}
     changed = [name for name, (there, here_) in optimizers.items() if there != here_]
@@ -524,30 +627,3 @@ def _keeps_loss_scale(training: TrainingState, content: Mapping[str, Any]) -> bo
 
 def _rule(training: TrainingState) -> str:
     return str(training.param_groups[0].policy.loss_scale)
-
-
-# -- One rank's error is every rank's ----------------------------------------------------------------------------------
-
-
-def together(rank: Rank, work: Callable[[], T], *, only: int | None = None) -> T:
-    """The result of ``work`` on this rank, or on the ``only`` one, None elsewhere, when it has succeeded everywhere.
-
-    Raises CheckpointError on all ranks where OSError or ValueError was raised on one, with the first one's text.
-    """
-    text, found = "", None
-    try:
-        if only in (None, rank.index):
-            found = work()
-    except OSError as error:
-        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    except ValueError as error:
-        text = str(error)
-    mine = np.frombuffer(text.encode(), np.uint8)
-    lengths = rank.all_gather(np.array([len(mine)], np.int64), purpose="control")
-    if lengths.any():
-        splits = (0, *accumulate(int(length) for length in lengths))
-        texts = rank.all_gather(mine, splits=splits, purpose="control")
-        first = int(np.flatnonzero(lengths)[0])
-        said = texts[splits[first]:splits[first + 1]].tobytes().decode()
-        raise CheckpointError(f"rank {first}: {said}")
-    return found  # type: ignore[return-value]  # None only where this rank had nothing to do

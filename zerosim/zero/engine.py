@@ -21,21 +21,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zerosim.models.layers import Context, draw_for
-from zerosim.models.units import Model, Recompute, Unit, Weights
+from zerosim.models.units import TILED, Model, Recompute, Unit, Weights
 from zerosim.numerics.arrays import contiguous
 from zerosim.numerics.checks import FP32, is_count, is_number, unknown_name
 from zerosim.numerics.loss_scale import LossScaler
+from zerosim.numerics.places import Offload, offload_of
 from zerosim.numerics.policy import Policy
-from zerosim.optim.base import Optimizer, require_cut_and_needs, require_usable
+from zerosim.numerics.quantization import ZeroPlusPlus
+from zerosim.optim.base import Optimizer
+from zerosim.optim.promises import require_cut_and_needs, require_usable
+from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.rank import Rank
 from zerosim.shown import Shown
-from zerosim.zero import checkpoint, hub_weights
+from zerosim.zero import checkpoint, hugging_face
 from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
+from zerosim.zero.hybrid import hybrid_groups
 from zerosim.zero.layout import Layout
+from zerosim.zero.micro_batch_order import BY_RANK, ExactSquares, is_by_micro_batch, refuse_factors
+from zerosim.zero.offload import Transfers
 from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
 from zerosim.zero.placements import BucketOptions, Stage, stage_of
 from zerosim.zero.unshard import ParameterAllGather, Unsharder
-from zerosim.zero.update import Schedule, StepResult, Update
+from zerosim.zero.update import Schedule, Squares, StepResult, Update
+from zerosim.zero.zeropp import parts_of
 
 RENAMED = {"refresh": "all_gather_parameters", "states": "param_group", "families": "param_groups"}
 Batch = tuple[np.ndarray, np.ndarray]
@@ -66,16 +74,22 @@ class Engine(Shown):
     "whole_matrices", ``recompute`` a policy or its text, ``clip_norm`` the most that the global gradient norm may be
     (None: no limit), ``groups`` what differs for some parameters, ``schedule`` the factor of every lr by step
     (counted from 1, skipped ones not), ``seed`` that of dropout. ``gather`` lets optimizers that need whole matrices
-    gather what lies in pieces.
+    gather what lies in pieces. ``mesh``, nodes and ranks of a node as (2, 4) or "2x4", shards states inside each node
+    and replicates them across (hybrid sharding): a sum of nodes' sums has other bits than one ring. With
+    ``zeropp``, a ZeroPlusPlus or its text "hpz+qwz+qgz", states lie in shards on all ranks, and less crosses nodes.
+    ``reduction`` is the order in which gradients are added: by "rank", or by "micro_batch", which makes all bits
+    independent of the number of ranks; see `zerosim.zero.micro_batch_order`.
 
-    Options that change no bit: ``bucket_nbytes`` is the most that one collective moves (None: a unit); ``overlap``
-    lets reductions and the all-gather of parameters run beside other work, and ``copy_in_flight`` lets what is then
-    under way arrive in a second copy, hidden until it is waited for; ``prefetch`` gathers so many units ahead;
-    ``keep_gathered`` ("all", or units' names) keeps units from forward to backward (None: those whose weights others
-    share).
+    Options that change no bit, but for buckets of quantized values: ``bucket_nbytes`` is the most that one collective
+    moves (None: a unit); ``overlap`` lets reductions and the all-gather of parameters run beside other work, and
+    ``copy_in_flight`` lets what is then under way arrive in a second copy, hidden until it is waited for; ``prefetch``
+    gathers so many units ahead; ``keep_gathered`` ("all", or units' names) keeps units from forward to backward (None:
+    those whose weights others share). ``offload`` places state on the host or on disk: "host", "disk" or an `Offload`,
+    of which ``delayed_update`` alone changes bits.
 
     ``step`` does all; ``forward``, ``backward``, ``reduce``, ``update``, ``all_gather_parameters`` are its parts, for
-    who writes the loop by hand.
+    who writes the loop by hand. Raises ValueError for options that cannot be or would change nothing, OffloadError for
+    a directory in which no file can be made.
     """
 
     def __init__(
@@ -97,25 +111,38 @@ class Engine(Shown):
         prefetch: int = 0,
         keep_gathered: str | Sequence[str] | None = None,
         gather: bool = False,
+        reduction: str = BY_RANK,
+        offload: str | Offload | None = None,
         seed: int = 0,
+        mesh: Mesh | Sequence[int] | str | None = None,
+        zeropp: ZeroPlusPlus | str | None = None,
     ) -> None:
         _check_parts(rank, model, optimizer, policy)
         keep = _check_options(model, bucket_nbytes, prefetch, keep_gathered, seed, overlap=overlap, gather=gather,
                               copy_in_flight=copy_in_flight)
-        bucket_options = BucketOptions(bucket_nbytes, overlap, copy_in_flight)
-        self.rank, self.model, self.optimizer, self.seed = rank, model, optimizer, seed
+        self.rank, self.model, self.optimizer, self.seed, self.reduction = rank, model, optimizer, seed, reduction
         self.stage, self.policy, self.recompute = stage_of(stage), policy or Policy(), Recompute.parse(recompute)
+        self.zeropp, self.mesh = ZeroPlusPlus.parse(zeropp), None if mesh is None else Mesh.of(mesh, rank.size)
+        by_micro_batch = is_by_micro_batch(reduction, self.stage, self.policy, mesh=self.mesh or self.zeropp)
+        bucket_options = BucketOptions(bucket_nbytes, overlap, copy_in_flight, by_micro_batch)
         self.loss_scale = self.policy.start_scaling()
         settings = settings_of(model, optimizer, self.policy, groups)
-        self.param_groups = param_groups(rank, model, settings, layout, self.stage)
+        unit_gather, quantized = parts_of(self.zeropp, rank, self.mesh, self.stage, self.policy, bucket_options)
+        shards, replicas = (rank, None) if self.zeropp or not self.mesh else hybrid_groups(rank, self.mesh, self.stage)
+        self.transfers = Transfers(rank, offload_of(offload), on_mesh=self.mesh is not None)
+        self.param_groups = param_groups(shards, model, settings, layout, self.stage, self.transfers, replicas)
+        self.transfers.drain()
         self._observer = FactorObserver(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
                                         self.loss_scale)
+        if by_micro_batch:
+            refuse_factors(self.param_groups)
         self._all_gathers = {group: ParameterAllGather(group, bucket_options) for group in self.param_groups}
-        self._update = Update(self._all_gathers, self.loss_scale, clip_norm, schedule)
+        self._update = Update(self._all_gathers, self.loss_scale, clip_norm, schedule,
+                              ExactSquares() if by_micro_batch else Squares())
         agree = partial(_agreement, optimizer, self.loss_scale, self._update,
                         _digest(model, settings, (clip_norm, seed)))
-        self.gradients = Accumulator(self.param_groups, bucket_options, agree)
-        self._unsharder = Unsharder(model, self.param_groups, bucket_options, keep=keep, prefetch=prefetch)
+        self.gradients = Accumulator(self.param_groups, bucket_options, agree, quantized)
+        self._unsharder = Unsharder(model, self.param_groups, unit_gather, keep=keep, prefetch=prefetch)
         self._weights = object()  # another one after each update
         self._factors: dict[str, Factors] = {}
         self._counts = StepCounts(self.loss_scale.scale)
@@ -129,8 +156,8 @@ class Engine(Shown):
         """
         batches = _checked_batches(batches)
         if self.gradients.micro_batch:
-            raise ValueError("step() was called in a step whose micro-batches have gone back by hand, "
-                             f"{self.gradients.micro_batch} of them; finish it by reduce() and update(), or abandon()")
+            raise ValueError(f"step() was called after backward() by hand for {self.gradients.micro_batch} of this "
+                             "step's micro-batches; finish it by reduce() and update(), or abandon()")
         losses = []
         try:
             for number, (x, target) in enumerate(batches, 1):
@@ -154,7 +181,7 @@ class Engine(Shown):
         self._update.forget()
         self._counts = self._counts.next_step()
         with ExitStack() as parts:
-            for part in (self.gradients.reset, self._unsharder.reshard_all,
+            for part in (self.gradients.reset, self.transfers.abandon, self._unsharder.reshard_all,
                          *(all_gather.abandon for all_gather in self._all_gathers.values())):
                 parts.callback(part)
 
@@ -165,9 +192,7 @@ class Engine(Shown):
         micro-batch of the step, and dropout draws for it by its number, whether a backward follows or not.
         """
         self._update.refuse_if_broken_off()
-        if self._is_out_of_date():
-            raise ValueError("forward() was called after an update whose shards the other ranks have not yet; "
-                             "call all_gather_parameters() first")
+        self._update.refuse_if_out_of_date("forward")
         x = self._charged(x, self.policy.compute_dtype, "x", indices=self.model.units[0].integer_inputs)
         target = self._charged(target, FP32, "target", indices=self.model.loss.integer_targets)
         tape = self._forward_units(self._micro_batch_context(), x, target)
@@ -229,6 +254,7 @@ class Engine(Shown):
             raise ValueError("update() was called inside a block `with engine.weights(unit)`, whose weights would then "
                              "be those of before; end the block first")
         self._unsharder.reshard_all()  # a forward without a backward may have left units gathered
+        self._unsharder.gather.forget()
         with self.rank.trace.span("update"):
             result = self._update.step(tuple(losses), self._factors, tuple(self._counts.tokens),
                                        tuple(self._counts.places))
@@ -239,45 +265,46 @@ class Engine(Shown):
     def all_gather_parameters(self) -> None:
         """Makes replicated parameters equal again after an update of each rank's own shard."""
         self._update.refuse_if_broken_off()
-        if self._is_out_of_date():
+        if self._update.is_out_of_date:
             with self.rank.trace.span("all-gather"):
                 for all_gather in self._all_gathers.values():
                     all_gather.finish()
-
-    def _is_out_of_date(self) -> bool:
-        return any(all_gather.is_out_of_date for all_gather in self._all_gathers.values())
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, progress: Any = None) -> None:
         """Writes a checkpoint into the folder ``path``, a file from each rank; see `zerosim.zero.checkpoint`.
 
-        Between steps, and between the micro-batches of one. ``progress`` is a JSON value that load() gives back, as
-        the place in the data. Raises CheckpointError on every rank where one cannot write: what was there stays.
+        Between steps, and between the micro-batches of one. ``progress``, the same on every rank, is a JSON value that
+        load() gives back, as the place in the data. Raises CheckpointError on every rank where one cannot write.
         """
         checkpoint.save(path, self._training_state(), progress)
 
     def load(self, path: str | Path) -> checkpoint.Restored:
         """Goes on from a checkpoint, of any number of ranks, stage and layout; the report says what is different here.
 
-        Raises CheckpointError on every rank where one cannot read it: then nothing has been changed.
+        Raises CheckpointError on every rank where one cannot read it.
         """
-        restored, self._counts = checkpoint.load(path, self._training_state(), self._drop_for_load)
-        return restored
+        return checkpoint.load(path, self._training_state(), self._drop_for_load)
 
     def load_weights(self, path: str | Path) -> None:
-        """Takes all weights from a safetensors file, or a folder in Hugging Face's manner; see `hub_weights`.
+        """Takes all weights from a safetensors file, or a folder in Hugging Face's manner; see `hugging_face`.
 
         Optimizer state and steps taken stay, a step under way is dropped. Raises CheckpointError as load() does.
         """
-        hub_weights.load_weights(path, self._training_state(), self._drop_for_load)
+        hugging_face.load_weights(path, self._training_state(), self._drop_for_load)
 
-    def _drop_for_load(self) -> None:
+    def _drop_for_load(self) -> StepCounts:
+        """Drops what is under way; returns the counts of the step that begins."""
         if self._unsharder.open_blocks:
             raise ValueError("weights were to be loaded inside a block `with engine.weights(unit)`, where they would "
                              "be those of before; end the block first")
         self.abandon()
+        self._unsharder.gather.forget()
         self._weights = object()
+        for all_gather in self._all_gathers.values():
+            all_gather.replaced()
+        return self._counts
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Everything of which this rank is the owner, by kind and parameter, as views of what rests: what save()
@@ -285,8 +312,10 @@ class Engine(Shown):
         return checkpoint.state_dict(self._training_state())
 
     def _training_state(self) -> checkpoint.TrainingState:
-        settings = {"stage": str(self.stage), "seed": str(self.seed), "kept inside units": self.recompute.inside,
-                    "loss over the tokens of all": str(self.model.loss.is_global)}
+        on_mesh = [f"on a mesh of {self.mesh}"] * bool(self.mesh) + [f"with {self.zeropp}"] * bool(self.zeropp)
+        settings = {"stage": " ".join([str(self.stage), *on_mesh]), "seed": str(self.seed),
+                    "model": checkpoint.model_text(self.model), "reduction": self.reduction,
+                    "attention": "tiled" if self.recompute.inside == TILED else "by whole rows"}
         return checkpoint.TrainingState(self.rank, self.param_groups, self._update, self.gradients, self._observer,
                                         self._counts, settings)
 
@@ -402,7 +431,7 @@ class Engine(Shown):
         return charged
 
     def _count_tokens(self, tape: Tape) -> None:
-        """Counts the tokens of a micro-batch that has gone back.
+        """Counts the tokens of a micro-batch after its backward.
 
         Raises ValueError where a loss is normalized by all tokens and micro-batches have not the same places: each
         mean is over its own, and a mean of those would weigh tokens differently.

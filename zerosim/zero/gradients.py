@@ -21,10 +21,13 @@ import numpy as np
 from zerosim.models.units import Unit
 from zerosim.numerics.arrays import is_same_memory, may_share_memory
 from zerosim.numerics.loss_scale import LossScaler
+from zerosim.numerics.places import DEVICE
 from zerosim.ranks.rank import Rank
+from zerosim.zero.hybrid import AcrossNodes
 from zerosim.zero.layout import Bucket, Parts, buckets
 from zerosim.zero.param_group import ParamGroup, ReducedGradient, clear_padding
-from zerosim.zero.placements import PARTIAL, SHARDED, BucketMove, BucketOptions, Placement
+from zerosim.zero.placements import PARTIAL, SHARDED, BucketMove, BucketOptions, Move, Placement
+from zerosim.zero.zeropp import QuantizedReduceScatter
 
 Agree = Callable[[int], str]  # from a micro-batch's number to the text that must be the same on all ranks
 Factors = tuple[np.ndarray, np.ndarray]  # of a layer: A (I, I) of its inputs, G (O, O) of its output gradients
@@ -34,7 +37,7 @@ LARGEST_POWER = 32  # of S, whose square fp32's products still hold with room fo
 @dataclass(slots=True)
 class StepCounts:
     """An engine's counts: of steps, skipped and abandoned ones too, and in the step under way its loss scale S, its
-    forwards, and each micro-batch's tokens and places that has gone back."""
+    forwards, and the tokens and places of each micro-batch whose backward is done."""
 
     scale: float
     step: int = 0
@@ -54,16 +57,18 @@ class Accumulator:
     other units' part is added first, its own second, in the accumulate format, and the sum is reduced once.
     """
 
-    def __init__(self, param_groups: Sequence[ParamGroup], options: BucketOptions, agree: Agree) -> None:
+    def __init__(self, param_groups: Sequence[ParamGroup], options: BucketOptions, agree: Agree,
+                 quantized: QuantizedReduceScatter | None = None) -> None:
         self.param_groups, self.rank = param_groups, param_groups[0].rank
-        self.reducers = {group: Reducer(group, options, agree) for group in param_groups if not group.frozen}
+        self.reducers = {group: Reducer(group, options, agree, quantized) for group in param_groups if not group.frozen}
         self._buffers: dict[str, dict[ParamGroup, np.ndarray]] = {}  # by unit: the vectors of which it was given views
         self._tied: dict[str, np.ndarray] = {}  # by parameter: what the units wrote that share it and do not own it
         self.is_last = False  # from the beginning of the step's last backward on, where that is known
+        self._is_going = False  # a backward, and stays so if it fails
 
     @property
     def micro_batch(self) -> int:
-        """The number of the micro-batch that goes back, from 0 on; between two, how many have."""
+        """The number of the backward under way, from 0 on; between two, how many are done."""
         return next(iter(self.reducers.values())).micro_batch
 
     def begin_backward(self, *, last: bool) -> None:
@@ -71,10 +76,11 @@ class Accumulator:
 
         Raises ValueError after one that was to be the last.
         """
+        self.refuse_if_broken_off()
         if self.is_last:
             raise ValueError("backward(last=True) has been called in this step, whose gradients may have been reduced "
                              "since; call reduce() and update(), or abandon()")
-        self.is_last = last
+        self.is_last, self._is_going = last, True
         for reducer in self.reducers.values():
             reducer.begin_backward(last=last)
 
@@ -161,9 +167,17 @@ class Accumulator:
         """Closes a micro-batch in every reducer."""
         for reducer in self.reducers.values():
             reducer.end_of_backward()
+        self._is_going = False
+
+    def refuse_if_broken_off(self) -> None:
+        """Raises ValueError after a backward that failed on this rank."""
+        if self._is_going:
+            raise ValueError("a backward of this step was broken off, and the gradients of some units are there, "
+                             "others not; drop them by abandon()")
 
     def reduce(self, scale: float, token_share: float) -> None:
         """Leaves the sum over ranks in every param group's ``reduced``."""
+        self.refuse_if_broken_off()
         for reducer in self.reducers.values():
             reducer.reduce(scale, token_share)
 
@@ -171,37 +185,43 @@ class Accumulator:
         """Drops this step's gradients: the next micro-batch is the first."""
         self._buffers.clear()
         self._tied.clear()
-        self.is_last = False
-        under_way = [reducer.reset() for reducer in self.reducers.values()]
+        self.is_last = self._is_going = False
+        under_way = [move for reducer in self.reducers.values() for move in reducer.reset()]
         for move in under_way:  # when all has been reset: waiting fails where a run has been stopped
-            if move is not None:
-                move.drop()
+            move.drop()
 
 
 class Reducer:
     """The gradients of one trained param group, added to what rests and reduced over ranks, in buckets."""
 
-    def __init__(self, param_group: ParamGroup, options: BucketOptions, agree: Agree) -> None:
+    def __init__(self, param_group: ParamGroup, options: BucketOptions, agree: Agree,
+                 quantized: QuantizedReduceScatter | None) -> None:
         self.param_group, self.rank, self.policy = param_group, param_group.rank, param_group.policy
         self.layout, self.placement = param_group.layout, param_group.stage.gradients
-        self.options, self.agree = options, agree
-        self.micro_batch = 0  # that goes back; between two, how many have
+        self.options, self.agree, self._quantized = options, agree, quantized
+        self.micro_batch = 0  # of the backward under way; between two, how many are done
         self._collected: list[tuple[slice, np.ndarray]] = []  # stretches of the vector, and this rank's addends of them
-        self._under_way: BucketMove | None = None
+        self._under_way: tuple[Bucket, Move] | None = None
         self._reduces_now = self.placement is not PARTIAL  # in the backward that goes, or only after it
         self._sum: np.ndarray | None = None  # of PARTIAL gradients, over ranks, from the first bucket on
+        self.transfers, self.settle = param_group.transfers, param_group.transfers.settling("gradient")
+        replicas, self._is_last = param_group.replicas, False
+        self._across = None if replicas is None else AcrossNodes(
+            replicas, self.layout, self.rank.index, self.policy, options)
 
     # -- during backward ----------------------------------------------------------------------------------------------
 
     def begin_backward(self, *, last: bool) -> None:
         """Addends that rest PARTIAL are reduced beside the last backward of a step: no more is added to them."""
-        self._reduces_now = self.placement is not PARTIAL or (last and self.options.overlap)
+        self._is_last = last and self.options.overlap
+        # What is made on the device, and rests elsewhere, would have to come back.
+        self._reduces_now = self.placement is not PARTIAL or self._is_last or (last and self.settle is not None)
 
     def grad_buffer(self, unit: str) -> np.ndarray:
         """The array into which a unit's backward writes (u,), in the compute dtype: that at rest, or new memory."""
         lies = self.layout.units[unit]
         same_format = self.policy.accumulate_dtype == self.policy.compute_dtype
-        if self.placement is PARTIAL and self.micro_batch == 0 and same_format:
+        if self.placement is PARTIAL and self.micro_batch == 0 and same_format and self.settle is None:
             return self.param_group.gradient[lies]
         gradient = self.rank.memory.alloc(lies.stop - lies.start, self.policy.compute_dtype, "unit_gradient", unit)
         padding = self.layout.padding(lies.start, lies.stop)
@@ -217,11 +237,16 @@ class Reducer:
         lies = self.layout.units[unit]
         if self.placement is PARTIAL:
             resting = self.param_group.gradient[lies]
-            if self.micro_batch > 0:
-                self.rank.kernels.add_rounded(resting, gradient, resting)
-            elif not may_share_memory(gradient, resting):
-                self.rank.kernels.cast_pack(gradient, resting)
-            gradient = resting
+            if self.settle is not None and not self._reduces_now:
+                self.settle(gradient, resting, self.micro_batch > 0)
+                return
+            if self.settle is None or self.micro_batch > 0 or gradient.dtype != resting.dtype:
+                resting = self.transfers.at(DEVICE, resting, read=self.micro_batch > 0)
+                if self.micro_batch > 0:
+                    self.rank.kernels.add_rounded(resting, gradient, resting)
+                elif not may_share_memory(gradient, resting):
+                    self.rank.kernels.cast_pack(gradient, resting)
+                gradient = resting
         if self._reduces_now:
             self._collect(lies, gradient)
 
@@ -254,11 +279,11 @@ class Reducer:
         bucket = Bucket(self.layout, tuple(lies for lies, _ in collected))
         want, target = self.placement, self.param_group.gradient
         if self.placement is PARTIAL:  # all addends of the step are here
-            want = self.param_group.stage.optimizer
+            want = self.param_group.stage.optimizer if self._across is None else SHARDED
             if self._sum is None:
                 self._sum = self._target(want, self.policy.reduce_dtype)
             target = self._sum
-        self._under_way = self._move(
+        self._under_way = bucket, self._move(
             bucket, PARTIAL, want, bucket.in_stretches([addends for _, addends in collected]),
             self._parts(bucket, target, want), self.policy.reduce_dtype, async_op=self.options.overlap,
             add=self.micro_batch > 0 and self.placement is not PARTIAL)
@@ -267,21 +292,26 @@ class Reducer:
 
     def _wait(self) -> None:
         """Waits for the bucket that is under way, and adds it to what rests."""
-        move, self._under_way = self._under_way, None
-        if move is not None:
-            move.wait()
+        if self._under_way is None:
+            return
+        (bucket, move), self._under_way = self._under_way, None
+        move.wait()
+        if self._across is not None and self._is_last:
+            shard = self.param_group.gradient if self._sum is None else self._sum
+            self._across.start(shard, bucket.ranges, self.agree(self.micro_batch))
 
     def end_of_backward(self) -> None:
         """Closes a micro-batch: what waits in a bucket that is not full is reduced; no bucket has two in it."""
         self._flush()
         self._wait()
+        self.transfers.drain()
         self.micro_batch += 1
 
-    def reset(self) -> BucketMove | None:
-        """Drops what was collected; returns the bucket that is under way, for the caller to drop."""
+    def reset(self) -> list[Move]:
+        """Drops what was collected; returns the buckets that are under way, for the caller to drop."""
         self._collected, self.micro_batch, self._sum = [], 0, None
-        move, self._under_way = self._under_way, None
-        return move
+        under_way, self._under_way = self._under_way, None
+        return [*([] if under_way is None else under_way[1:]), *([] if self._across is None else self._across.forget())]
 
     # -- after backward -----------------------------------------------------------------------------------------------
 
@@ -290,28 +320,37 @@ class Reducer:
 
         It is to be divided by S·N·k, and by the share of places that have a token.
         """
-        divisor = self.policy.divisor(self.rank.size, self.micro_batch, scale) * token_share
-        have, want = self.placement, self.param_group.stage.optimizer
+        divisor = self.policy.divisor(self.param_group.ranks, self.micro_batch, scale) * token_share
+        total, have = self.param_group.gradient, self.placement
+        if self._across is not None:  # the sums of nodes, in shards, are the addends of the second step
+            total, have = self._redistributed(total, have, SHARDED)
+            self._across.finish(total, self.agree(self.micro_batch))
+        total, have = self._redistributed(total, have, self.param_group.stage.optimizer)
+        self.param_group.reduced = ReducedGradient(total, have, divisor)
+
+    def _redistributed(self, total: np.ndarray, have: Placement, want: Placement) -> tuple[np.ndarray, Placement]:
+        """The sum over the ranks that have a shard each, and how it rests."""
         if have is want or (have is not PARTIAL and want is SHARDED):
-            # The same, or the optimizer reads its slices of the replicated sum.
-            self.param_group.reduced = ReducedGradient(self.param_group.gradient, have, divisor)
-            return
-        if self._sum is None:  # no bucket has been reduced during backward
+            return total, have  # the same, or the optimizer reads its slices of the replicated sum
+        found, self._sum = self._sum, None
+        if found is None:  # no bucket has been reduced during backward
             # Addends travel in the reduce format, sums in that in which they rest.
-            dtype = self.policy.reduce_dtype if have is PARTIAL else self.param_group.gradient.dtype
-            self._sum = self._target(want, dtype)
+            dtype = self.policy.reduce_dtype if have is PARTIAL else total.dtype
+            found = self._target(want, dtype)
             ranges = [slice(region.low, region.high) for region in self.layout.regions]
             for bucket in buckets(self.layout, ranges, self.options.limit(dtype)):
                 with self.rank.trace.span(self.layout.region_at(bucket.ranges[0].start).name):
-                    self._move(bucket, have, want, self._parts(bucket, self.param_group.gradient, have),
-                               self._parts(bucket, self._sum, want), dtype).wait()
-        self.param_group.reduced = ReducedGradient(self._sum, want, divisor)
+                    source = [(here, self.transfers.at(DEVICE, part))
+                              for here, part in self._parts(bucket, total, have)]
+                    self._move(bucket, have, want, source, self._parts(bucket, found, want), dtype).wait()
+        return found, want
 
     def _target(self, want: Placement, dtype: np.dtype) -> np.ndarray:
         """In place where an all-reduce can be; else a new array in the format that arrives."""
         if self.placement is PARTIAL and want is not SHARDED and dtype == self.param_group.gradient.dtype:
             return self.param_group.gradient
-        gradient = self.rank.memory.alloc(self.param_group.length(want), dtype, "gradient", "reduced gradient")
+        gradient: np.ndarray = self.transfers.alloc(self.param_group.length(want), dtype, "gradient",
+                                                    "reduced gradient")
         clear_padding(gradient, self.layout, want, self.rank)
         return gradient
 
@@ -319,10 +358,14 @@ class Reducer:
         return bucket.own_in_shard(self.rank.index, array) if placement is SHARDED else bucket.in_vector(array)
 
     def _move(self, bucket: Bucket, have: Placement, want: Placement, source: Parts, target: Parts, dtype: np.dtype,
-              *, async_op: bool = False, add: bool = False) -> BucketMove:
+              *, async_op: bool = False, add: bool = False) -> Move:
+        if self._quantized is not None and have is PARTIAL:
+            return self._quantized.start(bucket, source, target, agreement=self.agree(self.micro_batch), dtype=dtype,
+                                         async_op=async_op, add=add)
         return BucketMove(self.rank.agreeing(self.agree(self.micro_batch)), bucket, have, want, policy=self.policy,
                           source=source, target=target, dtype=dtype, purpose="gradients", async_op=async_op,
-                          hidden=self.options.copy_in_flight, add=add)
+                          hidden=self.options.copy_in_flight, add=add, settle=self.settle,
+                          by_micro_batch=self.options.by_micro_batch and have is PARTIAL)
 
 
 class FactorObserver:
@@ -335,7 +378,7 @@ class FactorObserver:
 
     def __init__(self, rank: Rank, wanted: frozenset[str], loss_scale: LossScaler) -> None:
         self.rank, self.wanted, self.loss_scale = rank, wanted, loss_scale
-        self.share = 1.0  # f, of the micro-batch that goes back
+        self.share = 1.0  # f, of the micro-batch of the backward under way
         self.sums: dict[str, Factors] = {}
         self.rows: dict[str, int] = {}
 

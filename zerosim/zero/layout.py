@@ -10,12 +10,13 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 
 import numpy as np
 
 from zerosim.models.units import Model
+from zerosim.numerics.arrays import Integers
 from zerosim.numerics.checks import is_count, unknown_name
 from zerosim.ranks.call import Cut, tensor_cut
 from zerosim.shown import Shown
@@ -152,7 +153,7 @@ class Layout(Shown):
         """
         if (low, high) not in self._cuts:
             bounds = self._region(low, high).bounds
-            self._cuts[low, high] = tuple(min(max(bound, low), high) - low for bound in bounds)
+            self._cuts[low, high] = Integers(min(max(bound, low), high) - low for bound in bounds)
         return self._cuts[low, high]
 
     def owned(self, rank: int, low: int, high: int) -> slice:
@@ -319,7 +320,14 @@ def lay_out(name: str, shapes: UnitShapes, ranks: int) -> Layout:
     if not is_count(ranks) or ranks < 1 or not shapes:
         raise ValueError(f"a layout needs at least one unit and one rank, found {len(shapes)} units and {ranks!r} "
                          "ranks")
-    return LAYOUTS[name](shapes, ranks)
+    return _laid_out(str(name), tuple((unit, tuple((its, tuple(shape)) for its, shape in parameters.items()))
+                                      for unit, parameters in shapes.items()), ranks)
+
+
+@lru_cache(maxsize=16)  # the ranks of one process share it: N boundaries of each cut, and not N² in all
+def _laid_out(name: str, shapes: tuple[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]], ...],
+              ranks: int) -> Layout:
+    return LAYOUTS[name]({unit: dict(parameters) for unit, parameters in shapes}, ranks)
 
 
 def layout_of(model: Model, ranks: int, name: str = "per_unit") -> Layout:
@@ -367,7 +375,7 @@ class Bucket:
         if not self.is_packed:
             return self.cuts[0]
         counts = (sum(cut[c + 1] - cut[c] for cut in self.cuts) for c in range(self.layout.ranks))
-        return (0, *accumulate(counts))
+        return Integers((0, *accumulate(counts)))
 
     def in_stretches(self, stretches: Sequence[np.ndarray]) -> Parts:
         """The parts of the bucket's vector in one array for each stretch; empty ones are left out of a packed one."""

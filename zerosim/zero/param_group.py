@@ -20,11 +20,14 @@ import numpy as np
 
 from zerosim.models.units import Model
 from zerosim.numerics.formats import format_of
+from zerosim.numerics.places import DEVICE
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.rounding import round_to
 from zerosim.optim.base import Optimizer, Slot
 from zerosim.ranks.rank import Rank
+from zerosim.zero.hybrid import lay_out_inside
 from zerosim.zero.layout import Layout, LayoutEntry, ParameterPiece, Piece, Region, lay_out
+from zerosim.zero.offload import Transfers, clear
 from zerosim.zero.placements import REPLICATED, SHARDED, Placement, Stage
 
 # -- what a user asks for ---------------------------------------------------------------------------------------------
@@ -115,29 +118,34 @@ class ReducedGradient:
     divisor: float
 
 
-def param_groups(rank: Rank, model: Model, settings: Mapping[str, Settings], layout: str,
-                 stage: Stage) -> list["ParamGroup"]:
+def param_groups(rank: Rank, model: Model, settings: Mapping[str, Settings], layout: str, stage: Stage,
+                 transfers: Transfers, replicas: Rank | None = None) -> list["ParamGroup"]:
     """One for each policy, of trained and of frozen parameters, in the order in which the model first names one."""
     found: dict[tuple[Policy, bool], dict[str, Settings]] = {}
     for name, one in settings.items():
         found.setdefault((one.policy, one.optimizer is None), {})[name] = one
-    return [ParamGroup(rank, model, of_group, layout, stage) for of_group in found.values()]
+    return [ParamGroup(rank, model, of_group, layout, stage, transfers, replicas) for of_group in found.values()]
 
 
 class ParamGroup:
     """Weights, gradients, master weights and optimizer state of some parameters, each under its placement, on one rank.
 
-    ``settings`` are those of its parameters, by name. ``reduced`` is there between reduce() and update().
+    ``rank`` is a handle among those that have a shard each, ``replicas`` one among those that have the same, on a mesh.
+    ``settings`` are those of its parameters, by name. ``reduced`` is there between reduce() and update(). ``transfers``
+    brings state that does not rest on the device there, and back.
     """
 
-    def __init__(self, rank: Rank, model: Model, settings: Mapping[str, Settings], layout: str, stage: Stage) -> None:
-        self.rank, self.model, self.stage = rank, model, stage
+    def __init__(self, rank: Rank, model: Model, settings: Mapping[str, Settings], layout: str, stage: Stage,
+                 transfers: Transfers, replicas: Rank | None) -> None:
+        self.rank, self.model, self.stage, self.transfers, self.replicas = rank, model, stage, transfers, replicas
         self.policy = next(one.policy for one in settings.values())
         self.optimizers = {name: one.optimizer for name, one in settings.items() if one.optimizer is not None}
         self.frozen = not self.optimizers
         of_units = {unit.name: {name: shape for name, shape in unit.shapes.items() if name in settings}
                     for unit in model.units}
-        self.layout = lay_out(layout, {unit: shapes for unit, shapes in of_units.items() if shapes}, rank.size)
+        shapes = {unit: shapes for unit, shapes in of_units.items() if shapes}
+        self.layout = lay_out(layout, shapes, rank.size) if replicas is None else lay_out_inside(
+            layout, shapes, rank.size, replicas.size)
         self.parameter = self._alloc(stage.parameters, self.policy.compute_dtype, "parameter")
         self.gradient = rank.xp.empty(0, np.float32) if self.frozen else self._alloc(
             stage.gradients, self.policy.accumulate_dtype, "gradient")
@@ -156,6 +164,11 @@ class ParamGroup:
         """True where no second copy is kept: it would have the same format, and the rank's parameters cover it."""
         covered = self.stage.parameters is REPLICATED or self.stage.optimizer is SHARDED
         return self.frozen or (self.policy.compute_dtype == self.policy.master_dtype and covered)
+
+    @property
+    def ranks(self) -> int:
+        """N, over which gradients are summed."""
+        return self.rank.size * (1 if self.replicas is None else self.replicas.size)
 
     @property
     def master_placement(self) -> Placement:
@@ -220,7 +233,8 @@ class ParamGroup:
 
     def all_gather_tensor(self, entry: LayoutEntry, own: np.ndarray) -> np.ndarray:
         """The tensor of which every rank has ``own``, in its shape; a parameter lies in one region."""
-        found: np.ndarray = self.rank.all_gather(own, splits=self.layout.cut(entry.low, entry.high), purpose="state")
+        found: np.ndarray = self.rank.all_gather(self.transfers.at(DEVICE, own),
+                                                 splits=self.layout.cut(entry.low, entry.high), purpose="state")
         return found.reshape(entry.shape)
 
     # -- looking at one parameter's whole state, wherever its pieces rest ---------------------------------------------
@@ -241,12 +255,16 @@ class ParamGroup:
     def _whole(self, entry: LayoutEntry, array: np.ndarray, placement: Placement) -> np.ndarray:
         if placement is SHARDED:
             return self.all_gather_tensor(entry, self.own(entry, array, SHARDED))
-        return array[entry.low:entry.high].reshape(entry.shape).copy()
+        return self._copy(entry, array[entry.low:entry.high])
 
     def _whole_slot(self, entry: LayoutEntry, name: str) -> np.ndarray:
         if self.stage.optimizer is SHARDED:
             return self.all_gather_tensor(entry, self.own_slot(entry, name))
-        return self.own_slot(entry, name).reshape(entry.shape).copy()
+        return self._copy(entry, self.own_slot(entry, name))
+
+    def _copy(self, entry: LayoutEntry, array: np.ndarray) -> np.ndarray:
+        found: np.ndarray = self.transfers.at(DEVICE, array).reshape(entry.shape).copy()
+        return found
 
     def _mean_gradient(self, entry: LayoutEntry) -> np.ndarray | None:
         """fp32(sum) / (S * N * k) between reduce() and update(); None otherwise."""
@@ -260,7 +278,7 @@ class ParamGroup:
     # -- what is made at the start ------------------------------------------------------------------------------------
 
     def _alloc(self, placement: Placement, dtype: np.dtype, kind: str, name: str = "") -> np.ndarray:
-        array = self.rank.memory.alloc(self.length(placement), dtype, kind, name or kind)
+        array: np.ndarray = self.transfers.alloc(self.length(placement), dtype, kind, name or kind)
         clear_padding(array, self.layout, placement, self.rank)
         return array
 
@@ -273,21 +291,21 @@ class ParamGroup:
         for name, dtype in sorted(shared, key=str):
             self.slots[name] = self._alloc(self.stage.optimizer, dtype, "optimizer_state", name)
             for piece in self.regions_held(self.stage.optimizer):
-                self.slots[name][at(piece, self.stage.optimizer)] = 0
+                clear(self.slots[name][at(piece, self.stage.optimizer)])
         for piece in self.pieces:
             for name, slot in kept[piece.entry.name].items():
                 dtype, is_flat = self.slot_dtype(slot), self.is_flat(piece.entry, name)
                 if is_flat and (name, dtype) in shared:
                     own = self.slots[name][at(piece, self.stage.optimizer)]
                 else:
-                    own = self.rank.memory.alloc(piece.count if is_flat else slot.shape, dtype, "optimizer_state",
-                                                 f"{piece.entry.name} {name}")
-                    own[...] = 0
+                    own = self.transfers.alloc(piece.count if is_flat else slot.shape, dtype, "optimizer_state",
+                                               f"{piece.entry.name} {name}")
+                    clear(own)
                 self.own_slots[piece.entry.name, name] = own
 
     def _initialize(self) -> None:
         """Draws the first values piece by piece: no rank holds more than it keeps, and no value depends on N."""
-        kernels, stage = self.rank.kernels, self.stage
+        stage = self.stage
         copies = [(self.parameter, stage.parameters)]
         if not self.parameter_is_master:
             copies.append((self.master, stage.optimizer))
@@ -295,7 +313,8 @@ class ParamGroup:
             for piece in self.regions_held(placement):
                 target, start = array[at(piece, placement)], piece.vector.start
                 for entry, low, high in self.layout.entries_in(start, piece.vector.stop):
-                    kernels.fill(target[low - start:high - start], partial(self._first_values, entry, low - entry.low))
+                    self.transfers.fill(target[low - start:high - start],
+                                        partial(self._first_values, entry, low - entry.low))
 
     def _first_values(self, entry: LayoutEntry, start: int, span: slice) -> np.ndarray:
         """The first values of a stretch of a parameter, which itself begins at the parameter's element ``start``."""
@@ -314,7 +333,7 @@ def clear_padding(array: np.ndarray, layout: Layout, placement: Placement, rank:
     """Sets a new array's padding to zero, so that no chance bits travel; in debug mode it stays NaN: a leak is seen."""
     if not rank.memory.debug:
         for low, high in _padding_of(layout, placement, rank.index):
-            array[low:high] = 0
+            clear(array[low:high])
 
 
 def _padding_of(layout: Layout, placement: Placement, rank: int) -> Iterator[tuple[int, int]]:

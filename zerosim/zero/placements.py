@@ -4,9 +4,10 @@ Legend: n elements, N ranks.
 Source of the stages: Rajbhandari, Rasley, Ruwase & He 2020 (ZeRO), section 5.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -116,7 +117,7 @@ def _checked(rank: Rank, vector: np.ndarray, have: Placement, want: Placement, c
     check_placement(have)
     check_placement(want)
     checked_vector(vector, "the vector to redistribute", flat=True)
-    whole = checked_cut(cut, max(cut, default=0), rank.size)
+    whole = checked_cut(cut, 0, rank.size, any_length=True)
     expected = whole[rank.index + 1] - whole[rank.index] if have is SHARDED else whole[-1]
     if len(vector) != expected:
         raise ValueError(
@@ -133,10 +134,31 @@ class BucketOptions:
     bucket_nbytes: int | None = None
     overlap: bool = False
     copy_in_flight: bool = False
+    by_micro_batch: bool = False
 
     def limit(self, dtype: np.dtype[Any]) -> int | None:
         """The elements that a bucket takes: at least one; None for no limit."""
         return None if self.bucket_nbytes is None else max(1, self.bucket_nbytes // dtype.itemsize)
+
+
+class Move(Protocol):
+    """A vector on its way to its target, until it is waited for or dropped."""
+
+    def wait(self) -> None:
+        """Waits, and puts what arrived into the target."""
+
+    def drop(self) -> None:
+        """Waits, and drops what arrived."""
+
+
+def packed(rank: Rank, parts: Parts, length: int, dtype: np.dtype[Any]) -> np.ndarray:
+    """The parts as one vector of this format: the only part itself, or a copy in a charged buffer."""
+    if len(parts) == 1 and parts[0][1].dtype == dtype:
+        return parts[0][1]
+    vector = rank.memory.alloc(length, dtype, "communication_buffer", "bucket")
+    for here, elements in parts:
+        rank.kernels.cast_pack(elements, vector[here])
+    return vector
 
 
 class BucketMove:
@@ -144,28 +166,25 @@ class BucketMove:
 
     Collectives on parameters and gradients are called from here alone, but for those on whole tensors. ``wait`` puts
     what arrived into ``target``, with ``add`` onto what is there; before, nothing has to be there. Copies and sums are
-    rounded to the target's format.
+    rounded to the target's format. ``settle`` does so (values, target, add) for a target that is not on the device.
+    ``by_micro_batch``, of PARTIAL to SHARDED: the ranks' addends arrive as they are, and their owner adds one after the
+    other to the target, in the order of ranks.
     """
 
     def __init__(self, rank: Rank, bucket: Bucket, have: Placement, want: Placement, *, policy: Policy, source: Parts,
                  target: Parts, dtype: np.dtype[Any], purpose: str, async_op: bool = False, hidden: bool = False,
-                 add: bool = False) -> None:
-        self.rank, self.target, self.add, self.async_op = rank, target, add, async_op
+                 add: bool = False, settle: Callable[[Any, Any, bool], None] | None = None,
+                 by_micro_batch: bool = False) -> None:
+        self.rank, self.target, self.add, self.async_op, self.settle = rank, target, add, async_op, settle
+        self._addends = rank.size if by_micro_batch else 1
         chunk = bucket.cut[rank.index + 1] - bucket.cut[rank.index]
-        vector = self._packed(source, chunk if have is SHARDED else bucket.length, dtype)
-        self._in_place = not add and len(target) == 1 and target[0][1].dtype == dtype
-        self._found = redistribute(
+        vector = packed(rank, source, chunk if have is SHARDED else bucket.length, dtype)
+        copied = add or settle or by_micro_batch
+        self._in_place = not copied and len(target) == 1 and target[0][1].dtype == dtype
+        self._found = rank.all_to_all(
+            vector, splits=bucket.cut, async_op=async_op, purpose=purpose) if by_micro_batch else redistribute(
             rank, vector, have, want, bucket.cut, policy=policy, out=target[0][1] if self._in_place else None,
             async_op=async_op, hidden=hidden, purpose=purpose)
-
-    def _packed(self, parts: Parts, length: int, dtype: np.dtype[Any]) -> np.ndarray:
-        """The parts as one vector of this format: the only part itself, or a copy in a charged buffer."""
-        if len(parts) == 1 and parts[0][1].dtype == dtype:
-            return parts[0][1]
-        vector = self.rank.memory.alloc(length, dtype, "communication_buffer", "bucket")
-        for here, elements in parts:
-            self.rank.kernels.cast_pack(elements, vector[here])
-        return vector
 
     def wait(self) -> None:
         """Waits where there is something to wait for, and unpacks where the bucket did not arrive in place."""
@@ -173,11 +192,14 @@ class BucketMove:
         self._found = None
         if self._in_place:
             return
-        for here, resting in self.target:
-            if self.add:
-                self.rank.kernels.add_rounded(resting, found[here], resting)
-            else:
-                self.rank.kernels.cast_pack(found[here], resting)
+        for number, addend in enumerate(found.reshape(self._addends, -1)):
+            for here, resting in self.target:
+                if self.settle is not None:
+                    self.settle(addend[here], resting, self.add or number > 0)
+                elif self.add or number:
+                    self.rank.kernels.add_rounded(resting, addend[here], resting)
+                else:
+                    self.rank.kernels.cast_pack(addend[here], resting)
 
     def drop(self) -> None:
         """Waits, and drops what arrived."""

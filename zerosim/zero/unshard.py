@@ -11,28 +11,32 @@ Legend: N ranks; u elements of one padded unit.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from zerosim.models.units import Model, Unit, Weights
+from zerosim.numerics.places import DEVICE, DISK, TO_DEVICE
 from zerosim.zero.layout import Bucket, Parts, Region, buckets
 from zerosim.zero.param_group import ParamGroup
-from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, BucketOptions
+from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, BucketOptions, Move
 
 
 def _all_gather(param_group: ParamGroup, bucket: Bucket, source: Parts, target: Parts, *, agreement: str,
-                async_op: bool, hidden: bool) -> BucketMove:
+                async_op: bool, hidden: bool, settle: Any = None) -> BucketMove:
+    source = [(here, param_group.transfers.at(DEVICE, part)) for here, part in source]
     return BucketMove(param_group.rank.agreeing(agreement), bucket, SHARDED, REPLICATED, policy=param_group.policy,
                       source=source, target=target, dtype=param_group.parameter.dtype, purpose="parameters",
-                      async_op=async_op, hidden=hidden)
+                      async_op=async_op, hidden=hidden, settle=settle)
 
 
 @dataclass(slots=True)
 class UnshardedUnit:
-    """One unit's whole parameters, (u,) for each param group, how many blocks use them, and all-gathers under way."""
+    """One unit's whole parameters, (u,) for each param group, all-gathers under way, and how many blocks use them, but
+    for those of a pass: nothing is resharded inside one, and one that is broken off leaves no count."""
 
     whole: dict[ParamGroup, np.ndarray]
-    all_gathers: list[BucketMove] = field(default_factory=list)
+    all_gathers: list[Move] = field(default_factory=list)
     users: int = 0
     kept: bool = False  # until the end of backward, when no block uses it
 
@@ -42,18 +46,43 @@ class UnshardedUnit:
             self.all_gathers.pop(0).wait()
 
 
+class UnitGather:
+    """The all-gathers of one unit's parameters of one param group, a bucket each."""
+
+    def __init__(self, options: BucketOptions) -> None:
+        self.options = options
+
+    def start(self, group: ParamGroup, name: str, whole: np.ndarray, *, async_op: bool) -> Iterator[Move]:
+        """Begins to gather one unit (u,)."""
+        lies = group.layout.units[name]
+        for bucket in buckets(group.layout, [lies], self.options.limit(whole.dtype)):
+            yield _all_gather(group, bucket, bucket.own_in_shard(group.rank.index, group.parameter),
+                              self.target(bucket, lies, whole), agreement=f"weights of {name}", async_op=async_op,
+                              hidden=self.options.copy_in_flight)
+
+    @staticmethod
+    def target(bucket: Bucket, lies: slice, whole: np.ndarray) -> Parts:
+        """The place of a bucket, one stretch, in the unit (u,) that lies there."""
+        (part,) = bucket.ranges
+        return bucket.in_stretches([whole[part.start - lies.start:part.stop - lies.start]])
+
+    def forget(self) -> None:
+        """Drops what was kept of weights that change now: nothing."""
+
+
 class Unsharder:
     """Gives out one rank's weights, unit by unit, from wherever they rest.
 
     ``keep`` names the units that stay unsharded from forward to the end of backward, ``prefetch`` how many units ahead
-    are gathered, ``options`` how.
+    are gathered, ``gather`` how.
     """
 
-    def __init__(self, model: Model, param_groups: Sequence[ParamGroup], options: BucketOptions, *,
+    def __init__(self, model: Model, param_groups: Sequence[ParamGroup], gather: UnitGather, *,
                  keep: frozenset[str], prefetch: int) -> None:
         self.model, self.param_groups, self.rank = model, param_groups, param_groups[0].rank
-        self.is_sharded = param_groups[0].stage.parameters is SHARDED
-        self.keep, self.prefetch, self.options = keep, prefetch, options
+        self.is_sharded, self.transfers = param_groups[0].stage.parameters is SHARDED, param_groups[0].transfers
+        self.rests_elsewhere = self.is_sharded or self.transfers.offload.parameters != DEVICE
+        self.keep, self.prefetch, self.gather = keep, prefetch, gather
         self._unsharded: dict[str, UnshardedUnit] = {}
         self.open_blocks = 0
         self._ahead: list[str] = []  # the units that will be asked for, in order
@@ -72,10 +101,10 @@ class Unsharder:
                              f"engine.model.units: {', '.join(unit.name for unit in self.model.units)}")
         needed = [unit.name, *dict.fromkeys(unit.tied_weights.values())]
         wholes: dict[str, dict[ParamGroup, np.ndarray]] = {}
-        self.open_blocks += 1
+        self.open_blocks += not in_pass
         try:
             for name in needed:
-                wholes[name] = self._unshard(name)
+                wholes[name] = self._unshard(name, users=not in_pass)
             if in_pass:
                 self._prefetch(unit.name)
             views: dict[str, np.ndarray] = {}
@@ -83,9 +112,9 @@ class Unsharder:
                 views |= self._views(name, whole)
             yield {name: views[name] for name in (*unit.shapes, *unit.tied_weights)}
         finally:
-            self.open_blocks -= 1
+            self.open_blocks -= not in_pass
             for name in wholes:
-                self._reshard(name, keep=in_pass and name in self.keep)
+                self._reshard(name, users=not in_pass, keep=in_pass and name in self.keep)
 
     def set_prefetch_order(self, order: Sequence[int]) -> None:
         """Sets the order in which the units will be asked for, so that the next ones can be gathered ahead."""
@@ -97,10 +126,12 @@ class Unsharder:
         It is forgotten first: waiting fails where a run has been stopped, and nothing of that run may stay here.
         """
         self._ahead = []
+        self.transfers.forget_ahead()
         unused = [self._unsharded.pop(name) for name, unit in list(self._unsharded.items()) if not unit.users]
         for unsharded in unused:
             unsharded.wait()
             self._free(unsharded)
+        self.transfers.wait()
 
     def _views(self, name: str, whole: dict[ParamGroup, np.ndarray]) -> Weights:
         views = {}
@@ -110,13 +141,14 @@ class Unsharder:
             view.flags.writeable = False  # a write would be lost where weights are gathered, and drift elsewhere
         return views
 
-    def _unshard(self, name: str) -> dict[ParamGroup, np.ndarray]:
-        if not self.is_sharded:
+    def _unshard(self, name: str, *, users: int) -> dict[ParamGroup, np.ndarray]:
+        if not self.rests_elsewhere:
             return {group: group.parameter[group.layout.units[name]] for group in self.param_groups
                     if name in group.layout.units}
         unsharded = self._unsharded.get(name) or self._start_unshard(name, async_op=False)
         unsharded.wait()
-        unsharded.users += 1
+        self.transfers.wait(TO_DEVICE)
+        unsharded.users += users
         return unsharded.whole
 
     def _start_unshard(self, name: str, *, async_op: bool) -> UnshardedUnit:
@@ -125,30 +157,42 @@ class Unsharder:
             lies = group.layout.units.get(name)
             if lies is None:
                 continue
-            dtype = group.parameter.dtype
-            whole = self.rank.memory.alloc(lies.stop - lies.start, dtype, "gathered_parameter", name)
+            whole = self.rank.memory.alloc(lies.stop - lies.start, group.parameter.dtype, "gathered_parameter", name)
             unsharded.whole[group] = whole
-            for bucket in buckets(group.layout, [lies], self.options.limit(dtype)):
-                (part,) = bucket.ranges
-                unsharded.all_gathers.append(_all_gather(
-                    group, bucket, bucket.own_in_shard(self.rank.index, group.parameter),
-                    bucket.in_stretches([whole[part.start - lies.start:part.stop - lies.start]]),
-                    agreement=f"weights of {name}", async_op=async_op, hidden=self.options.copy_in_flight))
+            if self.is_sharded:
+                unsharded.all_gathers += self.gather.start(group, name, whole, async_op=async_op)
+            else:
+                self.transfers.move(group.parameter[lies], whole, wait=False)
         return unsharded
 
     def _prefetch(self, name: str) -> None:
         """Begins to gather the units that are asked for after this one."""
         if name in self._ahead:
             del self._ahead[:self._ahead.index(name) + 1]
-        if self.is_sharded:
+        if self.rests_elsewhere:
             for next_name in self._ahead[:self.prefetch]:
                 if next_name not in self._unsharded:
                     self._start_unshard(next_name, async_op=True)
+        if self.transfers.offload.parameters == DISK:
+            for next_name in self._ahead[self.prefetch:self.prefetch + 1]:
+                self.transfers.read_ahead(*self._resting_parts(next_name))
 
-    def _reshard(self, name: str, *, keep: bool) -> None:
+    def _resting_parts(self, name: str) -> Iterator[np.ndarray]:
+        """The vectors that this rank brings from where they rest to unshard a unit, if that is not here."""
+        for group in self.param_groups if name not in self._unsharded else []:
+            lies = group.layout.units.get(name)
+            if lies is None:
+                continue
+            elif not self.is_sharded:
+                yield group.parameter[lies]
+            else:
+                for bucket in buckets(group.layout, [lies], self.gather.options.limit(group.parameter.dtype)):
+                    yield from (part for _, part in bucket.own_in_shard(self.rank.index, group.parameter))
+
+    def _reshard(self, name: str, *, users: int, keep: bool) -> None:
         unsharded = self._unsharded.get(name)
         if unsharded is not None:
-            unsharded.users -= 1
+            unsharded.users -= users
             unsharded.kept = unsharded.kept or keep
             if not unsharded.users and not unsharded.kept:
                 self._free(self._unsharded.pop(name))
@@ -172,6 +216,7 @@ class ParameterAllGather:
         self._buckets = buckets(param_group.layout, ranges, options.limit(param_group.parameter.dtype))
         self._waiting: list[Bucket] = []
         self._under_way: list[BucketMove] = []
+        self.settle = param_group.transfers.settling("parameter")
 
     @property
     def is_out_of_date(self) -> bool:
@@ -184,22 +229,29 @@ class ParameterAllGather:
             return
         if region is self.param_group.layout.regions[0]:
             self._waiting = list(self._buckets)
-        while self.options.overlap and self._waiting and self._waiting[0].ranges[-1].stop <= region.high:
+        overlap = self.options.overlap and self.settle is None  # or all buckets would be on the device at once
+        while overlap and self._waiting and self._waiting[0].ranges[-1].stop <= region.high:
             self._under_way.append(self._start(self._waiting.pop(0), async_op=True))
 
     def finish(self) -> None:
         """Waits for what is under way, and gathers the rest; if that fails, all of it is still to be gathered."""
         try:
-            for move in self._under_way:
-                move.wait()
-            for bucket in self._waiting:
-                region = self.param_group.layout.region_at(bucket.ranges[0].start)
-                with self.param_group.rank.trace.span(region.name):
-                    self._start(bucket, async_op=False).wait()
+            transfers = self.param_group.transfers
+            with transfers.transaction(transfers.offload.parameters == DISK):
+                while self._under_way:
+                    self._under_way.pop(0).wait()
+                for bucket in self._waiting:
+                    region = self.param_group.layout.region_at(bucket.ranges[0].start)
+                    with self.param_group.rank.trace.span(region.name):
+                        self._start(bucket, async_op=False).wait()
         except BaseException:
             self._under_way, self._waiting = [], list(self._buckets)
             raise
-        self._under_way, self._waiting = [], []
+        self._waiting = []
+
+    def replaced(self) -> None:
+        """Marks all parameters as equal on all ranks, which a load makes them."""
+        self._waiting = []
 
     def abandon(self) -> None:
         """Drops what is under way when an update fails; all of it is still to be gathered."""
@@ -212,4 +264,4 @@ class ParameterAllGather:
         group = self.param_group
         return _all_gather(group, bucket, bucket.own_in_vector(group.rank.index, group.parameter),
                            bucket.in_vector(group.parameter), agreement="all-gather of parameters", async_op=async_op,
-                           hidden=self.options.copy_in_flight)
+                           hidden=self.options.copy_in_flight, settle=self.settle)

@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,11 +22,25 @@ import numpy as np
 from zerosim.numerics.arrays import spans
 from zerosim.numerics.checks import FP32, is_number
 from zerosim.numerics.loss_scale import LossScaler
+from zerosim.numerics.places import DEVICE, DISK
 from zerosim.optim.base import UpdateContext
-from zerosim.zero.layout import LayoutEntry, ParameterPiece, Piece, Region
-from zerosim.zero.param_group import ParamGroup, at
+from zerosim.zero.fresh import Fresh, check_delayed, publish
+from zerosim.zero.layout import ParameterPiece, Region
+from zerosim.zero.param_group import ParamGroup
+from zerosim.zero.pieces import (
+    GRADIENT,
+    MASTER,
+    StepContext,
+    arrays_at_rest,
+    blocks,
+    gradient_of,
+    note_update,
+    read_next,
+    stretches,
+)
 from zerosim.zero.placements import SHARDED
 from zerosim.zero.unshard import ParameterAllGather
+from zerosim.zero.whole_tensors import update_gathered, update_tensor
 
 Schedule = Callable[[int], float]
 Norms = tuple[float, float]  # of a tensor's weights, and of the direction of its update
@@ -54,32 +67,33 @@ class StepResult:
     places: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StepContext:
-    """The numbers that all updates of one step share: its own, the factor of clipping, the schedule's factor of lr, and
-    the factors of activations and output gradients by weight."""
+class Squares:
+    """Sums of squares over all ranks: float64, each owner's by itself in fixed blocks, then added in rank order."""
 
-    step: int
-    clip_factor: float
-    lr_factor: float | None
-    factors: Mapping[str, Any]
+    def of(self, kernels: Any, x: np.ndarray, divisor: float = 1.0) -> float:
+        """The sum of (x/divisor)² over what one owner has of one parameter, or a block of it."""
+        found: float = kernels.sum_of_squares(x, divisor)
+        return found
 
-    def optimizer(self, group: ParamGroup, name: str) -> Any:
-        """The optimizer of a parameter, with the lr of this step where a schedule changes it."""
-        optimizer: Any = group.optimizers[name]
-        return optimizer if self.lr_factor is None else optimizer.with_lr(optimizer.lr * self.lr_factor)
+    def roots(self, group: ParamGroup, mine: Sequence[Sequence[float]]) -> list[float]:
+        """The root of each sum over owners; ``mine`` has a row for each owner whose sums this rank computes."""
+        table = all_gather_scalars(group, np.array(mine, np.float64).reshape(-1)).reshape(-1, len(mine[0]))
+        return [_norm_from_squares(column) for column in table.T]
 
 
 class Update:
     """The optimizer's part of the step, on the pieces that this rank updates."""
 
     def __init__(self, all_gathers: Mapping[ParamGroup, ParameterAllGather], loss_scale: LossScaler,
-                 clip_norm: float | None, schedule: Schedule | None) -> None:
+                 clip_norm: float | None, schedule: Schedule | None, squares: Squares) -> None:
         if clip_norm is not None and not (is_number(clip_norm) and clip_norm > 0):
             raise ValueError(f"clip_norm={clip_norm!r} must be positive; pass None for no clipping")
         self.all_gathers, self.trained = all_gathers, [group for group in all_gathers if not group.frozen]
-        self.loss_scale, self.clip_norm, self.schedule = loss_scale, clip_norm, schedule
+        self.transfers = self.trained[0].transfers
+        check_delayed(self.trained)
+        self.loss_scale, self.clip_norm, self.schedule, self.squares = loss_scale, clip_norm, schedule, squares
         self.steps_taken = 0
+        self.delayed = Fresh()  # of the last delayed update
         self._under_way: str | None = None  # an update or a load that has begun, and stays so if it fails
 
     @property
@@ -93,11 +107,28 @@ class Update:
             raise ValueError(f"the {self._under_way} was broken off, and some weights are those from before, others "
                              "those from after it; make a new engine, or load a checkpoint")
 
+    @property
+    def is_out_of_date(self) -> bool:
+        """True while other ranks have newer shards than this rank's copy."""
+        return any(all_gather.is_out_of_date for all_gather in self.all_gathers.values())
+
+    def refuse_if_out_of_date(self, call: str) -> None:
+        """Raises ValueError before the all-gather of parameters."""
+        if self.is_out_of_date:
+            raise ValueError(f"{call}() was called after an update whose shards the other ranks have not yet; call "
+                             "all_gather_parameters() first")
+
     @contextmanager
-    def changing_state(self, what: str) -> Iterator[None]:
-        """Goes from one whole state to the next; where that fails, no step may follow."""
-        self._under_way = what
-        yield
+    def changing_state(self, what: str, *, in_place: bool = True) -> Iterator[None]:
+        """Goes from one whole state to the next; where that fails, no step may follow, unless nothing is in place."""
+        self._under_way, taken = what, self.steps_taken
+        try:
+            with self.transfers.transaction():
+                yield
+        except BaseException:
+            if not in_place:
+                self._under_way, self.steps_taken = None, taken
+            raise
         self._under_way = None
 
     def forget(self) -> None:
@@ -115,20 +146,22 @@ class Update:
         if not self.is_ready:
             raise ValueError("update() was called without a reduced gradient; call reduce() first")
         scale = self.loss_scale.scale
-        norm = math.nan if _overflowed(self.trained) else _gradient_norm(self.trained)
+        norm = math.nan if _overflowed(self.trained) else _gradient_norm(self.trained, self.squares)
         skipped = not math.isfinite(norm)  # inf: the sum is finite, and dividing it by a scale below 1 is not
         if not skipped:
             step = self.steps_taken + 1
             clip_factor = self.clip_norm / norm if self.clip_norm is not None and norm > self.clip_norm else 1.0
-            context = StepContext(step, clip_factor, self.lr_factor(step), factors)
-            with self.changing_state(f"update of step {step}"):
+            context = StepContext(step, clip_factor, self.lr_factor(step), factors, Fresh())
+            with self.changing_state(f"update of step {step}", in_place=self.transfers.offload.optimizer != DISK):
                 for group in self.trained:
-                    tensor_norms = _tensor_norms(group, context)
-                    for index, region in enumerate(group.layout.regions):
+                    context.fresh.make(group)
+                    tensor_norms = _tensor_norms(group, context, self.squares)
+                    for region in group.layout.regions:
                         _update_region(group, region, context, tensor_norms)
-                        _cast_to_compute(group, index)
-                        self.all_gathers[group].shard_updated(region)
-            self.steps_taken = step
+                        if self.transfers.update_place == DEVICE:
+                            self.all_gathers[group].shard_updated(region)
+                self.steps_taken = step
+            self.delayed = publish(context.fresh, self.delayed, self.all_gathers)
         self.loss_scale.update(skipped)
         self.forget()
         return StepResult(losses, skipped, math.nan if skipped else norm, scale, tokens, places)
@@ -140,31 +173,44 @@ class Update:
 def _overflowed(groups: Sequence[ParamGroup]) -> bool:
     """True on every rank when any rank saw inf or NaN in what it updates."""
     rank, gradients = groups[0].rank, _gradients(groups)
-    mine = not all(map(rank.kernels.all_finite, gradients))
-    rank.trace.compute(nbytes=sum(gradient.nbytes for gradient in gradients))
-    return bool(_all_gather_scalars(groups[0], np.array([mine], np.uint8)).any())
+    mine = not all(rank.kernels.all_finite(x) for gradient in gradients
+                   for x in groups[0].transfers.where_it_rests(gradient))
+    _note_scan(groups[0], gradients)
+    return bool(all_gather_scalars(groups[0], np.array([mine], np.uint8)).any())
 
 
-def _gradient_norm(groups: Sequence[ParamGroup]) -> float:
+def _gradient_norm(groups: Sequence[ParamGroup], squares: Squares) -> float:
     """The global norm of the mean gradient: every element of every parameter of the groups counted once."""
     mine = []
     for owner in _owners(groups[0]):
-        squares = 0.0  # plain additions: from CPython 3.12 on sum() compensates, which gives other bits
+        total: float = 0  # plain additions: from CPython 3.12 on sum() compensates, which gives other bits
         for group in groups:
             for piece in group.layout.parameter_pieces(owner):
-                squares += group.rank.kernels.sum_of_squares(_gradient_of(group, piece), group.reduced_gradient.divisor)
-        mine.append(squares)
-    groups[0].rank.trace.compute(nbytes=sum(gradient.nbytes for gradient in _gradients(groups)))
-    return _norm_from_squares(_all_gather_scalars(groups[0], np.array(mine, np.float64)))
+                total += _sum_of_squares(group, gradient_of(group, piece), squares)
+        mine.append([total])
+    _note_scan(groups[0], _gradients(groups))
+    return squares.roots(groups[0], mine)[0]
+
+
+def _sum_of_squares(group: ParamGroup, gradient: np.ndarray, squares: Squares) -> float:
+    """The sum of a piece's squares, block by block, however it is cut in stretches."""
+    kernels, divisor = group.rank.kernels, group.reduced_gradient.divisor
+    total: float = 0
+    for x in group.transfers.where_it_rests(gradient):
+        for block in spans(len(x), kernels.BLOCK):
+            total += squares.of(kernels, x[block], divisor)
+    return total
+
+
+def _note_scan(group: ParamGroup, gradients: Sequence[np.ndarray]) -> None:
+    """Notes what a look at all gradients reads, where the device reads it."""
+    if group.transfers.offload.gradients == DEVICE:
+        group.rank.trace.compute(nbytes=sum(gradient.nbytes for gradient in gradients))
 
 
 def _gradients(groups: Sequence[ParamGroup]) -> list[np.ndarray]:
     """The sums of gradients that this rank updates with, without padding."""
-    return [_gradient_of(group, piece) for group in groups for piece in group.regions_held(group.stage.optimizer)]
-
-
-def _gradient_of(group: ParamGroup, piece: Piece) -> np.ndarray:
-    return group.reduced_gradient.gradient[at(piece, group.reduced_gradient.placement)]
+    return [gradient_of(group, piece) for group in groups for piece in group.regions_held(group.stage.optimizer)]
 
 
 def _owners(group: ParamGroup) -> Sequence[int]:
@@ -172,7 +218,7 @@ def _owners(group: ParamGroup) -> Sequence[int]:
     return [group.rank.index] if group.stage.optimizer is SHARDED else range(group.rank.size)
 
 
-def _all_gather_scalars(group: ParamGroup, mine: np.ndarray) -> np.ndarray:
+def all_gather_scalars(group: ParamGroup, mine: np.ndarray) -> np.ndarray:
     """The values of all ranks, in rank order; nothing is sent where each knows all."""
     if group.stage.optimizer is not SHARDED:
         return mine
@@ -183,8 +229,8 @@ def _all_gather_scalars(group: ParamGroup, mine: np.ndarray) -> np.ndarray:
 def _norm_from_squares(squares: np.ndarray) -> float:
     """The root of (N,) sums of squares, added from rank 0 on; NaN where there is one among them."""
     total = 0.0
-    for of_owner in squares:
-        total += float(of_owner)
+    for of_owner in squares.tolist():
+        total += of_owner
     return math.sqrt(total)
 
 
@@ -192,90 +238,37 @@ def _norm_from_squares(squares: np.ndarray) -> float:
 
 
 def _update_region(group: ParamGroup, region: Region, context: StepContext, tensor_norms: Mapping[str, Norms]) -> None:
-    """Updates what this rank updates of one region, tensor by tensor in the order of the vector."""
+    """Updates what this rank updates of one region, tensor by tensor in the order of the vector, and casts it."""
     own = {piece.entry.name: piece for piece in group.pieces_in(region)}
     for entry, _, _ in group.layout.entries_in(region.low, region.high):
         piece = own.get(entry.name)
         anywhere = group.optimizers[entry.name].cut_of(entry.shape) == "anywhere"
         if not anywhere and group.spans_ranks(entry):
-            _update_gathered(group, entry, context)
+            update_gathered(group, entry, piece, context)
         elif piece is not None:
             if anywhere:
                 _update_piece(group, piece, context, tensor_norms.get(entry.name))
             else:
-                _update_tensor(group, piece, context)
+                update_tensor(group, piece, context)
 
 
 def _update_piece(group: ParamGroup, piece: ParameterPiece, context: StepContext, norms: Norms | None) -> None:
     """One step on a piece of a parameter whose state may be cut anywhere, block by block."""
     optimizer = context.optimizer(group, piece.entry.name)
-    ctx = UpdateContext(group.rank.kernels, norms=norms)
-    for w, g, state in _blocks(group, piece, context):
-        optimizer.apply(ctx, w, g, state, context.step)
-    _note_update(group, *_at_rest(group, piece))
-
-
-def _blocks(group: ParamGroup, piece: ParameterPiece,
-            context: StepContext) -> Iterator[tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]:
-    """(w, g, state) of a piece in blocks, all fp32 (n,): the arrays at rest, or copies that are rounded back."""
-    kernels, divisor = group.rank.kernels, group.reduced_gradient.divisor
-    w, gradient, slots = _at_rest(group, piece)
-    g32 = kernels.scratch("gradient", min(kernels.BLOCK, len(w)), FP32)
-    for here in spans(len(w), kernels.BLOCK):
-        g = g32[:here.stop - here.start]
-        kernels.gradient_block(gradient[here], divisor, context.clip_factor, g)
-        at_rest = {name: slot[here] for name, slot in slots.items()} | {"": w[here]}
-        with upcast(kernels, lambda name, shape: kernels.scratch(f"upcast {name}", shape[0], FP32), at_rest) as arrays:
-            yield arrays[""], g, {name: arrays[name] for name in slots}
-
-
-def _at_rest(group: ParamGroup, piece: ParameterPiece) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    """The piece of the master, of the reduced gradient and of each slot."""
-    return (group.master[at(piece, group.master_placement)], _gradient_of(group, piece),
-            {name: group.slot(piece, name) for name in group.slots_of(piece.entry)})
-
-
-@contextmanager
-def upcast(kernels: Any, empty: Callable[[str, tuple[int, ...]], np.ndarray],
-           at_rest: Mapping[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
-    """The arrays in fp32: those that are so already themselves, the others as copies, in ``empty(name, shape)``.
-
-    On exit what was written to a copy is rounded to its array's format, to nearest even, once.
-    """
-    copies = {name: array if array.dtype == FP32 else empty(name, array.shape) for name, array in at_rest.items()}
-    narrow = [name for name, copy in copies.items() if copy is not at_rest[name]]
-    for name in narrow:
-        kernels.cast_pack(at_rest[name], copies[name])
-    yield copies
-    for name in narrow:
-        kernels.cast_pack(copies[name], at_rest[name])
-
-
-def _note_update(group: ParamGroup, w: np.ndarray, gradient: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
-    """Notes what an update moves, which is what it costs on any hardware: the gradient is read, the rest read and
-    written.
-
-    The operations per element differ from one optimizer to the next, and none takes longer than its memory traffic.
-    """
-    group.rank.trace.compute(nbytes=gradient.nbytes + 2 * (w.nbytes + sum(slot.nbytes for slot in slots.values())))
-
-
-def _cast_to_compute(group: ParamGroup, region: int) -> None:
-    """Rounds the updated master of one region to the compute format, as far as this rank has both."""
-    if group.parameter_is_master:
-        return
-    stage = group.stage
-    narrower = SHARDED if SHARDED in (stage.parameters, stage.optimizer) else stage.optimizer
-    piece = group.regions_held(narrower)[region]
-    master, parameter = group.master[at(piece, stage.optimizer)], group.parameter[at(piece, stage.parameters)]
-    group.rank.kernels.cast_pack(master, parameter)
-    group.rank.trace.compute(nbytes=master.nbytes + parameter.nbytes)
+    ctx, cast_nbytes = UpdateContext(group.rank.kernels, norms=norms), 0
+    for here, arrays in stretches(group, piece, context):
+        if here.stop == piece.count:
+            read_next(group, piece, context)
+        for w, g, state in blocks(group, arrays, context):
+            optimizer.apply(ctx, w, g, state, context.step)
+        cast_nbytes += context.fresh.cast(group, piece, here, arrays[MASTER], group.transfers.update_place)
+    note_update(group, arrays_at_rest(group, piece, context), cast_nbytes)
 
 
 # -- optimizers that need norms of whole tensors ----------------------------------------------------------------------
 
 
-def _tensor_norms(group: ParamGroup, context: StepContext) -> dict[str, Norms]:
+def _tensor_norms(group: ParamGroup, context: StepContext, squares: Squares) -> dict[str, Norms]:
     """Takes the first half of these optimizers' step: moves the moments, and measures norms over all ranks."""
     names = [name for name, optimizer in group.optimizers.items() if "tensor_norm" in optimizer.needs]
     if not names:
@@ -283,69 +276,27 @@ def _tensor_norms(group: ParamGroup, context: StepContext) -> dict[str, Norms]:
     mine = []
     for owner in _owners(group):
         pieces = {piece.entry.name: piece for piece in group.layout.parameter_pieces(owner)}
-        mine.append([_squares(group, pieces[name], context) if name in pieces else (0.0, 0.0) for name in names])
-    table = _all_gather_scalars(group, np.array(mine, np.float64).reshape(-1)).reshape(-1, len(names), 2)
-    return {name: (_norm_from_squares(table[:, index, 0]), _norm_from_squares(table[:, index, 1]))
-            for index, name in enumerate(names)}
+        mine.append([one for name in names for one in (
+            _squares(group, pieces[name], context, squares) if name in pieces else (0, 0))])
+    roots = squares.roots(group, mine)
+    return {name: (weights, direction) for name, weights, direction in zip(names, roots[::2], roots[1::2], strict=True)}
 
 
-def _squares(group: ParamGroup, piece: ParameterPiece, context: StepContext) -> Norms:
+def _squares(group: ParamGroup, piece: ParameterPiece, context: StepContext, squares: Squares) -> Norms:
     """The sums of squares of a piece's weights and of the direction in which its moments, moved now, point.
 
     The direction is that of the moments as they rest, rounded to their format: `_update_piece` finds the same.
     """
     optimizer, kernels = context.optimizer(group, piece.entry.name), group.rank.kernels
     ctx, direction = UpdateContext(kernels), kernels.scratch("direction", min(kernels.BLOCK, piece.count), FP32)
-    weights = directions = 0.0
-    for w, g, state in _blocks(group, piece, context):
-        optimizer.advance(ctx, w, g, state, context.step)
-    for w, g, state in _blocks(group, piece, context):
-        optimizer.direction(ctx, w, g, state, context.step, direction[:len(w)])
-        weights += kernels.sum_of_squares(w)
-        directions += kernels.sum_of_squares(direction[:len(w)])
+    weights: float = 0
+    directions: float = 0
+    for _, arrays in stretches(group, piece, context, unchanged=(GRADIENT, MASTER)):
+        for w, g, state in blocks(group, arrays, context):
+            optimizer.advance(ctx, w, g, state, context.step)
+    for _, arrays in stretches(group, piece, context, unchanged=arrays_at_rest(group, piece, context).keys()):
+        for w, g, state in blocks(group, arrays, context):
+            optimizer.direction(ctx, w, g, state, context.step, direction[:len(w)])
+            weights += squares.of(kernels, w)
+            directions += squares.of(kernels, direction[:len(w)])
     return weights, directions
-
-
-# -- optimizers that need whole tensors: one rank owns all of it, or all gather it; none updates part of a matrix -----
-
-
-def _update_tensor(group: ParamGroup, piece: ParameterPiece, context: StepContext) -> None:
-    """One step on a tensor that lies whole on this rank."""
-    entry = piece.entry
-    w, gradient, slots = _at_rest(group, piece)
-    state = {name: slot.reshape(entry.shape) if group.is_flat(entry, name) else slot for name, slot in slots.items()}
-    _step(group, entry, w.reshape(entry.shape), gradient.reshape(entry.shape), state, context)
-
-
-def _update_gathered(group: ParamGroup, entry: LayoutEntry, context: StepContext) -> None:
-    """One step on a tensor that lies on several ranks: all gather it and its state, and each keeps its own piece.
-
-    Every rank takes part in the gathers; only those that own a piece compute.
-    """
-    reduced, cut = group.reduced_gradient, group.layout.cut(entry.low, entry.high)
-    flat = [name for name in group.slots_of(entry) if group.is_flat(entry, name)]
-    own = {name: group.own_slot(entry, name) for name in flat}
-    own[""] = group.own(entry, group.master, group.master_placement)
-    whole = {name: group.all_gather_tensor(entry, part) for name, part in own.items()}
-    gradient = group.all_gather_tensor(entry, group.own(entry, reduced.gradient, reduced.placement))
-    here = slice(cut[group.rank.index], cut[group.rank.index + 1])
-    if here.start == here.stop:
-        return
-    others = {name: group.own_slots[entry.name, name] for name in group.slots_of(entry) if name not in flat}
-    _step(group, entry, whole[""], gradient, {name: whole[name] for name in flat} | others, context)
-    for name, part in own.items():
-        part[...] = whole[name].reshape(-1)[here]
-
-
-def _step(group: ParamGroup, entry: LayoutEntry, w: np.ndarray, gradient: np.ndarray, state: dict[str, np.ndarray],
-          context: StepContext) -> None:
-    """One update of a whole tensor, of its parameter's shape, in fp32, with copies in workspace."""
-    rank = group.rank
-    empty = partial(rank.memory.alloc, dtype=FP32, kind="workspace", name=entry.name)
-    g = empty(entry.shape)
-    rank.kernels.gradient_block(gradient, group.reduced_gradient.divisor, context.clip_factor, g)
-    ctx = UpdateContext(rank.kernels, factors=context.factors.get(entry.name), alloc=empty, note=rank.trace.compute)
-    with upcast(rank.kernels, lambda _, shape: empty(shape), {**state, "": w}) as arrays:
-        context.optimizer(group, entry.name).apply(ctx, arrays[""], g, {name: arrays[name] for name in state},
-                                                   context.step)
-    _note_update(group, w, gradient, state)

@@ -106,14 +106,14 @@ class CuPyCluster(Cluster):
     """
 
     def __init__(self, ranks: int, *, device: int = 0, capacity_nbytes: int | None = None, debug: bool = False,
-                 seed: int = 0, blas_threads: int = 1) -> None:
+                 seed: int = 0, blas_threads: int = 1, trace_rows: int | None = None) -> None:
         """Raises BackendError where CuPy, its libraries, a driver that fits or the device is missing, and
         ValueError for what is no number of a device."""
         if not is_count(device) or device < 0:
             raise ValueError(f"device={device!r} must be the number of a GPU, 0 or more; 0 is the first")
         self.device = device
         super().__init__(ranks, capacity_nbytes=capacity_nbytes, debug=debug, seed=seed, blas_threads=blas_threads,
-                         processor=CuPyDevice(cupy_on(device), device))
+                         trace_rows=trace_rows, processor=CuPyDevice(cupy_on(device), device))
 
     def __repr__(self) -> str:
         return f"<CuPyCluster of {len(self.ranks)} ranks on device {self.device}, {len(self.runs)} runs>"

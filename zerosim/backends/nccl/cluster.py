@@ -55,11 +55,12 @@ class NCCLCluster(Cluster):
     """
 
     def __init__(self, ranks: int, *, devices: Sequence[int] | None = None, share_devices: bool = False,
-                 capacity_nbytes: int | None = None, debug: bool = False, seed: int = 0, blas_threads: int = 1) -> None:
+                 capacity_nbytes: int | None = None, debug: bool = False, seed: int = 0, blas_threads: int = 1,
+                 trace_rows: int | None = None) -> None:
         """Raises BackendError where CuPy, NCCL or a GPU is missing, and ValueError for fewer GPUs than ranks."""
         cupy = cupy_on(0)
         super().__init__(ranks, capacity_nbytes=capacity_nbytes, debug=debug, seed=seed, blas_threads=blas_threads,
-                         processor=Devices(cupy))
+                         trace_rows=trace_rows, processor=Devices(cupy))
         self.devices = devices_for(ranks, device_count(cupy), devices, share=share_devices)  # of each rank
         streams = {rank: DeviceStreams(cupy, device, cupy_kernels()) for rank, device in enumerate(self.devices)}
         self._transport = NCCLTransport(streams, Communicators(NCCL(), self.devices))

@@ -23,8 +23,17 @@ from zerosim.backends.nccl.adapter import NCCL, TYPES, Communicator, DeviceStrea
 from zerosim.backends.processes.cluster import LISTEN_SECONDS
 from zerosim.backends.processes.notes import Channel, Elements, gone_text
 from zerosim.numerics.arrays import copy_elements, on_device, words
-from zerosim.ranks.call import Array, Call, GroupKey, Pending, PendingCall, PendingExchange, chunk_lengths
-from zerosim.ranks.collectives import Delivery, Exchanges, lockstep, sent_by, steps_of
+from zerosim.ranks.call import (
+    Array,
+    Call,
+    Exchanges,
+    GroupKey,
+    Pending,
+    PendingCall,
+    PendingExchange,
+    chunk_lengths,
+)
+from zerosim.ranks.collectives import Delivery, lockstep, sent_by, steps_of
 from zerosim.ranks.errors import BackendError, MismatchError, RankStopped, misfit_text, ranks_text
 from zerosim.ranks.hub import Carried, RunOptions, Transport
 from zerosim.ranks.process import forget_frames, guarded

@@ -460,13 +460,13 @@ class ProcessCluster(Cluster):
 
     def __init__(self, channel: Channel, transport: Transport, processor: Processor | None = None, *,
                  capacity_nbytes: int | None = None, debug: bool = False, blas_threads: int = 1,
-                 timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+                 trace_rows: int | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         if not timeout_seconds > 0:
             raise ValueError(f"timeout_seconds={timeout_seconds!r} must be above 0: how long a rank waits "
                              "before it tells the others for what")
         self._channel, self.timeout_seconds = channel, timeout_seconds
         super().__init__(channel.size, capacity_nbytes=capacity_nbytes, debug=debug, blas_threads=blas_threads,
-                         processor=processor, transport=transport)
+                         trace_rows=trace_rows, processor=processor, transport=transport)
 
     @property
     def index(self) -> int:

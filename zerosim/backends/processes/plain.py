@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.numerics.arrays import Integers
+
 SCALARS = (bool, int, float, str, type(None))
 MANY: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 OURS = "zerosim."
@@ -50,7 +52,7 @@ def _plain(value: Any) -> Any:
     if type(value) is dict:
         return ["dict", *[[_plain(key), _plain(its)] for key, its in value.items()]]
     for many, kind in MANY.items():
-        if type(value) is kind:
+        if type(value) is kind or (kind is tuple and type(value) is Integers):
             return [many, *map(_plain, value)]
     if is_dataclass(type(value)) and type(value).__module__.startswith(OURS):
         return ["object", type(value).__module__, type(value).__qualname__,

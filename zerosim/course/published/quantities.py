@@ -3,11 +3,12 @@
 Legend: N ranks; a vector is what one rank contributes, n bytes of it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from zerosim.course.published import activations as activations_published
+from zerosim.numerics.checks import LINEAR_LAYERS
 from zerosim.numerics.formats import format_of
 from zerosim.planning import activations, closed_forms, collectives, hardware
 from zerosim.planning.activations import Block
@@ -200,9 +201,9 @@ def derived(states: Callable[..., float], bytes_per_parameter: Callable[..., flo
     }
 
 
-def gpt(**sizes: Any) -> ModelShape:
-    """A GPT of these sizes."""
-    return model_of("gpt", Transformer(**sizes))
+def gpt(biases: Iterable[str] = LINEAR_LAYERS, **sizes: Any) -> ModelShape:
+    """A GPT of these sizes; ``biases`` is a list where it is read from a file."""
+    return model_of("gpt", Transformer(biases=tuple(biases), **sizes))
 
 
 def without_embedding(vocabulary: int, channels: int, **sizes: Any) -> int:

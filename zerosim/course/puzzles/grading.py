@@ -22,8 +22,9 @@ from zerosim.course.puzzles.puzzle import Answer, held_copy
 from zerosim.course.puzzles.score import Measured, Measures, Refused, Score, judged
 from zerosim.course.puzzles.watching import measured, measures, run
 from zerosim.models.layers import Context, Gradients
+from zerosim.models.one_pass import first_weights, one_pass
 from zerosim.models.small import MLP
-from zerosim.models.units import Unit, first_weights, one_pass
+from zerosim.models.units import Unit
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer, UpdateContext
 from zerosim.optim.elementwise import Adam

@@ -12,7 +12,7 @@ import zerosim as zs
 from tests.support import assert_refused
 from tests.zero.training import ADAM, BF16, MODELS, alone, bits
 from tests.zero.units import Gain
-from zerosim.models import Model
+from zerosim.models import MLP, Model
 from zerosim.zero import CheckpointError, export_weights
 
 TYPES = {"F32": np.dtype(np.float32), "BF16": np.dtype(ml_dtypes.bfloat16), "BOOL": np.dtype(bool)}
@@ -24,6 +24,7 @@ def read(path):
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:start])
     assert header.pop("__metadata__") == {"format": "pt"}
+    assert start % 8 == 0, "elements of 8 bytes may begin here"
     return {name: np.frombuffer(content[start + one["data_offsets"][0]:start + one["data_offsets"][1]],
                                 TYPES[one["dtype"]]).reshape(one["shape"]) for name, one in header.items()}
 
@@ -91,10 +92,11 @@ def test_a_gpt_is_exported_and_loaded_under_the_names_of_gpt2_in_one_file_or_sev
     for path in (file, tmp_path / "one", tmp_path / "several"):
         for options in ({}, {"stage": 1, "policy": zs.Policy()}, {"layout": "contiguous"}):
             assert same(loaded(path, model, **options), masters)
-    # As on the hub: without a prefix, with masks that are no parameters, and of another type.
+    # As others store them: without a prefix, with masks that are no parameters, and of another type.
     bare = {name.removeprefix("transformer."): array.astype(ml_dtypes.bfloat16)
             for name, array in of_gpt2(masters).items()}
-    write(tmp_path / "bare.safetensors", bare | {"h.0.attn.bias": np.ones((1, 1, 8, 8), bool)})
+    write(tmp_path / "bare.safetensors", bare | {"h.0.attn.bias": np.ones((1, 1, 8, 8), bool),
+                                                 "lm_head.weight": bare["wte.weight"]})
     rounded = {name: array.astype(ml_dtypes.bfloat16) for name, array in masters.items()}
     assert same(loaded(tmp_path / "bare.safetensors", model, kind="parameter"), rounded)
     (file,) = export_weights(tmp_path / "c", tmp_path / "narrow", kind="parameter")
@@ -102,15 +104,18 @@ def test_a_gpt_is_exported_and_loaded_under_the_names_of_gpt2_in_one_file_or_sev
 
 
 def test_an_untied_head_is_transposed_and_other_models_keep_their_names(tmp_path):
-    untied, odd = MODELS["untied"](), MODELS["odd"]()
+    untied = MODELS["untied"]()
     masters = saved(tmp_path / "u", untied)
     (file,) = export_weights(tmp_path / "u", tmp_path / "one")
     assert bits(read(file)["lm_head.weight"]) == bits(masters["lm_head.weight"].T)
     assert same(loaded(file, untied, ranks=5), masters)
-    masters = saved(tmp_path / "o", odd)
-    (file,) = export_weights(tmp_path / "o", tmp_path / "other")
-    assert same(read(file), masters)
-    assert same(loaded(file, odd), masters)
+    large = MLP((70, 300, 2))  # of more than a block
+    for name, model in {"odd": MODELS["odd"](), "nothing": MODELS["scalars"](), "large": large}.items():
+        masters = saved(tmp_path / name, model)
+        (file,) = export_weights(tmp_path / name, tmp_path / "own" / name)
+        assert same(read(file), masters)
+        assert same(loaded(file, model), masters)
+        assert len(export_weights(tmp_path / name, tmp_path / "each" / name, shard_nbytes=1)) == len(masters) + 1
 
 
 def test_llama_names_join_queries_keys_and_values_and_gate_and_up_transposed(tmp_path):
@@ -139,14 +144,57 @@ def test_llama_names_join_queries_keys_and_values_and_gate_and_up_transposed(tmp
     assert same(loaded(file, model, ranks=5), masters)
 
 
+def loss_of_llama(w, config, x, target):
+    """The mean loss in float64 of weights under their names there, as `transformers` computes it: a pair that is turned
+    lies half a head apart, and heads that share a key lie side by side."""
+    width, group = config.head_channels, config.heads // config.key_value_heads
+    angles = np.outer(np.arange(x.shape[1]), config.base ** (-np.arange(0, width, 2) / width))
+    cos, sin = (np.tile(turn(angles), 2) for turn in (np.cos, np.sin))
+
+    def normed(h, name):
+        return h / np.sqrt((h * h).mean(-1, keepdims=True) + config.epsilon) * w[name] if name in w else h
+
+    def turned(h):
+        return h * cos + np.concatenate([-h[..., width // 2:], h[..., :width // 2]], -1) * sin
+
+    h = w["model.embed_tokens.weight"].astype(np.float64)[x]
+    for index in range(config.layers):
+        block = f"model.layers.{index}."
+        attention, mlp = block + "self_attn.", block + "mlp."
+        a = normed(h, block + "input_layernorm.weight")
+        q, k, v = ((a @ w[f"{attention}{name}_proj.weight"].T + w.get(f"{attention}{name}_proj.bias", 0)).reshape(
+            *x.shape, -1, width).swapaxes(1, 2) for name in "qkv")
+        q, k = (turned(normed(one, f"{attention}{name}_norm.weight")) for one, name in ((q, "q"), (k, "k")))
+        scores = np.exp(q @ np.repeat(k, group, 1).swapaxes(2, 3) / math.sqrt(width)) * np.tri(x.shape[1])
+        o = scores / scores.sum(-1, keepdims=True) @ np.repeat(v, group, 1)
+        h = h + o.swapaxes(1, 2).reshape(*x.shape, -1) @ w[attention + "o_proj.weight"].T
+        a = normed(h, block + "post_attention_layernorm.weight")
+        gate, up = (a @ w[f"{mlp}{name}_proj.weight"].T for name in ("gate", "up"))
+        h = h + gate / (1 + np.exp(-gate)) * up @ w[mlp + "down_proj.weight"].T
+    scores = np.exp(normed(h, "model.norm.weight") @ w.get("lm_head.weight", w["model.embed_tokens.weight"]).T)
+    return -np.log(np.take_along_axis(scores, target[..., None], -1)[..., 0] / scores.sum(-1)).mean()
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen"])
-def test_every_weight_of_a_llama_has_a_name_there_and_comes_back(name, tmp_path):
+def test_every_weight_of_a_llama_has_a_name_there_comes_back_and_gives_the_loss_that_it_gives_there(name, tmp_path):
     model = MODELS[name]()
     masters = saved(tmp_path / "c", model)
     (file,) = export_weights(tmp_path / "c", tmp_path)
     assert all(there.startswith(("model.", "lm_head.")) for there in read(file))
     assert ("model.layers.1.self_attn.q_norm.weight" in read(file)) == (name == "qwen")
     assert same(loaded(file, model, ranks=3), masters)
+
+    def loss(rank):
+        engine = zs.Engine(rank, model, ADAM)
+        rng = np.random.default_rng(1)
+        engine.param_group.master += rng.normal(0, 0.3, engine.layout.length).astype(np.float32)
+        engine.save(tmp_path / "d")
+        return engine.forward(x, target).loss
+
+    x, target = np.random.default_rng(0).integers(0, model.config.vocabulary, (2, 3, model.config.context))
+    found = alone(loss)
+    (file,) = export_weights(tmp_path / "d", tmp_path / "e")
+    assert found == pytest.approx(loss_of_llama(read(file), model.config, x, target), rel=1e-6)
 
 
 def test_weights_that_do_not_fit_are_refused_by_name_and_nothing_is_changed(tmp_path):
@@ -169,6 +217,10 @@ def test_weights_that_do_not_fit_are_refused_by_name_and_nothing_is_changed(tmp_
     refused(rf"wpe is of shape \(8, 12\), and there is {wpe} \(7, 12\)")
     write(tmp_path / "x.safetensors", weights | {wpe: weights[wpe] > 0})
     refused("is of type bool")
+    write(tmp_path / "x.safetensors", weights | {"transformer.h.2.ln_1.bias": weights[wpe]})
+    refused("the tensor transformer.h.2.ln_1.bias is of no weight of this model; build the model that the file is of")
+    write(tmp_path / "x.safetensors", weights | {"lm_head.weight": -weights["transformer.wte.weight"]})
+    refused("lm_head.weight is .* another than the embedding, to which the head is tied here")
     (tmp_path / "x.safetensors").write_bytes(file.read_bytes()[:-1])
     refused("was cut off")
     refused("No such file", tmp_path / "none.safetensors")
@@ -176,6 +228,9 @@ def test_weights_that_do_not_fit_are_refused_by_name_and_nothing_is_changed(tmp_
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../one/model.safetensors"}}')
     refused("names files of other folders", tmp_path)
     assert_refused(lambda: export_weights(tmp_path / "one", tmp_path), "holds no checkpoint")
+    assert_refused(lambda: export_weights(tmp_path / "c", tmp_path / "one", shard_nbytes=4000), "are others: model.")
+    assert export_weights(tmp_path / "c", tmp_path / "one") == [file]
+    assert_refused(lambda: export_weights(tmp_path / "c", tmp_path), "others: model.safetensors.index.json; name")
     assert_refused(lambda: export_weights(tmp_path / "c", tmp_path, shard_nbytes=0), "shard_nbytes=0 must be")
     assert_refused(lambda: export_weights(tmp_path / "c", tmp_path, kind="moment"), "has no moment of wte")
 
@@ -188,21 +243,3 @@ def test_the_formats_own_library_reads_a_shard_and_an_export(tmp_path):
     for shard in Path(tmp_path / "c").glob("*.safetensors"):
         tensors = numpy.load_file(shard)
         assert all(array.size <= masters[name.partition("/")[2]].size for name, array in tensors.items())
-
-
-def test_state_dict_is_what_this_rank_owns_as_views():
-    def program(rank):
-        engine = zs.Engine(rank, MODELS["odd"](), ADAM, stage=1)
-        return {name: array.size for name, array in engine.state_dict().items()}
-
-    found = zs.Cluster(3).run(program)
-    for name, shape in MODELS["odd"]().shapes.items():
-        for kind in ("master", "optimizer.m", "optimizer.v"):
-            assert sum(of_rank.get(f"{kind}/{name}", 0) for of_rank in found) == math.prod(shape)
-
-    def changed(rank):
-        engine = zs.Engine(rank, MODELS["odd"](), ADAM)
-        engine.state_dict()["master/layer0.weight"][...] = 5
-        return engine.state("layer0.weight")["parameter"]
-
-    assert (alone(changed) == 5).all()

@@ -1,0 +1,61 @@
+"""Blockwise quantized vectors come back within the bound, and nothing that is not finite comes back finite."""
+
+import numpy as np
+import pytest
+
+from tests.cases import covering
+from tests.support import assert_refused, literally
+from zerosim.numerics import formats, kernels, quantization
+from zerosim.numerics.quantization import Blockwise
+
+KERNELS = kernels.NumpyKernels()
+
+
+def back(form, x):
+    """The vector as it comes back, in fp32, and its bytes on the wire."""
+    packed, out = np.full(form.nbytes(len(x)), 0xA5, np.uint8), np.empty(len(x), np.float32)
+    form.quantize(KERNELS, x, packed)
+    form.dequantize(KERNELS, packed, out)
+    return out, packed
+
+
+@pytest.mark.parametrize(("name", "block", "length", "scale", "compute"), covering(
+    ("int8", "int4"), (2, 8, 256), (0, 1, 5, 256, 257, 70_001), (1.0, 1e-44, 5e-44, 1e-38, 1e30, 1e-3),
+    ("fp32", "bf16", "fp16")))
+def test_every_element_comes_back_within_the_bound_which_some_nearly_reach(name, block, length, scale, compute):
+    form, rng = Blockwise(name, block), np.random.default_rng(length)
+    with np.errstate(all="ignore"):
+        x = np.clip(rng.standard_normal(length) * scale, -6e4, 6e4).astype(formats.format_of(compute).dtype)
+    found, packed = back(form, x)
+    error, bound = np.abs(found - x.astype(np.float64)), form.error_bound(x.astype(np.float64))
+    assert (error <= bound).all()
+    assert error.max(initial=0) > 0.9 * bound.max(initial=0) or length < 1000 or abs(np.log10(scale)) > 4
+    assert len(packed) % 4 == 0
+    bits = {"int8": 8, "int4": 4}[name]
+    assert len(packed) - 4 * -(-length // block) - (length * bits + 7) // 8 in range(4)
+    twice, onto = back(form, found)[0], np.ones(length, np.float32)
+    assert np.abs(twice - found).max(initial=0) <= 2.0**-20 * np.abs(found).max(initial=0) or scale < 1e-30
+    form.dequantize(KERNELS, packed, onto, add=True)
+    assert (onto == 1 + found).all()
+
+
+def test_a_block_has_its_own_scale_and_keeps_inf_and_nan_to_itself():
+    x = np.tile(np.float32([1, -1, 0.6, 0]), 4)
+    x[4], x[9], x[12] = np.nan, np.inf, 1e30
+    found, _ = back(Blockwise("int4", 4), x)
+    assert np.isfinite(found).reshape(4, 4).any(axis=1).tolist() == [True, False, False, True]
+    assert found[:4].tolist() == pytest.approx([1, -1, 4 / 7, 0])
+    assert found[12:].tolist() == pytest.approx([1e30, 0, 0, 0])
+    assert back(Blockwise("int8"), np.zeros(3, np.float32))[0].tolist() == [0, 0, 0]
+
+
+def test_what_exceeds_a_subnormal_scale_is_the_largest_integer():
+    x = np.float32([143, 1, -143, 0]) * np.float32(2.0**-149)  # the scale, 143/127 of the smallest number, is that
+    assert (back(Blockwise("int8", 4), x)[0].astype(np.float64) * 2.0**149).tolist() == [127, 1, -127, 0]
+
+
+def test_other_formats_and_blocks_are_refused():
+    assert_refused(lambda: Blockwise("int2"), literally("no quantized format 'int2'; choose one of int8, int4; did"))
+    for block in (0, 3, 1.5, True):
+        assert_refused(lambda block=block: Blockwise("int8", block), literally(f"block={block} must be an even number"))
+    assert quantization.BITS == {"int8": 8, "int4": 4}

@@ -1,0 +1,99 @@
+"""Gradients that are added in the order of micro-batches: bits that no number of ranks changes, and what they cost."""
+
+from itertools import permutations
+
+import pytest
+
+import zerosim as zs
+from tests.cases import chosen
+from tests.twin import Twin
+from tests.zero.drawn import drawn, made
+from tests.zero.training import ADAM, BF16, MODELS, assert_equals_twin, batches, bits, flat_state, rules_of, run
+from zerosim.zero import REPLICATED, SHARDED
+
+ORDERED = {"reduction": "micro_batch"}
+STAGES = (2, 3, zs.Stage(REPLICATED, SHARDED, REPLICATED), zs.Stage(SHARDED, SHARDED, REPLICATED))
+LAYOUTS = ("per_unit", "contiguous", "whole_matrices")
+
+
+def dealt(data, ranks):
+    """The micro-batches of each step among so many ranks: number j·N + r is the j-th of rank r."""
+    return [[step[rank::ranks] for rank in range(ranks)] for step in data]
+
+
+@pytest.mark.parametrize("case", drawn(5))
+def test_on_any_number_of_ranks_training_has_the_bits_of_the_twin_that_adds_one_micro_batch_after_the_other(case):
+    model, _, options = made(case)
+    together = (1, 2, 3, 4, 6)[case["ranks"] % 5] * (1 + case["k"] % 2)
+    data = [step[0] for step in batches(model, 1, together, 2, seed=case["seed"])]
+    policy, groups, optimizer = (options[key] for key in ("policy", "groups", "optimizer"))
+    twin = Twin(model, optimizer, 1, policy, "per_unit", "micro_batch", rules_of(groups, model, optimizer, policy))
+    said = [twin.step([step], options["clip_norm"]) for step in data]
+    worlds = [ranks for ranks in range(1, together + 1) if together % ranks == 0]
+    for index, ranks in enumerate(worlds):
+        _, own = options["runs"][index % 5]
+        cluster = zs.Cluster(ranks, debug=options["debug"], seed=options["seed"])
+        results = run(model, dealt(data, ranks), cluster, optimizer=optimizer, policy=policy, groups=groups,
+                      gather=True, clip_norm=options["clip_norm"], stage=STAGES[(index + case["k"]) % 4],
+                      layout=LAYOUTS[(index + case["seed"]) % 3], **own, **ORDERED)
+        assert_equals_twin(results, twin, [
+            one | {"losses": [one["losses"][0][rank::ranks] for rank in range(ranks)]} for one in said])
+
+
+@pytest.mark.parametrize(("there", "here"), chosen([(2, 3), (6, 1)], permutations((1, 2, 3, 6), 2)))
+def test_training_goes_on_from_a_checkpoint_on_other_ranks_as_if_it_had_never_been_interrupted(tmp_path, there, here):
+    """In another stage and layout too, with state on the host. By rank bits differ, and the report says why."""
+    model = MODELS["dropout"]()
+    data = [step[0] for step in batches(model, 1, 6, 2)]
+
+    def train(rank, steps, options, load=False, save=False):
+        engine = zs.Engine(rank, model, ADAM, policy=BF16, clip_norm=0.05, **options)
+        report = engine.load(tmp_path / "a").differences if load else None
+        norms = [engine.step(step[rank.index]).norm for step in dealt(steps, rank.size)]
+        if save:
+            engine.save(tmp_path / "a")
+        return {key: bits(value) for key, value in flat_state(engine).items()}, norms, report
+
+    elsewhere = {"stage": 3, "layout": "contiguous", "overlap": True, "offload": "host"}
+    for options, other in ((ORDERED | {"stage": 2}, ORDERED | elsewhere), ({"stage": 2}, {"stage": 2})):
+        whole = zs.Cluster(there).run(train, data, options)[0]
+        zs.Cluster(there).run(train, data[:1], options, False, True)
+        for state, norms, report in zs.Cluster(here).run(train, data[1:], other, True):
+            same = "reduction" in options
+            assert ((state, norms) == (whole[0], whole[1][1:])) is same
+            assert (report == ()) is same
+    assert any(line.startswith(f"ranks: saved with {there}, here {here}") for line in report)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_it_sends_the_gradients_of_the_ring_and_72_bytes_more_a_norm_and_holds_a_bucket_of_addends(stage):
+    model, ranks, k = MODELS["untied"](), 4, 2
+    data = batches(model, ranks, k, 1)
+    ring, ordered = zs.Cluster(ranks), zs.Cluster(ranks)
+    for cluster, options in ((ring, {}), (ordered, ORDERED)):
+        cluster.run(lambda rank, options=options: zs.Engine(
+            rank, model, ADAM, stage=stage, policy=BF16, **options).step(data[0][rank.index]).skipped)
+    for purpose in ("gradients", "parameters", "state"):
+        assert ordered.trace.sent_nbytes(purpose) == ring.trace.sent_nbytes(purpose), purpose
+    more = [b - a for a, b in zip(ring.trace.sent_nbytes("control"), ordered.trace.sent_nbytes("control"), strict=True)]
+    assert more == [(80 - 8) * (ranks - 1)] * ranks
+    chunk = max(-(-unit.parameter_count // ranks) for unit in model.units)  # of the largest unit, of 2 bytes each
+    assert [memory.peak_nbytes_of("workspace") for memory in ring.memory] == [2 * chunk] * ranks
+    assert [memory.peak_nbytes_of("workspace") for memory in ordered.memory] == [2 * chunk * ranks] * ranks
+
+
+def test_a_run_without_data_sends_and_holds_what_a_run_does():
+    model, data = MODELS["gpt"](), batches(MODELS["gpt"](), 4, 2, 1)
+    options = {"stage": 3, "policy": BF16, "overlap": True, **ORDERED}
+    clusters = [zs.Cluster(4), zs.NullCluster(4, representative=0)]
+    for cluster in clusters:
+        cluster.run(lambda rank: zs.Engine(rank, model, ADAM, **options).step(data[0][rank.index]).skipped)
+    for purpose in ("gradients", "parameters", "control"):
+        assert clusters[0].trace[0].sent_nbytes(purpose) == clusters[1].trace[0].sent_nbytes(purpose)
+    assert clusters[0].memory[0].peak_nbytes_by_kind == clusters[1].memory[0].peak_nbytes_by_kind
+
+
+def test_ranks_with_unequally_many_micro_batches_are_refused_by_name():
+    data = [step[0] for step in batches(MODELS["odd"](), 1, 3, 1)]
+    with pytest.raises(zs.MismatchError, match="micro-batch 1"):
+        run(MODELS["odd"](), dealt(data, 2), stage=2, **ORDERED)

@@ -1,0 +1,332 @@
+"""State on the host or on disk: the device loses its bytes, and they gain them; files that fail change nothing.
+
+That no bit changes, whatever is drawn, is tested in `test_stages_agree.py`.
+"""
+
+import errno
+import os
+import re
+import threading
+from dataclasses import replace
+from functools import partial
+from tempfile import gettempdir
+
+import pytest
+
+import zerosim as zs
+from tests.cases import chosen, covering
+from tests.zero.drawn import ON_DISK
+from tests.zero.training import ADAM, BF16, MODELS, batches, bits, flat_state, held_anywhere, outcome, run
+from zerosim.models import MLP
+from zerosim.planning import Machine, Network, hardware, record, replay
+from zerosim.ranks.trace import Compute
+from zerosim.ranks.transfers import Transfer, TransferWait
+from zerosim.zero import OffloadError, ScratchFile
+
+DISK = gettempdir()
+KINDS_OF = {"optimizer": ("master", "optimizer_state"), "gradients": ("gradient",), "parameters": ("parameter",)}
+ASKED = ("host", ON_DISK, zs.Offload("host"), zs.Offload("disk", "host", directory=DISK), zs.Offload(gradients="host"),
+         zs.Offload("disk", "disk", "host", DISK))
+MODEL = MODELS["deep"]()
+
+
+def held_by_place(cluster, **options):
+    """By rank and place, the bytes at rest of an engine after a step; and of all places together, when it has gone."""
+    data = batches(MODEL, len(cluster.ranks), 2, 1)[0]
+
+    def program(rank):
+        engine = zs.Engine(rank, MODEL, ADAM, policy=BF16, **options)
+        engine.step(data[rank.index])
+        memory = rank.memory
+        return {"device": memory.now_nbytes_by_kind, "host": memory.host.now_nbytes_by_kind,
+                "disk": memory.disk.now_nbytes_by_kind}
+
+    found = list(cluster.run(program))
+    return found, [held_anywhere(rank) for rank in cluster.ranks]
+
+
+@pytest.mark.parametrize(("stage", "asked"), covering(zs.STAGES, ASKED, count=8), ids=str)
+def test_the_device_holds_less_by_what_the_host_or_the_disk_holds_more_to_the_byte(stage, asked):
+    whole, _ = held_by_place(zs.Cluster(3), stage=stage)
+    found, afterwards = held_by_place(zs.Cluster(3), stage=stage, offload=asked)
+    places = zs.Offload(*["host"] * 3) if asked == "host" else asked
+    for here, before in zip(found, whole, strict=True):
+        for name, kinds in KINDS_OF.items():
+            for place in here:
+                expected = {kind: before["device"][kind] for kind in kinds} if place == getattr(places, name) else {}
+                assert {kind: n for kind, n in here[place].items() if kind in kinds} == expected
+    assert afterwards == [{}, {}, {}], "and all of it goes with the engine"
+
+
+def test_the_devices_peak_without_optimizer_gradients_and_parameters_is_what_flows():
+    """At stage 3 with everything on the host a unit, its gradient and what a collective moves are there, and no more.
+    """
+    def peak(asked):
+        cluster = zs.NullCluster(4, representative=0)
+        cluster.run(lambda rank: zs.Engine(rank, MLP((64, 64, 64, 64, 64)), ADAM, stage=3, policy=BF16, offload=asked)
+                    .step([(rank.xp.zeros((1, 64)), rank.xp.zeros((1, 64)))]) and None)
+        return cluster.memory[0].peak_nbytes_by_kind, cluster.memory[0].peak_nbytes
+
+    _, without = peak(None)
+    there, least = peak("host")
+    shard = 4 * 64 * 65 // 4
+    assert least < without - 12 * shard
+    assert not {"parameter", "gradient", "master", "optimizer_state"} & there.keys()
+
+
+@pytest.mark.parametrize(("stage", "asked"), covering(
+    zs.STAGES, ["host", ON_DISK, zs.Offload("host", "host")], count=6), ids=str)
+def test_a_run_without_data_holds_and_moves_what_the_real_one_does(stage, asked):
+    def rows(cluster):
+        def program(rank):
+            engine = zs.Engine(rank, MODEL, ADAM, stage=stage, policy=BF16, offload=asked, prefetch=1)
+            for _ in range(2):
+                engine.step([(rank.xp.zeros((2, 2)), rank.xp.zeros((2, 1)))] * 2)
+
+        cluster.run(program)
+        places = [(m.peak_nbytes, m.peak_nbytes_by_kind) for memory in cluster.memory
+                  for m in (memory, memory.host, memory.disk)]
+        return [[repr(row) for row in trace.rows] for trace in cluster.trace], places
+
+    assert rows(zs.Cluster(2)) == rows(zs.NullCluster(2))
+
+
+def test_what_is_longer_than_a_stretch_is_moved_in_several_and_no_bit_depends_on_it():
+    """LAMB adds squares over a tensor, and reads and writes its moments twice in one update."""
+    model = MLP((600, 600), seed=1)
+    for optimizer in (ADAM, zs.optim.LAMB()):
+        plain = outcome(model, batches(model, 1, 1, 2), stage=0, optimizer=optimizer)
+        for asked in ("host", ON_DISK):
+            cluster = zs.Cluster(1)
+            assert outcome(model, batches(model, 1, 1, 2), cluster, stage=0, optimizer=optimizer,
+                           offload=asked) == plain
+
+
+# -- bytes that are moved ---------------------------------------------------------------------------------------------
+
+
+def moved(asked, stage=0, ranks=1, micro_batches=1, policy=BF16, model=MODEL, optimizer=ADAM):
+    """Bytes of one step by direction, and the parameters of a rank's shard, padding included."""
+    cluster = zs.Cluster(ranks)
+    data = batches(model, ranks, micro_batches, 1)[0]
+
+    def program(rank):
+        engine = zs.Engine(rank, model, optimizer, stage=stage, policy=policy, offload=asked)
+        before = {way: rank.trace.moved_nbytes[way] for way in ("to host", "to device", "to disk", "from disk")}
+        engine.step(data[rank.index])
+        return {way: rank.trace.moved_nbytes[way] - n for way, n in before.items()}, engine.layout.shard_length(0)
+
+    return cluster.run(program)[0]
+
+
+def test_zero_offload_moves_2_bytes_of_gradient_and_2_of_parameter_for_each_parameter_of_a_shard():
+    """Ren et al. 2021, section 4.1: gradients in 16 bits to the host, parameters in 16 bits back."""
+    for stage, ranks in ((0, 1), (1, 1), (2, 1), (2, 4), (3, 4)):
+        found, shard = moved(zs.Offload("host", "host"), stage, ranks)
+        own = MODEL.parameter_count if ranks == 1 else None
+        assert (found["to host"], found["to disk"], found["from disk"]) == (2 * shard, 0, 0)
+        assert found["to device"] == 2 * (own or sum(
+            piece.count for piece in zs.layout_of(MODEL, ranks).valid(0)))
+
+
+def test_the_disk_is_read_and_written_once_for_each_byte_of_state():
+    """Adam's 12 bytes a parameter come and go: Rajbhandari et al. 2021, section 4; and nothing else."""
+    found, shard = moved(zs.Offload("disk", directory=DISK), 2, 1)
+    assert found["from disk"] == found["to disk"] == 12 * shard
+    assert found["to host"] == found["to device"] == 2 * shard
+
+
+@pytest.mark.parametrize("kind", ["parameter", "optimizer_state"])
+def test_what_comes_from_disk_is_asked_for_before_it_is_needed_and_what_goes_there_is_waited_for_later(kind):
+    """A read of parameters goes on while the unit before computes; of state while a tensor or a stretch before it goes
+    back."""
+    model, cluster = MLP((600, 600, 600), seed=1), zs.NullCluster(2, representative=0)
+
+    def program(rank):
+        engine = zs.Engine(rank, model, ADAM, stage=3, policy=BF16, offload=ON_DISK)
+        with rank.trace.span("step"):
+            engine.step([(rank.xp.zeros((4, 600)), rank.xp.zeros((4, 600)))])
+
+    cluster.run(program)
+    rows = cluster.trace[0].rows
+    begun = {row: place for place, row in enumerate(rows) if isinstance(row, Transfer) and row.kind == kind}
+    beside = {"from disk": Compute if kind == "parameter" else Transfer, "to disk": Transfer}
+    for way, other in beside.items():
+        waited = [(begun[row.transfer], place) for place, row in enumerate(rows)
+                  if isinstance(row, TransferWait) and row.transfer in begun and row.transfer.direction == way]
+        assert any(isinstance(one, other) for low, high in waited for one in rows[low + 1:high]), way
+    recording = record(cluster.trace).inside("step").on_ranks(2)
+    machine = Machine(hardware.device("h100-80"), Network(hardware.link("nvlink4")), "bf16",
+                      host_link=hardware.link("pcie5"), disk_link=hardware.link("nvme-pcie4"))
+    timed = replay(recording, machine).usage[0]
+    assert 0 < timed.exposed_offload_seconds < timed.offload_seconds
+
+
+# -- files that fail --------------------------------------------------------------------------------------------------
+
+
+LOCK = threading.Lock()
+
+
+class FailingFile(ScratchFile):
+    """A file of which one call fails: the ``at``-th of all files that share ``calls``, in a given way."""
+
+    def __init__(self, directory, nbytes, *, calls, plan):
+        self.calls, self.plan = calls, plan
+        self._count("open")
+        super().__init__(directory, nbytes)
+
+    def _count(self, what):
+        """True where a short call is due."""
+        with LOCK:  # files are read and written by several threads
+            self.calls.append(what)
+            way, at = self.plan.get(what, (None, 0))
+            if way is None or self.calls.count(what) != at:
+                return False
+        if way == "short":
+            return True
+        raise OSError(way, os.strerror(way))
+
+    def pread(self, into, start):
+        return 0 if self._count("read") else super().pread(into[:5], start)  # in pieces, as systems may
+
+    def pwrite(self, values, start):
+        return 0 if self._count("write") else super().pwrite(values[:7], start)
+
+
+FAULTS = {"open": (errno.ENOSPC, errno.EACCES), "write": (errno.ENOSPC, errno.EIO, "short"),
+          "read": (errno.EIO, "short")}
+
+
+@pytest.mark.parametrize("stage", zs.STAGES)
+@pytest.mark.parametrize("optimizer", [ADAM, zs.optim.LAMB()], ids=repr)
+def test_a_disk_that_fails_raises_in_the_step_it_concerns_and_the_step_may_be_taken_again(
+        stage, optimizer):
+    """One rank's disk fails at calls spread over the third step, in every way; the others hear of it."""
+    model, ranks = MODELS["odd"](), 2
+    data = batches(model, ranks, 2, 4)
+    whole = [bits(one["master"]) for one in run(model, data, stage=stage, policy=BF16, optimizer=optimizer)]
+    faults = [(what, way, part) for part in (1, 3) for what, ways in FAULTS.items() for way in ways]
+    for what, way, part in chosen(faults[stage + 4 * (optimizer is ADAM)::8], faults):
+        calls, plan, cluster = [], {}, zs.Cluster(ranks)
+        failing = replace(ON_DISK, open_file=partial(FailingFile, calls=calls, plan=plan))
+        engines = cluster.run(lambda rank, failing=failing: zs.Engine(
+            rank, model, optimizer, stage=stage, policy=BF16, offload=failing if rank.index == 1 else ON_DISK))
+
+        def step(number, engines=engines):
+            return lambda rank: engines[rank.index].step(data[number][rank.index])
+
+        cluster.run(step(0))
+        before = calls.count(what)
+        cluster.run(step(1))
+        plan[what] = (way, calls.count(what) + max(1, (calls.count(what) - before) * part // 4))
+        said = "a short " if way == "short" else os.strerror(way)
+        with pytest.raises(OffloadError, match=said) as raised:
+            cluster.run(step(2))
+        assert re.search("rank 1.*what rested before", str(raised.value))
+        for number in (2, 3):
+            cluster.run(step(number))
+        found = cluster.run(lambda rank, engines=engines: flat_state(engines[rank.index]))
+        assert [bits(one["master"]) for one in found] == whole, (what, way, part)
+        assert {engine.steps_taken for engine in engines} == {4}
+
+
+def test_files_have_no_names_and_a_directory_that_cannot_hold_them_is_named(tmp_path):
+    asked = zs.Offload("disk", directory=tmp_path)
+    engine = zs.Cluster(1).run(lambda rank: zs.Engine(rank, MODEL, ADAM, policy=BF16, offload=asked))[0]
+    assert (list(tmp_path.iterdir()), engine.steps_taken) == ([], 0)
+    with pytest.raises(OffloadError, match=r"No such file .*master.* what rests is what rested before"):
+        zs.Cluster(1).run(lambda rank: zs.Engine(rank, MODEL, ADAM, policy=BF16,
+                                                 offload=replace(asked, directory=tmp_path / "gone")))
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("saved", "loaded"), [("host", ON_DISK), (ON_DISK, None), (None, ON_DISK), (None, "host")])
+def test_a_checkpoint_does_not_depend_on_where_state_rests(saved, loaded, tmp_path):
+    """In the middle of a step too: gradients rest on the host or on disk then."""
+    model, optimizer = MODELS["deep"](), zs.optim.Adam(lr=0.02)
+    data = batches(model, 2, 2, 3)
+
+    def program(rank, offload, begin, end):
+        engine = zs.Engine(rank, model, optimizer, stage=2, policy=BF16, offload=offload)
+        if begin:
+            assert engine.load(tmp_path).differences == ()
+        for step in range(begin, end):
+            pairs = data[step][rank.index]
+            if begin != step or not begin:
+                engine.backward(engine.forward(*pairs[0]))
+            if step == end - 1 and end < 3:
+                engine.save(tmp_path)
+                return {name: bits(array) for name, array in engine.state_dict().items()}
+            engine.backward(engine.forward(*pairs[1]), last=True)
+            engine.reduce()
+            engine.update()
+            engine.all_gather_parameters()
+        return {name: bits(values) for name, values in flat_state(engine).items()}
+
+    whole = list(zs.Cluster(2).run(program, None, 0, 3))
+    kept = list(zs.Cluster(2).run(program, saved, 0, 2))
+    assert kept == list(zs.Cluster(2).run(program, None, 0, 2)) or saved is None
+    zs.Cluster(2).run(program, saved, 0, 2)
+    assert list(zs.Cluster(2).run(program, loaded, 1, 3)) == whole
+
+
+# -- the delayed update -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", zs.STAGES)
+def test_a_delayed_update_computes_each_step_with_the_parameters_of_the_step_before_the_last(stage, tmp_path):
+    """By hand: an engine whose parameters are set, before each step, to the masters of two steps ago, rounded."""
+    model, ranks = MODELS["deep"](), 2
+    data, policy = batches(model, ranks, 1, 6), zs.Policy("bf16")
+
+    def delayed(rank, places, begin=0, end=6):
+        engine = zs.Engine(rank, model, ADAM, stage=stage, policy=policy, offload=places)
+        if begin:
+            engine.load(tmp_path)
+        for step in range(begin, end):
+            engine.step(data[step][rank.index])
+        if end < 6:
+            engine.save(tmp_path)
+        return {name: bits(values) for name, values in flat_state(engine).items()}
+
+    def by_hand(rank):
+        engine = zs.Engine(rank, model, ADAM, stage=stage, policy=policy)
+        (group,), casts = engine.param_groups, []
+        for step in data:
+            casts.append(group.parameter.copy())
+            group.parameter[...] = casts[max(0, len(casts) - 2)]
+            engine.step(step[rank.index])
+        found = {name: bits(values) for name, values in flat_state(engine).items()}
+        group.parameter[...] = casts[-1]
+        return found | {"parameter": bits(flat_state(engine)["parameter"])}
+
+    both = (zs.Offload("host", "host", delayed_update=True), zs.Offload("disk", directory=DISK, delayed_update=True))
+    for places in chosen(both[stage % 2:stage % 2 + 1], both):
+        expected, found = list(zs.Cluster(ranks).run(by_hand)), list(zs.Cluster(ranks).run(delayed, places))
+        assert found == expected
+        zs.Cluster(ranks).run(delayed, places, 0, 3)
+        assert list(zs.Cluster(ranks).run(delayed, places, 3, 6)) == expected, "a checkpoint has what is not published"
+    assert found != list(zs.Cluster(ranks).run(delayed, zs.Offload("host", "host")))
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("make", "said"), [
+    (partial(zs.Offload, "gpu"), r"optimizer='gpu'.*device, host, disk"),
+    (partial(zs.Offload, "host", directory="x"), "nothing rests on disk"),
+    (partial(zs.Offload, delayed_update=True), "leave delayed_update out"),
+    (partial(zs.Offload, "disk", delayed_update=1), "must be True or False"),
+    (partial(zs.Offload, parameters="disk"), "place the optimizer on disk too"),
+    (partial(zs.Offload, "host", "disk"), "gradients on disk, and the optimizer's state on the host"),
+    (partial(held_by_place, zs.Cluster(1), offload="cpu"), "must be 'host' or 'disk'"),
+    (partial(outcome, MODEL, batches(MODEL, 2, 1, 1), offload="host", mesh=(2, 1)), "on a mesh, where state rests on"),
+    (partial(outcome, MODEL, batches(MODEL, 1, 1, 1), offload=zs.Offload("host", delayed_update=True)),
+     "a delayed update needs masters beside the parameters"),
+])
+def test_places_that_cannot_be_are_refused_with_what_to_do(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()

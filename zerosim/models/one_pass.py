@@ -1,0 +1,79 @@
+"""One pass without ranks: forward and backward from given weights, with what can be seen on the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from zerosim.models.layers import Context
+from zerosim.models.units import Model
+from zerosim.numerics.arrays import Array
+from zerosim.numerics.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """``loss`` is unscaled. ``largest`` is the largest magnitude of each unit's output, by unit; NaN where one is.
+
+    ``output_gradient`` is where backward begins, the gradient of the model's output, ``gradients`` where it ends, those
+    of the parameters by name: all of S times the loss, in the compute format, each in its own shape.
+    """
+
+    loss: float
+    largest: dict[str, float]
+    output_gradient: Array
+    gradients: dict[str, Array]
+
+
+def one_pass(model: Model, weights: Mapping[str, Array], policy: Policy, x: Array, target: Array,
+             scale: float = 1.0) -> Pass:
+    """Forward and backward of S times the loss of one batch; ``weights`` by name, fp32, each in its own shape.
+
+    The weights are rounded to the compute format, as an engine does with its masters; x too, unless it is tokens.
+    Raises ValueError for weights that are missing, too many or of another shape, and for what is no policy.
+    """
+    _check(model, weights, policy)
+    used = {unit: (*unit.shapes, *unit.tied_weights) for unit in model.units}
+    ctx = replace(Context.standalone(policy), gradients=lambda unit: {
+        name: np.empty(model.shapes[name], policy.compute_dtype) for name in used[unit]})
+    own = [{name: ctx.cast(weights[name]) for name in names} for names in used.values()]
+    y = x if model.units[0].integer_inputs else ctx.cast(x)
+    saved, largest = [], {}
+    for unit, w in zip(model.units, own, strict=True):
+        y, of_unit = unit.forward(ctx, w, y)
+        saved.append(of_unit)
+        largest[unit.name] = float(np.abs(y.astype(np.float32)).max())  # of 8 bits, NumPy knows no maximum
+    loss, of_loss = model.loss.forward(ctx, y, target)
+    begun = model.loss.backward(ctx, of_loss, scale)
+    output_gradient, gradients = begun.copy(), dict[str, Array]()
+    dy: Array | None = begun
+    for unit, w, of_unit in zip(reversed(model.units), reversed(own), reversed(saved), strict=True):
+        assert dy is not None, "only the first unit gives back no gradient of its input"
+        dy, found = unit.backward(ctx, w, of_unit, dy)
+        for name, gradient in found.items():
+            if name in gradients:  # tied: a later user's part is the first addend
+                ctx.kernels.add_rounded(gradients[name], gradient, gradient)
+            gradients[name] = gradient
+    return Pass(loss, largest, output_gradient, gradients)
+
+
+def _check(model: Model, weights: Mapping[str, Array], policy: Policy) -> None:
+    if not isinstance(policy, Policy):
+        raise ValueError(f"policy must be a Policy, found {policy!r}; write zs.Policy({policy!r})")
+    if wrong := sorted(weights.keys() ^ model.shapes.keys()):
+        raise ValueError(f"one_pass takes the model's {len(model.shapes)} weights by name, and nothing else; missing "
+                         f"or not of this model: {', '.join(wrong[:5])}")
+    for name, shape in model.shapes.items():
+        if not hasattr(weights[name], "dtype") or weights[name].shape != shape:
+            raise ValueError(f"one_pass asked for {name} as an array of shape {shape}, and found "
+                             f"{type(weights[name]).__name__} of shape {np.shape(weights[name])}; first_weights(model) "
+                             "shows the form of all")
+
+
+def first_weights(model: Model) -> dict[str, Array]:
+    """A model's first values by name, fp32, each in its own shape."""
+    return {name: unit.initial(name, 0, math.prod(shape)).reshape(shape)
+            for unit in model.units for name, shape in unit.shapes.items()}

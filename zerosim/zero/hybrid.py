@@ -1,0 +1,105 @@
+"""Hybrid sharding: states lie in shards inside each node, and every node has them all.
+
+Parameters are gathered inside a node, where links are fast. A gradient is reduced in two steps: reduce-scattered inside
+each node, in the order of its ring, micro-batch by micro-batch; then, once a step, the shards of all nodes are
+all-reduced across, in the order of that ring. Its second cut is the layout's too, and so bits are equal for all stages,
+buckets and overlap; against one flat ring they differ where additions round.
+
+Sources: Zhang et al. 2022 (MiCS, arXiv:2205.00119), sections 3.2 and 3.4 (the reduction in two hops, the second at the
+boundary of accumulation); PyTorch's FSDP calls it HYBRID_SHARD.
+Legend: M nodes of R ranks; s elements of a rank's shard, 1/R of the padded vector.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from zerosim.numerics.policy import Policy
+from zerosim.ranks.call import ceil_cut
+from zerosim.ranks.mesh import Mesh
+from zerosim.ranks.rank import Rank
+from zerosim.zero.layout import Bucket, Layout, Region, UnitShapes, buckets, lay_out
+from zerosim.zero.placements import PARTIAL, REPLICATED, BucketMove, BucketOptions, Stage
+
+
+def lay_out_inside(name: str, shapes: UnitShapes, ranks: int, nodes: int) -> Layout:
+    """The layout of R ranks, each of which owns what M neighbors own of that of M·R: as much is padded."""
+    return neighbors_joined(lay_out(name, shapes, ranks * nodes), nodes)
+
+
+def neighbors_joined(layout: Layout, nodes: int) -> Layout:
+    """The layout in which what every M neighbors own has one owner."""
+    regions = tuple(replace(region, bounds=region.bounds[::nodes]) for region in layout.regions)
+    return replace(layout, ranks=layout.ranks // nodes, regions=regions)
+
+
+def lay_out_across(inside: Layout, rank: int, nodes: int) -> Layout:
+    """The cut of one rank's shard (s,) among the nodes: each of its stretches once. It has no units, and no padding."""
+    regions, low = [], 0
+    for region in inside.regions:
+        length = region.bounds[rank + 1] - region.bounds[rank]
+        bounds = tuple(low + bound for bound in ceil_cut(length, nodes))
+        regions.append(Region(region.name, low, low + length, low + length, bounds))
+        low += length
+    return Layout(inside.name, nodes, (), {}, tuple(regions))
+
+
+def hybrid_groups(rank: Rank, mesh: Mesh, stage: Stage) -> tuple[Rank, Rank | None]:
+    """Handles of the rank in its node, whose ranks have a shard each, and among those that have the same shard: none
+    where there is one node.
+
+    Raises ValueError for gradients that would be whole inside a node while those of other nodes are to be added.
+    """
+    if stage.gradients is REPLICATED:
+        raise ValueError(f"on a mesh gradients rest as addends or as shards until nodes add theirs, and {stage} keeps "
+                         "them replicated; take PARTIAL or SHARDED gradients, as ZeRO's stages have")
+    return mesh.inside(rank), mesh.across(rank) if mesh.nodes > 1 else None
+
+
+class AcrossNodes:
+    """The second step of a reduction, across nodes: of the shards of one param group's gradient, where they rest.
+
+    With overlap, stretches leave as soon as the last backward has their sum inside the node, one bucket at a time.
+    """
+
+    def __init__(self, rank: Rank, inside: Layout, place: int, policy: Policy, options: BucketOptions) -> None:
+        self.rank, self.inside, self.place, self.policy, self.options = rank, inside, place, policy, options
+        self.layout = lay_out_across(inside, place, rank.size)
+        self._under_way: BucketMove | None = None
+        self._has_begun = False
+
+    def start(self, shard: np.ndarray, ranges: Iterable[slice], agreement: str) -> None:
+        """Begins to add up these stretches of the whole vector, of which the shard (s,) has a part of each, after those
+        that are under way."""
+        self._wait()
+        self._has_begun = True
+        own = [self.inside.owned(self.place, lies.start, lies.stop) for lies in ranges]
+        own = [lies for lies in own if lies.start < lies.stop]
+        if own:
+            self._under_way = self._move(shard, Bucket(self.layout, tuple(own)), agreement, async_op=True)
+
+    def finish(self, shard: np.ndarray, agreement: str) -> None:
+        """Leaves the sum over nodes in the shard (s,)."""
+        self._wait()
+        if not self._has_begun:
+            ranges = [slice(region.low, region.high) for region in self.layout.regions if region.low < region.high]
+            for bucket in buckets(self.layout, ranges, self.options.limit(self.policy.reduce_dtype)):
+                with self.rank.trace.span(self.layout.region_at(bucket.ranges[0].start).name):
+                    self._move(shard, bucket, agreement, async_op=False).wait()
+
+    def forget(self) -> list[BucketMove]:
+        """Forgets the step; returns what is under way, for the caller to drop."""
+        move, self._under_way, self._has_begun = self._under_way, None, False
+        return [] if move is None else [move]
+
+    def _wait(self) -> None:
+        move, self._under_way = self._under_way, None
+        if move is not None:
+            move.wait()
+
+    def _move(self, shard: np.ndarray, bucket: Bucket, agreement: str, *, async_op: bool) -> BucketMove:
+        return BucketMove(self.rank.agreeing(agreement), bucket, PARTIAL, REPLICATED, policy=self.policy,
+                          source=bucket.in_vector(shard), target=bucket.in_vector(shard),
+                          dtype=self.policy.reduce_dtype, purpose="gradients", async_op=async_op,
+                          hidden=self.options.copy_in_flight)

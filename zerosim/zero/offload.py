@@ -1,0 +1,497 @@
+"""Offload: state that rests on the host or on disk, and every move between there and the device.
+
+What rests on the host is an array in ``rank.memory.host``, what rests on disk a `DiskVector` in ``rank.memory.disk``;
+`Transfers` brings either to where it is computed with, and back, and notes the bytes in the trace. The engine's parts
+ask it where they would use an array that rests on the device; there it does nothing.
+
+Files are read ahead and written behind by a few threads. State that an update writes goes into a second file (a draft),
+which takes the first one's place when the whole update is written on every rank: so a disk that is full or fails leaves
+the state of before, and the step may be taken again.
+
+Legend: n elements of a vector; a range [low, high) counts elements. A stretch is what is moved at once.
+Sources: Ren et al. 2021 (ZeRO-Offload), section 4; Rajbhandari et al. 2021 (ZeRO-Infinity), section 6.
+"""
+
+import errno
+import os
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import mkstemp
+from typing import Any
+
+import numpy as np
+
+from zerosim.numerics.arrays import AnyArray, as_bytes, copy_elements, has_data, on_device, spans
+from zerosim.numerics.places import DEVICE, DISK, FROM_DISK, HOST, TO_DEVICE, TO_DISK, TO_HOST, Offload
+from zerosim.ranks.rank import Rank
+from zerosim.ranks.together import all_or_none
+from zerosim.ranks.transfers import Transfer, TransferWait, begin_transfer
+
+Outcome = Future[OSError | None] | None  # of what a thread does; None without data
+STRETCH = 4 * 65536  # elements: whole blocks of every kernel, so that no sum depends on it
+THREADS = 2  # of one rank
+WRITES_BEHIND = 4  # at most so many writes are under way, each with its memory on the host
+
+
+class OffloadError(OSError):
+    """State on disk could not be read or written; what rests is what rested before the step."""
+
+
+class ScratchFile:
+    """A file without a name in a directory: nobody else sees it, and its room is free again when nothing refers to it.
+
+    Raises OSError where the directory has not the room. `pread` and `pwrite` are what a system does in one call, which
+    may be less than was asked.
+    """
+
+    def __init__(self, directory: str | Path, nbytes: int) -> None:
+        self.number, name = mkstemp(prefix="zerosim-offload-", dir=directory)
+        weakref.finalize(self, os.close, self.number)
+        os.unlink(name)
+        os.truncate(self.number, nbytes)  # zeros
+        if nbytes and hasattr(os, "posix_fallocate"):  # elsewhere the room is found, or not, by writing
+            os.posix_fallocate(self.number, 0, nbytes)
+
+    def pread(self, into: memoryview, start: int) -> int:
+        """Reads bytes from ``start`` on; returns how many."""
+        return os.preadv(self.number, [into], start)
+
+    def pwrite(self, values: memoryview, start: int) -> int:
+        """Writes bytes from ``start`` on; returns how many."""
+        return os.pwrite(self.number, values, start)
+
+    def read(self, into: memoryview, start: int) -> None:
+        """Fills ``into``. Raises OSError where the file ends before."""
+        self._whole(self.pread, into, start, "read")
+
+    def write(self, values: memoryview, start: int) -> None:
+        """Writes all of ``values``."""
+        self._whole(self.pwrite, values, start, "write")
+
+    @staticmethod
+    def _whole(call: Callable[[memoryview, int], int], view: memoryview, start: int, what: str) -> None:
+        while view:
+            done = call(view, start)
+            if done == 0:
+                raise OSError(errno.EIO, f"a short {what}: {len(view)} bytes from byte {start} on are missing")
+            view, start = view[done:], start + done
+
+
+@dataclass(slots=True, eq=False)
+class StoredVector:
+    """A whole vector (n,) on disk: its file, and during an update the draft with the ranges that are new.
+
+    ``accounts`` stand for the bytes of both in the rank's account of the disk.
+    """
+
+    kind: str
+    name: str
+    dtype: np.dtype[Any]
+    length: int
+    file: Any = None  # without data there is none
+    draft: Any = None
+    accounts: list[AnyArray] = field(default_factory=list)
+    written: list[tuple[int, int]] = field(default_factory=list)  # of the draft, rising and apart
+
+    def newest(self, low: int, high: int) -> list[tuple[Any, int, int]]:
+        """The files in which the range's newest elements lie, piece by piece."""
+        found, at = [], low
+        for first, last in self.written:
+            first, last = max(first, at), min(last, high)
+            if first < last:
+                found += [(self.file, at, first)] * (at < first) + [(self.draft, first, last)]
+                at = last
+        return found + [(self.file, at, high)] * (at < high)
+
+    @property
+    def has_draft(self) -> bool:
+        """True from an update's first write on; without data there is no file to ask."""
+        return len(self.accounts) > 1
+
+    def note_written(self, low: int, high: int) -> None:
+        """Adds a range of the draft."""
+        touching = [one for one in self.written if one[0] <= high and low <= one[1]]
+        for first, last in touching:
+            self.written.remove((first, last))
+            low, high = min(low, first), max(high, last)
+        self.written = sorted([*self.written, (low, high)])
+
+    def missing(self) -> list[tuple[int, int]]:
+        """The ranges that a draft, where there is one, has not."""
+        edges = [0, *(edge for one in self.written for edge in one), self.length]
+        unwritten = [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high]
+        return unwritten if self.has_draft else []
+
+    def settle(self, *, keep: bool) -> None:
+        """Ends an update: the draft takes the file's place, or is dropped."""
+        if self.has_draft:
+            if keep:
+                self.file = self.draft
+            del self.accounts[0 if keep else 1]
+        self.draft, self.written = None, []
+
+
+class DiskVector:
+    """A vector on disk, or a range of one: shape and dtype of an array, whose values `Transfers` reads and writes."""
+
+    def __init__(self, stored: StoredVector, start: int, shape: tuple[int, ...]) -> None:
+        self.stored, self.start, self.shape = stored, start, shape
+        self.dtype, self.size = stored.dtype, int(np.prod(shape, dtype=np.int64))
+
+    @property
+    def stop(self) -> int:
+        """The end of its range in the whole vector."""
+        return self.start + self.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: slice) -> "DiskVector":
+        low, high, _ = key.indices(self.size)
+        return DiskVector(self.stored, self.start + low, (max(0, high - low),))
+
+    def reshape(self, *shape: Any) -> "DiskVector":
+        """The same elements in another shape of as many."""
+        asked = shape[0] if isinstance(shape[0], tuple) else shape
+        return DiskVector(self.stored, self.start, (self.size,) if asked == (-1,) else asked)
+
+
+def _in_a_thread(places: Sequence[tuple[Callable[[memoryview, int], None], int, int, int]],
+                 room: list[AnyArray]) -> OSError | None:
+    """Reads into stretches of an array, or writes them; returns an error. Then no thread refers to the array any more,
+    whose end is noted by the rank's own.
+    """
+    view = room.pop().data
+    try:
+        for call, low, high, start in places:
+            call(view[low:high], start)
+    except OSError as error:
+        return error.with_traceback(None)
+    return None
+
+
+def clear(x: Any) -> None:
+    """Sets new elements to zero; a new file has zeros."""
+    if not isinstance(x, DiskVector):
+        x[...] = 0
+
+
+class Transfers:
+    """Moves one rank's state between its device, its host and its disk.
+
+    Raises ValueError for ranks whose arrays lie on a GPU, and on a mesh.
+    """
+
+    def __init__(self, rank: Rank, offload: Offload, *, on_mesh: bool = False) -> None:
+        if on_mesh and not offload.is_none:
+            raise ValueError(f"offload of {offload} was asked for on a mesh, where state rests on devices alone so "
+                             "far; leave the mesh or offload out")
+        self.rank, self.offload, self.memory, self.is_idle = rank, offload, rank.memory, offload.is_none
+        self._open_file = offload.open_file or ScratchFile
+        self._stored: list[StoredVector] = []
+        self._ahead: dict[tuple[StoredVector, int, int], tuple[AnyArray, Outcome, Transfer]] = {}
+        self._writes: list[tuple[DiskVector, AnyArray, Outcome, Transfer]] = []
+        self._under_way: list[Transfer] = []  # between device and host: done, and not waited for yet
+        self._drafting = False
+        self._failure: OSError | None = None  # of a file, in the update under way
+        like = rank.kernels.empty(0, np.float32)
+        if not offload.is_none and on_device(like):
+            raise ValueError("offload was asked for, and the arrays of these ranks lie on a GPU, between which and its "
+                             "host nothing is moved yet; run the program on a Cluster, a NullCluster or over MPI "
+                             "without device='cuda'")
+        self._pool = ThreadPoolExecutor(THREADS) if offload.uses_disk and has_data(like) else None
+
+    @property
+    def update_place(self) -> str:
+        """The place that computes the optimizer's update: the device, unless its state rests elsewhere."""
+        return DEVICE if self.offload.optimizer == DEVICE else HOST
+
+    # -- where things rest --------------------------------------------------------------------------------------------
+
+    def alloc(self, shape: int | tuple[int, ...], dtype: Any, kind: str, name: str) -> Any:
+        """A new array for state of a kind, charged where that rests.
+
+        Raises OffloadError for a directory in which no file can be made.
+        """
+        place = self.offload.place_of(kind)
+        if place != DISK:
+            return (self.memory if place == DEVICE else self.memory.host).alloc(shape, dtype, kind, name)
+        shape = shape if isinstance(shape, tuple) else (shape,)
+        length, dtype = int(np.prod(shape, dtype=np.int64)), np.dtype(dtype)
+        stored = StoredVector(kind, name, dtype, length)
+        try:
+            stored.file = self._new_file(stored)
+        except OSError as error:
+            raise self._explained(error, f"{kind} {name}") from None
+        if kind != "gradient":
+            self._stored.append(stored)
+        return DiskVector(stored, 0, shape)
+
+    def _new_file(self, stored: StoredVector) -> Any:
+        file = None if self._pool is None else self._open_file(
+            Path(self.offload.directory or ""), stored.length * stored.dtype.itemsize)
+        stored.accounts.append(self.memory.disk.alloc(stored.length, stored.dtype, stored.kind, stored.name))
+        return file
+
+    def fill(self, x: Any, values: Callable[[slice], AnyArray]) -> None:
+        """x (n,) becomes what ``values`` gives for each range, rounded once to its type."""
+        for here in self.stretches(len(x)):
+            with self.written(x[here]) as room:
+                self.rank.kernels.fill(room, lambda span, first=here.start: values(
+                    slice(first + span.start, first + span.stop)))
+
+    @contextmanager
+    def written(self, x: Any) -> Iterator[Any]:
+        """The array itself, to be written to where it rests; or room on the host, for one on disk."""
+        with self.staged({"": x}, HOST if self.place_of(x) == DISK else self.place_of(x), read=()) as room:
+            yield room[""]
+
+    def place_of(self, x: Any) -> str:
+        """The place where an array lies."""
+        if isinstance(x, DiskVector):
+            return DISK
+        return DEVICE if self.is_idle or self.memory.host.kind_of(x) is None else HOST
+
+    def room(self, place: str, like: Any) -> Any:
+        """New memory on the device or the host for a copy of state."""
+        memory, kind = (self.memory, "communication_buffer") if place == DEVICE else (self.memory.host, "workspace")
+        return memory.alloc(like.shape, like.dtype, kind, "offload")
+
+    def stretches(self, count: int) -> Iterable[slice]:
+        """The ranges in which so many elements are moved: one where everything rests on the device."""
+        return [slice(0, count)] if self.is_idle else spans(count, STRETCH)
+
+    # -- moves --------------------------------------------------------------------------------------------------------
+
+    def at(self, place: str, x: Any, *, read: bool = True, of: Any = None, wait: bool = True) -> Any:
+        """The elements on the device or the host: ``x`` itself if it is there, else a copy in a communication buffer or
+        workspace, or room for one where ``read`` is False.
+
+        ``of`` is the state whose values they are, where ``x`` is a buffer; ``wait`` is that of `move`.
+        """
+        here = self.place_of(x)
+        if here == place:
+            return x
+        if here == DISK and place == HOST and read:
+            return self._read(x)
+        room = self.room(place, x)
+        if read:
+            self.move(x, room, of=of, wait=wait)
+        return room
+
+    def where_it_rests(self, gradient: Any) -> Iterator[Any]:
+        """The values of a gradient where they rest; what rests on disk comes to the host, in stretches."""
+        place = DEVICE if self.offload.gradients == DEVICE else HOST
+        for here in self.stretches(len(gradient)):
+            self.read_ahead(gradient[here.stop:here.stop + STRETCH])
+            yield self.at(place, gradient[here])
+
+    def move(self, source: Any, target: Any, *, of: Any = None, wait: bool = True) -> None:
+        """target = source, of one shape and type, wherever they lie; beside the program, unless ``wait`` is asked for.
+        """
+        there, here = self.place_of(source), self.place_of(target)
+        if there == DISK:
+            of, source, there = source, self._read(source), HOST
+        if here == DISK:
+            self._write(self.at(HOST, source, of=target, wait=wait), target)
+            return
+        if there != here:
+            row = begin_transfer(self.rank.trace, TO_HOST if here == HOST else TO_DEVICE,
+                                 self._kind(of, source, target), source.nbytes)
+            if wait:
+                self._wait_for(row)
+            else:
+                self._under_way.append(row)
+        copy_elements(source, target)
+
+    def _kind(self, *arrays: Any) -> str:
+        """The kind of state whose values are moved between these: that of the first which is no buffer."""
+        for x in arrays:
+            kind = x.stored.kind if isinstance(x, DiskVector) else None if x is None else (
+                self.memory.kind_of(x) or self.memory.host.kind_of(x))
+            if kind in ("parameter", "gradient", "master", "optimizer_state"):
+                return str(kind)
+        return "workspace"
+
+    def settling(self, kind: str) -> Callable[[Any, Any, bool], None] | None:
+        """`settle` for a kind of state that rests elsewhere than on the device; None for one that rests there."""
+        return None if self.offload.place_of(kind) == DEVICE else self.settle
+
+    def settle(self, values: Any, resting: Any, add: bool = False) -> None:
+        """Puts what is on the device where it rests elsewhere, with ``add`` onto what is there; the host rounds."""
+        if not add and values.dtype == resting.dtype:
+            self.move(values, resting, of=resting, wait=False)
+            return
+        for here in self.stretches(len(values)):
+            arrived = self.at(HOST, values[here], of=resting, wait=False)
+            with self.staged({"": resting[here]}, HOST, read=("",) * add) as arrays:
+                if add:
+                    self.rank.kernels.add_rounded(arrays[""], arrived, arrays[""])
+                else:
+                    self.rank.kernels.cast_pack(arrived, arrays[""])
+
+    @contextmanager
+    def staged(self, resting: Mapping[str, Any], place: str, *, read: Collection[str] | None = None,
+               written: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
+        """The arrays at the place that computes: those that rest there themselves, of the others copies, which go back.
+
+        ``read`` and ``written`` name those whose values are needed, and those that change (None: all).
+        """
+        if self.is_idle:
+            yield dict(resting)
+            return
+        copies = {name: self.at(place, x, read=read is None or name in read) for name, x in resting.items()}
+        yield copies
+        for name, x in resting.items():
+            if copies[name] is not x and (written is None or name in written):
+                self.move(copies[name], x)
+
+    def wait(self, direction: str | None = None) -> None:
+        """Waits for what is under way between device and host, one way or both."""
+        awaited = [row for row in self._under_way if direction in (None, row.direction)]
+        self._under_way = [row for row in self._under_way if row not in awaited]
+        for row in awaited:
+            self._wait_for(row)
+
+    def _wait_for(self, row: Transfer) -> None:
+        self.rank.trace.add(TransferWait(row))
+
+    # -- the disk -----------------------------------------------------------------------------------------------------
+
+    def read_ahead(self, *vectors: Any) -> None:
+        """Begins to read what will be asked for next, in these ranges; what does not rest on disk is there already."""
+        for x in vectors:
+            if isinstance(x, DiskVector) and x.size:
+                key = (x.stored, x.start, x.size)
+                if key not in self._ahead:
+                    self._ahead[key] = self._start_read(x)
+
+    def _read(self, x: DiskVector) -> AnyArray:
+        """The values on the host, in new memory."""
+        key = (x.stored, x.start, x.size)
+        values, future, row = self._ahead.pop(key) if key in self._ahead else self._start_read(x)
+        self._finish(future, row, x)
+        return values
+
+    def _start_read(self, x: DiskVector) -> tuple[AnyArray, Outcome, Transfer]:
+        values = self.room(HOST, x)
+        while any(stored.stored is x.stored and stored.start < x.stop and x.start < stored.stop
+                  for stored, *_ in self._writes):
+            self._finish_write()
+        row = begin_transfer(self.rank.trace, FROM_DISK, x.stored.kind, x.nbytes)
+        return values, self._submit("read", x, values, x.stored.newest(x.start, x.stop)), row
+
+    def _write(self, values: AnyArray, target: DiskVector) -> None:
+        """Begins to write values on the host, which nobody may change any more."""
+        if not target.size:
+            return
+        stored = target.stored
+        for key in [key for key in self._ahead if key[0] is stored and key[1] < target.stop
+                    and target.start < key[1] + key[2]]:
+            self._read(DiskVector(stored, key[1], (key[2],)))  # and drops it
+        if self._drafting and stored in self._stored:
+            try:
+                if not stored.has_draft:
+                    stored.draft = self._new_file(stored)
+            except OSError as error:
+                self._failed(error, target)
+                return
+            stored.note_written(target.start, target.stop)
+        file = stored.file if stored.draft is None else stored.draft
+        row = begin_transfer(self.rank.trace, TO_DISK, stored.kind, target.nbytes)
+        future = self._submit("write", target, values, [(file, target.start, target.stop)])
+        self._writes.append((target, values, future, row))
+        if len(self._writes) > WRITES_BEHIND:
+            self._finish_write()
+
+    def _submit(self, what: str, x: DiskVector, values: AnyArray, parts: list[tuple[Any, int, int]]) -> Outcome:
+        """Lets a thread read or write; None without data."""
+        if self._pool is None:
+            return None
+        itemsize = x.dtype.itemsize
+        places = [(getattr(file, what), (low - x.start) * itemsize, (high - x.start) * itemsize, low * itemsize)
+                  for file, low, high in parts]
+        return self._pool.submit(_in_a_thread, places, [as_bytes(values)])
+
+    def _finish_write(self) -> None:
+        target, _values, future, row = self._writes.pop(0)
+        self._finish(future, row, target)
+
+    def _finish(self, future: Outcome, row: Transfer, x: DiskVector) -> None:
+        self._wait_for(row)
+        if future is not None and (error := future.result()) is not None:
+            self._failed(error, x)
+
+    def _failed(self, error: OSError, x: DiskVector) -> None:
+        """Raises OffloadError; in an update at its end, on every rank."""
+        explained = self._explained(error, f"{x.stored.kind} {x.stored.name}, elements {x.start} to {x.stop}")
+        if not self._drafting:
+            raise explained from None
+        self._failure = self._failure or explained
+
+    def _explained(self, error: OSError, what: str) -> OffloadError:
+        return OffloadError(error.errno, f"{error.strerror} ({what}, on disk for rank {self.rank.index}); what rests "
+                            "is what rested before. Make room, place less on disk, or name another directory, and try "
+                            "again", str(self.offload.directory or Path()))
+
+    def drain(self) -> None:
+        """Waits for all transfers that are under way."""
+        self.wait()
+        while self._writes:
+            self._finish_write()
+
+    @contextmanager
+    def transaction(self, needed: bool = True) -> Iterator[None]:
+        """Lets all that the block writes to state on disk take effect at its end; without such state it does nothing.
+
+        Raises OffloadError on every rank where a file of one could not be read or written: then nothing has changed.
+        What the block computes after a read that failed is dropped with it, and collectives go on until then.
+        """
+        if not (needed and self.offload.optimizer == DISK):
+            yield
+            self.drain()
+            return
+        self._drafting, self._failure = True, None
+        try:
+            yield
+            for stored in self._stored:
+                for low, high in stored.missing():
+                    kept = DiskVector(stored, low, (high - low,))
+                    self._write(self._read(kept), kept)
+            self.drain()
+            all_or_none(self.rank, self._raise_failure, error=OffloadError)
+            for stored in self._stored:
+                stored.settle(keep=True)
+        finally:
+            self._drafting = False
+            self.abandon()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def abandon(self) -> None:
+        """Forgets what is under way, and drops drafts."""
+        writes, self._writes, self._under_way = self._writes, [], []
+        self.forget_ahead()
+        for _, _, future, _ in writes:
+            if future is not None:
+                future.result()  # a file that is written to is not to be read in the next step
+        for stored in self._stored:
+            stored.settle(keep=False)
+
+    def forget_ahead(self) -> None:
+        """Drops what was read ahead and not asked for."""
+        for _, future, _ in self._ahead.values():
+            if future is not None:
+                future.result()
+        self._ahead = {}

@@ -1,0 +1,236 @@
+"""ZeRO++: three ways to send less between nodes, of a ZeRO-3 whose states are cut among all ranks.
+
+hpZ keeps, of a unit that has been gathered, a second shard in the compute format, cut among the ranks of a node: until
+the weights change it is gathered again inside the node, and only a unit's first gather after an update crosses nodes.
+(In the paper every forward does, which is the same where a step has one micro-batch.)
+qwZ gathers weights as blockwise quantized integers; every rank computes with what comes back, the owner too. qgZ
+replaces the ring of a reduce-scatter by two all-to-alls of quantized gradients, inside nodes and then across, so that a
+gradient is quantized twice and not once per hop; whoever receives adds up in fp32, in the order of ranks.
+
+hpZ changes no bit. The other two do: an error is at most that of `numerics.quantization.Blockwise.error_bound`, of each
+addend and once more of a node's sum. Blocks begin with each rank's chunk of a bucket, so bits depend on buckets too.
+
+Source: Wang et al. 2023 (ZeRO++, arXiv:2306.10209), sections 3.1 (qwZ), 3.2 (hpZ) and 3.3 (qgZ).
+Legend: M nodes of R ranks, N = M·R; rank (m, i) is the one at place i of node m, and owns chunk m·R + i; u elements of
+one padded unit.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+
+from zerosim.numerics.policy import AVERAGES, Policy
+from zerosim.numerics.quantization import Blockwise, ZeroPlusPlus
+from zerosim.ranks.call import Cut
+from zerosim.ranks.mesh import Mesh
+from zerosim.ranks.rank import Rank
+from zerosim.zero.hybrid import neighbors_joined
+from zerosim.zero.layout import Bucket, Layout, Parts, buckets
+from zerosim.zero.param_group import ParamGroup
+from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, BucketOptions, Move, Stage, packed
+from zerosim.zero.unshard import UnitGather
+
+BUFFER = "communication_buffer"
+
+
+def parts_of(asked: ZeroPlusPlus | None, rank: Rank, mesh: Mesh | None, stage: Stage, policy: Policy,
+             options: BucketOptions) -> "tuple[UnitGather, QuantizedReduceScatter | None]":
+    """The way in which an engine gathers units, and its reduce-scatter of gradients, None where that is a ring.
+
+    Raises ValueError as `check_parts` does, and without a mesh.
+    """
+    if asked is None:
+        return UnitGather(options), None
+    if mesh is None:
+        raise ValueError(f"{asked} saves what crosses nodes, and no mesh says where they are; pass mesh=(nodes, "
+                         "ranks of a node)")
+    check_parts(asked, stage, policy)
+    quantized = None if asked.gradients is None else QuantizedReduceScatter(rank, mesh, asked.gradients)
+    return PlusPlusGather(rank, mesh, asked, options), quantized
+
+
+def check_parts(asked: ZeroPlusPlus, stage: Stage, policy: Policy) -> None:
+    """Raises ValueError for a stage in which something of it would change nothing, and for options of a ring."""
+    if stage.parameters is not SHARDED and (asked.hpz or asked.quantized_weights):
+        raise ValueError(f"hpZ and qwZ are about the gathers of sharded parameters, and {stage} has none; take "
+                         "stage=3, or quantized_gradients alone")
+    if asked.quantized_gradients and not (stage.optimizer is SHARDED and stage.gradients is not REPLICATED):
+        raise ValueError(f"qgZ reduces gradients to shards, and {stage} needs them whole; take stage 1, 2 or 3")
+    if asked.quantized_gradients and (policy.wire is not None or policy.average != AVERAGES[0]):
+        raise ValueError(f"wire={policy.wire!r} and average={policy.average!r} are options of a ring of gradients; "
+                         "with quantized_gradients owners add in fp32, so leave them out of the policy")
+
+
+def all_gather_quantized(rank: Rank, bucket: Bucket, own: np.ndarray, target: Parts, form: Blockwise, *,
+                         async_op: bool, hidden: bool) -> "QuantizedMove":
+    """Each rank's chunk of a bucket as bytes to all ranks, and what comes back into the target."""
+    splits = (0, *accumulate(form.nbytes(high - low) for low, high in pairwise(bucket.cut)))
+    clear_padding_of(rank, bucket, own, [rank.index])
+    sent = rank.memory.alloc(form.nbytes(len(own)), np.uint8, BUFFER, "quantized")
+    form.quantize(rank.kernels, own, sent)
+    found = rank.all_gather(sent, splits=splits, async_op=async_op, hidden=hidden, purpose="parameters")
+    ((_, whole),) = target
+
+    def finish(arrived: np.ndarray) -> None:
+        for owner in range(rank.size):
+            form.dequantize(rank.kernels, arrived[splits[owner]:splits[owner + 1]],
+                            whole[bucket.cut[owner]:bucket.cut[owner + 1]])
+
+    return QuantizedMove(found, finish, async_op=async_op)
+
+
+def clear_padding_of(rank: Rank, bucket: Bucket, vector: np.ndarray, owners: Sequence[int]) -> None:
+    """Sets the padding in these owners' chunks of a bucket to zero: in debug mode it is NaN, and a block has one scale.
+    """
+    at = 0
+    for owner in owners if rank.memory.debug else ():
+        for lies, cut in zip(bucket.ranges, bucket.cuts, strict=True):
+            low, high = lies.start + cut[owner], lies.start + cut[owner + 1]
+            padding = bucket.layout.padding(low, high)
+            vector[at + padding.start - low:at + high - low] = 0
+            at += high - low
+
+
+class QuantizedMove:
+    """Bytes on their way, and what is done with them when they are there."""
+
+    def __init__(self, found: Any, finish: Callable[[np.ndarray], None], *, async_op: bool) -> None:
+        self._found, self._finish, self._async_op = found, finish, async_op
+
+    def wait(self) -> None:
+        """Waits, and finishes."""
+        found, self._found = self._found.wait() if self._async_op else self._found, None
+        self._finish(found)
+
+    def drop(self) -> None:
+        """Waits, and drops what arrived."""
+        if self._async_op:
+            self._found.wait()
+
+
+class PlusPlusGather(UnitGather):
+    """The gathers of hpZ and qwZ: across nodes once after each update, then inside."""
+
+    def __init__(self, rank: Rank, mesh: Mesh, asked: ZeroPlusPlus, options: BucketOptions) -> None:
+        super().__init__(options)
+        self.mesh, self.asked, self.inside = mesh, asked, mesh.inside(rank)
+        self._secondary: dict[tuple[ParamGroup, str], np.ndarray] = {}
+        self._layouts: dict[ParamGroup, Layout] = {}  # among the ranks of a node
+
+    def start(self, group: ParamGroup, name: str, whole: np.ndarray, *, async_op: bool) -> Iterator[Move]:
+        """Begins to gather one unit (u,): from secondary shards where there are any."""
+        lies, place = group.layout.units[name], self.inside.index
+        inside = self._layouts.setdefault(group, neighbors_joined(group.layout, self.mesh.nodes))
+        shard = self._secondary.get((group, name))
+        if shard is None:
+            yield from self._start_across(group, name, whole, async_op=async_op)
+            if self.asked.hpz:
+                cut = inside.cut(lies.start, lies.stop)
+                yield SecondaryShard(self, group, name, whole[cut[place]:cut[place + 1]])
+            return
+        first = inside.owned(place, lies.start, lies.stop).start
+        for bucket in buckets(inside, [lies], self.options.limit(whole.dtype)):
+            (part,) = bucket.ranges
+            own = inside.owned(place, part.start, part.stop)
+            elements = shard[own.start - first:own.stop - first]
+            yield BucketMove(self.inside.agreeing(f"weights of {name}"), bucket, SHARDED, REPLICATED,
+                             policy=group.policy, source=[(slice(0, len(elements)), elements)],
+                             target=self.target(bucket, lies, whole), dtype=whole.dtype, purpose="parameters",
+                             async_op=async_op, hidden=self.options.copy_in_flight)
+
+    def _start_across(self, group: ParamGroup, name: str, whole: np.ndarray, *, async_op: bool) -> Iterator[Move]:
+        form, lies = self.asked.weights, group.layout.units[name]
+        if form is None:
+            yield from super().start(group, name, whole, async_op=async_op)
+            return
+        for bucket in buckets(group.layout, [lies], self.options.limit(whole.dtype)):
+            ((_, own),) = bucket.own_in_shard(group.rank.index, group.parameter)
+            yield all_gather_quantized(
+                group.rank.agreeing(f"weights of {name}"), bucket, own, self.target(bucket, lies, whole), form,
+                async_op=async_op, hidden=self.options.copy_in_flight)
+
+    def keep(self, group: ParamGroup, name: str, part: np.ndarray) -> None:
+        """Keeps this rank's part of a unit inside its node."""
+        shard = self.inside.memory.alloc(len(part), part.dtype, "secondary_parameter", name)
+        self.inside.kernels.cast_pack(part, shard)
+        self._secondary[group, name] = shard
+
+    def forget(self) -> None:
+        """Drops the secondary shards, which are of weights that change now."""
+        for shard in self._secondary.values():
+            self.inside.memory.free(shard)
+        self._secondary.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class SecondaryShard:
+    """A unit's part that is to be kept, once the unit is there."""
+
+    gather: PlusPlusGather
+    group: ParamGroup
+    name: str
+    part: np.ndarray
+
+    def wait(self) -> None:
+        """Keeps it."""
+        self.gather.keep(self.group, self.name, self.part)
+
+    def drop(self) -> None:
+        """Keeps nothing."""
+
+
+class QuantizedReduceScatter:
+    """qgZ: quantized all-to-all inside nodes, sums, and the same across nodes."""
+
+    def __init__(self, rank: Rank, mesh: Mesh, form: Blockwise) -> None:
+        self.rank, self.mesh, self.form = rank, mesh, form
+        self.inside, self.across = mesh.inside(rank), mesh.across(rank)
+
+    def start(self, bucket: Bucket, source: Parts, target: Parts, *, agreement: str, dtype: np.dtype[Any],
+              async_op: bool, add: bool) -> Move:
+        """Begins to reduce a bucket: the first of the two all-to-alls."""
+        vector, cut, (_, place) = packed(self.rank, source, bucket.length, dtype), bucket.cut, self.mesh.place(
+            self.rank.index)
+        clear_padding_of(self.rank, bucket, vector, range(self.rank.size))
+        slices = [self.mesh.members_across(i) for i in range(self.mesh.ranks_per_node)]
+        splits, sent = self._quantized([vector[cut[owner]:cut[owner + 1]] for owners in slices for owner in owners],
+                                       each=self.mesh.nodes)
+        found = self.inside.agreeing(agreement).all_to_all(sent, splits=splits, async_op=async_op, purpose="gradients")
+        lengths = [cut[owner + 1] - cut[owner] for owner in slices[place]]
+
+        def finish(arrived: np.ndarray) -> None:
+            sums = self._sums(arrived, lengths, self.mesh.ranks_per_node)
+            ends = (0, *accumulate(lengths))
+            splits, sent = self._quantized([sums[low:high] for low, high in pairwise(ends)], each=1)
+            arrived = self.across.agreeing(agreement).all_to_all(sent, splits=splits, purpose="gradients")
+            total = self._sums(arrived, [cut[self.rank.index + 1] - cut[self.rank.index]], self.mesh.nodes)
+            for here, resting in target:
+                if add:
+                    self.rank.kernels.add_rounded(resting, total[here], resting)
+                else:
+                    self.rank.kernels.cast_pack(total[here], resting)
+
+        return QuantizedMove(found, finish, async_op=async_op)
+
+    def _quantized(self, chunks: Sequence[np.ndarray], *, each: int) -> tuple[Cut, np.ndarray]:
+        """The chunks as bytes, one after the other, and where every ``each`` of them begin."""
+        ends = (0, *accumulate(self.form.nbytes(len(chunk)) for chunk in chunks))
+        sent = self.rank.memory.alloc(ends[-1], np.uint8, BUFFER, "quantized")
+        for chunk, (low, high) in zip(chunks, pairwise(ends), strict=True):
+            self.form.quantize(self.rank.kernels, chunk, sent[low:high])
+        return ends[::each], sent
+
+    def _sums(self, arrived: np.ndarray, lengths: Sequence[int], sources: int) -> np.ndarray:
+        """The sums, fp32, of what so many ranks sent of chunks of these lengths, added in the order of ranks."""
+        total = self.rank.memory.alloc(sum(lengths), np.float32, BUFFER, "sum")
+        low = 0
+        for source in range(sources):
+            at = 0
+            for length in lengths:
+                high = low + self.form.nbytes(length)
+                self.form.dequantize(self.rank.kernels, arrived[low:high], total[at:at + length], add=source > 0)
+                low, at = high, at + length
+        return total
