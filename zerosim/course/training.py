@@ -476,7 +476,7 @@ def _step(engine: Engine, options: Options, number: int, micro_batches: Sequence
     mean = engine.rank.all_reduce(np.array([np.mean(result.losses)]), op="mean")  # after what is counted
     mesh = engine.mesh
     step = TrainingStep(number, float(mean[0]), result.norm, result.scale, result.skipped, options.tokens_per_step,
-                        peak, sent, mesh.sent_across(engine.rank.index, kept) if mesh else 0)
+                        peak, sent, mesh.nbytes_across(engine.rank.index, kept) if mesh else 0)
     return step, result.losses
 
 

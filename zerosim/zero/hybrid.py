@@ -102,4 +102,4 @@ class AcrossNodes:
         return BucketMove(self.rank.agreeing(agreement), bucket, PARTIAL, REPLICATED, policy=self.policy,
                           source=bucket.in_vector(shard), target=bucket.in_vector(shard),
                           dtype=self.policy.reduce_dtype, purpose="gradients", async_op=async_op,
-                          hidden=self.options.copy_in_flight)
+                          copy_in_flight=self.options.copy_in_flight)

@@ -24,11 +24,11 @@ from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, BucketOptio
 
 
 def _all_gather(param_group: ParamGroup, bucket: Bucket, source: Parts, target: Parts, *, agreement: str,
-                async_op: bool, hidden: bool, settle: Any = None) -> BucketMove:
+                async_op: bool, copy_in_flight: bool, settle: Any = None) -> BucketMove:
     source = [(here, param_group.transfers.at(DEVICE, part)) for here, part in source]
     return BucketMove(param_group.rank.agreeing(agreement), bucket, SHARDED, REPLICATED, policy=param_group.policy,
                       source=source, target=target, dtype=param_group.parameter.dtype, purpose="parameters",
-                      async_op=async_op, hidden=hidden, settle=settle)
+                      async_op=async_op, copy_in_flight=copy_in_flight, settle=settle)
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class UnitGather:
         for bucket in buckets(group.layout, [lies], self.options.limit(whole.dtype)):
             yield _all_gather(group, bucket, bucket.own_in_shard(group.rank.index, group.parameter),
                               self.target(bucket, lies, whole), agreement=f"weights of {name}", async_op=async_op,
-                              hidden=self.options.copy_in_flight)
+                              copy_in_flight=self.options.copy_in_flight)
 
     @staticmethod
     def target(bucket: Bucket, lies: slice, whole: np.ndarray) -> Parts:
@@ -268,4 +268,4 @@ class ParameterAllGather:
         group = self.param_group
         return _all_gather(group, bucket, bucket.own_in_vector(group.rank.index, group.parameter),
                            bucket.in_vector(group.parameter), agreement="all-gather of parameters", async_op=async_op,
-                           hidden=self.options.copy_in_flight, settle=self.settle)
+                           copy_in_flight=self.options.copy_in_flight, settle=self.settle)
