@@ -142,8 +142,8 @@ for bucket_nbytes in (1_000, None, 20_000, 60_000):
 # With `async_op=True` a collective returns at once, with a handle. Its `wait()` blocks until the result is there. In
 # between the program may do what it likes, but for two things: change what it handed over, or read what it has not got.
 # (Question 4: here it sees NaN in its `out=` until its own `wait`, on any schedule, since what arrives is hidden in a
-# second copy until then. On a GPU, as here with `hidden=False`, it sees whatever is there by then: mostly the right
-# thing, and rarely not.)
+# second copy until then. On a GPU, as here with `copy_in_flight=False`, it sees whatever is there by then: mostly the
+# right thing, and rarely not.)
 #
 # So backward issues a layer's reduction, goes back through the next layer, and only then waits. One reduction is under
 # way at a time.

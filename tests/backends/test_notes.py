@@ -170,7 +170,7 @@ def test_what_is_agreed_on_first_begins_first_unless_the_links_have_one_order(in
     channel: Any = SimpleNamespace(index=0, size=3, post=lambda note, to=None: None,
                                    arrived=lambda: iter([letters.pop(0) for _ in letters.copy()]))
     links = hub.Transport()
-    links.in_order, links.collective = in_order, lambda parts: iter([begun.append(parts[0].call)] * 9)  # type: ignore
+    links.in_order, links.collective = in_order, lambda parts: iter([begun.append(parts[0].call)] * 9)  # type: ignore[method-assign]
     options = hub.RunOptions(hop_by_hop=True, watch=None, interrupts=process.Interrupts())
     backend = ProcessBackend(channel, links, options, debug=True, timeout_seconds=5.0)
     of_all, of_two = call(0), replace(call(0), group=(0, 1), communicator=(0, 1), cut=(0, 3, 6))

@@ -5,7 +5,7 @@ import pytest
 
 from tests.cases import covering
 from tests.support import assert_refused, literally
-from zerosim.numerics import formats, kernels, quantization
+from zerosim.numerics import formats, kernels
 from zerosim.numerics.quantization import Blockwise
 
 KERNELS = kernels.NumpyKernels()
@@ -39,6 +39,14 @@ def test_every_element_comes_back_within_the_bound_which_some_nearly_reach(name,
     assert (onto == 1 + found).all()
 
 
+def test_the_largest_numbers_of_fp32_do_not_overflow():
+    x = np.nextafter(np.finfo(np.float32).max, 0, dtype=np.float32) * np.linspace(-1, 1, 40, dtype=np.float32)
+    x = np.concatenate([x, np.full(8, np.finfo(np.float32).max)])
+    for name in ("int8", "int4"):
+        form = Blockwise(name, 8)
+        assert (np.abs(back(form, x)[0] - x.astype(np.float64)) <= form.error_bound(x.astype(np.float64))).all()
+
+
 def test_a_block_has_its_own_scale_and_keeps_inf_and_nan_to_itself():
     x = np.tile(np.float32([1, -1, 0.6, 0]), 4)
     x[4], x[9], x[12] = np.nan, np.inf, 1e30
@@ -58,4 +66,3 @@ def test_other_formats_and_blocks_are_refused():
     assert_refused(lambda: Blockwise("int2"), literally("no quantized format 'int2'; choose one of int8, int4; did"))
     for block in (0, 3, 1.5, True):
         assert_refused(lambda block=block: Blockwise("int8", block), literally(f"block={block} must be an even number"))
-    assert quantization.BITS == {"int8": 8, "int4": 4}

@@ -108,8 +108,8 @@ def test_a_faster_link_a_faster_device_and_a_higher_utilization_take_no_longer()
 
 
 def test_the_explained_fullest_moment_adds_up_and_the_states_are_the_formulas_value_whatever_the_optimizer():
-    for overlap, batch in ((False, 1), (True, 40)):
-        found = zs.plan("gpt2", ranks=8, overlap=overlap, batch=batch)
+    for overlap, batch, asked in ((False, 1, {}), (True, 40, {}), (True, 2, {"mesh": "2x4", "zeropp": "hpz"})):
+        found = zs.plan("gpt2", ranks=8, overlap=overlap, batch=batch, **asked)
         for row in found.rows:
             text = lines_of(found, row)["all that comes and goes"][0].partition(" of activ")[0]
             *fixed, sequences, each = (int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", text))
@@ -221,6 +221,10 @@ def test_the_explanation_of_offload_fills_in_the_bytes_the_link_and_what_is_not_
     assert lines["of that the seconds"] == ("2 · 5.7e-06 + 62,219,904 / 6.3015e+10 over pcie5, beside nothing; the "
                                             "host's own arithmetic is not in it", "0.0009988 s")
     assert lines["step"][0] == "compute + exposed + update + host"
+    assert lines["optimizer"] == ("(4 + 8) · 124,439,808/8 on the host, nothing on the device", "0")
+    assert lines["parameters"] == ("2 · 124,439,808", "248,879,616")
+    found = zs.plan("gpt2", **OFFLOADED | {"offload": "disk"})
+    assert lines_of(found, found.rows[0])["gradients"] == ("2 · 124,439,808/8 on disk, nothing on the device", "0")
 
 
 # -- how one asks, and how it shows -----------------------------------------------------------------------------------

@@ -41,11 +41,11 @@ def test_all_that_is_issued_is_waited_for_and_what_stands_still_is_between_nothi
     """It is what the closed form sends: a ring over N equal chunks sends (N-1)/N of its vector, an all-reduce twice."""
     vectors, sent = 0, sent_nbytes(job)
     for events in steps(job):
-        issued = [event for event in events if isinstance(event, step.RingIssue)]
+        issued = [event for event in events if isinstance(event, step.CollectiveIssue)]
         for key in {event.key for event in issued}:
             own = [type(event) for event in events
-                   if isinstance(event, step.RingIssue | step.RingWait) and event.key == key]
-            assert own == [step.RingIssue, step.RingWait] * (len(own) // 2)
+                   if isinstance(event, step.CollectiveIssue | step.CollectiveWait) and event.key == key]
+            assert own == [step.CollectiveIssue, step.CollectiveWait] * (len(own) // 2)
         vectors += sum((1 + (event.operation == "all_reduce")) * event.nbytes for event in issued)
         places = {(event.phase, event.unit): seconds for event in events if isinstance(event, step.At)}
         communication, exposed = step.communication_seconds(events, places, NETWORK)
@@ -58,7 +58,7 @@ def test_all_that_is_issued_is_waited_for_and_what_stands_still_is_between_nothi
 def test_without_options_each_wait_follows_its_issue_and_gradients_in_flight_are_the_closed_form(job):
     for events in steps(job):
         for event, following in zip(events, [*events[1:], None], strict=True):
-            assert not isinstance(event, step.RingIssue) or following == step.RingWait(event.key)
+            assert not isinstance(event, step.CollectiveIssue) or following == step.CollectiveWait(event.key)
     rests = job.policy.accumulate_dtype.itemsize * job.held(job.states.gradients_sharded)
     assert step.transient_memory(job).gradients_nbytes == gradient_peak_nbytes(job)[0] - rests
 

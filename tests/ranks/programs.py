@@ -143,7 +143,7 @@ def works(rank: zs.Rank) -> list[Any]:
     out, place = (on_rank(rank, np.zeros(len(x), np.float32)) for x in xs[3:])
     begun = [rank.all_reduce(xs[0], async_op=True), rank.reduce_scatter(xs[1], async_op=True),
              rank.all_gather(xs[2], async_op=True), rank.all_reduce(xs[3], async_op=True, out=out),
-             rank.all_reduce(xs[4], async_op=True, out=place, hidden=False)]
+             rank.all_reduce(xs[4], async_op=True, out=place, copy_in_flight=False)]
     between = rank.all_reduce(xs[1])
     unseen = bool(np.isnan(on_host(out)).all())
     found = [on_host(work.wait()) for work in (begun[2], begun[0], begun[4], begun[3], begun[1])]

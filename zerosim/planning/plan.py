@@ -84,7 +84,7 @@ from zerosim.shown import Plotted
 MOST_RANKS = 8192
 MOST_SEQUENCES = 1 << 40  # in a batch that nobody has
 UTILIZATION = 0.5  # of the device's dense peak that matrix products reach: an assumption, which a plan states
-HOST_KINDS = ("master", "gradient_copy", "optimizer_state")  # of model states, what rests on the host
+OPTIMIZER_KINDS = ("master", "gradient_copy", "optimizer_state")  # those that `Offload.optimizer` places
 
 
 # -- a row, and a plan of rows ----------------------------------------------------------------------------------------
@@ -409,7 +409,7 @@ class PlanConfig:
         kinds = states_nbytes(self.model, self.ranks, STAGES[stage], self.convention, optimizer=self.optimizer,
                               nodes=self.replicas)
         places = {"parameters": kinds.get("parameter", 0), "gradients": kinds.get("gradient", 0),
-                  "optimizer": sum(kinds.get(kind, 0) for kind in HOST_KINDS)}
+                  "optimizer": sum(kinds.get(kind, 0) for kind in OPTIMIZER_KINDS)}
         off = Counter({place: sum(n for name, n in places.items() if getattr(self.offload, name) == place)
                        for place in (HOST, DISK)})
         return {**{f"{name}_nbytes": n * (getattr(self.offload, name) == DEVICE) for name, n in places.items()},

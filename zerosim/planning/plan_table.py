@@ -6,14 +6,14 @@ Legend: N ranks, k micro-batches, B sequences of L tokens, d channels, H heads, 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from zerosim.numerics.places import DIRECTIONS
+from zerosim.numerics.places import DEVICE, DIRECTIONS, DISK, HOST
 from zerosim.numerics.units import counted, gigabytes, seconds_text
 from zerosim.planning import activations
 from zerosim.planning.activations import logits_nbytes
 from zerosim.planning.closed_forms import STAGES, crossing_nbytes, vectors_sent
 from zerosim.planning.conventions import convention_of, formula, is_cut_anywhere, is_sharded, per_parameter_nbytes
 from zerosim.planning.hardware import overheads_nbytes
-from zerosim.planning.plan import HOST_KINDS, Plan, PlanConfig, PlanRow
+from zerosim.planning.plan import OPTIMIZER_KINDS, Plan, PlanConfig, PlanRow
 
 # Of each column the field of a row, and the text of its value.
 COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
@@ -24,6 +24,7 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "exposed": ("exposed_communication_seconds", seconds_text), "step": ("step_seconds", seconds_text),
     "MFU": ("model_flops_utilization", "{:.2f}".format)}
 KINDS = ("parameters", "gradients", "optimizer")  # of states, which are their sum
+OFF_DEVICE = {DEVICE: "", HOST: " on the host, nothing on the device", DISK: " on disk, nothing on the device"}
 FEWER = tuple(name for name in COLUMNS if name not in KINDS)
 FEWEST = ("states", "activations", "total", "spare", "sent", "step")
 UNITS = ("GB are 10⁹ bytes of one rank; activations, gathered and buckets (gradients in flight and collectives' "
@@ -97,14 +98,15 @@ def _states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
         each, what = str(own), f"{own} of them the optimizer's own state"
     yield (f"model states ({convention.name})", f"({formula(states, convention, own)}) bytes, N = {ranks}, {what}",
            f"{row.states_nbytes + row.host_nbytes + row.disk_nbytes:,}")
-    held = {"parameter": row.parameters_nbytes, "gradient": row.gradients_nbytes}
-    for kind, nbytes in held.items():
+    places = config.offload
+    for kind, nbytes, place in (("parameter", row.parameters_nbytes, places.parameters),
+                                ("gradient", row.gradients_nbytes, places.gradients)):
         share = f"/{ranks}" if is_sharded(kind, states) else ""
-        yield (kind + "s", f"{convention.kinds(states)[kind]} · {padded:,}{share}", f"{nbytes:,}")
+        yield (kind + "s", f"{convention.kinds(states)[kind]} · {padded:,}{share}{OFF_DEVICE[place]}", f"{nbytes:,}")
     share = f"/{ranks}" if states.optimizer_sharded else ""
-    where = f"; {config.offload}" * (not config.offload.is_none)
-    copies = sum(nbytes for kind, nbytes in convention.kinds(states).items() if kind in HOST_KINDS)
-    yield ("optimizer", f"({copies} + {each}) · {padded:,}{share}{where}", f"{row.optimizer_nbytes:,}")
+    copies = sum(nbytes for kind, nbytes in convention.kinds(states).items() if kind in OPTIMIZER_KINDS)
+    yield ("optimizer", f"({copies} + {each}) · {padded:,}{share}{OFF_DEVICE[places.optimizer]}",
+           f"{row.optimizer_nbytes:,}")
 
 
 def _beside_states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
@@ -155,9 +157,10 @@ def _transient(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     yield ("buckets", "these two at the moment at which they are most together", f"{row.buckets_nbytes:,}")
     most = found.fullest(config.batch)
     phase, unit = most.place
-    yield ("all that comes and goes", f"{most.gathered_nbytes:,} gathered + {most.gradients_nbytes:,} of gradients + "
-           f"{most.buffers_nbytes:,} of buffers + {config.batch} · {most.sequence_nbytes:,} of activations and "
-           f"tokens, at the fullest moment: {phase}, {config.model.units[unit].name}", f"{row.transient_nbytes:,}")
+    secondary = f"{most.secondary_nbytes:,} of secondary shards + " if row.secondary_nbytes else ""
+    yield ("all that comes and goes", f"{most.gathered_nbytes:,} gathered + {secondary}{most.gradients_nbytes:,} of "
+           f"gradients + {most.buffers_nbytes:,} of buffers + {config.batch} · {most.sequence_nbytes:,} of activations "
+           f"and tokens, at the fullest moment: {phase}, {config.model.units[unit].name}", f"{row.transient_nbytes:,}")
 
 
 def _transfers(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:

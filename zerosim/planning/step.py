@@ -59,7 +59,7 @@ class HeldBytes(NamedTuple):
     nbytes: int
 
 
-class RingIssue(NamedTuple):
+class CollectiveIssue(NamedTuple):
     """A ring, or an all-to-all, of so many ranks begins to move a vector of so many bytes: inside nodes, across them,
     or over all ranks."""
 
@@ -75,7 +75,7 @@ class RingIssue(NamedTuple):
         return self.operation, self.unit
 
 
-class RingWait(NamedTuple):
+class CollectiveWait(NamedTuple):
     """The program waits for what was issued."""
 
     key: tuple[str, int]
@@ -88,7 +88,7 @@ class At(NamedTuple):
     unit: int
 
 
-StepEvent = HeldBytes | RingIssue | RingWait | At
+StepEvent = HeldBytes | CollectiveIssue | CollectiveWait | At
 START, AFTER_BACKWARD = At("start", 0), At("after backward", 0)
 
 
@@ -96,8 +96,8 @@ class Reducing(NamedTuple):
     """The reduction that is under way: its name, and the bytes of gradient and of buffers that go with its wait."""
 
     key: tuple[str, int]
-    gradient: int
-    buffers: int
+    gradient_nbytes: int
+    buffer_nbytes: int
 
 
 def step_events(job: Job) -> Iterator[StepEvent]:
@@ -112,7 +112,8 @@ def micro_batch(job: Job, number: int = 0) -> Iterator[StepEvent]:
     """Forward and backward of the step's micro-batch of this number: 0 sets gradients, the others add to them.
 
     >>> from zerosim.planning.closed_forms import STAGES
-    >>> [event[:4] for event in micro_batch(Job((4, 2), 2, STAGES[2])) if isinstance(event, RingIssue | RingWait)]
+    >>> [event[:4] for event in micro_batch(Job((4, 2), 2, STAGES[2]))
+    ...  if isinstance(event, CollectiveIssue | CollectiveWait)]
     [('reduce_scatter', 1, 4, 2), (('reduce_scatter', 1),), ('reduce_scatter', 0, 8, 2), (('reduce_scatter', 0),)]
 
     Raises ValueError as `step_events` does.
@@ -191,7 +192,7 @@ class MicroBatchWalk:
         if not job.states.parameters_sharded:
             pass  # it comes from where it rests
         elif unit in self.secondary:
-            yield RingIssue("all_gather", unit, nbytes, job.ranks // job.nodes, INSIDE)
+            yield CollectiveIssue("all_gather", unit, nbytes, job.ranks // job.nodes, INSIDE)
         else:  # its own chunk comes to the device; or what a rank sends, quantized, and what it receives
             sent = 0 if form is None else form.nbytes(self.lengths[unit] // job.ranks)
             brought = nbytes // job.shards * self.parameters_elsewhere
@@ -210,7 +211,7 @@ class MicroBatchWalk:
 
     def _arrived(self, unit: int) -> Iterator[StepEvent]:
         """Waits for a gather; the first one leaves a secondary shard."""
-        yield RingWait(("all_gather", unit))
+        yield CollectiveWait(("all_gather", unit))
         yield HeldBytes(BUFFER, -self.arriving.pop(unit, 0))
         if self.zeropp.hpz and unit not in self.secondary:
             self.secondary.add(unit)
@@ -249,7 +250,7 @@ class MicroBatchWalk:
             yield from self._reduce_resting(unit)
         if of_others:
             yield HeldBytes(GRADIENT, of_others * added.itemsize)
-        stays = self.reducing.gradient if self.reducing else 0
+        stays = self.reducing.gradient_nbytes if self.reducing else 0
         yield HeldBytes(GRADIENT, stays - (own + wide + of_others * written.itemsize))
 
     def _reduce(self, unit: int, whole: int, dtype: np.dtype[Any]) -> Iterator[StepEvent]:
@@ -298,7 +299,7 @@ class MicroBatchWalk:
         packed = 0 if self.moving == dtype else length * self.moving.itemsize
         yield from self._reduced()
         yield HeldBytes(BUFFER, packed + 2 * nbytes)  # sent, and received
-        yield RingIssue("all_to_all", unit, nbytes, job.ranks // job.nodes, INSIDE)
+        yield CollectiveIssue("all_to_all", unit, nbytes, job.ranks // job.nodes, INSIDE)
         stays = nbytes * (1 + job.overlap)
         yield HeldBytes(BUFFER, stays - packed - 2 * nbytes)
         self.reducing = Reducing(("all_to_all", unit), 0, stays)
@@ -309,12 +310,12 @@ class MicroBatchWalk:
         """Waits for the first all-to-all, adds up in fp32, and does the same across nodes."""
         job, length = self.job, self.lengths[unit]
         chunk = form.nbytes(length // job.ranks)
-        yield RingWait(("all_to_all", unit))
+        yield CollectiveWait(("all_to_all", unit))
         yield HeldBytes(BUFFER, chunk * job.ranks - held)
         sums = 4 * (length * job.nodes // job.ranks) + 2 * chunk * job.nodes + 4 * (length // job.ranks)
         yield HeldBytes(BUFFER, sums)
-        yield from (RingIssue("all_to_all", unit, chunk * job.nodes, job.nodes, ACROSS),
-                    RingWait(("all_to_all", unit)))
+        yield from (CollectiveIssue("all_to_all", unit, chunk * job.nodes, job.nodes, ACROSS),
+                    CollectiveWait(("all_to_all", unit)))
         yield HeldBytes(BUFFER, -sums - chunk * job.ranks)
 
     def _reduce_resting(self, unit: int) -> Iterator[StepEvent]:
@@ -334,11 +335,11 @@ class MicroBatchWalk:
         if self.reducing is not None:
             (_, unit), reducing, self.reducing = self.reducing.key, self.reducing, None
             if self.zeropp.gradients is not None:
-                yield from self._exchanged(unit, reducing.buffers, self.zeropp.gradients)
+                yield from self._exchanged(unit, reducing.buffer_nbytes, self.zeropp.gradients)
                 return
-            yield RingWait(reducing.key)
-            yield HeldBytes(BUFFER, -reducing.buffers)
-            yield HeldBytes(GRADIENT, -reducing.gradient)
+            yield CollectiveWait(reducing.key)
+            yield HeldBytes(BUFFER, -reducing.buffer_nbytes)
+            yield HeldBytes(GRADIENT, -reducing.gradient_nbytes)
             if self.job.replicas > 1 and self.last and self.job.overlap:
                 yield from self._reduced_across()
                 buffers, cast, issue = across_issue(self.job, unit)
@@ -348,8 +349,8 @@ class MicroBatchWalk:
     def _reduced_across(self) -> Iterator[StepEvent]:
         """Waits for the nodes."""
         if self.across is not None:
-            yield RingWait(self.across.key)
-            yield HeldBytes(BUFFER, -self.across.buffers)
+            yield CollectiveWait(self.across.key)
+            yield HeldBytes(BUFFER, -self.across.buffer_nbytes)
             self.across = None
 
 
@@ -358,12 +359,12 @@ def secondary_nbytes(job: Job, unit: int) -> int:
     return job.padded_lengths[unit] * job.nodes // job.ranks * job.policy.compute_dtype.itemsize
 
 
-def ring(operation: str, unit: int, nbytes: int, job: Job) -> RingIssue:
+def ring(operation: str, unit: int, nbytes: int, job: Job) -> CollectiveIssue:
     """A ring of the ranks that have a shard each."""
-    return RingIssue(operation, unit, nbytes, job.shards, INSIDE if job.replicas > 1 else ALL)
+    return CollectiveIssue(operation, unit, nbytes, job.shards, INSIDE if job.replicas > 1 else ALL)
 
 
-def across_issue(job: Job, unit: int) -> tuple[int, int, RingIssue]:
+def across_issue(job: Job, unit: int) -> tuple[int, int, CollectiveIssue]:
     """The all-reduce of a unit's shards across nodes, bytes of its buffers, and of what is gone when it has begun.
 
     Shards are added up where they rest, if that is on the device and in the format in which they travel. Else they are
@@ -376,7 +377,7 @@ def across_issue(job: Job, unit: int) -> tuple[int, int, RingIssue]:
     buffers = shard * moving.itemsize * (cast + (cast or elsewhere)) + hops_nbytes(
         job, shard // job.replicas, job.replicas)
     return (buffers + brought * (not cast), brought * cast,
-            RingIssue("all_reduce", unit, shard * moving.itemsize, job.replicas, ACROSS))
+            CollectiveIssue("all_reduce", unit, shard * moving.itemsize, job.replicas, ACROSS))
 
 
 def hops_nbytes(job: Job, chunk: int, ranks: int) -> int:
@@ -428,14 +429,14 @@ def after_backward(job: Job) -> Iterator[StepEvent]:
             packed = 0 if policy.reduce_dtype == policy.accumulate_dtype else length * reduced
             held = packed + hops_nbytes(job, length // job.shards, job.shards)
             yield HeldBytes(BUFFER, held)
-            yield from (ring(operation, unit, length * reduced, job), RingWait((operation, unit)))
+            yield from (ring(operation, unit, length * reduced, job), CollectiveWait((operation, unit)))
             yield HeldBytes(BUFFER, -held)
     if job.replicas > 1:
         if not job.overlap:
             for unit in range(len(lengths)):
                 buffers, cast, issue = across_issue(job, unit)
                 yield HeldBytes(BUFFER, buffers + cast)
-                yield from (issue, RingWait(issue.key), HeldBytes(BUFFER, -buffers - cast))
+                yield from (issue, CollectiveWait(issue.key), HeldBytes(BUFFER, -buffers - cast))
         if not (states.gradients_sharded or states.optimizer_sharded):
             in_place = policy.reduce_dtype == policy.accumulate_dtype or elsewhere
             whole = 0 if in_place else job.held(False) * reduced
@@ -443,7 +444,7 @@ def after_backward(job: Job) -> Iterator[StepEvent]:
             for unit, length in enumerate(lengths):
                 buffers = (length + length // job.shards) * reduced * elsewhere
                 yield HeldBytes(BUFFER, buffers)
-                yield from (ring("all_gather", unit, length * reduced, job), RingWait(("all_gather", unit)))
+                yield from (ring("all_gather", unit, length * reduced, job), CollectiveWait(("all_gather", unit)))
                 yield HeldBytes(BUFFER, -buffers)
             yield HeldBytes(GRADIENT, -taken)
             taken = whole
@@ -476,7 +477,7 @@ def _updated(job: Job, taken: int) -> Iterator[StepEvent]:
         yield HeldBytes(BUFFER, buffers)
         if not ahead:
             yield ring("all_gather", unit, length * itemsize, job)
-        yield RingWait(("all_gather", unit))
+        yield CollectiveWait(("all_gather", unit))
         yield HeldBytes(BUFFER, -buffers)
     yield from agreement if gathered and places.parameters == DISK else ()
 
@@ -610,14 +611,14 @@ def communication_seconds(events: Iterable[StepEvent], seconds_at: Mapping[Place
     for event in events:
         if isinstance(event, At):
             clock += seconds_at.get(event, 0.0)
-        elif isinstance(event, RingIssue):
+        elif isinstance(event, CollectiveIssue):
             call = event.operation, event.ranks, event.nbytes, event.where
             if call not in prices:  # a model of many equal units has few
                 prices[call] = _ring(event.operation, event.ranks, networks[event.where]).seconds(event.nbytes)
             seconds = prices[call]
             communication += seconds
             ends[event.key] = free = max(clock, free) + seconds
-        elif isinstance(event, RingWait):
+        elif isinstance(event, CollectiveWait):
             end = ends.pop(event.key)
             if end > clock:
                 exposed, clock = exposed + (end - clock), end

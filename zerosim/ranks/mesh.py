@@ -95,13 +95,13 @@ class Mesh:
 
         A flat ring crosses from the last rank of a node alone, so that the sum over a node's ranks is what to compare.
         """
-        return [self.sent_across(rank, trace, purpose) for rank, trace in enumerate(traces)]
+        return [self.nbytes_across(rank, trace, purpose) for rank, trace in enumerate(traces)]
 
-    def sent_across(self, rank: int, trace: Trace, purpose: str | None = None) -> int:
+    def nbytes_across(self, rank: int, trace: Trace, purpose: str | None = None) -> int:
         """Bytes that one rank, whose trace it is, sent to other nodes."""
-        return sum(self._sent_across(rank, row) for row in trace.messages(purpose))
+        return sum(self._nbytes_across(rank, row) for row in trace.messages(purpose))
 
-    def _sent_across(self, rank: int, row: Collective | Message) -> int:
+    def _nbytes_across(self, rank: int, row: Collective | Message) -> int:
         node = self.place(rank)[0]
         if isinstance(row, Message):
             return row.sent_nbytes * (row.destination is not None and self.place(row.destination)[0] != node)

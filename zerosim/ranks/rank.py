@@ -187,9 +187,9 @@ class Rank:
 
     Options that collectives share: ``algorithm`` names a row of the table; ``out`` receives the result (it may be the
     input where that makes sense); ``splits`` are the N+1 boundaries of the cut (None: the ceil cut); ``async_op``
-    returns a Work at once, and ``hidden=False`` lets its result arrive in ``out`` itself, which is then undefined until
-    ``wait()``: without a second copy, but a program that reads too early may go unseen; ``purpose`` says in the trace
-    what the bytes are for. Reductions take ``op`` ("sum", "mean", "max", "min"), ``average`` (the rule of a mean),
+    returns a Work at once, and ``copy_in_flight=False`` lets its result arrive in ``out`` itself, which is undefined
+    until ``wait()``: without a second copy, but a program that reads too early may go unseen; ``purpose`` says in the
+    trace what the bytes are for. Reductions take ``op`` ("sum", "mean", "max", "min"), ``average`` (a mean's rule),
     ``wire`` (the format in which partial sums travel) and ``accumulate`` (the format in which an owner adds). Wrong
     arguments raise ValueError, disagreeing ranks MismatchError, ranks that wait for each other DeadlockError, too many
     bytes OutOfMemoryError.
@@ -270,37 +270,38 @@ class Rank:
 
     def reduce_scatter(self, x: Array, *, op: str = "sum", algorithm: str = "ring", average: str | None = None,
                        wire: str | None = None, accumulate: str | None = None, splits: Splits = None,
-                       out: Array | None = None, async_op: bool = False, hidden: bool = True,
+                       out: Array | None = None, async_op: bool = False, copy_in_flight: bool = True,
                        purpose: str = "unspecified") -> Any:
         """x (n,) -> this rank's chunk of the sum over ranks. Ring: n - |chunk r| elements sent in N-1 steps."""
         checked_vector(x, "the input of reduce_scatter", flat=True)
         cut = checked_cut(splits, len(x), self.size)
         own = slice(cut[self.index], cut[self.index + 1])
         return self._collective("reduce_scatter", algorithm, x, cut, result=(own.stop - own.start,), same=(own, ...),
-                                out=out, async_op=async_op, hidden=hidden, op=op, average=average, wire=wire,
-                                accumulate=accumulate, purpose=purpose)
+                                out=out, async_op=async_op, copy_in_flight=copy_in_flight, op=op, average=average,
+                                wire=wire, accumulate=accumulate, purpose=purpose)
 
     def all_gather(self, x: Array, *, algorithm: str = "ring", length: int | None = None, splits: Splits = None,
-                   out: Array | None = None, async_op: bool = False, hidden: bool = True,
+                   out: Array | None = None, async_op: bool = False, copy_in_flight: bool = True,
                    purpose: str = "unspecified") -> Any:
         """x (this rank's chunk) -> (n,), the chunks of all ranks in order. Ring: n - |chunk r+1| elements sent.
 
         ``length`` is n for the ceil cut; without it and ``splits`` all chunks are as long as this one.
         """
-        return self._gathered("all_gather", algorithm, x, splits, length, out=out, async_op=async_op, hidden=hidden,
-                              purpose=purpose)
+        return self._gathered("all_gather", algorithm, x, splits, length, out=out, async_op=async_op,
+                              copy_in_flight=copy_in_flight, purpose=purpose)
 
     def all_reduce(self, x: Array, *, op: str = "sum", algorithm: str = "ring", average: str | None = None,
                    wire: str | None = None, accumulate: str | None = None, splits: Splits = None,
-                   out: Array | None = None, async_op: bool = False, hidden: bool = True,
+                   out: Array | None = None, async_op: bool = False, copy_in_flight: bool = True,
                    purpose: str = "unspecified") -> Any:
         """x (any shape) -> the sum over ranks, of that shape, the same bits on every rank. ``out=x`` works in place."""
         checked_vector(x, "the input of all_reduce")
         cut = checked_cut(splits, x.size, self.size)
         if splits is not None:
             check_cuts("all_reduce", algorithm, self.size)
-        return self._collective("all_reduce", algorithm, x, cut, out=out, async_op=async_op, hidden=hidden, op=op,
-                                average=average, wire=wire, accumulate=accumulate, purpose=purpose)
+        return self._collective("all_reduce", algorithm, x, cut, out=out, async_op=async_op,
+                                copy_in_flight=copy_in_flight, op=op, average=average, wire=wire,
+                                accumulate=accumulate, purpose=purpose)
 
     def all_to_all(self, x: Array, *, algorithm: str = "pairwise", splits: Splits = None, out: Array | None = None,
                    async_op: bool = False, purpose: str = "unspecified") -> Any:
@@ -358,8 +359,9 @@ class Rank:
 
     def _collective(self, operation: str, algorithm: str, x: Array, cut: Cut, *, out: Array | None,
                     whole: tuple[int, ...] | None = None, result: tuple[int, ...] | None = None,
-                    same: Same | None = WHOLE, async_op: bool = False, hidden: bool = True, wire: str | None = None,
-                    accumulate: str | None = None, purpose: str = "unspecified", **options: Any) -> Any:
+                    same: Same | None = WHOLE, async_op: bool = False, copy_in_flight: bool = True,
+                    wire: str | None = None, accumulate: str | None = None, purpose: str = "unspecified",
+                    **options: Any) -> Any:
         """Carries a collective out: returns its result, or a Work when it is asynchronous.
 
         ``whole`` and ``result`` are the shapes of the whole vector and of the result, ``x``'s where none is given;
@@ -380,19 +382,19 @@ class Rank:
             raise ValueError(f"out= was given to {operation} on rank {self.index}, but only the root, rank "
                              f"{call.root}, receives a result; pass out= there alone")
         in_place = out is not None and is_in_place(x, checked_output(out, shape, x.dtype), same)
-        hidden = async_op and (hidden or memory.debug or out is None)  # what arrives lands in a copy until wait()
+        copied = async_op and (copy_in_flight or memory.debug or out is None)  # what arrives, until wait()
 
         # Memory: a copy of the input where it will change, the result, the algorithm's buffers.
         rule = mean_rule(call.average, self.size, x.dtype) if call.average else None
         scaled, captured = rule is not None and rule.changes_input, x
-        if scaled or (hidden and in_place) or (async_op and memory.debug):
+        if scaled or (copied and in_place) or (async_op and memory.debug):
             captured = memory.alloc(x.shape, x.dtype, BUFFER, "captured input", like=x)
             if scaled and rule is not None:
                 rule.before(state.kernels.serving(x), x.reshape(-1), captured.reshape(-1))
             else:
                 copy_elements(x, captured)
         landing = np.empty(0, x.dtype)
-        if out is not None and not hidden:
+        if out is not None and not copied:
             landing = out
         elif receives:
             landing = memory.alloc(shape, x.dtype, BUFFER if async_op else "workspace", operation, like=x)

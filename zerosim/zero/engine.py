@@ -43,7 +43,7 @@ from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, 
 from zerosim.zero.placements import BucketOptions, Stage, stage_of
 from zerosim.zero.unshard import ParameterAllGather, Unsharder
 from zerosim.zero.update import Schedule, Squares, StepResult, Update
-from zerosim.zero.zeropp import parts_of
+from zerosim.zero.zeropp import collectives_of
 
 RENAMED = {"refresh": "all_gather_parameters", "states": "param_group", "families": "param_groups"}
 Batch = tuple[np.ndarray, np.ndarray]
@@ -127,7 +127,7 @@ class Engine(Shown):
         bucket_options = BucketOptions(bucket_nbytes, overlap, copy_in_flight, by_micro_batch)
         self.loss_scale = self.policy.start_scaling()
         settings = settings_of(model, optimizer, self.policy, groups)
-        unit_gather, quantized = parts_of(self.zeropp, rank, self.mesh, self.stage, self.policy, bucket_options)
+        unit_gather, quantized = collectives_of(self.zeropp, rank, self.mesh, self.stage, self.policy, bucket_options)
         shards, replicas = (rank, None) if self.zeropp or not self.mesh else hybrid_groups(rank, self.mesh, self.stage)
         self.transfers = Transfers(rank, offload_of(offload))
         self.param_groups = param_groups(shards, model, settings, layout, self.stage, self.transfers, replicas)
@@ -181,7 +181,8 @@ class Engine(Shown):
         self._update.forget()
         self._counts = self._counts.next_step()
         with ExitStack() as parts:
-            for part in (self.gradients.reset, self.transfers.abandon, self._unsharder.reshard_all,
+            for part in (self.gradients.reset, self.transfers.abandon, self._unsharder.gather.forget,
+                         self._unsharder.reshard_all,
                          *(all_gather.abandon for all_gather in self._all_gathers.values())):
                 parts.callback(part)
 
@@ -300,7 +301,6 @@ class Engine(Shown):
             raise ValueError("weights were to be loaded inside a block `with engine.weights(unit)`, where they would "
                              "be those of before; end the block first")
         self.abandon()
-        self._unsharder.gather.forget()
         self._weights = object()
         for all_gather in self._all_gathers.values():
             all_gather.replaced()

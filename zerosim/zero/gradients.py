@@ -364,7 +364,7 @@ class Reducer:
                                          async_op=async_op, add=add, settle=self.settle)
         return BucketMove(self.rank.agreeing(self.agree(self.micro_batch)), bucket, have, want, policy=self.policy,
                           source=source, target=target, dtype=dtype, purpose="gradients", async_op=async_op,
-                          hidden=self.options.copy_in_flight, add=add, settle=self.settle,
+                          copy_in_flight=self.options.copy_in_flight, add=add, settle=self.settle,
                           by_micro_batch=self.options.by_micro_batch and have is PARTIAL)
 
 

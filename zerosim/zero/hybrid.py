@@ -26,7 +26,7 @@ from zerosim.zero.placements import PARTIAL, REPLICATED, BucketMove, BucketOptio
 
 
 def lay_out_inside(name: str, shapes: UnitShapes, ranks: int, nodes: int) -> Layout:
-    """The layout of R ranks, each of which owns what M neighbors own of that of M·R: as much is padded."""
+    """The layout of R ranks, each the owner of what M neighbors own in one of M·R ranks: its padding is the same."""
     return neighbors_joined(lay_out(name, shapes, ranks * nodes), nodes)
 
 
@@ -107,4 +107,4 @@ class AcrossNodes:
         source = [(here, self.transfers.at(DEVICE, part)) for here, part in target]
         return BucketMove(self.rank.agreeing(agreement), bucket, PARTIAL, REPLICATED, policy=self.policy, source=source,
                           target=target, dtype=self.policy.reduce_dtype, purpose="gradients", async_op=async_op,
-                          hidden=self.options.copy_in_flight, settle=self.transfers.settling("gradient"))
+                          copy_in_flight=self.options.copy_in_flight, settle=self.transfers.settling("gradient"))

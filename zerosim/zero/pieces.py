@@ -48,7 +48,7 @@ def gradient_of(group: ParamGroup, piece: Piece) -> np.ndarray:
 
 
 def stretches(group: ParamGroup, piece: ParameterPiece, context: StepContext, *,
-               unchanged: Collection[str] = (GRADIENT,)) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
+              unchanged: Collection[str] = (GRADIENT,)) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
     """The piece of each array at rest, by name, where the update is made: as it is, or copies, stretch by stretch."""
     transfers, at_rest = group.transfers, arrays_at_rest(group, piece, context)
     for here in transfers.stretches(piece.count):
@@ -67,7 +67,7 @@ def read_next(group: ParamGroup, piece: ParameterPiece, context: StepContext) ->
 
 
 def blocks(group: ParamGroup, arrays: Mapping[str, np.ndarray],
-            context: StepContext) -> Iterator[tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]:
+           context: StepContext) -> Iterator[tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]:
     """(w, g, state) of a stretch in blocks, all fp32 (n,): the arrays themselves, or copies that are rounded back."""
     kernels, divisor = group.rank.kernels, group.reduced_gradient.divisor
     gradient, state = arrays[GRADIENT], {name: x for name, x in arrays.items() if name != GRADIENT}

@@ -80,17 +80,18 @@ def stage_of(stage: int | Stage) -> Stage:
 
 
 def redistribute(rank: Rank, vector: np.ndarray, have: Placement, want: Placement, cut: Cut, *, policy: Policy,
-                 out: np.ndarray | None = None, async_op: bool = False, hidden: bool = True,
+                 out: np.ndarray | None = None, async_op: bool = False, copy_in_flight: bool = True,
                  purpose: str = "unspecified") -> Any:
     """Changes the placement of one vector, cut among the ranks by ``cut``; returns it as it then rests on this rank.
 
     PARTIAL to REPLICATED is an all-reduce, PARTIAL to SHARDED a reduce-scatter, SHARDED to REPLICATED an all-gather,
     REPLICATED to SHARDED a slice (no message, no copy), equal is nothing. ``vector`` is (n,), or the own chunk where
-    it is SHARDED; ``async_op`` and ``hidden`` are those of the rank's collectives. Raises ValueError for what would
-    unsum a sum.
+    it is SHARDED; ``async_op`` and ``copy_in_flight`` are those of the rank's collectives. Raises ValueError for what
+    would unsum a sum.
     """
     cut = _checked(rank, vector, have, want, cut)
-    options: dict[str, Any] = {"splits": cut, "out": out, "async_op": async_op, "hidden": hidden, "purpose": purpose}
+    options: dict[str, Any] = {"splits": cut, "out": out, "async_op": async_op, "copy_in_flight": copy_in_flight,
+                               "purpose": purpose}
     match have, want:
         case (Placement.PARTIAL, Placement.REPLICATED):
             return rank.all_reduce(vector, **options, **policy.reduction)
@@ -184,9 +185,9 @@ class BucketMove:
     """
 
     def __init__(self, rank: Rank, bucket: Bucket, have: Placement, want: Placement, *, policy: Policy, source: Parts,
-                 target: Parts, dtype: np.dtype[Any], purpose: str, async_op: bool = False, hidden: bool = False,
-                 add: bool = False, settle: Settle | None = None,
-                 by_micro_batch: bool = False) -> None:
+                 target: Parts, dtype: np.dtype[Any], purpose: str, async_op: bool = False,
+                 copy_in_flight: bool = False, add: bool = False, by_micro_batch: bool = False,
+                 settle: Settle | None = None) -> None:
         self.rank, self.target, self.add, self.async_op, self.settle = rank, target, add, async_op, settle
         self._addends = rank.size if by_micro_batch else 1
         chunk = bucket.cut[rank.index + 1] - bucket.cut[rank.index]
@@ -196,7 +197,7 @@ class BucketMove:
         self._found = rank.all_to_all(
             vector, splits=bucket.cut, async_op=async_op, purpose=purpose) if by_micro_batch else redistribute(
             rank, vector, have, want, bucket.cut, policy=policy, out=target[0][1] if self._in_place else None,
-            async_op=async_op, hidden=hidden, purpose=purpose)
+            async_op=async_op, copy_in_flight=copy_in_flight, purpose=purpose)
 
     def wait(self) -> None:
         """Waits where there is something to wait for, and unpacks where the bucket did not arrive in place."""

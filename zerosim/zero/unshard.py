@@ -18,16 +18,17 @@ import numpy as np
 from zerosim.models.units import Model, Unit, Weights
 from zerosim.numerics.places import DEVICE, DISK, TO_DEVICE
 from zerosim.zero.layout import Bucket, Parts, Region, buckets
+from zerosim.zero.offload import OffloadError
 from zerosim.zero.param_group import ParamGroup
 from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, BucketOptions, Move
 
 
 def _all_gather(param_group: ParamGroup, bucket: Bucket, source: Parts, target: Parts, *, agreement: str,
-                async_op: bool, hidden: bool, settle: Any = None) -> BucketMove:
+                async_op: bool, copy_in_flight: bool, settle: Any = None) -> BucketMove:
     source = [(here, param_group.transfers.at(DEVICE, part)) for here, part in source]
     return BucketMove(param_group.rank.agreeing(agreement), bucket, SHARDED, REPLICATED, policy=param_group.policy,
                       source=source, target=target, dtype=param_group.parameter.dtype, purpose="parameters",
-                      async_op=async_op, hidden=hidden, settle=settle)
+                      async_op=async_op, copy_in_flight=copy_in_flight, settle=settle)
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class UnitGather:
         for bucket in buckets(group.layout, [lies], self.options.limit(whole.dtype)):
             yield _all_gather(group, bucket, bucket.own_in_shard(group.rank.index, group.parameter),
                               self.target(bucket, lies, whole), agreement=f"weights of {name}", async_op=async_op,
-                              hidden=self.options.copy_in_flight)
+                              copy_in_flight=self.options.copy_in_flight)
 
     def own_parts(self, group: ParamGroup, name: str) -> Iterator[np.ndarray]:
         """The parts of this rank's shard that a gather of the unit begins with."""
@@ -248,8 +249,11 @@ class ParameterAllGather:
                     region = self.param_group.layout.region_at(bucket.ranges[0].start)
                     with self.param_group.rank.trace.span(region.name):
                         self._start(bucket, async_op=False).wait()
-        except BaseException:
+        except BaseException as error:
             self._under_way, self._waiting = [], list(self._buckets)
+            if isinstance(error, OffloadError):  # which says that nothing has changed, of this all-gather
+                raise OffloadError(f"the step's update is made, and its all-gather of parameters is not; call "
+                                   f"all_gather_parameters() again before the next step. {error}") from None
             raise
         self._waiting = []
 
@@ -268,4 +272,4 @@ class ParameterAllGather:
         group = self.param_group
         return _all_gather(group, bucket, bucket.own_in_vector(group.rank.index, group.parameter),
                            bucket.in_vector(group.parameter), agreement="all-gather of parameters", async_op=async_op,
-                           hidden=self.options.copy_in_flight, settle=self.settle)
+                           copy_in_flight=self.options.copy_in_flight, settle=self.settle)

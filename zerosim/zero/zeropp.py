@@ -37,8 +37,8 @@ from zerosim.zero.unshard import UnitGather
 BUFFER = "communication_buffer"
 
 
-def parts_of(asked: ZeroPlusPlus | None, rank: Rank, mesh: Mesh | None, stage: Stage, policy: Policy,
-             options: BucketOptions) -> "tuple[UnitGather, QuantizedReduceScatter | None]":
+def collectives_of(asked: ZeroPlusPlus | None, rank: Rank, mesh: Mesh | None, stage: Stage, policy: Policy,
+                   options: BucketOptions) -> "tuple[UnitGather, QuantizedReduceScatter | None]":
     """The way in which an engine gathers units, and its reduce-scatter of gradients, None where that is a ring.
 
     Raises ValueError as `check_parts` does, and without a mesh.
@@ -50,7 +50,7 @@ def parts_of(asked: ZeroPlusPlus | None, rank: Rank, mesh: Mesh | None, stage: S
                          "ranks of a node)")
     check_parts(asked, stage, policy)
     quantized = None if asked.gradients is None else QuantizedReduceScatter(rank, mesh, asked.gradients)
-    return PlusPlusGather(rank, mesh, asked, options), quantized
+    return ZeroPlusPlusGather(rank, mesh, asked, options), quantized
 
 
 def check_parts(asked: ZeroPlusPlus, stage: Stage, policy: Policy) -> None:
@@ -66,13 +66,13 @@ def check_parts(asked: ZeroPlusPlus, stage: Stage, policy: Policy) -> None:
 
 
 def all_gather_quantized(rank: Rank, bucket: Bucket, own: np.ndarray, target: Parts, form: Blockwise, *,
-                         async_op: bool, hidden: bool) -> "QuantizedMove":
-    """Each rank's chunk of a bucket as bytes to all ranks, and what comes back into the target."""
+                         async_op: bool, copy_in_flight: bool) -> "QuantizedMove":
+    """The chunk that this rank owns of a bucket, quantized, to all ranks, and what comes back into ``target``."""
     splits = (0, *accumulate(form.nbytes(high - low) for low, high in pairwise(bucket.cut)))
     clear_padding_of(rank, bucket, own, [rank.index])
     sent = rank.memory.alloc(form.nbytes(len(own)), np.uint8, BUFFER, "quantized")
     form.quantize(rank.kernels, own, sent)
-    found = rank.all_gather(sent, splits=splits, async_op=async_op, hidden=hidden, purpose="parameters")
+    found = rank.all_gather(sent, splits=splits, async_op=async_op, copy_in_flight=copy_in_flight, purpose="parameters")
     ((_, whole),) = target
 
     def finish(arrived: np.ndarray) -> None:
@@ -112,7 +112,7 @@ class QuantizedMove:
             self._found.wait()
 
 
-class PlusPlusGather(UnitGather):
+class ZeroPlusPlusGather(UnitGather):
     """The gathers of hpZ and qwZ: across nodes once after each update, then inside."""
 
     def __init__(self, rank: Rank, mesh: Mesh, asked: ZeroPlusPlus, options: BucketOptions) -> None:
@@ -140,7 +140,7 @@ class PlusPlusGather(UnitGather):
             yield BucketMove(self.inside.agreeing(f"weights of {name}"), bucket, SHARDED, REPLICATED,
                              policy=group.policy, source=[(slice(0, len(elements)), elements)],
                              target=self.target(bucket, lies, whole), dtype=whole.dtype, purpose="parameters",
-                             async_op=async_op, hidden=self.options.copy_in_flight)
+                             async_op=async_op, copy_in_flight=self.options.copy_in_flight)
 
     def _start_across(self, group: ParamGroup, name: str, whole: np.ndarray, *, async_op: bool) -> Iterator[Move]:
         form, lies = self.asked.weights, group.layout.units[name]
@@ -151,7 +151,7 @@ class PlusPlusGather(UnitGather):
             ((_, own),) = bucket.own_in_shard(group.rank.index, group.parameter)
             yield all_gather_quantized(
                 group.rank.agreeing(f"weights of {name}"), bucket, group.transfers.at(DEVICE, own),
-                self.target(bucket, lies, whole), form, async_op=async_op, hidden=self.options.copy_in_flight)
+                self.target(bucket, lies, whole), form, async_op=async_op, copy_in_flight=self.options.copy_in_flight)
 
     def own_parts(self, group: ParamGroup, name: str) -> Iterator[np.ndarray]:
         """None where a secondary shard is there."""
@@ -173,9 +173,9 @@ class PlusPlusGather(UnitGather):
 
 @dataclass(frozen=True, slots=True)
 class SecondaryShard:
-    """A unit's part that is to be kept, once the unit is there."""
+    """A rank's part (u/R,) of a unit, to be kept as its secondary shard when the unit is there."""
 
-    gather: PlusPlusGather
+    gather: ZeroPlusPlusGather
     group: ParamGroup
     name: str
     part: np.ndarray
@@ -197,9 +197,11 @@ class QuantizedReduceScatter:
 
     def start(self, bucket: Bucket, source: Parts, target: Parts, *, agreement: str, dtype: np.dtype[Any],
               async_op: bool, add: bool, settle: Settle | None) -> Move:
-        """Begins to reduce a bucket: the first of the two all-to-alls; ``add`` and ``settle`` are a BucketMove's."""
-        vector, cut, (_, place) = packed(self.rank, source, bucket.length, dtype), bucket.cut, self.mesh.place(
-            self.rank.index)
+        """Begins to reduce a bucket's addends: the first of the two all-to-alls. The second, when this is waited for,
+        leaves the sum of this rank's chunk in ``target``; ``add`` and ``settle`` are those of `BucketMove`.
+        """
+        vector, cut = packed(self.rank, source, bucket.length, dtype), bucket.cut
+        _, place = self.mesh.place(self.rank.index)
         clear_padding_of(self.rank, bucket, vector, range(self.rank.size))
         slices = [self.mesh.members_across(i) for i in range(self.mesh.ranks_per_node)]
         splits, sent = self._quantized([vector[cut[owner]:cut[owner + 1]] for owners in slices for owner in owners],
