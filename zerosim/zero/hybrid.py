@@ -3,7 +3,8 @@
 Parameters are gathered inside a node, where links are fast. A gradient is reduced in two steps: reduce-scattered inside
 each node, in the order of its ring, micro-batch by micro-batch; then, once a step, the shards of all nodes are
 all-reduced across, in the order of that ring. Its second cut is the layout's too, and so bits are equal for all stages,
-buckets and overlap; against one flat ring they differ where additions round.
+buckets and overlap; against one flat ring they differ where additions round. A shard that rests on the host or on disk
+comes to the device for the second step, bucket by bucket, and goes back (offload).
 
 Sources: Zhang et al. 2022 (MiCS, arXiv:2205.00119), sections 3.2 and 3.4 (the reduction in two hops, the second at the
 boundary of accumulation); PyTorch's FSDP calls it HYBRID_SHARD.

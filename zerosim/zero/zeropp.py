@@ -5,7 +5,8 @@ the weights change it is gathered again inside the node, and only a unit's first
 (In the paper every forward does, which is the same where a step has one micro-batch.)
 qwZ gathers weights as blockwise quantized integers; every rank computes with what comes back, the owner too. qgZ
 replaces the ring of a reduce-scatter by two all-to-alls of quantized gradients, inside nodes and then across, so that a
-gradient is quantized twice and not once per hop; whoever receives adds up in fp32, in the order of ranks.
+gradient is quantized twice and not once per hop; whoever receives adds up in fp32, in the order of ranks. Secondary
+shards, and what is quantized, are on the device, wherever states rest (offload).
 
 hpZ changes no bit. The other two do: an error is at most that of `numerics.quantization.Blockwise.error_bound`, of each
 addend and once more of a node's sum. Blocks begin with each rank's chunk of a bucket, so bits depend on buckets too.
