@@ -22,7 +22,7 @@ import pytest
 import zerosim as zs
 from tests.cases import chosen, covering
 from tests.support import assert_refused, fresh
-from tests.zero.drawn import drawn, made
+from tests.zero.drawn import ON_DISK, drawn, made
 from tests.zero.training import ADAM, BF16, HUGE, MODELS, SGD, alone, batches, bits, flat_state
 from zerosim.numerics.loss_scale import Dynamic
 from zerosim.zero import CheckpointError
@@ -101,6 +101,9 @@ def cases():
             zs.optim.Warmup(5), "groups": [zs.Group("*ln*", "*bias", "w?e", optimizer=ADAM)]}
     model = MODELS["dropout"]()
     yield model, batches(model, 2, 3, 2), 3, {"optimizer": ADAM, "stage": 3, "policy": BF16, "overlap": True}
+    model = MODELS["tied"]()
+    yield model, batches(model, 4, 2, 3), 2, {
+        "optimizer": ADAM, "stage": 3, "policy": BF16, "mesh": (2, 2), "zeropp": "hpz+qwz+qgz", "offload": ON_DISK}
 
 
 CASES = list(cases())
