@@ -38,6 +38,14 @@ def test_every_element_comes_back_within_the_bound_which_some_nearly_reach(name,
     assert (onto == 1 + found).all()
 
 
+def test_the_largest_numbers_of_fp32_do_not_overflow():
+    x = np.nextafter(np.finfo(np.float32).max, 0, dtype=np.float32) * np.linspace(-1, 1, 40, dtype=np.float32)
+    x = np.concatenate([x, np.full(8, np.finfo(np.float32).max)])
+    for name in ("int8", "int4"):
+        form = quantization.Blockwise(name, 8)
+        assert (np.abs(back(form, x)[0] - x.astype(np.float64)) <= form.error_bound(x.astype(np.float64))).all()
+
+
 def test_a_block_has_its_own_scale_and_keeps_inf_and_nan_to_itself():
     x = np.tile(np.float32([1, -1, 0.6, 0]), 4)
     x[4], x[9], x[12] = np.nan, np.inf, 1e30
@@ -59,4 +67,3 @@ def test_other_formats_and_blocks_are_refused():
     for block in (0, 3, 1.5, True):
         assert_refused(lambda block=block: quantization.Blockwise("int8", block),
                        literally(f"block={block} must be an even number"))
-    assert quantization.BITS == {"int8": 8, "int4": 4}

@@ -8,7 +8,7 @@ import pytest
 import zerosim as zs
 from tests.cases import covering
 from tests.support import assert_refused, literally
-from tests.zero.training import ADAM, BF16, MODELS, alone, batches, bits, job_of, outcome, run
+from tests.zero.training import ADAM, BF16, MODELS, alone, batches, bits, flat_state, job_of, outcome, run
 from zerosim.models import MLP
 from zerosim.numerics import quantization
 from zerosim.planning import closed_forms
@@ -106,6 +106,37 @@ def test_hpz_changes_no_bit_and_gathers_across_nodes_once_after_each_update(
     if buckets is None:
         assert len(of_all) == 3 * len(model.units)
     assert all(memory.now_nbytes_by_kind.get("secondary_parameter", 0) == 0 for memory in saving.memory)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_step_that_broke_off_leaves_no_secondary_shard_and_the_next_ones_have_the_bits_of_none(prefetch):
+    """One rank does not get beyond a unit; the others have gathered it, or are about to."""
+    model = MODELS["deep"]()
+    data = batches(model, 4, 1, 3)
+    whole = [bits(one["master"]) for one in run(model, data, stage=3, policy=BF16)]
+    for number in range(len(model.units)):
+        cluster = zs.Cluster(4)
+        engines = cluster.run(lambda rank: zs.Engine(rank, model, ADAM, stage=3, policy=BF16, mesh=(2, 2), zeropp=HPZ,
+                                                     prefetch=prefetch))
+
+        def broken_off(rank, engines=engines, number=number):
+            if rank.index < 2:
+                engines[rank.index].step(data[1][rank.index])
+            try:
+                for unit in model.units[:number]:
+                    with engines[rank.index].weights(unit):
+                        pass
+                raise RuntimeError("this rank goes no further")
+            finally:
+                engines[rank.index].abandon()
+
+        cluster.run(lambda rank, engines=engines: engines[rank.index].step(data[0][rank.index]))
+        with pytest.raises(RuntimeError, match="no further"):
+            cluster.run(broken_off)
+        for step in data[1:]:
+            cluster.run(lambda rank, engines=engines, step=step: engines[rank.index].step(step[rank.index]))
+        found = cluster.run(lambda rank, engines=engines: flat_state(engines[rank.index]))
+        assert [bits(one["master"]) for one in found] == whole
 
 
 def test_the_secondary_shard_is_a_share_of_the_node_and_gone_when_weights_change():
@@ -229,6 +260,7 @@ def test_a_quantized_run_learns_what_the_exact_one_learns():
 @pytest.mark.parametrize(("options", "text"), [
     ({"zeropp": "hqz", "mesh": (1, 1)}, "zeropp='hqz' names no parts of ZeRO++; write some of hpz, qwz and qgz, as "),
     ({"zeropp": 3, "mesh": (1, 1)}, "zeropp=3 names no parts"), ({"zeropp": "hpz=int8"}, "names no parts of ZeRO++"),
+    ({"zeropp": "qgz=int8+qgz"}, "zeropp='qgz=int8+qgz' names qgz twice; leave one out"),
     ({"zeropp": HPZ, "stage": 3}, "saves what crosses nodes, and no mesh says where they are; pass mesh="),
     ({"zeropp": HPZ, "mesh": (1, 1), "stage": 2}, "hpZ and qwZ are about the gathers of sharded parameters, and St"),
     ({"zeropp": QWZ, "mesh": (1, 1), "stage": 0}, "has none; take stage=3, or quantized_gradients alone"),

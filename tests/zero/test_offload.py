@@ -20,7 +20,7 @@ from tests.zero.training import ADAM, BF16, MODELS, batches, bits, flat_state, h
 from zerosim.models import MLP
 from zerosim.planning import Machine, Network, hardware, record, replay
 from zerosim.ranks import Compute, Transfer, TransferWait
-from zerosim.zero import OffloadError, ScratchFile
+from zerosim.zero import OffloadError, ScratchFile, export_weights
 
 DISK = gettempdir()
 KINDS_OF = {"optimizer": ("master", "optimizer_state"), "gradients": ("gradient",), "parameters": ("parameter",)}
@@ -58,8 +58,7 @@ def test_the_device_holds_less_by_what_the_host_or_the_disk_holds_more_to_the_by
 
 
 def test_the_devices_peak_without_optimizer_gradients_and_parameters_is_what_flows():
-    """At stage 3 with everything on the host a unit, its gradient and what a collective moves are there, and no more.
-    """
+    """At stage 3 with everything on the host; that it is so much and no more, `test_measured.py` holds to the byte."""
     def peak(asked):
         cluster = zs.NullCluster(4, representative=0)
         cluster.run(lambda rank: zs.Engine(rank, MLP((64, 64, 64, 64, 64)), ADAM, stage=3, policy=BF16, offload=asked)
@@ -230,6 +229,38 @@ def test_a_disk_that_fails_raises_in_the_step_it_concerns_and_the_step_may_be_ta
         assert {engine.steps_taken for engine in engines} == {4}
 
 
+@pytest.mark.parametrize(("stage", "delayed"), [(0, True), (1, True), (2, False), (3, True)])
+def test_parameters_on_disk_that_cannot_be_written_are_those_of_before_or_still_to_be_gathered(stage, delayed):
+    """The last writes of a step: of a delayed update, or of the all-gather of parameters that the update left whole."""
+    model, cluster, calls, plan = MODELS["odd"](), zs.Cluster(2), [], {}
+    data, asked = batches(model, 2, 1, 5), replace(ON_DISK, delayed_update=delayed)
+    whole = [bits(one["master"]) for one in run(model, data, stage=stage, policy=BF16, offload=asked)]
+    failing = replace(asked, open_file=partial(FailingFile, calls=calls, plan=plan))
+    engines = cluster.run(lambda rank: zs.Engine(rank, model, ADAM, stage=stage, policy=BF16,
+                                                 offload=failing if rank.index == 1 else asked))
+
+    def step(number):
+        cluster.run(lambda rank: engines[rank.index].step(data[number][rank.index]))
+        return calls.count("write")
+
+    _, before, last = map(step, range(3))
+    each = last - before
+    for number, from_the_end in ((3, 0), (4, 3)):
+        plan["write"] = (errno.EIO, calls.count("write") + each - from_the_end)
+        with pytest.raises(OffloadError, match="Input/output error") as raised:
+            step(number)
+        to_gather = "call all_gather_parameters() again before the next step" in str(raised.value)
+        assert to_gather == (stage in (1, 2))
+        assert {engine.steps_taken for engine in engines} == {number + to_gather}
+        plan.clear()
+        if to_gather:
+            cluster.run(lambda rank: engines[rank.index].all_gather_parameters())
+        else:
+            step(number)
+    found = cluster.run(lambda rank: flat_state(engines[rank.index]))
+    assert [bits(one["master"]) for one in found] == whole
+
+
 def test_files_have_no_names_and_a_directory_that_cannot_hold_them_is_named(tmp_path):
     asked = zs.Offload("disk", directory=tmp_path)
     engine = zs.Cluster(1).run(lambda rank: zs.Engine(rank, MODEL, ADAM, policy=BF16, offload=asked))[0]
@@ -266,9 +297,8 @@ def test_a_checkpoint_does_not_depend_on_where_state_rests(saved, loaded, tmp_pa
         return {name: bits(values) for name, values in flat_state(engine).items()}
 
     whole = list(zs.Cluster(2).run(program, None, 0, 3))
-    kept = list(zs.Cluster(2).run(program, saved, 0, 2))
-    assert kept == list(zs.Cluster(2).run(program, None, 0, 2)) or saved is None
-    zs.Cluster(2).run(program, saved, 0, 2)
+    plain = list(zs.Cluster(2).run(program, None, 0, 2))
+    assert list(zs.Cluster(2).run(program, saved, 0, 2)) == plain
     assert list(zs.Cluster(2).run(program, loaded, 1, 3)) == whole
 
 
@@ -311,12 +341,31 @@ def test_a_delayed_update_computes_each_step_with_the_parameters_of_the_step_bef
     assert found != list(zs.Cluster(ranks).run(delayed, zs.Offload("host", "host")))
 
 
+def test_weights_that_are_loaded_take_the_place_of_those_that_a_delayed_update_has_not_brought(tmp_path):
+    data = batches(MODEL, 2, 1, 3)
+
+    def program(rank):
+        engine = zs.Engine(rank, MODEL, ADAM, stage=3, policy=BF16, offload=zs.Offload("host", delayed_update=True))
+        engine.save(tmp_path)
+        first = flat_state(engine)["parameter"]
+        if rank.index == 0:
+            export_weights(tmp_path, tmp_path / "weights.safetensors")
+        for step in data[:2]:
+            engine.step(step[rank.index])
+        engine.load_weights(tmp_path / "weights.safetensors")
+        engine.step(data[2][rank.index])
+        return bits(flat_state(engine)["parameter"]) == bits(first)
+
+    assert all(zs.Cluster(2).run(program))
+
+
 # -- refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("make", "said"), [
     (partial(zs.Offload, "gpu"), r"optimizer='gpu'.*device, host, disk"),
     (partial(zs.Offload, "host", directory="x"), "nothing rests on disk"),
+    (partial(zs.Offload, "disk", directory=3), r"directory=3\) must be a folder's path"),
     (partial(zs.Offload, delayed_update=True), "leave delayed_update out"),
     (partial(zs.Offload, "disk", delayed_update=1), "must be True or False"),
     (partial(zs.Offload, parameters="disk"), "place the optimizer on disk too"),

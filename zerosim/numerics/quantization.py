@@ -72,7 +72,8 @@ class Blockwise:
             kernels.cast_pack(x[here], flat[:here.stop - here.start])
             with np.errstate(all="ignore"):
                 scale = np.abs(values).max(axis=1) / np.float32(self.largest)
-                scales[blocks] = scale
+                past = np.isfinite(scale) & ~np.isfinite(scale * self.largest)  # rounded up, near fp32's largest number
+                scales[blocks] = scale = np.where(past, np.nextafter(scale, np.float32(0)), scale)
                 values /= np.where(scale > 0, scale, np.float32(1))[:, None]
             values[...] = np.nan_to_num(np.rint(values), nan=0, posinf=0, neginf=0)
             np.clip(values, -self.largest, self.largest, out=values)
@@ -174,6 +175,8 @@ class ZeroPlusPlus:
                 raise ValueError(f"zeropp={text!r} names no parts of ZeRO++; write some of hpz, qwz and qgz, as in "
                                  "'hpz+qwz+qgz' or 'qgz=int8', or 'flat' for none of them")
             field, usual = PARTS[name]
+            if field in chosen:
+                raise ValueError(f"zeropp={text!r} names {name} twice; leave one out")
             chosen[field] = form or usual
         return cls(**chosen)
 

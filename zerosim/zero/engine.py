@@ -181,7 +181,8 @@ class Engine(Shown):
         self._update.forget()
         self._counts = self._counts.next_step()
         with ExitStack() as parts:
-            for part in (self.gradients.reset, self.transfers.abandon, self._unsharder.reshard_all,
+            for part in (self.gradients.reset, self.transfers.abandon, self._unsharder.gather.forget,
+                         self._unsharder.reshard_all,
                          *(all_gather.abandon for all_gather in self._all_gathers.values())):
                 parts.callback(part)
 
@@ -300,7 +301,6 @@ class Engine(Shown):
             raise ValueError("weights were to be loaded inside a block `with engine.weights(unit)`, where they would "
                              "be those of before; end the block first")
         self.abandon()
-        self._unsharder.gather.forget()
         self._weights = object()
         for all_gather in self._all_gathers.values():
             all_gather.replaced()

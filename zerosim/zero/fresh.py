@@ -8,11 +8,11 @@ Legend: n elements of a stretch of a piece.
 Source of the delayed update: Ren et al. 2021 (ZeRO-Offload), section 5.2.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from zerosim.numerics.places import DEVICE, HOST
-from zerosim.zero.layout import ParameterPiece
+from zerosim.numerics.places import DEVICE, DISK, HOST
+from zerosim.zero.layout import ParameterPiece, Piece, Region
 from zerosim.zero.param_group import ParamGroup, at
 from zerosim.zero.placements import SHARDED
 from zerosim.zero.unshard import ParameterAllGather
@@ -58,21 +58,36 @@ class Fresh(dict[ParamGroup, Any]):
         return int(master.nbytes + target.nbytes)
 
 
-def publish(fresh: Fresh, delayed: Fresh, all_gathers: Mapping[ParamGroup, ParameterAllGather]) -> Fresh:
-    """Brings what the host has updated to where parameters rest; returns what waits for the next update instead."""
-    for group in fresh:
-        if group.transfers.offload.delayed_update:
-            fresh, delayed = delayed, fresh
-            break
+def in_turn(fresh: Fresh, delayed: Fresh) -> tuple[Fresh, Fresh]:
+    """Those that go to the parameters now, and those that wait for the next update."""
+    is_delayed = any(group.transfers.offload.delayed_update for group in fresh)
+    return (delayed, fresh) if is_delayed else (fresh, delayed)
+
+
+def bring(fresh: Fresh, *, to_disk: bool) -> None:
+    """Moves what the host has updated to parameters on disk, which is a part of the update, or to all others, after it.
+    """
     for group, updated in fresh.items():
-        stage = group.stage
-        narrower = SHARDED if SHARDED in (stage.parameters, stage.optimizer) else stage.optimizer
-        for region, piece in zip(group.layout.regions, group.regions_held(narrower), strict=True):
-            if updated is not None:
-                group.transfers.move(updated[at(piece, stage.optimizer)], group.parameter[at(piece, stage.parameters)])
+        if updated is not None and to_disk == (group.transfers.offload.parameters == DISK):
+            for _, piece in _updated(group):
+                group.transfers.move(updated[at(piece, group.stage.optimizer)],
+                                     group.parameter[at(piece, group.stage.parameters)])
+
+
+def publish(fresh: Fresh, all_gathers: Mapping[ParamGroup, ParameterAllGather]) -> None:
+    """Brings what the host has updated to where parameters rest, and lets the other ranks have it."""
+    bring(fresh, to_disk=False)
+    for group in fresh:
+        for region, _ in _updated(group):
             all_gathers[group].shard_updated(region)
         group.transfers.drain()
-    return delayed
+
+
+def _updated(group: ParamGroup) -> Iterator[tuple[Region, Piece]]:
+    """The regions, and what this rank has updated of each and keeps."""
+    stage = group.stage
+    narrower = SHARDED if SHARDED in (stage.parameters, stage.optimizer) else stage.optimizer
+    return zip(group.layout.regions, group.regions_held(narrower), strict=True)
 
 
 def check_delayed(groups: Sequence[ParamGroup]) -> None:

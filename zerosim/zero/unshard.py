@@ -18,6 +18,7 @@ import numpy as np
 from zerosim.models.units import Model, Unit, Weights
 from zerosim.numerics.places import DEVICE, DISK, TO_DEVICE
 from zerosim.zero.layout import Bucket, Parts, Region, buckets
+from zerosim.zero.offload import OffloadError
 from zerosim.zero.param_group import ParamGroup
 from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, BucketOptions, Move
 
@@ -244,8 +245,11 @@ class ParameterAllGather:
                     region = self.param_group.layout.region_at(bucket.ranges[0].start)
                     with self.param_group.rank.trace.span(region.name):
                         self._start(bucket, async_op=False).wait()
-        except BaseException:
+        except BaseException as error:
             self._under_way, self._waiting = [], list(self._buckets)
+            if isinstance(error, OffloadError):  # which says that nothing has changed, of this all-gather
+                raise OffloadError(f"the step's update is made, and its all-gather of parameters is not; call "
+                                   f"all_gather_parameters() again before the next step. {error}") from None
             raise
         self._waiting = []
 

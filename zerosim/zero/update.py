@@ -24,7 +24,7 @@ from zerosim.numerics.checks import FP32, is_number
 from zerosim.numerics.loss_scale import LossScaler
 from zerosim.numerics.places import DEVICE, DISK
 from zerosim.optim.base import UpdateContext
-from zerosim.zero.fresh import Fresh, check_delayed, publish
+from zerosim.zero.fresh import Fresh, bring, check_delayed, in_turn, publish
 from zerosim.zero.layout import ParameterPiece, Region
 from zerosim.zero.param_group import ParamGroup
 from zerosim.zero.pieces import (
@@ -161,7 +161,11 @@ class Update:
                         if self.transfers.update_place == DEVICE:
                             self.all_gathers[group].shard_updated(region)
                 self.steps_taken = step
-            self.delayed = publish(context.fresh, self.delayed, self.all_gathers)
+                now, later = in_turn(context.fresh, self.delayed)
+                bring(now, to_disk=True)
+            self._under_way = f"update of step {step}"  # what follows is in place
+            publish(now, self.all_gathers)
+            self._under_way, self.delayed = None, later
         self.loss_scale.update(skipped)
         self.forget()
         return StepResult(losses, skipped, math.nan if skipped else norm, scale, tokens, places)

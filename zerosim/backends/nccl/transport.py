@@ -182,7 +182,12 @@ class ProcessCommunicators(Communicators):
             first = sorted(key for key in self._missing if key[0][0] == self._channel.index)
             said = self._channel.all_gather([(key, self.nccl.unique_id()) for key in first])
             ids = {key: unique_id for those in said for key, unique_id in those if self._channel.index in key[0]}
-            together(self._channel, lambda: [self.join(key, ids[key]) for key in sorted(ids)])
+
+            def join_all() -> None:
+                for key in sorted(ids):
+                    self.join(key, ids[key])
+
+            together(self._channel, join_all)
             self._missing.clear()
 
     def abort(self) -> None:
