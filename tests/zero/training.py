@@ -132,7 +132,7 @@ def assert_equals_twin(results: list[dict], twin: Twin, said: list) -> None:
 def job_of(model: Model, ranks: int, stage: int, micro_batches: int, *, optimizer: Optimizer = ADAM,
            policy: zs.Policy | None = None, layout: str = "per_unit", recompute: str = "none",
            keep_gathered: object = None, mesh: object = None, zeropp: zs.ZeroPlusPlus | None = None,
-           overlap: bool = False, offload: object = None, **_: object) -> closed_forms.Job:
+           overlap: bool = False, offload: object = None, reduction: str = "rank", **_: object) -> closed_forms.Job:
     """One step of this engine on paper."""
     place = {unit.name: index for index, unit in enumerate(model.units)}
     ties = tuple((index, place[owner]) for index, unit in enumerate(model.units)
@@ -145,8 +145,7 @@ def job_of(model: Model, ranks: int, stage: int, micro_batches: int, *, optimize
         offload=resting.offload_of(offload), recompute_units=Recompute.parse(recompute).units_per_segment, tied=ties,
         kept_gathered=tuple(map(place.get, keep_gathered)) if kept is None else kept,
         normed_tensors=len(model.shapes) * ("tensor_norm" in optimizer.needs), overlap=overlap,
-        nodes=mesh[0] if mesh else 1,
-        zeropp=zeropp)
+        nodes=mesh[0] if mesh else 1, zeropp=zeropp, reduction=reduction)
 
 
 def assert_bytes_are_the_closed_forms(cluster: zs.Cluster, results: list[dict], model: Model, data: list, stage: int,

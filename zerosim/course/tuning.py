@@ -63,6 +63,7 @@ REPLAYED, REAL = "replayed", "real"  # seconds
 PLAN_ONLY = {  # options of a plan, and why a search does not take them
     "convention": "bytes are counted as the engine holds them", "parameters": "a search needs a model's shape",
     "largest_layer": "a model's shape says it", "micro_batches": "global_batch, ranks and batch say how many there are",
+    "reduction": "gradients are added by rank",
     "mesh": "the settings to paste are of one group of all ranks", "zeropp": "it is of a mesh"}
 OFFLOADS: Mapping[str, tuple[bool, ...]] = {"never": (False,), "always": (True,), "both": (False, True)}
 

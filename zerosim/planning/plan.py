@@ -576,6 +576,9 @@ def plan(model: str | ModelShape | None = None, **options: Any) -> Plan:
     if "dialect" in options and "convention" not in options:
         warnings.warn("dialect= is now called convention=", DeprecationWarning, stacklevel=2)
         options["convention"] = options.pop("dialect")
+    if "reduction" in options:
+        raise ValueError(f"reduction={options['reduction']!r} is no option of a plan, in which ranks add up gradients "
+                         "in a ring; leave it out, and see zerosim.planning.Job(reduction=...) for the bytes of a step")
     return plan_config(model, **options).plan()
 
 
