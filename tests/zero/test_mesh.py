@@ -260,6 +260,7 @@ def test_a_quantized_run_learns_what_the_exact_one_learns():
 @pytest.mark.parametrize(("options", "text"), [
     ({"zeropp": "hqz", "mesh": (1, 1)}, "zeropp='hqz' names no parts of ZeRO++; write some of hpz, qwz and qgz, as "),
     ({"zeropp": 3, "mesh": (1, 1)}, "zeropp=3 names no parts"), ({"zeropp": "hpz=int8"}, "names no parts of ZeRO++"),
+    ({"zeropp": "qgz=int8+qgz", "mesh": (1, 1)}, "zeropp='qgz=int8+qgz' names qgz twice; name each part once"),
     ({"zeropp": HPZ, "stage": 3}, "saves what crosses nodes, and no mesh says where they are; pass mesh="),
     ({"zeropp": HPZ, "mesh": (1, 1), "stage": 2}, "hpZ and qwZ are about the gathers of sharded parameters, and St"),
     ({"zeropp": QWZ, "mesh": (1, 1), "stage": 0}, "has none; take stage=3, or quantized_gradients alone"),

@@ -175,6 +175,8 @@ class ZeroPlusPlus:
                 raise ValueError(f"zeropp={text!r} names no parts of ZeRO++; write some of hpz, qwz and qgz, as in "
                                  "'hpz+qwz+qgz' or 'qgz=int8', or 'flat' for none of them")
             field, usual = PARTS[name]
+            if field in chosen:
+                raise ValueError(f"zeropp={text!r} names {name} twice; name each part once")
             chosen[field] = form or usual
         return cls(**chosen)
 
