@@ -162,6 +162,18 @@ def test_stages_differ_in_memory_and_traffic():
     assert sent[0] == sent[1] == sent[2] < sent[3]
 
 
+def test_a_mesh_and_zeropps_quantized_parts_change_bits_and_every_part_spares_bytes_between_nodes():
+    found = compared("zeropp", ("flat", "hpz", "qwz", "qgz"), ranks=4, mesh="2x2")
+    assert found.same_bits == [["flat", "hpz"], ["qwz"], ["qgz"]]
+    flat, *less = (sum(run.sent_across_nbytes) for run in found.runs)
+    assert 0 < max(less) < flat
+    assert f"{flat // 2:,}" in printed(training.comparison_view(found, "x.txt")), "per step, of two"
+    found = compared("mesh", ("none", "2x2"), ranks=4)
+    assert len(found.same_bits) == 2
+    (line,) = (line for line in printed(training.comparison_view(found, "x.txt")).splitlines() if "between" in line)
+    assert line.split()[-2:] == ["-", f"{sum(found.runs[1].sent_across_nbytes) // 2:,}"], "without nodes there is none"
+
+
 def test_bytes_are_those_of_the_fullest_rank_in_the_table_and_in_the_figure():
     """Whole matrices on five ranks: rank 0 owns nothing."""
     found = compared(values=(0, 3), ranks=5, optimizer="muon", steps=1)

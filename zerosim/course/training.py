@@ -771,7 +771,8 @@ def _rows(found: Comparison) -> list[tuple[str, ...]]:
         ("at the peak, bytes", *(f"{max(run.peak_nbytes):,}" for run in runs)),
         *((f"sent, {purpose}", *(f"{max(run.sent_nbytes.get(purpose, [0])) // len(run.steps):,}" for run in runs))
           for purpose in purposes),
-        *([("sent between nodes, all", *(f"{sum(run.sent_across_nbytes) // len(run.steps):,}" for run in runs))]
+        *([("sent between nodes, all", *(f"{sum(run.sent_across_nbytes) // len(run.steps):,}"
+                                         if run.sent_across_nbytes else "-" for run in runs))]
           if any(run.sent_across_nbytes for run in runs) else []),
         ("masters, SHA-256", *(run.digest[:8] for run in runs))]
 

@@ -35,6 +35,8 @@ class Offload:
         for name in ("optimizer", "gradients", "parameters"):
             if getattr(self, name) not in PLACES:
                 raise ValueError(f"Offload({name}={getattr(self, name)!r}): state rests on one of {', '.join(PLACES)}")
+        if not isinstance(self.directory, str | Path | None):
+            raise ValueError(f"Offload(directory={self.directory!r}) must be a folder's path, as a text")
         if self.directory is not None and not self.uses_disk:
             raise ValueError(f"Offload(directory={str(self.directory)!r}) was asked for, and nothing rests on disk; "
                              "place something there, or leave the directory out")

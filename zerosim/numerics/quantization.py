@@ -176,7 +176,7 @@ class ZeroPlusPlus:
                                  "'hpz+qwz+qgz' or 'qgz=int8', or 'flat' for none of them")
             field, usual = PARTS[name]
             if field in chosen:
-                raise ValueError(f"zeropp={text!r} names {name} twice; name each part once")
+                raise ValueError(f"zeropp={text!r} names {name} twice; leave one out")
             chosen[field] = form or usual
         return cls(**chosen)
 

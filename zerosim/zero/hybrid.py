@@ -24,7 +24,7 @@ from zerosim.zero.placements import PARTIAL, REPLICATED, BucketMove, BucketOptio
 
 
 def lay_out_inside(name: str, shapes: UnitShapes, ranks: int, nodes: int) -> Layout:
-    """The layout of R ranks, each of which owns what M neighbors own of that of M·R: as much is padded."""
+    """The layout of R ranks, each the owner of what M neighbors own in one of M·R ranks: its padding is the same."""
     return neighbors_joined(lay_out(name, shapes, ranks * nodes), nodes)
 
 

@@ -66,7 +66,7 @@ def check_parts(asked: ZeroPlusPlus, stage: Stage, policy: Policy) -> None:
 
 def all_gather_quantized(rank: Rank, bucket: Bucket, own: np.ndarray, target: Parts, form: Blockwise, *,
                          async_op: bool, copy_in_flight: bool) -> "QuantizedMove":
-    """Each rank's chunk of a bucket as bytes to all ranks, and what comes back into the target."""
+    """The chunk that this rank owns of a bucket, quantized, to all ranks, and what comes back into ``target``."""
     splits = (0, *accumulate(form.nbytes(high - low) for low, high in pairwise(bucket.cut)))
     clear_padding_of(rank, bucket, own, [rank.index])
     sent = rank.memory.alloc(form.nbytes(len(own)), np.uint8, BUFFER, "quantized")
@@ -167,7 +167,7 @@ class ZeroPlusPlusGather(UnitGather):
 
 @dataclass(frozen=True, slots=True)
 class SecondaryShard:
-    """A unit's part that is to be kept, once the unit is there."""
+    """A rank's part (u/R,) of a unit, to be kept as its secondary shard when the unit is there."""
 
     gather: ZeroPlusPlusGather
     group: ParamGroup
@@ -191,7 +191,9 @@ class QuantizedReduceScatter:
 
     def start(self, bucket: Bucket, source: Parts, target: Parts, *, agreement: str, dtype: np.dtype[Any],
               async_op: bool, add: bool) -> Move:
-        """Begins to reduce a bucket: the first of the two all-to-alls."""
+        """Begins to reduce a bucket's addends: the first of the two all-to-alls. The second, when this is waited for,
+        leaves the sum of this rank's chunk in ``target``, with ``add`` onto what is there.
+        """
         vector, cut = packed(self.rank, source, bucket.length, dtype), bucket.cut
         _, place = self.mesh.place(self.rank.index)
         clear_padding_of(self.rank, bucket, vector, range(self.rank.size))
