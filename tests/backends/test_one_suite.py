@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import zerosim as zs
-from tests.backends.worlds import DOUBLES, GPUS, HERE, MPI, Here, Outcome, World
+from tests.backends.worlds import DOUBLES, GPUS, HERE, MPI, Here, Outcome, Processes, World
 from tests.cases import THOROUGH, chosen
 from tests.ranks import programs
 from tests.ranks.data import FLOATS
@@ -83,6 +83,14 @@ def test_who_waits_lets_others_go_on(world: World, debug: bool) -> None:
         assert_same(world, programs.late_comer, debug=debug)
         assert_same(world, programs.answers_after_it_has_heard)
         world.run(programs.answers_after_it_has_heard, debug=debug)
+
+
+def test_a_group_serves_the_runs_after_the_one_that_made_it(world: World) -> None:
+    if isinstance(world, Processes):  # whose cluster is the same in each
+        found = [world.outcomes(programs.keeps_a_group, turn) for turn in range(4)]
+        assert all(outcome.error for outcome in found[2])
+        assert [[arrays.sha256(outcome.result) for outcome in found[turn]] for turn in (1, 3)] == [
+            [arrays.sha256(outcome.result) for outcome in found[0]]] * 2
 
 
 def test_hybrid_sharding_and_zeropp_give_the_same_bits_on_a_mesh(world: World) -> None:

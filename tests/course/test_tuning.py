@@ -13,9 +13,7 @@ import zerosim as zs
 from tests.support import assert_refused, literally
 from zerosim.course import measured, tuning
 from zerosim.models import decoder
-from zerosim.models.llama import config_of
-from zerosim.planning import Transformer, conventions, hardware, model_of, plan_config, recording, timeline
-from zerosim.planning.closed_forms import STAGES
+from zerosim.planning import STAGES, Transformer, conventions, hardware, model_of, plan_config, recording, timeline
 
 SMALL = model_of("small", Transformer(24, 2, 2, 50, positions=16, tied=True))
 LLAMA = model_of("llama", Transformer(24, 2, 2, 50, gated=True, layer_norm=False, feed_forward=40, key_value_heads=1))
@@ -234,7 +232,8 @@ def test_no_step_is_timed_that_this_machine_has_no_memory_for(monkeypatch):
 
 @pytest.mark.parametrize("name", ["gpt-nano", "gpt-micro", "llama-nano", "llama-micro"])
 def test_a_preset_of_training_has_the_shape_of_the_model_that_is_trained(name):
-    trained, made = decoder(replace(config_of(name), vocabulary=256)), measured.decoder_of(measured.preset_shape(name))
+    trained = decoder(replace(decoder(name).config, vocabulary=256))
+    made = measured.decoder_of(measured.preset_shape(name))
     assert (made.shapes, made.config) == (trained.shapes, trained.config)
 
 
@@ -257,6 +256,8 @@ def test_what_cannot_be_searched_is_refused():
         (small(global_batch=8, parameters=10**9), "parameters= is no option of tune: a search needs a model's shape"),
         (small(global_batch=8, micro_batches=2), "micro_batches= is no option of tune: global_batch, ranks and batc"),
         (small(global_batch=8, mesh="2x4"), "mesh= is no option of tune: the settings to paste are of one group"),
+        (small(global_batch=8, reduction="micro_batch"), "reduction= is no option of tune: gradients are added b"),
+        (partial(zs.plan, "gpt2", reduction="micro_batch"), "reduction='micro_batch' is no option of a plan"),
         (small(global_batch=8, seconds="soon"), "seconds='soon' must be replayed or real"),
         (small(global_batch=8, seconds="real"), "where device and host are one memory; say offload='never'"),
         (partial(zs.tune, "bloom-560m", global_batch=8, stage=3, batch=1, recompute="block", offload="never",

@@ -11,7 +11,7 @@ import pytest
 from tests.models.contexts import bits_of, context, normal
 from tests.models.runs import batch_of, run_of
 from zerosim.models import Llama, LlamaConfig, layers, llama
-from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics import kernels
 
 NANO = llama.PRESETS["llama-nano"]
 QWEN3 = LlamaConfig(3, 40, 10, 16, 256, key_value_heads=5, head_channels=6, feed_forward=30, biases=("qkv",),
@@ -30,7 +30,7 @@ def test_the_parameters_are_two_tables_and_per_block_two_norms_and_matrices_with
 
 def test_a_score_depends_on_how_far_apart_query_and_key_are_and_not_on_where() -> None:
     x = np.broadcast_to(normal("fp64", (1, 1, 16)), (1, 50, 16)).copy()  # the same query and key at every place
-    NumpyKernels().rotate(x, 2, 8, 100.0)
+    kernels.NumpyKernels().rotate(x, 2, 8, 100.0)
     scores = x[0, :, :8] @ x[0, :, 8:].T
     for apart in (0, 1, 7, -20):
         along = np.diagonal(scores, apart)
@@ -57,26 +57,6 @@ def test_shared_keys_and_values_are_copies_whose_gradients_are_added_up(keep: st
     # Each copy's gradient is rounded before it is added here, and the sum alone there.
     bound = (sharing + 1) * 2.0 ** (-24 if dtype == "fp32" else -8) * abs(sums).sum(3)
     assert (abs(dqkv[:, :, 30:].astype(np.float64) - sums.sum(3)) <= bound).all()
-
-
-@pytest.mark.parametrize(("channels", "heads", "shared", "hidden"), [(24, 4, 2, 30), (20, 2, 1, 14)])
-def test_a_block_notes_its_products_and_so_many_operations_of_each_elementwise_function(
-        channels: int, heads: int, shared: int, hidden: int) -> None:
-    """Forward: 5 of a norm, 3 of a turn, 5 of a softmax, 5 of SwiGLU, 1 of a residual; backward 10 of a norm and 2 of
-    its output again, 3, 5, 14 and 1, and each product twice."""
-    config = LlamaConfig(2, channels, heads, 9, 11, key_value_heads=shared, feed_forward=hidden)
-    run, rows = run_of(Llama(config), "fp32", scatter=0.2), 2 * config.context
-    x = run.model.units[0].forward(run.ctx, run.w, batch_of(run.model, 2)[0])[0]
-    marks = [run.recorder.flops]
-    _, kept = run.model.units[1].forward(run.ctx, run.w, x)
-    marks.append(run.recorder.flops)
-    run.model.units[1].backward(run.ctx, run.w, kept, x)
-    keys = shared * channels // heads
-    products = 2 * channels * (2 * channels + 2 * keys + 3 * hidden) + 4 * config.context * channels
-    turned, scores = 3 * (channels + keys), 5 * heads * config.context
-    assert marks[1] - marks[0] == rows * (products + 2 * 5 * channels + turned + scores + 5 * hidden + 2 * channels)
-    assert run.recorder.flops - marks[1] == rows * (
-        2 * products + 2 * 12 * channels + turned + scores + 14 * hidden + 2 * channels)
 
 
 def test_the_base_of_the_angles_and_the_sharing_change_the_loss() -> None:

@@ -10,14 +10,14 @@ import pytest
 PROGRAM = """
 import resource
 import numpy as np
-from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics import kernels as arithmetic
 
 def step(kernels):
     arrays = [kernels.empty(2**23, np.uint8) for _ in range(5)]
     for array in arrays:
         array.fill(0)
 
-kernels = NumpyKernels()
+kernels = arithmetic.NumpyKernels()
 step(kernels)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):

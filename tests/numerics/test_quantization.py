@@ -5,8 +5,7 @@ import pytest
 
 from tests.cases import covering
 from tests.support import assert_refused, literally
-from zerosim.numerics import formats, kernels
-from zerosim.numerics.quantization import Blockwise
+from zerosim.numerics import formats, kernels, quantization
 
 KERNELS = kernels.NumpyKernels()
 
@@ -23,7 +22,7 @@ def back(form, x):
     ("int8", "int4"), (2, 8, 256), (0, 1, 5, 256, 257, 70_001), (1.0, 1e-44, 5e-44, 1e-38, 1e30, 1e-3),
     ("fp32", "bf16", "fp16")))
 def test_every_element_comes_back_within_the_bound_which_some_nearly_reach(name, block, length, scale, compute):
-    form, rng = Blockwise(name, block), np.random.default_rng(length)
+    form, rng = quantization.Blockwise(name, block), np.random.default_rng(length)
     with np.errstate(all="ignore"):
         x = np.clip(rng.standard_normal(length) * scale, -6e4, 6e4).astype(formats.format_of(compute).dtype)
     found, packed = back(form, x)
@@ -43,26 +42,28 @@ def test_the_largest_numbers_of_fp32_do_not_overflow():
     x = np.nextafter(np.finfo(np.float32).max, 0, dtype=np.float32) * np.linspace(-1, 1, 40, dtype=np.float32)
     x = np.concatenate([x, np.full(8, np.finfo(np.float32).max)])
     for name in ("int8", "int4"):
-        form = Blockwise(name, 8)
+        form = quantization.Blockwise(name, 8)
         assert (np.abs(back(form, x)[0] - x.astype(np.float64)) <= form.error_bound(x.astype(np.float64))).all()
 
 
 def test_a_block_has_its_own_scale_and_keeps_inf_and_nan_to_itself():
     x = np.tile(np.float32([1, -1, 0.6, 0]), 4)
     x[4], x[9], x[12] = np.nan, np.inf, 1e30
-    found, _ = back(Blockwise("int4", 4), x)
+    found, _ = back(quantization.Blockwise("int4", 4), x)
     assert np.isfinite(found).reshape(4, 4).any(axis=1).tolist() == [True, False, False, True]
     assert found[:4].tolist() == pytest.approx([1, -1, 4 / 7, 0])
     assert found[12:].tolist() == pytest.approx([1e30, 0, 0, 0])
-    assert back(Blockwise("int8"), np.zeros(3, np.float32))[0].tolist() == [0, 0, 0]
+    assert back(quantization.Blockwise("int8"), np.zeros(3, np.float32))[0].tolist() == [0, 0, 0]
 
 
 def test_what_exceeds_a_subnormal_scale_is_the_largest_integer():
     x = np.float32([143, 1, -143, 0]) * np.float32(2.0**-149)  # the scale, 143/127 of the smallest number, is that
-    assert (back(Blockwise("int8", 4), x)[0].astype(np.float64) * 2.0**149).tolist() == [127, 1, -127, 0]
+    assert (back(quantization.Blockwise("int8", 4), x)[0].astype(np.float64) * 2.0**149).tolist() == [127, 1, -127, 0]
 
 
 def test_other_formats_and_blocks_are_refused():
-    assert_refused(lambda: Blockwise("int2"), literally("no quantized format 'int2'; choose one of int8, int4; did"))
+    assert_refused(lambda: quantization.Blockwise("int2"),
+                   literally("no quantized format 'int2'; choose one of int8, int4; did"))
     for block in (0, 3, 1.5, True):
-        assert_refused(lambda block=block: Blockwise("int8", block), literally(f"block={block} must be an even number"))
+        assert_refused(lambda block=block: quantization.Blockwise("int8", block),
+                       literally(f"block={block} must be an even number"))

@@ -116,6 +116,9 @@ def test_the_explained_fullest_moment_adds_up_and_the_states_are_the_formulas_va
             assert (sum(fixed) + sequences * each, sequences) == (row.transient_nbytes, batch)
             said = lines_of(found, row).get("gathered units")
             assert said is None if row.stage < 3 else said[1] == f"{row.gathered_nbytes:,}"
+    for asked, said in (("hpz", "rings unit by unit"), ("qgz", "rings and all-to-alls unit by unit")):
+        found = zs.plan("gpt2", ranks=8, mesh="2x4", recompute="block", zeropp=asked)
+        assert lines_of(found, found.rows[0])["communication"][0].startswith(said)
     for optimizer, state in ((zs.optim.SGD(lr=0.1), 0), (zs.optim.AdamW(), 8), (zs.optim.Adan(), 14)):
         found = zs.plan(parameters=10**9, ranks=8, stage=1, optimizer=optimizer)
         assert lines_of(found, found.rows[0])["model states (zero-paper)"] == (

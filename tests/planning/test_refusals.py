@@ -55,7 +55,7 @@ from zerosim.planning import (
     unit_cuts,
 )
 from zerosim.planning import step as steps
-from zerosim.ranks.transfers import Transfer, TransferWait
+from zerosim.ranks import Transfer, TransferWait
 
 ONE_KIND = Network(FAST)
 PCIE, ETHERNET = hardware.link("pcie4"), hardware.link("ethernet-10g")

@@ -24,12 +24,13 @@ from tests.cases import chosen, covering
 from tests.support import assert_refused, fresh
 from tests.zero.drawn import ON_DISK, drawn, made
 from tests.zero.training import ADAM, BF16, HUGE, MODELS, SGD, alone, batches, bits, flat_state
-from zerosim.numerics.loss_scale import Dynamic
+from zerosim.numerics import loss_scale
 from zerosim.zero import CheckpointError
 
 KFAC = zs.optim.KFAC(lr=0.01)
-SCALERS = [Dynamic("torch", initial=2.0**8, window=2), Dynamic("deepspeed", initial=2.0**8, window=2, hysteresis=2),
-           Dynamic("deepspeed-legacy", initial=2.0**8, window=3, hysteresis=3)]
+SCALERS = [loss_scale.Dynamic("torch", initial=2.0**8, window=2),
+           loss_scale.Dynamic("deepspeed", initial=2.0**8, window=2, hysteresis=2),
+           loss_scale.Dynamic("deepspeed-legacy", initial=2.0**8, window=3, hysteresis=3)]
 
 
 def go_on(engine, data, start, stop, micro_batches):

@@ -6,10 +6,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics import kernels
 from zerosim.zero import micro_batch_order as exact
 
-KERNELS = NumpyKernels()
+KERNELS = kernels.NumpyKernels()
 EDGES = np.array([0.0, -0.0, 1e-45, -1e-45, 1.1754942e-38, 1.1754944e-38, 1.0, -1.0, 3.4028235e38, 1.5e-30], np.float32)
 
 

@@ -11,7 +11,7 @@ from tests.support import assert_refused, literally
 from tests.zero.drawn import ON_DISK
 from tests.zero.training import ADAM, BF16, MODELS, alone, batches, bits, flat_state, job_of, outcome, run
 from zerosim.models import MLP
-from zerosim.numerics.quantization import Blockwise
+from zerosim.numerics import quantization
 from zerosim.planning import closed_forms
 from zerosim.zero import PARTIAL, REPLICATED, SHARDED
 
@@ -207,7 +207,7 @@ def test_bytes_inside_nodes_and_between_them_are_the_closed_forms_and_offload_ch
 @pytest.mark.parametrize(("nodes", "each"), [(2, 2), (3, 2), (1, 4)])
 def test_quantized_gradients_are_summed_within_the_bound_of_their_two_hops(form, nodes, each):
     """Each addend once, and once more the sum of each node, whose own error adds to its magnitude."""
-    model, ranks, form_ = MLP((7, 40, 5), seed=3), nodes * each, Blockwise(form, 16)
+    model, ranks, form_ = MLP((7, 40, 5), seed=3), nodes * each, quantization.Blockwise(form, 16)
     asked = zs.ZeroPlusPlus(quantized_gradients=form, block=16)
     data = batches(model, ranks, 1, 1)
     exact, own = run(model, data, stage=2, mesh=(nodes, each))[0], [run(model, [[mine]])[0] for mine in data[0]]
@@ -242,7 +242,7 @@ def test_weights_that_travel_quantized_are_the_same_on_every_rank_and_within_the
         for name in unit.shapes:
             assert len({bits(result[1][2 * index + i][name]) for result in results for i in (0, 1)}) == 1
             errors.append(np.abs(found[2 * index][name] - exact[index][name]).max())
-            assert errors[-1] <= Blockwise("int4").error_bound(np.array([most]))[0]
+            assert errors[-1] <= quantization.Blockwise("int4").error_bound(np.array([most]))[0]
     assert max(errors) > 0
 
 

@@ -19,8 +19,7 @@ from tests.zero.drawn import ON_DISK
 from tests.zero.training import ADAM, BF16, MODELS, batches, bits, flat_state, held_anywhere, outcome, run
 from zerosim.models import MLP
 from zerosim.planning import Machine, Network, hardware, record, replay
-from zerosim.ranks.trace import Compute
-from zerosim.ranks.transfers import Transfer, TransferWait
+from zerosim.ranks import Compute, Transfer, TransferWait
 from zerosim.zero import OffloadError, ScratchFile, export_weights
 
 DISK = gettempdir()

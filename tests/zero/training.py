@@ -9,10 +9,9 @@ import zerosim as zs
 from tests.twin import Rule, Twin
 from tests.zero.units import gained, own_gradients, thrice_used, tied
 from zerosim.models import GPT, MLP, PRESETS, Decoder, Llama, LlamaConfig, Model, Recompute
-from zerosim.numerics.places import offload_of
+from zerosim.numerics import places as resting
 from zerosim.optim import Optimizer
 from zerosim.planning import closed_forms
-from zerosim.ranks.trace import KINDS
 from zerosim.zero import PARTIAL
 
 MODELS = {
@@ -77,7 +76,7 @@ def held_anywhere(rank: zs.Rank) -> dict[str, int]:
     """Bytes by kind on the device, the host and the disk of a rank together."""
     places = (rank.memory, rank.memory.host, rank.memory.disk)
     return {kind: sum(place.now_nbytes_by_kind.get(kind, 0) for place in places)
-            for kind in KINDS if any(kind in place.now_nbytes_by_kind for place in places)}
+            for kind in {kind for place in places for kind in place.now_nbytes_by_kind}}
 
 
 def bits(array: np.ndarray) -> bytes:
@@ -133,7 +132,7 @@ def assert_equals_twin(results: list[dict], twin: Twin, said: list) -> None:
 def job_of(model: Model, ranks: int, stage: int, micro_batches: int, *, optimizer: Optimizer = ADAM,
            policy: zs.Policy | None = None, layout: str = "per_unit", recompute: str = "none",
            keep_gathered: object = None, mesh: object = None, zeropp: zs.ZeroPlusPlus | None = None,
-           overlap: bool = False, offload: object = None, **_: object) -> closed_forms.Job:
+           overlap: bool = False, offload: object = None, reduction: str = "rank", **_: object) -> closed_forms.Job:
     """One step of this engine on paper."""
     place = {unit.name: index for index, unit in enumerate(model.units)}
     ties = tuple((index, place[owner]) for index, unit in enumerate(model.units)
@@ -143,11 +142,10 @@ def job_of(model: Model, ranks: int, stage: int, micro_batches: int, *, optimize
     return closed_forms.Job(
         tuple(unit.parameter_count for unit in model.units), ranks, closed_forms.STAGES[stage], layout=layout,
         policy=policy or zs.Policy(), slots=len(optimizer.slots((1,))), micro_batches=micro_batches,
-        offload=offload_of(offload), recompute_units=Recompute.parse(recompute).units_per_segment, tied=ties,
+        offload=resting.offload_of(offload), recompute_units=Recompute.parse(recompute).units_per_segment, tied=ties,
         kept_gathered=tuple(map(place.get, keep_gathered)) if kept is None else kept,
         normed_tensors=len(model.shapes) * ("tensor_norm" in optimizer.needs), overlap=overlap,
-        nodes=mesh[0] if mesh else 1,
-        zeropp=zeropp)
+        nodes=mesh[0] if mesh else 1, zeropp=zeropp, reduction=reduction)
 
 
 def assert_bytes_are_the_closed_forms(cluster: zs.Cluster, results: list[dict], model: Model, data: list, stage: int,

@@ -234,8 +234,7 @@ class MPITransport(Transport):
 
     def __init__(self, mpi: Any, comm: Any, *, rendezvous: bool) -> None:
         self._mpi, self._comm, self._rendezvous = mpi, comm.Dup(), rendezvous
-        self._world: GroupKey = tuple(range(comm.size)), ()
-        self._comms: dict[GroupKey, Any] = {self._world: self._comm}
+        self._comms: dict[GroupKey, Any] = {(tuple(range(comm.size)), ()): self._comm}
         self._under_way: list[Half | NativeCall] = []
 
     def move(self, key: GroupKey, step: Sequence[Delivery], call: Call | None = None) -> Carried:
@@ -271,9 +270,9 @@ class MPITransport(Transport):
         """A communicator for the group; only its members are here, and all of them."""
         everyone, comm = self._comms[parent].Get_group(), self._comms[parent]
         members = everyone.Incl([parent[0].index(rank) for rank in key[0]])
-        self._comms[key] = comm.Create_group(members)
-        members.Free()
-        everyone.Free()
+        earlier, self._comms[key] = self._comms.get(key), comm.Create_group(members)
+        for one in (members, everyone, *([earlier] if earlier else [])):
+            one.Free()
 
     def abort(self) -> None:
         """Gives up the receives; sends and the library's own collectives stay under way."""
@@ -288,14 +287,10 @@ class MPITransport(Transport):
         self._under_way = [each for each in self._under_way if not each.is_over()]
         return not self._under_way
 
-    def close(self) -> None:
-        """Gives back the communicators of the groups that this run made."""
-        for key in [key for key in self._comms if key != self._world]:
-            self._comms.pop(key).Free()
-
     def destroy(self) -> None:
-        """Gives back the communicator of all."""
-        self._comm.Free()
+        """Gives back the communicators, which live as long as the cluster: a later run may use its groups."""
+        for comm in self._comms.values():
+            comm.Free()
 
 
 # -- The cluster of the processes that mpiexec has started -----------------------------------------------------------

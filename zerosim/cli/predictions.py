@@ -127,8 +127,8 @@ def tune(
                                                     "what cuts units is run on every rank.")] = "unit,model",
     offload: Annotated[str, typer.Option(help="Master weights and optimizer state on the host: never, always or "
                                               "both.")] = "both",
-    seconds: Annotated[str, typer.Option(help="replayed on the machine asked about, or real ones of steps taken in "
-                                              "this process.")] = "replayed",
+    seconds: Annotated[str, typer.Option(help="replayed on the machine asked about, or real ones: CPU time of "
+                                              "steps taken in this process.")] = "replayed",
     sequence: Sequence = None, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
     utilization: Utilization = 0.5, overlap: Overlap = True, host_link: HostLink = None, hardware: OwnHardware = None,
     as_json: AsJson = False,

@@ -27,7 +27,6 @@ Reduction = Annotated[str, typer.Option(help="The order in which gradients are a
 Seed = Annotated[int, typer.Option(help="Of first values, batches and the sample.")]
 LossScale = Annotated[str | None, typer.Option(help="A number, or dynamic (the default in fp16).")]
 Capacity = Annotated[int | None, typer.Option(metavar="NBYTES", help="What each rank may hold while it trains.")]
-
 WeightsFrom = Annotated[str | None, typer.Option("--weights", metavar="FILE|FOLDER", help=(
     "Begin from these weights, of export or Hugging Face's, in place of drawn ones."))]
 MeshShape = Annotated[str, typer.Option("--mesh", help="Nodes and ranks of a node, as 2x4: states are in shards inside "
@@ -37,12 +36,10 @@ Parts = Annotated[str, typer.Option("--zeropp", help="Parts of ZeRO++ on the mes
 SaveTo = Annotated[str | None, typer.Option("--save", metavar="FILE", help="Record the last step's trace in this JSON "
                                                                            "file, for zerosim report; to go on later, "
                                                                            "see --checkpoint.")]
-
 Checkpoint = Annotated[str | None, typer.Option(metavar="FOLDER", help="The folder of the run's checkpoint.")]
 SaveEvery = Annotated[int | None, typer.Option(metavar="STEPS", help="Save the whole training after every so many "
                                                                      "steps and the last, in --checkpoint.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from --checkpoint; --steps counts from the beginning.")]
-
 Offload = Annotated[str | None, typer.Option(metavar="PLACE", help="Keep optimizer state, gradients and parameters on "
                                              "the host, or on disk: host or disk.")]
 OffloadDirectory = Annotated[str | None, typer.Option(metavar="FOLDER", help="Where --offload disk keeps its files; "

@@ -15,7 +15,8 @@ A step of more than three micro-batches is not run whole. Nothing is under way b
 but the first and the last take as long as the second.
 
 By real seconds every candidate that fits takes steps with data on the in-process cluster of this machine instead; the
-plan's seconds, of another machine, leave nothing out.
+plan's seconds, of another machine, leave nothing out. Real seconds are the process' CPU time, of all ranks together,
+which take turns there: nothing is waited for, and what other programs take of the machine is not counted.
 
 With offload masters and the optimizer's state rest on the host; transfers are replayed as all else is.
 """
@@ -27,7 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Signature, signature
 from itertools import pairwise, product
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,7 @@ REPLAYED, REAL = "replayed", "real"  # seconds
 PLAN_ONLY = {  # options of a plan, and why a search does not take them
     "convention": "bytes are counted as the engine holds them", "parameters": "a search needs a model's shape",
     "largest_layer": "a model's shape says it", "micro_batches": "global_batch, ranks and batch say how many there are",
+    "reduction": "gradients are added by rank",
     "mesh": "the settings to paste are of one group of all ranks", "zeropp": "it is of a mesh"}
 OFFLOADS: Mapping[str, tuple[bool, ...]] = {"never": (False,), "always": (True,), "both": (False, True)}
 
@@ -205,8 +207,8 @@ def _assumed(found: Tuned) -> Iterator[str]:
     if found.not_run:
         yield f"{found.not_run}."
     elif found.timed:
-        yield ("Candidates took steps with data on as many ranks in this process, which take turns: seconds are this "
-               f"machine's, for all ranks, the shortest of {TIMED} steps after a first one; nothing overlaps.")
+        yield ("Candidates took steps with data on as many ranks in this process, which take turns: seconds are the "
+               f"process' CPU time, of all ranks, the shortest of {TIMED} steps after a first; nothing overlaps.")
     else:
         yield ("Candidates ran without data, one rank for all or, where a bucket cuts units, all of them, and were "
                f"replayed: arithmetic reaches {percent(config.utilization)} of the dense peak, which is assumed, or "
@@ -244,9 +246,9 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", prefetc
     What is searched: ``stage`` and ``recompute``, as in `zs.plan`; ``batch``, the sequences of a micro-batch, "all" for
     each number that divides a rank's share of G; ``prefetch``, units ahead; ``bucket_nbytes``, numbers of bytes, "unit"
     and "model", one bucket for everything; ``offload`` of the optimizer's state to the host, "never", "always" or
-    "both". ``seconds`` are "replayed" on the machine that is asked about, or "real" ones of this process, for a model
-    that it can train. The other options are those of `zs.plan` and mean the same; bytes are counted as the engine holds
-    them. Buckets that cut a unit are run on all ranks, which takes N times as long.
+    "both". ``seconds`` are "replayed" on the machine that is asked about, or "real" ones, CPU time of this process, for
+    a model that it can train. The other options are those of `zs.plan` and mean the same; bytes are counted as the
+    engine holds them. Buckets that cut a unit are run on all ranks, which takes N times as long.
     Raises ValueError for what cannot be searched, for a model without a known shape, and as `zs.plan` does.
 
     >>> print(tune("gpt2", global_batch=8, ranks=4, stage="2,3", batch=2, recompute="none", prefetch=1).verdict)
@@ -466,7 +468,7 @@ def _timed(config: PlanConfig, candidate: Candidate) -> _Run:
         for _ in range(1 + TIMED):
             engine.step([(x, target) for x, target in tokens])
             rank.barrier()
-            ends.append(perf_counter())
+            ends.append(process_time())
         return ends
 
     ends = cluster.run(program)[0]

@@ -37,6 +37,8 @@ from zerosim.planning.cuts import (
 MIXED_PRECISION = Policy("fp16")
 OVERFLOW_FLAG_NBYTES = 1
 NORM_PARTIAL_NBYTES = 8  # a float64 sum of squares
+EXACT_PARTIAL_NBYTES = 80  # a sum of squares that nothing rounds
+BY_RANK, BY_MICRO_BATCH = "rank", "micro_batch"  # orders in which gradients are added
 AGREEMENT_NBYTES = 8  # an int64: how long the text of an error is
 TENSOR_NORMS = 2  # of each tensor that has its own: LAMB's of weights and update, LARS's of weights and gradient
 
@@ -71,10 +73,11 @@ class Job:
     the optimizer reads, as LAMB does. `overlap` and `prefetch` are the engine's options: they change no byte sent, but
     what `step` reads from a job. With several `nodes` states lie in shards inside each node, and every node has all
     (hybrid sharding); or, with a `zeropp`, in shards on all ranks. `offload` places states off the device: it changes
-    what `step` and `moved_nbytes` read from a job, and of the bytes sent those of control.
+    what `step` and `moved_nbytes` read from a job, and of the bytes sent those of control. ``reduction`` is the
+    engine's order of additions: by "micro_batch" the addends arrive whole, and norms are of exact sums.
 
-    Raises ValueError for no units, negative lengths, counts below one, an unknown layout, and for nodes that do not
-    divide the ranks.
+    Raises ValueError for no units, negative lengths, counts below one, an unknown layout, for nodes that do not divide
+    the ranks, and for an order that the engine cannot keep.
     """
 
     unit_lengths: tuple[int, ...]
@@ -94,6 +97,7 @@ class Job:
     nodes: int = 1
     zeropp: ZeroPlusPlus | None = None
     offload: Offload = NOTHING
+    reduction: str = BY_RANK
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unit_lengths", checked_unit_lengths(self.unit_lengths))
@@ -106,8 +110,19 @@ class Job:
         if self.recompute_units is not None:
             checked_count("recompute_units", self.recompute_units, 1)
         checked_layout(self.layout)
+        if self.reduction not in (BY_RANK, BY_MICRO_BATCH):
+            raise ValueError(f"reduction={self.reduction!r} must be {BY_RANK} or {BY_MICRO_BATCH}")
+        if self.by_micro_batch and (not self.states.gradients_sharded or self.nodes > 1 or self.policy.wire):
+            raise ValueError("reduction='micro_batch' is of sharded gradients, which travel as they are, among ranks "
+                             "of one group; take stage 2 or 3 without nodes and without a wire format, or "
+                             "reduction='rank'")
         if not self.tied_lengths:
             object.__setattr__(self, "tied_lengths", (0,) * len(self.tied))
+
+    @property
+    def by_micro_batch(self) -> bool:
+        """True where the owner adds every rank's gradient of every micro-batch itself."""
+        return self.reduction == BY_MICRO_BATCH
 
     @property
     def shards(self) -> int:
@@ -277,8 +292,9 @@ def _sent_parameters(job: Job) -> list[int]:
 def _sent_control(job: Job) -> list[int]:
     """An overflow flag and partial norms from each rank to all, where none has seen the whole gradient; and that all
     files are written, where state rests on disk."""
-    partials = 1 + TENSOR_NORMS * job.normed_tensors
-    nbytes = OVERFLOW_FLAG_NBYTES + NORM_PARTIAL_NBYTES * partials if job.states.optimizer_sharded else 0
+    partials, partial = 1 + TENSOR_NORMS * job.normed_tensors, (
+        EXACT_PARTIAL_NBYTES if job.by_micro_batch else NORM_PARTIAL_NBYTES)
+    nbytes = OVERFLOW_FLAG_NBYTES + partial * partials if job.states.optimizer_sharded else 0
     return [nbytes * (job.shards - 1) + _agreed_nbytes(job)] * job.ranks
 
 

@@ -9,16 +9,16 @@ model of collectives. Both are folds over the same events of `step`, under the s
 
 The seconds of a step are those of two streams, one that computes and one that communicates: what is issued goes to the
 end of the communication stream, which does one thing after the other; the program goes on, and stands still at a wait
-until what it waits for is done: that is what is exposed. Products run at a share of the device's peak, a ring takes
-what the α-β model says, the update reads and writes at the memory's rate. It is the model of `timeline`, which replays
-a recording; here every rank does the same at the same time, so one is enough.
+until what it waits for is done: that is what is exposed. Products run at a share of the device's peak, a collective
+takes what the α-β model says, the update reads and writes at the memory's rate. It is the model of `timeline`, which
+replays a recording; here every rank does the same at the same time, so one is enough.
 
 With `offload` state rests on the host or on disk, and the optimizer's is updated on the host. What moves is counted in
 `offloaded`, to the byte; its seconds are those of one message each way, one after the other and beside nothing, each
-device with a link of its own, and each host with a disk for it. The host's own update takes no time here: no source
-gives its rate.
-Source: Ren et al. 2021, "ZeRO-Offload", sections 3 and 4 (fp32 states and the update on the CPU; gradients there and
-parameters back in 16 bits, 4 bytes for each parameter of a rank's share).
+device with a link and a disk of its own. The host's own update takes no time here: no source gives its rate.
+Sources: Ren et al. 2021, "ZeRO-Offload", sections 3 and 4 (fp32 states and the update on the CPU; gradients there and
+parameters back in 16 bits, 4 bytes for each parameter of a rank's share); Rajbhandari et al. 2021, "ZeRO-Infinity",
+section 4 (the disk).
 """
 
 from __future__ import annotations
@@ -573,6 +573,9 @@ def plan(model: str | ModelShape | None = None, **options: Any) -> Plan:
     if "dialect" in options and "convention" not in options:
         warnings.warn("dialect= is now called convention=", DeprecationWarning, stacklevel=2)
         options["convention"] = options.pop("dialect")
+    if "reduction" in options:
+        raise ValueError(f"reduction={options['reduction']!r} is no option of a plan, in which ranks add up gradients "
+                         "in a ring; leave it out, and see zerosim.planning.Job(reduction=...) for the bytes of a step")
     return plan_config(model, **options).plan()
 
 

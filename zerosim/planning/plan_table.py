@@ -184,7 +184,8 @@ def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
            f"{flops.recomputed:.4g}", f"{row.flops_per_step:,}")
     yield ("compute", f"{row.flops_per_step:.4g} / ({config.utilization:g} · {rate:.4g} per second)",
            f"{row.compute_seconds:.4g} s")
-    yield ("communication", f"rings unit by unit, α + n/β over {config.network.inside.name}"
+    collectives = "rings and all-to-alls" if config.zeropp and config.zeropp.gradients else "rings"
+    yield ("communication", f"{collectives} unit by unit, α + n/β over {config.network.inside.name}"
            + (f" and {config.network.between.name}" if config.network.between else ""),
            f"{row.communication_seconds:.4g} s")
     job = config.job(row.stage, row.recompute)

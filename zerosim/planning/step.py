@@ -262,10 +262,14 @@ class MicroBatchWalk:
         packed = 0 if moving == dtype else length * moving.itemsize  # cast into a buffer
         in_place = self.first and moving == self.added and not self.gradients_elsewhere
         yield from self._reduced()
-        buffers = packed + (0 if in_place else chunk * moving.itemsize) + hops_nbytes(self.job, chunk, self.job.shards)
-        yield HeldBytes(BUFFER, buffers)
-        yield ring("reduce_scatter", unit, length * moving.itemsize, self.job)
-        self.reducing = Reducing(("reduce_scatter", unit), 0 if packed or not self.job.overlap else whole, buffers)
+        arrives = (0 if in_place else chunk * moving.itemsize) + hops_nbytes(self.job, chunk, self.job.shards)
+        operation = "reduce_scatter"
+        if self.job.by_micro_batch:  # all addends of the rank's own chunk
+            arrives, operation = length * moving.itemsize, "all_to_all"
+        yield HeldBytes(BUFFER, packed + arrives)
+        yield ring(operation, unit, length * moving.itemsize, self.job)
+        stays = 0 if packed or not self.job.overlap else whole
+        self.reducing = Reducing((operation, unit), stays, packed + arrives)
         if not self.job.overlap:
             yield from self._reduced()
 
@@ -360,7 +364,7 @@ def secondary_nbytes(job: Job, unit: int) -> int:
 
 
 def ring(operation: str, unit: int, nbytes: int, job: Job) -> CollectiveIssue:
-    """A ring of the ranks that have a shard each."""
+    """A collective of the ranks that have a shard each: a ring, or addends to their owners."""
     return CollectiveIssue(operation, unit, nbytes, job.shards, INSIDE if job.replicas > 1 else ALL)
 
 

@@ -17,8 +17,10 @@ from zerosim.ranks.memory import Memory
 from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.null_cluster import NullCluster
 from zerosim.ranks.rank import Rank, Work
-from zerosim.ranks.trace import Hop, Trace
+from zerosim.ranks.trace import Compute, Hop, Trace
+from zerosim.ranks.transfers import Transfer, TransferWait
 
-__all__ = ["AsymmetryError", "BackendError", "Cluster", "DeadlockError", "Hop",
+__all__ = ["AsymmetryError", "BackendError", "Cluster", "Compute", "DeadlockError", "Hop",
            "Memory", "Mesh", "MismatchError", "NullCluster", "OutOfMemoryError", "PendingWorkError", "Rank",
-           "RankStopped", "RankUseError", "RemoteError", "Results", "Run", "Trace", "Work", "step_through"]
+           "RankStopped", "RankUseError", "RemoteError", "Results", "Run", "Trace", "Transfer",
+           "TransferWait", "Work", "step_through"]

@@ -430,7 +430,8 @@ class Rank:
     def split(self, color: int | None, key: int = 0) -> "Rank | None":
         """A handle in the group of the ranks that gave the same ``color``, in order of ``key``, then of index.
 
-        Memory and trace are shared with this rank. With color None the rank joins no group and gets None.
+        Memory and trace are shared with this rank, and later runs may use the handle. With color None the rank joins no
+        group and gets None.
         """
         if color is not None and not (is_count(color) and 0 <= color < 2**63):
             raise ValueError(

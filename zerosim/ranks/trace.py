@@ -176,7 +176,7 @@ class Trace(Plotted):
     held_at_start: dict[str, int] = field(default_factory=dict)
     after_compute: Callable[[], object] = do_nothing
     moved_nbytes: Counter[str] = field(default_factory=Counter)  # by direction of transfers
-    numbers: Iterator[int] = field(default_factory=count)  # of transfers
+    transfer_numbers: Iterator[int] = field(default_factory=count)
     kept_rows: int | None = None
     dropped: int = 0
     _sent: Counter[tuple[str, str | None]] = field(default_factory=Counter)  # by purpose, in all and by name of a span

@@ -8,7 +8,8 @@ from typing import Any
 class Transfer:
     """Bytes of one kind begin to move between the rank's device and its host, or its host and its disk: offload.
 
-    ``direction`` is "to host", "to device", "to disk" or "from disk", ``number`` counts the transfers of the run.
+    ``direction`` is one of `numerics.places.DIRECTIONS`, ``number`` counts the transfers of the run, ``span`` is the
+    path of spans in which it begins.
     """
 
     direction: str
@@ -27,7 +28,7 @@ class TransferWait:
 
 def begin_transfer(trace: Any, direction: str, kind: str, nbytes: int) -> Transfer:
     """Notes in a rank's trace that a transfer begins, and counts its bytes in ``trace.moved_nbytes``."""
-    row = Transfer(direction, kind, nbytes, next(trace.numbers), trace.path)
+    row = Transfer(direction, kind, nbytes, next(trace.transfer_numbers), trace.path)
     trace.moved_nbytes[direction] += nbytes
     trace.add(row)
     return row

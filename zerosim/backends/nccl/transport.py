@@ -169,24 +169,38 @@ class ProcessCommunicators(Communicators):
     def __init__(self, nccl: NCCL, streams: DeviceStreams, channel: Channel) -> None:
         super().__init__(nccl, [streams.device])
         self._streams, self._channel = streams, channel
-        self._world: GroupKey = tuple(range(channel.size)), ()
+        self._missing: set[GroupKey] = {(tuple(range(channel.size)), ())}
         self.connect()
 
     def connect(self) -> None:
-        """Makes the communicator of all, unless there is one: at first, and after a run that failed.
+        """Makes the communicators that are missing: at first that of all, and after a run that failed those of its
+        groups too, which a program may have kept.
 
-        Nobody goes on, and may fail and abort it, while another one still connects.
+        Nobody goes on, and may fail and abort one, while another one still connects. All make them in one order.
         """
-        if self._world not in self.made:
-            unique_id = self._channel.all_gather(self.nccl.unique_id() if self._channel.index == 0 else None)[0]
-            together(self._channel, lambda: self.join(self._world, unique_id))
+        if self._missing:
+            first = sorted(key for key in self._missing if key[0][0] == self._channel.index)
+            said = self._channel.all_gather([(key, self.nccl.unique_id()) for key in first])
+            ids = {key: unique_id for those in said for key, unique_id in those if self._channel.index in key[0]}
+
+            def join_all() -> None:
+                for key in sorted(ids):
+                    self.join(key, ids[key])
+
+            together(self._channel, join_all)
+            self._missing.clear()
+
+    def abort(self) -> None:
+        """Ends what is under way; the next run makes new communicators."""
+        self._missing |= self.made.keys()
+        super().abort()
 
     def join(self, key: GroupKey, unique_id: bytes) -> None:
         """Makes a group's communicator, and connects every pair of its ranks now: NCCL does it when two of them first
         meet, and lets the host wait for it."""
         self._streams.select()
         index, size = key[0].index(self._channel.index), len(key[0])
-        communicator = self.nccl.communicator(size, unique_id, index)
+        earlier, communicator = self.made.get(key, {}), self.nccl.communicator(size, unique_id, index)
         self.made[key] = {index: communicator}
         with self._streams.communicating():
             tokens = self._streams.kernels.empty((2, size), np.uint8)
@@ -196,18 +210,14 @@ class ProcessCommunicators(Communicators):
                     communicator.send(tokens[0, peer:peer + 1], peer, self._streams.pointer)
                     communicator.recv(tokens[1, peer:peer + 1], peer, self._streams.pointer)
         self._streams.synchronize()
+        for replaced in earlier.values():
+            replaced.destroy()
 
     def of(self, key: GroupKey) -> Mapping[int, Communicator]:
         """This rank's. Raises RankStopped where the run has failed, and all were aborted."""
         if key not in self.made:
             raise RankStopped
         return self.made[key]
-
-    def close_groups(self) -> None:
-        """Gives back those of the groups that a run has made."""
-        for key in [key for key in self.made if key != self._world]:
-            for communicator in self.made.pop(key).values():
-                communicator.destroy()
 
 
 # -- The transport of all ranks in one process, each on its GPU --------------------------------------------------------
@@ -493,8 +503,3 @@ class NCCLProcessTransport(NCCLTransport):
     def new_group(self, parent: GroupKey, key: GroupKey, invitation: bytes) -> None:
         """A communicator for the group."""
         self.communicators.join(key, invitation)
-
-    def close(self) -> None:
-        """Lets go of the run's calls and groups."""
-        super().close()
-        self.communicators.close_groups()
