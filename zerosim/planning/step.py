@@ -200,7 +200,8 @@ class MicroBatchWalk:
             self.arriving[unit] = sent * (1 + job.ranks) + brought - gone
             yield HeldBytes(BUFFER, self.arriving[unit] + gone)
             yield ring("all_gather", unit, nbytes if form is None else sent * job.ranks, job)
-            yield HeldBytes(BUFFER, -gone)
+            if gone:
+                yield HeldBytes(BUFFER, -gone)
         if not ahead:
             yield from self._wait_for(unit)
 
