@@ -112,7 +112,7 @@ OTHERS = {  # data that stretch a picture: long names, few and many panels, one 
 }
 
 
-@pytest.mark.parametrize("case", OTHERS)
+@pytest.mark.parametrize("case", chosen(list(OTHERS)[::2], OTHERS))
 def test_other_data_keep_their_words_apart_in_another_picture_the_same_each_time(case):
     for style in chosen([DARK], [LIGHT, DARK]):
         drawn = OTHERS[case](style)
@@ -201,6 +201,7 @@ TELL = ("for (const id of ['on', 'on', 'back', 'back', 'back']) document.getElem
 
 
 @needs_browser
+@pytest.mark.slow  # the committed page is compared byte for byte above
 def test_in_a_browser_the_animation_shows_one_picture_and_its_buttons_walk_round(tmp_path):
     path = figures.ring_animation(figures.ring_data(2, 2)).save(tmp_path / "ring.html")
     dom = dom_of(path, first=WATCH, last=TELL)
