@@ -1,4 +1,4 @@
-"""The README and the texts of ``docs/`` as pages: the README is the site's first, ``docs/README.md`` lists the others."""
+"""The README and the texts of ``docs/`` as pages: the README comes first, ``docs/README.md`` lists the others."""
 
 import re
 
