@@ -45,7 +45,7 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def command(name: str, **options: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Makes a function a command: wrong input ends it with one line and exit code 2, Ctrl-C with 130, and a reader
     that has gone away (``| head``) in silence."""
 
@@ -75,7 +75,7 @@ def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
                 raise typer.Exit(NOBODY_READS) from None
 
-        return app.command(name)(guarded)
+        return app.command(name, **options)(guarded)
 
     return register
 
