@@ -24,12 +24,10 @@ section 4 (the disk).
 from __future__ import annotations
 
 import operator
-import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from decimal import Decimal, InvalidOperation
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -51,7 +49,7 @@ from zerosim.numerics.places import (
 )
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
-from zerosim.numerics.units import gigabytes
+from zerosim.numerics.units import count_of, gigabytes
 from zerosim.optim import Optimizer
 from zerosim.planning.activations import Place, fullest_nbytes
 from zerosim.planning.closed_forms import STAGES, Job, sent_nbytes
@@ -636,27 +634,13 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
 plan.__signature__ = signature(plan_config).replace(return_annotation=Plan)  # type: ignore[attr-defined]  # for a notebook
 
 
-def whole_number(text: int | float | str, what: str) -> int:
-    """A count as one writes it, 7.5e9 or 7_500_000_000; ValueError for what is no positive whole number."""
-    digits = str(text).strip()
-    if "," in digits and not re.fullmatch(r"\d{1,3}(,\d{3})+", digits):
-        raise ValueError(f"{what}={text!r} has a comma that is not between thousands; write 7.5e9 or 7,500,000,000")
-    try:
-        number = Decimal(digits.replace("_", "").replace(",", ""))
-    except InvalidOperation:
-        raise ValueError(f"{what}={text!r} is no number; write it in digits, as in 7.5e9") from None
-    if not number.is_finite() or number != number.to_integral_value() or not 0 < number < 2**62:
-        raise ValueError(f"{what}={text!r} must be a whole number above 0 and below 2^62")
-    return int(number)
-
-
 def _model(model: str | ModelShape | None, parameters: int | str | None,
            largest_layer: int | str | None) -> ModelShape:
     if (model is None) == (parameters is None):
         raise ValueError("a plan is of a model or of a number of parameters: name one of the two, as gpt2-xl or 7.5e9")
     if parameters is not None:
-        largest = None if largest_layer is None else whole_number(largest_layer, "largest_layer")
-        return model_of_parameters(whole_number(parameters, "parameters"), largest)
+        largest = None if largest_layer is None else count_of(largest_layer, "largest_layer")
+        return model_of_parameters(count_of(parameters, "parameters"), largest)
     if largest_layer is not None:
         raise ValueError("largest_layer goes with a number of parameters; a model's shape has its own layers")
     return model if isinstance(model, ModelShape) else model_shape(_path(model, "model"))
