@@ -608,11 +608,8 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     if on_mesh and nodes not in (1, on_mesh.nodes):
         raise ValueError(f"mesh={str(on_mesh)!r} has {on_mesh.nodes} nodes, and nodes={nodes} were asked for; leave "
                          "nodes out")
-    parts, rows = ZeroPlusPlus.parse(zeropp), _stages(stage)
+    parts, rows = ZeroPlusPlus.on_mesh(zeropp, on_mesh, ranks), _stages(stage)
     if parts is not None:
-        if on_mesh is None:
-            raise ValueError(f"zeropp={str(zeropp)!r} saves what crosses nodes, and there is no mesh; name one, as "
-                             f"{ranks}x1")
         sharded = tuple(one for one in rows if one in STAGES and STAGES[one].parameters_sharded)
         if len(sharded) < len(rows) < len(STAGES):
             raise ValueError(f"a plan with zeropp={str(zeropp)!r} is of sharded parameters, stage 3, found "
