@@ -80,7 +80,8 @@ def test_help_explains_every_switch_of_every_command():
 
 @pytest.mark.parametrize(("command", "switches"), [
     ("replay", ["--weights 1,1,1,1", "--data 1,1:2;2,2:9", "--lr 0.01", "--ranks 3", "--compute bf16",
-                "--recompute none", "--layout per_unit", "--stage 2"]),
+                "--recompute block", "--layout contiguous", "--stage 2", "--steps 3", "--optimizer sgd",
+                "--published"]),
     ("lost-updates", ["--format bf16", "--weight 0.1", "--update 3e-4", "--steps 4"]),
     ("train", ["--stage 1", "--compute fp32", "--compute fp8", "--optimizer sgd", "--lr 0.1", "--micro-batches 2",
                "--batch 3", "--recompute segment(2)", "--layout contiguous", "--seed 1", "--ranks 3", "--loss-scale 8",
@@ -119,6 +120,7 @@ def test_every_switch_of_the_lesson_on_precision_is_what_it_is_asked(tmp_path, m
 SAID = {  # of each command: switches, and what stands among the words
     "replay": [
         ("--stage 1 --hops", ["hop 0, 0 → 1"]), ("", ["are the same in every stage, bit for bit"]),
+        ("--full", ["What happens in step 2"]), ("--mistakes", ["the sum is not divided by N"]),
         ("--data 1,3:5;2,1:7;0,1:2", ["4 weights on 3 ranks"])],
     "train": [
         (" ".join((*TINY, "--ranks 1 --optimizer Muon --sample 2")), [
@@ -350,6 +352,8 @@ REFUSED = {
         ("--weights 1,2,3,nan", "weights must be finite numbers, found"),
         ("--weights a,b,c,d", "numbers separated by commas"), ("--data 1,2", "a sample is x1,x2:t"),
         *((f"--data {text}", "write for example") for text in ("1,3", "a,b:c", "1,2,3:4", "1,3:5;")),
+        ("--steps 0", "at least one step, found steps=0"),
+        ("--optimizer lion", "optimizer='lion'; choose one of adam, sgd"),
         ("--ranks 0", "at least one rank, found"), ("--ranks 3 --data 1,2:3", "found 1 samples for 3 ranks"),
         ("--compute fp61", "fp16"), ("--layout units", "choose one of per_unit, contiguous"),
         ("--recompute all", "names no policy; write 'none', 'block' or 'segment(k)'"), ("--lr -1", "lr")],

@@ -39,9 +39,9 @@ def _backward(job: Job, found: Counter[str]) -> None:
     resting, reduced = policy.accumulate_dtype.itemsize, policy.reduce_dtype.itemsize
     arrives = FP32.itemsize if job.zeropp and job.zeropp.gradients else reduced  # sums of what was quantized are fp32
     if job.states.gradients_sharded:
-        share = job.held(True)
-        found[TO_HOST] += k * share * arrives
-        written, read = k * share * resting, (k - 1) * share * resting
+        share, times = job.held(True), k * (job.ranks if job.by_micro_batch else 1)  # an addend of each rank, or a sum
+        found[TO_HOST] += times * share * arrives
+        written, read = times * share * resting, (times - 1) * share * resting
     else:
         in_shares = job.states.optimizer_sharded or job.replicas > 1
         whole, taken = sum(job.padded_lengths), job.held(in_shares) * reduced
