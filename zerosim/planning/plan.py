@@ -581,7 +581,7 @@ def plan(model: str | ModelShape | None = None, **options: Any) -> Plan:
 def plan_config(model: str | ModelShape | None = None, *, parameters: int | str | None = None,
                 largest_layer: int | str | None = None, ranks: int = 8, device: str = "h100-80", link: str = "nvlink4",
                 nodes: int = 1, between: str | None = None, stage: Several = "all", recompute: Several = "usual",
-                batch: int = 1, tokens: int | None = None, micro_batches: int = 1, compute: str = "bf16",
+                batch: int = 1, tokens: int | None = None, micro_batches: int = 1, compute: str | Policy = "bf16",
                 optimizer: Optimizer = ADAM, convention: str | Convention | Policy | None = None,
                 utilization: float = UTILIZATION, overlap: bool = True, prefetch: int = 1,
                 offload: bool | str | Offload | None = False, host_link: str | None = None,
@@ -592,6 +592,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     """A checked configuration of a preset's name, a config.json, a ModelShape, or a number of ``parameters``.
 
     ``stage`` and ``recompute`` are one, several, or "all"; "usual" is to recompute nothing, selectively, and blocks.
+    ``compute`` is a format, or a Policy for all formats of a step.
     ``convention`` None is "zero-paper", or "fp32" where that is computed in; "zerosim" is the engine's own.
     ``overlap`` and ``prefetch`` are the engine's options, what goes beside other work and how many units are gathered
     ahead: they spare seconds and cost bytes, and a plan counts both. ``mesh``, nodes and ranks of a node as "2x4", puts
@@ -603,7 +604,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     sentence, for what is not known or cannot be.
     """
     known = presets() if hardware is None else read(_path(hardware, "hardware"))
-    policy = Policy(_format(compute))
+    policy = compute if isinstance(compute, Policy) else Policy(_format(compute))
     on_mesh = None if mesh is None or mesh == "none" else Mesh.of(mesh, ranks)
     if on_mesh and nodes not in (1, on_mesh.nodes):
         raise ValueError(f"mesh={str(on_mesh)!r} has {on_mesh.nodes} nodes, and nodes={nodes} were asked for; leave "
