@@ -104,6 +104,20 @@ def test_a_faster_link_a_faster_device_and_a_higher_utilization_take_no_longer()
     assert seconds(utilization=0.9) < seconds() < seconds(utilization=0.2)
 
 
+def test_a_plan_in_the_order_of_micro_batches_is_of_sharded_gradients_holds_all_addends_and_says_so():
+    asked = {"ranks": 8, "recompute": "block", "micro_batches": 2}
+    by_rank, ordered = (zs.plan("gpt2", **asked, stage=stage, reduction=order)
+                        for stage, order in (("2,3", "rank"), ("all", "micro_batch")))
+    for row, other in zip(by_rank.rows, ordered.rows, strict=True):
+        assert row.stage == other.stage
+        assert other.sent_nbytes_per_step == row.sent_nbytes_per_step + 7 * (80 - 8)  # exact partial norms
+        assert other.total_nbytes > row.total_nbytes
+        lines = lines_of(ordered, other)
+        assert lines["communication"][0].startswith("rings and all-to-alls")
+        assert lines["buffers of collectives"][0].startswith("all ranks' addends")
+    assert "gradients added by micro-batch" in str(ordered)
+
+
 # -- each number with its formula -------------------------------------------------------------------------------------
 
 

@@ -183,6 +183,8 @@ def test_a_plan_that_cannot_be_made_is_refused():
         (gpt2(compute="fp8_e4m3"), "do not rest in 8 bits"),
         (gpt2(optimizer="adamw"), "take one of zs.optim's, as zs.optim.AdamW() is"),
         (plan(parameters=7e9, optimizer=zs.optim.Muon()), "what Muon keeps ... none is known; name a model, or"),
+        (gpt2(stage="1,2", reduction="micro_batch"), "of sharded gradients, stage 2 or 3, found stage 1"),
+        (gpt2(stage=3, reduction="bits"), "reduction='bits' must be rank or micro_batch"),
         (gpt2(offload="no"), "offload='no' must be 'host' or 'disk'"),
         (gpt2(offload=zs.Offload(gradients="host")), "a plan takes the optimizer's state off the device first"),
         (gpt2(offload="disk", optimizer=zs.optim.Muon()), "what it reads from disk is not planned"),

@@ -30,6 +30,8 @@ MeshShape = Annotated[str, typer.Option("--mesh", help="Nodes and ranks of a nod
                                                        "or none.")]
 Parts = Annotated[str, typer.Option("--zeropp", help="Parts of ZeRO++ on the mesh, at stage 3: some of hpz, qwz and "
                                                      "qgz, as in hpz+qwz+qgz=int8; flat; or none.")]
+Reduction = Annotated[str, typer.Option(help="The order in which gradients are added: by rank; or by micro_batch, at "
+                                             "stages 2 and 3.")]
 Between = Annotated[str | None, typer.Option(help="The link between nodes; without it, infiniband-ndr.")]
 Stage = Annotated[str, typer.Option(help="all, or some, as 2,3.")]
 Recompute = Annotated[str, typer.Option(help="usual (none, selective, block), all, or some, as block,tiled.")]
@@ -93,7 +95,7 @@ def plan(
     micro_batches: MicroBatches = 1, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
     convention: ConventionName = None, utilization: Utilization = 0.5, overlap: Overlap = True, prefetch: Prefetch = 1,
     offload: Offload = False, offload_all: OffloadAll = None, host_link: HostLink = None, disk_link: DiskLink = None,
-    mesh: MeshShape = "none", zeropp: Parts = "none",
+    mesh: MeshShape = "none", zeropp: Parts = "none", reduction: Reduction = "rank",
     hardware: OwnHardware = None, explain: Explain = False, measure: Measure = False,
     dialect: FormerConventionName = None, as_json: AsJson = False,
 ) -> None:
@@ -113,7 +115,8 @@ def plan(
         between=between, stage=stage, recompute=recompute, batch=batch, tokens=sequence, micro_batches=micro_batches,
         compute=compute, optimizer=optimizer_named(optimizer, 1e-3), convention=convention or dialect,
         utilization=utilization, overlap=overlap, prefetch=prefetch, offload=offload_all or offload,
-        host_link=host_link, disk_link=disk_link, hardware=hardware, mesh=mesh, zeropp=zeropp).plan()
+        host_link=host_link, disk_link=disk_link, hardware=hardware, mesh=mesh, zeropp=zeropp,
+        reduction=reduction).plan()
     measured = {}
     if measure:
         from zerosim.course.measured import measured_row
