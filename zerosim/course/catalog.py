@@ -15,7 +15,7 @@ SIZES = ("parameters", "blocks", "channels", "heads", "tokens")
 
 @dataclass(frozen=True, slots=True)
 class Catalog(Shown):
-    """What can be named, by its name with its numbers; the columns and rows of it that a table shows; and remarks."""
+    """All that can be named, by its name with its numbers; the columns and rows that a table shows; and remarks."""
 
     what: str
     by_name: dict[str, dict[str, Any]]
