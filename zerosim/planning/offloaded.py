@@ -31,7 +31,8 @@ def moved_nbytes(job: Job, state_nbytes: int | None = None) -> dict[str, int]:
 def _backward(job: Job, found: Counter[str]) -> None:
     """Gradients go to where they rest as they are made: sums of shares each micro-batch, or addends but the last's.
 
-    On a mesh a share of a node's sum comes back once a step, for the addition across nodes, and goes again.
+    Added by micro-batch, all ranks' addends of a share go there one by one. On a mesh a share of a node's sum comes
+    back once a step, for the addition across nodes, and goes again.
     """
     place, policy, k = job.offload.gradients, job.policy, job.micro_batches
     if place == DEVICE:
@@ -104,10 +105,11 @@ def _parameters(job: Job, found: Counter[str]) -> None:
     place, itemsize, states = job.offload.parameters, job.policy.compute_dtype.itemsize, job.states
     if place == DEVICE:
         return
-    own, times = job.shards if states.parameters_sharded else 1, [job.micro_batches * n for n in job.gathers]
+    times = [job.micro_batches * n for n in job.gathers]
+    own = [cut[1] for cut in job.unit_cuts] if states.parameters_sharded else job.padded_lengths
     if job.zeropp and job.zeropp.hpz:  # then from secondary shards, on the device
         times = [1] * len(times)
-    brought = sum(n * length // own for n, length in zip(times, job.padded_lengths, strict=True)) * itemsize
+    brought = sum(n * length for n, length in zip(times, own, strict=True)) * itemsize
     if states.optimizer_sharded and not states.parameters_sharded:
         brought += job.held(True) * itemsize
         gathered = job.held(False) * itemsize

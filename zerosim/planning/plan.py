@@ -24,12 +24,10 @@ section 4 (the disk).
 from __future__ import annotations
 
 import operator
-import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from decimal import Decimal, InvalidOperation
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -51,7 +49,7 @@ from zerosim.numerics.places import (
 )
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
-from zerosim.numerics.units import gigabytes
+from zerosim.numerics.units import count_of, gigabytes, nbytes_of
 from zerosim.optim import Optimizer
 from zerosim.planning.activations import Place, fullest_nbytes
 from zerosim.planning.closed_forms import BY_RANK, STAGES, Job, sent_nbytes
@@ -630,7 +628,7 @@ def plan(model: str | ModelShape | None = None, **options: Any) -> Plan:
 def plan_config(model: str | ModelShape | None = None, *, parameters: int | str | None = None,
                 largest_layer: int | str | None = None, ranks: int = 8, device: str = "h100-80", link: str = "nvlink4",
                 nodes: int = 1, between: str | None = None, stage: Several = "all", recompute: Several = "usual",
-                batch: int = 1, tokens: int | None = None, micro_batches: int = 1, compute: str = "bf16",
+                batch: int = 1, tokens: int | None = None, micro_batches: int = 1, compute: str | Policy = "bf16",
                 optimizer: Optimizer = ADAM, convention: str | Convention | Policy | None = None,
                 utilization: float = UTILIZATION, overlap: bool = True, prefetch: int = 1,
                 offload: bool | str | Offload | None = False, host_link: str | None = None,
@@ -642,6 +640,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     """A checked configuration of a preset's name, a config.json, a ModelShape, or a number of ``parameters``.
 
     ``stage`` and ``recompute`` are one, several, or "all"; "usual" is to recompute nothing, selectively, and blocks.
+    ``compute`` is a format, or a Policy for all formats of a step.
     ``convention`` None is "zero-paper", or "fp32" where that is computed in; "zerosim" is the engine's own.
     ``overlap`` and ``prefetch`` are the engine's options, what goes beside other work and how many units are gathered
     ahead: they spare seconds and cost bytes, and a plan counts both. ``mesh``, nodes and ranks of a node as "2x4", puts
@@ -654,16 +653,13 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     one sentence, for what is not known or cannot be.
     """
     known = presets() if hardware is None else read(_path(hardware, "hardware"))
-    policy = Policy(_format(compute))
+    policy = compute if isinstance(compute, Policy) else Policy(_format(compute))
     on_mesh = None if mesh is None or mesh == "none" else Mesh.of(mesh, ranks)
     if on_mesh and nodes not in (1, on_mesh.nodes):
         raise ValueError(f"mesh={str(on_mesh)!r} has {on_mesh.nodes} nodes, and nodes={nodes} were asked for; leave "
                          "nodes out")
-    parts, rows = ZeroPlusPlus.parse(zeropp), _stages(stage)
+    parts, rows = ZeroPlusPlus.on_mesh(zeropp, on_mesh, ranks), _stages(stage)
     if parts is not None:
-        if on_mesh is None:
-            raise ValueError(f"zeropp={str(zeropp)!r} saves what crosses nodes, and there is no mesh; name one, as "
-                             f"{ranks}x1")
         rows = _only(rows, "parameters_sharded", f"a plan with zeropp={str(zeropp)!r} is of sharded parameters, stage "
                      "3")
     if reduction != BY_RANK:
@@ -689,22 +685,8 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
 plan.__signature__ = signature(plan_config).replace(return_annotation=Plan)  # type: ignore[attr-defined]  # for a notebook
 
 
-def whole_number(text: int | float | str, what: str) -> int:
-    """A count as one writes it, 7.5e9 or 7_500_000_000; ValueError for what is no positive whole number."""
-    digits = str(text).strip()
-    if "," in digits and not re.fullmatch(r"\d{1,3}(,\d{3})+", digits):
-        raise ValueError(f"{what}={text!r} has a comma that is not between thousands; write 7.5e9 or 7,500,000,000")
-    try:
-        number = Decimal(digits.replace("_", "").replace(",", ""))
-    except InvalidOperation:
-        raise ValueError(f"{what}={text!r} is no number; write it in digits, as in 7.5e9") from None
-    if not number.is_finite() or number != number.to_integral_value() or not 0 < number < 2**62:
-        raise ValueError(f"{what}={text!r} must be a whole number above 0 and below 2^62")
-    return int(number)
-
-
 def _nbytes(asked: int | str | None, what: str) -> int | None:
-    return None if asked is None else whole_number(asked, what)
+    return None if asked is None else nbytes_of(asked, what)
 
 
 def _model(model: str | ModelShape | None, parameters: int | str | None,
@@ -712,8 +694,8 @@ def _model(model: str | ModelShape | None, parameters: int | str | None,
     if (model is None) == (parameters is None):
         raise ValueError("a plan is of a model or of a number of parameters: name one of the two, as gpt2-xl or 7.5e9")
     if parameters is not None:
-        largest = None if largest_layer is None else whole_number(largest_layer, "largest_layer")
-        return model_of_parameters(whole_number(parameters, "parameters"), largest)
+        largest = None if largest_layer is None else count_of(largest_layer, "largest_layer")
+        return model_of_parameters(count_of(parameters, "parameters"), largest)
     if largest_layer is not None:
         raise ValueError("largest_layer goes with a number of parameters; a model's shape has its own layers")
     return model if isinstance(model, ModelShape) else model_shape(_path(model, "model"))
