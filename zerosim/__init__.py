@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from zerosim import models, numerics, optim, planning, ranks, zero
     from zerosim.backends.cupy.cluster import CuPyCluster
     from zerosim.backends.nccl.cluster import NCCLCluster
-    from zerosim.course import puzzles
+    from zerosim.course import draw, puzzles
     from zerosim.course.tuning import tune
     from zerosim.numerics.formats import FORMATS, Format, format_of
     from zerosim.numerics.places import Offload
@@ -95,6 +95,7 @@ __all__ = [
     "Work",
     "ZeroPlusPlus",
     "connect",
+    "draw",
     "format_of",
     "layout_of",
     "models",
@@ -113,7 +114,7 @@ __all__ = [
 ]
 
 _MODULES = {**{floor: floor for floor in ("numerics", "ranks", "models", "optim", "zero", "planning")},
-            "puzzles": "course.puzzles"}
+            "draw": "course.draw", "puzzles": "course.puzzles"}
 _HOMES = {"FORMATS": "numerics.formats", "Format": "numerics.formats", "format_of": "numerics.formats",
           "Offload": "numerics.places", "Policy": "numerics.policy", "round_to": "numerics.rounding",
           "spacing": "numerics.rounding",
