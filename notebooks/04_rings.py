@@ -108,7 +108,6 @@ for index, total in enumerate(zs.Cluster(3).run(three_ranks)):
 # from rank 1 round to rank 0.
 
 # %%
-
 zs.draw.ring(ranks=4, length=8, format="fp16")
 
 # %% [markdown]

@@ -4,10 +4,9 @@ import importlib.util
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from tests.backends.worlds import mpi_missing
 from tests.cases import THOROUGH
 from tests.display.seen import data_of, pixels_of, shows_the_same
 from tests.notebooks.cells import Shown, cells, changed, committed, displayed_in, executed, picture_in, printed_in
-from zerosim.course import figures, puzzles
+from zerosim.course import draw, figures, puzzles
 from zerosim.course.puzzles import solutions
 from zerosim.display.drawing import drawn_with
 
@@ -50,14 +49,12 @@ def with_fewer_worlds(text: Path) -> str:
 @contextmanager
 def data_of_figures_measured_once() -> Iterator[None]:
     """What a cell asks of a committed figure's data, without changes, has been or will be measured for its own test."""
+    def data(figure: draw.NamedFigure, *given: Any, **named: Any) -> Any:
+        return figures.FIGURES[figure.name].data(*given, **named) if given or named else data_of(figure.name)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "FIGURES", {name: replace(figure, data=partial(either, figure.data, name))
-                                           for name, figure in figures.FIGURES.items()})
+        patch.setattr(draw.NamedFigure, "data", data)
         yield
-
-
-def either(measured: Callable[..., Any], name: str, *given: Any, **named: Any) -> Any:
-    return measured(*given, **named) if given or named else data_of(name)
 
 
 @cache
