@@ -139,6 +139,7 @@ def test_a_difference_of_one_bit_is_named_and_what_does_not_fit_is_refused(call,
 # -- check_gradients ---------------------------------------------------------------------------------------------------
 
 X, TARGET = np.random.default_rng(0).standard_normal((2, 4, 3))
+WIDE = np.ones((4, 5))
 NANO = GPT("gpt-nano")
 TOKENS, CLASSES = np.random.default_rng(0).integers(0, NANO.config.vocabulary, (2, 2, NANO.config.context))
 WHOLE = {"mlp": (MLP([3, 5, 3], activation="gelu"), X, TARGET), "gpt": (NANO, TOKENS, CLASSES)}
@@ -241,7 +242,7 @@ REFUSED = [
      "the gradient of one.bias has the shape (2,), and one.bias (5,)", AssertionError),
     (lambda: check_gradients(spoiled(lambda dx, found: (dx, found | {"one.bias": None})), X),
      "the gradient of one.bias[0] is 0 where central", AssertionError),
-    (lambda: check_gradients(Model([LinearUnit("a", 3, 3), spoiled(lambda _, found: (None, found))]), X, np.ones((4, 5))),
+    (lambda: check_gradients(Model([LinearUnit("a", 3, 3), spoiled(lambda _, found: (None, found))]), X, WIDE),
      "'a' needs the gradient of its output", AssertionError),
     (lambda: check_gradients(MLP([3, 3]), X), "takes x and a target for a model, ...; found no target", ValueError),
     (lambda: check_gradients(LinearUnit("a", 3, 3), X, X), "x alone for a unit; found a target", ValueError),

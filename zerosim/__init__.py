@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from zerosim.backends.nccl.cluster import NCCLCluster
     from zerosim.course import puzzles
     from zerosim.course.tuning import tune
+    from zerosim.frameworks import from_deepspeed, from_fsdp
     from zerosim.numerics.formats import FORMATS, Format, format_of
     from zerosim.numerics.places import Offload
     from zerosim.numerics.policy import Policy
@@ -96,6 +97,8 @@ __all__ = [
     "ZeroPlusPlus",
     "connect",
     "format_of",
+    "from_deepspeed",
+    "from_fsdp",
     "layout_of",
     "models",
     "numerics",
@@ -119,6 +122,7 @@ _HOMES = {"FORMATS": "numerics.formats", "Format": "numerics.formats", "format_o
           "Offload": "numerics.places", "Policy": "numerics.policy", "round_to": "numerics.rounding",
           "spacing": "numerics.rounding",
           "plan": "planning.plan", "tune": "course.tuning",
+          "from_deepspeed": "frameworks", "from_fsdp": "frameworks",
           "CuPyCluster": "backends.cupy.cluster", "NCCLCluster": "backends.nccl.cluster"}
 
 _LOADING = threading.RLock()  # two threads that begin to import two floors, each of which needs the other's, both fail

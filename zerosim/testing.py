@@ -272,8 +272,8 @@ def check_gradients(checked: Model | Unit, x: np.ndarray, target: np.ndarray | N
         if wrong:
             nan = ("; a gradient that is not written is NaN, and so are weights between forward and backward, so look "
                    "for one, or a view of one, among what forward saves") if math.isnan(wrong[0].found) else ""
-            raise AssertionError(f"{of.where}: {wrong[0]}; {len(wrong)} of the {len(compared)} elements that were tried "
-                                 f"are wrong{nan}")
+            raise AssertionError(f"{of.where}: {wrong[0]}; {len(wrong)} of the {len(compared)} elements that were "
+                                 f"tried are wrong{nan}")
         worst = max([worst, *compared], key=lambda one: one.error)
     return worst
 

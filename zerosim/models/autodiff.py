@@ -39,7 +39,7 @@ from zerosim.numerics.checks import is_number, require_shape
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class NotedValue:
     """An operand or a result: its elements, unless it is a weight, which has a name, or a note that needs none of them.
 
     ``number`` is None where nobody needs a gradient.
@@ -52,7 +52,7 @@ class Value:
     array: Any = None
 
     @property
-    def outline(self) -> Value:
+    def outline(self) -> NotedValue:
         """The same without elements: all that is needed to make its gradient."""
         return self if self.array is None else replace(self, array=None)
 
@@ -97,14 +97,14 @@ class Graph:
     def weight(self, name: str) -> TrackedArray:
         """The weight of this name."""
         number = self._weight_numbers[name] = self._next_number()
-        return TrackedArray(self, Value(self.weights[name].shape, self.weights[name].dtype, number, name))
+        return TrackedArray(self, NotedValue(self.weights[name].shape, self.weights[name].dtype, number, name))
 
     def tracked(self, array: Array, *, constant: bool) -> TrackedArray:
         """The array, tracked; a constant has no gradient."""
         number = None if constant else self._next_number()
-        return TrackedArray(self, Value(array.shape, array.dtype, number, array=array))
+        return TrackedArray(self, NotedValue(array.shape, array.dtype, number, array=array))
 
-    def elements(self, value: Value) -> Array:
+    def elements(self, value: NotedValue) -> Array:
         """The elements of a value; of a weight, those that are gathered now."""
         found: Array = value.array if value.name is None else self.weights[value.name]
         return found
@@ -136,13 +136,13 @@ class Graph:
         if not isinstance(value, np.ndarray):
             raise TypeError(f"{of} takes tracked arrays, numbers and NumPy arrays, found {type(value).__name__}")
         if value.dtype.kind not in "biu" and value.dtype.itemsize > ctx.wide_dtype.itemsize:
-            raise ValueError(f"{of} computes in {ctx.wide_dtype}, and found a constant array in {value.dtype}; round it "
-                             f"first, with astype(np.{ctx.wide_dtype})")
+            raise ValueError(f"{of} computes in {ctx.wide_dtype}, and found a constant array in {value.dtype}; round "
+                             f"it first, with astype(np.{ctx.wide_dtype})")
         copy = ctx.empty(value.shape, dtype=ctx.wide_dtype, name="autodiff.constant")
         copy_elements(value.astype(ctx.wide_dtype), copy)
         return self.tracked(copy, constant=True)
 
-    def gradient_room(self, x: Value) -> Array:
+    def gradient_room(self, x: NotedValue) -> Array:
         """An array, not initialized, into which a gradient of ``x`` may be written: for a weight's first one its own
         place among the gradients of the unit."""
         own = self._own.pop(x.name, None) if x.name is not None else None
@@ -213,7 +213,7 @@ class TrackedArray:
 
     __slots__ = ("graph", "value")
 
-    def __init__(self, graph: Graph, value: Value) -> None:
+    def __init__(self, graph: Graph, value: NotedValue) -> None:
         self.graph, self.value = graph, value
 
     @property
@@ -477,7 +477,7 @@ def _elementwise(name: str, *values: Any) -> TrackedArray:
                          ) from None
     y = ctx.empty(shape, name=f"autodiff.{name}")
     _compute(ctx, rule.forward, [x._array for x in operands], y)
-    result = Value(y.shape, y.dtype, None, array=y)
+    result = NotedValue(y.shape, y.dtype, None, array=y)
     asked = [(x.value.outline, derivative, [result if place == "y" else operands[int(place)].value
                                             for place in derivative.needs])
              if x.value.number is not None and derivative is not None else None
@@ -489,7 +489,8 @@ def _elementwise(name: str, *values: Any) -> TrackedArray:
     return graph.result(y, operands, backward)
 
 
-def _elementwise_gradient(graph: Graph, dy: Array, x: Value, derivative: Derivative, needs: list[Value]) -> Array:
+def _elementwise_gradient(graph: Graph, dy: Array, x: NotedValue, derivative: Derivative,
+                          needs: list[NotedValue]) -> Array:
     if derivative.formula is _same and x.shape == dy.shape:
         return dy
     inputs = [dy, *map(graph.elements, needs)]
@@ -504,7 +505,7 @@ def _compute(ctx: Context, formula: Callable[..., object], inputs: Sequence[Arra
     ctx.kernels.elementwise(formula, *inputs, out=out)
 
 
-def _reduced(graph: Graph, x: Value, shape: tuple[int, ...], compute: Callable[[Array], None]) -> Array:
+def _reduced(graph: Graph, x: NotedValue, shape: tuple[int, ...], compute: Callable[[Array], None]) -> Array:
     """The gradient of an operand that was broadcast to ``shape``: computed there, in fp32, and added up along the axes
     of broadcasting, one after the other; rounded once."""
     found = graph.gradient_room(x)
