@@ -112,7 +112,7 @@ def plan(
     disk_link: DiskLink = None, host_capacity: HostCapacity = None, disk_capacity: DiskCapacity = None,
     mesh: MeshShape = "none", zeropp: Parts = "none", reduction: Reduction = "rank",
     hardware: OwnHardware = None, explain: Explain = False, measure: Measure = False,
-    dialect: FormerConventionName = None, as_json: AsJson = False,
+    former_convention: FormerConventionName = None, as_json: AsJson = False,
 ) -> None:
     """Does it fit, what does it send, how long is a step: a row for each stage and recomputation policy."""
     from zerosim.course.plan_view import as_json as plain
@@ -120,9 +120,9 @@ def plan(
     from zerosim.course.training import optimizer_named
     from zerosim.planning.plan import plan_config
 
-    if dialect is not None:
+    if former_convention is not None:
         former("--dialect", "--convention")
-    if None not in (convention, dialect):
+    if None not in (convention, former_convention):
         raise ValueError("--convention and --dialect, its former name, are one option; leave --dialect out")
     if offload_all is not None:
         former("--offload-all", "--offload")
@@ -131,7 +131,7 @@ def plan(
     found = plan_config(
         model, parameters=parameters, largest_layer=largest_layer, ranks=ranks, device=device, link=link, nodes=nodes,
         between=between, stage=stage, recompute=recompute, batch=batch, tokens=sequence, micro_batches=micro_batches,
-        compute=compute, optimizer=optimizer_named(optimizer, 1e-3), convention=convention or dialect,
+        compute=compute, optimizer=optimizer_named(optimizer, 1e-3), convention=convention or former_convention,
         utilization=utilization, overlap=overlap, prefetch=prefetch, offload=offload_all or offload,
         host_link=host_link, disk_link=disk_link, host_capacity_nbytes=host_capacity,
         disk_capacity_nbytes=disk_capacity, hardware=hardware, mesh=mesh, zeropp=zeropp,

@@ -174,7 +174,7 @@ def ds_config(config: PlanConfig, settings: Candidate) -> dict[str, Any]:
 
 
 def _deepspeed_places(settings: Candidate) -> dict[str, str]:
-    """What DeepSpeed offloads of it, and where to: parameters, and anything to disk, at stage 3 alone."""
+    """The places of DeepSpeed's two sections of offload: parameters leave, and anything goes to disk, at stage 3 alone."""
     states, asked = STAGES[settings.stage], settings.offload
     places = {"offload_optimizer": asked.optimizer if states.optimizer_sharded else DEVICE,
               "offload_param": asked.parameters if states.parameters_sharded else DEVICE}
@@ -206,7 +206,7 @@ def _not_in_deepspeed(config: PlanConfig, settings: Candidate) -> Iterator[str]:
 
 
 def _offload_in_deepspeed(settings: Candidate) -> Iterator[str]:
-    """What of the offload DeepSpeed places elsewhere."""
+    """Notes on the offload that DeepSpeed has elsewhere."""
     asked, said = settings.offload, _deepspeed_places(settings)
     if asked.is_none:
         return

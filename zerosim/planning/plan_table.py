@@ -62,7 +62,7 @@ def options_text(config: PlanConfig) -> str:
 
 
 def places_text(config: PlanConfig) -> str:
-    """What is assumed of host and disk, where something is offloaded: links, bytes per second, and capacity."""
+    """Assumptions about host and disk, where something is offloaded: links, bytes per second, and capacity."""
     there = ((HOST, config.host_link), (DISK, config.disk_link))
     parts = [f"{place}: {link.name}, {gigabytes(link.bytes_per_second)} GB a second each way, and "
              f"{gigabytes(config.capacities_nbytes[place])} GB" for place, link in there if link]

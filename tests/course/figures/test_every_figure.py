@@ -118,7 +118,7 @@ def test_other_data_keep_their_words_apart_in_another_picture_the_same_each_time
         drawn = OTHERS[case](style)
         seen.assert_readable(drawn)
         text = drawn.svg()
-        assert text == OTHERS[case](style)._repr_svg_()
+        assert text == OTHERS[case](style).svg()
         assert text != committed(drawn.name, style)
 
 
