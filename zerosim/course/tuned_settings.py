@@ -174,7 +174,7 @@ def ds_config(config: PlanConfig, settings: Candidate) -> dict[str, Any]:
 
 
 def _deepspeed_places(settings: Candidate) -> dict[str, str]:
-    """The places of DeepSpeed's two sections of offload: parameters leave, and anything goes to disk, at stage 3 alone."""
+    """The places of DeepSpeed's two sections of offload: only at stage 3 do parameters leave, and has it a disk."""
     states, asked = STAGES[settings.stage], settings.offload
     places = {"offload_optimizer": asked.optimizer if states.optimizer_sharded else DEVICE,
               "offload_param": asked.parameters if states.parameters_sharded else DEVICE}
