@@ -144,7 +144,9 @@ class Network:
     """The links between ranks: one kind, or a fast one inside a node and a slow one between nodes.
 
     Ranks stand node by node: 0 to g-1 in the first of g = `ranks_per_node`, and so on. Each rank has a link of its own
-    of either kind, so ranks of one node do not share their way out.
+    of either kind: a network card of its own for what leaves the node. A message between two ranks takes the sender's
+    card; in a collective the cards of all its ranks on a node carry what leaves the node, as NCCL's channels do, which
+    are rings that leave it by a card each.
     Raises ValueError where `between` stands without `ranks_per_node` or the other way round.
     """
 
@@ -165,6 +167,25 @@ class Network:
         if self.ranks_per_node is None:
             return source != source  # False, of the arguments' shape
         return source // self.ranks_per_node != destination // self.ranks_per_node
+
+    def sharing(self, sources: np.ndarray, destinations: np.ndarray, group: np.ndarray) -> tuple[Any, Any]:
+        """(network cards, messages that share them) of each message of one step of a group's collective, (n,) each.
+
+        Of a message that leaves its node these are the group's ranks there, and the messages that leave with it; or
+        those of the other node and the messages that enter, where that is slower. Inside a node 1 and 1.
+
+        >>> from zerosim.planning import hardware
+        >>> network, ranks = hardware.presets().network(8, "nvlink4", 2), np.arange(8)
+        >>> [one.tolist() for one in network.sharing(ranks, (ranks + 1) % 8, ranks)]
+        [[1, 1, 1, 4, 1, 1, 1, 4], [1, 1, 1, 1, 1, 1, 1, 1]]
+        """
+        if self.ranks_per_node is None:
+            return np.ones_like(sources), np.ones_like(sources)
+        start, end, nodes = (ranks // self.ranks_per_node for ranks in (sources, destinations, group))
+        crosses, cards = start != end, np.bincount(nodes)
+        leaving, entering = (np.bincount(ends[crosses], minlength=len(cards)) for ends in (start, end))
+        return (np.where(crosses, np.minimum(cards[start], cards[end]), 1),
+                np.where(crosses, np.maximum(leaving[start], entering[end]), 1))
 
     def link(self, source: int, destination: int) -> Link:
         """The link between two ranks; raises ValueError for a negative rank, and for a rank and itself."""
@@ -288,12 +309,15 @@ class Machine:
                                          nbytes / self.device.memory_bytes_per_second)
         return seconds
 
-    def message_seconds(self, sources: np.ndarray, destinations: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
-        """Seconds of messages between ranks of two different devices, (n,)."""
+    def message_seconds(self, sources: np.ndarray, destinations: np.ndarray, nbytes: np.ndarray,
+                        group: np.ndarray | None = None) -> np.ndarray:
+        """Seconds of messages between ranks of two different devices, (n,), each by its sender's card; or of one step
+        of a collective of a group, whose ranks' cards they share."""
         seconds: np.ndarray = self.network.inside.seconds(nbytes)
         if self.network.between is not None:
             crosses = self.network.crosses(sources, destinations)
-            seconds = np.where(crosses, self.network.between.seconds(nbytes), seconds)
+            cards, messages = (1, 1) if group is None else self.network.sharing(sources, destinations, group)
+            seconds = np.where(crosses, self.network.between.seconds(nbytes * messages / cards), seconds)
         for slow in self.slow_links:
             seconds[(sources == slow.source) & (destinations == slow.destination)] *= slow.factor
         return seconds
