@@ -20,7 +20,7 @@ from zerosim.course.measured import decoder_of
 from zerosim.numerics.places import DEVICE, DISK, HOST, NOTHING, Offload
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.closed_forms import STAGES
-from zerosim.planning.plan import PlanConfig
+from zerosim.planning.plan import PlanConfig, recomputation_text
 
 NVME_PATH = "/local_nvme"
 TORCH = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
@@ -45,8 +45,8 @@ class Candidate:
     @property
     def title(self) -> str:
         """``ZeRO-2 with block recomputation, optimizer on the host``."""
-        how = "" if self.recompute == "none" else f" with {self.recompute} recomputation"
-        return f"ZeRO-{self.stage}{how}" + ("" if self.offload.is_none else f", {self.offload}")
+        places = "" if self.offload.is_none else f", {self.offload}"
+        return f"ZeRO-{self.stage} {recomputation_text(self.recompute)}{places}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,8 +78,8 @@ class Device:
     """One accelerator: its memory and its peak arithmetic.
 
     `capacity_nbytes` is the vendor's number, `reported_nbytes` what the device itself says; they differ both ways.
-    `flops_per_second` are dense by format, never the doubled figures for sparse matrices. `host_link` names the link
-    between it and its host, where that is known.
+    `flops_per_second` are dense by format, never the doubled figures for sparse matrices. `link` names the link between
+    the devices of a node, `host_link` that between a device and its host, where they are known.
     Raises ValueError for numbers that are not positive and finite, and for a format that is not in `RATED_FORMATS`.
     """
 
@@ -91,9 +91,10 @@ class Device:
     source: str
     date: str
     host_link: str | None = None
+    link: str | None = None
 
     def __post_init__(self) -> None:
-        own = {} if self.host_link is None else {"host_link": checked_text}
+        own = {key: checked_text for key in ("host_link", "link") if getattr(self, key) is not None}
         _check_fields(self, f"device {self.name!r}", **own, capacity_nbytes=whole, reported_nbytes=whole,
                       memory_bytes_per_second=positive, flops_per_second=checked_rates, source=checked_text,
                       date=checked_text)
@@ -366,6 +367,14 @@ class Hardware:
     def link(self, name: str) -> Link:
         """The link of this name; raises ValueError with the nearest names, and all there are."""
         return _named("link", name, self.links)
+
+    def device_link(self, device: str) -> Link:
+        """The link between devices of a node; raises ValueError for a device that does not say, or for no link."""
+        name = self.device(device).link
+        if name is None:
+            raise ValueError(f"the device {device} does not say by which link those of a node hang together; name one, "
+                             "as nvlink4 or pcie5")
+        return self.link(name)
 
     def network(self, ranks: int, link: str, nodes: int = 1, between: str | None = None) -> Network:
         """The network of N ranks by the names of its links; `between` None is `BETWEEN` where nodes are several.
