@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -119,6 +120,17 @@ def test_the_readme_has_at_most_150_lines_and_lists_every_notebook_in_order():
     assert text.count("\n") <= 150
     rows = re.findall(r"^\| \[.+?\]\(notebooks/([\w.]+)\) \| .+\? \|$", text, re.M)
     assert rows == [path.name for path in notebook_files()]
+
+
+def test_every_link_to_the_repository_is_the_one_of_pyproject_and_opens_a_notebook_that_there_is():
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
+    host, _, repository = address.removeprefix("https://").partition("/")
+    text = "".join(path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    assert text.count(f"git+https://{host}/{repository}") == 2
+    assert set(re.findall(r"(?:github\.com|github|gh)/([\w-]+/zerosim)\b", text)) == {repository}
+    opened = re.findall(rf"/{repository}/\S*?(notebooks/[\w.]+)\)", text)
+    assert len(opened) == 2
+    assert [name for name in opened if not (ROOT / name).is_file()] == []
 
 
 INDEX = (ROOT / "docs/README.md").read_text(encoding="utf-8")
