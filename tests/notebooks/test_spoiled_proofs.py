@@ -33,7 +33,7 @@ MISTAKES = {  # by notebook: what each is, and what it changes in the text
              "    return sum(rank.all_gather(x, length=rank.size * len(x)).reshape(rank.size, -1))")],
         "chunks rounded down": [("-(-len(x) // ranks)", "len(x) // ranks")]},
     "05": {
-        "times the reciprocal": [("total / np.float32(rank.size if average else 1)", "total * np.float32(1 / rank.size)")],
+        "times the reciprocal": [("/ np.float32(rank.size if average else 1)", "* np.float32(1 / rank.size)")],
         "no mean": [("average=True):", "average=False):")]},
     "06": {
         "the last all-gather is left out": [
@@ -76,8 +76,7 @@ MISTAKES = {  # by notebook: what each is, and what it changes in the text
     "14": {
         "no mean": [("g / np.float32(rank.size)", "g")],
         "an all-reduce in both ways": [
-            ("rank.reduce_scatter(gradient[where])",
-             "np.split(rank.all_reduce(gradient[where]), rank.size)[rank.index]")]},
+            ("rank.reduce_scatter(local.ravel())", "np.split(rank.all_reduce(local.ravel()), rank.size)[rank.index]")]},
     "15": {
         "the last step is left out": [
             ("in range(ranks - 1):\n        rank.exchange", "in range(ranks - 2):\n        rank.exchange")],
