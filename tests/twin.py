@@ -129,7 +129,7 @@ class Twin:
     # -- what is compared ---------------------------------------------------------------------------------------------
 
     def compute_dtype(self, name: str) -> np.dtype:
-        return formats.format_of(self.rule[name].compute).dtype
+        return policies.Policy(self.rule[name].compute).compute_dtype
 
     def cast(self, name: str) -> np.ndarray:
         """One parameter's weights in its compute format, flat."""
@@ -237,15 +237,16 @@ class Twin:
                  for r, mine in enumerate(batches)]
         self.begun += 1
         losses, local = ([[pair[i] for pair in mine] for mine in pairs] for i in (0, 1))
-        divisor = np.float32(scale * self.ranks * k * self._token_share(batches))
+        wide = np.float64 if self.policy.compute == "fp64" else np.float32
+        divisor = wide(scale * self.ranks * k * self._token_share(batches))
         with np.errstate(all="ignore"):
-            g32 = {name: self.reduced(local, name).astype(np.float32) / divisor
-                   for names in self.groups.values() for name in names if self.rule[name].optimizer is not None}
-        norm = self._norm(lambda name: g32[name], list(g32))
+            mean = {name: self.reduced(local, name).astype(wide) / divisor
+                    for names in self.groups.values() for name in names if self.rule[name].optimizer is not None}
+        norm = self._norm(lambda name: mean[name], list(mean))
         skipped = not np.isfinite(norm)
         self.scaler.update(skipped)
         if not skipped:
-            self._update(g32, np.float32(clip_norm / norm) if clip_norm is not None and norm > clip_norm else None)
+            self._update(mean, wide(clip_norm / norm) if clip_norm is not None and norm > clip_norm else None)
         return {"losses": losses, "norm": math.nan if skipped else norm, "skipped": skipped, "scale": scale}
 
     def _token_share(self, batches: list) -> float:
@@ -265,12 +266,12 @@ class Twin:
             total += partial
         return math.sqrt(total) if np.isfinite(total) else math.nan
 
-    def _update(self, g32: Vectors, clip: np.float32 | None) -> None:
+    def _update(self, mean: Vectors, clip: np.floating | None) -> None:
         self.taken += 1
-        for name, g in g32.items():
+        for name, g in mean.items():
             rule, shape = self.rule[name], self.model.shapes[name]
             whole = rule.optimizer.cut_of(shape) != "anywhere"
-            g = g if clip is None else g * clip
+            g = (g if clip is None else g * clip).astype(np.float32)
             w, g = (x.reshape(shape) if whole else x for x in (self.weights[name].astype(np.float32), g))
             state = {key: slot.astype(np.float32) if slot.size != g.size or whole else
                      slot.astype(np.float32).reshape(-1) for key, slot in self.state[name].items()}

@@ -10,6 +10,7 @@ import typer.main
 from zerosim_site import pages
 from zerosim_site.notebook_pages import notebook_page
 from zerosim_site.page import Page
+from zerosim_site.readme_pages import document_pages
 
 from tests.architecture.source import ROOT
 from tests.documentation.reader import imported_by_readers, is_described, notebook_files, public, resolved
@@ -113,10 +114,27 @@ def test_every_command_and_every_option_is_in_the_reference_of_commands(site):
                 assert f"`{option}`" in told or f"`{option} " in told, (name, option)
 
 
-def test_every_section_of_the_readme_is_on_the_site(site):
-    for title in re.findall(r"^## (.+)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M):
-        assert any(re.search(rf"^##? {re.escape(title)}$", page.text, re.M) for page in site.values()
-                   if page.source == "README.md"), title
+def test_the_readme_has_at_most_150_lines_and_lists_every_notebook_in_order():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.count("\n") <= 150
+    rows = re.findall(r"^\| \[.+?\]\(notebooks/([\w.]+)\) \| .+\? \|$", text, re.M)
+    assert rows == [path.name for path in notebook_files()]
+
+
+INDEX = (ROOT / "docs/README.md").read_text(encoding="utf-8")
+ITEM = "- [Speed, measured](measured.md): each"
+
+
+@pytest.mark.parametrize(("new", "said"), [
+    ("", "does not list measured.md; add"),
+    (f"{ITEM}\n{ITEM}", "lists measured.md, which there is not, or twice"),
+    ("- [Speed](measured.md): each", "calls measured.md 'Speed'; its heading is 'Speed, measured'"),
+    (f"- [Gone](gone.md): each\n{ITEM}", "lists gone.md, which there is not"),
+])
+def test_a_text_of_docs_that_the_list_lacks_or_misnames_is_refused(new, said):
+    assert INDEX.count(ITEM) == 1
+    with pytest.raises(ValueError, match=re.escape(said)):
+        document_pages(INDEX.replace(ITEM, new))
 
 
 @pytest.mark.parametrize(("field", "value", "said"), [

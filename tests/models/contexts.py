@@ -2,30 +2,18 @@
 
 import weakref
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+import zerosim as zs
 from zerosim.models import Context
 from zerosim.numerics import kernels
 
 DTYPES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "fp32": np.dtype(np.float32),
           "fp64": np.dtype(np.float64), "fp8_e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
           "fp8_e5m2": np.dtype(ml_dtypes.float8_e5m2)}
-
-
-@dataclass(frozen=True)
-class Compute:
-    """A policy that says no more than layers ask. Only tests compute in float64: it is no format of the package."""
-
-    compute_dtype: np.dtype
-    matmul: str | None = None
-
-    @property
-    def output_dtype(self) -> np.dtype:
-        return self.compute_dtype
 
 
 FLOWING = ("activation", "activation_gradient")
@@ -59,7 +47,7 @@ class Recorder:
 
 def context(name: str) -> Context:
     """A context without ranks in the format of this name, or in float64."""
-    return Context.standalone(Compute(DTYPES[name]))
+    return Context.standalone(zs.Policy(name))
 
 
 def recorded(name: str, of: Any = None) -> tuple[Context, Recorder]:

@@ -263,7 +263,7 @@ UNITS = [
      "found float of"),
     (lambda: pass_of(lambda w: {**w, "layer0.bias": w["layer0.bias"][:1]}), "found ndarray of shape (1,)"),
     (lambda: pass_of(lambda w: {**w, "layer0.bias": [1.0] * 4}), "found list of shape (4,)"),
-    (lambda: pass_of(lambda w: w, "fp16"), "policy must be a Policy, found 'fp16'; write zs.Policy('fp16')"),
+    (lambda: pass_of(lambda w: w, 16), "policy must be a Policy or the name of a format, found 16; write"),
     *((lambda of=of: Recompute.parse(of), "names no policy; write 'none', 'block' or 'segment(k)' with k of at")
       for of in ("", "all", "segment", "segment()", "segment(0)", "segment(-1)", "segment(2", "Block", "none+tiled",
                  "block+", "+tiled", "tiled+block", "block+all", "tiled+selective")),

@@ -1,5 +1,7 @@
 """A policy is a value: what is not said follows from compute; and a rule of scaling is started anew for every run."""
 
+import numpy as np
+
 import zerosim as zs
 from zerosim.numerics import loss_scale
 
@@ -26,6 +28,17 @@ def test_each_format_can_be_said_by_itself_and_the_master_may_be_the_copy_that_c
     assert dtypes(zs.Policy("fp8_e4m3", master="bf16"))["master"] == "bf16"
     assert zs.Policy("bf16", wire="fp32").reduction == {"wire": "fp32"}
     assert zs.Policy("bf16", average="split").reduction == {"wire": None, "op": "mean", "average": "split"}
+
+
+def test_in_float64_all_is_float64_but_master_and_state_and_a_name_alone_is_a_policy() -> None:
+    policy = zs.Policy.of("fp64")
+    assert policy == zs.Policy("fp64")
+    assert all(dtype == np.float64 for dtype in (
+        policy.compute_dtype, policy.output_dtype, policy.reduce_dtype, policy.accumulate_dtype))
+    assert policy.master_dtype == policy.state_dtype == np.float32
+    assert "fp64" not in zs.FORMATS
+    assert zs.Policy.of(None) == zs.Policy()
+    assert zs.Policy.of(policy) is policy
 
 
 def test_the_divisor_is_scale_times_ranks_times_micro_batches_unless_the_reduction_has_averaged() -> None:

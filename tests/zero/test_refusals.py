@@ -42,7 +42,7 @@ def title(value):
     ({"stage": 4}, "stages 0, 1, 2, 3, found 4; ...pass Stage("), ({"stage": True}, "found True"),
     ({"layout": "per_units"}, "did you mean 'per_unit'"), ({"layout": ["per_unit"]}, "no layout is called"),
     ({"recompute": "every"}, "names no policy"), ({"recompute": 3}, "recompute=3 names no policy"),
-    ({"clip_norm": 0.0}, "clip_norm=0.0 must be positive"), ({"policy": "bf16"}, "write zs.Policy('bf16')"),
+    ({"clip_norm": 0.0}, "clip_norm=0.0 must be positive"), ({"policy": 16}, "found 16; write policy='bf16', or"),
     ({"schedule": "cosine"}, "schedule='cosine' must be a function"), ({"schedule": 3}, "schedule=3 must be"),
     ({"schedule": lambda step: None}, "to the factor of every lr"),
     ({"optimizer": Plain(), "schedule": lambda step: 0.5}, "Plain is no dataclass, whose hyperparameters a group or "),

@@ -1,5 +1,6 @@
 """All stages compute the same bits, those of the twin, and hold and send the closed forms' bytes, whatever is drawn."""
 
+import numpy as np
 import pytest
 
 import zerosim as zs
@@ -28,6 +29,16 @@ def test_every_stage_equals_the_twin_and_holds_and_sends_the_closed_forms_bytes(
 def test_norms_of_a_tensor_of_several_blocks_are_the_twins():
     model = MLP((300, 300), seed=1)
     assert_runs_equal_the_twin(model, batches(model, 1, 1, 2), zs.optim.LARS(), runs=[(0, {})])
+
+
+def test_float64_equals_the_twin_and_comes_nearer_than_fp32_to_one_concatenated_batch():
+    """A gradient is a sum of some 40 products, rounded at 2^-53 each in place of 2^-24."""
+    model, data = MODELS["odd"](), batches(MODELS["odd"](), 5, 2, 2)
+    assert_runs_equal_the_twin(model, data, policy=zs.Policy("fp64"), clip_norm=0.5)
+    joined = [[[tuple(map(np.concatenate, zip(*(pair for mine in data[0] for pair in mine), strict=True)))]]]
+    many, one, narrow = (run(model, steps, stage=2, policy=name)[0]["norms"][0]
+                         for steps, name in ((data[:1], "fp64"), (joined, "fp64"), (data[:1], "fp32")))
+    assert abs(many - one) < 1e-14 * one < 1e-10 * one < abs(narrow - one)
 
 
 def test_a_rank_that_overlaps_and_one_that_does_not_still_agree_on_what_they_reduce():

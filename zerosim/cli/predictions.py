@@ -17,18 +17,21 @@ def _former_name(convention: str | None) -> str | None:
 
 
 # What a plan is asked.
-Model = Annotated[str | None, typer.Option(help="A preset (llama-2-7b, gpt2-xl, ...) or a config.json.")]
-Parameters = Annotated[str | None, typer.Option("--params", help="Instead of a model: how many parameters, as 7.5e9.")]
+Model = Annotated[str | None, typer.Option(help="A preset, as zerosim models lists them, or a config.json.")]
+Parameters = Annotated[str | None, typer.Option("--params", help="Instead of a model: how many parameters, as 7.5B.")]
 LargestLayer = Annotated[str | None, typer.Option(help="Parameters of the largest layer, with --params.")]
 Ranks = Annotated[int, typer.Option(help="N, the number of ranks.")]
-DeviceName = Annotated[str, typer.Option("--device", help="h100-80, a100-40, rtx-4090, ...")]
-LinkName = Annotated[str, typer.Option("--link", help="What ranks of a node send through: nvlink4, pcie5, ...")]
+DeviceName = Annotated[str, typer.Option("--device", help="A device, as zerosim devices lists them: h100, ...")]
+LinkName = Annotated[str, typer.Option("--link", help="What ranks of a node send through, as zerosim links lists them: "
+                                                "nvlink, ...")]
 Nodes = Annotated[int, typer.Option(help="Over how many nodes the ranks are spread.")]
 MeshShape = Annotated[str, typer.Option("--mesh", help="Nodes and ranks of a node, as 2x4: states are in shards inside "
                                                        "a node and replicated across, over --link and --between; "
                                                        "or none.")]
 Parts = Annotated[str, typer.Option("--zeropp", help="Parts of ZeRO++ on the mesh, at stage 3: some of hpz, qwz and "
                                                      "qgz, as in hpz+qwz+qgz=int8; flat; or none.")]
+Reduction = Annotated[str, typer.Option(help="The order in which gradients are added: by rank; or by micro_batch, at "
+                                             "stages 2 and 3.")]
 Between = Annotated[str | None, typer.Option(help="The link between nodes; without it, infiniband-ndr.")]
 Stage = Annotated[str, typer.Option(help="all, or some, as 2,3.")]
 Recompute = Annotated[str, typer.Option(help="usual (none, selective, block), all, or some, as block,tiled.")]
@@ -36,9 +39,12 @@ Batch = Annotated[int, typer.Option(help="Sequences of a micro-batch of one rank
 Sequence = Annotated[int | None, typer.Option(help="Tokens of a sequence; without it, the model's context.")]
 MicroBatches = Annotated[int, typer.Option(help="k, the micro-batches of a step.")]
 Compute = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
-OptimizerName = Annotated[str, typer.Option("--optimizer", help="adamw, lion, muon, ...")]
+OptimizerName = Annotated[str, typer.Option("--optimizer", help="sgd, momentum, adagrad, rmsprop, adam, adamw, lion, a"
+                                                          "dan, lamb, lars, adafactor, muon, shampoo, soap or kfac.")]
 ConventionName = Annotated[str | None, typer.Option("--convention", help="How bytes are counted: zero-paper, "
-                                                    "megatron-bf16, ..., or zerosim, the engine's own.")]
+                                                    "fp32-accumulate, megatron-bf16, megatron-fp16, deepspeed-zero2, "
+                                                    "deepspeed-zero3, zero-infinity, fp32, scaling-book; or zerosim, "
+                                                    "the engine's own.")]
 FormerConventionName = Annotated[str | None, typer.Option("--dialect", hidden=True, callback=_former_name)]
 Utilization = Annotated[float, typer.Option(help="Share of the dense peak that products are taken to reach.")]
 Overlap = Annotated[bool, typer.Option("--overlap/--no-overlap", help="Reductions beside backward, the all-gather of "
@@ -56,13 +62,16 @@ Explain = Annotated[bool, typer.Option("--explain", help="Print each number's fo
 Measure = Annotated[bool, typer.Option("--measure", help="Run the engine without data, and compare.")]
 
 
-@command("cost")
+@command("cost", "zerosim cost --nbytes 14GB --ranks 8 --link nvlink4")
 def cost(
-    nbytes: Annotated[str, typer.Option(help="n, bytes of the whole vector, as in 14e9.")],
+    nbytes: Annotated[str, typer.Option(help="n, bytes of the whole vector, as 14GB.")],
     ranks: Annotated[int, typer.Option(help="N, the number of ranks.")],
-    link: Annotated[str, typer.Option(help="What ranks send through: nvlink4, pcie5, infiniband-ndr, ...")],
-    collective: Annotated[str, typer.Option(help="all_reduce, reduce_scatter, all_gather, ...")] = "all_reduce",
-    algorithm: Annotated[str | None, typer.Option(help="ring, tree, doubling, ...; without it, the usual one.")] = None,
+    link: Annotated[str, typer.Option(help="What ranks send through, as zerosim links lists them.")],
+    collective: Annotated[str, typer.Option(help="all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, "
+                                            "all_to_all or barrier.")] = "all_reduce",
+    algorithm: Annotated[str | None, typer.Option(help="ring, pairwise, halving, doubling, bruck, rabenseifner, tree, "
+                                                  "naive or everyone, where the collective has it; without it, its "
+                                                  "first.")] = None,
     nodes: Annotated[int, typer.Option(help="Over how many nodes the ranks are spread.")] = 1,
     between: Annotated[str | None, typer.Option(help="The link between nodes; without it, infiniband-ndr.")] = None,
     itemsize: Annotated[int, typer.Option(help="Bytes of an element; chunks are whole elements.")] = 1,
@@ -70,14 +79,15 @@ def cost(
     as_json: AsJson = False,
 ) -> None:
     """The cost of a collective: steps, bytes, seconds, bandwidths, and where other algorithms are faster."""
-    from zerosim.course.collective_cost import CostQuestion, collective_cost, nbytes_of
+    from zerosim.course.collective_cost import CostQuestion, collective_cost
+    from zerosim.numerics.units import nbytes_of
 
     found = collective_cost(CostQuestion(nbytes_of(nbytes), ranks, link, collective, algorithm, nodes, between,
                                          itemsize, hardware))
     answer(as_json, found.as_json, found.view)
 
 
-@command("plan")
+@command("plan", "zerosim plan --model llama-2-7b --device h100 --batch 4")
 def plan(
     model: Model = None, parameters: Parameters = None, largest_layer: LargestLayer = None, ranks: Ranks = 8,
     device: DeviceName = "h100-80", link: LinkName = "nvlink4", nodes: Nodes = 1, between: Between = None,
@@ -85,7 +95,7 @@ def plan(
     micro_batches: MicroBatches = 1, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
     convention: ConventionName = None, utilization: Utilization = 0.5, overlap: Overlap = True, prefetch: Prefetch = 1,
     offload: Offload = False, offload_all: OffloadAll = None, host_link: HostLink = None, disk_link: DiskLink = None,
-    mesh: MeshShape = "none", zeropp: Parts = "none",
+    mesh: MeshShape = "none", zeropp: Parts = "none", reduction: Reduction = "rank",
     hardware: OwnHardware = None, explain: Explain = False, measure: Measure = False,
     dialect: FormerConventionName = None, as_json: AsJson = False,
 ) -> None:
@@ -105,7 +115,8 @@ def plan(
         between=between, stage=stage, recompute=recompute, batch=batch, tokens=sequence, micro_batches=micro_batches,
         compute=compute, optimizer=optimizer_named(optimizer, 1e-3), convention=convention or dialect,
         utilization=utilization, overlap=overlap, prefetch=prefetch, offload=offload_all or offload,
-        host_link=host_link, disk_link=disk_link, hardware=hardware, mesh=mesh, zeropp=zeropp).plan()
+        host_link=host_link, disk_link=disk_link, hardware=hardware, mesh=mesh, zeropp=zeropp,
+        reduction=reduction).plan()
     measured = {}
     if measure:
         from zerosim.course.measured import measured_row
@@ -115,10 +126,10 @@ def plan(
            lambda: plan_view(found, console().width, explain=explain, measured=measured))
 
 
-@command("tune")
+@command("tune", "zerosim tune --model gpt2-xl --ranks 8 --global-batch 64")
 def tune(
     global_batch: Annotated[str, typer.Option(help="G, the sequences of a step on all ranks together.")],
-    model: Annotated[str, typer.Option(help="A preset (gpt2-xl, llama-2-7b, ...) or a config.json.")],
+    model: Annotated[str, typer.Option(help="A preset, as zerosim models lists them, or a config.json.")],
     ranks: Ranks = 8, device: DeviceName = "h100-80", link: LinkName = "nvlink4", nodes: Nodes = 1,
     between: Between = None, stage: Stage = "all", recompute: Recompute = "usual",
     batch: Annotated[str, typer.Option(help="all, or some sizes of a micro-batch of one rank, as 1,4.")] = "all",

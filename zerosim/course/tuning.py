@@ -38,11 +38,11 @@ from zerosim.course.measured import decoder_of, preset_shape, run_planned
 from zerosim.course.tuned_settings import Candidate, Pasted, pasted
 from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts, plain
-from zerosim.numerics.units import bytes_text, counted, gigabytes, seconds_text
+from zerosim.numerics.units import bytes_text, count_of, counted, gigabytes, nbytes_of, seconds_text
 from zerosim.planning.closed_forms import STAGES
 from zerosim.planning.cuts import checked_count
 from zerosim.planning.hardware import Machine
-from zerosim.planning.plan import PlanConfig, PlanRow, plan_config, whole_number
+from zerosim.planning.plan import PlanConfig, PlanRow, plan_config
 from zerosim.planning.recording import BEGIN, record
 from zerosim.planning.streams import COMMUNICATION
 from zerosim.planning.timeline import Timeline, replay
@@ -268,7 +268,7 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", prefetc
     if config.decoder is None:
         raise ValueError(f"the activations of {config.model.name} are not known, so nothing says which micro-batch "
                          "fits; tune a decoder, as gpt2-xl, or ask zs.plan")
-    sequences, ranks = whole_number(global_batch, "global_batch"), config.ranks
+    sequences, ranks = count_of(global_batch, "global_batch"), config.ranks
     if sequences % ranks:
         raise ValueError(f"global_batch={sequences} cannot be shared equally by {counted(ranks, 'rank')}; take "
                          f"{-(-sequences // ranks) * ranks}, a multiple of {ranks}")
@@ -318,9 +318,9 @@ def _buckets(asked: Any, whole_nbytes: int) -> list[int | None]:
     """Bytes of buckets, None for a unit, each once; a bucket of more than the model is one of the model."""
     names = {None: None, UNIT: None, MODEL: whole_nbytes}
     found = [names[one] if isinstance(one, str | None) and one in names else
-             min(whole_number(one, "bucket_nbytes"), whole_nbytes) for one in _several(asked)]
+             min(nbytes_of(one, "bucket_nbytes", least=1), whole_nbytes) for one in _several(asked)]
     if not found:
-        raise ValueError(f"bucket_nbytes={asked!r} leaves nothing to search; name {UNIT}, {MODEL}, or bytes, as 25e6")
+        raise ValueError(f"bucket_nbytes={asked!r} leaves nothing to search; name {UNIT}, {MODEL}, or bytes, as 25MB")
     return list(dict.fromkeys(found))
 
 

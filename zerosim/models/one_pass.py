@@ -28,14 +28,16 @@ class Pass:
     gradients: dict[str, Array]
 
 
-def one_pass(model: Model, weights: Mapping[str, Array], policy: Policy, x: Array, target: Array,
+def one_pass(model: Model, weights: Mapping[str, Array], policy: Policy | str, x: Array, target: Array,
              scale: float = 1.0) -> Pass:
     """Forward and backward of S times the loss of one batch; ``weights`` by name, fp32, each in its own shape.
 
     The weights are rounded to the compute format, as an engine does with its masters; x too, unless it is tokens.
+    Under "fp64" they may be float64, for a difference of two losses that is a derivative.
     Raises ValueError for weights that are missing, too many or of another shape, and for what is no policy.
     """
-    _check(model, weights, policy)
+    _check(model, weights)
+    policy = Policy.of(policy)
     used = {unit: (*unit.shapes, *unit.tied_weights) for unit in model.units}
     ctx = replace(Context.standalone(policy), gradients=lambda unit: {
         name: np.empty(model.shapes[name], policy.compute_dtype) for name in used[unit]})
@@ -60,9 +62,7 @@ def one_pass(model: Model, weights: Mapping[str, Array], policy: Policy, x: Arra
     return Pass(loss, largest, output_gradient, gradients)
 
 
-def _check(model: Model, weights: Mapping[str, Array], policy: Policy) -> None:
-    if not isinstance(policy, Policy):
-        raise ValueError(f"policy must be a Policy, found {policy!r}; write zs.Policy({policy!r})")
+def _check(model: Model, weights: Mapping[str, Array]) -> None:
     if wrong := sorted(weights.keys() ^ model.shapes.keys()):
         raise ValueError(f"one_pass takes the model's {len(model.shapes)} weights by name, and nothing else; missing "
                          f"or not of this model: {', '.join(wrong[:5])}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.checks import unknown_name
+from zerosim.numerics.checks import FP64, unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.loss_scale import LossScaler, Scaling, scaling_of
 
@@ -26,6 +26,7 @@ class Policy:
     ``master``: the weights that the optimizer updates; where that is the compute format, there is no second copy.
     ``state``: the optimizer's fp32 state at rest. Less than fp32 for these two is there to be seen failing.
     ``matmul``: "fp8" is an experiment: values enter matrix products in e4m3, gradients in e5m2, a scale per tensor.
+    ``compute="fp64"`` is for checking gradients: finite differences are sharp in it. Updates are made in fp32 as ever.
 
     Raises ValueError for an unknown format or rule, for a loss scale that is not a positive finite number, for a master
     with fewer mantissa bits than the copy that computes, and for fp8 products of values that rest in 8 bits anyway.
@@ -44,7 +45,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         optional = [name for name in (self.reduce, self.accumulate, self.wire, self.output) if name is not None]
-        for name in (self.compute, self.master, self.state, *optional):
+        for name in ([self.compute] * (self.compute != "fp64") + [self.master, self.state, *optional]):
             format_of(name)
         if self.average not in AVERAGES:
             raise unknown_name(f"no averaging rule {self.average!r}", self.average, AVERAGES)
@@ -57,6 +58,8 @@ class Policy:
         self._refuse_contradictions()
 
     def _refuse_contradictions(self) -> None:
+        if self.compute == "fp64":
+            return
         compute, master = format_of(self.compute), format_of(self.master)
         if master.mantissa_bits < compute.mantissa_bits:
             raise ValueError(f"master={master.name!r} has fewer mantissa bits than compute={compute.name!r}, so that "
@@ -65,6 +68,19 @@ class Policy:
         if self.matmul is not None and compute.nbytes == 1:
             raise ValueError(f"matmul={self.matmul!r} rounds what rests in more bits, and compute={compute.name!r} has "
                              "8 already; take compute='bf16' with it, or matmul=None")
+
+    @classmethod
+    def of(cls, policy: "Policy | str | None") -> "Policy":
+        """The policy that computes in the named format; a policy itself; fp32 where nothing is said.
+
+        Raises ValueError for a name that is no format.
+        """
+        if policy is None or isinstance(policy, str):
+            return cls(policy or "fp32")
+        if not isinstance(policy, Policy):
+            raise ValueError(f"policy must be a Policy or the name of a format, found {policy!r}; write policy='bf16', "
+                             "or zs.Policy('bf16', ...)")
+        return policy
 
     def start_scaling(self) -> LossScaler:
         """The loss scaler at the start of a run."""
@@ -113,4 +129,4 @@ class Policy:
 
 @cache
 def _dtype_of(name: str) -> np.dtype[Any]:
-    return format_of(name).dtype
+    return FP64 if name == "fp64" else format_of(name).dtype  # no row: nothing rounds to it

@@ -317,6 +317,9 @@ def _check_once(what: str, found: list[Any]) -> None:
 
 # -- by name ----------------------------------------------------------------------------------------------------------
 
+# Names of devices and links that say no size or generation, and which is meant; case does not matter.
+SHORT_NAMES = {"a100": "a100-80", "h100": "h100-80", "nvlink": "nvlink4", "pcie": "pcie5",
+               "infiniband": "infiniband-ndr", "ethernet": "ethernet-100g"}
 BETWEEN = "infiniband-ndr"  # what lies between nodes unless another link is named
 DeviceOrLink = TypeVar("DeviceOrLink", Device, Link)
 
@@ -438,10 +441,11 @@ def _row(where: str, kind: str, row: type[DeviceOrLink], name: str, table: dict[
 
 
 def _named(kind: str, name: str, rows: Mapping[str, DeviceOrLink]) -> DeviceOrLink:
-    try:
-        return rows[str(name)]
-    except KeyError:
-        raise ValueError(f"no {kind} is called {name!r}; there are {', '.join(rows)}{nearest(name, rows)}") from None
+    typed = str(name).strip()
+    for known in (typed, typed.lower(), SHORT_NAMES.get(typed.lower(), "")):
+        if known in rows:
+            return rows[known]
+    raise ValueError(f"no {kind} is called {name!r}; there are {', '.join(rows)}{nearest(name, rows)}")
 
 
 # -- the memory that a runtime takes for itself -----------------------------------------------------------------------

@@ -24,12 +24,10 @@ section 4 (the disk).
 from __future__ import annotations
 
 import operator
-import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from decimal import Decimal, InvalidOperation
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -51,10 +49,10 @@ from zerosim.numerics.places import (
 )
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
-from zerosim.numerics.units import gigabytes
+from zerosim.numerics.units import count_of, gigabytes
 from zerosim.optim import Optimizer
 from zerosim.planning.activations import Place, fullest_nbytes
-from zerosim.planning.closed_forms import STAGES, Job, sent_nbytes
+from zerosim.planning.closed_forms import BY_RANK, STAGES, Job, sent_nbytes
 from zerosim.planning.conventions import (
     ADAM,
     Convention,
@@ -256,6 +254,7 @@ class PlanConfig:
     overheads: dict[str, int] | None = None
     mesh: Mesh | None = None
     zeropp: ZeroPlusPlus | None = None
+    reduction: str = BY_RANK
 
     def __post_init__(self) -> None:
         for name, least in (("ranks", 1), ("batch", 1), ("micro_batches", 1), ("prefetch", 0)):
@@ -401,7 +400,8 @@ class PlanConfig:
                    tied_lengths=tuple(model.units[owner].tensors[0].parameters for _, owner in model.tied),
                    normed_tensors=normed_tensors(self.optimizer, len(model.tensors)),
                    overlap=self.overlap and self.has_units, prefetch=self.prefetch * self.has_units,
-                   nodes=self.mesh.nodes if self.mesh else 1, zeropp=self.zeropp, offload=self.offload)
+                   nodes=self.mesh.nodes if self.mesh else 1, zeropp=self.zeropp, offload=self.offload,
+                   reduction=self.reduction)
 
     def resting_nbytes(self, stage: int) -> dict[str, int]:
         """Bytes held from step to step, on the device and on the host, and the runtime's overhead, by fields of a row.
@@ -573,51 +573,47 @@ def plan(model: str | ModelShape | None = None, **options: Any) -> Plan:
     if "dialect" in options and "convention" not in options:
         warnings.warn("dialect= is now called convention=", DeprecationWarning, stacklevel=2)
         options["convention"] = options.pop("dialect")
-    if "reduction" in options:
-        raise ValueError(f"reduction={options['reduction']!r} is no option of a plan, in which ranks add up gradients "
-                         "in a ring; leave it out, and see zerosim.planning.Job(reduction=...) for the bytes of a step")
     return plan_config(model, **options).plan()
 
 
 def plan_config(model: str | ModelShape | None = None, *, parameters: int | str | None = None,
                 largest_layer: int | str | None = None, ranks: int = 8, device: str = "h100-80", link: str = "nvlink4",
                 nodes: int = 1, between: str | None = None, stage: Several = "all", recompute: Several = "usual",
-                batch: int = 1, tokens: int | None = None, micro_batches: int = 1, compute: str = "bf16",
+                batch: int = 1, tokens: int | None = None, micro_batches: int = 1, compute: str | Policy = "bf16",
                 optimizer: Optimizer = ADAM, convention: str | Convention | Policy | None = None,
                 utilization: float = UTILIZATION, overlap: bool = True, prefetch: int = 1,
                 offload: bool | str | Offload | None = False, host_link: str | None = None,
                 disk_link: str | None = None, hardware: str | Path | None = None,
                 overheads: dict[str, int] | None = None,
                 mesh: Mesh | Sequence[int] | str | None = None,
-                zeropp: ZeroPlusPlus | str | None = None) -> PlanConfig:
+                zeropp: ZeroPlusPlus | str | None = None, reduction: str = BY_RANK) -> PlanConfig:
     """A checked configuration of a preset's name, a config.json, a ModelShape, or a number of ``parameters``.
 
     ``stage`` and ``recompute`` are one, several, or "all"; "usual" is to recompute nothing, selectively, and blocks.
+    ``compute`` is a format, or a Policy for all formats of a step.
     ``convention`` None is "zero-paper", or "fp32" where that is computed in; "zerosim" is the engine's own.
     ``overlap`` and ``prefetch`` are the engine's options, what goes beside other work and how many units are gathered
     ahead: they spare seconds and cost bytes, and a plan counts both. ``mesh``, nodes and ranks of a node as "2x4", puts
     states in shards inside each node, over the links of as many nodes; with ``zeropp``, as "hpz+qwz+qgz", on all ranks,
-    and the plan is of stage 3. ``offload`` True keeps masters and the optimizer's state on the host, "host" and "disk"
-    all state there, an Offload says where each kind rests; ``host_link`` None is the device's own, ``disk_link`` None
-    nvme-pcie4. ``hardware`` is a TOML file of one's own devices
-    and links. Raises ValueError, in one sentence, for what is not known or cannot be.
+    and the plan is of stage 3. ``reduction`` "micro_batch", the engine's other order of additions, makes a plan of
+    sharded gradients, stages 2 and 3. ``offload`` True keeps masters and the optimizer's state on the host, "host" and
+    "disk" all state there, an Offload says where each kind rests; ``host_link`` None is the device's own, ``disk_link``
+    None nvme-pcie4. ``hardware`` is a TOML file of one's own devices and links. Raises ValueError, in one
+    sentence, for what is not known or cannot be.
     """
     known = presets() if hardware is None else read(_path(hardware, "hardware"))
-    policy = Policy(_format(compute))
+    policy = compute if isinstance(compute, Policy) else Policy(_format(compute))
     on_mesh = None if mesh is None or mesh == "none" else Mesh.of(mesh, ranks)
     if on_mesh and nodes not in (1, on_mesh.nodes):
         raise ValueError(f"mesh={str(on_mesh)!r} has {on_mesh.nodes} nodes, and nodes={nodes} were asked for; leave "
                          "nodes out")
-    parts, rows = ZeroPlusPlus.parse(zeropp), _stages(stage)
+    parts, rows = ZeroPlusPlus.on_mesh(zeropp, on_mesh, ranks), _stages(stage)
     if parts is not None:
-        if on_mesh is None:
-            raise ValueError(f"zeropp={str(zeropp)!r} saves what crosses nodes, and there is no mesh; name one, as "
-                             f"{ranks}x1")
-        sharded = tuple(one for one in rows if one in STAGES and STAGES[one].parameters_sharded)
-        if len(sharded) < len(rows) < len(STAGES):
-            raise ValueError(f"a plan with zeropp={str(zeropp)!r} is of sharded parameters, stage 3, found "
-                             f"stage={stage!r}")
-        rows = sharded
+        rows = _only(rows, "parameters_sharded", f"a plan with zeropp={str(zeropp)!r} is of sharded parameters, stage "
+                     "3")
+    if reduction != BY_RANK:
+        rows = _only(rows, "gradients_sharded", f"a plan with reduction={reduction!r} is of sharded gradients, stage 2 "
+                     "or 3")
     asked = offload if isinstance(offload, bool) else not (places := offload_of(offload)).is_none
     to_host = known.link(host_link) if host_link is not None else known.host_link(device) if asked else None
     on_disk = not isinstance(offload, bool) and places.uses_disk
@@ -630,24 +626,10 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
         stages=rows, recompute=_policies(recompute), batch=batch, tokens=tokens, micro_batches=micro_batches,
         optimizer=optimizer, convention=policy if convention == "zerosim" else convention, utilization=utilization,
         offload=offload, host_link=to_host, disk_link=to_disk, overlap=overlap, prefetch=prefetch, overheads=overheads,
-        mesh=on_mesh, zeropp=parts)
+        mesh=on_mesh, zeropp=parts, reduction=reduction)
 
 
 plan.__signature__ = signature(plan_config).replace(return_annotation=Plan)  # type: ignore[attr-defined]  # for a notebook
-
-
-def whole_number(text: int | float | str, what: str) -> int:
-    """A count as one writes it, 7.5e9 or 7_500_000_000; ValueError for what is no positive whole number."""
-    digits = str(text).strip()
-    if "," in digits and not re.fullmatch(r"\d{1,3}(,\d{3})+", digits):
-        raise ValueError(f"{what}={text!r} has a comma that is not between thousands; write 7.5e9 or 7,500,000,000")
-    try:
-        number = Decimal(digits.replace("_", "").replace(",", ""))
-    except InvalidOperation:
-        raise ValueError(f"{what}={text!r} is no number; write it in digits, as in 7.5e9") from None
-    if not number.is_finite() or number != number.to_integral_value() or not 0 < number < 2**62:
-        raise ValueError(f"{what}={text!r} must be a whole number above 0 and below 2^62")
-    return int(number)
 
 
 def _model(model: str | ModelShape | None, parameters: int | str | None,
@@ -655,8 +637,8 @@ def _model(model: str | ModelShape | None, parameters: int | str | None,
     if (model is None) == (parameters is None):
         raise ValueError("a plan is of a model or of a number of parameters: name one of the two, as gpt2-xl or 7.5e9")
     if parameters is not None:
-        largest = None if largest_layer is None else whole_number(largest_layer, "largest_layer")
-        return model_of_parameters(whole_number(parameters, "parameters"), largest)
+        largest = None if largest_layer is None else count_of(largest_layer, "largest_layer")
+        return model_of_parameters(count_of(parameters, "parameters"), largest)
     if largest_layer is not None:
         raise ValueError("largest_layer goes with a number of parameters; a model's shape has its own layers")
     return model if isinstance(model, ModelShape) else model_shape(_path(model, "model"))
@@ -683,6 +665,14 @@ def _stages(asked: Several) -> tuple[int, ...]:
         return tuple(dict.fromkeys(int(one) if isinstance(one, str) else operator.index(one) for one in several))
     except (TypeError, ValueError):
         raise ValueError(f"stage={asked!r} must be all, or some of {', '.join(map(str, STAGES))}, as in 2,3") from None
+
+
+def _only(rows: tuple[int, ...], sharded: str, what: str) -> tuple[int, ...]:
+    """The stages of which this state is sharded; ValueError where others were asked for by number."""
+    found = tuple(stage for stage in rows if stage not in STAGES or getattr(STAGES[stage], sharded))
+    if len(found) < len(rows) < len(STAGES):
+        raise ValueError(f"{what}, found stage {', '.join(map(str, sorted({*rows} - {*found})))}; leave that out")
+    return found
 
 
 def _policies(asked: Several) -> tuple[str, ...]:

@@ -70,14 +70,14 @@ class Tape:
 class Engine(Shown):
     """Trains ``model`` with ``optimizer`` on this rank; every rank of the group makes one and takes the same steps.
 
-    ``stage`` is a ZeRO stage's number or a Stage of placements, ``layout`` "per_unit", "contiguous" or
-    "whole_matrices", ``recompute`` a policy or its text, ``clip_norm`` the most that the global gradient norm may be
-    (None: no limit), ``groups`` what differs for some parameters, ``schedule`` the factor of every lr by step
-    (counted from 1, skipped ones not), ``seed`` that of dropout. ``gather`` lets optimizers that need whole matrices
-    gather what lies in pieces. ``mesh``, nodes and ranks of a node as (2, 4) or "2x4", shards states inside each node
-    and replicates them across (hybrid sharding): a sum of nodes' sums has other bits than one ring. With
-    ``zeropp``, a ZeroPlusPlus or its text "hpz+qwz+qgz", states lie in shards on all ranks, and less crosses nodes.
-    ``reduction`` is the order in which gradients are added: by "rank", or by "micro_batch", which makes all bits
+    ``stage`` is a ZeRO stage's number or a Stage of placements, ``policy`` a Policy or the format to compute in,
+    ``layout`` "per_unit", "contiguous" or "whole_matrices", ``recompute`` a policy or its text, ``clip_norm`` the most
+    that the global gradient norm may be (None: no limit), ``groups`` what differs for some parameters, ``schedule`` the
+    factor of every lr by step (counted from 1, skipped ones not), ``seed`` that of dropout. ``gather`` lets optimizers
+    that need whole matrices gather what lies in pieces. ``mesh``, nodes and ranks of a node as (2, 4) or "2x4", shards
+    states inside each node and replicates them across (hybrid sharding): a sum of nodes' sums has other bits than one
+    ring. With ``zeropp``, a ZeroPlusPlus or its text "hpz+qwz+qgz", states lie in shards on all ranks, and less crosses
+    nodes. ``reduction`` is the order in which gradients are added: by "rank", or by "micro_batch", which makes all bits
     independent of the number of ranks; see `zerosim.zero.micro_batch_order`.
 
     Options that change no bit, but for buckets of quantized values: ``bucket_nbytes`` is the most that one collective
@@ -99,7 +99,7 @@ class Engine(Shown):
         optimizer: Optimizer,
         *,
         stage: int | Stage = 0,
-        policy: Policy | None = None,
+        policy: Policy | str | None = None,
         layout: str = "per_unit",
         recompute: Recompute | str = "none",
         clip_norm: float | None = None,
@@ -117,13 +117,14 @@ class Engine(Shown):
         mesh: Mesh | Sequence[int] | str | None = None,
         zeropp: ZeroPlusPlus | str | None = None,
     ) -> None:
-        _check_parts(rank, model, optimizer, policy)
+        _check_parts(rank, model, optimizer)
         keep = _check_options(model, bucket_nbytes, prefetch, keep_gathered, seed, overlap=overlap, gather=gather,
                               copy_in_flight=copy_in_flight)
         self.rank, self.model, self.optimizer, self.seed, self.reduction = rank, model, optimizer, seed, reduction
-        self.stage, self.policy, self.recompute = stage_of(stage), policy or Policy(), Recompute.parse(recompute)
-        self.zeropp, self.mesh = ZeroPlusPlus.parse(zeropp), None if mesh is None else Mesh.of(mesh, rank.size)
-        by_micro_batch = is_by_micro_batch(reduction, self.stage, self.policy, mesh=self.mesh or self.zeropp)
+        self.stage, self.policy, self.recompute = stage_of(stage), Policy.of(policy), Recompute.parse(recompute)
+        self.mesh = None if mesh is None else Mesh.of(mesh, rank.size)
+        self.zeropp = ZeroPlusPlus.on_mesh(zeropp, self.mesh, rank.size)
+        by_micro_batch = is_by_micro_batch(reduction, self.stage, self.policy, mesh=self.mesh)
         bucket_options = BucketOptions(bucket_nbytes, overlap, copy_in_flight, by_micro_batch)
         self.loss_scale = self.policy.start_scaling()
         settings = settings_of(model, optimizer, self.policy, groups)
@@ -538,18 +539,14 @@ def _digest(model: Model, settings: Mapping[str, Settings], others: object) -> s
 # -- argument checks --------------------------------------------------------------------------------------------------
 
 
-def _check_parts(rank: Rank, model: Model, optimizer: Optimizer, policy: Policy | None) -> None:
-    """Raises ValueError for what is no rank, no model, no policy or no optimizer."""
+def _check_parts(rank: Rank, model: Model, optimizer: Optimizer) -> None:
+    """Raises ValueError for what is no rank, no model or no optimizer."""
     if not isinstance(rank, Rank):
         raise ValueError(f"an engine is made by a rank program, found rank={rank!r}; write Engine(rank, model, ...) in "
                          "a program that a cluster runs")
     if not isinstance(model, Model):
         raise ValueError(
             f"model must be a zerosim model, found {type(model).__name__}; build one from units with Model([...])"
-        )
-    if policy is not None and not isinstance(policy, Policy):
-        raise ValueError(
-            f"policy must be a Policy, found {policy!r}; write zs.Policy({policy!r}) to compute in that format"
         )
     if not isinstance(optimizer, Optimizer):
         raise ValueError(

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.models.units import Model
+from zerosim.numerics.checks import work_type
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.places import DEVICE
 from zerosim.numerics.policy import Policy
@@ -267,11 +268,11 @@ class ParamGroup:
         return found
 
     def _mean_gradient(self, entry: LayoutEntry) -> np.ndarray | None:
-        """fp32(sum) / (S * N * k) between reduce() and update(); None otherwise."""
+        """fp32(sum) / (S * N * k) between reduce() and update(), all float64 under fp64; None otherwise."""
         if self.reduced is None:
             return None
         total = self._whole(entry, self.reduced.gradient, self.reduced.placement)
-        mean: np.ndarray = self.rank.kernels.empty(total.size, np.float32)
+        mean: np.ndarray = self.rank.kernels.empty(total.size, work_type(total))
         self.rank.kernels.gradient_block(total.reshape(-1), self.reduced.divisor, 1.0, mean)
         return mean.reshape(entry.shape)
 
