@@ -31,6 +31,8 @@ help:  ## show this list
 
 demo: $(CORE)  ## run the worked example: 4 weights, 2 ranks, ZeRO's stages 0 to 3
 	@$(BIN)/zerosim replay
+	@echo; echo "Next, in this shell:   . $(BIN)/activate   (with uv: write 'uv run zerosim' for zerosim)"
+	@echo "and then               zerosim compare --model gpt-nano,  zerosim --help,  make notebook"
 
 notebook: $(LAB)  ## open JupyterLab on the first notebook (NOTEBOOK=notebooks/04_rings.ipynb opens that one)
 	$(BIN)/jupyter lab $(or $(NOTEBOOK),$(FIRST))

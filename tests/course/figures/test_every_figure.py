@@ -117,7 +117,7 @@ def test_other_data_keep_their_words_apart_in_another_picture(case):
     for style in chosen([DARK], [LIGHT, DARK]):
         drawn = OTHERS[case](style)
         seen.assert_readable(drawn)
-        assert drawn._repr_svg_() != committed(drawn.name, style)
+        assert drawn.svg() != committed(drawn.name, style)
 
 
 def test_the_instruments_see_another_shape_color_or_word_an_overlap_and_a_cut_label_but_no_other_rounding():
