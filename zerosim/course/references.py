@@ -17,8 +17,8 @@ NAMES = re.compile(r"(?P<names>\w[^\d;]*?)\s+(?P<year>(?:19|20)\d\d)\b")
 HEAD = """# References
 
 Everything that the package, these pages and the notebooks cite. A citation elsewhere gives the first author, the year
-and the place: *Rajbhandari et al. 2020, section 5.1* is section 5.1 of the text of that name and year below. Where a text
-is cited by other words, they stand in brackets. `python -m zerosim.course.references` writes this page.
+and the place: *Rajbhandari et al. 2020, section 5.1* is section 5.1 of the text of that name and year below. Where a
+text is cited by other words, they stand in brackets. `python -m zerosim.course.references` writes this page.
 """
 
 
