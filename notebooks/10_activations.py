@@ -16,8 +16,8 @@
 #
 # **The idea.** Backward needs what forward has computed on the way, the *activations*. ZeRO does not shard them: each
 # rank has a batch of its own, and in a transformer with long sequences they take more than all states together. But
-# they need not be kept. Whatever forward has computed, it can compute again (*recomputation*, or *activation
-# checkpointing*). So for each tensor there is a price: bytes saved for operations spent. Some tensors are nearly free,
+# they need not be kept. Whatever forward has computed, it can compute again (*recomputation*, or activation
+# checkpointing). So for each tensor there is a price: bytes saved for operations spent. Some tensors are nearly free,
 # one is enormous, and no policy that merely computes again changes a bit.
 #
 # *Sources.* Chen, Xu, Zhang and Guestrin 2016, *Training Deep Nets with Sublinear Memory Cost*, section 3,
