@@ -4,9 +4,10 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# The stamps say what was installed, and when: the package alone, with its tools, with what builds its site, or
-# with CUDA's compiler.
+# The stamps say what was installed, and when: the package alone, with JupyterLab, with its tools, with what builds its
+# site, or with CUDA's compiler.
 CORE   := $(VENV)/.stamp-core
+LAB    := $(VENV)/.stamp-lab
 DEV    := $(VENV)/.stamp-dev
 DOCS   := $(VENV)/.stamp-docs
 NVRTC  := $(VENV)/.stamp-nvrtc
@@ -21,13 +22,20 @@ PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint types figures notebooks docs bench gpu-check clean
+FIRST  := notebooks/01_the_worked_example.ipynb
+
+.PHONY: help demo notebook test test-all lint types figures notebooks docs browser bench gpu-check clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(CORE)  ## run the worked example: 4 weights, 2 ranks, ZeRO's stages 0 to 3
 	@$(BIN)/zerosim replay
+	@echo; echo "Next, in this shell:   . $(BIN)/activate   (with uv: write 'uv run zerosim' for zerosim)"
+	@echo "and then               zerosim compare --model gpt-nano,  zerosim --help,  make notebook"
+
+notebook: $(LAB)  ## open JupyterLab on the first notebook (NOTEBOOK=notebooks/04_rings.ipynb opens that one)
+	$(BIN)/jupyter lab $(or $(NOTEBOOK),$(FIRST))
 
 test: $(DEV)  ## run the tests (about 5 minutes of one core)
 	$(ONE_THREAD) $(PYTEST)
@@ -57,6 +65,10 @@ docs: $(DOCS)  ## build the documentation into build/docs/site; fails on a link 
 	PYTHONPATH=docs $(BIN)/python -m zerosim_site.check build/docs/site
 	@echo "open build/docs/site/index.html"
 
+browser: docs  ## add JupyterLite to that site: zerosim in the page, for a web server; Pyodide comes from its own host
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[browser]'
+	PYTHONPATH=docs $(BIN)/python -m zerosim_site.browser build/docs/site
+
 bench: $(DEV)  ## measure speeds, each beside its floor
 	@for script in benchmarks/bench_*.py; do \
 	    echo "== $$script"; $(ONE_THREAD) $(BIN)/python "$$script" || exit 1; \
@@ -79,6 +91,10 @@ $(CORE): pyproject.toml
 	           "Name a newer one: make PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(LAB): $(CORE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[notebook]'
 	@touch $@
 
 $(DEV): $(CORE)

@@ -13,11 +13,12 @@ import ml_dtypes  # noqa: F401  # from here on NumPy knows "bfloat16" by name
 from zerosim.connect import connect  # not lazily: the function hides the module of its name
 
 if TYPE_CHECKING:
-    from zerosim import models, numerics, optim, planning, ranks, zero
+    from zerosim import models, numerics, optim, planning, ranks, testing, zero
     from zerosim.backends.cupy.cluster import CuPyCluster
     from zerosim.backends.nccl.cluster import NCCLCluster
-    from zerosim.course import puzzles
+    from zerosim.course import draw, puzzles
     from zerosim.course.tuning import tune
+    from zerosim.frameworks import from_deepspeed, from_fsdp
     from zerosim.numerics.formats import FORMATS, Format, format_of
     from zerosim.numerics.places import Offload
     from zerosim.numerics.policy import Policy
@@ -99,7 +100,10 @@ __all__ = [
     "Work",
     "ZeroPlusPlus",
     "connect",
+    "draw",
     "format_of",
+    "from_deepspeed",
+    "from_fsdp",
     "layout_of",
     "models",
     "numerics",
@@ -112,16 +116,18 @@ __all__ = [
     "round_to",
     "spacing",
     "step_through",
+    "testing",
     "tune",
     "zero",
 ]
 
 _MODULES = {**{floor: floor for floor in ("numerics", "ranks", "models", "optim", "zero", "planning")},
-            "puzzles": "course.puzzles"}
+            "draw": "course.draw", "puzzles": "course.puzzles", "testing": "testing"}
 _HOMES = {"FORMATS": "numerics.formats", "Format": "numerics.formats", "format_of": "numerics.formats",
           "Offload": "numerics.places", "Policy": "numerics.policy", "round_to": "numerics.rounding",
           "spacing": "numerics.rounding",
           "plan": "planning.plan", "tune": "course.tuning",
+          "from_deepspeed": "frameworks", "from_fsdp": "frameworks",
           "CuPyCluster": "backends.cupy.cluster", "NCCLCluster": "backends.nccl.cluster"}
 
 _LOADING = threading.RLock()  # two threads that begin to import two floors, each of which needs the other's, both fail

@@ -46,7 +46,7 @@ def _changed(link: re.Match[str], page: Page, targets: Mapping[str, str]) -> str
     wanted = posixpath.normpath(posixpath.join(posixpath.dirname(page.source), path))
     if wanted not in targets:
         raise ValueError(f"{page.source} links to {target}, which the site does not have; it has the "
-                         "README, docs/, notebooks/, figures/, CHANGELOG.md and the code to which the README links")
+                         "README, docs/, notebooks/, figures/, CHANGELOG.md and the code to which they link")
     place = relative(targets[wanted], page)
     if not text.startswith("!"):
         return f"{text}({place}{hash_}{anchor})"

@@ -16,7 +16,8 @@ class Page:
     """One page of the site: its place, its title in the navigation, and its Markdown.
 
     ``uri`` is relative to the site and ends in ``.md``; ``source`` is the file of the repository whose text it shows,
-    to which the text's links are relative; ``section`` is where it stands in the navigation.
+    to which the text's links are relative; ``section`` is where it stands in the navigation, in a ``group`` if it says
+    one.
     """
 
     uri: str
@@ -24,6 +25,7 @@ class Page:
     text: str
     source: str
     section: str
+    group: str = ""
 
 
 def outside_code(change: Callable[[str], str], markdown: str) -> str:

@@ -1,6 +1,8 @@
 """All pages and files of the site, and its navigation."""
 
 import re
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +11,26 @@ from zerosim_site.command_pages import commands_page
 from zerosim_site.links import with_site_links
 from zerosim_site.notebook_pages import Draw
 from zerosim_site.page import ROOT, Page
-from zerosim_site.readme_pages import changes_page, document_pages, readme_pages
+from zerosim_site.readme_pages import document_pages, home_page
 from zerosim_site.reference_pages import reference_pages
 
 SECTIONS = ("Home", "Guide", "Notebooks", "Figures", "Command line", "Reference", "Glossary")
 BESIDE = ("LICENSE",)
 ASSETS = ROOT / "docs/assets"
-CODE = re.compile(r"\]\((zerosim/[\w/]+\.py)\)")  # a link of the README to a file of the package
+CODE = re.compile(r"\]\((?:\.\./)?(zerosim/[\w/]+\.py)\)")  # a link of the README or docs/ to a file of the package
 
 
 def pages(draw: Draw) -> list[Page]:
     """Every page, with links as the repository has them; ``draw`` makes formulas visible."""
-    return [*readme_pages(), *document_pages(), changes_page(), *notebook_pages.notebook_pages(draw),
+    return [home_page(), *document_pages(), *notebook_pages.notebook_pages(draw),
             figure_pages.figures_page(), commands_page(), *reference_pages()]
 
 
 def copies() -> dict[str, Path]:
     """Files that are copied as they are, by their place in the site."""
     texts = [path for path in notebook_pages.notebooks() for path in (path, path.with_suffix(".py")) if path.exists()]
-    code = [ROOT / name for name in CODE.findall((ROOT / "README.md").read_text(encoding="utf-8"))]
+    prose = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    code = [ROOT / name for text in prose for name in CODE.findall(text.read_text(encoding="utf-8"))]
     found = {str(path.relative_to(ROOT).as_posix()): path for path in [*figure_pages.beside(), *texts, *code]}
     return found | {name: ROOT / name for name in BESIDE} | {f"assets/{path.name}": path for path in ASSETS.iterdir()}
 
@@ -41,16 +44,16 @@ def finished(draw: Draw) -> list[Page]:
     """Every page with its links turned into the site's. Raises ValueError for one that leads nowhere."""
     found = pages(draw)
     targets = targets_of(found)
-    return [Page(page.uri, page.title, with_site_links(page, targets), page.source, page.section)
-            for page in found]
+    return [replace(page, text=with_site_links(page, targets)) for page in found]
 
 
 def targets_of(found: list[Page]) -> dict[str, str]:
     """The place in the site of each file of the repository: a notebook is its page, unless its copy is asked for."""
     places = {place: place for place in [*copies(), *drawn()]}
-    made = {page.source: page.uri for page in found if not page.uri.startswith("guide/")}
+    made = {page.source: page.uri for page in found}
     by_page = {page.uri: page.uri for page in found}
-    return {**places, **by_page, **made, "figures": "figures/index.md", "notebooks": "notebooks/index.md"}
+    return {**places, **by_page, **made, "docs": "guide/index.md", "figures": "figures/index.md",
+            "notebooks": "notebooks/index.md"}
 
 
 def navigation(found: list[Page]) -> list[dict[str, Any]]:
@@ -62,8 +65,17 @@ def navigation(found: list[Page]) -> list[dict[str, Any]]:
     for section in SECTIONS:
         members = [page for page in found if page.section == section]
         alone = len(members) == 1
-        nav.append({section: members[0].uri if alone else [_entry(page) for page in members]})
+        nav.append({section: members[0].uri if alone else _entries(members)})
     return nav
+
+
+def _entries(members: list[Page]) -> list[Any]:
+    """The entries of a section; neighbors of one group stand under its name."""
+    entries: list[Any] = []
+    for group, together in groupby(members, lambda page: page.group):
+        listed = [_entry(page) for page in together]
+        entries += [{group: listed}] if group else listed
+    return entries
 
 
 def _entry(page: Page) -> str | dict[str, str]:

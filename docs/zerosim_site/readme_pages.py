@@ -1,34 +1,51 @@
-"""The README as pages: its first screen is the site's, each section of it a page of the guide."""
+"""The README and the texts of ``docs/`` as pages: the README comes first, ``docs/README.md`` lists the others."""
 
 import re
 
 from zerosim_site.page import HIDE, ROOT, Page, slug
 
-SECTION = re.compile(r"^## (.+)\n", re.M)
 TERM = re.compile(r"^### (.+)$", re.M)
-START = "Start"
+GROUP = re.compile(r"^## (.+)\n((?:(?!## ).*\n?)*)", re.M)
+ITEM = re.compile(r"^- \[(.+)\]\(([^()\s]+)\): \S", re.M)
+GUIDE, GLOSSARY = "Guide", "Glossary"
 
 
-def readme_pages(readme: str | None = None) -> list[Page]:
-    """The home page, with what comes before the first section and with how to start; then the other sections."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8") if readme is None else readme
-    first, *rest = SECTION.split(text)
-    sections = dict(zip(rest[::2], rest[1::2], strict=True))
-    home = first + f"## {START}\n" + sections.pop(START)
-    return [Page("index.md", "Home", HIDE + home, "README.md", "Home"),
-            *(Page(f"guide/{slug(title)}.md", title, f"# {title}\n{body}", "README.md", "Guide")
-              for title, body in sections.items())]
+def home_page() -> Page:
+    """The README."""
+    return Page("index.md", "Home", HIDE + (ROOT / "README.md").read_text(encoding="utf-8"), "README.md", "Home")
 
 
-def document_pages() -> list[Page]:
-    """Each text of ``docs/``: the glossary stands alone, the others are how-tos of the guide."""
-    pages = []
-    for path in sorted((ROOT / "docs").glob("*.md")):
-        text = path.read_text(encoding="utf-8")
-        title, alone = heading(text, path.name), path.stem == "glossary"
-        pages.append(Page(path.name, title, HIDE + _indexed(text) if alone else text, f"docs/{path.name}",
-                          title if alone else "Guide"))
+def document_pages(index: str | None = None) -> list[Page]:
+    """The texts of ``docs/`` in the order and the groups of their list, docs/README.md, which comes first.
+
+    The glossary stands alone. Raises ValueError for a text that the list lacks, or names twice or by another title.
+    """
+    text = (ROOT / "docs/README.md").read_text(encoding="utf-8") if index is None else index
+    pages, left = [Page("guide/index.md", heading(text, "docs/README.md"), text, "docs/README.md", GUIDE)], _documents()
+    for group, items in GROUP.findall(text):
+        for title, name in ITEM.findall(items):
+            if name not in left:
+                raise ValueError(f"docs/README.md lists {name}, which there is not, or twice")
+            pages.append(_document(name, left.pop(name), group))
+            if pages[-1].title != title:
+                raise ValueError(f"docs/README.md calls {name} {title!r}; its heading is {pages[-1].title!r}")
+    if left:
+        raise ValueError(f"docs/README.md does not list {', '.join(left)}; add '- [its heading](its file): one line'")
     return pages
+
+
+def _documents() -> dict[str, str]:
+    """The texts that the list has to have, by their place as seen from ``docs/``."""
+    texts = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+    del texts["README.md"]
+    return texts | {"../CHANGELOG.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")}
+
+
+def _document(name: str, text: str, group: str) -> Page:
+    if name == "glossary.md":
+        return Page(name, GLOSSARY, HIDE + _indexed(text), "docs/glossary.md", GLOSSARY)
+    source = name.removeprefix("../") if name.startswith("../") else f"docs/{name}"
+    return Page(name.removeprefix("../").lower(), heading(text, source), text, source, GUIDE, group)
 
 
 def glossary_terms(glossary: str) -> list[str]:
@@ -42,12 +59,6 @@ def _indexed(glossary: str) -> str:
     index = "<br>\n".join(f"[{term}](#{slug(term)})" for term in terms)
     first, section, rest = glossary.partition("\n## ")
     return f'{first}\n<div class="glossary-index" markdown>\n{index}\n</div>\n{section}{rest}'
-
-
-def changes_page() -> Page:
-    """The page of changes."""
-    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    return Page("changelog.md", "Changes", text, "CHANGELOG.md", "Guide")
 
 
 def heading(markdown: str, where: str) -> str:

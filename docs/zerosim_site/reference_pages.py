@@ -29,6 +29,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "models": (),
     "optim": (),
     "planning": (),
+    "frameworks": (),
     "numerics": tuple(f"zerosim.numerics.{name}" for name in (
         "formats", "rounding", "policy", "loss_scale", "random", "arrays", "units")),
     "display": (),

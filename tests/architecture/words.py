@@ -1,5 +1,5 @@
-"""Checks of words: what no text file of the repository names, what the package does not say, and the README's reading
-path, the files that explain ZeRO, in the order in which one reads them.
+"""Checks of words: what no text file of the repository names, what the package does not say, and the reading path, the
+files that explain ZeRO, in the order in which one reads them.
 
 The package uses the field's words. `tied` weights are not lent, a parameter group is no kin, ranks of a call are its
 members; the glossary says what each thing is called.
@@ -21,7 +21,7 @@ HOUSE_WORDS = (
     "rooted", "spoiler", "spoilers", "told", "torn", "twin", "upstairs")
 # Former public names, which still work with a DeprecationWarning; the words of a file's other lines count.
 FORMER_NAMES = {
-    "zerosim/cli/predictions.py": ("--dialect", "dialect: Former", "or dialect"),
+    "zerosim/cli/predictions.py": ("--dialect",),
     "zerosim/connect.py": ("patience_seconds",),
     "zerosim/models/units.py": ("borrows",),
     "zerosim/planning/__init__.py": ("RENAMED = ",),
@@ -48,16 +48,15 @@ def house_words(source: Source) -> list[str]:
             if (match := HOUSE_WORD.search(line)) and not any(name in line for name in former)]
 
 
-def faults_of_the_path(readme: str, files: int = FILES, lines: int = LINES) -> list[str]:
+def faults_of_the_path(page: str, files: int = FILES, lines: int = LINES) -> list[str]:
     """The faults of the list: a file that is missing, listed twice or not described; too many files or lines."""
-    _, _, section = readme.partition("\n## The reading path\n")
-    steps = STEP.findall(section.partition("\n## ")[0])  # file, link and text of each item
+    steps = STEP.findall(page)  # file, link and text of each item
     path = [name for name, *_ in steps]
     there = {name for name in path if (ROOT / name).is_file()}
     found = [f"{name}: no such file" for name in path if name not in there]
     found += [f"{name}: listed twice" for name in there if path.count(name) > 1]
     found += [f"{name}: links to {link} and says{text or ' nothing'}" for name, link, text in steps
-              if link != name or not re.fullmatch(r": \S.+", text)]
+              if link != f"../{name}" or not re.fullmatch(r": \S.+", text)]
     total = sum((ROOT / name).read_text(encoding="utf-8").count("\n") for name in there)
     if not 0 < len(path) <= files:
         found.append(f"{len(path)} files; a reading path has between 1 and {files}")

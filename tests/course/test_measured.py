@@ -47,10 +47,10 @@ OPTIONS = [PLAIN, {"overlap": True, "prefetch": 0}, {"overlap": False, "prefetch
            zs.Offload("disk", "disk"), zs.Offload("host", parameters="host")]),
        wider=st.sampled_from([None, "accumulate", "reduce", "wire"]),
        nodes=st.sampled_from([None, None, 1, 2, 3]),
-       zeropp=st.sampled_from(["none", "flat", "hpz", "qwz", "hpz+qwz+qgz"]))
+       zeropp=st.sampled_from(["none", "flat", "hpz", "qwz", "hpz+qwz+qgz"]), by_micro_batch=st.booleans())
 def test_an_estimate_is_the_measurement_to_the_byte_for_any_decoder_stage_policy_and_option(
         blocks, heads, width, tokens, vocabulary, tied, kind, ranks, batch, k, stage, compute, policy, optimizer,
-        overlap, prefetch, offload, wider, nodes, zeropp):
+        overlap, prefetch, offload, wider, nodes, zeropp, by_micro_batch):
     """The peak too: not the sum of parts at their fullest, but what is held at the fullest moment."""
     formats = {wider: "fp32"} if wider and compute != "fp32" else {}
     of = {"positions": 9} if kind == "GPT" else {
@@ -64,7 +64,9 @@ def test_an_estimate_is_the_measurement_to_the_byte_for_any_decoder_stage_policy
                        prefetch=prefetch, mesh=nodes and zs.Mesh(nodes, ranks), zeropp=zs.ZeroPlusPlus.parse(
                            zeropp if nodes and stage == 3 and wider != "wire" else None),
                        offload=offload, host_link=hardware.link("pcie4") if offload else None,
-                       disk_link=hardware.link("nvme-pcie4") if "disk" in str(offload) else None)
+                       disk_link=hardware.link("nvme-pcie4") if "disk" in str(offload) else None,
+                       reduction="micro_batch" if by_micro_batch and stage > 1 and not nodes and wider != "wire" else
+                       "rank")
     lines = measured_row(asked, stage, policy)
     assert {line.name: line.difference_nbytes for line in lines} == {line.name: 0 for line in lines}
     assert lines[-1].name == "peak"

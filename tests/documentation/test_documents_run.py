@@ -1,14 +1,19 @@
-"""The documents show what the code prints: every module's doctests, the README's first example."""
+"""The documents show what the code prints: every module's doctests, the README's example; the code of docs/ runs."""
 
 import doctest
 import importlib
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.architecture.source import ROOT, package_sources
-from tests.support import fresh
+from tests.support import ask, fresh
 
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.M)
 EXAMPLE = re.compile(r"^```python\n(?P<code>.*?)^```\n.*?^```text\n(?P<printed>.*?)^```$", re.DOTALL | re.M)
 # `python -m zerosim` runs the command line when it is imported.
 MODULES = [source.module for source in package_sources() if source.floor != "__main__"]
@@ -27,8 +32,69 @@ def test_the_doctests_of_a_module_hold(module: str) -> None:
 
 
 def test_the_readme_prints_what_it_says() -> None:
-    example = EXAMPLE.search((ROOT / "README.md").read_text(encoding="utf-8"))
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    example = EXAMPLE.search(text)
     assert fresh("-c", example["code"]) == example["printed"]
+    of_demo, of_compare, _ = re.findall(r"^```text\n(.*?)^```$", text, re.DOTALL | re.M)
+    assert ends_of_lines_cut(ask("replay").stdout).count(of_demo) == 1
+    # Bytes are the same in every step, so that one suffices.
+    assert ends_of_lines_cut(ask("compare", "--model", "gpt-nano", "--steps", "1").stdout).count(of_compare) == 1
+
+
+def ends_of_lines_cut(text: str) -> str:
+    return re.sub(r" +$", "", text, flags=re.M)
+
+
+def test_make_demo_runs_what_the_readme_says_and_says_what_to_type_next() -> None:
+    recipe, = re.findall(r"^demo:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    assert "/zerosim replay\n" in recipe
+    assert ". $(BIN)/activate" in recipe
+    for typed in re.findall(r"zerosim (?!'|for)((?:--)?\w+)", recipe):
+        assert ask(typed, *(["--help"] if not typed.startswith("--") else [])).exit_code == 0
+
+
+WITHOUT_GREENLET = """
+import sys
+sys.modules.update(dict.fromkeys(("greenlet", "matplotlib", "rich", "typer", "threadpoolctl")))
+exec(compile(sys.stdin.read().replace("await piplite", "piplite"), "page", "exec"), {"__name__": "page"})
+import zerosim as zs
+try:
+    zs.Cluster(2).run(lambda rank: rank.index)
+except zs.BackendError as error:
+    print(error)
+"""
+
+
+def test_what_a_page_runs_in_the_browser_runs_without_greenlet_and_a_cluster_says_what_is_missing() -> None:
+    code = (ROOT / "docs/browser/zero_in_the_browser.py").read_text(encoding="utf-8")
+    done = subprocess.run([sys.executable, "-c", WITHOUT_GREENLET], input=code, capture_output=True, text=True,
+                          cwd=ROOT, env={**os.environ, "PYTHONIOENCODING": "utf-8"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ZeRO3: loss" in done.stdout
+    assert done.stdout.endswith("zerosim.tiny, number formats and plans run there\n")
+    assert "take turns as greenlets, and this Python has none: pip install greenlet. In a browser" in done.stdout
+
+
+# Texts of docs/ whose code another test runs, or compares with what it is copied from.
+ELSEWHERE = {
+    "check_your_own_update.md": "tests/test_testing.py",
+    "puzzles_in_class.md": "tests/course/puzzles/test_grading.py",
+    "zero_in_one_file.md": "tests/test_tiny.py",
+}
+WITH_CODE = sorted(path.name for path in (ROOT / "docs").glob("*.md") if BLOCK.search(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_CODE if name not in ELSEWHERE])
+def test_the_code_of_a_page_runs_from_top_to_bottom(
+        name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = "".join(BLOCK.findall((ROOT / "docs" / name).read_text(encoding="utf-8")))
+    exec(compile(code, f"docs/{name}", "exec"), {"__name__": "page"})
+
+
+def test_pages_whose_code_is_run_elsewhere_have_code_and_are_named_there() -> None:
+    assert ELSEWHERE.keys() <= set(WITH_CODE)
+    assert [name for name, test in ELSEWHERE.items() if name not in (ROOT / test).read_text(encoding="utf-8")] == []
 
 
 def test_the_map_of_edge_cases_names_files_that_exist() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
-from zerosim.planning import CONVENTIONS, STAGES, Job, explained, hardware, moved_nbytes, plan, plan_config
+from zerosim.planning import CONVENTIONS, STAGES, Job, explained, hardware, moved_nbytes, plan_config
 
 LLAMA = {"ranks": 8, "device": "h100-80", "link": "nvlink4", "batch": 4, "tokens": 2048}
 OFFLOADED = {"ranks": 8, "stage": 2, "recompute": "block", "offload": True}  # of gpt2
@@ -102,6 +102,20 @@ def test_a_faster_link_a_faster_device_and_a_higher_utilization_take_no_longer()
     assert seconds(link="nvlink5") < seconds() < seconds(link="pcie3")
     assert seconds(device="b200") < seconds() < seconds(nodes=4)
     assert seconds(utilization=0.9) < seconds() < seconds(utilization=0.2)
+
+
+def test_a_plan_in_the_order_of_micro_batches_is_of_sharded_gradients_holds_all_addends_and_says_so():
+    asked = {"ranks": 8, "recompute": "block", "micro_batches": 2}
+    by_rank, ordered = (zs.plan("gpt2", **asked, stage=stage, reduction=order)
+                        for stage, order in (("2,3", "rank"), ("all", "micro_batch")))
+    for row, other in zip(by_rank.rows, ordered.rows, strict=True):
+        assert row.stage == other.stage
+        assert other.sent_nbytes_per_step == row.sent_nbytes_per_step + 7 * (80 - 8)  # exact partial norms
+        assert other.total_nbytes > row.total_nbytes
+        lines = lines_of(ordered, other)
+        assert lines["communication"][0].startswith("rings and all-to-alls")
+        assert lines["buffers of collectives"][0].startswith("all ranks' addends")
+    assert "gradients added by micro-batch" in str(ordered)
 
 
 # -- each number with its formula -------------------------------------------------------------------------------------
@@ -253,8 +267,9 @@ def test_policies_and_numbers_are_asked_for_as_one_writes_them():
     for text, policies in (("usual", ["none", "selective", "block"]), ("tiled", ["tiled"]),
                            ("all", ["none", "selective", "tiled", "sub_block", "block"])):
         assert [row.recompute for row in zs.plan("gpt2", stage=3, recompute=text).rows] == policies
-    for text in ("7.5e9", "7_500_000_000", "7,500,000,000", 7.5e9):
-        assert plan.whole_number(text, "n") == 7_500_000_000
+    sizes = {zs.plan(parameters=text).config.model.parameters
+             for text in ("7.5B", "7.5e9", "7_500_000_000", "7,500,000,000", 7.5e9)}
+    assert sizes == {7_500_000_000}
 
 
 def test_a_notebook_that_asks_what_a_plan_can_be_asked_is_shown_every_option():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.cases import covering
 from tests.support import assert_refused
 from tests.zero.optimizers import Plain
 from tests.zero.training import ADAM, BF16, MODELS, SGD, alone, batches, bits, flat_state, outcome, run
@@ -63,11 +64,10 @@ def a_step_behind_a_backward_that_was_broken_off(engine, mine, other):
     engine.step(mine)
 
 
-@pytest.mark.parametrize("stage", zs.STAGES)
-@pytest.mark.parametrize("loop", [forwards_before_backwards_and_an_evaluation_before_the_update,
-                                  a_step_behind_an_evaluation_and_steps_that_were_abandoned,
-                                  a_step_behind_a_backward_that_was_broken_off])
-def test_a_loop_by_hand_is_the_step_and_leaves_nothing_gathered(loop, stage):
+@pytest.mark.parametrize(("stage", "loop"), covering(zs.STAGES, [
+    forwards_before_backwards_and_an_evaluation_before_the_update,
+    a_step_behind_an_evaluation_and_steps_that_were_abandoned, a_step_behind_a_backward_that_was_broken_off]))
+def test_a_loop_by_hand_is_the_step_and_leaves_nothing_gathered(stage, loop):
     for model, options in ((tied(), {"keep_gathered": "all", "prefetch": 2}), (tied(), {"policy": BF16}),
                            (GPT("gpt-nano", normalization="global"), {})):
         data = batches(model, 2, 2, 2)
@@ -202,19 +202,19 @@ class Kept:
         return list(self.cluster.run(lambda rank: do(self.engines[rank.index])))
 
 
-@pytest.mark.parametrize(("stage", "options"), [
-    (0, {}), (1, {"policy": BF16}), (2, {"overlap": True}), (3, {"overlap": True, "prefetch": 1, "policy": BF16})],
-    ids=str)
-@pytest.mark.parametrize(("of", "name", "stride"), [(zs.Rank, "_collective", 1), (kernels.NumpyKernels, "matmul", 7)])
+@pytest.mark.parametrize(("options", "struck"), covering(
+    [{"stage": 0}, {"stage": 1, "policy": BF16}, {"stage": 2, "overlap": True},
+     {"stage": 3, "overlap": True, "prefetch": 1, "policy": BF16}],
+    [(zs.Rank, "_collective", 1), (kernels.NumpyKernels, "matmul", 7)]), ids=str)
 def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it_is_half_done(
-        of, name, stride, stage, options, monkeypatch, tmp_path):
+        options, struck, monkeypatch, tmp_path):
     """A rank fails at each of its collectives in turn, or at a product of forward or backward, also between units that
     share a weight. Half done are steps with collectives after the first update; a checkpoint makes them whole."""
-    before = Kept(stage, options)
+    before, (of, name, stride) = Kept(options=options), struck
     before.all(lambda engine: engine.save(tmp_path))
     real, expected, refused = getattr(of, name), before.step(1), []
     for failing in itertools.count(1, stride):
-        kept, calls = Kept(stage, options), itertools.count(1)
+        kept, calls = Kept(options=options), itertools.count(1)
 
         def fails(owner, *args, calls=calls, failing=failing, **others):
             if getattr(owner, "index", 1) == 1 and next(calls) == failing:
@@ -240,7 +240,7 @@ def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it
             assert not refused
     assert failing > 2
     assert all(refused)
-    assert bool(refused) == (stage in (1, 2) and of is zs.Rank)
+    assert bool(refused) == (options["stage"] in (1, 2) and of is zs.Rank)
 
 
 def test_an_engine_whose_update_was_broken_off_on_one_rank_goes_no_further(tmp_path):

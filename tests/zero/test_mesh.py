@@ -203,6 +203,18 @@ def test_bytes_inside_nodes_and_between_them_are_the_closed_forms_and_offload_ch
             purpose: [2 * n for n in nbytes] for purpose, nbytes in forms.items()}
 
 
+@pytest.mark.parametrize(("layout", "k"), [("per_unit", 2), ("contiguous", 1)])
+def test_quantized_gradients_have_the_same_bits_whether_buckets_leave_during_backward_or_after_it(layout, k):
+    """Blocks are quantized in a bucket, and so buckets are cut in one way."""
+    data, options = batches(WIDE, 4, k, 2), {"stage": 1, "mesh": (2, 2), "policy": BF16, "layout": layout}
+    found = {nbytes: [bits(run(WIDE, data, zeropp=zs.ZeroPlusPlus(quantized_gradients="int4", block=8),
+                               bucket_nbytes=nbytes, **options, **when)[0]["m"])
+                      for when in ({}, {"overlap": True}, {"offload": zs.Offload(gradients="host")})]
+             for nbytes in (None, 70)}
+    assert [len(set(moments)) for moments in found.values()] == [1, 1]
+    assert found[None][0] != found[70][0], "bits do depend on buckets"
+
+
 @pytest.mark.parametrize("form", ["int8", "int4"])
 @pytest.mark.parametrize(("nodes", "each"), [(2, 2), (3, 2), (1, 4)])
 def test_quantized_gradients_are_summed_within_the_bound_of_their_two_hops(form, nodes, each):
@@ -269,7 +281,7 @@ def test_a_quantized_run_learns_what_the_exact_one_learns():
     ({"zeropp": "hqz", "mesh": (1, 1)}, "zeropp='hqz' names no parts of ZeRO++; write some of hpz, qwz and qgz, as "),
     ({"zeropp": 3, "mesh": (1, 1)}, "zeropp=3 names no parts"), ({"zeropp": "hpz=int8"}, "names no parts of ZeRO++"),
     ({"zeropp": "qgz=int8+qgz"}, "zeropp='qgz=int8+qgz' names qgz twice; leave one out"),
-    ({"zeropp": HPZ, "stage": 3}, "saves what crosses nodes, and no mesh says where they are; pass mesh="),
+    ({"zeropp": HPZ, "stage": 3}, "saves what crosses nodes, and there is no mesh; name one, as 1x1"),
     ({"zeropp": HPZ, "mesh": (1, 1), "stage": 2}, "hpZ and qwZ are about the gathers of sharded parameters, and St"),
     ({"zeropp": QWZ, "mesh": (1, 1), "stage": 0}, "has none; take stage=3, or quantized_gradients alone"),
     ({"zeropp": QGZ, "mesh": (1, 1), "stage": 0}, "qgZ reduces gradients to shards, and Stage(REPLICATED, PARTIAL, "),

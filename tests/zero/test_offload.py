@@ -16,9 +16,9 @@ import pytest
 import zerosim as zs
 from tests.cases import chosen, covering
 from tests.zero.drawn import ON_DISK
-from tests.zero.training import ADAM, BF16, MODELS, batches, bits, flat_state, held_anywhere, outcome, run
+from tests.zero.training import ADAM, BF16, MODELS, batches, bits, flat_state, held_anywhere, job_of, outcome, run
 from zerosim.models import MLP
-from zerosim.planning import Machine, Network, hardware, record, replay
+from zerosim.planning import Machine, Network, hardware, moved_nbytes, record, replay
 from zerosim.ranks import Compute, Transfer, TransferWait
 from zerosim.zero import OffloadError, ScratchFile, export_weights
 
@@ -103,13 +103,13 @@ def test_what_is_longer_than_a_stretch_is_moved_in_several_and_no_bit_depends_on
 # -- bytes that are moved ---------------------------------------------------------------------------------------------
 
 
-def moved(asked, stage=0, ranks=1, micro_batches=1, policy=BF16, model=MODEL, optimizer=ADAM):
+def moved(asked, stage=0, ranks=1, micro_batches=1, policy=BF16, model=MODEL, optimizer=ADAM, **options):
     """Bytes of one step by direction, and the parameters of a rank's shard, padding included."""
     cluster = zs.Cluster(ranks)
     data = batches(model, ranks, micro_batches, 1)[0]
 
     def program(rank):
-        engine = zs.Engine(rank, model, optimizer, stage=stage, policy=policy, offload=asked)
+        engine = zs.Engine(rank, model, optimizer, stage=stage, policy=policy, offload=asked, **options)
         before = {way: rank.trace.moved_nbytes[way] for way in ("to host", "to device", "to disk", "from disk")}
         engine.step(data[rank.index])
         return {way: rank.trace.moved_nbytes[way] - n for way, n in before.items()}, engine.layout.shard_length(0)
@@ -132,6 +132,20 @@ def test_the_disk_is_read_and_written_once_for_each_byte_of_state():
     found, shard = moved(zs.Offload("disk", directory=DISK), 2, 1)
     assert found["from disk"] == found["to disk"] == 12 * shard
     assert found["to host"] == found["to device"] == 2 * shard
+
+
+@pytest.mark.parametrize(("options", "name", "ranks", "micro_batches", "asked", "layout", "keep"), covering(
+    [{"stage": 2, "reduction": "micro_batch"}, {"stage": 3, "reduction": "micro_batch"}, {"stage": 1, "mesh": (3, 2)},
+     {"stage": 3, "mesh": (2, 3)}, {"stage": 3, "mesh": (3, 2), "zeropp": zs.ZeroPlusPlus.parse("hpz+qwz+qgz")}],
+    ("tied", "wide"), (6,), (1, 2, 3), (ON_DISK, "host", zs.Offload("disk", "disk", "host", DISK),
+                                        zs.Offload(gradients="host")), ("contiguous", "per_unit"), (None, "all"),
+    count=10), ids=str)
+def test_the_first_rank_moves_the_bytes_of_the_closed_form(options, name, ranks, micro_batches, asked, layout, keep):
+    """Where addends arrive one by one, and where a unit lies on few ranks, too."""
+    options = options | {"layout": layout, "keep_gathered": keep}
+    job = job_of(MODELS[name](), ranks, micro_batches=micro_batches, policy=BF16, offload=asked, **options)
+    found, _ = moved(asked, ranks=ranks, micro_batches=micro_batches, model=MODELS[name](), **options)
+    assert found == moved_nbytes(job)
 
 
 @pytest.mark.parametrize("kind", ["parameter", "optimizer_state"])
@@ -196,8 +210,7 @@ FAULTS = {"open": (errno.ENOSPC, errno.EACCES), "write": (errno.ENOSPC, errno.EI
           "read": (errno.EIO, "short")}
 
 
-@pytest.mark.parametrize("stage", zs.STAGES)
-@pytest.mark.parametrize("optimizer", [ADAM, zs.optim.LAMB()], ids=repr)
+@pytest.mark.parametrize(("stage", "optimizer"), covering(zs.STAGES, [ADAM, zs.optim.LAMB()]), ids=str)
 def test_a_disk_that_fails_raises_in_the_step_it_concerns_and_the_step_may_be_taken_again(
         stage, optimizer):
     """One rank's disk fails at calls spread over the third step, in every way; the others hear of it."""

@@ -9,29 +9,44 @@ import typer
 from zerosim.cli.shell import AsJson, TextFile, answer, busy, command, corpus_of
 
 
-@command("replay")
+@command("replay", "zerosim replay --stage 3")
 def replay(
     stage: Annotated[str, typer.Option(help="0, 1, 2, 3 or all.")] = "all",
     weights: Annotated[str, typer.Option(help="The four weights that it starts from.")] = "2,-3,1,0.5",
     data: Annotated[str | None, typer.Option(help="Each rank's sample, x1,x2:t, as in '1,3:5; 2,1:7'.")] = None,
     ranks: Annotated[int | None, typer.Option(help="N; 2, or as many as there are samples.")] = None,
-    learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", help="Adam's learning rate.")] = 0.1,
-    compute: Annotated[str, typer.Option(help="The format of weights, activations and gradients.")] = "fp16",
-    layout: Annotated[str, typer.Option(help="How the vector is cut: contiguous or per_unit.")] = "contiguous",
-    recompute: Annotated[str, typer.Option(help="What is not kept: none, block or segment(k).")] = "segment(2)",
-    hops: Annotated[bool, typer.Option("--hops", help="Show every message of every collective.")] = False,
+    steps: Annotated[int | None, typer.Option(help="How many training steps; 2.")] = None,
+    optimizer: Annotated[str, typer.Option(help="adam or sgd.")] = "adam",
+    learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", help="The learning rate.")] = 0.1,
+    compute: Annotated[str, typer.Option(help="The format of weights, activations and gradients: fp16, bf16 or fp32."
+                                         )] = "fp16",
+    layout: Annotated[str | None, typer.Option(help="How the vector is cut: per_unit or contiguous.")] = None,
+    recompute: Annotated[str | None, typer.Option(help="What is not kept: none, block or segment(k).")] = None,
+    published: Annotated[bool, typer.Option(
+        "--published", help="As lessons print it: --steps 1 --layout contiguous --recompute 'segment(2)'.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show every stage event by event, not one alone.")] = False,
+    hops: Annotated[bool, typer.Option("--hops", help="The same, with every message of every collective.")] = False,
+    mistakes: Annotated[bool, typer.Option(
+        "--mistakes", help="Show which of the numbers seven common mistakes would change.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """The worked example, 4 weights on 2 ranks, run under ZeRO's stages and printed number by number."""
+    from zerosim.course.mistakes import mistakes_in
     from zerosim.course.worked_example import example_of, replays, stages_named
 
-    found = replays(example_of(weights, data, ranks, learning_rate, compute, layout, recompute), stages_named(stage))
-    answer(as_json, found.as_json, lambda: found.view(hops=hops))
+    example = example_of(weights, data, published=published, ranks=ranks, steps=steps, optimizer=optimizer,
+                         learning_rate=learning_rate, compute=compute, layout=layout, recompute=recompute)
+    if mistakes:
+        of_mistakes = mistakes_in(example)
+        answer(as_json, of_mistakes.as_json, of_mistakes.view)
+        return
+    found = replays(example, stages_named(stage))
+    answer(as_json, found.as_json, lambda: found.view(hops=hops, full=full or None))
 
 
-@command("lost-updates")
+@command("lost-updates", "zerosim lost-updates --format bf16 --update 1e-3")
 def lost_updates(
-    format: Annotated[str, typer.Option(help="The number format to look at.")] = "fp16",
+    format: Annotated[str, typer.Option(help="fp16, bf16, fp8_e4m3, fp8_e5m2 or fp32.")] = "fp16",
     weight: Annotated[float, typer.Option(help="The weight w.")] = 1.0,
     update: Annotated[float, typer.Option(help="The update δ that is added to it.")] = 1e-5,
     steps: Annotated[int, typer.Option(help="How many times it is added.")] = 10_000,
@@ -47,11 +62,12 @@ def lost_updates(
     answer(as_json, found.as_json, found.view)
 
 
-@command("precision")
+@command("precision", "zerosim precision --model gpt-nano")
 def precision(
     text: TextFile = None,
-    format: Annotated[str, typer.Option(help="The number format to look at.")] = "fp16",
-    model: Annotated[str, typer.Option(help="A preset, whose gradients are counted.")] = "gpt-micro",
+    format: Annotated[str, typer.Option(help="fp16, bf16, fp8_e4m3, fp8_e5m2 or fp32.")] = "fp16",
+    model: Annotated[str, typer.Option(help="A preset for training, as zerosim models lists them, whose gradients are "
+                                           "counted.")] = "gpt-micro",
     steps: Annotated[int, typer.Option(help="Its training steps before that.")] = 50,
     as_json: AsJson = False,
 ) -> None:

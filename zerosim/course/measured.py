@@ -243,7 +243,8 @@ def run_planned(cluster: Cluster, config: PlanConfig, stage: int, policy: str, *
     return take_step(cluster, decoder_of(config.model, config.sequence), config.optimizer,
                      (config.batch, config.sequence), micro_batches=config.micro_batches, stage=stage,
                      policy=config.policy, recompute=policy, overlap=config.overlap, prefetch=config.prefetch,
-                     bucket_nbytes=bucket_nbytes, mesh=config.mesh, zeropp=config.zeropp, offload=config.offload)[0]
+                     bucket_nbytes=bucket_nbytes, mesh=config.mesh, zeropp=config.zeropp, offload=config.offload,
+                     reduction=config.reduction)[0]
 
 
 def preset_shape(name: Any) -> Any:

@@ -119,12 +119,9 @@ class Options:
                              f"most {MOST_RANKS:,}")
 
     def _check_mesh(self) -> None:
-        zeropp, policy = ZeroPlusPlus.parse(self.zeropp), self.policy()
+        zeropp = ZeroPlusPlus.on_mesh(self.zeropp, self.on_mesh, self.ranks)
         if zeropp is not None:
-            check_parts(zeropp, stage_of(self.stage), policy)
-            if self.on_mesh is None:
-                raise ValueError(f"zeropp={self.zeropp!r} saves what crosses nodes, and there is no mesh; name one, as "
-                                 f"{self.ranks}x1")
+            check_parts(zeropp, stage_of(self.stage), self.policy())
 
     @property
     def on_mesh(self) -> Mesh | None:

@@ -1,6 +1,8 @@
-"""The worked example: four weights, one training step, run on the real engine and recorded.
+"""The worked example: four weights, two training steps, run on the real engine and recorded.
 
-h = w1*x1 + w2*x2; a = relu(h); y = w3*a + w4; loss = (y - t)^2 / 2. Rank r trains on its own (x1, x2) and t.
+h = w1*x1 + w2*x2; a = relu(h); y = w3*a + w4; loss = (y - t)^2 / 2. In each step rank r trains on its own (x1, x2)
+and t. In the first step rank 0's ReLU is dead; in the second both are live, and Adam's moments are no longer 0.
+`published_example` is the first step alone, as lessons about ZeRO print it.
 Legend: N ranks, P = 4 weights w1 ... w4, in the order of the flat vector.
 """
 
@@ -23,7 +25,8 @@ from zerosim.models.layers import Context, Gradients
 from zerosim.models.small import four_weights
 from zerosim.models.units import Model, Recompute, Unit, Weights
 from zerosim.numerics.policy import Policy
-from zerosim.optim.elementwise import Adam
+from zerosim.optim.base import Optimizer
+from zerosim.optim.elementwise import SGD, Adam
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import KINDS, Collective, Compute, Held, Hop, Row, SpanBegin, Trace
@@ -35,30 +38,39 @@ from zerosim.zero.skipped import unreported_skips
 Sample = tuple[tuple[float, float], float]  # (x1, x2), t
 NAMES = ("w1", "w2", "w3", "w4")
 UNITS = ("layer1", "layer1", "layer2", "layer2")  # of each weight
-FIRST_SAMPLES: tuple[Sample, ...] = (((1.0, 3.0), 5.0), ((2.0, 1.0), 7.0))
+FIRST_SAMPLES: tuple[tuple[Sample, Sample], ...] = (  # by step: of rank 0, of rank 1
+    (((1.0, 3.0), 5.0), ((2.0, 1.0), 7.0)),
+    (((3.0, 1.0), 2.0), ((2.0, 1.0), 3.0)),
+)
+OPTIMIZERS: dict[str, type[Adam] | type[SGD]] = {"adam": Adam, "sgd": SGD}
 
 
-def sample_of(rank: int) -> Sample:
-    """The data of a rank that was given none: two well-known samples, then small ones that differ on every rank."""
-    if rank < len(FIRST_SAMPLES):
-        return FIRST_SAMPLES[rank]
-    return (1.0 + rank % 5, 1.0 + 3 * rank % 7), 5.0 + 2 * (rank % 8)
+def sample_of(rank: int, step: int = 1) -> Sample:
+    """The data of a rank that was given none: well-known samples, then small ones that differ on every rank."""
+    if step <= len(FIRST_SAMPLES) and rank < 2:
+        return FIRST_SAMPLES[step - 1][rank]
+    x1, x2 = 1.0 + (rank + step - 1) % 5, 1.0 + 3 * (rank + step - 1) % 7
+    return (x1, x2), 5.0 + 2 * (rank % 8)
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Everything that can be changed about the example. ``samples`` None: `sample_of` each rank.
+    """Everything that can be changed about the example. ``samples``: one for each rank, in every step the same; None:
+    `sample_of` each rank and step.
 
-    Raises ValueError for other than four weights, or other than one sample for each rank.
+    Raises ValueError for other than four weights, or other than one sample for each rank, less than one step, and an
+    optimizer that is neither adam nor sgd.
     """
 
     weights: tuple[float, ...] = (2.0, -3.0, 1.0, 0.5)
     samples: tuple[Sample, ...] | None = None
     ranks: int = 2
+    steps: int = 2
+    optimizer: str = "adam"
     learning_rate: float = 0.1
     compute: str = "fp16"
-    layout: str = "contiguous"
-    recompute: str = "segment(2)"
+    layout: str = "per_unit"
+    recompute: str = "none"
 
     def __post_init__(self) -> None:
         if len(self.weights) != len(NAMES):
@@ -69,6 +81,10 @@ class Example:
             raise ValueError(f"the example's weights must be finite numbers, found {self.weights}")
         if self.ranks < 1:
             raise ValueError(f"the example needs at least one rank, found ranks={self.ranks}")
+        if self.steps < 1:
+            raise ValueError(f"the example takes at least one step, found steps={self.steps}")
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"the example's optimizer={self.optimizer!r}; choose one of {', '.join(OPTIMIZERS)}")
         if self.samples is not None and len(self.samples) != self.ranks:
             raise ValueError(
                 f"every rank trains on one sample: found {len(self.samples)} samples for {self.ranks} ranks; "
@@ -77,9 +93,22 @@ class Example:
         Policy(self.compute)
         Recompute.parse(self.recompute)
 
-    def sample(self, rank: int) -> Sample:
-        """(x1, x2), t of one rank."""
-        return sample_of(rank) if self.samples is None else self.samples[rank]
+    def sample(self, rank: int, step: int = 1) -> Sample:
+        """(x1, x2), t of one rank in one step, which are counted from 1."""
+        return sample_of(rank, step) if self.samples is None else self.samples[rank]
+
+    def make_optimizer(self) -> Optimizer:
+        """A new optimizer, as asked for."""
+        return OPTIMIZERS[self.optimizer](lr=self.learning_rate)
+
+
+def published_example(**changes: Any) -> Example:
+    """The example as lessons print it: one step, the whole vector cut in one piece for each rank, a not kept.
+
+    ``changes`` are fields of `Example`, which are changed beside that.
+    """
+    as_printed: dict[str, Any] = {"steps": 1, "layout": "contiguous", "recompute": "segment(2)"}
+    return Example(**as_printed | changes)
 
 
 def parse_numbers(text: str) -> tuple[float, ...]:
@@ -102,19 +131,19 @@ def parse_samples(text: str) -> tuple[Sample, ...]:
     return tuple(samples)
 
 
-def example_of(weights: str, data: str | None, ranks: int | None, learning_rate: float, compute: str, layout: str,
-               recompute: str) -> Example:
+def example_of(weights: str, data: str | None, *, published: bool, **changes: Any) -> Example:
     """The example that the command line asks for; without ``ranks``, one for each sample, or two.
 
-    Raises ValueError for text that does not parse and settings that do not fit together.
+    ``changes`` are fields of `Example`, or None where nothing was asked. Raises ValueError for text that does not
+    parse and settings that do not fit together.
     """
     samples = None if data is None else parse_samples(data)
-    if ranks is None:
-        ranks = 2 if samples is None else len(samples)
-    return Example(parse_numbers(weights), samples, ranks, learning_rate, compute, layout, recompute)
+    asked: dict[str, Any] = {} if samples is None else {"ranks": len(samples)}
+    asked |= {name: value for name, value in changes.items() if value is not None}
+    return (published_example if published else Example)(weights=parse_numbers(weights), samples=samples, **asked)
 
 
-# -- the step, and what each rank writes down of it ------------------------------------------------------------------
+# -- a step, and what each rank writes down of it --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +193,9 @@ class StepSnapshot:
     held_nbytes: dict[str, int]
 
 
+STATES = ("parameter", "gradient", "master")  # and the optimizer's own
+
+
 @dataclass(slots=True)
 class StepRecorder:
     """The records of one rank, which it brings back from the step: the passes in order, and snapshots by moment."""
@@ -198,15 +230,28 @@ def _range(span: slice) -> range:
     return range(span.start, span.stop)
 
 
-def one_step(rank: Rank, example: Example, stage: int | Stage) -> StepRecorder:
-    """The rank program: one training step, written out with the engine's pieces, and a look after each of them."""
-    recorder = StepRecorder()
+@dataclass(frozen=True, slots=True)
+class WatchedEngine:
+    """One rank's engine from step to step, and the passes through its units since somebody last took them."""
+
+    engine: Engine
+    passes: list[UnitPass]
+
+
+def watched_engine(rank: Rank, example: Example, stage: int | Stage) -> WatchedEngine:
+    """The rank program that begins a training run."""
+    passes: list[UnitPass] = []
     model = four_weights(example.weights)
-    watched = Model([WatchedUnit(unit, recorder.passes) for unit in model.units], model.loss)
-    engine = Engine(rank, watched, Adam(lr=example.learning_rate), stage=stage, policy=Policy(example.compute),
-                    layout=example.layout, recompute=example.recompute)
+    watched = Model([WatchedUnit(unit, passes) for unit in model.units], model.loss)
+    return WatchedEngine(Engine(rank, watched, example.make_optimizer(), stage=stage, policy=Policy(example.compute),
+                                layout=example.layout, recompute=example.recompute), passes)
+
+
+def one_step(rank: Rank, example: Example, engines: Sequence[WatchedEngine], step: int) -> StepRecorder:
+    """The rank program: one training step, written out with the engine's pieces, and a look after each of them."""
+    engine, recorder = engines[rank.index].engine, StepRecorder()
     recorder.look(engine, "start")
-    x, target = example.sample(rank.index)
+    x, target = example.sample(rank.index, step)
     tape = engine.forward(np.array([x]), np.array([[target]]))
     recorder.loss = tape.loss
     engine.backward(tape)
@@ -217,6 +262,8 @@ def one_step(rank: Rank, example: Example, stage: int | Stage) -> StepRecorder:
     recorder.look(engine, "update")
     engine.all_gather_parameters()
     recorder.look(engine, "end")
+    recorder.passes[:] = engines[rank.index].passes
+    engines[rank.index].passes.clear()
     return recorder
 
 
@@ -242,20 +289,23 @@ class ReplayEvent:
     call: int | None = None
 
 
-def events_of(traces: Sequence[Trace]) -> list[ReplayEvent]:
-    """The events of a run whose ranks all did the same things in the same order."""
+def events_of(traces: Sequence[Trace], before: Sequence[dict[str, int]]) -> list[ReplayEvent]:
+    """The events of a run whose ranks all did the same things in the same order.
+
+    ``before`` are the bytes by kind that each rank held when it began.
+    """
     found = []
-    for own in zip(*map(_events_of_rank, traces), strict=True):
+    for own in zip(*map(_events_of_rank, traces, before), strict=True):
         assert len({(event.op, event.unit) for event in own}) == 1, "ranks did different things"
         found.append(replace(own[0], sent_nbytes=tuple(event.sent_nbytes[0] for event in own),
                              held_nbytes=tuple(event.held_nbytes[0] for event in own)))
     return found
 
 
-def _events_of_rank(trace: Trace) -> list[ReplayEvent]:
+def _events_of_rank(trace: Trace, before: dict[str, int]) -> list[ReplayEvent]:
     """The events of one rank. Arithmetic of one unit in a row is one event, as of its first row."""
     found: list[ReplayEvent] = []
-    held: Counter[str] = Counter()
+    held: Counter[str] = Counter(before)
     for row in trace.rows:
         if isinstance(row, Held):
             held[row.kind] += row.nbytes
@@ -294,16 +344,21 @@ class HopValues:
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class ReplayedStep:
     """One step of the example under one stage: the events in order, each rank's records, and the results."""
 
     example: Example
     stage: Stage
+    number: int  # from 1
     events: list[ReplayEvent]
     hops: dict[int, list[HopValues]]  # by call number
     recorders: list[StepRecorder]  # per rank
     sent_nbytes: list[int]  # per rank, parameters and gradients
-    peak_nbytes_by_kind: list[dict[str, int]]
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The names of the optimizer's state: m and v of Adam, none of SGD."""
+        return tuple(name for name in self.recorders[0].snapshots["start"].values if name not in (*STATES, "reduced"))
 
     @property
     def losses(self) -> list[float]:
@@ -335,37 +390,56 @@ class Replay:
         return dict(zip(held, exact(list(held.values())), strict=True))
 
     def as_json(self) -> dict[str, Any]:
-        """The replay as plain data; numbers are the shortest decimals that give back the same fp32."""
+        """The step as plain data; numbers are the shortest decimals that give back the same fp32."""
         return {
             "events": [{"op": event.op, "unit": event.unit, "sent_nbytes": list(event.sent_nbytes)}
                        | ({"kind": event.kind} if event.kind else {}) for event in self.events],
             "losses": self.losses,
             "local_gradients": self.local_gradients,
             "reduced_gradients": self.reduced_gradients,
-            "m": exact(self.whole("m", "end")),
-            "v": exact(self.whole("v", "end")),
-            "master": exact(self.whole("master", "end")),
+            **{name: exact(self.whole(name, "end")) for name in (*self.slots, "master")},
             "compute": [decimal(value) for value in self.whole("parameter", "end")],
             "skipped": self.recorders[0].skipped,
-            "peak_nbytes_by_kind": self.peak_nbytes_by_kind,
             "sent_nbytes": self.sent_nbytes,
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The example under one stage, step by step, and the bytes that each rank held at its fullest moment."""
+
+    example: Example
+    stage: Stage
+    steps: list[ReplayedStep]
+    peak_nbytes_by_kind: list[dict[str, int]]  # per rank
+
+    def as_json(self) -> dict[str, Any]:
+        """The replay as plain data."""
+        return {"steps": [step.as_json() for step in self.steps], "peak_nbytes_by_kind": self.peak_nbytes_by_kind}
+
+
 def replay(example: Example, stage: int | Stage) -> Replay:
-    """Runs the example's training step on N ranks, hop by hop, and returns all that happened.
+    """Trains the example on N ranks, hop by hop, and returns all that happened.
 
     Raises ValueError for settings that the engine refuses.
     """
     cluster = Cluster(example.ranks)
+    engines = list(cluster.run(watched_engine, example, stage))
+    steps = [_replayed_step(cluster, example, engines, step) for step in range(1, example.steps + 1)]
+    return Replay(example, stage_of(stage), steps, cluster.memory.peak_nbytes_by_kind)
+
+
+def _replayed_step(cluster: Cluster, example: Example, engines: Sequence[WatchedEngine], step: int) -> ReplayedStep:
+    """The next step of a run, recorded."""
     hops: defaultdict[int, list[HopValues]] = defaultdict(list)
     with unreported_skips():
-        for event in cluster.events(one_step, example, stage, hop_by_hop=True):
+        for event in cluster.events(one_step, example, engines, step, hop_by_hop=True):
             assert event.call is not None, "the example sends no messages beside its collectives"
             hops[event.call.number].append(HopValues(event.hop, tuple(exact(event.values.astype(np.float32)))))
+    recorders = list(cluster.runs[-1].results)
     sent = [sum(trace.sent_nbytes(purpose) for purpose in SHOWN_PURPOSES) for trace in cluster.trace]
-    return Replay(example, stage_of(stage), events_of(cluster.trace), dict(hops), list(cluster.runs[-1].results), sent,
-                  cluster.memory.peak_nbytes_by_kind)
+    events = events_of(cluster.trace, [recorder.snapshots["start"].held_nbytes for recorder in recorders])
+    return ReplayedStep(example, engines[0].engine.stage, step, events, dict(hops), recorders, sent)
 
 
 def stages_named(text: str) -> list[int]:
@@ -377,6 +451,9 @@ def stages_named(text: str) -> list[int]:
     return [int(text)]
 
 
+MORE = "More: --stage 1 shows a stage event by event, --mistakes what mistakes change."
+
+
 @dataclass(frozen=True, slots=True)
 class Replays(Shown):
     """The example under several stages, by number."""
@@ -384,20 +461,27 @@ class Replays(Shown):
     example: Example
     stages: dict[int, Replay]
 
-    def view(self, *, hops: bool = False) -> View:
-        """Every stage for a terminal or a notebook, with every message of every collective where ``hops``."""
+    def view(self, *, hops: bool = False, full: bool | None = None) -> View:
+        """The replays for a terminal or a notebook.
+
+        One stage is shown event by event, several are laid side by side on one screen; ``full`` says otherwise, and
+        ``hops`` adds every message of every collective.
+        """
         example = self.example
-        stages = (_stage(number, of_stage, hops=hops) for number, of_stage in self.stages.items())
-        return View("The worked example", f": 4 weights on {example.ranks} ranks, {example.compute}, Adam with "
-                    f"learning rate {example.learning_rate:g}",
-                    parts(_header(example), *stages, _comparison(self) if len(self.stages) > 1 else ()))
+        detailed = full if full is not None else hops or len(self.stages) == 1
+        stages = (_stage(number, of_stage, hops=hops) for number, of_stage in self.stages.items()) if detailed else ()
+        return View("The worked example", f": 4 weights on {example.ranks} ranks, {_count(example.steps, 'step')}, "
+                    f"{example.compute}, {example.optimizer}, lr {example.learning_rate:g}",
+                    parts(_header(example), *stages, () if detailed else _outcome(self),
+                          _comparison(self) if len(self.stages) > 1 else (),
+                          () if detailed else [TextLine(MORE, 0)]))
 
     def as_json(self) -> dict[str, Any]:
         """All stages, with the settings that they share; what is no finite number is a text."""
         example = self.example
         data: dict[str, Any] = plain({
-            "ranks": example.ranks, "format": example.compute, "layout": example.layout,
-            "recompute": example.recompute,
+            "ranks": example.ranks, "format": example.compute, "optimizer": example.optimizer,
+            "layout": example.layout, "recompute": example.recompute,
             "stages": {str(stage): found.as_json() for stage, found in self.stages.items()}})
         return data
 
@@ -409,7 +493,6 @@ def replays(example: Example, stages: Iterable[int]) -> Replays:
 
 # -- a replay as one reads it: where each state rests, what happened in order, and the results -------------------------
 
-STATES = ("parameter", "gradient", "master", "m", "v")
 MOMENTS = {"start": "start", "backward": "backward", "reduce": "reduced", "update": "updated", "end": "end"}
 
 
@@ -418,22 +501,34 @@ def _header(example: Example) -> Iterator[str]:
     yield "h = w1·x1 + w2·x2   a = relu(h)   y = w3·a + w4   loss = ½(y - t)²"
     yield f"layer1 is w1 w2, layer2 is w3 w4; they begin as {_numbers(example.weights)}"
     for rank in range(example.ranks):
-        (x1, x2), target = example.sample(rank)
-        yield f"rank {rank} trains on x = ({x1:g}, {x2:g}), t = {target:g}"
+        samples = [example.sample(rank, step) for step in range(1, example.steps + 1)]
+        yield f"rank {rank} trains on " + ", then ".join(
+            f"x = ({x1:g}, {x2:g}), t = {target:g}" for (x1, x2), target in dict.fromkeys(samples))
     yield f"layout {example.layout}, recompute {example.recompute}"
+
+
+def _outcome(found: Replays) -> Iterator[Part]:
+    """The weights step by step: one table for all stages where they have the same bits, else one for each."""
+    same = len(_ends(found)) == 1
+    for number, of_stage in list(found.stages.items())[:1 if same else None]:
+        whose = "in every stage" if same else f"in stage {number}"
+        yield _results(of_stage.steps, f"What it comes to, {whose}")
+
+
+def _ends(found: Replays) -> set[tuple[bytes, bytes]]:
+    """The masters and the compute copies at the end, as bytes: one of each where all stages agree."""
+    return {(last.whole("master", "end").tobytes(), last.whole("parameter", "end").tobytes())
+            for last in (of_stage.steps[-1] for of_stage in found.stages.values())}
 
 
 def _comparison(found: Replays) -> Iterator[Part]:
     """The memory and the traffic of every rank in each stage, and whether all stages end in the same bits."""
-    yield Rule("[bold]all stages[/]")
-    yield _table("", "stage", "rank", "at rest B", "peak B", "sent B", rows=[
-        (str(stage) if rank == 0 else "", str(rank), str(sum(recorder.snapshots["start"].held_nbytes.values())),
-         str(sum(of_stage.peak_nbytes_by_kind[rank].values())), str(of_stage.sent_nbytes[rank]))
-        for stage, of_stage in found.stages.items() for rank, recorder in enumerate(of_stage.recorders)])
-    ends = {(of_stage.whole("master", "end").tobytes(), of_stage.whole("parameter", "end").tobytes())
-            for of_stage in found.stages.values()}
+    yield _table("All stages, bytes on each rank", "stage", "rank", "at rest B", "peak B", "sent in a step B", rows=[
+        (str(number) if rank == 0 else "", str(rank), str(sum(recorder.snapshots["start"].held_nbytes.values())),
+         str(sum(of_stage.peak_nbytes_by_kind[rank].values())), str(of_stage.steps[0].sent_nbytes[rank]))
+        for number, of_stage in found.stages.items() for rank, recorder in enumerate(of_stage.steps[0].recorders)])
     yield TextLine(f"The fp32 masters and the {found.example.compute} copies are " + (
-        "the same in every stage, bit for bit." if len(ends) == 1 else "NOT the same in every stage."), 0)
+        "the same in every stage, bit for bit." if len(_ends(found)) == 1 else "NOT the same in every stage."), 0)
 
 
 def _stage(number: int, found: Replay, *, hops: bool) -> Iterator[Part | str]:
@@ -441,25 +536,28 @@ def _stage(number: int, found: Replay, *, hops: bool) -> Iterator[Part | str]:
     stage = found.stage
     yield Rule(f"[bold]stage {number}[/]: parameters {stage.parameters.value}, gradients {stage.gradients.value}, "
                f"optimizer {stage.optimizer.value}")
-    yield _resting(found)
-    yield _happened(found, hops=hops)
-    yield from _disagreement(found)
-    if found.recorders[0].skipped:
-        yield TextLine("Some gradient was inf or NaN: every rank skipped the step, and nothing has changed.", 0)
-    yield _results(found)
-    yield TextLine(_cast_remark(found), 0)
+    yield _resting(found.steps[0])
+    for step in found.steps:
+        yield _happened(step, hops=hops)
+        yield from _disagreement(step)
+        if step.recorders[0].skipped:
+            yield TextLine("Some gradient was inf or NaN: every rank skipped the step, and nothing has changed.", 0)
+    yield _results(found.steps, "What it comes to")
+    yield TextLine(_cast_remark(found.steps[-1]), 0)
     yield _memory(found)
-    yield TextLine(f"Sent by each rank, parameters and gradients: {_listed(found.sent_nbytes)} bytes", 0)
+    yield TextLine("Sent by each rank in a step, parameters and gradients: "
+                   f"{_listed(found.steps[0].sent_nbytes)} bytes", 0)
 
 
-def _resting(found: Replay) -> Table:
+def _resting(found: ReplayedStep) -> Table:
     """State by rank: the weights of which each rank holds that state between steps."""
-    return _table("Where each state rests", "rank", *STATES, rows=[
-        (str(rank), *(" ".join(NAMES[i] for i in found.held_part(state, "start", rank)) or "-" for state in STATES))
+    states = (*STATES, *found.slots)
+    return _table("Where each state rests", "rank", *states, rows=[
+        (str(rank), *(" ".join(NAMES[i] for i in found.held_part(state, "start", rank)) or "-" for state in states))
         for rank in range(found.example.ranks)])
 
 
-def _happened(found: Replay, *, hops: bool) -> Table:
+def _happened(found: ReplayedStep, *, hops: bool) -> Table:
     """Every event, and under it every rank: the values, the bytes sent, the bytes held right after."""
     rows = []
     seen = [0] * found.example.ranks
@@ -471,7 +569,8 @@ def _happened(found: Replay, *, hops: bool) -> Table:
                          str(sum(event.held_nbytes[rank].values()))))
         if hops and event.call is not None:
             rows += [("", "", "", _hop(made), "", "") for made in found.hops.get(event.call, [])]
-    return _table("What happens", "", "event", "rank", "values", "sent B", "holds B", rows=rows)
+    caption = "What happens" if found.example.steps == 1 else f"What happens in step {found.number}"
+    return _table(caption, "", "event", "rank", "values", "sent B", "holds B", rows=rows)
 
 
 def _hop(made: HopValues) -> str:
@@ -481,7 +580,7 @@ def _hop(made: HopValues) -> str:
     return f"[dim]hop {hop.step}, {hop.source} → {hop.destination}, chunk {_listed(hop.chunks)}: {carried}[/]"
 
 
-def _values(found: Replay, event: ReplayEvent, rank: int, seen: list[int]) -> str:
+def _values(found: ReplayedStep, event: ReplayEvent, rank: int, seen: list[int]) -> str:
     """The event in numbers on one rank. ``seen`` counts the passes already shown, by rank."""
     if event.op in ("forward", "recompute", "backward"):
         passed = found.recorders[rank].passes[seen[rank]]
@@ -514,7 +613,7 @@ def _owned(word: str, values: dict[int, float]) -> str:
     return f"{word} " + ", ".join(f"{NAMES[i]} {short(value)}" for i, value in values.items()) if values else "-"
 
 
-def _disagreement(found: Replay) -> Iterator[Part | str]:
+def _disagreement(found: ReplayedStep) -> Iterator[Part | str]:
     """The copies between the update and the all-gather: only their owners have updated replicated ones."""
     copies = [_decimals(found.whole("parameter", "update", rank)) for rank in range(found.example.ranks)]
     if len(set(map(tuple, copies))) > 1:
@@ -523,16 +622,19 @@ def _disagreement(found: Replay) -> Iterator[Part | str]:
         yield from (f"rank {rank} has {', '.join(copy)}" for rank, copy in enumerate(copies))
 
 
-def _results(found: Replay) -> Table:
-    """For each weight the mean gradient, Adam's state, the new master, and what its cast really is."""
-    columns = [found.reduced_gradients, *(exact(found.whole(state, "end")) for state in ("m", "v", "master"))]
-    rows = zip(NAMES, *(map(short, column) for column in columns), _decimals(found.whole("parameter", "end")),
-               strict=True)
-    return _table("What it comes to", "", "mean gradient", "m", "v", "fp32 master",
-                  f"{found.example.compute} copy, exactly", rows=rows)
+def _results(steps: Sequence[ReplayedStep], caption: str) -> Table:
+    """For each step and weight the mean gradient, the optimizer's state, the new master, and its cast in full."""
+    rows = []
+    for step in steps:
+        columns = [step.reduced_gradients, *(exact(step.whole(state, "end")) for state in (*step.slots, "master"))]
+        of_weights = zip(NAMES, *(map(short, column) for column in columns), _decimals(step.whole("parameter", "end")),
+                         strict=True)
+        rows += [(str(step.number) if row[0] == NAMES[0] else "", *row) for row in of_weights]
+    return _table(caption, "step", "", "mean gradient", *steps[0].slots, "fp32 master",
+                  f"{steps[0].example.compute} copy", rows=rows)
 
 
-def _cast_remark(found: Replay) -> str:
+def _cast_remark(found: ReplayedStep) -> str:
     """One weight whose printed value is not the one that the compute format has; nothing where there is none."""
     for name, value, cast in zip(NAMES, exact(found.whole("master", "end")),
                                  _decimals(found.whole("parameter", "end")), strict=True):
@@ -542,9 +644,9 @@ def _cast_remark(found: Replay) -> str:
 
 
 def _memory(found: Replay) -> Table:
-    """Bytes by kind on every rank: at the moments of the step, and at its peak."""
+    """Bytes by kind on every rank: at the moments of a step, and at its fullest."""
     rows = []
-    for rank, recorder in enumerate(found.recorders):
+    for rank, recorder in enumerate(found.steps[0].recorders):
         columns = [recorder.snapshots[moment].held_nbytes for moment in MOMENTS] + [found.peak_nbytes_by_kind[rank]]
         for kind in (kind for kind in KINDS if any(kind in column for column in columns)):
             rows.append((str(rank) if kind == KINDS[0] else "", words(kind),
@@ -560,6 +662,11 @@ def _table(caption: str, *columns: str, rows: Iterable[Sequence[str]]) -> Table:
     """A table at the margin, numbers to the right where a column's name says bytes."""
     names = (RIGHT + name if name.endswith(" B") else name for name in columns)
     return marked_table(*names, rows=rows, caption=caption, indent=0)
+
+
+def _count(number: int, noun: str) -> str:
+    """``1 step``, ``2 steps``."""
+    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 def _numbers(values: Iterable[float]) -> str:

@@ -180,6 +180,15 @@ class ZeroPlusPlus:
             chosen[field] = form or usual
         return cls(**chosen)
 
+    @classmethod
+    def on_mesh(cls, text: "str | ZeroPlusPlus | None", mesh: object, ranks: int) -> "ZeroPlusPlus | None":
+        """The parts, as `parse` finds them, for so many ranks on a mesh. Raises ValueError where there is none."""
+        asked = cls.parse(text)
+        if asked is not None and mesh is None:
+            raise ValueError(f"zeropp={str(text)!r} saves what crosses nodes, and there is no mesh; name one, as "
+                             f"{ranks}x1")
+        return asked
+
     def __str__(self) -> str:
         words = ["hpz"] * self.hpz + [f"{name}={form}" for name, form in (
             ("qwz", self.quantized_weights), ("qgz", self.quantized_gradients)) if form]

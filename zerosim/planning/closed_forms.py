@@ -344,11 +344,9 @@ def _gathered(job: Job) -> tuple[list[int], list[int]]:
 
 
 def _exchanged(job: Job, form: Blockwise) -> tuple[list[int], list[int]]:
-    """Bytes of the two all-to-alls of quantized gradients by rank: inside its node, and to other nodes.
-
-    Blocks begin anew in each call: unit by unit as backward goes, else by stretches of the layout.
+    """Bytes of the two all-to-alls of quantized gradients by rank: inside its node, and to other nodes; unit by unit.
     """
-    cuts = job.unit_cuts if job.states.gradients_sharded or job.overlap else job.region_cuts
+    cuts = job.unit_cuts
     times = job.micro_batches if job.states.gradients_sharded else 1
     inside, across = [0] * job.ranks, [0] * job.ranks
     for cut, count in Counter(cuts).items():

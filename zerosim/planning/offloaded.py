@@ -31,7 +31,8 @@ def moved_nbytes(job: Job, state_nbytes: int | None = None) -> dict[str, int]:
 def _backward(job: Job, found: Counter[str]) -> None:
     """Gradients go to where they rest as they are made: sums of shares each micro-batch, or addends but the last's.
 
-    On a mesh a share of a node's sum comes back once a step, for the addition across nodes, and goes again.
+    Added by micro-batch, all ranks' addends of a share go there one by one. On a mesh a share of a node's sum comes
+    back once a step, for the addition across nodes, and goes again.
     """
     place, policy, k = job.offload.gradients, job.policy, job.micro_batches
     if place == DEVICE:
@@ -39,9 +40,9 @@ def _backward(job: Job, found: Counter[str]) -> None:
     resting, reduced = policy.accumulate_dtype.itemsize, policy.reduce_dtype.itemsize
     arrives = FP32.itemsize if job.zeropp and job.zeropp.gradients else reduced  # sums of what was quantized are fp32
     if job.states.gradients_sharded:
-        share = job.held(True)
-        found[TO_HOST] += k * share * arrives
-        written, read = k * share * resting, (k - 1) * share * resting
+        share, times = job.held(True), k * (job.ranks if job.by_micro_batch else 1)  # an addend of each rank, or a sum
+        found[TO_HOST] += times * share * arrives
+        written, read = times * share * resting, (times - 1) * share * resting
     else:
         in_shares = job.states.optimizer_sharded or job.replicas > 1
         whole, taken = sum(job.padded_lengths), job.held(in_shares) * reduced
@@ -104,10 +105,11 @@ def _parameters(job: Job, found: Counter[str]) -> None:
     place, itemsize, states = job.offload.parameters, job.policy.compute_dtype.itemsize, job.states
     if place == DEVICE:
         return
-    own, times = job.shards if states.parameters_sharded else 1, [job.micro_batches * n for n in job.gathers]
+    times = [job.micro_batches * n for n in job.gathers]
+    own = [cut[1] for cut in job.unit_cuts] if states.parameters_sharded else job.padded_lengths
     if job.zeropp and job.zeropp.hpz:  # then from secondary shards, on the device
         times = [1] * len(times)
-    brought = sum(n * length // own for n, length in zip(times, job.padded_lengths, strict=True)) * itemsize
+    brought = sum(n * length for n, length in zip(times, own, strict=True)) * itemsize
     if states.optimizer_sharded and not states.parameters_sharded:
         brought += job.held(True) * itemsize
         gathered = job.held(False) * itemsize

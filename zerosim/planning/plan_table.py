@@ -10,7 +10,7 @@ from zerosim.numerics.places import DEVICE, DIRECTIONS, DISK, HOST
 from zerosim.numerics.units import counted, gigabytes, seconds_text
 from zerosim.planning import activations
 from zerosim.planning.activations import logits_nbytes
-from zerosim.planning.closed_forms import STAGES, crossing_nbytes, vectors_sent
+from zerosim.planning.closed_forms import BY_RANK, STAGES, crossing_nbytes, vectors_sent
 from zerosim.planning.conventions import convention_of, formula, is_cut_anywhere, is_sharded, per_parameter_nbytes
 from zerosim.planning.hardware import overheads_nbytes
 from zerosim.planning.plan import OPTIMIZER_KINDS, Plan, PlanConfig, PlanRow
@@ -57,7 +57,16 @@ def options_text(config: PlanConfig) -> str:
     if not config.has_units:
         return "nothing overlapped"
     parts = ["overlap"] * config.overlap + [f"{counted(config.prefetch, 'unit')} ahead"] * bool(config.prefetch)
-    return " and ".join(parts) or "nothing overlapped"
+    order = ", gradients added by micro-batch" * (config.reduction != BY_RANK)
+    return (" and ".join(parts) or "nothing overlapped") + order
+
+
+def places_text(config: PlanConfig) -> str:
+    """Assumptions about host and disk, where something is offloaded: links, bytes per second, and capacity."""
+    there = ((HOST, config.host_link), (DISK, config.disk_link))
+    parts = [f"{place}: {link.name}, {gigabytes(link.bytes_per_second)} GB a second each way, and "
+             f"{gigabytes(config.capacities_nbytes[place])} GB" for place, link in there if link]
+    return "; ".join(parts) + ", of each device alone; the host's own update takes no time" if parts else ""
 
 
 def names_for(found: Plan, width: int) -> Sequence[str]:
@@ -153,6 +162,8 @@ def _transient(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
            f"what the users of its weights wrote{two}, or what has been reduced", f"{found.gradients_nbytes:,}")
     hops = (f"{min(2, job.shards - 1)} chunks of hops, each 1/{job.shards} of a unit, and a unit's sum or its cast "
             "where it needs one")
+    if job.by_micro_batch:
+        hops = "all ranks' addends to a rank's own chunk, as many elements as the unit has, and its cast where needed"
     yield ("buffers of collectives", hops, f"{found.buffers_nbytes:,}")
     yield ("buckets", "these two at the moment at which they are most together", f"{row.buckets_nbytes:,}")
     most = found.fullest(config.batch)
@@ -184,7 +195,8 @@ def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
            f"{flops.recomputed:.4g}", f"{row.flops_per_step:,}")
     yield ("compute", f"{row.flops_per_step:.4g} / ({config.utilization:g} · {rate:.4g} per second)",
            f"{row.compute_seconds:.4g} s")
-    collectives = "rings and all-to-alls" if config.zeropp and config.zeropp.gradients else "rings"
+    to_owners = config.reduction != BY_RANK or (config.zeropp and config.zeropp.gradients)
+    collectives = "rings and all-to-alls" if to_owners else "rings"
     yield ("communication", f"{collectives} unit by unit, α + n/β over {config.network.inside.name}"
            + (f" and {config.network.between.name}" if config.network.between else ""),
            f"{row.communication_seconds:.4g} s")

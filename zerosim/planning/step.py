@@ -37,6 +37,7 @@ from zerosim.numerics.quantization import Blockwise, ZeroPlusPlus
 from zerosim.planning.activations import BETWEEN, Block, Place, passes, snapshots
 from zerosim.planning.closed_forms import (
     AGREEMENT_NBYTES,
+    EXACT_PARTIAL_NBYTES,
     NORM_PARTIAL_NBYTES,
     OVERFLOW_FLAG_NBYTES,
     STAGES,
@@ -457,7 +458,8 @@ def after_backward(job: Job) -> Iterator[StepEvent]:
         yield HeldBytes(SECONDARY, -sum(secondary_nbytes(job, unit) for unit in range(len(lengths))))
     yield At("scan", 0)
     if states.optimizer_sharded:  # all-gathered: the flag, the norms
-        scalars = [OVERFLOW_FLAG_NBYTES, NORM_PARTIAL_NBYTES, NORM_PARTIAL_NBYTES * TENSOR_NORMS * job.normed_tensors]
+        partial = EXACT_PARTIAL_NBYTES if job.by_micro_batch else NORM_PARTIAL_NBYTES
+        scalars = [OVERFLOW_FLAG_NBYTES, partial, partial * TENSOR_NORMS * job.normed_tensors]
         yield from (HeldBytes(BUFFER, sign * nbytes * job.shards) for nbytes in scalars for sign in (1, -1))
     yield from _updated(job, taken)
 

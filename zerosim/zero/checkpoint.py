@@ -48,13 +48,13 @@ from zerosim.numerics.safetensors import (
 )
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.together import all_or_none
-from zerosim.zero.fresh import after_load
 from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
 from zerosim.zero.layout import ParameterPiece
 from zerosim.zero.micro_batch_order import BY_MICRO_BATCH, OF_THE_CUT
 from zerosim.zero.param_group import ParamGroup, at
 from zerosim.zero.placements import Placement
 from zerosim.zero.update import Update
+from zerosim.zero.updated_parameters import after_load
 
 FORMAT, VERSION, INDEX = "zerosim sharded checkpoint", 1, "index.json"
 SHARD = re.compile(r"shard-(\d{6,})-rank-\d+-of-\d+\.safetensors")

@@ -127,8 +127,9 @@ class Engine(Shown):
                               copy_in_flight=copy_in_flight)
         self.rank, self.model, self.optimizer, self.seed, self.reduction = rank, model, optimizer, seed, reduction
         self.stage, self.policy, self.recompute = stage_of(stage), Policy.of(policy), Recompute.parse(recompute)
-        self.zeropp, self.mesh = ZeroPlusPlus.parse(zeropp), None if mesh is None else Mesh.of(mesh, rank.size)
-        by_micro_batch = is_by_micro_batch(reduction, self.stage, self.policy, mesh=self.mesh or self.zeropp)
+        self.mesh = None if mesh is None else Mesh.of(mesh, rank.size)
+        self.zeropp = ZeroPlusPlus.on_mesh(zeropp, self.mesh, rank.size)
+        by_micro_batch = is_by_micro_batch(reduction, self.stage, self.policy, mesh=self.mesh)
         bucket_options = BucketOptions(bucket_nbytes, overlap, copy_in_flight, by_micro_batch)
         self.loss_scale = self.policy.start_scaling()
         settings = settings_of(model, optimizer, self.policy, groups)

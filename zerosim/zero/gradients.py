@@ -332,6 +332,8 @@ class Reducer:
         """The sum over the ranks that have a shard each, and how it rests."""
         if have is want or (have is not PARTIAL and want is SHARDED):
             return total, have  # the same, or the optimizer reads its slices of the replicated sum
+        if self._quantized is not None and have is PARTIAL and self._sum is None:
+            self._collect_all(total)
         found, self._sum = self._sum, None
         if found is None:  # no bucket has been reduced during backward
             # Addends travel in the reduce format, sums in that in which they rest.
@@ -344,6 +346,15 @@ class Reducer:
                               for here, part in self._parts(bucket, total, have)]
                     self._move(bucket, have, want, source, self._parts(bucket, found, want), dtype).wait()
         return found, want
+
+    def _collect_all(self, addends: np.ndarray) -> None:
+        """Reduces all units in the buckets that backward would have filled: blocks are quantized in a bucket, and bits
+        do not depend on when it leaves."""
+        for unit, lies in reversed(list(self.layout.units.items())):
+            with self.rank.trace.span(unit):
+                self._collect(lies, self.transfers.at(DEVICE, addends[lies]))
+        self._flush()
+        self._wait()
 
     def _target(self, want: Placement, dtype: np.dtype) -> np.ndarray:
         """In place where an all-reduce can be; else a new array in the format that arrives."""

@@ -39,7 +39,7 @@ from zerosim.zero.checkpoint import (
     resting_of,
     together,
 )
-from zerosim.zero.fresh import Fresh
+from zerosim.zero.updated_parameters import UpdatedParameters
 
 ONE_FILE, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 SUFFIX = ".safetensors"
@@ -211,7 +211,7 @@ def load_weights(path: str | Path, training: TrainingState, abandon: Callable[[]
     abandon()
     with training.update.changing_state(f"load of weights from {str(path)!r}"):
         together(rank, partial(_fill, found, training))
-    training.update.delayed = Fresh()  # of the weights of before
+    training.update.delayed = UpdatedParameters()  # of the weights of before
 
 
 @dataclass(frozen=True, slots=True)

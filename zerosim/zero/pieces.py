@@ -14,10 +14,10 @@ import numpy as np
 from zerosim.numerics.arrays import spans
 from zerosim.numerics.checks import FP32
 from zerosim.numerics.places import DEVICE, DISK
-from zerosim.zero.fresh import Fresh
 from zerosim.zero.layout import ParameterPiece, Piece
 from zerosim.zero.offload import STRETCH
 from zerosim.zero.param_group import ParamGroup, at
+from zerosim.zero.updated_parameters import UpdatedParameters
 
 MASTER, GRADIENT = "", "the gradient"  # among the names of slots
 
@@ -27,14 +27,14 @@ class StepContext:
     """The numbers that all updates of one step share: its own, the factor of clipping, the schedule's factor of lr, and
     the factors of activations and output gradients by weight.
 
-    ``fresh`` are the parameters that the host updates.
+    ``updated`` are the parameters that the host updates.
     """
 
     step: int
     clip_factor: float
     lr_factor: float | None
     factors: Mapping[str, Any]
-    fresh: Fresh
+    updated: UpdatedParameters
 
     def optimizer(self, group: ParamGroup, name: str) -> Any:
         """The optimizer of a parameter, with the lr of this step where a schedule changes it."""
@@ -82,7 +82,7 @@ def blocks(group: ParamGroup, arrays: Mapping[str, np.ndarray],
 
 def arrays_at_rest(group: ParamGroup, piece: ParameterPiece, context: StepContext) -> dict[str, np.ndarray]:
     """The piece of the master, of the reduced gradient and of each slot."""
-    return {MASTER: context.fresh.master(group, piece), GRADIENT: gradient_of(group, piece),
+    return {MASTER: context.updated.master(group, piece), GRADIENT: gradient_of(group, piece),
             **{name: group.slot(piece, name) for name in group.slots_of(piece.entry)}}
 
 

@@ -23,7 +23,6 @@ from zerosim.numerics.arrays import spans
 from zerosim.numerics.checks import FP32, is_number
 from zerosim.numerics.places import DEVICE, DISK
 from zerosim.optim.base import UpdateContext
-from zerosim.zero.fresh import Fresh, bring, check_delayed, in_turn, publish
 from zerosim.zero.layout import ParameterPiece, Region
 from zerosim.zero.param_group import ParamGroup
 from zerosim.zero.pieces import (
@@ -40,6 +39,7 @@ from zerosim.zero.pieces import (
 from zerosim.zero.placements import SHARDED
 from zerosim.zero.skipped import SkippedSteps
 from zerosim.zero.unshard import ParameterAllGather
+from zerosim.zero.updated_parameters import UpdatedParameters, bring, check_delayed, in_turn, publish
 from zerosim.zero.whole_tensors import update_gathered, update_tensor
 
 Schedule = Callable[[int], float]
@@ -94,7 +94,7 @@ class Update:
         self.skipped_steps, self.loss_scale = skipped_steps, skipped_steps.loss_scale
         self.clip_norm, self.schedule, self.squares = clip_norm, schedule, squares
         self.steps_taken = 0
-        self.delayed = Fresh()  # of the last delayed update
+        self.delayed = UpdatedParameters()  # of the last delayed update
         self._under_way: str | None = None  # an update or a load that has begun, and stays so if it fails
 
     @property
@@ -153,17 +153,17 @@ class Update:
         if not skipped:
             step = self.steps_taken + 1
             clip_factor = self.clip_norm / norm if self.clip_norm is not None and norm > self.clip_norm else 1.0
-            context = StepContext(step, clip_factor, self.lr_factor(step), factors, Fresh())
+            context = StepContext(step, clip_factor, self.lr_factor(step), factors, UpdatedParameters())
             with self.changing_state(f"update of step {step}", in_place=self.transfers.offload.optimizer != DISK):
                 for group in self.trained:
-                    context.fresh.make(group)
+                    context.updated.make(group)
                     tensor_norms = _tensor_norms(group, context, self.squares)
                     for region in group.layout.regions:
                         _update_region(group, region, context, tensor_norms)
                         if self.transfers.update_place == DEVICE:
                             self.all_gathers[group].shard_updated(region)
                 self.steps_taken = step
-                now, later = in_turn(context.fresh, self.delayed)
+                now, later = in_turn(context.updated, self.delayed)
                 bring(now, to_disk=True)
             self._under_way = f"update of step {step}"  # what follows is in place
             publish(now, self.all_gathers)
@@ -269,7 +269,7 @@ def _update_piece(group: ParamGroup, piece: ParameterPiece, context: StepContext
             read_next(group, piece, context)
         for w, g, state in blocks(group, arrays, context):
             optimizer.apply(ctx, w, g, state, context.step)
-        cast_nbytes += context.fresh.cast(group, piece, here, arrays[MASTER], group.transfers.update_place)
+        cast_nbytes += context.updated.cast(group, piece, here, arrays[MASTER], group.transfers.update_place)
     note_update(group, arrays_at_rest(group, piece, context), cast_nbytes)
 
 

@@ -22,7 +22,7 @@ def update_tensor(group: ParamGroup, piece: ParameterPiece, context: StepContext
         shaped = {name: x.reshape(entry.shape) if name in (MASTER, GRADIENT) or group.is_flat(entry, name) else x
                   for name, x in arrays.items()}
         _step(group, entry, shaped, context, transfers.update_place)
-        cast_nbytes = context.fresh.cast(group, piece, slice(0, piece.count), arrays[MASTER], transfers.update_place)
+        cast_nbytes = context.updated.cast(group, piece, slice(0, piece.count), arrays[MASTER], transfers.update_place)
     note_update(group, at_rest, cast_nbytes)
 
 
@@ -36,7 +36,7 @@ def update_gathered(group: ParamGroup, entry: LayoutEntry, piece: ParameterPiece
     own = {name: group.own_slot(entry, name) for name in flat}
     own[MASTER] = group.own(entry, group.master, group.master_placement)
     if piece is not None:
-        own[MASTER] = context.fresh.master(group, piece)
+        own[MASTER] = context.updated.master(group, piece)
     whole = {name: group.all_gather_tensor(entry, part) for name, part in own.items()}
     whole[GRADIENT] = group.all_gather_tensor(entry, group.own(entry, reduced.gradient, reduced.placement))
     if piece is None:
@@ -47,7 +47,7 @@ def update_gathered(group: ParamGroup, entry: LayoutEntry, piece: ParameterPiece
         _step(group, entry, whole | arrays, context, DEVICE)
     for name, part in own.items():
         transfers.move(whole[name].reshape(-1)[here], part)
-    cast_nbytes = context.fresh.cast(group, piece, slice(0, piece.count), whole[MASTER].reshape(-1)[here], DEVICE)
+    cast_nbytes = context.updated.cast(group, piece, slice(0, piece.count), whole[MASTER].reshape(-1)[here], DEVICE)
     note_update(group, whole | others, cast_nbytes)
 
 

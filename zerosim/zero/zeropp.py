@@ -42,13 +42,11 @@ def collectives_of(asked: ZeroPlusPlus | None, rank: Rank, mesh: Mesh | None, st
                    options: BucketOptions) -> "tuple[UnitGather, QuantizedReduceScatter | None]":
     """The way in which an engine gathers units, and its reduce-scatter of gradients, None where that is a ring.
 
-    Raises ValueError as `check_parts` does, and without a mesh.
+    Raises ValueError as `check_parts` does.
     """
     if asked is None:
         return UnitGather(options), None
-    if mesh is None:
-        raise ValueError(f"{asked} saves what crosses nodes, and no mesh says where they are; pass mesh=(nodes, "
-                         "ranks of a node)")
+    assert mesh is not None, "ZeroPlusPlus.on_mesh refuses it"
     check_parts(asked, stage, policy)
     quantized = None if asked.gradients is None else QuantizedReduceScatter(rank, mesh, asked.gradients)
     return ZeroPlusPlusGather(rank, mesh, asked, options), quantized

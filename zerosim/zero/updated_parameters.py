@@ -18,7 +18,7 @@ from zerosim.zero.placements import SHARDED
 from zerosim.zero.unshard import ParameterAllGather
 
 
-class Fresh(dict[ParamGroup, Any]):
+class UpdatedParameters(dict[ParamGroup, Any]):
     """By param group, what waits on the host; None where parameters rest beside the optimizer's state, and are written
     there; no entry where the device updates."""
 
@@ -30,7 +30,7 @@ class Fresh(dict[ParamGroup, Any]):
         self[group] = None
         if transfers.offload.parameters != transfers.offload.optimizer or transfers.offload.delayed_update:
             self[group] = group.rank.memory.host.alloc(group.length(stage.optimizer), group.policy.compute_dtype,
-                                                       "parameter", "fresh")
+                                                       "parameter", "updated")
             for piece in group.regions_held(stage.optimizer) if group.parameter_is_master else []:
                 transfers.move(group.parameter[at(piece, stage.parameters)], self[group][at(piece, stage.optimizer)])
 
@@ -58,26 +58,26 @@ class Fresh(dict[ParamGroup, Any]):
         return int(master.nbytes + target.nbytes)
 
 
-def in_turn(fresh: Fresh, delayed: Fresh) -> tuple[Fresh, Fresh]:
+def in_turn(updated: UpdatedParameters, delayed: UpdatedParameters) -> tuple[UpdatedParameters, UpdatedParameters]:
     """Those that go to the parameters now, and those that wait for the next update."""
-    is_delayed = any(group.transfers.offload.delayed_update for group in fresh)
-    return (delayed, fresh) if is_delayed else (fresh, delayed)
+    is_delayed = any(group.transfers.offload.delayed_update for group in updated)
+    return (delayed, updated) if is_delayed else (updated, delayed)
 
 
-def bring(fresh: Fresh, *, to_disk: bool) -> None:
+def bring(updated: UpdatedParameters, *, to_disk: bool) -> None:
     """Moves what the host has updated to parameters on disk, which is a part of the update, or to all others, after it.
     """
-    for group, updated in fresh.items():
-        if updated is not None and to_disk == (group.transfers.offload.parameters == DISK):
+    for group, parameters in updated.items():
+        if parameters is not None and to_disk == (group.transfers.offload.parameters == DISK):
             for _, piece in _updated(group):
-                group.transfers.move(updated[at(piece, group.stage.optimizer)],
+                group.transfers.move(parameters[at(piece, group.stage.optimizer)],
                                      group.parameter[at(piece, group.stage.parameters)])
 
 
-def publish(fresh: Fresh, all_gathers: Mapping[ParamGroup, ParameterAllGather]) -> None:
+def publish(updated: UpdatedParameters, all_gathers: Mapping[ParamGroup, ParameterAllGather]) -> None:
     """Brings what the host has updated to where parameters rest, and lets the other ranks have it."""
-    bring(fresh, to_disk=False)
-    for group in fresh:
+    bring(updated, to_disk=False)
+    for group in updated:
         for region, _ in _updated(group):
             all_gathers[group].shard_updated(region)
         group.transfers.drain()
@@ -97,9 +97,9 @@ def check_delayed(groups: Sequence[ParamGroup]) -> None:
                          "are, and in fp32 they are one; compute in bf16 or fp16, or leave delayed_update out")
 
 
-def after_load(groups: Sequence[ParamGroup]) -> Fresh:
-    """The fresh parameters that a delayed update has not brought yet, which are the masters, rounded."""
-    found = Fresh()
+def after_load(groups: Sequence[ParamGroup]) -> UpdatedParameters:
+    """The parameters that a delayed update has made and not brought yet, which are the masters, rounded."""
+    found = UpdatedParameters()
     for group in groups if groups[0].transfers.offload.delayed_update else []:
         found.make(group)
         for piece in group.pieces:

@@ -1,0 +1,218 @@
+"""FrameworkSettings of another program in zerosim's terms, and the reading of them key by key.
+
+Every key of such settings ends in one of four ways. It becomes an argument; it is ignored, where it concerns neither
+numbers nor bytes (what is printed, how it is launched); it is different, where numbers are the same and the size of a
+buffer or the moment of a message is not; or it is refused, where no argument here does what it does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from textwrap import fill
+from types import MappingProxyType
+from typing import Any
+
+from zerosim.numerics.checks import did_you_mean, is_count, is_finite_number
+from zerosim.numerics.places import NOTHING, Offload
+from zerosim.numerics.policy import Policy
+from zerosim.numerics.quantization import ZeroPlusPlus
+from zerosim.optim import Optimizer
+from zerosim.ranks.mesh import Mesh
+
+NO_KEYS: Mapping[str, str] = MappingProxyType({})
+FORMATS_BY_NAME = {"fp32": "fp32", "float32": "fp32", "float": "fp32", "fp16": "fp16", "float16": "fp16",
+                   "half": "fp16", "bf16": "bf16", "bfloat16": "bf16"}
+
+
+@dataclass(frozen=True, slots=True)
+class FrameworkSettings:
+    """The settings that a ``program`` was given, as arguments of an engine and of a plan.
+
+    Fields that are None were not said. ``batch`` is sequences of a rank's micro-batch, ``micro_batches`` those of a
+    step. ``ignored`` has the names of settings that change nothing here, ``differences`` a sentence for each that is
+    not quite the same.
+    """
+
+    program: str
+    stage: int
+    policy: Policy
+    ranks: int | None = None
+    batch: int | None = None
+    micro_batches: int | None = None
+    optimizer: Optimizer | None = None
+    schedule: Callable[[int], float] | None = None
+    clip_norm: float | None = None
+    bucket_nbytes: int | None = None
+    overlap: bool = True
+    prefetch: int = 0
+    keep_gathered: str | tuple[str, ...] | None = None
+    offload: Offload = NOTHING
+    mesh: Mesh | None = None
+    zeropp: ZeroPlusPlus | None = None
+    ignored: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()
+
+    def engine_arguments(self) -> dict[str, Any]:
+        """The options of ``zs.Engine(rank, model, optimizer, **options)``; the optimizer is the settings' own, or
+        yours where they name none."""
+        names = ("stage", "policy", "clip_norm", "schedule", "bucket_nbytes", "overlap", "prefetch", "keep_gathered",
+                 "offload", "mesh", "zeropp")
+        return {name: getattr(self, name) for name in names}
+
+    def plan_arguments(self) -> dict[str, Any]:
+        """The options of ``zs.plan(model, **options)``, without what the settings do not say.
+
+        A plan counts what an engine of this policy holds, in buckets of a unit. Parameters that stay gathered from
+        forward to backward are those of stage 2 to it.
+        """
+        given = {name: getattr(self, name) for name in ("ranks", "batch", "micro_batches", "optimizer", "mesh",
+                                                        "zeropp") if getattr(self, name) is not None}
+        stage = 2 if self.keep_gathered == "all" else self.stage
+        return given | {"stage": stage, "compute": self.policy, "convention": "zerosim", "overlap": self.overlap,
+                        "prefetch": self.prefetch, "offload": self.offload}
+
+    def __str__(self) -> str:
+        said = [f"{name}={_shortly(value)}" for name, value in self.engine_arguments().items()
+                if value not in (None, NOTHING)]
+        lines = [f"{self.program}: " + ", ".join(said)]
+        if self.optimizer is not None:
+            lines.append(f"optimizer: {_shortly(self.optimizer)}")
+        counts = [f"{name} {getattr(self, name)}" for name in ("ranks", "batch", "micro_batches")
+                  if getattr(self, name) is not None]
+        lines += [", ".join(counts)] * bool(counts) + [f"ignored: {', '.join(self.ignored)}"] * bool(self.ignored)
+        lines += [f"different: {line}" for line in self.differences]
+        return "\n".join(fill(line, 100, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+                         for line in lines)
+
+
+def _shortly(value: Any) -> str:
+    """A value as one writes it, without the fields that are the default."""
+    if not is_dataclass(value):
+        return repr(value)
+    said = [f"{field.name}={_shortly(found)}" for field in fields(value)
+            if (found := getattr(value, field.name)) != field.default]
+    return f"{type(value).__name__}({', '.join(said)})"
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+class Findings:
+    """The refusals, names without effect and differences that are found while keys are read."""
+
+    def __init__(self) -> None:
+        self.refusals: list[str] = []
+        self.ignored: list[str] = []
+        self.differences: list[str] = []
+
+    def refuse(self, sentence: str) -> None:
+        """Notes a key, its value, and why there is no equivalent."""
+        self.refusals.append(sentence)
+
+    def differ(self, sentence: str) -> None:
+        """Notes a key, and in what it is not the same here."""
+        self.differences.append(sentence)
+
+    def noted(self, settings: FrameworkSettings) -> FrameworkSettings:
+        """The settings, with what is ignored and what is different."""
+        return replace(settings, ignored=tuple(self.ignored), differences=tuple(self.differences))
+
+    def raise_refusals(self, what: str) -> None:
+        """Raises ValueError with every refusal on a line of its own, if there is one."""
+        if self.refusals:
+            lines = "".join(f"\n  {line}" for line in self.refusals)
+            raise ValueError(f"{what} cannot be taken over as it is; change or leave out{lines}")
+
+
+class Section:
+    """One object of settings, whose keys are taken one after the other; `close` speaks of those that nobody took."""
+
+    def __init__(self, given: object, name: str, findings: Findings) -> None:
+        self.prefix, self.findings, self.known = f"{name}." if name else "", findings, list[str]()
+        self.given = dict(given) if isinstance(given, Mapping) else {}
+        if given is not None and not isinstance(given, Mapping):
+            findings.refuse(f"{name}={given!r} must be an object with keys and values")
+
+    def take(self, key: str, default: Any, check: Callable[[Any], Any]) -> Any:
+        """The value as ``check`` returns it, and the default where there is none, or one that is refused."""
+        self.known.append(key)
+        if key not in self.given:
+            return default
+        value = self.given.pop(key)
+        if isinstance(value, str) and value == "auto":
+            self.findings.refuse(f"{self.prefix}{key}=\"auto\" is filled in by Hugging Face's Trainer; write the value")
+            return default
+        try:
+            return check(value)
+        except ValueError as error:
+            self.findings.refuse(f"{self.prefix}{key}={value!r} {error}")
+            return default
+
+    def section(self, key: str) -> Section:
+        """The object that stands at a key, an empty one where there is none."""
+        self.known.append(key)
+        return Section(self.given.pop(key, None), f"{self.prefix}{key}", self.findings)
+
+    def close(self, no_effect: Iterable[str] = (), no_equivalent: Mapping[str, str] = NO_KEYS) -> None:
+        """Notes what is left: names without effect, what has no equivalent unless it is off, and unknown keys."""
+        known = [*self.known, *no_effect, *no_equivalent]
+        for key, value in self.given.items():
+            name = f"{self.prefix}{key}"
+            if key in no_equivalent and not is_off(value):
+                self.findings.refuse(f"{name}={value!r}: {no_equivalent[key]}")
+            elif key in known:
+                self.findings.ignored.append(name)
+            else:
+                self.findings.refuse(f"{name}={value!r} is no key that is known{did_you_mean(key, known)}")
+        self.given = {}
+
+
+def is_off(value: object) -> bool:
+    """True for the values that switch a setting off: false, null, "none", "enabled": false, and objects of those."""
+    if isinstance(value, Mapping):
+        return value.get("enabled") is False or all(map(is_off, value.values()))
+    return value in (None, False, "none") or value == []
+
+
+def flag(value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
+def count(least: int = 0) -> Callable[[Any], int]:
+    """A check for whole numbers from ``least`` on, also as 5e8 writes them."""
+    def check(value: Any) -> int:
+        whole = int(value) if isinstance(value, float) and value.is_integer() else value
+        if not is_count(whole) or whole < least:
+            raise ValueError(f"must be a whole number, {least} or more")
+        return int(whole)
+    return check
+
+
+def number(value: Any) -> float:
+    """A finite number that is not negative."""
+    if not is_finite_number(value) or value < 0:
+        raise ValueError("must be a number, 0 or more")
+    return float(value)
+
+
+def choice(*names: str) -> Callable[[Any], str]:
+    """A check for one of several names."""
+    def check(value: Any) -> str:
+        if value not in names:
+            raise ValueError(f"must be one of {', '.join(names)}")
+        return str(value)
+    return check
+
+
+def format_name(value: Any) -> str:
+    """The format of a name such as "bf16", or of a torch.dtype."""
+    name = re.sub(r"^torch\.", "", str(value))
+    if name not in FORMATS_BY_NAME:
+        raise ValueError(f"must be one of {', '.join(dict.fromkeys(FORMATS_BY_NAME.values()))}, the formats in which "
+                         "values rest and travel here")
+    return FORMATS_BY_NAME[name]
