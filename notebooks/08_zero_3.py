@@ -89,9 +89,9 @@ def adam(w, m, v, g, step):
 # %% [markdown]
 # ## A lifetime is an indentation
 #
-# By hand, the whole of stage 3 is this: inside the `with` block a layer's weights are there, after it they are not. (What
-# is gathered at a time is called a *unit*: here a layer, in a transformer a block.)
-# `rank.memory.alloc` makes an array and enters it in the rank's memory, and `free` takes it out again.
+# By hand, the whole of stage 3 is this: inside the `with` block a layer's weights are there, after it they are not.
+# (What is gathered at a time is called a *unit*: here a layer, in a transformer a block.) `rank.memory.alloc` makes an
+# array and enters it in the rank's memory, and `free` takes it out again.
 
 # %%
 @contextmanager
