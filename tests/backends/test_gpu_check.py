@@ -274,11 +274,11 @@ def test_sums_of_codes_are_compared_with_every_code(stand_in: Any, name: str, mo
 
 # -- kernels and their speed ------------------------------------------------------------------------------------------
 
-# What others are made of, or what moves no elements.
+# What others are made of, what moves no elements, and copies to the host, which `training` times.
 PARTS_OF_KERNELS = {"add_column_sums", "apply", "computes_in", "empty", "fill", "matrix", "onto_grid", "picked", "room",
                     "room_for", "row_blocks", "row_maxima", "row_products", "row_sums", "scale_past", "scratch",
                     "serving", "settle", "slack_nbytes", "uploaded", "wide", "widen", "count_targets", "index_range",
-                    "largest_finite"}
+                    "largest_finite", "copy_beside"}
 
 
 def test_the_table_of_kernels_has_every_kernel_and_each_is_timed(stand_in: Any, monkeypatch) -> None:
