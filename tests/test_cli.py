@@ -15,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 import zerosim
-from tests.support import ask, fresh
+from tests.support import ask, command_line, fresh
 from zerosim import cli
 
 PLAIN = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
@@ -41,9 +41,22 @@ cli.main()
 # -- help and version -------------------------------------------------------------------------------------------------
 
 
-def test_help_lists_the_commands_and_has_a_short_name():
-    text = ask().output
-    assert [word for word in ("replay", "lost-updates", "plan", "doctor") if word not in text] == []
+def test_help_groups_all_commands_in_the_order_in_which_one_needs_them_each_with_an_example_that_can_be_typed():
+    text, commands = ask().output, typer.main.get_command(cli.app).commands  # they keep what they parse
+    assert text.rstrip() == ask("--help").output.rstrip()
+    assert [name for names in cli.shell.GROUPS.values() for name in names] == command_line().list_commands(None)
+    assert set(command_line().list_commands(None)) == set(commands)
+    headed = re.findall(r"^(\S.*)\n(?=\S+ +\S.*\n)", text, re.M)
+    assert [group for group in cli.shell.GROUPS if group not in headed] == []
+    for name, command in commands.items():
+        example = command.epilog.removeprefix(cli.shell.EXAMPLE)
+        assert f"$ {example}\n" in re.sub(" +\n", "\n", text), name
+        _, _, words = example.rpartition(f"zerosim {name}")
+        command.make_context(name, words.split())  # raises where an option is gone
+
+
+def test_help_of_a_command_has_its_example_and_a_short_name():
+    assert "For example: zerosim lost-updates --format bf16" in ask("lost-updates", "--help").output
     assert ask("lost-updates", "-h").output == ask("lost-updates", "--help").output
     assert ask("--version").output == f"zerosim {zerosim.__version__}\n"
 
@@ -101,6 +114,19 @@ def test_an_error_in_a_command_is_one_line_unless_it_is_our_own(monkeypatch, err
     result = CliRunner().invoke(app, [])
     assert (result.exit_code, result.output) == (exit_code, said)
     assert (result.exception is error) == (exit_code == 1)
+
+
+@pytest.mark.parametrize(("typed", "said"), [
+    ("train --ranks two", "zerosim train: --ranks takes a whole number, found 'two'; zerosim train --help"),
+    ("train --lr=fast", "zerosim train: --lr takes a number, found 'fast'; "),
+    ("train --rank 3", "zerosim train: No such option: --rank"), ("cost", "zerosim cost: Missing option '--nbytes'; "),
+    ("trian", "zerosim: No such command 'trian'. Did you mean 'train'?"),
+    ("plan more", "zerosim plan: Got unexpected extra argument"), ("cost --nbytes", "--nbytes' requires an argument")])
+def test_what_cannot_be_parsed_is_one_line_of_our_own_and_exit_code_2(typed, said):
+    done = ask(*typed.split())
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert said in done.stderr
+    assert "--help lists what there is\n" in done.stderr
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT that can be sent to one process")

@@ -10,13 +10,16 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.architecture.source import ROOT
-from tests.support import assert_refused
+from tests.support import assert_refused, literally
 from tests.zero.training import assert_runs_equal_the_twin
+from zerosim import testing
+from zerosim.models import GPT, MLP, CrossEntropy, LinearUnit, Model, autodiff
 from zerosim.numerics import kernels
 from zerosim.testing import (
     SingleDevice,
     assert_same_bits,
     batches,
+    check_gradients,
     gradients,
     models,
     policies,
@@ -131,3 +134,123 @@ ONES, TWO = np.ones(2, np.float32), np.float32([1.0, 2.0])
     (lambda: SingleDevice(SGD, np.zeros(2), 0), ValueError, "at least one rank, found ranks=0")])
 def test_a_difference_of_one_bit_is_named_and_what_does_not_fit_is_refused(call, error, text):
     assert_refused(call, text, error)
+
+
+# -- check_gradients ---------------------------------------------------------------------------------------------------
+
+X, TARGET = np.random.default_rng(0).standard_normal((2, 4, 3))
+WIDE = np.ones((4, 5))
+NANO = GPT("gpt-nano")
+TOKENS, CLASSES = np.random.default_rng(0).integers(0, NANO.config.vocabulary, (2, 2, NANO.config.context))
+WHOLE = {"mlp": (MLP([3, 5, 3], activation="gelu"), X, TARGET), "gpt": (NANO, TOKENS, CLASSES)}
+
+
+class Spoiled(LinearUnit):
+    """A linear unit in which ``spoil`` changes what backward returns."""
+
+    def backward(self, ctx, w, saved, dy):
+        return self.spoil(*super().backward(ctx, w, saved, dy))
+
+
+class SavesItsWeight(LinearUnit):
+    def forward(self, ctx, w, x):
+        return super().forward(ctx, w, x)[0], (x, w["one.weight"].T)
+
+    def backward(self, ctx, w, saved, dy):
+        return dy @ saved[1], super().backward(ctx, w, (saved[0], None), dy)[1]
+
+
+class WritesToItsInput(LinearUnit):
+    def forward(self, ctx, w, x):
+        x *= 2
+        return super().forward(ctx, w, x)
+
+
+def spoiled(spoil, **options):
+    unit = Spoiled("one", 3, 5, bias=True, **options)
+    object.__setattr__(unit, "spoil", spoil)
+    return unit
+
+
+@pytest.mark.parametrize("case", WHOLE.values(), ids=list(WHOLE))
+def test_gradients_that_are_right_are_far_within_their_bound(case):
+    worst = check_gradients(*case, elements=1)
+    assert worst.name in case[0].shapes
+    assert abs(worst.found - worst.expected) == worst.error * worst.bound < 0.1 * worst.bound
+
+
+@given(st.sampled_from(["one.weight", "one.bias", "the input"]), st.data(), st.floats(-5, -1), st.booleans())
+def test_one_wrong_element_of_any_gradient_is_found_and_named_with_both_values(name, data, exponent, absolute):
+    """A thousandth of a percent is enough: a wrong formula is never so near."""
+    place = data.draw(st.integers(0, {"one.weight": 14, "one.bias": 4, "the input": 11}[name]))
+    seen = []
+
+    def spoil(dx, gradients):
+        row = (dx if name == "the input" else gradients[name]).reshape(-1)
+        row[place] += 10 ** exponent * (1 if absolute else row[place])
+        seen.append(row[place])
+        return dx, gradients
+
+    with pytest.raises(AssertionError) as caught:
+        check_gradients(spoiled(spoil), X, elements=None)
+    shape = {"one.weight": (3, 5), "one.bias": (5,), "the input": X.shape}[name]
+    index = ", ".join(map(str, np.unravel_index(place, shape)))
+    assert f"unit 'one': the gradient of {name}[{index}] is {seen[0]:.12g} where central differences give " in str(
+        caught.value)
+    assert re.search(r"a bound of \d\.\de-\d\d; 1 of the \d+ elements that were tried are wrong$", str(caught.value))
+
+
+@pytest.mark.parametrize(("name", "operand"), [
+    (name, operand) for name, rule in autodiff.ELEMENTWISE.items()
+    for operand, derivative in enumerate(rule.derivatives) if derivative])
+def test_a_spoiled_derivative_of_any_operation_is_found(name, operand, monkeypatch):
+    rule = autodiff.ELEMENTWISE[name]
+
+    def wrong(*arrays):
+        rule.derivatives[operand].formula(*arrays)
+        arrays[-1][...] *= 1.00001
+
+    derivatives = list(rule.derivatives)
+    derivatives[operand] = autodiff.Derivative(wrong, rule.derivatives[operand].needs)
+    constant = 3.0 if name == "power" else None
+    unit = autodiff.AutodiffUnit("one", {"a": (3,), "b": (3,)}, lambda w, x: autodiff._elementwise(
+        name, *[(w["a"] * x).exp(), constant or (w["b"] + x).exp()][:len(derivatives)]))
+    weights = {"one.a": X[0], "one.b": X[1]}
+    check_gradients(unit, X, weights=weights, elements=2)
+    monkeypatch.setattr(autodiff, "ELEMENTWISE", autodiff.ELEMENTWISE | {
+        name: autodiff.ElementwiseRule(rule.forward, tuple(derivatives))})
+    with pytest.raises(AssertionError, match="central differences give"):
+        check_gradients(unit, X, weights=weights, elements=2)
+
+
+def test_at_a_kink_within_a_step_a_smaller_step_is_taken(monkeypatch):
+    unit, weights, x = LinearUnit("one", 1, 1, "relu", bias=False), {"one.weight": np.ones((1, 1))}, np.array([[3e-5]])
+    check_gradients(unit, x, weights=weights)
+    monkeypatch.setattr(testing, "STEPS", testing.STEPS[:1])
+    with pytest.raises(AssertionError, match=r"the gradient of the input\[0, 0\]"):
+        check_gradients(unit, x, weights=weights)
+
+
+REFUSED = [
+    (lambda: check_gradients(SavesItsWeight("one", 3, 5, bias=False), X),
+     "the gradient of the input[0, 0] is nan where ...; 12 of the 12 elements that were tried are wrong; a gradient "
+     "that is not written is NaN, and so are weights between forward and backward", AssertionError),
+    (lambda: check_gradients(WritesToItsInput("one", 3, 5), X), "forward of 'one' writes to its input", AssertionError),
+    (lambda: check_gradients(spoiled(lambda dx, found: (dx, {})), X),
+     "one for each parameter, ... missing or unknown: one.bias, one.weight$", AssertionError),
+    (lambda: check_gradients(spoiled(lambda dx, found: (dx, found | {"one.bias": found["one.bias"][:2]})), X),
+     "the gradient of one.bias has the shape (2,), and one.bias (5,)", AssertionError),
+    (lambda: check_gradients(spoiled(lambda dx, found: (dx, found | {"one.bias": None})), X),
+     "the gradient of one.bias[0] is 0 where central", AssertionError),
+    (lambda: check_gradients(Model([LinearUnit("a", 3, 3), spoiled(lambda _, found: (None, found))]), X, WIDE),
+     "'a' needs the gradient of its output", AssertionError),
+    (lambda: check_gradients(MLP([3, 3]), X), "takes x and a target for a model, ...; found no target", ValueError),
+    (lambda: check_gradients(LinearUnit("a", 3, 3), X, X), "x alone for a unit; found a target", ValueError),
+    (lambda: check_gradients(CrossEntropy(), X), "takes a Model or a Unit, found CrossEntropy", ValueError),
+    (lambda: check_gradients(MLP([3, 3]), X, X, weights={}), "no weights for layer0.weight, layer0.bias", ValueError),
+]
+
+
+@pytest.mark.parametrize(("call", "text", "error"), REFUSED, ids=[text[:30] for _, text, _ in REFUSED])
+def test_what_is_no_gradient_or_cannot_be_checked_is_said(call, text, error):
+    assert_refused(call, literally(text), error)

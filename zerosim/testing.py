@@ -1,16 +1,21 @@
-"""For checking one's own sharded code: hypothesis strategies, a single-device reference, and equality of bits.
+"""For checking one's own code: hypothesis strategies, a single-device reference, equality of bits, and gradients.
 
 Legend: N ranks, n elements.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zerosim.models.layers import Context
+from zerosim.models.one_pass import first_weights
 from zerosim.models.small import MLP
-from zerosim.models.units import Model
+from zerosim.models.units import Model, Unit
 from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.policy import Policy
@@ -19,13 +24,26 @@ from zerosim.optim.tensor_norms import with_norms
 from zerosim.ranks.call import checked_cut
 from zerosim.zero.pieces import upcast
 
-try:
+if TYPE_CHECKING:
     from hypothesis import strategies as st
-except ImportError as error:  # pragma: no cover - the tests themselves need hypothesis
-    raise ImportError("zerosim.testing makes test cases with hypothesis, which is not installed; "
-                      "pip install 'zerosim[test]'") from error
+else:
+    class LazyStrategies:
+        """Hypothesis's strategies, imported when one is asked for: bits and gradients are compared without them."""
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                from hypothesis import strategies
+            except ImportError as error:  # pragma: no cover - the tests themselves need hypothesis
+                raise ImportError("zerosim.testing draws test cases with hypothesis, which is not installed; "
+                                  "pip install 'zerosim[test]'") from error
+            return getattr(strategies, name)
+
+    st = LazyStrategies()
 
 AWKWARD = (0.0, -0.0, 1.0, -1.0, 1e-8, -3e-5, 6e-8, 0.1, 1 / 3, 300.0, -2049.0)
+
+
+# -- Drawn test cases --------------------------------------------------------------------------------------------------
 
 
 def worlds(largest: int = 9) -> st.SearchStrategy[int]:
@@ -189,3 +207,185 @@ class SingleDevice:
                 kernels.add_rounded(partial, gradients[(c + step) % self.ranks][own], partial)
             total[own] = partial
         return total
+
+
+# -- Gradients ---------------------------------------------------------------------------------------------------------
+
+# Relative to a weight of 1 or more. At a kink, as a ReLU's, the slope changes within a large step; the next is smaller.
+STEPS = (1e-4, 1e-5, 1e-6)
+# A forward rounds its result by some dozens of float64's roundings; four of them are divided by the step.
+ROUNDINGS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedGradient:
+    """One element of a gradient, as backward returned it and as central differences give it; ``bound`` is the most by
+    which they may differ."""
+
+    name: str
+    index: tuple[int, ...]
+    found: float
+    expected: float
+    bound: float
+
+    @property
+    def error(self) -> float:
+        """The distance beside the bound: more than 1 is wrong; NaN is inf."""
+        distance = abs(self.found - self.expected) / self.bound
+        return math.inf if math.isnan(distance) else distance
+
+    def __str__(self) -> str:
+        place = f"[{', '.join(map(str, self.index))}]" if self.index else ""
+        return (f"the gradient of {self.name}{place} is {self.found:.12g} where central differences give "
+                f"{self.expected:.12g}, with a bound of {self.bound:.1e}")
+
+
+def check_gradients(checked: Model | Unit, x: np.ndarray, target: np.ndarray | None = None, *,
+                    weights: Mapping[str, np.ndarray] | None = None, elements: int | None = 64,
+                    seed: int = 0) -> ComparedGradient:
+    """Compares backward with central differences of forward, in float64; returns the element with the largest error.
+
+    Of a Model, the gradient of its loss by each parameter; of a Unit, that of Σ c·y, with random c, by each parameter
+    and by its input. ``weights`` are by name, the first values if none are given: where all of a parameter is 0, some
+    mistakes cannot show. ``elements`` of each array are tried, drawn by ``seed`` (None: all), and each takes four
+    forwards or more. The difference quotient (8(f(w+h) - f(w-h)) - f(w+2h) + f(w-2h))/12h errs by h⁴ times a fifth
+    derivative, and by the roundings of f, from which the bound is made.
+
+    Raises AssertionError that names the parameter, the index, both values and the bound; also for a gradient that is
+    missing or of another shape, and where forward writes to its input or its weights. Between forward and backward the
+    weights are overwritten with NaN, as ZeRO-3 frees them: a unit that saves them has NaN for a gradient.
+    """
+    of = _Differentiated(checked, x, target, weights, seed)
+    found = of.gradients()
+    worst = ComparedGradient("", (), 0.0, 0.0, 1.0)
+    for number, (name, array) in enumerate(of.arrays.items()):
+        gradient = found.get(name)
+        if gradient is not None and gradient.shape != array.shape:
+            raise AssertionError(f"{of.where}: the gradient of {name} has the shape {gradient.shape}, and {name} "
+                                 f"{array.shape}; backward returns one of the same shape")
+        gradient = np.zeros(array.shape) if gradient is None else gradient.astype(np.float64)
+        tried = np.arange(array.size)
+        if elements is not None and elements < array.size:
+            tried = np.sort(np.random.default_rng([seed, number]).choice(array.size, elements, replace=False))
+        compared = [of.compared(name, int(place), float(gradient.reshape(-1)[place])) for place in tried]
+        wrong = [one for one in compared if one.error > 1]
+        if wrong:
+            nan = ("; a gradient that is not written is NaN, and so are weights between forward and backward, so look "
+                   "for one, or a view of one, among what forward saves") if math.isnan(wrong[0].found) else ""
+            raise AssertionError(f"{of.where}: {wrong[0]}; {len(wrong)} of the {len(compared)} elements that were "
+                                 f"tried are wrong{nan}")
+        worst = max([worst, *compared], key=lambda one: one.error)
+    return worst
+
+
+class _Differentiated:
+    """A function of weights and inputs whose gradient is checked: a model's loss, or Σ c·y of a unit."""
+
+    def __init__(self, checked: Model | Unit, x: np.ndarray, target: np.ndarray | None,
+                 weights: Mapping[str, np.ndarray] | None, seed: int) -> None:
+        if not isinstance(checked, Model | Unit):
+            raise ValueError(f"check_gradients takes a Model or a Unit, found {type(checked).__name__}; make a Unit of "
+                             "a function of your own")
+        if (target is None) == isinstance(checked, Model):
+            raise ValueError("check_gradients takes x and a target for a model, whose loss compares them, and x alone "
+                             f"for a unit; found {'no target' if target is None else 'a target'}")
+        self.units = checked.units if isinstance(checked, Model) else (checked,)
+        self.loss = checked.loss if isinstance(checked, Model) else None
+        self.where = "the model" if isinstance(checked, Model) else f"unit {checked.name!r}"
+        self.seed = seed
+        self.target = target if target is None or target.dtype.kind in "iu" else target.astype(np.float64)
+        if weights is None:
+            weights = first_weights(checked if isinstance(checked, Model) else Model([checked]))
+        names = [name for unit in self.units for name in (*unit.shapes, *unit.tied_weights)]
+        missing = [name for name in names if name not in weights]
+        if missing:
+            raise ValueError(f"check_gradients was given no weights for {', '.join(missing)}; hand over all by name")
+        self.weights = {name: np.array(w, np.float64) for name, w in weights.items()}
+        self.x = x.copy() if self.units[0].integer_inputs else np.array(x, np.float64)
+        inputs = {} if self.units[0].integer_inputs or isinstance(checked, Model) else {"the input": self.x}
+        self.arrays = {name: self.weights[name] for name in names} | inputs
+        self.context = replace(Context.standalone(Policy("fp64")), gradients=self._fresh)
+        self.scale = 1.0
+
+    def _fresh(self, unit: Unit) -> dict[str, np.ndarray]:
+        return {name: np.full(self.weights[name].shape, np.nan) for name in (*unit.shapes, *unit.tied_weights)}
+
+    def value(self) -> float:
+        """The function at the weights and the input that are here now."""
+        y = self.x
+        for unit in self.units:
+            y, _ = unit.forward(self.context, self._of(unit, self.weights), y)
+        if self.loss is None or self.target is None:
+            return float(np.sum(y * self._coefficients(y.shape)))
+        return self.loss.forward(self.context, y, self.target)[0]
+
+    def gradients(self) -> dict[str, np.ndarray | None]:
+        """The gradients that backward returns, by name, and what their bound is measured by."""
+        at_first = {name: array.copy() for name, array in (*self.weights.items(), ("x", self.x))}
+        y, saved, tape = self.x, None, []
+        for unit in self.units:
+            w = {name: array.copy() for name, array in self._of(unit, self.weights).items()}
+            y, saved = unit.forward(self.context, w, y)
+            tape.append(saved)
+            for name, array in w.items():
+                if not np.array_equal(array, at_first[name]):
+                    raise AssertionError(f"{self.where}: the forward of {unit.name!r} writes to its weight {name}")
+                array.fill(np.nan)
+        if not np.array_equal(self.x, at_first["x"]):
+            raise AssertionError(f"{self.where}: the forward of {self.units[0].name!r} writes to its input, which the "
+                                 "unit before may have saved")
+        dy: np.ndarray | None
+        if self.loss is None or self.target is None:
+            dy = self._coefficients(y.shape)
+            self.scale = float(np.sum(np.abs(y * dy)))
+        else:
+            loss, saved = self.loss.forward(self.context, y, self.target)
+            dy = self.loss.backward(self.context, saved, 1.0)
+            self.scale = abs(loss) + float(np.sum(np.abs(y * dy)))
+        found: dict[str, np.ndarray | None] = {}
+        for unit, saved in zip(reversed(self.units), reversed(tape), strict=True):
+            if dy is None:
+                raise AssertionError(f"{self.where}: {unit.name!r} needs the gradient of its output, and the unit "
+                                     "after it has returned none; only the first unit may leave its input's out")
+            dy, found_here = unit.backward(self.context, self._of(unit, self.weights), saved, dy)
+            of_unit: Mapping[str, np.ndarray | None] = found_here
+            self._refuse_other_names(unit, of_unit)
+            for name, gradient in of_unit.items():
+                before = found.get(name)
+                found[name] = gradient if before is None else before if gradient is None else before + gradient
+        if dy is None:
+            self.arrays.pop("the input", None)  # a first unit's
+        return found | {"the input": dy}
+
+    def _refuse_other_names(self, unit: Unit, found: Mapping[str, Any]) -> None:
+        if wrong := sorted(found.keys() ^ {*unit.shapes, *unit.tied_weights}):
+            raise AssertionError(f"{self.where}: the backward of {unit.name!r} returns gradients by name, one for each "
+                                 f"parameter, None for one that was not used; missing or unknown: {', '.join(wrong)}")
+
+    def compared(self, name: str, place: int, found: float) -> ComparedGradient:
+        """One element beside difference quotients with smaller and smaller steps, until they agree."""
+        row = self.arrays[name].reshape(-1)
+        index = tuple(map(int, np.unravel_index(place, self.arrays[name].shape)))
+        first: ComparedGradient | None = None
+        for step in STEPS:
+            h, kept = step * max(1.0, abs(row[place])), row[place]
+            values = []
+            for shift in (h, -h, 2 * h, -2 * h):
+                row[place] = kept + shift
+                values.append(self.value())
+            row[place] = kept
+            expected = (8 * (values[0] - values[1]) - values[2] + values[3]) / (12 * h)
+            bound = ROUNDINGS * np.finfo(np.float64).eps * max(self.scale, np.finfo(np.float64).tiny) / h
+            result = ComparedGradient(name, index, found, expected, bound)
+            if result.error <= 1:
+                return result
+            first = first or result
+        assert first is not None
+        return first
+
+    def _coefficients(self, shape: tuple[int, ...]) -> np.ndarray:
+        return np.random.default_rng([self.seed, 1]).standard_normal(shape)
+
+    @staticmethod
+    def _of(unit: Unit, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {name: weights[name] for name in (*unit.shapes, *unit.tied_weights)}

@@ -7,6 +7,7 @@ from typing import Any, get_args, get_type_hints
 import typer.main
 
 from zerosim.cli import app
+from zerosim.cli.shell import EXAMPLE
 from zerosim_site.page import HIDE, Page
 
 PROGRAM = "zerosim"
@@ -35,7 +36,8 @@ def _told(name: str, command: Any) -> Iterator[str]:
     arguments = [_value(parameter, types) for parameter in shown if not _is_option(parameter)]
     yield f"## {name} {{ #{name} }}"
     yield _plain(command.help or "")
-    yield f"```text\n{' '.join([PROGRAM, name, '[OPTIONS]', *arguments])}\n```"
+    example = (command.epilog or "").removeprefix(EXAMPLE)
+    yield f"```text\n{' '.join([PROGRAM, name, '[OPTIONS]', *arguments])}\n$ {example}\n```"
     if shown:
         rows = [_row(parameter, types) for parameter in shown]
         yield "\n".join(["| | what it says | without it |", "|---|---|---|", *rows])

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "display": {"numerics", "ranks", "models", "optim", "zero", "planning"},
     "course": {"numerics", "ranks", "models", "optim", "zero", "planning", "connect", "display", "shown"},
     "__init__": {"numerics", "ranks", "models", "optim", "zero", "planning", "frameworks", "connect", "backends",
-                 "course"},
+                 "course", "testing"},
     "doctor": {"numerics", "ranks", "connect", "display", "shown", "__init__"},
     "cli": {"numerics", "ranks", "models", "optim", "zero", "planning", "frameworks", "connect", "display", "course",
             "doctor", "__init__"},

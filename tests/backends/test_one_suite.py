@@ -141,7 +141,8 @@ def test_a_checkpoint_of_one_stage_goes_on_in_another(world: World, tmp_path: Pa
 
 
 def test_a_contiguous_layout_gives_the_same_losses_and_states(world: World) -> None:
-    assert_same(world, programs.gpt, 1, "bf16", "one contiguous vector", kind=world.kind)
+    if THOROUGH or world in (HERE, MPI[1], DOUBLES[0], DOUBLES[2], GPUS[0]):
+        assert_same(world, programs.gpt, 1, "bf16", "one contiguous vector", kind=world.kind)
 
 
 def test_the_stages_agree_here_as_they_do_there(world: World) -> None:

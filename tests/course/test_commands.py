@@ -21,7 +21,7 @@ ASKED = {  # the least that one asks of each command
     "train": (*TINY, "--sample", "2"), "compare": (*TINY, "--values", "0,3"), "cost": RING,
     "plan": ("--model", "gpt2", "--stage", "2,3"),
     "tune": ("--model", "gpt2", "--global-batch", "16", "--stage", "2", "--recompute", "none", "--batch", "2",
-             "--bucket-nbytes", "unit", "--offload", "never")}
+             "--bucket-nbytes", "unit", "--offload", "none")}
 # Of what was asked, the answers of the commands without a "question" or "options" say these again.
 SAID_AGAIN = {"ranks", "format", "layout", "recompute", "device", "compute", "overlap", "prefetch", "collective",
               "algorithm", "nodes", "nbytes", "itemsize", "link", "between", "global_batch", "tokens"}
@@ -86,6 +86,7 @@ def test_help_explains_every_switch_of_every_command():
     ("train", ["--stage 1", "--compute fp32", "--compute fp8", "--optimizer sgd", "--lr 0.1", "--micro-batches 2",
                "--batch 3", "--recompute segment(2)", "--layout contiguous", "--seed 1", "--ranks 3", "--loss-scale 8",
                "--sample 3", "--stage 2 --reduction micro_batch", "--steps 3", "--offload host", "--offload disk",
+               "--offload optimizer=host+gradients=host",
                "--mesh 2x1",
                "--mesh 2x1 --zeropp qwz"]),
     ("cost", ["--nbytes 14000000008", "--ranks 4", "--link pcie5", "--collective all_gather", "--algorithm tree",
@@ -93,13 +94,15 @@ def test_help_explains_every_switch_of_every_command():
               "--nodes 2 --between ethernet-100g"]),
     ("plan", ["--ranks 16", "--device b200", "--link pcie5", "--nodes 2", "--stage 3", "--recompute tiled",
               "--batch 3", "--sequence 512", "--micro-batches 4", "--compute fp32", "--optimizer lion",
-              "--convention megatron-bf16", "--utilization 0.4", "--offload", "--no-overlap", "--prefetch 2",
-              "--offload-all host", "--offload-all disk", "--offload-all disk --disk-link ethernet-10g", "--mesh 2x4",
-              "--mesh 2x4 --stage 3 --zeropp hpz"]),
+              "--convention megatron-bf16", "--utilization 0.4", "--no-overlap", "--prefetch 2",
+              "--offload optimizer=host", "--offload host", "--offload disk", "--offload disk --disk-link ethernet-10g",
+              "--offload host --host-capacity 1GB", "--offload disk --disk-capacity 1MB", "--reduction micro_batch",
+              "--mesh 2x4", "--mesh 2x4 --stage 3 --zeropp hpz"]),
     ("tune", ["--global-batch 32", "--ranks 4", "--device b200", "--link pcie5", "--nodes 2 --between ethernet-100g",
               "--stage 3", "--recompute block", "--batch 1", "--sequence 512", "--compute fp32", "--optimizer lion",
               "--utilization 0.4", "--no-overlap", "--stage 3 --prefetch 2", "--bucket-nbytes model",
-              "--offload always --host-link pcie3"])])
+              "--offload host --host-link pcie3", "--offload disk --disk-link ethernet-10g",
+              "--offload none,host"])])
 def test_every_switch_changes_what_comes_out(command, switches):
     """The last one of several, beside the others."""
     for switch in switches:
@@ -151,11 +154,12 @@ SAID = {  # of each command: switches, and what stands among the words
         ("--model gpt2 --mesh 2x4 --stage 3 --recompute block --explain", ["sharded inside nodes (2x4)", "N = 4, Ψ ="]),
         ("--model gpt2 --stage 3 --optimizer muon --ranks 1", ["What Muon works in while it updates whole tensors"])],
     "tune": [
-        ("--model gpt2 --global-batch 8 --stage 3 --recompute block --prefetch 1 --offload always", [
-            "gpt2: 8 ranks of h100-80, 8 sequences of 1,024 tokens a step, bf16, overlapped", "3 block host 1 · 1 1",
-            "arithmetic reaches 50 %", "on the host, over pcie5", "engine = zs.Engine(", "fully_shard(",
+        ("--model gpt2 --global-batch 8 --stage 3 --recompute block --prefetch 1 --offload optimizer=host", [
+            "gpt2: 8 ranks of h100-80, 8 sequences of 1,024 tokens a step, bf16, overlapped", "3 block o host 1 · 1 1",
+            "arithmetic reaches 50 %", "host: pcie5, 63.02 GB a second each way, and 250.00 GB", "engine = zs.Engine(",
+            "fully_shard(",
             '"train_batch_size": 8,']),
-        ("--model gpt2 --global-batch 64 --ranks 2 --stage 1 --recompute none --offload never --batch 1,32 --device t4 "
+        ("--model gpt2 --global-batch 64 --ranks 2 --stage 1 --recompute none --offload none --batch 1,32 --device t4 "
          "--link pcie3 --compute fp16 --bucket-nbytes unit", ["Not in the table: 1 candidate that did not fit,"]),
         ("--model bloom-560m --global-batch 8 --stage 3 --batch 1 --recompute block", [
             "zerosim's layers do not make bloom-560m, so no step was run: seconds and bytes are the plan's"])],
@@ -323,11 +327,19 @@ def test_what_is_spare_is_red_where_a_row_of_a_plan_does_not_fit():
     assert {row.fits for row in found.rows} == {True, False}
 
 
-def test_the_former_name_of_the_convention_still_works_and_says_what_it_is_called_now():
-    former, now = (ask("plan", "--model", "gpt2", name, "fp32", "--json") for name in ("--dialect", "--convention"))
-    assert former.stdout == now.stdout
-    assert (former.stderr, now.stderr) == (
-        "zerosim plan: DeprecationWarning: --dialect is now called --convention\n", "")
+@pytest.mark.parametrize(("command", "former", "now"), [
+    ("plan", "--dialect fp32", "--convention fp32"), ("plan", "--offload-all disk", "--offload disk"),
+    ("plan", "--offload", "--offload optimizer=host"), ("tune", "--offload always", "--offload optimizer=host")])
+def test_a_former_option_still_works_and_says_what_it_is_called_now(command, former, now):
+    of = {"plan": ("--model", "gpt2", "--stage", "3"), "tune": ASKED["tune"]}[command]
+    before, after = (ask(command, *of, *asked.split(), "--json") for asked in (former, now))
+    assert before.stdout == after.stdout
+    assert before.stderr.startswith(f"zerosim: DeprecationWarning: {former.split()[0]}")
+    assert before.stderr.endswith(f" is now called {now.removesuffix(' fp32').removesuffix(' disk')}\n")
+    assert after.stderr == ""
+
+
+def test_an_option_and_its_former_name_are_not_asked_for_together():
     both = ask("plan", "--model", "gpt2", "--dialect", "fp32", "--convention", "zerosim")
     assert (both.exit_code, both.stdout) == (2, "")
     assert both.stderr.endswith("--convention and --dialect, its former name, are one option; leave --dialect out\n")
@@ -381,7 +393,9 @@ REFUSED = {
         ("--capacity 1000", "left of capacity_nbytes=1,000"), ("--offload gpu", "must be 'host' or 'disk'"),
         ("--offload-directory x", "is of offload to disk"),
         ("--offload disk --offload-directory no-such", "No such file"),
-        ("--capacity -1", "capacity_nbytes=-1 must be a number of bytes"),
+        ("--capacity -1", "capacity='-1' must be a whole number, from 0 to below 2^62"),
+        ("--capacity 8MX", "capacity='8MX' is no number; write it as 14GB, 8MiB, 14e9 or 1048576"),
+        ("--capacity 1kB", "left of capacity_nbytes=1,000"),
         ("--recompute some", "recompute='some' names no policy"),
         ("--loss-scale x", "loss_scale='x' is neither a positive number nor 'dynamic'"),
         ("--lr 0", "lr=0.0 must be a positive number"), ("--lr nan", "lr=nan must be a positive number"),
@@ -411,10 +425,10 @@ REFUSED = {
     "cost": [
         ("--ranks 0", "ranks must be at least 1, got 0"),
         ("--ranks 8193", "8193 ranks were asked for; every step of every rank is looked at, so take 8192 at most"),
-        ("--nbytes 1.5", "a vector has a whole number of bytes, from 0 to below 2^62, and 1.5 is none"),
-        ("--nbytes 1e999999", "from 0 to below 2^62, and 1e999999 is none"),
-        ("--nbytes 14GB", "'14GB' is no number of bytes; write it in digits, as in 14e9 or 1048576"),
-        ("--link nvlink", "no link is called 'nvlink'; there are nvlink2, nvlink3, nvlink4,"),
+        ("--nbytes 1.5", "nbytes='1.5' must be a whole number, from 0 to below 2^62"),
+        ("--nbytes 1e999999", "nbytes='1e999999' must be a whole number, from 0 to below 2^62"),
+        ("--nbytes 14Gb/s", "nbytes='14Gb/s' is no number; write it as 14GB, 8MiB, 14e9 or 1048576, with B, "),
+        ("--link nvlnk", "no link is called 'nvlnk'; there are nvlink2, nvlink3, nvlink4,"),
         ("--algorithm rings", "all_reduce has no algorithm 'rings'; there are ring, doubling, rabenseifner, tree, "
          "naive, everyone; did you mean 'ring'?"),
         ("--collective allreduce", "no collective is called 'allreduce'; there are reduce_scatter, all_gather"),
@@ -435,7 +449,9 @@ REFUSED = {
     "tune": [
         ("--global-batch 12", "global_batch=12 cannot be shared equally by 8 ranks; take 16, a multiple of 8"),
         ("--batch 3", "batch=3 does not divide the 2 sequences of each rank"), ("--model gpt3", "no model is called"),
-        ("--bucket-nbytes 25MB", "bucket_nbytes='25MB' is no number"), ("--offload yes", "never, always, both"),
+        ("--bucket-nbytes 25MX", "bucket_nbytes='25MX' is no number"),
+        ("--bucket-nbytes 0MB", "bucket_nbytes='0MB' must be a whole number, from 1"),
+        ("--offload yes", "'yes' must be 'host' or 'disk'"),
         ("--seconds soon", "seconds='soon' must be replayed or real"),
         ("--prefetch -1", "prefetch must be at least 0"), ("--host-link pcie5", "is of offload")]}
 
@@ -453,7 +469,44 @@ def test_wrong_input_is_one_line_and_exit_code_2_before_anything_is_written(comm
         assert said in done.stderr, (switches, done.stderr)
 
 
-def test_what_is_needed_and_not_given_is_named():
-    done = ask("cost", "--ranks", "8", "--link", "nvlink4")
-    assert done.exit_code == 2
-    assert "--nbytes" in done.output
+@pytest.mark.parametrize(("command", "short", "long"), [
+    ("cost", "--nbytes 14GB --link NVLink --ranks 8", "--nbytes 14000000000 --link nvlink4 --ranks 8"),
+    ("plan", "--model gpt2 --device H100 --link nvlink", "--model gpt2 --device h100-80 --link nvlink4"),
+    ("plan", "--params 7B --largest-layer 0.2B --device a100", "--params 7e9 --largest-layer 2e8 --device a100-80")])
+def test_names_and_numbers_may_be_written_as_one_says_them(command, short, long):
+    assert ask(command, *short.split(), "--json").stdout == ask(command, *long.split(), "--json").stdout != ""
+
+
+def test_models_devices_and_links_are_listed_with_their_numbers_and_what_else_they_are_called(tmp_path):
+    assert re.search(r"^llama-2-7b +6,738,415,616 +32 +4,096 +32 +4,096 +plan$", lines_of("models"), re.M)
+    assert re.search(r"^gpt2 +124,439,808 .* train plan$", lines_of("models"), re.M)
+    assert re.search(r"^h100-80 +h100 +80 +3,350 +989 +pcie5 +2023-03$", lines_of("devices"), re.M)
+    assert re.search(r"^t4 +16 +320 +none +pcie3 ", lines_of("devices"), re.M)
+    assert re.search(r"^nvlink4 +nvlink +450 +3.4 +2022-03$", lines_of("links"), re.M)
+    own = tmp_path / "own.toml"
+    own.write_text('[link.h100]\nbytes_per_second = 4e9\nlatency_seconds = 2e-6\nsource = "ours"\ndate = "2025"\n')
+    assert json.loads(ask("links", "--hardware", str(own), "--json").stdout)["links"]["h100"]["source"] == "ours"
+    for command in ("models", "devices", "links"):
+        named = set(json.loads(ask(command, "--json").stdout)[command])
+        assert {line.split()[0] for line in lines_of(command).splitlines()} >= named
+
+
+def lines_of(command):
+    """The lines that a list prints, without spaces at their ends."""
+    return re.sub(" +$", "", ask(command).stdout, flags=re.M)
+
+
+def test_help_lists_every_choice():
+    import zerosim.planning as planning
+    from zerosim.zero.layout import LAYOUTS
+
+    for command, option, choices in (
+            ("train", "optimizer", training.OPTIMIZERS), ("plan", "optimizer", training.OPTIMIZERS),
+            ("train", "layout", LAYOUTS), ("train", "stage", map(str, zs.STAGES)),
+            ("plan", "convention", planning.CONVENTIONS),
+            ("compare", "over", training.OVER), ("cost", "collective", {of for of, _ in planning.ALGORITHMS}),
+            ("cost", "algorithm", {name for of, name in planning.ALGORITHMS if of != "barrier"}),
+            ("lost-updates", "format", zs.FORMATS), ("precision", "format", zs.FORMATS)):
+        said = {one.name: one.help for one in command_line().commands[command].params}[option]
+        missing = [choice for choice in choices if not re.search(rf"(?<![\w-]){choice}(?![\w-])", said)]
+        assert missing == [], (command, option)

@@ -2,13 +2,16 @@
 
 import doctest
 import importlib
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.architecture.source import ROOT, package_sources
-from tests.support import fresh
+from tests.support import ask, fresh
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.M)
 EXAMPLE = re.compile(r"^```python\n(?P<code>.*?)^```\n.*?^```text\n(?P<printed>.*?)^```$", re.DOTALL | re.M)
@@ -29,8 +32,47 @@ def test_the_doctests_of_a_module_hold(module: str) -> None:
 
 
 def test_the_readme_prints_what_it_says() -> None:
-    example = EXAMPLE.search((ROOT / "README.md").read_text(encoding="utf-8"))
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    example = EXAMPLE.search(text)
     assert fresh("-c", example["code"]) == example["printed"]
+    of_demo, of_compare, _ = re.findall(r"^```text\n(.*?)^```$", text, re.DOTALL | re.M)
+    assert ends_of_lines_cut(ask("replay").stdout).count(of_demo) == 1
+    # Bytes are the same in every step, so that one suffices.
+    assert ends_of_lines_cut(ask("compare", "--model", "gpt-nano", "--steps", "1").stdout).count(of_compare) == 1
+
+
+def ends_of_lines_cut(text: str) -> str:
+    return re.sub(r" +$", "", text, flags=re.M)
+
+
+def test_make_demo_runs_what_the_readme_says_and_says_what_to_type_next() -> None:
+    recipe, = re.findall(r"^demo:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    assert "/zerosim replay\n" in recipe
+    assert ". $(BIN)/activate" in recipe
+    for typed in re.findall(r"zerosim (?!'|for)((?:--)?\w+)", recipe):
+        assert ask(typed, *(["--help"] if not typed.startswith("--") else [])).exit_code == 0
+
+
+WITHOUT_GREENLET = """
+import sys
+sys.modules.update(dict.fromkeys(("greenlet", "matplotlib", "rich", "typer", "threadpoolctl")))
+exec(compile(sys.stdin.read().replace("await piplite", "piplite"), "page", "exec"), {"__name__": "page"})
+import zerosim as zs
+try:
+    zs.Cluster(2).run(lambda rank: rank.index)
+except zs.BackendError as error:
+    print(error)
+"""
+
+
+def test_what_a_page_runs_in_the_browser_runs_without_greenlet_and_a_cluster_says_what_is_missing() -> None:
+    code = (ROOT / "docs/browser/zero_in_the_browser.py").read_text(encoding="utf-8")
+    done = subprocess.run([sys.executable, "-c", WITHOUT_GREENLET], input=code, capture_output=True, text=True,
+                          cwd=ROOT, env={**os.environ, "PYTHONIOENCODING": "utf-8"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ZeRO3: loss" in done.stdout
+    assert done.stdout.endswith("zerosim.tiny, number formats and plans run there\n")
+    assert "take turns as greenlets, and this Python has none: pip install greenlet. In a browser" in done.stdout
 
 
 # Texts of docs/ whose code another test runs, or compares with what it is copied from.

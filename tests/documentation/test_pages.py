@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -71,9 +72,9 @@ def test_a_notebooks_page_has_its_words_its_code_its_output_and_its_picture(site
     text = site["notebooks/04_rings.md"].text
     assert "```python\nimport numpy as np" in text
     assert 'rank 0: [2050.0, 2048.0, 2048.0]\n' in text
-    drawn = re.findall(r"\]\((04_rings_files/[^)]+\.svg)\)", text)
-    assert drawn
-    assert {f"notebooks/{name}" for name in drawn} <= pages.drawn().keys()
+    drawn = re.findall(r"!\[(.+)\]\((04_rings_files/[^)]+\.png)\)", text)
+    assert [words for words, _ in drawn if "N = 4" in words or "4 ranks" in words]
+    assert {f"notebooks/{name}" for _, name in drawn} <= pages.drawn().keys()
 
 
 def test_every_figure_is_in_the_gallery_and_the_first_screen_shows_memory_and_a_ring_light_and_dark(site):
@@ -119,6 +120,26 @@ def test_the_readme_has_at_most_150_lines_and_lists_every_notebook_in_order():
     assert text.count("\n") <= 150
     rows = re.findall(r"^\| \[.+?\]\(notebooks/([\w.]+)\) \| .+\? \|$", text, re.M)
     assert rows == [path.name for path in notebook_files()]
+
+
+def test_every_link_to_the_repository_is_the_one_of_pyproject_and_opens_a_notebook_that_there_is():
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
+    host, _, repository = address.removeprefix("https://").partition("/")
+    text = "".join(path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    assert text.count(f"git+https://{host}/{repository}") == 2
+    assert set(re.findall(r"(?:github\.com|github|gh)/([\w-]+/zerosim)\b", text)) == {repository}
+    opened = re.findall(rf"/{repository}/\S*?(notebooks/[\w.]+)\)", text)
+    assert len(opened) == 2
+    assert [name for name in opened if not (ROOT / name).is_file()] == []
+
+
+def test_the_guide_has_the_groups_of_the_list_in_its_order(site):
+    _, guide, *_ = pages.navigation(list(site.values()))
+    first, *groups = guide["Guide"]
+    assert first == "guide/index.md"
+    listed = re.findall(r"^## (.+)$", INDEX, re.M)
+    assert [name for group in groups for name in group] == listed
+    assert {"Speed, measured": "measured.md"} in guide["Guide"][1 + listed.index("What to rely on")]["What to rely on"]
 
 
 INDEX = (ROOT / "docs/README.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
-from zerosim.planning import CONVENTIONS, STAGES, Job, explained, hardware, moved_nbytes, plan, plan_config
+from zerosim.planning import CONVENTIONS, STAGES, Job, explained, hardware, moved_nbytes, plan_config
 
 LLAMA = {"ranks": 8, "device": "h100-80", "link": "nvlink4", "batch": 4, "tokens": 2048}
 OFFLOADED = {"ranks": 8, "stage": 2, "recompute": "block", "offload": True}  # of gpt2
@@ -267,8 +267,9 @@ def test_policies_and_numbers_are_asked_for_as_one_writes_them():
     for text, policies in (("usual", ["none", "selective", "block"]), ("tiled", ["tiled"]),
                            ("all", ["none", "selective", "tiled", "sub_block", "block"])):
         assert [row.recompute for row in zs.plan("gpt2", stage=3, recompute=text).rows] == policies
-    for text in ("7.5e9", "7_500_000_000", "7,500,000,000", 7.5e9):
-        assert plan.whole_number(text, "n") == 7_500_000_000
+    sizes = {zs.plan(parameters=text).config.model.parameters
+             for text in ("7.5B", "7.5e9", "7_500_000_000", "7,500,000,000", 7.5e9)}
+    assert sizes == {7_500_000_000}
 
 
 def test_a_notebook_that_asks_what_a_plan_can_be_asked_is_shown_every_option():

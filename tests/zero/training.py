@@ -7,7 +7,7 @@ import numpy as np
 
 import zerosim as zs
 from tests.twin import Rule, Twin
-from tests.zero.units import gained, own_gradients, thrice_used, tied
+from tests.zero.units import differentiated, gained, own_gradients, thrice_used, tied
 from zerosim.models import GPT, MLP, PRESETS, Decoder, Llama, LlamaConfig, Model, Recompute
 from zerosim.numerics import places as resting
 from zerosim.optim import Optimizer
@@ -21,6 +21,7 @@ MODELS = {
     "fewer_than_ranks": lambda: MLP((1, 1), seed=3),
     "tied": tied, "thrice": thrice_used, "scalars": lambda: gained(()), "gained": gained,
     "unused": lambda: gained(used=False), "own gradients": own_gradients,
+    "autodiff": differentiated,
     "gpt": lambda: GPT("gpt-nano"), "untied": lambda: GPT("gpt-nano", tied=False),
     "dropout": lambda: GPT(replace(PRESETS["gpt-nano"], dropout=0.25)),
     "sub-blocks": lambda: GPT("gpt-nano", units="sub_block"),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerosim.models import LinearUnit, Model, Normal, Unit, layers
+from zerosim.models import LinearUnit, Model, Normal, Ones, Unit, autodiff, layers
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,3 +113,17 @@ class Gain(Unit):
 def gained(shape: tuple[int, ...] = (5,), used: bool = True) -> Model:
     """Linear, gain, linear: the gain is the parameter that is treated in other ways than the others."""
     return Model([LinearUnit("first", 3, 5, "relu", first=True), Gain("scale", shape, used), LinearUnit("last", 5, 2)])
+
+
+def gated(w, x):
+    """Operations that round one by one, on weights in any format, of which one is used twice and one not at all."""
+    h = autodiff.layernorm(x @ w["up"], w["norm"], w["bias"])
+    h = h.gelu() * (x @ w["gate"] + w["bias"]).tanh()
+    return autodiff.concatenate([h[:, :3] / (1 + autodiff.softmax(h)[:, :3]), x * w["gain"].exp()]) + h.mean(0)
+
+
+def differentiated() -> Model:
+    """Linear, a unit whose backward is found, linear."""
+    shapes = {"up": (5, 8), "gate": (5, 8), "norm": (8,), "bias": (8,), "gain": (), "spare": (2, 3)}
+    found = autodiff.AutodiffUnit("gated", shapes, gated, {"norm": Ones()}, seed=5)
+    return Model([LinearUnit("first", 3, 5, "relu", first=True), found, LinearUnit("last", 8, 2)])

@@ -9,7 +9,7 @@ import typer
 from zerosim.cli.shell import AsJson, TextFile, answer, busy, command, corpus_of
 
 
-@command("replay")
+@command("replay", "zerosim replay --stage 3")
 def replay(
     stage: Annotated[str, typer.Option(help="0, 1, 2, 3 or all.")] = "all",
     weights: Annotated[str, typer.Option(help="The four weights that it starts from.")] = "2,-3,1,0.5",
@@ -18,7 +18,8 @@ def replay(
     steps: Annotated[int | None, typer.Option(help="How many training steps; 2.")] = None,
     optimizer: Annotated[str, typer.Option(help="adam or sgd.")] = "adam",
     learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", help="The learning rate.")] = 0.1,
-    compute: Annotated[str, typer.Option(help="The format of weights, activations and gradients.")] = "fp16",
+    compute: Annotated[str, typer.Option(help="The format of weights, activations and gradients: fp16, bf16 or fp32."
+                                         )] = "fp16",
     layout: Annotated[str | None, typer.Option(help="How the vector is cut: per_unit or contiguous.")] = None,
     recompute: Annotated[str | None, typer.Option(help="What is not kept: none, block or segment(k).")] = None,
     published: Annotated[bool, typer.Option(
@@ -43,9 +44,9 @@ def replay(
     answer(as_json, found.as_json, lambda: found.view(hops=hops, full=full or None))
 
 
-@command("lost-updates")
+@command("lost-updates", "zerosim lost-updates --format bf16 --update 1e-3")
 def lost_updates(
-    format: Annotated[str, typer.Option(help="The number format to look at.")] = "fp16",
+    format: Annotated[str, typer.Option(help="fp16, bf16, fp8_e4m3, fp8_e5m2 or fp32.")] = "fp16",
     weight: Annotated[float, typer.Option(help="The weight w.")] = 1.0,
     update: Annotated[float, typer.Option(help="The update δ that is added to it.")] = 1e-5,
     steps: Annotated[int, typer.Option(help="How many times it is added.")] = 10_000,
@@ -61,11 +62,12 @@ def lost_updates(
     answer(as_json, found.as_json, found.view)
 
 
-@command("precision")
+@command("precision", "zerosim precision --model gpt-nano")
 def precision(
     text: TextFile = None,
-    format: Annotated[str, typer.Option(help="The number format to look at.")] = "fp16",
-    model: Annotated[str, typer.Option(help="A preset, whose gradients are counted.")] = "gpt-micro",
+    format: Annotated[str, typer.Option(help="fp16, bf16, fp8_e4m3, fp8_e5m2 or fp32.")] = "fp16",
+    model: Annotated[str, typer.Option(help="A preset for training, as zerosim models lists them, whose gradients are "
+                                           "counted.")] = "gpt-micro",
     steps: Annotated[int, typer.Option(help="Its training steps before that.")] = 50,
     as_json: AsJson = False,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerosim.cli.shell import WRONG_INPUT, AsJson, answer, busy, command, console
+from zerosim.cli.shell import WRONG_INPUT, AsJson, Capacity, answer, busy, capacity_nbytes, command, console
 from zerosim.connect import MPIEXEC_COUNTS
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ MPI_VARIABLES = (*MPIEXEC_COUNTS, "PMIX_RANK", "PALS_RANKID")
 FAILED = 1  # exit code
 
 
-@command("run")
+@command("run", "mpiexec -n 4 zerosim run train.py:program")
 def run(
     program: Annotated[str, typer.Argument(help="FILE.py:FUNCTION; the function is called with its rank.")],
     ranks: Annotated[int | None, typer.Option(help="N, in one process; a launcher says it otherwise.")] = None,
@@ -31,7 +31,7 @@ def run(
                                                     "for the GPU of that number.")] = None,
     given: Annotated[list[str] | None, typer.Option("--with", metavar="NAME=VALUE",
                                                     help="An argument of the function.")] = None,
-    capacity: Annotated[int | None, typer.Option(metavar="NBYTES", help="What each rank may hold.")] = None,
+    capacity: Capacity = None,
     debug: Annotated[bool, typer.Option("--debug", help="NaN in new and freed memory; ranks check what they call."
                                         )] = False,
     save: Annotated[str | None, typer.Option(metavar="FILE", help="Record the run in this JSON file, for the command "
@@ -42,7 +42,7 @@ def run(
     from zerosim.ranks.errors import BackendError
 
     try:
-        cluster = _world(backend, device, ranks, capacity, debug)
+        cluster = _world(backend, device, ranks, capacity_nbytes(capacity), debug)
     except BackendError as error:
         raise ValueError(str(error)) from error
     _run(cluster, _agreed(cluster, lambda: _body(program, given or (), save)), save, as_json)
@@ -82,7 +82,7 @@ def _agreed(cluster: Any, find: Callable[[], Callable[..., Any]]) -> Callable[..
     raise typer.Exit(WRONG_INPUT)
 
 
-def _world(backend: str, device: str | None, ranks: int | None, capacity_nbytes: int | None, debug: bool) -> Cluster:
+def _world(backend: str, device: str | None, ranks: int | None, most_nbytes: int | None, debug: bool) -> Cluster:
     import zerosim as zs
     from zerosim.connect import SRUN_COUNT, launched, started_together
 
@@ -101,11 +101,11 @@ def _world(backend: str, device: str | None, ranks: int | None, capacity_nbytes:
         if device is not None:
             raise ValueError(f"--device {device} is for ranks that are processes, with mpi or nccl; with {found} all "
                              "ranks are in this one: leave it out")
-        return here[found](2 if ranks is None else ranks, capacity_nbytes=capacity_nbytes, debug=debug)
+        return here[found](2 if ranks is None else ranks, capacity_nbytes=most_nbytes, debug=debug)
     if ranks is not None:
         raise ValueError(f"--ranks {ranks} is for ranks in one process; with {found} the launcher says how many there "
                          f"are: mpiexec -n {ranks} zerosim run ...")
-    return zs.connect(found, device=device, capacity_nbytes=capacity_nbytes, debug=debug)
+    return zs.connect(found, device=device, capacity_nbytes=most_nbytes, debug=debug)
 
 
 def _run(cluster: Cluster, body: Callable[..., Any], save: str | None, as_json: bool) -> None:
@@ -134,16 +134,18 @@ def _run(cluster: Cluster, body: Callable[..., Any], save: str | None, as_json: 
            lambda: run_view(cluster.world, parts, console().width))
 
 
-@command("report")
+@command("report", "zerosim train --save run.json && zerosim report run.json")
 def report(
     recording: Annotated[str, typer.Argument(metavar="RUN.json", help="What cluster.save(), or --save of train or run, "
                                                                       "has written.")],
     out: Annotated[str | None, typer.Option(metavar="FILE", help="The page; without it, RUN.html beside it.")] = None,
-    device: Annotated[str | None, typer.Option(help="Replay on h100-80, a100-40, ...; without it and a link, on a "
-                                                    "made-up machine that shows a small model well.")] = None,
-    link: Annotated[str | None, typer.Option(help="What ranks send through: nvlink4, pcie5, ...")] = None,
+    device: Annotated[str | None, typer.Option(help="Replay on h100, ..., as zerosim devices lists them; without it "
+                                                    "and a link, on a made-up machine that shows a small model well."
+                                               )] = None,
+    link: Annotated[str | None, typer.Option(help="What ranks send through, as zerosim links lists them.")] = None,
     span: Annotated[str | None, typer.Option(help="Only what happened inside the one span of this name.")] = None,
-    compute: Annotated[str, typer.Option(help="The format whose peak the device computes at.")] = "bf16",
+    compute: Annotated[str, typer.Option(help="The format whose peak the device computes at: fp32, tf32, bf16, fp16 or "
+                                              "fp8.")] = "bf16",
     efficiency: Annotated[float, typer.Option(help="Share of that peak that products reach.")] = 1.0,
     nodes: Annotated[int, typer.Option(help="Over how many nodes the ranks are spread.")] = 1,
     between: Annotated[str | None, typer.Option(help="The link between nodes; without it, infiniband-ndr.")] = None,

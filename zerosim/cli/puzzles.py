@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 NOT_PASSED = 1  # exit code
 
 
-@command("puzzles")
+@command("puzzles", "zerosim puzzles ring --check ring.py:ring")
 def puzzles(
     name: Annotated[str | None, typer.Argument(help="A puzzle; without a name, all are listed.")] = None,
     stub: Annotated[bool, typer.Option("--stub", help="Print only the code from which to begin.")] = False,

@@ -6,10 +6,11 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,20 +19,92 @@ if TYPE_CHECKING:
     from zerosim.display.views import View
     from zerosim.models.text import Corpus
 
+LEAST_WIDTH = 40  # columns; some shells say 0
+WRONG_INPUT, INTERRUPTED, NOBODY_READS = 2, 130, 1  # exit codes
+# All commands, in the order in which one needs them.
+GROUPS = {
+    "Begin": ("replay", "puzzles"),
+    "Numbers in 16 bits": ("lost-updates", "precision"),
+    "Train": ("train", "compare", "report", "export"),
+    "Plan": ("models", "devices", "links", "plan", "tune", "cost"),
+    "Your own program, on a laptop, under MPI, on GPUs": ("run", "doctor", "gpu-check"),
+    "This project": ("figures",),
+}
+EXAMPLE = "For example: "
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer has no public name for it
+
+
+class Commands(TyperGroup):
+    """All commands: their list by `GROUPS`, each with an example, and mistakes in one line with exit code 2."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The commands' names, in the order of `GROUPS`."""
+        grouped = [name for names in GROUPS.values() for name in names if name in self.commands]
+        return [*grouped, *(name for name in self.commands if name not in grouped)]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Prints the list; the formatter gets nothing."""
+        from rich.table import Table
+        from rich.text import Text
+
+        to = console()
+        to.print(f"{self.help}\n\nzerosim COMMAND --help says what a command takes.", markup=False)
+        for group, names in GROUPS.items():
+            table = Table.grid(padding=(0, 2, 0, 2))
+            table.add_column(width=max(map(len, self.commands)))
+            for name in names:
+                command = self.commands[name]
+                table.add_row(Text(name, "bold cyan"), Text(_words(command.help).split("\n\n")[0]))
+                table.add_row("", Text(f"$ {_words(command.epilog).removeprefix(EXAMPLE)}", "dim"))
+            to.print(f"\n[bold]{group}[/]", table)
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, complete_var: str | None = None,
+             standalone_mode: bool = True, windows_expand_args: bool = True, **extra: Any) -> Any:
+        """Runs a command; what was typed wrongly is said in one line."""
+        try:
+            code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+        except UsageError as error:
+            if not standalone_mode:
+                raise
+            typer.echo(_in_one_line(error, sys.argv[1:] if args is None else args), err=True)
+            code = WRONG_INPUT
+        except typer.Abort:
+            code = INTERRUPTED
+        return sys.exit(code or 0) if standalone_mode else code
+
+
+
+def _words(text: str | None) -> str:
+    """The paragraphs of a text, each in one line."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (text or "").split("\n\n"))
+
+
+def _in_one_line(error: Any, typed: Sequence[str]) -> str:
+    """The sentence for what cannot be parsed: a value by its option, and what it should have been."""
+    named = error.ctx.command_path if error.ctx else "zerosim"
+    said, option = error.format_message().rstrip("."), getattr(error, "param", None)
+    if type(error) is typer.BadParameter and option is not None:
+        name = next((one for one in option.opts if any(word.split("=")[0] == one for word in typed)), option.opts[0])
+        after = [word.partition("=")[2] if "=" in word else following for word, following in
+                 zip(typed, [*typed[1:], ""], strict=True) if word.split("=")[0] == name]
+        kind = "a whole number" if "integer" in said else "a number" if "number" in said or "float" in said else ""
+        if after and kind:
+            said = f"{name} takes {kind}, found {after[-1]!r}"
+    return f"{named}: {said}; {named} --help lists what there is"
+
+
 app = typer.Typer(
     name="zerosim",
+    cls=Commands,
     help="ZeRO, the Zero Redundancy Optimizer, to run, read, step through and trust on a laptop.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 TextFile = Annotated[str | None, typer.Option("--text", help="A UTF-8 text; without it, one that comes along.")]
+Capacity = Annotated[str | None, typer.Option(metavar="NBYTES", help="What each rank may hold, as 8MB or 64MiB.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the data as JSON instead.")]
-
-LEAST_WIDTH = 40  # columns; some shells say 0
-WRONG_INPUT, INTERRUPTED, NOBODY_READS = 2, 130, 1  # exit codes
 
 
 def main() -> None:
@@ -45,9 +118,12 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Makes a function a command: wrong input ends it with one line and exit code 2, Ctrl-C with 130, and a reader
-    that has gone away (``| head``) in silence."""
+def command(name: str, example: str = "", **options: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a function a command, with an example of its use as one types it, and other options of typer's.
+
+    Wrong input ends it with one line and exit code 2, Ctrl-C with 130, and a reader that has gone away (``| head``) in
+    silence.
+    """
 
     def register(body: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(body)
@@ -75,7 +151,7 @@ def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
                 raise typer.Exit(NOBODY_READS) from None
 
-        return app.command(name)(guarded)
+        return app.command(name, epilog=f"{EXAMPLE}{example}", **options)(guarded)
 
     return register
 
@@ -112,6 +188,13 @@ def corpus_of(text: str | None) -> Corpus:
     return shipped() if text is None else read(text)
 
 
+def capacity_nbytes(capacity: str | None) -> int | None:
+    """The bytes of `Capacity`."""
+    from zerosim.numerics.units import nbytes_of
+
+    return None if capacity is None else nbytes_of(capacity, "capacity")
+
+
 def busy(what: str) -> Status:
     """For a ``with`` block that takes seconds: says what is going on, where somebody sits at a terminal."""
     from rich.console import Console
@@ -125,10 +208,14 @@ def print_json(data: dict[str, Any]) -> None:
 
 
 @app.callback(invoke_without_command=True)
-def about(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+def about(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
     """ZeRO, the Zero Redundancy Optimizer, to run, read, step through and trust on a laptop."""
     if version:
         from zerosim import __version__
 
         typer.echo(f"zerosim {__version__}")
-        raise typer.Exit
+    elif context.invoked_subcommand is None:
+        context.get_help()

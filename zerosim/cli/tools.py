@@ -13,7 +13,7 @@ from zerosim.cli.shell import AsJson, answer, busy, command
 LACKING = 1  # exit code
 
 
-@command("figures")
+@command("figures", "zerosim figures ring --format gif --out drawn")
 def figures(
     names: Annotated[list[str] | None, typer.Argument(help="The figures; without names, all.", metavar="NAME")] = None,
     out: Annotated[str, typer.Option(help="The folder to draw into.")] = "figures",
@@ -29,7 +29,7 @@ def figures(
         typer.echo(path)
 
 
-@command("doctor")
+@command("doctor", "zerosim doctor --require mpi")
 def doctor(
     as_json: AsJson = False,
     require: Annotated[str, typer.Option(metavar="NAMES", help="Backends that must be usable: in-process, mpi, nccl, "
@@ -48,7 +48,7 @@ def doctor(
         raise typer.Exit(LACKING)
 
 
-@command("gpu-check")
+@command("gpu-check", "python -m zerosim gpu-check --only kernels")
 def gpu_check(
     only: Annotated[str, typer.Option(metavar="PARTS", help="The parts to run, with commas between: kernels, "
                                                             "exhaustive, sanitizer, speed, mpi, nccl, training, "

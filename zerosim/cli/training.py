@@ -6,15 +6,17 @@ from typing import Annotated
 
 import typer
 
-from zerosim.cli.shell import AsJson, TextFile, answer, command, console, corpus_of
+from zerosim.cli.shell import AsJson, Capacity, TextFile, answer, capacity_nbytes, command, console, corpus_of
 
 # What both commands ask.
-Model = Annotated[str, typer.Option(help="A preset: gpt-nano, gpt-micro, llama-micro, gpt2, ...")]
+Model = Annotated[str, typer.Option(help="A preset for training, as zerosim models lists them: gpt-nano, gpt-micro, "
+                                         "llama-nano, llama-micro, gpt2, ...")]
 Ranks = Annotated[int, typer.Option(help="N, the number of ranks.")]
 Stage = Annotated[int, typer.Option(help="ZeRO's stage: 0, 1, 2 or 3.")]
 Compute = Annotated[str, typer.Option(help="The format of weights, activations and gradients: fp32, bf16 or fp16; or "
                                            "fp8, an experiment: bf16 with matrix products of fp8 operands.")]
-Named = Annotated[str, typer.Option(help="The optimizer's name: adamw, lion, muon, ...")]
+Named = Annotated[str, typer.Option(help="sgd, momentum, adagrad, rmsprop, adam, adamw, lion, adan, lamb, lars, "
+                                         "adafactor, muon, shampoo, soap or kfac.")]
 LearningRate = Annotated[float | None, typer.Option("--lr", help="The learning rate; without it, the optimizer's.")]
 MicroBatches = Annotated[int, typer.Option(help="k, the micro-batches of a step.")]
 Batch = Annotated[int, typer.Option(help="Sequences in a micro-batch of one rank.")]
@@ -26,7 +28,6 @@ Reduction = Annotated[str, typer.Option(help="The order in which gradients are a
                                              "stages 2 and 3, which makes all bits the same on any number of ranks.")]
 Seed = Annotated[int, typer.Option(help="Of first values, batches and the sample.")]
 LossScale = Annotated[str | None, typer.Option(help="A number, or dynamic (the default in fp16).")]
-Capacity = Annotated[int | None, typer.Option(metavar="NBYTES", help="What each rank may hold while it trains.")]
 WeightsFrom = Annotated[str | None, typer.Option("--weights", metavar="FILE|FOLDER", help=(
     "Begin from these weights, of export or Hugging Face's, in place of drawn ones."))]
 MeshShape = Annotated[str, typer.Option("--mesh", help="Nodes and ranks of a node, as 2x4: states are in shards inside "
@@ -40,8 +41,8 @@ Checkpoint = Annotated[str | None, typer.Option(metavar="FOLDER", help="The fold
 SaveEvery = Annotated[int | None, typer.Option(metavar="STEPS", help="Save the whole training after every so many "
                                                                      "steps and the last, in --checkpoint.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from --checkpoint; --steps counts from the beginning.")]
-Offload = Annotated[str | None, typer.Option(metavar="PLACE", help="Keep optimizer state, gradients and parameters on "
-                                             "the host, or on disk: host or disk.")]
+Offload = Annotated[str | None, typer.Option(metavar="PLACES", help="What rests off the device: host or disk, all "
+                                             "state; or kinds one by one, as optimizer=host+gradients=host; or none.")]
 OffloadDirectory = Annotated[str | None, typer.Option(metavar="FOLDER", help="Where --offload disk keeps its files; "
                                                       "without it, here.")]
 StepsOfOne = Annotated[int, typer.Option(help="How many steps.")]
@@ -53,7 +54,7 @@ FigureFile = Annotated[str | None, typer.Option(help="Draw it too, into this .sv
 Dark = Annotated[bool, typer.Option("--dark", help="Draw the dark variant.")]
 
 
-@command("train")
+@command("train", "zerosim train --stage 3 --ranks 4 --compute bf16")
 def train(
     text: TextFile = None, model: Model = "gpt-micro", ranks: Ranks = 4, stage: Stage = 3, compute: Compute = "bf16",
     optimizer: Named = "adamw", lr: LearningRate = None, micro_batches: MicroBatches = 1, batch: Batch = 4,
@@ -72,8 +73,8 @@ def train(
     options = training.Options(
         model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
         batch=batch, recompute=recompute, layout=layout, gather=gather, reduction=reduction, steps=steps, seed=seed,
-        loss_scale=loss_scale, capacity_nbytes=capacity, offload=offload, offload_directory=offload_directory,
-        sample_tokens=sample, mesh=mesh, zeropp=zeropp)
+        loss_scale=loss_scale, capacity_nbytes=capacity_nbytes(capacity), offload=offload,
+        offload_directory=offload_directory, sample_tokens=sample, mesh=mesh, zeropp=zeropp)
     corpus = corpus_of(text)
     if save is not None:
         require_place(save)
@@ -98,19 +99,22 @@ def train(
     answer(as_json, lambda: training.training_as_json(found), lambda: training.training_view(found, corpus.name))
 
 
-@command("export")
+@command("export", "zerosim export my-run weights.safetensors")
 def export(
     checkpoint: Annotated[str, typer.Argument(help="The folder of a checkpoint.", metavar="CHECKPOINT")],
     out: Annotated[str, typer.Argument(help="A folder, or one file by its name.", metavar="FOLDER|FILE.safetensors")],
-    shard_nbytes: Annotated[int | None, typer.Option(metavar="NBYTES", help="Several files, each of at most so many "
-                                                                            "bytes of weights, and an index.")] = None,
+    shard_nbytes: Annotated[str | None, typer.Option(metavar="NBYTES", help="Several files, each of at most so many "
+                                                                            "bytes of weights, as 5GB, and an index."
+                                                     )] = None,
     kind: Annotated[str, typer.Option(help="master, or parameter for the copies in the compute format.")] = "master",
 ) -> None:
     """Writes a checkpoint's weights as Hugging Face names and shards them; train --weights begins from them."""
+    from zerosim.numerics.units import nbytes_of
     from zerosim.zero import export_weights
 
+    most = None if shard_nbytes is None else nbytes_of(shard_nbytes, "shard_nbytes")
     try:
-        files = export_weights(checkpoint, out, shard_nbytes=shard_nbytes, kind=kind)
+        files = export_weights(checkpoint, out, shard_nbytes=most, kind=kind)
     except OSError as error:
         raise ValueError(f"asked to export {checkpoint!r} to {out!r}, but {error.filename}: {error.strerror}; name a "
                          "place that can be written") from None
@@ -118,7 +122,7 @@ def export(
         typer.echo(file)
 
 
-@command("compare")
+@command("compare", "zerosim compare --model gpt-nano --over stage")
 def compare(
     text: TextFile = None, over: Over = "stage", values: Values = None, model: Model = "gpt-micro", ranks: Ranks = 4,
     stage: Stage = 3, compute: Compute = "bf16", optimizer: Named = "adamw", lr: LearningRate = None,
@@ -134,7 +138,7 @@ def compare(
     options = training.Options(
         model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
         batch=batch, recompute=recompute, layout=layout, gather=gather, steps=steps, seed=seed, loss_scale=loss_scale,
-        capacity_nbytes=capacity, mesh=mesh, zeropp=zeropp)
+        capacity_nbytes=capacity_nbytes(capacity), mesh=mesh, zeropp=zeropp)
     corpus, chosen = corpus_of(text), training.values_of(over, values)
     if figure is not None:
         checked_place(figure)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any
 
@@ -35,7 +34,6 @@ from zerosim.ranks.mesh import HIERARCHICAL
 from zerosim.shown import Shown
 
 LARGEST_RANKS = 8192  # every step of every rank is looked at, which takes seconds from here on
-LARGEST_NBYTES = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,17 +135,6 @@ def collective_cost(question: CostQuestion) -> CollectiveCost:
     others = [beside(name) for name in names if name != algorithm]
     return CollectiveCost(question, network, asked, tuple(others), latency_wall_nbytes(own),
                           _wall_ranks(asked, network))
-
-
-def nbytes_of(text: str) -> int:
-    """A number of bytes as it is typed, 14e9 or 1048576; raises ValueError for what is no whole number of them."""
-    try:
-        number = Decimal(text.replace("_", "").strip())
-    except InvalidOperation:
-        raise ValueError(f"{text!r} is no number of bytes; write it in digits, as in 14e9 or 1048576") from None
-    if not number.is_finite() or number < 0 or number >= LARGEST_NBYTES or number != number.to_integral_value():
-        raise ValueError(f"a vector has a whole number of bytes, from 0 to below 2^62, and {text.strip()} is none")
-    return int(number)
 
 
 def _cost_as_json(of: Cost) -> dict[str, Any]:

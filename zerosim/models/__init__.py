@@ -1,5 +1,6 @@
 """Models as lists of units, layers as pairs of pure functions, and the policies of what is computed twice."""
 
+from zerosim.models import autodiff
 from zerosim.models.gpt import GPT, PRESETS, Decoder, GPTConfig, generate, logits_of
 from zerosim.models.initializers import Constants, Normal, Ones, Zeros
 from zerosim.models.layers import Context
@@ -11,5 +12,5 @@ from zerosim.models.units import BLOCK, NONE, LinearUnit, Model, Recompute, Unit
 
 __all__ = ["BLOCK", "GPT", "MLP", "NONE", "PRESETS", "Constants", "Context", "CrossEntropy", "Decoder", "GPTConfig",
            "HalfSquaredError", "LinearUnit", "Llama", "LlamaConfig", "Loss", "Model", "Normal", "Ones", "Pass",
-           "Recompute", "Unit", "Zeros", "decoder", "first_weights", "four_weights", "generate", "logits_of",
-           "one_pass", "segment"]
+           "Recompute", "Unit", "Zeros", "autodiff", "decoder", "first_weights", "four_weights", "generate",
+           "logits_of", "one_pass", "segment"]

@@ -1,7 +1,21 @@
-"""Counts, seconds, bytes and rates as one reads them: four digits and the unit that suits, 10^9 bytes to a GB."""
+"""Counts, seconds, bytes and rates as one reads them, four digits and the unit that suits, and as one types them.
+
+A kB, MB, GB, TB is 10^3, 10^6, 10^9, 10^12 bytes, a KiB, MiB, GiB, TiB 2^10, 2^20, 2^30, 2^40; of other counts k, M, B
+and T are thousands, millions, billions and trillions.
+"""
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal
 
 SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
+# What may stand behind a number that is typed, in large letters or in small ones.
+OF_COUNTS = {"k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+OF_NBYTES = {"B": 1, "bytes": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+             "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+TYPED = re.compile(r"([+-]?(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:e[+-]?\d+)?)\s*([a-z]*)", re.IGNORECASE)
+THOUSANDS = re.compile(r"([+-]?\d{1,3}(?:,\d{3})+)\b")
 
 
 def counted(count: int, what: str) -> str:
@@ -53,3 +67,33 @@ def _text(value: float, units: tuple[tuple[float, str], ...]) -> str:
     unit, name = next((row for row in units if rounded >= row[0]), units[-1])
     number = rounded / unit
     return f"{number:,.0f} {name}" if number >= 1000 else f"{number:.4g} {name}"
+
+
+def count_of(text: int | float | str, what: str) -> int:
+    """A count as one types it; raises ValueError for what is no whole number from 1 to below 2^62.
+
+    >>> count_of("7B", "parameters"), count_of("7.5e9", "parameters"), count_of("1,024", "ranks")
+    (7000000000, 7500000000, 1024)
+    """
+    return _whole_number(text, what, OF_COUNTS, 1, "7B, 7.5e9 or 7,500,000,000")
+
+
+def nbytes_of(text: int | float | str, what: str = "nbytes", *, least: int = 0) -> int:
+    """A number of bytes as one types it; raises ValueError for what is no whole number from ``least`` to below 2^62.
+
+    >>> nbytes_of("14GB"), nbytes_of("8 MiB"), nbytes_of("14e9"), nbytes_of("0.5kb")
+    (14000000000, 8388608, 14000000000, 500)
+    """
+    return _whole_number(text, what, OF_NBYTES, least, "14GB, 8MiB, 14e9 or 1048576")
+
+
+def _whole_number(text: int | float | str, what: str, units: Mapping[str, int], least: int, example: str) -> int:
+    typed = THOUSANDS.sub(lambda number: number[0].replace(",", ""), str(text).strip())
+    found = TYPED.fullmatch(typed)
+    by_name = {name.lower(): unit for name, unit in units.items()} | {"": 1}
+    if found is None or found[2].lower() not in by_name:
+        raise ValueError(f"{what}={text!r} is no number; write it as {example}, with {', '.join(units)} or no unit")
+    number = Decimal(found[1].replace("_", "")) * by_name[found[2].lower()]
+    if number != number.to_integral_value() or not least <= number < 2**62:
+        raise ValueError(f"{what}={text!r} must be a whole number, from {least} to below 2^62")
+    return int(number)

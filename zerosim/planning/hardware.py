@@ -317,7 +317,14 @@ def _check_once(what: str, found: list[Any]) -> None:
 
 # -- by name ----------------------------------------------------------------------------------------------------------
 
+# Names of devices and links that say no size or generation, and which is meant; case does not matter.
+SHORT_NAMES = {"a100": "a100-80", "h100": "h100-80", "nvlink": "nvlink4", "pcie": "pcie5",
+               "infiniband": "infiniband-ndr", "ethernet": "ethernet-100g"}
 BETWEEN = "infiniband-ndr"  # what lies between nodes unless another link is named
+DISK_LINK = "nvme-pcie4"    # and between a host and its disk
+# A device's share of its host's memory and disks, unless others are given: 2 TB and 8 disks of 3.84 TB for 8 devices.
+# Source: NVIDIA DGX H100 data sheet (system memory 2 TB, internal storage 8 x 3.84 TB NVMe), not seen (2023-03).
+HOST_NBYTES, DISK_NBYTES = 250 * 10**9, 3840 * 10**9
 DeviceOrLink = TypeVar("DeviceOrLink", Device, Link)
 
 
@@ -438,10 +445,11 @@ def _row(where: str, kind: str, row: type[DeviceOrLink], name: str, table: dict[
 
 
 def _named(kind: str, name: str, rows: Mapping[str, DeviceOrLink]) -> DeviceOrLink:
-    try:
-        return rows[str(name)]
-    except KeyError:
-        raise ValueError(f"no {kind} is called {name!r}; there are {', '.join(rows)}{nearest(name, rows)}") from None
+    typed = str(name).strip()
+    for known in (typed, typed.lower(), SHORT_NAMES.get(typed.lower(), "")):
+        if known in rows:
+            return rows[known]
+    raise ValueError(f"no {kind} is called {name!r}; there are {', '.join(rows)}{nearest(name, rows)}")
 
 
 # -- the memory that a runtime takes for itself -----------------------------------------------------------------------

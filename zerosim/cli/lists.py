@@ -1,0 +1,39 @@
+"""Commands that list what can be named: models, devices, links."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from zerosim.cli.shell import AsJson, answer, command
+
+OwnHardware = Annotated[str | None, typer.Option("--hardware", metavar="FILE", help="A TOML file of one's own devices "
+                                                                                    "and links.")]
+
+
+@command("models", "zerosim models")
+def models(as_json: AsJson = False) -> None:
+    """Lists the models that can be trained or planned, with their exact numbers of parameters."""
+    from zerosim.course import catalog
+
+    found = catalog.models()
+    answer(as_json, found.as_json, found.view)
+
+
+@command("devices", "zerosim devices")
+def devices(hardware: OwnHardware = None, as_json: AsJson = False) -> None:
+    """Lists the devices: memory, bandwidth, arithmetic, the link to the host."""
+    from zerosim.course import catalog
+
+    found = catalog.devices(hardware)
+    answer(as_json, found.as_json, found.view)
+
+
+@command("links", "zerosim links")
+def links(hardware: OwnHardware = None, as_json: AsJson = False) -> None:
+    """Lists the links: bandwidth one way, and latency."""
+    from zerosim.course import catalog
+
+    found = catalog.links(hardware)
+    answer(as_json, found.as_json, found.view)

@@ -1,0 +1,83 @@
+"""Lists of what can be named: models, devices and links, each with the numbers by which one chooses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from zerosim.display.views import RIGHT, TextLine, View, marked_table, plain
+from zerosim.models import gpt, llama
+from zerosim.planning import hardware, shapes
+from zerosim.shown import Shown
+
+SIZES = ("parameters", "blocks", "channels", "heads", "tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog(Shown):
+    """All that can be named, by its name with its numbers; the columns and rows that a table shows; and remarks."""
+
+    what: str
+    by_name: dict[str, dict[str, Any]]
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    remarks: tuple[str, ...]
+
+    def view(self) -> View:
+        """The table, and the remarks under it."""
+        return View(self.what, f": {len(self.by_name)}", (
+            marked_table(*self.columns, rows=self.rows, indent=0), *(TextLine(remark, 0) for remark in self.remarks)))
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything by name."""
+        data: dict[str, Any] = plain({self.what: self.by_name})
+        return data
+
+
+def models() -> Catalog:
+    """The presets, from the smallest on: those that zerosim trains, and those that it plans."""
+    found: dict[str, dict[str, Any]] = {}
+    for decoder in (gpt.GPT, llama.Llama):
+        for name, config in decoder.presets.items():
+            sizes = (decoder(config).parameter_count, config.layers, config.channels, config.heads, config.context)
+            found[name] = dict(zip(SIZES, sizes, strict=True)) | {"for": ["train"]}
+    for name, shape in shapes.PRESETS.items():
+        sizes = (shapes.model_shape(name).parameters, shape.blocks, shape.channels, shape.heads, shape.tokens)
+        uses = found.get(name, {"for": []})["for"]
+        found[name] = dict(zip(SIZES, sizes, strict=True)) | {"for": [*uses, "plan"]}
+    found = dict(sorted(found.items(), key=lambda item: item[1]["parameters"]))
+    rows = tuple((name, *(f"{row[size]:,}" for size in SIZES), " ".join(row["for"])) for name, row in found.items())
+    return Catalog("models", found, ("model", *(RIGHT + size for size in SIZES), "for"), rows, (
+        "train: zerosim train and compare, where those of 17 words get 256, for bytes. plan: zerosim plan and tune, "
+        "which take any config.json too; plan also takes --params 7B.",))
+
+
+def devices(file: str | None = None) -> Catalog:
+    """The devices that come along, and those of a TOML ``file``; raises ValueError as `hardware.read` does."""
+    known = hardware.presets() if file is None else hardware.read(file)
+    found = {name: plain(device) | {"also": _short_names(name)} for name, device in known.devices.items()}
+    rows = tuple((name, " ".join(_short_names(name)), f"{one.capacity_nbytes / 1e9:g}",
+                  f"{one.memory_bytes_per_second / 1e9:,.0f}", f"{one.flops_per_second.get('bf16', 0) / 1e12:,.0f}" if
+                  "bf16" in one.flops_per_second else "none", one.host_link or "", one.date)
+                 for name, one in known.devices.items())
+    return Catalog("devices", found, ("device", "also", *(RIGHT + name for name in (
+        "memory, GB", "GB/s", "bf16 TFLOP/s")), "to its host", "date"), rows, _remarks("device"))
+
+
+def links(file: str | None = None) -> Catalog:
+    """The links that come along, and those of a TOML ``file``; raises ValueError as `hardware.read` does."""
+    known = hardware.presets() if file is None else hardware.read(file)
+    found = {name: plain(link) | {"also": _short_names(name)} for name, link in known.links.items()}
+    rows = tuple((name, " ".join(_short_names(name)), f"{one.bytes_per_second / 1e9:g}",
+                  f"{one.latency_seconds * 1e6:g}", one.date) for name, one in known.links.items())
+    return Catalog("links", found, ("link", "also", RIGHT + "GB/s, one way", RIGHT + "latency, µs", "date"), rows,
+                   _remarks("link"))
+
+
+def _short_names(name: str) -> list[str]:
+    return [short for short, meant in hardware.SHORT_NAMES.items() if meant == name]
+
+
+def _remarks(kind: str) -> tuple[str, ...]:
+    return ("Each number has a source: --json prints it. Your own, as "
+            f"\\[{kind}.NAME] in a TOML file: --hardware FILE, here and in zerosim plan.",)
