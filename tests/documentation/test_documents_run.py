@@ -53,6 +53,7 @@ def test_make_demo_runs_what_the_readme_says_and_says_what_to_type_next() -> Non
 # Texts of docs/ whose code another test runs, or compares with what it is copied from.
 ELSEWHERE = {
     "check_your_own_update.md": "tests/test_testing.py",
+    "from_pytorch_and_deepspeed.md": "tests/frameworks/test_bridge.py",
     "puzzles_in_class.md": "tests/course/puzzles/test_grading.py",
     "zero_in_one_file.md": "tests/test_tiny.py",
 }
