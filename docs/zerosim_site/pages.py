@@ -1,6 +1,7 @@
 """All pages and files of the site, and its navigation."""
 
 import re
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,7 @@ def finished(draw: Draw) -> list[Page]:
     """Every page with its links turned into the site's. Raises ValueError for one that leads nowhere."""
     found = pages(draw)
     targets = targets_of(found)
-    return [Page(page.uri, page.title, with_site_links(page, targets), page.source, page.section)
-            for page in found]
+    return [replace(page, text=with_site_links(page, targets)) for page in found]
 
 
 def targets_of(found: list[Page]) -> dict[str, str]:

@@ -2,7 +2,10 @@
 
 import doctest
 import importlib
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +51,28 @@ def test_make_demo_runs_what_the_readme_says_and_says_what_to_type_next() -> Non
     assert ". $(BIN)/activate" in recipe
     for typed in re.findall(r"zerosim (?!'|for)((?:--)?\w+)", recipe):
         assert ask(typed, *(["--help"] if not typed.startswith("--") else [])).exit_code == 0
+
+
+WITHOUT_GREENLET = """
+import sys
+sys.modules.update(dict.fromkeys(("greenlet", "matplotlib", "rich", "typer", "threadpoolctl")))
+exec(compile(sys.stdin.read().replace("await piplite", "piplite"), "page", "exec"), {"__name__": "page"})
+import zerosim as zs
+try:
+    zs.Cluster(2).run(lambda rank: rank.index)
+except zs.BackendError as error:
+    print(error)
+"""
+
+
+def test_what_a_page_runs_in_the_browser_runs_without_greenlet_and_a_cluster_says_what_is_missing() -> None:
+    code = (ROOT / "docs/browser/zero_in_the_browser.py").read_text(encoding="utf-8")
+    done = subprocess.run([sys.executable, "-c", WITHOUT_GREENLET], input=code, capture_output=True, text=True,
+                          cwd=ROOT, env={**os.environ, "PYTHONIOENCODING": "utf-8"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ZeRO3: loss" in done.stdout
+    assert done.stdout.endswith("zerosim.tiny, number formats and plans run there\n")
+    assert "take turns as greenlets, and this Python has none: pip install greenlet. In a browser" in done.stdout
 
 
 # Texts of docs/ whose code another test runs, or compares with what it is copied from.

@@ -205,7 +205,7 @@ def counted(rank: zs.Rank) -> tuple[Any, ...]:
     """What memory and trace say after some work."""
     held = rank.memory.alloc(100, np.float32, "parameter")
     with rank.trace.span("one"):
-        rank.all_reduce(held, purpose="gradients")
+        _ = rank.all_reduce(held, purpose="gradients")
     rank.all_gather(held, purpose="parameters", async_op=True).wait()
     return (rank.memory.now_nbytes_by_kind, rank.memory.peak_nbytes_by_kind, rank.trace.sent_nbytes("gradients"),
             rank.trace.sent_nbytes("parameters"), rank.trace.sent_nbytes(span="one"),
@@ -433,7 +433,7 @@ def fails_beside_a_new_group(rank: zs.Rank, seed: int) -> None:
     others = rank.split(0 if rank.index < rank.size - 1 else None)
     if others is None:
         raise Boom("outside the group")
-    others.all_reduce(vector(rank, 3, np.float32))
+    _ = others.all_reduce(vector(rank, 3, np.float32))
     rank.barrier()
 
 

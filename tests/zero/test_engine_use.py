@@ -129,7 +129,38 @@ def test_state_shows_the_mean_gradient_between_reduce_and_update_only(stage):
         assert bits(after["master"]) == bits(before["master"] - np.float32(0.1) * before["gradient"])
 
 
-def test_a_step_may_take_its_micro_batches_from_a_generator():
+@pytest.mark.parametrize("stage", zs.STAGES)
+def test_weights_that_an_engine_gave_out_are_first_values_of_another_of_any_ranks_stage_and_format(stage):
+    """SGD has no state but the weights: the next step is that of the engine that goes on."""
+    model, data, frozen = MODELS["wide"](), batches(MODELS["wide"](), 3, 1, 3), [zs.Group("layer1.*", frozen=True)]
+
+    def program(rank, weights=None, steps=slice(None), **options):
+        engine = zs.Engine(rank, model, SGD, weights=weights, **options)
+        for step in data[steps]:
+            engine.step(*step[rank.index][0])
+        return {name: engine.state(name)["master"] for name in model.shapes}
+
+    whole = zs.Cluster(3).run(program)[0]
+    two = zs.Cluster(3).run(lambda rank: program(rank, steps=slice(2), stage=3 - stage))[0]
+    again = zs.Cluster(3).run(lambda rank: program(rank, two, slice(2, 3), stage=stage))[2]
+    assert {name: bits(w) for name, w in again.items()} == {name: bits(w) for name, w in whole.items()}
+    assert bits(whole["layer0.weight"]) != bits(two["layer0.weight"])
+    for given, policy in ((np.float64, "bf16"), (zs.format_of("bf16").dtype, "fp32"), (np.float16, "fp16")):
+        weights = {name: np.asfortranarray(w.astype(given)) for name, w in two.items()}
+        at_rest = zs.Cluster(2).run(lambda rank, weights=weights, policy=policy: program(
+            rank, weights, slice(0), stage=stage, policy=policy, groups=frozen))[1]
+        for name, w in at_rest.items():
+            rested = weights[name].astype(np.float32)
+            kept = rested.astype(zs.format_of(policy).dtype) if name.startswith("layer1") else rested
+            assert bits(w) == bits(kept), (name, given)
+
+
+def test_one_micro_batch_needs_no_list_and_several_may_come_from_a_generator():
+    def program(rank):
+        first, second = (zs.Engine(rank, MODELS["odd"](), SGD) for _ in range(2))
+        return first.step(X, T) == second.step([(X, T)])
+
+    assert alone(program)
     assert len(alone(lambda rank: zs.Engine(rank, MODELS["odd"](), SGD).step((X, T) for _ in range(3)).losses)) == 3
 
 
@@ -384,6 +415,7 @@ def test_an_update_takes_no_memory_but_the_kernels_declared_scratch(optimizer, s
     assert peak < 40_000 < scratch, "what the interpreter itself takes for frames and rows of the trace is less"
 
 
+@pytest.mark.filterwarnings("ignore::zerosim.SkippedStepWarning")
 def test_a_skipped_step_sends_no_parameters():
     data = batches(MODELS["odd"](), 2, 1, 1)
     data[0][1][0] = (X, np.full((2, 2), np.inf, np.float32))
