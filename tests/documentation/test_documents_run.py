@@ -107,6 +107,7 @@ def test_what_a_page_runs_in_the_browser_runs_without_greenlet_and_a_cluster_say
 ELSEWHERE = {
     "ten_minutes.md": "tests/documentation/test_documents_run.py",
     "check_your_own_update.md": "tests/test_testing.py",
+    "from_pytorch_and_deepspeed.md": "tests/frameworks/test_bridge.py",
     "puzzles_in_class.md": "tests/course/puzzles/test_grading.py",
     "zero_in_one_file.md": "tests/test_tiny.py",
 }
