@@ -210,8 +210,7 @@ FAULTS = {"open": (errno.ENOSPC, errno.EACCES), "write": (errno.ENOSPC, errno.EI
           "read": (errno.EIO, "short")}
 
 
-@pytest.mark.parametrize("stage", zs.STAGES)
-@pytest.mark.parametrize("optimizer", [ADAM, zs.optim.LAMB()], ids=repr)
+@pytest.mark.parametrize(("stage", "optimizer"), covering(zs.STAGES, [ADAM, zs.optim.LAMB()]), ids=str)
 def test_a_disk_that_fails_raises_in_the_step_it_concerns_and_the_step_may_be_taken_again(
         stage, optimizer):
     """One rank's disk fails at calls spread over the third step, in every way; the others hear of it."""

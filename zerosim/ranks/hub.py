@@ -25,6 +25,7 @@ from zerosim.ranks import fast_ring
 from zerosim.ranks.call import Array, Backend, Call, Exchanges, GroupKey, Pending, PendingCall, PendingExchange
 from zerosim.ranks.collectives import NATIVE, Delivery, lockstep, steps_of
 from zerosim.ranks.errors import (
+    BackendError,
     DeadlockError,
     MismatchError,
     RankPosition,
@@ -271,7 +272,12 @@ class Hub(Backend):
         self.transport, self.watch, self.interrupts = transport, options.watch, options.interrupts
         transport.begin(options)
         self.chance = random.Random(seed) if seed else None  # None: ranks run in their order
-        from greenlet import getcurrent  # when a program first runs: importing zerosim loads arithmetic alone
+        try:
+            from greenlet import getcurrent  # when a program first runs: importing zerosim loads arithmetic alone
+        except ImportError:
+            raise BackendError("in-process", "ranks of one process take turns as greenlets, and this Python has none: "
+                               "pip install greenlet. In a browser there are none; zerosim.tiny, number formats and "
+                               "plans run there") from None
 
         self.current = getcurrent
         self.thread = threading.get_ident()
