@@ -17,6 +17,7 @@ from typing import Any
 
 from zerosim import optim
 from zerosim.course.measured import decoder_of
+from zerosim.models.units import SELECTIVE, SUB_BLOCK, TILED, Recompute
 from zerosim.numerics.places import DEVICE, DISK, HOST, NOTHING, Offload
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.closed_forms import STAGES
@@ -223,10 +224,11 @@ def _offload_in_deepspeed(settings: Candidate) -> Iterator[str]:
 
 
 def _recomputation(settings: Candidate) -> Iterator[str]:
-    """Recomputation stands in the model's own code, in both programs."""
-    if settings.recompute in ("selective", "tiled"):
-        yield (f"Recomputation ({settings.recompute}) is in the model's code: a fused attention, as "
-               "scaled_dot_product_attention, keeps no probabilities either.")
-    elif settings.recompute != "none":
+    """Attention and recomputation stand in the model's own code, in both programs."""
+    asked = Recompute.parse(settings.recompute)
+    if asked.inside in (SELECTIVE, TILED):
+        yield ("Attention is in the model's code: a fused one, as scaled_dot_product_attention, keeps no probabilities "
+               "either.")
+    if asked.units_per_segment is not None or asked.inside == SUB_BLOCK:
         yield (f"Recomputation ({settings.recompute}) is in the model's code: torch.utils.checkpoint.checkpoint around "
                "what is run again.")
