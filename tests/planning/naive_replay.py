@@ -20,9 +20,10 @@ def of_a_card(step: Sequence[tuple[int, int]], group: Sequence[int], ranks_per_n
     """Of each message (from, to) of a collective's step, the part that a network card of its node carries."""
     node = {rank: 0 if ranks_per_node is None else rank // ranks_per_node for rank in group}
     gone = [(node[source], node[to]) for source, to in step if node[source] != node[to]]
-    return [Fraction(1) if node[source] == node[to] else Fraction(
-        max(sum(left == node[source] for left, _ in gone), sum(entered == node[to] for _, entered in gone)),
-        min([*node.values()].count(node[end]) for end in (source, to))) for source, to in step]
+    cards = Counter(node.values())
+    return [Fraction(1) if node[source] == node[to] else max(
+        Fraction(sum(left == node[source] for left, _ in gone), cards[node[source]]),
+        Fraction(sum(entered == node[to] for _, entered in gone), cards[node[to]])) for source, to in step]
 
 
 class Naive:

@@ -227,8 +227,8 @@ def _recomputation(settings: Candidate) -> Iterator[str]:
     """Attention and recomputation stand in the model's own code, in both programs."""
     asked = Recompute.parse(settings.recompute)
     if asked.inside in (SELECTIVE, TILED):
-        yield ("Attention is in the model's code: a fused one, as scaled_dot_product_attention, keeps no probabilities "
-               "either.")
+        yield ("Attention is in the model's code: a fused attention, as scaled_dot_product_attention, keeps no "
+               "probabilities either.")
     if asked.units_per_segment is not None or asked.inside == SUB_BLOCK:
         yield (f"Recomputation ({settings.recompute}) is in the model's code: torch.utils.checkpoint.checkpoint around "
                "what is run again.")

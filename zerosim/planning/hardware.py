@@ -185,8 +185,9 @@ class Network:
         start, end, nodes = (ranks // self.ranks_per_node for ranks in (sources, destinations, group))
         crosses, cards = start != end, np.bincount(nodes)
         leaving, entering = (np.bincount(ends[crosses], minlength=len(cards)) for ends in (start, end))
-        return (np.where(crosses, np.minimum(cards[start], cards[end]), 1),
-                np.where(crosses, np.maximum(leaving[start], entering[end]), 1))
+        here = leaving[start] * cards[end] >= entering[end] * cards[start]  # slower than there
+        return (np.where(crosses, np.where(here, cards[start], cards[end]), 1),
+                np.where(crosses, np.where(here, leaving[start], entering[end]), 1))
 
     def link(self, source: int, destination: int) -> Link:
         """The link between two ranks; raises ValueError for a negative rank, and for a rank and itself."""
