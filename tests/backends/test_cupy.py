@@ -21,7 +21,7 @@ from tests.backends.test_one_suite import assert_same
 from tests.backends.worlds import DOUBLES
 from tests.ranks import programs
 from tests.support import assert_refused
-from tests.zero.training import batches
+from tests.zero.training import MODELS, batches
 from zerosim.backends.cupy.tracing import Unknown, _remembered, key_of
 from zerosim.models import GPT
 from zerosim.numerics import arrays
@@ -106,6 +106,24 @@ def test_what_is_copied_to_pinned_memory_and_back_is_the_same_to_the_bit(kernels
         assert host.tobytes() == values.tobytes()
         kernels.copy_beside(host, back)()
         assert arrays.to_host(back).tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize("optimizer", [zs.optim.KFAC(), zs.optim.Muon(), zs.optim.LAMB()],
+                         ids=lambda o: type(o).__name__)
+def test_an_update_on_the_host_has_the_bits_of_one_on_the_device(stand_in: Any, optimizer: Any) -> None:
+    """Products of matrices too, which are NumPy's on both here."""
+    model = MODELS["odd"]()
+    data = batches(model, 2, 1, 2)
+
+    def program(rank: zs.Rank, offload: Any) -> Any:
+        engine = zs.Engine(rank, model, optimizer, stage=2, layout="whole_matrices", clip_norm=0.1, offload=offload,
+                           groups=[zs.Group("*.bias", optimizer=AdamW())])
+        for step in data:
+            engine.step(step[rank.index])
+        return [arrays.to_host(engine.state(name)["master"]) for name in model.shapes]
+
+    found = [arrays.sha256(list(zs.CuPyCluster(2).run(program, asked))) for asked in (None, "host")]
+    assert found[0] == found[1]
 
 
 def test_the_host_adds_squares_as_the_device_does(kernels: Any) -> None:
