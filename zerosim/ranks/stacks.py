@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from zerosim.ranks.errors import BackendError
 
 MISSING = ("ranks of one process take turns as greenlets, and this Python has none: pip install greenlet. In a browser "
-           "they need JavaScript Promise Integration, as of Chrome 137 and later; zerosim.tiny, number formats and plans "
+           "they need JavaScript Promise Integration, as of Chrome 137 and later; zerosim.tiny, formats and plans "
            "run in any")
 
 
