@@ -49,13 +49,17 @@ def _used(x: ndarray, *, writes: bool = False, stream: Stream | None = None) -> 
 class PinnedMemory(bytearray):
     """Memory of the host that devices copy to and from by themselves."""
 
+    def __init__(self, nbytes: int) -> None:
+        assert nbytes > 0, "CUDA gives no memory of 0 bytes"
+        super().__init__(b"\xa5" * nbytes)
+
 
 def alloc_pinned_memory(nbytes: int) -> PinnedMemory:
-    assert nbytes > 0, "CUDA gives no memory of 0 bytes"
-    return PinnedMemory(b"\xa5" * (-(-nbytes // 512) * 512))
+    """From the pool, which has powers of two."""
+    return PinnedMemory(max(512, 1 << (nbytes - 1).bit_length()))
 
 
-def _pinned(x: Any) -> PinnedMemory:
+def pinned_memory_of(x: Any) -> PinnedMemory:
     """The pinned memory in which an array of the host lies."""
     while isinstance(x, np.ndarray | memoryview):
         x = x.base if isinstance(x, np.ndarray) else x.obj
@@ -155,7 +159,7 @@ class ndarray:
         assert (out.dtype, out.shape) == (self.dtype, self.shape)
         assert self.flags.c_contiguous
         assert out.flags.c_contiguous
-        memory, found = _pinned(out), _used(self, stream=stream).copy()
+        memory, found = pinned_memory_of(out), _used(self, stream=stream).copy()
         out.view(np.uint8)[...] = 0xA5
 
         def end(_kept: Any = memory) -> None:
@@ -166,7 +170,7 @@ class ndarray:
 
     def _set_beside(self, arr: np.ndarray, stream: Stream) -> None:
         """Until the host has waited for it, what is copied may not change, and may not be freed."""
-        memory, was = weakref.ref(_pinned(arr)), arr.copy()
+        memory, was = weakref.ref(pinned_memory_of(arr)), arr.copy()
         _used(self, writes=True, stream=stream)[...] = arr
         address = arr.ctypes.data
 
@@ -333,6 +337,7 @@ def cuda_of(count: int) -> tuple[ModuleType, Cuda]:
     vars(module).update(
         Device=Device, Stream=Stream, Event=Event, get_elapsed_time=get_elapsed_time,
         get_current_stream=lambda device=-1: devices.here(), alloc_pinned_memory=alloc_pinned_memory,
+        PinnedMemory=PinnedMemory, PinnedMemoryPointer=lambda memory, offset: memory,
         compiler=SimpleNamespace(compile_using_nvrtc=compile_using_nvrtc), function=SimpleNamespace(Module=Module),
         cublas=SimpleNamespace(gemmEx=gemm_ex, CUBLAS_OP_N=0, CUBLAS_OP_T=1, CUBLAS_COMPUTE_32F="32F",
                                CUBLAS_GEMM_DEFAULT="any"),

@@ -60,7 +60,8 @@ def _step(group: ParamGroup, entry: LayoutEntry, arrays: Mapping[str, np.ndarray
     g = empty(entry.shape)
     kernels = group.transfers.kernels_at(place)
     kernels.gradient_block(arrays[GRADIENT], group.reduced_gradient.divisor, context.clip_factor, g)
-    ctx = UpdateContext(kernels, factors=context.factors.get(entry.name), alloc=empty, note=note)
+    factors = tuple(group.transfers.at(place, factor) for factor in context.factors.get(entry.name, ()))
+    ctx = UpdateContext(kernels, factors=factors or None, alloc=empty, note=note)
     with upcast(kernels, lambda _, shape: empty(shape),
                 {name: x for name, x in arrays.items() if name != GRADIENT}) as wide:
         context.optimizer(group, entry.name).apply(

@@ -22,7 +22,9 @@ from zerosim.numerics.arrays import on_device, spans, words
 from zerosim.numerics.checks import FP64, check_floating, work_type
 from zerosim.numerics.kernels import NumpyKernels, do_nothing
 
-PINNED_NBYTES = 512  # CuPy's pool of pinned memory hands out multiples of it (cupy.cuda.pinned_memory)
+# CuPy's pool of pinned memory hands out powers of two, from 512 on (cupy.cuda.PinnedMemoryPool of CuPy 14.2.0, tried).
+# It spares what is made for a moment a call of CUDA; what is larger than a stretch of fp32 is made to measure.
+SMALLEST_NBYTES, LARGEST_POOLED_NBYTES = 512, 1 << 26
 
 
 class HostKernels(NumpyKernels):
@@ -63,11 +65,17 @@ class PinnedKernels(HostKernels):
         nbytes = dtype.itemsize * (prod(map(int, shape)) if isinstance(shape, tuple) else int(shape))
         if not nbytes:
             return np.empty(shape, dtype)
-        return np.frombuffer(self._cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes).view(dtype).reshape(shape)
+        cuda, is_pooled = self._cuda, nbytes <= LARGEST_POOLED_NBYTES
+        memory = cuda.alloc_pinned_memory(nbytes) if is_pooled else cuda.PinnedMemoryPointer(
+            cuda.PinnedMemory(nbytes), 0)
+        return np.frombuffer(memory, np.uint8, nbytes).view(dtype).reshape(shape)
 
     def slack_nbytes(self, nbytes: int) -> int:
-        """The bytes of CuPy's pool that an array from `empty` takes beyond its own nbytes."""
-        return -nbytes % PINNED_NBYTES
+        """The bytes that an array from `empty` takes beyond its own nbytes."""
+        if not 0 < nbytes <= LARGEST_POOLED_NBYTES:
+            return 0
+        power: int = max(SMALLEST_NBYTES, 1 << (nbytes - 1).bit_length())
+        return power - nbytes
 
 
 class HostCopies:
