@@ -78,7 +78,7 @@ plan.plot()
 # ## Options
 #
 # What can be turned without another GPU? One can recompute (the rows of the table); attend in tiles, so that the matrix
-# of attention never exists (a *fused* attention, which a plan takes for granted), or not; send beside computing and
+# of attention never exists (fused attention, which a plan takes for granted), or not; send beside computing and
 # gather ahead, which costs memory and spares time (*overlap*, *prefetch*), or not; take smaller batches, several for
 # one step; or keep the optimizer's state in the memory of the computer that the GPUs sit in (*offload*).
 

@@ -281,7 +281,7 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", prefetc
     ValueError for what cannot be searched, for a model without a known shape, and as `zs.plan` does.
 
     >>> print(tune("gpt2", global_batch=8, ranks=4, stage="2,3", batch=2, recompute="none", prefetch=1).verdict)
-    ZeRO-3 without recomputation is fastest: 5.07 ms a step in 1 micro-batch of 2 sequences, with 80.69 GB to spare.
+    ZeRO-3 without recomputation is fastest: 5.149 ms a step in 1 micro-batch of 2 sequences, with 81.30 GB to spare.
     """
     for name in PLAN_ONLY.keys() & options.keys():
         raise ValueError(f"{name}= is no option of tune: {PLAN_ONLY[name]}; leave it out")
