@@ -157,6 +157,7 @@ REFUSED = [
     (of(ZERO, "offload_optimizer", "device", "tape"), "device='tape' must be one of none, cpu, nvme"),
     (of(ZERO, "offload_optimizer", "device", "cpu", stage=0), "offload_optimizer.device is of stages 1, 2 and 3"),
     (of(ZERO, "offload_param", "device", "cpu", stage=2), "zero_optimization.offload_param.device is of stage 3"),
+    (of(ZERO, "offload_optimizer", "device", "nvme", stage=2), 'offload_optimizer.device="nvme" is of stage 3'),
     (of(ZERO, "offload_param", "device", "nvme"), 'goes with offload_optimizer.device="nvme"'),
     (of(ZERO, "cpu_offload", True), 'zero_optimization.cpu_offload=True: this key is deprecated; write "offload_opt'),
     (of(ZERO, "mics_shard_size", 2, stage=2), "zero_optimization.mics_shard_size=2 is of sharded parameters, stage 3"),
@@ -343,10 +344,10 @@ def test_an_argument_without_equivalent_is_refused_by_its_name(arguments, words)
 # -- there and back ---------------------------------------------------------------------------------------------------
 
 
-CANDIDATES = [tuned_settings.Candidate(stage, "none", 2, 3, ahead, offload_of(offload), bucket)
-              for stage, ahead, offload, bucket in (
-                  (0, 0, "none", 4096), (1, 0, "optimizer=host", 4096), (2, 0, "none", None), (3, 0, "host", 4096),
-                  (3, 1, "none", 8192), (3, 2, "disk", 4096))]
+ON_HOST, BOTH_ON_HOST = zs.Offload("host"), zs.Offload("host", parameters="host")
+CANDIDATES = [tuned_settings.Candidate(stage, "none", 2, 3, *others) for stage, *others in (
+    (0, 0, zs.Offload(), 4096), (1, 0, ON_HOST, 4096), (2, 0, zs.Offload(), None), (3, 0, BOTH_ON_HOST, 4096),
+    (3, 1, zs.Offload(), 8192), (3, 2, zs.Offload("disk", parameters="disk"), 4096))]
 
 
 def pasted_by_program(config, candidate):
@@ -366,8 +367,7 @@ def test_settings_that_were_written_for_deepspeed_are_read_as_the_engines_that_w
     read_back = found.engine_arguments()
     asked = {name: seen[name] for name in seen if name not in ("policy", "recompute", "offload", "bucket_nbytes")}
     assert {name: read_back[name] for name in asked} == asked
-    folder = tuned_settings.NVME_PATH if candidate.offload.uses_disk else None  # and gradients have no place there
-    assert read_back["offload"] == replace(offload_of(seen.get("offload")), gradients="device", directory=folder)
+    assert replace(read_back["offload"], directory=None) == offload_of(seen.get("offload"))
     assert (read_back["policy"].compute, read_back["policy"].reduce_dtype) == (compute, seen["policy"].reduce_dtype)
     largest = max(config.job(candidate.stage).padded_lengths) * config.policy.reduce_dtype.itemsize
     assert read_back["bucket_nbytes"] == (seen["bucket_nbytes"] or largest)  # a unit is the largest one there
