@@ -9,12 +9,13 @@ Legend: N ranks of a group. Bytes are those a rank *sends*; each is received onc
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 
 from zerosim.numerics.checks import unknown_name
 from zerosim.numerics.kernels import do_nothing
 from zerosim.ranks.call import Call
+from zerosim.ranks.lifetimes import Lifetime, lifetimes
 from zerosim.ranks.transfers import Transfer, TransferWait
 from zerosim.shown import Plotted
 
@@ -152,27 +153,6 @@ class StepBegin:
 Row = Collective | Message | Issue | Wait | Held | Compute | Transfer | TransferWait | SpanBegin | SpanEnd
 
 
-@dataclass(frozen=True, slots=True)
-class Lifetime:
-    """One array in the memory, as one kind.
-
-    ``born`` and ``died`` are places in ``trace.rows``, ``born_in`` and ``died_in`` the spans that were open there.
-    None, and no spans: it was held before the run, or still is after it.
-    """
-
-    kind: str
-    name: str
-    nbytes: int
-    born: int | None
-    died: int | None = None
-    born_in: tuple[str, ...] = ()
-    died_in: tuple[str, ...] = ()
-
-    def lives_at(self, row: int) -> bool:
-        """True where it is held right after this row of the trace."""
-        return (self.born is None or self.born <= row) and (self.died is None or row < self.died)
-
-
 @dataclass(slots=True, repr=False)
 class Trace(Plotted):
     """The ordered rows of one rank in one run; ``held_at_start`` are the bytes that it held by kind when it began.
@@ -291,22 +271,7 @@ class Trace(Plotted):
         activation h 12 0 None
         gathered_parameter w 8 1 2
         """
-        asked = checked_kinds(kinds)
-        living, before, found = dict[tuple[int, str], int](), list[Lifetime](), list[Lifetime]()
-        path: tuple[str, ...] = ()  # the spans that are open at the row
-        for place, row in enumerate(self.all_rows()):
-            if isinstance(row, SpanBegin | SpanEnd):
-                path = row.path if isinstance(row, SpanBegin) else row.path[:-1]
-            elif isinstance(row, Held) and row.nbytes and row.kind in asked:
-                at = living.pop((row.number, row.kind), None)
-                if row.nbytes > 0:
-                    living[row.number, row.kind] = len(found)
-                    found.append(Lifetime(row.kind, row.name, row.nbytes, place, born_in=path))
-                elif at is not None:
-                    found[at] = replace(found[at], died=place, died_in=path)
-                else:
-                    before.append(Lifetime(row.kind, row.name, -row.nbytes, None, place, (), path))
-        return before + found
+        return lifetimes(self.all_rows(), checked_kinds(kinds))
 
     def __repr__(self) -> str:
         dropped = f", {self.dropped:,} dropped before them" if self.dropped else ""
