@@ -188,7 +188,7 @@ def test_a_score_shows_measured_values_beside_targets_in_a_terminal_in_a_noteboo
     assert (data["verdict"], data["targets_met"]) == ("passed", list(measures))
     assert data["rows"][-1] == {"ranks": 8, "title": "n=19", **measures, "target": measures, "held": held}
     assert "within the stated bound" in puzzles.check("mean", SOLUTIONS["mean"]).sentence
-    assert puzzles.show("mean")._repr_html_().startswith("<pre>The mean of one number\n")
+    assert puzzles.show("mean")._repr_html_().startswith('<pre style="font-family: monospace">The mean of one number\n')
 
 
 def test_a_refusal_shows_its_sentence_and_no_table_with_nothing_unescaped():

@@ -131,7 +131,7 @@ class Page(str):
         return str(self)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(self)}</pre>"
+        return f'<pre style="font-family: monospace">{escape(self)}</pre>'  # JupyterLab's own is proportional
 
 
 def filled(text: str) -> str:
