@@ -23,7 +23,6 @@
 import numpy as np
 
 import zerosim as zs
-from zerosim.course import figures
 
 # %% [markdown]
 # ## Predict first
@@ -96,7 +95,7 @@ for value in (2.1, 0.1, 2049, 2051, 70_000, 4e-8, 2e-8):
 # The gap doubles with every power of two. Half of it is the least that makes a difference:
 
 # %%
-figures.spacing(figures.spacing_data(("bf16", "fp16", "fp32")))
+zs.draw.spacing(("bf16", "fp16", "fp32"))
 
 # %% [markdown]
 # ## Lost updates
@@ -136,7 +135,7 @@ for weight in (1, 0.5, 0.25, 0.1):
 # stairs, but the master remembers what lies between two of them:
 
 # %%
-figures.lost_updates(figures.lost_updates_data())
+zs.draw.lost_updates()
 
 # %% [markdown]
 # On the right the update is more than half of fp16's gap: without a master it is rounded *up* to a whole gap each time,

@@ -24,7 +24,6 @@
 import numpy as np
 
 import zerosim as zs
-from zerosim.course import figures
 from zerosim.course.precision_runs import format_run_network, samples
 from zerosim.numerics.loss_scale import Dynamic
 
@@ -88,7 +87,7 @@ for exponent in (0, 8, 16, 24, 32, 40):
 # Here is where each array goes in a step, and what it takes. All formats and bytes are those of a real step:
 
 # %%
-figures.mixed_precision(figures.mixed_precision_data())
+zs.draw.mixed_precision()
 
 # %% [markdown]
 # Count the colored boxes: 16 bytes per parameter rest between two steps. In fp32 without a master it would be
@@ -161,7 +160,7 @@ for step, of_ranks in enumerate(zip(*ranks, strict=True), 1):
 # shrinks (its *hysteresis*):
 
 # %%
-figures.loss_scale(figures.loss_scale_data(steps=80))
+zs.draw.loss_scale(steps=80)
 
 # %% [markdown]
 # Real trainings wait for 1000 or 2000 good steps, and skip far less.
@@ -210,7 +209,7 @@ for name in ("fp16", "bf16"):
 # The same training in five ways, with the small gradients from above:
 
 # %%
-figures.format_losses(figures.format_losses_data(steps=100))
+zs.draw.format_losses(steps=100)
 
 # %% [markdown]
 # With a master, and with loss scaling where it is fp16, 16 bits learn as fp32 does. Leave out the scaling and gradients

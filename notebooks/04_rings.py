@@ -108,9 +108,7 @@ for index, total in enumerate(zs.Cluster(3).run(three_ranks)):
 # from rank 1 round to rank 0.
 
 # %%
-from zerosim.course import figures
-
-figures.ring(figures.ring_data(ranks=4, length=8, format="fp16"))
+zs.draw.ring(ranks=4, length=8, format="fp16")
 
 # %% [markdown]
 # ## Why two ranks show nothing

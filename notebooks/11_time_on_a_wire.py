@@ -27,7 +27,6 @@
 import numpy as np
 
 import zerosim as zs
-from zerosim.course import figures
 from zerosim.planning import ceil_cut, cost, hardware, recording, timeline
 
 INFINIBAND = hardware.link("infiniband-ndr")
@@ -80,7 +79,7 @@ for ranks, nbytes in ((8, 25_600_000), (64, 25_600_000), (64, 25_600), (256, 25_
 # which on latency rules, $N = n/\alpha\beta$. Seen the other way, on N ranks it rules below $n = N\alpha\beta$ bytes.
 
 # %%
-figures.latency_wall(figures.latency_wall_data())
+zs.draw.latency_wall()
 
 # %% [markdown]
 # For 26 MB **the wall stands at 37 ranks**. Other algorithms need $\log_2 N$ steps in place of $N$. Trees send the
@@ -194,7 +193,7 @@ for title, overlap in (("Waiting", False), ("Overlapped", True)):
     runs[title], found = cluster.trace, on_the_clock(cluster)
     print(f"{title:10}: {found.step_seconds * 1e6:.1f} µs, of which waiting {found.exposed_seconds * 1e6:.1f}; at most "
           f"{on_their_way(cluster):,} bytes on their way")
-figures.timeline(figures.timeline_of("six layers of 64 by hand, 64 samples per rank, N = 4, stage 2", runs, MACHINE))
+zs.draw.timeline_of("six layers of 64 by hand, 64 samples per rank, N = 4, stage 2", runs, MACHINE)
 
 # %% [markdown]
 # Question 3: **3.0 µs are left of 12.9.** They are the reduction of the first layer, after which nothing is left to
@@ -209,7 +208,7 @@ figures.timeline(figures.timeline_of("six layers of 64 by hand, 64 samples per r
 
 # %%
 options = {f"{ahead} ahead": {"overlap": True, "prefetch": ahead} for ahead in range(4)}
-for title, way in figures.timeline_data(stage=3, options=options).replays.items():
+for title, way in zs.draw.timeline.data(stage=3, options=options).replays.items():
     print(f"{title}: {way.step_microseconds:6.1f} µs, of which waiting {way.exposed_microseconds:5.1f}; at most "
           f"{max(way.nbytes['gathered_parameter']):,} bytes of gathered weights")
 
@@ -225,7 +224,7 @@ for title, way in figures.timeline_data(stage=3, options=options).replays.items(
 # * Replace the last `wait` of `by_hand` by nothing. What does the cluster say at the end?
 # * Print `own` right after the reduction has been issued.
 # * On which machine is overlap worth nothing? Give `WIRE` a thousandth of its bandwidth, then a thousand times.
-# * `figures.timeline(figures.timeline_data(stage=0, options={"DDP": {"overlap": True}}))`: what is still waited for?
+# * `zs.draw.timeline(stage=0, options={"DDP": {"overlap": True}})`: what is still waited for?
 # * In a shell: `zerosim cost --collective all_reduce --nbytes 25600000 --ranks 64 --link infiniband-ndr`.
 #
 # ## Proof

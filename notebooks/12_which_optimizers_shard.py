@@ -23,7 +23,6 @@
 import numpy as np
 
 import zerosim as zs
-from zerosim.display.plots import memories_bars
 
 MODEL = zs.models.MLP([24, 64, 64, 10])  # three matrices and three biases, 6410 parameters
 LAMB = zs.optim.LAMB(lr=0.01)
@@ -220,7 +219,7 @@ for name, (cluster, _) in runs.items():
 
 # %%
 cluster, _ = runs["Muon, whole matrices"]
-memories_bars(cluster.memory)
+cluster.memory.plot()
 
 # %% [markdown]
 # The hatched gray is what Muon works in: five more matrices in fp32, for as long as one update takes.

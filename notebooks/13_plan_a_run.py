@@ -21,7 +21,6 @@
 # %%
 import zerosim as zs
 from zerosim.course.measured import measured_row
-from zerosim.display.plots import plan_bars
 from zerosim.models.text import shipped
 from zerosim.planning import explained
 
@@ -64,7 +63,7 @@ plan
 
 # %%
 print(plan.verdict)
-plan_bars(plan)
+plan.plot()
 
 # %% [markdown]
 # **With nothing recomputed stage 3 is the first that fits**, 83.15 GB beside the 85.52 that such a GPU reports. What

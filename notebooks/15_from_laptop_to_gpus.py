@@ -30,7 +30,6 @@ import numpy as np
 
 import zerosim as zs
 from zerosim.course.running import launched
-from zerosim.display.plots import ring_traffic, ring_traffic_data
 from zerosim.numerics.arrays import sha256
 
 # %% [markdown]
@@ -117,7 +116,7 @@ for index, (losses, master) in enumerate(here):
           f"{cluster.trace.sent_nbytes()[index]} bytes sent")
 
 # %%
-ring_traffic(ring_traffic_data(cluster.trace, 3))
+cluster.show_ring()
 
 # %% [markdown]
 # Those arrows are what will have to travel. So far nothing did: the ranks took turns, and what one sent, the other read

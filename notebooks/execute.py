@@ -32,6 +32,8 @@ def executed(text: Path) -> nbformat.NotebookNode:
     # A kernel sends what a cell prints in pieces, as they come; the pieces are put together.
     client = NotebookClient(notebook, timeout=300, record_timing=False, coalesce_streams=True, resources=folder)
     notebook = client.execute()
+    for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
+        output.get("data", {}).pop(zs.draw.WIDGET, None)  # it names a model of a kernel that is gone
     notebook.metadata = nbformat.from_dict(METADATA)
     nbformat.validate(notebook)
     return notebook

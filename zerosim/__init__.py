@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from zerosim import models, numerics, optim, planning, ranks, testing, zero
     from zerosim.backends.cupy.cluster import CuPyCluster
     from zerosim.backends.nccl.cluster import NCCLCluster
-    from zerosim.course import puzzles
+    from zerosim.course import draw, puzzles
     from zerosim.course.tuning import tune
     from zerosim.frameworks import from_deepspeed, from_fsdp
     from zerosim.numerics.formats import FORMATS, Format, format_of
@@ -51,7 +51,9 @@ if TYPE_CHECKING:
         Engine,
         Group,
         Layout,
+        NonFiniteGradients,
         Placement,
+        SkippedStepWarning,
         Stage,
         StepResult,
         ZeroPlusPlus,
@@ -78,6 +80,7 @@ __all__ = [
     "Mesh",
     "MismatchError",
     "NCCLCluster",
+    "NonFiniteGradients",
     "NullCluster",
     "Offload",
     "OutOfMemoryError",
@@ -90,12 +93,14 @@ __all__ = [
     "RemoteError",
     "Results",
     "Run",
+    "SkippedStepWarning",
     "Stage",
     "StepResult",
     "Trace",
     "Work",
     "ZeroPlusPlus",
     "connect",
+    "draw",
     "format_of",
     "from_deepspeed",
     "from_fsdp",
@@ -117,7 +122,7 @@ __all__ = [
 ]
 
 _MODULES = {**{floor: floor for floor in ("numerics", "ranks", "models", "optim", "zero", "planning")},
-            "puzzles": "course.puzzles", "testing": "testing"}
+            "draw": "course.draw", "puzzles": "course.puzzles", "testing": "testing"}
 _HOMES = {"FORMATS": "numerics.formats", "Format": "numerics.formats", "format_of": "numerics.formats",
           "Offload": "numerics.places", "Policy": "numerics.policy", "round_to": "numerics.rounding",
           "spacing": "numerics.rounding",

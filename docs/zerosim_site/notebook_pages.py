@@ -15,7 +15,7 @@ FOLDER = "notebooks"
 SECTION = "Notebooks"
 IDEA = re.compile(r"\*\*The idea\.\*\*\s+(.*?)(?:\n\s*\n|\Z)", re.DOTALL)
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
-PICTURES = {"image/svg+xml": "svg", "image/png": "png"}
+PICTURE = "image/png"
 Draw = Callable[[str], str]
 
 
@@ -45,9 +45,9 @@ def notebook_page(path: Path, draw: Draw) -> Page:
 def pictures(path: Path) -> dict[str, bytes]:
     """The pictures that a notebook shows, by their place in the site."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    return {f"{FOLDER}/{_picture_name(path.stem, number, at, kind)}": _picture(output["data"][kind], kind)
+    return {f"{FOLDER}/{_picture_name(path.stem, number, at)}": base64.b64decode("".join(output["data"][PICTURE]))
             for number, cell in enumerate(cells) for at, output in enumerate(cell.get("outputs", ()))
-            if (kind := _kind(output)) in PICTURES}
+            if _kind(output) == PICTURE}
 
 
 def _contents(pages: list[Page], draw: Draw) -> Page:
@@ -91,9 +91,9 @@ def _output(stem: str, number: int, at: int, output: dict[str, Any]) -> str:
     data, kind = output["data"], _kind(output)
     if kind == "text/html":
         return f'<div class="shown" markdown="0">\n{"".join(data[kind])}\n</div>'
-    if kind in PICTURES:
-        words = _alternative(_picture(data[kind], kind).decode("utf-8")) if kind == "image/svg+xml" else "A picture"
-        return f"![{words}]({_picture_name(stem, number, at, kind)}){{ .drawn }}"
+    if kind == PICTURE:
+        words = " ".join("".join(data["text/plain"]).translate(str.maketrans("[]\"\n", "()' ")).split())
+        return f"![{words}]({_picture_name(stem, number, at)}){{ .drawn }}"
     return _printed("".join(data["text/plain"]))
 
 
@@ -104,21 +104,11 @@ def _printed(text: str) -> str:
 def _kind(output: dict[str, Any]) -> str:
     """The richest form of an output that a page can show."""
     data = output.get("data", {})
-    return next((kind for kind in ("text/html", *PICTURES) if kind in data), "text/plain")
+    return next((kind for kind in ("text/html", PICTURE) if kind in data), "text/plain")
 
 
-def _picture_name(stem: str, number: int, at: int, kind: str) -> str:
-    return f"{stem}_files/cell-{number:02d}-{at}.{PICTURES[kind]}"
-
-
-def _picture(data: str | list[str], kind: str) -> bytes:
-    text = "".join(data)
-    return text.encode("utf-8") if kind == "image/svg+xml" else base64.b64decode(text)
-
-
-def _alternative(svg: str) -> str:
-    """The description that an SVG has of itself, as the text of an image."""
-    return " ".join(described(svg)).translate(str.maketrans("[]\"\n", "()' "))
+def _picture_name(stem: str, number: int, at: int) -> str:
+    return f"{stem}_files/cell-{number:02d}-{at}.png"
 
 
 def described(svg: str) -> tuple[str, str]:

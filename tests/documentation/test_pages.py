@@ -72,9 +72,9 @@ def test_a_notebooks_page_has_its_words_its_code_its_output_and_its_picture(site
     text = site["notebooks/04_rings.md"].text
     assert "```python\nimport numpy as np" in text
     assert 'rank 0: [2050.0, 2048.0, 2048.0]\n' in text
-    drawn = re.findall(r"\]\((04_rings_files/[^)]+\.svg)\)", text)
-    assert drawn
-    assert {f"notebooks/{name}" for name in drawn} <= pages.drawn().keys()
+    drawn = re.findall(r"!\[(.+)\]\((04_rings_files/[^)]+\.png)\)", text)
+    assert [words for words, _ in drawn if "N = 4" in words or "4 ranks" in words]
+    assert {f"notebooks/{name}" for _, name in drawn} <= pages.drawn().keys()
 
 
 def test_every_figure_is_in_the_gallery_and_the_first_screen_shows_memory_and_a_ring_light_and_dark(site):
@@ -131,6 +131,15 @@ def test_every_link_to_the_repository_is_the_one_of_pyproject_and_opens_a_notebo
     opened = re.findall(rf"/{repository}/\S*?(notebooks/[\w.]+)\)", text)
     assert len(opened) == 2
     assert [name for name in opened if not (ROOT / name).is_file()] == []
+
+
+def test_the_guide_has_the_groups_of_the_list_in_its_order(site):
+    _, guide, *_ = pages.navigation(list(site.values()))
+    first, *groups = guide["Guide"]
+    assert first == "guide/index.md"
+    listed = re.findall(r"^## (.+)$", INDEX, re.M)
+    assert [name for group in groups for name in group] == listed
+    assert {"Speed, measured": "measured.md"} in guide["Guide"][1 + listed.index("What to rely on")]["What to rely on"]
 
 
 INDEX = (ROOT / "docs/README.md").read_text(encoding="utf-8")

@@ -5,6 +5,7 @@ import contextlib
 import io
 import json
 import re
+from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,6 +84,14 @@ def displayed_in(outputs: list[dict[str, Any]]) -> dict[str, str]:
     """The value that a committed cell displays, by MIME type."""
     found = [one["data"] for one in outputs if one["output_type"] == "execute_result"]
     return {kind: "".join(value) for data in found for kind, value in data.items()}
+
+
+def picture_in(outputs: list[dict[str, Any]]) -> tuple[bytes, dict[str, Any]] | None:
+    """The PNG that a committed cell displays, and what is said of it; None where it displays none."""
+    for one in outputs:
+        if "image/png" in one.get("data", {}):
+            return b64decode("".join(one["data"]["image/png"])), one["metadata"]["image/png"]
+    return None
 
 
 def needed_by_proof(text: str) -> tuple[ast.Module, str]:

@@ -86,6 +86,16 @@ DARK = Style("dark", background="#16181D", ink="#F2F2F2", muted="#B8BDC6", faint
 
 
 FORMATS = ("svg", "png")
+CSS_DPI = 96  # of a browser's page. Source: CSS Values and Units 3, "absolute lengths"
+SCREEN_DPI, SCREEN_COLORS = 120, 64  # of a picture in a notebook
+
+
+def drawn_with() -> str:
+    """The versions that decide each byte of a picture in a notebook, as its file has them."""
+    import matplotlib
+    import PIL
+
+    return f"Matplotlib {matplotlib.__version__}, Pillow {PIL.__version__}"
 
 
 def save_as(path: Path | str, what: str, contents: Mapping[str, Callable[[], bytes]]) -> Path:
@@ -136,9 +146,26 @@ class Drawing:
             self.figure.savefig(file, format=format, dpi=dots_per_inch, metadata=metadata)
         return file.getvalue()
 
-    def _repr_svg_(self) -> str:
-        """The picture as Jupyter shows it."""
-        return self.svg()
+    def on_screen(self) -> bytes:
+        """The picture as a PNG of a screen's sharpness in few colors: about as many bytes as the SVG has."""
+        from PIL import Image, PngImagePlugin
+
+        dots, file, width, height = io.BytesIO(), io.BytesIO(), *self.figure.get_size_inches()
+        with self.style.in_force():
+            self.figure.savefig(dots, format="rgba", dpi=SCREEN_DPI)
+        size = (int(width * SCREEN_DPI), int(height * SCREEN_DPI))
+        few = Image.frombytes("RGBA", size, dots.getvalue()).convert("RGB").quantize(
+            SCREEN_COLORS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+        words = PngImagePlugin.PngInfo()
+        for key, text in (("Software", drawn_with()), ("Title", self.title)):
+            words.add_text(key, text)
+        few.save(file, format="PNG", pnginfo=words)
+        return file.getvalue()
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
+        """The picture as Jupyter shows it, as wide as its inches or as the page; JupyterLab draws no SVG of a notebook
+        that nobody has trusted. Its words are the text beside it, `repr`."""
+        return self.on_screen(), {"width": round(CSS_DPI * self.figure.get_size_inches()[0]), "alt": self.title}
 
     def __repr__(self) -> str:
         return f"{self.title}. {self.description}"

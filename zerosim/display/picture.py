@@ -10,8 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from zerosim.display.render_html import image_html
-
 
 class Picture(Figure):
     """A page to draw on; ``drawing``, once it is finished, is the Drawing with its title and its words."""
@@ -44,9 +42,10 @@ class Picture(Figure):
         axes.set_axis_off()
         return axes
 
-    def _repr_html_(self) -> str | None:
-        """The picture as Jupyter shows it: as it is now, in an ``<img>`` of its own, whose ids meet no others."""
-        if self.drawing is None:
-            return None
-        words = f"{self.drawing.title}. {self.drawing.description}"
-        return image_html(self.drawing.svg().encode(), "svg+xml", words)
+    def _repr_png_(self) -> tuple[bytes, dict[str, Any]] | None:
+        """The picture as Jupyter shows it, as it is now."""
+        shown: tuple[bytes, dict[str, Any]] | None = self.drawing and self.drawing._repr_png_()
+        return shown
+
+    def __repr__(self) -> str:
+        return super().__repr__() if self.drawing is None else repr(self.drawing)

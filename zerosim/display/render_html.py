@@ -52,7 +52,8 @@ HATCH = ('<pattern id="{id}" width="6" height="6" patternUnits="userSpaceOnUse" 
 def as_html(view: View) -> str:
     """The view as one ``<div>`` with its own style."""
     body = "".join(part_html(part) for part in view.parts)
-    return f'{STYLE}<div class="zs"><p><strong>{escape(view.title)}</strong>{escape(view.rest)}</p>{body}</div>'
+    title = f"<p><strong>{escape(view.title)}</strong>{escape(view.rest)}</p>" if view.title else ""
+    return f'{STYLE}<div class="zs">{title}{body}</div>'
 
 
 def page_html(title: str, name: str, body: str, colors: Mapping[str, str] = MappingProxyType({})) -> str:

@@ -13,7 +13,6 @@ from zerosim.course.puzzles import PUZZLES, checker, compare, grading, solutions
 from zerosim.ranks import Cluster
 
 
-
 def replaces(change):
     """An answer that is wrong, and whose first deed is to change something."""
     def answer(rank, x):

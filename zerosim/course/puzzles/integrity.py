@@ -1,4 +1,5 @@
-"""What an answer must not name, and what it must leave as it is: with these it could see what is not its own."""
+"""Names that an answer must not use, and those that it must leave as they are: with them it could see what is not its
+own, or say what is not so."""
 
 import builtins
 import functools
@@ -63,7 +64,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 class Snapshot:
-    """What the names of the package, of NumPy and of Python's builtins stand for, and the code of the package's
+    """The names of the package, of NumPy and of Python's builtins with what they stand for, and the code of the package's
     functions. New names are no change."""
 
     def __init__(self) -> None:

@@ -1,0 +1,75 @@
+"""zs.draw: each figure by its name, tables that say what they are given, knobs that change the picture."""
+
+import inspect
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+import zerosim as zs
+from tests.display.seen import pixels_of
+from tests.support import assert_refused
+from zerosim.course import draw, figures
+
+
+def test_every_figure_has_its_name_and_its_own_arguments_and_draws_what_the_figure_draws():
+    for name, figure in figures.FIGURES.items():
+        named = getattr(zs.draw, name.replace("-", "_"))
+        assert list(inspect.signature(named).parameters) == [*inspect.signature(figure.data).parameters, "dark"]
+        assert inspect.getdoc(figure.data) in named.__doc__
+    assert zs.draw.ring.data(3, 4, format="fp16") == figures.ring_data(3, 4, "fp16")
+    fp16 = figures.spacing_data(["fp16"], update=1e-4)
+    assert zs.draw.spacing(["fp16"], update=1e-4).svg() == figures.spacing(fp16).svg()
+    assert zs.draw.spacing(["fp16"], update=1e-4, dark=True).svg() == figures.spacing(fp16, figures.DARK).svg()
+
+
+def test_a_picture_in_a_notebook_is_a_png_of_its_colors_that_is_as_wide_as_its_inches_or_the_page():
+    drawn = zs.draw.spacing(("fp16",))
+    png, about = drawn._repr_png_()
+    assert about == {"width": 960, "alt": drawn.title}
+    software, pixels = pixels_of(png)
+    assert software.startswith("Matplotlib ")
+    assert pixels.shape == (768, 1200, 3)
+    ink = [[int(color[at:at + 2], 16) for at in (1, 3, 5)] for color in ("#FFFFFF", "#1A1A1A", "#D55E00")]
+    for color in ink:  # 64 colors stand for all, with little loss
+        assert abs(pixels - color).max(axis=2).min() <= 6
+    assert not hasattr(drawn, "_repr_svg_"), "JupyterLab shows SVG first, and of an untrusted notebook in place of all"
+
+
+def test_a_table_is_html_in_a_notebook_and_text_elsewhere_and_numbers_stand_to_the_right():
+    shown = zs.draw.table(("stage", "bytes", ">GB"), [("<0>", 123456, "1.2"), ("1", 7, "0.05")], "What a rank holds")
+    assert repr(shown).splitlines() == ["What a rank holds", "  stage    bytes    GB", "  <0>    123,456   1.2",
+                                        "  1            7  0.05"]
+    page = ElementTree.fromstring(shown._repr_html_().partition("</style>")[2])
+    assert ["".join(cell.itertext()) for cell in page.iter("td")] == ["123,456", "1.2", "7", "0.05"]
+    assert [cell.get("class") for cell in page.iter("th")] == [None, "n", "n", None, None]
+    assert page.findtext(".//caption") == "What a rank holds"
+    assert_refused(lambda: zs.draw.table(("stage", "bytes"), [(0, 1), (2,)]),
+                   r"row 1 of a table has 1 cells.* 2 columns \(stage, bytes\); give it one cell for each")
+
+
+def test_a_knob_that_is_turned_changes_the_picture_and_a_setting_that_cannot_be_is_said():
+    pytest.importorskip("ipywidgets", reason="ipywidgets is not installed; pip install 'zerosim[notebook]'")
+    shown = zs.draw.turn(zs.draw.spacing, formats=(["fp16"], ["fp9"]), update=(1e-5, 1e-3))
+    formats, update, said, image = shown.widget().children
+    first, second = (zs.draw.spacing(["fp16"], update=value).on_screen() for value in (1e-5, 1e-3))
+    assert image.value == first == shown._repr_png_()[0]
+    update.value = 1e-3
+    assert image.value == second != first
+    formats.value = ["fp9"]
+    assert "'fp9'" in said.value
+    assert image.value == second
+    formats.value = ["fp16"]
+    assert (said.value, image.value) == ("", second)
+    assert set(shown._repr_mimebundle_()) == {draw.WIDGET}
+
+
+def test_without_ipywidgets_knobs_show_their_first_picture_and_none_are_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    shown = zs.draw.turn(zs.draw.ring, ranks=[2, 3])
+    assert shown._repr_mimebundle_() == {}
+    assert shown._repr_png_() == zs.draw.ring(2)._repr_png_()
+    assert repr(shown) == repr(zs.draw.ring(2))
+    assert_refused(lambda: zs.draw.turn(zs.draw.ring, ranks=()),
+                   "asked to turn ranks; give each knob its values, the one to begin with first")
+    assert_refused(lambda: zs.draw.turn(zs.draw.ring), "asked to turn nothing")

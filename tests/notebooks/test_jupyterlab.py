@@ -1,0 +1,112 @@
+"""A clone's notebooks in a real JupyterLab, which has never seen and does not trust them: what a reader sees there."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.architecture.source import ROOT
+from tests.display.browser import PATIENCE_SECONDS, Tab, needs_browser, open_tab
+from tests.notebooks.cells import committed
+
+pytestmark = [pytest.mark.slow, needs_browser, pytest.mark.skipif(
+    find_spec("jupyterlab") is None, reason="jupyterlab is not installed; pip install 'zerosim[notebook]'")]
+COPIES = sorted((ROOT / "notebooks").glob("*.ipynb"))
+WIDTH = 1280  # of a small laptop's screen, in CSS pixels
+HEIGHT = 40_000  # so that JupyterLab, which draws what is in sight, draws all
+
+# What a notebook's page shows, once every cell and every picture is there. An output that is wider than its place has
+# something to scroll; a line of code is cut where its editor has.
+SEEN = """(() => {
+  const cells = [...document.querySelectorAll(".jp-Notebook .jp-Cell")];
+  const outputs = [...document.querySelectorAll(".jp-Notebook .jp-OutputArea-output")];
+  const images = outputs.flatMap(output => [...output.querySelectorAll("img")]);
+  return {
+    cells: cells.length,
+    ready: cells.every(cell => !cell.classList.contains("jp-mod-placeholder")) &&
+           images.every(image => image.complete),
+    images: images.map(image => [image.naturalWidth, image.getBoundingClientRect().width,
+                                 image.closest(".jp-OutputArea-output").getBoundingClientRect().width]),
+    wide: outputs.filter(output => output.scrollWidth > output.clientWidth + 1)
+                 .map(output => output.textContent.slice(0, 200)),
+    cut: [...document.querySelectorAll(".jp-Notebook .jp-CodeCell .jp-InputArea-editor .cm-scroller")]
+         .filter(editor => editor.scrollWidth > editor.clientWidth + 1)
+         .map(editor => [...editor.querySelectorAll(".cm-line")].map(line => line.textContent)
+                        .reduce((a, b) => a.length >= b.length ? a : b)),
+  };
+})()"""
+
+
+@contextmanager
+def jupyterlab(folder: Path) -> Iterator[str]:
+    """A JupyterLab of its own on this folder's notebooks, that knows nothing of its user: its address."""
+    home = folder / "home"
+    home.mkdir()
+    environment = {**{name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")},
+                   "HOME": str(home), "JUPYTER_PLATFORM_DIRS": "0"}
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0",
+               f"--ServerApp.root_dir={folder / 'notebooks'}", "--IdentityProvider.token=", "--ServerApp.password="]
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=folder)
+    try:
+        yield _address(process, home, folder / "log")
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_SECONDS)
+
+
+def _address(process: "subprocess.Popen[bytes]", home: Path, log: Path) -> str:
+    """The address that the server has written down, once it answers there."""
+    while process.poll() is None:
+        for found in home.rglob("jpserver-*.json"):
+            url = str(json.loads(found.read_text())["url"])
+            with urllib.request.urlopen(f"{url}api/status"):
+                return url
+        time.sleep(0.1)
+    raise AssertionError(log.read_text()[-3000:])
+
+
+def seen(tab: Tab, url: str, cells: int) -> Any:
+    """What the page shows when all of its cells and pictures are there."""
+    tab.go(url)
+    until = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < until:
+        found = tab.evaluate(SEEN)
+        if found["cells"] == cells and found["ready"]:
+            return found
+        time.sleep(0.2)
+    raise AssertionError(f"{url} shows {found}")
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tab, str]]:
+    folder = tmp_path_factory.mktemp("clone")
+    (folder / "notebooks").mkdir()
+    for copy in COPIES:
+        shutil.copy(copy, folder / "notebooks")
+    with jupyterlab(folder) as address, open_tab() as tab:
+        tab.resize(WIDTH, HEIGHT)
+        yield tab, address
+
+
+@pytest.mark.parametrize("copy", COPIES, ids=lambda copy: copy.stem)
+def test_a_fresh_jupyterlab_draws_every_figure_none_wider_than_its_cell_and_cuts_no_line_of_code(copy, lab):
+    tab, address = lab
+    pictures = sum("image/png" in one.get("data", {}) for _, outputs in committed(copy) for one in outputs)
+    found = seen(tab, f"{address}lab/tree/{copy.name}", len(committed(copy)))
+    assert len(found["images"]) == pictures
+    for natural, width, place in found["images"]:
+        assert natural > 0, "a picture is there and cannot be drawn"
+        assert 100 < width <= place, "a picture is wider than its cell"
+    assert found["wide"] == []
+    assert found["cut"] == []

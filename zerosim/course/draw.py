@@ -1,0 +1,148 @@
+"""Pictures and tables in one call: ``zs.draw.ring(4)``, ``zs.draw.table(...)``, and knobs to turn, ``zs.draw.turn``.
+
+Every figure of `course.figures` has its name here. Called, it measures and draws; ``zs.draw.ring.data(4)`` measures
+alone.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zerosim.course import figures
+from zerosim.display.drawing import DARK, LIGHT, Drawing
+from zerosim.display.render_text import in_lines
+from zerosim.display.views import RIGHT, Table, View
+from zerosim.planning.timeline import Machine
+from zerosim.shown import Shown
+
+
+class NamedFigure:
+    """A figure of `figures.FIGURES`: called with the arguments of its data, and ``dark=True`` for the dark variant, it
+    returns the Drawing. ``data`` returns the data alone."""
+
+    def __init__(self, name: str) -> None:
+        self.name, made = name, figures.FIGURES[name].data
+        self.__doc__ = f"Draws the figure {name!r}, in the dark variant if asked. Its data:\n\n{inspect.getdoc(made)}"
+        dark = inspect.Parameter("dark", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool)
+        of_data = inspect.signature(made)
+        self.__signature__ = of_data.replace(parameters=[*of_data.parameters.values(), dark],
+                                             return_annotation=Drawing)
+
+    def data(self, *args: Any, **options: Any) -> Any:
+        """The data that the picture shows, measured."""
+        return figures.FIGURES[self.name].data(*args, **options)
+
+    def __call__(self, *args: Any, dark: bool = False, **options: Any) -> Drawing:
+        return figures.FIGURES[self.name].draw(self.data(*args, **options), DARK if dark else LIGHT)
+
+
+activations, format_losses = NamedFigure("activations"), NamedFigure("format-losses")
+latency_wall, liveness = NamedFigure("latency-wall"), NamedFigure("liveness")
+loss_scale, lost_updates = NamedFigure("loss-scale"), NamedFigure("lost-updates")
+memory, memory_scaling = NamedFigure("memory"), NamedFigure("memory-scaling")
+mixed_precision, published = NamedFigure("mixed-precision"), NamedFigure("published")
+ring, spacing = NamedFigure("ring"), NamedFigure("spacing")
+timeline, traffic = NamedFigure("timeline"), NamedFigure("traffic")
+
+
+def timeline_of(what: str, runs: Mapping[str, Any], machine: Machine, *, dark: bool = False) -> Drawing:
+    """Draws the timelines of any runs, by title, from their traces; see `figures.timeline_of` for what these need."""
+    return figures.timeline(figures.timeline_of(what, runs, machine), DARK if dark else LIGHT)
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ShownTable(Shown):
+    """A table that a notebook shows as HTML and a terminal as text."""
+
+    table: Table
+
+    def view(self) -> View:
+        """The table alone, without a title."""
+        return View("", "", (self.table,))
+
+    def __repr__(self) -> str:
+        return in_lines(self.view()).lstrip("\n")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> ShownTable:
+    """A table of texts and numbers, by rows. Columns of numbers, and those whose name begins with ``>``, are set to the
+    right; whole numbers have commas.
+
+    Raises ValueError for a row that has another length than the columns.
+    """
+    cells = [tuple(row) for row in rows]
+    for number, row in enumerate(cells):
+        if len(row) != len(columns):
+            raise ValueError(f"row {number} of a table has {len(row)} cells, and there are {len(columns)} columns "
+                             f"({', '.join(columns)}); give it one cell for each")
+    numbers = [bool(cells) and all(isinstance(row[at], int | float) for row in cells) for at in range(len(columns))]
+    named = tuple(f"{RIGHT}{name.removeprefix(RIGHT)}" if number else name
+                  for name, number in zip(columns, numbers, strict=True))
+    texts = tuple(tuple(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row) for row in cells)
+    return ShownTable(Table(caption, named, texts))
+
+
+# -- knobs ------------------------------------------------------------------------------------------------------------
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def turn(drawn: Callable[..., Drawing], /, **knobs: Sequence[Any]) -> "Knobs":
+    """A picture with a knob for each keyword of ``drawn``: ``zs.draw.turn(zs.draw.ring, ranks=(4, 2, 3, 5))``.
+
+    The first value of each knob is shown at the beginning. Without a kernel, or without ipywidgets, that picture is
+    what one sees. Raises ValueError for a knob without values, and for no knob.
+    """
+    empty = [name for name, values in knobs.items() if not len(values)]
+    if empty or not knobs:
+        what = "nothing" if not knobs else ", ".join(empty)
+        raise ValueError(f"asked to turn {what}; give each knob its values, the one to begin with first, "
+                         "as in turn(zs.draw.ring, ranks=(4, 2, 3, 5))")
+    values = {name: tuple(of) for name, of in knobs.items()}
+    return Knobs(drawn, values, drawn(**{name: of[0] for name, of in values.items()}))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Knobs:
+    """A function that draws, the values that a reader may choose for each of its keywords, and the first picture."""
+
+    drawn: Callable[..., Drawing]
+    values: Mapping[str, tuple[Any, ...]]
+    first: Drawing
+
+    def widget(self) -> Any:
+        """The picture under its knobs; ModuleNotFoundError where ipywidgets is not installed."""
+        import ipywidgets
+
+        image, said = ipywidgets.Image(value=self.first.on_screen(), layout={"max_width": "100%"}), ipywidgets.Label()
+        knobs = {name: ipywidgets.ToggleButtons(
+            options=[(str(value), value) for value in values], description=name, style={"button_width": "initial"})
+            for name, values in self.values.items()}
+
+        def turned(_: Any) -> None:
+            try:
+                image.value = self.drawn(**{name: knob.value for name, knob in knobs.items()}).on_screen()
+                said.value = ""
+            except ValueError as error:  # of settings that do not go together; the picture stays as it was
+                said.value = str(error)
+
+        for knob in knobs.values():
+            knob.observe(turned, names="value")
+        return ipywidgets.VBox([*knobs.values(), said, image])
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        """The widget, where ipywidgets is installed; beside it goes the first picture, for who has no kernel."""
+        try:
+            shown: dict[str, Any] = self.widget()._repr_mimebundle_()
+        except ModuleNotFoundError:
+            return {}
+        return {WIDGET: shown[WIDGET]}
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
+        return self.first._repr_png_()
+
+    def __repr__(self) -> str:
+        return repr(self.first)
