@@ -64,8 +64,8 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 class Snapshot:
-    """The names of the package, of NumPy and of Python's builtins with what they stand for, and the code of the package's
-    functions. New names are no change."""
+    """The names of the package, of NumPy and of Python's builtins with what they stand for, and the code of the
+    package's functions. New names are no change."""
 
     def __init__(self) -> None:
         self._spaces: list[tuple[str, Any, dict[Any, Any]]] = []
