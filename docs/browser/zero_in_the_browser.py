@@ -13,9 +13,9 @@
 # %% [markdown]
 # # ZeRO in the browser
 #
-# Nothing is installed on your computer: this Python runs in the page. What runs here is ZeRO in one file, number
-# formats, and plans. What needs several ranks of `zs.Cluster` at once does not: they take turns as greenlets, of which
-# Python in a browser has none. For the course's notebooks open a checkout, Binder or Colab.
+# Nothing is installed on your computer: this Python runs in the page. The course's notebooks lie beside this one. They
+# run ranks, which take turns on stacks of their own: that takes a browser with JavaScript Promise Integration, Chrome
+# 137 or later, say. What this notebook has runs in any: ZeRO in one file, number formats, and plans.
 
 # %%
 import sys

@@ -52,7 +52,8 @@ def targets_of(found: list[Page]) -> dict[str, str]:
     places = {place: place for place in [*copies(), *drawn()]}
     made = {page.source: page.uri for page in found}
     by_page = {page.uri: page.uri for page in found}
-    return {**places, **by_page, **made, "docs": "guide/index.md", "figures": "figures/index.md",
+    assets = {f"docs/assets/{path.name}": f"assets/{path.name}" for path in ASSETS.iterdir()}
+    return {**places, **by_page, **made, **assets, "docs": "guide/index.md", "figures": "figures/index.md",
             "notebooks": "notebooks/index.md"}
 
 

@@ -230,6 +230,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "one contiguous vector": {"layout": "contiguous"},
     "by micro-batch": {"reduction": "micro_batch", "overlap": True, "bucket_nbytes": 5000},
     "all on disk": {"offload": zs.Offload("disk", "disk", "disk", gettempdir())},
+    "all on the host, overlapping": {"offload": "host", "overlap": True, "prefetch": 1},
     "blocks computed again": {"recompute": "block", "overlap": True, "bucket_nbytes": 10_000},
     "fp32 sums": {"recompute": "sub_block", "policy": zs.Policy("bf16", reduce="fp32", average="split")},
     "fp8 products": {"policy": zs.Policy("bf16", matmul="fp8")},

@@ -35,6 +35,7 @@ from zerosim.zero.pieces import (
     note_update,
     read_next,
     stretches,
+    update_kernels,
 )
 from zerosim.zero.placements import SHARDED
 from zerosim.zero.skipped import SkippedSteps
@@ -181,7 +182,7 @@ class Update:
 def _overflowed(groups: Sequence[ParamGroup]) -> bool:
     """True on every rank when any rank saw inf or NaN in what it updates."""
     rank, gradients = groups[0].rank, _gradients(groups)
-    mine = not all(rank.kernels.all_finite(x) for gradient in gradients
+    mine = not all(rank.kernels.serving(x).all_finite(x) for gradient in gradients
                    for x in groups[0].transfers.where_it_rests(gradient))
     _note_scan(groups[0], gradients)
     return bool(all_gather_scalars(groups[0], np.array([mine], np.uint8)).any())
@@ -202,9 +203,10 @@ def _gradient_norm(groups: Sequence[ParamGroup], squares: Squares) -> float:
 
 def _sum_of_squares(group: ParamGroup, gradient: np.ndarray, squares: Squares) -> float:
     """The sum of a piece's squares, block by block, however it is cut in stretches."""
-    kernels, divisor = group.rank.kernels, group.reduced_gradient.divisor
+    divisor = group.reduced_gradient.divisor
     total: float = 0
     for x in group.transfers.where_it_rests(gradient):
+        kernels = group.rank.kernels.serving(x)
         for block in spans(len(x), kernels.BLOCK):
             total += squares.of(kernels, x[block], divisor)
     return total
@@ -263,7 +265,7 @@ def _update_region(group: ParamGroup, region: Region, context: StepContext, tens
 def _update_piece(group: ParamGroup, piece: ParameterPiece, context: StepContext, norms: Norms | None) -> None:
     """One step on a piece of a parameter whose state may be cut anywhere, block by block."""
     optimizer = context.optimizer(group, piece.entry.name)
-    ctx, cast_nbytes = UpdateContext(group.rank.kernels, norms=norms), 0
+    ctx, cast_nbytes = UpdateContext(update_kernels(group), norms=norms), 0
     for here, arrays in stretches(group, piece, context):
         if here.stop == piece.count:
             read_next(group, piece, context)
@@ -295,7 +297,7 @@ def _squares(group: ParamGroup, piece: ParameterPiece, context: StepContext, squ
 
     The direction is that of the moments as they rest, rounded to their format: `_update_piece` finds the same.
     """
-    optimizer, kernels = context.optimizer(group, piece.entry.name), group.rank.kernels
+    optimizer, kernels = context.optimizer(group, piece.entry.name), update_kernels(group)
     ctx, direction = UpdateContext(kernels), kernels.scratch("direction", min(kernels.BLOCK, piece.count), FP32)
     weights: float = 0
     directions: float = 0
