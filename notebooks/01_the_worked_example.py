@@ -233,5 +233,5 @@ for stage, ranks in by_engine.items():
                 halves = np.concatenate([found[step][key] for found in by_hand])
                 assert whole[key].dtype == halves.dtype
                 assert whole[key].tobytes() == halves.tobytes(), (stage, step, index, key)
-print("by hand, stages 0, 1, 2 and 3: the same bits in m, v, master and fp16 weights, on both ranks, after "
-      "each step")
+print("by hand, stages 0, 1, 2 and 3: the same bits in m, v, master and fp16 weights, on both ranks, "
+      "after each step")

@@ -114,7 +114,7 @@ def train_by_hand(rank, k=1):
     weights = [w.astype(BF16) for w in FIRST]  # whole, on every rank
     master = [np.split(w.ravel(), rank.size)[rank.index].copy() for w in FIRST]
     m, v = [np.zeros_like(w) for w in master], [np.zeros_like(w) for w in master]
-    gradient = [rank.memory.alloc(w.size, BF16, "gradient") for w in master]  # its chunks, and nothing more
+    gradient = [rank.memory.alloc(w.size, BF16, "gradient") for w in master]  # its chunks alone
     for step in range(1, STEPS + 1):
         for g in gradient:
             g[:] = 0
@@ -167,7 +167,8 @@ def sent_in_a_step(k):
 
 
 zs.draw.table(["k", "stage 1, by formula", "stage 2, by hand", "times"], [
-    (k, 2 * 2 * P * 3 // 4, sent_in_a_step(k), sent_in_a_step(k) / (2 * 2 * P * 3 / 4)) for k in (1, 2, 8)])
+    (k, 2 * 2 * P * 3 // 4, sent_in_a_step(k), sent_in_a_step(k) / (3 * P))
+    for k in (1, 2, 8)])
 
 # %% [markdown]
 # Reductions k times instead of once, and one gather of weights: **(k+1)/2 times as much, 4.5 times for k = 8**. "ZeRO-2
@@ -216,7 +217,7 @@ zs.draw.table(["k", "sums that differ", "length of the difference, beside that o
 
 # %%
 def train_by_engine(rank, k):
-    """The same steps by the package: of each layer weights, master, m and v; the most held of gradients."""
+    """The same steps by the package: of each layer weights, master, m and v; its peak of gradients."""
     engine = zs.Engine(rank, MODEL, zs.optim.Adam(lr=LEARNING_RATE), stage=2, policy="bf16")
     for step in range(1, STEPS + 1):
         engine.step(batches(rank.index, step, k))

@@ -125,7 +125,8 @@ zs.draw.table(["32 blocks", "GB at most", "more operations than without recomput
 
 # %%
 zs.draw.table(["overhead, GB", "print", "sum of its parts"], [
-    (row.name, row.stated, row.expected) for row in published("activations") if row.quantity == "overhead"])
+    (row.name, row.stated, row.expected)
+    for row in published("activations") if row.quantity == "overhead"])
 
 # %% [markdown]
 # * A multiply-add is two operations (B, section 5); with the softmax it is a little more still.
