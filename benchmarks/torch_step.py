@@ -31,7 +31,6 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import zerosim as zs
-from zerosim.models import Constants, LinearUnit
 
 B, I, H, O = 2, 6, 5, 3  # noqa: E741
 LR = 0.5
@@ -230,12 +229,9 @@ def counted_collectives() -> list[str]:
 
 def zerosim_step(weights: Weights, batches: Batches, **options: Any) -> tuple[Weights, list[int]]:
     """The weights after one step of the engine, and rank 0's all-gathers of parameters and reduce-scatters."""
-    w0, b0, w1, b1 = (Constants(tuple(np.asarray(w, np.float64).reshape(-1))) for w in weights.values())
-    model = zs.models.Model([LinearUnit("layer0", I, H, "relu", initializers={"weight": w0, "bias": b0}, first=True),
-                             LinearUnit("layer1", H, O, initializers={"weight": w1, "bias": b1})])
 
     def program(rank: zs.Rank) -> Weights:
-        engine = zs.Engine(rank, model, zs.optim.SGD(lr=LR), **options)
+        engine = zs.Engine(rank, zs.models.MLP((I, H, O)), zs.optim.SGD(lr=LR), weights=weights, **options)
         engine.step([batches[rank.index]])
         states = {name: engine.state(name) for name in weights}
         return {name: state["parameter"] if state["master"] is None else state["master"]
@@ -243,9 +239,8 @@ def zerosim_step(weights: Weights, batches: Batches, **options: Any) -> tuple[We
 
     cluster = zs.Cluster(len(batches))
     found = cluster.run(program)[0]
-    calls = [row.call.operation for purpose in ("parameters", "gradients")
-             for row in cluster.trace[0].messages(purpose)]
-    return found, [calls.count("all_gather"), calls.count("reduce_scatter")]
+    return found, [len(cluster.trace[0].collectives("all_gather", "parameters")),
+                   len(cluster.trace[0].collectives("reduce_scatter", "gradients"))]
 
 
 def in_torch(ranks: int, names: list[str]) -> dict[tuple[str, str], tuple[Weights, list[int]]]:

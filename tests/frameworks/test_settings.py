@@ -13,9 +13,10 @@ from tests.zero.training import batches
 from zerosim.course import tuned_settings
 from zerosim.course.measured import decoder_of
 from zerosim.numerics.loss_scale import Dynamic, Static
+from zerosim.numerics.places import offload_of
 from zerosim.planning import Transformer, model_of, plan_config
 
-SMALL = model_of("small", Transformer(24, 2, 2, 50, positions=16, tied=False))
+SMALL = model_of("small", Transformer(8, 2, 2, 11, positions=4, tied=False))
 LARGEST = SMALL.largest_unit.parameters
 BATCH = {"train_micro_batch_size_per_gpu": 2}
 DIVIDED = zs.Policy(average="divide_then_sum")
@@ -156,6 +157,7 @@ REFUSED = [
     (of(ZERO, "offload_optimizer", "device", "tape"), "device='tape' must be one of none, cpu, nvme"),
     (of(ZERO, "offload_optimizer", "device", "cpu", stage=0), "offload_optimizer.device is of stages 1, 2 and 3"),
     (of(ZERO, "offload_param", "device", "cpu", stage=2), "zero_optimization.offload_param.device is of stage 3"),
+    (of(ZERO, "offload_optimizer", "device", "nvme", stage=2), 'offload_optimizer.device="nvme" is of stage 3'),
     (of(ZERO, "offload_param", "device", "nvme"), 'goes with offload_optimizer.device="nvme"'),
     (of(ZERO, "cpu_offload", True), 'zero_optimization.cpu_offload=True: this key is deprecated; write "offload_opt'),
     (of(ZERO, "mics_shard_size", 2, stage=2), "zero_optimization.mics_shard_size=2 is of sharded parameters, stage 3"),
@@ -221,9 +223,11 @@ def test_a_schedule_has_deepspeeds_factors_step_by_step(kind, params, expected):
 # -- engines and plans ------------------------------------------------------------------------------------------------
 
 
-def trained(settings, ranks=4, micro_batches=1):
+WIDE = zs.models.MLP((3, 7, 5, 2), activation="gelu", seed=4)
+
+
+def trained(settings, model=WIDE, ranks=4, micro_batches=1):
     """The parameters after two steps of an engine of these settings, and the cluster."""
-    model = decoder_of(SMALL, 16)
     data = batches(model, ranks, micro_batches, 2)
 
     def program(rank):
@@ -241,15 +245,15 @@ VARIANTS = {"stage 0": of(stage=0), "stage 1": of(stage=1), "stage 2": of(stage=
             "cpu": of(ZERO, "offload_optimizer", "device", "cpu", stage=2),
             "hpz": of(ZERO, "zero_hpz_partition_size", 2),
             "one unit ahead": of(ZERO, {"stage": 3, "stage3_prefetch_bucket_size": 1, "stage3_max_reuse_distance": 0,
-                                        "reduce_bucket_size": 3000})}
+                                        "reduce_bucket_size": 9})}
 
 
 def test_the_engines_of_all_configurations_train_to_the_same_bits_in_bf16():
     """4 ranks: where the mean divides, by a power of two, changes no bit."""
-    found = {name: trained(read(config | {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "bf16"}}))[0]
-             for name, config in VARIANTS.items()}
+    found = {name: trained(read(config | {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "bf16"}},
+                                model=WIDE))[0] for name, config in VARIANTS.items()}
     fsdp = {"mesh": (4,), "mp_policy": {"param_dtype": "bfloat16"}}
-    found |= {"FSDP": trained(zs.from_fsdp(**fsdp, root_units=("embed", "head")))[0],
+    found |= {"FSDP": trained(zs.from_fsdp(**fsdp, root_units=("layer2",)))[0],
               "kept": trained(zs.from_fsdp(**fsdp, reshard_after_forward=False))[0]}
     first = found["stage 0"]
     for name, weights in found.items():
@@ -263,9 +267,9 @@ def test_the_engines_of_all_configurations_train_to_the_same_bits_in_bf16():
     zs.from_fsdp(mesh=(4,), mp_policy={"param_dtype": "bf16", "reduce_dtype": "fp32"}, reshard_after_forward=True),
     zs.from_fsdp(mesh=(4,), sharding_strategy="NO_SHARD")], ids=lambda settings: f"{settings.program} {settings.stage}")
 def test_the_plan_of_the_settings_counts_the_bytes_that_their_engine_sends(settings):
-    plan = zs.plan(SMALL, tokens=16, recompute="none", **settings.plan_arguments())
+    plan = zs.plan(SMALL, tokens=4, recompute="none", **settings.plan_arguments())
     (row,) = plan.rows
-    _, cluster = trained(settings)
+    _, cluster = trained(settings, decoder_of(SMALL, 4))
     in_two_steps = sum(cluster.trace[0].sent_nbytes(purpose) for purpose in ("parameters", "gradients", "control"))
     assert (row.stage, 2 * row.sent_nbytes_per_step) == (settings.stage, in_two_steps)
 
@@ -342,10 +346,10 @@ def test_an_argument_without_equivalent_is_refused_by_its_name(arguments, words)
 # -- there and back ---------------------------------------------------------------------------------------------------
 
 
-CANDIDATES = [tuned_settings.Candidate(stage, "none", 2, 3, ahead * (stage == 3), offload and stage > 0, bucket)
-              for stage, ahead, offload, bucket in (
-                  (0, 0, False, 4096), (1, 0, True, 4096), (2, 0, False, None), (3, 0, True, 4096), (3, 1, False, 8192),
-                  (3, 2, True, 4096))]
+ON_HOST, BOTH_ON_HOST = zs.Offload("host"), zs.Offload("host", parameters="host")
+CANDIDATES = [tuned_settings.Candidate(stage, "none", 2, 3, *others) for stage, *others in (
+    (0, 0, zs.Offload(), 4096), (1, 0, ON_HOST, 4096), (2, 0, zs.Offload(), None), (3, 0, BOTH_ON_HOST, 4096),
+    (3, 1, zs.Offload(), 8192), (3, 2, zs.Offload("disk", parameters="disk"), 4096))]
 
 
 def pasted_by_program(config, candidate):
@@ -355,7 +359,7 @@ def pasted_by_program(config, candidate):
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda one: f"{one.stage} {one.prefetch} {one.bucket_nbytes}")
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
 def test_settings_that_were_written_for_deepspeed_are_read_as_the_engines_that_were_written(candidate, compute):
-    config = plan_config(SMALL, ranks=4, compute=compute, tokens=16)
+    config = plan_config(SMALL, ranks=4, compute=compute, tokens=4)
     code, seen = pasted_by_program(config, candidate), {}
     exec(code["zerosim"], {"rank": None, "zs": SimpleNamespace(
         models=zs.models, optim=zs.optim, Policy=zs.Policy, Offload=zs.Offload,
@@ -365,7 +369,7 @@ def test_settings_that_were_written_for_deepspeed_are_read_as_the_engines_that_w
     read_back = found.engine_arguments()
     asked = {name: seen[name] for name in seen if name not in ("policy", "recompute", "offload", "bucket_nbytes")}
     assert {name: read_back[name] for name in asked} == asked
-    assert read_back["offload"] == seen.get("offload", zs.Offload())
+    assert replace(read_back["offload"], directory=None) == offload_of(seen.get("offload"))
     assert (read_back["policy"].compute, read_back["policy"].reduce_dtype) == (compute, seen["policy"].reduce_dtype)
     largest = max(config.job(candidate.stage).padded_lengths) * config.policy.reduce_dtype.itemsize
     assert read_back["bucket_nbytes"] == (seen["bucket_nbytes"] or largest)  # a unit is the largest one there
@@ -373,7 +377,7 @@ def test_settings_that_were_written_for_deepspeed_are_read_as_the_engines_that_w
 
 @pytest.mark.parametrize("candidate", [one for one in CANDIDATES if one.stage > 1], ids=lambda one: f"{one.prefetch}")
 def test_settings_that_were_written_for_fsdp_are_read_as_the_engines_that_were_written(candidate):
-    config = plan_config(SMALL, ranks=4, compute="bf16", tokens=16)
+    config = plan_config(SMALL, ranks=4, compute="bf16", tokens=4)
     seen, ahead = [], []
     block = SimpleNamespace(set_modules_to_forward_prefetch=lambda those: ahead.append(len(those)),
                             set_modules_to_backward_prefetch=lambda those: None)
@@ -389,4 +393,4 @@ def test_settings_that_were_written_for_fsdp_are_read_as_the_engines_that_were_w
     assert found.plan_arguments()["stage"] == candidate.stage
     assert found.prefetch == (max(candidate.prefetch, 1) if sharded else 1)  # one ahead, which nothing turns off
     assert (found.policy.compute, found.policy.reduce_dtype) == ("bf16", config.policy.reduce_dtype)
-    assert found.offload == (zs.Offload("host", "host", "host") if candidate.offload else zs.Offload())
+    assert found.offload == (zs.Offload() if candidate.offload.is_none else zs.Offload("host", "host", "host"))

@@ -82,6 +82,12 @@ MISTAKES = {  # by notebook: what each is, and what it changes in the text
             ("in range(ranks - 1):\n        rank.exchange", "in range(ranks - 2):\n        rank.exchange")],
         "data without a seed, on processes": [
             ("data = np.random.default_rng(rank.index)", "data = np.random.default_rng()")]},
+    "16": {
+        "the sum, not the mean": [('purpose="gradients") / np.float32(self.rank.size)', 'purpose="gradients")')],
+        "the root is gathered again": [
+            ("(reshard_after_forward is None and not is_root)", "reshard_after_forward is None")],
+        "a reduction is forgotten": [('self.rank.reduce_scatter(addends, purpose="gradients")',
+                                      "np.split(addends, self.rank.size)[self.rank.index]")]},
 }
 
 
