@@ -65,7 +65,7 @@ def with_pictures(text: str) -> str:
     """The text with its pictures inside, and without links to files: a page of slides stands alone."""
     def picture(match: re.Match[str]) -> str:
         data = b64encode((DOCS / match[2]).read_bytes()).decode()
-        return f'<img alt="{escape(match[1])}" src="data:image/svg+xml;base64,{data}" style="max-height: 44vh">'
+        return f'<img alt="{escape(match[1])}" src="data:image/svg+xml;base64,{data}" style="max-height: 50vh">'
 
     return LINK.sub(r"*\1*", PICTURE.sub(picture, text))
 
