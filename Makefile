@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 FIRST  := notebooks/01_the_worked_example.ipynb
 
-.PHONY: help demo notebook test test-all lint types figures notebooks docs bench gpu-check clean
+.PHONY: help demo notebook test test-all lint types figures notebooks docs browser bench gpu-check clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -64,6 +64,10 @@ docs: $(DOCS)  ## build the documentation into build/docs/site; fails on a link 
 	PYTHONPATH=docs NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file build/docs/mkdocs.yml
 	PYTHONPATH=docs $(BIN)/python -m zerosim_site.check build/docs/site
 	@echo "open build/docs/site/index.html"
+
+browser: docs  ## add JupyterLite to that site: zerosim in the page, for a web server; Pyodide comes from its own host
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[browser]'
+	PYTHONPATH=docs $(BIN)/python -m zerosim_site.browser build/docs/site
 
 bench: $(DEV)  ## measure speeds, each beside its floor
 	@for script in benchmarks/bench_*.py; do \

@@ -17,23 +17,28 @@
 # **The idea.** N ranks have the same model. Each computes the gradient of *its own* batch; the ranks exchange these
 # gradients, take the mean, and all make the same update. The mean of the gradients of N batches is the gradient of all
 # their samples together, so N ranks with 4 samples each train like one device with 4N samples. This is *data
-# parallelism*, in short DDP. It is the stage 0 from which ZeRO starts, and it has one fault: what it holds.
+# parallelism*; PyTorch's name for it is `DistributedDataParallel`, in short DDP. It is the stage 0 from which ZeRO
+# starts, and it has one fault: what it holds.
+#
+# *Sources.* Li et al. 2020, *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, section 2.1,
+# [arXiv:2006.15704](https://arxiv.org/abs/2006.15704). Kingma and Ba 2015, *Adam: A Method for Stochastic
+# Optimization*, algorithm 1, [arXiv:1412.6980](https://arxiv.org/abs/1412.6980).
 
 # %%
 import numpy as np
 
 import zerosim as zs
-from zerosim.course import figures
 
-MODEL = zs.models.MLP([6, 10, 10, 3])  # three linear layers, ReLU between them, half the squared error
-ADAM = zs.optim.Adam(lr=0.01)
+MODEL = zs.models.MLP([12, 20, 30, 4], bias=False)  # three matrices, ReLU between them, half the squared error
+FIRST = list(zs.models.first_weights(MODEL).values())  # their first values: (12, 20), (20, 30), (30, 4) in fp32
+LEARNING_RATE = 0.01
 STEPS = 5
 
 
 def batch(index, step):
-    """x (4, 6), target (4, 3): other samples on every rank and in every step."""
+    """x (4, 12), target (4, 4): other samples on every rank and in every step."""
     random = np.random.default_rng((index, step))
-    return random.standard_normal((4, 6)).astype(np.float32), random.standard_normal((4, 3)).astype(np.float32)
+    return random.standard_normal((4, 12)).astype(np.float32), random.standard_normal((4, 4)).astype(np.float32)
 
 
 # %% [markdown]
@@ -47,32 +52,58 @@ def batch(index, step):
 #
 # Write your answers down, then read on.
 #
-# ## Data parallel by hand
+# ## A model by hand
 #
-# `one_pass` runs a model forward and back, without ranks. The rest is one line of communication: an *all-reduce*, which
-# gives every rank the sum over ranks (notebook 4). One vector travels for each layer (a *unit* of the model), with the
-# gradients of its weight and its bias behind each other. An optimizer's `slots` name its arrays, here m and v.
+# Forward keeps the input of each layer; backward goes from the last layer to the first. Adam is three lines.
 
 # %%
-def train_by_hand(rank, optimizer, average=True):
-    """STEPS steps of one rank, all in fp32: the weights by name, and the optimizer's state."""
-    weights = zs.models.first_weights(MODEL)  # the same on every rank
-    state = {name: {slot: np.zeros(w.size, np.float32) for slot in optimizer.slots(w.shape)}
-             for name, w in weights.items()}
+def gradients(weights, x, target):
+    """weights: three matrices; x (B, I), target (B, O) -> d loss / d each matrix"""
+    inputs = []
+    for w in weights:
+        inputs.append(x)
+        x = x @ w if w is weights[-1] else np.maximum(x @ w, 0)
+    dy, found = (x - target) / np.float32(len(x)), []
+    for w in reversed(weights):
+        x = inputs.pop()
+        found.append(x.T @ dy)
+        dy = np.where(x > 0, dy @ w.T, 0)  # through the ReLU that made x
+    return found[::-1]
+
+
+def adam(w, m, v, g, step):
+    """One update in place, of as many weights as there are."""
+    m[:] = 0.9 * m + (1 - 0.9) * g
+    v[:] = 0.999 * v + (1 - 0.999) * (g * g)
+    w -= LEARNING_RATE * (m / (1 - 0.9**step)) / (np.sqrt(v / (1 - 0.999**step)) + 1e-8)
+
+
+def sgd(w, m, v, g, step):
+    """The same without m and v."""
+    w -= LEARNING_RATE * g
+
+
+# %% [markdown]
+# ## Data parallel by hand
+#
+# That was a program for one device. To train on N ranks, one line is added: an *all-reduce*, which gives every rank the
+# sum over ranks (notebook 4).
+
+# %%
+def train_by_hand(rank, update=adam, average=True):
+    """STEPS steps of one rank, all in fp32: its weights, and the optimizer's m and v."""
+    weights = [w.copy() for w in FIRST]  # the same on every rank
+    m, v = [np.zeros_like(w) for w in FIRST], [np.zeros_like(w) for w in FIRST]
     for step in range(1, STEPS + 1):
-        local = zs.models.one_pass(MODEL, weights, zs.Policy("fp32"), *batch(rank.index, step)).gradients
-        for unit in MODEL.units:
-            total = rank.all_reduce(np.concatenate([local[name].ravel() for name in unit.names]))
-            mean = total / np.float32(rank.size) if average else total
-            for name in unit.names:
-                g, mean = mean[:weights[name].size], mean[weights[name].size:]
-                optimizer.update(zs.optim.UpdateContext(rank.kernels), weights[name].reshape(-1), g, state[name], step)
-    return weights, state
+        for i, local in enumerate(gradients(weights, *batch(rank.index, step))):
+            total = rank.all_reduce(local.ravel()).reshape(local.shape)
+            update(weights[i], m[i], v[i], total / np.float32(rank.size if average else 1), step)
+    return weights, m, v
 
 
-by_hand = zs.Cluster(4).run(train_by_hand, ADAM)
-for index, (weights, _) in enumerate(by_hand):
-    print(f"rank {index}: layer0.weight begins {weights['layer0.weight'][0, :4]}")
+by_hand = zs.Cluster(4).run(train_by_hand)
+zs.draw.table(["rank", "the first weights after 5 steps"],
+              [(index, str(weights[0][0, :4])) for index, (weights, _, _) in enumerate(by_hand)])
 
 # %% [markdown]
 # Four ranks saw four different sets of data and have the same weights, without ever having sent a weight: the same
@@ -83,20 +114,25 @@ for index, (weights, _) in enumerate(by_hand):
 # Does this train like one device with the 16 samples of all ranks in one batch?
 
 # %%
-def one_device(rank):
-    """The same steps on one rank, with the four batches as one."""
-    engine = zs.Engine(rank, MODEL, ADAM)
+def one_device(ranks):
+    """The same steps on one device, with the batches of all ranks as one."""
+    weights, m, v = [w.copy() for w in FIRST], [np.zeros_like(w) for w in FIRST], [np.zeros_like(w) for w in FIRST]
     for step in range(1, STEPS + 1):
-        x, target = (np.concatenate(parts) for parts in zip(*(batch(index, step) for index in range(4)), strict=True))
-        engine.step([(x, target)])
-    return {name: engine.state(name)["parameter"] for name in MODEL.shapes}
+        batches = [batch(index, step) for index in range(ranks)]
+        x, target = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+        for i, g in enumerate(gradients(weights, x, target)):
+            adam(weights[i], m[i], v[i], g, step)
+    return weights
 
 
-alone = zs.Cluster(1).run(one_device)[0]
-start = zs.models.first_weights(MODEL)
-moved = max(np.abs(by_hand[0][0][name] - start[name]).max() for name in MODEL.shapes)
-apart = max(np.abs(by_hand[0][0][name] - alone[name]).max() for name in MODEL.shapes)
-print(f"in {STEPS} steps weights moved by up to {moved:.3f}, and the two results are up to {apart:.1e} apart")
+def furthest(some, others):
+    """The largest difference between two lists of arrays."""
+    return max(float(np.abs(one - other).max()) for one, other in zip(some, others, strict=True))
+
+
+zs.draw.table(["largest difference between", ""], [
+    ("weights before and after the steps", f"{furthest(by_hand[0][0], FIRST):.3f}"),
+    ("4 ranks and one device", f"{furthest(by_hand[0][0], one_device(4)):.1e}")])
 
 # %% [markdown]
 # Equal but for rounding: 16 samples added on one device are added in another order than 4 on each of four.
@@ -107,16 +143,22 @@ print(f"in {STEPS} steps weights moved by up to {moved:.3f}, and the two results
 # Without that:
 
 # %%
-for optimizer in (zs.optim.SGD(lr=0.01), ADAM):
-    means, sums = (zs.Cluster(4).run(train_by_hand, optimizer, average)[0][0] for average in (True, False))
-    right = sum(float(np.abs(means[name] - start[name]).sum()) for name in start)
-    wrong = sum(float(np.abs(sums[name] - start[name]).sum()) for name in start)
-    print(f"{type(optimizer).__name__:4} without the division: weights moved {wrong / right:.3f} times as far")
+def way(weights):
+    """How far the weights have moved in all."""
+    return sum(float(np.abs(w - first).sum()) for w, first in zip(weights, FIRST, strict=True))
+
+
+runs = {update: [zs.Cluster(4).run(train_by_hand, update, average)[0] for average in (True, False)]
+        for update in (sgd, adam)}
+zs.draw.table(["without the division", "weights move", "m is"], [
+    (update.__name__, f"{way(wrong[0]) / way(right[0]):.3f} times as far",
+     f"{np.abs(wrong[1][0]).sum() / np.abs(right[1][0]).sum():.3f} times as large" if update is adam else "-")
+    for update, (right, wrong) in runs.items()])
 
 # %% [markdown]
 # **SGD's steps are four times too long** (and lead less than four times as far only because the model learns on the
-# way); **Adam hardly notices**, since it divides by the gradient's own size. There the mistake sleeps until someone
-# clips gradients by their norm, adds weight decay to them, or compares two runs.
+# way); **Adam's weights do not notice**, since Adam divides by the gradient's own size; only m and v do. There the
+# mistake sleeps until someone clips gradients by their norm, adds weight decay to them, or compares two runs.
 #
 # Question 2 is about *where* one divides. In 16 bits it matters:
 
@@ -126,45 +168,41 @@ def mean_of(rank, value, rule):
     return rank.all_reduce(np.full(1, value, np.float16), op="mean", average=rule)[0]
 
 
-for rule in ("sum_then_divide", "divide_then_sum", "split"):
-    means = [zs.Cluster(1024).run(mean_of, value, rule)[0] for value in (100, 0.00002)]
-    print(f"{rule:15}: the mean of 1024 times 100 is {means[0]}, that of 1024 times 0.00002 is {means[1]}")
+zs.draw.table(["rule", "mean of 1024 times 100", "of 1024 times 0.00002"], [
+    (rule, *(str(zs.Cluster(1024).run(mean_of, value, rule)[0]) for value in (100, 0.00002)))
+    for rule in ("sum_then_divide", "divide_then_sum", "split")])
 
 # %% [markdown]
 # **The sum overflows to infinity; dividing first makes small gradients 0.** `split` divides by 32 before the sum and by
 # 32 after it. (That finite means are a few per cent off has another cause: 1023 additions, each rounded to fp16.) The
 # engine adds in the 16-bit format and divides in fp32, and leaves it to *loss scaling*, the subject of notebook 3, to
-# keep gradients in the middle of the range.
+# keep gradients in the middle of the range. DDP in PyTorch divides first: another way, other bits.
 #
 # ## What every rank holds
 #
-# Question 3. The package's `Engine` does the same steps at stage 0, and each rank keeps a list of what it holds, its
-# *memory*:
+# Question 3. Between two steps a rank keeps weights, m and v; a gradient for each weight comes beside:
 
 # %%
-def train_by_engine(rank):
-    """The same steps by the package, and what this rank holds afterwards."""
-    engine = zs.Engine(rank, MODEL, ADAM, stage=0)
-    for step in range(1, STEPS + 1):
-        engine.step([batch(rank.index, step)])
-    return {name: engine.state(name) for name in MODEL.shapes}, rank.memory.now_nbytes_by_kind
+def held(found):
+    """Bytes of weights, m and v, and of one gradient for each weight."""
+    weights, m, v = found
+    return sum(array.nbytes for arrays in (weights, weights, m, v) for array in arrays)
 
 
-for ranks in (1, 2, 4):
-    held = zs.Cluster(ranks).run(train_by_engine)[0][1]
-    print(f"N = {ranks}: each holds {sum(held.values()) / MODEL.parameter_count:.2f} bytes per parameter: {held}")
+zs.draw.table(["N", "bytes on each rank", "per parameter"], [
+    (ranks, held(zs.Cluster(ranks).run(train_by_hand)[0]),
+     held(zs.Cluster(ranks).run(train_by_hand)[0]) / MODEL.parameter_count) for ranks in (1, 2, 4)])
 
 # %% [markdown]
 # **It does not shrink at all**: 16 bytes for each parameter on every rank, 4 each for weight, gradient and Adam's two
-# moments. (What is above 16 is *padding*: a vector is filled up to a length that N divides.) With 16-bit weights and a
-# master it is 16 again, 2 + 2 + 4 + 8 (notebook 1).
+# moments. With 16-bit weights and a master it is 16 again, 2 + 2 + 4 + 8 (notebook 1).
 #
 # In the picture: what one rank holds, alone and among four; at rest, and at its *peak*, the fullest moment of a step.
 # Hatched is what is there in passing; notebook 9 gives each of it a name. Stage 0 is this notebook; the other three are
 # ZeRO's, and the subject of the next ones.
 
 # %%
-figures.memory(figures.memory_data(worlds=(1, 4)))
+zs.draw.memory(worlds=(1, 4))
 
 # %% [markdown]
 # ## Try it
@@ -174,18 +212,28 @@ figures.memory(figures.memory_data(worlds=(1, 4)))
 # * Give rank 0 a batch of 8 samples. The mean of the ranks' means is not the mean over all samples any more: which
 #   samples count less?
 # * Find the least N at which the sum of 100s overflows. It is more than 65504/100 = 655. Why?
-# * In a shell: `zerosim train --help`, and a run of your own on `--ranks 4`.
+# * In a shell: `zerosim replay --mistakes` makes seven mistakes in the step of notebook 1. Which else hides?
 #
 # ## Proof
 #
-# By hand and by the engine: the same bits in weights and moments, on every rank, for 1 to 8 ranks.
+# By hand and by the package's engine at stage 0: the same bits in weights and moments, and the same bytes at rest, on
+# every rank, for 1 to 8 ranks.
 
 # %%
+def train_by_engine(rank):
+    """The same steps by the package: weights, m and v of each layer, and what this rank holds afterwards."""
+    engine = zs.Engine(rank, MODEL, zs.optim.Adam(lr=LEARNING_RATE), stage=0)
+    for step in range(1, STEPS + 1):
+        engine.step([batch(rank.index, step)])
+    states = [engine.state(name) for name in MODEL.shapes]
+    return [[state[key] for state in states] for key in ("parameter", "m", "v")], rank.memory.now_nbytes
+
+
 for ranks in (1, 2, 3, 4, 5, 8):
-    pairs = zip(zs.Cluster(ranks).run(train_by_hand, ADAM), zs.Cluster(ranks).run(train_by_engine), strict=True)
-    for (weights, state), (engine, _) in pairs:
-        for name in MODEL.shapes:
-            assert weights[name].tobytes() == engine[name]["parameter"].tobytes(), (ranks, name)
-            for slot in ("m", "v"):
-                assert state[name][slot].tobytes() == engine[name][slot].tobytes(), (ranks, name, slot)
-    print(f"N = {ranks}: the same bits in weights, m and v after {STEPS} steps, on every rank")
+    pairs = zip(zs.Cluster(ranks).run(train_by_hand), zs.Cluster(ranks).run(train_by_engine), strict=True)
+    for mine, (theirs, nbytes) in pairs:
+        for of_one, of_other in zip(mine, theirs, strict=True):
+            for array, other in zip(of_one, of_other, strict=True):
+                assert array.tobytes() == other.tobytes(), ranks
+        assert held(mine) == nbytes
+    print(f"N = {ranks}: the same bits in weights, m and v after {STEPS} steps, and the same bytes, on every rank")

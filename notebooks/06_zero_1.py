@@ -17,24 +17,29 @@
 # **The idea.** In data parallelism every rank makes the same update of all weights, and keeps all of Adam's state for
 # it. N ranks do the same work N times. ZeRO's stage 1 gives each weight one *owner*: that rank alone keeps the weight's
 # moments and its fp32 *master* copy, and updates it. The others get the result. With 16-bit weights the owner's part is
-# 12 of the 16 bytes that a parameter takes; these shrink to 12/N.
+# 12 of the 16 bytes that a parameter takes; these shrink to 12/N. PyTorch has this as `ZeroRedundancyOptimizer`.
+#
+# *Source.* Rajbhandari, Rasley, Ruwase and He 2020, *ZeRO: Memory Optimizations Toward Training Trillion Parameter
+# Models*, section 5.1, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 
 # %%
+import ml_dtypes
 import numpy as np
 
 import zerosim as zs
-from zerosim.course import figures
 
-MODEL = zs.models.MLP([6, 10, 10, 3])  # three linear layers, ReLU between them, half the squared error
-ADAM = zs.optim.Adam(lr=0.01)
-BF16 = zs.Policy("bf16")  # computes in bf16: weights, gradients and what travels take 2 bytes per number
+BF16 = ml_dtypes.bfloat16  # 2 bytes per number: weights, gradients and what travels
+MODEL = zs.models.MLP([12, 20, 30, 4], bias=False)  # three matrices, ReLU between them, half the squared error
+FIRST = list(zs.models.first_weights(MODEL).values())  # their first values: (12, 20), (20, 30), (30, 4) in fp32
+P = sum(w.size for w in FIRST)  # 960; every matrix can be cut in 2, 3, 4, 5 or 8 equal chunks
+LEARNING_RATE = 0.01
 STEPS = 5
 
 
 def batch(index, step):
-    """x (4, 6), target (4, 3): other samples on every rank and in every step."""
+    """x (4, 12), target (4, 4): other samples on every rank and in every step."""
     random = np.random.default_rng((index, step))
-    return random.standard_normal((4, 6)).astype(np.float32), random.standard_normal((4, 3)).astype(np.float32)
+    return random.standard_normal((4, 12)).astype(BF16), random.standard_normal((4, 4)).astype(np.float32)
 
 
 # %% [markdown]
@@ -48,17 +53,44 @@ def batch(index, step):
 #
 # Write your answers down, then read on.
 #
-# ## Who owns what
+# ## The model by hand, in 16 bits
 #
-# All parameters lie one behind the other in one long vector, the *flat vector*. Each layer's stretch of it is filled up
-# (*padding*) to a length that N divides and cut in N equal chunks; chunk r belongs to rank r. (Notebook 1 cut the whole
-# vector at once.) What a rank owns of all layers together is its *shard*. Borders between weights and biases do not
-# matter: Adam looks at each number by itself.
+# As in notebook 5, but for the rounding: a matrix product adds in fp32 and is rounded to bf16 once, as on a GPU.
 
 # %%
-print(zs.layout_of(MODEL, ranks=4))
+def wide(x):
+    """The same values in fp32."""
+    return x.astype(np.float32)
+
+
+def gradients(weights, x, target):
+    """weights: three matrices in bf16; x (B, I), target (B, O) -> d loss / d each matrix, in bf16"""
+    inputs = []
+    for w in weights:
+        inputs.append(x)
+        y = (wide(x) @ wide(w)).astype(BF16)
+        x = y if w is weights[-1] else np.where(y > 0, y, BF16(0))
+    dy, found = ((wide(x) - target) / np.float32(len(x))).astype(BF16), []
+    for w in reversed(weights):
+        x = inputs.pop()
+        found.append((wide(x).T @ wide(dy)).astype(BF16))
+        dy = np.where(x > 0, (wide(dy) @ wide(w).T).astype(BF16), BF16(0))
+    return found[::-1]
+
+
+def adam(w, m, v, g, step):
+    """One update in fp32, in place, of as many weights as there are."""
+    m[:] = 0.9 * m + (1 - 0.9) * g
+    v[:] = 0.999 * v + (1 - 0.999) * (g * g)
+    w -= LEARNING_RATE * (m / (1 - 0.9**step)) / (np.sqrt(v / (1 - 0.999**step)) + 1e-8)
+
 
 # %% [markdown]
+# ## Who owns what
+#
+# Each matrix, read row after row, is cut into N equal *chunks*; chunk r belongs to rank r. Where rows end does not
+# matter: Adam looks at each number by itself. (A matrix that N does not divide would be filled up, which is *padding*.)
+#
 # ## The step by hand
 #
 # Remember from notebook 4 that an all-reduce *is* a reduce-scatter followed by an all-gather. Stage 1 does its update
@@ -67,92 +99,72 @@ print(zs.layout_of(MODEL, ranks=4))
 # 1. reduce-scatter of the gradients: each owner has the sum for its own chunk, and nobody has more;
 # 2. the owner updates its chunk of the master weights;
 # 3. all-gather of the updated weights, in 16 bits.
-#
-# `rank.memory.alloc` makes an array and enters it in the rank's memory, under a kind; so we can compare what is held.
 
 # %%
-def train_by_hand(rank):
-    """STEPS steps of one rank: its weights (n,), its shards of master, m and v, and what it holds at the end."""
-    layout, hold = zs.layout_of(MODEL, rank.size), rank.memory.alloc
-    n, shard = layout.length, layout.shard_length(rank.index)
-    vector, gradient = hold(n, BF16.compute_dtype, "parameter"), hold(n, BF16.compute_dtype, "gradient")
-    master = hold(shard, np.float32, "master")
-    state = {slot: hold(shard, np.float32, "optimizer_state") for slot in ("m", "v")}
-    first = layout.flattened(zs.models.first_weights(MODEL))  # fp32: each rank keeps its shard so, and all in bf16
-    vector[...], master[...] = first, layout.shard(rank.index, first)
-    for array in (gradient, *state.values()):
-        array[...] = 0
-    weights, gradients = layout.views(vector), layout.views(gradient)
-    owned = {unit: layout.owned(rank.index, where.start, where.stop) for unit, where in layout.units.items()}
+def chunk(matrix, rank):
+    """The part of a matrix that a rank owns: (n/N,), a copy."""
+    return np.split(matrix.ravel(), rank.size)[rank.index].copy()
 
+
+def train_by_hand(rank):
+    """STEPS steps of one rank: weights, its chunks of master, m and v; and a weight between update and all-gather."""
+    weights = [w.astype(BF16) for w in FIRST]  # whole, on every rank
+    master = [chunk(w, rank) for w in FIRST]  # in fp32, and like m and v this rank's part alone
+    m, v = [np.zeros_like(w) for w in master], [np.zeros_like(w) for w in master]
     for step in range(1, STEPS + 1):
-        for name, local in zs.models.one_pass(MODEL, weights, BF16, *batch(rank.index, step)).gradients.items():
-            gradients[name][...] = local
-        g = np.empty(shard, np.float32)
-        for unit, where in layout.units.items():
-            g[owned[unit]] = rank.reduce_scatter(gradient[where], purpose="gradients")
-        g /= np.float32(rank.size)  # the sum in bf16, the mean in fp32
-        ADAM.update(zs.optim.UpdateContext(rank.kernels), master, g, state, step)
-        for unit, where in layout.units.items():
-            np.split(vector[where], rank.size)[rank.index][...] = master[owned[unit]]
-        between = float(vector[0])
-        for where in layout.units.values():
-            mine = np.split(vector[where], rank.size)[rank.index]
-            rank.all_gather(mine, out=vector[where], purpose="parameters")
-    return {"parameter": vector, "master": master} | state, between, rank.memory.now_nbytes_by_kind
+        for i, local in enumerate(gradients(weights, *batch(rank.index, step))):
+            g = wide(rank.reduce_scatter(local.ravel(), purpose="gradients")) / np.float32(rank.size)
+            adam(master[i], m[i], v[i], g, step)
+            np.split(weights[i].reshape(-1), rank.size)[rank.index][:] = master[i].astype(BF16)
+            if i == 0:
+                between = float(weights[0][0, 0])
+            rank.all_gather(master[i].astype(BF16), out=weights[i].reshape(-1), purpose="parameters")
+    return weights, master, m, v, between
 
 
 cluster = zs.Cluster(4)
 by_hand = cluster.run(train_by_hand)
-print("rank 0 holds", by_hand[0][2])
-print("the first weight in the last step, between update and all-gather:", [between for _, between, _ in by_hand])
-print("and after it:", [float(found["parameter"][0]) for found, _, _ in by_hand])
-for purpose in ("gradients", "parameters"):
-    print(f"bytes sent by each rank for {purpose} in {STEPS} steps:", cluster.trace.sent_nbytes(purpose))
+zs.draw.table(["rank", "first weight, after its own update", "after the all-gather"], [
+    (index, str(between), str(float(weights[0][0, 0]))) for index, (weights, *_, between) in enumerate(by_hand)])
 
 # %% [markdown]
 # The first weight belongs to rank 0. In between only rank 0 has its new value; the all-gather brings it to the others.
 #
 # ## Beside stage 0
 #
-# The package's `Engine` runs both stages; they differ in where the optimizer's state rests, and in nothing else that
-# one would have to say.
+# What does a rank hold between two steps, and what does it send in one? For stage 0 we use what notebook 5 has shown.
 
 # %%
-def train_by_engine(rank, stage):
-    """The same steps by the package: its weights, this rank's shards, and what the rank holds."""
-    engine = zs.Engine(rank, MODEL, ADAM, stage=stage, policy=BF16)
-    for step in range(1, STEPS + 1):
-        engine.step([batch(rank.index, step)])
-    group = engine.param_group
-    return {"parameter": group.parameter, "master": group.master} | group.slots, rank.memory.now_nbytes_by_kind
+def held(found):
+    """Bytes of weights, of a gradient in bf16 for each, and of master, m and v."""
+    weights, master, m, v = found[:4]
+    return sum(array.nbytes for arrays in (weights, weights, master, m, v) for array in arrays)
 
 
-for stage in (0, 1):
-    cluster = zs.Cluster(4)
-    held = cluster.run(train_by_engine, stage)[0][1]
-    sent = cluster.trace[0].sent_nbytes("gradients") + cluster.trace[0].sent_nbytes("parameters")
-    print(f"stage {stage}: rank 0 holds {sum(held.values())} bytes, {held}, and has sent {sent} bytes")
+sent = [cluster.trace.sent_nbytes(purpose)[0] // STEPS for purpose in ("gradients", "parameters")]
+zs.draw.table(["N = 4", "held", "sent for gradients", "for weights", "together"], [
+    ("stage 0, by formula", 16 * P, 2 * 2 * P * 3 // 4, 0, 2 * 2 * P * 3 // 4),
+    ("stage 1, by hand", held(by_hand[0]), *sent, sum(sent))])
 
 # %% [markdown]
 # **Not one byte more is sent.** The all-reduce of stage 0 already consisted of these two halves; stage 1 puts the
 # update in between and lets the second half carry weights instead of gradients. It would be otherwise if one
 # all-reduced the gradients, then took one's slice, and then gathered the weights: half as much again, and some programs
-# do that. (Not counted here are the few bytes by which ranks agree that no gradient has overflowed, as in notebook 3.)
+# do that: PyTorch's `ZeroRedundancyOptimizer` under DDP, whose slices are whole tensors.
 #
 # Question 2, by the formula: 2 bytes of weight and 2 of gradient stay on every rank, and 12/N are its share of the
 # rest.
 
 # %%
-for ranks in (1, 4, 64, 6400):
-    print(f"7.5e9 parameters, N = {ranks:4}: {7.5 * (4 + 12 / ranks):6.2f} GB on each")
+zs.draw.table(["7.5e9 parameters on N ranks", "GB on each"],
+              [(f"{ranks:,}", round(7.5 * (4 + 12 / ranks), 2)) for ranks in (1, 4, 64, 6400)])
 
 # %% [markdown]
 # 31.4 GB on 64 ranks, and **a hundred times as many ranks save little more**: what is not sharded stays. Stages 2 and 3
 # are about those 4 bytes.
 
 # %%
-figures.memory(figures.memory_data(worlds=(4, 16)))
+zs.draw.memory(worlds=(4, 16))
 
 # %% [markdown]
 # Look at stage 1's "peak" in the picture: while the reduce-scatter runs, a rank holds its whole gradient *and* its
@@ -160,27 +172,39 @@ figures.memory(figures.memory_data(worlds=(4, 16)))
 #
 # ## Try it
 #
-# * Take 3 ranks instead of 4 in the layout printed above. Which layers need padding, and who owns it?
 # * Leave out the last all-gather. Which assertion of the proof fails first, and would you have seen it in the loss?
-# * Replace Adam by `zs.optim.SGD(lr=0.01)` in `train_by_engine`. What does sharding save now, and why is it less? (The
-#   proof then fails: by hand it is still Adam.)
+# * Take widths of `[6, 10, 10, 3]`. Where does the cut into equal chunks fail, and what would padding add?
+# * Replace `adam` by SGD without a master: 2 bytes of weight, 2 of gradient and nothing else. What is left to shard?
 # * Some optimizers need a whole matrix (`zs.optim.Muon(lr=0.01)`). What does the engine say to it at stage 1?
 #
 # ## Proof
 #
-# By hand and by the engine at stage 1: the same bits in weights, master and moments, the same bytes held at rest and
-# the same bytes sent, for 1 to 8 ranks. And stage 0 has the same weights, to the last bit: that answers question 3.
+# By hand and by the package's engine at stage 1: the same bits in weights, master and moments, the same bytes held at
+# rest and the same bytes sent, for 1 to 8 ranks. And stage 0 has the same weights, to the last bit: that answers
+# question 3.
 
 # %%
+def train_by_engine(rank, stage):
+    """The same steps by the package: of each layer the whole weights, master, m and v, and what this rank holds."""
+    engine = zs.Engine(rank, MODEL, zs.optim.Adam(lr=LEARNING_RATE), stage=stage, policy="bf16")
+    for step in range(1, STEPS + 1):
+        engine.step([batch(rank.index, step)])
+    held_nbytes, states = rank.memory.now_nbytes, [engine.state(name) for name in MODEL.shapes]
+    return [[state[key] for state in states] for key in ("parameter", "master", "m", "v")], held_nbytes
+
+
 for ranks in (1, 2, 3, 4, 5, 8):
     hand, engine, plain = (zs.Cluster(ranks) for _ in range(3))
-    runs = hand.run(train_by_hand), engine.run(train_by_engine, 1), plain.run(train_by_engine, 0)
-    for (mine, _, held), (package, held_by_package), (stage_0, _) in zip(*runs, strict=True):
-        for name, array in mine.items():
-            assert array.dtype == package[name].dtype
-            assert array.tobytes() == package[name].tobytes(), (ranks, name)
-        assert held == held_by_package
-        assert mine["parameter"].tobytes() == stage_0["parameter"].tobytes()
+    mine, theirs = hand.run(train_by_hand), engine.run(train_by_engine, 1)
+    stage_0 = plain.run(train_by_engine, 0)
+    for i in range(len(FIRST)):
+        for index in range(ranks):
+            weights = mine[index][0][i].tobytes()
+            assert weights == theirs[index][0][0][i].tobytes() == stage_0[index][0][0][i].tobytes(), (ranks, i)
+            assert held(mine[index]) == theirs[index][1]
+        for kind in (1, 2, 3):
+            whole = np.concatenate([of_rank[kind][i] for of_rank in mine])  # master, m, v: the chunks of all ranks
+            assert whole.tobytes() == theirs[0][0][kind][i].tobytes(), (ranks, i, kind)
     for purpose in ("gradients", "parameters"):
         assert hand.trace.sent_nbytes(purpose) == engine.trace.sent_nbytes(purpose)
     print(f"N = {ranks}: the same bits by hand, at stage 1 and at stage 0; the same bytes held and sent as at stage 1")

@@ -18,24 +18,30 @@
 # its whole local gradient, 2 bytes for each parameter, until the reduction. But backward makes gradients layer by
 # layer, from the last to the first. Stage 2 reduces each layer's gradient as soon as it is there, keeps its own chunk
 # of the sum, and frees the rest *before the next layer's exists*. So what is left is P/N gradients at rest, and one
-# layer's in passing.
+# layer's in passing. In PyTorch this is `fully_shard` (FSDP) with `reshard_after_forward=False`, nearly.
+#
+# *Source.* Rajbhandari, Rasley, Ruwase and He 2020, *ZeRO: Memory Optimizations Toward Training Trillion Parameter
+# Models*, section 5.2, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 
 # %%
+import ml_dtypes
 import numpy as np
 
 import zerosim as zs
-from zerosim.course import figures
 
-MODEL = zs.models.MLP([16] * 9)  # eight linear layers of 16 x 16 weights and 16 biases
-ADAM = zs.optim.Adam(lr=0.01)
-BF16 = zs.Policy("bf16")  # computes in bf16: weights, gradients and what travels take 2 bytes per number
+BF16 = ml_dtypes.bfloat16  # 2 bytes per number: weights, gradients and what travels
+MODEL = zs.models.MLP([12, 10] * 4 + [12], bias=False)  # eight matrices of 120 weights, ReLU between them
+FIRST = list(zs.models.first_weights(MODEL).values())  # their first values, (12, 10) and (10, 12) in turn, in fp32
+P = sum(w.size for w in FIRST)  # 960
+LEARNING_RATE = 0.01
 STEPS = 3
 
 
-def batches(index, step, count):
-    """``count`` pairs of x (4, 16) and target (4, 16): other samples on every rank and in every step."""
+def batches(index, step, k):
+    """k pairs of x (4, 12) and target (4, 12): other samples on every rank and in every step."""
     random = np.random.default_rng((index, step))
-    return [tuple(random.standard_normal((2, 4, 16)).astype(np.float32)) for _ in range(count)]
+    return [(random.standard_normal((4, 12)).astype(BF16), random.standard_normal((4, 12)).astype(np.float32))
+            for _ in range(k)]
 
 
 # %% [markdown]
@@ -50,102 +56,102 @@ def batches(index, step, count):
 #
 # Write your answers down, then read on.
 #
-# ## Backward by hand
+# ## The model by hand, layer by layer
 #
-# A model is a list of *units*, here its layers. Each has a `forward`, which returns its output and what it saved, and a
-# `backward`, which takes that back and returns the gradients of its input and of its parameters. Both are called with a
-# context, which says in which format to compute and where to put gradients. Ours puts each unit's gradient into one new
-# vector, filled up to a length that N divides, and enters it in the rank's memory.
+# The model of notebook 6, now with a function for each layer's way forward and back, since stage 2 does something in
+# between.
 
 # %%
-def micro_batch_by_hand(rank, layout, weights, gradient, batch, first):
-    """Forward and backward of one micro-batch; adds what this rank owns of the sum over ranks to gradient (s,)."""
-    whole = {}
+def wide(x):
+    """The same values in fp32."""
+    return x.astype(np.float32)
 
-    def place(unit):
-        """The arrays for the gradients of a unit's parameters."""
-        lies = layout.units[unit.name]
-        whole[unit.name] = rank.memory.alloc(lies.stop - lies.start, BF16.compute_dtype, "unit_gradient", unit.name)
-        whole[unit.name][...] = 0
-        return layout.unit_views(unit.name, whole[unit.name])
 
-    ctx = zs.models.Context(np, BF16, rank.kernels, rank.memory, rank.trace.compute, place)
-    x, target = ctx.cast(batch[0]), batch[1]
-    kept = []
-    for unit in MODEL.units:
-        x, of_unit = unit.forward(ctx, weights, x)
-        kept.append(of_unit)
-    dy = MODEL.loss.backward(ctx, MODEL.loss.forward(ctx, x, target)[1], 1.0)
+def forward(w, x, relu):
+    """x (B, I), w (I, O) -> (B, O) in bf16"""
+    y = (wide(x) @ wide(w)).astype(BF16)
+    return np.where(y > 0, y, BF16(0)) if relu else y
 
-    for unit in reversed(MODEL.units):
-        dy, _ = unit.backward(ctx, weights, kept.pop(), dy)
-        lies = layout.units[unit.name]
-        owned = gradient[layout.owned(rank.index, lies.start, lies.stop)]
-        mine = rank.reduce_scatter(whole[unit.name], out=owned if first else None, purpose="gradients")
-        if not first:
-            owned += mine
-        del whole[unit.name], _, mine  # and before the next unit's gradient is made, this one's is freed
+
+def backward(w, x, dy):
+    """x (B, I), dy (B, O) -> dx (B, I), through the ReLU that made x, and dw (I, O); both in bf16"""
+    dx = (wide(dy) @ wide(w).T).astype(BF16)
+    return np.where(x > 0, dx, BF16(0)), (wide(x).T @ wide(dy)).astype(BF16)
+
+
+def adam(w, m, v, g, step):
+    """One update in fp32, in place, of as many weights as there are."""
+    m[:] = 0.9 * m + (1 - 0.9) * g
+    v[:] = 0.999 * v + (1 - 0.999) * (g * g)
+    w -= LEARNING_RATE * (m / (1 - 0.9**step)) / (np.sqrt(v / (1 - 0.999**step)) + 1e-8)
 
 
 # %% [markdown]
-# The rest of the step is that of ZeRO-1: each owner updates its chunk, and an all-gather brings the weights to
-# everybody. Afterwards the rows of rank 0's trace tell when unit gradients began and ended.
+# ## Stage 2 by hand
+#
+# `rank.memory.alloc` makes an array and enters it in the rank's memory, under a kind and a name; when the array dies,
+# it leaves. So we shall see which gradients were alive, and when. All of stage 2 is in the last lines of
+# `micro_batch`: reduce, keep the chunk, forget the rest.
 
 # %%
-def train_by_hand(rank, k):
-    """STEPS steps of k micro-batches: this rank's weights (n,) and shards (s,), and the most it held of gradients."""
-    layout = zs.layout_of(MODEL, rank.size)
-    first_values = layout.flattened(zs.models.first_weights(MODEL))
-    vector, master = first_values.astype(BF16.compute_dtype), layout.shard(rank.index, first_values)
-    m, v = np.zeros_like(master), np.zeros_like(master)
-    gradient = rank.memory.alloc(len(master), BF16.compute_dtype, "gradient")
+def micro_batch(rank, weights, gradient, x, target):
+    """Forward and back; adds this rank's chunks of the sum over ranks to those in gradient."""
+    inputs = []
+    for w in weights:
+        inputs.append(x)
+        x = forward(w, x, relu=w is not weights[-1])
+    dy = ((wide(x) - target) / np.float32(len(x))).astype(BF16)
+    for i in reversed(range(len(weights))):
+        whole = rank.memory.alloc(weights[i].size, BF16, "unit_gradient", f"layer {i}")
+        dy, dw = backward(weights[i], inputs.pop(), dy)
+        whole[:] = dw.ravel()
+        gradient[i] += rank.reduce_scatter(whole, purpose="gradients")
+        del whole, dw  # before the next layer's gradient is made, this one's is freed
+
+
+def train_by_hand(rank, k=1):
+    """STEPS steps of k micro-batches: weights, this rank's chunks of master, m and v; the most it held of gradients."""
+    weights = [w.astype(BF16) for w in FIRST]  # whole, on every rank
+    master = [np.split(w.ravel(), rank.size)[rank.index].copy() for w in FIRST]
+    m, v = [np.zeros_like(w) for w in master], [np.zeros_like(w) for w in master]
+    gradient = [rank.memory.alloc(w.size, BF16, "gradient") for w in master]  # its chunks, and nothing more
     for step in range(1, STEPS + 1):
-        for j, batch in enumerate(batches(rank.index, step, k)):
-            micro_batch_by_hand(rank, layout, layout.views(vector), gradient, batch, first=j == 0)
-        g = gradient.astype(np.float32) / np.float32(rank.size * k)
-        ADAM.update(zs.optim.UpdateContext(rank.kernels), master, g, {"m": m, "v": v}, step)
-        for lies in layout.units.values():
-            mine = master[layout.owned(rank.index, lies.start, lies.stop)].astype(BF16.compute_dtype)
-            rank.all_gather(mine, out=vector[lies], purpose="parameters")
-    found = {"parameter": vector, "master": master, "m": m, "v": v}
-    return found, rank.memory.peak_nbytes_of(("gradient", "unit_gradient"))
+        for g in gradient:
+            g[:] = 0
+        for x, target in batches(rank.index, step, k):
+            micro_batch(rank, weights, gradient, x, target)
+        for i, g in enumerate(gradient):  # from here on as in stage 1
+            adam(master[i], m[i], v[i], wide(g) / np.float32(rank.size * k), step)
+            rank.all_gather(master[i].astype(BF16), out=weights[i].reshape(-1), purpose="parameters")
+    return weights, master, m, v, rank.memory.peak_nbytes_of(("gradient", "unit_gradient"))
 
 
 cluster = zs.Cluster(4)
-cluster.run(train_by_hand, 1)
+by_hand = cluster.run(train_by_hand)
 lives = [row for row in cluster.trace[0].rows if getattr(row, "kind", None) == "unit_gradient"]
-for row in lives[:6]:
-    print(f"{row.name} {'begins' if row.nbytes > 0 else 'ends'}: {abs(row.nbytes)} bytes")
+zs.draw.table(["whole gradient of", "", "bytes"],
+              [(row.name, "begins" if row.nbytes > 0 else "ends", abs(row.nbytes)) for row in lives[:6]])
 
 # %% [markdown]
-# One lives at a time. That is all of stage 2. Now the package, which does the same, beside stage 1:
+# One lives at a time. That is all of stage 2. And what a rank holds of gradients at most:
 
 # %%
-def train_by_engine(rank, stage, k):
-    """The same steps by the package: weights, this rank's shards, and the most it held of gradients."""
-    engine = zs.Engine(rank, MODEL, ADAM, stage=stage, policy=BF16)
-    for step in range(1, STEPS + 1):
-        engine.step(batches(rank.index, step, k))
-    group = engine.param_group
-    found = {"parameter": group.parameter, "master": group.master} | group.slots
-    return found, rank.memory.peak_nbytes_of(("gradient", "unit_gradient"))
-
-
-print(f"a whole gradient has {2 * MODEL.parameter_count} bytes, a unit's {2 * MODEL.units[0].parameter_count}")
-for stage in (0, 1, 2):
-    peak = zs.Cluster(4).run(train_by_engine, stage, 1)[0][1]
-    print(f"stage {stage}: at most {peak} bytes of gradients at one moment")
+zs.draw.table(["N = 4", "gradients at most, bytes"], [
+    ("a whole gradient", 2 * P), ("one layer's", 2 * FIRST[0].size),
+    ("stage 1: a whole one and a chunk of the sum, 2(P + P/4)", 2 * (P + P // 4)),
+    ("stage 2 by hand", by_hand[0][4])])
 
 # %% [markdown]
-# Stage 2 holds **2(P/N + one unit) bytes, here 1088 + 544**. Stage 1 holds more than the whole gradient, 2(P + P/N):
-# its own local gradient, and its chunk of the sum. The smaller the units are beside the model, the nearer stage 2 comes
-# to P/N.
+# Stage 2 holds **2(P/N + one layer) bytes, here 480 + 240**. Stage 1 holds more than the whole gradient: its own local
+# one, and its chunk of the sum. The smaller a layer is beside the model, the nearer stage 2 comes to P/N. (PyTorch and
+# DeepSpeed reduce several layers together, in *buckets*, to send fewer and larger messages. Then "one layer" is a
+# bucket.)
 #
 # In the picture: the gradients that a rank holds in the course of a step, on the clock of a made-up machine. In stage 2
 # each hatched band is one layer's gradient: it comes with that layer's backward and goes with its reduction.
 
 # %%
-figures.liveness(figures.liveness_data())
+zs.draw.liveness()
 
 # %% [markdown]
 # ## Micro-batches: the price
@@ -153,13 +159,15 @@ figures.liveness(figures.liveness_data())
 # Question 2. Since no rank can keep a whole sum, each micro-batch's gradients must travel by themselves:
 
 # %%
-for k in (1, 2, 8):
-    sent = {}
-    for stage in (0, 1, 2):
-        cluster = zs.Cluster(4)
-        cluster.run(train_by_engine, stage, k)
-        sent[stage] = (cluster.trace[0].sent_nbytes("gradients") + cluster.trace[0].sent_nbytes("parameters")) // STEPS
-    print(f"k = {k}: sent by a rank in a step, stages 0, 1, 2: {sent}; stage 2 {sent[2] / sent[1]} times stage 1")
+def sent_in_a_step(k):
+    """Bytes that a rank sends in a step of k micro-batches by hand."""
+    cluster = zs.Cluster(4)
+    cluster.run(train_by_hand, k)
+    return cluster.trace.sent_nbytes()[0] // STEPS
+
+
+zs.draw.table(["k", "stage 1, by formula", "stage 2, by hand", "times"], [
+    (k, 2 * 2 * P * 3 // 4, sent_in_a_step(k), sent_in_a_step(k) / (2 * 2 * P * 3 / 4)) for k in (1, 2, 8)])
 
 # %% [markdown]
 # Reductions k times instead of once, and one gather of weights: **(k+1)/2 times as much, 4.5 times for k = 8**. "ZeRO-2
@@ -168,13 +176,25 @@ for k in (1, 2, 8):
 # ## Micro-batches: the order of additions
 #
 # Question 3. Stage 1 adds a rank's own gradients first and then over ranks; stage 2 adds over ranks first and then over
-# micro-batches. The addends are the same and the order is not:
+# micro-batches. The addends are the same and the order is not. With random numbers:
 
 # %%
-for k in (1, 2):
-    one, two = (zs.Cluster(4).run(train_by_engine, stage, k)[0][0]["m"] for stage in (1, 2))
-    print(f"k = {k}: {np.mean(one != two):6.1%} of rank 0's moments m differ between stages 1 and 2; the vector of "
-          f"differences is {np.linalg.norm(one - two) / np.linalg.norm(one):.1%} as long as m")
+def both_orders(rank, k):
+    """The sum over k micro-batches and all ranks, in stage 1's order and in stage 2's."""
+    found = np.random.default_rng(rank.index).standard_normal((k, 40_000)).astype(BF16)
+    stage_1, stage_2 = found[0].copy(), rank.reduce_scatter(found[0])
+    for one in found[1:]:
+        stage_1 += one
+        stage_2 += rank.reduce_scatter(one)
+    return rank.reduce_scatter(stage_1), stage_2
+
+
+rows = []
+for k in (1, 2, 8):
+    stage_1, stage_2 = map(wide, zs.Cluster(4).run(both_orders, k)[0])
+    apart = np.linalg.norm(stage_1 - stage_2) / np.linalg.norm(stage_1)
+    rows.append((k, f"{np.mean(stage_1 != stage_2):.1%}", f"{apart:.2%}"))
+zs.draw.table(["k", "sums that differ", "length of the difference, beside that of the sum"], rows)
 
 # %% [markdown]
 # **Equal to the last bit for k = 1, and not for k = 2.** Neither order is right, each sum is within its roundings; but
@@ -183,27 +203,38 @@ for k in (1, 2):
 # ## Try it
 #
 # * Leave out the `del` line. Which number changes, and which bits?
-# * Make one unit of the model much larger: `zs.models.MLP([16] * 4 + [256] + [16] * 4)`. Who decides the peak now?
-# * Give the engine `bucket_nbytes=2000`, so that several units are reduced together: fewer messages, and what else?
-# * Set `STEPS = 1`, and let k be 8 in the last cell above. How large is the difference now? And with
-#   `zs.Policy("bf16", accumulate="fp32")`, which adds up in fp32? What does that cost? (By hand we add in bf16, so the
-#   proof then fails.)
+# * Add the micro-batches up in fp32 (`gradient` in `np.float32`). How much nearer are the orders of the last table
+#   then, and what does it cost at rest? (The package calls it `zs.Policy("bf16", accumulate="fp32")`.)
+# * Make one layer much larger: `[12, 10, 12, 1000, 12, 10, 12]`. Who decides the peak now?
+# * Give the package's engine `bucket_nbytes=600`, so that several layers are reduced together: fewer messages, and what
+#   else?
 #
 # ## Proof
 #
-# By hand and by the engine at stage 2: the same bits, the same most bytes of gradients, the same bytes sent; for 1 to 8
-# ranks and 1 to 3 micro-batches.
+# By hand and by the package's engine at stage 2: the same bits, the same most bytes of gradients, the same bytes sent;
+# for 1 to 8 ranks and 1 to 3 micro-batches.
 
 # %%
+def train_by_engine(rank, k):
+    """The same steps by the package: of each layer weights, master, m and v, and the most it held of gradients."""
+    engine = zs.Engine(rank, MODEL, zs.optim.Adam(lr=LEARNING_RATE), stage=2, policy="bf16")
+    for step in range(1, STEPS + 1):
+        engine.step(batches(rank.index, step, k))
+    peak, states = rank.memory.peak_nbytes_of(("gradient", "unit_gradient")), map(engine.state, MODEL.shapes)
+    return *zip(*([state[key] for key in ("parameter", "master", "m", "v")] for state in states), strict=True), peak
+
+
 for ranks in (1, 2, 3, 4, 5, 8):
     for k in (1, 2, 3):
         hand, package = zs.Cluster(ranks), zs.Cluster(ranks)
-        results = zip(hand.run(train_by_hand, k), package.run(train_by_engine, 2, k), strict=True)
-        for (mine, peak), (theirs, peak_of_package) in results:
-            for name, array in mine.items():
-                assert array.dtype == theirs[name].dtype
-                assert array.tobytes() == theirs[name].tobytes(), (ranks, k, name)
-            assert peak == peak_of_package
+        mine, theirs = hand.run(train_by_hand, k), package.run(train_by_engine, k)
+        for i in range(len(FIRST)):
+            for one, other in zip(mine, theirs, strict=True):
+                assert one[0][i].tobytes() == other[0][i].tobytes(), (ranks, k, i)
+            for kind in (1, 2, 3):
+                whole = np.concatenate([of_rank[kind][i] for of_rank in mine])  # master, m, v: all ranks' chunks
+                assert whole.tobytes() == theirs[0][kind][i].tobytes(), (ranks, k, i, kind)
+        assert [one[4] for one in mine] == [one[4] for one in theirs], (ranks, k)
         for purpose in ("gradients", "parameters"):
             assert hand.trace.sent_nbytes(purpose) == package.trace.sent_nbytes(purpose)
     print(f"N = {ranks}: by hand and by the package the same bits, peak of gradients and bytes sent, for k = 1, 2, 3")

@@ -16,22 +16,29 @@
 #
 # **The idea.** Backward needs what forward has computed on the way, the *activations*. ZeRO does not shard them: each
 # rank has a batch of its own, and in a transformer with long sequences they take more than all states together. But
-# they need not be kept. Whatever forward has computed, it can compute again. So for each tensor there is a price: bytes
-# saved for operations spent. Some tensors are nearly free, one is enormous, and no policy that merely computes again
-# changes a bit.
+# they need not be kept. Whatever forward has computed, it can compute again (*recomputation*, or activation
+# checkpointing). So for each tensor there is a price: bytes saved for operations spent. Some tensors are nearly free,
+# one is enormous, and no policy that merely computes again changes a bit.
+#
+# *Sources.* Chen, Xu, Zhang and Guestrin 2016, *Training Deep Nets with Sublinear Memory Cost*, section 3,
+# [arXiv:1604.06174](https://arxiv.org/abs/1604.06174). Korthikanti et al. 2022, *Reducing Activation Recomputation in
+# Large Transformer Models*, sections 4 and 5, [arXiv:2205.05198](https://arxiv.org/abs/2205.05198). Milakov and
+# Gimelshein 2018, *Online normalizer calculation for softmax*, section 3,
+# [arXiv:1805.02867](https://arxiv.org/abs/1805.02867). Dao et al. 2022, *FlashAttention: Fast and Memory-Efficient
+# Exact Attention with IO-Awareness*, section 3, [arXiv:2205.14135](https://arxiv.org/abs/2205.14135).
 
 # %%
+import ml_dtypes
 import numpy as np
 
 import zerosim as zs
-from zerosim.course import figures
 from zerosim.planning import activations
 from zerosim.planning.flops import savings
 
 B, L, D, H, BLOCKS = 2, 32, 24, 3, 4  # sequences, tokens in each, channels, heads of attention, blocks
 GPT = zs.models.GPT(zs.models.GPTConfig(BLOCKS, D, H, L, vocabulary=50), tied=False)
 FIRST = zs.models.first_weights(GPT)  # by name, fp32; the same on every rank
-BF16 = zs.Policy("bf16")  # computes in bf16: activations take 2 bytes per number
+BF16 = ml_dtypes.bfloat16  # 2 bytes per number: weights, activations, gradients and what travels
 
 
 def tokens(index):
@@ -49,7 +56,8 @@ def tokens(index):
 # 2. We keep each block's input and nothing else, and run the block again in backward. Backward costs about twice as
 #    much as forward. How much more arithmetic is that, and how many times less is kept of a block?
 # 3. One often reads that of n blocks one should keep every √n-th input. Of 32 blocks, is that every sixth?
-# 4. Which of all this changes the gradients in the last bit?
+# 4. Under ZeRO-3 a layer's weights are there only while it computes. Does recomputation cost messages?
+# 5. Which of all this changes the gradients in the last bit?
 #
 # Write your answers down, then read on.
 #
@@ -61,7 +69,7 @@ def tokens(index):
 # %%
 def one_block(rank):
     """One block forward: its input, and what it kept."""
-    ctx = zs.Engine(rank, GPT, zs.optim.SGD(lr=0.1), policy=BF16).context()
+    ctx = zs.Engine(rank, GPT, zs.optim.SGD(lr=0.1), policy="bf16").context()
     block = GPT.units[1]
     x = ctx.empty((B, L, D), name="x, the block's input")
     x[...] = np.random.default_rng(rank.index).standard_normal(x.shape)
@@ -71,12 +79,12 @@ def one_block(rank):
 cluster = zs.Cluster(1)
 kept = cluster.run(one_block)
 alive = [life for life in cluster.trace[0].lifetimes("activation") if life.died is None]
-for life in alive:
-    print(f"{life.name:20} {life.nbytes:6} bytes = {life.nbytes / (2 * B * L * D):5.3g} times the input")
 by_formula = activations.kept(activations.Block(B, L, D, H))
-print(f"together {sum(life.nbytes for life in alive):,} bytes; by formula {by_formula.nbytes:,}: "
-      f"{by_formula.elements:,} numbers in bf16, {by_formula.statistics} in fp32")
-print("14·BLd + BHL² =", 14 * B * L * D + B * H * L * L)
+zs.draw.table(["kept", "bytes", "times the input"], [
+    *((life.name, life.nbytes, round(life.nbytes / (2 * B * L * D), 3)) for life in alive),
+    ("together", sum(life.nbytes for life in alive), "-"),
+    ("2 · (14·BLd + BHL²) + 4 for each statistic", 2 * (14 * B * L * D + B * H * L * L) + 4 * by_formula.statistics,
+     "-")])
 
 # %% [markdown]
 # In the order in which they were made: the block's input; for each token LayerNorm's mean and deviation, in fp32;
@@ -88,10 +96,10 @@ print("14·BLd + BHL² =", 14 * B * L * D + B * H * L * L)
 # square; in the large block they are more than half of it, which answers question 1:
 
 # %%
-for name, tensor in activations.tensors(activations.EXAMPLE).items():
-    print(f"{name:24} {tensor.nbytes / 1e6:9.2f} MB")
-print(f"{'a block':24} {activations.kept(activations.EXAMPLE).nbytes / 1e6:9.2f} MB, of which 32 are "
-      f"{32 * activations.kept(activations.EXAMPLE).nbytes / 1e9:.1f} GB")
+whole = activations.kept(activations.EXAMPLE).nbytes
+zs.draw.table(["of the large block", "MB"], [
+    *((name, round(tensor.nbytes / 1e6, 2)) for name, tensor in activations.tensors(activations.EXAMPLE).items()),
+    ("a block", round(whole / 1e6, 2)), ("32 blocks", round(32 * whole / 1e6, 2))])
 
 # %% [markdown]
 # ## What it costs to make them again
@@ -99,9 +107,9 @@ print(f"{'a block':24} {activations.kept(activations.EXAMPLE).nbytes / 1e6:9.2f}
 # Each from what is kept beside it, as bytes saved for each operation:
 
 # %%
-for saving in savings(activations.EXAMPLE):
-    print(f"{saving.tensor:24} {saving.nbytes / 1e6:8.2f} MB, {saving.flops / 1e9:7.2f} billion operations by "
-          f"{saving.made_by:37}: {saving.nbytes_per_flop:.2g} bytes per operation")
+zs.draw.table(["tensor", "MB", "billion operations", "made by", "bytes per operation"], [
+    (one.tensor, round(one.nbytes / 1e6, 2), round(one.flops / 1e9, 2), one.made_by, f"{one.nbytes_per_flop:.2g}")
+    for one in savings(activations.EXAMPLE)])
 
 # %% [markdown]
 # A factor of a thousand lies between the best bargain and the worst. The probabilities stand second: a little
@@ -124,7 +132,7 @@ FLOWING = ["activation", "checkpointed_input", "activation_gradient"]
 
 def by_engine(rank, recompute):
     """One step's gradient, summed over ranks; what is kept when forward ends, and the most that is there."""
-    engine = zs.Engine(rank, GPT, zs.optim.SGD(lr=0.1), policy=BF16, recompute=recompute)
+    engine = zs.Engine(rank, GPT, zs.optim.SGD(lr=0.1), policy="bf16", recompute=recompute)
     tape = engine.forward(*tokens(rank.index))  # a step in its parts; the tape is what forward leaves for backward
     held = rank.memory.now_nbytes_by_kind
     engine.backward(tape)
@@ -138,73 +146,104 @@ def flops(trace):
     return sum(row.flops for row in trace.rows if hasattr(row, "flops"))
 
 
+rows = []
 for recompute in ("none", "selective", "tiled", "sub_block", "block", "segment(2)", "segment(3)", "block+tiled"):
     cluster = zs.Cluster(3)
     gradient, kept, peak = cluster.run(by_engine, recompute)[0]
     if recompute == "none":
-        whole, once = gradient, flops(cluster.trace[0])
-    print(f"{recompute:11}: {kept:7,} bytes kept, {peak:7,} at most, {flops(cluster.trace[0]) / once - 1:+6.1%} "
-          f"operations; {np.mean(gradient != whole):5.1%} of the gradient's numbers differ")
+        unchanged, once = gradient, flops(cluster.trace[0])
+    rows.append((recompute, kept, peak, f"{flops(cluster.trace[0]) / once - 1:+.1%}",
+                 f"{np.mean(gradient != unchanged):.1%}"))
+zs.draw.table(["policy", "bytes kept", "at most", ">operations", ">gradients that differ"], rows)
 
 # %% [markdown]
-# Question 4: **no policy changes a bit, but for `tiled`.** Who runs the same operations on the same numbers a second
+# Question 5: **no policy changes a bit, but for `tiled`.** Who runs the same operations on the same numbers a second
 # time gets the same results. A tiled softmax is another sequence of operations: it rounds elsewhere and adds in another
 # order. (That does not make it less exact.)
 #
 # Question 2: `block` costs **a third more**: forward runs twice, where forward and backward together were three times
 # forward. And of the large block it keeps a 30th, 67 of 2,013 MB.
 #
-# ## By hand
+# ## By hand, under ZeRO-3
 #
-# `block` is a few lines: keep the inputs, and in backward run each unit forward again, under the same weights, before
-# going back through it.
+# `segment(k)` is a few lines more than what notebook 8 has: keep the input of every k-th layer; in backward run the
+# segment forward again, up to its last layer, before going back through it. Here for eight matrices, each of which
+# rests in chunks and is gathered when it is used.
 
 # %%
-def by_hand(rank):
-    """As `by_engine`, with each unit's input kept and nothing else."""
-    layout = zs.layout_of(GPT, rank.size)
-    gradient = np.zeros(layout.length, BF16.compute_dtype)
-
-    def place(unit):
-        """The arrays for the gradients of a unit's parameters: its stretch of the flat vector."""
-        return layout.unit_views(unit.name, gradient[layout.units[unit.name]])
-
-    ctx = zs.models.Context(np, BF16, rank.kernels, rank.memory, rank.trace.compute, place)
-    x, target = tokens(rank.index)
-    inputs = []
-    for unit in GPT.units:
-        inputs.append(x)
-        x, kept = unit.forward(ctx, {name: ctx.cast(FIRST[name]) for name in unit.shapes}, x)
-        del kept
-    kept_by_loss = GPT.loss.forward(ctx, x, target)[1]
-    held = rank.memory.now_nbytes_by_kind
-    del x
-    dy = GPT.loss.backward(ctx, kept_by_loss, 1.0)
-    del kept_by_loss
-    for unit in reversed(GPT.units):
-        weights = {name: ctx.cast(FIRST[name]) for name in unit.shapes}
-        kept = unit.forward(ctx, weights, inputs.pop())[1]  # forward again
-        dy, _ = unit.backward(ctx, weights, kept, dy)
-        del kept
-    for lies in layout.units.values():
-        gradient[lies] = rank.all_reduce(gradient[lies])
-    kept = sum(held.get(kind, 0) for kind in FLOWING)
-    return gradient, kept, rank.memory.peak_nbytes_of(FLOWING)
+MLP = zs.models.MLP([12, 10] * 4 + [12], bias=False)  # eight matrices of 120 weights, ReLU between them
+MATRICES = [w.astype(BF16) for w in zs.models.first_weights(MLP).values()]
 
 
-for how, program, arguments in (("by hand", by_hand, ()), ("block", by_engine, ("block",))):
-    cluster = zs.Cluster(3)
-    _, kept, peak = cluster.run(program, *arguments)[0]
-    print(f"{how:7}: {kept:,} bytes kept, {peak:,} at most, {flops(cluster.trace[0]):,} operations")
+def batch(index):
+    """x (4, 12), target (4, 12): other samples on every rank."""
+    random = np.random.default_rng(index)
+    return random.standard_normal((4, 12)).astype(BF16), random.standard_normal((4, 12)).astype(np.float32)
+
+
+def wide(x):
+    """The same values in fp32."""
+    return x.astype(np.float32)
+
+
+def forward(w, x, relu):
+    """x (B, I), w (I, O) -> (B, O) in bf16"""
+    y = (wide(x) @ wide(w)).astype(BF16)
+    return np.where(y > 0, y, BF16(0)) if relu else y
+
+
+def backward(w, x, dy):
+    """x (B, I), dy (B, O) -> dx (B, I), through the ReLU that made x, and dw (I, O); both in bf16"""
+    dx = (wide(dy) @ wide(w).T).astype(BF16)
+    return np.where(x > 0, dx, BF16(0)), (wide(x).T @ wide(dy)).astype(BF16)
+
+
+def by_hand(rank, k):
+    """This rank's chunks of one step's summed gradient, and how many layers' inputs it held at most."""
+    layers, inputs, gradient, most = len(MATRICES), [], {}, 0
+    chunks = [np.split(w.ravel(), rank.size)[rank.index] for w in MATRICES]
+
+    def weights(i):
+        return rank.all_gather(chunks[i], purpose="parameters").reshape(MATRICES[i].shape)
+
+    x, target = batch(rank.index)
+    for i in range(layers):
+        if i % k == 0:
+            inputs.append(x)
+        x = forward(weights(i), x, relu=i < layers - 1)
+    dy = ((wide(x) - target) / np.float32(len(x))).astype(BF16)
+    for start in reversed(range(0, layers, k)):
+        again = [inputs.pop()]
+        for i in range(start, start + k - 1):  # forward again, up to the segment's last layer
+            again.append(forward(weights(i), again[-1], relu=True))
+        most = max(most, len(inputs) + len(again))
+        for i in reversed(range(start, start + k)):
+            dy, dw = backward(weights(i), again.pop(), dy)
+            gradient[i] = rank.reduce_scatter(dw.ravel(), purpose="gradients")
+    return [gradient[i] for i in range(layers)], most
+
+
+rows = []
+for k in (1, 2, 4, 8):
+    cluster = zs.Cluster(4)
+    _, most = cluster.run(by_hand, k)[0]
+    gathers = [getattr(row, "purpose", "") for row in cluster.trace[0].rows].count("parameters")
+    rows.append((f"segment({k})", most, gathers, cluster.trace.sent_nbytes("parameters")[0]))
+zs.draw.table(["policy", "inputs held at most", "all-gathers of weights", "bytes sent for weights"], rows)
 
 # %% [markdown]
+# Question 4: **it can cost messages.** A layer that runs forward again needs its weights again. `segment(1)` has none
+# of that, since each layer's input is there; a segment of k layers gathers k-1 of them once more. And there is a best
+# k: with few segments few inputs are kept, but while a segment goes back, all that it has computed again is there at
+# once. (Here, where a layer keeps no more than its input, that is √8 or near it. Wait for the transformer.)
+#
 # ## How much of it, and for how long sequences
 #
 # The whole of it at the large scale. Bars and marks are measured in real runs of the engine, on arrays that
 # have a shape and no data; lines are by formula.
 
 # %%
-figures.activations(figures.activations_data())
+zs.draw.activations()
 
 # %% [markdown]
 # Below, everything that keeps the probabilities of even one block ends up steep: twice as long, four times as much.
@@ -216,37 +255,50 @@ figures.activations(figures.activations_data())
 # The popular √n takes it that the inside of a block weighs as much as its input. But it weighs 30 times as much:
 
 # %%
-for k in (1, 2, 3, 4, 6, 8, 16, 32):
-    print(f"segment({k:2}): {activations.peak_nbytes(activations.EXAMPLE, 32, f'segment({k})').nbytes / 1e9:6.2f} GB")
 print(f"best k by formula, √(n·input/inside): {activations.best_segment(activations.EXAMPLE, 32):.2f}; "
       f"√32 is {32**0.5:.2f}")
+zs.draw.table(["policy", "GB at most"], [
+    (f"segment({k})", round(activations.peak_nbytes(activations.EXAMPLE, 32, f"segment({k})").nbytes / 1e9, 2))
+    for k in (1, 2, 3, 4, 6, 8, 16, 32)])
 
 # %% [markdown]
-# Question 3: **no, every single one.** And at stage 3 longer segments cost messages too (notebook 8).
+# Question 3: **no, every single one.** And at stage 3 longer segments cost messages too.
 #
 # ## Try it
 #
-# * Keep in `by_hand` what the *first* forward kept, instead of running a second. Do the results change? What does?
-# * Let `by_hand` keep every second unit's input only. Compare with `segment(2)`.
+# * Let `by_hand` keep all that it computes again until the step ends (no `pop`). Do the results change? What does?
+# * Free nothing: gather each layer once, in forward, and keep it. How many messages are left, and what is held?
 # * Make L in the first cell 256. Which policy now keeps least, and which holds least at its fullest?
 # * Dropout draws random numbers. Why can a block with dropout be run again at all? Try `vocabulary=50, dropout=0.1`:
-#   the policies still agree. In the proof N = 1 still agrees too, and N = 2 does not. What is missing in `by_hand`?
+#   the policies still agree.
 #
 # ## Proof
 #
-# By hand and by the engine's `block`: the same bits of the summed gradient, the same bytes kept and at most, and the
-# same operations, for 1 to 8 ranks, and the bits of `none`. On up to 3 ranks other policies have these bits as well.
+# By hand and by the package's engine at stage 3 with `segment(k)`: the same bits of the summed gradient and the same
+# bytes sent, for 1 to 8 ranks; and the bits of `none`. Of the transformer, on up to 3 ranks, all policies but `tiled`
+# have the bits of `none`.
 
 # %%
+def mlp_by_engine(rank, recompute):
+    """One step's gradient by the package at stage 3: this rank's chunk of each layer."""
+    engine = zs.Engine(rank, MLP, zs.optim.SGD(lr=0.1), stage=3, policy="bf16", recompute=recompute)
+    engine.backward(engine.forward(*batch(rank.index)))
+    engine.reduce()
+    return np.split(engine.param_group.gradient.copy(), len(MATRICES))
+
+
 for ranks in (1, 2, 3, 4, 5, 8):
-    hand, package = zs.Cluster(ranks), zs.Cluster(ranks)
-    pairs = zip(hand.run(by_hand), package.run(by_engine, "block"), strict=True)
-    for (mine, *held), (theirs, *held_by_package) in pairs:
-        assert mine.tobytes() == theirs.tobytes(), ranks
-        assert held == held_by_package
-    assert [flops(trace) for trace in hand.trace] == [flops(trace) for trace in package.trace]
-    others = ("none", "selective", "sub_block", "segment(2)") if ranks < 4 else ("none",)
-    for recompute in others:
-        other = zs.Cluster(ranks).run(by_engine, recompute)
-        assert all(one[0].tobytes() == mine.tobytes() for one in other), (ranks, recompute)
-    print(f"N = {ranks}: by hand and by the package the same bits, bytes, operations; same bits: {', '.join(others)}")
+    plain = zs.Cluster(ranks).run(mlp_by_engine, "none")
+    for k in (1, 2, 4, 8):
+        hand, package = zs.Cluster(ranks), zs.Cluster(ranks)
+        for index, ((mine, _), theirs) in enumerate(zip(
+                hand.run(by_hand, k), package.run(mlp_by_engine, f"segment({k})"), strict=True)):
+            for one, other, without in zip(mine, theirs, plain[index], strict=True):
+                assert one.tobytes() == other.tobytes() == without.tobytes(), (ranks, k)
+        for purpose in ("gradients", "parameters"):
+            assert hand.trace.sent_nbytes(purpose) == package.trace.sent_nbytes(purpose), (ranks, k)
+    others = ("none", "selective", "sub_block", "block", "segment(2)") if ranks < 4 else ()
+    of_policies = [zs.Cluster(ranks).run(by_engine, recompute)[0][0].tobytes() for recompute in others]
+    assert len(set(of_policies)) <= 1, ranks
+    print(f"N = {ranks}: segments of 1, 2, 4, 8 by hand and by the package the same bits and bytes sent; "
+          f"the transformer's: {', '.join(others) or 'not run'}")

@@ -12,19 +12,26 @@
 # ---
 
 # %% [markdown]
-# # 14. What published numbers get wrong
+# # 14. Common mistakes in published numbers
 #
 # **The idea.** Papers, lessons and documentation print numbers about memory and messages, and are copied from one
 # another. Some do not follow from the formulas beside them. One need not argue about it: an estimate (the formula,
 # filled in) and a measurement (a run) both have something to say, and where the two agree, the print is wrong.
 #
-# The texts are good ones, and most of their numbers are right.
+# The texts are good ones, and most of their numbers are right. Each is cited with its section or table; authors, titles
+# and links stand on the [page of references](../docs/references.md). Four lessons are cited most, by these letters. Of
+# three of them we know no address; the page says how one recognizes them.
+#
+# * **B**: *The Burden of Memory*, a lesson in eleven sections.
+# * **S**: stochi0, *Mixed Precision and ZeRO: Training Large Models Without Running Out of Memory*,
+#   [stochi0.vercel.app](https://stochi0.vercel.app/writings/mix-precision-training).
+# * **M**: a note on mixed-precision training, without a title.
+# * **H**: *ZeRO by hand*, an article of August 2025 whose example is that of notebook 1.
 
 # %%
 import numpy as np
 
 import zerosim as zs
-from zerosim.course import figures
 from zerosim.course.published import published
 from zerosim.course.published_runs import blocks, settled
 
@@ -33,11 +40,11 @@ from zerosim.course.published_runs import blocks, settled
 #
 # Four statements that are in print. Right or wrong, and if wrong, by how much?
 #
-# 1. 7 billion parameters on 8 GPUs take 21.5 GB on each with ZeRO-1, and 15.75 GB with ZeRO-2.
-# 2. To all-reduce 14 GB over NVLink, with its 900 GB/s, takes about 31 ms.
+# 1. 7 billion parameters on 8 GPUs take 21.5 GB on each with ZeRO-1, and 15.75 GB with ZeRO-2 (B, section 9).
+# 2. To all-reduce 14 GB over NVLink, with its 900 GB/s, takes about 31 ms (B, section 8).
 # 3. ZeRO-1 all-reduces the gradients, each rank updates its slice, the weights are all-gathered; so it sends no more
-#    than plain data parallelism does.
-# 4. To scale the loss keeps fp16 from overflowing.
+#    than plain data parallelism does (B, sections 9 and 10).
+# 4. To scale the loss keeps fp16 from overflowing (S, "Engineering optimizations" and "Common failure modes").
 #
 # Write your answers down, then read on.
 #
@@ -47,7 +54,7 @@ from zerosim.course.published_runs import blocks, settled
 # data (notebook 13), and lays the result beside print and estimate.
 
 # %%
-figures.published(figures.published_data())
+zs.draw.published()
 
 # %% [markdown]
 # Most agree, among them the whole first table of ZeRO's paper. Of the others a few lines each. (Ψ is the bytes of all
@@ -60,12 +67,11 @@ TRAFFIC = ("vectors at", "vectors beside ddp", "all-reduce then all-gather", "tr
 
 
 def lay_out(*subjects, traffic=False):
-    """Prints the statements about some subjects that do not close, beside estimate and measurement."""
-    for one in settled(*subjects):
-        row = one.row
-        if not row.closes and (row.quantity in TRAFFIC) == traffic:
-            print(f"{row.name}\n    print {row.stated:g}, estimate {one.estimated:.4g}, measured "
-                  f"{f'{one.measured:.4g} {row.unit}'.rstrip()}: {row.why}")
+    """The statements about some subjects that do not close: print, estimate, measurement, where it is printed, why."""
+    return zs.draw.table(["", "print", "estimate", "measured", "printed in", "why it is wrong"], [
+        (one.row.name, f"{one.row.stated:g}", f"{one.estimated:.4g}", f"{one.measured:.4g} {one.row.unit}".rstrip(),
+         one.row.source, one.row.why)
+        for one in settled(*subjects) if not one.row.closes and (one.row.quantity in TRAFFIC) == traffic])
 
 
 lay_out("states")
@@ -73,65 +79,78 @@ lay_out("states")
 # %% [markdown]
 # * The answer to question 1: **38.5 and 26.25 GB**, 1.8 and 1.7 times what is printed. (The other two of that table,
 #   112 GB without ZeRO and 14 with ZeRO-3, are right.)
-# * What "no GPU can hold", one with 141 GB holds, with 29 GB left for activations.
-# * One text's bytes for each parameter go wrong in three ways. Of the 12 that stage 1 cuts, master and two moments, a
-#   formula has 4; a sum leaves out the gradients that it lists; and a formula for all stages comes to 10 on one rank,
-#   where each stage holds 16.
-# * Eight copies hold 896 GB. One of them is needed, so 784 are redundant.
-# * Mixed precision halves no states: 16 bytes for each parameter in both. What it halves is activations.
+# * What "no GPU can hold" (B, section 1), one with 141 GB holds, with 29 GB left for activations.
+# * The bytes for each parameter in S, "Memory accounting", go wrong in three ways. Of the 12 that stage 1 cuts, master
+#   and two moments, a formula has 4; a sum leaves out the gradients that it lists; and a formula for all stages comes
+#   to 10 on one rank, where each stage holds 16.
+# * Eight copies hold 896 GB (B, section 1). One of them is needed, so 784 are redundant.
+# * Mixed precision halves no states (M, "Concrete Walkthrough"): 16 bytes for each parameter in both. What it halves is
+#   activations.
 #
 # ## Messages
 
 # %%
 lay_out("states", "collectives", traffic=True)
-vector = np.zeros(250_000, np.float32)
+
+# %%
+vector, rows = np.zeros(250_000, np.float32), []
 for algorithm in ("everyone", "ring"):
     cluster = zs.Cluster(8)
     cluster.run(lambda rank, how: rank.all_reduce(vector, algorithm=how), algorithm)
-    print(f"all-reduce on 8 ranks, {algorithm}: each sends {cluster.trace.sent_nbytes()[0] / vector.nbytes} vectors")
+    rows.append((algorithm, cluster.trace.sent_nbytes()[0] / vector.nbytes))
+zs.draw.table(["all-reduce on 8 ranks", "vectors that each sends"], rows)
 
 # %% [markdown]
 # * Question 2: **54.4 ms**. The 900 GB/s of a data sheet are both ways together, and a message goes one way: 2 · 14/450
-#   are 62.2 ms, of which 8 ranks need 7/8. (The same lesson calls PCIe's 64 GB/s "bidirectional", which are one way,
-#   and gives NVLink 600 GB/s elsewhere, which is the generation before.)
-# * "2Ψ" and "3Ψ" are limits for many ranks; what is sent is (N-1)/N of it. On 2
-#   ranks that is half. One text gives the factor to the reduce-scatter and not to the all-gather; both have it.
-# * Stages 1 and 2 are "free" with one micro-batch. With k of them stage 2 sends (k+1)/2 times as much as stage 0.
-# * "Everyone sends to everyone" sends (N-1)Ψ, not 2Ψ(N-1)/N: four times as much on 8 ranks.
+#   are 62.2 ms, of which 8 ranks need 7/8. (The same section calls PCIe's 64 GB/s "bidirectional", which are one way,
+#   and section 10 gives NVLink 600 GB/s, which is the generation before.)
+# * "2Ψ" and "3Ψ" (Rajbhandari et al. 2020, section 7.2) are limits for many ranks; what is sent is (N-1)/N of it. On 2
+#   ranks that is half. H, "Stage 1", gives the factor to the reduce-scatter and not to the all-gather; both have it.
+# * Stages 1 and 2 are "genuinely free" (B, section 10) with one micro-batch. With k of them stage 2 sends (k+1)/2 times
+#   as much as stage 0.
+# * "Each GPU sends its gradients to all other GPUs" (H, between "Stage 1" and "Stage 2") sends (N-1)Ψ, not 2Ψ(N-1)/N:
+#   four times as much on 8 ranks.
 #
 # ## Activations
 
 # %%
 lay_out("activations")
+
+# %%
 SIZES = {"batch": 4, "tokens": 2048, "channels": 4096, "heads": 32}
 none = blocks(32, "none", **SIZES)
-for policy in ("block", "segment(6)", "sub_block"):
-    found = blocks(32, policy, **SIZES)
-    print(f"{policy:10}: holds at most {found.peak_nbytes / 1e9:5.2f} GB, computes {found.flops / none.flops - 1:.1%} "
-          "more than without recomputation")
-print("the runtime's own, by a text's own parts:", [row.expected for row in published("activations")
-                                                     if row.quantity == "overhead"], "GB at least and at most")
+zs.draw.table(["32 blocks", "GB at most", "more operations than without recomputation"], [
+    (policy, round(found.peak_nbytes / 1e9, 2), f"{found.flops / none.flops - 1:.1%}")
+    for policy in ("block", "segment(6)", "sub_block") for found in [blocks(32, policy, **SIZES)]])
+
+# %%
+zs.draw.table(["overhead, GB", "print", "sum of its parts"], [
+    (row.name, row.stated, row.expected) for row in published("activations") if row.quantity == "overhead"])
 
 # %% [markdown]
-# * A multiply-add is two operations; with the softmax it is a little more still.
-# * A table there gives some tensors in elements and some in bytes, and so misses that the largest one is attention's
-#   matrix of probabilities.
-# * "Segments of √n blocks are best" holds if a block keeps as much inside as its input is. It keeps far more here, so
-#   the best segment is one block: 4.16 GB, and 12.35 with segments of 6.
-# * "Checkpoints inside the block halve the recomputation": 20.5% where whole blocks take 33.3%. That is more than half,
-#   and more is held.
-# * "2 to 4 GB of overhead" is less than the sum of the parts that the text lists, 2.7 to 7 GB. No run of ours can
-#   settle that; a GPU could.
+# * A multiply-add is two operations (B, section 5); with the softmax it is a little more still.
+# * The table of B, section 5, gives some tensors in elements and some in bytes, and so section 5d misses that the
+#   largest one is attention's matrix of probabilities.
+# * "Segments of √n blocks are best" (B, section 5 and its note on Chen et al. 2016) holds if a block keeps as much
+#   inside as its input is. It keeps far more here, so the best segment is one block: 4.16 GB, and 12.35 with segments
+#   of 6.
+# * "Checkpoints inside the block halve the recomputation" (B, section 5): 20.5% where whole blocks take 33.3%. That is
+#   more than half, and more is held.
+# * "2 to 4 GB of overhead" (B, section 6) is less than the sum of the parts that the text lists, 2.7 to 7 GB. No run of
+#   ours can settle that; a GPU could.
 #
 # ## Numbers
 
 # %%
 lay_out("flops")
-for value in (1e-8, 7e4):
-    scaled = [float(zs.round_to(value * scale, "fp16") / scale) for scale in (1, 1024, 1 / 4)]
-    print(f"a gradient of {value:g} in fp16: {scaled[0]:.3g}; scaled by 1024 {scaled[1]:.3g}, by 1/4 {scaled[2]:.3g}")
+
+# %%
+zs.draw.table(["a gradient of", "in fp16", "scaled by 1024", "scaled by 1/4"], [
+    (f"{value:g}", *(f"{float(zs.round_to(value * scale, 'fp16') / scale):.3g}" for scale in (1, 1024, 1 / 4)))
+    for value in (1e-8, 7e4)])
 
 
+# %%
 def first_moves(rank, optimizer):
     """The way that the first step moves four weights of 1, with gradients from a thousandth to a hundred."""
     g, w = np.array([1e-3, 0.1, 1, 100], np.float32), np.ones(4, np.float32)
@@ -140,21 +159,24 @@ def first_moves(rank, optimizer):
     return ", ".join(f"{move:.1g}" for move in 1 - w)
 
 
-for optimizer in (zs.optim.SGD(lr=1e-3), zs.optim.Adam(lr=1e-3)):
-    print(f"{type(optimizer).__name__:4} moves the weights by", zs.Cluster(1).run(first_moves, optimizer)[0])
+zs.draw.table(["gradients", "0.001, 0.1, 1, 100"], [
+    (f"{type(optimizer).__name__} moves weights by", zs.Cluster(1).run(first_moves, optimizer)[0])
+    for optimizer in (zs.optim.SGD(lr=1e-3), zs.optim.Adam(lr=1e-3))])
 
 # %% [markdown]
 # * Question 4: scaling cures **underflow**: 1e-8 becomes 0 in fp16 and survives times 1024. 7e4 is inf, and a larger S
 #   makes it worse. Overflow is what a loss scaler must notice, in order to skip the step and shrink S (notebook 3).
-# * fp16 does not "flush" what is below 6e-5: subnormals reach 6e-8, and half of that is the last to become 0.
-# * bf16's spacing is not "similar" to fp16's, it is 8 times as coarse.
-# * The favorite example of a lost update, $\eta g = 10^{-8}$, is SGD's. Adam's first step is η, whatever the gradient;
-#   nor does a weight move like another "because its gradient is close".
+# * fp16 does not "flush" what is below 6e-5 (M, "The Problem"; B, section 2): subnormals reach 6e-8, and half of that
+#   is the last to become 0.
+# * bf16's spacing is not "similar" to fp16's (M, "What's Clever"), it is 8 times as coarse.
+# * The favorite example of a lost update, $\eta g = 10^{-8}$ (H, "Why make a copy of the model weights"), is SGD's.
+#   Adam's first step is η, whatever the gradient; nor does a weight move like another "since the gradient magnitude is
+#   close" (H, "Stage 1").
 #
 # ## Optimizers
 #
-# Muon is printed with the cubic iteration $X \leftarrow \frac32 X - \frac12 X X^T X$, of the gradient, with the remark
-# that a matrix whose rows lie on several ranks must be gathered for it.
+# B, section 9, prints Muon with the cubic iteration $X \leftarrow \frac32 X - \frac12 X X^T X$, of the gradient, with
+# the remark that a matrix whose rows lie on several ranks must be gathered for it.
 
 # %%
 def singular_values(rank, iteration):
@@ -174,13 +196,19 @@ def by_rows(rank, rows, columns):
     return np.abs(mine - np.array_split(own, rank.size)[rank.index]).max()
 
 
-for iteration in ("cubic", "quintic"):
-    print(f"{iteration:7}: 1, 0.1, 0.01 ->", zs.Cluster(1).run(singular_values, iteration)[0])
+zs.draw.table(["5 iterations", "of 1, 0.1 and 0.01"], [
+    (iteration, str(zs.Cluster(1).run(singular_values, iteration)[0])) for iteration in ("cubic", "quintic")])
+
+# %%
 cluster = zs.Cluster(4)
-print("by rows as well as whole:", max(cluster.run(by_rows, 1024, 32)) < 1e-12, "- sent per iteration by each of 4:",
-      cluster.trace.sent_nbytes()[0] // 20, "bytes; an all-gather of the matrix:", 8 * 1024 * 32 * 3 // 4)
+apart = max(cluster.run(by_rows, 1024, 32))
+zs.draw.table(["a matrix of 1024 x 32 on 4 ranks, by rows", ""], [
+    ("furthest from the whole matrix's iteration", f"{apart:.0e}"),
+    ("bytes sent by each, per iteration", cluster.trace.sent_nbytes()[0] // 20),
+    ("bytes of an all-gather of the matrix", 8 * 1024 * 32 * 3 // 4)])
 
 
+# %%
 def third_v(rank):
     """Adan's average of differences after gradients of 1, 2 and 4."""
     adan, w = zs.optim.Adan(), np.ones(1, np.float32)
@@ -190,55 +218,79 @@ def third_v(rank):
     return float(state["v"][0])
 
 
-print(f"Adan's v after gradients 1, 2, 4: {zs.Cluster(1).run(third_v)[0]:.4f}, by the printed formula "
-      f"{(1 - zs.optim.Adan().beta2) * (4 - 2):.4f}")
+zs.draw.table(["Adan's v after gradients 1, 2, 4", ""], [
+    ("measured", f"{zs.Cluster(1).run(third_v)[0]:.4f}"),
+    ("by the formula of B, section 3", f"{(1 - zs.optim.Adan().beta2) * (4 - 2):.4f}")])
 
 # %% [markdown]
-# * In practice Muon takes a quintic iteration, of the momentum. In 5 steps the cubic leaves 0.01 at 0.08; the quintic
-#   has all of them near 0.7, and never brings them to 1. The momentum is state, and ZeRO-1 shards it, too.
+# * In practice Muon takes a quintic iteration, of the momentum (Jordan et al. 2024). In 5 steps the cubic leaves 0.01
+#   at 0.08; the quintic has all of them near 0.7, and never brings them to 1. The momentum is state, and ZeRO-1 shards
+#   it, too.
 # * Rows need no gather: $X_i$ times $X^T X$ is enough, and that is a small matrix which can be added up by an
 #   all-reduce.
-# * Adan's differences are averaged, like its gradients; the printed formula has lost the old average.
+# * Adan's differences are averaged, like its gradients (Xie et al. 2022, algorithm 1); the printed formula, which is
+#   $v_t = \beta_2 (g_t - g_{t-1})$, has lost the old average. (Its β is the share of what is new.)
 #
 # ## Question 3, by hand
 #
 # Stage 1 in two ways: with an all-reduce of the gradients, of which each rank takes its slice; and as in notebook 6,
-# with a reduce-scatter. (fp32 throughout.)
+# with a reduce-scatter. (fp32 throughout; the model is that of notebook 5.)
 
 # %%
-MODEL, ADAM = zs.models.MLP([6, 10, 3]), zs.optim.Adam(lr=0.01)
+MODEL = zs.models.MLP([12, 20, 30, 4], bias=False)  # three matrices, ReLU between them, half the squared error
+FIRST = list(zs.models.first_weights(MODEL).values())
+LEARNING_RATE = 0.01
 
 
 def batch(index, step):
-    """x (4, 6), target (4, 3): other samples on every rank and in every step."""
-    return tuple(np.random.default_rng((index, step, n)).standard_normal((4, n)).astype(np.float32) for n in (6, 3))
+    """x (4, 12), target (4, 4): other samples on every rank and in every step."""
+    return tuple(np.random.default_rng((index, step, n)).standard_normal((4, n)).astype(np.float32) for n in (12, 4))
+
+
+def gradients(weights, x, target):
+    """weights: three matrices; x (B, I), target (B, O) -> d loss / d each matrix"""
+    inputs = []
+    for w in weights:
+        inputs.append(x)
+        x = x @ w if w is weights[-1] else np.maximum(x @ w, 0)
+    dy, found = (x - target) / np.float32(len(x)), []
+    for w in reversed(weights):
+        x = inputs.pop()
+        found.append(x.T @ dy)
+        dy = np.where(x > 0, dy @ w.T, 0)
+    return found[::-1]
+
+
+def adam(w, m, v, g, step):
+    """One update in place, of as many weights as there are."""
+    m[:] = 0.9 * m + (1 - 0.9) * g
+    v[:] = 0.999 * v + (1 - 0.999) * (g * g)
+    w -= LEARNING_RATE * (m / (1 - 0.9**step)) / (np.sqrt(v / (1 - 0.999**step)) + 1e-8)
 
 
 def train_by_hand(rank, all_reduce_first):
-    """Two steps of stage 1; the weights, as one vector (n,)."""
-    layout = zs.layout_of(MODEL, rank.size)
-    vector = layout.flattened(zs.models.first_weights(MODEL))
-    state = {unit: {slot: np.zeros((where.stop - where.start) // rank.size, np.float32) for slot in ("m", "v")}
-             for unit, where in layout.units.items()}
+    """Two steps of stage 1; the weights of all layers."""
+    weights = [w.copy() for w in FIRST]
+    m, v = ([np.zeros(w.size // rank.size, np.float32) for w in FIRST] for _ in range(2))
     for step in (1, 2):
-        gradient = layout.flattened(zs.models.one_pass(MODEL, layout.views(vector), zs.Policy("fp32"),
-                                                       *batch(rank.index, step)).gradients)
-        for unit, where in layout.units.items():
+        for i, local in enumerate(gradients(weights, *batch(rank.index, step))):
             if all_reduce_first:
-                g = np.split(rank.all_reduce(gradient[where]), rank.size)[rank.index]
+                g = np.split(rank.all_reduce(local.ravel()), rank.size)[rank.index]
             else:
-                g = rank.reduce_scatter(gradient[where])
-            own = np.split(vector[where], rank.size)[rank.index].copy()
-            ADAM.update(zs.optim.UpdateContext(rank.kernels), own, g / np.float32(rank.size), state[unit], step)
-            rank.all_gather(own, out=vector[where])
-    return vector
+                g = rank.reduce_scatter(local.ravel())
+            own = np.split(weights[i].reshape(-1), rank.size)[rank.index].copy()
+            adam(own, m[i], v[i], g / np.float32(rank.size), step)
+            rank.all_gather(own, out=weights[i].reshape(-1))
+    return weights
 
 
+rows = []
 for all_reduce_first in (True, False):
     cluster = zs.Cluster(8)
-    vector = cluster.run(train_by_hand, all_reduce_first)[0]
-    print(f"{'all-reduce, slice' if all_reduce_first else 'reduce-scatter':17}, all-gather: each rank sends "
-          f"{cluster.trace.sent_nbytes()[0] / 2 / vector.nbytes} vectors in a step")
+    cluster.run(train_by_hand, all_reduce_first)
+    rows.append(("all-reduce, slice, all-gather" if all_reduce_first else "reduce-scatter, all-gather",
+                 cluster.trace.sent_nbytes()[0] / 2 / (4 * MODEL.parameter_count)))
+zs.draw.table(["8 ranks", "vectors sent by each in a step"], rows)
 
 # %% [markdown]
 # **Half as much again**: 3 · 7/8 vectors where 2 · 7/8 are enough. The bits are the same, so nothing but a count of
@@ -247,7 +299,7 @@ for all_reduce_first in (True, False):
 # ## Try it
 #
 # * `for row in published(): print(row.name, row.stated, row.computed(), row.source)` shows all of them. Which sources
-#   are never wrong?
+#   are never wrong? `cited_by(row.source)` of `zerosim.course.references` says who, when and where.
 # * Take a number from a paper that you trust. Compute it with `zs.plan`, or measure it with a `zs.NullCluster`.
 # * `blocks(64, "segment(2)", **SIZES).peak_nbytes`: from how many blocks on are segments of 2 better than those of 1?
 # * The engine takes "all-reduce, then slice" too: `stage=zs.Stage(R, R, S)`, with `R, S = zs.Placement.REPLICATED,
@@ -262,18 +314,19 @@ for all_reduce_first in (True, False):
 # %%
 def train_by_engine(rank):
     """The same two steps by the package."""
-    engine = zs.Engine(rank, MODEL, ADAM, stage=1)
+    engine = zs.Engine(rank, MODEL, zs.optim.Adam(lr=LEARNING_RATE), stage=1)
     for step in (1, 2):
         engine.step([batch(rank.index, step)])
-    return engine.param_group.parameter.copy()
+    return [engine.state(name)["parameter"] for name in MODEL.shapes]
 
 
 for ranks in (1, 2, 3, 4, 5, 8):
     clusters = [zs.Cluster(ranks) for _ in range(3)]
     by_hand = [cluster.run(train_by_hand, first) for cluster, first in zip(clusters, (True, False), strict=False)]
-    for sliced, scattered, engine in zip(*by_hand, clusters[2].run(train_by_engine), strict=True):
-        assert sliced.tobytes() == engine.tobytes()
-        assert scattered.tobytes() == engine.tobytes(), ranks
+    for of_rank in zip(*by_hand, clusters[2].run(train_by_engine), strict=True):
+        for sliced, scattered, engine in zip(*of_rank, strict=True):
+            assert sliced.tobytes() == engine.tobytes()
+            assert scattered.tobytes() == engine.tobytes(), ranks
     sent = [cluster.trace.sent_nbytes() for cluster in clusters[:2]]
     assert all(2 * more == 3 * enough for more, enough in zip(*sent, strict=True))
     print(f"N = {ranks}: by hand in two ways and by the engine the same bits; sent {sent[0][0]} and {sent[1][0]} bytes")

@@ -34,6 +34,7 @@ def check_training(report: Writer, machine: Machine) -> None:
     """Stages and formats to the same bits, memory, seconds beside PyTorch's, Ctrl-C, and the card's end."""
     for ranks in RANKS:
         report.check(f"{ranks} ranks: stages and runs agree", partial(stages_agree, ranks=ranks), remark=remark_on_bits)
+    report.check("state on the host and on disk", offloaded, remark=remark_on_offload)
     report.check("memory beside nvidia-smi", memory, remark=remark_on_memory)
     report.check("a step beside PyTorch's", measured, remark=remark)
     report.check("Ctrl-C", lambda: at_ctrl_c(zs.CuPyCluster(2)), remark=remark_on_end)
@@ -43,12 +44,12 @@ def check_training(report: Writer, machine: Machine) -> None:
 # -- the same bits ----------------------------------------------------------------------------------------------------
 
 
-def trained(rank: zs.Rank, stage: int, compute: str, steps: int = 2) -> tuple[Any, ...]:
+def trained(rank: zs.Rank, stage: int, compute: str, steps: int = 2, **options: Any) -> tuple[Any, ...]:
     """Losses and norms of some steps of gpt-nano, and what all parameters are then: of one micro-batch a step, so that
     every stage adds in one order."""
     model = GPT("gpt-nano")
     policy = zs.Policy(compute, loss_scale=1024.0) if compute == "fp16" else zs.Policy(compute)
-    engine = zs.Engine(rank, model, zs.optim.AdamW(lr=1e-3), stage=stage, policy=policy, clip_norm=1.0)
+    engine = zs.Engine(rank, model, zs.optim.AdamW(lr=1e-3), stage=stage, policy=policy, clip_norm=1.0, **options)
     rng = np.random.default_rng(rank.index)
     said = []
     for _ in range(steps):
@@ -86,6 +87,69 @@ def remark_on_bits(found: dict[str, Any]) -> str:
     if wrong:
         raise Wrong("; ".join(wrong))
     return f"{sum(row['runs'] for row in found['rows'])} trainings, equal bits"
+
+
+# -- offload ----------------------------------------------------------------------------------------------------------
+
+PLACES = {"host": "host", "host, all but parameters": zs.Offload("host", "host"), "disk": "disk"}
+COPIED = 1 << 26  # elements of fp32
+
+
+def offloaded(make: Cluster = zs.CuPyCluster, ranks: int = 2, count: int = COPIED,
+              stages: Sequence[int] = tuple(zs.STAGES)) -> dict[str, Any]:
+    """Where state rests on the host or on disk: the places and stages with other bits than those of none; and copies
+    of so many elements between device and host, alone and beside as long a computation."""
+    different = []
+    for stage in stages:
+        right = sha256(list(make(ranks).run(trained, stage, "bf16")))
+        for name, asked in PLACES.items():
+            options = {"offload": asked, "overlap": True, "prefetch": 1}
+            found = make(ranks).run(lambda rank, stage=stage, options=options: trained(rank, stage, "bf16", **options))
+            different += [f"stage {stage}, {name}"] * (sha256(list(found)) != right)
+    return {"trainings": len(stages) * len(PLACES), "different": different,
+            "copies": make(1).run(copies, count)[0]}
+
+
+def copies(rank: zs.Rank, count: int) -> dict[str, dict[str, float]]:
+    """By direction: seconds of a copy, of sums that take as long, and of both, the copy begun first."""
+    kernels, device = rank.kernels, rank.xp.cuda.Device()
+    x, there, host = (memory.alloc(count, np.float32, "workspace") for memory in (
+        rank.memory, rank.memory, rank.memory.host))
+    x[...], host[...] = 0, 0
+    found = {}
+    for direction, source, out in (("to host", there, host), ("to device", host, there)):
+        copy = seconds_of(lambda source=source, out=out: kernels.copy_beside(source, out)(), device.synchronize)
+        one = seconds_of(lambda: kernels.add_rounded(x, x, x), device.synchronize)
+        times = max(1, round(copy / one))
+
+        def compute(times: int = times) -> None:
+            for _ in range(times):
+                kernels.add_rounded(x, x, x)
+
+        def both(source: Any = source, out: Any = out, compute: Callable[[], None] = compute) -> None:
+            arrived = kernels.copy_beside(source, out)
+            compute()
+            arrived()
+
+        found[direction] = {"bytes_per_second": 4 * count / copy, "copy_seconds": copy,
+                            "compute_seconds": seconds_of(compute, device.synchronize),
+                            "both_seconds": seconds_of(both, device.synchronize)}
+    return found
+
+
+def remark_on_offload(found: dict[str, Any]) -> str:
+    """How many trainings, and of each direction the rate and the share of the copy that computing hides; Wrong where
+    bits differ."""
+    if found["different"]:
+        raise Wrong("other bits than without offload: " + "; ".join(found["different"]))
+    said = [f"{direction} {row['bytes_per_second'] / 1e9:.1f} GB/s, {_hidden(row):.0%} of it beside sums"
+            for direction, row in found["copies"].items()]
+    return "; ".join([f"{found['trainings']} trainings, the bits of none", *said])
+
+
+def _hidden(row: dict[str, float]) -> float:
+    hidden = row["copy_seconds"] + row["compute_seconds"] - row["both_seconds"]
+    return min(1.0, max(0.0, hidden / min(row["copy_seconds"], row["compute_seconds"])))
 
 
 # -- where a run ends before its end ----------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """All pages and files of the site, and its navigation."""
 
 import re
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,7 @@ def finished(draw: Draw) -> list[Page]:
     """Every page with its links turned into the site's. Raises ValueError for one that leads nowhere."""
     found = pages(draw)
     targets = targets_of(found)
-    return [Page(page.uri, page.title, with_site_links(page, targets), page.source, page.section)
-            for page in found]
+    return [replace(page, text=with_site_links(page, targets)) for page in found]
 
 
 def targets_of(found: list[Page]) -> dict[str, str]:
@@ -52,7 +52,8 @@ def targets_of(found: list[Page]) -> dict[str, str]:
     places = {place: place for place in [*copies(), *drawn()]}
     made = {page.source: page.uri for page in found}
     by_page = {page.uri: page.uri for page in found}
-    return {**places, **by_page, **made, "docs": "guide/index.md", "figures": "figures/index.md",
+    assets = {f"docs/assets/{path.name}": f"assets/{path.name}" for path in ASSETS.iterdir()}
+    return {**places, **by_page, **made, **assets, "docs": "guide/index.md", "figures": "figures/index.md",
             "notebooks": "notebooks/index.md"}
 
 

@@ -35,8 +35,8 @@ MAY_IMPORT = {
 BY_NAME = {"zerosim/__init__.py", "zerosim/shown.py"}
 # Imported by one module, and each a thought of its own; `picture` alone imports Matplotlib at its top, to have a class.
 THOUGHTS = {"zerosim/display/memory_plots.py", "zerosim/display/picture.py", "zerosim/display/report.py",
-            "zerosim/display/trace_plots.py", "zerosim/ranks/fast_ring.py", "zerosim/zero/gradients.py",
-            "zerosim/zero/whole_tensors.py"}
+            "zerosim/display/trace_plots.py", "zerosim/ranks/fast_ring.py", "zerosim/ranks/stacks.py",
+            "zerosim/zero/gradients.py", "zerosim/zero/whole_tensors.py"}
 
 
 def imported_modules(source: Source, nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.stmt, str]]:

@@ -21,7 +21,7 @@ HOUSE_WORDS = (
     "rooted", "spoiler", "spoilers", "told", "torn", "twin", "upstairs")
 # Former public names, which still work with a DeprecationWarning; the words of a file's other lines count.
 FORMER_NAMES = {
-    "zerosim/cli/predictions.py": ("--dialect", "dialect: Former", "or dialect"),
+    "zerosim/cli/predictions.py": ("--dialect",),
     "zerosim/connect.py": ("patience_seconds",),
     "zerosim/models/units.py": ("borrows",),
     "zerosim/planning/__init__.py": ("RENAMED = ",),

@@ -11,6 +11,7 @@ import bisect
 import time
 import weakref
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 Clock = dict[int, int]
@@ -44,7 +45,7 @@ class Stream:
         assert self.cuda.stacks[self.device_id].pop() is self
 
     def synchronize(self) -> None:
-        merge(self.cuda.host, self.clock)
+        self.cuda.heard(self.clock)
 
     def wait_event(self, event: Event) -> None:
         merge(self.clock, event.clock)
@@ -71,7 +72,7 @@ class Event:
         self.clock, self.at = dict(stream.clock), time.perf_counter()
 
     def synchronize(self) -> None:
-        merge(self.cuda.host, self.clock)
+        self.cuda.heard(self.clock)
 
 
 def get_elapsed_time(begin: Event, end: Event) -> float:
@@ -100,6 +101,7 @@ class Cuda:
             self.stacks.append([Stream(null=True, _cuda=self)])
         self.selected = 0
         self.used_nbytes, self.capacity_nbytes = 0, 1 << 62
+        self.copies: list[tuple[int, int, Callable[[], None]]] = []
         self.starts: list[int] = []
         self.owners: dict[int, tuple[int, int]] = {}  # address: nbytes, device
         # By allocation: bytes [low, high) that a stream has read or written, and when it last did.
@@ -122,6 +124,20 @@ class Cuda:
     def here(self) -> Stream:
         """The current stream of the current device."""
         return self.stacks[self.selected][-1]
+
+    # -- what the host knows, and copies to and from its pinned memory --------------------------------------------
+
+    def heard(self, clock: Clock) -> None:
+        """The host has waited for this; copies that are done by then are there."""
+        merge(self.host, clock)
+        done = [copy for copy in self.copies if self.host.get(copy[0], 0) >= copy[1]]
+        self.copies = [copy for copy in self.copies if copy not in done]
+        for _, _, end in done:
+            end()
+
+    def copied(self, stream: Stream, end: Callable[[], None]) -> None:
+        """The stream's last use was a copy, at the end of which this happens."""
+        self.copies.append((stream.ptr, stream.clock[stream.ptr], end))
 
     # -- arrays and their devices ---------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ CPU, and of how arrays are handled; of no GPU.
 
 from __future__ import annotations
 
+import weakref
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 import zerosim as zs
 from tests.backends import compiled_kernels
-from tests.backends.fake_cuda import Cuda, Device, Event, Stream, get_elapsed_time
+from tests.backends.fake_cuda import Cuda, Device, Event, RaceError, Stream, get_elapsed_time
 
 OWN_TYPES = "?bhilqBHILQefdFD"  # what CuPy has C types for, and bfloat16
 WORDS = {name: zs.FORMATS[name].dtype for name in ("fp16", "bf16", "fp32")}
@@ -38,11 +39,32 @@ def _raw(x: Any) -> Any:
     return x
 
 
-def _used(x: ndarray, *, writes: bool = False) -> np.ndarray:
-    """The elements, which the current stream of the current device uses."""
+def _used(x: ndarray, *, writes: bool = False, stream: Stream | None = None) -> np.ndarray:
+    """The elements, which a stream uses: the current one of the current device, if none is said."""
     if x.nbytes:
-        Cuda.current.use(*np.lib.array_utils.byte_bounds(x._a), Cuda.current.here(), writes=writes)
+        Cuda.current.use(*np.lib.array_utils.byte_bounds(x._a), stream or Cuda.current.here(), writes=writes)
     return x._a
+
+
+class PinnedMemory(bytearray):
+    """Memory of the host that devices copy to and from by themselves."""
+
+    def __init__(self, nbytes: int) -> None:
+        assert nbytes > 0, "CUDA gives no memory of 0 bytes"
+        super().__init__(b"\xa5" * nbytes)
+
+
+def alloc_pinned_memory(nbytes: int) -> PinnedMemory:
+    """From the pool, which has powers of two."""
+    return PinnedMemory(max(512, 1 << (nbytes - 1).bit_length()))
+
+
+def pinned_memory_of(x: Any) -> PinnedMemory:
+    """The pinned memory in which an array of the host lies."""
+    while isinstance(x, np.ndarray | memoryview):
+        x = x.base if isinstance(x, np.ndarray) else x.obj
+    assert isinstance(x, PinnedMemory), "only pinned memory is copied beside what the host does"
+    return x
 
 
 class ndarray:
@@ -119,19 +141,55 @@ class ndarray:
     def __bool__(self) -> bool:
         return bool(self.get())
 
-    def get(self) -> np.ndarray:
-        """The elements on the host, which has waited for them."""
+    def get(self, stream: Stream | None = None, out: np.ndarray | None = None, *, blocking: bool = True) -> np.ndarray:
+        """The elements on the host, which has waited for them; or, of a copy into pinned memory, waits for them yet."""
+        if not blocking:
+            assert stream is not None
+            assert out is not None
+            return self._get_beside(stream, out)
         with Device(Cuda.current.device_of(self)):
             found, stream = _raw(self).copy(), Cuda.current.here()
             stream.tick()
             stream.synchronize()
             return found
 
-    def set(self, arr: np.ndarray) -> None:
-        """The elements from the host, which has waited until they are there."""
+    def _get_beside(self, stream: Stream, out: np.ndarray) -> np.ndarray:
+        """Until the host has waited for it, a copy shows nothing."""
+        _refuse_type(self.dtype)
+        assert (out.dtype, out.shape) == (self.dtype, self.shape)
+        assert self.flags.c_contiguous
+        assert out.flags.c_contiguous
+        memory, found = pinned_memory_of(out), _used(self, stream=stream).copy()
+        out.view(np.uint8)[...] = 0xA5
+
+        def end(_kept: Any = memory) -> None:
+            out[...] = found
+
+        Cuda.current.copied(stream, end)
+        return out
+
+    def _set_beside(self, arr: np.ndarray, stream: Stream) -> None:
+        """Until the host has waited for it, what is copied may not change, and may not be freed."""
+        memory, was = weakref.ref(pinned_memory_of(arr)), arr.copy()
+        _used(self, writes=True, stream=stream)[...] = arr
+        address = arr.ctypes.data
+
+        def end() -> None:
+            if memory() is None:
+                raise RaceError("pinned memory was freed that a device may still be reading")
+            if compiled_kernels.at(address, np.dtype(np.uint8), was.nbytes).tobytes() != was.tobytes():
+                raise RaceError("the host changed pinned memory that a device may still be reading")
+
+        Cuda.current.copied(stream, end)
+
+    def set(self, arr: np.ndarray, stream: Stream | None = None) -> None:
+        """The elements from the host, which has waited until they are there, unless a stream copies them."""
         _refuse_type(self.dtype)
         assert (arr.dtype, arr.shape) == (self.dtype, self.shape)
         assert self.flags.c_contiguous, "CuPy sets arrays without gaps"
+        if stream is not None:
+            self._set_beside(arr, stream)
+            return
         with Device(Cuda.current.device_of(self)):
             _used(self, writes=True)[...] = arr
             Cuda.current.here().synchronize()
@@ -278,7 +336,8 @@ def cuda_of(count: int) -> tuple[ModuleType, Cuda]:
     devices, module = Cuda(count), ModuleType("cupy.cuda")
     vars(module).update(
         Device=Device, Stream=Stream, Event=Event, get_elapsed_time=get_elapsed_time,
-        get_current_stream=lambda device=-1: devices.here(),
+        get_current_stream=lambda device=-1: devices.here(), alloc_pinned_memory=alloc_pinned_memory,
+        PinnedMemory=PinnedMemory, PinnedMemoryPointer=lambda memory, offset: memory,
         compiler=SimpleNamespace(compile_using_nvrtc=compile_using_nvrtc), function=SimpleNamespace(Module=Module),
         cublas=SimpleNamespace(gemmEx=gemm_ex, CUBLAS_OP_N=0, CUBLAS_OP_T=1, CUBLAS_COMPUTE_32F="32F",
                                CUBLAS_GEMM_DEFAULT="any"),

@@ -15,15 +15,19 @@ import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.backends.fake_cuda import RaceError, Stream
+from tests.backends.fake_cupy import pinned_memory_of
 from tests.backends.gpu_order import cluster_in_gpu_order
 from tests.backends.test_one_suite import assert_same
 from tests.backends.worlds import DOUBLES
 from tests.ranks import programs
 from tests.support import assert_refused
-from tests.zero.training import batches
+from tests.zero.training import MODELS, batches
+from zerosim.backends.cupy import host
 from zerosim.backends.cupy.tracing import Unknown, _remembered, key_of
 from zerosim.models import GPT
 from zerosim.numerics import arrays
+from zerosim.numerics.kernels import NumpyKernels
 from zerosim.optim import SGD, AdamW
 
 # -- training ---------------------------------------------------------------------------------------------------------
@@ -89,6 +93,82 @@ def test_debug_mode_shows_what_is_read_too_early(kernels: Any) -> None:
         return np.isnan(arrays.to_host(x).astype(np.float32)).all(), arrays.to_host(out).view(np.uint8)[0]
 
     assert list(zs.CuPyCluster(2, debug=True).run(program)) == [(True, 0xA5)] * 2
+
+
+# -- the host beside a device ------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp8_e4m3"])
+def test_what_is_copied_to_pinned_memory_and_back_is_the_same_to_the_bit(kernels: Any, name: str) -> None:
+    dtype, rng = zs.FORMATS[name].dtype, np.random.default_rng(1)
+    for count in (0, 1, 1000):
+        values = rng.integers(0, 256, count * dtype.itemsize, np.uint8).view(dtype)
+        x, back = kernels.uploaded(values), kernels.empty(count, dtype)
+        there = kernels.on_host.empty(count + 3, dtype)[3:]
+        kernels.copy_beside(x, there)()
+        assert there.tobytes() == values.tobytes()
+        kernels.copy_beside(there, back)()
+        assert arrays.to_host(back).tobytes() == values.tobytes()
+
+
+def test_pinned_memory_comes_from_a_pool_with_slack_or_is_made_to_measure(
+        stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "LARGEST_POOLED_NBYTES", 4096)
+    taken = {}
+    for nbytes in (1, 512, 513, 4096, 5000):
+        taken[nbytes] = len(pinned_memory_of(stand_in.on_host.empty(nbytes, np.uint8)))
+        assert nbytes + stand_in.on_host.slack_nbytes(nbytes) == taken[nbytes]
+    assert taken == {1: 512, 512: 512, 513: 1024, 4096: 4096, 5000: 5000}
+    assert stand_in.on_host.slack_nbytes(0) == 0
+
+
+@pytest.mark.parametrize("optimizer", [zs.optim.KFAC(), zs.optim.Muon(), zs.optim.LAMB()],
+                         ids=lambda o: type(o).__name__)
+def test_an_update_on_the_host_has_the_bits_of_one_on_the_device(stand_in: Any, optimizer: Any) -> None:
+    """Products of matrices too, which are NumPy's on both here."""
+    model = MODELS["odd"]()
+    data = batches(model, 2, 1, 2)
+
+    def program(rank: zs.Rank, offload: Any) -> Any:
+        engine = zs.Engine(rank, model, optimizer, stage=2, layout="whole_matrices", clip_norm=0.1, offload=offload,
+                           groups=[zs.Group("*.bias", optimizer=AdamW())])
+        for step in data:
+            engine.step(step[rank.index])
+        return [arrays.to_host(engine.state(name)["master"]) for name in model.shapes]
+
+    found = [arrays.sha256(list(zs.CuPyCluster(2).run(program, asked))) for asked in (None, "host")]
+    assert found[0] == found[1]
+
+
+def test_the_host_adds_squares_as_the_device_does(kernels: Any) -> None:
+    plain, differs = NumpyKernels(), 0
+    for count in (0, 1, 31, 33, 1025, 40_000):
+        for name in ("fp32", "bf16"):
+            x = np.random.default_rng(count).standard_normal(count).astype(zs.FORMATS[name].dtype)
+            for divisor in (1.0, 3.0, 2.0**70):
+                found = kernels.on_host.sum_of_squares(x, divisor)
+                assert found == kernels.sum_of_squares(kernels.uploaded(x), divisor), (count, name, divisor)
+                differs += found != plain.sum_of_squares(x, divisor)
+    assert differs
+
+
+def test_the_double_finds_what_does_not_wait_for_a_copy_or_a_copy_that_does_not_wait(
+        stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, values = stand_in.uploaded(np.arange(8.0, dtype=np.float32)), np.arange(8.0, dtype=np.float32)
+    there = stand_in.on_host.empty(8, np.float32)
+    arrived = stand_in.copy_beside(x, there)
+    assert arrays.is_poisoned(there.view(np.int32)), "nothing is there before the host has waited"
+    arrived()
+    assert there.tolist() == values.tolist()
+    stand_in.copy_beside(there, x)
+    with pytest.raises(RaceError, match="may still be using"):  # the device computes with what is not there yet
+        stand_in.add_rounded(x, x, x)
+    arrived = stand_in.copy_beside(there, stand_in.empty(8, np.float32))
+    there[0] += 1
+    with pytest.raises(RaceError, match="the host changed pinned memory"):
+        arrived()
+    monkeypatch.setattr(Stream, "wait_event", lambda *_: None)
+    with pytest.raises(RaceError, match="may still be using"):  # what is copied is computed yet
+        stand_in.copy_beside(stand_in.uploaded(values), there)
 
 
 # -- functions that are traced once ------------------------------------------------------------------------------------

@@ -274,11 +274,11 @@ def test_sums_of_codes_are_compared_with_every_code(stand_in: Any, name: str, mo
 
 # -- kernels and their speed ------------------------------------------------------------------------------------------
 
-# What others are made of, or what moves no elements.
+# What others are made of, what moves no elements, and copies to the host, which `training` times.
 PARTS_OF_KERNELS = {"add_column_sums", "apply", "computes_in", "empty", "fill", "matrix", "onto_grid", "picked", "room",
                     "room_for", "row_blocks", "row_maxima", "row_products", "row_sums", "scale_past", "scratch",
                     "serving", "settle", "slack_nbytes", "uploaded", "wide", "widen", "count_targets", "index_range",
-                    "largest_finite"}
+                    "largest_finite", "copy_beside"}
 
 
 def test_the_table_of_kernels_has_every_kernel_and_each_is_timed(stand_in: Any, monkeypatch) -> None:
@@ -323,6 +323,16 @@ def test_stages_and_runs_that_differ_in_a_bit_are_named(stand_in: Any) -> None:
     assert_refused(lambda: training.remark_on_bits(found), (
         "^N=1, bf16: stage 2 differs, a loss is no number; N=1, fp16: two runs differ, stage 1 differs, stage 2 "
         "differs, stage 3 differs, a loss is no number$"), Wrong)
+
+
+def test_offload_is_checked_for_bits_and_copies_beside_sums_are_measured(stand_in: Any, monkeypatch) -> None:
+    monkeypatch.setattr(training, "PLACES", {"host": "host"})
+    found = training.offloaded(ranks=1, count=100, stages=[2])
+    assert (found["trainings"], found["different"]) == (1, [])
+    assert all(value > 0 for row in found["copies"].values() for value in row.values())
+    row = {"bytes_per_second": 2e10, "copy_seconds": 2.0, "compute_seconds": 2.0, "both_seconds": 2.5}
+    assert training.remark_on_offload({**found, "copies": {"to host": row}}) == (
+        "1 trainings, the bits of none; to host 20.0 GB/s, 75% of it beside sums")
 
 
 def test_the_cards_end_and_ctrl_c_leave_a_cluster_that_trains_as_before(stand_in: Any, monkeypatch) -> None:
@@ -416,6 +426,7 @@ def test_what_is_as_it_should_be_is_remarked_on() -> None:
      r"^1 of 65,536 sums are wrong: 0x0000 \+"),
     (training.remark_on_end, {"error": "", "held_nbytes": [0, 8], "as_before": False},
      "the run did not end with an error; 8 bytes are still held; the cluster does not train as before"),
+    (training.remark_on_offload, {"different": ["stage 2, disk"]}, "^other bits than without offload: stage 2, disk$"),
     (training.remark_on_memory, {**COUNTED, "pool_used_nbytes": 8},
      "2,000,000,000 bytes are counted, and the pool has handed out 8"),
     (collectives.remark, {**GOOD, "ring_has_the_simulators_bits": False}, "other bits")])

@@ -121,7 +121,7 @@ def test_a_rank_finds_its_device_current_whatever_happened_meanwhile(gpus) -> No
 
     def program(rank: zs.Rank) -> list[int]:
         here, x = [doubles.cuda.selected], programs.vector(rank, 8, np.float32)
-        rank.all_reduce(x, algorithm="tree")
+        _ = rank.all_reduce(x, algorithm="tree")
         here.append(doubles.cuda.selected)
         work = rank.all_reduce(x, async_op=True)
         rank.exchange(x, rank.index ^ 1, rank.xp.empty(8, np.float32), rank.index ^ 1)
@@ -208,7 +208,7 @@ def test_an_error_of_a_device_is_raised_and_not_waited_for_without_end(gpus, ran
     cluster = zs.NCCLCluster(2) if ranks == "here" else NCCLProcessCluster(TCPChannel(0, 1, ("", 0), b""), local_rank=0)
 
     def program(rank: zs.Rank) -> None:
-        rank.all_reduce(programs.vector(rank, 8, np.float32))
+        _ = rank.all_reduce(programs.vector(rank, 8, np.float32))
         left = list(answers)
         doubles.cupy.cuda.runtime.streamQuery = lambda pointer: left.pop(0) if len(left) > 1 else left[0]
 
@@ -222,7 +222,7 @@ def test_a_run_ends_when_the_devices_have_done_everything(gpus) -> None:
     doubles, asked = gpus(2), []
 
     def program(rank: zs.Rank) -> None:
-        rank.all_reduce(programs.vector(rank, 8, np.float32))
+        _ = rank.all_reduce(programs.vector(rank, 8, np.float32))
         doubles.cupy.cuda.runtime.streamQuery = lambda pointer: asked.append(pointer) or (600 if len(asked) < 9 else 0)
 
     zs.NCCLCluster(2).run(program)

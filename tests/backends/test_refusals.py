@@ -100,7 +100,7 @@ def of_two_kinds(rank: zs.Rank, call: str) -> None:
     there = rank.xp.asarray(here)
     match call:
         case "collective":
-            rank.all_reduce(there if rank.index else here)
+            _ = rank.all_reduce(there if rank.index else here)
         case "message":
             rank.send(here, 1) if rank.index == 0 else rank.recv(there, 0)
         case "exchange":

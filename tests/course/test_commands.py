@@ -21,7 +21,7 @@ ASKED = {  # the least that one asks of each command
     "train": (*TINY, "--sample", "2"), "compare": (*TINY, "--values", "0,3"), "cost": RING,
     "plan": ("--model", "gpt2", "--stage", "2,3"),
     "tune": ("--model", "gpt2", "--global-batch", "16", "--stage", "2", "--recompute", "none", "--batch", "2",
-             "--bucket-nbytes", "unit", "--offload", "never")}
+             "--bucket-nbytes", "unit", "--offload", "none")}
 # Of what was asked, the answers of the commands without a "question" or "options" say these again.
 SAID_AGAIN = {"ranks", "format", "layout", "recompute", "device", "compute", "overlap", "prefetch", "collective",
               "algorithm", "nodes", "nbytes", "itemsize", "link", "between", "global_batch", "tokens"}
@@ -86,6 +86,7 @@ def test_help_explains_every_switch_of_every_command():
     ("train", ["--stage 1", "--compute fp32", "--compute fp8", "--optimizer sgd", "--lr 0.1", "--micro-batches 2",
                "--batch 3", "--recompute segment(2)", "--layout contiguous", "--seed 1", "--ranks 3", "--loss-scale 8",
                "--sample 3", "--stage 2 --reduction micro_batch", "--steps 3", "--offload host", "--offload disk",
+               "--offload optimizer=host+gradients=host",
                "--mesh 2x1",
                "--mesh 2x1 --zeropp qwz"]),
     ("cost", ["--nbytes 14000000008", "--ranks 4", "--link pcie5", "--collective all_gather", "--algorithm tree",
@@ -93,13 +94,15 @@ def test_help_explains_every_switch_of_every_command():
               "--nodes 2 --between ethernet-100g"]),
     ("plan", ["--ranks 16", "--device b200", "--link pcie5", "--nodes 2", "--stage 3", "--recompute tiled",
               "--batch 3", "--sequence 512", "--micro-batches 4", "--compute fp32", "--optimizer lion",
-              "--convention megatron-bf16", "--utilization 0.4", "--offload", "--no-overlap", "--prefetch 2",
-              "--offload-all host", "--offload-all disk", "--offload-all disk --disk-link ethernet-10g", "--mesh 2x4",
-              "--mesh 2x4 --stage 3 --zeropp hpz"]),
+              "--convention megatron-bf16", "--utilization 0.4", "--no-overlap", "--prefetch 2",
+              "--offload optimizer=host", "--offload host", "--offload disk", "--offload disk --disk-link ethernet-10g",
+              "--offload host --host-capacity 1GB", "--offload disk --disk-capacity 1MB", "--reduction micro_batch",
+              "--mesh 2x4", "--mesh 2x4 --stage 3 --zeropp hpz"]),
     ("tune", ["--global-batch 32", "--ranks 4", "--device b200", "--link pcie5", "--nodes 2 --between ethernet-100g",
               "--stage 3", "--recompute block", "--batch 1", "--sequence 512", "--compute fp32", "--optimizer lion",
               "--utilization 0.4", "--no-overlap", "--stage 3 --prefetch 2", "--bucket-nbytes model",
-              "--offload always --host-link pcie3"])])
+              "--offload host --host-link pcie3", "--offload disk --disk-link ethernet-10g",
+              "--offload none,host"])])
 def test_every_switch_changes_what_comes_out(command, switches):
     """The last one of several, beside the others."""
     for switch in switches:
@@ -151,11 +154,12 @@ SAID = {  # of each command: switches, and what stands among the words
         ("--model gpt2 --mesh 2x4 --stage 3 --recompute block --explain", ["sharded inside nodes (2x4)", "N = 4, Ψ ="]),
         ("--model gpt2 --stage 3 --optimizer muon --ranks 1", ["What Muon works in while it updates whole tensors"])],
     "tune": [
-        ("--model gpt2 --global-batch 8 --stage 3 --recompute block --prefetch 1 --offload always", [
-            "gpt2: 8 ranks of h100-80, 8 sequences of 1,024 tokens a step, bf16, overlapped", "3 block host 1 · 1 1",
-            "arithmetic reaches 50 %", "on the host, over pcie5", "engine = zs.Engine(", "fully_shard(",
+        ("--model gpt2 --global-batch 8 --stage 3 --recompute block --prefetch 1 --offload optimizer=host", [
+            "gpt2: 8 ranks of h100-80, 8 sequences of 1,024 tokens a step, bf16, overlapped", "3 block o host 1 · 1 1",
+            "arithmetic reaches 50 %", "host: pcie5, 63.02 GB a second each way, and 250.00 GB", "engine = zs.Engine(",
+            "fully_shard(",
             '"train_batch_size": 8,']),
-        ("--model gpt2 --global-batch 64 --ranks 2 --stage 1 --recompute none --offload never --batch 1,32 --device t4 "
+        ("--model gpt2 --global-batch 64 --ranks 2 --stage 1 --recompute none --offload none --batch 1,32 --device t4 "
          "--link pcie3 --compute fp16 --bucket-nbytes unit", ["Not in the table: 1 candidate that did not fit,"]),
         ("--model bloom-560m --global-batch 8 --stage 3 --batch 1 --recompute block", [
             "zerosim's layers do not make bloom-560m, so no step was run: seconds and bytes are the plan's"])],
@@ -323,11 +327,19 @@ def test_what_is_spare_is_red_where_a_row_of_a_plan_does_not_fit():
     assert {row.fits for row in found.rows} == {True, False}
 
 
-def test_the_former_name_of_the_convention_still_works_and_says_what_it_is_called_now():
-    former, now = (ask("plan", "--model", "gpt2", name, "fp32", "--json") for name in ("--dialect", "--convention"))
-    assert former.stdout == now.stdout
-    assert (former.stderr, now.stderr) == (
-        "zerosim plan: DeprecationWarning: --dialect is now called --convention\n", "")
+@pytest.mark.parametrize(("command", "former", "now"), [
+    ("plan", "--dialect fp32", "--convention fp32"), ("plan", "--offload-all disk", "--offload disk"),
+    ("plan", "--offload", "--offload optimizer=host"), ("tune", "--offload always", "--offload optimizer=host")])
+def test_a_former_option_still_works_and_says_what_it_is_called_now(command, former, now):
+    of = {"plan": ("--model", "gpt2", "--stage", "3"), "tune": ASKED["tune"]}[command]
+    before, after = (ask(command, *of, *asked.split(), "--json") for asked in (former, now))
+    assert before.stdout == after.stdout
+    assert before.stderr.startswith(f"zerosim: DeprecationWarning: {former.split()[0]}")
+    assert before.stderr.endswith(f" is now called {now.removesuffix(' fp32').removesuffix(' disk')}\n")
+    assert after.stderr == ""
+
+
+def test_an_option_and_its_former_name_are_not_asked_for_together():
     both = ask("plan", "--model", "gpt2", "--dialect", "fp32", "--convention", "zerosim")
     assert (both.exit_code, both.stdout) == (2, "")
     assert both.stderr.endswith("--convention and --dialect, its former name, are one option; leave --dialect out\n")
@@ -439,7 +451,7 @@ REFUSED = {
         ("--batch 3", "batch=3 does not divide the 2 sequences of each rank"), ("--model gpt3", "no model is called"),
         ("--bucket-nbytes 25MX", "bucket_nbytes='25MX' is no number"),
         ("--bucket-nbytes 0MB", "bucket_nbytes='0MB' must be a whole number, from 1"),
-        ("--offload yes", "never, always, both"),
+        ("--offload yes", "'yes' must be 'host' or 'disk'"),
         ("--seconds soon", "seconds='soon' must be replayed or real"),
         ("--prefetch -1", "prefetch must be at least 0"), ("--host-link pcie5", "is of offload")]}
 

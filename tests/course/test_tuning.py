@@ -13,6 +13,7 @@ import zerosim as zs
 from tests.support import assert_refused, literally
 from zerosim.course import measured, tuning
 from zerosim.models import decoder
+from zerosim.numerics import places as places_module
 from zerosim.planning import STAGES, Transformer, conventions, hardware, model_of, plan_config, recording, timeline
 
 SMALL = model_of("small", Transformer(24, 2, 2, 50, positions=16, tied=True))
@@ -23,7 +24,7 @@ tuned = partial(zs.tune, SMALL, bucket_nbytes="unit")
 def run_whole(config, settings):
     """The seconds and the bytes of all micro-batches of a step, on every rank, with nothing inferred."""
     config = replace(config, batch=settings["batch"], micro_batches=settings["micro_batches"],
-                     prefetch=settings["prefetch"], offload=False, host_link=None)
+                     prefetch=settings["prefetch"])
     cluster = zs.NullCluster(config.ranks)
     measured.run_planned(cluster, config, settings["stage"], settings["recompute"],
                          bucket_nbytes=settings["bucket_nbytes"])
@@ -38,7 +39,7 @@ def run_whole(config, settings):
 def test_the_fastest_is_that_of_trying_everything_and_every_estimate_is_a_lower_bound(model, policies, options):
     """In 4 micro-batches too, of which 3 are run."""
     found = zs.tune(model, global_batch=4 * 4, ranks=4, prefetch="0,2", batch="1,4", recompute=policies,
-                    offload="never", bucket_nbytes="unit", **options)
+                    offload="none", bucket_nbytes="unit", **options)
     config, seconds = plan_config(model, ranks=4, convention="zerosim", **options), {}
     for stage, recompute, batch, ahead in product(STAGES, policies, (1, 4), (0, 2)):
         if ahead and not STAGES[stage].parameters_sharded:
@@ -65,23 +66,54 @@ def test_the_fastest_is_that_of_trying_everything_and_every_estimate_is_a_lower_
 def test_what_does_not_fit_is_counted_and_never_in_the_answer():
     asked = {"global_batch": 8, "ranks": 2, "recompute": "none", "prefetch": 1}
     free, none = plan_config(SMALL).device.reported_nbytes, dict.fromkeys(hardware.OVERHEADS, 0)
-    everything, count = tuned(**asked, overheads=none), 4 * 3 * 2  # stages, micro-batches, offload
+    asked["offload"] = "none"
+    everything, count = tuned(**asked, overheads=none), 4 * 3  # stages, micro-batches
     held = sorted(one.held_nbytes for one in everything.tried)
     for most in (held[len(held) // 2], held[0] - 1000):
         found = tuned(**asked, overheads=none | {"runtime context": free - most})
-        rows = [replace(found.config, batch=size, micro_batches=4 // size, offload=bool(link), host_link=link).row(
-            stage, "none") for stage in STAGES for size in (1, 2, 4) for link in (None, found.config.host_link)]
+        rows = [replace(found.config, batch=size, micro_batches=4 // size).row(stage, "none")
+                for stage in STAGES for size in (1, 2, 4)]
         assert found.too_large == sum(not row.fits for row in rows) > 0
         assert len(found.tried) + found.slower + found.too_large == count
         assert max((found.spare_nbytes(one) for one in found.tried), default=0) >= 0
         assert {one.held_nbytes for one in found.tried} <= {row.total_nbytes for row in rows}
     nothing = tuned(**asked, overheads={"runtime context": free})
     assert (nothing.best, nothing.pasted, nothing.too_large) == (None, (), count)
-    assert nothing.verdict.startswith("Nothing fits: the smallest of 24 candidates misses by")
+    assert nothing.verdict.startswith("Nothing fits: the smallest of 12 candidates misses by")
+
+
+def test_each_candidate_takes_the_first_places_under_which_device_host_and_disk_hold_it():
+    """Of all the places, at four sizes of a device from which more and more has to go, and of a small host."""
+    asked = {"global_batch": 2, "ranks": 2, "batch": 1, "recompute": "none", "prefetch": 1, "stage": "1,3"}
+    free, none = plan_config(SMALL).device.reported_nbytes, dict.fromkeys(hardware.OVERHEADS, 0)
+    places = [zs.Offload(), *map(places_module.offload_of, tuning.ALL_OFFLOADS[1:])]
+
+    def row(stage, of):
+        return zs.plan(SMALL, ranks=2, recompute="none", convention="zerosim", stage=stage, offload=of,
+                       overheads=none).rows[0]
+
+    taken = set()
+    for capacities in ({}, {"host_capacity_nbytes": 20_000}):
+        for spare in sorted({row(3, of).total_nbytes for of in places}):
+            found = tuned(**asked, overheads=none | {"runtime context": free - spare}, **capacities)
+            of_stage = {one.settings.stage: one for one in found.tried}
+            for stage in (1, 3):
+                rows = [(of, row(stage, of)) for of in places]
+                fits = [of for of, one in rows if one.total_nbytes <= spare
+                        and one.host_nbytes <= capacities.get("host_capacity_nbytes", 250e9)]
+                taken.add((stage, fits[0].text if fits else None))
+                assert (of_stage[stage].settings.offload if stage in of_stage else None) == (fits[0] if fits else None)
+                if fits:
+                    one = of_stage[stage]
+                    planned = dict(rows)[fits[0]]
+                    assert (one.host_nbytes, one.disk_nbytes) == (planned.host_nbytes, planned.disk_nbytes)
+                    assert planned.least_seconds <= one.step_seconds * (1 + 1e-12)
+            assert found.farther == sum(len(places) - 1 - places.index(one.settings.offload) for one in found.tried)
+    assert {text for _, text in taken} > {"none", "optimizer=host", "host", "disk"}
 
 
 def test_a_bucket_that_takes_more_than_the_estimate_of_units_is_dropped_by_what_was_measured():
-    asked = {"global_batch": 2, "ranks": 2, "tokens": 1, "stage": 2, "recompute": "block", "offload": "never"}
+    asked = {"global_batch": 2, "ranks": 2, "tokens": 1, "stage": 2, "recompute": "block", "offload": "none"}
     free, none = plan_config(SMALL).device.reported_nbytes, dict.fromkeys(hardware.OVERHEADS, 0)
     held = {one.settings.bucket_nbytes: one.held_nbytes for one in zs.tune(SMALL, **asked, overheads=none).tried}
     most = max(held.values())
@@ -96,7 +128,7 @@ def test_what_is_offloaded_lies_on_the_host_and_takes_no_less_seconds_than_the_p
     """The plan has one message each way, the engine one for each tensor."""
     asked = {"global_batch": 4, "ranks": 2, "batch": 2, "recompute": "none", "stage": "1,3", "prefetch": 1}
     here, there = ({one.settings.stage: one for one in tuned(**asked, offload=offload).tried}
-                   for offload in ("never", "always"))
+                   for offload in ("none", "optimizer=host"))
     for stage, one in there.items():
         resting = conventions.states_nbytes(SMALL, 2, STAGES[stage], zs.Policy("bf16"), optimizer=zs.optim.AdamW())
         assert one.host_nbytes == resting["master"] + resting["optimizer_state"] > 0
@@ -107,7 +139,7 @@ def test_what_is_offloaded_lies_on_the_host_and_takes_no_less_seconds_than_the_p
 
 
 def test_a_bucket_that_cuts_units_is_run_on_every_rank_and_takes_other_seconds():
-    found = zs.tune(SMALL, global_batch=8, ranks=4, stage=2, recompute="none", batch=1, offload="never",
+    found = zs.tune(SMALL, global_batch=8, ranks=4, stage=2, recompute="none", batch=1, offload="none",
                     bucket_nbytes=["unit", 5000, "model", 1e9])
     config, by_bucket = found.config, {one.settings.bucket_nbytes: one for one in found.tried}
     whole_nbytes = 4 * sum(config.job(2).padded_lengths)
@@ -117,13 +149,13 @@ def test_a_bucket_that_cuts_units_is_run_on_every_rank_and_takes_other_seconds()
                                                                    "prefetch", "bucket_nbytes")}
         assert one.step_seconds == pytest.approx(run_whole(replace(config, prefetch=0), settings)[0], rel=1e-9)
     assert len({round(one.step_seconds, 9) for one in found.tried}) == 3
-    only = zs.tune(SMALL, global_batch=8, ranks=4, stage=2, recompute="none", batch=1, offload="never",
+    only = zs.tune(SMALL, global_batch=8, ranks=4, stage=2, recompute="none", batch=1, offload="none",
                    bucket_nbytes="model")
     assert [one.settings.bucket_nbytes for one in only.tried] == [whole_nbytes]
 
 
 def test_by_real_seconds_every_candidate_that_fits_takes_steps_here_and_holds_what_it_holds_without_data():
-    asked = {"global_batch": 4, "ranks": 2, "batch": 2, "stage": "0,3", "recompute": "none", "offload": "never",
+    asked = {"global_batch": 4, "ranks": 2, "batch": 2, "stage": "0,3", "recompute": "none", "offload": "none",
              "bucket_nbytes": "unit,model", "tokens": 4, "compute": "fp32"}
     found, replayed = (zs.tune(SMALL, **asked, seconds=seconds) for seconds in ("real", "replayed"))
     held = {one.settings: one.held_nbytes for one in replayed.tried}
@@ -167,26 +199,33 @@ SAID = {  # of each program: what is asked, lines of its settings, and of what t
          ["a gradient scaler"]),
         ({"stage": 3, "prefetch": 2, "recompute": "selective"}, [
             "reshard_after_forward=True", "set_modules_to_forward_prefetch(blocks[i + 1:i + 3])"], ["fused attention"]),
-        ({"stage": 3, "prefetch": 0, "recompute": "block", "offload": "always", "overlap": False,
+        ({"stage": 3, "prefetch": 0, "recompute": "block", "offload": "optimizer=host", "overlap": False,
           "bucket_nbytes": "model"}, ["offload_policy=CPUOffloadPolicy()"], [
             "torch.utils.checkpoint", "which no argument turns off", "always run beside", "cannot be said",
-            "takes parameters and gradients"])],
+            "none of them alone"]),
+        ({"stage": 3, "offload": "host"}, ["offload_policy=CPUOffloadPolicy()"], []),
+        ({"stage": 2, "offload": "disk"}, ["offload_policy=CPUOffloadPolicy()"], ["Offload to disk: FSDP has none"])],
     "DeepSpeed": [
-        ({"stage": 0, "offload": "always"}, ['"stage": 0'], ["offloads from stage 1 on"]),
-        ({"stage": 1, "offload": "always"}, ['"allgather_bucket_size"', '"offload_optimizer"', '"device": "cpu"'], []),
+        ({"stage": 0, "offload": "optimizer=host"}, ['"stage": 0'], ["offloads from stage 1 on"]),
+        ({"stage": 1, "offload": "optimizer=host"}, [
+            '"allgather_bucket_size"', '"offload_optimizer"', '"device": "cpu"'], ["Gradients have no place of"]),
+        ({"stage": 2, "offload": "disk"}, ['"offload_optimizer"', '"device": "cpu"'], [
+            "offload_param is of stage 3", "nvme is of stage 3"]),
+        ({"stage": 3, "offload": "host"}, ['"offload_optimizer"', '"offload_param"', '"device": "cpu"'], []),
+        ({"stage": 3, "offload": "disk"}, ['"offload_param"', '"device": "nvme"', '"nvme_path"'], ["of one's own"]),
         ({"stage": 3, "prefetch": 0, "overlap": False, "compute": "fp16"}, [
             '"stage3_prefetch_bucket_size": 0', '"stage3_param_persistence_threshold": 0}', '"overlap_comm": false',
             '"fp16"'], [
                 "module by module", "scales the loss dynamically"])],
-    "zerosim": [({"stage": 2, "offload": "always", "compute": "fp16"}, [
-        "stage=2", 'offload=zs.Offload(optimizer="host")'], ["give the policy loss_scale=Dynamic()"])]}
+    "zerosim": [({"stage": 2, "offload": "optimizer=host", "compute": "fp16"}, [
+        "stage=2", 'offload="optimizer=host"'], ["give the policy loss_scale=Dynamic()"])]}
 
 
 @pytest.mark.parametrize("program", SAID)
 def test_settings_say_what_the_program_has_a_word_for_and_notes_say_the_rest(program):
     for asked, lines, notes in SAID[program]:
         found = zs.tune(SMALL, **{"global_batch": 8, "ranks": 2, "batch": 2, "recompute": "none", "prefetch": 1,
-                                  "bucket_nbytes": "unit", "offload": "never"} | asked)
+                                  "bucket_nbytes": "unit", "offload": "none"} | asked)
         (pasted,) = (one for one in found.pasted if one.program == program)
         assert [line for line in lines if line not in pasted.code] == [], asked
         assert [note for note in notes if note not in " ".join(pasted.notes)] == [], asked
@@ -194,7 +233,7 @@ def test_settings_say_what_the_program_has_a_word_for_and_notes_say_the_rest(pro
 
 
 def test_deepspeed_is_told_a_batch_that_is_the_product_of_its_parts():
-    found = zs.tune(SMALL, global_batch=24, ranks=2, batch=3, stage=3, prefetch=2, compute="fp32", offload="never")
+    found = zs.tune(SMALL, global_batch=24, ranks=2, batch=3, stage=3, prefetch=2, compute="fp32", offload="none")
     config = json.loads(found.pasted[2].code)
     sizes = [config[name] for name in ("train_batch_size", "train_micro_batch_size_per_gpu",
                                        "gradient_accumulation_steps")]
@@ -205,7 +244,7 @@ def test_deepspeed_is_told_a_batch_that_is_the_product_of_its_parts():
 
 def test_a_model_that_the_engine_lacks_is_answered_by_the_plan_which_is_said():
     found = zs.tune("bloom-176b", global_batch=128, ranks=128, nodes=16, stage="2,3", recompute="block",
-                    offload="never")
+                    offload="none")
     row = replace(found.config, prefetch=found.best.settings.prefetch).row(3, "block")
     assert {one.replayed for one in found.tried} == {False}
     assert (found.best.step_seconds, found.best.held_nbytes) == (row.step_seconds, row.total_nbytes)
@@ -213,17 +252,17 @@ def test_a_model_that_the_engine_lacks_is_answered_by_the_plan_which_is_said():
 
 
 def test_an_optimizer_that_the_engine_refuses_is_named_with_its_reason():
-    found = tuned(global_batch=2, ranks=2, stage="0,1", recompute="none", offload="never", optimizer=zs.optim.Muon())
+    found = tuned(global_batch=2, ranks=2, stage="0,1", recompute="none", offload="none", optimizer=zs.optim.Muon())
     assert [one.settings.stage for one in found.tried] == [0]
     assert "ZeRO-1" in found.refused
     assert "ZeRO-1 was not run: " in " ".join(str(found).split())
-    nothing = tuned(global_batch=2, ranks=2, stage=1, recompute="none", offload="never", optimizer=zs.optim.Muon())
+    nothing = tuned(global_batch=2, ranks=2, stage=1, recompute="none", offload="none", optimizer=zs.optim.Muon())
     assert nothing.verdict == "Nothing was run: the engine refused every candidate that fits."
 
 
 def test_no_step_is_timed_that_this_machine_has_no_memory_for(monkeypatch):
     monkeypatch.setattr(tuning, "_memory_nbytes", lambda: 10**9)
-    found = zs.tune("gpt2-xl", seconds="real", offload="never", global_batch=2, ranks=2, stage="1,3", recompute="none",
+    found = zs.tune("gpt2-xl", seconds="real", offload="none", global_batch=2, ranks=2, stage="1,3", recompute="none",
                     prefetch=0)
     assert found.refused.keys() == {"ZeRO-1", "ZeRO-3"}
     assert "hold" in found.refused["ZeRO-1"]
@@ -237,29 +276,40 @@ def test_a_preset_of_training_has_the_shape_of_the_model_that_is_trained(name):
     assert (made.shapes, made.config) == (trained.shapes, trained.config)
 
 
+def test_a_former_word_for_what_is_offloaded_warns_and_means_the_same():
+    asked = {"global_batch": 2, "ranks": 2, "stage": 1, "batch": 1, "recompute": "none"}
+    for former, now in (("never", "none"), ("always", "optimizer=host"), ("both", "none,optimizer=host")):
+        with pytest.warns(DeprecationWarning, match=f"offload='{former}' is now offload='{now}'"):
+            found = tuned(**asked, offload=former)
+        assert found.tried == tuned(**asked, offload=now).tried
+
+
 def test_what_cannot_be_searched_is_refused():
     small = partial(partial, zs.tune, SMALL)
     for call, text in [
         (small(global_batch=7, ranks=2), "global_batch=7 cannot be shared equally by 2 ranks; take 8, a multiple of 2"),
-        (small(global_batch=0), "global_batch=0 must be a whole number above 0"),
+        (small(global_batch=0), "global_batch=0 must be a whole number, from 1"),
         (small(global_batch=12, ranks=2, batch=4), "batch=4 does not divide the 6 sequences of each rank, and micro-ba"
                                                    "tches are equal; take some of 1, 2, 3, 6"),
         (small(global_batch=8, batch="one"), "batch='one' must be numbers, as in 1,2"),
         (small(global_batch=8, prefetch=()), "prefetch=() leaves nothing to search"),
         (small(global_batch=8, prefetch=-1), "prefetch must be at least 0"),
         (small(global_batch=8, bucket_nbytes=[]), "bucket_nbytes=[] leaves nothing to search; name unit, model, or"),
-        (small(global_batch=8, bucket_nbytes="25 MB"), "bucket_nbytes='25 MB' is no number"),
-        (small(global_batch=8, offload=True), "offload=True must be one of never, always, both"),
+        (small(global_batch=8, bucket_nbytes="25 MX"), "bucket_nbytes='25 MX' is no number"),
+        (small(global_batch=8, offload=True), "offload=True must be 'host' or 'disk'"),
+        (small(global_batch=8, offload="none,nvme"), "offload='nvme' must be 'host' or 'disk'"),
+        (small(global_batch=8, offload=()), "offload=() leaves nothing to search; name one place at least"),
+        (small(global_batch=8, offload="none", host_link="pcie5"), "host_link='pcie5' is of offload, which was not"),
+        (small(global_batch=8, offload="host", disk_capacity_nbytes=8), "disk_capacity_nbytes=8 is of offload, and"),
         (small(global_batch=2**40, ranks=2), "gives each rank 549,755,813,888 sequences a step; take one"),
-        (small(global_batch=8, offload=["never"]), "offload=['never'] must be one of never, always, both"),
         (small(global_batch=8, convention="fp32"), "convention= is no option of tune: bytes are counted as the engine"),
         (small(global_batch=8, parameters=10**9), "parameters= is no option of tune: a search needs a model's shape"),
         (small(global_batch=8, micro_batches=2), "micro_batches= is no option of tune: global_batch, ranks and batc"),
         (small(global_batch=8, mesh="2x4"), "mesh= is no option of tune: the settings to paste are of one group"),
         (small(global_batch=8, reduction="micro_batch"), "reduction= is no option of tune: gradients are added b"),
         (small(global_batch=8, seconds="soon"), "seconds='soon' must be replayed or real"),
-        (small(global_batch=8, seconds="real"), "where device and host are one memory; say offload='never'"),
-        (partial(zs.tune, "bloom-560m", global_batch=8, stage=3, batch=1, recompute="block", offload="never",
+        (small(global_batch=8, seconds="real", offload="host"), "device and host are one memory; say offload='none'"),
+        (partial(zs.tune, "bloom-560m", global_batch=8, stage=3, batch=1, recompute="block", offload="none",
                  seconds="real"), "bloom-560m cannot be measured"),
         (partial(zs.tune, "t5-small", global_batch=8), "the activations of t5-small are not known"),
     ]:
@@ -269,7 +319,8 @@ def test_what_cannot_be_searched_is_refused():
 def test_the_options_are_those_of_a_plan_beside_its_own_and_data_are_plain():
     own, plans = signature(zs.tune).parameters, signature(plan_config).parameters
     assert own.keys() - plans.keys() == {"global_batch", "bucket_nbytes", "seconds"}
-    assert plans.keys() - own.keys() == {"parameters", "largest_layer", "micro_batches", "convention", "mesh", "zeropp"}
+    assert plans.keys() - own.keys() == {"parameters", "largest_layer", "micro_batches", "convention", "mesh", "zeropp",
+                                         "reduction"}
     found = tuned(global_batch=4, ranks=2, batch=1)
     data = json.loads(json.dumps(found.as_json(), allow_nan=False))
     assert [row["step_seconds"] for row in data["rows"]] == [one.step_seconds for one in found.tried]

@@ -175,7 +175,7 @@ def test_spans_sum_up_by_their_first_two_names_what_was_computed_and_sent():
                     for unit in ("layer0", "layer1"):
                         with rank.trace.span(unit):
                             rank.trace.compute(flops=flops)
-                    rank.all_reduce(np.ones(3 if name == "forward" else 6))
+                    _ = rank.all_reduce(np.ones(3 if name == "forward" else 6))
         rank.trace.compute(flops=7)
 
     cluster = zs.Cluster(3)

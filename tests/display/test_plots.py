@@ -74,8 +74,8 @@ def test_what_was_changed_in_a_figure_afterwards_is_shown_too_and_a_trace_alone_
 
 def mixed(rank):
     half = rank.split(rank.index % 2)
-    half.all_reduce(np.zeros(4, np.float32))
-    rank.all_reduce(np.zeros(5, np.float32), algorithm="naive")
+    _ = half.all_reduce(np.zeros(4, np.float32))
+    _ = rank.all_reduce(np.zeros(5, np.float32), algorithm="naive")
     if rank.index < 2:
         out = np.zeros(3, np.float32)
         rank.exchange(out + 1, 1 - rank.index, out, 1 - rank.index)
@@ -83,7 +83,7 @@ def mixed(rank):
 
 def loop(rank):
     for _ in range(7):
-        rank.all_reduce(rank.xp.empty(6, "float32"))
+        _ = rank.all_reduce(rank.xp.empty(6, "float32"))
 
 
 def test_what_leaves_a_rank_on_the_ring_and_in_a_report_is_what_its_trace_sent():

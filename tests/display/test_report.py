@@ -117,7 +117,7 @@ def test_a_memory_curve_is_as_high_as_its_bytes_from_one_change_to_the_next():
 def test_every_bar_begins_and_ends_where_its_times_say():
     def program(rank):
         rank.trace.compute(flops=1_000_000 * (3 - rank.index))
-        rank.broadcast(np.ones(1000))  # some are late, and the root of the tree is done first
+        _ = rank.broadcast(np.ones(1000))  # some are late, and the root of the tree is done first
         rank.trace.compute(flops=3_000_000 * (1 + rank.index))
 
     found = data_of(ran(program).trace)
@@ -156,7 +156,7 @@ def test_an_axis_has_round_ticks(total, ticks):
 
 def test_a_star_is_for_collectives_that_were_waited_for_later_and_the_fullest_memory_is_open():
     def program(rank):
-        rank.all_reduce(np.ones(5))
+        _ = rank.all_reduce(np.ones(5))
         works = [rank.all_gather(np.ones(2), async_op=True), rank.reduce_scatter(np.ones(3), async_op=True)]
         rank.memory.alloc(100 - (rank.index - 1)**2, np.float32, "workspace")
         return [work.wait() for work in works]
@@ -182,7 +182,7 @@ def test_a_page_asks_nothing_of_anybody_else_names_that_look_like_markup_stay_na
 
 def wicked(rank):
     with rank.trace.span(WICKED):
-        rank.all_reduce(np.ones(4))
+        _ = rank.all_reduce(np.ones(4))
 
 
 # -- files and the command ----------------------------------------------------------------------------------------

@@ -2,7 +2,10 @@
 
 import doctest
 import importlib
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,9 +53,60 @@ def test_make_demo_runs_what_the_readme_says_and_says_what_to_type_next() -> Non
         assert ask(typed, *(["--help"] if not typed.startswith("--") else [])).exit_code == 0
 
 
+def test_the_newcomers_files_and_commands_print_what_their_page_says(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs/ten_minutes.md").read_text(encoding="utf-8")
+    files = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", text, re.DOTALL | re.M))
+    assert [*files] == ["mean.py", "mine.py"]
+    for name, code in files.items():
+        Path(name).write_text(code, encoding="utf-8")
+    typed = re.findall(r"^\$ ([^#\n]+?) *(?:#.*)?\n((?:(?!\$|```).*\n)*)", text, re.M)
+    printed = {line: ends_of_lines_cut(said) for line, said in typed if said}
+    here = [line for line in printed if line.startswith("zerosim ")]
+    assert len(here) == 3
+    ask(*["run", "mine.py:program", "--ranks", "2", "--with", "steps=1", "--save", "run.json"])
+    for line in here:
+        assert hashes_masked(ends_of_lines_cut(ask(*line.split()[1:]).stdout)) == hashes_masked(printed[line])
+    in_process, by_mpi = (printed[f"{begin}zerosim run mine.py:program{end}"].splitlines()[1:]
+                          for begin, end in (("", " --ranks 4"), ("mpiexec -n 4 ", "")))
+    assert in_process == by_mpi
+    demo, = re.findall(r"^```text\n(.*?)^```$", text, re.DOTALL | re.M)
+    assert demo in ends_of_lines_cut(ask("replay").stdout)
+
+
+def hashes_masked(text: str) -> str:
+    """A loss' last digit may be another with another BLAS, and with it the hash."""
+    return re.sub(r"\b[0-9a-f]{16}  'loss .*", "...", text)
+
+
+WITHOUT_GREENLET = """
+import sys
+sys.modules.update(dict.fromkeys(("greenlet", "matplotlib", "rich", "typer", "threadpoolctl")))
+exec(compile(sys.stdin.read().replace("await piplite", "piplite"), "page", "exec"), {"__name__": "page"})
+import zerosim as zs
+try:
+    zs.Cluster(2).run(lambda rank: rank.index)
+except zs.BackendError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_page_runs_in_the_browser_runs_without_greenlet_and_a_cluster_says_what_is_missing() -> None:
+    code = (ROOT / "docs/browser/zero_in_the_browser.py").read_text(encoding="utf-8")
+    done = subprocess.run([sys.executable, "-c", WITHOUT_GREENLET], input=code, capture_output=True, text=True,
+                          cwd=ROOT, env={**os.environ, "PYTHONIOENCODING": "utf-8"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ZeRO3: loss" in done.stdout
+    assert done.stdout.endswith("zerosim.tiny, formats and plans run in any\n")
+
+
 # Texts of docs/ whose code another test runs, or compares with what it is copied from.
 ELSEWHERE = {
+    "ten_minutes.md": "tests/documentation/test_documents_run.py",
     "check_your_own_update.md": "tests/test_testing.py",
+    "from_pytorch_and_deepspeed.md": "tests/frameworks/test_bridge.py",
     "puzzles_in_class.md": "tests/course/puzzles/test_grading.py",
     "zero_in_one_file.md": "tests/test_tiny.py",
 }

@@ -133,6 +133,15 @@ def test_every_link_to_the_repository_is_the_one_of_pyproject_and_opens_a_notebo
     assert [name for name in opened if not (ROOT / name).is_file()] == []
 
 
+def test_the_guide_has_the_groups_of_the_list_in_its_order(site):
+    _, guide, *_ = pages.navigation(list(site.values()))
+    first, *groups = guide["Guide"]
+    assert first == "guide/index.md"
+    listed = re.findall(r"^## (.+)$", INDEX, re.M)
+    assert [name for group in groups for name in group] == listed
+    assert {"Speed, measured": "measured.md"} in guide["Guide"][1 + listed.index("What to rely on")]["What to rely on"]
+
+
 INDEX = (ROOT / "docs/README.md").read_text(encoding="utf-8")
 ITEM = "- [Speed, measured](measured.md): each"
 

@@ -13,6 +13,7 @@ from tests.zero.training import batches
 from zerosim.course import tuned_settings
 from zerosim.course.measured import decoder_of
 from zerosim.numerics.loss_scale import Dynamic, Static
+from zerosim.numerics.places import offload_of
 from zerosim.planning import Transformer, model_of, plan_config
 
 SMALL = model_of("small", Transformer(24, 2, 2, 50, positions=16, tied=False))
@@ -156,6 +157,7 @@ REFUSED = [
     (of(ZERO, "offload_optimizer", "device", "tape"), "device='tape' must be one of none, cpu, nvme"),
     (of(ZERO, "offload_optimizer", "device", "cpu", stage=0), "offload_optimizer.device is of stages 1, 2 and 3"),
     (of(ZERO, "offload_param", "device", "cpu", stage=2), "zero_optimization.offload_param.device is of stage 3"),
+    (of(ZERO, "offload_optimizer", "device", "nvme", stage=2), 'offload_optimizer.device="nvme" is of stage 3'),
     (of(ZERO, "offload_param", "device", "nvme"), 'goes with offload_optimizer.device="nvme"'),
     (of(ZERO, "cpu_offload", True), 'zero_optimization.cpu_offload=True: this key is deprecated; write "offload_opt'),
     (of(ZERO, "mics_shard_size", 2, stage=2), "zero_optimization.mics_shard_size=2 is of sharded parameters, stage 3"),
@@ -342,10 +344,10 @@ def test_an_argument_without_equivalent_is_refused_by_its_name(arguments, words)
 # -- there and back ---------------------------------------------------------------------------------------------------
 
 
-CANDIDATES = [tuned_settings.Candidate(stage, "none", 2, 3, ahead * (stage == 3), offload and stage > 0, bucket)
-              for stage, ahead, offload, bucket in (
-                  (0, 0, False, 4096), (1, 0, True, 4096), (2, 0, False, None), (3, 0, True, 4096), (3, 1, False, 8192),
-                  (3, 2, True, 4096))]
+ON_HOST, BOTH_ON_HOST = zs.Offload("host"), zs.Offload("host", parameters="host")
+CANDIDATES = [tuned_settings.Candidate(stage, "none", 2, 3, *others) for stage, *others in (
+    (0, 0, zs.Offload(), 4096), (1, 0, ON_HOST, 4096), (2, 0, zs.Offload(), None), (3, 0, BOTH_ON_HOST, 4096),
+    (3, 1, zs.Offload(), 8192), (3, 2, zs.Offload("disk", parameters="disk"), 4096))]
 
 
 def pasted_by_program(config, candidate):
@@ -365,7 +367,7 @@ def test_settings_that_were_written_for_deepspeed_are_read_as_the_engines_that_w
     read_back = found.engine_arguments()
     asked = {name: seen[name] for name in seen if name not in ("policy", "recompute", "offload", "bucket_nbytes")}
     assert {name: read_back[name] for name in asked} == asked
-    assert read_back["offload"] == seen.get("offload", zs.Offload())
+    assert replace(read_back["offload"], directory=None) == offload_of(seen.get("offload"))
     assert (read_back["policy"].compute, read_back["policy"].reduce_dtype) == (compute, seen["policy"].reduce_dtype)
     largest = max(config.job(candidate.stage).padded_lengths) * config.policy.reduce_dtype.itemsize
     assert read_back["bucket_nbytes"] == (seen["bucket_nbytes"] or largest)  # a unit is the largest one there
@@ -389,4 +391,4 @@ def test_settings_that_were_written_for_fsdp_are_read_as_the_engines_that_were_w
     assert found.plan_arguments()["stage"] == candidate.stage
     assert found.prefetch == (max(candidate.prefetch, 1) if sharded else 1)  # one ahead, which nothing turns off
     assert (found.policy.compute, found.policy.reduce_dtype) == ("bf16", config.policy.reduce_dtype)
-    assert found.offload == (zs.Offload("host", "host", "host") if candidate.offload else zs.Offload())
+    assert found.offload == (zs.Offload() if candidate.offload.is_none else zs.Offload("host", "host", "host"))

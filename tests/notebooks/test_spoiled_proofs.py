@@ -12,7 +12,8 @@ from tests.notebooks.cells import changed, needed_by_proof
 TEXTS = {text.name[:2]: text for text in sorted((ROOT / "notebooks").glob("[0-9]*.py"))}
 MISTAKES = {  # by notebook: what each is, and what it changes in the text
     "01": {
-        "no mean": [("/ 2  # the sum", "# the sum")],
+        "no mean": [("divisor=2):", "divisor=1):")],
+        "the first step's correction": [("update(master, m, v, g, step)", "update(master, m, v, g, 1)")],
         "an fp32 factor": [("(1 - 0.999) *", "(1 - np.float32(0.999)) *")]},
     "02": {
         "ties to odd": [("(kept % 2 == 1)", "(kept % 2 == 0)")],
@@ -32,34 +33,34 @@ MISTAKES = {  # by notebook: what each is, and what it changes in the text
              "    return sum(rank.all_gather(x, length=rank.size * len(x)).reshape(rank.size, -1))")],
         "chunks rounded down": [("-(-len(x) // ranks)", "len(x) // ranks")]},
     "05": {
-        "times the reciprocal": [("total / np.float32(rank.size)", "total * np.float32(1 / rank.size)")],
+        "times the reciprocal": [("/ np.float32(rank.size if average else 1)", "* np.float32(1 / rank.size)")],
         "no mean": [("average=True):", "average=False):")]},
     "06": {
         "the last all-gather is left out": [
-            ('rank.all_gather(mine, out=vector[where], purpose="parameters")', "pass")],
+            ('rank.all_gather(master[i].astype(BF16), out=weights[i].reshape(-1), purpose="parameters")', "pass")],
         "an all-reduce, and then a slice": [
-            ('rank.reduce_scatter(gradient[where], purpose="gradients")',
-             'np.split(rank.all_reduce(gradient[where], purpose="gradients"), rank.size)[rank.index]')],
-        "a master that is not in the rank's memory": [
-            ('hold(shard, np.float32, "master")', "np.empty(shard, np.float32)")]},
+            ('rank.reduce_scatter(local.ravel(), purpose="gradients")',
+             'np.split(rank.all_reduce(local.ravel(), purpose="gradients"), rank.size)[rank.index]')],
+        "a master that begins rounded": [("[chunk(w, rank) for w", "[wide(chunk(w.astype(BF16), rank)) for w")]},
     "07": {
-        "the whole gradient stays": [("del whole[unit.name], _, mine", "del _, mine")],
-        "the last micro-batch alone": [("owned += mine", "owned[...] = mine")]},
+        "the whole gradient stays": [("        del whole, dw  # before", "        # before")],
+        "the last micro-batch alone": [("gradient[i] += rank", "gradient[i][:] = rank")]},
     "08": {
-        "gathered weights stay": [("self.rank.memory.free(whole)", "pass")],
+        "gathered weights stay": [("    rank.memory.free(whole)\n", "")],
         "a reduction is forgotten": [
-            ('self.rank.reduce_scatter(whole, out=self.gradient[self.owned(unit)], purpose="gradients")',
-             "self.gradient[self.owned(unit)] = np.split(whole, self.rank.size)[self.rank.index]")],
-        "one gather too many": [
-            ("for unit in segment[:-1]:", "for unit in segment:"),
-            ("unit.forward(ctx, w, x)[1] if unit is segment[-1] else kept.pop()", "kept.pop()")]},
+            ('rank.reduce_scatter(dw.ravel(), purpose="gradients")', "np.split(dw.ravel(), rank.size)[rank.index]")],
+        "an all-gather after the update": [
+            ("            weights[i] = master[i].astype(BF16)\n",
+             "            weights[i] = master[i].astype(BF16)\n"
+             '            rank.all_gather(weights[i], purpose="parameters")\n')]},
     "09": {
         "two buffers on one rank too": [("ring = min(2, ranks - 1) * 2", "ring = 2 * 2")],
         "gathered weights shrink": [
             ('"gathered_parameter": 2 * u *', '"gathered_parameter": 2 * u // ranks *')]},
     "10": {
-        "what the first forward kept stays": [("        del kept\n    kept_by_loss", "    kept_by_loss")],
-        "a reduction is forgotten": [("rank.all_reduce(gradient[lies])", "gradient[lies]")]},
+        "gathered once too often": [("again = [inputs.pop()]", "weights(start)\n        again = [inputs.pop()]")],
+        "a reduction is forgotten": [
+            ('rank.reduce_scatter(dw.ravel(), purpose="gradients")', "np.split(dw.ravel(), rank.size)[rank.index]")]},
     "11": {
         "half a ring": [("return 2 * (ranks - 1) *", "return (ranks - 1) *")],
         "waits at once": [("under_way += [found] if overlap else []", "found.wait() if overlap else None")],
@@ -75,13 +76,18 @@ MISTAKES = {  # by notebook: what each is, and what it changes in the text
     "14": {
         "no mean": [("g / np.float32(rank.size)", "g")],
         "an all-reduce in both ways": [
-            ("rank.reduce_scatter(gradient[where])",
-             "np.split(rank.all_reduce(gradient[where]), rank.size)[rank.index]")]},
+            ("rank.reduce_scatter(local.ravel())", "np.split(rank.all_reduce(local.ravel()), rank.size)[rank.index]")]},
     "15": {
         "the last step is left out": [
             ("in range(ranks - 1):\n        rank.exchange", "in range(ranks - 2):\n        rank.exchange")],
         "data without a seed, on processes": [
             ("data = np.random.default_rng(rank.index)", "data = np.random.default_rng()")]},
+    "16": {
+        "the sum, not the mean": [('purpose="gradients") / np.float32(self.rank.size)', 'purpose="gradients")')],
+        "the root is gathered again": [
+            ("(reshard_after_forward is None and not is_root)", "reshard_after_forward is None")],
+        "a reduction is forgotten": [('self.rank.reduce_scatter(addends, purpose="gradients")',
+                                      "np.split(addends, self.rank.size)[self.rank.index]")]},
 }
 
 

@@ -3,11 +3,13 @@
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.cases import chosen, covering
 from tests.numerics.oracle import LOW, ROWS, Row, awkward_floats, cast, same
 from zerosim.numerics import arrays, kernels, rounding
 
@@ -15,6 +17,7 @@ BLOCK, SMALL, SMALL_SUM = arrays.BLOCK, arrays.SMALL, kernels.SMALL_SUM
 by_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 by_low = pytest.mark.parametrize("row", LOW, ids=lambda row: row.name)
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
+OTHERS = [*(row.dtype for row in ROWS), F64]
 LENGTHS = [0, 1, SMALL, SMALL + 1, SMALL_SUM, SMALL_SUM + 1, BLOCK - 1, BLOCK, BLOCK + 1]
 Apply = Callable[..., object]  # (inputs ..., out)
 NO_WORDS = np.zeros(BLOCK + 1, np.uint32)  # which drop nothing
@@ -57,8 +60,8 @@ def applied(apply: Apply, xs: list[np.ndarray], dtype: np.dtype) -> np.ndarray:
     return out
 
 
-@by_row
-@pytest.mark.parametrize("other", [row.dtype for row in ROWS] + [F64], ids=str)
+@pytest.mark.parametrize(("row", "other"), chosen(
+    [*((row, row.dtype) for row in ROWS), *covering(ROWS, OTHERS)], product(ROWS, OTHERS)), ids=str)
 def test_results_depend_on_neither_blocks_nor_memory_nor_the_users_error_state(row: Row, other: np.dtype) -> None:
     for name, (dtypes, dtype, apply) in operations(row, other).items():
         for length in LENGTHS[(row.p + other.itemsize) % 3::3]:
@@ -105,7 +108,7 @@ def test_memory_that_a_cast_and_its_input_share_does_not_matter(row: Row) -> Non
 # -- values -----------------------------------------------------------------------------------------------------------
 
 @by_row
-@pytest.mark.parametrize("other", [row.dtype for row in ROWS] + [F64], ids=str)
+@pytest.mark.parametrize("other", OTHERS, ids=str)
 def test_an_operation_is_made_in_float32_and_rounded_once_and_in_float64_where_that_is_an_operand(
         row: Row, other: np.dtype) -> None:
     """A scalar is not rounded to 16 bits first; another addend is, to the type of the sum. float32 has more than twice
@@ -200,7 +203,7 @@ def test_elementwise_widens_calls_block_by_block_and_rounds_once(row: Row) -> No
 
 # -- memory -----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("dtype", [row.dtype for row in ROWS] + [F64], ids=str)
+@pytest.mark.parametrize("dtype", OTHERS, ids=str)
 def test_a_cast_takes_declared_scratch_that_does_not_grow_with_the_array(dtype: np.dtype) -> None:
     k, x, out = kernels.NumpyKernels(), np.zeros(40 * BLOCK, np.float32), np.empty(40 * BLOCK, dtype)
     assert k.scratch_nbytes == 0

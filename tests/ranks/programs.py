@@ -205,7 +205,7 @@ def counted(rank: zs.Rank) -> tuple[Any, ...]:
     """What memory and trace say after some work."""
     held = rank.memory.alloc(100, np.float32, "parameter")
     with rank.trace.span("one"):
-        rank.all_reduce(held, purpose="gradients")
+        _ = rank.all_reduce(held, purpose="gradients")
     rank.all_gather(held, purpose="parameters", async_op=True).wait()
     return (rank.memory.now_nbytes_by_kind, rank.memory.peak_nbytes_by_kind, rank.trace.sent_nbytes("gradients"),
             rank.trace.sent_nbytes("parameters"), rank.trace.sent_nbytes(span="one"),
@@ -230,6 +230,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "one contiguous vector": {"layout": "contiguous"},
     "by micro-batch": {"reduction": "micro_batch", "overlap": True, "bucket_nbytes": 5000},
     "all on disk": {"offload": zs.Offload("disk", "disk", "disk", gettempdir())},
+    "all on the host, overlapping": {"offload": "host", "overlap": True, "prefetch": 1},
     "blocks computed again": {"recompute": "block", "overlap": True, "bucket_nbytes": 10_000},
     "fp32 sums": {"recompute": "sub_block", "policy": zs.Policy("bf16", reduce="fp32", average="split")},
     "fp8 products": {"policy": zs.Policy("bf16", matmul="fp8")},
@@ -433,7 +434,7 @@ def fails_beside_a_new_group(rank: zs.Rank, seed: int) -> None:
     others = rank.split(0 if rank.index < rank.size - 1 else None)
     if others is None:
         raise Boom("outside the group")
-    others.all_reduce(vector(rank, 3, np.float32))
+    _ = others.all_reduce(vector(rank, 3, np.float32))
     rank.barrier()
 
 

@@ -300,3 +300,19 @@ def test_splits_may_be_any_integers_that_rise() -> None:
             own = rank.reduce_scatter(np.arange(7) * (rank.index + 1), splits=make())
             return rank.all_gather(own, splits=make())
         assert all(np.array_equal(result, np.arange(7) * 3) for result in zs.Cluster(2).run(program))
+
+
+def test_the_words_that_people_type_mean_what_they_mean_elsewhere() -> None:
+    """torch.distributed's and MPI's: a rank's number and its world's, the mean, an out= that says how long it is."""
+    def program(rank):
+        x = np.float32([rank.rank, 1, 2])
+        own, whole = np.arange(7)[3 * rank.rank:3 * rank.rank + 3], np.empty(7, int)
+        assert rank.all_gather(own, out=whole) is whole
+        half = rank.split(rank.rank % 2)
+        assert half is not None
+        return (rank.rank, rank.world_size, half.rank, half.world_size, rank.all_reduce(x, op="avg").tolist(),
+                rank.all_reduce(x, op="avg", average="split").tolist(), whole.tolist())
+
+    found = zs.Cluster(3).run(program)
+    assert [of_rank[:4] for of_rank in found] == [(0, 3, 0, 2), (1, 3, 0, 1), (2, 3, 1, 2)]
+    assert all(of_rank[4:] == ([1, 1, 2], [1, 1, 2], list(range(7))) for of_rank in found)

@@ -45,7 +45,7 @@ def both_send(rank: zs.Rank) -> None:
 
 def one_stays_away(rank: zs.Rank) -> None:
     if rank.index != 2:
-        rank.all_reduce(np.ones(3))
+        _ = rank.all_reduce(np.ones(3))
 
 
 def elsewhere(rank: zs.Rank) -> None:
@@ -75,14 +75,14 @@ def in_two_groups(rank: zs.Rank) -> None:
 
 def in_two_groups_of_the_same_members(rank: zs.Rank) -> None:
     pairs = rank.split(0), rank.split(0)
-    pairs[rank.index].all_reduce(np.ones(1))
+    _ = pairs[rank.index].all_reduce(np.ones(1))
 
 
 def in_a_circle(rank: zs.Rank) -> None:
     """Each rank is in two of three pairs, and enters first the one that the next rank enters last."""
     pairs = [rank.split(0 if rank.index in pair else None) for pair in ((0, 1), (1, 2), (2, 0))]
     for pair in (pairs[rank.index], pairs[rank.index - 1]):
-        pair.all_reduce(np.ones(1))
+        _ = pair.all_reduce(np.ones(1))
 
 
 # The program, its ranks, and who waits for what; the place is that of the program's line.

@@ -134,7 +134,7 @@ def test_after_a_failure_the_memories_are_what_they_were_while_the_error_is_stil
         batch = rank.memory.hold(np.ones(7), "input")
         unknown = np.ones(100)
         references.append(weakref.ref(unknown))
-        rank.all_gather(np.ones(3))
+        _ = rank.all_gather(np.ones(3))
         if rank.index == 1 and name != "a mismatch":
             return held, batch, unknown  # finished, with a result
         failing(rank, rank.memory.alloc(50, np.float32, "gradient"))
@@ -193,7 +193,7 @@ def test_what_the_caller_still_holds_of_a_failed_run_or_of_another_error_stays_a
 def test_an_error_that_is_handled_while_a_run_is_stepped_through_keeps_its_frames() -> None:
     """It need not be there when the run begins, and the run may end by being closed."""
     def failing(rank: zs.Rank) -> None:
-        rank.broadcast(np.ones(1))
+        _ = rank.broadcast(np.ones(1))
         rank.recv(np.empty(1), 1 - rank.index)
 
     def to_the_end(steps: Iterator) -> None:

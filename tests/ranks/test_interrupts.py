@@ -48,7 +48,7 @@ def test_a_real_signal_stops_a_running_cluster_wherever_it_strikes() -> None:
             if rank.index == 0:
                 timer.start()
             for _ in range(100_000):  # a lost signal shall end in a failure, and not never
-                rank.all_reduce(np.full(200, rank.index, np.float32), algorithm="tree")
+                _ = rank.all_reduce(np.full(200, rank.index, np.float32), algorithm="tree")
         finally:
             stopped.append(rank.index)
 
@@ -73,7 +73,7 @@ def test_a_signal_inside_the_bookkeeping_is_raised_when_its_entry_is_whole(how: 
     def program(rank):
         held = rank.memory.alloc(4, np.float32, "gradient", "struck" if rank.index else "")
         done.append((rank.index, rank.memory.now_nbytes, held.nbytes))
-        rank.all_reduce(held)
+        _ = rank.all_reduce(held)
         done.append("too far")
 
     monkeypatch.setattr(zs.Memory, "_move", process.guarded(struck))
@@ -130,7 +130,7 @@ def test_the_handler_is_pythons_own_again_after_every_run_and_between_two_steps(
     def program(rank):
         seen.append(handler())
         zs.Cluster(2).run(lambda inner: seen.append(handler()))  # a run inside a run has the same one
-        rank.all_reduce(np.ones(2))
+        _ = rank.all_reduce(np.ones(2))
         seen.append(handler())
         if fails:
             raise KeyError

@@ -2,6 +2,7 @@
 at a time."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -153,3 +154,63 @@ def test_a_result_over_what_another_rank_reads_or_writes_is_refused_and_nothing_
     else:
         zs.Cluster(len(places)).run(program)
         assert all((part(out) == wanted).all() for _, out in places)
+
+
+def a_statement(rank: zs.Rank, x: np.ndarray) -> None:
+    rank.all_reduce(x, op="mean")
+
+
+def over_lines_on_the_root(rank: zs.Rank, x: np.ndarray) -> None:
+    if rank.index >= 0:
+        (rank
+         .reduce(
+             x, 1))
+
+
+def a_broadcast_of_a_group(rank: zs.Rank, x: np.ndarray) -> None:
+    group = rank.new_group([1, 0])
+    for _ in range(2):
+        group.broadcast(x, root=1)
+
+
+def a_shard(rank: zs.Rank, x: np.ndarray) -> None:
+    try:
+        rank.reduce_scatter(x)
+    finally:
+        x[:] = 0
+
+
+@pytest.mark.parametrize(("program", "text"), [
+    (a_statement, r"the result of all_reduce\(call 0, \(4,\), float64, op=mean\), at test_misuse\.py:\d+ in a_statement"
+                  r", was dropped: all_reduce returns it in a new array, and its input stays as it is; write "
+                  r"x = rank\.all_reduce\(x\), or rank\.all_reduce\(x, out=x\)\."),
+    (over_lines_on_the_root, r"reduce\(.* was dropped: .* or rank\.reduce\(x, out=x\)\."),
+    (a_broadcast_of_a_group, r"broadcast\(.* was dropped: .*, or rank\.broadcast\(x, out=x\)\."),
+    (a_shard, r"reduce_scatter\(.* was dropped: .*; write x = rank\.reduce_scatter\(x\)\."),
+], ids=lambda value: getattr(value, "__name__", ""))
+def test_in_debug_mode_a_result_that_a_statement_drops_is_an_error_and_otherwise_as_before(program, text) -> None:
+    run = partial(zs.Cluster.run, program=lambda rank: program(rank, np.ones(4)))
+    with pytest.raises(ValueError, match=text):
+        run(zs.Cluster(2, debug=True))
+    assert list(run(zs.Cluster(2))) == [None, None]
+
+
+def test_a_result_that_goes_anywhere_is_none_that_was_dropped() -> None:
+    def passed_on(rank: zs.Rank, x: np.ndarray) -> np.ndarray:
+        return rank.all_reduce(x)
+
+    def program(rank: zs.Rank) -> Any:
+        x = np.ones(2)
+        _ = rank.all_reduce(x)
+        rank.all_reduce(x, out=x)
+        rank.all_reduce(x, async_op=True).wait()
+        if rank.index == 0:
+            rank.reduce(x, 1)  # the root alone has a result
+        else:
+            _ = rank.reduce(x, 1)
+        rank.barrier()
+        assert rank.all_reduce(x).sum() > max(rank.all_gather(x)[0] for _ in range(2))
+        passed_on(rank, x)  # that a function of one's own returns it is all that can be seen
+        return float(rank.all_reduce(x)[0]), rank.broadcast(x)
+
+    assert zs.Cluster(2, debug=True).run(program)[0][0] == 4

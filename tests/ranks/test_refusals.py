@@ -42,12 +42,15 @@ def of_every_collective(operation: str) -> Iterator[tuple[Callable[[zs.Rank], ob
                   X[:6].reshape(2, 3))
     misfit = (f"but the result has ({of_6},) and float32; pass an array of that shape and dtype, or none")
     for out, text in [
-            (np.empty(5, np.float32), f"has shape (5,) and dtype float32, {misfit}"),
             (np.empty(of_6), f"has shape ({of_6},) and dtype float64, {misfit}"),
             (np.empty(2 * of_6, np.float32)[::2], f"of shape ({of_6},) is not contiguous"),
             ([0.0] * of_6, "must be a NumPy array, found list"),
             (np.frombuffer(bytes(4 * of_6), np.float32), "is read-only; pass a writable array")]:
         yield row(f"out= {text}", out=out)
+    out = np.empty(5, np.float32)
+    yield row("rank 0 brings 6 elements to all_gather, but its chunk of the cut (0, 2, 4, 5) has 2; pass the chunk, an "
+              "out= for all chunks, or the splits= of the cut" if operation == "all_gather" else
+              f"out= has shape (5,) and dtype float32, {misfit}", out=out)
     for root in (3, -1, True, 1.0, "0") if operation in ROOTED else ():
         yield row(f"root={root!r}, but the group has the ranks 0 to 2", root=root)
     for algorithm in ("halve", ["ring"], None):
@@ -81,8 +84,8 @@ OF_A_RANK_OF_THREE: list[tuple[Callable[[zs.Rank], object], str]] = [
     (lambda r: r.all_gather(x(r, 2), splits=(0, 2, 4, 6), length=7),
      "splits=(0, 2, 4, 6) does not cut 7 elements among 3 ranks"),
     (lambda r: r.all_gather(x(r, 5), length=6),
-     "rank 0 brings 5 elements to all_gather, but its chunk of the cut (0, 2, 4, 6) has 2; pass the chunk, or the "
-     "splits= that it was cut by"),
+     "rank 0 brings 5 elements to all_gather, but its chunk of the cut (0, 2, 4, 6) has 2; pass the chunk, an "
+     "out= for all chunks, or the splits= of the cut"),
     (lambda r: r.all_gather(x(r), length=-1),
      "length=-1 must be the number of elements of the whole vector, 0 or more"),
     (lambda r: r.gather(x(r), length="6"), "length='6' must be the number of elements"),

@@ -17,7 +17,7 @@ def program(rank: zs.Rank, ended: list | None = None) -> np.ndarray:
     try:
         mine = rank.memory.alloc(8, np.int64, "parameter")
         mine[...] = np.arange(8) * 10 ** rank.index
-        rank.reduce_scatter(mine)
+        _ = rank.reduce_scatter(mine)
         return rank.all_reduce(mine)
     finally:
         if ended is not None:
@@ -76,7 +76,7 @@ def test_a_step_says_where_every_program_waits_and_what_it_has_held_and_done() -
             return
         held = rank.memory.hold(np.zeros(rank.index + 1), "input")
         if rank.index % 2 == 0:
-            half.all_reduce(held[:1])
+            _ = half.all_reduce(held[:1])
 
     steps = list(zs.step_through(uneven, ranks=4))
     assert steps[0].ranks[3].where.startswith("test_stepping.py:")
@@ -156,7 +156,7 @@ def test_leaving_half_way_stops_all_ranks_and_leaves_nothing(by: str, taken: int
 
 def test_a_failure_comes_out_of_the_step_that_meets_it() -> None:
     def failing(rank):
-        rank.all_reduce(np.zeros(2))
+        _ = rank.all_reduce(np.zeros(2))
         if rank.index:
             raise KeyError("after the first collective")
         rank.barrier()

@@ -28,7 +28,7 @@ def program(rank: zs.Rank) -> None:
         work = rank.all_reduce(x, async_op=True, purpose="gradients")
         with rank.trace.span("forward"):
             rank.trace.compute(flops=10, nbytes=6)
-            rank.all_gather(x[:2], purpose="parameters")
+            _ = rank.all_gather(x[:2], purpose="parameters")
             late = rank.reduce_scatter(x, async_op=True)
         work.wait()
         rank.exchange(x, (rank.index + 1) % 2, np.empty(4, np.float32), (rank.index + 1) % 2, purpose="state")

@@ -101,7 +101,7 @@ def test_changing_the_input_before_wait_raises_on_every_schedule_as_often_as_one
 def test_works_that_nobody_waited_for_are_an_error_that_lists_them() -> None:
     def program(rank):
         works = [rank.all_reduce(np.full(2, rank.index), async_op=True), rank.all_gather(np.zeros(1), async_op=True)]
-        rank.all_reduce(np.full(2, rank.index))
+        _ = rank.all_reduce(np.full(2, rank.index))
         works[0].wait()
         if rank.index != 1:
             works[1].wait()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.cases import covering
 from tests.support import assert_refused
 from tests.zero.optimizers import Plain
 from tests.zero.training import ADAM, BF16, MODELS, SGD, alone, batches, bits, flat_state, outcome, run
@@ -63,11 +64,10 @@ def a_step_behind_a_backward_that_was_broken_off(engine, mine, other):
     engine.step(mine)
 
 
-@pytest.mark.parametrize("stage", zs.STAGES)
-@pytest.mark.parametrize("loop", [forwards_before_backwards_and_an_evaluation_before_the_update,
-                                  a_step_behind_an_evaluation_and_steps_that_were_abandoned,
-                                  a_step_behind_a_backward_that_was_broken_off])
-def test_a_loop_by_hand_is_the_step_and_leaves_nothing_gathered(loop, stage):
+@pytest.mark.parametrize(("stage", "loop"), covering(zs.STAGES, [
+    forwards_before_backwards_and_an_evaluation_before_the_update,
+    a_step_behind_an_evaluation_and_steps_that_were_abandoned, a_step_behind_a_backward_that_was_broken_off]))
+def test_a_loop_by_hand_is_the_step_and_leaves_nothing_gathered(stage, loop):
     for model, options in ((tied(), {"keep_gathered": "all", "prefetch": 2}), (tied(), {"policy": BF16}),
                            (GPT("gpt-nano", normalization="global"), {})):
         data = batches(model, 2, 2, 2)
@@ -129,7 +129,38 @@ def test_state_shows_the_mean_gradient_between_reduce_and_update_only(stage):
         assert bits(after["master"]) == bits(before["master"] - np.float32(0.1) * before["gradient"])
 
 
-def test_a_step_may_take_its_micro_batches_from_a_generator():
+@pytest.mark.parametrize("stage", zs.STAGES)
+def test_weights_that_an_engine_gave_out_are_first_values_of_another_of_any_ranks_stage_and_format(stage):
+    """SGD has no state but the weights: the next step is that of the engine that goes on."""
+    model, data, frozen = MODELS["wide"](), batches(MODELS["wide"](), 3, 1, 3), [zs.Group("layer1.*", frozen=True)]
+
+    def program(rank, weights=None, steps=slice(None), **options):
+        engine = zs.Engine(rank, model, SGD, weights=weights, **options)
+        for step in data[steps]:
+            engine.step(*step[rank.index][0])
+        return {name: engine.state(name)["master"] for name in model.shapes}
+
+    whole = zs.Cluster(3).run(program)[0]
+    two = zs.Cluster(3).run(lambda rank: program(rank, steps=slice(2), stage=3 - stage))[0]
+    again = zs.Cluster(3).run(lambda rank: program(rank, two, slice(2, 3), stage=stage))[2]
+    assert {name: bits(w) for name, w in again.items()} == {name: bits(w) for name, w in whole.items()}
+    assert bits(whole["layer0.weight"]) != bits(two["layer0.weight"])
+    for given, policy in ((np.float64, "bf16"), (zs.format_of("bf16").dtype, "fp32"), (np.float16, "fp16")):
+        weights = {name: np.asfortranarray(w.astype(given)) for name, w in two.items()}
+        at_rest = zs.Cluster(2).run(lambda rank, weights=weights, policy=policy: program(
+            rank, weights, slice(0), stage=stage, policy=policy, groups=frozen))[1]
+        for name, w in at_rest.items():
+            rested = weights[name].astype(np.float32)
+            kept = rested.astype(zs.format_of(policy).dtype) if name.startswith("layer1") else rested
+            assert bits(w) == bits(kept), (name, given)
+
+
+def test_one_micro_batch_needs_no_list_and_several_may_come_from_a_generator():
+    def program(rank):
+        first, second = (zs.Engine(rank, MODELS["odd"](), SGD) for _ in range(2))
+        return first.step(X, T) == second.step([(X, T)])
+
+    assert alone(program)
     assert len(alone(lambda rank: zs.Engine(rank, MODELS["odd"](), SGD).step((X, T) for _ in range(3)).losses)) == 3
 
 
@@ -171,19 +202,19 @@ class Kept:
         return list(self.cluster.run(lambda rank: do(self.engines[rank.index])))
 
 
-@pytest.mark.parametrize(("stage", "options"), [
-    (0, {}), (1, {"policy": BF16}), (2, {"overlap": True}), (3, {"overlap": True, "prefetch": 1, "policy": BF16})],
-    ids=str)
-@pytest.mark.parametrize(("of", "name", "stride"), [(zs.Rank, "_collective", 1), (kernels.NumpyKernels, "matmul", 7)])
+@pytest.mark.parametrize(("options", "struck"), covering(
+    [{"stage": 0}, {"stage": 1, "policy": BF16}, {"stage": 2, "overlap": True},
+     {"stage": 3, "overlap": True, "prefetch": 1, "policy": BF16}],
+    [(zs.Rank, "_collective", 1), (kernels.NumpyKernels, "matmul", 7)]), ids=str)
 def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it_is_half_done(
-        of, name, stride, stage, options, monkeypatch, tmp_path):
+        options, struck, monkeypatch, tmp_path):
     """A rank fails at each of its collectives in turn, or at a product of forward or backward, also between units that
     share a weight. Half done are steps with collectives after the first update; a checkpoint makes them whole."""
-    before = Kept(stage, options)
+    before, (of, name, stride) = Kept(options=options), struck
     before.all(lambda engine: engine.save(tmp_path))
     real, expected, refused = getattr(of, name), before.step(1), []
     for failing in itertools.count(1, stride):
-        kept, calls = Kept(stage, options), itertools.count(1)
+        kept, calls = Kept(options=options), itertools.count(1)
 
         def fails(owner, *args, calls=calls, failing=failing, **others):
             if getattr(owner, "index", 1) == 1 and next(calls) == failing:
@@ -209,7 +240,7 @@ def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it
             assert not refused
     assert failing > 2
     assert all(refused)
-    assert bool(refused) == (stage in (1, 2) and of is zs.Rank)
+    assert bool(refused) == (options["stage"] in (1, 2) and of is zs.Rank)
 
 
 def test_an_engine_whose_update_was_broken_off_on_one_rank_goes_no_further(tmp_path):
@@ -384,6 +415,7 @@ def test_an_update_takes_no_memory_but_the_kernels_declared_scratch(optimizer, s
     assert peak < 40_000 < scratch, "what the interpreter itself takes for frames and rows of the trace is less"
 
 
+@pytest.mark.filterwarnings("ignore::zerosim.SkippedStepWarning")
 def test_a_skipped_step_sends_no_parameters():
     data = batches(MODELS["odd"](), 2, 1, 1)
     data[0][1][0] = (X, np.full((2, 2), np.inf, np.float32))

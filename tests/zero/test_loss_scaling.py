@@ -1,10 +1,14 @@
 """Loss scaling through the engine: who skips, what a skipped step changes, where scaling ends, what a scale does."""
 
+import warnings
+from dataclasses import dataclass, field
+
 import numpy as np
 import pytest
 
 import zerosim as zs
 from tests.cases import covering
+from tests.support import assert_refused
 from tests.zero.training import (
     ADAM,
     BF16,
@@ -16,7 +20,7 @@ from tests.zero.training import (
     flat_state,
     outcome,
 )
-from zerosim.models import MLP
+from zerosim.models import MLP, LinearUnit, Model
 from zerosim.numerics import loss_scale
 
 ODD = MODELS["odd"]()
@@ -65,12 +69,78 @@ OVERFLOWS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::zerosim.SkippedStepWarning")
 @pytest.mark.parametrize("name", OVERFLOWS)
 def test_an_overflow_anywhere_skips_the_step_of_all_ranks_and_changes_nothing_but_the_scale_as_in_the_twin(name):
     model, data, skipped, options = OVERFLOWS[name]
     twin, said = assert_runs_equal_the_twin(model, data, **options)
     assert [step["skipped"] for step in said] == list(map(bool, skipped))
     assert np.isfinite(twin.master).all()
+
+
+# -- what is said of a skipped step -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", zs.STAGES)
+@pytest.mark.parametrize(("policy", "remedy"), [
+    (zs.Policy(loss_scale=loss_scale.Static(skips=3)), "Look for inf or NaN in the data and in what the "),
+    (zs.Policy("fp16", loss_scale=loss_scale.Static(8.0, skips=3)), "Take loss_scale=Dynamic('torch') or bf16, and")])
+def test_without_a_dynamic_scale_the_first_skipped_step_is_a_warning_and_several_in_a_row_are_an_error_of_all_ranks(
+        stage, policy, remedy):
+    """Rank 1 alone has the data that overflow, and rank 0 alone warns; a good step in between begins the row anew."""
+    good, bad = batches(ODD, 3, 1, 1)[0], filled(3e38, 0)
+    expected = ("skipped on every rank (steps taken: 0), and changed nothing: the gradient of layer0.weight, "
+                "layer0.bias, layer1.weight, layer1.bias has inf or NaN, and the loss scale "
+                f"{policy.loss_scale.scale:g} stays as it is. {remedy}")
+
+    def program(rank):
+        engine, mine = zs.Engine(rank, ODD, ADAM, stage=stage, policy=policy), good[rank.index]
+        culprit = [bad] if rank.index == 1 else mine
+        before = bits(flat_state(engine)["master"])
+        skipped = [engine.step(step).skipped for step in (culprit, culprit)]
+        with pytest.raises(zs.NonFiniteGradients) as caught:
+            engine.step(culprit)
+        assert f"3 steps in a row were {expected}" in str(caught.value)
+        unchanged = bits(flat_state(engine)["master"]) == before
+        after = [engine.step(step).skipped for step in (mine, culprit, culprit, mine)]
+        return skipped, unchanged, after, engine.steps_taken
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert list(zs.Cluster(3).run(program)) == [([True, True], True, [False, True, True, False], 2)] * 3
+    assert [(w.category, w.filename) for w in said] == [(zs.SkippedStepWarning, __file__)]
+    assert f"a step was {expected}" in str(said[0].message)
+    assert "and 3 in a row are an error." in str(said[0].message)
+
+
+@pytest.mark.parametrize("stage", zs.STAGES)
+def test_in_debug_mode_a_skipped_step_is_an_error_at_once_unless_a_dynamic_scale_learns_from_it(stage):
+    """The gradient of one parameter on one rank: the text names that one."""
+    data = batches(ODD, 2, 1, 2)
+
+    def program(rank, policy):
+        spoiled = [rank.index == 1, False]
+        model = Model([LinearUnit("a", 3, 3, first=True), Spoiled("b", 3, 2, spoiled=spoiled)])
+        engine = zs.Engine(rank, model, ADAM, stage=stage, policy=policy)
+        return [engine.step(step[rank.index]).skipped for step in data]
+
+    assert_refused(lambda: zs.Cluster(2, debug=True).run(program, None), "^a step was skipped .*: the gradient of "
+                   "b.bias has inf or NaN, and the loss scale 1 stays", zs.NonFiniteGradients)
+    dynamic = zs.Policy(loss_scale=loss_scale.Dynamic())
+    assert list(zs.Cluster(2, debug=True).run(program, dynamic)) == [[True, False]] * 2
+
+
+@dataclass(frozen=True, eq=False)
+class Spoiled(LinearUnit):
+    """Its bias has a gradient of NaN in the steps that are said."""
+
+    spoiled: list = field(default_factory=list)
+
+    def backward(self, ctx, w, kept, dy):
+        dx, grads = super().backward(ctx, w, kept, dy)
+        if self.spoiled.pop(0):
+            grads["b.bias"][...] = np.nan
+        return dx, grads
 
 
 # -- where scaling ends -----------------------------------------------------------------------------------------------

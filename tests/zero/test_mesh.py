@@ -258,6 +258,7 @@ def test_weights_that_travel_quantized_are_the_same_on_every_rank_and_within_the
     assert max(errors) > 0
 
 
+@pytest.mark.filterwarnings("ignore::zerosim.SkippedStepWarning")
 def test_an_overflow_in_one_ranks_quantized_gradient_is_skipped_by_all():
     model = MODELS["odd"]()
     data = batches(model, 4, 1, 2)

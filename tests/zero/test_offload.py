@@ -127,6 +127,14 @@ def test_zero_offload_moves_2_bytes_of_gradient_and_2_of_parameter_for_each_para
             piece.count for piece in zs.layout_of(MODEL, ranks).valid(0)))
 
 
+def test_the_factors_of_a_layer_come_to_the_host_that_updates_its_weights():
+    """K-FAC's A (I, I) and G (O, O), in fp32, which the device has made."""
+    factors = 4 * sum(n * n for shape in MODEL.shapes.values() if len(shape) == 2 for n in shape)
+    found, shard = moved(zs.Offload("host", "host"), optimizer=zs.optim.KFAC(), layout="whole_matrices",
+                         groups=[zs.Group("*.bias", optimizer=ADAM)])
+    assert found["to host"] == 2 * shard + factors
+
+
 def test_the_disk_is_read_and_written_once_for_each_byte_of_state():
     """Adam's 12 bytes a parameter come and go: Rajbhandari et al. 2021, section 4; and nothing else."""
     found, shard = moved(zs.Offload("disk", directory=DISK), 2, 1)
@@ -210,8 +218,7 @@ FAULTS = {"open": (errno.ENOSPC, errno.EACCES), "write": (errno.ENOSPC, errno.EI
           "read": (errno.EIO, "short")}
 
 
-@pytest.mark.parametrize("stage", zs.STAGES)
-@pytest.mark.parametrize("optimizer", [ADAM, zs.optim.LAMB()], ids=repr)
+@pytest.mark.parametrize(("stage", "optimizer"), covering(zs.STAGES, [ADAM, zs.optim.LAMB()]), ids=str)
 def test_a_disk_that_fails_raises_in_the_step_it_concerns_and_the_step_may_be_taken_again(
         stage, optimizer):
     """One rank's disk fails at calls spread over the third step, in every way; the others hear of it."""

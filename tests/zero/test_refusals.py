@@ -21,6 +21,7 @@ from zerosim.numerics import loss_scale
 from zerosim.zero import PARTIAL, REPLICATED, SHARDED, lay_out
 
 MODEL = MODELS["odd"]()
+WEIGHTS = zs.models.first_weights(MODEL)
 X, T = np.zeros((2, 3), np.float32), np.zeros((2, 2), np.float32)
 
 
@@ -60,6 +61,12 @@ def title(value):
     ({"reduction": "micro_batch", "stage": 3, "policy": zs.Policy(average="split")}, "average='split', which are of"),
     ({"reduction": "micro_batch", "stage": 3, "optimizer": zs.optim.KFAC(), "gather": True, "groups": [
         zs.Group("*bias", optimizer=zs.optim.Adam())]}, "KFAC needs factors of layer0.weight, which are added in that"),
+    ({"weights": [np.zeros(3)]}, "weights= takes weights by name, found list; write {name: array} for every name of "),
+    ({"weights": {**WEIGHTS, "layer9.bias": X}}, "takes the model's 4 weights ... not of this model: layer9.b"),
+    ({"weights": {"layer0.weight": X}}, "missing or not of this model: layer0.bias, layer1.bias, layer1.weight; zs."),
+    ({"weights": {**WEIGHTS, "layer1.bias": X}}, "asked for layer1.bias as an array of shape (2,), and found nd"),
+    ({"weights": {**WEIGHTS, "layer1.bias": np.arange(2)}}, "layer1.bias in floating point, and found int64; take np."),
+    ({"weights": {**WEIGHTS, "layer1.bias": np.array([1, np.nan])}}, "NaN in 1 of 2 values of layer1.bias; look at"),
     ({"seed": None}, "seed=None must be a whole number"),
     ({"mesh": (2, 2)}, "a mesh of 2 nodes with 2 ranks each has 4 ranks, and there are 1"),
     ({"mesh": "1x1", "stage": zs.Stage(REPLICATED, REPLICATED, SHARDED)}, "on a mesh gradients rest as addends or as "),
@@ -226,6 +233,8 @@ DIFFERING = {
     "groups": lambda index: {"groups": [zs.Group("*.bias", lr=0.01 + index)]},
     "master": lambda index: {"policy": zs.Policy("bf16", master=("fp32", "bf16")[index])},
     "schedule": lambda index: {"schedule": lambda step: 1.0 + index},
+    "given weights": lambda index: {"weights": WEIGHTS | {"layer0.weight": WEIGHTS["layer0.weight"] + (
+        np.arange(15, dtype=np.float32) == 14 * index).reshape(3, 5)}},
     "first values": lambda index: {"model": MLP((3, 5, 2), seed=index)},
     "number of micro-batches": lambda index: {},
     "scale of the moment": lambda index: {"policy": zs.Policy("fp16", loss_scale=loss_scale.Dynamic())},

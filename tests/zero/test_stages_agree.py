@@ -19,7 +19,7 @@ from tests.zero.training import (
 from zerosim.models import MLP
 
 
-@pytest.mark.parametrize("case", drawn(17))  # of every model, and every optimizer, one
+@pytest.mark.parametrize("case", drawn(13))  # every model, and all but four optimizers
 def test_every_stage_equals_the_twin_and_holds_and_sends_the_closed_forms_bytes(case):
     model, data, options = made(case)
     _, said = assert_runs_equal_the_twin(model, data, **options)

@@ -70,6 +70,7 @@ def test_averaging_rules_change_bits_and_agree_across_stages():
     assert len(set(seen.values())) == 4
 
 
+@pytest.mark.filterwarnings("ignore::zerosim.SkippedStepWarning")
 def test_a_schedule_multiplies_every_lr_and_does_not_advance_on_a_skipped_step():
     """A user's own optimizer follows it by reading its lr."""
     factors, data = {1: 1.0, 2: 0.25, 3: 0.125}, batches(ODD, 3, 1, 4)

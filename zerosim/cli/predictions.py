@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from zerosim.cli.shell import AsJson, answer, busy, command, console
 
 
-def _former_name(convention: str | None) -> str | None:
-    """The convention, given by the option's former name, which says so on standard error."""
-    if convention is not None:
-        typer.echo("zerosim plan: DeprecationWarning: --dialect is now called --convention", err=True)
-    return convention
+def former(option: str, now: str) -> None:
+    """Says on standard error that an option is called something else now."""
+    typer.echo(f"zerosim: DeprecationWarning: {option} is now called {now}", err=True)
 
 
 # What a plan is asked.
@@ -45,17 +44,20 @@ ConventionName = Annotated[str | None, typer.Option("--convention", help="How by
                                                     "fp32-accumulate, megatron-bf16, megatron-fp16, deepspeed-zero2, "
                                                     "deepspeed-zero3, zero-infinity, fp32, scaling-book; or zerosim, "
                                                     "the engine's own.")]
-FormerConventionName = Annotated[str | None, typer.Option("--dialect", hidden=True, callback=_former_name)]
+FormerConventionName = Annotated[str | None, typer.Option("--dialect", hidden=True)]
 Utilization = Annotated[float, typer.Option(help="Share of the dense peak that products are taken to reach.")]
 Overlap = Annotated[bool, typer.Option("--overlap/--no-overlap", help="Reductions beside backward, the all-gather of "
                                        "parameters beside the update: seconds for bytes.")]
 Prefetch = Annotated[int, typer.Option(help="Units that stage 3 gathers ahead: seconds for bytes.")]
-Offload = Annotated[bool, typer.Option("--offload", help="Master weights and optimizer state on the host.")]
-OffloadAll = Annotated[str | None, typer.Option(metavar="PLACE", help="All state on the host, or on disk: host or "
-                                                "disk; instead of --offload.")]
+Offload = Annotated[str, typer.Option(metavar="PLACES", help="What rests off the device: host or disk, all state; or "
+                                      "kinds one by one, as optimizer=host+gradients=host; or none.")]
+FormerOffloadAll = Annotated[str | None, typer.Option("--offload-all", hidden=True)]
 HostLink = Annotated[str | None, typer.Option(help="The link to the host, for offload; without it, the device's.")]
-DiskLink = Annotated[str | None, typer.Option(help="The link to the disk, for --offload-all disk; without it, "
-                                                   "nvme-pcie4.")]
+DiskLink = Annotated[str | None, typer.Option(help="The link to the disk, for offload to it; without it, nvme-pcie4.")]
+HostCapacity = Annotated[str | None, typer.Option("--host-capacity", help="Bytes of the host's memory for each rank, "
+                                                  "for offload; without it, 250GB.")]
+DiskCapacity = Annotated[str | None, typer.Option("--disk-capacity", help="Bytes of disk for each rank, for offload to "
+                                                  "it; without it, 3840GB.")]
 OwnHardware = Annotated[str | None, typer.Option("--hardware", metavar="FILE", help="A TOML file of one's own devices "
                                                                                     "and links.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Print each number's formula, values filled in.")]
@@ -87,17 +89,30 @@ def cost(
     answer(as_json, found.as_json, found.view)
 
 
-@command("plan", "zerosim plan --model llama-2-7b --device h100 --batch 4")
+class FormerOffload(TyperCommand):
+    """The command that takes --offload without places too, as it was once written; it says so."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Puts the places that it stood for behind a bare --offload."""
+        for place in [place for place, arg in enumerate(args) if arg == "--offload"]:
+            if place + 1 == len(args) or args[place + 1].startswith("-"):
+                former("--offload without places", "--offload optimizer=host")
+                args = [*args[:place], "--offload=optimizer=host", *args[place + 1:]]
+        return super().parse_args(ctx, args)
+
+
+@command("plan", "zerosim plan --model llama-2-7b --device h100 --batch 4", cls=FormerOffload)
 def plan(
     model: Model = None, parameters: Parameters = None, largest_layer: LargestLayer = None, ranks: Ranks = 8,
     device: DeviceName = "h100-80", link: LinkName = "nvlink4", nodes: Nodes = 1, between: Between = None,
     stage: Stage = "all", recompute: Recompute = "usual", batch: Batch = 1, sequence: Sequence = None,
     micro_batches: MicroBatches = 1, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
     convention: ConventionName = None, utilization: Utilization = 0.5, overlap: Overlap = True, prefetch: Prefetch = 1,
-    offload: Offload = False, offload_all: OffloadAll = None, host_link: HostLink = None, disk_link: DiskLink = None,
+    offload: Offload = "none", offload_all: FormerOffloadAll = None, host_link: HostLink = None,
+    disk_link: DiskLink = None, host_capacity: HostCapacity = None, disk_capacity: DiskCapacity = None,
     mesh: MeshShape = "none", zeropp: Parts = "none", reduction: Reduction = "rank",
     hardware: OwnHardware = None, explain: Explain = False, measure: Measure = False,
-    dialect: FormerConventionName = None, as_json: AsJson = False,
+    former_convention: FormerConventionName = None, as_json: AsJson = False,
 ) -> None:
     """Does it fit, what does it send, how long is a step: a row for each stage and recomputation policy."""
     from zerosim.course.plan_view import as_json as plain
@@ -105,17 +120,21 @@ def plan(
     from zerosim.course.training import optimizer_named
     from zerosim.planning.plan import plan_config
 
-    if None not in (convention, dialect):  # --dialect is the former name
+    if former_convention is not None:
+        former("--dialect", "--convention")
+    if None not in (convention, former_convention):
         raise ValueError("--convention and --dialect, its former name, are one option; leave --dialect out")
-    if offload and offload_all is not None:
-        raise ValueError(f"--offload keeps the optimizer's state on the host, --offload-all {offload_all} all state; "
-                         "leave one of them out")
+    if offload_all is not None:
+        former("--offload-all", "--offload")
+        if offload != "none":
+            raise ValueError("--offload and --offload-all, its former name, are one option; leave --offload-all out")
     found = plan_config(
         model, parameters=parameters, largest_layer=largest_layer, ranks=ranks, device=device, link=link, nodes=nodes,
         between=between, stage=stage, recompute=recompute, batch=batch, tokens=sequence, micro_batches=micro_batches,
-        compute=compute, optimizer=optimizer_named(optimizer, 1e-3), convention=convention or dialect,
+        compute=compute, optimizer=optimizer_named(optimizer, 1e-3), convention=convention or former_convention,
         utilization=utilization, overlap=overlap, prefetch=prefetch, offload=offload_all or offload,
-        host_link=host_link, disk_link=disk_link, hardware=hardware, mesh=mesh, zeropp=zeropp,
+        host_link=host_link, disk_link=disk_link, host_capacity_nbytes=host_capacity,
+        disk_capacity_nbytes=disk_capacity, hardware=hardware, mesh=mesh, zeropp=zeropp,
         reduction=reduction).plan()
     measured = {}
     if measure:
@@ -136,24 +155,31 @@ def tune(
     prefetch: Annotated[str, typer.Option(help="Units that stage 3 gathers ahead, as 0,1,2.")] = "0,1,2",
     bucket_nbytes: Annotated[str, typer.Option(help="unit, model (one bucket for everything), or bytes, as unit,25e6; "
                                                     "what cuts units is run on every rank.")] = "unit,model",
-    offload: Annotated[str, typer.Option(help="Master weights and optimizer state on the host: never, always or "
-                                              "both.")] = "both",
+    offload: Annotated[str, typer.Option(help="all, or some places that are tried in this order until one fits: none, "
+                                              "host, disk, or kinds one by one, as none,optimizer=host.")] = "all",
     seconds: Annotated[str, typer.Option(help="replayed on the machine asked about, or real ones: CPU time of "
                                               "steps taken in this process.")] = "replayed",
     sequence: Sequence = None, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
-    utilization: Utilization = 0.5, overlap: Overlap = True, host_link: HostLink = None, hardware: OwnHardware = None,
+    utilization: Utilization = 0.5, overlap: Overlap = True, host_link: HostLink = None,
+    disk_link: DiskLink = None, host_capacity: HostCapacity = None, disk_capacity: DiskCapacity = None,
+    hardware: OwnHardware = None,
     as_json: AsJson = False,
 ) -> None:
     """The fastest settings that fit, for a model, a machine and a global batch, to paste into zerosim, FSDP2 and
     DeepSpeed."""
     from zerosim.course.training import optimizer_named
+    from zerosim.course.tuning import FORMER_OFFLOADS
     from zerosim.course.tuning import tune as found_by
 
+    if offload in FORMER_OFFLOADS:
+        former(f"--offload {offload}", f"--offload {FORMER_OFFLOADS[offload]}")
+        offload = FORMER_OFFLOADS[offload]
     with busy("searching"):
         found = found_by(
             model, global_batch=global_batch, batch=batch, prefetch=prefetch, bucket_nbytes=bucket_nbytes,
             offload=offload, seconds=seconds, ranks=ranks, device=device, link=link, nodes=nodes, between=between,
             stage=stage, recompute=recompute, tokens=sequence, compute=compute,
             optimizer=optimizer_named(optimizer, 1e-3), utilization=utilization, overlap=overlap, host_link=host_link,
+            disk_link=disk_link, host_capacity_nbytes=host_capacity, disk_capacity_nbytes=disk_capacity,
             hardware=hardware)
     answer(as_json, found.as_json, found.view)

@@ -118,8 +118,8 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-def command(name: str, example: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Makes a function a command, with an example of its use as one types it.
+def command(name: str, example: str = "", **options: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a function a command, with an example of its use as one types it, and other options of typer's.
 
     Wrong input ends it with one line and exit code 2, Ctrl-C with 130, and a reader that has gone away (``| head``) in
     silence.
@@ -151,7 +151,7 @@ def command(name: str, example: str = "") -> Callable[[Callable[..., None]], Cal
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
                 raise typer.Exit(NOBODY_READS) from None
 
-        return app.command(name, epilog=f"{EXAMPLE}{example}")(guarded)
+        return app.command(name, epilog=f"{EXAMPLE}{example}", **options)(guarded)
 
     return register
 

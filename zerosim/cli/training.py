@@ -41,8 +41,8 @@ Checkpoint = Annotated[str | None, typer.Option(metavar="FOLDER", help="The fold
 SaveEvery = Annotated[int | None, typer.Option(metavar="STEPS", help="Save the whole training after every so many "
                                                                      "steps and the last, in --checkpoint.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from --checkpoint; --steps counts from the beginning.")]
-Offload = Annotated[str | None, typer.Option(metavar="PLACE", help="Keep optimizer state, gradients and parameters on "
-                                             "the host, or on disk: host or disk.")]
+Offload = Annotated[str | None, typer.Option(metavar="PLACES", help="What rests off the device: host or disk, all "
+                                             "state; or kinds one by one, as optimizer=host+gradients=host; or none.")]
 OffloadDirectory = Annotated[str | None, typer.Option(metavar="FOLDER", help="Where --offload disk keeps its files; "
                                                       "without it, here.")]
 StepsOfOne = Annotated[int, typer.Option(help="How many steps.")]

@@ -10,11 +10,10 @@ from rich.markup import escape
 from zerosim.course.measured import Compared
 from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts
-from zerosim.numerics.places import DEVICE
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.conventions import is_cut_anywhere
 from zerosim.planning.plan import Plan, PlanRow
-from zerosim.planning.plan_table import UNITS, cells, explained, names_for, options_text, subject
+from zerosim.planning.plan_table import UNITS, cells, explained, names_for, options_text, places_text, subject
 
 INDENT = 4  # columns of a terminal beside those of a table
 Measured = Mapping[PlanRow, Sequence[Compared]]
@@ -52,9 +51,7 @@ def _remarks(found: Plan) -> Iterator[str]:
         yield (f"What {type(config.optimizer).__name__} works in while it updates whole tensors is not in the total: "
                "--measure shows it, where the engine runs it.")
     if config.host_link:
-        disk = f", and {escape(config.disk_link.name)} for each to its disk" if config.disk_link else ""
-        yield (f"Offload: {config.offload}; over {escape(config.host_link.name)}, a link for each device{disk}. What "
-               "is moved counts as beside nothing, and the host's own update takes no time here.")
+        yield f"Offload: {config.offload}; {escape(places_text(config))}. What is moved counts as beside nothing."
     if config.decoder is not None:
         batch = config.largest_batch()
         yield (f"Largest micro-batch that fits: {counted(batch, 'sequence')}." if batch
@@ -65,8 +62,7 @@ def _remarks(found: Plan) -> Iterator[str]:
     if cheapest is not None:
         yield (f"Cheapest in traffic of what fits: {cheapest.title}, {bytes_text(cheapest.sent_nbytes_per_step)} per "
                "step.")
-    # Of other optimizers no number of parameters says what they keep.
-    if is_cut_anywhere(config.optimizer) and config.offload.parameters == DEVICE:
+    if is_cut_anywhere(config.optimizer):  # of others no number of parameters says what they keep
         largest = [f"{config.largest_model(stage) / 1e9:,.4g}" for stage in config.stages]
         yield f"Largest models whose states alone fit, by stage, in 10⁹ parameters: {'; '.join(largest)}."
 

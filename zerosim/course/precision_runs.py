@@ -21,12 +21,13 @@ import numpy as np
 from zerosim.models.small import MLP
 from zerosim.numerics import random
 from zerosim.numerics.arrays import Array
-from zerosim.numerics.loss_scale import Dynamic, LossScaleExhausted
+from zerosim.numerics.loss_scale import Dynamic, LossScaleExhausted, Static, scaling_of
 from zerosim.numerics.policy import Policy
 from zerosim.optim import Adam, Optimizer
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
 from zerosim.zero.engine import Engine
+from zerosim.zero.skipped import unreported_skips
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,15 @@ class SmallRun:
 
 def trained(network: Callable[[], MLP], optimizer: Optimizer, batch: Callable[[int, int], tuple[Array, Array]],
             policy: Policy, steps: int, *, ranks: int = 1, unit: float = 1.0) -> SmallRun:
-    """Trains through the engine on x and target in fp32 and in the unit, ``batch(step, rank)``."""
-    found: list[SmallRun] = list(Cluster(ranks).run(_program, network, optimizer, batch, policy, steps, unit))
+    """Trains through the engine on x and target in fp32 and in the unit, ``batch(step, rank)``.
+
+    Skipped steps are part of what is found out, and no number of them is an error.
+    """
+    rule = scaling_of(policy.loss_scale)
+    if isinstance(rule, Static):
+        policy = replace(policy, loss_scale=replace(rule, skips=None))
+    with unreported_skips():
+        found: list[SmallRun] = list(Cluster(ranks).run(_program, network, optimizer, batch, policy, steps, unit))
     return replace(found[0], losses_by_rank=tuple(zip(*(run.losses for run in found), strict=True)),
                    overflowed=tuple(tuple(chain(*at)) for at in zip(*(run.overflowed for run in found), strict=True)))
 

@@ -27,7 +27,7 @@ from zerosim.models.text import VOCABULARY, Corpus, readable
 from zerosim.models.units import Model, Recompute
 from zerosim.numerics.checks import is_count, is_finite_number, unknown_name
 from zerosim.numerics.formats import format_of
-from zerosim.numerics.loss_scale import Dynamic
+from zerosim.numerics.loss_scale import Dynamic, Static
 from zerosim.numerics.places import DISK, HOST, Offload, offload_of
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
@@ -46,6 +46,7 @@ from zerosim.zero.micro_batch_order import BY_RANK, is_by_micro_batch
 from zerosim.zero.offload import OffloadError
 from zerosim.zero.param_group import Group
 from zerosim.zero.placements import STAGES, stage_of
+from zerosim.zero.skipped import unreported_skips
 from zerosim.zero.zeropp import check_parts
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ class Options:
         return Warmup(WARMUP)
 
     def policy(self) -> Policy:
-        """The precision policy: fp16 is scaled dynamically by default."""
+        """The precision policy: fp16 is scaled dynamically by default. Skipped steps are no error: they are counted."""
         formats = {"compute": "bf16", "matmul": "fp8"} if self.compute == FP8 else {"compute": self._resting_format()}
         chosen = self.loss_scale
         if chosen is None:
@@ -181,7 +182,7 @@ class Options:
         if chosen == "dynamic":
             return Policy(**formats, loss_scale=Dynamic(window=100))
         try:
-            return Policy(**formats, loss_scale=float(chosen))
+            return Policy(**formats, loss_scale=Static(float(chosen), skips=None))
         except ValueError:
             raise ValueError(f"loss_scale={chosen!r} is neither a positive number nor 'dynamic'") from None
 
@@ -370,8 +371,9 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
                          "from it by --resume, or name another folder")
     cluster = Cluster(options.ranks, capacity_nbytes=options.capacity_nbytes)
     try:
-        found: list[_RankResult] = list(cluster.run(_program, options, options.build(), corpus, on_step, checkpoints,
-                                                    on_resume, weights))
+        with unreported_skips():
+            found: list[_RankResult] = list(cluster.run(_program, options, options.build(), corpus, on_step,
+                                                        checkpoints, on_resume, weights))
     except OffloadError as error:
         raise ValueError(f"{error.filename}: {error.strerror}") from None
     first = found[0]

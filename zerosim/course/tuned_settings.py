@@ -17,10 +17,12 @@ from typing import Any
 
 from zerosim import optim
 from zerosim.course.measured import decoder_of
+from zerosim.numerics.places import DEVICE, DISK, HOST, NOTHING, Offload
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.closed_forms import STAGES
 from zerosim.planning.plan import PlanConfig
 
+NVME_PATH = "/local_nvme"
 TORCH = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
 
 
@@ -29,7 +31,7 @@ class Candidate:
     """Settings of one step: a stage, a recomputation policy, k micro-batches of B sequences, units gathered ahead
     (``prefetch``), buckets and offload.
 
-    ``bucket_nbytes`` None is a unit. ``offload`` keeps masters and the optimizer's state on the host.
+    ``bucket_nbytes`` None is a unit. ``offload`` says what rests off the device.
     """
 
     stage: int
@@ -37,14 +39,14 @@ class Candidate:
     batch: int
     micro_batches: int
     prefetch: int
-    offload: bool
+    offload: Offload = NOTHING
     bucket_nbytes: int | None = None
 
     @property
     def title(self) -> str:
-        """``ZeRO-2 with block recomputation``."""
+        """``ZeRO-2 with block recomputation, optimizer on the host``."""
         how = "" if self.recompute == "none" else f" with {self.recompute} recomputation"
-        return f"ZeRO-{self.stage}{how}" + ", optimizer on the host" * self.offload
+        return f"ZeRO-{self.stage}{how}" + ("" if self.offload.is_none else f", {self.offload}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def _engine(config: PlanConfig, settings: Candidate) -> str:
     return (f"{made}\nengine = zs.Engine(\n    rank, model, optimizer, stage={settings.stage}, "
             f"policy=zs.Policy(\"{config.policy.compute}\"),\n    recompute=\"{settings.recompute}\", "
             f"overlap={config.overlap}, prefetch={settings.prefetch},\n    bucket_nbytes={settings.bucket_nbytes}"
-            + ",\n    offload=zs.Offload(optimizer=\"host\")" * settings.offload + ")\n"
+            + ("" if settings.offload.is_none else f",\n    offload=\"{settings.offload.text}\"") + ")\n"
             f"# each step: {counted(settings.micro_batches, 'micro-batch')} of "
             f"{counted(settings.batch, 'sequence')} of {counted(config.sequence, 'token')} on each rank")
 
@@ -104,7 +106,7 @@ def _fsdp(config: PlanConfig, settings: Candidate) -> str:
         lines.append(f"precision = MixedPrecisionPolicy(\n    param_dtype={TORCH[policy.compute]}, "
                      f"reduce_dtype=torch.{policy.reduce_dtype.name})")
         options.append("mp_policy=precision")
-    if settings.offload:
+    if not settings.offload.is_none:
         options.append("offload_policy=CPUOffloadPolicy()")
     arguments = ", ".join(options)
     lines += ["for module in [*blocks, model]:", f"    fully_shard(\n        module, {arguments})"]
@@ -137,8 +139,10 @@ def _not_in_fsdp(config: PlanConfig, settings: Candidate) -> Iterator[str]:
         yield "It gathers one module ahead in backward, which no argument turns off."
     if not config.overlap:
         yield "Reductions always run beside backward."
-    if settings.offload:
-        yield "CPUOffloadPolicy takes parameters and gradients to the host too, not the optimizer's states alone."
+    if not settings.offload.is_none and settings.offload.text != HOST:
+        yield "CPUOffloadPolicy takes parameters, gradients and the optimizer's state to the host, none of them alone."
+    if settings.offload.uses_disk:
+        yield "Offload to disk: FSDP has none; all of it lies on the host there, if that has the memory."
     yield from _recomputation(settings)
 
 
@@ -160,14 +164,26 @@ def ds_config(config: PlanConfig, settings: Candidate) -> dict[str, Any]:
         zero |= {"stage3_prefetch_bucket_size": settings.prefetch * largest,
                  "stage3_max_live_parameters": (1 + settings.prefetch) * largest, "stage3_max_reuse_distance": 0,
                  "stage3_param_persistence_threshold": 0}
-    if settings.offload and states.optimizer_sharded:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    zero |= {name: _deepspeed_device(place) for name, place in _deepspeed_places(settings).items()}
     found: dict[str, Any] = {
         "train_batch_size": config.ranks * settings.batch * settings.micro_batches,
         "train_micro_batch_size_per_gpu": settings.batch, "gradient_accumulation_steps": settings.micro_batches}
     if policy.compute in ("bf16", "fp16"):
         found[policy.compute] = {"enabled": True}
     return found | {"zero_optimization": zero}
+
+
+def _deepspeed_places(settings: Candidate) -> dict[str, str]:
+    """The places of DeepSpeed's two sections of offload: only at stage 3 do parameters leave, and has it a disk."""
+    states, asked = STAGES[settings.stage], settings.offload
+    places = {"offload_optimizer": asked.optimizer if states.optimizer_sharded else DEVICE,
+              "offload_param": asked.parameters if states.parameters_sharded else DEVICE}
+    return {name: place if states.parameters_sharded else HOST for name, place in places.items() if place != DEVICE}
+
+
+def _deepspeed_device(place: str) -> dict[str, Any]:
+    return {"device": "nvme", "nvme_path": NVME_PATH, "pin_memory": True} if place == DISK else {
+        "device": "cpu", "pin_memory": True}
 
 
 def _as_text(found: dict[str, Any]) -> str:
@@ -185,9 +201,25 @@ def _not_in_deepspeed(config: PlanConfig, settings: Candidate) -> Iterator[str]:
                "unit's, times the units ahead.")
     if config.policy.compute == "fp16":
         yield "It scales the loss dynamically."
-    if settings.offload and not states.optimizer_sharded:
-        yield "It offloads from stage 1 on: at stage 0 the optimizer stays on the device."
+    yield from _offload_in_deepspeed(settings)
     yield from _recomputation(settings)
+
+
+def _offload_in_deepspeed(settings: Candidate) -> Iterator[str]:
+    """Notes on the offload that DeepSpeed has elsewhere."""
+    asked, said = settings.offload, _deepspeed_places(settings)
+    if asked.is_none:
+        return
+    if not said:
+        yield "It offloads from stage 1 on: at stage 0 all state stays on the device."
+        return
+    if asked.gradients != HOST:
+        yield "Gradients have no place of their own there: they go to the host with the optimizer's state."
+    if asked.parameters != DEVICE and "offload_param" not in said:
+        yield "offload_param is of stage 3 there: parameters stay on the device."
+    if asked.uses_disk:
+        yield (f"nvme_path is a folder of one's own on the disk, in place of {NVME_PATH}." if DISK in said.values() else
+               "nvme is of stage 3 there: what rests on disk here is on the host.")
 
 
 def _recomputation(settings: Candidate) -> Iterator[str]:

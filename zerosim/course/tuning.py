@@ -18,12 +18,15 @@ By real seconds every candidate that fits takes steps with data on the in-proces
 plan's seconds, of another machine, leave nothing out. Real seconds are the process' CPU time, of all ranks together,
 which take turns there: nothing is waited for, and what other programs take of the machine is not counted.
 
-With offload masters and the optimizer's state rest on the host; transfers are replayed as all else is.
+With offload state rests on the host or on disk, and transfers are replayed as all else is. The host's own arithmetic
+takes no time there, since no source gives its rate; so no candidate places more off the device than it has to: of the
+places that are searched, in their order, each takes the first under which it fits, device, host and disk.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Signature, signature
@@ -38,11 +41,13 @@ from zerosim.course.measured import decoder_of, preset_shape, run_planned
 from zerosim.course.tuned_settings import Candidate, Pasted, pasted
 from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts, plain
+from zerosim.numerics.places import DEVICE, KINDS, Offload, offload_of
 from zerosim.numerics.units import bytes_text, count_of, counted, gigabytes, nbytes_of, seconds_text
 from zerosim.planning.closed_forms import STAGES
 from zerosim.planning.cuts import checked_count
 from zerosim.planning.hardware import Machine
 from zerosim.planning.plan import PlanConfig, PlanRow, plan_config
+from zerosim.planning.plan_table import places_text
 from zerosim.planning.recording import BEGIN, record
 from zerosim.planning.streams import COMMUNICATION
 from zerosim.planning.timeline import Timeline, replay
@@ -65,7 +70,9 @@ PLAN_ONLY = {  # options of a plan, and why a search does not take them
     "largest_layer": "a model's shape says it", "micro_batches": "global_batch, ranks and batch say how many there are",
     "reduction": "gradients are added by rank",
     "mesh": "the settings to paste are of one group of all ranks", "zeropp": "it is of a mesh"}
-OFFLOADS: Mapping[str, tuple[bool, ...]] = {"never": (False,), "always": (True,), "both": (False, True)}
+ALL_OFFLOADS = ("none", "optimizer=host", "optimizer=host+gradients=host", "host",
+                "optimizer=disk+gradients=host+parameters=host", "disk")
+FORMER_OFFLOADS = {"never": "none", "always": "optimizer=host", "both": "none,optimizer=host"}
 
 
 # -- the answer -------------------------------------------------------------------------------------------------------
@@ -75,9 +82,9 @@ OFFLOADS: Mapping[str, tuple[bool, ...]] = {"never": (False,), "always": (True,)
 class Tried:
     """A candidate with its seconds of a step, the part exposed to communication, and the most bytes that it holds.
 
-    ``held_nbytes`` have the runtime's overhead in them; ``host_nbytes`` lie on the host. ``replayed`` False says that
-    all numbers are the plan's, or the seconds real ones, of which nobody knows which are exposed. ``estimated_seconds``
-    are the plan's in any case, of buckets that are units.
+    ``held_nbytes`` have the runtime's overhead in them; ``host_nbytes`` lie on the host, ``disk_nbytes`` on disk.
+    ``replayed`` False says that all numbers are the plan's, or the seconds real ones, of which nobody knows which are
+    exposed. ``estimated_seconds`` are the plan's in any case, of buckets that are units.
     """
 
     settings: Candidate
@@ -85,6 +92,7 @@ class Tried:
     exposed_seconds: float | None
     held_nbytes: int
     host_nbytes: int
+    disk_nbytes: int
     estimated_seconds: float
     replayed: bool
 
@@ -94,8 +102,10 @@ class Tuned(Shown):
     """Candidates that fit and were run, fastest first; ``print`` and a notebook show them, with settings to paste.
 
     ``too_large`` were dropped since they do not fit, by estimate or by measurement; ``slower`` were not run, since
-    already the estimate is slower than the fastest replay. ``refused`` has what the engine did not run, by title, with
-    its reason; ``not_run`` the reason why it ran nothing, and the plan answered. ``timed``: seconds are real ones.
+    already the estimate is slower than the fastest replay; ``farther`` neither, since less off the device fits too.
+    ``places`` say by what is offloaded what is assumed of host and disk. ``refused`` has what the engine did not run,
+    by title, with its reason; ``not_run`` the reason why it ran nothing, and the plan answered. ``timed``: seconds are
+    real ones.
     """
 
     config: PlanConfig
@@ -103,7 +113,9 @@ class Tuned(Shown):
     tried: tuple[Tried, ...]
     too_large: int
     slower: int
+    farther: int
     missing_nbytes: int
+    places: Mapping[Offload, str]
     refused: Mapping[str, str]
     not_run: str | None
     timed: bool
@@ -144,8 +156,10 @@ class Tuned(Shown):
             "model": config.model.name, "ranks": config.ranks, "device": config.device.name,
             "compute": config.policy.compute, "overlap": config.overlap, "global_batch": self.global_batch,
             "tokens": config.sequence, "verdict": self.verdict, "too_large": self.too_large, "slower": self.slower,
+            "farther": self.farther,
             "refused": self.refused, "not_run": self.not_run, "timed": self.timed,
             "rows": [plain(one.settings) | {name: value for name, value in plain(one).items() if name != "settings"}
+                     | {"offload": one.settings.offload.text}
                      | {"spare_nbytes": self.spare_nbytes(one), "tokens_per_second": self.tokens_per_second(one)}
                      for one in self.tried],
             "assumed": list(_assumed(self)), "settings": [*self.pasted]})
@@ -185,7 +199,7 @@ def _table(found: Tuned) -> Iterator[Part | str]:
     if found.tried:
         yield marked_table("", *(RIGHT + name for name in (
             "k · B", "ahead", "bucket", "step", "exposed", "held", "tokens/s")), rows=[
-                (f"{one.settings.stage} {one.settings.recompute}" + " host" * one.settings.offload,
+                (f"{one.settings.stage} {one.settings.recompute} {off_device(one.settings.offload)}".rstrip(),
                  f"{one.settings.micro_batches} · {one.settings.batch}", f"{one.settings.prefetch}",
                  UNIT if one.settings.bucket_nbytes is None else bytes_text(one.settings.bucket_nbytes),
                  seconds_text(one.step_seconds),
@@ -196,6 +210,14 @@ def _table(found: Tuned) -> Iterator[Part | str]:
     yield ""
 
 
+def off_device(places: Offload) -> str:
+    """A short text of what rests off the device: ``og host``, by the first letters of kinds; empty for nothing."""
+    by_place: dict[str, str] = {}
+    for kind in KINDS:
+        by_place[getattr(places, kind)] = by_place.get(getattr(places, kind), "") + kind[0]
+    return ", ".join(f"{letters} {place}" for place, letters in by_place.items() if place != DEVICE)
+
+
 def _assumed(found: Tuned) -> Iterator[str]:
     """The units, what was not run and why, and what the numbers rest on."""
     config = found.config
@@ -204,6 +226,9 @@ def _assumed(found: Tuned) -> Iterator[str]:
     if found.too_large or found.slower:
         yield (f"Not in the table: {counted(found.too_large, 'candidate')} that did not fit, and {found.slower:,} "
                "that were not run, since by estimate, a lower bound, they are slower than the fastest.")
+    if found.farther:
+        yield (f"{counted(found.farther, 'candidate')} would place more off the device than has to be, and were not "
+               "looked at.")
     if found.not_run:
         yield f"{found.not_run}."
     elif found.timed:
@@ -216,9 +241,10 @@ def _assumed(found: Tuned) -> Iterator[str]:
         if any(one.settings.bucket_nbytes is not None for one in found.tried):
             yield ("Buckets other than units were tried on the fastest settings of each stage alone, where a unit's "
                    "bucket fits.")
-    if any(one.settings.offload for one in found.tried) and config.host_link:
-        yield (f"host: masters and the optimizer's state on the host, over {config.host_link.name}; the host's own "
-               "arithmetic is not in the seconds.")
+    placed = dict.fromkeys(found.places[one.settings.offload] for one in found.tried)
+    for assumed in filter(None, placed):
+        yield (f"Off the device are o, the optimizer's state and masters, g, gradients, p, parameters. Assumed of "
+               f"{assumed}.")
     for title, reason in found.refused.items():
         yield f"{title} was not run: {reason}"
 
@@ -239,32 +265,36 @@ Several = str | int | Iterable[Any]
 
 
 def tune(model: Any, *, global_batch: int | str, batch: Several = "all", prefetch: Several = (0, 1, 2),
-         bucket_nbytes: Several = (UNIT, MODEL), offload: str = "both", seconds: str = REPLAYED,
-         **options: Any) -> Tuned:
+         bucket_nbytes: Several = (UNIT, MODEL), offload: Several | Offload = "all", seconds: str = REPLAYED,
+         host_link: str | None = None, disk_link: str | None = None, host_capacity_nbytes: int | str | None = None,
+         disk_capacity_nbytes: int | str | None = None, **options: Any) -> Tuned:
     """The fastest settings for a model, a machine and a global batch of G sequences.
 
     What is searched: ``stage`` and ``recompute``, as in `zs.plan`; ``batch``, the sequences of a micro-batch, "all" for
     each number that divides a rank's share of G; ``prefetch``, units ahead; ``bucket_nbytes``, numbers of bytes, "unit"
-    and "model", one bucket for everything; ``offload`` of the optimizer's state to the host, "never", "always" or
-    "both". ``seconds`` are "replayed" on the machine that is asked about, or "real" ones, CPU time of this process, for
-    a model that it can train. The other options are those of `zs.plan` and mean the same; bytes are counted as the
-    engine holds them. Buckets that cut a unit are run on all ranks, which takes N times as long.
-    Raises ValueError for what cannot be searched, for a model without a known shape, and as `zs.plan` does.
+    and "model", one bucket for everything; ``offload``, places as the engine takes them, of which each candidate takes
+    the first under which it fits: "all", from "none" over "optimizer=host" to "disk", or some, as "none,host".
+    ``seconds`` are "replayed" on the machine that is asked about, or "real" ones, CPU time of this process, for a model
+    that it can train, which are of no offload. The other options are those of `zs.plan` and mean the same; bytes are
+    counted as the engine holds them. Buckets that cut a unit are run on all ranks, which takes N times as long. Raises
+    ValueError for what cannot be searched, for a model without a known shape, and as `zs.plan` does.
 
     >>> print(tune("gpt2", global_batch=8, ranks=4, stage="2,3", batch=2, recompute="none", prefetch=1).verdict)
     ZeRO-3 is fastest: 5.07 ms a step in 1 micro-batch of 2 sequences, with 80.69 GB to spare.
     """
     for name in PLAN_ONLY.keys() & options.keys():
         raise ValueError(f"{name}= is no option of tune: {PLAN_ONLY[name]}; leave it out")
-    if offload not in [*OFFLOADS]:  # a list of it, for what cannot be hashed
-        raise ValueError(f"offload={offload!r} must be one of {', '.join(OFFLOADS)}")
     if seconds not in [REPLAYED, REAL]:
         raise ValueError(f"seconds={seconds!r} must be {REPLAYED} or {REAL}")
-    if seconds == REAL and offload != "never":
+    places = _offloads("none" if seconds == REAL and offload == "all" else offload)
+    if seconds == REAL and places != [offload_of("none")]:
         raise ValueError(f"seconds={REAL!r} are of this process, where device and host are one memory; say "
-                         "offload='never'")
-    offloads = OFFLOADS[offload]
-    config = plan_config(preset_shape(model), convention="zerosim", offload=True in offloads, **options)
+                         "offload='none'")
+    refused: dict[str, str] = {}
+    configs = _configs(preset_shape(model), places, refused, options | {
+        "host_link": host_link, "host_capacity_nbytes": host_capacity_nbytes, "disk_link": disk_link,
+        "disk_capacity_nbytes": disk_capacity_nbytes})
+    config = next(iter(configs.values()))
     if config.decoder is None:
         raise ValueError(f"the activations of {config.model.name} are not known, so nothing says which micro-batch "
                          "fits; tune a decoder, as gpt2-xl, or ask zs.plan")
@@ -282,8 +312,8 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", prefetc
         raise ValueError(f"batch={wrong[0]} does not divide the {counted(share, 'sequence')} of each rank, and "
                          f"micro-batches are equal; take some of {', '.join(map(str, dividing))}")
     sizes = _buckets(bucket_nbytes, WHOLE_ITEMSIZE * sum(config.job(config.stages[0]).padded_lengths))
-    candidates = _candidates(config, share, batches, _counts("prefetch", prefetch, 0), offloads)
-    return _Search(config, sequences, timed=seconds == REAL).answer(list(candidates), sizes)
+    candidates = _candidates(config, share, batches, _counts("prefetch", prefetch, 0))
+    return _Search(configs, sequences, refused, timed=seconds == REAL).answer(list(candidates), sizes)
 
 
 def _signature() -> Signature:
@@ -324,12 +354,44 @@ def _buckets(asked: Any, whole_nbytes: int) -> list[int | None]:
     return list(dict.fromkeys(found))
 
 
-def _candidates(config: PlanConfig, share: int, batches: Iterable[int], ahead: Sequence[int],
-                offloads: Iterable[bool]) -> Iterator[Candidate]:
-    """All combinations; only where parameters are sharded is anything gathered ahead."""
-    for stage, policy, batch, offload in product(config.stages, config.policies, batches, offloads):
+def _offloads(asked: Any) -> list[Offload]:
+    """The places asked for, each once, in their order; ValueError for what is none, and for nothing."""
+    if isinstance(asked, str) and asked in FORMER_OFFLOADS:
+        warnings.warn(f"offload={asked!r} is now offload={FORMER_OFFLOADS[asked]!r}", DeprecationWarning, stacklevel=3)
+        asked = FORMER_OFFLOADS[asked]
+    several = [asked] if isinstance(asked, Offload) else _several(ALL_OFFLOADS if asked == "all" else asked)
+    if not several:
+        raise ValueError(f"offload={asked!r} leaves nothing to search; name one place at least, as none")
+    return list(dict.fromkeys(map(offload_of, several)))
+
+
+def _configs(model: Any, places: Sequence[Offload], refused: dict[str, str],
+             options: Mapping[str, Any]) -> dict[Offload, PlanConfig]:
+    """The plan's configuration under each of the places; ``refused`` gets why one is none. What a host and a disk are
+    goes to those that use them. Raises ValueError where none is left, and for a host or a disk that none uses."""
+    found = {}
+    for of in places:
+        own = {name: value for name, value in options.items()
+               if _uses(of, name) or not any(_uses(other, name) for other in places)}
+        try:
+            found[of] = plan_config(model, convention="zerosim", offload=of, **own)
+        except ValueError as error:
+            refused[f"offload of {of}"] = str(error)
+            if of == places[-1] and not found:
+                raise
+    return found
+
+
+def _uses(places: Offload, option: str) -> bool:
+    """False for an option of a host, or a disk, where nothing is placed there."""
+    return places.uses_disk if option.startswith("disk_") else not (option.startswith("host_") and places.is_none)
+
+
+def _candidates(config: PlanConfig, share: int, batches: Iterable[int], ahead: Sequence[int]) -> Iterator[Candidate]:
+    """All combinations, as yet without offload; only where parameters are sharded is anything gathered ahead."""
+    for stage, policy, batch in product(config.stages, config.policies, batches):
         for prefetch in ahead if STAGES[stage].parameters_sharded else [0]:
-            yield Candidate(stage, policy, batch, share // batch, prefetch, offload)
+            yield Candidate(stage, policy, batch, share // batch, prefetch)
 
 
 # -- the search -------------------------------------------------------------------------------------------------------
@@ -347,19 +409,19 @@ class _Run:
 class _Search:
     """The runs of a search, each made once, and what it has found so far."""
 
-    def __init__(self, config: PlanConfig, global_batch: int, *, timed: bool) -> None:
-        self.config, self.global_batch, self.timed = config, global_batch, timed
-        self.machine = Machine(config.device, config.network, config.policy.compute, config.utilization,
-                               host_link=config.host_link)
+    def __init__(self, configs: Mapping[Offload, PlanConfig], global_batch: int, refused: dict[str, str], *,
+                 timed: bool) -> None:
+        self.configs, self.global_batch, self.refused, self.timed = configs, global_batch, refused, timed
+        self.config = next(iter(configs.values()))
         self.runs: dict[Candidate, _Run] = {}
         self.tried: list[Tried] = []
         self.missing_nbytes: list[int] = []  # of what does not fit
-        self.slower = 0
-        self.refused: dict[str, str] = {}
+        self.slower = self.farther = 0
 
     def answer(self, candidates: Sequence[Candidate], sizes: Sequence[int | None]) -> Tuned:
         """The candidates that fit, tried; where the engine lacks the model, as the plan has them."""
-        rows = [(candidate, self._row(candidate)) for candidate in candidates if self._fits(candidate)]
+        fitting = [found for found in map(self._placed, candidates) if found is not None]
+        rows = [(candidate, self._row(candidate)) for candidate in fitting]
         rows.sort(key=lambda one: (one[1].step_seconds, one[1].total_nbytes, one[0].prefetch))
         not_run = None
         try:
@@ -373,21 +435,24 @@ class _Search:
         else:
             self._try_all(rows, sizes)
         self.tried.sort(key=lambda one: (one.step_seconds, one.held_nbytes, one.settings.prefetch))
+        places = {of: places_text(config) for of, config in self.configs.items()}
         return Tuned(self.config, self.global_batch, tuple(self.tried), len(self.missing_nbytes), self.slower,
-                     min(self.missing_nbytes, default=0), self.refused, not_run, self.timed)
+                     self.farther, min(self.missing_nbytes, default=0), places, self.refused, not_run, self.timed)
 
-    def _fits(self, candidate: Candidate) -> bool:
-        config = self._config(candidate)
-        if config.fits(candidate.stage, candidate.recompute):
-            return True
-        self.missing_nbytes.append(-self._row(candidate).spare_nbytes)
-        return False
+    def _placed(self, candidate: Candidate) -> Candidate | None:
+        """The candidate with the first places under which it fits; None where it fits under none."""
+        for number, places in enumerate(self.configs, start=1):
+            placed = replace(candidate, offload=places)
+            if self._config(placed).fits(placed.stage, placed.recompute):
+                self.farther += len(self.configs) - number
+                return placed
+            self.missing_nbytes.append(self._row(placed).missing_nbytes)
+        return None
 
     def _config(self, candidate: Candidate) -> PlanConfig:
         """The plan's configuration of a candidate."""
-        link = self.config.host_link if candidate.offload else None
-        return replace(self.config, batch=candidate.batch, micro_batches=candidate.micro_batches,
-                       prefetch=candidate.prefetch, offload=candidate.offload, host_link=link)
+        return replace(self.configs[candidate.offload], batch=candidate.batch, micro_batches=candidate.micro_batches,
+                       prefetch=candidate.prefetch)
 
     def _row(self, candidate: Candidate) -> PlanRow:
         return self._config(candidate).row(candidate.stage, candidate.recompute)
@@ -399,7 +464,7 @@ class _Search:
         leaders = [(candidate, row) for candidate, row in rows if first[candidate.stage] == candidate]
         for candidate, row in [*leaders, *(one for one in rows if one not in leaders)]:
             best = min((one.step_seconds for one in self.tried), default=float("inf"))
-            if first[candidate.stage] == candidate or self.timed or row.step_seconds < best:
+            if first[candidate.stage] == candidate or self.timed or row.least_seconds < best:
                 self._try(candidate, row)
             else:
                 self.slower += 1
@@ -422,20 +487,19 @@ class _Search:
             self.missing_nbytes.append(held - row.capacity_nbytes)
             return
         self.tried.append(Tried(candidate, run.step_seconds, run.exposed_seconds, held, row.host_nbytes,
-                                row.step_seconds, not self.timed))
+                                row.disk_nbytes, row.step_seconds, not self.timed))
 
     def _run(self, candidate: Candidate) -> _Run:
         """The candidate's step, timed, or run without data and replayed: each once."""
         if candidate not in self.runs:
             config = self._config(candidate)
-            self.runs[candidate] = _timed(config, candidate) if self.timed else _measured(config, candidate,
-                                                                                          self.machine)
+            self.runs[candidate] = (_timed if self.timed else _measured)(config, candidate)
         return self.runs[candidate]
 
 
 def _planned(candidate: Candidate, row: PlanRow) -> Tried:
     return Tried(candidate, row.step_seconds, row.exposed_communication_seconds, row.total_nbytes, row.host_nbytes,
-                 row.step_seconds, False)
+                 row.disk_nbytes, row.step_seconds, False)
 
 
 # -- a step that is timed ---------------------------------------------------------------------------------------------
@@ -479,11 +543,13 @@ def _timed(config: PlanConfig, candidate: Candidate) -> _Run:
 # -- a step, run without data and replayed ----------------------------------------------------------------------------
 
 
-def _measured(config: PlanConfig, candidate: Candidate, machine: Machine) -> _Run:
+def _measured(config: PlanConfig, candidate: Candidate) -> _Run:
     """Runs the step on one rank that stands for all, or on all of them where buckets cut units, and replays it.
 
     Raises ValueError as the engine does.
     """
+    machine = Machine(config.device, config.network, config.policy.compute, config.utilization,
+                      host_link=config.host_link, disk_link=config.disk_link)
     few = replace(config, micro_batches=min(ENOUGH, config.micro_batches))
     for representative in (0, None):
         cluster = NullCluster(config.ranks, representative=representative)

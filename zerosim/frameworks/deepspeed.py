@@ -278,6 +278,8 @@ def _offload(zero: Section, states: ShardedStates, findings: Findings) -> Offloa
         if places[kind] != DEVICE and not is_sharded:
             findings.refuse(f"{section.prefix}device is of {stages}")
             places[kind] = DEVICE
+        elif places[kind] == DISK and not states.parameters_sharded:
+            findings.refuse(f"{section.prefix}device=\"nvme\" is of stage 3")
     if places["param"] == DISK and places["optimizer"] != DISK:
         findings.refuse("zero_optimization.offload_param.device=\"nvme\" goes with offload_optimizer.device=\"nvme\" "
                         "here: an update that fails half-way must leave either none or all of it new")

@@ -1,4 +1,4 @@
-"""One pass without ranks: forward and backward from given weights, with what can be seen on the way."""
+"""Given weights by name: one pass without ranks, forward and backward, with what can be seen on the way."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from zerosim.models.initializers import Initializer
 from zerosim.models.layers import Context
 from zerosim.models.units import Model
 from zerosim.numerics.arrays import Array
+from zerosim.numerics.checks import is_floating
 from zerosim.numerics.policy import Policy
 
 
@@ -36,7 +38,7 @@ def one_pass(model: Model, weights: Mapping[str, Array], policy: Policy | str, x
     Under "fp64" they may be float64, for a difference of two losses that is a derivative.
     Raises ValueError for weights that are missing, too many or of another shape, and for what is no policy.
     """
-    _check(model, weights)
+    require_weights("one_pass", model, weights)
     policy = Policy.of(policy)
     used = {unit: (*unit.shapes, *unit.tied_weights) for unit in model.units}
     ctx = replace(Context.standalone(policy), gradients=lambda unit: {
@@ -62,18 +64,43 @@ def one_pass(model: Model, weights: Mapping[str, Array], policy: Policy | str, x
     return Pass(loss, largest, output_gradient, gradients)
 
 
-def _check(model: Model, weights: Mapping[str, Array]) -> None:
-    if wrong := sorted(weights.keys() ^ model.shapes.keys()):
-        raise ValueError(f"one_pass takes the model's {len(model.shapes)} weights by name, and nothing else; missing "
-                         f"or not of this model: {', '.join(wrong[:5])}")
+def require_weights(where: str, model: Model, weights: Mapping[str, Array]) -> None:
+    """Raises ValueError unless these are arrays of floats for all of the model's parameters, by name."""
+    if not isinstance(weights, Mapping):
+        raise ValueError(f"{where} takes weights by name, found {type(weights).__name__}; write {{name: array}} for "
+                         "every name of model.shapes, as zs.models.first_weights(model) does")
+    if wrong := sorted(map(str, weights.keys() ^ model.shapes.keys())):
+        raise ValueError(f"{where} takes the model's {len(model.shapes)} weights by name, and nothing else; missing "
+                         f"or not of this model: {', '.join(wrong[:5])}; zs.models.first_weights(model) | {{...}} has "
+                         "the model's own for the rest")
     for name, shape in model.shapes.items():
-        if not hasattr(weights[name], "dtype") or weights[name].shape != shape:
-            raise ValueError(f"one_pass asked for {name} as an array of shape {shape}, and found "
+        if not isinstance(weights[name], np.ndarray) or weights[name].shape != shape:
+            raise ValueError(f"{where} asked for {name} as an array of shape {shape}, and found "
                              f"{type(weights[name]).__name__} of shape {np.shape(weights[name])}; first_weights(model) "
                              "shows the form of all")
+        if not is_floating(weights[name].dtype):
+            raise ValueError(f"{where} asked for {name} in floating point, and found {weights[name].dtype}; take "
+                             "np.float32")
 
 
 def first_weights(model: Model) -> dict[str, Array]:
     """A model's first values by name, fp32, each in its own shape."""
-    return {name: unit.initial(name, 0, math.prod(shape)).reshape(shape)
-            for unit in model.units for name, shape in unit.shapes.items()}
+    first = initializer_of(model)
+    return {name: first(name, 0, math.prod(shape)).reshape(shape) for name, shape in model.shapes.items()}
+
+
+def initializer_of(model: Model, weights: Mapping[str, Array] | None = None) -> Initializer:
+    """The initializer of all parameters: of these values, or of the model's own where none are given.
+
+    Raises ValueError for weights that are missing, too many, of another shape or no floats, and for NaN among them.
+    """
+    units = {name: unit for unit in model.units for name in unit.shapes}
+    if weights is None:
+        return lambda name, start, count: units[name].initial(name, start, count)
+    require_weights("weights=", model, weights)
+    flat = {name: np.ravel(array) for name, array in weights.items()}
+    for name, values in flat.items():
+        if spoiled := int(np.isnan(values).sum()):
+            raise ValueError(f"weights= has NaN in {spoiled} of {values.size} values of {name}; look at where they "
+                             "come from")
+    return lambda name, start, count: flat[name][start:start + count]

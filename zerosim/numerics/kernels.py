@@ -27,6 +27,7 @@ from zerosim.numerics.arrays import (
     SMALL,
     Array,
     Scratch,
+    copy_elements,
     empty,
     in_blocks,
     keep_freed_memory,
@@ -210,6 +211,7 @@ class NumpyKernels(BlockKernels):
     """All arithmetic on NumPy arrays. One instance has one scratch memory, so it serves one thread at a time."""
 
     empty, slack_nbytes = staticmethod(empty), staticmethod(slack_nbytes)
+    STRETCH = 4 * BLOCK  # elements at most that are moved at once (offload): whole blocks, so that no sum depends on it
 
     # --- of layers, of whole matrices, and of fp8 operands ----------------------------------------------------
 
@@ -246,6 +248,17 @@ class NumpyKernels(BlockKernels):
     def serving(self, x: Array) -> NumpyKernels:
         """The kernels that compute with x: these."""
         return self
+
+    @property
+    def on_host(self) -> NumpyKernels:
+        """The kernels of the host, and its memory, where state rests that is not on the device (offload): these."""
+        return self
+
+    def copy_beside(self, source: Array, out: Array) -> Callable[[], None]:
+        """Begins out = source, one on the device, the other on its host, beside what is computed; returns what waits
+        for it. Here both are one."""
+        copy_elements(source, out)
+        return do_nothing
 
     # --- casts ----------------------------------------------------------------------------------------------
 
@@ -531,16 +544,20 @@ def _is_small_cast(x: Array, out: Array) -> bool:
 
 # -- The kernels of arrays without data --------------------------------------------------------------------------------
 
+def do_nothing(*arguments: Any, **options: Any) -> None:
+    """A kernel without data, or a note of what was computed that nobody reads."""
+
+
 # Every index is that of the first row, and every sum 0.
 DECLARED = {"all_finite": True, "count_nan": 0, "index_range": (0, 0), "trace": 0.0, "softmax_loss": 0.0,
-            "sum_of_squares": 0.0}
+            "sum_of_squares": 0.0, "copy_beside": do_nothing}
 
 
 class NullKernels:
     """The kernels of a run without numbers: allocation gives null arrays, a kernel that answers gives what is DECLARED,
     and every other kernel of `NumpyKernels` does nothing."""
 
-    BLOCK = sys.maxsize  # what is never computed is one block, however long
+    BLOCK, STRETCH = sys.maxsize, NumpyKernels.STRETCH  # what is never computed is one block, however long
     scratch_nbytes = 0
     xp = NullModule()
     slack_nbytes = staticmethod(slack_nbytes)  # as for real arrays, so that memories agree
@@ -556,6 +573,11 @@ class NullKernels:
     def serving(self, x: Any) -> Any:
         """These for an array without data; NumPy's for one with data, as flags and counts that programs make."""
         return self if isinstance(x, NullArray) else self._numbers
+
+    @property
+    def on_host(self) -> Any:
+        """These."""
+        return self
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> NullArray:
         return NullArray(shape, dtype)
@@ -574,10 +596,6 @@ class NullKernels:
     def count_targets(self, targets: Any) -> int:
         """All of them, by declaration."""
         return int(targets.size)
-
-
-def do_nothing(*arguments: Any, **options: Any) -> None:
-    """A kernel without data, or a note of what was computed that nobody reads."""
 
 
 def _answer(declared: Any, *arguments: Any, **options: Any) -> Any:

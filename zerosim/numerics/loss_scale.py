@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
@@ -87,27 +87,37 @@ def require_scale(what: str, scale: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Static:
-    """The same scale for ever: a step that overflows is skipped, and the next one tries again."""
+    """The same scale for ever: a step that overflows is skipped with a warning, and the next one tries again.
+
+    So many ``skips`` in a row are an error (None: no number is).
+    """
 
     scale: float = 1.0
+    skips: int | None = field(default=10, repr=False)
 
     def __post_init__(self) -> None:
         require_scale("loss_scale", self.scale)
+        if self.skips is not None and (not is_count(self.skips) or self.skips < 1):
+            raise ValueError(f"skips={self.skips!r} must be a number of steps, 1 or more; pass None where no number of "
+                             "skipped steps in a row is an error")
 
     def start(self) -> LossScaler:
         """A scaler that never moves."""
-        return StaticScaler(float(self.scale))
+        return StaticScaler(float(self.scale), self.skips)
 
 
 @dataclass
 class StaticScaler(LossScaler):
-    """A scale that never moves."""
+    """A scale that never moves. ``skips`` is its rule's, ``in_a_row`` how many steps it has skipped up to now."""
 
     scale: float
+    skips: int | None = field(default=None, repr=False)
+    in_a_row: int = field(default=0, repr=False)
     kind = "static"
 
     def update(self, overflow: bool) -> None:
-        """Changes nothing."""
+        """Counts overflows in a row."""
+        self.in_a_row = self.in_a_row + 1 if overflow else 0
 
 
 @dataclass(frozen=True, slots=True)

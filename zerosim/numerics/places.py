@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 PLACES = DEVICE, HOST, DISK = ("device", "host", "disk")
+KINDS = ("optimizer", "gradients", "parameters")  # of state: in this order they leave the device
 DIRECTIONS = TO_HOST, TO_DEVICE, TO_DISK, FROM_DISK = ("to host", "to device", "to disk", "from disk")  # of transfers
 
 
@@ -32,7 +33,7 @@ class Offload:
     open_file: Callable[[Path, int], Any] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("optimizer", "gradients", "parameters"):
+        for name in KINDS:
             if getattr(self, name) not in PLACES:
                 raise ValueError(f"Offload({name}={getattr(self, name)!r}): state rests on one of {', '.join(PLACES)}")
         if not isinstance(self.directory, str | Path | None):
@@ -64,10 +65,17 @@ class Offload:
         """True where everything rests on the device."""
         return {self.optimizer, self.gradients, self.parameters} == {DEVICE}
 
+    @property
+    def text(self) -> str:
+        """The places as `offload_of` reads them: "none", "host", "disk", or "optimizer=host+gradients=host"."""
+        placed = {name: place for name in KINDS if (place := getattr(self, name)) != DEVICE}
+        everything = len(placed) == len(KINDS) and len({*placed.values()}) == 1
+        return self.parameters if everything else "+".join(map("=".join, placed.items())) or "none"
+
     def __str__(self) -> str:
-        placed = [f"{name} on {'disk' if place == DISK else f'the {place}'}"
-                  for name in ("optimizer", "gradients", "parameters")
-                  if (place := getattr(self, name)) != DEVICE]
+        places = {HOST: "the host", DISK: "disk"}
+        placed = [f"all state on {places[self.text]}"] if self.text in places else [
+            f"{name} on {places[place]}" for name in KINDS if (place := getattr(self, name)) != DEVICE]
         return ", ".join(placed + ["delayed update"] * self.delayed_update) or "nothing"
 
 
@@ -75,15 +83,21 @@ NOTHING = Offload()
 
 
 def offload_of(asked: object) -> Offload:
-    """The places that an option asks for: None is none, "host" or "disk" everything there, or an Offload.
+    """The places that an option asks for: None or "none", "host" or "disk" for everything, or kinds one by one.
 
-    Raises ValueError for anything else.
+    >>> offload_of("optimizer=disk+gradients=host")
+    Offload(optimizer='disk', gradients='host', parameters='device', directory=None, delayed_update=False)
+
+    An Offload is itself. Raises ValueError for anything else.
     """
-    if asked is None:
-        return NOTHING
     if isinstance(asked, Offload):
         return asked
-    if asked in (HOST, DISK):
-        return Offload(str(asked), str(asked), str(asked))
-    raise ValueError(f"offload={asked!r} must be 'host' or 'disk', which place all state there, or an Offload that "
-                     "says where each kind rests, as Offload(optimizer='host')")
+    if asked is None or (isinstance(asked, str) and asked == "none"):
+        return NOTHING
+    if isinstance(asked, str) and asked in (HOST, DISK):
+        return Offload(asked, asked, asked)
+    pairs: list[Any] = [part.strip().split("=") for part in asked.split("+")] if isinstance(asked, str) else []
+    if pairs and all(len(pair) == 2 and pair[0] in KINDS for pair in pairs) and len(dict(pairs)) == len(pairs):
+        return Offload(**dict(pairs))
+    raise ValueError(f"offload={asked!r} must be 'host' or 'disk', which place all state there, 'none', kinds one by "
+                     f"one of {', '.join(KINDS)}, as 'optimizer=host+gradients=host', or an Offload")

@@ -321,6 +321,10 @@ def _check_once(what: str, found: list[Any]) -> None:
 SHORT_NAMES = {"a100": "a100-80", "h100": "h100-80", "nvlink": "nvlink4", "pcie": "pcie5",
                "infiniband": "infiniband-ndr", "ethernet": "ethernet-100g"}
 BETWEEN = "infiniband-ndr"  # what lies between nodes unless another link is named
+DISK_LINK = "nvme-pcie4"    # and between a host and its disk
+# A device's share of its host's memory and disks, unless others are given: 2 TB and 8 disks of 3.84 TB for 8 devices.
+# Source: NVIDIA DGX H100 data sheet (system memory 2 TB, internal storage 8 x 3.84 TB NVMe), not seen (2023-03).
+HOST_NBYTES, DISK_NBYTES = 250 * 10**9, 3840 * 10**9
 DeviceOrLink = TypeVar("DeviceOrLink", Device, Link)
 
 

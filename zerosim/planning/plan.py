@@ -49,7 +49,7 @@ from zerosim.numerics.places import (
 )
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
-from zerosim.numerics.units import count_of, gigabytes
+from zerosim.numerics.units import count_of, gigabytes, nbytes_of
 from zerosim.optim import Optimizer
 from zerosim.planning.activations import Place, fullest_nbytes
 from zerosim.planning.closed_forms import BY_RANK, STAGES, Job, sent_nbytes
@@ -65,7 +65,18 @@ from zerosim.planning.conventions import (
 )
 from zerosim.planning.cuts import checked_count
 from zerosim.planning.flops import StepFlops, logits_flops, matmul_flops, recomputed_flops, six_n, step_flops
-from zerosim.planning.hardware import Device, Link, Network, overheads_nbytes, positive, presets, read
+from zerosim.planning.hardware import (
+    DISK_LINK,
+    DISK_NBYTES,
+    HOST_NBYTES,
+    Device,
+    Link,
+    Network,
+    overheads_nbytes,
+    positive,
+    presets,
+    read,
+)
 from zerosim.planning.offloaded import moved_nbytes
 from zerosim.planning.shapes import ModelShape, Transformer, model_of_parameters, model_shape
 from zerosim.planning.step import (
@@ -95,8 +106,8 @@ class PlanRow:
     Activations, what is gathered, secondary shards (hpZ), and ``buckets_nbytes``, gradients on their way with the
     buffers of collectives, are each at its own fullest moment; ``transient_nbytes`` is all that comes and goes, the
     micro-batch's tokens too, at the fullest moment of all, and part of the total. ``host_nbytes`` lie on the host,
-    ``disk_nbytes`` on disk, and ``host_transfer_nbytes_per_step`` and ``disk_transfer_nbytes_per_step`` go there and
-    back; 0 without offload.
+    ``disk_nbytes`` on disk, each of a rank's share of the capacity there, and ``host_transfer_nbytes_per_step`` and
+    ``disk_transfer_nbytes_per_step`` go there and back; 0 without offload.
     """
 
     stage: int
@@ -126,6 +137,8 @@ class PlanRow:
     disk_transfer_nbytes_per_step: int
     disk_transfer_seconds: float
     model_flops_utilization: float
+    host_capacity_nbytes: int
+    disk_capacity_nbytes: int
 
     @property
     def states_nbytes(self) -> int:
@@ -144,8 +157,22 @@ class PlanRow:
 
     @property
     def fits(self) -> bool:
-        """True where the device holds it."""
-        return self.spare_nbytes >= 0
+        """True where the device holds it, and host and disk what is offloaded."""
+        return not self.missing_nbytes
+
+    @property
+    def missing_nbytes(self) -> int:
+        """The bytes that device, host and disk lack together: 0 where it fits."""
+        over = (-self.spare_nbytes, self.host_nbytes - self.host_capacity_nbytes,
+                self.disk_nbytes - self.disk_capacity_nbytes)
+        return sum(max(0, nbytes) for nbytes in over)
+
+    @property
+    def least_seconds(self) -> float:
+        """A lower bound of the step's seconds, in which all that goes to host and disk, and back, is beside the rest.
+        """
+        here = self.step_seconds - self.host_transfer_seconds - self.disk_transfer_seconds
+        return max(here, self.host_transfer_seconds / 2, self.disk_transfer_seconds / 2)  # both ways at once
 
     @property
     def step_seconds(self) -> float:
@@ -224,13 +251,15 @@ class Plan(Plotted):
 class PlanConfig:
     """The model to train, the options of its training, and the machine.
 
-    `tokens` None is the model's own context (2048 where it has none). `convention` is an accounting convention's
-    name, or a Policy for zerosim's own. `offload` places state off the device, the optimizer's first (True is that
-    alone, on the host), over `host_link` and `disk_link`. `overlap` and `prefetch` are the engine's options, of bytes
-    and of seconds; a bucket is a unit, since others cut units into unequal chunks, and no rank would stand for all.
-    `overheads` replaces bytes of the runtime by name, as `hardware.overheads_nbytes` takes them. On a `mesh` states are
-    in shards inside nodes, and replicated across; with `zeropp` in shards on all ranks, and less crosses nodes.
-    Raises ValueError for counts below one, unknown stages, policies and conventions, and a utilization outside (0, 1].
+    `tokens` None is the model's own context (2048 where it has none). `convention` is an accounting convention's name,
+    or a Policy for zerosim's own. `offload` places state off the device, the optimizer's first (True is that alone, on
+    the host), over `host_link` and `disk_link`; a rank's share of what there is are `host_capacity_nbytes` and
+    `disk_capacity_nbytes` (None: `HOST_NBYTES` and `DISK_NBYTES`). `overlap` and `prefetch` are the engine's options,
+    of bytes and of seconds; a bucket is a unit, since others cut units into unequal chunks, and no rank would stand for
+    all. `overheads` replaces bytes of the runtime by name, as `hardware.overheads_nbytes` takes them. On a `mesh`
+    states are in shards inside nodes, and replicated across; with `zeropp` in shards on all ranks, and less crosses
+    nodes. Raises ValueError for counts below one, unknown stages, policies and conventions, and a utilization outside
+    (0, 1].
     """
 
     model: ModelShape
@@ -249,6 +278,8 @@ class PlanConfig:
     offload: Any = NOTHING
     host_link: Link | None = None
     disk_link: Link | None = None
+    host_capacity_nbytes: int | None = None
+    disk_capacity_nbytes: int | None = None
     overlap: bool = True
     prefetch: int = 1
     overheads: dict[str, int] | None = None
@@ -291,6 +322,12 @@ class PlanConfig:
                                  f"{name}={found.name!r} is of offload to disk, which was not asked for; leave it out")
             if found is None and used:
                 raise ValueError(f"offload moves state over a {name.replace('_', ' ')}; name one, as {example}")
+        for name, used in (("host_capacity_nbytes", not self.offload.is_none),
+                           ("disk_capacity_nbytes", self.offload.uses_disk)):
+            if (nbytes := getattr(self, name)) is not None:
+                if not used:
+                    raise ValueError(f"{name}={nbytes!r} is of offload, and nothing is placed there; leave it out")
+                object.__setattr__(self, name, checked_count(name, nbytes, 1))
 
     def _check_names(self) -> None:
         for what, asked in (("stage", self.stages), ("recomputation policy", self.recompute)):
@@ -326,6 +363,12 @@ class PlanConfig:
     def replicas(self) -> int:
         """The nodes that have all states each: 1 without hybrid sharding."""
         return 1 if self.mesh is None or self.zeropp else self.mesh.nodes
+
+    @property
+    def capacities_nbytes(self) -> dict[str, int]:
+        """Bytes that a rank may hold on the device, on its host and on disk."""
+        return {DEVICE: self.device.reported_nbytes, HOST: self.host_capacity_nbytes or HOST_NBYTES,
+                DISK: self.disk_capacity_nbytes or DISK_NBYTES}
 
     @property
     def has_units(self) -> bool:
@@ -376,11 +419,14 @@ class PlanConfig:
             update_seconds=sum(update.values()),
             host_transfer_nbytes_per_step=moved[TO_HOST] + moved[TO_DEVICE], host_transfer_seconds=host_seconds,
             disk_transfer_nbytes_per_step=moved[TO_DISK] + moved[FROM_DISK], disk_transfer_seconds=disk_seconds,
-            model_flops_utilization=flops.model / (seconds * rate) if seconds else 0.0)
+            model_flops_utilization=flops.model / (seconds * rate) if seconds else 0.0,
+            host_capacity_nbytes=self.capacities_nbytes[HOST], disk_capacity_nbytes=self.capacities_nbytes[DISK])
 
     def fits(self, stage: int, policy: str) -> bool:
-        """True where the device holds it: the row's own answer, without its seconds."""
-        resting = self.resting_nbytes(stage)
+        """True where the device holds it, and host and disk do: the row's own answer, without its seconds."""
+        resting, most = self.resting_nbytes(stage), self.capacities_nbytes
+        if resting["host_nbytes"] > most[HOST] or resting["disk_nbytes"] > most[DISK]:
+            return False
         spare = self.device.reported_nbytes - (sum(resting.values()) - resting["host_nbytes"] - resting["disk_nbytes"])
         if spare < 0 or not self.has_units:
             return spare >= 0
@@ -524,20 +570,23 @@ class PlanConfig:
     def largest_model(self, stage: int) -> int:
         """The most parameters whose model states alone, unpadded, fit beside the runtime's overheads in a stage.
 
-        With offload, of the states that stay on the device. Raises ValueError for an optimizer whose state depends on
-        the shapes of tensors.
+        With offload, each where it rests. Raises ValueError for an optimizer whose state depends on the shapes of
+        tensors.
         Source of the question: Rajbhandari et al. 2020 (ZeRO), table 1.
         """
-        spare = self.device.reported_nbytes - sum(overheads_nbytes(self.overheads).values())
-        convention = convention_of(self.convention)
+        convention, shards = convention_of(self.convention), self.ranks // self.replicas
         state = per_parameter_nbytes(self.optimizer, convention.state_itemsize)
-        gone = {"optimizer": ("master", "gradient_copy"), "gradients": ("gradient",), "parameters": ("parameter",)}
-        names: dict[str, Any] = {name: 0 for kind, of in gone.items() if getattr(self.offload, kind) != DEVICE
-                                 for name in of}
-        convention, state = replace(convention, **names), 0 if "master" in names else state
-        shards = self.ranks // self.replicas
-        return _largest(lambda parameters: estimate_nbytes(parameters, shards, STAGES[stage], convention,
-                                                           optimizer_nbytes=state) <= spare, 1 << 60)
+        overhead = {DEVICE: sum(overheads_nbytes(self.overheads).values())}
+        kinds = {"optimizer": ("master", "gradient_copy"), "gradients": ("gradient",), "parameters": ("parameter",)}
+        counted: list[tuple[Convention, int, int]] = []  # what is counted, the optimizer's state, capacity
+        for place, capacity in self.capacities_nbytes.items():
+            elsewhere: dict[str, Any] = {name: 0 for kind, names in kinds.items()
+                                         if getattr(self.offload, kind) != place for name in names}
+            counted.append((replace(convention, **elsewhere), 0 if "master" in elsewhere else state,
+                            capacity - overhead.get(place, 0)))
+        return _largest(lambda parameters: all(
+            estimate_nbytes(parameters, shards, STAGES[stage], of, optimizer_nbytes=own) <= most
+            for of, own, most in counted), 1 << 60)
 
     def _some_row_fits(self) -> bool:
         return any(self.fits(stage, policy) for stage in self.stages for policy in self.policies)
@@ -583,7 +632,8 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                 optimizer: Optimizer = ADAM, convention: str | Convention | Policy | None = None,
                 utilization: float = UTILIZATION, overlap: bool = True, prefetch: int = 1,
                 offload: bool | str | Offload | None = False, host_link: str | None = None,
-                disk_link: str | None = None, hardware: str | Path | None = None,
+                disk_link: str | None = None, host_capacity_nbytes: int | str | None = None,
+                disk_capacity_nbytes: int | str | None = None, hardware: str | Path | None = None,
                 overheads: dict[str, int] | None = None,
                 mesh: Mesh | Sequence[int] | str | None = None,
                 zeropp: ZeroPlusPlus | str | None = None, reduction: str = BY_RANK) -> PlanConfig:
@@ -596,10 +646,11 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     ahead: they spare seconds and cost bytes, and a plan counts both. ``mesh``, nodes and ranks of a node as "2x4", puts
     states in shards inside each node, over the links of as many nodes; with ``zeropp``, as "hpz+qwz+qgz", on all ranks,
     and the plan is of stage 3. ``reduction`` "micro_batch", the engine's other order of additions, makes a plan of
-    sharded gradients, stages 2 and 3. ``offload`` True keeps masters and the optimizer's state on the host, "host" and
-    "disk" all state there, an Offload says where each kind rests; ``host_link`` None is the device's own, ``disk_link``
-    None nvme-pcie4. ``hardware`` is a TOML file of one's own devices and links. Raises ValueError, in one
-    sentence, for what is not known or cannot be.
+    sharded gradients, stages 2 and 3. ``offload`` says what rests on the host or on disk, as the engine's does: "host"
+    or "disk" everything, or kinds one by one, as "optimizer=host+gradients=host"; True is "optimizer=host".
+    ``host_link`` None is the device's own, ``disk_link`` None nvme-pcie4; capacities are a device's share, None 250 GB
+    of the host and 3,840 GB of disk. ``hardware`` is a TOML file of one's own devices and links. Raises ValueError, in
+    one sentence, for what is not known or cannot be.
     """
     known = presets() if hardware is None else read(_path(hardware, "hardware"))
     policy = compute if isinstance(compute, Policy) else Policy(_format(compute))
@@ -617,7 +668,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     asked = offload if isinstance(offload, bool) else not (places := offload_of(offload)).is_none
     to_host = known.link(host_link) if host_link is not None else known.host_link(device) if asked else None
     on_disk = not isinstance(offload, bool) and places.uses_disk
-    to_disk = known.link(disk_link or "nvme-pcie4") if disk_link is not None or on_disk else None
+    to_disk = known.link(disk_link or DISK_LINK) if disk_link is not None or on_disk else None
     if convention is None:
         convention = "fp32" if policy.compute == "fp32" else "zero-paper"
     return PlanConfig(
@@ -626,10 +677,16 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
         stages=rows, recompute=_policies(recompute), batch=batch, tokens=tokens, micro_batches=micro_batches,
         optimizer=optimizer, convention=policy if convention == "zerosim" else convention, utilization=utilization,
         offload=offload, host_link=to_host, disk_link=to_disk, overlap=overlap, prefetch=prefetch, overheads=overheads,
+        host_capacity_nbytes=_nbytes(host_capacity_nbytes, "host_capacity_nbytes"),
+        disk_capacity_nbytes=_nbytes(disk_capacity_nbytes, "disk_capacity_nbytes"),
         mesh=on_mesh, zeropp=parts, reduction=reduction)
 
 
 plan.__signature__ = signature(plan_config).replace(return_annotation=Plan)  # type: ignore[attr-defined]  # for a notebook
+
+
+def _nbytes(asked: int | str | None, what: str) -> int | None:
+    return None if asked is None else nbytes_of(asked, what)
 
 
 def _model(model: str | ModelShape | None, parameters: int | str | None,

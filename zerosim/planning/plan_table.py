@@ -61,6 +61,14 @@ def options_text(config: PlanConfig) -> str:
     return (" and ".join(parts) or "nothing overlapped") + order
 
 
+def places_text(config: PlanConfig) -> str:
+    """Assumptions about host and disk, where something is offloaded: links, bytes per second, and capacity."""
+    there = ((HOST, config.host_link), (DISK, config.disk_link))
+    parts = [f"{place}: {link.name}, {gigabytes(link.bytes_per_second)} GB a second each way, and "
+             f"{gigabytes(config.capacities_nbytes[place])} GB" for place, link in there if link]
+    return "; ".join(parts) + ", of each device alone; the host's own update takes no time" if parts else ""
+
+
 def names_for(found: Plan, width: int) -> Sequence[str]:
     """The columns that a line of so many characters holds: all, or not the kinds of states, or the least."""
     return next((names for names in (tuple(COLUMNS), FEWER) if len(_lines(found, names)[0]) <= width), FEWEST)

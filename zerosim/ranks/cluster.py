@@ -84,12 +84,12 @@ class Cluster(Shown):
     """N ranks in this process, of which exactly one runs at a time: same program, same bits, same trace.
 
     ``capacity_nbytes`` is what each rank may hold (None: no limit). ``debug`` fills new, freed and padding memory with
-    NaN and carries out every collective hop by hop. ``seed`` 0 runs ranks in their order; any other seed tries another
-    legal order, which must change no result. Ranks, their memory and what it holds live as long as the cluster, and so
-    do the results of its ``runs``: ``runs.clear()`` lets them go. ``trace_rows`` bounds the trace of a long run: each
-    rank keeps at least so many of its latest rows, and less than twice as many (None: all); what needs all of them, as
-    a recording does, raises ValueError then, and bytes sent and held stay exact. A program that catches BaseException
-    and goes on without end cannot be stopped.
+    NaN, carries out every collective hop by hop, and refuses a result that is dropped. ``seed`` 0 runs ranks in their
+    order; any other seed tries another legal order, which must change no result. Ranks, their memory and what it holds
+    live as long as the cluster, and so do the results of its ``runs``: ``runs.clear()`` lets them go. ``trace_rows``
+    bounds the trace of a long run: each rank keeps at least so many of its latest rows, and less than twice as many
+    (None: all); what needs all of them, as a recording does, raises ValueError then, and bytes sent and held stay
+    exact. A program that catches BaseException and goes on without end cannot be stopped.
     """
 
     representative: int | None = None  # the one rank that runs and stands for all, where that is so

@@ -328,6 +328,7 @@ def checked_options(call: Call, row: Algorithm, *, library: str | None, wire: st
                          f"have no such library; choose one of {', '.join(ALGORITHMS[call.operation])}, or run the "
                          "program under mpiexec with zs.connect()")
     if "reduce" in call.operation:
+        call = replace(call, op="mean") if call.op == "avg" else call
         _check_reduction(call)
         if call.op == "mean" and call.average is None:
             call = replace(call, average=AVERAGES[0])

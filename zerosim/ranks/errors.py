@@ -4,9 +4,11 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dis import get_instructions
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
 from zerosim.ranks.call import Call
@@ -88,6 +90,32 @@ def place_of(frame: FrameType | None) -> str:
 def place_of_call() -> str:
     """The place in the user's program that called into the package."""
     return place_of(sys._getframe(1))
+
+
+def refuse_dropped(call: Call, methods: str) -> None:
+    """Raises ValueError where a statement of the user's program makes a call and nothing else: its result is lost.
+
+    ``methods`` is the file of what is called. A result that goes anywhere, into a name, a return or a sum, is none.
+    """
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename == methods and frame.f_back is not None:
+        frame = frame.f_back
+    if not frame.f_code.co_filename.startswith(PACKAGE) and _is_statement(frame.f_code, frame.f_lasti):
+        x = f"rank.{call.operation}"
+        way = f", or {x}(x, out=x)" * (call.operation in IN_PLACE)
+        raise ValueError(f"the result of {call}, at {place_of(frame)}, was dropped: {call.operation} returns it in a "
+                         f"new array, and its input stays as it is; write x = {x}(x){way}. Only debug mode looks for "
+                         "this, and a name or an underscore keeps it")
+
+
+IN_PLACE = ("all_reduce", "broadcast", "reduce")  # whose result may be where the input is
+
+
+@lru_cache(maxsize=1024)
+def _is_statement(code: CodeType, call: int) -> bool:
+    """True where the value of the call at this place of the bytecode is taken off the stack, and that is all."""
+    after = next((step.opname for step in get_instructions(code) if step.offset > call), "")
+    return after == "POP_TOP"
 
 
 def mismatch_text(calls: Mapping[int, Call]) -> str:

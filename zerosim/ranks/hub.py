@@ -5,12 +5,11 @@ of this process and to those of others; the rest is written once: the generators
 in lockstep, and what they yield is moved. In one process that is every rank of a call; where each rank has a process of
 its own, it is one.
 
-The hub's ranks are greenlets, of which exactly one runs at a time, the next one chosen by a rule. A rank parks when it
-waits for something that is not done. The hub carries out a collective when all of its group have issued it and agree,
-and moves a message when both its halves are there. Same program, same order, same bits.
+The hub's ranks are greenlets (`stacks`), of which exactly one runs at a time, the next one chosen by a rule. A rank
+parks when it waits for something that is not done. The hub carries out a collective when all of its group have issued
+it and agree, and moves a message when both its halves are there. Same program, same order, same bits.
 """
 
-import contextvars
 import random
 import threading
 import time
@@ -38,6 +37,7 @@ from zerosim.ranks.errors import (
     text_of,
 )
 from zerosim.ranks.process import Interrupts, clear_frames, guarded
+from zerosim.ranks.stacks import stacks
 from zerosim.ranks.trace import Hop
 
 STOP_ITERATION = "the program let a StopIteration out; catch it where next() is called"
@@ -271,9 +271,8 @@ class Hub(Backend):
         self.transport, self.watch, self.interrupts = transport, options.watch, options.interrupts
         transport.begin(options)
         self.chance = random.Random(seed) if seed else None  # None: ranks run in their order
-        from greenlet import getcurrent  # when a program first runs: importing zerosim loads arithmetic alone
-
-        self.current = getcurrent
+        self.stacks = stacks()
+        self.current = self.stacks.current
         self.thread = threading.get_ident()
         self.greenlets: list[Any] = []
         self.results: list[Any] = [MISSING] * size
@@ -369,8 +368,6 @@ class Hub(Backend):
             self.transport.close()
 
     def _greenlet(self, rank: int, program: Callable[[], Any]) -> Any:
-        from greenlet import greenlet
-
         def body() -> None:
             try:
                 self.results[rank] = program()
@@ -384,9 +381,7 @@ class Hub(Backend):
             except BaseException as error:  # whatever it is, _resume raises it again
                 self._failed(rank, error)
 
-        g = greenlet(body)
-        g.gr_context = contextvars.copy_context()
-        return g
+        return self.stacks.new(body)
 
     def _failed(self, rank: int, error: BaseException, cause: BaseException | None = None) -> None:
         error.__cause__ = cause or error.__cause__

@@ -62,7 +62,7 @@ class Memory(Plotted):
     @cached_property
     def host(self) -> "Memory":
         """An account of its own: of what the rank keeps in the memory of its host (offload)."""
-        return _beside(Memory(f"the host of {self.owner}", self.kernels, None, self.debug))
+        return _beside(Memory(f"the host of {self.owner}", self.kernels.on_host, None, self.debug))
 
     @cached_property
     def disk(self) -> "Memory":

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import checksum, copy_elements, may_share_memory, on_device, poison, same_bytes
+from zerosim.numerics.arrays import checksum, copy_elements, is_array, may_share_memory, on_device, poison, same_bytes
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.kernels import NumpyKernels, do_nothing
 from zerosim.ranks.call import (
@@ -38,7 +38,7 @@ from zerosim.ranks.call import (
     mean_rule,
 )
 from zerosim.ranks.collectives import algorithm_of, check_cuts, checked_options
-from zerosim.ranks.errors import AsymmetryError, PendingWorkError, RankUseError, place_of_call
+from zerosim.ranks.errors import AsymmetryError, PendingWorkError, RankUseError, place_of_call, refuse_dropped
 from zerosim.ranks.memory import Memory
 from zerosim.ranks.process import guarded
 from zerosim.ranks.trace import Collective, Issue, Message, Trace, Wait, checked_purpose
@@ -184,6 +184,7 @@ def _check_same(title: str, where: str, before: Any, after: Any) -> None:
 
 class Rank:
     """One rank in one group of ranks. Every collective must be called by all ranks of the group, in the same order.
+    ``index`` of ``size`` may also be written as ``rank`` of ``world_size``, and ``op="mean"`` as "avg".
 
     Options that collectives share: ``algorithm`` names a row of the table; ``out`` receives the result (it may be the
     input where that makes sense); ``splits`` are the N+1 boundaries of the cut (None: the ceil cut); ``async_op``
@@ -200,8 +201,8 @@ class Rank:
     def __init__(self, state: RankState, group: tuple[int, ...], communicator: tuple[int, ...] = ()) -> None:
         self._state, self.group, self.communicator = state, group, communicator
         self.key = group, communicator
-        self.index = group.index(state.index)
-        self.size = len(group)
+        self.index = self.rank = group.index(state.index)
+        self.size = self.world_size = len(group)
 
     @property
     def memory(self) -> Memory:
@@ -285,8 +286,10 @@ class Rank:
                    purpose: str = "unspecified") -> Any:
         """x (this rank's chunk) -> (n,), the chunks of all ranks in order. Ring: n - |chunk r+1| elements sent.
 
-        ``length`` is n for the ceil cut; without it and ``splits`` all chunks are as long as this one.
+        ``length`` is n for the ceil cut, that of ``out`` where nothing is said; without these and ``splits`` all chunks
+        are as long as this one.
         """
+        length = out.size if length is None and splits is None and is_array(out) else length  # type: ignore[union-attr]
         return self._gathered("all_gather", algorithm, x, splits, length, out=out, async_op=async_op,
                               copy_in_flight=copy_in_flight, purpose=purpose)
 
@@ -352,7 +355,7 @@ class Rank:
         expected = own.stop - own.start
         if len(x) != expected:
             raise ValueError(f"rank {self.index} brings {len(x)} elements to {operation}, but its chunk of the cut "
-                             f"{cut} has {expected}; pass the chunk, or the splits= that it was cut by")
+                             f"{cut} has {expected}; pass the chunk, an out= for all chunks, or the splits= of the cut")
         return self._collective(operation, algorithm, x, cut, whole=(cut[-1],), same=(..., own), **options)
 
     # -- the way that all collectives take ------------------------------------------------------------------------
@@ -381,6 +384,8 @@ class Rank:
         if out is not None and not receives:
             raise ValueError(f"out= was given to {operation} on rank {self.index}, but only the root, rank "
                              f"{call.root}, receives a result; pass out= there alone")
+        if memory.debug and out is None and receives and not async_op:
+            refuse_dropped(call, __file__)
         in_place = out is not None and is_in_place(x, checked_output(out, shape, x.dtype), same)
         copied = async_op and (copy_in_flight or memory.debug or out is None)  # what arrives, until wait()
 

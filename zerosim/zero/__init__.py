@@ -8,6 +8,7 @@ from zerosim.zero.layout import Layout, lay_out, layout_of
 from zerosim.zero.offload import OffloadError, ScratchFile
 from zerosim.zero.param_group import Group, ParamGroup
 from zerosim.zero.placements import PARTIAL, REPLICATED, SHARDED, STAGES, Placement, Stage, redistribute
+from zerosim.zero.skipped import NonFiniteGradients, SkippedStepWarning
 from zerosim.zero.update import StepResult
 
 __all__ = [
@@ -19,11 +20,13 @@ __all__ = [
     "Engine",
     "Group",
     "Layout",
+    "NonFiniteGradients",
     "OffloadError",
     "ParamGroup",
     "Placement",
     "Restored",
     "ScratchFile",
+    "SkippedStepWarning",
     "Stage",
     "StepResult",
     "ZeroPlusPlus",

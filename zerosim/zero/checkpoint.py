@@ -33,6 +33,7 @@ from zerosim.models.units import Model
 from zerosim.numerics.arrays import AnyArray, has_data
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.files import UNFINISHED, only_writer, write_durably
+from zerosim.numerics.loss_scale import Static
 from zerosim.numerics.places import DISK, HOST
 from zerosim.numerics.safetensors import (
     BLOCK_NBYTES,
@@ -626,4 +627,5 @@ def _keeps_loss_scale(training: TrainingState, content: Mapping[str, Any]) -> bo
 
 
 def _rule(training: TrainingState) -> str:
-    return str(training.param_groups[0].policy.loss_scale)
+    rule = training.param_groups[0].policy.loss_scale
+    return str(rule.scale if isinstance(rule, Static) else rule)  # a number is a static scale

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zerosim.models.initializers import Initializer
 from zerosim.models.layers import Context, draw_for
+from zerosim.models.one_pass import initializer_of
 from zerosim.models.units import TILED, Model, Recompute, Unit, Weights
 from zerosim.numerics.arrays import contiguous
 from zerosim.numerics.checks import FP32, is_count, is_number, unknown_name
@@ -41,6 +43,7 @@ from zerosim.zero.micro_batch_order import BY_RANK, ExactSquares, is_by_micro_ba
 from zerosim.zero.offload import Transfers
 from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
 from zerosim.zero.placements import BucketOptions, Stage, stage_of
+from zerosim.zero.skipped import SkippedSteps
 from zerosim.zero.unshard import ParameterAllGather, Unsharder
 from zerosim.zero.update import Schedule, Squares, StepResult, Update
 from zerosim.zero.zeropp import collectives_of
@@ -78,7 +81,8 @@ class Engine(Shown):
     states inside each node and replicates them across (hybrid sharding): a sum of nodes' sums has other bits than one
     ring. With ``zeropp``, a ZeroPlusPlus or its text "hpz+qwz+qgz", states lie in shards on all ranks, and less crosses
     nodes. ``reduction`` is the order in which gradients are added: by "rank", or by "micro_batch", which makes all bits
-    independent of the number of ranks; see `zerosim.zero.micro_batch_order`.
+    independent of the number of ranks; see `zerosim.zero.micro_batch_order`. ``weights`` are the first values of all
+    parameters by name, the same on every rank, in place of the model's own; `state` gives them out again.
 
     Options that change no bit, but for buckets of quantized values: ``bucket_nbytes`` is the most that one collective
     moves (None: a unit); ``overlap`` lets reductions and the all-gather of parameters run beside other work, and
@@ -116,6 +120,7 @@ class Engine(Shown):
         seed: int = 0,
         mesh: Mesh | Sequence[int] | str | None = None,
         zeropp: ZeroPlusPlus | str | None = None,
+        weights: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         _check_parts(rank, model, optimizer)
         keep = _check_options(model, bucket_nbytes, prefetch, keep_gathered, seed, overlap=overlap, gather=gather,
@@ -131,17 +136,18 @@ class Engine(Shown):
         unit_gather, quantized = collectives_of(self.zeropp, rank, self.mesh, self.stage, self.policy, bucket_options)
         shards, replicas = (rank, None) if self.zeropp or not self.mesh else hybrid_groups(rank, self.mesh, self.stage)
         self.transfers = Transfers(rank, offload_of(offload))
-        self.param_groups = param_groups(shards, model, settings, layout, self.stage, self.transfers, replicas)
+        first = initializer_of(model, weights)
+        self.param_groups = param_groups(shards, model, settings, first, layout, self.stage, self.transfers, replicas)
         self.transfers.drain()
         self._observer = FactorObserver(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
                                         self.loss_scale)
         if by_micro_batch:
             refuse_factors(self.param_groups)
         self._all_gathers = {group: ParameterAllGather(group, bucket_options) for group in self.param_groups}
-        self._update = Update(self._all_gathers, self.loss_scale, clip_norm, schedule,
+        self._update = Update(self._all_gathers, SkippedSteps(rank, self.loss_scale), clip_norm, schedule,
                               ExactSquares() if by_micro_batch else Squares())
         agree = partial(_agreement, optimizer, self.loss_scale, self._update,
-                        _digest(model, settings, (clip_norm, seed)))
+                        _digest(model, settings, first, None if weights else 16, (clip_norm, seed)))
         self.gradients = Accumulator(self.param_groups, bucket_options, agree, quantized)
         self._unsharder = Unsharder(model, self.param_groups, unit_gather, keep=keep, prefetch=prefetch)
         self._weights = object()  # another one after each update
@@ -150,12 +156,12 @@ class Engine(Shown):
 
     # -- a step and its parts -----------------------------------------------------------------------------------------
 
-    def step(self, batches: Iterable[Batch]) -> StepResult:
+    def step(self, batches: Iterable[Batch] | np.ndarray, target: np.ndarray | None = None) -> StepResult:
         """One training step on k micro-batches (x (B, I), target (B, O)) of this rank; k is the same on all ranks.
 
-        A step that raises leaves no gradients behind: the next one begins anew.
+        ``step(x, target)`` is a step on one. A step that raises leaves no gradients behind: the next one begins anew.
         """
-        batches = _checked_batches(batches)
+        batches = _checked_batches(batches if target is None else [(batches, target)])
         if self.gradients.micro_batch:
             raise ValueError(f"step() was called after backward() by hand for {self.gradients.micro_batch} of this "
                              "step's micro-batches; finish it by reduce() and update(), or abandon()")
@@ -530,13 +536,15 @@ def _agreement(optimizer: Optimizer, loss_scale: LossScaler, update: Update, set
             f"{settings}")
 
 
-def _digest(model: Model, settings: Mapping[str, Settings], others: object) -> str:
-    """A checksum of what else must be the same: the policy and the optimizer of each parameter, the first 16 of its
-    first values, and ``others``."""
-    first = [unit.initial(name, 0, min(16, math.prod(shape))).tobytes()
-             for unit in model.units for name, shape in unit.shapes.items()]
-    text = repr((sorted(settings.items()), others)).encode()
-    return f"settings {zlib.crc32(b''.join([text, *first])):08x} (policy, groups, clip_norm, seed, first values)"
+def _digest(model: Model, settings: Mapping[str, Settings], first: Initializer, most: int | None,
+            others: object) -> str:
+    """A checksum of what else must be the same: the policy and the optimizer of each parameter, of its first values at
+    most so many (None: all), and ``others``."""
+    found = zlib.crc32(repr((sorted(settings.items()), others)).encode())
+    for name, shape in model.shapes.items():
+        count = math.prod(shape)
+        found = zlib.crc32(first(name, 0, count if most is None else min(most, count)).tobytes(), found)
+    return f"settings {found:08x} (policy, groups, clip_norm, seed, first values)"
 
 
 # -- argument checks --------------------------------------------------------------------------------------------------
@@ -626,5 +634,5 @@ def _checked_batches(batches: Any) -> list[Batch]:
     pairs = sum(isinstance(batch, tuple | list) and len(batch) == 2 for batch in listed)
     if not listed or pairs != len(listed):
         raise ValueError(f"a step takes micro-batches (x, target), at least one; found {len(listed)} items, {pairs} of "
-                         "them pairs. Pass [(x, target), ...]")
+                         "them pairs. Write step(x, target), or step([(x, target), ...]) for several micro-batches")
     return listed

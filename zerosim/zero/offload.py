@@ -25,14 +25,14 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import AnyArray, as_bytes, copy_elements, has_data, on_device, spans
+from zerosim.numerics.arrays import AnyArray, as_bytes, copy_elements, has_data, spans
+from zerosim.numerics.kernels import do_nothing
 from zerosim.numerics.places import DEVICE, DISK, FROM_DISK, HOST, TO_DEVICE, TO_DISK, TO_HOST, Offload
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.together import all_or_none
 from zerosim.ranks.transfers import Transfer, TransferWait, begin_transfer
 
 Outcome = Future[OSError | None] | None  # of what a thread does; None without data
-STRETCH = 4 * 65536  # elements: whole blocks of every kernel, so that no sum depends on it
 THREADS = 2  # of one rank
 WRITES_BEHIND = 4  # at most so many writes are under way, each with its memory on the host
 
@@ -188,7 +188,8 @@ def clear(x: Any) -> None:
 class Transfers:
     """Moves one rank's state between its device, its host and its disk.
 
-    Raises ValueError for ranks whose arrays lie on a GPU.
+    A GPU copies on a stream of its own, beside what it computes. Of what leaves it one array at most is under way,
+    whose memory is not free until then.
     """
 
     def __init__(self, rank: Rank, offload: Offload) -> None:
@@ -197,20 +198,21 @@ class Transfers:
         self._stored: list[StoredVector] = []
         self._ahead: dict[tuple[StoredVector, int, int], tuple[AnyArray, Outcome, Transfer]] = {}
         self._writes: list[tuple[DiskVector, AnyArray, Outcome, Transfer]] = []
-        self._under_way: list[Transfer] = []  # between device and host: done, and not waited for yet
+        # Between device and host, not waited for yet, and what waits for the copy.
+        self._under_way: list[tuple[Transfer, Callable[[], None]]] = []
         self._drafting = False
         self._failure: OSError | None = None  # of a file, in the update under way
-        like = rank.kernels.empty(0, np.float32)
-        if not offload.is_none and on_device(like):
-            raise ValueError("offload was asked for, and the arrays of these ranks lie on a GPU, between which and its "
-                             "host nothing is moved yet; run the program on a Cluster, a NullCluster or over MPI "
-                             "without device='cuda'")
-        self._pool = ThreadPoolExecutor(THREADS) if offload.uses_disk and has_data(like) else None
+        self._pool = ThreadPoolExecutor(THREADS) if offload.uses_disk and has_data(
+            rank.kernels.empty(0, np.float32)) else None
 
     @property
     def update_place(self) -> str:
         """The place that computes the optimizer's update: the device, unless its state rests elsewhere."""
         return DEVICE if self.offload.optimizer == DEVICE else HOST
+
+    def kernels_at(self, place: str) -> Any:
+        """The arithmetic of the device, or of the host."""
+        return self.rank.kernels if place == DEVICE else self.rank.kernels.on_host
 
     # -- where things rest --------------------------------------------------------------------------------------------
 
@@ -243,7 +245,7 @@ class Transfers:
         """x (n,) becomes what ``values`` gives for each range, rounded once to its type."""
         for here in self.stretches(len(x)):
             with self.written(x[here]) as room:
-                self.rank.kernels.fill(room, lambda span, first=here.start: values(
+                self.rank.kernels.serving(room).fill(room, lambda span, first=here.start: values(
                     slice(first + span.start, first + span.stop)))
 
     @contextmanager
@@ -265,7 +267,11 @@ class Transfers:
 
     def stretches(self, count: int) -> Iterable[slice]:
         """The ranges in which so many elements are moved: one where everything rests on the device."""
-        return [slice(0, count)] if self.is_idle else spans(count, STRETCH)
+        return [slice(0, count)] if self.is_idle else spans(count, self.rank.kernels.STRETCH)
+
+    def after(self, here: slice) -> slice:
+        """The stretch that follows."""
+        return slice(here.stop, here.stop + self.rank.kernels.STRETCH)
 
     # -- moves --------------------------------------------------------------------------------------------------------
 
@@ -277,6 +283,7 @@ class Transfers:
         """
         here = self.place_of(x)
         if here == place:
+            self._arrive()
             return x
         if here == DISK and place == HOST and read:
             return self._read(x)
@@ -289,7 +296,7 @@ class Transfers:
         """The values of a gradient where they rest; what rests on disk comes to the host, in stretches."""
         place = DEVICE if self.offload.gradients == DEVICE else HOST
         for here in self.stretches(len(gradient)):
-            self.read_ahead(gradient[here.stop:here.stop + STRETCH])
+            self.read_ahead(gradient[self.after(here)])
             yield self.at(place, gradient[here])
 
     def move(self, source: Any, target: Any, *, of: Any = None, wait: bool = True) -> None:
@@ -299,16 +306,20 @@ class Transfers:
         if there == DISK:
             of, source, there = source, self._read(source), HOST
         if here == DISK:
-            self._write(self.at(HOST, source, of=target, wait=wait), target)
+            source = self.at(HOST, source, of=target, wait=wait)
+            self._arrive()
+            self._write(source, target)
             return
-        if there != here:
-            row = begin_transfer(self.rank.trace, TO_HOST if here == HOST else TO_DEVICE,
-                                 self._kind(of, source, target), source.nbytes)
-            if wait:
-                self._wait_for(row)
-            else:
-                self._under_way.append(row)
-        copy_elements(source, target)
+        if there == here:
+            copy_elements(source, target)
+            return
+        row = begin_transfer(self.rank.trace, TO_HOST if here == HOST else TO_DEVICE,
+                             self._kind(of, source, target), source.nbytes)
+        if here == HOST:
+            self._arrive()
+        self._under_way.append((row, self.rank.kernels.copy_beside(source, target)))
+        if wait:
+            self._wait_for(*self._under_way.pop())
 
     def _kind(self, *arrays: Any) -> str:
         """The kind of state whose values are moved between these: that of the first which is no buffer."""
@@ -329,12 +340,13 @@ class Transfers:
             self.move(values, resting, of=resting, wait=False)
             return
         for here in self.stretches(len(values)):
-            arrived = self.at(HOST, values[here], of=resting, wait=False)
+            arrived, kernels = self.at(HOST, values[here], of=resting, wait=False), self.kernels_at(HOST)
             with self.staged({"": resting[here]}, HOST, read=("",) * add) as arrays:
+                self._arrive()
                 if add:
-                    self.rank.kernels.add_rounded(arrays[""], arrived, arrays[""])
+                    kernels.add_rounded(arrays[""], arrived, arrays[""])
                 else:
-                    self.rank.kernels.cast_pack(arrived, arrays[""])
+                    kernels.cast_pack(arrived, arrays[""])
 
     @contextmanager
     def staged(self, resting: Mapping[str, Any], place: str, *, read: Collection[str] | None = None,
@@ -354,13 +366,21 @@ class Transfers:
 
     def wait(self, direction: str | None = None) -> None:
         """Waits for what is under way between device and host, one way or both."""
-        awaited = [row for row in self._under_way if direction in (None, row.direction)]
-        self._under_way = [row for row in self._under_way if row not in awaited]
-        for row in awaited:
-            self._wait_for(row)
+        awaited = [one for one in self._under_way if direction in (None, one[0].direction)]
+        self._under_way = [one for one in self._under_way if one not in awaited]
+        for one in awaited:
+            self._wait_for(*one)
 
-    def _wait_for(self, row: Transfer) -> None:
+    def _wait_for(self, row: Transfer, arrived: Callable[[], None] = do_nothing) -> None:
+        arrived()
         self.rank.trace.add(TransferWait(row))
+
+    def _arrive(self) -> None:
+        """Lets copies to the host arrive, before it computes with them or writes them, and before the next one begins;
+        in the trace the program waits where it asks to."""
+        for row, arrived in self._under_way:
+            if row.direction == TO_HOST:
+                arrived()
 
     # -- the disk -----------------------------------------------------------------------------------------------------
 
@@ -478,8 +498,10 @@ class Transfers:
 
     def abandon(self) -> None:
         """Forgets what is under way, and drops drafts."""
-        writes, self._writes, self._under_way = self._writes, [], []
+        writes, self._writes, copies, self._under_way = self._writes, [], self._under_way, []
         self.forget_ahead()
+        for _, arrived in copies:
+            arrived()
         for _, _, future, _ in writes:
             if future is not None:
                 future.result()  # a file that is written to is not to be read in the next step

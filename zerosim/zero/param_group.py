@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.models.initializers import Initializer
 from zerosim.models.units import Model
 from zerosim.numerics.checks import work_type
 from zerosim.numerics.formats import format_of
@@ -119,25 +120,25 @@ class ReducedGradient:
     divisor: float
 
 
-def param_groups(rank: Rank, model: Model, settings: Mapping[str, Settings], layout: str, stage: Stage,
-                 transfers: Transfers, replicas: Rank | None = None) -> list["ParamGroup"]:
+def param_groups(rank: Rank, model: Model, settings: Mapping[str, Settings], first: Initializer, layout: str,
+                 stage: Stage, transfers: Transfers, replicas: Rank | None = None) -> list["ParamGroup"]:
     """One for each policy, of trained and of frozen parameters, in the order in which the model first names one."""
     found: dict[tuple[Policy, bool], dict[str, Settings]] = {}
     for name, one in settings.items():
         found.setdefault((one.policy, one.optimizer is None), {})[name] = one
-    return [ParamGroup(rank, model, of_group, layout, stage, transfers, replicas) for of_group in found.values()]
+    return [ParamGroup(rank, model, of_group, first, layout, stage, transfers, replicas) for of_group in found.values()]
 
 
 class ParamGroup:
     """Weights, gradients, master weights and optimizer state of some parameters, each under its placement, on one rank.
 
     ``rank`` is a handle among those that have a shard each, ``replicas`` one among those that have the same, on a mesh.
-    ``settings`` are those of its parameters, by name. ``reduced`` is there between reduce() and update(). ``transfers``
-    brings state that does not rest on the device there, and back.
+    ``settings`` are those of its parameters, by name, ``first`` makes their first values. ``reduced`` is there between
+    reduce() and update(). ``transfers`` brings state that does not rest on the device there, and back.
     """
 
-    def __init__(self, rank: Rank, model: Model, settings: Mapping[str, Settings], layout: str, stage: Stage,
-                 transfers: Transfers, replicas: Rank | None) -> None:
+    def __init__(self, rank: Rank, model: Model, settings: Mapping[str, Settings], first: Initializer, layout: str,
+                 stage: Stage, transfers: Transfers, replicas: Rank | None) -> None:
         self.rank, self.model, self.stage, self.transfers, self.replicas = rank, model, stage, transfers, replicas
         self.policy = next(one.policy for one in settings.values())
         self.optimizers = {name: one.optimizer for name, one in settings.items() if one.optimizer is not None}
@@ -158,7 +159,7 @@ class ParamGroup:
         self.slots: dict[str, np.ndarray] = {}  # one vector beside the master: slots that every parameter has
         self.own_slots: dict[tuple[str, str], np.ndarray] = {}  # what this rank keeps, by parameter and slot
         self._make_slots()
-        self._initialize()
+        self._initialize(first)
 
     @property
     def parameter_is_master(self) -> bool:
@@ -304,7 +305,7 @@ class ParamGroup:
                     clear(own)
                 self.own_slots[piece.entry.name, name] = own
 
-    def _initialize(self) -> None:
+    def _initialize(self, first: Initializer) -> None:
         """Draws the first values piece by piece: no rank holds more than it keeps, and no value depends on N."""
         stage = self.stage
         copies = [(self.parameter, stage.parameters)]
@@ -315,12 +316,11 @@ class ParamGroup:
                 target, start = array[at(piece, placement)], piece.vector.start
                 for entry, low, high in self.layout.entries_in(start, piece.vector.stop):
                     self.transfers.fill(target[low - start:high - start],
-                                        partial(self._first_values, entry, low - entry.low))
+                                        partial(self._first_values, first, entry.name, low - entry.low))
 
-    def _first_values(self, entry: LayoutEntry, start: int, span: slice) -> np.ndarray:
+    def _first_values(self, first: Initializer, name: str, start: int, span: slice) -> np.ndarray:
         """The first values of a stretch of a parameter, which itself begins at the parameter's element ``start``."""
-        unit = next(unit for unit in self.model.units if unit.name == entry.unit)
-        values = unit.initial(entry.name, start + span.start, span.stop - span.start)
+        values = first(name, start + span.start, span.stop - span.start)
         # Weights are cast from the master, whatever its format, from the start.
         return values if self.frozen else round_to(values, self.policy.master)
 

@@ -15,7 +15,6 @@ from zerosim.numerics.arrays import spans
 from zerosim.numerics.checks import FP32
 from zerosim.numerics.places import DEVICE, DISK
 from zerosim.zero.layout import ParameterPiece, Piece
-from zerosim.zero.offload import STRETCH
 from zerosim.zero.param_group import ParamGroup, at
 from zerosim.zero.updated_parameters import UpdatedParameters
 
@@ -52,7 +51,7 @@ def stretches(group: ParamGroup, piece: ParameterPiece, context: StepContext, *,
     """The piece of each array at rest, by name, where the update is made: as it is, or copies, stretch by stretch."""
     transfers, at_rest = group.transfers, arrays_at_rest(group, piece, context)
     for here in transfers.stretches(piece.count):
-        transfers.read_ahead(*(x[here.stop:here.stop + STRETCH] for x in at_rest.values()))
+        transfers.read_ahead(*(x[transfers.after(here)] for x in at_rest.values()))
         with transfers.staged({name: x[here] for name, x in at_rest.items()}, transfers.update_place,
                               written=at_rest.keys() - unchanged) as arrays:
             yield here, arrays
@@ -63,13 +62,19 @@ def read_next(group: ParamGroup, piece: ParameterPiece, context: StepContext) ->
     if group.transfers.offload.optimizer == DISK:
         for after in group.pieces[group.pieces.index(piece) + 1:][:1]:
             if group.optimizers[after.entry.name].cut_of(after.entry.shape) == "anywhere":
-                group.transfers.read_ahead(*(x[:STRETCH] for x in arrays_at_rest(group, after, context).values()))
+                group.transfers.read_ahead(
+                    *(x[group.transfers.after(slice(0))] for x in arrays_at_rest(group, after, context).values()))
+
+
+def update_kernels(group: ParamGroup) -> Any:
+    """The arithmetic of the place where the update is made."""
+    return group.transfers.kernels_at(group.transfers.update_place)
 
 
 def blocks(group: ParamGroup, arrays: Mapping[str, np.ndarray],
            context: StepContext) -> Iterator[tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]:
     """(w, g, state) of a stretch in blocks, all fp32 (n,): the arrays themselves, or copies that are rounded back."""
-    kernels, divisor = group.rank.kernels, group.reduced_gradient.divisor
+    kernels, divisor = update_kernels(group), group.reduced_gradient.divisor
     gradient, state = arrays[GRADIENT], {name: x for name, x in arrays.items() if name != GRADIENT}
     g32 = kernels.scratch("gradient", min(kernels.BLOCK, len(gradient)), FP32)
     for here in spans(len(gradient), kernels.BLOCK):

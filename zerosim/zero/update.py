@@ -21,7 +21,6 @@ import numpy as np
 
 from zerosim.numerics.arrays import spans
 from zerosim.numerics.checks import FP32, is_number
-from zerosim.numerics.loss_scale import LossScaler
 from zerosim.numerics.places import DEVICE, DISK
 from zerosim.optim.base import UpdateContext
 from zerosim.zero.layout import ParameterPiece, Region
@@ -36,8 +35,10 @@ from zerosim.zero.pieces import (
     note_update,
     read_next,
     stretches,
+    update_kernels,
 )
 from zerosim.zero.placements import SHARDED
+from zerosim.zero.skipped import SkippedSteps
 from zerosim.zero.unshard import ParameterAllGather
 from zerosim.zero.updated_parameters import UpdatedParameters, bring, check_delayed, in_turn, publish
 from zerosim.zero.whole_tensors import update_gathered, update_tensor
@@ -51,7 +52,7 @@ class StepResult:
     """This rank's losses (one per micro-batch), whether all ranks skipped, the global gradient norm, the loss scale.
 
     The norm is that of the mean gradient, before clipping; the scale is the S of this step. On a skipped step, where
-    some rank saw inf or NaN, ``norm`` is NaN and nothing was changed but a dynamic loss scale.
+    some rank saw inf or NaN, ``norm`` is NaN and nothing was changed but a dynamic loss scale; see `SkippedSteps`.
 
     A loss is what the model's loss gives for the micro-batch. With ``normalization="own"`` that is the mean over its
     valid targets. With "global" it is the sum over them divided by all places, valid or not: the mean over the tokens
@@ -84,14 +85,15 @@ class Squares:
 class Update:
     """The optimizer's part of the step, on the pieces that this rank updates."""
 
-    def __init__(self, all_gathers: Mapping[ParamGroup, ParameterAllGather], loss_scale: LossScaler,
+    def __init__(self, all_gathers: Mapping[ParamGroup, ParameterAllGather], skipped_steps: SkippedSteps,
                  clip_norm: float | None, schedule: Schedule | None, squares: Squares) -> None:
         if clip_norm is not None and not (is_number(clip_norm) and clip_norm > 0):
             raise ValueError(f"clip_norm={clip_norm!r} must be positive; pass None for no clipping")
         self.all_gathers, self.trained = all_gathers, [group for group in all_gathers if not group.frozen]
         self.transfers = self.trained[0].transfers
         check_delayed(self.trained)
-        self.loss_scale, self.clip_norm, self.schedule, self.squares = loss_scale, clip_norm, schedule, squares
+        self.skipped_steps, self.loss_scale = skipped_steps, skipped_steps.loss_scale
+        self.clip_norm, self.schedule, self.squares = clip_norm, schedule, squares
         self.steps_taken = 0
         self.delayed = UpdatedParameters()  # of the last delayed update
         self._under_way: str | None = None  # an update or a load that has begun, and stays so if it fails
@@ -142,7 +144,8 @@ class Update:
 
     def step(self, losses: tuple[float, ...], factors: Mapping[str, Any], tokens: tuple[int, ...],
              places: tuple[int, ...]) -> StepResult:
-        """Updates, or skips on every rank when any saw inf or NaN. Raises ValueError before reduce()."""
+        """Updates, or skips on every rank when any saw inf or NaN. Raises ValueError before reduce(), and
+        NonFiniteGradients for too many skipped steps."""
         if not self.is_ready:
             raise ValueError("update() was called without a reduced gradient; call reduce() first")
         scale = self.loss_scale.scale
@@ -167,6 +170,8 @@ class Update:
             publish(now, self.all_gathers)
             self._under_way, self.delayed = None, later
         self.loss_scale.update(skipped)
+        if skipped:
+            self.skipped_steps.report(self.trained, self.steps_taken)
         self.forget()
         return StepResult(losses, skipped, math.nan if skipped else norm, scale, tokens, places)
 
@@ -177,7 +182,7 @@ class Update:
 def _overflowed(groups: Sequence[ParamGroup]) -> bool:
     """True on every rank when any rank saw inf or NaN in what it updates."""
     rank, gradients = groups[0].rank, _gradients(groups)
-    mine = not all(rank.kernels.all_finite(x) for gradient in gradients
+    mine = not all(rank.kernels.serving(x).all_finite(x) for gradient in gradients
                    for x in groups[0].transfers.where_it_rests(gradient))
     _note_scan(groups[0], gradients)
     return bool(all_gather_scalars(groups[0], np.array([mine], np.uint8)).any())
@@ -198,9 +203,10 @@ def _gradient_norm(groups: Sequence[ParamGroup], squares: Squares) -> float:
 
 def _sum_of_squares(group: ParamGroup, gradient: np.ndarray, squares: Squares) -> float:
     """The sum of a piece's squares, block by block, however it is cut in stretches."""
-    kernels, divisor = group.rank.kernels, group.reduced_gradient.divisor
+    divisor = group.reduced_gradient.divisor
     total: float = 0
     for x in group.transfers.where_it_rests(gradient):
+        kernels = group.rank.kernels.serving(x)
         for block in spans(len(x), kernels.BLOCK):
             total += squares.of(kernels, x[block], divisor)
     return total
@@ -259,7 +265,7 @@ def _update_region(group: ParamGroup, region: Region, context: StepContext, tens
 def _update_piece(group: ParamGroup, piece: ParameterPiece, context: StepContext, norms: Norms | None) -> None:
     """One step on a piece of a parameter whose state may be cut anywhere, block by block."""
     optimizer = context.optimizer(group, piece.entry.name)
-    ctx, cast_nbytes = UpdateContext(group.rank.kernels, norms=norms), 0
+    ctx, cast_nbytes = UpdateContext(update_kernels(group), norms=norms), 0
     for here, arrays in stretches(group, piece, context):
         if here.stop == piece.count:
             read_next(group, piece, context)
@@ -291,7 +297,7 @@ def _squares(group: ParamGroup, piece: ParameterPiece, context: StepContext, squ
 
     The direction is that of the moments as they rest, rounded to their format: `_update_piece` finds the same.
     """
-    optimizer, kernels = context.optimizer(group, piece.entry.name), group.rank.kernels
+    optimizer, kernels = context.optimizer(group, piece.entry.name), update_kernels(group)
     ctx, direction = UpdateContext(kernels), kernels.scratch("direction", min(kernels.BLOCK, piece.count), FP32)
     weights: float = 0
     directions: float = 0

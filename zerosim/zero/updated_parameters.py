@@ -54,7 +54,7 @@ class UpdatedParameters(dict[ParamGroup, Any]):
                 cut = group.layout.cut(low, high)
                 target, master = group.parameter[group.layout.owned(rank, low, high)], master[cut[rank]:cut[rank + 1]]
         with group.transfers.staged({"": target}, place, read=()) as arrays:
-            group.rank.kernels.cast_pack(master, arrays[""])
+            group.transfers.kernels_at(place).cast_pack(master, arrays[""])
         return int(master.nbytes + target.nbytes)
 
 

@@ -58,9 +58,11 @@ def _step(group: ParamGroup, entry: LayoutEntry, arrays: Mapping[str, np.ndarray
     memory, note = (rank.memory, rank.trace.compute) if place == DEVICE else (rank.memory.host, do_nothing)
     empty = partial(memory.alloc, dtype=FP32, kind="workspace", name=entry.name)
     g = empty(entry.shape)
-    rank.kernels.gradient_block(arrays[GRADIENT], group.reduced_gradient.divisor, context.clip_factor, g)
-    ctx = UpdateContext(rank.kernels, factors=context.factors.get(entry.name), alloc=empty, note=note)
-    with upcast(rank.kernels, lambda _, shape: empty(shape),
+    kernels = group.transfers.kernels_at(place)
+    kernels.gradient_block(arrays[GRADIENT], group.reduced_gradient.divisor, context.clip_factor, g)
+    factors = tuple(group.transfers.at(place, factor) for factor in context.factors.get(entry.name, ()))
+    ctx = UpdateContext(kernels, factors=factors or None, alloc=empty, note=note)
+    with upcast(kernels, lambda _, shape: empty(shape),
                 {name: x for name, x in arrays.items() if name != GRADIENT}) as wide:
         context.optimizer(group, entry.name).apply(
             ctx, wide[MASTER], g, {name: x for name, x in wide.items() if name != MASTER}, context.step)

@@ -115,13 +115,11 @@ OTHERS = {  # data that stretch a picture: long names, few and many panels, one 
 
 
 @pytest.mark.parametrize("case", chosen(list(OTHERS)[::2], OTHERS))
-def test_other_data_keep_their_words_apart_in_another_picture_the_same_each_time(case):
+def test_other_data_keep_their_words_apart_in_another_picture(case):
     for style in chosen([DARK], [LIGHT, DARK]):
         drawn = OTHERS[case](style)
         seen.assert_readable(drawn)
-        text = drawn.svg()
-        assert text == OTHERS[case](style).svg()
-        assert text != committed(drawn.name, style)
+        assert drawn.svg() != committed(drawn.name, style)
 
 
 def test_the_instruments_see_another_shape_color_or_word_an_overlap_and_a_cut_label_but_no_other_rounding():

@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from zerosim.backends.cupy.host import HostCopies, HostKernels, PinnedKernels
 from zerosim.backends.cupy.tracing import (
     Operand,
     TracedScratch,
@@ -203,11 +204,16 @@ extern "C" __global__ void zs_loss_gradient(const Rest* x, const Target* targets
 """
 
 
+def table_width(length: int) -> int:
+    """The columns of the table into which so many addends are written."""
+    return min(max(1, -(-length // HEIGHT)), WIDTH)
+
+
 class CupyKernels(NumpyKernels):
     """All arithmetic on CuPy's arrays, on the current device and stream. What is called on them is NumpyKernels', its
     checks included; `cast_pack` and `fill` also take NumPy arrays, which they move to the device."""
 
-    BLOCK = 1 << 24  # elements: a launch costs microseconds, and there is no cache to stay in
+    BLOCK = STRETCH = 1 << 24  # elements: a launch costs microseconds, and there is no cache to stay in
     STRIP, TILE, GROUP = 1024, 512, 1 << 26
     LOOKS_UP = False
 
@@ -216,7 +222,8 @@ class CupyKernels(NumpyKernels):
 
         self.xp = cupy
         self.scratch_memory = Scratch(cupy.empty, self.slack_nbytes)
-        self._numbers = NumpyKernels()
+        self._numbers = HostKernels(self.BLOCK, table_width)
+        self._host_copies, self._pinned = HostCopies(cupy), PinnedKernels(cupy, self.BLOCK, table_width)
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Any:
         """An array on the device that is not initialized; CuPy's pool aligns it to 512 bytes."""
@@ -233,6 +240,15 @@ class CupyKernels(NumpyKernels):
     def serving(self, x: Any) -> NumpyKernels:
         """These for an array on the device; NumPy's for one on the host, as flags and counts that programs make."""
         return self if on_device(x) else self._numbers
+
+    @property
+    def on_host(self) -> NumpyKernels:
+        """NumPy's, in pinned memory."""
+        return self._pinned
+
+    def copy_beside(self, source: Any, out: Any) -> Callable[[], None]:
+        """Begins out = source, one on the device, the other on its host, on a stream of its own; returns what waits."""
+        return self._host_copies.begin(source, out)
 
     def uploaded(self, x: np.ndarray) -> Array:
         """A NumPy array's elements on the device, bit for bit: the one place where users' data come to it."""
@@ -325,12 +341,12 @@ class CupyKernels(NumpyKernels):
         """out (lines, columns) = what the text makes of arrays (lines, length, columns), in the order that is stated
         at the top; ``given`` is what the text takes, out may have any shape of so many elements."""
         for turn in count():
-            rows = min(-(-length // HEIGHT), WIDTH)
-            target = out if rows <= 1 else self.room(f"sums {turn % 2}", lines * rows * columns, work)
+            rows = table_width(length)
+            target = out if rows == 1 else self.room(f"sums {turn % 2}", lines * rows * columns, work)
             launch_typed(text, "zs_fold", target.size,
-                         [*given, target, length * columns, max(1, rows) * columns, target.size],
+                         [*given, target, length * columns, rows * columns, target.size],
                          Rest=given[0].dtype, To=target.dtype, Work=work, **types)
-            if rows <= 1:
+            if rows == 1:
                 return
             text, given, length = _MAXIMA if text is _MAXIMA else _SUMS, [target], rows
 

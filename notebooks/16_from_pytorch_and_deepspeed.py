@@ -1,0 +1,387 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 16. From PyTorch and DeepSpeed
+#
+# **The idea.** `fully_shard`, DDP and DeepSpeed take the step of notebooks 5 to 8, with the same collectives. They
+# differ in four choices: how a tensor is cut, what stays gathered from forward to backward, who divides by the number
+# of ranks, and in which format gradients are reduced and rest. Here `fully_shard` is built by hand, each
+# choice is made both ways, and PyTorch's own result stands beside it. PyTorch need not be installed: it was recorded.
+#
+# *Sources.* Zhao et al. 2023, *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, sections 3 and 4,
+# [arXiv:2304.11277](https://arxiv.org/abs/2304.11277); documentation of
+# [`fully_shard`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html) (PyTorch 2.13) and of
+# [DeepSpeed's configuration](https://www.deepspeed.ai/docs/config-json/) (2026).
+
+# %%
+import numpy as np
+
+import zerosim as zs
+
+MODEL = zs.models.MLP([6, 5, 3])  # layer0 with ReLU, layer1
+LR = np.float32(0.5)
+
+
+def whole_numbers(ranks):
+    """Small whole numbers: no product and no sum of them is rounded in fp32, in whatever order it is added."""
+    random = np.random.default_rng(0)
+    weights = {name: random.integers(-1, 2, shape).astype(np.float32) for name, shape in MODEL.shapes.items()}
+    return weights, [(random.integers(-2, 3, (2, 6)).astype(np.float32),
+                      random.integers(-9, 9, (2, 3)).astype(np.float32)) for _ in range(ranks)]
+
+
+def normal_numbers(ranks):
+    """Numbers whose sums are rounded, as those of a real training are."""
+    random = np.random.default_rng(0)
+    weights = {name: random.standard_normal(shape).astype(np.float32) for name, shape in MODEL.shapes.items()}
+    return weights, [(random.standard_normal((2, 6)).astype(np.float32),
+                      random.standard_normal((2, 3)).astype(np.float32)) for _ in range(ranks)]
+
+
+# %% [markdown]
+# ## Predict first
+#
+# 1. `fully_shard` cuts each parameter by rows; ZeRO's paper, and zerosim, cut one flat vector. The gradients are the
+#    same. Are the weights after the step, bit for bit? On two ranks? On three?
+# 2. The model has two layers, and each is gathered for forward and again for backward. How many all-gathers is that
+#    with `reshard_after_forward=True`, how many with `None`, which is the default, and with `False`?
+# 3. DDP multiplies every rank's gradient by 1/N and adds; `fully_shard` on gloo adds and divides by N. The same bits?
+# 4. Gradients in bf16, added up in bf16 or in fp32: does it show on two ranks already?
+#
+# Write your answers down, then read on.
+#
+# ## `fully_shard` by hand
+#
+# One call of `fully_shard` makes a *group* of parameters: gathered by one collective, reduced by one. Each rank rests
+# with its rows of every parameter, so many as `torch.chunk` gives, and on the wire the last ones are filled up:
+
+# %%
+def rows(whole, ranks):
+    """The rows of each rank: as many for all but the last ones, which may have fewer or none."""
+    each = -(-len(whole) // ranks)
+    return [whole[each * index:each * (index + 1)] for index in range(ranks)]
+
+
+def packed(parts, shapes, ranks):
+    """One rank's rows of all parameters of a group as one vector, each filled up with zeros."""
+    each = [np.zeros((-(-shape[0] // ranks), *shape[1:]), np.float32) for shape in shapes]
+    for filled, part in zip(each, parts, strict=True):
+        filled[:len(part)] = part
+    return np.concatenate([filled.reshape(-1) for filled in each])
+
+
+class ShardedGroup:
+    """The parameters of one call of fully_shard, on one rank."""
+
+    def __init__(self, rank, parameters):
+        self.rank, self.names = rank, list(parameters)
+        self.shapes = [w.shape for w in parameters.values()]
+        self.shards = [rows(w, rank.size)[rank.index].copy() for w in parameters.values()]
+        self.whole = None
+
+    def unshard(self):
+        """All parameters by name; one all-gather, unless they are still there."""
+        if self.whole is None:
+            gathered = self.rank.all_gather(packed(self.shards, self.shapes, self.rank.size), purpose="parameters")
+            self.whole = dict(zip(self.names, self.unpacked(gathered.reshape(self.rank.size, -1)), strict=True))
+        return self.whole
+
+    def unpacked(self, by_rank):
+        """Rows of all ranks, (N, elements of one), as whole parameters."""
+        low = 0
+        for shape in self.shapes:
+            each = -(-shape[0] // self.rank.size) * int(np.prod(shape[1:]))
+            yield by_rank[:, low:low + each].reshape(-1, *shape[1:])[:shape[0]]
+            low += each
+
+    def reduce(self, gradients):
+        """Each rank's rows of the mean gradient; one reduce-scatter, then one division."""
+        parts = zip(*(rows(gradients[name], self.rank.size) for name in self.names), strict=True)
+        addends = np.concatenate([packed(part, self.shapes, self.rank.size) for part in parts])
+        mean = self.rank.reduce_scatter(addends, purpose="gradients") / np.float32(self.rank.size)
+        low = 0
+        for shard, shape in zip(self.shards, self.shapes, strict=True):
+            shard -= LR * mean[low:low + shard.size].reshape(shard.shape)  # SGD, on the rank's rows alone
+            low += -(-shape[0] // self.rank.size) * int(np.prod(shape[1:]))
+
+
+# %% [markdown]
+# And the step: forward gathers group after group, backward takes them in the opposite order. What
+# `reshard_after_forward` decides is one line: whether a group forgets its whole parameters in between. `None` means
+# yes, but not for the *root*, the group of the call on the model itself: backward begins with it, so that it would be
+# gathered again at once.
+
+# %%
+def step_by_hand(rank, weights, batches, reshard_after_forward=None):
+    """One step on this rank's batch, x (2, 6) and target (2, 3); the weights after it, gathered."""
+    layers = [{name: weights[name] for name in unit.shapes} for unit in MODEL.units]
+    groups = [ShardedGroup(rank, layer) for layer in layers]
+    x, target = batches[rank.index]
+    saved = []
+    for group in groups:
+        is_root = group is groups[-1]
+        w, b = group.unshard().values()
+        saved.append(x)
+        x = x @ w + b if is_root else np.maximum(x @ w + b, 0)
+        if reshard_after_forward or (reshard_after_forward is None and not is_root):
+            group.whole = None
+    dy = (x - target) / np.float32(len(x))
+    for group, x in zip(reversed(groups), reversed(saved), strict=True):
+        (w_name, w), (b_name, _) = group.unshard().items()
+        gradients = {w_name: x.T @ dy, b_name: dy.sum(0)}
+        dy = (dy @ w.T) * (x > 0)
+        group.whole = None
+        group.reduce(gradients)
+    return {name: w.copy() for group in groups for name, w in group.unshard().items()}
+
+
+def step_of_engine(rank, weights, batches, options):
+    """The same by zerosim's engine."""
+    engine = zs.Engine(rank, MODEL, zs.optim.SGD(lr=LR), weights=weights, **options)
+    engine.step([batches[rank.index]])
+    return {name: engine.state(name)["master" if options["policy"].compute == "bf16" else "parameter"]
+            for name in MODEL.shapes}
+
+
+def same(one, other):
+    """True where all bits are the same."""
+    return all(one[name].tobytes() == other[name].tobytes() for name in MODEL.shapes)
+
+
+# %% [markdown]
+# ## Flat, or row by row
+#
+# `zs.from_fsdp` takes the arguments of `fully_shard` by their names and gives the engine's. `root_units` says which
+# units only the call on the model shards. What rests on which rank is another thing in the two:
+
+# %%
+settings = zs.from_fsdp(mesh=(2,), root_units=("layer1",))
+print(settings)
+layout = zs.layout_of(MODEL, 2)
+owned = [[len(rows(np.empty(shape), 2)[index]) for shape in MODEL.shapes.values()] for index in range(2)]
+zs.draw.table(["two ranks", "fully_shard: rows of each parameter", "zerosim: elements of layer0, layer1, padding too"],
+              [(f"rank {index}", ", ".join(map(str, owned[index])),
+                ", ".join(str(region.bounds[index + 1] - region.bounds[index]) for region in layout.regions))
+               for index in range(2)])
+
+# %% [markdown]
+# Question 1: who owns a weight decides where in the ring its sum begins. Two numbers have one sum; three, added in
+# another order, may round to another. With the division of gloo, `sum_then_divide`, and all else equal:
+
+# %%
+def gloo(ranks, **arguments):
+    """The engine's arguments for fully_shard on gloo, which divides the sum."""
+    found = zs.from_fsdp(mesh=(ranks,), root_units=("layer1",), **arguments).engine_arguments()
+    policy = found["policy"]
+    return found | {"policy": zs.Policy(policy.compute, policy.reduce, policy.accumulate, average="sum_then_divide")}
+
+
+comparisons = []
+for ranks in (2, 3, 4):
+    for kind in (whole_numbers, normal_numbers):
+        weights, data = kind(ranks)
+        here = zs.Cluster(ranks).run(step_by_hand, weights, data)[0]
+        there = zs.Cluster(ranks).run(step_of_engine, weights, data, gloo(ranks))[0]
+        comparisons.append((ranks, kind.__name__.replace("_", " "), "same" if same(here, there) else "other",
+                            f"{max(np.max(np.abs(here[name] - there[name])) for name in here):.1e}"))
+zs.draw.table(["ranks", "data", "by rows and flat: bits", "largest difference"], comparisons)
+
+# %% [markdown]
+# PyTorch's own `fully_shard`, on gloo, was run on such data too: the bits of the engine on 2 and on 3 ranks where sums
+# are exact; elsewhere less than 1 % of the bound that roundings allow. The code is in `benchmarks/torch_step.py`:
+#
+# ```python
+# def fsdp(model: nn.Module, x: torch.Tensor, target: torch.Tensor, **options: Any) -> None:
+#     """FSDP2: a group for each linear layer but the last one, which the call on the model itself shards."""
+#     fully_shard(model[0], **options)
+#     fully_shard(model, **options)
+#     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+#     loss_of(model, x, target).backward()
+#     optimizer.step()
+# ```
+#
+# ```text
+# PyTorch 2.13.0+cpu on gloo, NumPy 2.4.6, zerosim 0.1.0: one step on 3 ranks
+#
+#                                           gathers + scatters   exact data         random data
+#                                     stage PyTorch   zerosim    bits               difference   of the bound
+# by hand                               2   1 + 1     2 + 2      equal              9.5e-07      0.72%
+# DDP                                   0   0 + 0     0 + 0      of another order   4.8e-07      0.48%
+# ZeroRedundancyOptimizer               1   0 + 0     2 + 2      of another order   4.8e-07      0.48%
+# fully_shard                           3   3 + 2     3 + 2      equal              9.5e-07      0.72%
+# fully_shard, resharded                3   4 + 2     4 + 2      equal              9.5e-07      0.72%
+# fully_shard, kept                     3   2 + 2     2 + 2      equal              9.5e-07      0.72%
+# fully_shard, bf16                     3   3 + 2     3 + 2      of another order   3.1e-02
+# fully_shard, bf16, reduced in fp32    3   3 + 2     3 + 2      equal              0.0e+00
+# ```
+#
+# The page [Coming from PyTorch and DeepSpeed](../docs/from_pytorch_and_deepspeed.md) has the code of all rows, and says
+# what the bound is.
+#
+# ## What stays gathered
+#
+# Question 2, counted: all-gathers of parameters and reduce-scatters of gradients on rank 0. The last column is what
+# PyTorch called.
+
+# %%
+weights, data = whole_numbers(2)
+counted = []
+for reshard, recorded in ((True, "4 + 2"), (None, "3 + 2"), (False, "2 + 2")):
+    found = []
+    for program, options in ((step_by_hand, reshard), (step_of_engine, gloo(2, reshard_after_forward=reshard))):
+        cluster = zs.Cluster(2)
+        cluster.run(program, weights, data, options)
+        found.append([len(cluster.trace[0].collectives(name, purpose)) for name, purpose in (
+            ("all_gather", "parameters"), ("reduce_scatter", "gradients"))])
+    found[0][0] -= 2  # by hand both groups are gathered once more, to be shown
+    counted.append((f"reshard_after_forward={reshard}", *(f"{gathers} + {scatters}" for gathers, scatters in found),
+                    recorded))
+zs.draw.table(["all-gathers + reduce-scatters", "by hand", "zerosim", "PyTorch"], counted)
+
+# %% [markdown]
+# The same of eight layers, with the default: tall and blue are the all-gathers, eight in forward and seven in backward,
+# which begins without one, since the root is still there.
+
+# %%
+DEEP = zs.models.MLP([8] * 9)
+
+
+def deep_step(rank):
+    """One step of eight layers, the last of which is the root."""
+    options = zs.from_fsdp(mesh=(2,), root_units=("layer7",), prefetch=0).engine_arguments()
+    random = np.random.default_rng(rank.index)
+    x, target = random.standard_normal((2, 4, 8))
+    zs.Engine(rank, DEEP, zs.optim.SGD(lr=LR), **options).step(x, target)
+
+
+cluster = zs.Cluster(2)
+cluster.run(deep_step)
+cluster.trace[0].plot()
+
+# %% [markdown]
+# With `False` the traffic is ZeRO-2's, each parameter gathered once a step; but it rests sharded between steps, and is
+# gathered in forward, not after the update. DeepSpeed decides it by distance: `stage3_max_reuse_distance` keeps what is
+# used again before so many elements of others.
+#
+# ## Who divides
+#
+# Question 3. Five rules are in use. On three ranks, on whole numbers, which of them give the same weights?
+
+# %%
+weights, data = whole_numbers(3)
+USED_BY = {"cast_then_divide": "zerosim, unless told otherwise", "split": "fully_shard in fp16; FSDP1",
+           "sum_then_divide": "fully_shard on gloo; DeepSpeed, stage 0",
+           "divide_then_sum": "DeepSpeed, stages 1 to 3", "premultiply": "DDP; fully_shard on NCCL"}
+rules = {rule: zs.Cluster(3).run(step_of_engine, weights, data, {"stage": 0, "policy": zs.Policy(average=rule)})[0]
+         for rule in USED_BY}
+exact = rules["cast_then_divide"]
+zs.draw.table(["average=", "used by", "bits of the exact mean, rounded once", "largest difference"],
+              [(rule, USED_BY[rule], "same" if same(found, exact) else "other",
+                f"{max(np.max(np.abs(found[name] - exact[name])) for name in found):.1e}")
+               for rule, found in rules.items()])
+
+# %% [markdown]
+# A sum of whole numbers is exact, and dividing it rounds once. A third of each rounds every addend, and the sum of
+# those again. On 2, 4 or 8 ranks all five agree here, since halving rounds nothing. Micro-batches are the same
+# question: DeepSpeed divides each loss by k before backward, zerosim the gradient once.
+#
+# ## In which format
+#
+# Question 4. `MixedPrecisionPolicy(param_dtype=torch.bfloat16)` computes in bf16 and, unless `reduce_dtype` says
+# otherwise, adds gradients up in bf16. On two ranks:
+
+# %%
+def in_bf16(ranks, data, reduce_dtype="bfloat16"):
+    """What one step takes off layer0's weights, over lr: the mean gradient."""
+    options = gloo(ranks, mp_policy={"param_dtype": "bfloat16", "reduce_dtype": reduce_dtype})
+    found = zs.Cluster(ranks).run(step_of_engine, weights, data, options)[0]
+    return (weights["layer0.weight"] - found["layer0.weight"]) / LR
+
+
+weights, data = whole_numbers(2)
+data = [(3 * x, 37 * target) for x, target in data]  # of more bits
+alone = [in_bf16(1, [batch]) for batch in data]
+means = in_bf16(2, data), in_bf16(2, data, "float32")
+places = [(int(i), int(j)) for i, j in np.argwhere(means[0] != means[1])]
+print(f"{len(places)} of {means[0].size} weights differ:")
+zs.draw.table(["weight of layer0", "gradient on rank 0", "on rank 1", "mean, reduced in bf16", "mean, reduced in fp32"],
+              [(place, *(f"{g[place]:g}" for g in (*alone, *means))) for place in places[:3]])
+
+# %% [markdown]
+# Each rank's gradient is a bf16 number, 8 bits long; the sum of two may need a ninth. In the recorded run PyTorch has
+# the engine's bits in both cases, on two ranks. In which format gradients rest is another choice: under FSDP in that
+# of the sharded parameter, fp32; in DeepSpeed in bf16 from stage 1 on, unless `"data_types": {"grad_accum_dtype":
+# "fp32"}` says otherwise.
+#
+# ## DeepSpeed
+#
+# `zs.from_deepspeed` reads a `ds_config.json`, or a dict. What changes nothing here is ignored by its name, what is not
+# quite the same is said by its name, and what has no equivalent is refused, all of it at once:
+
+# %%
+def ds_config(stage):
+    """A configuration as one has it."""
+    return {"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 1.0, "steps_per_print": 10,
+            "bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "bf16"},
+            "optimizer": {"type": "SGD", "params": {"lr": 0.5}},
+            "zero_optimization": {"stage": stage, "stage3_max_reuse_distance": 0}}
+
+
+print(zs.from_deepspeed(ds_config(3), ranks=2, model=MODEL))
+stages = [zs.Cluster(2).run(step_of_engine, *normal_numbers(2), zs.from_deepspeed(
+    ds_config(stage), ranks=2, model=MODEL).engine_arguments())[0] for stage in range(4)]
+print("\nstages 0 to 3, two ranks: the same bits?", all(same(stages[0], found) for found in stages))
+try:
+    zs.from_deepspeed({"train_micro_batch_size_per_gpu": "auto", "amp": {"enabled": True},
+                       "zero_optimization": {"stge": 3}})
+except ValueError as refused:
+    print(f"\n{refused}")
+
+# %% [markdown]
+# The same settings make a plan, in which the model is as large as one likes:
+
+# %%
+settings = zs.from_deepspeed(ds_config(3), ranks=8, model="llama-2-7b")
+zs.plan("llama-2-7b", device="h100-80", **settings.plan_arguments())
+
+# %% [markdown]
+# ## Try it
+#
+# * Your own `ds_config.json`, or your call of `fully_shard`: read it, print what it comes to, plan it.
+# * Let `step_by_hand` divide each gradient by N before it is reduced. On how many ranks does the proof notice?
+# * Cut by columns instead of rows. Which numbers of ranks leave a rank without any?
+# * Where PyTorch is installed: `python benchmarks/torch_step.py --ranks 4`. Which rows have equal bits, and why are
+#   there more of them than on 3?
+#
+# ## Proof
+#
+# `fully_shard` by hand has the bits of the engine that `zs.from_fsdp` asks for wherever sums are exact, and as many
+# collectives; where they are rounded it has them on one rank and on two.
+
+# %%
+for ranks in (1, 2, 3, 4, 5, 8):
+    for reshard in (True, None, False):
+        for kind in (whole_numbers, normal_numbers):
+            weights, data = kind(ranks)
+            options, clusters = gloo(ranks, reshard_after_forward=reshard), [zs.Cluster(ranks), zs.Cluster(ranks)]
+            here = clusters[0].run(step_by_hand, weights, data, reshard)
+            there = clusters[1].run(step_of_engine, weights, data, options)
+            if kind is whole_numbers or ranks < 3:
+                assert all(one[name].tobytes() == other[name].tobytes()
+                           for one, other in zip(here, there, strict=True) for name in one)
+            gathers, scatters = ([len(cluster.trace[0].collectives(name, purpose)) for cluster in clusters]
+                                 for name, purpose in (("all_gather", "parameters"), ("reduce_scatter", "gradients")))
+            assert scatters == [2, 2]
+            assert gathers[0] - 2 == gathers[1] == {True: 4, None: 3, False: 2}[reshard]
+    print(f"N = {ranks}: by hand the engine's bits on exact data, and its collectives")
