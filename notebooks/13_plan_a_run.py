@@ -57,7 +57,7 @@ zs.draw.table(("stage", ">at rest (GB)"), [
 # So by the formulas **stages 1, 2 and 3 fit** on 80 GB, and stage 1 with room to spare. Now the plan:
 
 # %%
-plan = zs.plan("llama-2-7b", ranks=8, device="h100-80", link="nvlink4", batch=4, tokens=2048)
+plan = zs.plan("llama-2-7b", ranks=8, device="h100-80", batch=4, tokens=2048)
 plan
 
 # %%
@@ -65,25 +65,26 @@ print(plan.verdict)
 plan.plot()
 
 # %% [markdown]
-# **With nothing recomputed stage 3 is the first that fits**, 83.15 GB beside the 85.52 that such a GPU reports. What
-# the formulas left out is the larger part: 65.68 GB of activations in each stage, which ZeRO does not touch, since each
-# rank has sequences of its own. Then there are gradients on their way and buffers, gathered layers in stage 3, and what
-# the runtime itself takes, which is an estimate.
+# **With nothing recomputed stage 1 is the first that fits**, 72.34 GB beside the 85.52 that such a GPU reports. What
+# the formulas left out is nearly half of it: 31.35 GB of activations in each stage, which ZeRO does not touch, since
+# each rank has sequences of its own. Then there are gradients on their way and buffers, gathered layers in stage 3, and
+# what the runtime itself takes, which is an estimate. These activations are those of zerosim's own layers; PyTorch
+# would keep 1.7 times as much of such blocks, as measured, and then stage 1 would not fit.
 #
 # The seconds are worth less than the bytes. They rest on the rates in data sheets, on the assumption that products
 # reach half of them, and on latency plus bytes over bandwidth for each message. No GPU has confirmed them.
 #
 # ## Options
 #
-# What can be turned without another GPU? One can recompute (the rows of the table), or attend in tiles so that the
-# matrix of attention never exists (`tiled`); send beside computing and gather ahead, which costs memory and spares time
-# (*overlap*, *prefetch*), or not; take smaller batches, several for one step; or keep the optimizer's state in the
-# memory of the computer that the GPUs sit in (*offload*).
+# What can be turned without another GPU? One can recompute (the rows of the table); attend in tiles, so that the matrix
+# of attention never exists (fused attention, which a plan takes for granted), or not; send beside computing and
+# gather ahead, which costs memory and spares time (*overlap*, *prefetch*), or not; take smaller batches, several for
+# one step; or keep the optimizer's state in the memory of the computer that the GPUs sit in (*offload*).
 
 # %%
 rows = []
-for changed in ({}, {"overlap": False, "prefetch": 0}, {"batch": 2, "micro_batches": 2}, {"offload": True},
-                {"recompute": "tiled"}, {"recompute": "block"}):
+for changed in ({}, {"overlap": False, "prefetch": 0}, {"batch": 2, "micro_batches": 2},
+                {"recompute": "block"}, {"offload": "optimizer=host"}, {"attention": "unfused"}):
     found = zs.plan("llama-2-7b", **{"ranks": 8, "batch": 4, "tokens": 2048, "recompute": "none"} | changed)
     row = found.rows[2]
     rows.append((", ".join(f"{name}={value}" for name, value in changed.items()) or "as above",
@@ -93,14 +94,14 @@ zs.draw.table(("ZeRO-2 with", ">held (GB)", "fits", ">sent in a step (GB)", ">a 
 
 # %% [markdown]
 # Half the batch, twice, makes room and sends half as much again, since stage 2 reduces after each half (notebook 7).
-# Offload makes room and takes its time on the way there and back. Recomputation makes room and computes more. Each
-# option has its price in a different column; and some save little, if the fullest moment is elsewhere. The questions
-# can be turned round, too:
+# Recomputation makes room and computes more. Offload makes room and takes its time on the way there and back. The
+# matrix of attention takes more than all states. Each option has its price in a different column; and some save little,
+# if the fullest moment is elsewhere. The questions can be turned round, too:
 
 # %%
 print("largest batch of each rank that fits:", plan.config.largest_batch())
 print("fewest ranks:", plan.config.fewest_ranks())
-print("what sends least of all that fit:", plan.cheapest.title)
+print("what sends least of all that fit:", plan.least_sent.title)
 
 # %% [markdown]
 # ## Where does a number come from?
@@ -108,8 +109,8 @@ print("what sends least of all that fit:", plan.cheapest.title)
 # `zerosim plan ... --explain` prints each formula with its values; in Python it is `explained`:
 
 # %%
-gpt2 = zs.plan("gpt2-xl", ranks=8, stage=3, batch=2, recompute="none", optimizer=zs.optim.AdamW(),
-               convention="zerosim")
+gpt2 = zs.plan("gpt2-xl", ranks=8, stage=3, batch=2, recompute="none", attention="unfused",
+               optimizer=zs.optim.AdamW(), convention="zerosim")
 for what, formula, value in zs.planning.explained(gpt2.config, gpt2.rows[0])[:6]:
     print(f"{what}: {value}\n    {formula}")
 

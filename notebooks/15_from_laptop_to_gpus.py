@@ -186,8 +186,9 @@ print("rounded to bf16, from the first number and from the last: the same bits?"
 # ```
 #
 # The arrays are CuPy's then (`rank.xp` is what one writes instead of `np`), and NCCL carries what is sent. **This
-# notebook was not run on a GPU**: what the last column says of GPUs is what the kernels are built for. The README says
-# under "Verified where" what has been tried, and on which machine; `zerosim doctor` says what can be used on yours.
+# notebook was not run on a GPU**: what the last column says of GPUs is what the kernels are built for.
+# [Verified on](../docs/verified_on.md) says what has been tried, and on which machine; `zerosim doctor` what can be
+# used on yours.
 #
 # ## A world by hand
 #

@@ -2,6 +2,7 @@
 
 import math
 import re
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from zerosim.models import GPT, MLP, CrossEntropy, LinearUnit, Model, autodiff
 from zerosim.numerics import kernels
 from zerosim.testing import (
     SingleDevice,
+    assert_agrees,
     assert_same_bits,
     batches,
     check_gradients,
@@ -33,27 +35,40 @@ SGD = zs.optim.SGD(lr=1.0)
 
 
 def page_blocks():
-    """The page's check, and the program that it checks."""
+    """The page's check, the program that it checks, a check by a reference of one's own, and a step by hand."""
     return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
-def page_code(old="", new=""):
-    """The page's check, perhaps of a program in which one replacement breaks something."""
-    test, program = page_blocks()
-    assert old in program
+def page_code(old="", new="", check="test_my_sharded_adam_is_adam"):
+    """One of the page's checks, perhaps of a program in which one replacement breaks something."""
+    test, program, own, _ = page_blocks()
     names: dict = {}
-    exec(program.replace(old, new, 1) + "\n" + test, names)
-    return names["test_my_sharded_adam_is_adam"]
+    text = "\n".join([program, test, own])
+    assert text.count(old) == 1 or not old
+    exec(text.replace(old, new) if old else text, names)
+    return names[check]
 
 
-def test_the_check_on_the_doc_page_passes_in_ten_lines():
+def test_the_check_on_the_doc_page_passes_in_ten_lines_and_a_step_by_hand_takes_two():
     page_code()()
     assert len(page_blocks()[0].splitlines()) == 10
+    names = {"np": np, "zs": zs}
+    exec(page_blocks()[3], names)
+    assert names["w"].tolist() == [0.5, -1.5]
+
+
+def test_a_reference_of_ones_own_in_another_order_agrees_in_some_ulps_and_one_that_is_wrong_does_not():
+    name = "test_my_sharded_adam_is_8_ulps_from_torchs_order"
+    page_code(check=name)()
+    for broken in (("ulps=8", "ulps=1"), ("1 - beta2**step) + epsilon", "1 - beta1**step) + epsilon")):
+        check = settings(phases=[Phase.generate], max_examples=100)(page_code(*broken, check=name))
+        with pytest.raises((AssertionError, ExceptionGroup)):
+            check()
 
 
 @pytest.mark.parametrize("broken", [
     (" / np.float32(rank.size)", ""), ("enumerate(steps, 1)", "enumerate(steps, 2)"),
-    ("of_all_ranks[rank.index]", "of_all_ranks[0]")], ids=str)
+    ("reduce_scatter(of_all_ranks[rank.index]", "reduce_scatter(of_all_ranks[0]")], ids=str)
 def test_the_check_on_the_doc_page_finds_broken_programs(broken):
     check = settings(phases=[Phase.generate])(page_code(*broken))  # a counterexample is wanted, and need not be small
     with pytest.raises((AssertionError, ExceptionGroup)) as caught:  # a group where it found several
@@ -99,6 +114,51 @@ def test_the_reference_steps_every_optimizer_also_with_norms_and_matrices_and_st
             name: zs.format_of(slot.format).dtype for name, slot in slots.items()}
 
 
+@given(worlds(), st.integers(0, 9), st.data())
+def test_a_mean_of_ones_own_is_taken_as_it_is_and_a_function_keeps_its_own_type(ranks, length, data):
+    """Rank order, which the algorithm "naive" has; a float64 reference is rounded where it is handed out."""
+    drawn = [data.draw(gradients(ranks, length)) for _ in range(2)]
+
+    def program(rank):
+        w = np.zeros(length, np.float32)
+        for of_all in drawn:
+            w = w - rank.all_reduce(of_all[rank.index], algorithm="naive") / np.float32(ranks)
+        return w
+
+    kept = []
+    for dtype in (np.float32, np.float64):
+        reference = SingleDevice(
+            lambda w, g, step: kept.append((w.dtype, step)) or w - g, np.zeros(length, dtype), ranks,
+            mean=lambda g, dtype=dtype: reduce(np.add, [x.astype(dtype) for x in g]) / dtype(len(g)))
+        expected = [reference.step(of_all) for of_all in drawn][1]
+        assert expected.dtype == np.float32
+        if dtype is np.float32:
+            assert_same_bits(zs.Cluster(ranks).run(program)[0], expected)
+    assert kept == [(np.float32, 1), (np.float32, 2), (np.float64, 1), (np.float64, 2)]
+    assert reference.state == {}
+
+
+@pytest.mark.parametrize("optimizer", [zs.optim.Adam(lr=0.1), zs.optim.LAMB(lr=0.1), zs.optim.Muon()],
+                         ids=lambda optimizer: type(optimizer).__name__)
+def test_an_optimizer_stepped_by_hand_has_the_bits_of_an_engine(optimizer):
+    model = Model([LinearUnit("a", 3, 2, bias=False, first=True)])
+    w = zs.models.first_weights(model)["a.weight"]
+
+    def program(rank):
+        engine, by_hand = zs.Engine(rank, model, optimizer), zs.optim.Stepper(optimizer, w)
+        for seed in range(3):
+            x, target = (np.random.default_rng([seed, width]).standard_normal((4, width)) for width in (3, 2))
+            engine.backward(engine.forward(x, target))
+            engine.reduce()
+            by_hand.step(engine.state("a.weight")["gradient"])
+            engine.update()
+        return engine.state("a.weight")["master"], by_hand.steps_taken
+
+    found, taken = zs.Cluster(1).run(program)[0]
+    assert taken == 3
+    assert_same_bits(found, w)
+
+
 @settings(max_examples=8)
 @given(models(), worlds(5), policies(), st.sampled_from([0, 1, 2, 3]), st.sampled_from(["per_unit", "contiguous"]),
        st.integers(1, 3), st.data())
@@ -128,6 +188,26 @@ ONES, TWO = np.ones(2, np.float32), np.float32([1.0, 2.0])
         (np.float32([0.0, 1.0]), np.float32([-0.0, 1.0]), "1 of 2 elements differ; first at 0"),
         (ONES, ONES.astype(np.float64), "found float32 of shape"), (ONES[:1], ONES, "shape"),
         (TWO, np.nextafter(TWO, np.float32([1, 3])), "first at 1")]),
+    *((lambda a=a, b=b, most=most: assert_agrees(a, b, **most), AssertionError, text) for a, b, most, text in [
+        (np.float32([[0, 1, 2]]), np.float32([[0, 1 + 2**-22, 3]]), {}, r"2 of 3 elements differ; first at \(0, 1\): "
+         r".*; farthest, by 4.19e\+06 ULP, at \(0, 2\): .*\. Another order of operations differs by some ULPs and"),
+        (TWO, np.nextafter(TWO, np.float32([1, 3])), {"ulps": 0.9}, r"farthest, by 1 ULP, at 1: .*\(0x40000001\)$"),
+        (np.float32([1e-9]), np.float32([0]), {"ulps": 1, "scale": 1e-3}, "by 8.59 ULP"),
+        (np.float32([1e-9]), np.float32([0]), {"ulps": 99}, "by 7.14e\\+35 ULP"),
+        (np.float32([np.nan]), ONES[:1], {"ulps": 1e9}, "by inf ULP"),
+        (np.float32([np.inf]), ONES[:1], {"ulps": 1e9}, "by inf ULP")]),
+    (lambda: assert_same_bits(np.arange(3), np.arange(1, 4)), AssertionError, r"expected np.int64\(1\) \(0x1\)$"),
+    (lambda: SingleDevice(zs.optim.Adam, TWO, 2), ValueError, "found <class .*Adam'>; write zs.optim.Adam"),
+    (lambda: SingleDevice("adam", TWO, 2), ValueError, "found 'adam'; write zs.optim.Adam"),
+    (lambda: SingleDevice(SGD, TWO, 2, mean="rank"), ValueError, "mean='rank' must be 'ring', or a function of the "),
+    (lambda: SingleDevice(SGD, TWO, 2, (0, 1, 2), sum), ValueError, "mean= adds in an order of its own; leave one of"),
+    (lambda: SingleDevice(lambda w, g, step: None, TWO, 1).step([TWO]), ValueError,
+     r"the reference returned NoneType of shape \(\), and the weights have \(2,\); return the new weights"),
+    (lambda: zs.optim.Stepper(zs.optim.Adam, TWO), ValueError, "found <class .*; write zs.optim.Adam"),
+    (lambda: zs.optim.Stepper(SGD, np.ones(2)), ValueError, "weights of float32 in place, found float64; pass np.asc"),
+    (lambda: zs.optim.Stepper(SGD, [1.0]), ValueError, "in place, found list; pass np.ascontiguousarray"),
+    (lambda: zs.optim.Stepper(zs.optim.KFAC(), np.ones((2, 2), np.float32)), ValueError, "train it by an Engine"),
+    (lambda: zs.optim.Stepper(SGD, TWO).step(np.ones(3)), ValueError, r"shape \(2,\), and found \(3,\); it has an "),
     *((lambda wrong=wrong: SingleDevice(SGD, np.zeros(2), 3).step(wrong), ValueError, rf"one gradient from each of 3 "
        rf"ranks, of shape \(2,\) and one dtype, found {len(wrong)}") for wrong in (
            [ONES] * 2, [np.ones(3, np.float32)] * 3, [ONES, ONES, np.ones(2)])),

@@ -6,9 +6,9 @@ Legend: N ranks, n elements.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,10 +19,9 @@ from zerosim.models.units import Model, Unit
 from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.policy import Policy
-from zerosim.optim.base import Optimizer, UpdateContext
-from zerosim.optim.tensor_norms import with_norms
+from zerosim.optim.base import Optimizer
+from zerosim.optim.stepper import Stepper
 from zerosim.ranks.call import checked_cut
-from zerosim.zero.pieces import upcast
 
 if TYPE_CHECKING:
     from hypothesis import strategies as st
@@ -135,7 +134,18 @@ def _vector(length: int, format: str, seed: int) -> np.ndarray:
 def assert_same_bits(found: np.ndarray, expected: np.ndarray, what: str = "arrays") -> None:
     """Passes when dtype, shape and every bit agree; -0.0 is not 0.0, and a NaN equals one of the same bits.
 
-    Raises AssertionError that names the first element that differs and how many do.
+    Raises AssertionError as `assert_agrees` does.
+    """
+    assert_agrees(found, expected, what)
+
+
+def assert_agrees(found: np.ndarray, expected: np.ndarray, what: str = "arrays", *, ulps: float = 0,
+                  scale: float = 0.0) -> None:
+    """Passes when every bit agrees, or no element is more than so many ``ulps`` from the one that is expected.
+
+    An ULP is the step to the next number of the format. Numbers smaller than ``scale`` have the ULP of that number:
+    where large numbers cancel, what is left has their errors. Raises AssertionError that says how many elements differ,
+    which is the first and which the farthest, by how many ULPs, and what both arrays have there.
     """
     if (found.dtype, found.shape) != (expected.dtype, expected.shape):
         raise AssertionError(f"{what}: found {found.dtype} of shape {found.shape}, "
@@ -143,70 +153,116 @@ def assert_same_bits(found: np.ndarray, expected: np.ndarray, what: str = "array
     unsigned = np.dtype(f"u{found.dtype.itemsize}")
     a, b = (np.ascontiguousarray(x).reshape(-1).view(unsigned) for x in (found, expected))
     differing = np.flatnonzero(a != b)
-    if differing.size:
-        at = int(differing[0])
-        raise AssertionError(
-            f"{what}: {differing.size} of {a.size} elements differ; first at {at}: found "
-            f"{found.reshape(-1)[at]!r} ({a[at]:#x}), expected {expected.reshape(-1)[at]!r} ({b[at]:#x})"
-        )
+    if not differing.size:
+        return
+
+    def shown(at: int) -> str:
+        place = at if found.ndim == 1 else tuple(map(int, np.unravel_index(at, found.shape)))
+        return (f"at {place}: found {found.reshape(-1)[at]!r} ({a[at]:#x}), expected {expected.reshape(-1)[at]!r} "
+                f"({b[at]:#x})")
+
+    said = f"{what}: {differing.size} of {a.size} elements differ; first {shown(int(differing[0]))}"
+    if found.dtype in {fmt.dtype for fmt in FORMATS.values()}:
+        apart = _ulps_at_scale(found.reshape(-1)[differing], expected.reshape(-1)[differing], scale)
+        farthest = int(np.argmax(apart))
+        if ulps and apart[farthest] <= ulps:
+            return
+        said += f"; farthest, by {apart[farthest]:.3g} ULP, {shown(int(differing[farthest]))}"
+        if not ulps:
+            said += (". Another order of operations differs by some ULPs and is no mistake: where yours is another, "
+                     "say by how many, as assert_agrees(..., ulps=2)")
+    raise AssertionError(said)
+
+
+def _ulps_at_scale(a: np.ndarray, b: np.ndarray, scale: float) -> np.ndarray:
+    """The distances in ULPs of b, or of ``scale`` where that is larger; inf at an inf or NaN that the other is not."""
+    fmt, wide = format_of(b.dtype), b.astype(np.float64)
+    with np.errstate(all="ignore"):
+        size = np.maximum(np.abs(wide), max(scale, fmt.smallest_normal))
+        ulp = np.ldexp(1.0, np.frexp(size)[1] - 1 - fmt.mantissa_bits)
+        apart: np.ndarray = np.abs(a.astype(np.float64) - wide) / ulp
+    return np.where(np.isnan(apart), np.inf, apart)
+
+
+Update = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
 
 
 @dataclass
 class SingleDevice:
-    """The optimizer on one device, fed with the mean of N ranks' gradients added in the order of a ring.
+    """A reference: one device, fed with the mean of N ranks' gradients.
 
+    ``update`` is an optimizer of zerosim's or anybody's function of weights, mean gradient and the number of the step,
+    from 1, that returns the new weights; between steps they stay in the type that it returns. ``mean`` is "ring", or
+    anybody's function of a list of N gradients. In the order of a ring an element that rank c owns is the sum
+    g[c+1] + g[c+2] + ... + g[c], each addition rounded to the gradients' format, then cast to fp32 and divided by N.
     ``weights`` may have any shape; ``splits`` (None: the ceil cut) counts their elements in C order, as a flat vector
-    has them. An element that rank c owns is the sum g[c+1] + g[c+2] + ... + g[c], each addition rounded to the
-    gradients' format, then cast to fp32 and divided by N. Keep its ``splits`` equal to yours.
+    has them. Keep its ``splits`` equal to yours.
     """
 
-    optimizer: Optimizer
+    update: Optimizer | Update
     weights: np.ndarray
     ranks: int
     splits: Sequence[int] | None = None
+    mean: Literal["ring"] | Callable[[Sequence[np.ndarray]], np.ndarray] = "ring"
     steps_taken: int = 0
-    state: dict[str, np.ndarray] = field(default_factory=dict)
+    stepper: Stepper | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         if self.ranks < 1:
             raise ValueError(f"a mean needs the gradients of at least one rank, found ranks={self.ranks}")
-        self.weights = np.array(self.weights, np.float32)
-        self.state = {name: np.zeros(slot.shape, format_of(slot.format).dtype)
-                      for name, slot in self.optimizer.slots(self.weights.shape).items()}
+        if self.mean != "ring" and not callable(self.mean):
+            raise ValueError(f"mean={self.mean!r} must be 'ring', or a function of the list of all ranks' gradients")
+        if self.mean != "ring" and self.splits is not None:
+            raise ValueError("splits= say which rank begins a ring's sum, and mean= adds in an order of its own; leave "
+                             "one of the two out")
+        if isinstance(self.update, Optimizer):
+            self.weights = np.array(self.weights, np.float32)
+            self.stepper = Stepper(self.update, self.weights)
+        elif isinstance(self.update, type) or not isinstance(self.update, Callable):  # type: ignore[arg-type]
+            raise ValueError("a reference updates by an optimizer with its settings, or by a function of weights, mean "
+                             f"gradient and the step's number, found {self.update!r}; write zs.optim.Adam(lr=...)")
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """The optimizer's state by name; a function has its own."""
+        return {} if self.stepper is None else self.stepper.state
 
     def step(self, gradients: Sequence[np.ndarray]) -> np.ndarray:
         """One step on the gradients of N ranks, of the weights' shape; returns the new weights, fp32.
 
-        Raises ValueError for another number of gradients than ranks.
+        Raises ValueError for another number of gradients than ranks, and for new weights of another shape.
         """
-        found = [(np.shape(g), np.asarray(g).dtype) for g in gradients]
-        if len(found) != self.ranks or len(set(found)) != 1 or found[0][0] != self.weights.shape:
+        shape, found = self.weights.shape, [(np.shape(g), np.asarray(g).dtype) for g in gradients]
+        if len(found) != self.ranks or len(set(found)) != 1 or found[0][0] != shape:
             raise ValueError(
-                f"asked for one gradient from each of {self.ranks} ranks, of shape {self.weights.shape} and "
+                f"asked for one gradient from each of {self.ranks} ranks, of shape {shape} and "
                 f"one dtype, found {len(found)}: {', '.join(f'{shape} {dtype}' for shape, dtype in found)}"
             )
-        kernels, w, g, at_rest = NumpyKernels(), self.weights, np.empty_like(self.weights), self.state
-        total = self._ring_sum(kernels, [np.ravel(one) for one in gradients])
-        kernels.gradient_block(total, self.ranks, 1.0, g.reshape(-1))
-        if self.optimizer.cut_of(w.shape) == "anywhere":  # such optimizers take flat arrays
-            w, g, at_rest = w.reshape(-1), g.reshape(-1), {name: slot.reshape(-1) for name, slot in at_rest.items()}
+        mean = self._ring_mean(gradients) if self.mean == "ring" else self.mean(gradients)
         self.steps_taken += 1
-        with upcast(kernels, lambda _, shape: kernels.empty(shape, np.float32), at_rest) as state:
-            ctx = with_norms(self.optimizer, UpdateContext(kernels), w, g, state, self.steps_taken)
-            self.optimizer.update(ctx, w, g, state, self.steps_taken)
-        return self.weights.copy()
+        if self.stepper is not None:
+            self.stepper.step(mean)
+        elif not isinstance(self.update, Optimizer):
+            updated = self.update(self.weights.copy(), mean, self.steps_taken)
+            if np.shape(updated) != shape:
+                raise ValueError(f"the reference returned {type(updated).__name__} of shape {np.shape(updated)}, and "
+                                 f"the weights have {shape}; return the new weights")
+            self.weights = np.asarray(updated)
+        return self.weights.astype(np.float32)
 
-    def _ring_sum(self, kernels: NumpyKernels, gradients: Sequence[np.ndarray]) -> np.ndarray:
-        """The sum (n,) of flat gradients (n,)."""
-        total = np.empty_like(gradients[0])
+    def _ring_mean(self, gradients: Sequence[np.ndarray]) -> np.ndarray:
+        """The sum in the order of a ring, divided by N, fp32 of the gradients' shape."""
+        kernels, flat = NumpyKernels(), [np.ravel(one) for one in gradients]
+        total, mean = np.empty_like(flat[0]), np.empty(np.shape(gradients[0]), np.float32)
         cut = checked_cut(self.splits, len(total), self.ranks)
         for c in range(self.ranks):
             own = slice(cut[c], cut[c + 1])
-            partial = gradients[(c + 1) % self.ranks][own].copy()
+            partial = flat[(c + 1) % self.ranks][own].copy()
             for step in range(2, self.ranks + 1):
-                kernels.add_rounded(partial, gradients[(c + step) % self.ranks][own], partial)
+                kernels.add_rounded(partial, flat[(c + step) % self.ranks][own], partial)
             total[own] = partial
-        return total
+        kernels.gradient_block(total, self.ranks, 1.0, mean.reshape(-1))
+        return mean
 
 
 # -- Gradients ---------------------------------------------------------------------------------------------------------

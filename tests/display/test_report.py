@@ -201,6 +201,16 @@ def test_a_saved_cluster_is_the_recording_of_its_last_run_and_one_rank_that_stan
 def test_what_cannot_be_saved_is_refused_and_leaves_what_was_there(saved, tmp_path, monkeypatch):
     assert_refused(lambda: zs.Cluster(2).save(tmp_path / "run.json"),
                    "this cluster has run nothing to its end yet, and so has nothing to save; ")
+    failed = zs.Cluster(2)
+    failed.run(lambda rank: rank.barrier())
+    with pytest.raises(ZeroDivisionError):
+        failed.run(lambda rank: rank.all_reduce(np.ones(3)) / (1 // 0))
+    assert_refused(lambda: failed.save(tmp_path / "run.json"), "this cluster's last run failed or is not over, and "
+                   "cluster.trace is what it did until then, while the last of cluster.runs is the one before it")
+    kept = recording.record(failed.runs[-1].trace)
+    failed.run(lambda rank: rank.barrier())
+    assert recording.load(failed.save(tmp_path / "good.json")) == kept
+    (tmp_path / "good.json").unlink()
     assert_refused(lambda: saved[0].save(tmp_path / "missing" / "run.json"),
                    r"asked to save a recording as '.*run.json', but: No such file or directory; name a file")
     refused = command("run", f"{__file__}:wicked", "--save", tmp_path / "missing" / "run.json")

@@ -170,6 +170,42 @@ def test_a_bounded_trace_keeps_its_latest_rows_and_counts_every_byte_that_was_se
         assert bounded.memory.peak_nbytes_by_kind == whole.memory.peak_nbytes_by_kind
 
 
+def test_a_step_has_its_own_bytes_rows_and_what_was_held_when_it_began() -> None:
+    """Of 1, 2 and 3 micro-batches at stage 3: gathers and reductions of each, one of them forward and one back."""
+    def program(rank: zs.Rank, stage: int) -> zs.Engine:
+        rank.all_reduce(np.ones(6, np.float32))  # before the first step, and in none
+        engine = zs.Engine(rank, zs.models.MLP((3, 4, 2)), zs.optim.Adam(lr=0.01), stage=stage,
+                           offload="optimizer=host")
+        data = np.random.default_rng(rank.index)
+        for count in (1, 2, 3):
+            engine.step([(data.normal(size=(2, 3)), data.normal(size=(2, 2))) for _ in range(count)])
+        return engine
+
+    for stage in (2, 3):
+        cluster = zs.Cluster(2)
+        cluster.run(program, stage)
+        for purpose in ("gradients", "parameters", None):
+            of_steps = [cluster.trace.step(number).sent_nbytes(purpose) for number in (0, 1, -1)]
+            assert np.sum(of_steps, axis=0).tolist() == [
+                total - 24 * (purpose is None) for total in cluster.trace.sent_nbytes(purpose)]
+            if purpose == "gradients" or (purpose and stage == 3):
+                assert of_steps == [[count * sent for sent in of_steps[0]] for count in (1, 2, 3)]
+        whole, steps = cluster.trace[0], [cluster.trace[0].step(number) for number in range(3)]
+        assert [row for step in steps for row in step.rows] == whole.rows[-sum(len(step.rows) for step in steps):]
+        assert [sum(step.moved_nbytes.values()) > 0 for step in steps] == [True] * 3
+        assert steps[0].moved_nbytes + steps[1].moved_nbytes + steps[2].moved_nbytes == whole.moved_nbytes
+        assert [step.held_at_start for step in steps] == [cluster.memory[0].now_nbytes_by_kind] * 3 != [{}] * 3
+        assert len(steps[-1].collectives("reduce_scatter")) == 3 * 2
+        with pytest.raises(ValueError, match="asked for step 3 of a trace that has 3; an engine's first forward"):
+            cluster.trace.step(3)
+
+    bounded = zs.Cluster(2, trace_rows=300)
+    bounded.run(program, 3)
+    assert bounded.trace.step(-1).sent_nbytes() == cluster.trace.step(-1).sent_nbytes()
+    with pytest.raises(ValueError, match=r"asked for step 0 of a trace that has 0; .* trace_rows= and drop\(\) let"):
+        zs.Cluster(2, trace_rows=1).trace.step(0)
+
+
 def test_what_needs_every_row_is_refused_when_some_are_gone_and_the_rest_can_still_be_shown(tmp_path) -> None:
     cluster = zs.Cluster(2, trace_rows=ROWS)
     cluster.run(steps, 2, [])

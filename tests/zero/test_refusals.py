@@ -80,7 +80,14 @@ def title(value):
     ({"optimizer": ADAM, "groups": [zs.Group("*.bias", lr=-1.0)]}, "lr is a finite number, 0 or more"),
     ({"groups": [zs.Group("*.bias", compute="fp61")]}, "no number format is named 'fp61'"),
     ({"groups": [zs.Group("*.bias", compute="fp32")], "policy": zs.Policy("bf16", master="bf16")},
-     "master='bf16' has fewer mantissa bits than compute='fp32'")], ids=title)
+     "master='bf16' has fewer mantissa bits than compute='fp32'"),
+    ({"groups": [zs.Group("*.bias", compute="fp32")], "policy": "bf16"},
+     "Group('*.bias', compute='fp32'): the layer of layer0.bias reads it in the compute format, bf16; leave compute= "
+     "out (the master is fp32 anyway), or name parameters that may rest in another format: this model has none"),
+    ({"groups": [zs.Group("*ln_*", lr=1e-3), zs.Group("*.bias", compute="fp32")], "policy": "bf16", "optimizer": ADAM,
+      "model": GPT("gpt-nano")}, "the layer of block0.attention.qkv.bias reads ... in another format: wpe, block0.ln"),
+    ({"groups": [zs.Group("wte", compute="fp32", frozen=True)], "policy": "bf16", "model": GPT("gpt-nano")},
+     "the layer of wte reads it")], ids=title)
 def test_what_an_engine_cannot_use_is_refused_when_it_is_made(options, text):
     assert_refused(lambda: alone(lambda rank: zs.Engine(
         **{"rank": rank, "model": MODEL, "optimizer": SGD, **options}) and None), literally(text))

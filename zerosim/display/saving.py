@@ -15,13 +15,17 @@ from zerosim.ranks.trace import Trace
 def recording_of(cluster: Any) -> Recording:
     """The recording of a cluster's last run; of one rank that stands for all N, the program of all N.
 
-    Where each rank is a process of its own, every process calls it. Raises ValueError before the first run, and where
-    a trace has dropped rows.
+    Where each rank is a process of its own, every process calls it. Raises ValueError before the first run, after one
+    that failed, and where a trace has dropped rows.
     """
     if not cluster.runs:
         raise ValueError("this cluster has run nothing to its end yet, and so has nothing to save; "
                          "call run(program) first")
     ranks, traces = cluster.ranks[0].size, cluster.runs[-1].trace
+    if traces[0] is not cluster.trace[0]:
+        raise ValueError("this cluster's last run failed or is not over, and cluster.trace is what it did until then, "
+                         "while the last of cluster.runs is the one before it; run again, or save that one by "
+                         "planning.recording.save(planning.record(cluster.runs[-1].trace), path)")
     if cluster.representative is not None:
         return record(traces).on_ranks(ranks)
     if is_one_of_many(cluster):

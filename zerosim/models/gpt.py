@@ -372,6 +372,12 @@ class BlockUnit(Unit):
         """The weights of all linear layers."""
         return frozenset(part.full(layer) for part in self.parts for layer in (part.opening, part.closing))
 
+    @property
+    def in_compute_format(self) -> frozenset[str]:
+        """The parameters of linear layers: norms read theirs in any format."""
+        return frozenset(name for part in self.parts for name in part.shapes
+                         if name not in part.norm.shapes and name not in part.between)
+
     def initializer(self, name: str) -> Initializer:
         """The initializer of one parameter, which makes its first values."""
         return next(part for part in self.parts if name in part.shapes).initializer(name)
@@ -429,6 +435,11 @@ class Embed(Unit):
         if self.config.learned_positions:
             tables["wpe"] = (self.config.context, self.config.channels)
         return tables
+
+    @property
+    def in_compute_format(self) -> frozenset[str]:
+        """The table of tokens."""
+        return frozenset({"wte"})
 
     def initializer(self, name: str) -> Initializer:
         """Normal values of GPT-2's deviation."""
@@ -494,6 +505,11 @@ class Head(Unit):
     def factored(self) -> frozenset[str]:
         """The projection, unless it is the embedding too."""
         return frozenset() if self.tied else frozenset({"lm_head.weight"})
+
+    @property
+    def in_compute_format(self) -> frozenset[str]:
+        """The projection."""
+        return self.factored
 
     def initializer(self, name: str) -> Initializer:
         """Ones and zeros for the norm, GPT-2's normal values for the projection."""

@@ -150,7 +150,9 @@ class CrossEntropy:
         smallest, largest = ctx.kernels.index_range(classes)
         if smallest < IGNORED or largest >= rows.shape[1]:
             raise ValueError(f"{where} asked for classes from 0 to {rows.shape[1] - 1}, and {IGNORED} where there is "
-                             f"none, and found {smallest} to {largest}; let the logits have all classes")
+                             f"none, and found {smallest} to {largest}; " + (
+                                 f"write np.where(target < 0, {IGNORED}, target)" if smallest < IGNORED else
+                                 "let the logits have all classes"))
         count = classes.size if self.is_global else self.tokens(ctx, classes)
         if not count:
             raise ValueError(f"{where} asked for the mean over valid targets, and found none among {classes.size}; "

@@ -157,6 +157,11 @@ class Unit(ABC):
         return frozenset()
 
     @property
+    def in_compute_format(self) -> frozenset[str]:
+        """The parameters that are read as they rest: a Group may give the others alone a format of their own."""
+        return frozenset()
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The full names of the parameters, in the order of the flat vector."""
         return tuple(self.shapes)
@@ -218,6 +223,11 @@ class LinearUnit(Unit):
     def factored(self) -> frozenset[str]:
         """The weight."""
         return frozenset({f"{self.name}.weight"})
+
+    @property
+    def in_compute_format(self) -> frozenset[str]:
+        """The weight and the bias."""
+        return frozenset(self.shapes)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

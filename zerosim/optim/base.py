@@ -6,13 +6,14 @@ import dataclasses
 import inspect
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 
-from zerosim.numerics.checks import is_count, is_finite_number, is_number
+from zerosim.numerics.checks import FP32, is_count, is_finite_number, is_number
 from zerosim.numerics.kernels import NumpyKernels, do_nothing
 
 Cut = Literal["anywhere", "tensor", "matrix", "layer"]
@@ -99,6 +100,22 @@ class UpdateContext:
         """out: the Q of a = QR (n, n), and what it cost: 8n³/3 (Golub & Van Loan 2013, section 5.2)."""
         self.kernels.orthogonal_factor(a, out)
         self.note(flops=8 * len(a)**3 // 3, nbytes=2 * a.nbytes)
+
+
+@contextmanager
+def upcast(kernels: Any, empty: Callable[[str, tuple[int, ...]], np.ndarray],
+           at_rest: Mapping[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+    """The arrays in fp32: those that are so already themselves, the others as copies, in ``empty(name, shape)``.
+
+    On exit what was written to a copy is rounded to its array's format, to nearest even, once.
+    """
+    copies = {name: array if array.dtype == FP32 else empty(name, array.shape) for name, array in at_rest.items()}
+    narrow = [name for name, copy in copies.items() if copy is not at_rest[name]]
+    for name in narrow:
+        kernels.cast_pack(at_rest[name], copies[name])
+    yield copies
+    for name in narrow:
+        kernels.cast_pack(copies[name], at_rest[name])
 
 
 # -- The contract ------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from zerosim.ranks.errors import (
     RemoteError,
 )
 from zerosim.ranks.inspect import step_through
+from zerosim.ranks.lifetimes import Lifetime
 from zerosim.ranks.memory import Memory
 from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.null_cluster import NullCluster
@@ -21,6 +22,6 @@ from zerosim.ranks.trace import Compute, Hop, Trace
 from zerosim.ranks.transfers import Transfer, TransferWait
 
 __all__ = ["AsymmetryError", "BackendError", "Cluster", "Compute", "DeadlockError", "Hop",
-           "Memory", "Mesh", "MismatchError", "NullCluster", "OutOfMemoryError", "PendingWorkError", "Rank",
+           "Lifetime", "Memory", "Mesh", "MismatchError", "NullCluster", "OutOfMemoryError", "PendingWorkError", "Rank",
            "RankStopped", "RankUseError", "RemoteError", "Results", "Run", "Trace", "Transfer",
            "TransferWait", "Work", "step_through"]

@@ -144,7 +144,8 @@ class Cluster(Shown):
 
     @property
     def trace(self) -> Traces:
-        """The traces of the last run, in rank order."""
+        """The traces of the last run, in rank order, of one that failed too; ``runs`` are those that came to their end.
+        """
         return Traces(state.trace for state in self.states)
 
     @property
@@ -229,7 +230,7 @@ class Cluster(Shown):
     def save(self, path: "str | Path") -> "Path":
         """Writes what the last run did as a recording, a JSON file that ``zerosim report`` and planning.timeline read.
 
-        Raises ValueError before the first run, and for a path that cannot be written.
+        Raises ValueError before the first run, after one that failed, and for a path that cannot be written.
         """
         from zerosim.display.saving import save
 

@@ -9,12 +9,13 @@ Legend: N ranks of a group. Bytes are those a rank *sends*; each is received onc
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 
 from zerosim.numerics.checks import unknown_name
 from zerosim.numerics.kernels import do_nothing
 from zerosim.ranks.call import Call
+from zerosim.ranks.lifetimes import Lifetime, lifetimes
 from zerosim.ranks.transfers import Transfer, TransferWait
 from zerosim.shown import Plotted
 
@@ -139,28 +140,17 @@ class SpanEnd:
     path: tuple[str, ...]
 
 
-Row = Collective | Message | Issue | Wait | Held | Compute | Transfer | TransferWait | SpanBegin | SpanEnd
-
-
 @dataclass(frozen=True, slots=True)
-class Lifetime:
-    """One array in the memory, as one kind.
+class StepBegin:
+    """The place among all rows at which a training step begins, and what was sent, moved and held until there."""
 
-    ``born`` and ``died`` are places in ``trace.rows``, ``born_in`` and ``died_in`` the spans that were open there.
-    None, and no spans: it was held before the run, or still is after it.
-    """
+    place: int
+    sent: Counter[tuple[str, str | None]]
+    moved: Counter[str]
+    held: dict[str, int]
 
-    kind: str
-    name: str
-    nbytes: int
-    born: int | None
-    died: int | None = None
-    born_in: tuple[str, ...] = ()
-    died_in: tuple[str, ...] = ()
 
-    def lives_at(self, row: int) -> bool:
-        """True where it is held right after this row of the trace."""
-        return (self.born is None or self.born <= row) and (self.died is None or row < self.died)
+Row = Collective | Message | Issue | Wait | Held | Compute | Transfer | TransferWait | SpanBegin | SpanEnd
 
 
 @dataclass(slots=True, repr=False)
@@ -180,6 +170,7 @@ class Trace(Plotted):
     kept_rows: int | None = None
     dropped: int = 0
     _sent: Counter[tuple[str, str | None]] = field(default_factory=Counter)  # by purpose, in all and by name of a span
+    _steps: list[StepBegin] = field(default_factory=list)
 
     def add(self, row: Row) -> None:
         """Appends a row; of twice as many as are to be kept the older half goes."""
@@ -187,11 +178,13 @@ class Trace(Plotted):
         if self.kept_rows is not None and len(self.rows) >= 2 * self.kept_rows:
             del self.rows[:self.kept_rows]
             self.dropped += self.kept_rows
+            self._steps = [step for step in self._steps if step.place >= self.dropped]
 
     def drop(self) -> None:
         """Drops the rows that there are; bytes sent stay counted."""
         self.dropped += len(self.rows)
         self.rows.clear()
+        self._steps.clear()
 
     def all_rows(self) -> list[Row]:
         """``rows``, where all of them are needed; raises ValueError where some have been dropped."""
@@ -230,6 +223,24 @@ class Trace(Plotted):
         purposes = PURPOSES if purpose is None else (checked_purpose(purpose),)
         return sum(self._sent[one, span] for one in purposes)
 
+    def begin_step(self, held: dict[str, int]) -> None:
+        """Marks where a training step begins, as an engine does at its first forward; ``held`` are bytes by kind."""
+        self._steps.append(StepBegin(self.dropped + len(self.rows), self._sent.copy(), self.moved_nbytes.copy(), held))
+
+    def step(self, number: int) -> "Trace":
+        """The trace of one training step: 0 is the first of which there are all rows, -1 the last.
+
+        It goes from the step's first forward to that of the next, or to the end: with the all-gather of parameters, and
+        with what a program does between two steps. Raises ValueError for a step that there is not.
+        """
+        if not -len(self._steps) <= number < len(self._steps):
+            raise ValueError(f"asked for step {number} of a trace that has {len(self._steps)}; an engine's first "
+                             "forward begins one, and trace_rows= and drop() let steps go with their rows")
+        end = StepBegin(self.dropped + len(self.rows), self._sent, self.moved_nbytes, {})
+        first, after = [*self._steps, end][number % len(self._steps):][:2]
+        return Trace(self.rows[first.place - self.dropped:after.place - self.dropped], held_at_start=first.held,
+                     moved_nbytes=after.moved - first.moved, _sent=after.sent - first.sent)
+
     def messages(self, purpose: str | None = None) -> Iterator[Collective | Message]:
         """The rows that can send: collectives and messages, in order."""
         for row in self.all_rows():
@@ -260,22 +271,7 @@ class Trace(Plotted):
         activation h 12 0 None
         gathered_parameter w 8 1 2
         """
-        asked = checked_kinds(kinds)
-        living, before, found = dict[tuple[int, str], int](), list[Lifetime](), list[Lifetime]()
-        path: tuple[str, ...] = ()  # the spans that are open at the row
-        for place, row in enumerate(self.all_rows()):
-            if isinstance(row, SpanBegin | SpanEnd):
-                path = row.path if isinstance(row, SpanBegin) else row.path[:-1]
-            elif isinstance(row, Held) and row.nbytes and row.kind in asked:
-                at = living.pop((row.number, row.kind), None)
-                if row.nbytes > 0:
-                    living[row.number, row.kind] = len(found)
-                    found.append(Lifetime(row.kind, row.name, row.nbytes, place, born_in=path))
-                elif at is not None:
-                    found[at] = replace(found[at], died=place, died_in=path)
-                else:
-                    before.append(Lifetime(row.kind, row.name, -row.nbytes, None, place, (), path))
-        return before + found
+        return lifetimes(self.all_rows(), checked_kinds(kinds))
 
     def __repr__(self) -> str:
         dropped = f", {self.dropped:,} dropped before them" if self.dropped else ""
@@ -290,6 +286,10 @@ class Traces(tuple[Trace, ...], Plotted):
     def sent_nbytes(self, purpose: str | None = None, span: str | None = None) -> list[int]:
         """Bytes sent by each rank, in rank order."""
         return [trace.sent_nbytes(purpose, span) for trace in self]
+
+    def step(self, number: int) -> "Traces":
+        """The traces of one training step, as `Trace.step` has each."""
+        return Traces(trace.step(number) for trace in self)
 
     def __repr__(self) -> str:
         return f"<Traces of {len(self)} ranks, bytes sent: {self.sent_nbytes()}>"

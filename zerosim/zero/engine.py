@@ -201,6 +201,8 @@ class Engine(Shown):
         """
         self._update.refuse_if_broken_off()
         self._update.refuse_if_out_of_date("forward")
+        if self._counts.forwards == 0:
+            self.rank.trace.begin_step(self.rank.memory.now_nbytes_by_kind)
         x = self._charged(x, self.policy.compute_dtype, "x", indices=self.model.units[0].integer_inputs)
         target = self._charged(target, FP32, "target", indices=self.model.loss.integer_targets)
         tape = self._forward_units(self._micro_batch_context(), x, target)

@@ -78,14 +78,19 @@ class Settings:
 def settings_of(model: Model, optimizer: Optimizer, policy: Policy, groups: Sequence[Group]) -> dict[str, Settings]:
     """By parameter name, what the groups leave and change.
 
-    Raises ValueError for what is no group, for one that matches no parameter and for hyperparameters that the
-    optimizer does not have.
+    Raises ValueError for what is no group, for one that matches no parameter, for hyperparameters that the optimizer
+    does not have, and for a format in which a layer cannot read its parameter.
     """
     _check(model, groups)
-    found = {}
+    found, fixed = {}, frozenset[str]().union(*(unit.in_compute_format for unit in model.units))
     for name in model.shapes:
         group = next((group for group in groups if group.matches(name)), None)
         found[name] = Settings(optimizer, policy) if group is None else _settings(group, optimizer, policy)
+        if found[name].policy.compute != policy.compute and name in fixed:
+            others = [other for other in model.shapes if other not in fixed]
+            raise ValueError(f"{group!r}: the layer of {name} reads it in the compute format, {policy.compute}; leave "
+                             f"compute= out (the master is {policy.master} anyway), or name parameters that may rest "
+                             f"in another format: {', '.join(others[:4]) or 'this model has none'}")
     return found
 
 

@@ -4,8 +4,7 @@ Legend: n elements of a stretch of a piece. In the code w are master weights, gr
 its mean in fp32.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from zerosim.numerics.arrays import spans
 from zerosim.numerics.checks import FP32
 from zerosim.numerics.places import DEVICE, DISK
+from zerosim.optim.base import upcast
 from zerosim.zero.layout import ParameterPiece, Piece
 from zerosim.zero.param_group import ParamGroup, at
 from zerosim.zero.updated_parameters import UpdatedParameters
@@ -89,22 +89,6 @@ def arrays_at_rest(group: ParamGroup, piece: ParameterPiece, context: StepContex
     """The piece of the master, of the reduced gradient and of each slot."""
     return {MASTER: context.updated.master(group, piece), GRADIENT: gradient_of(group, piece),
             **{name: group.slot(piece, name) for name in group.slots_of(piece.entry)}}
-
-
-@contextmanager
-def upcast(kernels: Any, empty: Callable[[str, tuple[int, ...]], np.ndarray],
-           at_rest: Mapping[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
-    """The arrays in fp32: those that are so already themselves, the others as copies, in ``empty(name, shape)``.
-
-    On exit what was written to a copy is rounded to its array's format, to nearest even, once.
-    """
-    copies = {name: array if array.dtype == FP32 else empty(name, array.shape) for name, array in at_rest.items()}
-    narrow = [name for name, copy in copies.items() if copy is not at_rest[name]]
-    for name in narrow:
-        kernels.cast_pack(at_rest[name], copies[name])
-    yield copies
-    for name in narrow:
-        kernels.cast_pack(copies[name], at_rest[name])
 
 
 def note_update(group: ParamGroup, arrays: Mapping[str, np.ndarray], cast_nbytes: int) -> None:

@@ -8,10 +8,10 @@ import numpy as np
 from zerosim.numerics.checks import FP32
 from zerosim.numerics.kernels import do_nothing
 from zerosim.numerics.places import DEVICE
-from zerosim.optim.base import UpdateContext
+from zerosim.optim.base import UpdateContext, upcast
 from zerosim.zero.layout import LayoutEntry, ParameterPiece
 from zerosim.zero.param_group import ParamGroup
-from zerosim.zero.pieces import GRADIENT, MASTER, StepContext, arrays_at_rest, note_update, upcast
+from zerosim.zero.pieces import GRADIENT, MASTER, StepContext, arrays_at_rest, note_update
 
 
 def update_tensor(group: ParamGroup, piece: ParameterPiece, context: StepContext) -> None:

@@ -24,7 +24,8 @@ SVG = "{http://www.w3.org/2000/svg}"
 EVERY = pytest.mark.parametrize("name", FIGURES)
 UNITS = ("(bytes per parameter)", "(bytes)", "(MB)", "(GB)", "(µs)", "(ms)", "(ranks)", "(parameters)", "(tokens)",
          "(steps)", "(name)", "(ratio)", "(kB)")
-NUMBERS = ("weight", "half the gap above it", "loss scale S", "loss, mean of 20 steps", "loss, mean over ranks")
+NUMBERS = ("weight", "half the gap above it", "loss scale S", "loss, mean of 20 steps", "loss, mean over ranks",
+           "stage")
 
 
 def committed(name, style=LIGHT):

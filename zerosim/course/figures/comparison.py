@@ -192,7 +192,8 @@ def _unit(stacks: tuple[Mapping[str, float], ...]) -> tuple[float, str]:
 
 
 def _description(data: ComparisonData) -> str:
-    runs = [f"{data.over} {label}: last loss {losses[-1]:.3f}, at most {sum(peak.values()):,} bytes held, "
+    nats = "" if data.unigram_entropy is None else " nats"
+    runs = [f"{data.over} {label}: last loss {losses[-1]:.3f}{nats}, at most {sum(peak.values()):,} bytes held, "
             f"{sum(sent.values()):,.0f} bytes sent per step"
             for label, losses, peak, sent in zip(data.labels, data.losses, data.peaks, data.sent, strict=True)]
     entropy = data.unigram_entropy
