@@ -343,6 +343,32 @@ def test_a_former_option_still_works_and_says_what_it_is_called_now(command, for
     assert after.stderr == ""
 
 
+def test_a_plan_takes_the_settings_of_a_ds_config_says_what_of_them_is_different_and_refuses_what_says_a_thing_twice(
+        tmp_path):
+    file, asked = tmp_path / "ds_config.json", ("plan", "--model", "gpt2", "--device", "a100-80", "--ds-config")
+    config = {"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2, "steps_per_print": 10,
+              "fp16": {"enabled": True, "loss_scale": 128}, "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+              "zero_optimization": {"stage": 2, "overlap_comm": True, "offload_optimizer": {"device": "cpu"}}}
+    file.write_text(json.dumps(config))
+    data = json.loads(ask(*asked, str(file), "--ranks", "4", "--json").stdout)
+    settings = zs.from_deepspeed(config, ranks=4, model="gpt2")
+    rows = zs.plan("gpt2", device="a100-80", **settings.plan_arguments()).as_dict()["rows"]
+    assert [{name: line[name] for name in row} for line, row in zip(data["rows"], rows, strict=True)] == rows
+    assert data["notes"] == ["Of DeepSpeed's settings these change nothing here: steps_per_print.",
+                             *(f"Not the same as DeepSpeed's: {line}." for line in settings.differences)]
+    assert (data["rows"][0]["stage"], data["rows"][0]["host_nbytes"] > 0, data["ranks"]) == (2, True, 4)
+    assert len(data["notes"]) > 1
+    assert all(" ".join(note.split()) in words_of(*asked, str(file), "--ranks", "4") for note in data["notes"])
+    counted = ask(*asked, str(file), "--convention", "megatron-fp16", "--json")
+    assert {row["convention"] for row in json.loads(counted.stdout)["rows"]} == {"megatron-fp16"}
+    for switch in ("--batch 3", "--micro-batches 2", "--stage 2", "--compute fp16", "--offload host"):
+        done = ask(*asked, str(file), *switch.split())
+        assert (done.exit_code, done.stdout) == (2, ""), switch
+        assert f"{switch.split()[0]} was asked for, and {file} says it too" in done.stderr
+    file.write_text(json.dumps(config | {"amp": {"enabled": True}}))
+    assert "amp={'enabled': True}" in ask(*asked, str(file)).stderr
+
+
 def test_an_option_and_its_former_name_are_not_asked_for_together():
     both = ask("plan", "--model", "gpt2", "--dialect", "fp32", "--convention", "zerosim")
     assert (both.exit_code, both.stdout) == (2, "")
@@ -485,7 +511,7 @@ def test_names_and_numbers_may_be_written_as_one_says_them(command, short, long)
 def test_models_devices_and_links_are_listed_with_their_numbers_and_what_else_they_are_called(tmp_path):
     assert re.search(r"^llama-2-7b +6,738,415,616 +32 +4,096 +32 +4,096 +plan$", lines_of("models"), re.M)
     assert re.search(r"^gpt2 +124,439,808 .* train plan$", lines_of("models"), re.M)
-    assert re.search(r"^h100-80 +h100 +80 +3,350 +989 +pcie5 +2023-03$", lines_of("devices"), re.M)
+    assert re.search(r"^h100-80 +h100 +80 +3,350 +989 +nvlink4 +pcie5 +2023-03$", lines_of("devices"), re.M)
     assert re.search(r"^t4 +16 +320 +none +pcie3 ", lines_of("devices"), re.M)
     assert re.search(r"^nvlink4 +nvlink +450 +3.4 +2022-03$", lines_of("links"), re.M)
     own = tmp_path / "own.toml"

@@ -10,7 +10,7 @@ from tests.architecture.source import ROOT
 from zerosim.course.published import published
 from zerosim.course.references import Reference, cited_by, page, references
 
-PEOPLE = r"[A-Z][\w'’-]+"
+PEOPLE = r"[A-Z][\w'’-]*[a-z]"
 CITATION = re.compile(rf"\b((?:Van )?{PEOPLE}(?:,\s+{PEOPLE})*(?:,?\s+(?:&|and)\s+(?:Van )?{PEOPLE}|\s+et al\.)?"
                       r"\s+(?:19|20)\d\d)\b(?![-\d])")
 PAPER = re.compile(r"(?:arxiv\.org/abs/|arXiv:)(\d{4}\.\d{5})|doi\.org/(\S+?)[)>\s]")
