@@ -511,7 +511,7 @@ def test_names_and_numbers_may_be_written_as_one_says_them(command, short, long)
 def test_models_devices_and_links_are_listed_with_their_numbers_and_what_else_they_are_called(tmp_path):
     assert re.search(r"^llama-2-7b +6,738,415,616 +32 +4,096 +32 +4,096 +plan$", lines_of("models"), re.M)
     assert re.search(r"^gpt2 +124,439,808 .* train plan$", lines_of("models"), re.M)
-    assert re.search(r"^h100-80 +h100 +80 +3,350 +989 +pcie5 +2023-03$", lines_of("devices"), re.M)
+    assert re.search(r"^h100-80 +h100 +80 +3,350 +989 +nvlink4 +pcie5 +2023-03$", lines_of("devices"), re.M)
     assert re.search(r"^t4 +16 +320 +none +pcie3 ", lines_of("devices"), re.M)
     assert re.search(r"^nvlink4 +nvlink +450 +3.4 +2022-03$", lines_of("links"), re.M)
     own = tmp_path / "own.toml"
