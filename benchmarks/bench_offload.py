@@ -51,7 +51,9 @@ def configured(case: Case, blocks: int) -> PlanConfig:
                                                      tied=True, fused=True))
     on_disk = case.offload == "disk"
     base = plan_config("gpt2", ranks=case.ranks, link="nvlink2", stage=case.stage, recompute="block",
-                       convention="zerosim", offload=case.offload, disk_link="nvme-pcie4" if on_disk else None)
+                       convention="zerosim", offload=case.offload, disk_link="nvme-pcie4" if on_disk else None,
+                       host_capacity_nbytes=HOST_NBYTES // case.ranks if case.offload else None,
+                       disk_capacity_nbytes=DISK_NBYTES // case.ranks if on_disk else None)
     return replace(base, model=model, tokens=1024, device=V100)
 
 

@@ -29,8 +29,9 @@ FIRST_WORDS = {
     "replay": "The worked example: 4 weights on 2 ranks", "lost-updates": "Lost updates: a small number",
     "precision": "Mixed precision: what goes wrong in 16 bits", "train": "gpt-nano on moby_dick: 6,960 parameters",
     "compare": "gpt-nano on moby_dick, 2 ranks, 2 steps, by stage",
-    "cost": "all_reduce by ring, 14,000,000,000 bytes, 8 ranks", "plan": "ZeRO-2 fits with",
-    "tune": "ZeRO-2 is fastest: "}
+    "cost": "all_reduce by ring, 14,000,000,000 bytes, 8 ranks",
+    "plan": "ZeRO-3 without recomputation is the cheapest that fits with a margin",
+    "tune": "ZeRO-2 without recomputation is fastest: "}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -93,13 +94,15 @@ def test_help_explains_every_switch_of_every_command():
               "--nodes 2", "--nbytes 72 --itemsize 8", "--nodes 2 --algorithm hierarchical(4)",
               "--nodes 2 --between ethernet-100g"]),
     ("plan", ["--ranks 16", "--device b200", "--link pcie5", "--nodes 2", "--stage 3", "--recompute tiled",
+              "--attention unfused",
               "--batch 3", "--sequence 512", "--micro-batches 4", "--compute fp32", "--optimizer lion",
               "--convention megatron-bf16", "--utilization 0.4", "--no-overlap", "--prefetch 2",
               "--offload optimizer=host", "--offload host", "--offload disk", "--offload disk --disk-link ethernet-10g",
               "--offload host --host-capacity 1GB", "--offload disk --disk-capacity 1MB", "--reduction micro_batch",
               "--mesh 2x4", "--mesh 2x4 --stage 3 --zeropp hpz"]),
     ("tune", ["--global-batch 32", "--ranks 4", "--device b200", "--link pcie5", "--nodes 2 --between ethernet-100g",
-              "--stage 3", "--recompute block", "--batch 1", "--sequence 512", "--compute fp32", "--optimizer lion",
+              "--stage 3", "--recompute block", "--attention unfused", "--batch 1", "--sequence 512", "--compute fp32",
+              "--optimizer lion",
               "--utilization 0.4", "--no-overlap", "--stage 3 --prefetch 2", "--bucket-nbytes model",
               "--offload host --host-link pcie3", "--offload disk --disk-link ethernet-10g",
               "--offload none,host"])])
@@ -145,7 +148,8 @@ SAID = {  # of each command: switches, and what stands among the words
             "halving needs a power of two of ranks, and 6 is none."])],
     "plan": [
         ("--model gpt2 --ranks 4 --stage 2,3 --recompute block --explain --measure", [
-            "ZeRO-3 with block recomputation fits with", "2 block", "3 block", "Fewest ranks", "Largest micro-batch",
+            "ZeRO-3 is the cheapest that fits with a margin", "4 ranks of h100-80 over nvlink4", "2 block", "3 block",
+            "Fewest ranks", "Largest micro-batch",
             "model states (zero-paper)", "estimated", "those of the engine with overlap and 1 unit ahead."]),
         ("--model gpt2 --stage 3 --no-overlap --prefetch 0", ["those of the engine with nothing overlapped."]),
         ("--model gpt2 --stage 3 --prefetch 2", ["those of the engine with overlap and 2 units ahead."]),
@@ -313,7 +317,7 @@ def test_a_search_replays_on_a_link_of_ones_own(tmp_path):
 def test_a_plan_as_json_has_its_rows_formulas_and_measurements():
     asked = "--model gpt2 --ranks 4 --stage 2,3 --recompute block --explain --measure --json"
     data = json.loads(ask("plan", *asked.split()).stdout)
-    assert [(row["stage"], row["recompute"]) for row in data["rows"]] == [(2, "block"), (3, "block")]
+    assert [(row["stage"], row["recompute"]) for row in data["rows"]] == [(2, "block+tiled"), (3, "block+tiled")]
     assert {line["difference_nbytes"] for row in data["rows"] for line in row["measured"]} == {0}
     assert (data["overlap"], data["prefetch"]) == (True, 1)
     assert data["rows"][0]["explained"][0]["value"] == "124,439,808"
@@ -339,6 +343,32 @@ def test_a_former_option_still_works_and_says_what_it_is_called_now(command, for
     assert after.stderr == ""
 
 
+def test_a_plan_takes_the_settings_of_a_ds_config_says_what_of_them_is_different_and_refuses_what_says_a_thing_twice(
+        tmp_path):
+    file, asked = tmp_path / "ds_config.json", ("plan", "--model", "gpt2", "--device", "a100-80", "--ds-config")
+    config = {"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2, "steps_per_print": 10,
+              "fp16": {"enabled": True, "loss_scale": 128}, "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+              "zero_optimization": {"stage": 2, "overlap_comm": True, "offload_optimizer": {"device": "cpu"}}}
+    file.write_text(json.dumps(config))
+    data = json.loads(ask(*asked, str(file), "--ranks", "4", "--json").stdout)
+    settings = zs.from_deepspeed(config, ranks=4, model="gpt2")
+    rows = zs.plan("gpt2", device="a100-80", **settings.plan_arguments()).as_dict()["rows"]
+    assert [{name: line[name] for name in row} for line, row in zip(data["rows"], rows, strict=True)] == rows
+    assert data["notes"] == ["Of DeepSpeed's settings these change nothing here: steps_per_print.",
+                             *(f"Not the same as DeepSpeed's: {line}." for line in settings.differences)]
+    assert (data["rows"][0]["stage"], data["rows"][0]["host_nbytes"] > 0, data["ranks"]) == (2, True, 4)
+    assert len(data["notes"]) > 1
+    assert all(" ".join(note.split()) in words_of(*asked, str(file), "--ranks", "4") for note in data["notes"])
+    counted = ask(*asked, str(file), "--convention", "megatron-fp16", "--json")
+    assert {row["convention"] for row in json.loads(counted.stdout)["rows"]} == {"megatron-fp16"}
+    for switch in ("--batch 3", "--micro-batches 2", "--stage 2", "--compute fp16", "--offload host"):
+        done = ask(*asked, str(file), *switch.split())
+        assert (done.exit_code, done.stdout) == (2, ""), switch
+        assert f"{switch.split()[0]} was asked for, and {file} says it too" in done.stderr
+    file.write_text(json.dumps(config | {"amp": {"enabled": True}}))
+    assert "amp={'enabled': True}" in ask(*asked, str(file)).stderr
+
+
 def test_an_option_and_its_former_name_are_not_asked_for_together():
     both = ask("plan", "--model", "gpt2", "--dialect", "fp32", "--convention", "zerosim")
     assert (both.exit_code, both.stdout) == (2, "")
@@ -346,7 +376,8 @@ def test_an_option_and_its_former_name_are_not_asked_for_together():
 
 
 @pytest.mark.parametrize(("columns", "shown", "hidden"), [
-    (80, ["states", "spare", "step"], ["optimizer", "gathered"]), (130, ["gathered", "MFU"], ["optimizer"]),
+    (80, ["states", "transient", "spare", "step"], ["optimizer", "gathered"]),
+    (130, ["gathered", "MFU"], ["optimizer"]),
     (170, ["parameters", "gradients", "optimizer", "states", "MFU"], [])])
 def test_a_wider_terminal_shows_more_columns_of_a_plan_and_no_line_is_broken(columns, shown, hidden):
     done = ask("plan", "--model", "llama-3.1-405b", "--ranks", "512", "--nodes", "64", "--batch", "4", columns=columns)
@@ -354,7 +385,7 @@ def test_a_wider_terminal_shows_more_columns_of_a_plan_and_no_line_is_broken(col
     assert set(shown) <= set(table[0].split())
     assert not set(hidden) & set(table[0].split())
     assert [line.split()[:2] for line in table[1:]] == [
-        [stage, policy] for stage in "0123" for policy in ("none", "selective", "block")]
+        [stage, policy] for stage in "0123" for policy in ("none", "block")]
 
 
 REFUSED = {
@@ -480,7 +511,7 @@ def test_names_and_numbers_may_be_written_as_one_says_them(command, short, long)
 def test_models_devices_and_links_are_listed_with_their_numbers_and_what_else_they_are_called(tmp_path):
     assert re.search(r"^llama-2-7b +6,738,415,616 +32 +4,096 +32 +4,096 +plan$", lines_of("models"), re.M)
     assert re.search(r"^gpt2 +124,439,808 .* train plan$", lines_of("models"), re.M)
-    assert re.search(r"^h100-80 +h100 +80 +3,350 +989 +pcie5 +2023-03$", lines_of("devices"), re.M)
+    assert re.search(r"^h100-80 +h100 +80 +3,350 +989 +nvlink4 +pcie5 +2023-03$", lines_of("devices"), re.M)
     assert re.search(r"^t4 +16 +320 +none +pcie3 ", lines_of("devices"), re.M)
     assert re.search(r"^nvlink4 +nvlink +450 +3.4 +2022-03$", lines_of("links"), re.M)
     own = tmp_path / "own.toml"

@@ -5,7 +5,7 @@ what the program hands to it: coroutines that note instants by name, and wait fo
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Generator, Hashable
+from collections.abc import Generator, Hashable, Sequence
 from fractions import Fraction
 from itertools import count
 from typing import Any
@@ -13,7 +13,17 @@ from typing import Any
 import zerosim as zs
 from zerosim.planning import Machine
 
-Hop = tuple[int, int, int, Hashable]  # from, to, bytes, and what tells it from others between these two ranks
+Hop = tuple[int, int, Fraction, Hashable]  # from, to, bytes of a card, what tells it from others of these two ranks
+
+
+def of_a_card(step: Sequence[tuple[int, int]], group: Sequence[int], ranks_per_node: int | None) -> list[Fraction]:
+    """Of each message (from, to) of a collective's step, the part that a network card of its node carries."""
+    node = {rank: 0 if ranks_per_node is None else rank // ranks_per_node for rank in group}
+    gone = [(node[source], node[to]) for source, to in step if node[source] != node[to]]
+    cards = Counter(node.values())
+    return [Fraction(1) if node[source] == node[to] else max(
+        Fraction(sum(left == node[source] for left, _ in gone), cards[node[source]]),
+        Fraction(sum(entered == node[to] for _, entered in gone), cards[node[to]])) for source, to in step]
 
 
 class Naive:
@@ -98,14 +108,18 @@ class Naive:
         key = call.group, call.communicator, call.number
         if key not in self._steps:
             steps: dict[int, dict[int, list[Hop]]] = defaultdict(lambda: defaultdict(list))
+            by_step = defaultdict(list)
             for hop in row.hops():
-                source, destination = call.group[hop.source], call.group[hop.destination]
-                for rank in (source, destination):
-                    steps[rank][hop.step].append((source, destination, hop.nbytes, (key, hop.step)))
+                by_step[hop.step].append((call.group[hop.source], call.group[hop.destination], hop.nbytes))
+            for step, hops in by_step.items():
+                parts = of_a_card([hop[:2] for hop in hops], call.group, self.machine.network.ranks_per_node)
+                for (source, destination, nbytes), part in zip(hops, parts, strict=True):
+                    for rank in (source, destination):
+                        steps[rank][step].append((source, destination, nbytes * part, (key, step)))
             self._steps[key] = {rank: [mine[step] for step in sorted(mine)] for rank, mine in steps.items()}
         return self._steps[key]
 
-    def _message(self, source: int, destination: int, nbytes: int) -> Fraction:
+    def _message(self, source: int, destination: int, nbytes: int | Fraction) -> Fraction:
         if source == destination:
             return Fraction(0)
         link = self.machine.network.link(source, destination)

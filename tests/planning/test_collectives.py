@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
+from tests.planning.naive_replay import of_a_card
 from tests.planning.recorded_runs import FAST, SLOW, program_of, traces_of
 from tests.ranks import asking
 from tests.ranks.data import normals
@@ -154,14 +155,32 @@ def test_the_slowest_hop_of_each_step_decides_on_one_kind_of_link_or_two(drawn, 
     key, cut, root, per_node = drawn
     for network in (Network(FAST), Network(FAST, SLOW, per_node), Network(SLOW, FAST, per_node)):
         steps = defaultdict(list)
-        for step, source, destination, nbytes in predicted(*key, cut, itemsize, root):
-            steps[step].append(network.link(source, destination).seconds(nbytes))
+        for step, *message in predicted(*key, cut, itemsize, root):
+            steps[step].append(message)
+        seconds = []
+        for messages in steps.values():
+            parts = of_a_card([one[:2] for one in messages], range(len(cut) - 1), network.ranks_per_node)
+            seconds.append(max(network.link(source, to).seconds(float(nbytes * part))
+                               for (source, to, nbytes), part in zip(messages, parts, strict=True)))
         found = cost.cost(*key, cut, itemsize, network, root=root)
-        assert found.seconds == pytest.approx(sum(map(max, steps.values())), rel=1e-12)
+        assert found.seconds == pytest.approx(sum(seconds), rel=1e-12)
         assert found.sent == sent(*key, cut, itemsize, root=root)
     flat = cost.cost(*key, cut, itemsize, Network(FAST), root=root)
     assert cost.cost(*key, cut, itemsize, Network(FAST, SLOW, 12), root=root) == flat
-    assert cost.cost(*key, cut, itemsize, Network(FAST, FAST, per_node), root=root) == flat
+    assert cost.cost(*key, cut, itemsize, Network(FAST, FAST, 1), root=root) == flat
+    assert cost.cost(*key, cut, itemsize, Network(FAST, FAST, per_node), root=root).seconds <= flat.seconds
+
+
+def test_a_ring_over_nodes_is_as_fast_as_all_of_a_nodes_cards_and_an_all_to_all_as_each_ranks_own():
+    """16 ranks of NVLink with a card each of 50 GB/s: 400 GB/s leave a node, near NVLink's 450."""
+    nbytes, alpha = 16 * 10**9, 14e-6
+    nvlink, infiniband = (zs.planning.hardware.link(name) for name in ("nvlink4", "infiniband-ndr"))
+    cut, network = ceil_cut(nbytes, 16), Network(nvlink, infiniband, 8)
+    assert cost.cost("all_gather", "ring", cut, 1, network).seconds == pytest.approx(15 * (alpha + 1e9 / 400e9))
+    far = cost.cost("all_to_all", "pairwise", cut, 1, network).seconds  # half of what a rank sends leaves its node
+    assert far == pytest.approx(15 * alpha + nbytes / 2 / 50e9)
+    across = cost.cost("all_reduce", "ring", (0, nbytes, 2 * nbytes), 1, Network(infiniband)).seconds
+    assert across == pytest.approx(2 * (alpha + nbytes / 50e9))
 
 
 def test_without_latency_a_perfect_algorithms_bus_bandwidth_is_the_links_a_tree_reaches_less_and_one_rank_has_none():

@@ -185,6 +185,8 @@ def test_a_plan_that_cannot_be_made_is_refused():
         (plan(parameters=7e9, optimizer=zs.optim.Muon()), "what Muon keeps ... none is known; name a model, or"),
         (gpt2(stage="1,2", reduction="micro_batch"), "of sharded gradients, stage 2 or 3, found stage 1"),
         (gpt2(stage=3, reduction="bits"), "reduction='bits' must be rank or micro_batch"),
+        (gpt2(attention="flash"), "attention='flash' must be fused, as FlashAttention is, or unfused"),
+        (gpt2(offload="optimizer=host", disk_capacity_nbytes=1), "disk_capacity_nbytes=1 is of offload, and noth"),
         (gpt2(offload="no"), "offload='no' must be 'host' or 'disk'"),
         (gpt2(offload=zs.Offload(gradients="host")), "a plan takes the optimizer's state off the device first"),
         (gpt2(offload="disk", optimizer=zs.optim.Muon()), "what it reads from disk is not planned"),
@@ -297,9 +299,10 @@ def test_a_device_of_ones_own_may_leave_its_host_link_out_until_something_is_off
     for text, said in ((OWN_DEVICE, "the device mine does not say by which link it hangs on its host; name one"),
                        (OWN_DEVICE + 'host_link = "pcie6"\n', "no link is called 'pcie6'")):
         path.write_text(text)
-        refuses([(offloaded, said)])
-        assert zs.plan("gpt2", device="mine", hardware=path).rows
-        assert offloaded(host_link="pcie5").rows
+        refuses([(partial(offloaded, link="pcie5"), said), (partial(zs.plan, "gpt2", device="mine", hardware=path),
+                 "the device mine does not say by which link those of a node hang together; name one, as nvlink4")])
+        assert zs.plan("gpt2", device="mine", hardware=path, link="pcie5").rows
+        assert offloaded(host_link="pcie5", link="pcie5").rows
 
 
 def test_a_configuration_file_that_is_not_there_or_is_not_json_is_refused(tmp_path):

@@ -74,3 +74,18 @@ def test_a_number_of_parameters_makes_layers_of_the_largest_and_a_rest(parameter
     assert len(set(model.unit_lengths[:-1])) <= 1
     assert model.transformer is None
     assert model_of_parameters(parameters).unit_lengths == (parameters,)
+
+
+def test_the_switches_of_an_opts_configuration_count_or_are_refused():
+    """Of d channels, n blocks and F = 4d: biases 4d + F + d of a block, norms 2d of each and two of a block."""
+    fields = {"model_type": "opt", "hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2, "ffn_dim": 32,
+              "max_position_embeddings": 16, "vocab_size": 50}
+    d, n, f = 8, 3, 32
+    full = shapes.model_of_config(fields).parameters
+    assert full == 50 * d + 18 * d + n * (4 * d * d + 2 * d * f + 4 * d + f + d + 4 * d) + 2 * d
+    assert shapes.model_of_config(fields | {"enable_bias": False}).parameters == full - n * (4 * d + f + d)
+    bare = shapes.model_of_config(fields | {"layer_norm_elementwise_affine": False})
+    assert bare.parameters == full - (2 * n + 1) * 2 * d
+    for switch in ({"_remove_final_layer_norm": True}, {"do_layer_norm_before": False}, {"word_embed_proj_dim": 4}):
+        with pytest.raises(ValueError, match="not counted here; take another OPT"):
+            shapes.model_of_config(fields | switch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
@@ -10,20 +10,35 @@ from rich.markup import escape
 from zerosim.course.measured import Compared
 from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts
+from zerosim.models.units import TILED, Recompute
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.conventions import is_cut_anywhere
 from zerosim.planning.plan import Plan, PlanRow
-from zerosim.planning.plan_table import UNITS, cells, explained, names_for, options_text, places_text, subject
+from zerosim.planning.plan_table import (
+    KEPT_HERE,
+    PARTS,
+    PYTORCH_KEEPS,
+    UNITS,
+    cells,
+    explained,
+    names_for,
+    options_text,
+    places_text,
+    subject,
+)
 
 INDENT = 4  # columns of a terminal beside those of a table
 Measured = Mapping[PlanRow, Sequence[Compared]]
 
 
-def plan_view(found: Plan, columns: int, *, explain: bool = False, measured: Measured | None = None) -> View:
-    """The plan for a terminal of so many columns; each number's formula, and what runs measure, where asked for."""
+def plan_view(found: Plan, columns: int, *, explain: bool = False, measured: Measured | None = None,
+              notes: Iterable[str] = ()) -> View:
+    """The plan for a terminal of so many columns; notes on what was asked, below the remarks; each number's formula,
+    and what runs measure, where asked for."""
     explanations = [_explanation(found, row) for row in found.rows] if explain else []
     measurements = [_measurement(row, lines) for row, lines in (measured or {}).items()]
-    return View(found.verdict, "", parts(_rows(found, columns), _remarks(found), *explanations, *measurements))
+    return View(found.verdict, "", parts(_rows(found, columns), _remarks(found, columns), map(escape, notes),
+                                         *explanations, *measurements))
 
 
 def _rows(found: Plan, columns: int) -> Iterator[Part | str]:
@@ -38,12 +53,20 @@ def _rows(found: Plan, columns: int) -> Iterator[Part | str]:
     yield ""
 
 
-def _remarks(found: Plan) -> Iterator[str]:
+def _remarks(found: Plan, columns: int) -> Iterator[str]:
     """The units, what the numbers rest on, what is left out of them, and the answers to the inverse questions."""
     config = found.config
-    yield (f"{UNITS} Seconds take products to reach {percent(config.utilization)} of the dense peak, which is assumed; "
+    units = f"{UNITS} {PARTS}" if "gathered" in names_for(found, columns - INDENT) else UNITS
+    yield (f"{units} Seconds take products to reach {percent(config.utilization)} of the dense peak, which is assumed; "
            f"bytes and seconds are those of the engine with {options_text(config)}.")
-    if config.decoder is None:
+    if config.decoder is not None:
+        yield (f"Activations are those of zerosim's own layers, which make norms and gates again in backward. PyTorch "
+               f"keeps {PYTORCH_KEEPS / KEPT_HERE:.1f} times as much of a Llama-3-8B block: {PYTORCH_KEEPS:g} hidden "
+               f"states of each token, measured, against {KEPT_HERE:g}. Of a block made again it keeps the input.")
+        yield ("Attention is fused, as FlashAttention is, but in rows that say otherwise."
+               if any(Recompute.parse(policy).inside == TILED for policy in config.policies) else
+               "Attention holds its probabilities, as a fused one does not.")
+    else:
         yield "Activations are not in the total: their sizes are not known of this model."
     if not config.has_units:
         yield "What is gathered or on its way is not in the total: name the largest layer, and it will be."
@@ -56,12 +79,11 @@ def _remarks(found: Plan) -> Iterator[str]:
         batch = config.largest_batch()
         yield (f"Largest micro-batch that fits: {counted(batch, 'sequence')}." if batch
                else "Not even one sequence fits.")
-    ranks, cheapest = config.fewest_ranks(), found.cheapest
+    ranks, least = config.fewest_ranks(), found.least_sent
     yield ("No number of ranks makes it fit." if ranks is None
            else f"Fewest ranks on which it fits, of powers of two: {ranks:,}.")
-    if cheapest is not None:
-        yield (f"Cheapest in traffic of what fits: {cheapest.title}, {bytes_text(cheapest.sent_nbytes_per_step)} per "
-               "step.")
+    if least is not None:
+        yield f"Least traffic of what fits: {found.name_of(least)}, {bytes_text(least.sent_nbytes_per_step)} per step."
     if is_cut_anywhere(config.optimizer):  # of others no number of parameters says what they keep
         largest = [f"{config.largest_model(stage) / 1e9:,.4g}" for stage in config.stages]
         yield f"Largest models whose states alone fit, by stage, in 10⁹ parameters: {'; '.join(largest)}."

@@ -17,10 +17,11 @@ from typing import Any
 
 from zerosim import optim
 from zerosim.course.measured import decoder_of
+from zerosim.models.units import SELECTIVE, SUB_BLOCK, TILED, Recompute
 from zerosim.numerics.places import DEVICE, DISK, HOST, NOTHING, Offload
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.closed_forms import STAGES
-from zerosim.planning.plan import PlanConfig
+from zerosim.planning.plan import PlanConfig, recomputation_text
 
 NVME_PATH = "/local_nvme"
 TORCH = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
@@ -45,8 +46,8 @@ class Candidate:
     @property
     def title(self) -> str:
         """``ZeRO-2 with block recomputation, optimizer on the host``."""
-        how = "" if self.recompute == "none" else f" with {self.recompute} recomputation"
-        return f"ZeRO-{self.stage}{how}" + ("" if self.offload.is_none else f", {self.offload}")
+        places = "" if self.offload.is_none else f", {self.offload}"
+        return f"ZeRO-{self.stage} {recomputation_text(self.recompute)}{places}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,10 +224,11 @@ def _offload_in_deepspeed(settings: Candidate) -> Iterator[str]:
 
 
 def _recomputation(settings: Candidate) -> Iterator[str]:
-    """Recomputation stands in the model's own code, in both programs."""
-    if settings.recompute in ("selective", "tiled"):
-        yield (f"Recomputation ({settings.recompute}) is in the model's code: a fused attention, as "
-               "scaled_dot_product_attention, keeps no probabilities either.")
-    elif settings.recompute != "none":
+    """Attention and recomputation stand in the model's own code, in both programs."""
+    asked = Recompute.parse(settings.recompute)
+    if asked.inside in (SELECTIVE, TILED):
+        yield ("Attention is in the model's code: a fused attention, as scaled_dot_product_attention, keeps no "
+               "probabilities either.")
+    if asked.units_per_segment is not None or asked.inside == SUB_BLOCK:
         yield (f"Recomputation ({settings.recompute}) is in the model's code: torch.utils.checkpoint.checkpoint around "
                "what is run again.")

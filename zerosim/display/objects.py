@@ -197,9 +197,8 @@ PARTS: Mapping[str, str] = MappingProxyType({
 
 def plan_view(plan: Plan) -> View:
     """The verdict, bars of bytes beside the capacity, and the rows."""
-    names = [row_name(row) for row in plan.rows]
     bars = Bars(f"What one rank would hold on {plan.config.device.name}",
-                tuple((name, parts_of(row)) for name, row in zip(names, plan.rows, strict=True)), PARTS,
+                tuple((name, parts_of(row)) for name, row in zip(row_names(plan), plan.rows, strict=True)), PARTS,
                 plan.rows[0].capacity_nbytes)
     table = Table("Each row, bytes in GB", ("stage and recomputation", *(f">{name}" for name in COLUMNS)),
                   tuple(map(tuple, cells(plan))))
@@ -211,9 +210,9 @@ def parts_of(row: PlanRow) -> dict[str, int]:
     return {part: getattr(row, f"{part}_nbytes") for part in PARTS}
 
 
-def row_name(row: PlanRow) -> str:
-    """``ZeRO-2 block``."""
-    return f"ZeRO-{row.stage}" + ("" if row.recompute == "none" else f" {row.recompute}")
+def row_names(plan: Plan) -> list[str]:
+    """``ZeRO-2 block``, of each row."""
+    return [f"ZeRO-{label.replace(' none', '')}" for label, in cells(plan, [])]
 
 
 # -- steps of a run: what moved, and every rank as it is then ---------------------------------------------------------

@@ -4,12 +4,13 @@ A plan is an estimate: it is read as data, and nothing is run.
 """
 
 from collections.abc import Callable, Mapping
+from textwrap import fill
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from zerosim.display.drawing import DARK, LIGHT, Axes, Drawing, Style, filled, stack_bar
 from zerosim.display.memory_plots import memories_bars, memory_curve, memory_curve_data
-from zerosim.display.objects import PARTS, parts_of, row_name
+from zerosim.display.objects import PARTS, parts_of, row_names
 from zerosim.display.step_plots import step_sheet, step_sheet_data
 from zerosim.display.trace_plots import ring_traffic, ring_traffic_data, trace_order, trace_order_data
 from zerosim.numerics.units import counted
@@ -68,8 +69,8 @@ def plan_bars(plan: Plan, style: Style = LIGHT) -> Drawing:
     config, capacity, rows = plan.config, plan.rows[0].capacity_nbytes, [parts_of(row) for row in plan.rows]
     title = f"What one rank would hold: {config.model.name} on {counted(config.ranks, 'rank')} of {config.device.name}"
     parts = [part for part in PARTS if any(held[part] for held in rows)]
-    with style.figure(11.0, 3.15 + 0.42 * len(rows), title, plan.verdict) as figure:
-        axes = figure.panel(left=1.85, right=1.7, top=1.25, bottom=1.6)
+    with style.figure(11.0, 3.4 + 0.42 * len(rows), title, fill(plan.verdict, 110), below=0.8) as figure:
+        axes = figure.panel(left=1.85, right=1.7, top=1.5, bottom=1.6)
         for place, (row, held) in enumerate(zip(plan.rows, rows, strict=True)):
             end = stack_bar(axes.barh, place, 0.72, {part: held[part] / 1e9 for part in parts},
                             lambda part: _look(part, style))
@@ -79,14 +80,15 @@ def plan_bars(plan: Plan, style: Style = LIGHT) -> Drawing:
         axes.axvline(capacity / 1e9, color=style.ink, linestyle="--", linewidth=1.4)
         axes.annotate(f"the device has {capacity / 1e9:,.1f}", (capacity / 1e9, 1), (0, 4), ha="center", va="bottom",
                       xycoords=axes.get_xaxis_transform(), textcoords="offset points")
-        axes.set_yticks(range(len(rows)), list(map(row_name, plan.rows)))
+        axes.set_yticks(range(len(rows)), row_names(plan))
         axes.set_ylim(len(rows) - 0.45, -0.55)
         axes.set_xlim(0, max(capacity, *(row.total_nbytes for row in plan.rows)) / 1e9 * 1.02)
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="x")
         axes.set_xlabel("held by one rank (GB)")
         figure.key({NAMES.get(part, part): _look(part, style) for part in parts}, ncols=4)
-    said = "; ".join(f"{row_name(row)} {row.total_nbytes / 1e9:,.2f} GB" for row in plan.rows)
+    said = "; ".join(f"{name} {row.total_nbytes / 1e9:,.2f} GB"
+                     for name, row in zip(row_names(plan), plan.rows, strict=True))
     words = f"{plan.verdict} Stacked bars: {said}. The device has {capacity / 1e9:,.2f} GB."
     return Drawing("plan", title, words, style, figure)
 

@@ -8,6 +8,8 @@ time; a step ends with its slowest message, and then the next begins. For a ring
 takes however ranks run ahead, since its longest chunk goes at every step, one hop after the other. Elsewhere, with
 uneven chunks or two kinds of link, a rank that does not wait for the end of a step may end sooner, never later.
 
+What leaves a node goes by the network cards of all its ranks, of which each has one, in equal parts.
+
 The model knows nothing of pipelines inside a message, nor of links that messages share, by which rings win in practice:
 in it Rabenseifner's algorithm is never slower than the ring where N is a power of two.
 
@@ -22,6 +24,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations, pairwise
+
+import numpy as np
 
 from zerosim.planning.collectives import INT64_NBYTES, ROUNDS, CollectiveShape, Sent, checked_shape, levels, sent_of
 from zerosim.planning.cuts import Cut, ceil_cut, checked_count
@@ -114,7 +118,8 @@ def cost(collective: str, algorithm: str, cut: Cut, itemsize: int, network: Netw
                 float(latency), float(transfer))
 
 
-Longest = tuple[tuple[Link, int], ...]  # of one step: the bytes of its longest message on each kind of link
+# Of one step the bytes of its longest message on each kind of link; between nodes those that the busiest card carries.
+Longest = tuple[tuple[Link, int | Fraction], ...]
 
 
 def longest_messages(shape: CollectiveShape, network: Network) -> Counter[Longest]:
@@ -130,9 +135,11 @@ def longest_messages(shape: CollectiveShape, network: Network) -> Counter[Longes
             found[((network.inside, int(level.nbytes.max())),)] += level.times
             continue
         crosses = network.crosses(level.sources, level.destinations)
-        of_links = ((network.inside, level.nbytes[~crosses]), (network.between, level.nbytes[crosses]))
-        longest = tuple((link, int(nbytes.max())) for link, nbytes in of_links if len(nbytes))
-        found[longest] += level.times
+        cards, messages = network.sharing(level.sources, level.destinations, np.arange(shape.ranks))
+        carried = {Fraction(int(nbytes), int(on)) for nbytes, on in zip(
+            (level.nbytes * messages)[crosses], cards[crosses], strict=True)}
+        of_links = ((network.inside, {int(nbytes) for nbytes in level.nbytes[~crosses]}), (network.between, carried))
+        found[tuple((link, max(nbytes)) for link, nbytes in of_links if nbytes)] += level.times
     return found
 
 

@@ -78,8 +78,8 @@ class Device:
     """One accelerator: its memory and its peak arithmetic.
 
     `capacity_nbytes` is the vendor's number, `reported_nbytes` what the device itself says; they differ both ways.
-    `flops_per_second` are dense by format, never the doubled figures for sparse matrices. `host_link` names the link
-    between it and its host, where that is known.
+    `flops_per_second` are dense by format, never the doubled figures for sparse matrices. `link` names the link between
+    the devices of a node, `host_link` that between a device and its host, where they are known.
     Raises ValueError for numbers that are not positive and finite, and for a format that is not in `RATED_FORMATS`.
     """
 
@@ -91,9 +91,10 @@ class Device:
     source: str
     date: str
     host_link: str | None = None
+    link: str | None = None
 
     def __post_init__(self) -> None:
-        own = {} if self.host_link is None else {"host_link": checked_text}
+        own = {key: checked_text for key in ("host_link", "link") if getattr(self, key) is not None}
         _check_fields(self, f"device {self.name!r}", **own, capacity_nbytes=whole, reported_nbytes=whole,
                       memory_bytes_per_second=positive, flops_per_second=checked_rates, source=checked_text,
                       date=checked_text)
@@ -144,7 +145,9 @@ class Network:
     """The links between ranks: one kind, or a fast one inside a node and a slow one between nodes.
 
     Ranks stand node by node: 0 to g-1 in the first of g = `ranks_per_node`, and so on. Each rank has a link of its own
-    of either kind, so ranks of one node do not share their way out.
+    of either kind: a network card of its own for what leaves the node. A message between two ranks takes the sender's
+    card; in a collective the cards of all its ranks on a node carry what leaves the node, as NCCL's channels do, which
+    are rings that leave it by a card each.
     Raises ValueError where `between` stands without `ranks_per_node` or the other way round.
     """
 
@@ -165,6 +168,26 @@ class Network:
         if self.ranks_per_node is None:
             return source != source  # False, of the arguments' shape
         return source // self.ranks_per_node != destination // self.ranks_per_node
+
+    def sharing(self, sources: np.ndarray, destinations: np.ndarray, group: np.ndarray) -> tuple[Any, Any]:
+        """(network cards, messages that share them) of each message of one step of a group's collective, (n,) each.
+
+        Of a message that leaves its node these are the group's ranks there, and the messages that leave with it; or
+        those of the other node and the messages that enter, where that is slower. Inside a node 1 and 1.
+
+        >>> from zerosim.planning import hardware
+        >>> network, ranks = hardware.presets().network(8, "nvlink4", 2), np.arange(8)
+        >>> [one.tolist() for one in network.sharing(ranks, (ranks + 1) % 8, ranks)]
+        [[1, 1, 1, 4, 1, 1, 1, 4], [1, 1, 1, 1, 1, 1, 1, 1]]
+        """
+        if self.ranks_per_node is None:
+            return np.ones_like(sources), np.ones_like(sources)
+        start, end, nodes = (ranks // self.ranks_per_node for ranks in (sources, destinations, group))
+        crosses, cards = start != end, np.bincount(nodes)
+        leaving, entering = (np.bincount(ends[crosses], minlength=len(cards)) for ends in (start, end))
+        here = leaving[start] * cards[end] >= entering[end] * cards[start]  # slower than there
+        return (np.where(crosses, np.where(here, cards[start], cards[end]), 1),
+                np.where(crosses, np.where(here, leaving[start], entering[end]), 1))
 
     def link(self, source: int, destination: int) -> Link:
         """The link between two ranks; raises ValueError for a negative rank, and for a rank and itself."""
@@ -288,12 +311,15 @@ class Machine:
                                          nbytes / self.device.memory_bytes_per_second)
         return seconds
 
-    def message_seconds(self, sources: np.ndarray, destinations: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
-        """Seconds of messages between ranks of two different devices, (n,)."""
+    def message_seconds(self, sources: np.ndarray, destinations: np.ndarray, nbytes: np.ndarray,
+                        group: np.ndarray | None = None) -> np.ndarray:
+        """Seconds of messages between ranks of two different devices, (n,), each by its sender's card; or of one step
+        of a collective of a group, whose ranks' cards they share."""
         seconds: np.ndarray = self.network.inside.seconds(nbytes)
         if self.network.between is not None:
             crosses = self.network.crosses(sources, destinations)
-            seconds = np.where(crosses, self.network.between.seconds(nbytes), seconds)
+            cards, messages = (1, 1) if group is None else self.network.sharing(sources, destinations, group)
+            seconds = np.where(crosses, self.network.between.seconds(nbytes * messages / cards), seconds)
         for slow in self.slow_links:
             seconds[(sources == slow.source) & (destinations == slow.destination)] *= slow.factor
         return seconds
@@ -342,6 +368,14 @@ class Hardware:
     def link(self, name: str) -> Link:
         """The link of this name; raises ValueError with the nearest names, and all there are."""
         return _named("link", name, self.links)
+
+    def device_link(self, device: str) -> Link:
+        """The link between devices of a node; raises ValueError for a device that does not say, or for no link."""
+        name = self.device(device).link
+        if name is None:
+            raise ValueError(f"the device {device} does not say by which link those of a node hang together; name one, "
+                             "as nvlink4 or pcie5")
+        return self.link(name)
 
     def network(self, ranks: int, link: str, nodes: int = 1, between: str | None = None) -> Network:
         """The network of N ranks by the names of its links; `between` None is `BETWEEN` where nodes are several.

@@ -32,7 +32,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from zerosim.models.units import Recompute
+from zerosim.models.units import ALL, TILED, Recompute
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.places import (
     DEVICE,
@@ -49,7 +49,7 @@ from zerosim.numerics.places import (
 )
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
-from zerosim.numerics.units import count_of, gigabytes, nbytes_of
+from zerosim.numerics.units import count_of, gigabytes, nbytes_of, seconds_text
 from zerosim.optim import Optimizer
 from zerosim.planning.activations import Place, fullest_nbytes
 from zerosim.planning.closed_forms import BY_RANK, STAGES, Job, sent_nbytes
@@ -92,6 +92,7 @@ from zerosim.shown import Plotted
 
 MOST_RANKS = 8192
 MOST_SEQUENCES = 1 << 40  # in a batch that nobody has
+MARGIN = 0.05  # of the device's memory, which a plan wants spare: an allocator's fragments, and peaks that no model has
 UTILIZATION = 0.5  # of the device's dense peak that matrix products reach: an assumption, which a plan states
 OPTIMIZER_KINDS = ("master", "gradient_copy", "optimizer_state")  # those that `Offload.optimizer` places
 
@@ -181,10 +182,14 @@ class PlanRow:
                 + self.host_transfer_seconds + self.disk_transfer_seconds)
 
     @property
+    def has_margin(self) -> bool:
+        """True where it fits, and `MARGIN` of the device stays free."""
+        return self.fits and self.spare_nbytes >= MARGIN * self.capacity_nbytes
+
+    @property
     def title(self) -> str:
         """``ZeRO-2 with block recomputation``."""
-        how = "" if self.recompute == "none" else f" with {self.recompute} recomputation"
-        return f"ZeRO-{self.stage}{how}"
+        return f"ZeRO-{self.stage} {recomputation_text(self.recompute)}"
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, and what follows from them."""
@@ -215,23 +220,37 @@ class Plan(Plotted):
 
     @property
     def cheapest(self) -> PlanRow | None:
+        """The fastest row that fits with a margin: devices are paid by the second. Where none has it, the fastest that
+        fits; None where none does."""
+        return next((row for row in self.fitting if row.has_margin), next(iter(self.fitting), None))
+
+    @property
+    def least_sent(self) -> PlanRow | None:
         """Of the rows that fit, the one that sends least, then that takes least time; None where none fits."""
         return min(self.fitting, key=lambda row: (row.sent_nbytes_per_step, row.step_seconds), default=None)
 
     @property
     def verdict(self) -> str:
-        """The row that fits and by how much, and by how much the next lower stage misses, in one sentence."""
-        if not self.fitting:
-            least = min(self.rows, key=lambda row: row.total_nbytes)
-            return f"Nothing fits: {least.title} holds least and misses by {gigabytes(-least.spare_nbytes)} GB."
-        best = self.fitting[0]
-        order = {stage: place for place, stage in enumerate(sorted(self.config.stages))}
-        missing = [row for row in self.rows if not row.fits and order[row.stage] < order[best.stage]]
-        text = f"{best.title} fits with {gigabytes(best.spare_nbytes)} GB to spare"
-        if not missing:
+        """The cheapest row that fits with a margin, and the one without that comes nearest to it, in one sentence."""
+        best, margin = self.cheapest, f"{gigabytes(MARGIN * self.rows[0].capacity_nbytes)} GB"
+        others = sorted((row for row in self.rows if row != best and not row.has_margin),
+                        key=lambda row: (row.missing_nbytes, -row.spare_nbytes))
+        if best is None:
+            return (f"Nothing fits: {self.name_of(others[0])} comes nearest and misses by "
+                    f"{gigabytes(others[0].missing_nbytes)} GB.")
+        spare = f"{seconds_text(best.step_seconds)} a step, {gigabytes(best.spare_nbytes)} GB to spare"
+        text = (f"{self.name_of(best)} is the cheapest that fits with a margin: {spare}" if best.has_margin else
+                f"Nothing fits with a margin of {margin}; {self.name_of(best)} is the cheapest that fits: {spare}")
+        if not others:
             return text + "."
-        near = max(missing, key=lambda row: (order[row.stage], row.spare_nbytes))
-        return f"{text}; {near.title} misses by {gigabytes(-near.spare_nbytes)} GB."
+        near = others[0]
+        how = f"misses by {gigabytes(near.missing_nbytes)} GB" if near.missing_nbytes else (
+            f"has {gigabytes(near.spare_nbytes)} GB to spare, less than the margin of {margin}")
+        return f"{text}; {self.name_of(near)} {how}."
+
+    def name_of(self, row: PlanRow) -> str:
+        """The row's title, or its stage where that tells it from all others."""
+        return row.title if len(self.config.policies) > 1 else f"ZeRO-{row.stage}"
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain data: exact integers in bytes."""
@@ -239,9 +258,22 @@ class Plan(Plotted):
         return {"model": {"name": model.name, "parameters": model.parameters,
                           "largest_unit_parameters": model.largest_unit.parameters},
                 "ranks": self.config.ranks, "device": self.config.device.name,
+                "link": self.config.network.inside.name,
                 "compute": self.config.policy.compute, "overlap": self.config.overlap,
                 "prefetch": self.config.prefetch,
                 "rows": [row.as_dict() for row in self.rows], "verdict": self.verdict}
+
+
+def recomputation_text(policy: str) -> str:
+    """A policy in words; attention is taken to be fused, as "tiled" has it, unless it is said not to be.
+
+    >>> [recomputation_text(policy) for policy in ("tiled", "block+tiled", "block")]
+    ['without recomputation', 'with block recomputation', 'with block recomputation, attention unfused']
+    """
+    parsed = Recompute.parse(policy)
+    named = str(replace(parsed, inside=ALL) if parsed.inside == TILED else parsed)
+    how = "without recomputation" if named == "none" else f"with {named} recomputation"
+    return how + ", attention unfused" * (parsed.inside == ALL)
 
 
 # -- the configuration, which computes them ---------------------------------------------------------------------------
@@ -268,7 +300,7 @@ class PlanConfig:
     network: Network
     policy: Policy = field(default_factory=lambda: Policy("bf16"))
     stages: tuple[int, ...] = tuple(STAGES)
-    recompute: tuple[str, ...] = ("none", "selective", "block")
+    recompute: tuple[str, ...] = ("tiled", "block+tiled")
     batch: int = 1
     tokens: int | None = None
     micro_batches: int = 1
@@ -609,15 +641,17 @@ def _largest(fits: Callable[[int], bool], most: int) -> int:
 # -- from names to a plan: what one writes in a notebook or types in a shell ------------------------------------------
 
 
-RECOMPUTE = {"usual": ("none", "selective", "block"), "all": ("none", "selective", "tiled", "sub_block", "block")}
+ATTENTIONS = FUSED, UNFUSED = ("fused", "unfused")
+EVERY_POLICY = ("tiled", "block+tiled", "none", "selective", "sub_block", "block")
+USUAL_POLICIES = {FUSED: ("none", "block"), UNFUSED: ("none", "selective", "block")}
 Several = str | int | Iterable[Any]
 
 
 def plan(model: str | ModelShape | None = None, **options: Any) -> Plan:
     """A row of bytes and seconds for each stage and recomputation policy; the options are those of `plan_config`.
 
-    >>> print(plan("llama-2-7b", ranks=8, device="h100-80", link="nvlink4", batch=4, tokens=2048).verdict)
-    ZeRO-3 fits with 2.81 GB to spare; ZeRO-2 misses by 8.17 GB.
+    >>> print(plan("llama-2-7b", ranks=8, device="h100-80", recompute="none", batch=4, tokens=2048).verdict)
+    ZeRO-3 is the cheapest that fits with a margin: 731 ms a step, 37.14 GB to spare; ZeRO-0 misses by 56.35 GB.
     """
     if "dialect" in options and "convention" not in options:
         warnings.warn("dialect= is now called convention=", DeprecationWarning, stacklevel=2)
@@ -626,8 +660,9 @@ def plan(model: str | ModelShape | None = None, **options: Any) -> Plan:
 
 
 def plan_config(model: str | ModelShape | None = None, *, parameters: int | str | None = None,
-                largest_layer: int | str | None = None, ranks: int = 8, device: str = "h100-80", link: str = "nvlink4",
-                nodes: int = 1, between: str | None = None, stage: Several = "all", recompute: Several = "usual",
+                largest_layer: int | str | None = None, ranks: int = 8, device: str = "h100-80",
+                link: str | None = None, nodes: int = 1, between: str | None = None, stage: Several = "all",
+                recompute: Several = "usual", attention: str = FUSED,
                 batch: int = 1, tokens: int | None = None, micro_batches: int = 1, compute: str | Policy = "bf16",
                 optimizer: Optimizer = ADAM, convention: str | Convention | Policy | None = None,
                 utilization: float = UTILIZATION, overlap: bool = True, prefetch: int = 1,
@@ -639,7 +674,9 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                 zeropp: ZeroPlusPlus | str | None = None, reduction: str = BY_RANK) -> PlanConfig:
     """A checked configuration of a preset's name, a config.json, a ModelShape, or a number of ``parameters``.
 
-    ``stage`` and ``recompute`` are one, several, or "all"; "usual" is to recompute nothing, selectively, and blocks.
+    ``stage`` and ``recompute`` are one, several, or "all"; "usual" is to recompute nothing, and blocks. ``attention``
+    "fused", as FlashAttention, never holds the probabilities: the engine's "tiled", where a policy does not say itself
+    what a block keeps; "unfused" holds them, and "usual" recomputes selectively too. ``link`` None is the device's own.
     ``compute`` is a format, or a Policy for all formats of a step.
     ``convention`` None is "zero-paper", or "fp32" where that is computed in; "zerosim" is the engine's own.
     ``overlap`` and ``prefetch`` are the engine's options, what goes beside other work and how many units are gathered
@@ -673,12 +710,12 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
         convention = "fp32" if policy.compute == "fp32" else "zero-paper"
     return PlanConfig(
         model=_model(model, parameters, largest_layer), ranks=ranks, device=known.device(device),
-        network=known.network(ranks, link, on_mesh.nodes if on_mesh else nodes, between), policy=policy,
-        stages=rows, recompute=_policies(recompute), batch=batch, tokens=tokens, micro_batches=micro_batches,
-        optimizer=optimizer, convention=policy if convention == "zerosim" else convention, utilization=utilization,
-        offload=offload, host_link=to_host, disk_link=to_disk, overlap=overlap, prefetch=prefetch, overheads=overheads,
-        host_capacity_nbytes=_nbytes(host_capacity_nbytes, "host_capacity_nbytes"),
-        disk_capacity_nbytes=_nbytes(disk_capacity_nbytes, "disk_capacity_nbytes"),
+        network=known.network(ranks, link or known.device_link(device).name, on_mesh.nodes if on_mesh else nodes,
+        between), policy=policy, stages=rows, recompute=_policies(recompute, attention), batch=batch, tokens=tokens,
+        micro_batches=micro_batches, optimizer=optimizer, convention=policy if convention == "zerosim" else convention,
+        utilization=utilization, offload=offload, host_link=to_host, disk_link=to_disk, overlap=overlap,
+        prefetch=prefetch, overheads=overheads, host_capacity_nbytes=_nbytes(host_capacity_nbytes,
+        "host_capacity_nbytes"), disk_capacity_nbytes=_nbytes(disk_capacity_nbytes, "disk_capacity_nbytes"),
         mesh=on_mesh, zeropp=parts, reduction=reduction)
 
 
@@ -732,11 +769,17 @@ def _only(rows: tuple[int, ...], sharded: str, what: str) -> tuple[int, ...]:
     return found
 
 
-def _policies(asked: Several) -> tuple[str, ...]:
-    if isinstance(asked, str) and asked in RECOMPUTE:
-        return RECOMPUTE[asked]
+def _policies(asked: Several, attention: str) -> tuple[str, ...]:
+    """The engine's policies: with fused attention tiled ones, but for those that say what a block keeps."""
+    if attention not in ATTENTIONS:
+        raise ValueError(f"attention={attention!r} must be {FUSED}, as FlashAttention is, or {UNFUSED}")
+    if isinstance(asked, str) and asked == "all":
+        return EVERY_POLICY
+    asked = USUAL_POLICIES[attention] if isinstance(asked, str) and asked == "usual" else asked
     try:
         texts = asked.split(",") if isinstance(asked, str) else [str(text) for text in asked]  # type: ignore[union-attr]
     except TypeError:
         raise ValueError(f"recompute={asked!r} must be usual, all, or some policies, as in block,tiled") from None
-    return tuple(dict.fromkeys(text.strip() for text in texts))
+    policies = [Recompute.parse(text) for text in texts]
+    fused = [replace(one, inside=TILED) if attention == FUSED and one.inside == ALL else one for one in policies]
+    return tuple(dict.fromkeys(map(str, fused)))

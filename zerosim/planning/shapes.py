@@ -56,11 +56,11 @@ class Transformer:
     """The sizes that fix a transformer's parameters, and those that a family chooses.
 
     `head_channels` 0 is d/H, `key_value_heads` 0 is H, `feed_forward` 0 is 4d. `positions` are learned ones (0: none,
-    or not learned), `biases` the linear layers that have one. `layer_norm`: weight and bias; else RMSNorm, a weight.
-    `fused`: one matrix makes queries, keys and values, and one a gate and what it gates. `head_norms`: RMSNorm of each
-    head's query and key. `encoder_blocks` above 0 makes the n blocks a decoder that attends to an encoder of so many;
-    `relative_buckets` are T5's learned position biases. `tokens` is the longest sequence of the pretrained model; 0
-    does not say.
+    or not learned), `biases` the linear layers that have one. `layer_norm`: weight and bias; else RMSNorm, a weight;
+    neither without `norm_weights`. `fused`: one matrix makes queries, keys and values, and one a gate and what it
+    gates. `head_norms`: RMSNorm of each head's query and key. `encoder_blocks` above 0 makes the n blocks a decoder
+    that attends to an encoder of so many; `relative_buckets` are T5's learned position biases. `tokens` is the longest
+    sequence of the pretrained model; 0 does not say.
 
     Raises ValueError for counts that are no whole numbers or too small, for heads that do not divide the channels, and
     for key and value heads that do not divide the heads.
@@ -81,6 +81,7 @@ class Transformer:
     fused: bool = False
     embedding_norm: bool = False
     head_norms: bool = False
+    norm_weights: bool = True
     encoder_blocks: int = 0
     relative_buckets: int = 0
     tokens: int = 0
@@ -274,7 +275,7 @@ def _linear(of: Transformer, name: str, shape: tuple[int, int], kind: str) -> Se
 
 
 def _norm(of: Transformer, name: str) -> Sequence[TensorShape]:
-    parts = ("weight", "bias") if of.layer_norm else ("weight",)
+    parts = ("weight", "bias")[:(1 + of.layer_norm) * of.norm_weights]
     return [TensorShape(f"{name}.{part}", (of.channels,)) for part in parts]
 
 
@@ -504,11 +505,13 @@ def _gpt2(of: Fields) -> Transformer:
 
 def _opt(of: Fields) -> Transformer:
     inner = of["word_embed_proj_dim"] or of["hidden_size"]
-    if inner != of["hidden_size"] or not of["do_layer_norm_before"]:
+    if inner != of["hidden_size"] or not of["do_layer_norm_before"] or of["_remove_final_layer_norm"]:
         raise ValueError(f"an OPT whose embedding has {inner} channels where its blocks have {of['hidden_size']}, or "
-                         "whose LayerNorms come last, as opt-350m, is not counted here; take another OPT")
+                         "whose LayerNorms come last, as opt-350m, or which lacks the last one, is not counted here; "
+                         "take another OPT")
     return opt(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
-               of["max_position_embeddings"], feed_forward=of["ffn_dim"], tied=of["tie_word_embeddings"])
+               of["max_position_embeddings"], feed_forward=of["ffn_dim"], tied=of["tie_word_embeddings"],
+               biases=LINEAR_LAYERS if of["enable_bias"] else (), norm_weights=of["layer_norm_elementwise_affine"])
 
 
 def _bloom(of: Fields) -> Transformer:
@@ -549,7 +552,9 @@ MODEL_TYPES: Mapping[str, Family] = {
                     "max_position_embeddings": "n_positions"}),
     "opt": Family(("hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_dim", "max_position_embeddings",
                    "vocab_size"),
-                  {"word_embed_proj_dim": 0, "do_layer_norm_before": True, "tie_word_embeddings": True}, _opt),
+                  {"word_embed_proj_dim": 0, "do_layer_norm_before": True, "tie_word_embeddings": True,
+                   "enable_bias": True, "layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},
+                  _opt),
     "bloom": Family(("hidden_size", "n_layer", "n_head", "vocab_size"), {"seq_length": 0, "tie_word_embeddings": True},
                     _bloom, {"n_embed": "hidden_size", "num_hidden_layers": "n_layer",
                              "num_attention_heads": "n_head"}),

@@ -13,7 +13,8 @@ full duplex and a device copies both ways at once, so each way of offload is a s
 Only points matter, rows at which a rank may wait or hands something over: what lies between them is a sum.
 
 A device computes for max(flops / flops per second, nbytes / memory bytes per second); a message takes α + n/β, and so
-does a transfer, on the link between device and host. Inside a collective a message is a rendezvous: it
+does a transfer, on the link between device and host. What a collective sends from node to node goes by the cards of all
+its ranks there. Inside a collective a message is a rendezvous: it
 starts when both its ends are ready; a member sends and receives at once (links are full duplex), and goes on when both
 are done. So on a ring, from step to step, with c_r the seconds of the message from r to r+1:
 
@@ -143,7 +144,7 @@ class Collectives:
         if key not in self._priced:
             group = np.array(call.group, np.int64)
             self._priced[key] = [PricedLevel(level.sources, level.destinations, self.machine.message_seconds(
-                group[level.sources], group[level.destinations], level.nbytes), level.times)
+                group[level.sources], group[level.destinations], level.nbytes, group), level.times)
                 for level in levels(checked_shape(call.shape))]
         return self._priced[key]
 
