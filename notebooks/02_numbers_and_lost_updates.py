@@ -18,6 +18,12 @@
 # adds small updates to larger weights. An update that is smaller than half the gap next to the weight is rounded away:
 # it is a *lost update*, in this step and in every one after it. That is why one trains with two copies of the weights,
 # one of 16 bits to compute with and a *master* of 32 bits to add the updates to.
+#
+# *Sources.* Kahan 1965, *Further Remarks on Reducing Truncation Errors*,
+# [doi:10.1145/363707.363723](https://doi.org/10.1145/363707.363723). Gupta, Agrawal, Gopalakrishnan and Narayanan 2015,
+# *Deep Learning with Limited Numerical Precision*, section 3, [arXiv:1502.02551](https://arxiv.org/abs/1502.02551).
+# Kalamkar et al. 2019, *A Study of BFLOAT16 for Deep Learning Training*, section 3,
+# [arXiv:1905.12322](https://arxiv.org/abs/1905.12322).
 
 # %%
 import numpy as np

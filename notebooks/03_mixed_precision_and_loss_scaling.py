@@ -19,6 +19,9 @@
 # scale* S before the backward pass. By the chain rule all gradients are then S times as large; in fp32, where there is
 # room, they are divided by S again. If S is too large, gradients become infinite (*overflow*); then **all ranks skip
 # the step** and S shrinks.
+#
+# *Source.* Micikevicius et al. 2018, *Mixed Precision Training*, sections 3.1 and 3.2,
+# [arXiv:1710.03740](https://arxiv.org/abs/1710.03740).
 
 # %%
 import numpy as np

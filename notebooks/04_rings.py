@@ -22,6 +22,11 @@
 # Three words first. An operation that all ranks call together is a *collective*. A **reduce-scatter** adds up the
 # ranks' vectors and leaves each rank its own part of the sum, a *chunk*. An **all-gather** puts the chunks together
 # again on every rank. One after the other they are an **all-reduce**: everybody has the whole sum.
+#
+# *Sources.* Patarasuk and Yuan 2009, *Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations*,
+# [doi:10.1016/j.jpdc.2008.09.002](https://doi.org/10.1016/j.jpdc.2008.09.002). Thakur, Rabenseifner and Gropp 2005,
+# *Optimization of Collective Communication Operations in MPICH*, section 4,
+# [doi:10.1177/1094342005051521](https://doi.org/10.1177/1094342005051521).
 
 # %%
 import numpy as np

@@ -19,6 +19,9 @@
 # activations, a layer's gradient on its way, buffers of collectives. Each rank keeps a list of all of it, its *memory*,
 # by kind, from birth to death. With the list one can name every array at the peak; with formulas one can say beforehand
 # how many bytes that will be, to the byte.
+#
+# *Source.* Rajbhandari, Rasley, Ruwase and He 2020, *ZeRO: Memory Optimizations Toward Training Trillion Parameter
+# Models*, section 3, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 
 # %%
 import numpy as np

@@ -22,6 +22,11 @@
 # From this one line follow three tricks. Put small messages together (*buckets*), so that α is paid less often. Let
 # messages travel while the program computes (*overlap*). Ask for weights before they are needed (*prefetch*). None of
 # them changes a bit, and each costs memory.
+#
+# *Sources.* Thakur, Rabenseifner and Gropp 2005, *Optimization of Collective Communication Operations in MPICH*,
+# section 3, [doi:10.1177/1094342005051521](https://doi.org/10.1177/1094342005051521). Li et al. 2020, *PyTorch
+# Distributed: Experiences on Accelerating Data Parallel Training*, section 3.2,
+# [arXiv:2006.15704](https://arxiv.org/abs/2006.15704).
 
 # %%
 import numpy as np

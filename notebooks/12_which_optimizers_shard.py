@@ -18,6 +18,12 @@
 # Adam does not notice: it treats every number by itself. Other optimizers look at more than one number at a time: at
 # the length of a whole tensor, or at a whole matrix. What they look at decides where they may be cut, and what the cut
 # costs.
+#
+# *Sources.* Rajbhandari, Rasley, Ruwase and He 2020, *ZeRO*, section 5.1,
+# [arXiv:1910.02054](https://arxiv.org/abs/1910.02054). You et al. 2020, *Large Batch Optimization for Deep Learning*
+# (LAMB), algorithm 2, [arXiv:1904.00962](https://arxiv.org/abs/1904.00962). Shazeer and Stern 2018, *Adafactor*,
+# algorithm 4, [arXiv:1804.04235](https://arxiv.org/abs/1804.04235). Jordan et al. 2024, *Muon: An optimizer for hidden
+# layers in neural networks*, [kellerjordan.github.io](https://kellerjordan.github.io/posts/muon/).
 
 # %%
 import numpy as np

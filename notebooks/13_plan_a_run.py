@@ -17,6 +17,12 @@
 # **The idea.** Does it fit, and how long does it take? Whoever rents GPUs wants to know before. What a rank holds and
 # sends follows from the model's shapes, so formulas are enough, if nothing is forgotten. And one can find out
 # whether something was: run the real program on arrays that have shapes and no data.
+#
+# *Sources.* Rajbhandari, Rasley, Ruwase and He 2020, *ZeRO: Memory Optimizations Toward Training Trillion Parameter
+# Models*, sections 3 and 5, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054). Korthikanti et al. 2022, *Reducing
+# Activation Recomputation in Large Transformer Models*, section 4,
+# [arXiv:2205.05198](https://arxiv.org/abs/2205.05198). Narayanan et al. 2021, *Efficient Large-Scale Language Model
+# Training on GPU Clusters Using Megatron-LM*, appendix, [arXiv:2104.04473](https://arxiv.org/abs/2104.04473).
 
 # %%
 import numpy as np

@@ -18,6 +18,9 @@
 # says where the other ranks are. So the same program runs with all ranks in one process, with each rank in a process of
 # its own, and on GPUs. What carries the messages changes, and the additions do not: not one bit of what is sent and
 # added up may differ. What may differ is another matter, and it is good to know it beforehand.
+#
+# *Source.* Message Passing Interface Forum 2021, *MPI: A Message-Passing Interface Standard, Version 4.0*, chapter 6,
+# [mpi-forum.org](https://www.mpi-forum.org/docs/).
 
 # %%
 import queue

@@ -75,6 +75,13 @@ def test_every_paper_that_is_linked_is_a_references():
         assert papers(path.read_text(encoding="utf-8")) <= known, path
 
 
+@pytest.mark.parametrize("text", sorted((ROOT / "notebooks").glob("[0-9]*.py")), ids=lambda text: text.stem)
+def test_every_notebook_links_what_it_rests_on_and_says_who_and_when(text):
+    words = text.read_text(encoding="utf-8")
+    assert [one for one in references() if one.link and one.link in words] != []
+    assert citations(words) != []
+
+
 def test_a_citation_without_a_reference_is_refused():
     assert citations("as in Nobody et al. 2019 and, by Some-One & Else\n# 2021, said") == [
         "Nobody et al. 2019", "Some-One & Else 2021"]
