@@ -23,7 +23,7 @@ def replay(
     layout: Annotated[str | None, typer.Option(help="How the vector is cut: per_unit or contiguous.")] = None,
     recompute: Annotated[str | None, typer.Option(help="What is not kept: none, block or segment(k).")] = None,
     published: Annotated[bool, typer.Option(
-        "--published", help="As lessons print it: --steps 1 --layout contiguous --recompute 'segment(2)' --full.")] = False,
+        "--published", help="As printed: --steps 1 --layout contiguous --recompute 'segment(2)' --full.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Show every stage event by event, not one alone.")] = False,
     hops: Annotated[bool, typer.Option("--hops", help="The same, with every message of every collective.")] = False,
     mistakes: Annotated[bool, typer.Option(
