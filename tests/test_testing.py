@@ -338,7 +338,8 @@ REFUSED = [
     (lambda: check_gradients(LinearUnit("a", 3, 3), X, X), "x alone for a unit; found a target", ValueError),
     (lambda: check_gradients(CrossEntropy(), X), "takes a Model or a Unit, found CrossEntropy", ValueError),
     (lambda: check_gradients(LinearUnit("a", 3, 3), X * np.nan), "was given inf or NaN in x, where", ValueError),
-    (lambda: check_gradients(autodiff.AutodiffUnit("a", {}, lambda _, x: x + x), X[:, :0]), "no parameter and no input has an element", ValueError),
+    (lambda: check_gradients(autodiff.AutodiffUnit("a", {}, lambda _, x: x + x), X[:, :0]),
+     "no parameter and no input has an element", ValueError),
     (lambda: check_gradients(MLP([3, 3]), X, X, weights={}), "no weights for layer0.weight, layer0.bias", ValueError),
 ]
 

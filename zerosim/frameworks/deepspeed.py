@@ -247,7 +247,7 @@ def _loss_scale(fp16: Section, findings: Findings) -> Dynamic | Static:
         findings.refuse(f"fp16.initial_scale_power={power}: 2 to that power is no number of fp32")
     except ValueError as error:
         findings.refuse(f"fp16: {error}")
-        return Static()
+    return Static()
 
 
 def _average(top: Section, zero: Section, states: ShardedStates, zeropp: ZeroPlusPlus | None,

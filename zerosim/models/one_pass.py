@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -75,7 +76,7 @@ def require_weights(where: str, model: Model, weights: Mapping[str, Array]) -> N
                          f"or not of this model: {', '.join(wrong[:5])}; zs.models.first_weights(model) | {{...}} has "
                          "the model's own for the rest")
     for name, shape in model.shapes.items():
-        found = weights[name]
+        found: Any = weights[name]
         if not isinstance(found, np.ndarray) or found.shape != shape:
             seen = type(found).__name__ + (f" of shape {found.shape}" if isinstance(found, np.ndarray) else "")
             raise ValueError(f"{where} asked for {name} as an array of shape {shape}, and found {seen}; "
