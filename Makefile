@@ -65,6 +65,9 @@ docs: $(DOCS)  ## build the documentation into build/docs/site; fails on a link 
 	PYTHONPATH=docs $(BIN)/python -m zerosim_site.check build/docs/site
 	@echo "open build/docs/site/index.html"
 
+slides: $(LAB)  ## slides of docs/lectures.md into build/slides, for a browser; reveal.js comes from where nbconvert says
+	$(BIN)/python docs/slides.py build/slides
+
 browser: docs  ## add JupyterLite to that site: zerosim in the page, for a web server; Pyodide comes from its own host
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[browser]'
 	PYTHONPATH=docs $(BIN)/python -m zerosim_site.browser build/docs/site

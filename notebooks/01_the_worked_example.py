@@ -67,7 +67,8 @@ def gradient(weights, x, t):
     y = half(w3 * a + w4)
     dy = half(y - np.float32(t))
     dh = half(w3 * dy) if h > 0 else half(0)
-    return half(0) + np.array([x1 * dh, x2 * dh, a * dy, dy], half)  # sums over a batch begin at 0, so none is -0
+    found = np.array([x1 * dh, x2 * dh, a * dy, dy], half)
+    return half(0) + found  # sums over a batch begin at 0, so none is -0
 
 
 local = [gradient(np.array(WEIGHTS, np.float16), x, t) for x, t in SAMPLES[0]]
@@ -114,7 +115,8 @@ def train_by_hand(rank, update=adam, divisor=2):
 
 cluster = zs.Cluster(2)
 by_hand = cluster.run(train_by_hand)
-zs.draw.table(["after step", "rank", "master", "m", "v", "fp16 after its own update", "after the all-gather"], [
+columns = ["after step", "rank", "master", "m", "v", "fp16 after its own update", "after the all-gather"]
+zs.draw.table(columns, [
     (step, rank, *(" ".join(str(number) for number in found[key])
                    for key in ("master", "m", "v", "between", "weights")))
     for step in (1, 2) for rank, found in enumerate(steps[step - 1] for steps in by_hand)])
@@ -143,7 +145,8 @@ for update in (adam, sgd):
     for divisor in (2, 1):
         ranks = zs.Cluster(2).run(train_by_hand, update, divisor)
         for step in (0, 1):
-            whole = [np.concatenate([found[step][key] for found in ranks]) for key in ("g", "m", "v", "master")]
+            whole = [np.concatenate([found[step][key] for found in ranks])
+                     for key in ("g", "m", "v", "master")]
             rows.append((update.__name__, "the mean" if divisor == 2 else "the sum", step + 1,
                          *(" ".join(f"{one:.5g}" for one in values) for values in whole)))
 zs.draw.table(["", "of", "step", "gradient", "m", "v", "master"], rows)
@@ -173,7 +176,7 @@ zs.draw.ring(ranks=2, length=4, format="fp16")
 
 # %%
 def train_by_engine(rank, stage):
-    """The same steps by the package: after each all four weights and their state, and the bytes held in between."""
+    """The same steps by the package: all four weights and their state after each, and the bytes held."""
     engine = zs.Engine(rank, zs.models.four_weights(WEIGHTS), zs.optim.Adam(lr=LEARNING_RATE), stage=stage,
                        policy="fp16")
     steps = []
@@ -195,9 +198,10 @@ for stage in zs.STAGES:
     by_engine[stage] = [steps for steps, _ in results]
     sent = cluster.trace[0].sent_nbytes("gradients") + cluster.trace[0].sent_nbytes("parameters")
     held = results[0][1]
-    rows.append((f"stage {stage}", *(held[kind] for kind in ("parameter", "gradient", "master", "optimizer_state")),
-                 sum(held.values()), sent // 2))
-zs.draw.table(["bytes of rank 0", "weights", "gradients", "master", "m and v", "together", "sent in a step"], rows)
+    kinds = [held[kind] for kind in ("parameter", "gradient", "master", "optimizer_state")]
+    rows.append((f"stage {stage}", *kinds, sum(held.values()), sent // 2))
+zs.draw.table(["rank 0, bytes", "weights", "gradients", "master", "m and v", "together", "sent in a step"],
+              rows)
 
 # %% [markdown]
 # Read it downwards. *At rest*, between two steps, a rank holds 64 bytes, then 40, 36 and 32. That is sixteen bytes per
@@ -223,10 +227,11 @@ zs.draw.table(["bytes of rank 0", "weights", "gradients", "master", "m and v", "
 for stage, ranks in by_engine.items():
     for step in (0, 1):
         for index, steps in enumerate(ranks):
-            whole = steps[step]
-            assert whole["parameter"].tobytes() == by_hand[index][step]["weights"].tobytes(), (stage, step, index)
+            whole, mine = steps[step], by_hand[index][step]["weights"]
+            assert whole["parameter"].tobytes() == mine.tobytes(), (stage, step, index)
             for key in ("m", "v", "master"):
                 halves = np.concatenate([found[step][key] for found in by_hand])
                 assert whole[key].dtype == halves.dtype
                 assert whole[key].tobytes() == halves.tobytes(), (stage, step, index, key)
-print("by hand, stages 0, 1, 2 and 3: the same bits in m, v, master and fp16 weights, on both ranks, after each step")
+print("by hand, stages 0, 1, 2 and 3: the same bits in m, v, master and fp16 weights, on both ranks, "
+      "after each step")

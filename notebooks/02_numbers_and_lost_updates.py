@@ -18,6 +18,12 @@
 # adds small updates to larger weights. An update that is smaller than half the gap next to the weight is rounded away:
 # it is a *lost update*, in this step and in every one after it. That is why one trains with two copies of the weights,
 # one of 16 bits to compute with and a *master* of 32 bits to add the updates to.
+#
+# *Sources.* Kahan 1965, *Further Remarks on Reducing Truncation Errors*,
+# [doi:10.1145/363707.363723](https://doi.org/10.1145/363707.363723). Gupta, Agrawal, Gopalakrishnan and Narayanan 2015,
+# *Deep Learning with Limited Numerical Precision*, section 3, [arXiv:1502.02551](https://arxiv.org/abs/1502.02551).
+# Kalamkar et al. 2019, *A Study of BFLOAT16 for Deep Learning Training*, section 3,
+# [arXiv:1905.12322](https://arxiv.org/abs/1905.12322).
 
 # %%
 import numpy as np
@@ -46,11 +52,15 @@ import zerosim as zs
 # bf16 has fp32's exponent and gives up mantissa for it.
 
 # %%
-print("      exponent  mantissa     largest  smallest normal   smallest  gap above 1")
-for name in ("fp32", "fp16", "bf16"):
+def row_of(name):
+    """What a format is made of, and how far it reaches."""
     row = zs.format_of(name)
-    print(f"{name} {row.exponent_bits:4} bits {row.mantissa_bits:4} bits {row.largest:12.5g} "
-          f"{row.smallest_normal:14.4g} {row.smallest_subnormal:12.4g}        2^{np.log2(zs.spacing(1.0, name)):.0f}")
+    return (name, row.exponent_bits, row.mantissa_bits, f"{row.largest:.5g}", f"{row.smallest_normal:.4g}",
+            f"{row.smallest_subnormal:.4g}", f"2^{np.log2(zs.spacing(1.0, name)):.0f}")
+
+
+zs.draw.table(("format", "bits of exponent", "bits of mantissa", ">largest", ">smallest normal",
+               ">smallest", ">gap above 1"), [row_of(name) for name in ("fp32", "fp16", "bf16")])
 
 # %% [markdown]
 # Below the smallest normal number a few more lie at equal distances down to 0; they are called *subnormal*.
@@ -72,7 +82,7 @@ def round_by_hand(x, name):
     significand = np.where(exponent_field > 0, mantissa | 0x80_0000, mantissa)  # with the 1 before the point
     exponent = np.maximum(exponent_field, 1) - 127
 
-    cut = 23 - fmt.mantissa_bits + np.maximum(0, fmt.min_exponent - exponent)  # more of them in subnormal numbers
+    cut = 23 - fmt.mantissa_bits + np.maximum(0, fmt.min_exponent - exponent)  # more in subnormal numbers
     cut = np.minimum(cut, 26)  # enough to cut off all there is
     kept, rest, half = significand >> cut, significand & ((1 << cut) - 1), (1 << cut) >> 1
     kept = kept + ((rest > half) | ((rest == half) & (cut > 0) & (kept % 2 == 1)))
@@ -82,9 +92,9 @@ def round_by_hand(x, name):
     return np.where(np.isfinite(x), np.copysign(rounded, x), x).astype(np.float32)
 
 
-for value in (2.1, 0.1, 2049, 2051, 70_000, 4e-8, 2e-8):
-    print(f"{value:8g} becomes", *(f"{float(round_by_hand(np.float32(value), name)):.10g} in {name}{end}"
-                                   for name, end in (("fp16", ";"), ("bf16", ""))))
+zs.draw.table((">number", ">in fp16", ">in bf16"), [
+    (f"{value:g}", *(f"{float(round_by_hand(np.float32(value), name)):.10g}" for name in ("fp16", "bf16")))
+    for value in (2.1, 0.1, 2049, 2051, 70_000, 4e-8, 2e-8)])
 
 # %% [markdown]
 # 2049 and 2051 both lie midway between two numbers of fp16, and become the two whose last bit is 0. 70,000 is too large
@@ -109,15 +119,19 @@ def add(weight, update, name):
     return round_by_hand(weight + update, name)
 
 
+rows = []
 for name in ("fp32", "fp16", "bf16"):
     weight = np.float32(1)
     for _ in range(1000):
         weight = add(weight, 0.0001, name)
-    print(f"1. {name}: 1 and a thousand times 0.0001 make {float(weight):.7g}")
-print(f"2. fp16: 1 + 0.0003 = {float(add(1, 0.0003, 'fp16')):.6g}, 1 - 0.0003 = {float(add(1, -0.0003, 'fp16')):.6g}")
+    rows.append((1, name, "1 + 0.0001, a thousand times", f"{float(weight):.7g}"))
+for update in (0.0003, -0.0003):
+    rows.append((2, "fp16", f"1 {'+' if update > 0 else '-'} 0.0003", f"{float(add(1, update, 'fp16')):.6g}"))
 for weight in (1, 0.5, 0.25, 0.1):
-    up, down = (float(add(weight, update, "fp32")) - float(np.float32(weight)) for update in (1e-8, -1e-8))
-    print(f"3. fp32: adding 1e-8 moves {weight} by {up:.3g}, subtracting it by {down:.3g}")
+    for update in (1e-8, -1e-8):
+        moved = float(add(weight, update, "fp32")) - float(np.float32(weight))
+        rows.append((3, "fp32", f"{weight} {'+' if update > 0 else '-'} 1e-8", f"moves it by {moved:.3g}"))
+zs.draw.table(("question", "format", "sum", ">comes to"), rows)
 
 # %% [markdown]
 # **1.** In 16 bits nothing has happened at all, a thousand times. fp32 comes near to 1.1.
@@ -159,7 +173,7 @@ def batch(index, step):
 
 
 def train_by_hand(rank, name, keep_master, steps):
-    """The losses, the weights that compute (16, 4), and the share of the updated weights that the last step moved."""
+    """Losses, the weights that compute (16, 4), and the share of the updated ones that moved last."""
     first = zs.models.first_weights(MODEL)[WEIGHT]  # in fp32
     master, losses = first if keep_master else round_by_hand(first, name), []
     for step in range(steps):
@@ -173,11 +187,13 @@ def train_by_hand(rank, name, keep_master, steps):
     return losses, round_by_hand(master, name), np.mean(master != before)
 
 
+rows = []
 for name in ("fp16", "bf16"):
     for keep_master in (True, False):
         losses, _, moved = zs.Cluster(3).run(train_by_hand, name, keep_master, 240)[0]
-        print(f"{name}, {'with' if keep_master else 'no  '} master: loss {losses[0]:.3f} at first, "
-              f"{np.mean(losses[-20:]):.2g} at the end; the last step moved {moved:4.0%} of the weights")
+        rows.append((name, "yes" if keep_master else "no", f"{losses[0]:.3f}", f"{np.mean(losses[-20:]):.2g}",
+                     f"{moved:.0%}"))
+zs.draw.table(("format", "master", ">first loss", ">last losses", ">weights moved by the last step"), rows)
 
 # %% [markdown]
 # Every run learns at first, as long as the gradients are large. Near the goal the updates become small, and **without a
@@ -226,8 +242,9 @@ for name in ("fp16", "bf16", "fp8_e5m2"):
 for ranks in (1, 2, 3, 4, 5, 8):
     for name in ("fp16", "bf16"):
         for keep_master in (True, False):
-            runs = (zs.Cluster(ranks).run(how, name, keep_master, 6) for how in (train_by_hand, train_by_engine))
+            runs = (zs.Cluster(ranks).run(how, name, keep_master, 6)
+                    for how in (train_by_hand, train_by_engine))
             for (losses, weights, _), (losses_by_package, by_package) in zip(*runs, strict=True):
                 assert losses == losses_by_package
-                assert weights.astype(by_package.dtype).tobytes() == by_package.tobytes(), (ranks, name, keep_master)
-print("by hand and by the engine: the same losses and the same weights to the bit, for 1, 2, 3, 4, 5 and 8 ranks")
+                assert weights.astype(by_package.dtype).tobytes() == by_package.tobytes(), (ranks, name)
+print("by hand and by the engine: the same losses and weights to the bit, on 1, 2, 3, 4, 5 and 8 ranks")

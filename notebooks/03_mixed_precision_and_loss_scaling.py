@@ -19,13 +19,15 @@
 # scale* S before the backward pass. By the chain rule all gradients are then S times as large; in fp32, where there is
 # room, they are divided by S again. If S is too large, gradients become infinite (*overflow*); then **all ranks skip
 # the step** and S shrinks.
+#
+# *Source.* Micikevicius et al. 2018, *Mixed Precision Training*, sections 3.1 and 3.2,
+# [arXiv:1710.03740](https://arxiv.org/abs/1710.03740).
 
 # %%
 import numpy as np
 
 import zerosim as zs
 from zerosim.course.precision_runs import format_run_network, samples
-from zerosim.numerics.loss_scale import Dynamic
 
 # %% [markdown]
 # ## Predict first
@@ -42,10 +44,12 @@ from zerosim.numerics.loss_scale import Dynamic
 # ## What becomes of small gradients
 
 # %%
-print("gradient     in fp16               in bf16     in fp16, S = 1024, divided by it in fp32")
+rows = []
 for g in (1e-3, 1e-6, 5e-8, 2e-8):
     scaled = zs.round_to(np.float32(1024 * g), "fp16") / np.float32(1024)
-    print(f"{g:8.0e}     {float(zs.round_to(g, 'fp16')):<22.10g}{float(zs.round_to(g, 'bf16')):<12.4g}{scaled:.10g}")
+    rows.append((f"{g:.0e}", f"{float(zs.round_to(g, 'fp16')):.10g}", f"{float(zs.round_to(g, 'bf16')):.4g}",
+                 f"{scaled:.10g}"))
+zs.draw.table((">gradient", ">in fp16", ">in bf16", ">in fp16 with S = 1024, divided by it in fp32"), rows)
 
 # %% [markdown]
 # **Subnormal numbers count.** Below 6.1e-5 there are fewer and fewer digits: 1e-6 is off by more than one percent, 5e-8
@@ -70,12 +74,12 @@ def gradients_of(name, scale):
     return np.concatenate([gradient.astype(np.float32).ravel() for gradient in found.values()])
 
 
-exact = gradients_of("fp32", 1.0)
+exact, rows = gradients_of("fp32", 1.0), []
 for exponent in (0, 8, 16, 24, 32, 40):
     found = np.abs(gradients_of("fp16", 2.0**exponent))
     lost, small = (found == 0) & (exact != 0), (found > 0) & (found < zs.format_of("fp16").smallest_normal)
-    print(f"S = 2^{exponent:<2}: of {P} gradients {lost.sum():4} are lost, {small.sum():4} have fewer bits, "
-          f"{(~np.isfinite(found)).sum():4} are inf or NaN")
+    rows.append((f"2^{exponent}", *(int(which.sum()) for which in (lost, small, ~np.isfinite(found)))))
+zs.draw.table(("S", "lost", "with fewer bits", "inf or NaN"), rows, f"Of {P} gradients")
 
 # %% [markdown]
 # Without a scale most of the gradients are damaged. A wide range of scales will do; beyond it they become infinite. So
@@ -120,7 +124,8 @@ def train_by_hand(rank):
 
     for step in range(STEPS):
         cut = np.split(weights, np.cumsum([np.prod(shape) for shape in shapes.values()])[:-1])
-        named = {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), cut, strict=True)}
+        parts = zip(shapes.items(), cut, strict=True)
+        named = {name: part.reshape(shape) for (name, shape), part in parts}
         gradients = zs.models.one_pass(MODEL, named, FP16, *samples(step, rank.index), scale).gradients
         local = np.concatenate([gradients[name].ravel() for name in shapes])
 
@@ -142,13 +147,14 @@ def train_by_hand(rank):
 
 cluster = zs.Cluster(3)
 ranks = [seen for seen, _ in cluster.run(train_by_hand)]
-before = None
+before, rows = None, []
 for step, of_ranks in enumerate(zip(*ranks, strict=True), 1):
     (scale, skip, _), alone = of_ranks[0], [index for index, (*_, bad) in enumerate(of_ranks) if bad]
     if (scale, skip) != before:
-        print(f"step {step:2}: S = 2^{np.log2(scale):.0f}, own gradients overflow on ranks {alone!s:9} "
-              f"{'all skip' if skip else 'all update, from here on'}")
+        rows.append((step, f"2^{np.log2(scale):.0f}", ", ".join(map(str, alone)) or "none",
+                     "all skip" if skip else "all update, from here on"))
     before = scale, skip
+zs.draw.table(("step", "S", "ranks whose own gradients overflow", "what happens"), rows)
 
 # %% [markdown]
 # **Who skips?** Everybody, always. In step 5 it is rank 2 alone whose gradients overflow. And in step 6 no rank's own
@@ -173,7 +179,8 @@ zs.draw.loss_scale(steps=80)
 # %%
 def after_three_steps(rank, optimizer, scale):
     """A thousand weights of 1, after three updates with ``scale`` times the same gradients."""
-    w, state = np.ones(1000, np.float32), {slot: np.zeros(1000, np.float32) for slot in optimizer.slots((1000,))}
+    w = np.ones(1000, np.float32)
+    state = {slot: np.zeros(1000, np.float32) for slot in optimizer.slots((1000,))}
     for step in (1, 2, 3):
         g = np.random.default_rng(step).standard_normal(1000).astype(np.float32)
         optimizer.update(zs.optim.UpdateContext(rank.kernels), w, np.float32(scale) * g, state, step)
@@ -182,7 +189,7 @@ def after_three_steps(rank, optimizer, scale):
 
 for optimizer in (zs.optim.Adam(lr=3e-4, epsilon=0.0), zs.optim.SGD(lr=3e-4)):
     plain, scaled = (zs.Cluster(1).run(after_three_steps, optimizer, scale)[0] for scale in (1, 1024))
-    print(f"{type(optimizer).__name__}: {np.mean(plain == scaled):.0%} of the weights are the same to the bit")
+    print(f"{type(optimizer).__name__}: {np.mean(plain == scaled):.0%} of the weights have the same bits")
 
 # %% [markdown]
 # Dividing by S still matters: for ε, for other optimizers, and because S changes from step to step while m and v
@@ -194,14 +201,15 @@ for optimizer in (zs.optim.Adam(lr=3e-4, epsilon=0.0), zs.optim.SGD(lr=3e-4)):
 # large. fp16 still holds them, but not what the second layer adds up:
 
 # %%
+rows, (x, target) = [], samples(0, 0, unit=18_000)
 for name in ("fp16", "bf16"):
-    x, target = samples(0, 0, unit=18_000)
     for exponent in (0, -16):
         found = zs.models.one_pass(MODEL, FIRST, zs.Policy(name), x, target, scale=2.0**exponent)
         finite = all(np.isfinite(gradient.astype(np.float32)).all() for gradient in found.gradients.values())
-        print(f"{name}, S = 2^{exponent}: largest input {np.abs(x).max():.3g}, largest outputs of the layers",
-              *(f"{value:.3g}" for value in found.largest.values()), f"loss {found.loss:.3g}, "
-              f"gradients {'finite' if finite else 'not finite'}")
+        rows.append((name, f"2^{exponent}", *(f"{value:.3g}" for value in found.largest.values()),
+                     f"{found.loss:.3g}", "finite" if finite else "not finite"))
+zs.draw.table(("format", "S", *(f">largest of {name}" for name in found.largest), ">loss", "gradients"), rows,
+              f"The largest input is {np.abs(x).max():.3g}")
 
 # %% [markdown]
 # ## Does it matter?
@@ -232,8 +240,9 @@ zs.draw.format_losses(steps=100)
 # %%
 def train_by_engine(rank, stage):
     """The same training by the package: S and whether it was skipped, by step, and the whole state."""
-    rule = Dynamic("torch", initial=FIRST_SCALE, window=WINDOW)
-    engine = zs.Engine(rank, MODEL, ADAM, stage=stage, policy=zs.Policy("fp16", loss_scale=rule), layout="contiguous")
+    rule = zs.numerics.loss_scale.Dynamic("torch", initial=FIRST_SCALE, window=WINDOW)
+    policy = zs.Policy("fp16", loss_scale=rule)
+    engine = zs.Engine(rank, MODEL, ADAM, stage=stage, policy=policy, layout="contiguous")
     results = [engine.step([samples(step, rank.index)]) for step in range(STEPS)]
     states = [engine.state(name) for name in MODEL.shapes]
     whole = {key: np.concatenate([np.ravel(state[key]) for state in states])
@@ -245,7 +254,8 @@ for count in (1, 2, 3, 5):
     mine = zs.Cluster(count).run(train_by_hand)
     whole = {key: np.concatenate([found[key] for _, found in mine]) for key in ("master", "m", "v")}
     for stage in zs.STAGES:
-        for (seen, found), (by_package, state) in zip(mine, zs.Cluster(count).run(train_by_engine, stage), strict=True):
+        engines = zs.Cluster(count).run(train_by_engine, stage)
+        for (seen, found), (by_package, state) in zip(mine, engines, strict=True):
             assert [(scale, skipped) for scale, skipped, _ in seen] == by_package
             assert found["parameter"].tobytes() == state["parameter"].tobytes(), (count, stage)
             for key, value in whole.items():

@@ -22,6 +22,11 @@
 # Three words first. An operation that all ranks call together is a *collective*. A **reduce-scatter** adds up the
 # ranks' vectors and leaves each rank its own part of the sum, a *chunk*. An **all-gather** puts the chunks together
 # again on every rank. One after the other they are an **all-reduce**: everybody has the whole sum.
+#
+# *Sources.* Patarasuk and Yuan 2009, *Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations*,
+# [doi:10.1016/j.jpdc.2008.09.002](https://doi.org/10.1016/j.jpdc.2008.09.002). Thakur, Rabenseifner and Gropp 2005,
+# *Optimization of Collective Communication Operations in MPICH*, section 4,
+# [doi:10.1177/1094342005051521](https://doi.org/10.1177/1094342005051521).
 
 # %%
 import numpy as np
@@ -56,7 +61,8 @@ def chunks_of(x, ranks):
 
 def reduce_scatter_by_hand(rank, x):
     """x (n,) on every rank -> this rank's chunk of the sum."""
-    mine, left, right = chunks_of(x, rank.size), (rank.index - 1) % rank.size, (rank.index + 1) % rank.size
+    left, right = (rank.index - 1) % rank.size, (rank.index + 1) % rank.size
+    mine = chunks_of(x, rank.size)
     partial = mine[left]
     for step in range(rank.size - 1):
         own = mine[(rank.index - 2 - step) % rank.size]
@@ -76,10 +82,12 @@ def reduce_scatter_by_hand(rank, x):
 def all_gather_by_hand(rank, shard, length):
     """shard: this rank's chunk of n = length elements -> (n,), the chunks of all ranks."""
     whole = np.empty(length, shard.dtype)
-    parts, left, right = chunks_of(whole, rank.size), (rank.index - 1) % rank.size, (rank.index + 1) % rank.size
+    left, right = (rank.index - 1) % rank.size, (rank.index + 1) % rank.size
+    parts = chunks_of(whole, rank.size)
     parts[rank.index][:] = shard
     for step in range(rank.size - 1):
-        rank.exchange(parts[(rank.index - step) % rank.size], right, parts[(rank.index - 1 - step) % rank.size], left)
+        last, next_ = ((rank.index - further) % rank.size for further in (step, step + 1))
+        rank.exchange(parts[last], right, parts[next_], left)
     return whole
 
 
@@ -105,10 +113,10 @@ for index, total in enumerate(zs.Cluster(3).run(three_ranks)):
 # together do not drift apart.
 #
 # The same in a picture, for four ranks. A cell lists the ranks whose vectors have been added in it; watch chunk 0 walk
-# from rank 1 round to rank 0.
+# from rank 1 round to rank 0. (With a kernel you can turn N.)
 
 # %%
-zs.draw.ring(ranks=4, length=8, format="fp16")
+zs.draw.turn(zs.draw.ring, ranks=(4, 2, 3, 5), format=("fp16",))
 
 # %% [markdown]
 # ## Why two ranks show nothing
@@ -131,9 +139,11 @@ def in_rank_order(ranks, length):
     return total
 
 
+rows = []
 for ranks in (2, 3, 4, 8, 64):
     total = zs.Cluster(ranks).run(lambda rank: rank.all_reduce(random_vector(rank.index, 10_000)))[0]
-    print(f"{ranks:2} ranks: {np.mean(total != in_rank_order(ranks, 10_000)):6.1%} of the sums differ")
+    rows.append((ranks, f"{np.mean(total != in_rank_order(ranks, 10_000)):.1%}"))
+zs.draw.table(("ranks", ">sums that differ"), rows)
 
 # %% [markdown]
 # None of these sums is wrong, each is within a few roundings of the true one. But whoever checks on two ranks that
@@ -145,15 +155,17 @@ for ranks in (2, 3, 4, 8, 64):
 # vector of 1 MB, a million bytes:
 
 # %%
-vector = np.zeros(250_000, np.float32)
+vector, rows = np.zeros(250_000, np.float32), []
 for ranks in (2, 4, 8, 64):
     sent = {}
     for algorithm in ("naive", "ring"):
         cluster = zs.Cluster(ranks)
         cluster.run(lambda rank, how: rank.all_reduce(vector, algorithm=how), algorithm)
         sent[algorithm] = [nbytes / 1e6 for nbytes in cluster.trace.sent_nbytes()]
-    print(f"{ranks:2} ranks: naive, rank 0 sends {sent['naive'][0]:4.1f} MB, the others {sent['naive'][1]:.1f} MB;  "
-          f"ring, everyone sends {max(sent['ring']):.3f} MB in {2 * (ranks - 1)} steps")
+    rows.append((ranks, f"{sent['naive'][0]:.1f}", f"{sent['naive'][1]:.1f}", f"{max(sent['ring']):.3f}",
+                 2 * (ranks - 1)))
+zs.draw.table(("ranks", ">naive: rank 0", ">naive: the others", ">ring: everyone", "ring: in steps"), rows,
+              "Sent by one rank (MB)")
 
 # %% [markdown]
 # On the ring a rank sends N-1 of the N chunks in the reduce-scatter and N-1 in the all-gather, together
@@ -187,7 +199,8 @@ def both_ways(rank, length, dtype):
     x, found = random_vector(rank.index, length, dtype), {}
     for how, (scatter, gather, reduce) in {
             "package": (rank.reduce_scatter, lambda s: rank.all_gather(s, length=length), rank.all_reduce),
-            "by hand": (lambda x: reduce_scatter_by_hand(rank, x), lambda s: all_gather_by_hand(rank, s, length),
+            "by hand": (lambda x: reduce_scatter_by_hand(rank, x),
+                        lambda s: all_gather_by_hand(rank, s, length),
                         lambda x: all_reduce_by_hand(rank, x))}.items():
         with rank.trace.span(how):  # a stretch of the trace, by name
             shard = scatter(x)

@@ -29,8 +29,8 @@ import numpy as np
 
 import zerosim as zs
 
-MODEL = zs.models.MLP([12, 20, 30, 4], bias=False)  # three matrices, ReLU between them, half the squared error
-FIRST = list(zs.models.first_weights(MODEL).values())  # their first values: (12, 20), (20, 30), (30, 4) in fp32
+MODEL = zs.models.MLP([12, 20, 30, 4], bias=False)  # three matrices, ReLU in between; half squared error
+FIRST = list(zs.models.first_weights(MODEL).values())  # (12, 20), (20, 30) and (30, 4), in fp32
 LEARNING_RATE = 0.01
 STEPS = 5
 
@@ -38,7 +38,7 @@ STEPS = 5
 def batch(index, step):
     """x (4, 12), target (4, 4): other samples on every rank and in every step."""
     random = np.random.default_rng((index, step))
-    return random.standard_normal((4, 12)).astype(np.float32), random.standard_normal((4, 4)).astype(np.float32)
+    return tuple(random.standard_normal((4, n)).astype(np.float32) for n in (12, 4))
 
 
 # %% [markdown]
@@ -116,7 +116,8 @@ zs.draw.table(["rank", "the first weights after 5 steps"],
 # %%
 def one_device(ranks):
     """The same steps on one device, with the batches of all ranks as one."""
-    weights, m, v = [w.copy() for w in FIRST], [np.zeros_like(w) for w in FIRST], [np.zeros_like(w) for w in FIRST]
+    weights = [w.copy() for w in FIRST]
+    m, v = [np.zeros_like(w) for w in FIRST], [np.zeros_like(w) for w in FIRST]
     for step in range(1, STEPS + 1):
         batches = [batch(index, step) for index in range(ranks)]
         x, target = (np.concatenate(parts) for parts in zip(*batches, strict=True))
@@ -150,9 +151,9 @@ def way(weights):
 
 runs = {update: [zs.Cluster(4).run(train_by_hand, update, average)[0] for average in (True, False)]
         for update in (sgd, adam)}
-zs.draw.table(["without the division", "weights move", "m is"], [
+zs.draw.table(["without the division", "weights move", "m is larger"], [
     (update.__name__, f"{way(wrong[0]) / way(right[0]):.3f} times as far",
-     f"{np.abs(wrong[1][0]).sum() / np.abs(right[1][0]).sum():.3f} times as large" if update is adam else "-")
+     f"{np.abs(wrong[1][0]).sum() / np.abs(right[1][0]).sum():.3f} times" if update is adam else "-")
     for update, (right, wrong) in runs.items()])
 
 # %% [markdown]
@@ -221,7 +222,7 @@ zs.draw.memory(worlds=(1, 4))
 
 # %%
 def train_by_engine(rank):
-    """The same steps by the package: weights, m and v of each layer, and what this rank holds afterwards."""
+    """The same steps by the package: weights, m and v of each layer, and what this rank holds."""
     engine = zs.Engine(rank, MODEL, zs.optim.Adam(lr=LEARNING_RATE), stage=0)
     for step in range(1, STEPS + 1):
         engine.step([batch(rank.index, step)])
@@ -236,4 +237,4 @@ for ranks in (1, 2, 3, 4, 5, 8):
             for array, other in zip(of_one, of_other, strict=True):
                 assert array.tobytes() == other.tobytes(), ranks
         assert held(mine) == nbytes
-    print(f"N = {ranks}: the same bits in weights, m and v after {STEPS} steps, and the same bytes, on every rank")
+    print(f"N = {ranks}: the same bits in weights, m and v after {STEPS} steps, and the same bytes held")

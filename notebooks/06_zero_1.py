@@ -29,8 +29,8 @@ import numpy as np
 import zerosim as zs
 
 BF16 = ml_dtypes.bfloat16  # 2 bytes per number: weights, gradients and what travels
-MODEL = zs.models.MLP([12, 20, 30, 4], bias=False)  # three matrices, ReLU between them, half the squared error
-FIRST = list(zs.models.first_weights(MODEL).values())  # their first values: (12, 20), (20, 30), (30, 4) in fp32
+MODEL = zs.models.MLP([12, 20, 30, 4], bias=False)  # three matrices, ReLU in between; half squared error
+FIRST = list(zs.models.first_weights(MODEL).values())  # (12, 20), (20, 30) and (30, 4), in fp32
 P = sum(w.size for w in FIRST)  # 960; every matrix can be cut in 2, 3, 4, 5 or 8 equal chunks
 LEARNING_RATE = 0.01
 STEPS = 5
@@ -107,7 +107,7 @@ def chunk(matrix, rank):
 
 
 def train_by_hand(rank):
-    """STEPS steps of one rank: weights, its chunks of master, m and v; and a weight between update and all-gather."""
+    """STEPS steps: weights, this rank's chunks of master, m and v; one weight before the all-gather."""
     weights = [w.astype(BF16) for w in FIRST]  # whole, on every rank
     master = [chunk(w, rank) for w in FIRST]  # in fp32, and like m and v this rank's part alone
     m, v = [np.zeros_like(w) for w in master], [np.zeros_like(w) for w in master]
@@ -125,7 +125,8 @@ def train_by_hand(rank):
 cluster = zs.Cluster(4)
 by_hand = cluster.run(train_by_hand)
 zs.draw.table(["rank", "first weight, after its own update", "after the all-gather"], [
-    (index, str(between), str(float(weights[0][0, 0]))) for index, (weights, *_, between) in enumerate(by_hand)])
+    (index, str(between), str(float(weights[0][0, 0])))
+    for index, (weights, *_, between) in enumerate(by_hand)])
 
 # %% [markdown]
 # The first weight belongs to rank 0. In between only rank 0 has its new value; the all-gather brings it to the others.
@@ -185,7 +186,7 @@ zs.draw.memory(worlds=(4, 16))
 
 # %%
 def train_by_engine(rank, stage):
-    """The same steps by the package: of each layer the whole weights, master, m and v, and what this rank holds."""
+    """The same steps by the package: of each layer weights, master, m and v; what this rank holds."""
     engine = zs.Engine(rank, MODEL, zs.optim.Adam(lr=LEARNING_RATE), stage=stage, policy="bf16")
     for step in range(1, STEPS + 1):
         engine.step([batch(rank.index, step)])
@@ -200,11 +201,12 @@ for ranks in (1, 2, 3, 4, 5, 8):
     for i in range(len(FIRST)):
         for index in range(ranks):
             weights = mine[index][0][i].tobytes()
-            assert weights == theirs[index][0][0][i].tobytes() == stage_0[index][0][0][i].tobytes(), (ranks, i)
+            assert weights == theirs[index][0][0][i].tobytes(), (ranks, i)
+            assert weights == stage_0[index][0][0][i].tobytes(), (ranks, i)
             assert held(mine[index]) == theirs[index][1]
         for kind in (1, 2, 3):
-            whole = np.concatenate([of_rank[kind][i] for of_rank in mine])  # master, m, v: the chunks of all ranks
+            whole = np.concatenate([of_rank[kind][i] for of_rank in mine])  # of master, m, v
             assert whole.tobytes() == theirs[0][0][kind][i].tobytes(), (ranks, i, kind)
     for purpose in ("gradients", "parameters"):
         assert hand.trace.sent_nbytes(purpose) == engine.trace.sent_nbytes(purpose)
-    print(f"N = {ranks}: the same bits by hand, at stage 1 and at stage 0; the same bytes held and sent as at stage 1")
+    print(f"N = {ranks}: by hand the bits of stages 1 and 0, and the bytes held and sent of stage 1")

@@ -31,7 +31,7 @@ import zerosim as zs
 
 BF16 = ml_dtypes.bfloat16  # 2 bytes per number: weights, gradients and what travels
 MODEL = zs.models.MLP([12, 10] * 4 + [12], bias=False)  # eight matrices of 120 weights, ReLU between them
-FIRST = list(zs.models.first_weights(MODEL).values())  # their first values, (12, 10) and (10, 12) in turn, in fp32
+FIRST = list(zs.models.first_weights(MODEL).values())  # (12, 10) and (10, 12) in turn, in fp32
 P = sum(w.size for w in FIRST)  # 960
 LEARNING_RATE = 0.01
 STEPS = 3
@@ -40,8 +40,8 @@ STEPS = 3
 def batches(index, step, k):
     """k pairs of x (4, 12) and target (4, 12): other samples on every rank and in every step."""
     random = np.random.default_rng((index, step))
-    return [(random.standard_normal((4, 12)).astype(BF16), random.standard_normal((4, 12)).astype(np.float32))
-            for _ in range(k)]
+    pairs = [random.standard_normal((2, 4, 12)) for _ in range(k)]
+    return [(x.astype(BF16), target.astype(np.float32)) for x, target in pairs]
 
 
 # %% [markdown]
@@ -110,11 +110,11 @@ def micro_batch(rank, weights, gradient, x, target):
 
 
 def train_by_hand(rank, k=1):
-    """STEPS steps of k micro-batches: weights, this rank's chunks of master, m and v; the most it held of gradients."""
+    """STEPS steps: weights, this rank's chunks of master, m and v, and the most it held of gradients."""
     weights = [w.astype(BF16) for w in FIRST]  # whole, on every rank
     master = [np.split(w.ravel(), rank.size)[rank.index].copy() for w in FIRST]
     m, v = [np.zeros_like(w) for w in master], [np.zeros_like(w) for w in master]
-    gradient = [rank.memory.alloc(w.size, BF16, "gradient") for w in master]  # its chunks, and nothing more
+    gradient = [rank.memory.alloc(w.size, BF16, "gradient") for w in master]  # its chunks alone
     for step in range(1, STEPS + 1):
         for g in gradient:
             g[:] = 0
@@ -167,7 +167,8 @@ def sent_in_a_step(k):
 
 
 zs.draw.table(["k", "stage 1, by formula", "stage 2, by hand", "times"], [
-    (k, 2 * 2 * P * 3 // 4, sent_in_a_step(k), sent_in_a_step(k) / (2 * 2 * P * 3 / 4)) for k in (1, 2, 8)])
+    (k, 2 * 2 * P * 3 // 4, sent_in_a_step(k), sent_in_a_step(k) / (3 * P))
+    for k in (1, 2, 8)])
 
 # %% [markdown]
 # Reductions k times instead of once, and one gather of weights: **(k+1)/2 times as much, 4.5 times for k = 8**. "ZeRO-2
@@ -216,12 +217,13 @@ zs.draw.table(["k", "sums that differ", "length of the difference, beside that o
 
 # %%
 def train_by_engine(rank, k):
-    """The same steps by the package: of each layer weights, master, m and v, and the most it held of gradients."""
+    """The same steps by the package: of each layer weights, master, m and v; its peak of gradients."""
     engine = zs.Engine(rank, MODEL, zs.optim.Adam(lr=LEARNING_RATE), stage=2, policy="bf16")
     for step in range(1, STEPS + 1):
         engine.step(batches(rank.index, step, k))
-    peak, states = rank.memory.peak_nbytes_of(("gradient", "unit_gradient")), map(engine.state, MODEL.shapes)
-    return *zip(*([state[key] for key in ("parameter", "master", "m", "v")] for state in states), strict=True), peak
+    peak = rank.memory.peak_nbytes_of(("gradient", "unit_gradient"))
+    states = [engine.state(name) for name in MODEL.shapes]
+    return *([state[key] for state in states] for key in ("parameter", "master", "m", "v")), peak
 
 
 for ranks in (1, 2, 3, 4, 5, 8):
@@ -232,9 +234,9 @@ for ranks in (1, 2, 3, 4, 5, 8):
             for one, other in zip(mine, theirs, strict=True):
                 assert one[0][i].tobytes() == other[0][i].tobytes(), (ranks, k, i)
             for kind in (1, 2, 3):
-                whole = np.concatenate([of_rank[kind][i] for of_rank in mine])  # master, m, v: all ranks' chunks
+                whole = np.concatenate([of_rank[kind][i] for of_rank in mine])  # of master, m, v
                 assert whole.tobytes() == theirs[0][kind][i].tobytes(), (ranks, k, i, kind)
         assert [one[4] for one in mine] == [one[4] for one in theirs], (ranks, k)
         for purpose in ("gradients", "parameters"):
             assert hand.trace.sent_nbytes(purpose) == package.trace.sent_nbytes(purpose)
-    print(f"N = {ranks}: by hand and by the package the same bits, peak of gradients and bytes sent, for k = 1, 2, 3")
+    print(f"N = {ranks}: by hand and by the package the same bits, peaks and bytes sent, for k = 1, 2, 3")

@@ -34,7 +34,7 @@ import zerosim as zs
 
 BF16 = ml_dtypes.bfloat16  # 2 bytes per number: weights, gradients and what travels
 MODEL = zs.models.MLP([12, 10] * 4 + [12], bias=False)  # eight matrices of 120 weights, ReLU between them
-FIRST = list(zs.models.first_weights(MODEL).values())  # their first values, (12, 10) and (10, 12) in turn, in fp32
+FIRST = list(zs.models.first_weights(MODEL).values())  # (12, 10) and (10, 12) in turn, in fp32
 P = sum(w.size for w in FIRST)  # 960
 LEARNING_RATE = 0.01
 STEPS = 3
@@ -142,7 +142,8 @@ cluster = zs.Cluster(4)
 by_hand = cluster.run(train_by_hand)
 peak = cluster.memory[0].peak_nbytes_of(["gathered_parameter"])
 sent = [cluster.trace.sent_nbytes(purpose)[0] // STEPS for purpose in ("gradients", "parameters")]
-zs.draw.table(["N = 4, bytes on each rank", "at rest", "whole weights", "sent for gradients", "for weights"], [
+columns = ["N = 4, bytes on each rank", "at rest", "whole weights", "sent for gradients", "for weights"]
+zs.draw.table(columns, [
     ("stage 0, by formula", 16 * P, 2 * P, 2 * 2 * P * 3 // 4, 0),
     ("stage 1, by formula", 4 * P + 12 * P // 4, 2 * P, 2 * P * 3 // 4, 2 * P * 3 // 4),
     ("stage 2, by formula", 2 * P + 14 * P // 4, 2 * P, 2 * P * 3 // 4, 2 * P * 3 // 4),
@@ -161,7 +162,8 @@ zs.draw.table(["N = 4, bytes on each rank", "at rest", "whole weights", "sent fo
 # whole then, and the program waits about a quarter as long.
 
 # %%
-options = {"Waiting": {}, "Overlapped, and each unit is gathered one ahead": {"overlap": True, "prefetch": 1}}
+options = {"Waiting": {},
+           "Overlapped, and each unit is gathered one ahead": {"overlap": True, "prefetch": 1}}
 zs.draw.timeline(stage=3, options=options)
 
 # %% [markdown]
@@ -186,7 +188,7 @@ zs.draw.timeline(stage=3, options=options)
 
 # %%
 def train_by_engine(rank, stage):
-    """The same steps by the package: of each layer weights, master, m and v; what it holds at rest, and gathered."""
+    """The same steps by the package: of each layer weights, master, m and v; its bytes."""
     engine = zs.Engine(rank, MODEL, zs.optim.Adam(lr=LEARNING_RATE), stage=stage, policy="bf16")
     for step in range(1, STEPS + 1):
         engine.step([batch(rank.index, step)])
@@ -202,7 +204,8 @@ for ranks in (1, 2, 3, 4, 5, 8):
     for kind in (0, 1, 2, 3):  # weights, master, m, v: the chunks of all ranks
         for i in range(len(FIRST)):
             whole = np.concatenate([of_rank[kind][i] for of_rank in mine])
-            assert whole.tobytes() == theirs[0][0][kind][i].tobytes() == stage_0[0][0][kind][i].tobytes(), (ranks, i)
+            assert whole.tobytes() == theirs[0][0][kind][i].tobytes(), (ranks, kind, i)
+            assert whole.tobytes() == stage_0[0][0][kind][i].tobytes(), (ranks, kind, i)
     peaks = [memory.peak_nbytes_of(["gathered_parameter"]) for memory in hand.memory]
     assert list(zip(map(held, mine), peaks, strict=True)) == [nbytes for _, nbytes in theirs], ranks
     for purpose in ("gradients", "parameters"):

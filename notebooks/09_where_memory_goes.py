@@ -19,6 +19,9 @@
 # activations, a layer's gradient on its way, buffers of collectives. Each rank keeps a list of all of it, its *memory*,
 # by kind, from birth to death. With the list one can name every array at the peak; with formulas one can say beforehand
 # how many bytes that will be, to the byte.
+#
+# *Source.* Rajbhandari, Rasley, Ruwase and He 2020, *ZeRO: Memory Optimizations Toward Training Trillion Parameter
+# Models*, section 3, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054).
 
 # %%
 import numpy as np
@@ -26,9 +29,9 @@ import numpy as np
 import zerosim as zs
 
 WIDTH, LAYERS = 16, 8
-MODEL = zs.models.MLP([WIDTH] * (LAYERS + 1))  # eight linear layers of 16 x 16 weights and 16 biases, ReLU between
+MODEL = zs.models.MLP([WIDTH] * (LAYERS + 1))  # eight layers of 16 x 16 weights and 16 biases, ReLU between
 ADAM = zs.optim.Adam(lr=0.01)
-BF16 = zs.Policy("bf16")  # computes in bf16: weights, gradients and what travels take 2 bytes per number
+BF16 = zs.Policy("bf16")  # weights, gradients and what travels take 2 bytes per number
 
 
 def one_step(rank, stage, rows):
@@ -51,6 +54,18 @@ def one_step(rank, stage, rows):
 #
 # Write your answers down, then read on.
 #
+# ## The same training, on fewer bytes
+#
+# First, what all four stages agree on. A small network learns under each of them, on four ranks:
+
+# %%
+zs.draw.stages()
+
+# %% [markdown]
+# **One curve**: the four losses are the same to the bit, in every step. What differs is what a rank holds, and at
+# stage 3 what it sends. The bars are of the fullest moment, and not all of their colors are states at rest. So, moment
+# by moment:
+#
 # ## Memory over a step
 #
 # `rank.memory` is what a rank holds, `cluster.memory` what all ranks hold. Both can be drawn. Here is rank 0 of four
@@ -63,9 +78,9 @@ memory, trace = cluster.memory[0], cluster.trace[0]
 memory.plot()
 
 # %% [markdown]
-# Solid is what rests, and a quarter of it is this rank's share. Hatched is what comes and goes. In forward you see
-# eight layers being gathered and freed, and activations piling up; backward takes the pile down again, and at each
-# layer adds a gradient and, for a moment, the buffers in which the ring receives.
+# Solid is what rests: this rank's share, a quarter of the model's states. Hatched is what comes and goes. In forward
+# you see eight layers being gathered and freed, and activations piling up; backward takes the pile down again, and at
+# each layer adds a gradient and, for a moment, the buffers in which the ring receives.
 #
 # What the rank did meanwhile is in its trace, and what it had sent by then:
 
@@ -80,18 +95,25 @@ trace.plot()
 
 # %%
 lives = trace.lifetimes()
-fullest = max((life.born for life in lives), key=lambda row: sum(life.nbytes for life in lives if life.lives_at(row)))
-for life in lives:
-    if life.lives_at(fullest):
-        since = "/".join(life.born_in) or "before forward"
-        print(f"{life.kind:20} {life.name:16} {life.nbytes:5} bytes, since {since}")
-print(f"together {sum(life.nbytes for life in lives if life.lives_at(fullest)):,} bytes; the memory's own peak is "
-      f"{memory.peak_nbytes:,}")
+
+
+def held_at(row):
+    """The bytes of all that lives at one row of the trace."""
+    return sum(life.nbytes for life in lives if life.lives_at(row))
+
+
+fullest = max((life.born for life in lives), key=held_at)
+assert held_at(fullest) == memory.peak_nbytes
+rows = [(life.kind, life.name, "/".join(life.born_in) or "before forward", life.nbytes)
+        for life in lives if life.lives_at(fullest)]
+zs.draw.table(("kind", "array", "lives since", "bytes"), [*rows[-12:], ("all", "", "", held_at(fullest))],
+              f"The youngest 12 of the {len(rows)} arrays at the peak, and all together")
 
 # %% [markdown]
 # That answers question 1 for this batch: **the backward of the last layer**, when its gradient is being reduced. All
-# other layers' inputs are still there (and one bit per ReLU), the layer's weights are whole, so is its gradient, the
-# ring has its two buffers, and two gradients of activations meet: the one that came in and the one that goes out.
+# other layers' inputs are still there (and one bit for each number that went through a ReLU), the layer's weights are
+# whole, so is its gradient, the ring has its two buffers, and two gradients of activations meet: the one that came in
+# and the one that goes out.
 #
 # ## By formulas
 #
@@ -110,22 +132,23 @@ def estimate(stage, ranks, rows):
     """Bytes by kind at each moment that may be the peak."""
     states, u = zs.planning.STAGES[stage], job(stage, ranks).padded_lengths[0]
     rests = zs.planning.resting_nbytes(job(stage, ranks))[0]
-    row, bits = 2 * rows * WIDTH, -(-rows * WIDTH // 8)  # bytes of one layer's output, and of one ReLU's signs
+    row, bits = 2 * rows * WIDTH, -(-rows * WIDTH // 8)  # bytes of a layer's output, and of a ReLU's signs
+    signs = (LAYERS - 1) * bits
     ring = min(2, ranks - 1) * 2 * u // ranks  # what arrives while the last arrival leaves: two chunks
     # the loss: all layers' outputs, the differences to the target in fp32, the batch with its fp32 target
-    moments = {"loss": {"activation": LAYERS * row + (LAYERS - 1) * bits, "workspace": 2 * row, "input": 3 * row}}
-    # the last layer's backward: with its input still there, and then, that freed, while its gradient is reduced
-    back = {"gathered_parameter": 2 * u * states.parameters_sharded, "activation_gradient": 2 * row, "input": row}
+    moments = {"loss": {"activation": LAYERS * row + signs, "workspace": 2 * row, "input": 3 * row}}
+    # the last layer's backward: with its input still there; and then without, while its gradient is reduced
+    back = {"gathered_parameter": 2 * u * states.parameters_sharded, "activation_gradient": 2 * row,
+            "input": row}
     if states.gradients_sharded:
         back["unit_gradient"] = 2 * u
-        moments["reduction"] = back | {"activation": (LAYERS - 2) * row + (LAYERS - 1) * bits,
-                                       "communication_buffer": ring}
-    moments["backward"] = back | {"activation": (LAYERS - 1) * row + (LAYERS - 1) * bits}
+        moments["reduction"] = back | {"activation": (LAYERS - 2) * row + signs, "communication_buffer": ring}
+    moments["backward"] = back | {"activation": (LAYERS - 1) * row + signs}
     # after backward, where gradients rest whole: the owner's chunk of the sum beside them, and the ring
     if states.optimizer_sharded and not states.gradients_sharded:
         whole = rests["gradient"] + rests["gradient"] // ranks
         moments["reduce"] = {"gradient": whole, "communication_buffer": ring}
-        moments["norm"] = {"gradient": whole, "workspace": 8 * ranks}  # a partial sum of squares from each rank
+        moments["norm"] = {"gradient": whole, "workspace": 8 * ranks}  # a sum of squares from each rank
     return {name: {kind: n for kind, n in (rests | held).items() if n} for name, held in moments.items()}
 
 
@@ -135,19 +158,24 @@ def fullest_of(moments):
 
 
 name, held = fullest_of(estimate(3, 4, 4))
-print(f"estimate: at the {name}, {sum(held.values()):,} bytes: {held}")
-print(f"measured: {memory.peak_nbytes:,} bytes: {memory.peak_nbytes_by_kind}")
+measured = memory.peak_nbytes_by_kind
+zs.draw.table(("kind", "estimate", "measured"), [
+    *((kind, held.get(kind, 0), measured.get(kind, 0)) for kind in held | measured),
+    ("all", sum(held.values()), memory.peak_nbytes)], f"The fullest moment, at the {name} (bytes)")
 
 # %% [markdown]
 # The same for all stages, and for three sizes of the batch:
 
 # %%
-for rows in (1, 4, 64):
-    for stage in zs.STAGES:
-        name, held = fullest_of(estimate(stage, 4, rows))
-        rests = sum(zs.planning.resting_nbytes(job(stage, 4))[0].values())
-        print(f"{rows:2} rows, stage {stage}: {rests:6,} bytes at rest, {sum(held.values()):6,} at most, "
-              f"at the {name}")
+def line(rows, stage):
+    """Rows, stage, bytes at rest and at most, and at which moment."""
+    name, held = fullest_of(estimate(stage, 4, rows))
+    rests = sum(zs.planning.resting_nbytes(job(stage, 4))[0].values())
+    return rows, stage, rests, sum(held.values()), name
+
+
+zs.draw.table(("rows", "stage", "at rest (bytes)", "at most (bytes)", "at the"),
+              [line(rows, stage) for rows in (1, 4, 64) for stage in zs.STAGES])
 
 # %% [markdown]
 # Question 3: with one row the stage is what counts; stage 0 holds 3.4 times as much as stage 3. With 64 rows the peak
@@ -164,13 +192,9 @@ for rows in (1, 4, 64):
 # stage 3, 4 sequences of 1,024 tokens on each:
 
 # %%
-from zerosim.course.measured import measured_row
-
 config = zs.planning.plan_config("gpt2-xl", ranks=64, device="h100-80", link="nvlink4", batch=4,
-                                optimizer=ADAM)
-for line in measured_row(config, 3, "none"):
-    if line.name.endswith("at rest") or line.name in ("activations and their gradients", "gathered units", "peak"):
-        print(f"{line.name:32} estimate {line.estimated_nbytes:14,}  measured {line.measured_nbytes:14,} bytes")
+                                 optimizer=ADAM)
+zs.draw.measured(config, stage=3)
 
 # %% [markdown]
 # Of each GPU's 80 GB states take 0.39 and **the peak takes 20.3, of which 19.7 are activations**. (`zs.plan` takes it
@@ -210,5 +234,5 @@ for ranks in (1, 2, 3, 4, 5, 8):
                 words = str(error)
             else:
                 raise AssertionError("one byte less was enough")
-    print(f"N = {ranks}: estimate and measurement agree in every kind; the peak's bytes suffice, and one less does not")
+    print(f"N = {ranks}: estimate and measurement agree in every kind; the peak suffices, a byte less does not")
 print(words)

@@ -83,8 +83,8 @@ by_formula = activations.kept(activations.Block(B, L, D, H))
 zs.draw.table(["kept", "bytes", "times the input"], [
     *((life.name, life.nbytes, round(life.nbytes / (2 * B * L * D), 3)) for life in alive),
     ("together", sum(life.nbytes for life in alive), "-"),
-    ("2 · (14·BLd + BHL²) + 4 for each statistic", 2 * (14 * B * L * D + B * H * L * L) + 4 * by_formula.statistics,
-     "-")])
+    ("2 · (14·BLd + BHL²) + 4 for each statistic",
+     2 * (14 * B * L * D + B * H * L * L) + 4 * by_formula.statistics, "-")])
 
 # %% [markdown]
 # In the order in which they were made: the block's input; for each token LayerNorm's mean and deviation, in fp32;
@@ -98,7 +98,8 @@ zs.draw.table(["kept", "bytes", "times the input"], [
 # %%
 whole = activations.kept(activations.EXAMPLE).nbytes
 zs.draw.table(["of the large block", "MB"], [
-    *((name, round(tensor.nbytes / 1e6, 2)) for name, tensor in activations.tensors(activations.EXAMPLE).items()),
+    *((name, round(tensor.nbytes / 1e6, 2))
+      for name, tensor in activations.tensors(activations.EXAMPLE).items()),
     ("a block", round(whole / 1e6, 2)), ("32 blocks", round(32 * whole / 1e6, 2))])
 
 # %% [markdown]
@@ -108,8 +109,8 @@ zs.draw.table(["of the large block", "MB"], [
 
 # %%
 zs.draw.table(["tensor", "MB", "billion operations", "made by", "bytes per operation"], [
-    (one.tensor, round(one.nbytes / 1e6, 2), round(one.flops / 1e9, 2), one.made_by, f"{one.nbytes_per_flop:.2g}")
-    for one in savings(activations.EXAMPLE)])
+    (one.tensor, round(one.nbytes / 1e6, 2), round(one.flops / 1e9, 2), one.made_by,
+     f"{one.nbytes_per_flop:.2g}") for one in savings(activations.EXAMPLE)])
 
 # %% [markdown]
 # A factor of a thousand lies between the best bargain and the worst. The probabilities stand second: a little
@@ -131,9 +132,9 @@ FLOWING = ["activation", "checkpointed_input", "activation_gradient"]
 
 
 def by_engine(rank, recompute):
-    """One step's gradient, summed over ranks; what is kept when forward ends, and the most that is there."""
+    """One step's gradient, summed over ranks; what is kept when forward ends, and the most there is."""
     engine = zs.Engine(rank, GPT, zs.optim.SGD(lr=0.1), policy="bf16", recompute=recompute)
-    tape = engine.forward(*tokens(rank.index))  # a step in its parts; the tape is what forward leaves for backward
+    tape = engine.forward(*tokens(rank.index))  # a step in its parts; the tape is what backward needs
     held = rank.memory.now_nbytes_by_kind
     engine.backward(tape)
     engine.reduce()
@@ -147,7 +148,8 @@ def flops(trace):
 
 
 rows = []
-for recompute in ("none", "selective", "tiled", "sub_block", "block", "segment(2)", "segment(3)", "block+tiled"):
+for recompute in ("none", "selective", "tiled", "sub_block", "block", "segment(2)", "segment(3)",
+                  "block+tiled"):
     cluster = zs.Cluster(3)
     gradient, kept, peak = cluster.run(by_engine, recompute)[0]
     if recompute == "none":
@@ -258,8 +260,8 @@ zs.draw.activations()
 print(f"best k by formula, √(n·input/inside): {activations.best_segment(activations.EXAMPLE, 32):.2f}; "
       f"√32 is {32**0.5:.2f}")
 zs.draw.table(["policy", "GB at most"], [
-    (f"segment({k})", round(activations.peak_nbytes(activations.EXAMPLE, 32, f"segment({k})").nbytes / 1e9, 2))
-    for k in (1, 2, 3, 4, 6, 8, 16, 32)])
+    (policy, round(activations.peak_nbytes(activations.EXAMPLE, 32, policy).nbytes / 1e9, 2))
+    for policy in map("segment({})".format, (1, 2, 3, 4, 6, 8, 16, 32))])
 
 # %% [markdown]
 # Question 3: **no, every single one.** And at stage 3 longer segments cost messages too.

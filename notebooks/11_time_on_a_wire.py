@@ -22,14 +22,18 @@
 # From this one line follow three tricks. Put small messages together (*buckets*), so that α is paid less often. Let
 # messages travel while the program computes (*overlap*). Ask for weights before they are needed (*prefetch*). None of
 # them changes a bit, and each costs memory.
+#
+# *Sources.* Thakur, Rabenseifner and Gropp 2005, *Optimization of Collective Communication Operations in MPICH*,
+# section 3, [doi:10.1177/1094342005051521](https://doi.org/10.1177/1094342005051521). Li et al. 2020, *PyTorch
+# Distributed: Experiences on Accelerating Data Parallel Training*, section 3.2,
+# [arXiv:2006.15704](https://arxiv.org/abs/2006.15704).
 
 # %%
 import numpy as np
 
 import zerosim as zs
-from zerosim.planning import ceil_cut, cost, hardware, recording, timeline
 
-INFINIBAND = hardware.link("infiniband-ndr")
+INFINIBAND = zs.planning.hardware.link("infiniband-ndr")
 print(f"{INFINIBAND.name}: α = {INFINIBAND.latency_seconds * 1e6:g} µs, "
       f"β = {INFINIBAND.bytes_per_second / 1e9:g} GB/s in each direction")
 
@@ -59,16 +63,24 @@ def replayed_seconds(nbytes, ranks, link):
     """The same of a real run: recorded, and replayed message by message on such links."""
     cluster = zs.NullCluster(ranks)  # arrays with a shape and no data
     cluster.run(lambda rank: rank.all_reduce(rank.xp.zeros(nbytes // 4, "float32")).shape)
-    machine = timeline.Machine(hardware.device("h100-80"), hardware.Network(link))
-    return timeline.replay(recording.record(cluster.trace), machine).step_seconds
+    machine = zs.planning.Machine(zs.planning.hardware.device("h100-80"), zs.planning.Network(link))
+    return zs.planning.replay(zs.planning.record(cluster.trace), machine).step_seconds
 
 
+def planned(nbytes, ranks, link):
+    """The same by the package's formulas: its seconds, and those of latency among them."""
+    cut = zs.planning.ceil_cut(nbytes // 4, ranks)
+    return zs.planning.cost.cost("all_reduce", "ring", cut, 4, zs.planning.Network(link))
+
+
+rows = []
 for ranks, nbytes in ((8, 25_600_000), (64, 25_600_000), (64, 25_600), (256, 25_600_000)):
-    by_plan = cost.cost("all_reduce", "ring", ceil_cut(nbytes // 4, ranks), 4, hardware.Network(INFINIBAND))
-    print(f"N = {ranks:3}, {nbytes:10,} bytes: by hand {ring_seconds(nbytes, ranks, INFINIBAND) * 1e3:7.4f} ms, "
-          f"by zs.planning {by_plan.seconds * 1e3:7.4f}, replayed "
-          f"{replayed_seconds(nbytes, ranks, INFINIBAND) * 1e3:7.4f}; "
-          f"{by_plan.latency_seconds / by_plan.seconds:4.0%} latency")
+    by_plan = planned(nbytes, ranks, INFINIBAND)
+    seconds = (ring_seconds(nbytes, ranks, INFINIBAND), by_plan.seconds,
+               replayed_seconds(nbytes, ranks, INFINIBAND))
+    rows.append((ranks, nbytes, *(f"{1e3 * found:.4f}" for found in seconds),
+                 f"{by_plan.latency_seconds / by_plan.seconds:.0%}"))
+zs.draw.table(("N", "bytes", ">by hand (ms)", ">by zs.planning (ms)", ">replayed (ms)", ">latency"), rows)
 
 # %% [markdown]
 # Question 1: on 64 ranks **one piece takes 2.8 ms, a thousand pieces take 1,000 · 1.76 ms**, almost two seconds. A
@@ -93,9 +105,10 @@ zs.draw.latency_wall()
 # whose arithmetic and communication take about as long as each other:
 
 # %%
-WIRE = hardware.Link("made up", 5e9, 0.3e-6, "made up for a notebook", "2025-01-01")
-CHIP = hardware.Device("made up", 10**9, 10**9, 100e9, {"bf16": 1e12}, "made up for a notebook", "2025-01-01")
-MACHINE = timeline.Machine(CHIP, hardware.Network(WIRE), "bf16", efficiency=0.5)
+MADE_UP = ("made up for a notebook", "2025-01-01")
+WIRE = zs.planning.Link("made up", 5e9, 0.3e-6, *MADE_UP)
+CHIP = zs.planning.Device("made up", 10**9, 10**9, 100e9, {"bf16": 1e12}, *MADE_UP)
+MACHINE = zs.planning.Machine(CHIP, zs.planning.Network(WIRE), "bf16", efficiency=0.5)
 BF16 = zs.Policy("bf16")  # computes in bf16: gradients and what travels take 2 bytes per number
 MODEL = zs.models.MLP([64] * 7)
 
@@ -115,7 +128,7 @@ def by_engine(rank, options):
 
 def on_the_clock(cluster):
     """The last run's span "step", replayed on the made-up machine."""
-    return timeline.replay(recording.record(cluster.trace).inside("step"), MACHINE)
+    return zs.planning.replay(zs.planning.record(cluster.trace).inside("step"), MACHINE)
 
 
 def on_their_way(cluster):
@@ -123,13 +136,15 @@ def on_their_way(cluster):
     return cluster.memory[0].peak_nbytes_of(["unit_gradient", "communication_buffer"])
 
 
+rows = []
 for bucket_nbytes in (1_000, None, 20_000, 60_000):
     cluster = zs.Cluster(4)
     cluster.run(by_engine, {"bucket_nbytes": bucket_nbytes})
     found = on_the_clock(cluster)
-    print(f"bucket {bucket_nbytes or 'a layer'!s:>7}: {len(cluster.trace[0].collectives()):2} reduce-scatters, "
-          f"{found.step_seconds * 1e6:5.1f} µs, of which waiting {found.exposed_seconds * 1e6:5.1f}; at most "
-          f"{on_their_way(cluster):7,} bytes on their way")
+    rows.append((f"{bucket_nbytes:,} bytes" if bucket_nbytes else "a layer",
+                 len(cluster.trace[0].collectives()), f"{found.step_seconds * 1e6:.1f}",
+                 f"{found.exposed_seconds * 1e6:.1f}", on_their_way(cluster)))
+zs.draw.table((">bucket", "reduce-scatters", ">time (µs)", ">waiting (µs)", "on their way (bytes)"), rows)
 
 # %% [markdown]
 # Fewer and larger messages wait less and hold more: a bucket's gradients have to be there together. With one bucket for
@@ -156,7 +171,8 @@ def by_hand(rank, overlap):
     def place(unit):
         """The arrays for the gradients of a unit's parameters."""
         lies = layout.units[unit.name]
-        whole[unit.name] = rank.memory.alloc(lies.stop - lies.start, BF16.compute_dtype, "unit_gradient", unit.name)
+        length = lies.stop - lies.start
+        whole[unit.name] = rank.memory.alloc(length, BF16.compute_dtype, "unit_gradient", unit.name)
         whole[unit.name][...] = 0
         return layout.unit_views(unit.name, whole[unit.name])
 
@@ -179,20 +195,24 @@ def by_hand(rank, overlap):
                     under_way.pop().wait()
                 lies = layout.units[unit.name]
                 own = gradient[layout.owned(rank.index, lies.start, lies.stop)]
-                found = rank.reduce_scatter(whole.pop(unit.name), out=own, async_op=overlap, purpose="gradients")
+                found = rank.reduce_scatter(whole.pop(unit.name), out=own, async_op=overlap,
+                                            purpose="gradients")
                 under_way += [found] if overlap else []
         while under_way:
             under_way.pop().wait()
     return gradient
 
 
-runs = {}
+runs, rows = {}, []
 for title, overlap in (("Waiting", False), ("Overlapped", True)):
     cluster = zs.Cluster(4)
     cluster.run(by_hand, overlap)
     runs[title], found = cluster.trace, on_the_clock(cluster)
-    print(f"{title:10}: {found.step_seconds * 1e6:.1f} µs, of which waiting {found.exposed_seconds * 1e6:.1f}; at most "
-          f"{on_their_way(cluster):,} bytes on their way")
+    rows.append((title, f"{found.step_seconds * 1e6:.1f}", f"{found.exposed_seconds * 1e6:.1f}",
+                 on_their_way(cluster)))
+zs.draw.table(("", ">time (µs)", ">waiting (µs)", "on their way, at most (bytes)"), rows)
+
+# %%
 zs.draw.timeline_of("six layers of 64 by hand, 64 samples per rank, N = 4, stage 2", runs, MACHINE)
 
 # %% [markdown]
@@ -208,17 +228,29 @@ zs.draw.timeline_of("six layers of 64 by hand, 64 samples per rank, N = 4, stage
 
 # %%
 options = {f"{ahead} ahead": {"overlap": True, "prefetch": ahead} for ahead in range(4)}
-for title, way in zs.draw.timeline.data(stage=3, options=options).replays.items():
-    print(f"{title}: {way.step_microseconds:6.1f} µs, of which waiting {way.exposed_microseconds:5.1f}; at most "
-          f"{max(way.nbytes['gathered_parameter']):,} bytes of gathered weights")
+ways = zs.draw.timeline.data(stage=3, options=options).replays
+zs.draw.table(("gathered", ">time (µs)", ">waiting (µs)", "gathered weights, at most (bytes)"), [
+    (title, f"{way.step_microseconds:.1f}", f"{way.exposed_microseconds:.1f}",
+     max(way.nbytes["gathered_parameter"])) for title, way in ways.items()])
 
 # %% [markdown]
 # **One ahead saves 204 µs, and two ahead save nothing more**, they only hold more. Gathers and reductions go through
 # the same link one after the other; once it is busy all the time in which there is something to send, earlier requests
 # just wait longer. What is left is the first gather, before which there is nothing to compute, the last reduction, and
 # at the end a few bytes by which the ranks agree that no gradient has overflowed. (This is the larger model of notebook
-# 8's timeline.)
-#
+# 8's timeline.) Turn the knobs, if you have a kernel: on which bucket does a second unit ahead begin to pay?
+
+# %%
+def step_with(prefetch, bucket, stage):
+    """One step with these settings, over time."""
+    options = {"overlap": True, "bucket_nbytes": bucket} | ({"prefetch": prefetch} if stage == 3 else {})
+    title = f"stage {stage}, {prefetch} ahead, bucket {bucket}"
+    return zs.draw.timeline(stage=stage, options={title: options})
+
+
+zs.draw.turn(step_with, prefetch=(1, 0, 2, 3), bucket=(None, 50_000, 400_000), stage=(3, 0, 1, 2))
+
+# %% [markdown]
 # ## Try it
 #
 # * Replace the last `wait` of `by_hand` by nothing. What does the cluster say at the end?
@@ -236,22 +268,22 @@ for title, way in zs.draw.timeline.data(stage=3, options=options).replays.items(
 
 # %%
 def order(trace):
-    """The events of a rank, in its order: arithmetic with its operations, issues, waits, and what was sent."""
+    """The events of a rank in order: arithmetic with its operations, issues, waits, and what was sent."""
     return [(type(row).__name__, getattr(row, "flops", None), getattr(row, "sent_nbytes", None))
             for row in trace.rows if type(row).__name__ in ("Compute", "Issue", "Wait", "Collective")]
 
 
 for ranks in (1, 2, 4, 5, 8, 64):  # divide the vectors, of 6,400 and 6.4 million numbers
     for nbytes in (25_600, 25_600_000):
-        by_plan = cost.cost("all_reduce", "ring", ceil_cut(nbytes // 4, ranks), 4, hardware.Network(INFINIBAND))
-        others = [by_plan.seconds, replayed_seconds(nbytes, ranks, INFINIBAND)]
-        assert np.allclose(ring_seconds(nbytes, ranks, INFINIBAND), others, rtol=1e-12, atol=0), (ranks, nbytes)
+        job = nbytes, ranks, INFINIBAND
+        others = [planned(*job).seconds, replayed_seconds(*job)]
+        assert np.allclose(ring_seconds(*job), others, rtol=1e-12, atol=0), (ranks, nbytes)
 
 HIDDEN = {"overlap": True, "copy_in_flight": True}  # as by hand: what is under way is hidden in a second copy
 for ranks in (1, 2, 3, 4, 5, 8):
     hand, package, waiting = zs.Cluster(ranks), zs.Cluster(ranks), zs.Cluster(ranks)
     results = [hand.run(by_hand, True), package.run(by_engine, HIDDEN), waiting.run(by_hand, False),
-               zs.Cluster(ranks).run(by_engine, {}), zs.Cluster(ranks).run(by_engine, {"bucket_nbytes": 20_000})]
+               *(zs.Cluster(ranks).run(by_engine, options) for options in ({}, {"bucket_nbytes": 20_000}))]
     for mine, *others in zip(*results, strict=True):
         assert all(mine.tobytes() == other.tobytes() for other in others), ranks
     assert [order(trace) for trace in hand.trace] == [order(trace) for trace in package.trace]
@@ -260,5 +292,5 @@ for ranks in (1, 2, 3, 4, 5, 8):
     assert clocks[0].exposed_seconds == clocks[1].exposed_seconds
     assert clocks[0].exposed_seconds < clocks[2].exposed_seconds or ranks == 1
     assert on_their_way(hand) == on_their_way(package)
-    print(f"N = {ranks}: the same bits and the same order; waiting {clocks[2].exposed_seconds * 1e6:6.1f} µs, "
+    print(f"N = {ranks}: the same bits and order; waiting {clocks[2].exposed_seconds * 1e6:6.1f} µs, "
           f"overlapped {clocks[0].exposed_seconds * 1e6:6.1f}")

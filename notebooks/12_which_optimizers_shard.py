@@ -18,6 +18,12 @@
 # Adam does not notice: it treats every number by itself. Other optimizers look at more than one number at a time: at
 # the length of a whole tensor, or at a whole matrix. What they look at decides where they may be cut, and what the cut
 # costs.
+#
+# *Sources.* Rajbhandari, Rasley, Ruwase and He 2020, *ZeRO*, section 5.1,
+# [arXiv:1910.02054](https://arxiv.org/abs/1910.02054). You et al. 2020, *Large Batch Optimization for Deep Learning*
+# (LAMB), algorithm 2, [arXiv:1904.00962](https://arxiv.org/abs/1904.00962). Shazeer and Stern 2018, *Adafactor*,
+# algorithm 4, [arXiv:1804.04235](https://arxiv.org/abs/1804.04235). Jordan et al. 2024, *Muon: An optimizer for hidden
+# layers in neural networks*, [kellerjordan.github.io](https://kellerjordan.github.io/posts/muon/).
 
 # %%
 import numpy as np
@@ -32,7 +38,7 @@ STEPS = 3
 def batch(index, step):
     """x (8, 24), target (8, 10): other samples on every rank and in every step."""
     random = np.random.default_rng((index, step))
-    return random.standard_normal((8, 24)).astype(np.float32), random.standard_normal((8, 10)).astype(np.float32)
+    return tuple(random.standard_normal((8, width)).astype(np.float32) for width in (24, 10))
 
 
 # %% [markdown]
@@ -58,10 +64,10 @@ def batch(index, step):
 # random tensors and random cuts. It takes an optimizer of your own, too.
 
 # %%
-for optimizer in (zs.optim.SGD(lr=0.1), zs.optim.Adam(), zs.optim.Lion(), LAMB, zs.optim.LARS(), zs.optim.Adafactor(),
-                  zs.optim.Muon(), zs.optim.Shampoo(), zs.optim.SOAP(), zs.optim.KFAC()):
-    found = zs.optim.check_shardable(optimizer)
-    print(f"{found.optimizer:9} {found.cut:8} {found.reason}")
+answers = [zs.optim.check_shardable(optimizer) for optimizer in (
+    zs.optim.SGD(lr=0.1), zs.optim.Adam(), zs.optim.Lion(), LAMB, zs.optim.LARS(), zs.optim.Adafactor(),
+    zs.optim.Muon(), zs.optim.Shampoo(), zs.optim.SOAP(), zs.optim.KFAC())]
+zs.draw.table(("optimizer", "may be cut", "since"), [(one.optimizer, one.cut, one.reason) for one in answers])
 
 # %% [markdown]
 # So **Adam and LAMB may be cut inside a matrix, Adafactor and Muon may not.** There are three kinds. **Elementwise**
@@ -96,11 +102,12 @@ def bytes_at_rest(rank, optimizer, stage):
     return sum(rank.memory.now_nbytes_by_kind.values()) / engine.model.parameter_count
 
 
+rows = []
 for optimizer in (zs.optim.SGD(lr=0.1), zs.optim.Lion(), zs.optim.Adam(), zs.optim.Adan()):
     whole, cut, all_cut = (zs.NullCluster(64, representative=0).run(bytes_at_rest, optimizer, stage)[0]
                            for stage in (0, 1, 3))
-    print(f"{type(optimizer).__name__:4}: {whole:.0f} bytes per parameter, {whole / cut:.2f} times less in stage 1, "
-          f"{whole / all_cut:.0f} times in stage 3")
+    rows.append((type(optimizer).__name__, f"{whole:.0f}", f"{whole / cut:.2f}", f"{whole / all_cut:.0f}"))
+zs.draw.table(("optimizer", ">bytes per parameter", ">times less in stage 1", ">times less in stage 3"), rows)
 
 # %% [markdown]
 # ## LAMB by hand: sixteen bytes
@@ -119,11 +126,12 @@ class ByHand:
         self.m, self.v = np.zeros((2, self.layout.shard_length(rank.index)), np.float32)
 
     def norms(self, w, u, together=True):
-        """Of each piece of this rank's shards w, u (s,): (piece, ‖w‖, ‖u‖), the norms being those of whole tensors."""
+        """Of each piece of this rank's shards w, u (s,): (piece, ‖w‖, ‖u‖), norms of whole tensors."""
         pieces, names = self.layout.parameter_pieces(self.rank.index), list(self.layout.by_name)
         sums = np.zeros((len(names), 2))  # in fp64: 16 bytes for each tensor
         for piece in pieces:
-            sums[names.index(piece.entry.name)] = [np.sum(x[piece.shard].astype(np.float64)**2) for x in (w, u)]
+            squares = [np.sum(x[piece.shard].astype(np.float64)**2) for x in (w, u)]
+            sums[names.index(piece.entry.name)] = squares
         if together:
             with self.rank.trace.span("norms"):
                 of_all = self.rank.all_gather(sums.reshape(-1), purpose="control")
@@ -131,14 +139,15 @@ class ByHand:
         return [(piece, *np.sqrt(sums[names.index(piece.entry.name)]).tolist()) for piece in pieces]
 
     def step(self, step, x, target, together=True):
-        """Gradients, their mean, LAMB's two halves with the norms between them, and the weights for everybody."""
+        """Gradients, their mean, LAMB's two halves with norms between them, and the weights for everybody."""
         weights, g = self.layout.views(self.vector), np.empty_like(self.m)
         local = zs.models.one_pass(MODEL, weights, zs.Policy("fp32"), x, target).gradients
         gradient, w = self.layout.flattened(local), self.layout.shard(self.rank.index, self.vector)
         owned = [(where, self.layout.owned(self.rank.index, where.start, where.stop))
                  for where in self.layout.units.values()]
         for where, own in owned:
-            g[own] = self.rank.reduce_scatter(gradient[where], purpose="gradients") / np.float32(self.rank.size)
+            total = self.rank.reduce_scatter(gradient[where], purpose="gradients")
+            g[own] = total / np.float32(self.rank.size)
 
         self.m[...] = self.m * LAMB.beta1 + g * (1 - LAMB.beta1)
         self.v[...] = self.v * LAMB.beta2 + g * g * (1 - LAMB.beta2)
@@ -163,9 +172,11 @@ def train_by_hand(rank, together=True):
 cluster = zs.Cluster(4)
 together = cluster.run(train_by_hand)[0]
 alone = zs.Cluster(4).run(train_by_hand, False)[0]
-print(f"for the norms each rank sends {cluster.trace[0].sent_nbytes(span='norms') / STEPS:.0f} bytes a step, for the "
-      f"gradients and weights {sum(map(cluster.trace[0].sent_nbytes, ('gradients', 'parameters'))) / STEPS:.0f}")
-print(f"with the norms of pieces instead, {np.mean(together.vector != alone.vector):.0%} of the weights differ")
+norms = cluster.trace[0].sent_nbytes(span="norms") / STEPS
+others = sum(map(cluster.trace[0].sent_nbytes, ("gradients", "parameters"))) / STEPS
+print(f"for the norms each rank sends {norms:.0f} bytes a step, for the gradients and weights {others:.0f}")
+share = np.mean(together.vector != alone.vector)
+print(f"with the norms of pieces instead, {share:.0%} of the weights differ")
 
 # %% [markdown]
 # For one tensor a rank contributes **16 bytes, however large the tensor is**: two sums in fp64. (288 bytes here: 6
@@ -196,19 +207,22 @@ print(zs.layout_of(MODEL, 4, "whole_matrices"))
 
 # %%
 def measured(optimizer, **how):
-    """STEPS steps on 4 ranks at stage 1 in bf16: the cluster, and its engines, which keep alive what they hold."""
+    """STEPS steps on 4 ranks at stage 1 in bf16: the cluster, and its engines, which hold their arrays."""
     cluster = zs.Cluster(4)
     return cluster, cluster.run(train_by_engine, optimizer, "bf16", {"stage": 1, **how})
 
 
 runs = {"Adam": measured(zs.optim.Adam()), "Muon, whole matrices": measured(MUON, layout="whole_matrices"),
         "Muon, gathering": measured(MUON, gather=True)}
+rows = []
 for name, (cluster, _) in runs.items():
     now = [memory.now_nbytes_by_kind for memory in cluster.memory]
-    sent = {kind: sum(cluster.trace.sent_nbytes(kind)) // STEPS for kind in ("gradients", "parameters", "state")}
-    optimizers = [one.get("master", 0) + one.get("optimizer_state", 0) for one in now]
-    print(f"{name}\n    masters and state, by rank {optimizers}"
-          f"\n    at the fullest moment      {cluster.memory.peak_nbytes}\n    all ranks send in a step   {sent}")
+    states = [one.get("master", 0) + one.get("optimizer_state", 0) for one in now]
+    rows.append((name, "masters and state", *states))
+    rows.append((name, "at the fullest moment", *cluster.memory.peak_nbytes))
+    for kind in ("gradients", "parameters", "state"):
+        rows.append((name, f"sent in a step: {kind}", *(n // STEPS for n in cluster.trace.sent_nbytes(kind))))
+zs.draw.table(("", "bytes", *(f"rank {index}" for index in range(4))), rows)
 
 # %% [markdown]
 # (Muon keeps one number of state for each weight of a matrix, Adam two: hence 19236 and 13056.) With whole matrices
@@ -259,12 +273,14 @@ for ranks in (1, 2, 3, 4, 5, 8):
     for mine, engine in zip(hand.run(train_by_hand), by_engine, strict=True):
         assert mine.vector.tobytes() == engine.param_group.parameter.tobytes(), ranks
         for name in ("m", "v"):
-            assert getattr(mine, name).tobytes() == engine.param_group.slots[name].tobytes(), (ranks, name)
+            slot = engine.param_group.slots[name]
+            assert getattr(mine, name).tobytes() == slot.tobytes(), (ranks, name)
     for purpose in ("gradients", "parameters"):
         assert hand.trace.sent_nbytes(purpose) == package.trace.sent_nbytes(purpose)
     for how in ({"layout": "whole_matrices"}, {"gather": True}):
         unsharded = zs.Cluster(ranks).run(masters_after, MUON, {"stage": 0, **how})
         for stage in (1, 3):
             sharded = zs.Cluster(ranks).run(masters_after, MUON, {"stage": stage, **how})
-            assert all(one.tobytes() == whole.tobytes() for one, whole in zip(sharded, unsharded, strict=True))
+            for one, whole in zip(sharded, unsharded, strict=True):
+                assert one.tobytes() == whole.tobytes()
     print(f"N = {ranks}: LAMB by hand and by the engine, Muon sharded and not: the same bits")

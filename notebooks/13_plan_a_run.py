@@ -17,12 +17,17 @@
 # **The idea.** Does it fit, and how long does it take? Whoever rents GPUs wants to know before. What a rank holds and
 # sends follows from the model's shapes, so formulas are enough, if nothing is forgotten. And one can find out
 # whether something was: run the real program on arrays that have shapes and no data.
+#
+# *Sources.* Rajbhandari, Rasley, Ruwase and He 2020, *ZeRO: Memory Optimizations Toward Training Trillion Parameter
+# Models*, sections 3 and 5, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054). Korthikanti et al. 2022, *Reducing
+# Activation Recomputation in Large Transformer Models*, section 4,
+# [arXiv:2205.05198](https://arxiv.org/abs/2205.05198). Narayanan et al. 2021, *Efficient Large-Scale Language Model
+# Training on GPU Clusters Using Megatron-LM*, appendix, [arXiv:2104.04473](https://arxiv.org/abs/2104.04473).
 
 # %%
+import numpy as np
+
 import zerosim as zs
-from zerosim.course.measured import measured_row
-from zerosim.models.text import shipped
-from zerosim.planning import explained
 
 # %% [markdown]
 # ## Predict first
@@ -51,8 +56,8 @@ def at_rest_by_hand(unit_lengths, ranks, stage):
 
 
 llama = zs.planning.model_shape("llama-2-7b")
-for stage in zs.STAGES:
-    print(f"stage {stage}: {at_rest_by_hand(llama.unit_lengths, 8, stage) / 1e9:6.2f} GB")
+zs.draw.table(("stage", ">at rest (GB)"), [
+    (stage, f"{at_rest_by_hand(llama.unit_lengths, 8, stage) / 1e9:.2f}") for stage in zs.STAGES])
 
 # %% [markdown]
 # So by the formulas **stages 1, 2 and 3 fit** on 80 GB, and stage 1 with room to spare. Now the plan:
@@ -83,13 +88,15 @@ plan.plot()
 # one step; or keep the optimizer's state in the memory of the computer that the GPUs sit in (*offload*).
 
 # %%
-for changed in ({}, {"overlap": False, "prefetch": 0}, {"batch": 2, "micro_batches": 2}, {"recompute": "block"},
-                {"offload": "optimizer=host"}, {"attention": "unfused"}):
+rows = []
+for changed in ({}, {"overlap": False, "prefetch": 0}, {"batch": 2, "micro_batches": 2},
+                {"recompute": "block"}, {"offload": "optimizer=host"}, {"attention": "unfused"}):
     found = zs.plan("llama-2-7b", **{"ranks": 8, "batch": 4, "tokens": 2048, "recompute": "none"} | changed)
     row = found.rows[2]
-    print(f"ZeRO-2, {changed or 'as above'}:\n    {row.total_nbytes / 1e9:6.2f} GB "
-          f"({'fits' if row.fits else 'does not fit'}), {row.sent_nbytes_per_step / 1e9:.1f} GB sent and "
-          f"{row.step_seconds:.2f} s for a step")
+    rows.append((", ".join(f"{name}={value}" for name, value in changed.items()) or "as above",
+                 f"{row.total_nbytes / 1e9:.2f}", "yes" if row.fits else "no",
+                 f"{row.sent_nbytes_per_step / 1e9:.1f}", f"{row.step_seconds:.2f}"))
+zs.draw.table(("ZeRO-2 with", ">held (GB)", "fits", ">sent in a step (GB)", ">a step (s)"), rows)
 
 # %% [markdown]
 # Half the batch, twice, makes room and sends half as much again, since stage 2 reduces after each half (notebook 7).
@@ -110,7 +117,7 @@ print("what sends least of all that fit:", plan.least_sent.title)
 # %%
 gpt2 = zs.plan("gpt2-xl", ranks=8, stage=3, batch=2, recompute="none", attention="unfused",
                optimizer=zs.optim.AdamW(), convention="zerosim")
-for what, formula, value in explained(gpt2.config, gpt2.rows[0])[:6]:
+for what, formula, value in zs.planning.explained(gpt2.config, gpt2.rows[0])[:6]:
     print(f"{what}: {value}\n    {formula}")
 
 # %% [markdown]
@@ -121,9 +128,7 @@ for what, formula, value in explained(gpt2.config, gpt2.rows[0])[:6]:
 # XL, 1,557,611,200 parameters, takes less than a second on a laptop. (`zerosim plan --model gpt2-xl --measure`.)
 
 # %%
-for line in measured_row(gpt2.config, 3, "none"):
-    print(f"{line.name:35} estimate {line.estimated_nbytes:14,}   measured {line.measured_nbytes:14,}   "
-          f"difference {line.difference_nbytes}")
+zs.draw.measured(gpt2.config, stage=3)
 
 # %% [markdown]
 # **To the byte**, the peak as well. So that is the answer to question 4 for all that the program itself holds and
@@ -131,11 +136,13 @@ for line in measured_row(gpt2.config, 3, "none"):
 
 # %%
 def one_step(rank):
-    """One step of GPT-2 XL without data, with the options of the plan."""
-    engine = zs.Engine(rank, zs.models.GPT(zs.models.GPTConfig(48, 1600, 25, 1024, 50257)), zs.optim.AdamW(), stage=3,
-                       policy=zs.Policy("bf16"), overlap=True, prefetch=1)
+    """One step of GPT-2 XL without data, with the options of the plan; the bytes at rest after it."""
+    model = zs.models.GPT(zs.models.GPTConfig(48, 1600, 25, 1024, 50257))
+    engine = zs.Engine(rank, model, zs.optim.AdamW(), stage=3, policy=zs.Policy("bf16"), overlap=True,
+                       prefetch=1)
     tokens = rank.xp.empty((2, 1024), "int64")
     engine.step([(tokens, tokens)])
+    return rank.memory.now_nbytes
 
 
 needed = gpt2.rows[0].total_nbytes - gpt2.rows[0].overhead_nbytes
@@ -158,7 +165,7 @@ for capacity in (needed, needed - 1):
 #
 # ## Proof
 #
-# The formula by hand equals what a real run holds to the byte: of a small GPT that learns a text, in each stage, on
+# The formula by hand equals what a real run holds to the byte: of a small GPT that reads bytes, in each stage, on
 # 1 to 6 ranks, and of the large one without data. And the options, which change bytes and seconds, change no bit of the
 # weights.
 
@@ -168,10 +175,11 @@ RESTING = ("parameter", "gradient", "master", "optimizer_state")
 
 
 def train(rank, stage, options):
-    """Two steps on a text; the bytes at rest on this rank, and all masters, gathered."""
+    """Two steps on texts that differ by rank; the bytes at rest on this rank, and all masters, gathered."""
     engine = zs.Engine(rank, SMALL, zs.optim.AdamW(), stage=stage, policy=zs.Policy("bf16"), **options)
     for step in (1, 2):
-        engine.step([shipped().batch(0, step, rank.index, 2, 8)])
+        text = np.random.default_rng((step, rank.index)).integers(256, size=(2, 9))
+        engine.step([(text[:, :-1], text[:, 1:])])
     at_rest = sum(rank.memory.now_nbytes_by_kind.get(kind, 0) for kind in RESTING)
     return at_rest, {name: engine.state(name)["master"] for unit in SMALL.units for name in unit.shapes}
 
@@ -183,10 +191,9 @@ for ranks in (1, 2, 3, 4, 6):
         for options in ({}, {"overlap": True, "prefetch": 1, "recompute": "block"}):
             for at_rest, masters in zs.Cluster(ranks).run(train, stage, options):
                 assert at_rest == by_hand, (ranks, stage)
-                assert all(masters[name].tobytes() == plain[name].tobytes() for name in plain), (ranks, stage, options)
+                assert all(masters[name].tobytes() == plain[name].tobytes() for name in plain), (ranks, stage)
     print(f"N = {ranks}: the bytes by hand are the measured ones in every stage, and no option changes a bit")
 
 on_paper = at_rest_by_hand(gpt2.config.model.unit_lengths, 8, 3)
-assert on_paper == sum(line.measured_nbytes for line in measured_row(gpt2.config, 3, "none") if "at rest" in line.name
-                       and "flight" not in line.name)
+assert on_paper == zs.NullCluster(8, representative=0).run(one_step)[0]
 print(f"GPT-2 XL at stage 3 on 8 ranks: {on_paper:,} bytes by hand and measured")

@@ -67,10 +67,10 @@ TRAFFIC = ("vectors at", "vectors beside ddp", "all-reduce then all-gather", "tr
 
 
 def lay_out(*subjects, traffic=False):
-    """The statements about some subjects that do not close: print, estimate, measurement, where it is printed, why."""
+    """The statements about some subjects that do not close."""
     return zs.draw.table(["", "print", "estimate", "measured", "printed in", "why it is wrong"], [
-        (one.row.name, f"{one.row.stated:g}", f"{one.estimated:.4g}", f"{one.measured:.4g} {one.row.unit}".rstrip(),
-         one.row.source, one.row.why)
+        (one.row.name, f"{one.row.stated:g}", f"{one.estimated:.4g}",
+         f"{one.measured:.4g} {one.row.unit}".rstrip(), one.row.source, one.row.why)
         for one in settled(*subjects) if not one.row.closes and (one.row.quantity in TRAFFIC) == traffic])
 
 
@@ -125,7 +125,8 @@ zs.draw.table(["32 blocks", "GB at most", "more operations than without recomput
 
 # %%
 zs.draw.table(["overhead, GB", "print", "sum of its parts"], [
-    (row.name, row.stated, row.expected) for row in published("activations") if row.quantity == "overhead"])
+    (row.name, row.stated, row.expected)
+    for row in published("activations") if row.quantity == "overhead"])
 
 # %% [markdown]
 # * A multiply-add is two operations (B, section 5); with the softmax it is a little more still.
@@ -146,13 +147,13 @@ lay_out("flops")
 
 # %%
 zs.draw.table(["a gradient of", "in fp16", "scaled by 1024", "scaled by 1/4"], [
-    (f"{value:g}", *(f"{float(zs.round_to(value * scale, 'fp16') / scale):.3g}" for scale in (1, 1024, 1 / 4)))
-    for value in (1e-8, 7e4)])
+    (f"{value:g}", *(f"{float(zs.round_to(value * scale, 'fp16') / scale):.3g}"
+                     for scale in (1, 1024, 1 / 4))) for value in (1e-8, 7e4)])
 
 
 # %%
 def first_moves(rank, optimizer):
-    """The way that the first step moves four weights of 1, with gradients from a thousandth to a hundred."""
+    """The way that the first step moves four weights of 1, by gradients from a thousandth to a hundred."""
     g, w = np.array([1e-3, 0.1, 1, 100], np.float32), np.ones(4, np.float32)
     state = {name: np.zeros(4, np.float32) for name in optimizer.slots((4,))}
     optimizer.update(zs.optim.UpdateContext(rank.kernels), w, g, state, 1)
@@ -187,17 +188,19 @@ def singular_values(rank, iteration):
 
 
 def by_rows(rank, rows, columns):
-    """20 cubic iterations on this rank's rows alone: what all need is XᵀX, (columns, columns), which they add up."""
+    """20 cubic iterations on this rank's rows alone: what all need is the sum of their XᵀX."""
     whole = np.random.default_rng(0).standard_normal((rows, columns)) / rows
     mine, own = np.array_split(whole, rank.size)[rank.index], whole.copy()
     for _ in range(20):
-        mine = 1.5 * mine - 0.5 * mine @ rank.all_reduce((mine.T @ mine).reshape(-1)).reshape(columns, columns)
+        products = rank.all_reduce((mine.T @ mine).reshape(-1)).reshape(columns, columns)
+        mine = 1.5 * mine - 0.5 * mine @ products
         own = 1.5 * own - 0.5 * own @ (own.T @ own)
     return np.abs(mine - np.array_split(own, rank.size)[rank.index]).max()
 
 
 zs.draw.table(["5 iterations", "of 1, 0.1 and 0.01"], [
-    (iteration, str(zs.Cluster(1).run(singular_values, iteration)[0])) for iteration in ("cubic", "quintic")])
+    (iteration, str(zs.Cluster(1).run(singular_values, iteration)[0]))
+    for iteration in ("cubic", "quintic")])
 
 # %%
 cluster = zs.Cluster(4)
@@ -237,14 +240,15 @@ zs.draw.table(["Adan's v after gradients 1, 2, 4", ""], [
 # with a reduce-scatter. (fp32 throughout; the model is that of notebook 5.)
 
 # %%
-MODEL = zs.models.MLP([12, 20, 30, 4], bias=False)  # three matrices, ReLU between them, half the squared error
+MODEL = zs.models.MLP([12, 20, 30, 4], bias=False)  # three matrices, ReLU in between; half squared error
 FIRST = list(zs.models.first_weights(MODEL).values())
 LEARNING_RATE = 0.01
 
 
 def batch(index, step):
     """x (4, 12), target (4, 4): other samples on every rank and in every step."""
-    return tuple(np.random.default_rng((index, step, n)).standard_normal((4, n)).astype(np.float32) for n in (12, 4))
+    random = np.random.default_rng((index, step))
+    return tuple(random.standard_normal((4, n)).astype(np.float32) for n in (12, 4))
 
 
 def gradients(weights, x, target):
@@ -322,16 +326,18 @@ def train_by_engine(rank):
 
 for ranks in (1, 2, 3, 4, 5, 8):
     clusters = [zs.Cluster(ranks) for _ in range(3)]
-    by_hand = [cluster.run(train_by_hand, first) for cluster, first in zip(clusters, (True, False), strict=False)]
+    by_hand = [cluster.run(train_by_hand, first)
+               for cluster, first in zip(clusters, (True, False), strict=False)]
     for of_rank in zip(*by_hand, clusters[2].run(train_by_engine), strict=True):
         for sliced, scattered, engine in zip(*of_rank, strict=True):
             assert sliced.tobytes() == engine.tobytes()
             assert scattered.tobytes() == engine.tobytes(), ranks
     sent = [cluster.trace.sent_nbytes() for cluster in clusters[:2]]
     assert all(2 * more == 3 * enough for more, enough in zip(*sent, strict=True))
-    print(f"N = {ranks}: by hand in two ways and by the engine the same bits; sent {sent[0][0]} and {sent[1][0]} bytes")
+    print(f"N = {ranks}: by hand in two ways and by the engine the same bits; sent {sent[0][0]} and "
+          f"{sent[1][0]} bytes")
 
 wrong = [one for one in settled() if not one.row.closes]
 assert all(8 * abs(one.estimated - one.measured) < abs(one.row.stated - one.measured) for one in wrong)
-print(f"{len(wrong)} numbers do not close: estimate and measurement are nearer to each other than to print, 8 times "
-      "and more")
+print(f"{len(wrong)} numbers do not close: estimate and measurement are nearer to each other than to "
+      "print, 8 times and more")

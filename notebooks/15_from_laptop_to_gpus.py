@@ -18,6 +18,9 @@
 # says where the other ranks are. So the same program runs with all ranks in one process, with each rank in a process of
 # its own, and on GPUs. What carries the messages changes, and the additions do not: not one bit of what is sent and
 # added up may differ. What may differ is another matter, and it is good to know it beforehand.
+#
+# *Source.* Message Passing Interface Forum 2021, *MPI: A Message-Passing Interface Standard, Version 4.0*, chapter 6,
+# [mpi-forum.org](https://www.mpi-forum.org/docs/).
 
 # %%
 import queue
@@ -30,7 +33,6 @@ import numpy as np
 
 import zerosim as zs
 from zerosim.course.running import launched
-from zerosim.numerics.arrays import sha256
 
 # %% [markdown]
 # ## Predict first
@@ -58,7 +60,8 @@ import zerosim as zs
 def train(rank):
     """Five steps of ZeRO-3 in bf16: the losses, and the rank's shard of the fp32 weights."""
     data = np.random.default_rng(rank.index)  # other samples on every rank
-    engine = zs.Engine(rank, zs.models.MLP([32] * 9), zs.optim.Adam(lr=0.01), stage=3, policy=zs.Policy("bf16"))
+    model, adam = zs.models.MLP([32] * 9), zs.optim.Adam(lr=0.01)
+    engine = zs.Engine(rank, model, adam, stage=3, policy=zs.Policy("bf16"))
     steps = [engine.step([(data.normal(size=(4, 32)), data.normal(size=(4, 32)))]) for _ in range(5)]
     return [step.losses[0] for step in steps], engine.param_group.master
 
@@ -70,7 +73,8 @@ def vector(index, length, dtype="float32"):
 
 def ring_sum(rank, x):
     """x (n,) on every rank -> the sum over ranks (n,): N - 1 steps that add, N - 1 that pass on."""
-    ranks, left, right = rank.size, (rank.index - 1) % rank.size, (rank.index + 1) % rank.size
+    ranks = rank.size
+    left, right = (rank.index - 1) % ranks, (rank.index + 1) % ranks
     total, length = x.copy(), -(-len(x) // rank.size)
     chunks = [total[i * length:(i + 1) * length] for i in range(ranks)]
     for step in range(ranks - 1):
@@ -79,7 +83,8 @@ def ring_sum(rank, x):
         rank.exchange(chunks[(rank.index - 1 - step) % ranks], right, arrived, left)
         mine[...] = arrived + mine
     for step in range(ranks - 1):
-        rank.exchange(chunks[(rank.index - step) % ranks], right, chunks[(rank.index - 1 - step) % ranks], left)
+        last, next_ = (rank.index - step) % ranks, (rank.index - 1 - step) % ranks
+        rank.exchange(chunks[last], right, chunks[next_], left)
     return total
 
 
@@ -111,9 +116,9 @@ program = runpy.run_path(str(file))
 # %%
 cluster = zs.Cluster(3)
 here = cluster.run(program["train"])
-for index, (losses, master) in enumerate(here):
-    print(f"rank {index}: {len(losses)} losses, a shard of {len(master)} weights, "
-          f"{cluster.trace.sent_nbytes()[index]} bytes sent")
+zs.draw.table(("rank", "losses", "weights in its shard", "bytes sent"), [
+    (index, len(losses), len(master), cluster.trace.sent_nbytes()[index])
+    for index, (losses, master) in enumerate(here)])
 
 # %%
 cluster.show_ring()
@@ -137,7 +142,7 @@ except zs.BackendError as error:
 else:
     rings = zs.Cluster(3).run(program["ring"])
     for part, trained, summed in zip(there, here, rings, strict=True):
-        same = part.sha256 == sha256((trained, summed, True))
+        same = part.sha256 == zs.numerics.arrays.sha256((trained, summed, True))
         print(f"rank {part.rank}: {'the same bits' if same else 'OTHER BITS'} as in one process")
 
 # %% [markdown]
@@ -203,7 +208,8 @@ class ThreadRank:
 
     def exchange(self, send, to, receive, source):
         self.boxes[self.index, to].put(send.tobytes())
-        receive[...] = np.frombuffer(self.boxes[source, self.index].get(timeout=60), receive.dtype)
+        arrived = self.boxes[source, self.index].get(timeout=60)
+        receive[...] = np.frombuffer(arrived, receive.dtype)
 
 
 def run_on_threads(ranks, program, *args):
@@ -222,9 +228,9 @@ def run_on_threads(ranks, program, *args):
     return results
 
 
-worlds = {"on 5 threads": run_on_threads(5, program["ring"]), "in 5 turns": zs.Cluster(5).run(program["ring"])}
-for name, found in worlds.items():
-    print(f"{name}: 1000 sums on each rank, that begin with {found[0][3][0]:.9g} and end with {found[4][3][-1]:.9g}")
+worlds = {"5 threads": run_on_threads(5, program["ring"]), "5 turns": zs.Cluster(5).run(program["ring"])}
+zs.draw.table(("1000 sums, in", ">the first on rank 0", ">the last on rank 4"), [
+    (name, f"{found[0][3][0]:.9g}", f"{found[4][3][-1]:.9g}") for name, found in worlds.items()])
 
 # %% [markdown]
 # ## Try it
@@ -258,12 +264,15 @@ for ranks in (1, 2, 3, 4, 5, 8):
     for length in (0, 1, 7, 1000):
         for dtype in ("float32", "float16", "float64"):
             expected = zs.Cluster(ranks).run(by_package, length, dtype)
-            for found in (zs.Cluster(ranks).run(by_hand, length, dtype), run_on_threads(ranks, by_hand, length, dtype)):
-                assert all(one.tobytes() == other.tobytes() for one, other in zip(found, expected, strict=True))
+            for found in (zs.Cluster(ranks).run(by_hand, length, dtype),
+                          run_on_threads(ranks, by_hand, length, dtype)):
+                for one, other in zip(found, expected, strict=True):
+                    assert one.tobytes() == other.tobytes()
     print(f"N = {ranks}: by hand in one process and on threads the bits of the package's all-reduce")
 if there is not None:
-    packages = zs.Cluster(3).run(lambda rank: [by_package(rank, length, "float32") for length in (0, 1, 7, 1000)])
-    assert [part.sha256 for part in there] == [
-        sha256((trained, summed, True)) for trained, summed in zip(here, packages, strict=True)]
+    packages = zs.Cluster(3).run(
+        lambda rank: [by_package(rank, length, "float32") for length in (0, 1, 7, 1000)])
+    for part, trained, summed in zip(there, here, packages, strict=True):
+        assert part.sha256 == zs.numerics.arrays.sha256((trained, summed, True))
     print("N = 3: and on processes, the ring and the training, over MPI")
 folder.cleanup()

@@ -211,6 +211,8 @@ zs.draw.table(["ranks", "data", "by rows and flat: bits", "largest difference"],
 #     optimizer.step()
 # ```
 #
+# What it printed for three ranks, with the other ways beside it:
+#
 # ```text
 # PyTorch 2.13.0+cpu on gloo, NumPy 2.4.6, zerosim 0.1.0: one step on 3 ranks
 #

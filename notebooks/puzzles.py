@@ -19,12 +19,13 @@
 # the last one is a program to repair.
 #
 # Each puzzle has three cells: what is asked, a function with holes, and a check. Replace every
-# `zs.puzzles.hole(...)` by code of your own, run the cell, run the check. It runs your function on 1, 2, 3, 4,
-# 5 and 8 simulated ranks, each with other data, and compares bits. A hole that is still open is said, and is no
-# error; a wrong answer gets one sentence that says what is wrong, and on which N.
+# `zs.puzzles.hole(...)` by code of your own, run the cell, run the check. It runs your function on 4 simulated
+# ranks first, then on 1, 2, 3, 5 and 8, each with other data, and compares bits. A hole that is still open is said,
+# and is no error; a wrong answer gets one sentence that says what is wrong, and on which N.
 #
 # Three stars are three targets: bytes held at the fullest, bytes sent, and *steps*, which are messages that
-# must wait for each other. `zs.puzzles.hint("ring", 1)` helps, and a higher number helps more.
+# must wait for each other. What is right and wasteful passes with fewer, and is told where. What your function prints
+# is shown below the verdict. `zs.puzzles.hint("ring", 1)` helps, and a higher number helps more.
 #
 # What a rank can do: `rank.index` and `rank.size` say who it is among how many. `rank.exchange(send, to, out,
 # source)` sends one array and receives another, `rank.send(x, to)` and `rank.recv(out, source)` are its halves.

@@ -2,6 +2,8 @@
 
 import math
 import re
+import sys
+import tracemalloc
 from functools import reduce
 
 import numpy as np
@@ -22,6 +24,7 @@ from zerosim.testing import (
     assert_same_bits,
     batches,
     check_gradients,
+    check_memory,
     gradients,
     models,
     policies,
@@ -334,3 +337,56 @@ REFUSED = [
 @pytest.mark.parametrize(("call", "text", "error"), REFUSED, ids=[text[:30] for _, text, _ in REFUSED])
 def test_what_is_no_gradient_or_cannot_be_checked_is_said(call, text, error):
     assert_refused(call, literally(text), error)
+
+
+# -- check_memory ------------------------------------------------------------------------------------------------------
+
+
+class ByItself(LinearUnit):
+    """A linear layer whose arrays NumPy makes: y lives on, what backward makes does not."""
+
+    def forward(self, ctx, w, x):
+        y = x @ w[f"{self.name}.weight"]
+        y += w[f"{self.name}.bias"]
+        return y, (x, None)
+
+    def backward(self, ctx, w, saved, dy):
+        padded = np.pad(dy, 1)  # NumPy's own lines make it, for this one
+        del padded
+        return super().backward(ctx, w, saved, dy)
+
+
+class InItsMemory(ByItself):
+    """The same numbers, in arrays that the context makes."""
+
+    def forward(self, ctx, w, x):
+        y = ctx.empty((len(x), self.outputs))
+        np.matmul(x, w[f"{self.name}.weight"], out=y)
+        np.add(y, w[f"{self.name}.bias"], out=y)
+        return y, (x, None)
+
+    def backward(self, ctx, w, saved, dy):
+        return LinearUnit.backward(self, ctx, w, saved, dy)
+
+
+def test_arrays_that_a_layer_makes_by_itself_are_noticed_to_the_byte_with_the_lines_that_made_them():
+    """y (7, 5) of 140 bytes, and with it the padded dy (9, 7) of 252; in a model y is let go before that."""
+    x, target, line = np.ones((7, 3), np.float32), np.ones((7, 2), np.float32), ByItself.forward.__code__.co_firstlineno
+    unit = ByItself("b", 3, 5)
+    model = Model([unit, LinearUnit("c", 5, 2)])
+    assert_refused(lambda: check_memory(unit, x), literally(
+        "peaks are too small by 392 bytes in the backward of 'b', of arrays that no memory counts: test_testing.py:"
+        f"{line + 6} makes 252 of them, test_testing.py:{line + 1} makes 140 of them. Make arrays by ctx.empty(shape)"),
+        AssertionError)
+    for policy, nbytes in (("fp32", 252), ("fp64", 504)):
+        assert_refused(lambda policy=policy: check_memory(model, x, target, policy=policy),
+                       f"too small by {nbytes} bytes in the backward of 'b'", AssertionError)
+    check_memory(InItsMemory("b", 3, 5), x)
+
+
+@pytest.mark.parametrize("keep", ["all", "sub_block"])
+def test_the_packages_own_layers_make_no_arrays_beside_the_memory_and_tracing_is_left_as_it_was(keep):
+    before = sys.gettrace()
+    tokens = np.random.default_rng(0).integers(0, 17, (2, 2, 8))
+    check_memory(GPT("gpt-nano"), *tokens, policy="bf16", keep=keep)
+    assert (sys.gettrace(), tracemalloc.is_tracing()) == (before, False)

@@ -1,4 +1,4 @@
-"""For checking one's own code: hypothesis strategies, a single-device reference, equality of bits, and gradients.
+"""For checking one's own code: hypothesis strategies, a single-device reference, equality of bits, gradients, memory.
 
 Legend: N ranks, n elements.
 """
@@ -6,8 +6,15 @@ Legend: N ranks, n elements.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+import sys
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,11 +24,12 @@ from zerosim.models.one_pass import first_weights
 from zerosim.models.small import MLP
 from zerosim.models.units import Model, Unit
 from zerosim.numerics.formats import FORMATS, format_of
-from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics.kernels import NumpyKernels, do_nothing
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer
 from zerosim.optim.stepper import Stepper
 from zerosim.ranks.call import checked_cut
+from zerosim.ranks.memory import Memory
 
 if TYPE_CHECKING:
     from hypothesis import strategies as st
@@ -445,3 +453,105 @@ class _Differentiated:
     @staticmethod
     def _of(unit: Unit, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {name: weights[name] for name in (*unit.shapes, *unit.tied_weights)}
+
+
+# -- Memory ------------------------------------------------------------------------------------------------------------
+
+
+def check_memory(checked: Model | Unit, x: np.ndarray, target: np.ndarray | None = None, *,
+                 policy: Policy | str = "fp32", keep: str = "all") -> None:
+    """Looks for arrays that a layer makes by itself, as ``x @ w`` does: no rank's memory has them, and so peaks and
+    plans are too small by their bytes.
+
+    A forward and a backward are run, and at each line of a program of one's own Python's tracemalloc says which arrays
+    there are that such a line has made; those that live within one line go unseen. Of a Unit, the gradient of its
+    output is all ones. ``keep`` is what units keep of their inside, as `Recompute` names it.
+
+    Raises AssertionError that names the bytes, the unit and pass in which they were most, and the lines that made them.
+    """
+    audit = _Audit(checked, Policy.of(policy), keep)
+    audit.run(x, target)
+    if audit.most_nbytes:
+        made = ", ".join(f"{place} makes {nbytes:,} of them" for place, nbytes in audit.lines)
+        raise AssertionError(f"peaks are too small by {audit.most_nbytes:,} bytes in {audit.where}, of arrays that no "
+                             f"memory counts: {made}. Make arrays by ctx.empty(shape), and let ctx.kernels, or NumPy "
+                             "by out=, write to them")
+
+
+class _Audit:
+    """A pass whose context allocates from a memory, and the most bytes of other arrays that it ever held: in what, and
+    the lines that made them."""
+
+    def __init__(self, checked: Model | Unit, policy: Policy, keep: str) -> None:
+        self.model, kernels = checked if isinstance(checked, Model) else None, NumpyKernels()
+        self.units = checked.units if isinstance(checked, Model) else (checked,)
+        self.memory = Memory("the audit", kernels, None, debug=False)
+        self.context = Context(np, policy, kernels, self.memory, do_nothing, self._fresh, keep=keep)
+        first = first_weights(self.model or Model([*self.units]))
+        self.weights = {name: self.context.cast(w) for name, w in first.items()}
+        self.most_nbytes, self.where, self.phase = 0, "", ""
+        self.lines: list[tuple[str, int]] = []
+
+    def run(self, x: np.ndarray, target: np.ndarray | None) -> None:
+        """Forward and backward, unit by unit."""
+        y, tape = x if self.units[0].integer_inputs else self.context.cast(x), []
+        with self._watching():
+            for unit in self.units:
+                self.phase = f"the forward of {unit.name!r}"
+                y, saved = unit.forward(self.context, self._of(unit), y)
+                tape.append(saved)
+            dy: np.ndarray | None
+            if self.model is None or target is None:
+                dy = self.context.empty(y.shape)
+                dy[...] = 1
+            else:
+                self.phase = "the loss"
+                _, saved = self.model.loss.forward(self.context, y, target)
+                dy = self.model.loss.backward(self.context, saved, 1.0)
+            for unit in reversed(self.units):
+                assert dy is not None, "only the first unit leaves the gradient of its input out"
+                self.phase = f"the backward of {unit.name!r}"
+                dy, _ = unit.backward(self.context, self._of(unit), tape.pop(), dy)
+                self._look()
+
+    def _of(self, unit: Unit) -> dict[str, np.ndarray]:
+        return {name: self.weights[name] for name in (*unit.shapes, *unit.tied_weights)}
+
+    def _fresh(self, unit: Unit) -> dict[str, np.ndarray]:
+        return {name: self.memory.alloc(w.shape, w.dtype, "unit_gradient") for name, w in self._of(unit).items()}
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Looks at each line that is neither the package's nor of a library."""
+        def at_each_line(frame: FrameType, event: str, _: Any) -> Any:
+            if frame.f_code.co_filename.startswith((PACKAGE, *LIBRARIES)):
+                return None
+            self._look()
+            return at_each_line
+
+        was_tracing, before = tracemalloc.is_tracing(), sys.gettrace()
+        tracemalloc.start(FRAMES)
+        sys.settrace(at_each_line)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+            if not was_tracing:
+                tracemalloc.stop()
+
+    def _look(self) -> None:
+        """Adds up the arrays that there are by the line that made them, unless that is the package's."""
+        lines: Counter[str] = Counter()
+        for trace in tracemalloc.take_snapshot().filter_traces([
+                tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)]).traces:
+            frame = next((frame for frame in reversed(trace.traceback) if frame.filename.startswith(PACKAGE)
+                          or not frame.filename.startswith(LIBRARIES)), None)
+            if frame is not None and not frame.filename.startswith(PACKAGE):
+                lines[f"{Path(frame.filename).name}:{frame.lineno}"] += trace.size
+        if lines.total() > self.most_nbytes:
+            self.most_nbytes, self.where, self.lines = lines.total(), self.phase, lines.most_common(3)
+
+
+FRAMES = 8  # of a library's own below the line that asks for an array, at most
+PACKAGE = str(Path(__file__).parent) + os.sep
+LIBRARIES = (str(Path(os.__file__).parent) + os.sep, str(Path(np.__file__).parent) + os.sep, "<")

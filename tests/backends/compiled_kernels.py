@@ -30,7 +30,8 @@ SHIM = """
 extern "C" {  // declared here: <math.h> in C++ takes three times as long to read as a kernel to compile
 void* memcpy(void*, const void*, decltype(sizeof 0));
 float fabsf(float), sqrtf(float), nextafterf(float, float);
-double fabs(double), sqrt(double);
+double fabs(double), sqrt(double), fmin(double, double), fmax(double, double), ldexp(double, int);
+int ilogb(double);
 }
 #define __device__ static
 #define __global__

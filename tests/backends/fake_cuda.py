@@ -12,6 +12,7 @@ import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 Clock = dict[int, int]
@@ -85,6 +86,19 @@ def merge(into: Clock, other: Clock) -> None:
         into[stream] = max(into.get(stream, 0), tick)
 
 
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """A copy to or from the host that may be under way: by which stream, at what time of its, of which memory."""
+
+    stream: int
+    tick: int
+    memory: int
+    end: Callable[[], None]
+
+    def is_known_to(self, clock: Clock) -> bool:
+        return clock.get(self.stream, 0) >= self.tick
+
+
 class Cuda:
     """The devices of one test, and who uses which of their arrays."""
 
@@ -101,7 +115,7 @@ class Cuda:
             self.stacks.append([Stream(null=True, _cuda=self)])
         self.selected = 0
         self.used_nbytes, self.capacity_nbytes = 0, 1 << 62
-        self.copies: list[tuple[int, int, Callable[[], None]]] = []
+        self.copies: list[Copy] = []
         self.starts: list[int] = []
         self.owners: dict[int, tuple[int, int]] = {}  # address: nbytes, device
         # By allocation: bytes [low, high) that a stream has read or written, and when it last did.
@@ -130,14 +144,20 @@ class Cuda:
     def heard(self, clock: Clock) -> None:
         """The host has waited for this; copies that are done by then are there."""
         merge(self.host, clock)
-        done = [copy for copy in self.copies if self.host.get(copy[0], 0) >= copy[1]]
-        self.copies = [copy for copy in self.copies if copy not in done]
-        for _, _, end in done:
-            end()
+        self._end([copy for copy in self.copies if copy.is_known_to(self.host)])
 
-    def copied(self, stream: Stream, end: Callable[[], None]) -> None:
-        """The stream's last use was a copy, at the end of which this happens."""
-        self.copies.append((stream.ptr, stream.clock[stream.ptr], end))
+    def copied(self, stream: Stream, memory: object, end: Callable[[], None]) -> None:
+        """The stream's last use was a copy to or from this memory of the host, at the end of which this happens."""
+        self.copies.append(Copy(stream.ptr, stream.clock[stream.ptr], id(memory), end))
+
+    def before(self, stream: Stream, memory: object) -> None:
+        """The stream copies from this memory: those that it comes after are there, in whatever the host sees."""
+        self._end([copy for copy in self.copies if copy.memory == id(memory) and copy.is_known_to(stream.clock)])
+
+    def _end(self, done: list[Copy]) -> None:
+        self.copies = [copy for copy in self.copies if copy not in done]
+        for copy in done:
+            copy.end()
 
     # -- arrays and their devices ---------------------------------------------------------------------------------
 

@@ -162,25 +162,25 @@ class ndarray:
         memory, found = pinned_memory_of(out), _used(self, stream=stream).copy()
         out.view(np.uint8)[...] = 0xA5
 
-        def end(_kept: Any = memory) -> None:
+        def end() -> None:
             out[...] = found
 
-        Cuda.current.copied(stream, end)
+        Cuda.current.copied(stream, memory, end)
         return out
 
     def _set_beside(self, arr: np.ndarray, stream: Stream) -> None:
         """Until the host has waited for it, what is copied may not change, and may not be freed."""
-        memory, was = weakref.ref(pinned_memory_of(arr)), arr.copy()
-        _used(self, writes=True, stream=stream)[...] = arr
-        address = arr.ctypes.data
+        memory, target = pinned_memory_of(arr), _used(self, writes=True, stream=stream)
+        Cuda.current.before(stream, memory)
+        target[...], was, address, alive = arr, arr.copy(), arr.ctypes.data, weakref.ref(memory)
 
         def end() -> None:
-            if memory() is None:
+            if alive() is None:
                 raise RaceError("pinned memory was freed that a device may still be reading")
             if compiled_kernels.at(address, np.dtype(np.uint8), was.nbytes).tobytes() != was.tobytes():
                 raise RaceError("the host changed pinned memory that a device may still be reading")
 
-        Cuda.current.copied(stream, end)
+        Cuda.current.copied(stream, memory, end)
 
     def set(self, arr: np.ndarray, stream: Stream | None = None) -> None:
         """The elements from the host, which has waited until they are there, unless a stream copies them."""

@@ -126,7 +126,10 @@ def test_every_switch_of_the_lesson_on_precision_is_what_it_is_asked(tmp_path, m
 SAID = {  # of each command: switches, and what stands among the words
     "replay": [
         ("--stage 1 --hops", ["hop 0, 0 → 1"]), ("", ["are the same in every stage, bit for bit"]),
-        ("--full", ["What happens in step 2"]), ("--mistakes", ["the sum is not divided by N"]),
+        ("--full", ["What happens in step 2"]),
+        ("--published", ["10.125", "15.125", "gradients -11, -5.5", "-2.75 -0.275 0.0075625004 1.1 1.099609375",
+                         "rank 0 has 2.099609375, -2.900390625, 1, 0.5", "gradients: 8, 8 bytes", "16, 12 bytes"]),
+        ("--mistakes", ["the sum is not divided by N"]),
         ("--data 1,3:5;2,1:7;0,1:2", ["4 weights on 3 ranks"])],
     "train": [
         (" ".join((*TINY, "--ranks 1 --optimizer Muon --sample 2")), [
@@ -341,6 +344,32 @@ def test_a_former_option_still_works_and_says_what_it_is_called_now(command, for
     assert before.stderr.startswith(f"zerosim: DeprecationWarning: {former.split()[0]}")
     assert before.stderr.endswith(f" is now called {now.removesuffix(' fp32').removesuffix(' disk')}\n")
     assert after.stderr == ""
+
+
+def test_a_plan_takes_the_settings_of_a_ds_config_says_what_of_them_is_different_and_refuses_what_says_a_thing_twice(
+        tmp_path):
+    file, asked = tmp_path / "ds_config.json", ("plan", "--model", "gpt2", "--device", "a100-80", "--ds-config")
+    config = {"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2, "steps_per_print": 10,
+              "fp16": {"enabled": True, "loss_scale": 128}, "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+              "zero_optimization": {"stage": 2, "overlap_comm": True, "offload_optimizer": {"device": "cpu"}}}
+    file.write_text(json.dumps(config))
+    data = json.loads(ask(*asked, str(file), "--ranks", "4", "--json").stdout)
+    settings = zs.from_deepspeed(config, ranks=4, model="gpt2")
+    rows = zs.plan("gpt2", device="a100-80", **settings.plan_arguments()).as_dict()["rows"]
+    assert [{name: line[name] for name in row} for line, row in zip(data["rows"], rows, strict=True)] == rows
+    assert data["notes"] == ["Of DeepSpeed's settings these change nothing here: steps_per_print.",
+                             *(f"Not the same as DeepSpeed's: {line}." for line in settings.differences)]
+    assert (data["rows"][0]["stage"], data["rows"][0]["host_nbytes"] > 0, data["ranks"]) == (2, True, 4)
+    assert len(data["notes"]) > 1
+    assert all(" ".join(note.split()) in words_of(*asked, str(file), "--ranks", "4") for note in data["notes"])
+    counted = ask(*asked, str(file), "--convention", "megatron-fp16", "--json")
+    assert {row["convention"] for row in json.loads(counted.stdout)["rows"]} == {"megatron-fp16"}
+    for switch in ("--batch 3", "--micro-batches 2", "--stage 2", "--compute fp16", "--offload host"):
+        done = ask(*asked, str(file), *switch.split())
+        assert (done.exit_code, done.stdout) == (2, ""), switch
+        assert f"{switch.split()[0]} was asked for, and {file} says it too" in done.stderr
+    file.write_text(json.dumps(config | {"amp": {"enabled": True}}))
+    assert "amp={'enabled': True}" in ask(*asked, str(file)).stderr
 
 
 def test_an_option_and_its_former_name_are_not_asked_for_together():

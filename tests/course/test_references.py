@@ -10,7 +10,7 @@ from tests.architecture.source import ROOT
 from zerosim.course.published import published
 from zerosim.course.references import Reference, cited_by, page, references
 
-PEOPLE = r"[A-Z][\w'’-]+"
+PEOPLE = r"[A-Z][\w'’-]*[a-z]"
 CITATION = re.compile(rf"\b((?:Van )?{PEOPLE}(?:,\s+{PEOPLE})*(?:,?\s+(?:&|and)\s+(?:Van )?{PEOPLE}|\s+et al\.)?"
                       r"\s+(?:19|20)\d\d)\b(?![-\d])")
 PAPER = re.compile(r"(?:arxiv\.org/abs/|arXiv:)(\d{4}\.\d{5})|doi\.org/(\S+?)[)>\s]")
@@ -73,6 +73,13 @@ def test_every_paper_that_is_linked_is_a_references():
     assert len(known) > 50
     for path in texts():
         assert papers(path.read_text(encoding="utf-8")) <= known, path
+
+
+@pytest.mark.parametrize("text", sorted((ROOT / "notebooks").glob("[0-9]*.py")), ids=lambda text: text.stem)
+def test_every_notebook_links_what_it_rests_on_and_says_who_and_when(text):
+    words = text.read_text(encoding="utf-8")
+    assert [one for one in references() if one.link and one.link in words] != []
+    assert citations(words) != []
 
 
 def test_a_citation_without_a_reference_is_refused():

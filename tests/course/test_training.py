@@ -201,8 +201,9 @@ def test_the_figure_of_a_comparison_shows_each_run_in_bars_and_words():
     for axes, expected in zip(drawn.figure.axes[1:], (held, sent), strict=True):
         heights = [sum(patch.get_height() for patch in axes.patches
                        if round(patch.get_x() + patch.get_width() / 2) == place) for place in range(4)]
-        # Bars are megabytes in binary floating point, added up here in another order.
-        assert heights == pytest.approx([nbytes / 1e6 for nbytes in expected], rel=1e-12)
+        # Bars are in kB or MB in binary floating point, added up here in another order.
+        assert axes.get_ylabel().endswith(style.scale_of(max(expected))[1] + ")")
+        assert heights == pytest.approx([nbytes / style.scale_of(max(expected))[0] for nbytes in expected], rel=1e-12)
 
 
 def test_no_words_of_the_figure_lie_on_others_or_leave_the_page():

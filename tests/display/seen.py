@@ -3,10 +3,14 @@
 import io
 import re
 from functools import cache
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgba
+from matplotlib.legend import Legend
+from matplotlib.patches import Patch
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from PIL import Image
@@ -80,6 +84,19 @@ def assert_readable(drawing: figures.Drawing) -> None:
     assert min(text.get_fontsize() for text in texts(drawing)) >= 11
 
 
+def repeated_in_a_legend(drawing: figures.Drawing) -> list[tuple[str, str]]:
+    """Pairs of entries of one legend that have the same color; what has none, as hatching alone, is left out."""
+    legends = [legend for page in (drawing.figure, *drawing.figure.axes) for legend in page.findobj(Legend)]
+    found = set()
+    for legend in legends:
+        handles = zip(legend.get_texts(), legend.legend_handles, strict=True)
+        looks = [(text.get_text(), handle.get_facecolor() if isinstance(handle, Patch) else handle.get_color())
+                 for text, handle in handles]
+        entries = [(text, to_hex(color)) for text, color in looks if to_rgba(color)[3]]
+        found |= {(one, other) for (one, color), (other, same) in combinations(entries, 2) if color == same}
+    return sorted(found)
+
+
 def drawn_by(svg: str) -> str:
     """The version of Matplotlib that wrote an SVG."""
     match = re.search(r"Matplotlib v([\w.+]+?), ", svg)
@@ -118,7 +135,7 @@ def without_colors(svg: str) -> str:
 
 
 # Its curves are losses, which BLAS adds in another order on another processor; all others are compared byte for byte.
-OF_TRAININGS = ("format-losses",)
+OF_TRAININGS = ("format-losses", "stages")
 
 
 def is_committed(drawing: figures.Drawing, committed: str) -> bool:

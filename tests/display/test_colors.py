@@ -20,7 +20,7 @@ def test_every_kind_of_memory_and_every_rank_has_its_own_color():
 
 @pytest.mark.parametrize("vision", seen.VISIONS)
 def test_colors_stay_apart_for_every_kind_of_color_vision(vision):
-    for palette in (tuple(style.KIND_COLORS.values()), style.RANK_COLORS):
+    for palette in (tuple(style.KIND_COLORS.values()), style.RANK_COLORS, tuple(style.EVENT_COLORS.values())):
         for one, other in itertools.combinations(palette, 2):
             assert seen.difference(one, other, vision) > 15, (one, other)
         for color, page in itertools.product(palette, PAGES):
@@ -34,6 +34,15 @@ def test_words_contrast_with_what_they_stand_on():
     for one, other in pairs:
         low, high = sorted(map(style.luminance, (one, other)))
         assert (high + 0.05) / (low + 0.05) >= 4.5, (one, other)
+
+
+def test_every_color_is_seen_on_the_dark_page_and_the_gray_on_both():
+    """At least 3 to 1. Source: WCAG 2.1, success criterion 1.4.11, of graphics."""
+    found = [(color, drawing.DARK) for colors in (style.KIND_COLORS.values(), style.RANK_COLORS,
+                                                  style.EVENT_COLORS.values()) for color in colors]
+    for color, page in (*found, (style.GRAY, drawing.LIGHT)):
+        low, high = sorted(map(style.luminance, (color, page.background)))
+        assert (high + 0.05) / (low + 0.05) >= 3, (color, page.name)
 
 
 def test_kinds_that_live_inside_a_step_are_hatched_and_those_at_rest_are_not():

@@ -241,8 +241,8 @@ def test_an_engine_shows_its_stage_by_name_or_by_its_placements_and_a_cut_of_eac
         assert name in dict(rows(html(engine), "How it trains"))["stage"]
 
     def grouped(rank):
-        return zs.Engine(rank, zs.models.MLP([4, 7, 4]), zs.optim.Adam(), stage=1,
-                         groups=[zs.Group("*.bias", compute="fp32")], policy=zs.Policy("bf16"))
+        return zs.Engine(rank, zs.models.GPT(zs.models.GPTConfig(1, 8, 2, 8, 16)), zs.optim.Adam(), stage=1,
+                         groups=[zs.Group("*ln_*", compute="fp32")], policy=zs.Policy("bf16"))
 
     engine = zs.Cluster(2).run(grouped)[0]
     assert sum(isinstance(part, views.Strip) for part in view(engine).parts) == len(engine.param_groups) == 2

@@ -32,6 +32,12 @@ def run(ranks: int, stage: int = 3, **options) -> zs.Cluster:
     return cluster
 
 
+def run_of(asked) -> zs.Cluster:
+    cluster = zs.Cluster(3)
+    cluster.run(asked)
+    return cluster
+
+
 # -- every plot ---------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("ranks", chosen([1, 17], [1, 2, 3, 5, 8, 17]))
@@ -48,6 +54,7 @@ def test_every_plot_is_a_figure_with_words_and_units_that_can_be_read_and_that_j
         page = tuple(int(drawn.style.background[at:at + 2], 16) for at in (1, 3, 5))
         assert tuple(seen.pixels_of(shown)[1][0, 0]) == pytest.approx(page, abs=4)  # 64 colors, of which this is one
         seen.assert_readable(drawn)
+        assert seen.repeated_in_a_legend(drawn) == []
         for axes in (axes for axes in figure.axes if axes.axison):
             for label in filter(None, (axes.get_xlabel(), axes.get_ylabel())):
                 assert re.search(r"\((bytes|kB|MB|GB|events|changes|its number)\)$", label), label
@@ -158,6 +165,22 @@ def test_the_order_of_a_trace_has_every_collective_once_sums_to_what_was_sent_an
     assert trace_plots.TraceOrder(whats, sent, ("rank 0", "rank 1", "rank 2")).busiest == 2
 
 
+def test_the_last_event_of_a_trace_is_drawn_whole_and_what_it_sent_with_it():
+    def sends_last(rank):
+        rank.all_reduce(np.zeros(4 * rank.size, np.float32), purpose="parameters")
+        rank.all_gather(np.zeros(12, np.float32), purpose="gradients")
+
+    figure = run_of(sends_last).trace.plot()
+    order, sent = figure.axes
+    (lane,) = {path.get_extents().x1 for path in order.collections[0].get_paths()} - {1.0}
+    assert order.get_xlim() == sent.get_xlim() == (0, lane) == (0, 2)
+    one, other = (area.get_paths()[0] for area in sent.collections)  # parameters, and above them gradients
+    low, high = one.get_extents().y1, other.get_extents().y1
+    assert high - low == pytest.approx(96)  # two of three chunks of 48 bytes
+    assert other.contains_point((1.9, low + 0.8 * (high - low))), "what the last event sends is sent within it"
+    assert not other.contains_point((1.1, low + 0.2 * (high - low)))
+
+
 def test_a_plans_bars_are_its_rows_and_add_up():
     plan = zs.plan("llama-2-7b", ranks=8, device="a100-40", link="nvlink4", stage="2,3", recompute="block,none")
     axes: Axes = plan.plot().axes[0]
@@ -168,6 +191,10 @@ def test_a_plans_bars_are_its_rows_and_add_up():
     assert drawn == [round(row.total_nbytes / 1e9, 6) for row in plan.rows]
     missing = [text.get_text() for text in axes.texts if "misses" in text.get_text()]
     assert len(missing) == sum(not row.fits for row in plan.rows)
+    unfused = zs.plan("llama-2-7b", batch=4, tokens=2048, attention="unfused").plot()  # whose verdict is a long one
+    words = max(unfused.texts, key=lambda text: len(text.get_text()))
+    assert " ".join(words.get_text().split()).startswith("ZeRO-3 with selective recomputation is the cheapest")
+    assert unfused.bbox.x0 < words.get_window_extent().x0 < words.get_window_extent().x1 < unfused.bbox.x1
 
 
 # -- what cannot be drawn -----------------------------------------------------------------------------------------

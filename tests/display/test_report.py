@@ -132,6 +132,28 @@ def test_every_bar_begins_and_ends_where_its_times_say():
     assert (call.start, call.end) == (min(bar.start for bar in of_call), max(bar.end for bar in of_call))
 
 
+def test_a_skipped_step_is_named_and_a_step_that_counts_is_not(saved):
+    def overflows(rank):
+        engine = zs.Engine(rank, zs.models.MLP([4, 4]), zs.optim.Adam(), stage=2, policy=zs.Policy("fp16"))
+        for size in (1.0, 1e30 if rank.index == 1 else 1.0, 1.0):  # of the second batch one rank's gradient is inf
+            engine.step([(np.full((2, 4), size * (1 + rank.index)), np.ones((2, 4)))])
+
+    found = data_of(ran(overflows).trace)
+    assert found.skipped == (2,)
+    assert "Step 2 was skipped: a rank saw inf or NaN" in "".join(
+        text for _, text in Dom(report.page(found)).all("p", id="skipped"))
+    assert "Steps 2, 3 were skipped" in report.page(replace(found, skipped=(2, 3)))
+    assert data_of(saved[0].trace).skipped == ()
+    assert 'id="skipped"' not in saved[2].read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("total", "ticks"), [
+    (0.0, []), (1.0, [at / 10 for at in range(10)]), (683.3, [100.0 * at for at in range(7)]),
+    (1234.5, [200.0 * at for at in range(7)]), (4000.0, [500.0 * at for at in range(8)])])
+def test_an_axis_has_round_ticks(total, ticks):
+    assert report.round_ticks(total) == pytest.approx(ticks)
+
+
 def test_a_star_is_for_collectives_that_were_waited_for_later_and_the_fullest_memory_is_open():
     def program(rank):
         _ = rank.all_reduce(np.ones(5))

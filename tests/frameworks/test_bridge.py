@@ -70,13 +70,37 @@ def test_every_way_has_a_row_of_recorded_figures_on_two_and_three_ranks():
     assert len(WAYS) == 8
 
 
+def skip_without_torch():
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("PyTorch is an optional peer, and not installed here")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own modules, while they are imported
+def test_torchs_own_objects_are_read_as_their_names_are():
+    skip_without_torch()
+    import torch
+    from torch.distributed import fsdp
+
+    policy = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    # A DeviceMesh needs processes; like a tensor it has a shape, a tuple.
+    mixed = fsdp.MixedPrecision(param_dtype=torch.float16, keep_low_precision_grads=True)
+    named = {"param_dtype": "float16", "keep_low_precision_grads": True}
+    for own, names in (
+            ({"mp_policy": policy}, {"mp_policy": {"param_dtype": "bf16", "reduce_dtype": "fp32"}}),
+            ({"offload_policy": fsdp.CPUOffloadPolicy()}, {"offload_policy": "cpu"}),
+            ({"offload_policy": fsdp.OffloadPolicy()}, {}),
+            ({"sharding_strategy": fsdp.ShardingStrategy.HYBRID_SHARD, "mesh": torch.empty(2, 4), "mp_policy": mixed},
+             {"sharding_strategy": "HYBRID_SHARD", "mesh": (2, 4), "mp_policy": named})):
+        assert zs.from_fsdp(**own).engine_arguments() == zs.from_fsdp(**names).engine_arguments()
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own modules, while they are imported
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_torch_on_gloo_has_the_engines_bits_on_exact_data_and_is_within_the_bound_on_random_data(ranks):
     """On three ranks gloo adds in an order of its own, which shows where sums round."""
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("PyTorch is an optional peer, and not installed here")
+    skip_without_torch()
     from benchmarks import torch_step
 
     rows = torch_step.compared(ranks, WAYS)

@@ -79,7 +79,7 @@ MISTAKES = {  # by notebook: what each is, and what it changes in the text
             ("rank.reduce_scatter(local.ravel())", "np.split(rank.all_reduce(local.ravel()), rank.size)[rank.index]")]},
     "15": {
         "the last step is left out": [
-            ("in range(ranks - 1):\n        rank.exchange", "in range(ranks - 2):\n        rank.exchange")],
+            ("in range(ranks - 1):\n        last, next_", "in range(ranks - 2):\n        last, next_")],
         "data without a seed, on processes": [
             ("data = np.random.default_rng(rank.index)", "data = np.random.default_rng()")]},
     "16": {

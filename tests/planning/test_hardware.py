@@ -16,7 +16,7 @@ DEVICES = {"rtx-3090": (24, 24_576, 4, None), "rtx-4090": (24, 24_564, 4, None),
            "mi300x": (192, (192 * 2**30 - 2**24) / 2**20, 5, None)}
 # GB/s one way: half of NVLink's figure for both, 128 of 130 bits on 16 lanes of PCIe, and the line rate of networks.
 LINKS = {"nvlink2": 300 / 2, "nvlink3": 600 / 2, "nvlink4": 900 / 2, "nvlink5": 1800 / 2,
-         "infinity-fabric-4": 7 * 128 / 2,
+         "xgmi4": 7 * 128 / 2,
          **{f"pcie{generation}": gigatransfers * 16 * 128 / 130 / 8
             for generation, gigatransfers in ((3, 8), (4, 16), (5, 32))},
          "nvme-pcie4": 16 * 4 * 128 / 130 / 8, "infiniband-hdr": 200 / 8, "infiniband-ndr": 400 / 8,

@@ -138,7 +138,7 @@ def test_attention_is_fused_unless_it_is_not_to_be_and_long_sequences_fit_so():
 
 def test_the_link_is_the_devices_own_and_is_said():
     for device, link in (("h100-80", "nvlink4"), ("a100-80", "nvlink3"), ("rtx-4090", "pcie4"), ("b200", "nvlink5"),
-                         ("mi300x", "infinity-fabric-4")):
+                         ("mi300x", "xgmi4")):
         found = zs.plan("gpt2", device=device, recompute="block")
         assert f"8 ranks of {device} over {link}," in str(found)
         assert found.rows == zs.plan("gpt2", device=device, recompute="block", link=link).rows

@@ -23,7 +23,7 @@ def models(as_json: AsJson = False) -> None:
 
 @command("devices", "zerosim devices")
 def devices(hardware: OwnHardware = None, as_json: AsJson = False) -> None:
-    """Lists the devices: memory, bandwidth, arithmetic, the link to the host."""
+    """Lists the devices: memory, bandwidth, arithmetic, the links to each other and to the host."""
     from zerosim.course import catalog
 
     found = catalog.devices(hardware)

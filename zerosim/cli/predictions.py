@@ -61,6 +61,8 @@ DiskCapacity = Annotated[str | None, typer.Option("--disk-capacity", help="Bytes
                                                   "it; without it, 3840GB.")]
 OwnHardware = Annotated[str | None, typer.Option("--hardware", metavar="FILE", help="A TOML file of one's own devices "
                                                                                     "and links.")]
+DsConfig = Annotated[str | None, typer.Option("--ds-config", metavar="FILE", help="A ds_config.json of DeepSpeed's, in "
+                                              "place of the options that it says.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Print each number's formula, values filled in.")]
 Measure = Annotated[bool, typer.Option("--measure", help="Run the engine without data, and compare.")]
 
@@ -104,16 +106,15 @@ class FormerOffload(TyperCommand):
 
 @command("plan", "zerosim plan --model llama-2-7b --device h100 --batch 4", cls=FormerOffload)
 def plan(
-    model: Model = None, parameters: Parameters = None, largest_layer: LargestLayer = None, ranks: Ranks = 8,
-    device: DeviceName = "h100-80", link: LinkName = None, nodes: Nodes = 1, between: Between = None,
-    stage: Stage = "all", recompute: Recompute = "usual", attention: Attention = "fused",
-    batch: Batch = 1, sequence: Sequence = None,
-    micro_batches: MicroBatches = 1, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
-    convention: ConventionName = None, utilization: Utilization = 0.5, overlap: Overlap = True, prefetch: Prefetch = 1,
-    offload: Offload = "none", offload_all: FormerOffloadAll = None, host_link: HostLink = None,
-    disk_link: DiskLink = None, host_capacity: HostCapacity = None, disk_capacity: DiskCapacity = None,
-    mesh: MeshShape = "none", zeropp: Parts = "none", reduction: Reduction = "rank",
-    hardware: OwnHardware = None, explain: Explain = False, measure: Measure = False,
+    ctx: typer.Context, model: Model = None, parameters: Parameters = None, largest_layer: LargestLayer = None,
+    ranks: Ranks = 8, device: DeviceName = "h100-80", link: LinkName = None, nodes: Nodes = 1, between: Between = None,
+    stage: Stage = "all", recompute: Recompute = "usual", attention: Attention = "fused", batch: Batch = 1,
+    sequence: Sequence = None, micro_batches: MicroBatches = 1, compute: Compute = "bf16",
+    optimizer: OptimizerName = "adamw", convention: ConventionName = None, utilization: Utilization = 0.5,
+    overlap: Overlap = True, prefetch: Prefetch = 1, offload: Offload = "none", offload_all: FormerOffloadAll = None,
+    host_link: HostLink = None, disk_link: DiskLink = None, host_capacity: HostCapacity = None,
+    disk_capacity: DiskCapacity = None, mesh: MeshShape = "none", zeropp: Parts = "none", reduction: Reduction = "rank",
+    hardware: OwnHardware = None, ds_config: DsConfig = None, explain: Explain = False, measure: Measure = False,
     former_convention: FormerConventionName = None, as_json: AsJson = False,
 ) -> None:
     """Does it fit, what does it send, how long is a step: a row for each stage and recomputation policy."""
@@ -130,20 +131,45 @@ def plan(
         former("--offload-all", "--offload")
         if offload != "none":
             raise ValueError("--offload and --offload-all, its former name, are one option; leave --offload-all out")
-    found = plan_config(
-        model, parameters=parameters, largest_layer=largest_layer, ranks=ranks, device=device, link=link, nodes=nodes,
-        between=between, stage=stage, recompute=recompute, attention=attention, batch=batch, tokens=sequence,
-        micro_batches=micro_batches, compute=compute, optimizer=optimizer_named(optimizer, 1e-3),
-        convention=convention or former_convention, utilization=utilization, overlap=overlap, prefetch=prefetch,
-        offload=offload_all or offload, host_link=host_link, disk_link=disk_link, host_capacity_nbytes=host_capacity,
-        disk_capacity_nbytes=disk_capacity, hardware=hardware, mesh=mesh, zeropp=zeropp, reduction=reduction).plan()
+    asked: dict[str, Any] = {
+        "parameters": parameters, "largest_layer": largest_layer, "ranks": ranks, "device": device, "link": link,
+        "nodes": nodes, "between": between, "stage": stage, "recompute": recompute, "attention": attention,
+        "batch": batch, "tokens": sequence, "micro_batches": micro_batches, "compute": compute,
+        "optimizer": optimizer_named(optimizer, 1e-3), "convention": convention or former_convention,
+        "utilization": utilization, "overlap": overlap, "prefetch": prefetch, "offload": offload_all or offload,
+        "host_link": host_link, "disk_link": disk_link, "host_capacity_nbytes": host_capacity,
+        "disk_capacity_nbytes": disk_capacity, "hardware": hardware, "mesh": mesh, "zeropp": zeropp,
+        "reduction": reduction}
+    notes: list[str] = []
+    if ds_config is not None:
+        said, notes = read_ds_config(ctx, ds_config, model, ranks)
+        asked |= said
+    found = plan_config(model, **asked).plan()
     measured = {}
     if measure:
         from zerosim.course.measured import measured_row
 
         measured = {row: measured_row(found.config, row.stage, row.recompute) for row in found.rows}
-    answer(as_json, lambda: plain(found, measured),
-           lambda: plan_view(found, console().width, explain=explain, measured=measured))
+    answer(as_json, lambda: plain(found, measured) | {"notes": notes},
+           lambda: plan_view(found, console().width, explain=explain, measured=measured, notes=notes))
+
+
+def read_ds_config(ctx: typer.Context, file: str, model: str | None,
+                   ranks: int) -> tuple[dict[str, Any], list[str]]:
+    """A plan's options that a file of DeepSpeed's says, and notes on what is ignored and different; ValueError for an
+    option that was typed too, but for the ranks, which the file may leave open, and how bytes are counted, of which it
+    says nothing."""
+    from zerosim.frameworks import from_deepspeed
+
+    typed = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+    settings = from_deepspeed(file, model=model, ranks=ranks if "ranks" in typed else None)
+    said = {name: value for name, value in settings.plan_arguments().items() if name not in typed & {"convention"}}
+    if both := [name for name in said if name in typed and name != "ranks"]:
+        raise ValueError(f"--{both[0].replace('_', '-')} was asked for, and {file} says it too, in words or by "
+                         "DeepSpeed's default; leave the option out")
+    ignored = [f"Of DeepSpeed's settings these change nothing here: {', '.join(settings.ignored)}."]
+    return said, ignored * bool(settings.ignored) + [f"Not the same as DeepSpeed's: {line}."
+                                                     for line in settings.differences]
 
 
 @command("tune", "zerosim tune --model gpt2-xl --ranks 8 --global-batch 64")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +17,7 @@ if TYPE_CHECKING:
     from zerosim.course.puzzles.puzzle import Puzzle
 
 NOT_PASSED = 1  # exit code
+MINUTES = 20
 
 
 @command("puzzles", "zerosim puzzles ring --check ring.py:ring")
@@ -86,18 +91,16 @@ def _print_all(as_json: bool) -> None:
 
 def _checked(name: str, place: str) -> Score:
     from zerosim.course import puzzles as offered
-    from zerosim.course.running import load
 
     offered.puzzle_named(name)  # a name that there is not is refused before the file is run
-    with busy(f"checking {name} on 1 to 8 ranks"):
-        return offered.check(name, load(place))
+    with busy(f"checking {name} on 1 to 8 ranks"), ended_at_last():
+        return offered.check(name, _loaded(place))
 
 
 def _graded(file: str) -> list[Score]:
     from pathlib import Path
 
     from zerosim.course.puzzles.grading import GRADERS
-    from zerosim.course.running import load
 
     if not Path(file).is_file():
         raise ValueError(f"no file {file!r} to grade; the path is taken from {Path.cwd()}")
@@ -109,8 +112,33 @@ def _graded(file: str) -> list[Score]:
     names = [name for name in GRADERS if name in defined]
     if not names:
         raise ValueError(f"{file} defines none of {', '.join(GRADERS)}; write at least one")
-    with busy("grading on 1 to 8 ranks"):
-        return [GRADERS[name](load(f"{file}:{name}")) for name in names]
+    with busy("grading on 1 to 8 ranks"), ended_at_last():
+        return [GRADERS[name](_loaded(f"{file}:{name}")) for name in names]
+
+
+def _loaded(place: str) -> Any:
+    """The function of a file, which may print while it is read, but not on the output of a verdict."""
+    from contextlib import redirect_stdout
+
+    from zerosim.course.running import load
+
+    with redirect_stdout(sys.stderr):
+        return load(place)
+
+
+@contextmanager
+def ended_at_last() -> Iterator[None]:
+    """Ends the process, with code 1 and the place where it was, if the ``with`` block has not ended after MINUTES.
+
+    For what no interrupt ends: an answer that catches every one, or a single operation without end. A check takes
+    seconds of the processor.
+    """
+    if sys.__stderr__ is not None:  # the real one, which has a file's number
+        faulthandler.dump_traceback_later(60 * MINUTES, exit=True, file=sys.__stderr__)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _defined_in(text: str) -> set[str]:

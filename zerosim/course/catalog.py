@@ -58,11 +58,10 @@ def devices(file: str | None = None) -> Catalog:
     found = {name: plain(device) | {"also": _short_names(name)} for name, device in known.devices.items()}
     rows = tuple((name, " ".join(_short_names(name)), f"{one.capacity_nbytes / 1e9:g}",
                   f"{one.memory_bytes_per_second / 1e9:,.0f}", f"{one.flops_per_second.get('bf16', 0) / 1e12:,.0f}" if
-                  "bf16" in one.flops_per_second else "none", one.link or "", one.host_link or "",
-                  one.date)
+                  "bf16" in one.flops_per_second else "none", one.link or "", one.host_link or "", one.date)
                  for name, one in known.devices.items())
     return Catalog("devices", found, ("device", "also", *(RIGHT + name for name in (
-        "GB", "GB/s", "bf16 TFLOP/s")), "link", "host", "date"), rows, _remarks("device"))
+        "GB", "GB/s", "bf16 TFLOP/s")), "in a node", "to host", "date"), rows, _remarks("device"))
 
 
 def links(file: str | None = None) -> Catalog:

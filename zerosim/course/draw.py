@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerosim.course import figures
+from zerosim.course.measured import measured_row
 from zerosim.display.drawing import DARK, LIGHT, Drawing
 from zerosim.display.render_text import in_lines
 from zerosim.display.views import RIGHT, Table, View
+from zerosim.numerics.units import counted
+from zerosim.planning.plan import PlanConfig
 from zerosim.planning.timeline import Machine
 from zerosim.shown import Shown
 
@@ -42,7 +45,7 @@ latency_wall, liveness = NamedFigure("latency-wall"), NamedFigure("liveness")
 loss_scale, lost_updates = NamedFigure("loss-scale"), NamedFigure("lost-updates")
 memory, memory_scaling = NamedFigure("memory"), NamedFigure("memory-scaling")
 mixed_precision, published = NamedFigure("mixed-precision"), NamedFigure("published")
-ring, spacing = NamedFigure("ring"), NamedFigure("spacing")
+ring, spacing, stages = NamedFigure("ring"), NamedFigure("spacing"), NamedFigure("stages")
 timeline, traffic = NamedFigure("timeline"), NamedFigure("traffic")
 
 
@@ -85,6 +88,17 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = 
     return ShownTable(Table(caption, named, texts))
 
 
+def measured(config: PlanConfig, stage: int, recompute: str = "none") -> ShownTable:
+    """A plan's estimate of one step beside the step itself, run without data: bytes, line by line.
+
+    Raises what `measured_row` of `zerosim.course.measured` raises.
+    """
+    lines = measured_row(config, stage, recompute)
+    return table(("", "estimate", "measured", "difference"),
+                 [(line.name, line.estimated_nbytes, line.measured_nbytes, line.difference_nbytes) for line in lines],
+                 f"{config.model.name} at stage {stage} on {counted(config.ranks, 'rank')}: bytes of one rank")
+
+
 # -- knobs ------------------------------------------------------------------------------------------------------------
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -93,8 +107,9 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 def turn(drawn: Callable[..., Drawing], /, **knobs: Sequence[Any]) -> "Knobs":
     """A picture with a knob for each keyword of ``drawn``: ``zs.draw.turn(zs.draw.ring, ranks=(4, 2, 3, 5))``.
 
-    The first value of each knob is shown at the beginning. Without a kernel, or without ipywidgets, that picture is
-    what one sees. Raises ValueError for a knob without values, and for no knob.
+    The first value of each knob is shown at the beginning; one that has no other is only passed on. Without a
+    kernel, or without ipywidgets, that picture is what one sees. Raises ValueError for a knob without values, and for
+    no knob.
     """
     empty = [name for name, values in knobs.items() if not len(values)]
     if empty or not knobs:
@@ -120,11 +135,12 @@ class Knobs:
         image, said = ipywidgets.Image(value=self.first.on_screen(), layout={"max_width": "100%"}), ipywidgets.Label()
         knobs = {name: ipywidgets.ToggleButtons(
             options=[(str(value), value) for value in values], description=name, style={"button_width": "initial"})
-            for name, values in self.values.items()}
+            for name, values in self.values.items() if len(values) > 1}
 
         def turned(_: Any) -> None:
+            chosen = {name: knobs[name].value if name in knobs else values[0] for name, values in self.values.items()}
             try:
-                image.value = self.drawn(**{name: knob.value for name, knob in knobs.items()}).on_screen()
+                image.value = self.drawn(**chosen).on_screen()
                 said.value = ""
             except ValueError as error:  # of settings that do not go together; the picture stays as it was
                 said.value = str(error)

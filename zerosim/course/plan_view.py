@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
@@ -31,11 +31,14 @@ INDENT = 4  # columns of a terminal beside those of a table
 Measured = Mapping[PlanRow, Sequence[Compared]]
 
 
-def plan_view(found: Plan, columns: int, *, explain: bool = False, measured: Measured | None = None) -> View:
-    """The plan for a terminal of so many columns; each number's formula, and what runs measure, where asked for."""
+def plan_view(found: Plan, columns: int, *, explain: bool = False, measured: Measured | None = None,
+              notes: Iterable[str] = ()) -> View:
+    """The plan for a terminal of so many columns; notes on what was asked, below the remarks; each number's formula,
+    and what runs measure, where asked for."""
     explanations = [_explanation(found, row) for row in found.rows] if explain else []
     measurements = [_measurement(row, lines) for row, lines in (measured or {}).items()]
-    return View(found.verdict, "", parts(_rows(found, columns), _remarks(found, columns), *explanations, *measurements))
+    return View(found.verdict, "", parts(_rows(found, columns), _remarks(found, columns), map(escape, notes),
+                                         *explanations, *measurements))
 
 
 def _rows(found: Plan, columns: int) -> Iterator[Part | str]:

@@ -217,10 +217,10 @@ def filled(color: str, style: Style, *, hatched: bool, linewidth: float = 0.0) -
 
 
 def stack(axes: Axes, x: Sequence[float], columns: Mapping[str, Sequence[float]],
-          looks: Callable[[str], dict[str, Any]], *, corners: bool = False) -> list[float]:
+          looks: Callable[[str], dict[str, Any]], *, corners: bool = False, slanted: bool = False) -> list[float]:
     """Areas by kind, one on the other, each value from its x to the next; returns the upper edge.
 
-    With ``corners`` an area has only the points at which it changes.
+    With ``corners`` an area has only the points at which it changes. ``slanted`` goes straight from value to value.
     """
     low = [0.0] * len(x)
     for kind, column in columns.items():
@@ -230,7 +230,7 @@ def stack(axes: Axes, x: Sequence[float], columns: Mapping[str, Sequence[float]]
             points = [point for at, point in enumerate(points)
                       if at in (0, len(points) - 1) or point[1:] != points[at - 1][1:]]
         places, lower, upper = zip(*points, strict=True)
-        axes.fill_between(places, lower, upper, step="post", **looks(kind))
+        axes.fill_between(places, lower, upper, step=None if slanted else "post", **looks(kind))
         low = high
     return low
 

@@ -4,6 +4,7 @@ A plan is an estimate: it is read as data, and nothing is run.
 """
 
 from collections.abc import Callable, Mapping
+from textwrap import fill
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +69,8 @@ def plan_bars(plan: Plan, style: Style = LIGHT) -> Drawing:
     config, capacity, rows = plan.config, plan.rows[0].capacity_nbytes, [parts_of(row) for row in plan.rows]
     title = f"What one rank would hold: {config.model.name} on {counted(config.ranks, 'rank')} of {config.device.name}"
     parts = [part for part in PARTS if any(held[part] for held in rows)]
-    with style.figure(11.0, 3.15 + 0.42 * len(rows), title, plan.verdict) as figure:
-        axes = figure.panel(left=1.85, right=1.7, top=1.25, bottom=1.6)
+    with style.figure(11.0, 3.4 + 0.42 * len(rows), title, fill(plan.verdict, 110), below=0.8) as figure:
+        axes = figure.panel(left=1.85, right=1.7, top=1.5, bottom=1.6)
         for place, (row, held) in enumerate(zip(plan.rows, rows, strict=True)):
             end = stack_bar(axes.barh, place, 0.72, {part: held[part] / 1e9 for part in parts},
                             lambda part: _look(part, style))

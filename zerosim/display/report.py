@@ -4,6 +4,7 @@ The page's tables and bars stand in it as they are; its script only walks and zo
 Nothing comes from elsewhere, and the page forbids its browser to ask. Legend: N ranks.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from zerosim.display.views import Table, words
 from zerosim.numerics.files import write_or_refuse
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.collectives import levels
-from zerosim.planning.recording import ISSUE, RecordedCall, Recording, load, own_messages, traffic
+from zerosim.planning.recording import BEGIN, ISSUE, RecordedCall, Recording, load, own_messages, traffic
 from zerosim.planning.timeline import Machine, Timeline, replay
 
 
@@ -72,6 +73,7 @@ class ReportData:
     calls: tuple[CallReport, ...]
     traffic: Mapping[tuple[int, int, str], int]
     message_count: int
+    skipped: tuple[int, ...] = ()  # numbers of updates, from 1 on, in which a rank saw inf or NaN
 
     @property
     def step_microseconds(self) -> float:
@@ -110,7 +112,20 @@ def report_data(recording: Recording, machine: Machine, title: str) -> ReportDat
     timeline = replay(recording, machine)
     calls = tuple(_call(timeline, number) for number in timeline.parts_of_call)
     ranks = tuple(replayed_rank(timeline, rank) for rank in range(recording.ranks))
-    return ReportData(title, _words(machine), ranks, calls, traffic(recording), len([*own_messages(recording)]))
+    return ReportData(title, _words(machine), ranks, calls, traffic(recording), len([*own_messages(recording)]),
+                      _skipped(recording))
+
+
+def _skipped(recording: Recording) -> tuple[int, ...]:
+    """The updates that were skipped, on every rank at once, by their number."""
+    program, updates, found = recording.programs[0], 0, []
+    for row in program.where(BEGIN).tolist():
+        match recording.paths[program.first[row]]:
+            case (*_, "update", "skipped"):
+                found.append(updates)
+            case (*_, "update"):
+                updates += 1
+    return tuple(found)
 
 
 def _words(machine: Machine) -> str:
@@ -164,8 +179,17 @@ def _summary(data: ReportData) -> str:
                ">communicating", ">waiting")
     table = Table("Rank by rank: held and sent (bytes), and how the time went (µs)", columns, rows)
     return (f'<section aria-labelledby="h-sum"><h2 id="h-sum">What it came to</h2><dl>{cards}</dl>'
-            f"<p>Bytes are as recorded. Times are a replay, no clock was read: {escape(data.machine)}.</p>"
+            f"{_said_of_skipped(data.skipped)}<p>Bytes are as recorded. Times are a replay, no clock was read: "
+            f"{escape(data.machine)}.</p>"
             f"{scrolled(table)}</section>\n")
+
+
+def _said_of_skipped(skipped: Sequence[int]) -> str:
+    if not skipped:
+        return ""
+    steps = f"Step {skipped[0]} was" if len(skipped) == 1 else f"Steps {', '.join(map(str, skipped))} were"
+    return (f'<p id="skipped"><strong>{steps} skipped:</strong> a rank saw inf or NaN in its gradients, so no weight '
+            "changed.</p>")
 
 
 def scrolled(table: Table, attributes: Iterable[str] = ()) -> str:
@@ -220,9 +244,17 @@ def _bar(bar: RankBar, total: float) -> str:
 
 
 def _axis(total: float) -> str:
-    ticks = "".join(f'<span style="left:{100 * at / TICKS:g}%">{micro(total * at / TICKS)}</span>'
-                    for at in range(TICKS)) if total else ""
+    ticks = "".join(f'<span style="left:{100 * at / total:.4g}%">{micro(at)}</span>' for at in round_ticks(total))
     return f'<div class="axis" aria-hidden="true">{ticks}</div>'
+
+
+def round_ticks(total: float) -> list[float]:
+    """From 0 to below ``total``, 5 to 10 multiples of a power of ten, of twice or of five times it; none of nothing."""
+    if not total:
+        return []
+    power = 10.0 ** math.floor(math.log10(total))
+    size = next(power * part for part in (0.1, 0.2, 0.5, 1.0) if total <= TICKS * power * part)
+    return [at * size for at in range(TICKS) if at * size < total]
 
 
 def _memory(data: ReportData) -> str:

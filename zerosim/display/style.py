@@ -2,7 +2,8 @@
 
 Colors are for ranks, kinds of memory, purposes, phases and formats, and color-blind readers tell them apart. Source of
 the palette: Okabe & Ito 2002, "Color Universal Design", whose colors are named below, with a gray for their black; the
-five more that kinds of memory need are chosen to stay apart from them for every kind of color vision.
+five more that kinds of memory need are chosen to stay apart from them for every kind of color vision. On the dark page
+each contrasts 3 to 1 at least.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,7 +12,8 @@ from types import MappingProxyType
 import numpy as np
 
 ORANGE, SKY_BLUE, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
-BLUE, VERMILLION, PURPLE, GRAY = "#0072B2", "#D55E00", "#CC79A7", "#505050"
+BLUE, VERMILLION, PURPLE, GRAY = "#0072B2", "#D55E00", "#CC79A7", "#5C686E"
+LIGHT_GREEN, BROWN = "#A1DA81", "#8B5842"
 
 # What rests between two steps comes first; what lives inside a step is hatched as well.
 KIND_COLORS: Mapping[str, str] = MappingProxyType({
@@ -20,14 +22,14 @@ KIND_COLORS: Mapping[str, str] = MappingProxyType({
     "master": YELLOW,
     "optimizer_state": ORANGE,
     "gathered_parameter": SKY_BLUE,
-    "secondary_parameter": "#6B00B2",
+    "secondary_parameter": "#8232FA",
     "unit_gradient": PURPLE,
     "activation": GREEN,
-    "activation_gradient": "#A1DA81",
-    "checkpointed_input": "#173C50",
-    "communication_buffer": "#595959",
+    "activation_gradient": LIGHT_GREEN,
+    "checkpointed_input": "#BE64FA",
+    "communication_buffer": GRAY,
     "workspace": "#C9C9C9",
-    "input": "#8B5842",
+    "input": BROWN,
 })
 RANK_COLORS = (BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, VERMILLION, YELLOW, GRAY)
 
@@ -35,15 +37,18 @@ RANK_COLORS = (BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, VERMILLION, YELLOW, GRAY)
 PURPOSE_COLORS: Mapping[str, str] = MappingProxyType({
     "parameters": BLUE, "gradients": VERMILLION, "state": SKY_BLUE, "control": GRAY, "unspecified": YELLOW})
 PHASE_COLORS: Mapping[str, str] = MappingProxyType({
-    "forward": GREEN, "loss": GRAY, "backward": PURPLE, "update": ORANGE})
+    "forward": GREEN, "loss": BROWN, "backward": PURPLE, "update": ORANGE})
 ARITHMETIC = "other arithmetic"  # outside the spans that are phases
-EVENT_COLORS: Mapping[str, str] = MappingProxyType({**PHASE_COLORS, ARITHMETIC: GREEN, **PURPOSE_COLORS})
+EVENT_COLORS: Mapping[str, str] = MappingProxyType({**PHASE_COLORS, ARITHMETIC: LIGHT_GREEN, **PURPOSE_COLORS})
 
 # ZeRO's stages 0 to 3, each with a mark of its own.
 STAGE_COLORS, STAGE_MARKS = (ORANGE, BLUE, GREEN, VERMILLION), ("o", "s", "^", "D")
 
 FORMAT_COLORS: Mapping[str, str] = MappingProxyType({
     "fp32": BLUE, "fp16": VERMILLION, "bf16": GREEN, "fp8_e4m3": PURPLE, "fp8_e5m2": ORANGE})
+# Of a master's copy in a format, beside what is kept in that format alone.
+COPY_COLORS: Mapping[str, str] = MappingProxyType({
+    "fp32": SKY_BLUE, "fp16": BROWN, "bf16": LIGHT_GREEN, "fp8_e4m3": "#8232FA", "fp8_e5m2": GRAY})
 
 
 def phase_of(path: Iterable[str]) -> str:

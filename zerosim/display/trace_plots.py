@@ -100,7 +100,7 @@ def _sent(axes: Axes, data: TraceOrder, style: Style) -> None:
     unit, name = scale_of(max(1, sum(curve[-1] for curve in curves.values())))
     top = stack(axes, range(len(data.whats[data.busiest]) + 1), {
         purpose: [nbytes / unit for nbytes in curve] for purpose, curve in curves.items()},
-        lambda purpose: {"facecolor": PURPOSE_COLORS[purpose], "linewidth": 0})
+        lambda purpose: {"facecolor": PURPOSE_COLORS[purpose], "linewidth": 0}, slanted=True)
     axes.set_ylim(0, max(top[-1] * 1.05, 1e-9))
     axes.set_ylabel(f"sent by {data.names[data.busiest]}\nso far ({name})")
     axes.set_xlabel("what a rank did, in its order (events)")

@@ -35,7 +35,7 @@ UNITS = ("GB are 10⁹ bytes of one rank. The total is states, transient (all th
 PARTS = ("Activations, gathered and buckets (gradients in flight and collectives' buffers) are each at their own "
          "fullest; MFU is model FLOPs utilization.")
 # Hidden states that a Llama-3-8B block keeps for backward, in PyTorch and here: measured, and `activations.kept`, by
-# benchmarks/bench_saved_tensors.py, with torch 2.13 (2026-11).
+# benchmarks/torch_saved_tensors.py, with torch 2.13 (2026-11).
 PYTORCH_KEEPS, KEPT_HERE = 26.0, 15.0
 
 

@@ -268,6 +268,9 @@ class Engine(Shown):
         with self.rank.trace.span("update"):
             result = self._update.step(tuple(losses), self._factors, tuple(self._counts.tokens),
                                        tuple(self._counts.places))
+            if result.skipped:
+                with self.rank.trace.span("skipped"):
+                    pass
         self._factors, self._weights = {}, object()
         self._counts = self._counts.next_step()
         return result

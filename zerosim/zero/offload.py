@@ -283,7 +283,8 @@ class Transfers:
         """
         here = self.place_of(x)
         if here == place:
-            self._arrive()
+            if place == HOST:
+                self._arrive()
             return x
         if here == DISK and place == HOST and read:
             return self._read(x)

@@ -11,6 +11,7 @@ import zerosim as zs
 from tests.display import seen
 from tests.support import assert_refused
 from zerosim.course import figures, precision_runs, published_runs
+from zerosim.course.figures.timeline import nothing_won
 from zerosim.display import replayed
 from zerosim.planning import activations, cost, hardware, recording, timeline
 
@@ -106,6 +107,29 @@ def test_a_step_over_time_is_the_replay_of_a_run_with_data_however_it_overlaps(r
     assert data.held(stage) == [sum(of_kinds) / 512 for of_kinds in zip(
         *(found["No overlap"].nbytes[kind] for kind in found["No overlap"].nbytes if kind in (
             "gradient", "unit_gradient", "communication_buffer")), strict=True)]
+
+
+def test_a_timeline_says_why_overlap_alone_wins_nothing_where_gathers_come_after_reductions_and_only_there():
+    found, alone = figures.timeline_data(), "Reductions overlap"
+    assert found.replays[alone].step_microseconds == found.replays["No overlap"].step_microseconds
+    why = {title: nothing_won(found, title) for title in found.replays}
+    assert [title for title, said in why.items() if said] == [alone]
+    assert why[alone].startswith("Nothing is won: behind 3 reductions stands the next unit's gather")
+    assert why[alone] in figures.timeline(found).description
+    at_stage_2 = figures.timeline_data(stage=2, options={"No": {}, "Yes": {"overlap": True}})  # nothing to gather
+    assert not any(nothing_won(at_stage_2, title) for title in at_stage_2.replays)
+
+
+def test_under_every_stage_the_losses_have_the_same_bits_and_the_bytes_are_the_closed_forms():
+    found = figures.stages_data(ranks=3, steps=2)
+    assert len(set(found.losses)) == 1
+    assert found.losses[0][1] < found.losses[0][0]
+    parameters = sum(found.peaks[0][kind] for kind in ("parameter",)) // 2
+    assert [held["optimizer_state"] for held in found.peaks] == [8 * parameters, *[8 * parameters // 3] * 3]
+    assert [held["parameter"] for held in found.peaks] == [*[2 * parameters] * 3, 2 * parameters // 3]
+    once = 2 * parameters * 2 // 3  # a ring of 3 sends two thirds of the vector, of 2 bytes per parameter
+    assert [(sent["parameters"], sent["gradients"]) for sent in found.sent] == [
+        (0, 2 * once), (once, once), (once, once), (2 * once, once)]
 
 
 def test_a_timeline_of_ones_own_runs_is_drawn_and_what_has_no_color_or_takes_no_time_is_refused():

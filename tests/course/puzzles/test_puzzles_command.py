@@ -55,19 +55,19 @@ def test_a_name_prints_the_statement_and_options_print_one_thing_each():
 
 
 CHECK, GRADE = ("mean", "--check", "FILE:mean"), ("--grade", "FILE")
-FIRST = "On N=1 (n=1) rank 0 raised "
+FIRST = "On N=4 (n=1) rank 0 raised "
 
 
 @pytest.mark.parametrize(("text", "arguments", "code", "said"), [
     (ANSWERS, ("mean", "--check", "FILE:right"), PASSED, "mean: passed ★★★"),
-    (ANSWERS, ("mean", "--check", "FILE:wrong"), NOT_PASSED, "On N=2 (n=1) rank 0 returned the sum, and not the mean"),
+    (ANSWERS, ("mean", "--check", "FILE:wrong"), NOT_PASSED, "On N=4 (n=1) rank 0 returned the sum, and not the mean"),
     (ANSWERS, ("mean", "--check", "FILE:unfilled"), NOT_PASSED,
      "mean: still open\n  A hole is open: which collective?."),
     ("import sys\nsys.exit(0)", CHECK, NOT_PASSED, FIRST + "SystemExit in line 2 of <module>: 0."),
     ("def mean(rank, x)\n    pass", CHECK, NOT_PASSED, FIRST + "SyntaxError: expected ':' (answers.py, line 1)."),
     ("from zerosim.course.puzzles.solutions import get_sharded_optimizer as theirs\n"
      "get_sharded_optimizer = theirs\n\n\ndef get_ddp(rank, module):\n    return module", GRADE, NOT_PASSED,
-     "get_ddp: not yet\n  On N=2 after get_ddp rank 1 did not take rank 0's first values"),
+     "get_ddp: not yet\n  On N=4 after get_ddp rank 1 did not take rank 0's first values"),
     ("from zerosim.course.puzzles.solutions import ShardedOptimizer as get_sharded_optimizer", GRADE, PASSED,
      "get_sharded_optimizer: passed ★★★"),
     ("class get_ddp: pass\nraise RuntimeError('at import')", GRADE, NOT_PASSED,
@@ -109,7 +109,7 @@ def test_json_has_all_that_is_printed(about):
     assert [one["name"] for one in json.loads(ask("puzzles", "--json").stdout)["puzzles"]] == puzzles.names()
     one = json.loads(ask("puzzles", "ring", "--json").stdout)
     assert one["allowed"] == ["exchange"]
-    assert one["sizes"]["4"] == [3, 8, 9]
+    assert one["sizes"]["4"] == [4, 3, 8, 9]
     assert json.loads(ask("puzzles", "ring", "--hint", "2", "--json").stdout)["hint"] == 2
     found = json.loads(about(ANSWERS, "mean", "--check", "FILE:wrong", "--json").stdout)
     assert (found["verdict"], found["targets_met"]) == ("refused", [])

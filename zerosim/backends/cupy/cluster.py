@@ -101,8 +101,9 @@ class CuPyCluster(Cluster):
     ``device`` is the GPU's number. The hub, the algorithms and the traces are those of every cluster; ``rank.xp`` is
     CuPy. Element by element the bits are those of a Cluster. Sums have a GPU's own order, and products of matrices the
     library's, within the bounds that `backends.cupy.kernels` states: stages and ranks agree in bits, as on a Cluster.
-    All ranks' bytes lie in CuPy's pool; ``capacity_nbytes`` is what each rank may hold of it. Flags and counts of some
-    bytes that travel on the host are in the memories too, as on a Cluster, and at rest there are none.
+    All ranks' bytes lie in CuPy's pool; ``capacity_nbytes`` is what each rank may hold of it. What rests on the host
+    (offload) lies in pinned memory. Flags and counts of some bytes that travel on the host are in the memories too, as
+    on a Cluster, and at rest there are none.
     """
 
     def __init__(self, ranks: int, *, device: int = 0, capacity_nbytes: int | None = None, debug: bool = False,

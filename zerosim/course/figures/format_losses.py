@@ -12,7 +12,7 @@ import numpy as np
 
 from zerosim.course.precision_runs import BATCHES, POLICIES, SMALL_UNIT, SmallRun, format_run
 from zerosim.display.drawing import LIGHT, Drawing, Style, within_limits
-from zerosim.display.style import FORMAT_COLORS
+from zerosim.display.style import FORMAT_COLORS, ORANGE, PURPLE
 
 TITLE = "The same training in several formats"
 DASHES = (0, (5, 1.5))
@@ -21,8 +21,8 @@ LOOKS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
     "fp32": {"color": FORMAT_COLORS["fp32"], "linewidth": 9.0},
     "bf16 with a master": {"color": FORMAT_COLORS["bf16"], "linewidth": 5.0},
     "fp16 with a master and loss scaling": {"color": FORMAT_COLORS["fp16"], "linewidth": 1.8},
-    "fp16 with a master, S = 1": {"color": FORMAT_COLORS["fp16"], "linewidth": 2.4, "linestyle": DASHES},
-    "bf16 without a master": {"color": FORMAT_COLORS["bf16"], "linewidth": 2.4, "linestyle": DASHES},
+    "fp16 with a master, S = 1": {"color": ORANGE, "linewidth": 2.4, "linestyle": DASHES},
+    "bf16 without a master": {"color": PURPLE, "linewidth": 2.4, "linestyle": DASHES},
 })
 
 
@@ -62,7 +62,7 @@ def format_losses(data: FormatLosses, style: Style = LIGHT) -> Drawing:
                                 label=f"{name}: {curve[-1]:.4f} at the end", **LOOKS[name])
             # All points: which of them Matplotlib would leave out hangs on the last bits of a processor's BLAS.
             line.get_path().should_simplify = False
-        axes.set(xlabel="step of the training (steps)", ylabel=f"loss, mean of {data.window} steps (no unit)")
+        axes.set(xlabel="step of the training (steps)", ylabel=f"loss, mean of {data.window} steps")
         within_limits(axes)
         axes.grid()
         figure.legend(loc="lower center", ncols=2, handlelength=3.4, columnspacing=2.0)

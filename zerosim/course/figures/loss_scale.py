@@ -79,7 +79,7 @@ def _panel(axes: Axes, data: LossScaleData, place: int) -> None:
     axes.set_xlim(0, len(run.scales) + 1)
     within_limits(axes)
     axes.grid()
-    axes.set_ylabel("loss scale S\n(no unit)")
+    axes.set_ylabel("loss scale S")
     axes.set_title(_heading(data, place), loc="left", fontweight="bold", fontsize=12)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from zerosim.course.lost_updates import Task, path_of
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, within_limits
-from zerosim.display.style import FORMAT_COLORS
+from zerosim.display.style import COPY_COLORS, FORMAT_COLORS
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.rounding import round_to
 
@@ -77,11 +77,11 @@ def _panel(axes: Axes, data: LostUpdatesData, run: WeightPaths) -> None:
     numbers = range(run.steps + 1)
     axes.plot(numbers, run.master, color=FORMAT_COLORS["fp32"], linewidth=2.0, label="master in fp32", zorder=4)
     for name, copy in zip(data.formats, run.copies, strict=True):
-        axes.step(numbers, copy, where="post", color=FORMAT_COLORS[name], linewidth=1.5, label=f"its copy in {name}")
+        axes.step(numbers, copy, where="post", color=COPY_COLORS[name], linewidth=1.5, label=f"its copy in {name}")
     for name, width, alone in zip(data.formats, (9.0, 3.5, 2.0), run.alone, strict=False):
         axes.plot(numbers, alone, color=FORMAT_COLORS[name], linewidth=width, solid_capstyle="butt",
                   label=f"{name} without a master")
-    axes.set(xlabel="updates added (steps)", ylabel="weight (no unit)")
+    axes.set(xlabel="updates added (steps)", ylabel="weight")
     axes.set_xlim(0, run.steps)
     within_limits(axes)
     axes.grid()

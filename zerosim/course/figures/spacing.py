@@ -53,7 +53,7 @@ def spacing(data: SpacingData, style: Style = LIGHT) -> Drawing:
         axes.axhline(data.update, color=style.muted, linestyle="--", linewidth=1.4)
         axes.annotate(f"an update of {data.update:g}", (0, data.update), (5, 5), color=style.muted,
                       xycoords=axes.get_yaxis_transform(), textcoords="offset points")
-        axes.set(xscale="log", yscale="log", xlabel="weight (no unit)", ylabel="half the gap above it (no unit)")
+        axes.set(xscale="log", yscale="log", xlabel="weight", ylabel="half the gap above it")
         known = [half for halves in data.half_gaps for half in (*halves, data.update) if np.isfinite(half)]
         _decades(axes.xaxis, (data.weights[0], data.weights[-1] / 1.02), 2)
         _decades(axes.yaxis, (min(known) / 4, max(known) * 8), 3)

@@ -6,6 +6,7 @@ numbers.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +17,7 @@ from zerosim.display.style import KIND_COLORS, PHASE_COLORS, PURPOSE_COLORS, ink
 from zerosim.display.views import words
 from zerosim.models.small import MLP
 from zerosim.numerics.policy import Policy
+from zerosim.numerics.units import counted
 from zerosim.optim.elementwise import Adam
 from zerosim.planning.recording import record
 from zerosim.planning.timeline import COMMUNICATION, COMPUTATION, Machine, replay
@@ -112,15 +114,15 @@ def _timed(way: ReplayedRank) -> list[RankBar]:
 
 def timeline(data: TimelineData, style: Style = LIGHT) -> Drawing:
     """For each way of overlapping, rank 0's two streams, and under them what it holds, on one scale of time."""
-    width, height = 13.0, 2.6 + 3.1 * len(data.replays)
+    width, height = 13.0, 3.35 + 3.1 * len(data.replays)
     words = f"Rank 0 of {data.what}.\nReplayed on devices of {data.machine}."
     with style.figure(width, height, TITLE, words, below=0.84) as figure:
         grid = figure.add_gridspec(len(data.replays), 1, left=1.65 / width, right=1 - 0.3 / width,
-                                   top=1 - 1.55 / height, bottom=1.85 / height, hspace=0.3)
+                                   top=1 - 1.55 / height, bottom=2.5 / height, hspace=0.36)
         for number, (title, way) in enumerate(data.replays.items()):
             inner = grid[number].subgridspec(2, 1, height_ratios=(1.0, 1.3), hspace=0.12)
             (streams,), (held,) = inner.subplots(squeeze=False)
-            _streams(streams, title, way, style)
+            _streams(streams, title, way, nothing_won(data, title), style)
             _held(held, way, data.kinds, style)
             held.set_ylim(0, 1.08 * max(1, data.peak_nbytes) / 1e6)
             held.set_yticks([tick for tick in held.get_yticks() if tick <= held.get_ylim()[1]])
@@ -129,11 +131,12 @@ def timeline(data: TimelineData, style: Style = LIGHT) -> Drawing:
                 axes.set_xticks([tick for tick in axes.get_xticks() if tick <= axes.get_xlim()[1]])
                 axes.tick_params(axis="x", labelbottom=axes is held and number == len(data.replays) - 1)
         held.set_xlabel("time since the step began (µs)")
-        figure.key(_looks(data, style), ncols=5, bbox_to_anchor=(0.5, 0.0))
+        for low, (heading, looks) in zip((1.0, 0.05), _looks(data, style).items(), strict=True):
+            figure.key(looks, ncols=6, bbox_to_anchor=(0.5, low / height), title=heading)
     return Drawing("timeline", TITLE, _description(data), style, figure)
 
 
-def _streams(axes: Axes, title: str, way: ReplayedRank, style: Style) -> None:
+def _streams(axes: Axes, title: str, way: ReplayedRank, why: str, style: Style) -> None:
     """The Gantt chart of a rank's streams, the waits of its program hatched."""
     for wait in way.waits:
         axes.barh(LANES[COMPUTATION], wait.end - wait.start, BAR_HEIGHT, wait.start, **_waiting(style))
@@ -149,7 +152,8 @@ def _streams(axes: Axes, title: str, way: ReplayedRank, style: Style) -> None:
     axes.set_yticks(list(LANES.values()), list(LANES))
     axes.tick_params(axis="y", length=0)
     axes.set_title(f"{title}: {way.step_microseconds:.0f} µs, of which waiting {way.exposed_microseconds:.0f} µs; "
-                   f"at most {way.peak_nbytes / 1e6:.2f} MB held", loc="left", fontsize=12, fontweight="bold")
+                   f"at most {way.peak_nbytes / 1e6:.2f} MB held" + (why and f"\n{why}"), loc="left", fontsize=12,
+                   fontweight="bold")
 
 
 def _held(axes: Axes, way: ReplayedRank, kinds: Sequence[str], style: Style) -> None:
@@ -165,11 +169,28 @@ def _waiting(style: Style) -> dict[str, Any]:
     return {"facecolor": "none", "edgecolor": style.muted, "linewidth": 0.5, "hatch": "\\\\\\\\"}
 
 
-def _looks(data: TimelineData, style: Style) -> dict[str, dict[str, Any]]:
-    """The look of everything that is drawn, by its words."""
+def _looks(data: TimelineData, style: Style) -> dict[str, dict[str, dict[str, Any]]]:
+    """The look of everything that is drawn, by its words, in two legends: a color means one thing in each."""
     seen = {bar.what for way in data.replays.values() for bar in (*way.computed, *_timed(way))}
-    return {**{WORDS.get(what, what): {"facecolor": color} for what, color in COLORS.items() if what in seen},
-            "waiting": _waiting(style), **{f"held: {words(kind)}": look(kind, style) for kind in data.kinds}}
+    return {"The two streams": {**{WORDS.get(what, what): {"facecolor": color} for what, color in COLORS.items()
+                                   if what in seen}, "waiting": _waiting(style)},
+            "Held": {words(kind): look(kind, style) for kind in data.kinds}}
+
+
+def nothing_won(data: TimelineData, title: str) -> str:
+    """A sentence on why a way is no faster than the first, where its gathers come after its reductions; else empty.
+
+    A gather that is asked for while a reduction is under way comes after it, on the one stream; a program that cannot
+    compute without what it gathers then waits for both at once, as long as for one after the other.
+    """
+    first, way = next(iter(data.replays.values())), data.replays[title]
+    both = [gather for reduction, gather in pairwise(_timed(way))
+            if (reduction.what, gather.what, gather.start) == ("gradients", "parameters", reduction.end)
+            and any(wait.start <= reduction.start and gather.end <= wait.end for wait in way.waits)]
+    if not both or way.step_microseconds < 0.99 * first.step_microseconds:
+        return ""
+    return (f"Nothing is won: behind {counted(len(both), 'reduction')} stands the next unit's gather, "
+            "and backward waits for both.")
 
 
 def _description(data: TimelineData) -> str:
@@ -177,7 +198,8 @@ def _description(data: TimelineData) -> str:
                  f"replayed on devices of {data.machine}; under each, the bytes held by kind."]
     for title, way in data.replays.items():
         hidden = way.communication_microseconds - way.exposed_microseconds
-        sentences.append(f"{title}: the step takes {way.step_microseconds:.1f} µs. Of "
+        why = nothing_won(data, title)
+        sentences.append(f"{title}: the step takes {way.step_microseconds:.1f} µs. {why + ' ' * bool(why)}Of "
                          f"{way.communication_microseconds:.1f} µs of communication {hidden:.1f} are hidden behind "
                          f"arithmetic, and for {way.exposed_microseconds:.1f} the program waits. At most "
                          f"{way.peak_nbytes:,} bytes are held.")

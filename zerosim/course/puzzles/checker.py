@@ -1,24 +1,20 @@
 """Runs an answer on the simulator, case by case, and says in one sentence what is wrong with it, or how good it is."""
 
-import functools
-import inspect
 from collections.abc import Iterator
-from types import CodeType
 from typing import Any
 
 import numpy as np
 
 from zerosim.course.puzzles.compare import complaint
+from zerosim.course.puzzles.integrity import refuse_back_doors
+from zerosim.course.puzzles.judging import judged
 from zerosim.course.puzzles.puzzle import Answer, Case, Puzzle
-from zerosim.course.puzzles.score import Hole, Measured, Refused, Score, judged
+from zerosim.course.puzzles.score import Hole, Measured, Refused, Score
 from zerosim.course.puzzles.watching import Audit, SilencedRank, measured, run
 from zerosim.numerics.arrays import checksum
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
 
-# With these one looks behind the rank that one was handed, or at memory that is not one's own.
-BACK_DOORS = frozenset({"_state", "as_strided", "ctypes", "gc", "get_objects", "_getframe", "f_back", "f_locals",
-                        "stride_tricks", "_transport", "greenlet", "getcurrent"})
 OTHER_WORLDS = (3, 5)
 UNWRITTEN = "With NaN in new and in freed memory it fails, as if it read what was not written"
 UNSENT = "In another order of the ranks, which is as good, it fails, as if they shared something that is no message"
@@ -37,15 +33,17 @@ def check_answer(puzzle: Puzzle, answer: Answer) -> Score:
     if not callable(answer):
         raise ValueError(f"check() takes a function for {puzzle.name!r}, found {answer!r}; "
                          f"write check({puzzle.name!r}, my_function), without calling it")
-    return judged(puzzle.name, _attempts(puzzle, answer), lambda rows: _praise(puzzle, rows))
+    first = next(puzzle.cases())
+    return judged(puzzle.name, _attempts(puzzle, answer), lambda rows: _praise(puzzle, rows), first.reasons)
 
 
 def _attempts(puzzle: Puzzle, answer: Answer) -> Iterator[Measured]:
     """The measurements of each case, and whatever else an answer must stand before and after them."""
     refuse_back_doors(answer)
-    _refuse_clairvoyance(puzzle, answer)
-    for case in puzzle.cases():
+    for number, case in enumerate(puzzle.cases()):
         yield attempt(puzzle, case, answer)
+        if number == 0:
+            _refuse_clairvoyance(puzzle, answer)
     _try_other_worlds(puzzle, answer)
     _audit(puzzle, answer)
 
@@ -58,10 +56,7 @@ def _praise(puzzle: Puzzle, rows: list[Measured]) -> str:
 
 def attempt(puzzle: Puzzle, case: Case, answer: Answer, *, seed: int = 0, debug: bool = False,
             audit: Audit | None = None) -> Measured:
-    """One case: what it measured. Raises Refused where the answer is wrong, Hole where it has one.
-
-    Limits hold for plain runs: debug mode copies inputs, and an audit is about another question.
-    """
+    """One case: what it measured. Raises Refused where the answer is wrong, Hole where it has one."""
     cluster = Cluster(case.ranks, seed=seed, debug=debug)
     if wrong := complaint(case, _run(cluster, puzzle, case, answer, audit=audit), puzzle.returns):
         rank, what = wrong
@@ -74,10 +69,7 @@ def attempt(puzzle: Puzzle, case: Case, answer: Answer, *, seed: int = 0, debug:
         raise Refused(f"On {case.where} the ranks sent {sent:,} bytes in all where {least:,} "
                       "have to travel: what one rank knows of another's data must come in a message")
     found = measured(cluster, case.title, case.target)
-    if audit is None and not debug:
-        _refuse_excess(case, found)
-    said = case.look(cluster.trace)
-    if said:
+    if said := case.look(cluster.trace):
         raise Refused(f"On {case.where} {said}")
     return found
 
@@ -103,7 +95,7 @@ def _run(cluster: Cluster, puzzle: Puzzle, case: Case, answer: Answer, *, audit:
 
     found = list(run(cluster, case.where, program))
     if changed:
-        rank, name = changed[0]
+        rank, name = min(changed)
         raise Refused(f"On {case.where} rank {rank} changed its argument {name}, which is read-only; work on a copy "
                       "that you take from rank.memory.alloc()")
     return found
@@ -122,18 +114,6 @@ def _refuse_forbidden_calls(puzzle: Puzzle, case: Case, cluster: Cluster) -> Non
             allowed = ", ".join(["exchange", *sorted(puzzle.allowed)])
             raise Refused(f"On {case.where} it calls {row.call.operation}, but this puzzle is to be solved with "
                           f"{allowed}")
-
-
-def _refuse_excess(case: Case, found: Measured) -> None:
-    for limit in case.limits:
-        value, most = getattr(found, limit.measure), limit.most
-        if most is None:
-            most = getattr(case.target, limit.measure)
-        if value > most:
-            what = {"peak_nbytes": "a rank holds {:,} bytes at its fullest where {:,} are enough",
-                    "sent_nbytes": "a rank sends {:,} bytes where {:,} are enough",
-                    "steps": "there are {:,} steps in sequence where {:,} are enough"}[limit.measure]
-            raise Refused(f"On {case.where} {what.format(value, most)}: {limit.why}")
 
 
 def _refuse_clairvoyance(puzzle: Puzzle, answer: Answer) -> None:
@@ -177,25 +157,3 @@ def _audit(puzzle: Puzzle, answer: Answer) -> None:
                 raise Refused(f"On {case.where} rank {index} holds about {missed[0] // 1000 * 1000:,} bytes that its "
                               "memory does not know: take arrays from rank.memory.alloc(shape, dtype, kind), or charge "
                               "them with rank.memory.hold(array, kind), and write into them with out=")
-
-
-def refuse_back_doors(answer: Answer) -> None:
-    """Refuses a function whose code names what looks behind its rank, or at foreign memory."""
-    code = getattr(inspect.unwrap(_whole(answer)), "__code__", None)
-    for name in () if code is None else _names(code):
-        if name in BACK_DOORS:
-            raise Refused(f"It uses {name}, with which one sees what is not one's own; a rank knows its arguments, "
-                          "and what others send it")
-
-
-def _whole(answer: Any) -> Any:
-    while isinstance(answer, functools.partial):
-        answer = answer.func
-    return answer
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)

@@ -27,18 +27,6 @@ def hole(what: str) -> Any:
     raise Hole(what)
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """The largest accepted value of a measure (None: its target), and the reason that an answer above it is given.
-
-    ``measure`` is one of MEASURES; ``why`` follows a colon.
-    """
-
-    measure: str
-    why: str
-    most: int | None = None
-
-
 # Known wrong answers: the words for each, which follow "rank r", as in "returned the sum, and not the mean", and what
 # each rank returns that makes the mistake.
 Mistakes = Mapping[str, Sequence[Any]]
@@ -50,7 +38,8 @@ class Case:
 
     ``peak_nbytes`` and ``collectives`` are the target: the memory of a good answer, and its traffic, one collective
     after another. ``bounds`` has the shape of ``expected`` and holds the largest difference allowed by element; None:
-    equal bits. ``look`` sees the traces and returns words that follow "On N=3 (n=7)", or None. ``shard_nbytes`` is the
+    equal bits. ``reasons`` are the words for a measure above its target, which costs a star; they follow a colon.
+    ``look`` sees the traces and returns words that follow "On N=3 (n=7)" and refuse, or None. ``shard_nbytes`` is the
     size of what a rank owns, by which the audit judges what is a forgotten array, and ``scratch_shards`` how many of
     them an expression may take for a moment. ``least_sent_nbytes`` is what all ranks together must send, however clever
     they are; None: what the collectives send.
@@ -63,7 +52,7 @@ class Case:
     peak_nbytes: int
     collectives: Sequence[Sent]
     mistakes: Mistakes = field(default_factory=dict)
-    limits: Sequence[Limit] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
     bounds: Sequence[Any] | None = None
     look: Callable[[Traces], str | None] = lambda traces: None
     shard_nbytes: int = 0
@@ -82,8 +71,8 @@ class Case:
 
 
 IMPORTS = "import numpy as np\n\nimport zerosim as zs"
-# Worlds of every kind; lengths below N, of N's multiples, and of neither.
-SIZES: Mapping[int, tuple[int, ...]] = {1: (5,), 2: (1, 6), 3: (2, 7), 4: (3, 8, 9), 5: (4, 13), 8: (5, 19)}
+# Worlds of every kind, with the one first that has most to see; lengths of N's multiples, below N, and of neither.
+SIZES: Mapping[int, tuple[int, ...]] = {4: (4, 3, 8, 9), 1: (5,), 2: (1, 6), 3: (2, 7), 5: (4, 13), 8: (5, 19)}
 
 
 @dataclass(frozen=True)
@@ -121,7 +110,7 @@ class Puzzle:
         return signature.partition(")")[0].split(", ")
 
     def cases(self) -> Iterator[Case]:
-        """Every case, in the order in which they are run: few ranks first."""
+        """Every case, in the order in which they are run."""
         return (self.case(ranks, length) for ranks, lengths in self.sizes.items() for length in lengths)
 
 

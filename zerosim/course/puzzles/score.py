@@ -4,13 +4,11 @@ Every byte is that of the rank that has most; steps are hops one after the other
 """
 
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from html import escape
 from itertools import groupby
 from typing import Any
-
-import numpy as np
 
 from zerosim.display.views import Table, TextLine, View
 from zerosim.planning.collectives import Sent
@@ -46,7 +44,8 @@ class Measures:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Measurements of one case, beside its target."""
+    """Measurements of one case, beside its target; ``held`` are the bytes by kind at the peak, of the rank that has
+    most."""
 
     ranks: int
     title: str
@@ -54,6 +53,16 @@ class Measured:
     sent_nbytes: int
     steps: int
     target: Measures
+    held: Mapping[str, int] = field(default_factory=dict)
+
+    def excess(self, measure: str) -> str | None:
+        """The words for a measure above its target; None for one that is not."""
+        value, enough = getattr(self, measure), getattr(self.target, measure)
+        held = ", ".join(f"{kind} {nbytes:,}" for kind, nbytes in sorted(self.held.items(), key=lambda one: -one[1]))
+        words = {"peak_nbytes": f"a rank holds {value:,} bytes at its fullest where {enough:,} are enough ({held})",
+                 "sent_nbytes": f"a rank sends {value:,} bytes where {enough:,} are enough",
+                 "steps": f"there are {value:,} steps in sequence where {enough:,} are enough"}
+        return f"On N={self.ranks} ({self.title}) {words[measure]}" if value > enough else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +70,16 @@ class Score(Shown):
     """The outcome of a check: ``verdict`` is "passed", "refused" or "open", ``sentence`` says it.
 
     ``rows`` has a line for each case that was right, with the peak bytes, bytes sent and steps that were measured (of
-    the rank that has most) beside their targets.
+    the rank that has most) beside their targets. ``wasted`` has a sentence for each star that an answer which passed
+    has lost. ``printed`` is the beginning of what the answer printed, which stands nowhere else.
     """
 
     puzzle: str
     verdict: str
     sentence: str
     rows: tuple[Measured, ...] = ()
+    wasted: tuple[str, ...] = ()
+    printed: str = ""
 
     @property
     def passed(self) -> bool:
@@ -88,35 +100,26 @@ class Score(Shown):
     def as_json(self) -> dict[str, Any]:
         """The same as plain data."""
         return {"puzzle": self.puzzle, "verdict": self.verdict, "sentence": self.sentence,
-                "targets_met": list(self.targets_met), "rows": [asdict(row) for row in self.rows]}
+                "targets_met": list(self.targets_met), "wasted": list(self.wasted), "printed": self.printed,
+                "rows": [asdict(row) for row in self.rows]}
 
     def view(self) -> View:
         """The verdict, the sentence, and for an answer that passed a table of measures beside their targets."""
         from rich.markup import escape
 
         mark = {PASSED: f"passed {self.stars}", REFUSED: "not yet", OPEN: "still open"}[self.verdict]
+        rows = sorted(self.rows, key=lambda row: row.ranks)
         cells = tuple((str(row.ranks), row.title, *(f"{value:,}" for measure in MEASURES for value in (
-            getattr(row, measure), getattr(row.target, measure)))) for row in self.rows)
+            getattr(row, measure), getattr(row.target, measure)))) for row in rows)
         table = (TextLine(""), Table("", HEADS, cells)) if self.passed else ()
-        return View(f"{self.puzzle}: {mark}", "", (TextLine(escape(self.sentence)), *table))
+        printed = ["", "It printed:", *(f"    {line}" for line in self.printed.splitlines())] if self.printed else []
+        said = [self.sentence, *self.wasted, *printed]
+        return View(f"{self.puzzle}: {mark}", "", (*[TextLine(escape(line)) for line in said], *table))
 
     def __repr__(self) -> str:
         from zerosim.display.render_text import in_lines
 
         return in_lines(self.view())
-
-
-def judged(name: str, attempts: Iterable[Measured], praise: Callable[[list[Measured]], str]) -> Score:
-    """The score of attempts that are made one after the other, until one raises Refused or Hole."""
-    rows: list[Measured] = []
-    try:
-        with np.errstate(all="ignore"):  # inf and NaN are part of some cases
-            rows.extend(attempts)
-    except Hole as error:
-        return Score(name, OPEN, f"A hole is open: {error}.", tuple(rows))
-    except Refused as error:
-        return Score(name, REFUSED, f"{error}.", tuple(rows))
-    return Score(name, PASSED, praise(rows), tuple(rows))
 
 
 class Page(str):
@@ -128,7 +131,7 @@ class Page(str):
         return str(self)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(self)}</pre>"
+        return f'<pre style="font-family: monospace">{escape(self)}</pre>'  # JupyterLab's own is proportional
 
 
 def filled(text: str) -> str:

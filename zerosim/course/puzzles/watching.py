@@ -1,8 +1,10 @@
 """The checker's instruments: an alarm, measures of a run, words for errors, a rank that hears nothing, an audit."""
 
 import _thread
+import ctypes
 import signal
 import threading
+import time
 import traceback
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +26,8 @@ from zerosim.ranks.memory import Memory
 from zerosim.ranks.rank import Rank, Work
 from zerosim.ranks.trace import Traces
 
-SECONDS = 60.0  # a case takes a fraction of one
+SECONDS = 20.0  # of the processor; a case takes a fraction of one
+WAITING = 600.0  # seconds of the clock, for what waits and computes nothing: no loaded machine is so slow
 MADE_UP = "made up, so that seconds are steps", "today"
 COUNTS_STEPS = Machine(Device("computes in no time", 1, 1, MOST, {"fp32": MOST}, *MADE_UP),
                        Network(Link("a second for every message", MOST, 1, *MADE_UP)), "fp32")
@@ -55,7 +58,9 @@ def measured(cluster: Cluster, title: str, target: Measures) -> Measured:
         found = measures(cluster)
     except ValueError as error:
         raise Refused(f"On N={len(cluster.ranks)} ({title}) {_first_sentence(str(error))}") from error
-    return Measured(len(cluster.ranks), title, found.peak_nbytes, found.sent_nbytes, found.steps, target)
+    fullest = cluster.memory.peak_nbytes.index(found.peak_nbytes)
+    return Measured(len(cluster.ranks), title, found.peak_nbytes, found.sent_nbytes, found.steps, target,
+                    cluster.memory.peak_nbytes_by_kind[fullest])
 
 
 def measures(cluster: Cluster) -> Measures:
@@ -78,59 +83,86 @@ def steps_in_sequence(traces: Traces) -> int:
 
 @contextmanager
 def limited(where: str) -> Iterator[None]:
-    """Raises Refused where the ``with`` block has not ended after SECONDS.
+    """Raises Refused where the ``with`` block has taken SECONDS of the processor, or WAITING of the clock.
 
-    Only the main thread can be interrupted, and only where Ctrl-C is not ignored; elsewhere the block runs on.
+    The thread that runs it is interrupted, as by Ctrl-C, until the block ends: an answer may catch an interrupt or
+    more. One that catches them all, or computes without end in one operation, is beyond the reach of its own process.
     """
-    alarm = _Alarm(SECONDS)
-    said = f"On {where} it has not ended after {SECONDS:g} seconds; look for a loop that never ends"
+    alarm = _Alarm()
     try:
         try:
-            if threading.current_thread() is threading.main_thread():
-                alarm.start()
+            alarm.start()
             yield
         finally:
             alarm.put_off()
     except KeyboardInterrupt as error:
         alarm.put_off()  # once more: the interrupt may have come before the first one was done
-        if alarm.has_rung:
-            raise Refused(said) from error
+        if alarm.said:
+            raise Refused(f"On {where} {alarm.said}") from error
         raise
-    if alarm.has_rung:  # and somebody caught the interrupt
-        raise Refused(said)
+    if alarm.said:  # and somebody caught the interrupt
+        raise Refused(f"On {where} {alarm.said}")
 
 
 class _Alarm(threading.Thread):
-    """Interrupts the main thread until it is put off, and never after the block that it watches.
+    """Interrupts the thread that made it until it is put off, and never after the block that it watches.
 
-    Once is not enough: an answer may catch the first interrupt, in one rank, and go on in another.
+    ``said`` is the reason, once it has rung.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.has_rung = False
-        self._seconds = seconds
+        self.said = ""
+        self._watched, self._processor_seconds = threading.current_thread(), _processor_clock()
         self._off = threading.Event()
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        while not self._off.wait(self._seconds):
-            with self._lock:
-                if not self._off.is_set():
-                    self.has_rung = True
-                    _interrupt_main()
+        began, computed = time.monotonic(), self._processor_seconds()
+        while not self._off.wait(min(SECONDS, WAITING) / 20):
+            if self._processor_seconds() - computed > SECONDS:
+                self._ring(f"it has not ended after {SECONDS:g} seconds of the processor; look for a loop that never "
+                           "ends")
+            elif time.monotonic() - began > WAITING:
+                self._ring(f"it has not ended after {WAITING:g} seconds; look for what it waits for")
+
+    def _ring(self, said: str) -> None:
+        with self._lock:
+            if not self._off.is_set():
+                _interrupt(self._watched, again=bool(self.said))
+                self.said = self.said or said
 
     def put_off(self) -> None:
         with self._lock:
             self._off.set()
+            if self.said:
+                _raise_in(self._watched, None)
 
 
-def _interrupt_main() -> None:
-    """As Ctrl-C does; a real signal, where there are some, also ends a wait, as for a lock or in time.sleep()."""
-    if hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-    else:
+def _processor_clock() -> Callable[[], float]:
+    """The processor's seconds of this thread; of the process, where threads have no clocks."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return time.process_time
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+    return lambda: time.clock_gettime(clock)
+
+
+def _interrupt(thread: threading.Thread, *, again: bool) -> None:
+    """As Ctrl-C does: by a real signal, where there are some, which also ends a wait, as for a lock or in time.sleep().
+
+    In a thread that is not the main one, and where a signal had no effect, by an exception that Python raises there.
+    """
+    if thread is threading.main_thread() and hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(thread.ident or 0, signal.SIGINT)
+    elif thread is threading.main_thread():
         _thread.interrupt_main()
+    if again or thread is not threading.main_thread():
+        _raise_in(thread, ctypes.py_object(KeyboardInterrupt))
+
+
+def _raise_in(thread: threading.Thread, error: Any) -> None:
+    """Has Python raise an exception in a thread; None takes back what it has not raised yet."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), error)
 
 
 def explained(where: str, error: BaseException) -> str:

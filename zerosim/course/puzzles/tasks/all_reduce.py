@@ -4,7 +4,7 @@ Legend: N ranks, n elements, k = ⌈n/N⌉.
 """
 
 from zerosim.course.puzzles.expected import chunks, data, ordered_sum, ring_sum, traffic
-from zerosim.course.puzzles.puzzle import Case, Limit, Puzzle, vector_of
+from zerosim.course.puzzles.puzzle import Case, Puzzle, vector_of
 
 STATEMENT = """
 Every rank has a vector and wants the sum of all. Sending everything to everyone costs each rank (N-1)
@@ -47,8 +47,8 @@ def case(ranks: int, length: int) -> Case:
                   "added in the order of the ranks, and not in that of the ring": [ordered_sum(xs)] * ranks,
                   "returned the mean, and not the sum": [total / ranks] * ranks,
                   "returned its own vector, to which nothing was added": xs},
-        limits=(Limit("sent_nbytes", "a ring sends 2(N-1)/N of a vector, everyone to everyone N-1"),
-                Limit("steps", "N-1 hops reduce and N-1 gather")),
+        reasons={"sent_nbytes": "a ring sends 2(N-1)/N of a vector, everyone to everyone N-1",
+                 "steps": "N-1 hops reduce and N-1 gather"},
         shard_nbytes=4 * chunk)
 
 

@@ -6,7 +6,7 @@ Legend: N ranks, m micro-batches, n elements, S loss scale, k = ⌈n/N⌉.
 import numpy as np
 
 from zerosim.course.puzzles.expected import data, ordered_sum, ring_sum, traffic
-from zerosim.course.puzzles.puzzle import Case, Limit, Puzzle, held_copy
+from zerosim.course.puzzles.puzzle import Case, Puzzle, held_copy
 
 SCALE = 1024.0
 
@@ -73,7 +73,7 @@ def case(ranks: int, length: int) -> Case:
         [traffic("all_reduce", length, ranks)],
         mistakes={**{what: [result] * ranks for what, result in wrong.items()},
                   "averaged its own gradients alone": [one / np.float32(SCALE * m) for one in local]},
-        limits=(Limit("sent_nbytes", "add up the micro-batches first, and reduce once"),),
+        reasons={"sent_nbytes": "add up the micro-batches first, and reduce once"},
         shard_nbytes=4 * chunk)
 
 

@@ -6,7 +6,7 @@ Legend: N ranks, n elements.
 import numpy as np
 
 from zerosim.course.puzzles.expected import data, ring_sum, traffic
-from zerosim.course.puzzles.puzzle import Case, Limit, Puzzle, vector_of
+from zerosim.course.puzzles.puzzle import Case, Puzzle, vector_of
 
 STATEMENT = """
 Rank 0 has the weights that training starts from; the others are to have the same. Rank 0 could send them to
@@ -55,8 +55,8 @@ def case(ranks: int, length: int) -> Case:
                   "returned the sum": [ring_sum(xs)] * ranks,
                   "has x only where rank 0 sent it; the others were not reached":
                       [xs[0] if rank & (rank - 1) == 0 else xs[rank] for rank in range(ranks)]},
-        limits=(Limit("steps", "ranks that have x already could send it on meanwhile"),
-                Limit("peak_nbytes", "a second vector is not needed; receive into x", 8 * length - 1)),
+        reasons={"steps": "ranks that have x already could send it on meanwhile",
+                 "peak_nbytes": "a second vector is not needed; receive into x"},
         shard_nbytes=np.dtype(np.float32).itemsize * length // ranks)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.puzzles.expected import data, ring_sum, traffic
-from zerosim.course.puzzles.puzzle import Case, Limit, Puzzle, held_copy
+from zerosim.course.puzzles.puzzle import Case, Puzzle, held_copy
 from zerosim.ranks.rank import Rank
 
 STATEMENT = """
@@ -73,8 +73,8 @@ def case(ranks: int, length: int) -> Case:
                       [[one / ranks for one in apart]] * ranks,
                   "divided before the sum, and so rounded every addend":
                       [tensors(ring_sum([f / ranks for f in flats]), length)] * ranks},
-        limits=(Limit("sent_nbytes", "one ring sends 2(N-1)/N of the bucket"),
-                Limit("steps", "one bucket takes 2(N-1) hops, however many tensors are in it")),
+        reasons={"sent_nbytes": "one ring sends 2(N-1)/N of the bucket",
+                 "steps": "one bucket takes 2(N-1) hops, however many tensors are in it"},
         shard_nbytes=4 * chunk)
 
 

@@ -6,7 +6,7 @@ Legend: N ranks, n elements, k = ⌈n/N⌉; chunk c is elements min(n, c·k) to 
 import numpy as np
 
 from zerosim.course.puzzles.expected import chunk_slices, chunks, data, traffic
-from zerosim.course.puzzles.puzzle import Case, Limit, Puzzle, held_copy
+from zerosim.course.puzzles.puzzle import Case, Puzzle, held_copy
 
 STATEMENT = """
 Rank r has chunk r of a vector, and every rank wants all of it. Each passes on to its right neighbor what it
@@ -62,10 +62,9 @@ def case(ranks: int, length: int) -> Case:
         mistakes={"put the chunks in the order of their arrival, its own first": turned,
                   "put the chunks in the wrong order, the last one first": [np.concatenate(shards[::-1])] * ranks,
                   "has its own chunk alone; nothing arrived": alone},
-        limits=(Limit("sent_nbytes", "a rank sends every chunk on once, but the last to arrive"),
-                Limit("steps", "all chunks travel at once, one hop a step"),
-                Limit("peak_nbytes", "receive each chunk where it belongs; a second vector is not needed",
-                      4 * (length + 2 * chunk))),
+        reasons={"sent_nbytes": "a rank sends every chunk on once, but the last to arrive",
+                 "steps": "all chunks travel at once, one hop a step",
+                 "peak_nbytes": "receive each chunk where it belongs; a second vector is not needed"},
         shard_nbytes=4 * chunk)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.puzzles.expected import Array, chunk_slices, data, traffic
-from zerosim.course.puzzles.puzzle import Case, Limit, Puzzle, held_copy
+from zerosim.course.puzzles.puzzle import Case, Puzzle, held_copy
 from zerosim.ranks.rank import Rank
 
 LEARNING_RATE, BIAS, PADDING = 0.01, 3, 7777.0
@@ -115,8 +115,8 @@ def case(ranks: int, length: int) -> Case:
             "forgot the square root": moved([ratio**2] * ranks),
             "took the ratio upside down": moved([1 / ratio] * ranks),
             "returned what it was given": moved([0.0] * ranks)},
-        limits=(Limit("sent_nbytes", "two numbers from each rank are all that has to travel",
-                      max(*gather.nbytes, 2 * 2 * 8)),),
+        reasons={"sent_nbytes": "two numbers from each rank are all that has to travel",
+                 "steps": "one all-gather of two numbers takes N-1 hops"},
         bounds=bounds, shard_nbytes=4 * chunk, scratch_shards=7)
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from zerosim.course.puzzles.expected import Array, chunk_slices, chunks, data, ring_sum, traffic
-from zerosim.course.puzzles.puzzle import Case, Limit, Mistakes, held_copy
+from zerosim.course.puzzles.puzzle import Case, Mistakes, held_copy
 from zerosim.ranks.rank import Rank
-from zerosim.ranks.trace import Traces
+from zerosim.ranks.trace import Held, Trace, Traces
 
 LAYERS = 4
 
@@ -86,6 +86,36 @@ def mean_shards(gradients: Sequence[Sequence[Array]]) -> tuple[list[list[Array]]
         "returned whole gradients, and not its shards": [means] * ranks}
 
 
+def most_at_once(trace: Trace, is_counted: Callable[[Held], bool]) -> int:
+    """The largest number of such arrays that a rank held at one moment of a run."""
+    alive, most = set[int](), 0
+    for row in trace.rows:
+        if isinstance(row, Held) and is_counted(row):
+            (alive.add if row.nbytes > 0 else alive.discard)(row.number)
+            most = max(most, len(alive))
+    return most
+
+
+def refuse_gathered_weights(traces: Traces) -> str | None:
+    """The words for a rank that held more than two gathered arrays at one moment: what it kept, not what it freed."""
+    for rank, trace in enumerate(traces):
+        count = most_at_once(trace, lambda row: row.name == "all_gather")
+        if count > 2:
+            return (f"rank {rank} holds {count} gathered arrays of weights at one moment, where one is enough: let "
+                    "each layer's go (del w) as soon as it is used, and gather it again when it is needed")
+    return None
+
+
+def refuse_whole_gradients(traces: Traces) -> str | None:
+    """The words for a rank that held the whole gradients of more than two layers at one moment."""
+    for rank, trace in enumerate(traces):
+        count = most_at_once(trace, lambda row: row.kind == "unit_gradient")
+        if count > 2:
+            return (f"rank {rank} holds the whole gradients of {count} layers at one moment, where one is enough: "
+                    "reduce each layer's as soon as it is there, and let it go")
+    return None
+
+
 def backward_case(seed: str, ranks: int, length: int, *, alive: int, why: str,
                   look: Callable[[Traces], str | None] = lambda traces: None) -> Case:
     """A backward pass of four layers of about n elements on N ranks.
@@ -103,6 +133,5 @@ def backward_case(seed: str, ranks: int, length: int, *, alive: int, why: str,
         lambda rank: (list(lengths), Backward(rank, gradients[rank.index])), right,
         4 * (sum(shards) + alive * max(lengths) + buffers), [traffic("reduce_scatter", n, ranks) for n in lengths],
         mistakes=mistakes,
-        limits=(Limit("sent_nbytes", "a rank needs the sum of its own shard only"),
-                Limit("peak_nbytes", why, 4 * (sum(shards) + 2 * max(lengths) + alive * buffers))),
+        reasons={"sent_nbytes": "a rank needs the sum of its own shard only", "peak_nbytes": why},
         look=look, shard_nbytes=4 * max(shards), scratch_shards=5)

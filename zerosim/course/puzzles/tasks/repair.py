@@ -8,8 +8,14 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.puzzles.expected import chunks, data, ring_sum, traffic
-from zerosim.course.puzzles.puzzle import Case, Limit, Puzzle, held_copy
-from zerosim.course.puzzles.tasks.layered import LAYERS, ScalingLayer, held_shards, layer_weights
+from zerosim.course.puzzles.puzzle import Case, Puzzle, held_copy
+from zerosim.course.puzzles.tasks.layered import (
+    LAYERS,
+    ScalingLayer,
+    held_shards,
+    layer_weights,
+    refuse_gathered_weights,
+)
 from zerosim.ranks.rank import Rank
 
 STATEMENT = """
@@ -56,8 +62,8 @@ def repair(rank, shards, layer, x, gradient):
 '''
 
 HINTS = (
-    "N = 1 shows the gathered weights that stay, N = 2 the missing average, and only N = 4 the order: a ring the "
-    "other way gives a + b where it was b + a, as long as no more than two are added before one's own.",
+    "There are three mistakes: a mean that is none, a ring that goes the other way, which shows in bits from N = 3 on, "
+    "and something that stays in memory. The checker names one after the other.",
     "A list of gathered weights keeps all of them. Gather inside the loop, and let go before the next turn.",
     "The ring goes to the right: send to (index + 1) % N, receive from (index - 1) % N, begin with chunk index - 1, "
     "and count down. rank.reduce_scatter(gradient) does the same.",
@@ -93,7 +99,9 @@ def case(ranks: int, length: int) -> Case:
                       [(y, one / ranks) for y, one in zip(ys, left, strict=True)],
                   "let the gradients go round the ring the other way, and returned their sum, not their mean":
                       list(zip(ys, left, strict=True))},
-        limits=(Limit("peak_nbytes", "gathered weights stay; gather one, use it, let it go", 4 * (peak + 2 * length)),),
+        reasons={"peak_nbytes": "the shards, x, the gradient, two activations and one layer's weights are all at once",
+                 "sent_nbytes": "one gather for each layer, and one reduce-scatter"},
+        look=refuse_gathered_weights,
         shard_nbytes=4 * chunk, scratch_shards=5)
 
 

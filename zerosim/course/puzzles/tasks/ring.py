@@ -4,7 +4,7 @@ Legend: N ranks, n elements, k = ⌈n/N⌉; chunk c is elements min(n, c·k) to 
 """
 
 from zerosim.course.puzzles.expected import chunk_slices, chunks, data, ordered_sum, ring_sum, traffic
-from zerosim.course.puzzles.puzzle import Case, Limit, Puzzle, vector_of
+from zerosim.course.puzzles.puzzle import Case, Puzzle, vector_of
 
 STATEMENT = """
 Every rank has a vector; rank r wants chunk r of the sum of all. The ranks stand in a ring, and each speaks
@@ -74,13 +74,14 @@ def case(ranks: int, length: int) -> Case:
                 [ordered_sum([x[own] for x in xs]) for own in cut],
             "let the chunks go round the ring the other way": chunks(ring_sum(xs, -1), ranks),
             "left out its own copy": without,
+            "passed the chunks on as they came, to which nothing was added":
+                [xs[(c + 1) % ranks][own] for c, own in enumerate(cut)],
             "returned the mean, and not the sum": [one / ranks for one in chunks(total, ranks)],
             "returned its own chunk, to which nothing was added": [x[own] for x, own in zip(xs, cut, strict=True)],
             "returned the whole vector, and not its chunk": [total] * ranks},
-        limits=(Limit("sent_nbytes", "each chunk leaves a rank once, and its own never"),
-                Limit("steps", "all chunks travel at once, one hop a step"),
-                Limit("peak_nbytes", "two chunks are on the way at a rank, never a second vector",
-                      4 * (2 * length + 2 * chunk))),
+        reasons={"sent_nbytes": "each chunk leaves a rank once, and its own never",
+                 "steps": "all chunks travel at once, one hop a step",
+                 "peak_nbytes": "two chunks are on the way at a rank, never a second vector"},
         shard_nbytes=4 * chunk)
 
 

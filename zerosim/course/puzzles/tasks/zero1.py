@@ -7,7 +7,7 @@ Source: Rajbhandari et al. 2020 (ZeRO), section 5.1.
 from typing import Any
 
 from zerosim.course.puzzles.expected import Array, chunk_slices, data, ring_sum, traffic
-from zerosim.course.puzzles.puzzle import Case, Limit, Puzzle, held_copy
+from zerosim.course.puzzles.puzzle import Case, Puzzle, held_copy
 from zerosim.ranks.rank import Rank
 
 LEARNING_RATE, DECAY = 0.1, 0.9
@@ -94,7 +94,7 @@ def case(ranks: int, length: int) -> Case:
                   "updated each shard with its owner's gradient alone; nothing was added":
                       [(mixed, alone[rank][1]) for rank in range(ranks)],
                   "returned what it was given": [(weights, momentum[own]) for own in cut]},
-        limits=(Limit("sent_nbytes", "a rank needs the sum of its own shard only, and an all-reduce brings it all"),),
+        reasons={"sent_nbytes": "a rank needs the sum of its own shard only, and an all-reduce brings it all"},
         shard_nbytes=4 * chunk)
 
 

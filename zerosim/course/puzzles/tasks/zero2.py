@@ -5,7 +5,7 @@ Source: Rajbhandari et al. 2020 (ZeRO), section 5.2.
 """
 
 from zerosim.course.puzzles.puzzle import Case, Puzzle
-from zerosim.course.puzzles.tasks.layered import backward_case
+from zerosim.course.puzzles.tasks.layered import backward_case, refuse_whole_gradients
 
 STATEMENT = """
 ZeRO-2: backward computes gradients layer by layer, from the last to the first. As soon as a layer's gradient
@@ -47,8 +47,8 @@ HINTS = (
 
 def case(ranks: int, length: int) -> Case:
     """A backward pass of four layers on N ranks."""
-    return backward_case("zero2", ranks, length, alive=1, why="full gradients are kept; reduce each layer's as soon as "
-                         "it is there, and let it go")
+    return backward_case("zero2", ranks, length, alive=1, why="one layer's whole gradient is alive at a time",
+                         look=refuse_whole_gradients)
 
 
 PUZZLE = Puzzle(

@@ -7,8 +7,15 @@ Source: Rajbhandari et al. 2020 (ZeRO), section 5.3.
 import numpy as np
 
 from zerosim.course.puzzles.expected import Array, data, traffic
-from zerosim.course.puzzles.puzzle import Case, Limit, Puzzle, held_copy
-from zerosim.course.puzzles.tasks.layered import LAYERS, ScalingLayer, held_shards, layer_weights, mean_shards
+from zerosim.course.puzzles.puzzle import Case, Puzzle, held_copy
+from zerosim.course.puzzles.tasks.layered import (
+    LAYERS,
+    ScalingLayer,
+    held_shards,
+    layer_weights,
+    mean_shards,
+    refuse_gathered_weights,
+)
 
 STATEMENT = """
 ZeRO-3: a rank rests with a shard of every layer's weights, and nothing more. A layer is gathered when it is
@@ -67,9 +74,10 @@ def case(ranks: int, length: int) -> Case:
         lambda rank: (held_shards(rank, weights), ScalingLayer(rank), held_copy(rank, inputs[rank.index])), right,
         4 * peak, [gather, gather, reduction] * LAYERS,
         mistakes=mistakes,
-        limits=(Limit("peak_nbytes", "gathered weights stay; free each layer's as soon as it is used, and gather it "
-                      "again in backward", 4 * (peak + 2 * length)),
-                Limit("sent_nbytes", "two gathers and one reduce-scatter for each layer")),
+        reasons={"peak_nbytes": "beside the shards eight vectors: x and four activations, one layer's weights, one dx, "
+                                "one dw; a name that is not deleted holds on",
+                 "sent_nbytes": "two gathers and one reduce-scatter for each layer"},
+        look=refuse_gathered_weights,
         shard_nbytes=4 * chunk, scratch_shards=5)
 
 

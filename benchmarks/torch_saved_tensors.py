@@ -1,6 +1,6 @@
 """Bytes that PyTorch's autograd keeps of one Llama-3-8B layer, beside those that zerosim's own layer keeps.
 
-    python benchmarks/bench_saved_tensors.py
+    python benchmarks/torch_saved_tensors.py
 
 It needs PyTorch, on a CPU. The layer is written in plain `torch.nn` as Hugging Face's `modeling_llama.py` has it
 (transformers 4): RMSNorm in fp32, rotary positions by halves, keys and values repeated for their queries,

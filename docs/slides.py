@@ -1,0 +1,104 @@
+"""Makes slides of each lecture of ``docs/lectures.md``, in reveal.js through nbconvert: pictures inside, answers apart.
+
+Usage: ``python docs/slides.py FOLDER``. The pages load reveal.js from the network; ``--reveal URL`` names another
+place.
+"""
+
+import argparse
+import re
+from base64 import b64encode
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import nbformat
+from nbformat import v4
+
+DOCS = Path(__file__).parent
+LECTURE = re.compile(r"^## (Lecture \d: .+)$", re.M)
+PICTURE = re.compile(r"!\[([^]]+)\]\(([^)]+\.svg)\)")
+LINK = re.compile(r"\[([^]]+)\]\((?!http)[^)]+\)")
+PART = re.compile(r"^### (.+) \((\d+) min\)$", re.M)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One slide: its title, its minutes, what it shows, and the answer, which comes with the next key."""
+
+    title: str
+    minutes: int
+    shown: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Lecture:
+    """A lecture: its title, what a student learns, and its parts in order."""
+
+    title: str
+    aim: str
+    parts: tuple[Part, ...]
+
+
+def lectures(text: str) -> Iterator[Lecture]:
+    """The lectures of the text. Raises ValueError for a part without a question or an answer."""
+    titles = list(LECTURE.finditer(text))
+    for here in titles:
+        body = text[here.end():].partition("\n## ")[0]
+        headings = list(PART.finditer(body))
+        ends = [*(heading.start() for heading in headings[1:]), len(body)]
+        yield Lecture(here[1], body[:headings[0].start()].strip(), tuple(
+            _part(heading[1], int(heading[2]), body[heading.end():end])
+            for heading, end in zip(headings, ends, strict=True)))
+
+
+def _part(title: str, minutes: int, body: str) -> Part:
+    quoted = [line for line in body.splitlines() if line.startswith("> ")]
+    if "**Ask:**" not in body or not quoted:
+        raise ValueError(f"the part {title!r} needs a question, '**Ask:** ...', and its answer, '> ...'")
+    shown = "\n".join(line for line in body.splitlines() if not line.startswith("> "))
+    return Part(title, minutes, shown.strip(), " ".join(line.removeprefix("> ") for line in quoted))
+
+
+def with_pictures(text: str) -> str:
+    """The text with its pictures inside, and without links to files: a page of slides stands alone."""
+    def picture(match: re.Match[str]) -> str:
+        data = b64encode((DOCS / match[2]).read_bytes()).decode()
+        return f'<img alt="{escape(match[1])}" src="data:image/svg+xml;base64,{data}" style="max-height: 50vh">'
+
+    return LINK.sub(r"*\1*", PICTURE.sub(picture, text))
+
+
+def slides(lecture: Lecture) -> nbformat.NotebookNode:
+    """A notebook whose cells are slides, without code; pictures are those of the light figures."""
+    def cell(kind: str, text: str) -> nbformat.NotebookNode:
+        return v4.new_markdown_cell(text, metadata={"slideshow": {"slide_type": kind}})
+
+    cells = [cell("slide", f"# {lecture.title}\n\n{lecture.aim}")]
+    for part in lecture.parts:
+        cells += [cell("slide", f"## {part.title}\n\n{with_pictures(part.shown)}"),
+                  cell("fragment", f"**{part.answer}**"), cell("notes", f"{part.minutes} minutes")]
+    return v4.new_notebook(cells=cells)
+
+
+def main() -> None:
+    """Writes ``lecture_1.html`` and so on into the folder."""
+    from nbconvert import SlidesExporter
+
+    parser = argparse.ArgumentParser(description="Slides of docs/lectures.md, through nbconvert.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--reveal", help="where reveal.js lies, if not where nbconvert says")
+    asked = parser.parse_args()
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    options = {"reveal_url_prefix": asked.reveal} if asked.reveal else {}
+    exporter = SlidesExporter(reveal_number="c/t", **options)
+    for number, lecture in enumerate(lectures((DOCS / "lectures.md").read_text(encoding="utf-8")), 1):
+        page, _ = exporter.from_notebook_node(slides(lecture))
+        file = asked.folder / f"lecture_{number}.html"
+        file.write_text(page, encoding="utf-8")
+        print(f"{file}: {len(lecture.parts)} parts, {sum(part.minutes for part in lecture.parts)} minutes")
+
+
+if __name__ == "__main__":
+    main()
