@@ -118,6 +118,13 @@ def test_overlap_prefetch_and_buckets_change_no_bit_of_a_training(world: World) 
             assert arrays.sha256(mine.result) == arrays.sha256(its.result)
 
 
+def test_a_skipped_step_is_an_error_that_every_rank_hears_and_goes_on_from(world: World) -> None:
+    if THOROUGH or world in (MPI[1], DOUBLES[1], GPUS[0]):
+        for outcome in assert_same(world, programs.skips_and_goes_on, kind=world.kind):
+            assert ["a step was skipped on every rank (steps taken: 0)" in str(text) for text in outcome.result] == [
+                True, False] * 2
+
+
 def test_gradients_added_by_micro_batch_give_the_same_losses_and_states(world: World) -> None:
     if THOROUGH or world in (MPI[2], DOUBLES[1], GPUS[0]):
         assert_same(world, programs.gpt, 3, "bf16", "by micro-batch", kind=world.kind)

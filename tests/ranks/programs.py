@@ -16,7 +16,7 @@ import numpy as np
 import zerosim as zs
 from tests.ranks.asking import ROWS, allowed, ask, cuts_of, takes_splits
 from tests.ranks.data import FLOATS, INTEGERS
-from zerosim.numerics import arrays
+from zerosim.numerics import arrays, loss_scale
 
 
 def on_rank(rank: zs.Rank, values: np.ndarray) -> Any:
@@ -255,6 +255,21 @@ def gpt(rank: zs.Rank, stage: int, compute: str, how: str = "two steps", **optio
     states = {name: engine.state(name) for name in model.shapes}
     assert all(isinstance(x, rank.xp.ndarray) for state in states.values() for x in state.values() if x is not None)
     return found, on_host(states)
+
+
+def skips_and_goes_on(rank: zs.Rank) -> Any:
+    """One rank's data overflow: what each rank hears, as an error at once, and a good step after it."""
+    first = zs.models.first_weights(model := zs.models.MLP((3, 5, 2)))
+    policy, found = zs.Policy(loss_scale=loss_scale.Static(skips=1)), list[Any]()
+    for stage in (0, 2):
+        engine = zs.Engine(rank, model, zs.optim.Adam(), stage=stage, policy=policy, weights=first)
+        for value in (3e38 if rank.index == rank.size - 1 else 1.0, 0.5):
+            try:
+                x, y = (on_rank(rank, np.full((2, width), value, np.float32)) for width in (3, 2))
+                found.append(engine.step(x, y).norm)
+            except zs.NonFiniteGradients as error:
+                found.append(str(error))
+    return found
 
 
 def saved_and_loaded(rank: zs.Rank, folder: str) -> Any:

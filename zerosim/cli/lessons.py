@@ -23,7 +23,7 @@ def replay(
     layout: Annotated[str | None, typer.Option(help="How the vector is cut: per_unit or contiguous.")] = None,
     recompute: Annotated[str | None, typer.Option(help="What is not kept: none, block or segment(k).")] = None,
     published: Annotated[bool, typer.Option(
-        "--published", help="As lessons print it: --steps 1 --layout contiguous --recompute 'segment(2)'.")] = False,
+        "--published", help="As printed: --steps 1 --layout contiguous --recompute 'segment(2)' --full.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Show every stage event by event, not one alone.")] = False,
     hops: Annotated[bool, typer.Option("--hops", help="The same, with every message of every collective.")] = False,
     mistakes: Annotated[bool, typer.Option(
@@ -41,7 +41,7 @@ def replay(
         answer(as_json, of_mistakes.as_json, of_mistakes.view)
         return
     found = replays(example, stages_named(stage))
-    answer(as_json, found.as_json, lambda: found.view(hops=hops, full=full or None))
+    answer(as_json, found.as_json, lambda: found.view(hops=hops, full=full or published or None))
 
 
 @command("lost-updates", "zerosim lost-updates --format bf16 --update 1e-3")
