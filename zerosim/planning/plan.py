@@ -707,17 +707,17 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     to_host = known.host_link(device, host_link) if host_link is not None or asked else None
     on_disk = not isinstance(offload, bool) and places.uses_disk
     to_disk = known.link(disk_link or DISK_LINK) if disk_link is not None or on_disk else None
+    network = known.network(ranks, known.device_link(device, link).name, on_mesh.nodes if on_mesh else nodes, between)
     if convention is None:
         convention = "fp32" if policy.compute == "fp32" else "zero-paper"
     return PlanConfig(
-        model=_model(model, parameters, largest_layer), ranks=ranks, device=known.device(device),
-        network=known.network(ranks, known.device_link(device, link).name, on_mesh.nodes if on_mesh else nodes,
-        between), policy=policy, stages=rows, recompute=_policies(recompute, attention), batch=batch, tokens=tokens,
+        model=_model(model, parameters, largest_layer), ranks=ranks, device=known.device(device), network=network,
+        policy=policy, stages=rows, recompute=_policies(recompute, attention), batch=batch, tokens=tokens,
         micro_batches=micro_batches, optimizer=optimizer, convention=policy if convention == "zerosim" else convention,
-        utilization=utilization, offload=offload, host_link=to_host, disk_link=to_disk, overlap=overlap,
-        prefetch=prefetch, overheads=overheads, host_capacity_nbytes=_nbytes(host_capacity_nbytes,
-        "host_capacity_nbytes"), disk_capacity_nbytes=_nbytes(disk_capacity_nbytes, "disk_capacity_nbytes"),
-        mesh=on_mesh, zeropp=parts, reduction=reduction)
+        utilization=utilization, offload=offload, host_link=to_host, disk_link=to_disk,
+        host_capacity_nbytes=_nbytes(host_capacity_nbytes, "host_capacity_nbytes"),
+        disk_capacity_nbytes=_nbytes(disk_capacity_nbytes, "disk_capacity_nbytes"), overlap=overlap, prefetch=prefetch,
+        overheads=overheads, mesh=on_mesh, zeropp=parts, reduction=reduction)
 
 
 plan.__signature__ = signature(plan_config).replace(return_annotation=Plan)  # type: ignore[attr-defined]  # for a notebook
