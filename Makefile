@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 FIRST  := notebooks/01_the_worked_example.ipynb
 
-.PHONY: help demo notebook test test-all lint types figures notebooks docs browser bench gpu-check clean
+.PHONY: help demo notebook test test-all lint types figures notebooks docs slides browser bench gpu-check clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))

@@ -79,7 +79,7 @@ def round_by_hand(x, name):
     """x fp32, any shape -> the nearest numbers of a format, ties to even, in fp32."""
     fmt, bits = zs.format_of(name), np.asarray(x, np.float32).view(np.uint32).astype(np.int64)
     exponent_field, mantissa = (bits >> 23) & 0xFF, bits & 0x7F_FFFF
-    significand = np.where(exponent_field > 0, mantissa | 0x80_0000, mantissa)  # with the 1 before the point
+    significand = np.where(exponent_field > 0, mantissa | 0x80_0000, mantissa)  # with the 1 in front
     exponent = np.maximum(exponent_field, 1) - 127
 
     cut = 23 - fmt.mantissa_bits + np.maximum(0, fmt.min_exponent - exponent)  # more in subnormal numbers
@@ -126,7 +126,8 @@ for name in ("fp32", "fp16", "bf16"):
         weight = add(weight, 0.0001, name)
     rows.append((1, name, "1 + 0.0001, a thousand times", f"{float(weight):.7g}"))
 for update in (0.0003, -0.0003):
-    rows.append((2, "fp16", f"1 {'+' if update > 0 else '-'} 0.0003", f"{float(add(1, update, 'fp16')):.6g}"))
+    found = float(add(1, update, "fp16"))
+    rows.append((2, "fp16", f"1 {'+' if update > 0 else '-'} 0.0003", f"{found:.6g}"))
 for weight in (1, 0.5, 0.25, 0.1):
     for update in (1e-8, -1e-8):
         moved = float(add(weight, update, "fp32")) - float(np.float32(weight))
@@ -191,8 +192,8 @@ rows = []
 for name in ("fp16", "bf16"):
     for keep_master in (True, False):
         losses, _, moved = zs.Cluster(3).run(train_by_hand, name, keep_master, 240)[0]
-        rows.append((name, "yes" if keep_master else "no", f"{losses[0]:.3f}", f"{np.mean(losses[-20:]):.2g}",
-                     f"{moved:.0%}"))
+        rows.append((name, "yes" if keep_master else "no", f"{losses[0]:.3f}",
+                     f"{np.mean(losses[-20:]):.2g}", f"{moved:.0%}"))
 zs.draw.table(("format", "master", ">first loss", ">last losses", ">weights moved by the last step"), rows)
 
 # %% [markdown]

@@ -47,8 +47,8 @@ from zerosim.course.precision_runs import format_run_network, samples
 rows = []
 for g in (1e-3, 1e-6, 5e-8, 2e-8):
     scaled = zs.round_to(np.float32(1024 * g), "fp16") / np.float32(1024)
-    rows.append((f"{g:.0e}", f"{float(zs.round_to(g, 'fp16')):.10g}", f"{float(zs.round_to(g, 'bf16')):.4g}",
-                 f"{scaled:.10g}"))
+    in_fp16, in_bf16 = (float(zs.round_to(g, name)) for name in ("fp16", "bf16"))
+    rows.append((f"{g:.0e}", f"{in_fp16:.10g}", f"{in_bf16:.4g}", f"{scaled:.10g}"))
 zs.draw.table((">gradient", ">in fp16", ">in bf16", ">in fp16 with S = 1024, divided by it in fp32"), rows)
 
 # %% [markdown]
@@ -205,10 +205,12 @@ rows, (x, target) = [], samples(0, 0, unit=18_000)
 for name in ("fp16", "bf16"):
     for exponent in (0, -16):
         found = zs.models.one_pass(MODEL, FIRST, zs.Policy(name), x, target, scale=2.0**exponent)
-        finite = all(np.isfinite(gradient.astype(np.float32)).all() for gradient in found.gradients.values())
+        finite = all(np.isfinite(gradient.astype(np.float32)).all()
+                     for gradient in found.gradients.values())
         rows.append((name, f"2^{exponent}", *(f"{value:.3g}" for value in found.largest.values()),
                      f"{found.loss:.3g}", "finite" if finite else "not finite"))
-zs.draw.table(("format", "S", *(f">largest of {name}" for name in found.largest), ">loss", "gradients"), rows,
+largest = (f">largest of {name}" for name in found.largest)
+zs.draw.table(("format", "S", *largest, ">loss", "gradients"), rows,
               f"The largest input is {np.abs(x).max():.3g}")
 
 # %% [markdown]

@@ -29,7 +29,7 @@ import numpy as np
 import zerosim as zs
 
 WIDTH, LAYERS = 16, 8
-MODEL = zs.models.MLP([WIDTH] * (LAYERS + 1))  # eight layers of 16 x 16 weights and 16 biases, ReLU between
+MODEL = zs.models.MLP([WIDTH] * (LAYERS + 1))  # eight layers of 16 x 16 weights and 16 biases
 ADAM = zs.optim.Adam(lr=0.01)
 BF16 = zs.Policy("bf16")  # weights, gradients and what travels take 2 bytes per number
 
@@ -137,12 +137,13 @@ def estimate(stage, ranks, rows):
     ring = min(2, ranks - 1) * 2 * u // ranks  # what arrives while the last arrival leaves: two chunks
     # the loss: all layers' outputs, the differences to the target in fp32, the batch with its fp32 target
     moments = {"loss": {"activation": LAYERS * row + signs, "workspace": 2 * row, "input": 3 * row}}
-    # the last layer's backward: with its input still there; and then without, while its gradient is reduced
+    # the last layer's backward: with its input still there; then without, while its gradient is reduced
     back = {"gathered_parameter": 2 * u * states.parameters_sharded, "activation_gradient": 2 * row,
             "input": row}
     if states.gradients_sharded:
         back["unit_gradient"] = 2 * u
-        moments["reduction"] = back | {"activation": (LAYERS - 2) * row + signs, "communication_buffer": ring}
+        moments["reduction"] = back | {"activation": (LAYERS - 2) * row + signs,
+                                       "communication_buffer": ring}
     moments["backward"] = back | {"activation": (LAYERS - 1) * row + signs}
     # after backward, where gradients rest whole: the owner's chunk of the sum beside them, and the ring
     if states.optimizer_sharded and not states.gradients_sharded:
@@ -234,5 +235,6 @@ for ranks in (1, 2, 3, 4, 5, 8):
                 words = str(error)
             else:
                 raise AssertionError("one byte less was enough")
-    print(f"N = {ranks}: estimate and measurement agree in every kind; the peak suffices, a byte less does not")
+    print(f"N = {ranks}: estimate and measurement agree in every kind; "
+          "the peak suffices, a byte less does not")
 print(words)

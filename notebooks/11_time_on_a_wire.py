@@ -166,7 +166,8 @@ zs.draw.table((">bucket", "reduce-scatters", ">time (µs)", ">waiting (µs)", "o
 def by_hand(rank, overlap):
     """Forward and backward at stage 2, its reductions waited for at once, or one layer later."""
     layout = zs.layout_of(MODEL, rank.size)
-    gradient, whole = rank.memory.alloc(layout.shard_length(rank.index), BF16.compute_dtype, "gradient"), {}
+    length, whole = layout.shard_length(rank.index), {}
+    gradient = rank.memory.alloc(length, BF16.compute_dtype, "gradient")
 
     def place(unit):
         """The arrays for the gradients of a unit's parameters."""
@@ -279,7 +280,7 @@ for ranks in (1, 2, 4, 5, 8, 64):  # divide the vectors, of 6,400 and 6.4 millio
         others = [planned(*job).seconds, replayed_seconds(*job)]
         assert np.allclose(ring_seconds(*job), others, rtol=1e-12, atol=0), (ranks, nbytes)
 
-HIDDEN = {"overlap": True, "copy_in_flight": True}  # as by hand: what is under way is hidden in a second copy
+HIDDEN = {"overlap": True, "copy_in_flight": True}  # as by hand: what is under way has a second copy
 for ranks in (1, 2, 3, 4, 5, 8):
     hand, package, waiting = zs.Cluster(ranks), zs.Cluster(ranks), zs.Cluster(ranks)
     results = [hand.run(by_hand, True), package.run(by_engine, HIDDEN), waiting.run(by_hand, False),

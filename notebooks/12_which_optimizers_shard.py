@@ -67,7 +67,8 @@ def batch(index, step):
 answers = [zs.optim.check_shardable(optimizer) for optimizer in (
     zs.optim.SGD(lr=0.1), zs.optim.Adam(), zs.optim.Lion(), LAMB, zs.optim.LARS(), zs.optim.Adafactor(),
     zs.optim.Muon(), zs.optim.Shampoo(), zs.optim.SOAP(), zs.optim.KFAC())]
-zs.draw.table(("optimizer", "may be cut", "since"), [(one.optimizer, one.cut, one.reason) for one in answers])
+zs.draw.table(("optimizer", "may be cut", "since"),
+              [(one.optimizer, one.cut, one.reason) for one in answers])
 
 # %% [markdown]
 # So **Adam and LAMB may be cut inside a matrix, Adafactor and Muon may not.** There are three kinds. **Elementwise**
@@ -107,7 +108,8 @@ for optimizer in (zs.optim.SGD(lr=0.1), zs.optim.Lion(), zs.optim.Adam(), zs.opt
     whole, cut, all_cut = (zs.NullCluster(64, representative=0).run(bytes_at_rest, optimizer, stage)[0]
                            for stage in (0, 1, 3))
     rows.append((type(optimizer).__name__, f"{whole:.0f}", f"{whole / cut:.2f}", f"{whole / all_cut:.0f}"))
-zs.draw.table(("optimizer", ">bytes per parameter", ">times less in stage 1", ">times less in stage 3"), rows)
+zs.draw.table(("optimizer", ">bytes per parameter", ">times less in stage 1", ">times less in stage 3"),
+              rows)
 
 # %% [markdown]
 # ## LAMB by hand: sixteen bytes
@@ -139,7 +141,7 @@ class ByHand:
         return [(piece, *np.sqrt(sums[names.index(piece.entry.name)]).tolist()) for piece in pieces]
 
     def step(self, step, x, target, together=True):
-        """Gradients, their mean, LAMB's two halves with norms between them, and the weights for everybody."""
+        """Gradients, their mean, LAMB's two halves with norms between, and the weights for everybody."""
         weights, g = self.layout.views(self.vector), np.empty_like(self.m)
         local = zs.models.one_pass(MODEL, weights, zs.Policy("fp32"), x, target).gradients
         gradient, w = self.layout.flattened(local), self.layout.shard(self.rank.index, self.vector)
@@ -174,7 +176,8 @@ together = cluster.run(train_by_hand)[0]
 alone = zs.Cluster(4).run(train_by_hand, False)[0]
 norms = cluster.trace[0].sent_nbytes(span="norms") / STEPS
 others = sum(map(cluster.trace[0].sent_nbytes, ("gradients", "parameters"))) / STEPS
-print(f"for the norms each rank sends {norms:.0f} bytes a step, for the gradients and weights {others:.0f}")
+print(f"for the norms each rank sends {norms:.0f} bytes a step, "
+      f"for the gradients and weights {others:.0f}")
 share = np.mean(together.vector != alone.vector)
 print(f"with the norms of pieces instead, {share:.0%} of the weights differ")
 
@@ -221,7 +224,8 @@ for name, (cluster, _) in runs.items():
     rows.append((name, "masters and state", *states))
     rows.append((name, "at the fullest moment", *cluster.memory.peak_nbytes))
     for kind in ("gradients", "parameters", "state"):
-        rows.append((name, f"sent in a step: {kind}", *(n // STEPS for n in cluster.trace.sent_nbytes(kind))))
+        sent = (nbytes // STEPS for nbytes in cluster.trace.sent_nbytes(kind))
+        rows.append((name, f"sent in a step: {kind}", *sent))
 zs.draw.table(("", "bytes", *(f"rank {index}" for index in range(4))), rows)
 
 # %% [markdown]

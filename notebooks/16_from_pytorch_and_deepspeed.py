@@ -34,9 +34,10 @@ LR = np.float32(0.5)
 
 
 def whole_numbers(ranks):
-    """Small whole numbers: no product and no sum of them is rounded in fp32, in whatever order it is added."""
+    """Small whole numbers: no product and no sum of them is rounded in fp32, in any order."""
     random = np.random.default_rng(0)
-    weights = {name: random.integers(-1, 2, shape).astype(np.float32) for name, shape in MODEL.shapes.items()}
+    weights = {name: random.integers(-1, 2, shape).astype(np.float32)
+               for name, shape in MODEL.shapes.items()}
     return weights, [(random.integers(-2, 3, (2, 6)).astype(np.float32),
                       random.integers(-9, 9, (2, 3)).astype(np.float32)) for _ in range(ranks)]
 
@@ -44,7 +45,8 @@ def whole_numbers(ranks):
 def normal_numbers(ranks):
     """Numbers whose sums are rounded, as those of a real training are."""
     random = np.random.default_rng(0)
-    weights = {name: random.standard_normal(shape).astype(np.float32) for name, shape in MODEL.shapes.items()}
+    weights = {name: random.standard_normal(shape).astype(np.float32)
+               for name, shape in MODEL.shapes.items()}
     return weights, [(random.standard_normal((2, 6)).astype(np.float32),
                       random.standard_normal((2, 3)).astype(np.float32)) for _ in range(ranks)]
 
@@ -93,8 +95,9 @@ class ShardedGroup:
     def unshard(self):
         """All parameters by name; one all-gather, unless they are still there."""
         if self.whole is None:
-            gathered = self.rank.all_gather(packed(self.shards, self.shapes, self.rank.size), purpose="parameters")
-            self.whole = dict(zip(self.names, self.unpacked(gathered.reshape(self.rank.size, -1)), strict=True))
+            mine = packed(self.shards, self.shapes, self.rank.size)
+            gathered = self.rank.all_gather(mine, purpose="parameters").reshape(self.rank.size, -1)
+            self.whole = dict(zip(self.names, self.unpacked(gathered), strict=True))
         return self.whole
 
     def unpacked(self, by_rank):
@@ -170,9 +173,10 @@ settings = zs.from_fsdp(mesh=(2,), root_units=("layer1",))
 print(settings)
 layout = zs.layout_of(MODEL, 2)
 owned = [[len(rows(np.empty(shape), 2)[index]) for shape in MODEL.shapes.values()] for index in range(2)]
-zs.draw.table(["two ranks", "fully_shard: rows of each parameter", "zerosim: elements of layer0, layer1, padding too"],
+zs.draw.table(["two ranks", "fully_shard: rows of each parameter",
+               "zerosim: elements of layer0, layer1, padding too"],
               [(f"rank {index}", ", ".join(map(str, owned[index])),
-                ", ".join(str(region.bounds[index + 1] - region.bounds[index]) for region in layout.regions))
+                ", ".join(str(one.bounds[index + 1] - one.bounds[index]) for one in layout.regions))
                for index in range(2)])
 
 # %% [markdown]
@@ -184,7 +188,8 @@ def gloo(ranks, **arguments):
     """The engine's arguments for fully_shard on gloo, which divides the sum."""
     found = zs.from_fsdp(mesh=(ranks,), root_units=("layer1",), **arguments).engine_arguments()
     policy = found["policy"]
-    return found | {"policy": zs.Policy(policy.compute, policy.reduce, policy.accumulate, average="sum_then_divide")}
+    policy = zs.Policy(policy.compute, policy.reduce, policy.accumulate, average="sum_then_divide")
+    return found | {"policy": policy}
 
 
 comparisons = []
@@ -193,7 +198,8 @@ for ranks in (2, 3, 4):
         weights, data = kind(ranks)
         here = zs.Cluster(ranks).run(step_by_hand, weights, data)[0]
         there = zs.Cluster(ranks).run(step_of_engine, weights, data, gloo(ranks))[0]
-        comparisons.append((ranks, kind.__name__.replace("_", " "), "same" if same(here, there) else "other",
+        comparisons.append((ranks, kind.__name__.replace("_", " "),
+                            "same" if same(here, there) else "other",
                             f"{max(np.max(np.abs(here[name] - there[name])) for name in here):.1e}"))
 zs.draw.table(["ranks", "data", "by rows and flat: bits", "largest difference"], comparisons)
 
@@ -241,14 +247,15 @@ weights, data = whole_numbers(2)
 counted = []
 for reshard, recorded in ((True, "4 + 2"), (None, "3 + 2"), (False, "2 + 2")):
     found = []
-    for program, options in ((step_by_hand, reshard), (step_of_engine, gloo(2, reshard_after_forward=reshard))):
+    for program, options in ((step_by_hand, reshard),
+                             (step_of_engine, gloo(2, reshard_after_forward=reshard))):
         cluster = zs.Cluster(2)
         cluster.run(program, weights, data, options)
         found.append([len(cluster.trace[0].collectives(name, purpose)) for name, purpose in (
             ("all_gather", "parameters"), ("reduce_scatter", "gradients"))])
     found[0][0] -= 2  # by hand both groups are gathered once more, to be shown
-    counted.append((f"reshard_after_forward={reshard}", *(f"{gathers} + {scatters}" for gathers, scatters in found),
-                    recorded))
+    counted.append((f"reshard_after_forward={reshard}",
+                    *(f"{gathers} + {scatters}" for gathers, scatters in found), recorded))
 zs.draw.table(["all-gathers + reduce-scatters", "by hand", "zerosim", "PyTorch"], counted)
 
 # %% [markdown]
@@ -285,8 +292,8 @@ weights, data = whole_numbers(3)
 USED_BY = {"cast_then_divide": "zerosim, unless told otherwise", "split": "fully_shard in fp16; FSDP1",
            "sum_then_divide": "fully_shard on gloo; DeepSpeed, stage 0",
            "divide_then_sum": "DeepSpeed, stages 1 to 3", "premultiply": "DDP; fully_shard on NCCL"}
-rules = {rule: zs.Cluster(3).run(step_of_engine, weights, data, {"stage": 0, "policy": zs.Policy(average=rule)})[0]
-         for rule in USED_BY}
+rules = {rule: zs.Cluster(3).run(step_of_engine, weights, data,
+                                 {"stage": 0, "policy": zs.Policy(average=rule)})[0] for rule in USED_BY}
 exact = rules["cast_then_divide"]
 zs.draw.table(["average=", "used by", "bits of the exact mean, rounded once", "largest difference"],
               [(rule, USED_BY[rule], "same" if same(found, exact) else "other",
@@ -317,7 +324,8 @@ alone = [in_bf16(1, [batch]) for batch in data]
 means = in_bf16(2, data), in_bf16(2, data, "float32")
 places = [(int(i), int(j)) for i, j in np.argwhere(means[0] != means[1])]
 print(f"{len(places)} of {means[0].size} weights differ:")
-zs.draw.table(["weight of layer0", "gradient on rank 0", "on rank 1", "mean, reduced in bf16", "mean, reduced in fp32"],
+zs.draw.table(["weight of layer0", "gradient on rank 0", "on rank 1", "mean, reduced in bf16",
+               "mean, reduced in fp32"],
               [(place, *(f"{g[place]:g}" for g in (*alone, *means))) for place in places[:3]])
 
 # %% [markdown]
@@ -376,14 +384,16 @@ for ranks in (1, 2, 3, 4, 5, 8):
     for reshard in (True, None, False):
         for kind in (whole_numbers, normal_numbers):
             weights, data = kind(ranks)
-            options, clusters = gloo(ranks, reshard_after_forward=reshard), [zs.Cluster(ranks), zs.Cluster(ranks)]
+            options = gloo(ranks, reshard_after_forward=reshard)
+            clusters = [zs.Cluster(ranks), zs.Cluster(ranks)]
             here = clusters[0].run(step_by_hand, weights, data, reshard)
             there = clusters[1].run(step_of_engine, weights, data, options)
             if kind is whole_numbers or ranks < 3:
                 assert all(one[name].tobytes() == other[name].tobytes()
                            for one, other in zip(here, there, strict=True) for name in one)
-            gathers, scatters = ([len(cluster.trace[0].collectives(name, purpose)) for cluster in clusters]
-                                 for name, purpose in (("all_gather", "parameters"), ("reduce_scatter", "gradients")))
+            gathers, scatters = (
+                [len(cluster.trace[0].collectives(name, purpose)) for cluster in clusters]
+                for name, purpose in (("all_gather", "parameters"), ("reduce_scatter", "gradients")))
             assert scatters == [2, 2]
             assert gathers[0] - 2 == gathers[1] == {True: 4, None: 3, False: 2}[reshard]
     print(f"N = {ranks}: by hand the engine's bits on exact data, and its collectives")

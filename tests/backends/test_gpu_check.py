@@ -281,6 +281,7 @@ PARTS_OF_KERNELS = {"add_column_sums", "apply", "computes_in", "empty", "fill", 
                     "largest_finite", "copy_beside"}
 
 
+@pytest.mark.slow
 def test_the_table_of_kernels_has_every_kernel_and_each_is_timed(stand_in: Any, monkeypatch) -> None:
     monkeypatch.setattr(speed, "REPEATS", 1)
     names = [name for name in dir(CupyKernels) if not name.startswith("_") and callable(getattr(CupyKernels, name))]

@@ -506,7 +506,10 @@ def test_wrong_input_is_one_line_and_exit_code_2_before_anything_is_written(comm
 @pytest.mark.parametrize(("command", "short", "long"), [
     ("cost", "--nbytes 14GB --link NVLink --ranks 8", "--nbytes 14000000000 --link nvlink4 --ranks 8"),
     ("plan", "--model gpt2 --device H100 --link nvlink", "--model gpt2 --device h100-80 --link nvlink4"),
-    ("plan", "--params 7B --largest-layer 0.2B --device a100", "--params 7e9 --largest-layer 2e8 --device a100-80")])
+    ("plan", "--params 7B --largest-layer 0.2B --device a100", "--params 7e9 --largest-layer 2e8 --device a100-80"),
+    ("plan", "--model 7B --device A100 --link nvlink", "--params 7000000000 --device a100-80 --link nvlink3"),
+    ("plan", "--model gpt2 --offload host --device a100 --host-link pcie",
+     "--model gpt2 --offload host --device a100-80 --host-link pcie4")])
 def test_names_and_numbers_may_be_written_as_one_says_them(command, short, long):
     assert ask(command, *short.split(), "--json").stdout == ask(command, *long.split(), "--json").stdout != ""
 
@@ -515,7 +518,7 @@ def test_models_devices_and_links_are_listed_with_their_numbers_and_what_else_th
     assert re.search(r"^llama-2-7b +6,738,415,616 +32 +4,096 +32 +4,096 +plan$", lines_of("models"), re.M)
     assert re.search(r"^gpt2 +124,439,808 .* train plan$", lines_of("models"), re.M)
     assert re.search(r"^h100-80 +h100 +80 +3,350 +989 +nvlink4 +pcie5 +2023-03$", lines_of("devices"), re.M)
-    assert re.search(r"^t4 +16 +320 +none +pcie3 ", lines_of("devices"), re.M)
+    assert re.search(r"^t4 +16 +320 +none +pcie3 +pcie3 ", lines_of("devices"), re.M)
     assert re.search(r"^nvlink4 +nvlink +450 +3.4 +2022-03$", lines_of("links"), re.M)
     own = tmp_path / "own.toml"
     own.write_text('[link.h100]\nbytes_per_second = 4e9\nlatency_seconds = 2e-6\nsource = "ours"\ndate = "2025"\n')

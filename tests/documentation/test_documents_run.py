@@ -110,10 +110,12 @@ ELSEWHERE = {
     "puzzles_in_class.md": "tests/course/puzzles/test_grading.py",
     "zero_in_one_file.md": "tests/test_tiny.py",
 }
+TAKES_SECONDS = {"problem_solutions.md"}
 WITH_CODE = sorted(path.name for path in (ROOT / "docs").glob("*.md") if BLOCK.search(path.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("name", [name for name in WITH_CODE if name not in ELSEWHERE])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in TAKES_SECONDS))
+                                  for name in WITH_CODE if name not in ELSEWHERE])
 def test_the_code_of_a_page_runs_from_top_to_bottom(
         name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -100,6 +100,14 @@ def test_a_copy_has_the_cells_of_its_text_and_records_no_times_and_no_versions(t
 
 
 @EVERY
+def test_no_line_of_code_is_longer_than_jupyterlab_shows_on_a_small_laptop(text):
+    """107 letters at a width of 1280 pixels, as `test_jupyterlab.py` sees in a browser."""
+    lines = [line for cell in cells(text.read_text(encoding="utf-8")) if cell.kind == "code"
+             for line in cell.source.splitlines()]
+    assert [line for line in lines if len(line) > 107] == []
+
+
+@EVERY
 def test_a_copy_shows_what_the_cells_show_now(text):
     skip_without_processes(text)
     outputs = [outputs for cell, outputs in committed(text.with_suffix(".ipynb")) if cell.kind == "code"]

@@ -39,8 +39,8 @@ Batch = Annotated[int, typer.Option(help="Sequences of a micro-batch of one rank
 Sequence = Annotated[int | None, typer.Option(help="Tokens of a sequence; without it, the model's context.")]
 MicroBatches = Annotated[int, typer.Option(help="k, the micro-batches of a step.")]
 Compute = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
-OptimizerName = Annotated[str, typer.Option("--optimizer", help="sgd, momentum, adagrad, rmsprop, adam, adamw, lion, a"
-                                                          "dan, lamb, lars, adafactor, muon, shampoo, soap or kfac.")]
+OptimizerName = Annotated[str, typer.Option("--optimizer", help="sgd, momentum, adagrad, rmsprop, adam, adamw, lion, "
+                                                          "adan, lamb, lars, adafactor, muon, shampoo, soap or kfac.")]
 ConventionName = Annotated[str | None, typer.Option("--convention", help="How bytes are counted: zero-paper, "
                                                     "fp32-accumulate, megatron-bf16, megatron-fp16, deepspeed-zero2, "
                                                     "deepspeed-zero3, zero-infinity, fp32, scaling-book; or zerosim, "

@@ -73,7 +73,6 @@ class Commands(TyperGroup):
         return sys.exit(code or 0) if standalone_mode else code
 
 
-
 def _words(text: str | None) -> str:
     """The paragraphs of a text, each in one line."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in (text or "").split("\n\n"))

@@ -61,7 +61,7 @@ def devices(file: str | None = None) -> Catalog:
                   "bf16" in one.flops_per_second else "none", one.link or "", one.host_link or "", one.date)
                  for name, one in known.devices.items())
     return Catalog("devices", found, ("device", "also", *(RIGHT + name for name in (
-        "memory, GB", "GB/s", "bf16 TFLOP/s")), "in a node", "to its host", "date"), rows, _remarks("device"))
+        "GB", "GB/s", "bf16 TFLOP/s")), "in a node", "to host", "date"), rows, _remarks("device"))
 
 
 def links(file: str | None = None) -> Catalog:

@@ -2,8 +2,8 @@
 
 The step is written by hand on the rank API, so that one line of it can be got wrong; without a mistake it has the bits
 of the engine with its own layout. One step of Adam from moments of 0 moves every weight by the learning rate, whatever
-the size of its gradient, and no constant factor in the gradients ever changes Adam's weights: so there is a second
-step, SGD beside Adam, and moments and gradients are compared, too.
+the size of its gradient, and a constant factor in all gradients never changes Adam's weights, but for epsilon: so there
+is a second step, SGD beside Adam, and moments and gradients are compared, too.
 Legend: N ranks, P = 4 weights w1 ... w4, in the order of the flat vector.
 """
 

@@ -7,9 +7,10 @@ tokens of a sequence.
 The search has four parts. Candidates are all combinations of stage, recomputation policy, micro-batch, units gathered
 ahead, and offload. Those that do not fit by the plan's estimate are dropped; the bytes are counted in the engine's own
 convention, in which estimate and measurement are equal. The others go through the engine and its layers without data,
-with one rank for all, and what was recorded is replayed on the machine. The plan's seconds are a lower bound of the
-replay's, since they have the products' operations and not those between them: a candidate whose bound is slower than
-the fastest replay so far is not run. Last, other buckets than units are tried on the fastest settings of each stage.
+with one rank for all, and what was recorded is replayed on the machine. The plan's seconds, with all transfers to host
+and disk beside the rest, are a lower bound of the replay's, since they have the products' operations and not those
+between them: a candidate whose bound is slower than the fastest replay so far is not run. Last, other buckets than
+units are tried on the fastest settings of each stage.
 
 A step of more than three micro-batches is not run whole. Nothing is under way between two micro-batches, so that all
 but the first and the last take as long as the second.
@@ -102,10 +103,10 @@ class Tuned(Shown):
     """Candidates that fit and were run, fastest first; ``print`` and a notebook show them, with settings to paste.
 
     ``too_large`` were dropped since they do not fit, by estimate or by measurement; ``slower`` were not run, since
-    already the estimate is slower than the fastest replay; ``farther`` neither, since less off the device fits too.
-    ``places`` say by what is offloaded what is assumed of host and disk. ``refused`` has what the engine did not run,
-    by title, with its reason; ``not_run`` the reason why it ran nothing, and the plan answered. ``timed``: seconds are
-    real ones.
+    already the plan's lower bound is slower than the fastest replay; ``farther`` neither, since less off the device
+    fits too. ``places`` say by what is offloaded what is assumed of host and disk. ``refused`` has what the engine did
+    not run, by title, with its reason; ``not_run`` the reason why it ran nothing, and the plan answered. ``timed``:
+    seconds are real ones.
     """
 
     config: PlanConfig
@@ -459,7 +460,7 @@ class _Search:
         return self._config(candidate).row(candidate.stage, candidate.recompute)
 
     def _try_all(self, rows: Sequence[tuple[Candidate, PlanRow]], sizes: Sequence[int | None]) -> None:
-        """The best by estimate of each stage; of the others, those whose estimate is below the fastest so far; then
+        """The best by estimate of each stage; of the others, those whose lower bound is below the fastest so far; then
         other buckets."""
         first = {candidate.stage: candidate for candidate, _ in reversed(rows)}
         leaders = [(candidate, row) for candidate, row in rows if first[candidate.stage] == candidate]

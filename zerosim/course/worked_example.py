@@ -25,6 +25,7 @@ from zerosim.models.layers import Context, Gradients
 from zerosim.models.small import four_weights
 from zerosim.models.units import Model, Recompute, Unit, Weights
 from zerosim.numerics.policy import Policy
+from zerosim.numerics.units import counted
 from zerosim.optim.base import Optimizer
 from zerosim.optim.elementwise import SGD, Adam
 from zerosim.ranks.cluster import Cluster
@@ -470,7 +471,7 @@ class Replays(Shown):
         example = self.example
         detailed = full if full is not None else hops or len(self.stages) == 1
         stages = (_stage(number, of_stage, hops=hops) for number, of_stage in self.stages.items()) if detailed else ()
-        return View("The worked example", f": 4 weights on {example.ranks} ranks, {_count(example.steps, 'step')}, "
+        return View("The worked example", f": 4 weights on {example.ranks} ranks, {counted(example.steps, 'step')}, "
                     f"{example.compute}, {example.optimizer}, lr {example.learning_rate:g}",
                     parts(_header(example), *stages, () if detailed else _outcome(self),
                           _comparison(self) if len(self.stages) > 1 else (),
@@ -662,11 +663,6 @@ def _table(caption: str, *columns: str, rows: Iterable[Sequence[str]]) -> Table:
     """A table at the margin, numbers to the right where a column's name says bytes."""
     names = (RIGHT + name if name.endswith(" B") else name for name in columns)
     return marked_table(*names, rows=rows, caption=caption, indent=0)
-
-
-def _count(number: int, noun: str) -> str:
-    """``1 step``, ``2 steps``."""
-    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 def _numbers(values: Iterable[float]) -> str:

@@ -1,4 +1,4 @@
-"""FrameworkSettings of other programs, DeepSpeed's and PyTorch's FSDP, as arguments of an engine and of a plan.
+"""Settings of other programs, DeepSpeed's and PyTorch's FSDP, as arguments of an engine and of a plan.
 
 `from_deepspeed` and `from_fsdp` read them; `FrameworkSettings` is what they come to. Neither program is needed for it.
 """

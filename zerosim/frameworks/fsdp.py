@@ -17,6 +17,7 @@ from zerosim.numerics.checks import is_count, unknown_name
 from zerosim.numerics.places import HOST, NOTHING, Offload, offload_of
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
+from zerosim.numerics.units import counted
 from zerosim.ranks.mesh import Mesh
 
 # By strategy: whether parameters are resharded after forward, and whether nodes replicate; NO_SHARD shards nothing.
@@ -65,8 +66,8 @@ def from_fsdp(*, mesh: Any = None, reshard_after_forward: bool | int | None = No
             findings.refuse(f"sharding_strategy={strategy!r} says what is resharded; leave reshard_after_forward out")
         reshard, replicates = STRATEGIES[strategy]
         if shape and replicates != (len(shape) == 2):
-            findings.refuse(f"sharding_strategy={strategy!r} goes with a mesh of {1 + replicates} "
-                            f"dimension{'s' * replicates}, found mesh={shape!r}")
+            findings.refuse(f"sharding_strategy={strategy!r} goes with a mesh of "
+                            f"{counted(1 + replicates, 'dimension')}, found mesh={shape!r}")
         if replicates and not shape:
             findings.refuse(f"sharding_strategy={strategy!r} needs to know the nodes; pass mesh=, as (2, 4)")
     ahead, offload = given.take("prefetch", 1, count()), given.take("offload_policy", NOTHING, _offload)

@@ -1,4 +1,4 @@
-"""FrameworkSettings of another program in zerosim's terms, and the reading of them key by key.
+"""Settings of another program in zerosim's terms, and the reading of them key by key.
 
 Every key of such settings ends in one of four ways. It becomes an argument; it is ignored, where it concerns neither
 numbers nor bytes (what is printed, how it is launched); it is different, where numbers are the same and the size of a

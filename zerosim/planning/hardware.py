@@ -369,13 +369,18 @@ class Hardware:
         """The link of this name; raises ValueError with the nearest names, and all there are."""
         return _named("link", name, self.links)
 
-    def device_link(self, device: str) -> Link:
-        """The link between devices of a node; raises ValueError for a device that does not say, or for no link."""
-        name = self.device(device).link
-        if name is None:
+    def device_link(self, device: str, name: str | None = None) -> Link:
+        """The link between devices of a node, its own unless another is named; nvlink is of the device's generation.
+
+        Raises ValueError for a device that does not say, and for no link.
+        """
+        own = self.device(device).link
+        if name is not None:
+            return self.link(_of_generation(name, own))
+        if own is None:
             raise ValueError(f"the device {device} does not say by which link those of a node hang together; name one, "
                              "as nvlink4 or pcie5")
-        return self.link(name)
+        return self.link(own)
 
     def network(self, ranks: int, link: str, nodes: int = 1, between: str | None = None) -> Network:
         """The network of N ranks by the names of its links; `between` None is `BETWEEN` where nodes are several.
@@ -385,12 +390,22 @@ class Hardware:
         name = BETWEEN if between is None and nodes != 1 else between
         return network_of(ranks, nodes, self.link(link), None if name is None else self.link(name))
 
-    def host_link(self, device: str) -> Link:
-        """The link between a device and its host; raises ValueError for a device that does not say, or for no link."""
-        name = self.device(device).host_link
-        if name is None:
+    def host_link(self, device: str, name: str | None = None) -> Link:
+        """The link between a device and its host, its own unless another is named; pcie is of its generation.
+
+        Raises ValueError for a device that does not say, and for no link.
+        """
+        own = self.device(device).host_link
+        if name is not None:
+            return self.link(_of_generation(name, own))
+        if own is None:
             raise ValueError(f"the device {device} does not say by which link it hangs on its host; name one, as pcie5")
-        return self.link(name)
+        return self.link(own)
+
+
+def _of_generation(name: str, own: str | None) -> str:
+    """``own`` where ``name`` is a short name and ``own`` one of those that it may mean: nvlink3 for nvlink."""
+    return own if own is not None and name.lower() in SHORT_NAMES and own.startswith(name.lower()) else name
 
 
 @lru_cache(maxsize=1)

@@ -24,6 +24,7 @@ section 4 (the disk).
 from __future__ import annotations
 
 import operator
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -703,20 +704,20 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
         rows = _only(rows, "gradients_sharded", f"a plan with reduction={reduction!r} is of sharded gradients, stage 2 "
                      "or 3")
     asked = offload if isinstance(offload, bool) else not (places := offload_of(offload)).is_none
-    to_host = known.link(host_link) if host_link is not None else known.host_link(device) if asked else None
+    to_host = known.host_link(device, host_link) if host_link is not None or asked else None
     on_disk = not isinstance(offload, bool) and places.uses_disk
     to_disk = known.link(disk_link or DISK_LINK) if disk_link is not None or on_disk else None
+    network = known.network(ranks, known.device_link(device, link).name, on_mesh.nodes if on_mesh else nodes, between)
     if convention is None:
         convention = "fp32" if policy.compute == "fp32" else "zero-paper"
     return PlanConfig(
-        model=_model(model, parameters, largest_layer), ranks=ranks, device=known.device(device),
-        network=known.network(ranks, link or known.device_link(device).name, on_mesh.nodes if on_mesh else nodes,
-        between), policy=policy, stages=rows, recompute=_policies(recompute, attention), batch=batch, tokens=tokens,
+        model=_model(model, parameters, largest_layer), ranks=ranks, device=known.device(device), network=network,
+        policy=policy, stages=rows, recompute=_policies(recompute, attention), batch=batch, tokens=tokens,
         micro_batches=micro_batches, optimizer=optimizer, convention=policy if convention == "zerosim" else convention,
-        utilization=utilization, offload=offload, host_link=to_host, disk_link=to_disk, overlap=overlap,
-        prefetch=prefetch, overheads=overheads, host_capacity_nbytes=_nbytes(host_capacity_nbytes,
-        "host_capacity_nbytes"), disk_capacity_nbytes=_nbytes(disk_capacity_nbytes, "disk_capacity_nbytes"),
-        mesh=on_mesh, zeropp=parts, reduction=reduction)
+        utilization=utilization, offload=offload, host_link=to_host, disk_link=to_disk,
+        host_capacity_nbytes=_nbytes(host_capacity_nbytes, "host_capacity_nbytes"),
+        disk_capacity_nbytes=_nbytes(disk_capacity_nbytes, "disk_capacity_nbytes"), overlap=overlap, prefetch=prefetch,
+        overheads=overheads, mesh=on_mesh, zeropp=parts, reduction=reduction)
 
 
 plan.__signature__ = signature(plan_config).replace(return_annotation=Plan)  # type: ignore[attr-defined]  # for a notebook
@@ -726,8 +727,13 @@ def _nbytes(asked: int | str | None, what: str) -> int | None:
     return None if asked is None else nbytes_of(asked, what)
 
 
+COUNT = re.compile(r"[\d.,_]+(?:[kmbt]|e\d+)?", re.IGNORECASE)  # a model that is a number of parameters, as 7B
+
+
 def _model(model: str | ModelShape | None, parameters: int | str | None,
            largest_layer: int | str | None) -> ModelShape:
+    if isinstance(model, str) and parameters is None and COUNT.fullmatch(model.strip()):
+        model, parameters = None, model
     if (model is None) == (parameters is None):
         raise ValueError("a plan is of a model or of a number of parameters: name one of the two, as gpt2-xl or 7.5e9")
     if parameters is not None:

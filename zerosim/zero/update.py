@@ -182,7 +182,7 @@ class Update:
 def _overflowed(groups: Sequence[ParamGroup]) -> bool:
     """True on every rank when any rank saw inf or NaN in what it updates."""
     rank, gradients = groups[0].rank, _gradients(groups)
-    mine = not all(rank.kernels.serving(x).all_finite(x) for gradient in gradients
+    mine = not all(rank.kernels.all_finite(x) for gradient in gradients
                    for x in groups[0].transfers.where_it_rests(gradient))
     _note_scan(groups[0], gradients)
     return bool(all_gather_scalars(groups[0], np.array([mine], np.uint8)).any())

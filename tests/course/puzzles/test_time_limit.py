@@ -59,11 +59,11 @@ def ignoring(rank, x):
 @pytest.fixture
 def short(monkeypatch):
     """Limits that nobody waits for."""
-    monkeypatch.setattr(watching, "SECONDS", 0.1)
+    monkeypatch.setattr(watching, "SECONDS", 0.05)
     monkeypatch.setattr(watching, "WAITING", 3600.0)
 
 
-ENDLESS = "it has not ended after 0.1 seconds of the processor; look for a loop that never ends."
+ENDLESS = "it has not ended after 0.05 seconds of the processor; look for a loop that never ends."
 
 
 def test_an_answer_that_never_ends_is_refused_also_where_it_catches_interrupts(short):
@@ -98,12 +98,12 @@ def test_outside_the_main_thread_an_endless_answer_is_refused_too(short):
 
 def test_time_that_others_take_is_not_the_answers(monkeypatch):
     """The budget is of the processor's time of the thread that runs the answer: another thread may take any."""
-    monkeypatch.setattr(watching, "SECONDS", 0.2)
+    monkeypatch.setattr(watching, "SECONDS", 0.1)
     done, burnt = threading.Event(), threading.Event()
 
     def burn():
         began = time.thread_time()
-        while time.thread_time() - began < 0.3:
+        while time.thread_time() - began < 0.15:
             pass
         burnt.set()
         done.wait()

@@ -78,6 +78,13 @@ class PinnedKernels(HostKernels):
         return power - nbytes
 
 
+def event_after(cuda: Any, stream: Any) -> Any:
+    """An event of CUDA after all that has been asked of a stream so far."""
+    event = cuda.Event(disable_timing=True)
+    event.record(stream)
+    return event
+
+
 class HostCopies:
     """Copies between one device and the pinned memory of its host, on a stream of their own."""
 
@@ -91,12 +98,12 @@ class HostCopies:
         if not source.nbytes:
             return do_nothing
         self._stream = self._stream or self._cuda.Stream(non_blocking=True)
-        self._stream.wait_event(self._event(self._cuda.get_current_stream()))
+        self._stream.wait_event(event_after(self._cuda, self._cuda.get_current_stream()))
         if on_device(out):
             words(out).set(words(source), stream=self._stream)
         else:
             words(source).get(stream=self._stream, out=words(out), blocking=False)
-        under_way = [(self._event(self._stream), source, out)]
+        under_way = [(event_after(self._cuda, self._stream), source, out)]
 
         def wait() -> None:
             while under_way:
@@ -104,8 +111,3 @@ class HostCopies:
                 under_way.pop()
 
         return wait
-
-    def _event(self, stream: Any) -> Any:
-        event = self._cuda.Event(disable_timing=True)
-        event.record(stream)
-        return event

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.backends import REST_SECONDS
+from zerosim.backends.cupy.host import event_after
 from zerosim.numerics.arrays import start
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.errors import BackendError, ranks_text
@@ -231,7 +232,7 @@ class DeviceStreams:
 
     def ready(self) -> Any:
         """An event after all that the rank has computed so far; the device is current."""
-        return self._event(self._cuda.get_current_stream())
+        return event_after(self._cuda, self._cuda.get_current_stream())
 
     def follow(self, event: Any) -> None:
         """Lets all that is communicated from here on wait for the event."""
@@ -240,16 +241,11 @@ class DeviceStreams:
     def finished(self) -> Any:
         """An event after all that the rank has communicated so far."""
         self.select()
-        return self._event(self.stream)
+        return event_after(self._cuda, self.stream)
 
     def catch_up(self, event: Any) -> None:
         """Lets all that the rank computes from here on wait for the event; the host does not. The device is current."""
         self._cuda.get_current_stream().wait_event(event)
-
-    def _event(self, stream: Any) -> Any:
-        event = self._cuda.Event(disable_timing=True)
-        event.record(stream)
-        return event
 
     def idle(self) -> bool:
         """True when the device has done all that was asked of both streams; raises what went wrong there."""

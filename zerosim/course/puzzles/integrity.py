@@ -5,8 +5,10 @@ import builtins
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType, ModuleType
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from operator import is_
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -68,28 +70,17 @@ class Snapshot:
     package's functions. New names are no change."""
 
     def __init__(self) -> None:
-        self._spaces: list[tuple[str, Any, dict[Any, Any]]] = []
-        self._functions: list[tuple[str, FunctionType, CodeType, Any]] = []
-        own = [(name, module) for name, module in sys.modules.items() if name.partition(".")[0] == "zerosim"]
-        for where, module in [("builtins", builtins), ("numpy", np), *own]:
-            self._take(where, module)
-
-    def _take(self, where: str, module: ModuleType) -> None:
-        self._spaces.append((where, module, dict(vars(module))))
-        for name, value in list(vars(module).items()):
-            full = f"{where}.{name}"
-            if type(value) is dict and where.startswith("zerosim.course.puzzles") and name[:2] != "__":
-                self._spaces.append((full, value, dict(value)))
-            elif isinstance(value, type) and value.__module__ == where:
-                self._spaces.append((full, value, dict(vars(value))))
-            elif isinstance(value, FunctionType) and value.__module__ == where:
-                self._functions.append((full, value, value.__code__, value.__defaults__))
+        spaces, functions = _watched(tuple(name for name in sys.modules if name.partition(".")[0] == "zerosim"))
+        self._spaces = [(where, owner, dict(_names_of(owner))) for where, owner in spaces]
+        self._functions = [(where, one, one.__code__, one.__defaults__) for where, one in functions]
 
     def put_back(self) -> list[str]:
         """Puts back whatever has been replaced since; returns its names."""
         replaced = []
         for where, owner, names in self._spaces:
-            now = owner if isinstance(owner, dict) else vars(owner)
+            now = _names_of(owner)
+            if all(map(is_, now.values(), names.values())) and len(now) >= len(names):
+                continue  # the same in the same order, and maybe more behind
             for name, value in names.items():
                 if now.get(name, self) is not value:
                     replaced.append(f"{where}.{name}")
@@ -105,3 +96,24 @@ class Snapshot:
         if replaced := self.put_back():
             raise Refused(f"It replaced {replaced[0]}; an answer may use the package and NumPy, and leaves them as "
                           "they are")
+
+
+def _names_of(owner: Any) -> Mapping[Any, Any]:
+    return owner if isinstance(owner, dict) else vars(owner)
+
+
+@cache
+def _watched(modules: tuple[str, ...]) -> tuple[list[tuple[str, Any]], list[tuple[str, FunctionType]]]:
+    """Modules, their classes and the puzzles' tables; and their functions: each with its full name."""
+    spaces: list[tuple[str, Any]] = [("builtins", builtins), ("numpy", np)]
+    functions: list[tuple[str, FunctionType]] = []
+    for where in modules:
+        spaces.append((where, sys.modules[where]))
+        for name, value in vars(sys.modules[where]).items():
+            full = f"{where}.{name}"
+            if isinstance(value, FunctionType) and value.__module__ == where:
+                functions.append((full, value))
+            elif (isinstance(value, type) and value.__module__ == where) or (
+                    type(value) is dict and where.startswith("zerosim.course.puzzles") and name[:2] != "__"):
+                spaces.append((full, value))
+    return spaces, functions

@@ -135,8 +135,8 @@ class _Alarm(threading.Thread):
     def put_off(self) -> None:
         with self._lock:
             self._off.set()
-            if self.said:
-                _raise_in(self._watched, None)
+        for _ in range(2):  # whatever has been raised in this thread and waits for Python to look comes up here
+            pass
 
 
 def _processor_clock() -> Callable[[], float]:
@@ -157,12 +157,9 @@ def _interrupt(thread: threading.Thread, *, again: bool) -> None:
     elif thread is threading.main_thread():
         _thread.interrupt_main()
     if again or thread is not threading.main_thread():
-        _raise_in(thread, ctypes.py_object(KeyboardInterrupt))
-
-
-def _raise_in(thread: threading.Thread, error: Any) -> None:
-    """Has Python raise an exception in a thread; None takes back what it has not raised yet."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), error)
+        # Never taken back by NULL: CPython 3.11 would go on looking for it at every call, and without end in a trace.
+        ident = ctypes.c_ulong(thread.ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(KeyboardInterrupt))
 
 
 def explained(where: str, error: BaseException) -> str:
