@@ -336,6 +336,8 @@ def test_an_argument_of_fully_shard_changes_the_arguments_that_it_names_and_no_o
     ({"mp_policy": {"param_dtype": "float8_e4m3fn"}}, "mp_policy.param_dtype='float8_e4m3fn' must be one of fp32"),
     ({"mp_policy": {"param_dtyp": "bf16"}}, "mp_policy.param_dtyp='bf16' is no key that is known; did you mean"),
     ({"mp_policy": {"param_dtype": "bf16", "cast_forward_inputs": False}}, "mp_policy.cast_forward_inputs=False"),
+    ({"root_units": "head"}, "root_units='head' must be names of units, as (\"embed\", \"head\")"),
+    ({"sharding_strategy": []}, "sharding_strategy=[] is no sharding strategy"),
     ({"mp_policy": 3}, "mp_policy=3 must be an object with keys and values"),
     ({"sharding_strategy": "FULL"}, "sharding_strategy='FULL' is no sharding strategy; choose one of FULL_SHARD"),
     ({"sharding_strategy": "HYBRID_SHARD"}, "sharding_strategy='HYBRID_SHARD' needs to know the nodes"),

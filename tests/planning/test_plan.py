@@ -87,7 +87,9 @@ def test_the_verdict_says_of_each_row_that_it_names_what_the_table_says_and_name
         assert found.cheapest is None
         row = named(said.removeprefix("Nothing fits: "))
         assert row.missing_nbytes == min(other.missing_nbytes for other in found.rows) > 0
-        assert said.endswith(f"comes nearest and misses by {gigabytes(row.missing_nbytes)} GB")
+        places = {"device": -row.spare_nbytes, "host": row.host_nbytes - row.host_capacity_nbytes}
+        missed = [f"{gigabytes(nbytes)} GB of the {place}" for place, nbytes in places.items() if nbytes > 0]
+        assert said.endswith(f"misses by {' and '.join(missed)}".removesuffix(" of the device"))
         return
     if not free:
         assert said == f"Nothing fits with a margin of {gigabytes(0.05 * most)} GB"

@@ -91,9 +91,10 @@ def _print_all(as_json: bool) -> None:
 
 def _checked(name: str, place: str) -> Score:
     from zerosim.course import puzzles as offered
+    from zerosim.course.puzzles.integrity import kept_running
 
     offered.puzzle_named(name)  # a name that there is not is refused before the file is run
-    with busy(f"checking {name} on 1 to 8 ranks"), ended_at_last():
+    with busy(f"checking {name} on 1 to 8 ranks"), ended_at_last(), kept_running():
         return offered.check(name, _loaded(place))
 
 
@@ -101,6 +102,7 @@ def _graded(file: str) -> list[Score]:
     from pathlib import Path
 
     from zerosim.course.puzzles.grading import GRADERS
+    from zerosim.course.puzzles.integrity import kept_running
 
     if not Path(file).is_file():
         raise ValueError(f"no file {file!r} to grade; the path is taken from {Path.cwd()}")
@@ -112,7 +114,7 @@ def _graded(file: str) -> list[Score]:
     names = [name for name in GRADERS if name in defined]
     if not names:
         raise ValueError(f"{file} defines none of {', '.join(GRADERS)}; write at least one")
-    with busy("grading on 1 to 8 ranks"), ended_at_last():
+    with busy("grading on 1 to 8 ranks"), ended_at_last(), kept_running():
         return [GRADERS[name](_loaded(f"{file}:{name}")) for name in names]
 
 

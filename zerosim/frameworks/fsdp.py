@@ -56,6 +56,8 @@ def from_fsdp(*, mesh: Any = None, reshard_after_forward: bool | int | None = No
     >>> found.stage, str(found.mesh), found.policy.compute, found.policy.reduce
     (3, '2x4', 'bf16', 'fp32')
     """
+    if not isinstance(root_units, tuple | list) or not all(isinstance(name, str) for name in root_units):
+        raise ValueError(f"root_units={root_units!r} must be names of units, as (\"embed\", \"head\")")
     findings, strategy = Findings(), getattr(sharding_strategy, "name", sharding_strategy)
     given = Section({"mesh": mesh, "reshard_after_forward": reshard_after_forward, "sharding_strategy": strategy,
                      "offload_policy": offload_policy, "prefetch": prefetch, **others}, "", findings)
@@ -111,7 +113,7 @@ def _reshard(asked: Any) -> bool | int | None:
 
 
 def _strategy(asked: Any) -> str | None:
-    if asked is not None and asked not in STRATEGIES:
+    if asked is not None and asked not in [*STRATEGIES]:
         raise unknown_name("is no sharding strategy", asked, STRATEGIES)
     return None if asked is None else str(asked)
 

@@ -165,9 +165,14 @@ class PlanRow:
     @property
     def missing_nbytes(self) -> int:
         """The bytes that device, host and disk lack together: 0 where it fits."""
-        over = (-self.spare_nbytes, self.host_nbytes - self.host_capacity_nbytes,
-                self.disk_nbytes - self.disk_capacity_nbytes)
-        return sum(max(0, nbytes) for nbytes in over)
+        return sum(self.missing_nbytes_by_place.values())
+
+    @property
+    def missing_nbytes_by_place(self) -> dict[str, int]:
+        """The bytes that each place lacks: none where it fits."""
+        over = {DEVICE: -self.spare_nbytes, HOST: self.host_nbytes - self.host_capacity_nbytes,
+                DISK: self.disk_nbytes - self.disk_capacity_nbytes}
+        return {place: nbytes for place, nbytes in over.items() if nbytes > 0}
 
     @property
     def least_seconds(self) -> float:
@@ -237,15 +242,14 @@ class Plan(Plotted):
         others = sorted((row for row in self.rows if row != best and not row.has_margin),
                         key=lambda row: (row.missing_nbytes, -row.spare_nbytes))
         if best is None:
-            return (f"Nothing fits: {self.name_of(others[0])} comes nearest and misses by "
-                    f"{gigabytes(others[0].missing_nbytes)} GB.")
+            return f"Nothing fits: {self.name_of(others[0])} comes nearest and {_misses(others[0])}."
         spare = f"{seconds_text(best.step_seconds)} a step, {gigabytes(best.spare_nbytes)} GB to spare"
         text = (f"{self.name_of(best)} is the cheapest that fits with a margin: {spare}" if best.has_margin else
                 f"Nothing fits with a margin of {margin}; {self.name_of(best)} is the cheapest that fits: {spare}")
         if not others:
             return text + "."
         near = others[0]
-        how = f"misses by {gigabytes(near.missing_nbytes)} GB" if near.missing_nbytes else (
+        how = _misses(near) if near.missing_nbytes else (
             f"has {gigabytes(near.spare_nbytes)} GB to spare, less than the margin of {margin}")
         return f"{text}; {self.name_of(near)} {how}."
 
@@ -263,6 +267,13 @@ class Plan(Plotted):
                 "compute": self.config.policy.compute, "overlap": self.config.overlap,
                 "prefetch": self.config.prefetch,
                 "rows": [row.as_dict() for row in self.rows], "verdict": self.verdict}
+
+
+def _misses(row: PlanRow) -> str:
+    """By how much a row does not fit, and where that is not the device alone, of which the table speaks."""
+    by = {place: f"{gigabytes(nbytes)} GB" for place, nbytes in row.missing_nbytes_by_place.items()}
+    return "misses by " + (by[DEVICE] if [*by] == [DEVICE] else
+                           " and ".join(f"{nbytes} of the {place}" for place, nbytes in by.items()))
 
 
 def recomputation_text(policy: str) -> str:

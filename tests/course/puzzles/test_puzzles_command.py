@@ -1,6 +1,8 @@
 """``zerosim puzzles`` as one types it."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -64,6 +66,8 @@ FIRST = "On N=4 (n=1) rank 0 raised "
     (ANSWERS, ("mean", "--check", "FILE:unfilled"), NOT_PASSED,
      "mean: still open\n  A hole is open: which collective?."),
     ("import sys\nsys.exit(0)", CHECK, NOT_PASSED, FIRST + "SystemExit in line 2 of <module>: 0."),
+    ("import os\nos._exit(0)", CHECK, NOT_PASSED, "SystemExit in line 2 of <module>: the process would end without a"),
+    ("import os\n\n\ndef mean(rank, x):\n    getattr(os, '_ex' + 'it')(0)", CHECK, NOT_PASSED, "would end without a"),
     ("def mean(rank, x)\n    pass", CHECK, NOT_PASSED, FIRST + "SyntaxError: expected ':' (answers.py, line 1)."),
     ("from zerosim.course.puzzles.solutions import get_sharded_optimizer as theirs\n"
      "get_sharded_optimizer = theirs\n\n\ndef get_ddp(rank, module):\n    return module", GRADE, NOT_PASSED,
@@ -91,6 +95,14 @@ def test_a_file_is_checked_or_graded_with_a_code_for_scripts_and_what_makes_no_s
         assert done.output.count("\n") == 1
     elif arguments == GRADE:
         assert '"grades": [' in about(text, *GRADE, "--json").stdout
+
+
+def test_a_file_that_asks_to_end_the_process_with_0_when_it_ends_anyway_ends_it_with_1(tmp_path):
+    (tmp_path / "answer.py").write_text("import atexit, os\n\n\natexit.register(lambda: os._exit(0))\n\n\n"
+                                        "def mean(rank, x):\n    return x\n")
+    done = subprocess.run([sys.executable, "-m", "zerosim", "puzzles", "mean", "--check", "answer.py:mean"],
+                          cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, "returned its own number" in done.stdout) == (NOT_PASSED, True), done.stderr
 
 
 def test_files_of_one_name_in_several_folders_are_each_checked_by_what_stands_in_them(about):

@@ -1,15 +1,18 @@
 """Names that an answer must not use, and those that it must leave as they are: with them it could see what is not its
 own, or say what is not so."""
 
+import atexit
 import builtins
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from operator import is_
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -117,3 +120,34 @@ def _watched(modules: tuple[str, ...]) -> tuple[list[tuple[str, Any]], list[tupl
                     type(value) is dict and where.startswith("zerosim.course.puzzles") and name[:2] != "__"):
                 spaces.append((full, value))
     return spaces, functions
+
+
+# -- What ends the process ---------------------------------------------------------------------------------------------
+
+_ENDINGS = ("_exit", "execv", "execve", "execl", "execle", "execlp", "execlpe", "execvp", "execvpe")
+
+
+@contextmanager
+def kept_running() -> Iterator[None]:
+    """Keeps the functions of ``os`` that end the process with a code of their own from doing so: in the ``with`` block
+    they raise SystemExit, and so they do in what the block gives to ``atexit``."""
+    def without_end(*_: Any, **__: Any) -> NoReturn:
+        raise SystemExit("the process would end without a verdict")
+
+    def register(handler: Callable[..., Any], *arguments: Any, **options: Any) -> Callable[..., Any]:
+        def guarded() -> None:
+            with kept_running():
+                handler(*arguments, **options)
+
+        kept[atexit, "register"](guarded)
+        return handler
+
+    kept: dict[tuple[Any, str], Any] = {(os, name): getattr(os, name) for name in _ENDINGS}
+    kept[atexit, "register"] = atexit.register
+    for module, name in kept:
+        setattr(module, name, register if module is atexit else without_end)
+    try:
+        yield
+    finally:
+        for (module, name), function in kept.items():
+            setattr(module, name, function)
