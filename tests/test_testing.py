@@ -255,6 +255,13 @@ def spoiled(spoil, **options):
     return unit
 
 
+def test_a_factor_that_is_0_has_a_bound_of_what_it_multiplies():
+    unit = autodiff.AutodiffUnit("u", {"gain": (3,), "scale": ()}, lambda w, x: x * w["gain"] + x * w["scale"])
+    worst = check_gradients(unit, X, elements=None)
+    assert worst.bound > 1e-14
+    assert abs(worst.expected) > 0.1
+
+
 @pytest.mark.parametrize("case", WHOLE.values(), ids=list(WHOLE))
 def test_gradients_that_are_right_are_far_within_their_bound(case):
     worst = check_gradients(*case, elements=1)
@@ -330,6 +337,9 @@ REFUSED = [
     (lambda: check_gradients(MLP([3, 3]), X), "takes x and a target for a model, ...; found no target", ValueError),
     (lambda: check_gradients(LinearUnit("a", 3, 3), X, X), "x alone for a unit; found a target", ValueError),
     (lambda: check_gradients(CrossEntropy(), X), "takes a Model or a Unit, found CrossEntropy", ValueError),
+    (lambda: check_gradients(LinearUnit("a", 3, 3), X * np.nan), "was given inf or NaN in x, where", ValueError),
+    (lambda: check_gradients(autodiff.AutodiffUnit("a", {}, lambda _, x: x + x), X[:, :0]),
+     "no parameter and no input has an element", ValueError),
     (lambda: check_gradients(MLP([3, 3]), X, X, weights={}), "no weights for layer0.weight, layer0.bias", ValueError),
 ]
 

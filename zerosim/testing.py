@@ -321,7 +321,7 @@ def check_gradients(checked: Model | Unit, x: np.ndarray, target: np.ndarray | N
     """
     of = _Differentiated(checked, x, target, weights, seed)
     found = of.gradients()
-    worst = ComparedGradient("", (), 0.0, 0.0, 1.0)
+    worst: ComparedGradient | None = None
     for number, (name, array) in enumerate(of.arrays.items()):
         gradient = found.get(name)
         if gradient is not None and gradient.shape != array.shape:
@@ -338,7 +338,9 @@ def check_gradients(checked: Model | Unit, x: np.ndarray, target: np.ndarray | N
                    "for one, or a view of one, among what forward saves") if math.isnan(wrong[0].found) else ""
             raise AssertionError(f"{of.where}: {wrong[0]}; {len(wrong)} of the {len(compared)} elements that were "
                                  f"tried are wrong{nan}")
-        worst = max([worst, *compared], key=lambda one: one.error)
+        worst = max([worst, *compared] if worst else compared, key=lambda one: one.error, default=None)
+    if worst is None:
+        raise ValueError(f"{of.where}: there is no gradient to check, since no parameter and no input has an element")
     return worst
 
 
@@ -365,23 +367,30 @@ class _Differentiated:
         if missing:
             raise ValueError(f"check_gradients was given no weights for {', '.join(missing)}; hand over all by name")
         self.weights = {name: np.array(w, np.float64) for name, w in weights.items()}
-        self.x = x.copy() if self.units[0].integer_inputs else np.array(x, np.float64)
+        self.x = np.array(x) if self.units[0].integer_inputs else np.array(x, np.float64)
+        for name, array in {"x": self.x, **self.weights}.items():
+            if not np.all(np.isfinite(array)):
+                raise ValueError(f"check_gradients was given inf or NaN in {name}, where there is no gradient; take "
+                                 "finite numbers")
         inputs = {} if self.units[0].integer_inputs or isinstance(checked, Model) else {"the input": self.x}
         self.arrays = {name: self.weights[name] for name in names} | inputs
         self.context = replace(Context.standalone(Policy("fp64")), gradients=self._fresh)
-        self.scale = 1.0
+        self.scale = 0.0
 
     def _fresh(self, unit: Unit) -> dict[str, np.ndarray]:
         return {name: np.full(self.weights[name].shape, np.nan) for name in (*unit.shapes, *unit.tied_weights)}
 
-    def value(self) -> float:
-        """The function at the weights and the input that are here now."""
+    def value(self) -> tuple[float, float]:
+        """The function at the weights and the input that are here now, and the magnitudes of what it adds up, which its
+        bound is measured by."""
         y = self.x
         for unit in self.units:
             y, _ = unit.forward(self.context, self._of(unit, self.weights), y)
         if self.loss is None or self.target is None:
-            return float(np.sum(y * self._coefficients(y.shape)))
-        return self.loss.forward(self.context, y, self.target)[0]
+            terms = y * self._coefficients(y.shape)
+            return float(np.sum(terms)), float(np.sum(np.abs(terms)))
+        loss = self.loss.forward(self.context, y, self.target)[0]
+        return loss, abs(loss)
 
     def gradients(self) -> dict[str, np.ndarray | None]:
         """The gradients that backward returns, by name, and what their bound is measured by."""
@@ -433,13 +442,15 @@ class _Differentiated:
         first: ComparedGradient | None = None
         for step in STEPS:
             h, kept = step * max(1.0, abs(row[place])), row[place]
-            values = []
+            values, scale = [], max(self.scale, float(np.finfo(np.float64).tiny))
             for shift in (h, -h, 2 * h, -2 * h):
                 row[place] = kept + shift
-                values.append(self.value())
+                value, magnitude = self.value()
+                values.append(value)
+                scale = max(scale, magnitude)
             row[place] = kept
             expected = (8 * (values[0] - values[1]) - values[2] + values[3]) / (12 * h)
-            bound = ROUNDINGS * np.finfo(np.float64).eps * max(self.scale, np.finfo(np.float64).tiny) / h
+            bound = float(ROUNDINGS * np.finfo(np.float64).eps * scale / h)
             result = ComparedGradient(name, index, found, expected, bound)
             if result.error <= 1:
                 return result

@@ -145,7 +145,7 @@ REFUSED = [
     ({ZERO: {"stage": 1}}, "train_batch_size or train_micro_batch_size_per_gpu must be there"),
     (of("fp16", {"enabled": True}, bf16={"enabled": True}), "fp16.enabled and bf16.enabled are both true"),
     (of("fp16", "consecutive_hysteresis", True), "fp16.consecutive_hysteresis=True refills the count"),
-    (of("fp16", "initial_scale_power", 2000), "fp16: "),
+    (of("fp16", "initial_scale_power", 2000), "fp16.initial_scale_power=2000: 2 to that power is no number of fp32"),
     (of("bf16", {"enabled": True, "bf16_optimizer_states": True}), "bf16.bf16_optimizer_states=True goes with"),
     (of("communication_data_type", "fp8"), "communication_data_type='fp8' must be one of fp32, fp16, bf16"),
     (of("gradient_predivide_factor", 2.0), "gradient_predivide_factor=2.0 must be 1: gradients are divided by N alone"),
@@ -190,6 +190,9 @@ def test_all_that_is_wrong_is_said_at_once_and_a_file_is_named(tmp_path):
         path.write_text(text)
         assert_refused(lambda: zs.from_deepspeed(path), words)
     assert_refused(lambda: zs.from_deepspeed(tmp_path / "none.json"), "no configuration can be read from .*none.json")
+    for ranks in (0, -1, 2.5, "8", True):
+        assert_refused(lambda ranks=ranks: zs.from_deepspeed(of(), ranks=ranks), literally(
+            f"ranks={ranks!r} must be a whole number, 1 or more"))
     assert_refused(lambda: zs.from_deepspeed(3), "a dict or the path of a JSON file, found 3")
     assert_refused(lambda: read(of(), model=3), "model=3 must be an engine's model, a plan's, or the name of one")
 
@@ -210,6 +213,7 @@ def test_what_changes_nothing_is_ignored_by_name_and_what_is_not_the_same_is_sai
     ("WarmupLR", {"warmup_type": "linear", "warmup_num_steps": 4, "warmup_min_lr": 0.002},
      [0.2, 0.2, 0.4, 1.0, 1.0, 1.0]),
     ("WarmupLR", {"warmup_num_steps": 4}, [0.0, 0.0, 0.5, 1.0, 1.0, 1.0]),
+    ("WarmupLR", {"warmup_num_steps": 0}, [0.0, 0.0, 1.0, 1.0, 1.0, 1.0]),  # 2 there, too
     ("WarmupDecayLR", {"warmup_type": "linear", "warmup_num_steps": 4, "warmup_max_lr": 0.02, "total_num_steps": 12},
      [0.0, 0.0, 0.5, 2.0, 1.25, 0.0]),
     ("WarmupCosineLR", {"warmup_type": "linear", "warmup_num_steps": 4, "total_num_steps": 12, "cos_min_ratio": 0.5,

@@ -202,6 +202,8 @@ def test_a_step_has_its_own_bytes_rows_and_what_was_held_when_it_began() -> None
     bounded = zs.Cluster(2, trace_rows=300)
     bounded.run(program, 3)
     assert bounded.trace.step(-1).sent_nbytes() == cluster.trace.step(-1).sent_nbytes()
+    with pytest.raises(ValueError, match=r"a step is a whole number, 0 the first and -1 the last, found 'last'"):
+        cluster.trace.step("last")
     with pytest.raises(ValueError, match=r"asked for step 0 of a trace that has 0; .* trace_rows= and drop\(\) let"):
         zs.Cluster(2, trace_rows=1).trace.step(0)
 

@@ -66,7 +66,9 @@ def title(value):
     ({"weights": {"layer0.weight": X}}, "missing or not of this model: layer0.bias, layer1.bias, layer1.weight; zs."),
     ({"weights": {**WEIGHTS, "layer1.bias": X}}, "asked for layer1.bias as an array of shape (2,), and found nd"),
     ({"weights": {**WEIGHTS, "layer1.bias": np.arange(2)}}, "layer1.bias in floating point, and found int64; take np."),
-    ({"weights": {**WEIGHTS, "layer1.bias": np.array([1, np.nan])}}, "NaN in 1 of 2 values of layer1.bias; look at"),
+    ({"weights": {**WEIGHTS, "layer1.bias": [[1], [2, 3]]}}, "layer1.bias as an array of shape (2,), and found list;"),
+    *(({"weights": {**WEIGHTS, "layer1.bias": np.array([1, x])}},
+       "weights= has NaN, inf or numbers beyond fp32 in 1 of 2 values of layer1.bias; look") for x in (np.nan, -1e39)),
     ({"seed": None}, "seed=None must be a whole number"),
     ({"mesh": (2, 2)}, "a mesh of 2 nodes with 2 ranks each has 4 ranks, and there are 1"),
     ({"mesh": "1x1", "stage": zs.Stage(REPLICATED, REPLICATED, SHARDED)}, "on a mesh gradients rest as addends or as "),
@@ -196,6 +198,7 @@ MIDDLE = Model([LinearUnit("a", 3, 4, first=True), LinearUnit("b", 4, 2, first=T
       for asked in ("layer0", LinearUnit("layer0", 3, 5), None)),
     (lambda engine: engine.layout, "this engine has 2 param groups, each with arrays and a layout",
      {"groups": [zs.Group("*.bias", frozen=True)]}),
+    (lambda engine: engine.step((X, T), (X, T)), "found 1 items, 0 of them pairs", {}),
     *((lambda engine, given=given: engine.step(given), text, {}) for given, text in [
         ([], "at least one; found 0 items"), (7, "at least one; found 0 items"),
         ((X, T), "found 2 items, 0 of them pairs"), ([(X, T, T)], "found 1 items, 0 of them pairs"),

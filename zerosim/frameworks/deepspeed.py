@@ -104,6 +104,9 @@ def from_deepspeed(config: str | Path | Mapping[str, Any], *, model: Sized | Non
     >>> found.stage, found.batch, found.micro_batches, found.policy.average
     (2, 2, 1, 'divide_then_sum')
     """
+    for argument, value in {"ranks": ranks, "ranks_per_node": ranks_per_node}.items():
+        if value is not None and (not is_count(value) or value < 1):
+            raise ValueError(f"{argument}={value!r} must be a whole number, 1 or more, or None")
     given, name = _read(config)
     findings = Findings()
     top = Section(given, "", findings)
@@ -240,9 +243,11 @@ def _loss_scale(fp16: Section, findings: Findings) -> Dynamic | Static:
                         "growth alone refills it")
     try:
         return Static(scale) if scale else Dynamic("deepspeed", 2.0**power, window, hysteresis, smallest=least)
-    except (ValueError, OverflowError) as error:
+    except OverflowError:
+        findings.refuse(f"fp16.initial_scale_power={power}: 2 to that power is no number of fp32")
+    except ValueError as error:
         findings.refuse(f"fp16: {error}")
-        return Static()
+    return Static()
 
 
 def _average(top: Section, zero: Section, states: ShardedStates, zeropp: ZeroPlusPlus | None,
@@ -503,7 +508,7 @@ def _schedule(section: Section, optimizer: Optimizer | None, findings: Findings)
         low = before = params.take("warmup_min_lr", 0.0, number) / lr
         high = params.take("warmup_max_lr", 1e-3 if fall == "linear" else lr, number) / lr
     found = WarmupSchedule(
-        max(2, params.take("warmup_num_steps", 1000, count(1))), low, high, before,
+        max(2, params.take("warmup_num_steps", 1000, count())), low, high, before,
         params.take("warmup_type", "log", choice("log", "linear")) == "log", fall,
         0 if fall == "none" else params.take("total_num_steps", 0, count(1)),
         params.take("cos_min_ratio", 0.0001, number) if fall == "cosine" else 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from zerosim.models.layers import Context
 from zerosim.models.units import Model
 from zerosim.numerics.arrays import Array
 from zerosim.numerics.checks import is_floating
+from zerosim.numerics.formats import FORMATS
 from zerosim.numerics.policy import Policy
 
 
@@ -74,10 +76,11 @@ def require_weights(where: str, model: Model, weights: Mapping[str, Array]) -> N
                          f"or not of this model: {', '.join(wrong[:5])}; zs.models.first_weights(model) | {{...}} has "
                          "the model's own for the rest")
     for name, shape in model.shapes.items():
-        if not isinstance(weights[name], np.ndarray) or weights[name].shape != shape:
-            raise ValueError(f"{where} asked for {name} as an array of shape {shape}, and found "
-                             f"{type(weights[name]).__name__} of shape {np.shape(weights[name])}; first_weights(model) "
-                             "shows the form of all")
+        found: Any = weights[name]
+        if not isinstance(found, np.ndarray) or found.shape != shape:
+            seen = type(found).__name__ + (f" of shape {found.shape}" if isinstance(found, np.ndarray) else "")
+            raise ValueError(f"{where} asked for {name} as an array of shape {shape}, and found {seen}; "
+                             "first_weights(model) shows the form of all")
         if not is_floating(weights[name].dtype):
             raise ValueError(f"{where} asked for {name} in floating point, and found {weights[name].dtype}; take "
                              "np.float32")
@@ -92,7 +95,7 @@ def first_weights(model: Model) -> dict[str, Array]:
 def initializer_of(model: Model, weights: Mapping[str, Array] | None = None) -> Initializer:
     """The initializer of all parameters: of these values, or of the model's own where none are given.
 
-    Raises ValueError for weights that are missing, too many, of another shape or no floats, and for NaN among them.
+    Raises ValueError for weights that are missing, too many, of another shape, no floats, or no numbers of fp32.
     """
     units = {name: unit for unit in model.units for name in unit.shapes}
     if weights is None:
@@ -100,7 +103,7 @@ def initializer_of(model: Model, weights: Mapping[str, Array] | None = None) -> 
     require_weights("weights=", model, weights)
     flat = {name: np.ravel(array) for name, array in weights.items()}
     for name, values in flat.items():
-        if spoiled := int(np.isnan(values).sum()):
-            raise ValueError(f"weights= has NaN in {spoiled} of {values.size} values of {name}; look at where they "
-                             "come from")
+        if spoiled := int((~(np.abs(values.astype(np.float64)) <= FORMATS["fp32"].largest)).sum()):
+            raise ValueError(f"weights= has NaN, inf or numbers beyond fp32 in {spoiled} of {values.size} values of "
+                             f"{name}; look at where they come from")
     return lambda name, start, count: flat[name][start:start + count]

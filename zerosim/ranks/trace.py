@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-from zerosim.numerics.checks import unknown_name
+from zerosim.numerics.checks import is_count, unknown_name
 from zerosim.numerics.kernels import do_nothing
 from zerosim.ranks.call import Call
 from zerosim.ranks.lifetimes import Lifetime, lifetimes
@@ -233,6 +233,8 @@ class Trace(Plotted):
         It goes from the step's first forward to that of the next, or to the end: with the all-gather of parameters, and
         with what a program does between two steps. Raises ValueError for a step that there is not.
         """
+        if not is_count(number):
+            raise ValueError(f"a step is a whole number, 0 the first and -1 the last, found {number!r}")
         if not -len(self._steps) <= number < len(self._steps):
             raise ValueError(f"asked for step {number} of a trace that has {len(self._steps)}; an engine's first "
                              "forward begins one, and trace_rows= and drop() let steps go with their rows")

@@ -633,7 +633,9 @@ def _check_optimizers(model: Model, groups: Sequence[ParamGroup], schedule: Any,
 def _checked_batches(batches: Any) -> list[Batch]:
     """The micro-batches as a list; ValueError unless there is at least one, and each is a pair."""
     listed = list(batches) if isinstance(batches, Iterable) else []
-    pairs = sum(isinstance(batch, tuple | list) and len(batch) == 2 for batch in listed)
+    pairs = sum(isinstance(batch, tuple | list) and len(batch) == 2 and not any(
+        isinstance(part, tuple | list) and any(isinstance(one, np.ndarray) for one in part) for part in batch)
+        for batch in listed)
     if not listed or pairs != len(listed):
         raise ValueError(f"a step takes micro-batches (x, target), at least one; found {len(listed)} items, {pairs} of "
                          "them pairs. Write step(x, target), or step([(x, target), ...]) for several micro-batches")
