@@ -18,7 +18,7 @@ HEAD = """# References
 
 Everything that the package, these pages and the notebooks cite. A citation elsewhere gives the first author, the year
 and the place: *Rajbhandari et al. 2020, section 5.1* is section 5.1 of the text of that name and year below. Where a
-text is cited by other words, they stand in brackets. `python -m zerosim.course.references` writes this page.
+text is cited by other words, they stand in brackets. `python -m zerosim.course.references` prints this page.
 """
 
 

@@ -84,7 +84,7 @@ def trace_order(data: TraceOrder, style: Style = LIGHT) -> Drawing:
         order.set_ylim(lanes - 0.5, -0.5)
         order.tick_params(axis="y", length=0)
         order.tick_params(axis="x", labelbottom=False)
-        _sent(sent, data, style)
+        _sent(sent, data)
         for axes in (order, sent):
             axes.set_xlim(0, max(1, *map(len, data.whats)))
         within_limits(sent)
@@ -95,7 +95,7 @@ def trace_order(data: TraceOrder, style: Style = LIGHT) -> Drawing:
     return Drawing("trace-order", TITLE, _order_description(data), style, figure)
 
 
-def _sent(axes: Axes, data: TraceOrder, style: Style) -> None:
+def _sent(axes: Axes, data: TraceOrder) -> None:
     curves = data.by_purpose(data.busiest)
     unit, name = scale_of(max(1, sum(curve[-1] for curve in curves.values())))
     top = stack(axes, range(len(data.whats[data.busiest]) + 1), {
@@ -174,7 +174,7 @@ def ring_traffic(data: RingTraffic, style: Style = LIGHT) -> Drawing:
         figure.text(0.2 / SIDE, 1 - 0.84 / height, _subtitle(data), va="center", color=style.muted, linespacing=1.4)
         for link, nbytes in sorted(data.links.items(), key=lambda item: item[0] in data.around):
             if nbytes:
-                _arrow(axes, data, link, style)
+                _arrow(axes, data, link)
         for rank in range(data.ranks):
             x, y, _ = around(rank, data.ranks, RADIUS, MIDDLE)
             axes.add_patch(Circle((x, y), NODE, facecolor=rank_color(rank), edgecolor=style.ink, linewidth=1.2,
@@ -184,7 +184,7 @@ def ring_traffic(data: RingTraffic, style: Style = LIGHT) -> Drawing:
     return Drawing("ring-traffic", _title(data), _description(data), style, figure)
 
 
-def _arrow(axes: Axes, data: RingTraffic, link: Link, style: Style) -> None:
+def _arrow(axes: Axes, data: RingTraffic, link: Link) -> None:
     """An arc outside the circle for a neighbor, a straight line across for any other; a neighbor's has its bytes."""
     from matplotlib.patches import FancyArrowPatch
 
