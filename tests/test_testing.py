@@ -255,6 +255,10 @@ def spoiled(spoil, **options):
     return unit
 
 
+def test_a_target_in_float64_is_rounded_by_the_audit_as_by_an_engine():
+    check_memory(MLP([3, 3]), X, TARGET)
+
+
 def test_a_factor_that_is_0_has_a_bound_of_what_it_multiplies():
     unit = autodiff.AutodiffUnit("u", {"gain": (3,), "scale": ()}, lambda w, x: x * w["gain"] + x * w["scale"])
     worst = check_gradients(unit, X, elements=None)
@@ -337,6 +341,7 @@ REFUSED = [
     (lambda: check_gradients(MLP([3, 3]), X), "takes x and a target for a model, ...; found no target", ValueError),
     (lambda: check_gradients(LinearUnit("a", 3, 3), X, X), "x alone for a unit; found a target", ValueError),
     (lambda: check_gradients(CrossEntropy(), X), "takes a Model or a Unit, found CrossEntropy", ValueError),
+    (lambda: check_memory(CrossEntropy(), X), "check_memory takes a Model or a Unit, found CrossEntropy", ValueError),
     (lambda: check_gradients(LinearUnit("a", 3, 3), X * np.nan), "was given inf or NaN in x, where", ValueError),
     (lambda: check_gradients(autodiff.AutodiffUnit("a", {}, lambda _, x: x + x), X[:, :0]),
      "no parameter and no input has an element", ValueError),

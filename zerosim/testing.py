@@ -480,6 +480,11 @@ def check_memory(checked: Model | Unit, x: np.ndarray, target: np.ndarray | None
 
     Raises AssertionError that names the bytes, the unit and pass in which they were most, and the lines that made them.
     """
+    if not isinstance(checked, Model | Unit):
+        raise ValueError(f"check_memory takes a Model or a Unit, found {type(checked).__name__}; make a Unit of a "
+                         "function of your own")
+    if target is not None and target.dtype == np.float64:
+        target = target.astype(np.float32)  # as an engine rounds it
     audit = _Audit(checked, Policy.of(policy), keep)
     audit.run(x, target)
     if audit.most_nbytes:

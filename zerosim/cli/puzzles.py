@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import faulthandler
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -95,7 +96,7 @@ def _checked(name: str, place: str) -> Score:
 
     offered.puzzle_named(name)  # a name that there is not is refused before the file is run
     with busy(f"checking {name} on 1 to 8 ranks"), ended_at_last(), kept_running():
-        return offered.check(name, _loaded(place))
+        return _judged(name, place, partial(offered.check, name))
 
 
 def _graded(file: str) -> list[Score]:
@@ -115,7 +116,20 @@ def _graded(file: str) -> list[Score]:
     if not names:
         raise ValueError(f"{file} defines none of {', '.join(GRADERS)}; write at least one")
     with busy("grading on 1 to 8 ranks"), ended_at_last(), kept_running():
-        return [GRADERS[name](_loaded(f"{file}:{name}")) for name in names]
+        return [_judged(name, f"{file}:{name}", GRADERS[name]) for name in names]
+
+
+def _judged(name: str, place: str, judge: Callable[[Any], Score]) -> Score:
+    """The score of a file's function; a file that cannot be read to its end within the time of a case is refused."""
+    from zerosim.course.puzzles.score import REFUSED, Refused, Score
+    from zerosim.course.puzzles.watching import limited
+
+    try:
+        with limited("reading the file"):
+            answer = _loaded(place)
+    except Refused as error:
+        return Score(name, REFUSED, f"{error}.")
+    return judge(answer)
 
 
 def _loaded(place: str) -> Any:

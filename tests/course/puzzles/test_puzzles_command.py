@@ -8,6 +8,7 @@ import pytest
 
 from tests.support import ask
 from zerosim.course import puzzles
+from zerosim.course.puzzles import watching
 
 PASSED, NOT_PASSED, WRONG = 0, 1, 2
 
@@ -103,6 +104,15 @@ def test_a_file_that_asks_to_end_the_process_with_0_when_it_ends_anyway_ends_it_
     done = subprocess.run([sys.executable, "-m", "zerosim", "puzzles", "mean", "--check", "answer.py:mean"],
                           cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, "returned its own number" in done.stdout) == (NOT_PASSED, True), done.stderr
+
+
+@pytest.mark.parametrize("arguments", [CHECK, GRADE])
+def test_a_file_that_is_never_read_to_its_end_is_refused(about, arguments, monkeypatch):
+    monkeypatch.setattr(watching, "SECONDS", 0.2)
+    done = about("get_ddp = mean = None\nwhile True:\n    pass\n", *arguments)
+    assert done.exit_code == NOT_PASSED
+    assert "On reading the file it has not ended after 0.2 seconds of the processor; look for a loop" in " ".join(
+        done.stdout.split())
 
 
 def test_files_of_one_name_in_several_folders_are_each_checked_by_what_stands_in_them(about):
