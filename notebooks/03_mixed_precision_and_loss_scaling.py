@@ -209,9 +209,8 @@ for name in ("fp16", "bf16"):
                      for gradient in found.gradients.values())
         rows.append((name, f"2^{exponent}", *(f"{value:.3g}" for value in found.largest.values()),
                      f"{found.loss:.3g}", "finite" if finite else "not finite"))
-largest = (f">largest of {name}" for name in found.largest)
-zs.draw.table(("format", "S", *largest, ">loss", "gradients"), rows,
-              f"The largest input is {np.abs(x).max():.3g}")
+zs.draw.table(("format", "S", *(f">largest of {name}" for name in found.largest), ">loss", "gradients"),
+              rows, f"The largest input is {np.abs(x).max():.3g}")
 
 # %% [markdown]
 # ## Does it matter?

@@ -20,6 +20,7 @@ from tests.backends.fake_cupy import pinned_memory_of
 from tests.backends.gpu_order import cluster_in_gpu_order
 from tests.backends.test_one_suite import assert_same
 from tests.backends.worlds import DOUBLES
+from tests.cases import chosen
 from tests.ranks import programs
 from tests.support import assert_refused
 from tests.zero.training import MODELS, batches
@@ -43,9 +44,11 @@ def states_of(found: tuple[Any, dict[str, Any]]) -> dict[tuple[str, str], np.nda
     return {(name, key): x for name, state in found[1].items() for key, x in state.items() if x is not None}
 
 
-@pytest.mark.parametrize("optimizer", [
-    zs.optim.SGD(lr=0.1), zs.optim.LARS(), zs.optim.LAMB(), zs.optim.Muon(), zs.optim.Adafactor(), zs.optim.Shampoo(),
-    zs.optim.SOAP(every=1), zs.optim.Lion(), zs.optim.Adan()], ids=lambda o: type(o).__name__)  # fmt: skip
+@pytest.mark.parametrize("optimizer", chosen(
+    [zs.optim.SGD(lr=0.1), zs.optim.LAMB(), zs.optim.Muon(), zs.optim.Adafactor(), zs.optim.SOAP(every=1)],
+    [zs.optim.SGD(lr=0.1), zs.optim.LARS(), zs.optim.LAMB(), zs.optim.Muon(), zs.optim.Adafactor(),
+     zs.optim.Shampoo(), zs.optim.SOAP(every=1), zs.optim.Lion(), zs.optim.Adan()]),
+    ids=lambda o: type(o).__name__)
 def test_every_optimizer_steps_on_devices_arrays(stand_in: Any, optimizer: Any) -> None:
     """Two steps; bits, but for what a decomposition's matmul of another layout decides: within 1e-3."""
     found, wanted = (cluster.run(lambda rank: programs.gpt(rank, 2, "fp32", optimizer=optimizer, gather=True))

@@ -99,7 +99,7 @@ def test_hybrid_sharding_and_zeropp_give_the_same_bits_on_a_mesh(world: World) -
 
 
 def test_the_worked_example_gives_the_same_weights_masters_and_moments(world: World) -> None:
-    for stage, compute in chosen([(0, "bf16"), (3, "fp16")], STAGES_AND_FORMATS):
+    for stage, compute in chosen([(3, "fp16")], STAGES_AND_FORMATS):
         assert_same(world, programs.four, stage, compute, kind=world.kind)
 
 

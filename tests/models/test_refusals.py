@@ -260,9 +260,9 @@ UNITS = [
     (lambda: pass_of(lambda w: {**w, "layer9.weight": w["layer0.bias"]}), "not of this model: layer9.weight"),
     (lambda: pass_of(lambda w: {"layer0.weight": w["layer0.weight"]}), "missing or not of this model: layer0.bias, la"),
     (lambda: pass_of(lambda w: {**w, "layer0.bias": 1.0}), "asked for layer0.bias as an array of shape (4,), and "
-     "found float of"),
+     "found float;"),
     (lambda: pass_of(lambda w: {**w, "layer0.bias": w["layer0.bias"][:1]}), "found ndarray of shape (1,)"),
-    (lambda: pass_of(lambda w: {**w, "layer0.bias": [1.0] * 4}), "found list of shape (4,)"),
+    (lambda: pass_of(lambda w: {**w, "layer0.bias": [1.0] * 4}), "found list;"),
     (lambda: pass_of(lambda w: w, 16), "policy must be a Policy or the name of a format, found 16; write"),
     *((lambda of=of: Recompute.parse(of), "names no policy; write 'none', 'block' or 'segment(k)' with k of at")
       for of in ("", "all", "segment", "segment()", "segment(0)", "segment(-1)", "segment(2", "Block", "none+tiled",

@@ -16,7 +16,7 @@ import pytest
 import zerosim as zs
 from tests.architecture.source import ROOT
 from tests.backends.worlds import mpi_missing
-from tests.cases import THOROUGH
+from tests.cases import THOROUGH, chosen
 from tests.display.seen import data_of, pixels_of, shows_the_same
 from tests.notebooks.cells import Shown, cells, changed, committed, displayed_in, executed, picture_in, printed_in
 from zerosim.course import draw, figures, puzzles
@@ -119,7 +119,7 @@ def test_a_copy_shows_what_the_cells_show_now(text):
                              else getattr(cell.displayed, method)() for cell in shown(text)]
 
 
-@NUMBERED
+@pytest.mark.parametrize("text", chosen(TEXTS[::2], TEXTS), ids=lambda text: text.stem)
 def test_a_copys_pictures_are_those_that_the_cells_draw_now(text):
     pictures = 0
     for (_, outputs), cell in zip([both for both in committed(text.with_suffix(".ipynb")) if both[0].kind == "code"],
@@ -150,8 +150,8 @@ def test_a_notebook_asks_first_and_proves_last(text):
 
 
 # A kernel for each notebook takes long; the cells themselves are run by the tests above.
-@pytest.mark.parametrize("text", [text if text == FIRST else pytest.param(text, marks=pytest.mark.slow)
-                                  for text in (*TEXTS, PUZZLES)], ids=lambda text: text.stem)
+@pytest.mark.slow
+@EVERY
 def test_jupyter_executes_the_text_into_the_same_file(text):
     skip_without_processes(text)
     for module in ("jupytext", "nbclient", "ipykernel"):

@@ -4,7 +4,7 @@ Legend: lengths of the drawings are CSS pixels.
 """
 
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from itertools import pairwise, zip_longest
@@ -37,16 +37,13 @@ STYLE = """<style>
 .zs th, .zs td { padding: 2px 12px 2px 0; text-align: left; border: 0; vertical-align: top; background: none; }
 .zs thead th { border-bottom: 1px solid rgba(127, 127, 127, 0.6); }
 .zs .n { text-align: right; font-variant-numeric: tabular-nums; }
-.zs svg { display: block; max-width: 100%; height: auto; margin: 2px 0 10px; }
-.zs svg text { fill: currentColor; font: 13px system-ui, sans-serif; }
 .zs p { margin: 2px 0 6px; }
 </style>"""
 FORBIDS = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 STRONG = ("bold", "red")  # of rich's styles, those that lessons use
 WIDTH, LABEL, VALUE, ROW, BAR = 720, 120, 100, 24, 16
-HATCH = ('<pattern id="{id}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-         '<rect width="6" height="6" fill="rgba(127,127,127,0.15)"/>'
-         '<line x1="0" y1="0" x2="0" y2="6" stroke="currentColor" stroke-opacity="0.6" stroke-width="2"/></pattern>')
+# Padding lies in its owner's color, under stripes of the page's ink.
+HATCH = "opacity:0.5;background-image:repeating-linear-gradient(45deg,transparent 0 4px,currentColor 4px 6px)"
 
 
 def as_html(view: View) -> str:
@@ -126,83 +123,76 @@ def image_html(image: bytes, kind: str, words: str, style: str = ' style="max-wi
 
 
 # -- drawings ---------------------------------------------------------------------------------------------------------
+# Of boxes, each with its own style and title: of a notebook that is not trusted JupyterLab shows neither an <svg> nor a
+# <style>, and attributes of style it does.
 
 def bars_html(bars: Bars) -> str:
     """Stacked bars, their sums beside them, and what the colors mean."""
-    shown = bars.bars[:MOST_ROWS]
-    scale, width = max(1, bars.scale_nbytes), WIDTH - LABEL - VALUE
-    parts, said, caption = [], [], bars.caption
-    for row, (label, held) in enumerate(shown):
-        y, x, total = row * ROW, float(LABEL), sum(held.values())
-        parts.append(f'<text x="0" y="{y + 14}">{escape(label)}</text>')
-        for kind in bars.kinds:
-            if held.get(kind):
-                long = width * held[kind] / scale
-                parts.append(f'<rect x="{x:.2f}" y="{y}" width="{long:.2f}" height="{BAR}" fill="{bars.colors[kind]}">'
-                             f"<title>{escape(f'{label}: {words(kind)} {held[kind]:,} bytes')}</title></rect>")
-                x += long
-        parts.append(f'<text x="{WIDTH}" y="{y + 13}" text-anchor="end">{bytes_text(total)}</text>')
+    limit, scale, caption = bars.limit_nbytes, (WIDTH - LABEL - VALUE) / max(1, bars.scale_nbytes), bars.caption
+    lines, said = [], []
+    for label, held in bars.bars[:MOST_ROWS]:
+        total = sum(held.values())
+        boxes = [_box(scale * held[kind], bars.colors[kind], f"{label}: {words(kind)} {held[kind]:,} bytes")
+                 for kind in bars.kinds if held.get(kind)]
+        if limit:
+            before = scale * (limit - total)
+            boxes.append(f'<span style="display:inline-block;height:{ROW}px;margin-left:{before:.2f}px;'
+                         'border-left:2px dashed;vertical-align:middle"></span>')
+        after = 6 + max(0, scale * (total - limit)) if limit else 6
+        boxes.append(f'<span style="margin-left:{after:.2f}px">{bytes_text(total)}</span>')
+        lines.append(_name(label) + "".join(boxes))
         said.append(f"{label} {total:,} bytes")
-    height = len(shown) * ROW
-    if bars.limit_nbytes:
-        at = LABEL + width * bars.limit_nbytes / scale
-        parts.append(f'<line x1="{at:.2f}" x2="{at:.2f}" y1="0" y2="{height - 4}" stroke="currentColor" '
-                     'stroke-dasharray="4 3" stroke-width="2"/>')
-        caption = f"{bars.caption} (dashed: the capacity, {bytes_text(bars.limit_nbytes)})"
-        said.append(f"the dashed line is the capacity, {bars.limit_nbytes:,} bytes")
-    parts += _legend({words(kind): bars.colors[kind] for kind in bars.kinds}, height + 6)
-    rows = -(-len(bars.kinds) // IN_A_ROW)
-    return _svg(caption, "; ".join(said), "".join(parts), height + 10 + 20 * rows)
+    if limit:
+        caption = f"{bars.caption} (dashed: the capacity, {bytes_text(limit)})"
+        said.append(f"the dashed line is the capacity, {limit:,} bytes")
+    legend = [f'{_box(BAR, bars.colors[kind])} {escape(words(kind))}' for kind in bars.kinds]
+    rows = [" &#160; ".join(legend[at:at + IN_A_ROW]) for at in range(0, len(legend), IN_A_ROW)]
+    return _drawn(caption, said, [*lines, *rows])
 
 
 IN_A_ROW = 4  # entries of a legend
 MANY, FEW_LINES = 65, 4  # ranks of which so many make a page heavy, and the lines that are drawn of them
 
 
-def _legend(colors: dict[str, str], top: float) -> Iterator[str]:
-    for number, (name, color) in enumerate(colors.items()):
-        row, column = divmod(number, IN_A_ROW)
-        x, y = column * WIDTH / IN_A_ROW, top + 20 * row
-        yield f'<rect x="{x:.0f}" y="{y:.0f}" width="12" height="12" fill="{color}"/>'
-        yield f'<text x="{x + 17:.0f}" y="{y + 11:.0f}">{escape(name)}</text>'
-
-
 def strip_html(strip: Strip) -> str:
-    """One line for each stretch of the vector, a cell for each owner, padding hatched."""
+    """One line for each stretch of the vector, a box for each owner, padding hatched."""
     many = any(len(line.bounds) > MANY for line in strip.lines)
-    lines = strip.lines[:FEW_LINES if many else MOST_ROWS]
-    longest = max((line.bounds[-1] for line in lines), default=1) or 1
-    parts: list[str] = []
-    hatch = "zs-padding"
-    for row, line in enumerate(lines):
-        parts += _line(line, row * ROW, (WIDTH - LABEL - VALUE) / longest, hatch)
-    said = "; ".join(f"{line.name}: " + (f"cut among {len(line.bounds) - 1} ranks" if many else ", ".join(
+    shown = strip.lines[:FEW_LINES if many else MOST_ROWS]
+    longest = max((line.bounds[-1] for line in shown), default=1) or 1
+    said = [f"{line.name}: " + (f"cut among {len(line.bounds) - 1} ranks" if many else ", ".join(
         f"rank {rank} has {high - low}" for rank, (low, high) in enumerate(pairwise(line.bounds))))
-        + f", {line.bounds[-1] - line.valid} are padding" for line in lines)
-    defs = f"<defs>{HATCH.format(id=hatch)}</defs>"
-    more = len(strip.lines) - len(lines)
+        + f", {line.bounds[-1] - line.valid} are padding" for line in shown]
+    more = len(strip.lines) - len(shown)
     caption = strip.caption + (f" (and {more} more)" if more else "")
-    return _svg(caption, said, defs + "".join(parts), len(lines) * ROW)
+    return _drawn(caption, said, [_line(line, (WIDTH - LABEL - VALUE) / longest) for line in shown])
 
 
-def _line(line: Line, y: int, scale: float, hatch: str) -> Iterator[str]:
-    yield f'<text x="0" y="{y + 14}">{escape(line.name)}</text>'
+def _line(line: Line, scale: float) -> str:
+    boxes = [_name(line.name)]
     for rank, (low, high) in enumerate(pairwise(line.bounds)):
-        x, width, color = LABEL + low * scale, (high - low) * scale, rank_color(rank)
-        if high > low:
-            yield (f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{BAR + 2}" fill="{color}" '
-                   f'stroke="rgba(127,127,127,0.9)" stroke-width="0.5"><title>rank {rank}: elements {low} to {high}'
-                   "</title></rect>")
-        if width > 14 + 7 * len(str(rank)):
-            yield (f'<text x="{x + width / 2:.2f}" y="{y + 14}" text-anchor="middle" style="fill:{ink_on(color)}">'
-                   f"{rank}</text>")
-    if line.valid < line.bounds[-1]:
-        yield (f'<rect x="{LABEL + line.valid * scale:.2f}" y="{y}" fill="url(#{hatch})" height="{BAR + 2}" '
-               f'width="{(line.bounds[-1] - line.valid) * scale:.2f}"/>')
-    yield f'<text x="{LABEL + line.bounds[-1] * scale + 6:.2f}" y="{y + 14}">{line.bounds[-1]:,}</text>'
+        color, middle = rank_color(rank), min(max(low, line.valid), high)
+        for start, stop, padding in ((low, middle, False), (middle, high, True)):
+            if stop > start:
+                width, title = (stop - start) * scale, f"rank {rank}: elements {start} to {stop}"
+                text = str(rank) if start == low and width > 14 + 7 * len(str(rank)) else ""
+                boxes.append(_box(width, color, title + ", padding" * padding, text, HATCH if padding else ""))
+    return f'{"".join(boxes)} {line.bounds[-1]:,}'
 
 
-def _svg(caption: str, said: str, content: str, height: float) -> str:
-    words = escape(f"{caption}. {said}.", quote=True)
-    return (f"<p><strong>{escape(caption)}</strong></p><svg role=\"img\" aria-label=\"{words}\" width=\"{WIDTH}\" "
-            f'height="{height:.0f}" viewBox="0 0 {WIDTH} {height:.0f}">{content}</svg>')
+def _name(text: str) -> str:
+    return f'<span style="display:inline-block;width:{LABEL}px">{escape(text)}</span>'
+
+
+def _box(width: float, color: str, title: str = "", text: str = "", more: str = "") -> str:
+    """A box of this width in pixels and color, with words in a readable ink."""
+    named = f' title="{escape(title, quote=True)}"' if title else ""
+    ink = f";color:{ink_on(color)};text-align:center;line-height:{BAR}px" if text else ""
+    return (f'<span{named} style="display:inline-block;width:{width:.2f}px;height:{BAR}px;vertical-align:middle;'
+            f'background-color:{color}{ink}{";" * bool(more)}{more}">{text}</span>')
+
+
+def _drawn(caption: str, said: Sequence[str], lines: Sequence[str]) -> str:
+    """A drawing of lines, with its caption, and what it says in words for those who do not see it."""
+    alternative = escape(f"{caption}. {'; '.join(said)}.", quote=True)
+    body = "".join(f'<div style="height:{ROW}px;white-space:nowrap">{line}</div>' for line in lines)
+    return f'<p><strong>{escape(caption)}</strong></p><div role="img" aria-label="{alternative}">{body}</div>'

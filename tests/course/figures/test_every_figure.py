@@ -177,6 +177,7 @@ def test_the_animation_has_a_frame_before_and_two_for_each_step(ranks):
         assert len(frame.description) > 60
 
 
+@pytest.mark.slow
 def test_the_gif_plays_every_frame_for_ever_in_the_colors_of_the_ranks_and_gif_and_page_are_those_committed():
     animation = figures.ring_animation(figures.ring_data(2, 2))
     content = animation.gif()
