@@ -50,8 +50,8 @@ def assert_same(world: World, program, *args, kind=zs.Cluster, found=None, **opt
 
 def formats(world: World) -> list[str]:
     """All of them; on doubles some that stand for 32, 16 and 8 bits."""
-    few = dict(zip(DOUBLES, (["fp32", "bf16", "fp8_e5m2"], ["bf16", "fp8_e5m2"], ["bf16", "fp8_e4m3"],
-                              ["fp32", "fp8_e5m2"], ["bf16"], ["bf16"]),
+    few = dict(zip(DOUBLES, (["fp32", "bf16"], ["bf16", "fp8_e5m2"], ["fp8_e4m3"], ["fp32"], ["bf16"],
+                              ["fp8_e5m2"]),
                    strict=True))
     return chosen(few.get(world, FLOATS), FLOATS)
 
@@ -110,8 +110,8 @@ def test_training_a_gpt_gives_the_same_losses_and_states(world: World) -> None:
 
 
 def test_overlap_prefetch_and_buckets_change_no_bit_of_a_training(world: World) -> None:
-    if not THOROUGH and world in MPI and world.ranks != 3:
-        return  # one world of MPI's is enough
+    if not THOROUGH and world in (*MPI[:2], MPI[3], DOUBLES[3], DOUBLES[4]):
+        return  # one world of each kind is enough
     for stage in chosen([OVERLAPPED.get(world, 3)], list(zs.STAGES)):
         wanted = reference(world.kind, world.ranks, programs.gpt, stage, "bf16", "one step")
         for mine, its in zip(world.run(programs.gpt, stage, "bf16", "overlapping"), wanted, strict=True):
@@ -148,7 +148,7 @@ def test_a_checkpoint_of_one_stage_goes_on_in_another(world: World, tmp_path: Pa
 
 
 def test_a_contiguous_layout_gives_the_same_losses_and_states(world: World) -> None:
-    if THOROUGH or world in (HERE, MPI[1], DOUBLES[0], DOUBLES[2], GPUS[0]):
+    if THOROUGH or world in (HERE, MPI[1], DOUBLES[0], GPUS[0]):
         assert_same(world, programs.gpt, 1, "bf16", "one contiguous vector", kind=world.kind)
 
 

@@ -212,7 +212,7 @@ def scripts(draw: st.DrawFn, row: tuple[str, str]) -> tuple[str, list[Asked], La
 
 
 @pytest.mark.parametrize("row", ROWS, ids=" by ".join)
-@settings(max_examples=150 if THOROUGH else 10)
+@settings(max_examples=150 if THOROUGH else 7)
 @given(data=st.data(), seed=st.integers(1, 1000), debug=st.booleans())
 def test_any_script_of_calls_gives_the_oracle_s_bits_the_closed_form_s_bytes_and_one_trace_whatever_the_schedule(
         row: tuple[str, str], data: st.DataObject, seed: int, debug: bool) -> None:
