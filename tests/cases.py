@@ -1,6 +1,7 @@
 """Which cases of a product are tried: with HYPOTHESIS_PROFILE=long (`make test-all`) all, else a few that cover it."""
 
 import random
+import re
 from collections.abc import Iterable
 from itertools import product
 from typing import Any
@@ -25,6 +26,11 @@ def covering(*axes: Iterable[Any], turn: int = 0, count: int | None = None) -> l
         rounds = [chance.sample(axis, len(axis)) for _ in range(0, length, len(axis))]
         columns.append([value for shuffled in rounds for value in shuffled][:length])
     return list(zip(*columns, strict=True))
+
+
+def named(value: Any) -> str:
+    """An id of a case in which no address stands: pytest-xdist's workers must find the same ids."""
+    return re.sub(r"<(.*) at 0x[0-9a-f]+>", r"\1", str(value))
 
 
 def chosen(few: Iterable[Any], every: Iterable[Any]) -> list[Any]:

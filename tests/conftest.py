@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,12 @@ COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], p
 settings.register_profile("quick", COMMON, max_examples=25, derandomize="CI" in os.environ)
 settings.register_profile("long", COMMON, max_examples=400)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuses ids with an address, which differ from one of pytest-xdist's workers to the next: see cases.named."""
+    if odd := [item.nodeid for item in items if re.search(" at 0x[0-9a-f]{6}", item.nodeid)]:
+        raise pytest.UsageError(f"ids of tests must be the same in every process; give {odd[0]} ids=named")
 
 
 @pytest.fixture

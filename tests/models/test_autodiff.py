@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.cases import named
 from tests.models.contexts import bits_of, normal, recorded
 from tests.support import assert_refused, literally
 from zerosim.models import GPT, PRESETS, Context, Model, autodiff, first_weights, one_pass
@@ -197,7 +198,7 @@ VALUES = {
 
 @pytest.mark.parametrize(("said", "function", "error"), [
     *((said, function, TypeError) for said, function in SAYS.items()),
-    *((said, function, ValueError) for said, function in VALUES.items())], ids=lambda value: str(value)[:30])
+    *((said, function, ValueError) for said, function in VALUES.items())], ids=lambda value: named(value)[:30])
 def test_whatever_would_not_be_tracked_is_refused_by_its_name(said, function, error):
     unit, ctx = AutodiffUnit("unit", {"w": (4, 4)}, function), Context.standalone(zs.Policy())
     w, x = weights_of(unit, "fp32"), normal("fp32", (3, 4))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.cases import covering
+from tests.cases import covering, named
 from tests.zero.drawn import drawn, made
 from tests.zero.training import ADAM, BF16, MODELS, batches
 from zerosim.models import GPT
@@ -57,7 +57,7 @@ def test_a_null_run_makes_the_real_runs_memory_and_trace_event_for_event(case):
     assert_a_null_run_is_the_real_one(model, data, stage=stage, **own, **options)
 
 
-@pytest.mark.parametrize(("model", "options"), WITHOUT_A_TWIN, ids=str)
+@pytest.mark.parametrize(("model", "options"), WITHOUT_A_TWIN, ids=named)
 def test_so_does_one_of_what_no_twin_computes(model, options):
     assert_a_null_run_is_the_real_one(model, batches(model, 3, 2, 2), policy=BF16, **options)
 

@@ -3,6 +3,7 @@
 import pytest
 
 import zerosim as zs
+from tests.cases import named
 from tests.zero.training import BF16, MODELS, batches, run
 from zerosim import planning
 from zerosim.planning import cost, hardware, recording, timeline
@@ -94,7 +95,7 @@ def test_prefetch_gathers_the_next_unit_while_one_computes_in_both_directions():
 
 @pytest.mark.parametrize(("model", "keep", "gathers"), [
     (DEEP, (), 8), (DEEP, None, 8), (DEEP, "all", 4), (DEEP, ("layer1",), 7), (DEEP, "layer3", 7),
-    (MODELS["tied"](), (), 8), (MODELS["tied"](), None, 5), (MODELS["tied"](), "all", 3)], ids=str)
+    (MODELS["tied"](), (), 8), (MODELS["tied"](), None, 5), (MODELS["tied"](), "all", 3)], ids=named)
 def test_units_that_stay_gathered_are_gathered_once_and_held_longer_and_tied_ones_are_reduced_once(
         model, keep, gathers):
     kept, plain = traced(model=model, stage=3, keep_gathered=keep), traced(model=model, stage=3, keep_gathered=())
