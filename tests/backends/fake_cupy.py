@@ -249,6 +249,11 @@ def asarray(x: Any, dtype: Any = None) -> ndarray:
     return _new(found)
 
 
+def broadcast_to(x: ndarray, shape: Any) -> ndarray:
+    """Of CuPy a view with strides of 0, which kernels copy before they read it; here that copy."""
+    return _new(np.array(np.broadcast_to(_raw(x), shape)))
+
+
 def argsort(x: ndarray, kind: str | None = None) -> ndarray:
     assert kind in (None, "stable"), "CuPy has no other kind"
     return _new(np.argsort(_raw(x), kind="stable"))

@@ -58,6 +58,21 @@ def test_every_optimizer_steps_on_devices_arrays(stand_in: Any, optimizer: Any) 
             assert np.abs(mine[key].astype(np.float64) - x).max() < 1e-3, key
 
 
+def test_units_whose_backward_is_found_have_a_clusters_bits_on_devices_arrays(stand_in: Any) -> None:
+    model = MODELS["autodiff"]()
+    data = batches(model, 2, 1, 2)
+
+    def program(rank: zs.Rank) -> Any:
+        engine = zs.Engine(rank, model, SGD(lr=0.1), stage=3, policy="bf16")
+        losses = [engine.step([tuple(programs.on_rank(rank, x) for x in pair) for pair in step[rank.index]]).losses
+                  for step in data]
+        return losses, programs.on_host({name: engine.state(name) for name in model.shapes})
+
+    found, wanted = (list(cluster.run(program)) for cluster in (zs.CuPyCluster(2), cluster_in_gpu_order(2)))
+    assert arrays.sha256(found) == arrays.sha256(wanted)
+    assert wanted[0][0][0] != wanted[0][0][1], "it trained"
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("compute", "near"), [("fp32", 1e-5), ("fp16", 2e-3), ("bf16", 2e-2)])
 @pytest.mark.parametrize("ranks", [1, 3])

@@ -28,7 +28,7 @@ def test_every_element_comes_back_within_the_bound_which_some_nearly_reach(name,
     found, packed = back(form, x)
     error, bound = np.abs(found - x.astype(np.float64)), form.error_bound(x.astype(np.float64))
     assert (error <= bound).all()
-    assert error.max(initial=0) > 0.9 * bound.max(initial=0) or length < 1000 or abs(np.log10(scale)) > 4
+    assert (error > 0.9 * bound).any() or length < 1000 or abs(np.log10(scale)) > 4
     assert len(packed) % 4 == 0
     bits = {"int8": 8, "int4": 4}[name]
     assert len(packed) - 4 * -(-length // block) - (length * bits + 7) // 8 in range(4)
