@@ -5,6 +5,7 @@ Legend: N ranks, k micro-batches, B sequences of L tokens, d channels, H heads, 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from textwrap import fill
 from typing import Any
 
 from zerosim.models.units import ALL, TILED, Recompute
@@ -81,8 +82,12 @@ def options_text(config: PlanConfig) -> str:
     if not config.has_units:
         return "nothing overlapped"
     parts = ["overlap"] * config.overlap + [f"{counted(config.prefetch, 'unit')} ahead"] * bool(config.prefetch)
-    order = ", gradients added by micro-batch" * (config.reduction != BY_RANK)
-    return (" and ".join(parts) or "nothing overlapped") + order
+    return (" and ".join(parts) or "nothing overlapped") + order_text(config)
+
+
+def order_text(config: PlanConfig) -> str:
+    """``, gradients added by micro-batch``; empty for the usual order."""
+    return ", gradients added by micro-batch" * (config.reduction != BY_RANK)
 
 
 def places_text(config: PlanConfig) -> str:
@@ -99,9 +104,12 @@ def names_for(found: Plan, width: int) -> Sequence[str]:
 
 
 def text_of(found: Plan) -> str:
-    """The verdict, what it is a plan of, and a line for each row, columns set to the right; states are not by kind."""
-    return "\n".join([found.verdict, "".join(subject(found.config, found.rows[0].convention)), "",
-                      *_lines(found, FEWER), "", f"{UNITS} {PARTS}"])
+    """The verdict, what it is a plan of, and a line for each row, columns set to the right; states are not by kind.
+    Sentences are broken where the table ends."""
+    table = _lines(found, FEWER)
+    verdict, of, units = (fill(text, len(table[0]), break_long_words=False, break_on_hyphens=False) for text in (
+        found.verdict, "".join(subject(found.config, found.rows[0].convention)), f"{UNITS} {PARTS}"))
+    return "\n".join([verdict, of, "", *table, "", units])
 
 
 def _lines(found: Plan, names: Sequence[str]) -> list[str]:
