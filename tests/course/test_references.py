@@ -16,7 +16,7 @@ CITATION = re.compile(rf"\b((?:Van )?{PEOPLE}(?:,\s+{PEOPLE})*(?:,?\s+(?:&|and)\
 PAPER = re.compile(r"(?:arxiv\.org/abs/|arXiv:)(\d{4}\.\d{5})|doi\.org/(\S+?)[)>\s]")
 NO_CITATION = re.compile(r"(?:Between|January|February|March|April|May|June|July|August|September|October|November|"
                          r"December) \d+")
-WITHOUT_LINK = {"The Burden of Memory", "A note on mixed-precision training", "ZeRO by hand"}  # none is known
+WITHOUT_LINK = {"A note on mixed-precision training"}  # none is known
 
 
 def texts() -> list[Path]:

@@ -66,7 +66,7 @@ KEYS = [  # a configuration, another one, and the arguments in which they differ
                                                 "bf16_optimizer_states": True}),
      {"policy": replace(BF16, master="bf16", state="bf16")}),
     (of("bf16", {"enabled": True}, stage=1), of("bf16", {"enabled": True}, stage=0),
-     {"stage": 0, "policy": zs.Policy("bf16", accumulate="fp32", average="sum_then_divide")}),
+     {"stage": 0, "policy": zs.Policy("bf16", average="sum_then_divide")}),
     (of("bf16", {"enabled": True}), of("communication_data_type", "fp32", bf16={"enabled": True}),
      {"policy": replace(BF16, reduce="fp32"), "bucket_nbytes": 2 * 10**9}),
     (of("bf16", {"enabled": True}), of("data_types", "grad_accum_dtype", "fp32", bf16={"enabled": True}),

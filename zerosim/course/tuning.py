@@ -40,15 +40,16 @@ from rich.markup import escape
 
 from zerosim.course.measured import decoder_of, preset_shape, run_planned
 from zerosim.course.tuned_settings import Candidate, Pasted, pasted
+from zerosim.display.plan_table import places_text, policy_label
 from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts, plain
 from zerosim.numerics.places import DEVICE, KINDS, Offload, offload_of
 from zerosim.numerics.units import bytes_text, count_of, counted, gigabytes, nbytes_of, seconds_text
 from zerosim.planning.closed_forms import STAGES
 from zerosim.planning.cuts import checked_count
+from zerosim.planning.explanation import order_text
 from zerosim.planning.hardware import Machine
 from zerosim.planning.plan import PlanConfig, PlanRow, plan_config
-from zerosim.planning.plan_table import order_text, places_text, policy_label
 from zerosim.planning.recording import BEGIN, record
 from zerosim.planning.streams import COMMUNICATION
 from zerosim.planning.timeline import Timeline, replay

@@ -1,8 +1,9 @@
 """DeepSpeed's configuration, ds_config.json, as arguments of an engine and of a plan.
 
 What a key does there, and its default, is as DeepSpeed's documentation "DeepSpeed Configuration JSON" and its source
-have it (``deepspeed/runtime/config.py``, ``constants.py``, ``precision_config.py``, ``zero/config.py``,
-``zero/offload_config.py``, ``zero/stage_1_and_2.py``, ``comm/coalesced_collectives.py``, ``lr_schedules.py``; 2026).
+have it (``deepspeed/runtime/config.py``, ``constants.py``, ``engine.py``, ``precision_config.py``, ``zero/config.py``,
+``zero/offload_config.py``, ``zero/stage_1_and_2.py``, ``comm/coalesced_collectives.py``, ``lr_schedules.py``; version
+0.19.8, 2026). MiCS's keys are those of versions up to 0.19.6.
 
 Legend: N ranks, B samples of a rank's micro-batch, k micro-batches of a step; sizes of buckets there are numbers of
 elements.
@@ -24,7 +25,7 @@ from zerosim.frameworks.settings import (
     choice,
     count,
     flag,
-    format_or,
+    format_or_none,
     number,
 )
 from zerosim.models.units import Model
@@ -219,12 +220,10 @@ def _policy(top: Section, zero: Section, states: ShardedStates, zeropp: ZeroPlus
     fp16.close(("auto_cast", "fused_mode"))
     bf16.close(("immediate_grad_update", "check_grad_overflow"))
     types = top.section("data_types")
-    # Without ZeRO, bf16 gradients are added up in fp32; with it they rest as they are computed.
-    own = "fp32" if compute == "bf16" and not states.optimizer_sharded else None
-    accumulate = types.take("grad_accum_dtype", own, format_or(own))
+    accumulate = types.take("grad_accum_dtype", None, format_or_none)
     types.close(no_equivalent={"param_dtype": "parameters rest in the format of compute",
                                "buffer_dtype": "there are no buffers here"})
-    return Policy(compute, reduce=top.take("communication_data_type", None, format_or(None)),
+    return Policy(compute, reduce=top.take("communication_data_type", None, format_or_none),
                   accumulate=accumulate, average=_average(top, zero, states, zeropp, findings),
                   loss_scale=scaling if enabled["fp16"] else 1.0, master=compute if any(narrow) else "fp32",
                   state="bf16" if narrow_state else "fp32")

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from zerosim.frameworks.settings import Findings, FrameworkSettings, Section, count, flag, format_or
+from zerosim.frameworks.settings import Findings, FrameworkSettings, Section, count, flag, format_or_none
 from zerosim.numerics.checks import is_count, unknown_name
 from zerosim.numerics.places import HOST, NOTHING, Offload, offload_of
 from zerosim.numerics.policy import Policy
@@ -136,7 +136,7 @@ def _policy(asked: Any, strategy: str | None, findings: Findings) -> Policy:
         asked = None
     fields = asked if asked is None or isinstance(asked, Mapping) else getattr(asked, "__dict__", asked)
     given = Section(fields, "mp_policy", findings)
-    compute, reduce, output = (given.take(name, None, format_or(None))
+    compute, reduce, output = (given.take(name, None, format_or_none)
                                for name in ("param_dtype", "reduce_dtype", "output_dtype"))
     if not given.take("cast_forward_inputs", True, flag) and compute is not None and strategy is None:
         findings.refuse("mp_policy.cast_forward_inputs=False: inputs are rounded to the format of compute here")

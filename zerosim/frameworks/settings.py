@@ -210,9 +210,9 @@ def choice(*names: str) -> Callable[[Any], str]:
     return check
 
 
-def format_or(otherwise: str | None) -> Callable[[Any], str | None]:
-    """A check for the name of a format, or none of its own."""
-    return lambda value: otherwise if value is None else format_name(value)
+def format_or_none(value: Any) -> str | None:
+    """The format of a name or a torch.dtype, or None."""
+    return None if value is None else format_name(value)
 
 
 def format_name(value: Any) -> str:
