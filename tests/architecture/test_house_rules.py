@@ -25,7 +25,9 @@ RULES: dict[Check, list[tuple[str, str, str | None]]] = {
         ("attic/a.py", "", "no known floor"),
         ("zero/a.py", "import numpy as np\nfrom zerosim.models import mlp", None),
         ("zero/a.py", "from .layout import cut\nfrom ..optim import sgd", None),
-        ("ranks/a.py", "def f():\n    from zerosim.display import html", None),
+        ("ranks/a.py", "def f():\n    from zerosim.display import html", "imports display"),
+        ("shown.py", "from zerosim import display", "imports display"),
+        ("shown.py", "def f():\n    from zerosim import display", None),
     ],
     imports.imports_by_name: [
         ("ranks/a.py", "import importlib\nimportlib.import_module('zerosim.course')", "by its name"),
@@ -117,7 +119,9 @@ TOGETHER: dict[Callable[[Iterable[Source]], list[str]], list[tuple[dict[str, str
         ({"a.py": "from zerosim import b", "b.py": "if TYPE_CHECKING:\n    import zerosim.a"}, "zerosim.b"),
         ({"a.py": "class A:\n    from .b import x", "b.py": "from zerosim.c import x", "c.py": "from zerosim import a"},
          "zerosim.c"),
-        ({"a.py": "from .b import x", "b.py": "def f():\n    from .a import y"}, None),
+        ({"a.py": "from .b import x", "b.py": "def f():\n    from .a import y"}, "zerosim.a"),
+        ({"a.py": "import zerosim.shown", "shown.py": "class A:\n    def f(self):\n        import zerosim.a"}, None),
+        ({"a.py": "import zerosim.shown", "shown.py": "import zerosim.a"}, "zerosim.shown"),
     ],
     imports.halves: [
         (HALF, "zerosim/zero/b.py: is imported by zerosim.zero.a alone"),

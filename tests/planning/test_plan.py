@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from zerosim.course import plan_view
+from zerosim.display import plan_table
 from zerosim.display.render_text import in_lines
 from zerosim.numerics.units import gigabytes
-from zerosim.planning import CONVENTIONS, STAGES, Job, explained, hardware, moved_nbytes, plan_config, plan_table
+from zerosim.planning import CONVENTIONS, STAGES, Job, explained, hardware, moved_nbytes, plan_config
 
 LLAMA = {"ranks": 8, "device": "h100-80", "link": "nvlink4", "batch": 4, "tokens": 2048}
 OFFLOADED = {"ranks": 8, "stage": 2, "recompute": "block", "offload": True}  # of gpt2

@@ -40,6 +40,7 @@ from rich.markup import escape
 
 from zerosim.course.measured import decoder_of, preset_shape, run_planned
 from zerosim.course.tuned_settings import Candidate, Pasted, pasted
+from zerosim.display.plan_table import places_text, policy_label
 from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts, plain
 from zerosim.numerics.places import DEVICE, KINDS, Offload, offload_of
@@ -48,7 +49,6 @@ from zerosim.planning.closed_forms import STAGES
 from zerosim.planning.cuts import checked_count
 from zerosim.planning.hardware import Machine
 from zerosim.planning.plan import PlanConfig, PlanRow, plan_config
-from zerosim.planning.plan_table import places_text, policy_label
 from zerosim.planning.recording import BEGIN, record
 from zerosim.planning.streams import COMMUNICATION
 from zerosim.planning.timeline import Timeline, replay
