@@ -24,7 +24,7 @@ ALGORITHMS: Mapping[str, str] = MappingProxyType({
     "ring": "ring", "rabenseifner": "halving and doubling (Rabenseifner)", "doubling": "recursive doubling",
     "tree": "binomial tree"})
 COLORS, MARKS = (VERMILLION, BLUE, GREEN, ORANGE), ("o", "s", "^", "D")
-BUCKET_NBYTES = 25 * 2**20  # the bucket of PyTorch's DistributedDataParallel: Li et al. 2020, section 5.2
+BUCKET_NBYTES = 25 * 2**20  # the default bucket_cap_mb of PyTorch's DistributedDataParallel (2.13)
 SIZES = tuple(2**power for power in range(12, 33))
 WORLDS = tuple(2**power for power in range(1, 13))
 
