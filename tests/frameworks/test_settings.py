@@ -170,6 +170,10 @@ REFUSED = [
     (of("scheduler", {"type": "OneCycle"}, optimizer={"type": "Adam"}), "scheduler.type='OneCycle': those that"),
     (of("scheduler", {"type": "WarmupLR"}), "scheduler.type='WarmupLR' is of learning rates...write"),
     (of("scheduler", {"type": "WarmupDecayLR"}, optimizer={"type": "Adam"}), "scheduler.params.total_num_steps must"),
+    (of("scheduler", {"type": "WarmupLR", "params": {"last_batch_iteration": 0}}, optimizer={"type": "Adam"}),
+     "scheduler.params.last_batch_iteration=0 must be -1: a schedule begins with the run"),
+    (of("sequence_parallel_size", 2), "sequence_parallel_size=2 must be 1: sequences are not cut here"),
+    (of("optimizer", {"type": "SGD", "params": {"dampening": 0.1}}), "optimizer.params.dampening=0.1: a gradient"),
 ]
 
 
@@ -197,9 +201,12 @@ def test_all_that_is_wrong_is_said_at_once_and_a_file_is_named(tmp_path):
 
 def test_what_changes_nothing_is_ignored_by_name_and_what_is_not_the_same_is_said_by_name():
     found = read(of("activation_checkpointing", {"cpu_checkpointing": False}, wall_clock_breakdown=True,
-                    amp={"enabled": False}, zero_optimization={"stage": 1, "contiguous_gradients": True}))
-    assert set(found.ignored) == {"activation_checkpointing", "wall_clock_breakdown", "amp",
-                                  "zero_optimization.contiguous_gradients"}
+                    amp={"enabled": False}, zero_optimization={"stage": 1, "contiguous_gradients": True},
+                    tensor_parallel={"autotp_size": 0}, sequence_parallel_size=1,
+                    optimizer={"type": "SGD", "params": {"dampening": 0.0}},
+                    scheduler={"type": "WarmupLR", "params": {"last_batch_iteration": -1}}))
+    assert set(found.ignored) == {"activation_checkpointing", "wall_clock_breakdown", "amp", "tensor_parallel",
+                                  "optimizer.params.dampening", "zero_optimization.contiguous_gradients"}
     assert any(line.startswith("zero_optimization.use_multi_rank_bucket_allreduce: ") for line in found.differences)
     assert f"ignored: {', '.join(found.ignored)} different: " in " ".join(str(found).split())
     assert any("stage3_param_persistence_threshold=100000" in line for line in read(of()).differences)
@@ -337,6 +344,8 @@ def test_an_argument_of_fully_shard_changes_the_arguments_that_it_names_and_no_o
     ({"root_units": "head"}, "root_units='head' must be names of units, as (\"embed\", \"head\")"),
     ({"sharding_strategy": []}, "sharding_strategy=[] is no sharding strategy"),
     ({"mp_policy": 3}, "mp_policy=3 must be an object with keys and values"),
+    ({"mp_policy": type("MixedPrecisionPolicy", (), {})}, "mp_policy=MixedPrecisionPolicy is a class; make one of it, "
+     "as MixedPrecisionPolicy(param_dtype=torch.bfloat16)$"),
     ({"sharding_strategy": "FULL"}, "sharding_strategy='FULL' is no sharding strategy; choose one of FULL_SHARD"),
     ({"sharding_strategy": "HYBRID_SHARD"}, "sharding_strategy='HYBRID_SHARD' needs to know the nodes"),
     ({"sharding_strategy": "FULL_SHARD", "mesh": (2, 4)}, "goes with a mesh of 1 dimension, found mesh=(2, 4)"),

@@ -193,6 +193,7 @@ VALUES = {
     "over axis=2 was asked of an array of shape (3, 4); name each of its 2 axes once": lambda w, x: x.sum(2),
     "concatenate was given parts of shapes [(3, 4), (4,)] and axis=-1": lambda w, x: autodiff.concatenate([x, x[0]]),
     "tracked array of another forward": former,
+    "the function of a unit asked for w['wight']; there are w, weight; did you mean 'weight'?": lambda w, x: w["wight"],
 }
 
 
@@ -200,7 +201,7 @@ VALUES = {
     *((said, function, TypeError) for said, function in SAYS.items()),
     *((said, function, ValueError) for said, function in VALUES.items())], ids=lambda value: named(value)[:30])
 def test_whatever_would_not_be_tracked_is_refused_by_its_name(said, function, error):
-    unit, ctx = autodiff.AutodiffUnit("unit", {"w": (4, 4)}, function), Context.standalone(zs.Policy())
+    unit, ctx = autodiff.AutodiffUnit("unit", {"w": (4, 4), "weight": (4,)}, function), Context.standalone(zs.Policy())
     w, x = weights_of(unit, "fp32"), normal("fp32", (3, 4))
     if function is former:
         unit.forward(ctx, w, x)
@@ -214,3 +215,6 @@ def test_a_tracked_array_that_outlives_its_forward_and_an_initializer_of_nothing
     assert_refused(lambda: left[0] + 1, literally("after the forward in which it was made"))
     assert_refused(lambda: replace(unit, initializers={"b": None}), literally(
         "AutodiffUnit('unit') was given initializers for b; its parameters are w"))
+    for shape in (3, (3.0,), (-1, 2), "ab", [3]):
+        assert_refused(lambda shape=shape: replace(unit, parameters={"c": shape}), literally(
+            f"AutodiffUnit('unit') was given {shape!r} for the shape of c; a shape is a tuple of lengths, as (3,) or"))

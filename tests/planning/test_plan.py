@@ -345,10 +345,12 @@ def test_the_explanation_of_offload_fills_in_the_bytes_the_link_and_what_is_not_
 
 def test_a_terminal_shows_the_verdict_first_and_a_line_for_each_row_with_columns_set_to_the_right():
     found = zs.plan("llama-2-7b", **LLAMA, attention="unfused")
-    verdict, subject, empty, head, *lines, _, units = str(found).splitlines()
-    assert (verdict, empty) == (found.verdict, "")
-    assert subject == ("llama-2-7b: 6,738,415,616 parameters, 8 ranks of h100-80 over nvlink4, 1 micro-batch of 4 "
-                       "sequences of 2,048 tokens, bf16, overlap and 1 unit ahead, accounted as zero-paper")
+    said, table, units = (part.splitlines() for part in str(found).split("\n\n"))
+    head, *lines = table
+    assert max(map(len, [*said, *units])) <= len(head) < 140
+    assert " ".join(said) == (
+        f"{found.verdict} llama-2-7b: 6,738,415,616 parameters, 8 ranks of h100-80 over nvlink4, 1 micro-batch of 4 "
+        "sequences of 2,048 tokens, bf16, overlap and 1 unit ahead, accounted as zero-paper")
     assert head.split() == ["states", "activations", "gathered", "buckets", "transient", "overhead", "total", "spare",
                             "sent", "compute", "exposed", "step", "MFU"]
     assert {len(line) for line in [head, *lines]} == {len(head)}
@@ -356,7 +358,7 @@ def test_a_terminal_shows_the_verdict_first_and_a_line_for_each_row_with_columns
     assert all(line.startswith(f"{row.stage} {policies[row.recompute]} ") for line, row in zip(
         lines, found.rows, strict=True))
     assert lines[0].split()[3] == "107.81"
-    assert units.startswith("GB are 10⁹ bytes")
+    assert " ".join(units) == f"{plan_table.UNITS} {plan_table.PARTS}"
     assert repr(found) == f"<Plan of llama-2-7b on 8 ranks: {found.verdict}>"
     assert str(zs.plan(parameters="7.5e9")).count("7,500,000,000") == 1
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from textwrap import fill
 from typing import Any
 
 from zerosim.models.units import ALL, TILED, Recompute
@@ -82,9 +83,12 @@ def names_for(found: Plan, width: int) -> Sequence[str]:
 
 
 def text_of(found: Plan) -> str:
-    """The verdict, what it is a plan of, and a line for each row, columns set to the right; states are not by kind."""
-    return "\n".join([found.verdict, "".join(subject(found.config, found.rows[0].convention)), "",
-                      *_lines(found, FEWER), "", f"{UNITS} {PARTS}"])
+    """The verdict, what it is a plan of, and a line for each row, columns set to the right; states are not by kind.
+    Sentences are broken where the table ends."""
+    table = _lines(found, FEWER)
+    verdict, of, units = (fill(text, len(table[0]), break_long_words=False, break_on_hyphens=False) for text in (
+        found.verdict, "".join(subject(found.config, found.rows[0].convention)), f"{UNITS} {PARTS}"))
+    return "\n".join([verdict, of, "", *table, "", units])
 
 
 def _lines(found: Plan, names: Sequence[str]) -> list[str]:

@@ -25,7 +25,7 @@ from zerosim.frameworks.settings import (
     choice,
     count,
     flag,
-    format_name,
+    format_or_none,
     number,
 )
 from zerosim.models.units import Model
@@ -68,7 +68,6 @@ NO_EQUIVALENT = {
     "autotuning": "zs.tune searches for settings; write those that were found",
     "pipeline": "layers are not spread over ranks here",
     "tensor_parallel": "tensors are not computed in parts here",
-    "sequence_parallel_size": "sequences are not cut here",
     "expert_parallel": "there are no experts here",
     "hybrid_engine": "it is of generation, not of training",
     "compression_training": "weights are not compressed here",
@@ -126,6 +125,7 @@ def from_deepspeed(config: str | Path | Mapping[str, Any], *, model: Sized | Non
         overlap=zero.take("overlap_comm", states.parameters_sharded, flag), offload=_offload(zero, states, findings),
         mesh=mesh, zeropp=zeropp, **_sizes(zero, model, policy, states, findings))
     top.take("gradient_allreduce_op", "mean", _only("mean", "a step takes the mean gradient"))
+    top.take("sequence_parallel_size", 1, _only(1, "sequences are not cut here"))
     zero.close(ZERO_NO_EFFECT, ZERO_NO_EQUIVALENT)
     top.close(NO_EFFECT, NO_EQUIVALENT)
     findings.raise_refusals(name)
@@ -220,17 +220,13 @@ def _policy(top: Section, zero: Section, states: ShardedStates, zeropp: ZeroPlus
     fp16.close(("auto_cast", "fused_mode"))
     bf16.close(("immediate_grad_update", "check_grad_overflow"))
     types = top.section("data_types")
-    accumulate = types.take("grad_accum_dtype", None, _format_or_none)
+    accumulate = types.take("grad_accum_dtype", None, format_or_none)
     types.close(no_equivalent={"param_dtype": "parameters rest in the format of compute",
                                "buffer_dtype": "there are no buffers here"})
-    return Policy(compute, reduce=top.take("communication_data_type", None, _format_or_none),
+    return Policy(compute, reduce=top.take("communication_data_type", None, format_or_none),
                   accumulate=accumulate, average=_average(top, zero, states, zeropp, findings),
                   loss_scale=scaling if enabled["fp16"] else 1.0, master=compute if any(narrow) else "fp32",
                   state="bf16" if narrow_state else "fp32")
-
-
-def _format_or_none(value: Any) -> str | None:
-    return None if value is None else format_name(value)
 
 
 def _loss_scale(fp16: Section, findings: Findings) -> Dynamic | Static:
@@ -513,5 +509,6 @@ def _schedule(section: Section, optimizer: Optimizer | None, findings: Findings)
         params.take("cos_min_ratio", 0.0001, number) if fall == "cosine" else 0.0)
     if fall != "none" and not found.total:
         findings.refuse(f"scheduler.params.total_num_steps must be there: {asked} falls until then")
-    params.close(no_equivalent={"last_batch_iteration": "a schedule begins with the run"})
+    params.take("last_batch_iteration", -1, _only(-1, "a schedule begins with the run"))
+    params.close()
     return found

@@ -144,5 +144,9 @@ def options_text(config: PlanConfig) -> str:
     if not config.has_units:
         return "nothing overlapped"
     parts = ["overlap"] * config.overlap + [f"{counted(config.prefetch, 'unit')} ahead"] * bool(config.prefetch)
-    order = ", gradients added by micro-batch" * (config.reduction != BY_RANK)
-    return (" and ".join(parts) or "nothing overlapped") + order
+    return (" and ".join(parts) or "nothing overlapped") + order_text(config)
+
+
+def order_text(config: PlanConfig) -> str:
+    """``, gradients added by micro-batch``; empty for the usual order."""
+    return ", gradients added by micro-batch" * (config.reduction != BY_RANK)

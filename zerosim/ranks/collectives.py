@@ -35,7 +35,7 @@ from zerosim.ranks.call import (
 
 # -- Reduce-scatter: every rank gives a whole vector and receives its own chunk of the sum ---------------------------
 # Chunk c belongs to rank c: ``x`` (n,), ``out`` (len(chunk r),).
-# Source of steps and bytes: Thakur, Rabenseifner & Gropp 2005, sections 4.2 and 4.5; Patarasuk & Yuan 2009.
+# Source of steps and bytes: Thakur, Rabenseifner & Gropp 2005, section 4.4; Patarasuk & Yuan 2009 (the ring).
 
 
 def reduce_scatter_ring(me: PendingCall, x: Array, out: Array) -> Exchanges:
