@@ -1,5 +1,6 @@
 """Every file of the package keeps every rule; and every rule is shown to catch what it is there to catch."""
 
+import re
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -8,6 +9,7 @@ from tests.architecture import imports, style, words
 from tests.architecture.source import ROOT, Source, package_sources, project_texts
 
 Check = Callable[[Source], list[str]]
+INNER_MODULES = 19  # that tests may name, most of them backends': of each other one a package's face offers the same
 
 # By rule: a file under zerosim/, a text in it, and a piece of what is said of its one violation; None for what looks
 # like one and is none: rules must not chase people away from plain code.
@@ -142,6 +144,12 @@ def test_no_files_break_a_rule_together_and_who_would_is_named(check: Callable[[
         found = check([Source(f"zerosim/{path}", text) for path, text in texts.items()])
         assert len(found) == (said is not None), (texts, found)
         assert all(said in line for line in found), (texts, found)
+
+
+def test_tests_import_faces_of_packages_and_few_inner_modules() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").rglob("*.py"))]
+    inner = {name for text in texts for name in re.findall(r"^\s*from (zerosim\.\w+\.[\w.]+) import", text, re.M)}
+    assert 1 < len(inner) <= INNER_MODULES, f"import what the package offers, or do without: {sorted(inner)}"
 
 
 def test_the_reading_path_is_as_short_as_it_may_be() -> None:
