@@ -56,7 +56,7 @@ def lacking(library: str) -> Any:
     cuda = type("Cuda", (), {"runtime": cupy_that_finds().cuda.runtime, "cublas": None,
                              "nvrtc": SimpleNamespace(getVersion=absent)})
     if library == "cublas":
-        cuda.cublas = property(absent)  # type: ignore[attr-defined]
+        cuda.cublas = property(absent)
     return SimpleNamespace(__version__="14.2.0", cuda=cuda())
 
 

@@ -50,6 +50,6 @@ def test_a_format_is_found_by_name_by_array_type_and_by_itself(row: Row) -> None
 
 def test_the_table_cannot_be_changed() -> None:
     with pytest.raises(TypeError, match="item assignment"):
-        FORMATS["fp4"] = FORMATS["fp16"]  # type: ignore[index]
+        FORMATS["fp4"] = FORMATS["fp16"]
     with pytest.raises(AttributeError):
-        FORMATS["fp16"].largest = 1.0  # type: ignore[misc]
+        FORMATS["fp16"].largest = 1.0
