@@ -73,6 +73,14 @@ def train(rank: zs.Rank, model: Model, data: list, optimizer: Optimizer = ADAM, 
     }
 
 
+def finish(engine: zs.Engine) -> zs.StepResult:
+    """The end of a step by hand, behind its last backward."""
+    engine.reduce()
+    result = engine.update()
+    engine.all_gather_parameters()
+    return result
+
+
 def held_anywhere(rank: zs.Rank) -> dict[str, int]:
     """Bytes by kind on the device, the host and the disk of a rank together."""
     places = (rank.memory, rank.memory.host, rank.memory.disk)
