@@ -7,10 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.numerics.oracle import ROWS, Row, cast
+from tests.numerics.oracle import Row, by_row, cast
 from zerosim import FORMATS, format_of
-
-by_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 
 
 @by_row
