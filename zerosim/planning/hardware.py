@@ -345,7 +345,7 @@ def _check_once(what: str, found: list[Any]) -> None:
 
 # Names of devices and links that say no size or generation, and which is meant; case does not matter.
 SHORT_NAMES = {"a100": "a100-80", "h100": "h100-80", "nvlink": "nvlink4", "pcie": "pcie5",
-               "infiniband": "infiniband-ndr", "ethernet": "ethernet-100g"}
+               "infiniband": "infiniband-ndr", "ethernet": "ethernet-100g", "nvme": "nvme-pcie4"}
 BETWEEN = "infiniband-ndr"  # what lies between nodes unless another link is named
 DISK_LINK = "nvme-pcie4"    # and between a host and its disk
 # A device's share of its host's memory and disks, unless others are given: 2 TB and 8 disks of 3.84 TB for 8 devices.
@@ -517,14 +517,14 @@ class Overhead:
 
 
 # Estimates, each for one GPU; a plan names those that it adds, and replaces them by measured ones. The first three are
-# an introductory text's to memory-efficient training (2025); none of them is a vendor's specification.
+# those of Yan 2026 (The Burden of Memory), section 6; none of them is a vendor's specification.
 OVERHEADS: Mapping[str, Overhead] = {
     "runtime context": Overhead(200 * MEGABYTE, GIGABYTE, "driver, firmware and kernels of a CUDA process, 200 MB to "
-                                "1 GB (2025); nvidia-smi shows it before any tensor"),
+                                "1 GB (Yan 2026); nvidia-smi shows it before any tensor"),
     "allocator fragmentation": Overhead(2 * GIGABYTE, 5 * GIGABYTE, "what PyTorch's allocator reserves beyond what is "
-                                        "allocated, 2 to 5 GB in long runs of varied shapes (2025)"),
+                                        "allocated, 2 to 5 GB in long runs of varied shapes (Yan 2026)"),
     "communication channels": Overhead(500 * MEGABYTE, GIGABYTE, "NCCL's channels on 8 GPUs at 64 MB each, 0.5 to 1 GB "
-                                       "(2025); NCCL's own NCCL_BUFFSIZE is 4 MiB (src/init.cc), sixteen times less"),
+                                       "(Yan 2026); NCCL_BUFFSIZE is 4 MiB (NCCL, src/init.cc), sixteen times less"),
     "matmul workspace": Overhead(4 * 2**20, 32 * 2**20, "cuBLAS 12 library documentation, cublasSetWorkspace: 4 MiB, "
                                  "32 MiB on Hopper (2024)"),
 }
