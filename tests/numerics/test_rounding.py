@@ -4,7 +4,19 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from tests.numerics.oracle import LOW, Row, awkward_floats, by_low, by_row, cast, every_code, magnitudes, rounded, same
+from tests.numerics.oracle import (
+    LOW,
+    ROWS,
+    Row,
+    awkward_floats,
+    by_low,
+    by_row,
+    cast,
+    every_code,
+    magnitudes,
+    rounded,
+    same,
+)
 from tests.numerics.oracle import values as values_of
 from zerosim import round_to, spacing
 from zerosim.numerics import kernels, rounding
