@@ -25,7 +25,7 @@ from zerosim.models.gpt import Decoder, DecoderConfig, generate, logits_of
 from zerosim.models.llama import config_of, decoder
 from zerosim.models.text import VOCABULARY, Corpus, readable
 from zerosim.models.units import Model, Recompute
-from zerosim.numerics.checks import is_count, is_finite_number, unknown_name
+from zerosim.numerics.checks import is_count, is_finite_number, require_count, unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.loss_scale import Dynamic, Static
 from zerosim.numerics.places import DISK, HOST, Offload, offload_of
@@ -92,11 +92,9 @@ class Options:
     zeropp: str = "none"
 
     def __post_init__(self) -> None:
-        if not is_count(self.sample_tokens) or self.sample_tokens < 0:
-            raise ValueError(f"sample_tokens={self.sample_tokens!r} must be a whole number, 0 or more")
+        require_count("sample_tokens", self.sample_tokens, 0)
         for name in ("ranks", "micro_batches", "batch", "steps"):
-            if not is_count(getattr(self, name)) or getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be a whole number, 1 or more")
+            require_count(name, getattr(self, name), 1)
         model = self.build()
         self._check_ranks(model.parameter_count)
         stage_of(self.stage)
