@@ -80,7 +80,7 @@ def _panel(axes: Axes, data: LossScaleData, place: int) -> None:
     within_limits(axes)
     axes.grid()
     axes.set_ylabel("loss scale S")
-    axes.set_title(_heading(data, place), loc="left", fontweight="bold", fontsize=12)
+    axes.set_title(_heading(data, place))
 
 
 def _heading(data: LossScaleData, place: int) -> str:

@@ -93,7 +93,7 @@ def _panel(axes: Axes, data: MemoryData, ranks: int, style: Style) -> None:
         axes.plot(place - BAR_OFFSET - 0.26, float(step.formula_nbytes), color=style.ink, **MARKER)
         axes.text(place, -0.085, f"stage {step.stage}\n{step.formula}", transform=axes.get_xaxis_transform(),
                   ha="center", va="top", linespacing=1.4)
-    axes.set_title(f"N = {counted(ranks, 'rank')}", fontweight="bold")
+    axes.set_title(f"N = {counted(ranks, 'rank')}", loc="center", fontsize=13)
     axes.set_ylim(0, 1.08 * max(sum(data.peak(step).values()) for step in data.steps))
     axes.set_xlim(-0.62, len(steps) - 0.4)
     axes.grid(axis="y")
