@@ -76,7 +76,7 @@ def activations(data: Activations, style: Style = LIGHT) -> Drawing:
         _policies(policies, data, style)
         ((lines,),) = figure.panels(1, 1, left=1.05, right=0.3, top=height - 4.5, bottom=1.2)
         _lines(lines, data, style)
-        figure.legend(*lines.get_legend_handles_labels(), loc="lower center", ncols=7, columnspacing=1.5)
+        figure.legend(*lines.get_legend_handles_labels(), ncols=7, columnspacing=1.5)
     return Drawing("activations", TITLE, _description(data), style, figure)
 
 

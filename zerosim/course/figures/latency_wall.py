@@ -118,8 +118,7 @@ def latency_wall(data: LatencyWall, style: Style = LIGHT) -> Drawing:
         sizes.set_title(f"N = {data.ranks}: the wall is at {_bytes(data.by_nbytes.wall)}", fontsize=13)
         worlds.set_xlabel("N (ranks)")
         worlds.set_title(f"{_bytes(data.nbytes)}: the wall is at N = {data.by_ranks.wall:.3g}", fontsize=13)
-        figure.legend(*sizes.get_legend_handles_labels(), loc="lower center", ncols=4, columnspacing=2.0,
-                      bbox_to_anchor=(0.5, 0.35 / height))
+        figure.legend(*sizes.get_legend_handles_labels(), ncols=4, bbox_to_anchor=(0.5, 0.35 / height))
         figure.text(0.5, 0.24 / height, "In this model the ring never wins against halving and doubling. In practice "
                     "it does, by pipelines and shared links, which the model lacks.", ha="center", va="center",
                     color=style.muted, fontsize=11)

@@ -76,7 +76,7 @@ def memory(data: MemoryData, style: Style = LIGHT) -> Drawing:
         for axes, ranks in zip(panels, data.worlds, strict=True):
             _panel(axes, data, ranks, style)
         panels[0].set_ylabel("held by one rank (bytes per parameter)")
-        figure.legend(*_legend(data, style), loc="lower center", ncols=4, bbox_to_anchor=(0.5, 0.0), columnspacing=1.6)
+        figure.legend(*_legend(data, style), ncols=4, columnspacing=1.6)
     return Drawing("memory", TITLE, _description(data), style, figure)
 
 

@@ -87,7 +87,7 @@ def memory_scaling(data: MemoryScaling, style: Style = LIGHT) -> Drawing:
             axes.set_xlabel(panel.what)
             axes.set_ylabel("held at rest by one rank (GB)")
             axes.grid(axis="y")
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="lower center", ncols=4, columnspacing=2.0)
+        figure.legend(*panels[0].get_legend_handles_labels(), ncols=4)
     return Drawing("memory-scaling", TITLE, _description(data), style, figure)
 
 
