@@ -29,7 +29,7 @@ from zerosim.numerics.checks import is_count, is_finite_number, require_count, u
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.loss_scale import Dynamic, Static
 from zerosim.numerics.places import DISK, HOST, Offload, offload_of
-from zerosim.numerics.policy import Policy
+from zerosim.numerics.policy import BY_RANK, Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.numerics.units import counted
 from zerosim.optim.base import Optimizer
@@ -42,7 +42,7 @@ from zerosim.ranks.trace import PURPOSES, Trace, Traces
 from zerosim.zero.checkpoint import INDEX
 from zerosim.zero.engine import Batch, Engine
 from zerosim.zero.layout import layout_of
-from zerosim.zero.micro_batch_order import BY_RANK, is_by_micro_batch
+from zerosim.zero.micro_batch_order import is_by_micro_batch
 from zerosim.zero.offload import OffloadError
 from zerosim.zero.param_group import Group
 from zerosim.zero.placements import STAGES, stage_of

@@ -28,7 +28,7 @@ from zerosim.numerics.arrays import contiguous
 from zerosim.numerics.checks import FP32, is_count, is_number, require_count, unknown_name
 from zerosim.numerics.loss_scale import LossScaler
 from zerosim.numerics.places import Offload, offload_of
-from zerosim.numerics.policy import Policy
+from zerosim.numerics.policy import BY_RANK, Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.optim.base import Optimizer
 from zerosim.optim.promises import require_cut_and_needs, require_usable
@@ -39,7 +39,7 @@ from zerosim.zero import checkpoint, hugging_face
 from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
 from zerosim.zero.hybrid import hybrid_groups
 from zerosim.zero.layout import Layout
-from zerosim.zero.micro_batch_order import BY_RANK, ExactSquares, is_by_micro_batch, refuse_factors
+from zerosim.zero.micro_batch_order import ExactSquares, is_by_micro_batch, refuse_factors
 from zerosim.zero.offload import Transfers
 from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
 from zerosim.zero.placements import BucketOptions, Stage, stage_of
