@@ -20,7 +20,7 @@
 # parallelism*; PyTorch's name for it is `DistributedDataParallel`, in short DDP. It is the stage 0 from which ZeRO
 # starts, and it has one fault: what it holds.
 #
-# *Sources.* Li et al. 2020, *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, section 2.1,
+# *Sources.* Li et al. 2020, *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, section 2,
 # [arXiv:2006.15704](https://arxiv.org/abs/2006.15704). Kingma and Ba 2015, *Adam: A Method for Stochastic
 # Optimization*, algorithm 1, [arXiv:1412.6980](https://arxiv.org/abs/1412.6980).
 

@@ -20,7 +20,7 @@
 # checkpointing). So for each tensor there is a price: bytes saved for operations spent. Some tensors are nearly free,
 # one is enormous, and no policy that merely computes again changes a bit.
 #
-# *Sources.* Chen, Xu, Zhang and Guestrin 2016, *Training Deep Nets with Sublinear Memory Cost*, section 3,
+# *Sources.* Chen, Xu, Zhang and Guestrin 2016, *Training Deep Nets with Sublinear Memory Cost*, section 4,
 # [arXiv:1604.06174](https://arxiv.org/abs/1604.06174). Korthikanti et al. 2022, *Reducing Activation Recomputation in
 # Large Transformer Models*, sections 4 and 5, [arXiv:2205.05198](https://arxiv.org/abs/2205.05198). Milakov and
 # Gimelshein 2018, *Online normalizer calculation for softmax*, section 3,

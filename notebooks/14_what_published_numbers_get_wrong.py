@@ -19,14 +19,16 @@
 # filled in) and a measurement (a run) both have something to say, and where the two agree, the print is wrong.
 #
 # The texts are good ones, and most of their numbers are right. Each is cited with its section or table; authors, titles
-# and links stand on the [page of references](../docs/references.md). Four lessons are cited most, by these letters. Of
-# three of them we know no address; the page says how one recognizes them.
+# and links stand on the [page of references](../docs/references.md). Four lessons are cited most, by these letters:
 #
-# * **B**: *The Burden of Memory*, a lesson in eleven sections.
-# * **S**: stochi0, *Mixed Precision and ZeRO: Training Large Models Without Running Out of Memory*,
+# * **B**: Yan 2026, *The Burden of Memory*,
+#   [ezyhdxm.github.io](https://ezyhdxm.github.io/hao-blog/2026/03/22/training-memory-zero.html).
+# * **S**: stochi0 2025, *Mixed Precision and ZeRO: Training Large Models Without Running Out of Memory*,
 #   [stochi0.vercel.app](https://stochi0.vercel.app/writings/mix-precision-training).
-# * **M**: a note on mixed-precision training, without a title.
-# * **H**: *ZeRO by hand*, an article of August 2025 whose example is that of notebook 1.
+# * **M**: a note on mixed-precision training, without a title. We do not know its author and address; the page of
+#   references says how one recognizes it.
+# * **H**: Won 2025, *ZeRO by hand with a 4-parameter model*,
+#   [dev.to](https://dev.to/lewis_won/data-parallelism-4g3m), whose example is that of notebook 1.
 
 # %%
 import numpy as np
@@ -42,8 +44,8 @@ from zerosim.course.published_runs import blocks, settled
 #
 # 1. 7 billion parameters on 8 GPUs take 21.5 GB on each with ZeRO-1, and 15.75 GB with ZeRO-2 (B, section 9).
 # 2. To all-reduce 14 GB over NVLink, with its 900 GB/s, takes about 31 ms (B, section 8).
-# 3. ZeRO-1 all-reduces the gradients, each rank updates its slice, the weights are all-gathered; so it sends no more
-#    than plain data parallelism does (B, sections 9 and 10).
+# 3. ZeRO-1 all-reduces the gradients, each rank updates its slice, the weights are all-gathered (B, section 9); that is
+#    no more than plain data parallelism sends (B, section 10).
 # 4. To scale the loss keeps fp16 from overflowing (S, "Engineering optimizations" and "Common failure modes").
 #
 # Write your answers down, then read on.
@@ -79,13 +81,14 @@ lay_out("states")
 # %% [markdown]
 # * The answer to question 1: **38.5 and 26.25 GB**, 1.8 and 1.7 times what is printed. (The other two of that table,
 #   112 GB without ZeRO and 14 with ZeRO-3, are right.)
-# * What "no GPU can hold" (B, section 1), one with 141 GB holds, with 29 GB left for activations.
-# * The bytes for each parameter in S, "Memory accounting", go wrong in three ways. Of the 12 that stage 1 cuts, master
-#   and two moments, a formula has 4; a sum leaves out the gradients that it lists; and a formula for all stages comes
-#   to 10 on one rank, where each stage holds 16.
-# * Eight copies hold 896 GB (B, section 1). One of them is needed, so 784 are redundant.
-# * Mixed precision halves no states (M, "Concrete Walkthrough"): 16 bytes for each parameter in both. What it halves is
-#   activations.
+# * "No current single GPU can hold" 112 GB (B, section 1, whose own table has one of 141 GB): that one can, with 29 GB
+#   left for activations.
+# * The bytes for each parameter in S, "Memory accounting" and "ZeRO", go wrong in three ways. Of the 12 that stage 1
+#   cuts, master and two moments, a formula has 4; a sum leaves out the gradients that it lists; and a formula for all
+#   stages comes to 10 on one rank, where each stage holds 16. And a billion parameters make 16 GB, not "terabytes".
+# * Eight copies do not "waste 896 GB" (B, section 1). That is what they hold; one of them is needed, 784 are redundant.
+# * M, "Concrete Walkthrough", is right that mixed precision halves no states: 2800 GB in both. But "per-step memory
+#   savings: ~50%", its next number, are those of activations alone; with states, a step saves less.
 #
 # ## Messages
 
@@ -102,9 +105,9 @@ zs.draw.table(["all-reduce on 8 ranks", "vectors that each sends"], rows)
 
 # %% [markdown]
 # * Question 2: **54.4 ms**. The 900 GB/s of a data sheet are both ways together, and a message goes one way: 2 · 14/450
-#   are 62.2 ms, of which 8 ranks need 7/8. (The same section calls PCIe's 64 GB/s "bidirectional", which are one way,
-#   and section 10 gives NVLink 600 GB/s, which is the generation before.)
-# * "2Ψ" and "3Ψ" (Rajbhandari et al. 2020, section 7.2) are limits for many ranks; what is sent is (N-1)/N of it. On 2
+#   are 62.2 ms, of which 8 ranks need 7/8. (The same section calls PCIe 5.0's 64 GB/s "bidirectional", which are one
+#   way, and section 10 gives NVLink 600 GB/s, which is the generation before, both ways together.)
+# * "2Ψ" and "3Ψ" (Rajbhandari et al. 2020, section 7) are limits for many ranks; what is sent is (N-1)/N of it. On 2
 #   ranks that is half. H, "Stage 1", gives the factor to the reduce-scatter and not to the all-gather; both have it.
 # * Stages 1 and 2 are "genuinely free" (B, section 10) with one micro-batch. With k of them stage 2 sends (k+1)/2 times
 #   as much as stage 0.
@@ -130,13 +133,15 @@ zs.draw.table(["overhead, GB", "print", "sum of its parts"], [
 
 # %% [markdown]
 # * A multiply-add is two operations (B, section 5); with the softmax it is a little more still.
-# * The table of B, section 5, gives some tensors in elements and some in bytes, and so section 5d misses that the
-#   largest one is attention's matrix of probabilities.
-# * "Segments of √n blocks are best" (B, section 5 and its note on Chen et al. 2016) holds if a block keeps as much
-#   inside as its input is. It keeps far more here, so the best segment is one block: 4.16 GB, and 12.35 with segments
-#   of 6.
-# * "Checkpoints inside the block halve the recomputation" (B, section 5): 20.5% where whole blocks take 33.3%. That is
-#   more than half, and more is held.
+# * The column "Bytes stored" of B, section 5, "Activation checkpointing and selective recomputation", has elements for
+#   Q, K and V ($3BLd$), bytes for the probabilities ($2BHL^2$), and neither for the two tensors of the feed-forward
+#   network ($4BLd_\text{ff}$ each: they have $BLd_\text{ff}$ elements, which are $2BLd_\text{ff}$ bytes).
+#   Section 5d calls the 8BLd elements of these two the largest cost of a layer: the probabilities are 16BLd here.
+# * Recomputation by blocks does not leave the L² term "intact" (B, section 11): of 34.4 GB it leaves one block's 1.07.
+# * Segments of √n blocks are best (B, section 5 and its note on Chen et al. 2016) if a block keeps as much inside as
+#   its input is. It keeps far more here, so the best segment is one block: 4.16 GB, and 12.35 with segments of 6.
+# * Saving the inputs of attention and of the feed-forward network "halves the recomputation cost" (B, section 5):
+#   20.5% where whole blocks take 33.3%. That is more than half, and more is held.
 # * "2 to 4 GB of overhead" (B, section 6) is less than the sum of the parts that the text lists, 2.7 to 7 GB. No run of
 #   ours can settle that; a GPU could.
 #
@@ -167,17 +172,18 @@ zs.draw.table(["gradients", "0.001, 0.1, 1, 100"], [
 # %% [markdown]
 # * Question 4: scaling cures **underflow**: 1e-8 becomes 0 in fp16 and survives times 1024. 7e4 is inf, and a larger S
 #   makes it worse. Overflow is what a loss scaler must notice, in order to skip the step and shrink S (notebook 3).
-# * fp16 does not "flush" what is below 6e-5 (M, "The Problem"; B, section 2): subnormals reach 6e-8, and half of that
-#   is the last to become 0.
-# * bf16's spacing is not "similar" to fp16's (M, "What's Clever"), it is 8 times as coarse.
-# * The favorite example of a lost update, $\eta g = 10^{-8}$ (H, "Why make a copy of the model weights"), is SGD's.
-#   Adam's first step is η, whatever the gradient; nor does a weight move like another "since the gradient magnitude is
-#   close" (H, "Stage 1").
+# * What is below 6e-5 does not become 0 in fp16, as M, "The Problem" ("denormalized fp16 values flush to zero"), and B,
+#   section 2, have it: subnormals reach 6e-8, and half of that is the last to become 0.
+# * bf16's mantissa is not "similar to fp16" (M, "What's Clever (continued)"), its spacing is 8 times as coarse.
+# * The favorite example of a lost update, $\eta g = 10^{-8}$ (H, "Why make a copy of the model weights for optimizer
+#   states"), is SGD's, where the text assumes Adam, whose first step is η whatever the gradient. Nor is one weight's
+#   update like another's "since the gradient magnitude is close" (H, "Stage 1"): it is so for every magnitude. And fp32
+#   loses $10^{-8}$, too, at every weight from 0.25 up (notebook 2).
 #
 # ## Optimizers
 #
 # B, section 9, prints Muon with the cubic iteration $X \leftarrow \frac32 X - \frac12 X X^T X$, of the gradient, with
-# the remark that a matrix whose rows lie on several ranks must be gathered for it.
+# the remark that a matrix whose rows lie on several ranks must be all-gathered for it.
 
 # %%
 def singular_values(rank, iteration):
@@ -297,8 +303,8 @@ for all_reduce_first in (True, False):
 zs.draw.table(["8 ranks", "vectors sent by each in a step"], rows)
 
 # %% [markdown]
-# **Half as much again**: 3 · 7/8 vectors where 2 · 7/8 are enough. The bits are the same, so nothing but a count of
-# bytes can tell.
+# **Half as much again**: 3 · 7/8 vectors where 2 · 7/8 are enough. B, section 10, counts a reduce-scatter where section
+# 9 has an all-reduce. The bits are the same, so nothing but a count of bytes can tell.
 #
 # ## Try it
 #

@@ -22,7 +22,7 @@
 # *Sources.* Zhao et al. 2023, *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, sections 3 and 4,
 # [arXiv:2304.11277](https://arxiv.org/abs/2304.11277); documentation of
 # [`fully_shard`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html) (PyTorch 2.13) and of
-# [DeepSpeed's configuration](https://www.deepspeed.ai/docs/config-json/) (2026).
+# [DeepSpeed's configuration](https://www.deepspeed.ai/docs/config-json/) (0.19.8).
 
 # %%
 import numpy as np
@@ -290,7 +290,7 @@ cluster.trace[0].plot()
 # %%
 weights, data = whole_numbers(3)
 USED_BY = {"cast_then_divide": "zerosim, unless told otherwise", "split": "fully_shard in fp16; FSDP1",
-           "sum_then_divide": "fully_shard on gloo; DeepSpeed, stage 0",
+           "sum_then_divide": "fully_shard on gloo",
            "divide_then_sum": "DeepSpeed, stages 1 to 3", "premultiply": "DDP; fully_shard on NCCL"}
 rules = {rule: zs.Cluster(3).run(step_of_engine, weights, data,
                                  {"stage": 0, "policy": zs.Policy(average=rule)})[0] for rule in USED_BY}
@@ -331,7 +331,7 @@ zs.draw.table(["weight of layer0", "gradient on rank 0", "on rank 1", "mean, red
 # %% [markdown]
 # Each rank's gradient is a bf16 number, 8 bits long; the sum of two may need a ninth. In the recorded run PyTorch has
 # the engine's bits in both cases, on two ranks. In which format gradients rest is another choice: under FSDP in that
-# of the sharded parameter, fp32; in DeepSpeed in bf16 from stage 1 on, unless `"data_types": {"grad_accum_dtype":
+# of the sharded parameter, fp32; in DeepSpeed in bf16, unless, from stage 1 on, `"data_types": {"grad_accum_dtype":
 # "fp32"}` says otherwise.
 #
 # ## DeepSpeed

@@ -200,6 +200,8 @@ ONES, TWO = np.ones(2, np.float32), np.float32([1.0, 2.0])
         (np.float32([np.nan]), ONES[:1], {"ulps": 1e9}, "by inf ULP"),
         (np.float32([np.inf]), ONES[:1], {"ulps": 1e9}, "by inf ULP")]),
     (lambda: assert_same_bits(np.arange(3), np.arange(1, 4)), AssertionError, r"expected np.int64\(1\) \(0x1\)$"),
+    *((lambda pair=pair: assert_agrees(*pair), ValueError, f"assert_agrees needs {name} as a NumPy array, got {kind};")
+      for pair, name, kind in ((([1.0], [1.0]), "found", "list"), ((TWO, 2.0), "expected", "float"))),
     (lambda: SingleDevice(zs.optim.Adam, TWO, 2), ValueError, "found <class .*Adam'>; write zs.optim.Adam"),
     (lambda: SingleDevice("adam", TWO, 2), ValueError, "found 'adam'; write zs.optim.Adam"),
     (lambda: SingleDevice(SGD, TWO, 2, mean="rank"), ValueError, "mean='rank' must be 'ring', or a function of the "),
@@ -342,6 +344,9 @@ REFUSED = [
     (lambda: check_gradients(LinearUnit("a", 3, 3), X, X), "x alone for a unit; found a target", ValueError),
     (lambda: check_gradients(CrossEntropy(), X), "takes a Model or a Unit, found CrossEntropy", ValueError),
     (lambda: check_memory(CrossEntropy(), X), "check_memory takes a Model or a Unit, found CrossEntropy", ValueError),
+    (lambda: check_memory(MLP([3, 3]), X.tolist()), "check_memory needs x as a NumPy array, got list; w", ValueError),
+    (lambda: check_memory(MLP([3, 3]), X, X.tolist()), "check_memory needs target as a NumPy array, got l", ValueError),
+    (lambda: check_gradients(MLP([3, 3]), X, X.tolist()), "check_gradients needs target as a NumPy arra", ValueError),
     (lambda: check_gradients(LinearUnit("a", 3, 3), X * np.nan), "was given inf or NaN in x, where", ValueError),
     (lambda: check_gradients(autodiff.AutodiffUnit("a", {}, lambda _, x: x + x), X[:, :0]),
      "no parameter and no input has an element", ValueError),

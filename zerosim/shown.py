@@ -1,12 +1,16 @@
-"""Mixins of what displays itself: as HTML in a notebook, as text in a terminal, as a figure when asked.
+"""Mixins of what displays itself: as HTML in a notebook, as text in a terminal, as a figure or a file when asked.
 
 A class says here only that it can be displayed; `zerosim.display` knows how, and is imported only when something is
-displayed, so that who only computes never loads Matplotlib.
+displayed, so that who only computes never loads Matplotlib. This file is the one door: all others import downwards,
+inside functions too.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -39,3 +43,61 @@ class Plotted(Shown):
         from zerosim.display.plots import plot
 
         return plot(self, dark=dark)
+
+
+class ShownPlan(Plotted):
+    """A plan, which ``print`` shows as a table of plain text, too."""
+
+    __slots__ = ()
+
+    def __str__(self: Any) -> str:
+        from zerosim.display.plan_table import text_of
+
+        return text_of(self)
+
+
+class ShownRuns(Shown):
+    """Runs of programs, of which the last can be drawn, and saved."""
+
+    def show_ring(self: Any, *, dark: bool = False) -> "Figure":
+        """A Matplotlib figure of who sent how many bytes to whom in the last run, the ranks on a ring.
+
+        Raises ValueError before the first run, and for more ranks than a page holds.
+        """
+        from zerosim.display.plots import show_ring
+
+        return show_ring(self, dark=dark)
+
+    def save(self: Any, path: "str | Path") -> "Path":
+        """Writes what the last run did as a recording, a JSON file that ``zerosim report`` and planning.timeline read.
+
+        Raises ValueError before the first run, after one that failed, and for a path that cannot be written.
+        """
+        from zerosim.display.saving import save
+
+        return save(self, path)
+
+
+class ShownStep(Shown):
+    """One step of a run, which can be drawn."""
+
+    __slots__ = ()
+
+    def draw(self: Any, *, dark: bool = False) -> "Axes":
+        """Matplotlib axes: the vectors of all ranks, chunk by chunk, and the messages of this step as arrows."""
+        from zerosim.display.plots import draw_step
+
+        return draw_step(self, dark=dark)
+
+
+class ShownSteps(Shown):
+    """The steps of a run, which can be looked at one by one."""
+
+    def slider(self: Any) -> Any:
+        """An ipywidgets slider over the steps; what has not been taken yet is taken now.
+
+        Steps that were taken before are not in it. Raises ModuleNotFoundError where ipywidgets is not installed.
+        """
+        from zerosim.display.step_plots import slider
+
+        return slider(self)

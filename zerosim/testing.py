@@ -23,6 +23,7 @@ from zerosim.models.layers import Context
 from zerosim.models.one_pass import first_weights
 from zerosim.models.small import MLP
 from zerosim.models.units import Model, Unit
+from zerosim.numerics.checks import check_array
 from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.numerics.kernels import NumpyKernels, do_nothing
 from zerosim.numerics.policy import Policy
@@ -153,8 +154,13 @@ def assert_agrees(found: np.ndarray, expected: np.ndarray, what: str = "arrays",
 
     An ULP is the step to the next number of the format. Numbers smaller than ``scale`` have the ULP of that number:
     where large numbers cancel, what is left has their errors. Raises AssertionError that says how many elements differ,
-    which is the first and which the farthest, by how many ULPs, and what both arrays have there.
+    which is the first and which the farthest, by how many ULPs, and what both arrays have there; ValueError for what is
+    no array, whose bits nobody knows.
     """
+    given: dict[str, Any] = {"found": found, "expected": expected}
+    for name, value in given.items():
+        if not isinstance(value, np.generic):  # an element of an array has its bits too
+            check_array("assert_agrees", name, value)
     if (found.dtype, found.shape) != (expected.dtype, expected.shape):
         raise AssertionError(f"{what}: found {found.dtype} of shape {found.shape}, "
                              f"expected {expected.dtype} of shape {expected.shape}")
@@ -359,6 +365,8 @@ class _Differentiated:
         self.loss = checked.loss if isinstance(checked, Model) else None
         self.where = "the model" if isinstance(checked, Model) else f"unit {checked.name!r}"
         self.seed = seed
+        if target is not None:
+            check_array("check_gradients", "target", target)
         self.target = target if target is None or target.dtype.kind in "iu" else target.astype(np.float64)
         if weights is None:
             weights = first_weights(checked if isinstance(checked, Model) else Model([checked]))
@@ -483,8 +491,10 @@ def check_memory(checked: Model | Unit, x: np.ndarray, target: np.ndarray | None
     if not isinstance(checked, Model | Unit):
         raise ValueError(f"check_memory takes a Model or a Unit, found {type(checked).__name__}; make a Unit of a "
                          "function of your own")
-    if target is not None and target.dtype == np.float64:
-        target = target.astype(np.float32)  # as an engine rounds it
+    check_array("check_memory", "x", x)
+    if target is not None:
+        check_array("check_memory", "target", target)
+        target = target.astype(np.float32) if target.dtype == np.float64 else target  # as an engine rounds it
     audit = _Audit(checked, Policy.of(policy), keep)
     audit.run(x, target)
     if audit.most_nbytes:

@@ -30,13 +30,15 @@ MAY_IMPORT = {
             "doctor", "__init__"},
     "__main__": {"cli"},
 }
+# Through here, inside functions, a thing asks for its display when somebody looks: the one import that goes upwards.
+DOOR = "zerosim/shown.py"
 # The files that fetch a module by a name in quotes, when somebody asks for it. A test of what
 # `import zerosim` loads holds that the facade's backends and puzzles are loaded in no other way.
 BY_NAME = {"zerosim/__init__.py", "zerosim/shown.py"}
 # Imported by one module, and each a thought of its own; `picture` alone imports Matplotlib at its top, to have a class.
-THOUGHTS = {"zerosim/display/memory_plots.py", "zerosim/display/picture.py", "zerosim/display/report.py",
-            "zerosim/display/trace_plots.py", "zerosim/ranks/fast_ring.py", "zerosim/ranks/stacks.py",
-            "zerosim/zero/gradients.py", "zerosim/zero/whole_tensors.py"}
+THOUGHTS = {"zerosim/display/memory_plots.py", "zerosim/display/picture.py", "zerosim/display/plots.py",
+            "zerosim/display/report.py", "zerosim/display/trace_plots.py", "zerosim/ranks/fast_ring.py",
+            "zerosim/ranks/stacks.py", "zerosim/zero/gradients.py", "zerosim/zero/whole_tensors.py"}
 
 
 def imported_modules(source: Source, nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.stmt, str]]:
@@ -53,17 +55,15 @@ def imported_modules(source: Source, nodes: Iterable[ast.AST]) -> Iterator[tuple
 
 
 def imports_that_climb(source: Source) -> list[str]:
-    """Imports of a floor that does not lie below. What shows itself asks for `display` inside its method."""
+    """Imports of a floor that does not lie below, inside functions too; the door's alone are none."""
     if source.floor not in MAY_IMPORT:
         return [f"{source.path}:1: stands on no known floor; the floors are {', '.join(MAY_IMPORT)}"]
     allowed, found = MAY_IMPORT[source.floor] | {source.floor}, []
-    at_import = set(map(id, source.run_at_import))
-    for node, name in imported_modules(source, source.nodes):
+    for node, name in imported_modules(source, _nodes_but_the_door(source)):
         top, _, rest = name.partition(".")
         first = rest.partition(".")[0]
         floor = first if first in MAY_IMPORT else "__init__"  # `from zerosim import Cluster` asks the facade
-        shows_itself = floor == "display" and id(node) not in at_import and source.floor != "tiny"
-        if top == "zerosim" and floor not in allowed and not shows_itself:
+        if top == "zerosim" and floor not in allowed:
             found.append(source.at(node, f"{source.floor} imports {floor}, which does not lie below it"))
     return found
 
@@ -79,10 +79,10 @@ def imports_by_name(source: Source) -> list[str]:
 def circle(sources: Iterable[Source]) -> list[str]:
     """One circle of imports as a line, its first module again at the end; none where there is none.
 
-    Imports for type checkers count, for a reader follows them too; those inside functions do not.
+    Imports for type checkers and those inside functions count, for a reader follows them too; the door's do not.
     """
     try:
-        TopologicalSorter(_graph(sources, lambda source: source.run_at_import)).prepare()
+        TopologicalSorter(_graph(sources, _nodes_but_the_door)).prepare()
     except CycleError as error:
         return [" -> ".join(error.args[1])]
     return []
@@ -103,6 +103,11 @@ def halves(sources: Iterable[Source]) -> list[str]:
             if len(importers.get(source.module, ())) == 1 and not importers[source.module] & packages
             and source.module not in packages and source.path not in THOUGHTS
             and source.floor not in {"backends", "course", "cli"}]
+
+
+def _nodes_but_the_door(source: Source) -> list[ast.AST]:
+    """The nodes of a file; of `DOOR` those alone that are not inside functions."""
+    return source.run_at_import if source.path == DOOR else source.nodes
 
 
 def _graph(sources: Iterable[Source], nodes: Callable[[Source], Iterable[ast.AST]]) -> dict[str, set[str]]:

@@ -1,5 +1,6 @@
 """Every file of the package keeps every rule; and every rule is shown to catch what it is there to catch."""
 
+import re
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -8,6 +9,7 @@ from tests.architecture import imports, style, words
 from tests.architecture.source import ROOT, Source, package_sources, project_texts
 
 Check = Callable[[Source], list[str]]
+INNER_MODULES = 19  # that tests may name, most of them backends': of each other one a package's face offers the same
 
 # By rule: a file under zerosim/, a text in it, and a piece of what is said of its one violation; None for what looks
 # like one and is none: rules must not chase people away from plain code.
@@ -25,7 +27,9 @@ RULES: dict[Check, list[tuple[str, str, str | None]]] = {
         ("attic/a.py", "", "no known floor"),
         ("zero/a.py", "import numpy as np\nfrom zerosim.models import mlp", None),
         ("zero/a.py", "from .layout import cut\nfrom ..optim import sgd", None),
-        ("ranks/a.py", "def f():\n    from zerosim.display import html", None),
+        ("ranks/a.py", "def f():\n    from zerosim.display import html", "imports display"),
+        ("shown.py", "from zerosim import display", "imports display"),
+        ("shown.py", "def f():\n    from zerosim import display", None),
     ],
     imports.imports_by_name: [
         ("ranks/a.py", "import importlib\nimportlib.import_module('zerosim.course')", "by its name"),
@@ -117,7 +121,9 @@ TOGETHER: dict[Callable[[Iterable[Source]], list[str]], list[tuple[dict[str, str
         ({"a.py": "from zerosim import b", "b.py": "if TYPE_CHECKING:\n    import zerosim.a"}, "zerosim.b"),
         ({"a.py": "class A:\n    from .b import x", "b.py": "from zerosim.c import x", "c.py": "from zerosim import a"},
          "zerosim.c"),
-        ({"a.py": "from .b import x", "b.py": "def f():\n    from .a import y"}, None),
+        ({"a.py": "from .b import x", "b.py": "def f():\n    from .a import y"}, "zerosim.a"),
+        ({"a.py": "import zerosim.shown", "shown.py": "class A:\n    def f(self):\n        import zerosim.a"}, None),
+        ({"a.py": "import zerosim.shown", "shown.py": "import zerosim.a"}, "zerosim.shown"),
     ],
     imports.halves: [
         (HALF, "zerosim/zero/b.py: is imported by zerosim.zero.a alone"),
@@ -138,6 +144,12 @@ def test_no_files_break_a_rule_together_and_who_would_is_named(check: Callable[[
         found = check([Source(f"zerosim/{path}", text) for path, text in texts.items()])
         assert len(found) == (said is not None), (texts, found)
         assert all(said in line for line in found), (texts, found)
+
+
+def test_tests_import_faces_of_packages_and_few_inner_modules() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").rglob("*.py"))]
+    inner = {name for text in texts for name in re.findall(r"^\s*from (zerosim\.\w+\.[\w.]+) import", text, re.M)}
+    assert 1 < len(inner) <= INNER_MODULES, f"import what the package offers, or do without: {sorted(inner)}"
 
 
 def test_the_reading_path_is_as_short_as_it_may_be() -> None:

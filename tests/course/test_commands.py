@@ -105,7 +105,7 @@ def test_help_explains_every_switch_of_every_command():
               "--optimizer lion",
               "--utilization 0.4", "--no-overlap", "--stage 3 --prefetch 2", "--bucket-nbytes model",
               "--offload host --host-link pcie3", "--offload disk --disk-link ethernet-10g",
-              "--offload none,host"])])
+              "--offload none,host", "--reduction micro_batch"])])
 def test_every_switch_changes_what_comes_out(command, switches):
     """The last one of several, beside the others."""
     for switch in switches:

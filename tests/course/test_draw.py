@@ -8,7 +8,7 @@ import pytest
 
 import zerosim as zs
 from tests.display.seen import pixels_of
-from tests.support import assert_refused
+from tests.support import assert_refused, literally
 from zerosim.course import draw, figures
 
 
@@ -70,6 +70,7 @@ def test_without_ipywidgets_knobs_show_their_first_picture_and_none_are_refused(
     assert shown._repr_mimebundle_() == {}
     assert shown._repr_png_() == zs.draw.ring(2)._repr_png_()
     assert repr(shown) == repr(zs.draw.ring(2))
-    assert_refused(lambda: zs.draw.turn(zs.draw.ring, ranks=()),
-                   "asked to turn ranks; give each knob its values, the one to begin with first")
+    for values in ((), 4, "42"):
+        assert_refused(lambda values=values: zs.draw.turn(zs.draw.ring, ranks=values), literally(
+            f"asked to turn ranks={values!r}; give each knob a list of its values, the one to begin with first, as in"))
     assert_refused(lambda: zs.draw.turn(zs.draw.ring), "asked to turn nothing")

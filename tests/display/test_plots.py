@@ -14,7 +14,6 @@ from tests.cases import chosen
 from tests.display import seen
 from tests.support import assert_refused
 from zerosim.display import drawing, memory_plots, replayed, report, trace_plots
-from zerosim.display.style import PURPOSE_COLORS
 from zerosim.planning import recording
 from zerosim.ranks import trace
 
@@ -158,7 +157,7 @@ def test_the_order_of_a_trace_has_every_collective_once_sums_to_what_was_sent_an
         for purpose, curve in data.by_purpose(place).items():
             assert curve[-1] == traced.sent_nbytes(purpose)
             assert curve == sorted(curve)
-        arithmetic = [(what, after) for what, after in pairwise(data.whats[place]) if what not in PURPOSE_COLORS]
+        arithmetic = [(what, after) for what, after in pairwise(data.whats[place]) if what not in trace.PURPOSES]
         assert all(what != after for what, after in arithmetic), "what nothing interrupts is one event"
     assert len(trace_plots.trace_order_data([*cluster.trace] * 6).names) == trace_plots.MOST_LANES == 16
     whats, sent = (("state",) * 3,) * 3, ((32, 0, 0), (0, 0, 0), (16, 16, 16))

@@ -16,7 +16,7 @@ from zerosim_site.readme_pages import document_pages
 from tests.architecture.source import ROOT
 from tests.documentation.reader import imported_by_readers, is_described, notebook_files, public, resolved
 from zerosim.cli import app
-from zerosim.course.figures import FIGURES
+from zerosim.course import figures
 
 PACKAGES = ["zerosim", "zerosim.ranks", "zerosim.zero", "zerosim.models", "zerosim.optim", "zerosim.planning",
             "zerosim.course.puzzles", "zerosim.course.figures"]
@@ -80,7 +80,7 @@ def test_a_notebooks_page_has_its_words_its_code_its_output_and_its_picture(site
 def test_every_figure_is_in_the_gallery_and_the_first_screen_shows_memory_and_a_ring_light_and_dark(site):
     committed = {path.stem for path in (ROOT / "figures").glob("*.svg") if not path.stem.endswith("-dark")}
     gallery = site["figures/index.md"].text
-    assert committed >= FIGURES.keys()
+    assert committed >= figures.FIGURES.keys()
     for name in committed:
         assert f"]({name}.svg#only-light)" in gallery
         assert f"]({name}-dark.svg#only-dark)" in gallery

@@ -16,7 +16,6 @@ from tests.cases import named
 from tests.models.contexts import bits_of, normal, recorded
 from tests.support import assert_refused, literally
 from zerosim.models import GPT, PRESETS, Context, Model, autodiff, first_weights, one_pass
-from zerosim.models.autodiff import AutodiffUnit, TokenUnit
 
 NANO = PRESETS["gpt-nano"]
 # What a unit computes from w (4, 4), row (4,), one (1, 1), table (5, 4) and x (2, 3, 4): every operation, broadcast or
@@ -56,7 +55,7 @@ def weights_of(unit, format="fp64"):
 
 @pytest.mark.parametrize("function", OPERATIONS.values(), ids=list(OPERATIONS))
 def test_the_gradient_of_an_operation_is_the_slope_and_no_weight_is_saved_for_it(function):
-    unit = AutodiffUnit("unit", SHAPES, function)
+    unit = autodiff.AutodiffUnit("unit", SHAPES, function)
     zs.testing.check_gradients(unit, normal("fp64", (2, 3, 4), 9), weights=weights_of(unit), elements=4)
 
 
@@ -64,8 +63,8 @@ def test_rows_of_a_table_by_tokens_have_the_slope_as_gradient_also_of_a_tied_tab
     def embed(w, tokens):
         return (autodiff.embedding(tokens, w["wte"]) * w["gain"]).reshape(6, 3)
 
-    model = Model([TokenUnit("embed", {"wte": (5, 3), "gain": (3,)}, embed),
-                   AutodiffUnit("head", {"w": (3, 3)}, lambda w, x: x @ w["w"] @ w["embed.wte"].T,
+    model = Model([autodiff.TokenUnit("embed", {"wte": (5, 3), "gain": (3,)}, embed),
+                   autodiff.AutodiffUnit("head", {"w": (3, 3)}, lambda w, x: x @ w["w"] @ w["embed.wte"].T,
                                 ties={"embed.wte": "embed"})])
     weights = {name: normal("fp64", shape, 5) for name, shape in model.shapes.items()}
     tokens = np.array([[4, 0, 4], [1, 1, 2]])
@@ -73,7 +72,7 @@ def test_rows_of_a_table_by_tokens_have_the_slope_as_gradient_also_of_a_tied_tab
 
 
 def test_dropout_draws_the_same_mask_backward_by_its_name():
-    unit = AutodiffUnit("unit", {"w": (4,)}, lambda w, x: autodiff.dropout(x * w["w"], 0.5, "here"))
+    unit = autodiff.AutodiffUnit("unit", {"w": (4,)}, lambda w, x: autodiff.dropout(x * w["w"], 0.5, "here"))
     zs.testing.check_gradients(unit, normal("fp64", (3, 4)), weights={"unit.w": normal("fp64", (4,))}, elements=None)
 
 
@@ -94,8 +93,9 @@ def block(w, x):
 @pytest.mark.parametrize("format", ["fp32", "bf16", "fp16"])
 def test_a_transformers_block_has_the_bits_of_the_one_by_hand(format):
     by_hand, weights = GPT(NANO), first_weights(GPT(NANO))
-    units = [AutodiffUnit(unit.name, {name.removeprefix(f"{unit.name}."): shape for name, shape in unit.shapes.items()},
-                          block) if "block" in unit.name else unit for unit in by_hand.units]
+    units = [unit if "block" not in unit.name else autodiff.AutodiffUnit(
+        unit.name, {name.removeprefix(f"{unit.name}."): shape for name, shape in unit.shapes.items()}, block)
+        for unit in by_hand.units]
     rng = np.random.default_rng(0)
     tokens, target = rng.integers(0, NANO.vocabulary, (2, 3, NANO.context))
     found = [one_pass(model, weights, format, tokens, target, 64.0)
@@ -107,7 +107,7 @@ def test_a_transformers_block_has_the_bits_of_the_one_by_hand(format):
 
 def test_each_operation_rounds_once_to_the_compute_format():
     """ml_dtypes' own additions and products are made in fp32 and rounded once."""
-    unit = AutodiffUnit("unit", {"w": (6,), "b": (6,)}, lambda w, x: (x * w["w"] + w["b"]) * 0.1 - x)
+    unit = autodiff.AutodiffUnit("unit", {"w": (6,), "b": (6,)}, lambda w, x: (x * w["w"] + w["b"]) * 0.1 - x)
     w, x = weights_of(unit, "bf16"), normal("bf16", (50, 6), 3)
     y, _ = unit.forward(Context.standalone(zs.Policy("bf16")), w, x)
     tenth = ((x * w["unit.w"] + w["unit.b"]).astype(np.float32) * np.float32(0.1)).astype(ml_dtypes.bfloat16)
@@ -116,7 +116,7 @@ def test_each_operation_rounds_once_to_the_compute_format():
 
 def test_a_product_and_a_bias_round_twice_where_linear_rounds_once():
     x, policy = normal("bf16", (50, 8), 3), zs.Policy("bf16")
-    once = AutodiffUnit("unit", {"w": (8, 6), "b": (6,)}, lambda w, x: autodiff.linear(x, w["w"], w["b"]))
+    once = autodiff.AutodiffUnit("unit", {"w": (8, 6), "b": (6,)}, lambda w, x: autodiff.linear(x, w["w"], w["b"]))
     twice = replace(once, function=lambda w, x: x @ w["w"] + w["b"])
     w = weights_of(once, "bf16")
     found = [unit.forward(Context.standalone(policy), w, x)[0] for unit in (once, twice)]
@@ -129,7 +129,7 @@ def test_every_array_is_counted_and_dies_with_its_last_use_without_the_garbage_c
     def function(w, x):
         return (x @ w["w"]).tanh() * x + 1.0
 
-    unit = AutodiffUnit("unit", {"w": (4, 4)}, function)
+    unit = autodiff.AutodiffUnit("unit", {"w": (4, 4)}, function)
     ctx, recorder = recorded("bf16")
     gc.disable()
     try:
@@ -193,6 +193,7 @@ VALUES = {
     "over axis=2 was asked of an array of shape (3, 4); name each of its 2 axes once": lambda w, x: x.sum(2),
     "concatenate was given parts of shapes [(3, 4), (4,)] and axis=-1": lambda w, x: autodiff.concatenate([x, x[0]]),
     "tracked array of another forward": former,
+    "the function of a unit asked for w['wight']; there are w, weight; did you mean 'weight'?": lambda w, x: w["wight"],
 }
 
 
@@ -200,7 +201,7 @@ VALUES = {
     *((said, function, TypeError) for said, function in SAYS.items()),
     *((said, function, ValueError) for said, function in VALUES.items())], ids=lambda value: named(value)[:30])
 def test_whatever_would_not_be_tracked_is_refused_by_its_name(said, function, error):
-    unit, ctx = AutodiffUnit("unit", {"w": (4, 4)}, function), Context.standalone(zs.Policy())
+    unit, ctx = autodiff.AutodiffUnit("unit", {"w": (4, 4), "weight": (4,)}, function), Context.standalone(zs.Policy())
     w, x = weights_of(unit, "fp32"), normal("fp32", (3, 4))
     if function is former:
         unit.forward(ctx, w, x)
@@ -209,8 +210,11 @@ def test_whatever_would_not_be_tracked_is_refused_by_its_name(said, function, er
 
 def test_a_tracked_array_that_outlives_its_forward_and_an_initializer_of_nothing_are_refused():
     left = []
-    unit = AutodiffUnit("unit", {"w": (4, 4)}, lambda w, x: (left.append(x), x + 1)[1])
+    unit = autodiff.AutodiffUnit("unit", {"w": (4, 4)}, lambda w, x: (left.append(x), x + 1)[1])
     unit.forward(Context.standalone(zs.Policy()), weights_of(unit, "fp32"), normal("fp32", (3, 4)))
     assert_refused(lambda: left[0] + 1, literally("after the forward in which it was made"))
     assert_refused(lambda: replace(unit, initializers={"b": None}), literally(
         "AutodiffUnit('unit') was given initializers for b; its parameters are w"))
+    for shape in (3, (3.0,), (-1, 2), "ab", [3]):
+        assert_refused(lambda shape=shape: replace(unit, parameters={"c": shape}), literally(
+            f"AutodiffUnit('unit') was given {shape!r} for the shape of c; a shape is a tuple of lengths, as (3,) or"))

@@ -21,7 +21,7 @@ from tests.display.seen import data_of, pixels_of, shows_the_same
 from tests.notebooks.cells import Shown, cells, changed, committed, displayed_in, executed, picture_in, printed_in
 from zerosim.course import draw, figures, puzzles
 from zerosim.course.puzzles import solutions
-from zerosim.display.drawing import drawn_with
+from zerosim.display import drawing
 
 FOLDER = ROOT / "notebooks"
 TEXTS = sorted(FOLDER.glob("[0-9]*.py"))
@@ -74,7 +74,7 @@ def printed_then(text: Path, outputs: list[list[dict]]) -> list[str]:
 
 def skip_if_drawn_elsewhere(png: bytes) -> None:
     """Another version may place an edge elsewhere, or pack the same pixels into other bytes."""
-    there, here = pixels_of(png)[0], drawn_with()
+    there, here = pixels_of(png)[0], drawing.drawn_with()
     if there != here:
         pytest.skip(f"the picture was drawn with {there}, here is {here}")
 

@@ -105,6 +105,10 @@ ROUNDING: list[Refusal] = [
       for bits in (Z(2, np.uint32), Z(3, I8))],
     (lambda: formats.format_of("fp61"), "no number format is named 'fp61'; there are fp16, "),
     (lambda: formats.format_of("bfloat"), "no number format is named 'bfloat'; there are bf16, "),
+    (lambda: zs.Policy("float64"), "no number format is named 'float64'; there are fp16, bf16, fp8_e4m3, fp32, "
+     "fp8_e5m2; only the compute of a policy may be fp64"),
+    (lambda: zs.Policy("bf16", reduce="fp64"), "no number format is named 'fp64'; there are fp16, fp32, bf16, "
+     "fp8_e4m3, fp8_e5m2; only the compute of a policy may be fp64"),
     (lambda: formats.format_of(None), "no number format is None; there are fp32, fp16, "),
     (lambda: formats.format_of(np.float64),
      "no number format has the array type float64; there are fp32 (float32), fp16 (float16), "),
@@ -138,6 +142,9 @@ POLICIES: list[Refusal] = [
       for compute in ("fp32", "fp16")],
     (lambda: zs.Policy("fp8_e4m3", matmul="fp8"), "matmul='fp8' rounds what rests in more bits, and compute='fp8_e4m3' "
      "has 8 already; take compute='bf16' with it, or matmul=None"),
+    *[(partial(zs.Policy, "fp64", **other), f"compute='fp64' is for checking gradients, which matmul={matmul!r}, "
+       f"master={master!r} would hide in roundings; take matmul=None, master='fp32'")
+      for other, matmul, master in (({"matmul": "fp8"}, "fp8", "fp32"), ({"master": "bf16"}, None, "bf16"))],
     (lambda: zs.Policy(matmul="fp16"), "matmul='fp16' is no way to multiply; choose one of None, 'fp8'"),
     (lambda: zs.Policy(average="splitt"),
      "no averaging rule 'splitt'; choose one of cast_then_divide, sum_then_divide, divide_then_sum, split, "

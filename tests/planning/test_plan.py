@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
+from tests.support import printed
 from zerosim.course import plan_view
-from zerosim.display.render_text import in_lines
-from zerosim.numerics.units import gigabytes
-from zerosim.planning import CONVENTIONS, STAGES, Job, explained, hardware, moved_nbytes, plan_config, plan_table
+from zerosim.display import plan_table
+from zerosim.planning import CONVENTIONS, STAGES, Job, explained, hardware, moved_nbytes, plan_config
 
 LLAMA = {"ranks": 8, "device": "h100-80", "link": "nvlink4", "batch": 4, "tokens": 2048}
 OFFLOADED = {"ranks": 8, "stage": 2, "recompute": "block", "offload": True}  # of gpt2
@@ -88,11 +88,11 @@ def test_the_verdict_says_of_each_row_that_it_names_what_the_table_says_and_name
         row = named(said.removeprefix("Nothing fits: "))
         assert row.missing_nbytes == min(other.missing_nbytes for other in found.rows) > 0
         places = {"device": -row.spare_nbytes, "host": row.host_nbytes - row.host_capacity_nbytes}
-        missed = [f"{gigabytes(nbytes)} GB of the {place}" for place, nbytes in places.items() if nbytes > 0]
+        missed = [f"{nbytes / 1e9:,.2f} GB of the {place}" for place, nbytes in places.items() if nbytes > 0]
         assert said.endswith(f"misses by {' and '.join(missed)}".removesuffix(" of the device"))
         return
     if not free:
-        assert said == f"Nothing fits with a margin of {gigabytes(0.05 * most)} GB"
+        assert said == f"Nothing fits with a margin of {0.05 * most / 1e9:,.2f} GB"
         said, _, best = best.partition("; ")
     row = named(said)
     assert row == found.cheapest
@@ -153,7 +153,7 @@ def test_a_plan_says_that_pytorch_keeps_more_by_what_was_measured_and_what_is_ke
     block = zs.planning.model_shape("llama-3-8b").transformer.block(1, 4096)
     kept = zs.planning.activations.kept(block, "tiled").nbytes / (2 * block.stream)
     assert kept == pytest.approx(plan_table.KEPT_HERE, abs=0.05)  # and the statistics
-    words = " ".join(in_lines(plan_view.plan_view(zs.plan("llama-3-8b", recompute="block"), 80)).split())
+    words = " ".join(printed(plan_view.plan_view(zs.plan("llama-3-8b", recompute="block"), 80)).split())
     assert "Activations are those of zerosim's own layers" in words
     assert "PyTorch keeps 1.7 times as much of a Llama-3-8B block: 26 hidden states" in words
 
@@ -345,10 +345,12 @@ def test_the_explanation_of_offload_fills_in_the_bytes_the_link_and_what_is_not_
 
 def test_a_terminal_shows_the_verdict_first_and_a_line_for_each_row_with_columns_set_to_the_right():
     found = zs.plan("llama-2-7b", **LLAMA, attention="unfused")
-    verdict, subject, empty, head, *lines, _, units = str(found).splitlines()
-    assert (verdict, empty) == (found.verdict, "")
-    assert subject == ("llama-2-7b: 6,738,415,616 parameters, 8 ranks of h100-80 over nvlink4, 1 micro-batch of 4 "
-                       "sequences of 2,048 tokens, bf16, overlap and 1 unit ahead, accounted as zero-paper")
+    said, table, units = (part.splitlines() for part in str(found).split("\n\n"))
+    head, *lines = table
+    assert max(map(len, [*said, *units])) <= len(head) < 140
+    assert " ".join(said) == (
+        f"{found.verdict} llama-2-7b: 6,738,415,616 parameters, 8 ranks of h100-80 over nvlink4, 1 micro-batch of 4 "
+        "sequences of 2,048 tokens, bf16, overlap and 1 unit ahead, accounted as zero-paper")
     assert head.split() == ["states", "activations", "gathered", "buckets", "transient", "overhead", "total", "spare",
                             "sent", "compute", "exposed", "step", "MFU"]
     assert {len(line) for line in [head, *lines]} == {len(head)}
@@ -356,7 +358,7 @@ def test_a_terminal_shows_the_verdict_first_and_a_line_for_each_row_with_columns
     assert all(line.startswith(f"{row.stage} {policies[row.recompute]} ") for line, row in zip(
         lines, found.rows, strict=True))
     assert lines[0].split()[3] == "107.81"
-    assert units.startswith("GB are 10⁹ bytes")
+    assert " ".join(units) == f"{plan_table.UNITS} {plan_table.PARTS}"
     assert repr(found) == f"<Plan of llama-2-7b on 8 ranks: {found.verdict}>"
     assert str(zs.plan(parameters="7.5e9")).count("7,500,000,000") == 1
 

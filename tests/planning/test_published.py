@@ -4,8 +4,7 @@ import tomllib
 from dataclasses import fields
 from importlib.resources import files
 
-from zerosim.course.published import SUBJECTS, Published, published
-from zerosim.course.published.quantities import QUANTITIES
+from zerosim.course.published import SUBJECTS, Published, published, quantities
 
 ROWS = published()
 
@@ -25,7 +24,7 @@ def test_every_row_names_its_source_and_a_unit_and_no_two_rows_are_one():
     assert all(row.unit for row in ROWS if row.subject not in ("collectives", "flops") and row.name != (
         "states in mixed precision beside states in fp32"))
     assert len({(row.name, row.source) for row in ROWS}) == len(ROWS) >= 350
-    assert {row.quantity for row in ROWS} == QUANTITIES.keys()
+    assert {row.quantity for row in ROWS} == quantities.QUANTITIES.keys()
     sources = [row.source for row in ROWS]
     assert sources.count("Rajbhandari et al. 2020 (ZeRO), table 1") == 6 * 3 * 3
 

@@ -187,8 +187,7 @@ def tune(
     sequence: Sequence = None, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
     utilization: Utilization = 0.5, overlap: Overlap = True, host_link: HostLink = None,
     disk_link: DiskLink = None, host_capacity: HostCapacity = None, disk_capacity: DiskCapacity = None,
-    hardware: OwnHardware = None,
-    as_json: AsJson = False,
+    reduction: Reduction = "rank", hardware: OwnHardware = None, as_json: AsJson = False,
 ) -> None:
     """The fastest settings that fit, for a model, a machine and a global batch, to paste into zerosim, FSDP2 and
     DeepSpeed."""
@@ -206,5 +205,5 @@ def tune(
             stage=stage, recompute=recompute, attention=attention, tokens=sequence, compute=compute,
             optimizer=optimizer_named(optimizer, 1e-3), utilization=utilization, overlap=overlap, host_link=host_link,
             disk_link=disk_link, host_capacity_nbytes=host_capacity, disk_capacity_nbytes=disk_capacity,
-            hardware=hardware)
+            reduction=reduction, hardware=hardware)
     answer(as_json, found.as_json, found.view)

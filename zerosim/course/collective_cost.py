@@ -30,7 +30,7 @@ from zerosim.planning.cost import (
 )
 from zerosim.planning.cuts import ceil_cut, checked_count
 from zerosim.planning.hardware import Link, Network, presets, read
-from zerosim.ranks.mesh import HIERARCHICAL
+from zerosim.ranks.collectives import HIERARCHICAL
 from zerosim.shown import Shown
 
 LARGEST_RANKS = 8192  # every step of every rank is looked at, which takes seconds from here on

@@ -5,7 +5,7 @@ alone.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from zerosim.course.measured import measured_row
 from zerosim.display.drawing import DARK, LIGHT, Drawing
 from zerosim.display.render_text import in_lines
 from zerosim.display.views import RIGHT, Table, View
+from zerosim.numerics.checks import is_count, is_finite_number
 from zerosim.numerics.units import counted
 from zerosim.planning.plan import PlanConfig
 from zerosim.planning.timeline import Machine
@@ -33,11 +34,39 @@ class NamedFigure:
                                              return_annotation=Drawing)
 
     def data(self, *args: Any, **options: Any) -> Any:
-        """The data that the picture shows, measured."""
-        return figures.FIGURES[self.name].data(*args, **options)
+        """The data that the picture shows, measured. Raises ValueError for a value of another kind than the default's,
+        and as the figure itself does."""
+        made = figures.FIGURES[self.name].data
+        parameters = inspect.signature(made)
+        for name, value in parameters.bind(*args, **options).arguments.items():
+            self._check(name, value, parameters.parameters[name].default)
+        return made(*args, **options)
+
+    def _check(self, name: str, value: Any, usual: Any) -> None:
+        """Raises ValueError for a value that is not of the kind of the ``usual`` one, with that as an example."""
+        if isinstance(usual, int):
+            least = 0 if name == "stage" else 1
+            fits, what = is_count(value) and value >= least, f"a whole number, {least} or more"
+        elif isinstance(usual, float):
+            fits, what = is_finite_number(value), "a number"
+        elif isinstance(usual, Sequence) and not isinstance(usual, str):
+            fits, what = _is_list(value), "a list"
+        else:
+            fits = usual is None or isinstance(value, Mapping if isinstance(usual, Mapping) else type(usual))
+            what = "a mapping of names" if isinstance(usual, Mapping) else \
+                "a name" if isinstance(usual, str) else f"a {type(usual).__name__}"
+        if not fits:
+            example = f", as {usual!r}" if isinstance(usual, int | float | str) else ""
+            raise ValueError(f"zs.draw.{self.name.replace('-', '_')} was given {name}={value!r}; {name} is {what}"
+                             f"{example}")
 
     def __call__(self, *args: Any, dark: bool = False, **options: Any) -> Drawing:
         return figures.FIGURES[self.name].draw(self.data(*args, **options), DARK if dark else LIGHT)
+
+
+def _is_list(value: Any) -> bool:
+    """True for a list, a tuple or an array, with something in it; a text is none."""
+    return isinstance(value, Collection) and not isinstance(value, str) and len(value) > 0
 
 
 activations, format_losses = NamedFigure("activations"), NamedFigure("format-losses")
@@ -111,10 +140,10 @@ def turn(drawn: Callable[..., Drawing], /, **knobs: Sequence[Any]) -> "Knobs":
     kernel, or without ipywidgets, that picture is what one sees. Raises ValueError for a knob without values, and for
     no knob.
     """
-    empty = [name for name, values in knobs.items() if not len(values)]
+    empty = [f"{name}={values!r}" for name, values in knobs.items() if not _is_list(values)]
     if empty or not knobs:
         what = "nothing" if not knobs else ", ".join(empty)
-        raise ValueError(f"asked to turn {what}; give each knob its values, the one to begin with first, "
+        raise ValueError(f"asked to turn {what}; give each knob a list of its values, the one to begin with first, "
                          "as in turn(zs.draw.ring, ranks=(4, 2, 3, 5))")
     values = {name: tuple(of) for name, of in knobs.items()}
     return Knobs(drawn, values, drawn(**{name: of[0] for name, of in values.items()}))

@@ -8,24 +8,14 @@ from typing import Any
 from rich.markup import escape
 
 from zerosim.course.measured import Compared
+from zerosim.display.plan_table import KEPT_HERE, PARTS, PYTORCH_KEEPS, UNITS, cells, names_for, places_text, subject
 from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts
 from zerosim.models.units import TILED, Recompute
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.conventions import is_cut_anywhere
+from zerosim.planning.explanation import explained, options_text
 from zerosim.planning.plan import Plan, PlanRow
-from zerosim.planning.plan_table import (
-    KEPT_HERE,
-    PARTS,
-    PYTORCH_KEEPS,
-    UNITS,
-    cells,
-    explained,
-    names_for,
-    options_text,
-    places_text,
-    subject,
-)
 
 INDENT = 4  # columns of a terminal beside those of a table
 Measured = Mapping[PlanRow, Sequence[Compared]]

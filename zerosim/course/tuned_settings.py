@@ -20,7 +20,7 @@ from zerosim.course.measured import decoder_of
 from zerosim.models.units import SELECTIVE, SUB_BLOCK, TILED, Recompute
 from zerosim.numerics.places import DEVICE, DISK, HOST, NOTHING, Offload
 from zerosim.numerics.units import bytes_text, counted
-from zerosim.planning.closed_forms import STAGES
+from zerosim.planning.closed_forms import BY_RANK, STAGES
 from zerosim.planning.plan import PlanConfig, recomputation_text
 
 NVME_PATH = "/local_nvme"
@@ -81,7 +81,8 @@ def _engine(config: PlanConfig, settings: Candidate) -> str:
     return (f"{made}\nengine = zs.Engine(\n    rank, model, optimizer, stage={settings.stage}, "
             f"policy=zs.Policy(\"{config.policy.compute}\"),\n    recompute=\"{settings.recompute}\", "
             f"overlap={config.overlap}, prefetch={settings.prefetch},\n    bucket_nbytes={settings.bucket_nbytes}"
-            + ("" if settings.offload.is_none else f",\n    offload=\"{settings.offload.text}\"") + ")\n"
+            + ("" if settings.offload.is_none else f",\n    offload=\"{settings.offload.text}\"")
+            + ("" if config.reduction == BY_RANK else f",\n    reduction=\"{config.reduction}\"") + ")\n"
             f"# each step: {counted(settings.micro_batches, 'micro-batch')} of "
             f"{counted(settings.batch, 'sequence')} of {counted(config.sequence, 'token')} on each rank")
 
@@ -140,6 +141,7 @@ def _not_in_fsdp(config: PlanConfig, settings: Candidate) -> Iterator[str]:
         yield "It gathers one module ahead in backward, which no argument turns off."
     if not config.overlap:
         yield "Reductions always run beside backward."
+    yield from _order(config)
     if not settings.offload.is_none and settings.offload.text != HOST:
         yield "CPUOffloadPolicy takes parameters, gradients and the optimizer's state to the host, none of them alone."
     if settings.offload.uses_disk:
@@ -202,6 +204,7 @@ def _not_in_deepspeed(config: PlanConfig, settings: Candidate) -> Iterator[str]:
                "unit's, times the units ahead.")
     if config.policy.compute == "fp16":
         yield "It scales the loss dynamically."
+    yield from _order(config)
     yield from _offload_in_deepspeed(settings)
     yield from _recomputation(settings)
 
@@ -221,6 +224,11 @@ def _offload_in_deepspeed(settings: Candidate) -> Iterator[str]:
     if asked.uses_disk:
         yield (f"nvme_path is a folder of one's own on the disk, in place of {NVME_PATH}." if DISK in said.values() else
                "nvme is of stage 3 there: what rests on disk here is on the host.")
+
+
+def _order(config: PlanConfig) -> Iterator[str]:
+    if config.reduction != BY_RANK:
+        yield "Gradients are added by rank there, so bits depend on how many there are; no setting changes the order."
 
 
 def _recomputation(settings: Candidate) -> Iterator[str]:

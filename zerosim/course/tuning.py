@@ -40,15 +40,16 @@ from rich.markup import escape
 
 from zerosim.course.measured import decoder_of, preset_shape, run_planned
 from zerosim.course.tuned_settings import Candidate, Pasted, pasted
+from zerosim.display.plan_table import places_text, policy_label
 from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts, plain
 from zerosim.numerics.places import DEVICE, KINDS, Offload, offload_of
 from zerosim.numerics.units import bytes_text, count_of, counted, gigabytes, nbytes_of, seconds_text
 from zerosim.planning.closed_forms import STAGES
 from zerosim.planning.cuts import checked_count
+from zerosim.planning.explanation import order_text
 from zerosim.planning.hardware import Machine
 from zerosim.planning.plan import PlanConfig, PlanRow, plan_config
-from zerosim.planning.plan_table import places_text, policy_label
 from zerosim.planning.recording import BEGIN, record
 from zerosim.planning.streams import COMMUNICATION
 from zerosim.planning.timeline import Timeline, replay
@@ -69,7 +70,6 @@ REPLAYED, REAL = "replayed", "real"  # seconds
 PLAN_ONLY = {  # options of a plan, and why a search does not take them
     "convention": "bytes are counted as the engine holds them", "parameters": "a search needs a model's shape",
     "largest_layer": "a model's shape says it", "micro_batches": "global_batch, ranks and batch say how many there are",
-    "reduction": "gradients are added by rank",
     "mesh": "the settings to paste are of one group of all ranks", "zeropp": "it is of a mesh"}
 ALL_OFFLOADS = ("none", "optimizer=host", "optimizer=host+gradients=host", "host",
                 "optimizer=disk+gradients=host+parameters=host", "disk")
@@ -155,7 +155,8 @@ class Tuned(Shown):
         config = self.config
         data: dict[str, Any] = plain({
             "model": config.model.name, "ranks": config.ranks, "device": config.device.name,
-            "compute": config.policy.compute, "overlap": config.overlap, "global_batch": self.global_batch,
+            "compute": config.policy.compute, "overlap": config.overlap, "reduction": config.reduction,
+            "global_batch": self.global_batch,
             "tokens": config.sequence, "verdict": self.verdict, "too_large": self.too_large, "slower": self.slower,
             "farther": self.farther,
             "refused": self.refused, "not_run": self.not_run, "timed": self.timed,
@@ -196,7 +197,8 @@ def _table(found: Tuned) -> Iterator[Part | str]:
     yield from ("", TextLine(f"[bold]{escape(config.model.name)}[/]: {counted(config.ranks, 'rank')} of "
                              f"{escape(config.device.name)}, {counted(found.global_batch, 'sequence')} of "
                              f"{counted(config.sequence, 'token')} a step, {config.policy.compute}, "
-                             f"{'overlapped' if config.overlap else 'nothing overlapped'}", indent=0), "")
+                             f"{'overlapped' if config.overlap else 'nothing overlapped'}{order_text(config)}",
+                             indent=0), "")
     if found.tried:
         yield marked_table("", *(RIGHT + name for name in (
             "k · B", "ahead", "bucket", "step", "exposed", "held", "tokens/s")), rows=[
@@ -528,7 +530,7 @@ def _timed(config: PlanConfig, candidate: Candidate) -> _Run:
     def program(rank: Rank) -> list[float]:
         engine = Engine(rank, model, config.optimizer, stage=candidate.stage, policy=config.policy,
                         recompute=candidate.recompute, overlap=config.overlap, prefetch=candidate.prefetch,
-                        bucket_nbytes=candidate.bucket_nbytes)
+                        bucket_nbytes=candidate.bucket_nbytes, reduction=config.reduction)
         tokens = np.random.default_rng(rank.index).integers(0, model.config.vocabulary, shape)
         ends = []
         for _ in range(1 + TIMED):

@@ -28,9 +28,10 @@ from zerosim.numerics.policy import Policy
 from zerosim.numerics.units import counted
 from zerosim.optim.base import Optimizer
 from zerosim.optim.elementwise import SGD, Adam
+from zerosim.ranks.call import Hop
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
-from zerosim.ranks.trace import KINDS, Collective, Compute, Held, Hop, Row, SpanBegin, Trace
+from zerosim.ranks.trace import KINDS, Collective, Compute, Held, Row, SpanBegin, Trace
 from zerosim.shown import Shown
 from zerosim.zero.engine import Engine
 from zerosim.zero.placements import STAGES, Placement, Stage, stage_of

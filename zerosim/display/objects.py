@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.display.plan_table import COLUMNS, cells, subject
 from zerosim.display.style import BLUE, GRAY, GREEN, ORANGE, VERMILLION, short
 from zerosim.display.views import MOST_ROWS, Bars, Line, Strip, Table, View, memory_bars, words
 from zerosim.numerics.arrays import has_data, is_poisoned
 from zerosim.numerics.units import counted
 from zerosim.planning.plan import Plan, PlanRow
-from zerosim.planning.plan_table import COLUMNS, cells, subject
-from zerosim.ranks.call import Call
+from zerosim.ranks.call import Call, Hop
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.inspect import Step, Steps
 from zerosim.ranks.memory import Memories, Memory
-from zerosim.ranks.trace import KINDS, PURPOSES, Collective, Compute, Hop, Trace, Traces
+from zerosim.ranks.trace import KINDS, PURPOSES, Collective, Compute, Trace, Traces
 from zerosim.zero.engine import Engine
 from zerosim.zero.layout import Layout, Region, describe
 from zerosim.zero.placements import STAGES, Stage

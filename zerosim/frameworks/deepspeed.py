@@ -1,8 +1,9 @@
 """DeepSpeed's configuration, ds_config.json, as arguments of an engine and of a plan.
 
 What a key does there, and its default, is as DeepSpeed's documentation "DeepSpeed Configuration JSON" and its source
-have it (``deepspeed/runtime/config.py``, ``constants.py``, ``precision_config.py``, ``zero/config.py``,
-``zero/offload_config.py``, ``zero/stage_1_and_2.py``, ``comm/coalesced_collectives.py``, ``lr_schedules.py``; 2026).
+have it (``deepspeed/runtime/config.py``, ``constants.py``, ``engine.py``, ``precision_config.py``, ``zero/config.py``,
+``zero/offload_config.py``, ``zero/stage_1_and_2.py``, ``comm/coalesced_collectives.py``, ``lr_schedules.py``; version
+0.19.8, 2026). MiCS's keys are those of versions up to 0.19.6.
 
 Legend: N ranks, B samples of a rank's micro-batch, k micro-batches of a step; sizes of buckets there are numbers of
 elements.
@@ -24,7 +25,7 @@ from zerosim.frameworks.settings import (
     choice,
     count,
     flag,
-    format_name,
+    format_or_none,
     number,
 )
 from zerosim.models.units import Model
@@ -67,7 +68,6 @@ NO_EQUIVALENT = {
     "autotuning": "zs.tune searches for settings; write those that were found",
     "pipeline": "layers are not spread over ranks here",
     "tensor_parallel": "tensors are not computed in parts here",
-    "sequence_parallel_size": "sequences are not cut here",
     "expert_parallel": "there are no experts here",
     "hybrid_engine": "it is of generation, not of training",
     "compression_training": "weights are not compressed here",
@@ -125,6 +125,7 @@ def from_deepspeed(config: str | Path | Mapping[str, Any], *, model: Sized | Non
         overlap=zero.take("overlap_comm", states.parameters_sharded, flag), offload=_offload(zero, states, findings),
         mesh=mesh, zeropp=zeropp, **_sizes(zero, model, policy, states, findings))
     top.take("gradient_allreduce_op", "mean", _only("mean", "a step takes the mean gradient"))
+    top.take("sequence_parallel_size", 1, _only(1, "sequences are not cut here"))
     zero.close(ZERO_NO_EFFECT, ZERO_NO_EQUIVALENT)
     top.close(NO_EFFECT, NO_EQUIVALENT)
     findings.raise_refusals(name)
@@ -219,19 +220,13 @@ def _policy(top: Section, zero: Section, states: ShardedStates, zeropp: ZeroPlus
     fp16.close(("auto_cast", "fused_mode"))
     bf16.close(("immediate_grad_update", "check_grad_overflow"))
     types = top.section("data_types")
-    # Without ZeRO, bf16 gradients are added up in fp32; with it they rest as they are computed.
-    own = "fp32" if compute == "bf16" and not states.optimizer_sharded else None
-    accumulate = types.take("grad_accum_dtype", own, _format_or_none(own))
+    accumulate = types.take("grad_accum_dtype", None, format_or_none)
     types.close(no_equivalent={"param_dtype": "parameters rest in the format of compute",
                                "buffer_dtype": "there are no buffers here"})
-    return Policy(compute, reduce=top.take("communication_data_type", None, _format_or_none(None)),
+    return Policy(compute, reduce=top.take("communication_data_type", None, format_or_none),
                   accumulate=accumulate, average=_average(top, zero, states, zeropp, findings),
                   loss_scale=scaling if enabled["fp16"] else 1.0, master=compute if any(narrow) else "fp32",
                   state="bf16" if narrow_state else "fp32")
-
-
-def _format_or_none(otherwise: str | None) -> Callable[[Any], str | None]:
-    return lambda value: otherwise if value is None else format_name(value)
 
 
 def _loss_scale(fp16: Section, findings: Findings) -> Dynamic | Static:
@@ -514,5 +509,6 @@ def _schedule(section: Section, optimizer: Optimizer | None, findings: Findings)
         params.take("cos_min_ratio", 0.0001, number) if fall == "cosine" else 0.0)
     if fall != "none" and not found.total:
         findings.refuse(f"scheduler.params.total_num_steps must be there: {asked} falls until then")
-    params.close(no_equivalent={"last_batch_iteration": "a schedule begins with the run"})
+    params.take("last_batch_iteration", -1, _only(-1, "a schedule begins with the run"))
+    params.close()
     return found

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from zerosim.frameworks.settings import Findings, FrameworkSettings, Section, count, flag, format_name
+from zerosim.frameworks.settings import Findings, FrameworkSettings, Section, count, flag, format_or_none
 from zerosim.numerics.checks import is_count, unknown_name
 from zerosim.numerics.places import HOST, NOTHING, Offload, offload_of
 from zerosim.numerics.policy import Policy
@@ -130,9 +130,13 @@ def _offload(asked: Any) -> Offload:
 
 def _policy(asked: Any, strategy: str | None, findings: Findings) -> Policy:
     """The formats, and the rule of the mean: NCCL's for fp32 and bf16, a split one for fp16 and in FSDP1."""
+    if isinstance(asked, type):
+        findings.refuse(f"mp_policy={asked.__name__} is a class; make one of it, as {asked.__name__}("
+                        "param_dtype=torch.bfloat16)")
+        asked = None
     fields = asked if asked is None or isinstance(asked, Mapping) else getattr(asked, "__dict__", asked)
     given = Section(fields, "mp_policy", findings)
-    compute, reduce, output = (given.take(name, None, lambda value: None if value is None else format_name(value))
+    compute, reduce, output = (given.take(name, None, format_or_none)
                                for name in ("param_dtype", "reduce_dtype", "output_dtype"))
     if not given.take("cast_forward_inputs", True, flag) and compute is not None and strategy is None:
         findings.refuse("mp_policy.cast_forward_inputs=False: inputs are rounded to the format of compute here")

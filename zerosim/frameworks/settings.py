@@ -170,7 +170,8 @@ class Section:
 
 
 def is_off(value: object) -> bool:
-    """True for the values that switch a setting off: false, null, "none", "enabled": false, and objects of those."""
+    """True for the values that switch a setting off: false, null, 0, "none", an empty list, "enabled": false, and
+    objects of those. A key whose 0 means something is taken with a check of its own."""
     if isinstance(value, Mapping):
         return value.get("enabled") is False or all(map(is_off, value.values()))
     return value in (None, False, "none") or value == []
@@ -207,6 +208,11 @@ def choice(*names: str) -> Callable[[Any], str]:
             raise ValueError(f"must be one of {', '.join(names)}")
         return str(value)
     return check
+
+
+def format_or_none(value: Any) -> str | None:
+    """The format of a name or a torch.dtype, or None."""
+    return None if value is None else format_name(value)
 
 
 def format_name(value: Any) -> str:

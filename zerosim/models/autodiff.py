@@ -33,7 +33,7 @@ from zerosim.models.initializers import Initializer, Normal, Zeros
 from zerosim.models.layers import Context, Gradients
 from zerosim.models.units import Unit, Weights
 from zerosim.numerics.arrays import Array, copy_elements, has_data
-from zerosim.numerics.checks import is_number, require_shape
+from zerosim.numerics.checks import is_count, is_number, require_shape, unknown_name
 
 # -- The graph ---------------------------------------------------------------------------------------------------------
 
@@ -755,6 +755,13 @@ def concatenate(parts: Sequence[TrackedArray], axis: int = -1) -> TrackedArray:
 Function = Callable[[Mapping[str, TrackedArray], TrackedArray], TrackedArray]
 
 
+class _Named(dict[str, TrackedArray]):
+    """Tracked weights by name, which says what names there are where one is asked for that is none of them."""
+
+    def __missing__(self, name: object) -> NoReturn:
+        raise unknown_name(f"the function of a unit asked for w[{name!r}]", name, self, "there are")
+
+
 @dataclass(frozen=True, eq=False)
 class AutodiffUnit(Unit):
     """A unit whose backward is found: ``function(w, x)`` computes the output from tracked arrays.
@@ -776,7 +783,12 @@ class AutodiffUnit(Unit):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an initializer of no parameter."""
+        """Raises ValueError for a shape that is none, and for an initializer of no parameter."""
+        shapes: Mapping[str, Any] = self.parameters
+        for local, shape in shapes.items():
+            if not isinstance(shape, tuple) or not all(is_count(length) and length >= 0 for length in shape):
+                raise ValueError(f"AutodiffUnit({self.name!r}) was given {shape!r} for the shape of {local}; a shape "
+                                 "is a tuple of lengths, as (3,) or (3, 4)")
         if unknown := sorted(self.initializers.keys() - self.parameters.keys()):
             raise ValueError(f"AutodiffUnit({self.name!r}) was given initializers for {', '.join(unknown)}; its "
                              f"parameters are {', '.join(self.parameters)}")
@@ -803,7 +815,8 @@ class AutodiffUnit(Unit):
         graph = Graph()
         with graph.running(ctx, w):
             given = graph.tracked(x, constant=self.first or self.integer_inputs)
-            tracked = {name.removeprefix(f"{self.name}."): graph.weight(name) for name in (*self.shapes, *self.ties)}
+            tracked = _Named({name.removeprefix(f"{self.name}."): graph.weight(name)
+                              for name in (*self.shapes, *self.ties)})
             y: Any = self.function(tracked, given)
             if not isinstance(y, TrackedArray) or y.graph is not graph:
                 raise TypeError(f"the function of unit {self.name!r} must return a tracked array that it has computed "

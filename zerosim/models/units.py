@@ -25,7 +25,7 @@ from zerosim.numerics.checks import require_positive
 
 # -- Recomputation policies --------------------------------------------------------------------------------------------
 # Between units: the inputs of some units are saved and the others run again (Chen et al. 2016, arXiv:1604.06174,
-# section 3). Inside them: a block drops what is cheap to compute again (Korthikanti et al. 2022, arXiv:2205.05198,
+# section 4). Inside them: a block drops what is cheap to compute again (Korthikanti et al. 2022, arXiv:2205.05198,
 # section 5), or never makes it whole (Dao et al. 2022, arXiv:2205.14135, section 3.1).
 
 SEGMENT = re.compile(r"segment\(\s*(\d+)\s*\)")

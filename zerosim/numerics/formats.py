@@ -94,7 +94,8 @@ def format_of(asked: Format | str | npt.DTypeLike) -> Format:
     if isinstance(asked, str):
         if asked in FORMATS:
             return FORMATS[asked]
-        raise ValueError(f"no number format is named {asked!r}; there are {_nearest_first(asked)}")
+        fp64 = "; only the compute of a policy may be fp64" * (asked in ("fp64", "float64", "double"))
+        raise ValueError(f"no number format is named {asked!r}; there are {_nearest_first(asked)}{fp64}")
     try:
         if asked is None:  # NumPy takes it for float64
             raise TypeError
@@ -108,7 +109,4 @@ def format_of(asked: Format | str | npt.DTypeLike) -> Format:
 
 
 def _nearest_first(asked: str) -> str:
-    def likeness(name: str) -> float:
-        return SequenceMatcher(None, asked.lower(), name).ratio()
-
-    return ", ".join(sorted(FORMATS, key=likeness, reverse=True))
+    return ", ".join(sorted(FORMATS, key=lambda name: -SequenceMatcher(None, asked.lower(), name).ratio()))

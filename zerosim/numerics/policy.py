@@ -30,7 +30,7 @@ class Policy:
     ``compute="fp64"`` is for checking gradients: finite differences are sharp in it. Updates are made in fp32 as ever.
 
     Raises ValueError for an unknown format or rule, for a loss scale that is not a positive finite number, for a master
-    with fewer mantissa bits than the copy that computes, and for fp8 products of values that rest in 8 bits anyway.
+    with fewer mantissa bits than the copy that computes, and for fp8 products of values in 8 bits or, to check, in 64.
     """
 
     compute: str = "fp32"
@@ -60,6 +60,9 @@ class Policy:
 
     def _refuse_contradictions(self) -> None:
         if self.compute == "fp64":
+            if (self.matmul, self.master) != (None, "fp32"):
+                raise ValueError(f"compute='fp64' is for checking gradients, which matmul={self.matmul!r}, master="
+                                 f"{self.master!r} would hide in roundings; take matmul=None, master='fp32'")
             return
         compute, master = format_of(self.compute), format_of(self.master)
         if master.mantissa_bits < compute.mantissa_bits:

@@ -45,10 +45,10 @@ from zerosim.planning.cuts import (
     region_cuts,
     unit_cuts,
 )
+from zerosim.planning.explanation import explained
 from zerosim.planning.hardware import Device, Link, Network
 from zerosim.planning.offloaded import moved_nbytes
 from zerosim.planning.plan import Plan, PlanConfig, PlanRow, plan_config
-from zerosim.planning.plan_table import explained
 from zerosim.planning.recording import Recording, record
 from zerosim.planning.shapes import PRESETS, ModelShape, Transformer, model_of, model_of_parameters, model_shape
 from zerosim.planning.timeline import Machine, SlowLink, SlowRank, Timeline, replay

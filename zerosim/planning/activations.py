@@ -11,7 +11,7 @@ positions turn queries and keys where they are. Where each head's queries and ke
 they were before it, with a number for each head, and both are made again.
 
 Sources: Korthikanti et al. 2022, "Reducing activation recomputation" (arXiv:2205.05198), section 4.1 (what a block
-keeps), section 5 (selective); Chen et al. 2016 (arXiv:1604.06174), section 3 (segments); Dao et al. 2022,
+keeps), section 5 (selective); Chen et al. 2016 (arXiv:1604.06174), section 4 (segments); Dao et al. 2022,
 "FlashAttention" (arXiv:2205.14135), section 3.1 (only a log-sum-exp is kept of attention).
 """
 
@@ -198,7 +198,7 @@ def peak_nbytes(block: Block, blocks: int, policy: str = "none") -> Kept:
     [64.43, 4.09, 31.14, 5.64]
 
     Raises ValueError for fewer than one block and for a text that names no policy.
-    Source: Chen et al. 2016, section 3; Korthikanti et al. 2022, section 5.
+    Source: Chen et al. 2016, section 4; Korthikanti et al. 2022, section 5.
     """
     count = checked_count("blocks", blocks, 1)
     recompute = Recompute.parse(policy)

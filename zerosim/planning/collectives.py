@@ -28,8 +28,8 @@ from zerosim.planning.cuts import Cut, ceil_cut, checked_count
 from zerosim.ranks import collectives
 from zerosim.ranks.call import Call
 from zerosim.ranks.collectives import lockstep_without_data, steps_of, without_data
+from zerosim.ranks.hierarchical import mesh_of_name
 from zerosim.ranks.logarithmic import Fold
-from zerosim.ranks.mesh import mesh_of_name
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 INT64_NBYTES = 1 << 62  # vectors of fewer bytes are counted in int64, larger ones in Python's integers

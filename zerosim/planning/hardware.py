@@ -512,14 +512,14 @@ class Overhead:
 
 
 # Estimates, each for one GPU; a plan names those that it adds, and replaces them by measured ones. The first three are
-# an introductory text's to memory-efficient training (2025); none of them is a vendor's specification.
+# those of Yan 2026 (The Burden of Memory), section 6; none of them is a vendor's specification.
 OVERHEADS: Mapping[str, Overhead] = {
     "runtime context": Overhead(200 * MEGABYTE, GIGABYTE, "driver, firmware and kernels of a CUDA process, 200 MB to "
-                                "1 GB (2025); nvidia-smi shows it before any tensor"),
+                                "1 GB (Yan 2026); nvidia-smi shows it before any tensor"),
     "allocator fragmentation": Overhead(2 * GIGABYTE, 5 * GIGABYTE, "what PyTorch's allocator reserves beyond what is "
-                                        "allocated, 2 to 5 GB in long runs of varied shapes (2025)"),
+                                        "allocated, 2 to 5 GB in long runs of varied shapes (Yan 2026)"),
     "communication channels": Overhead(500 * MEGABYTE, GIGABYTE, "NCCL's channels on 8 GPUs at 64 MB each, 0.5 to 1 GB "
-                                       "(2025); NCCL's own NCCL_BUFFSIZE is 4 MiB (src/init.cc), sixteen times less"),
+                                       "(Yan 2026); NCCL_BUFFSIZE is 4 MiB (NCCL, src/init.cc), sixteen times less"),
     "matmul workspace": Overhead(4 * 2**20, 32 * 2**20, "cuBLAS 12 library documentation, cublasSetWorkspace: 4 MiB, "
                                  "32 MiB on Hopper (2024)"),
 }

@@ -89,7 +89,7 @@ from zerosim.planning.step import (
     transient_memory,
 )
 from zerosim.ranks.mesh import Mesh
-from zerosim.shown import Plotted
+from zerosim.shown import ShownPlan
 
 MOST_RANKS = 8192
 MOST_SEQUENCES = 1 << 40  # in a batch that nobody has
@@ -204,16 +204,11 @@ class PlanRow:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Plan(Plotted):
+class Plan(ShownPlan):
     """The rows, stage by stage and policy by policy; ``print`` and a notebook show them as a table."""
 
     config: PlanConfig
     rows: tuple[PlanRow, ...]
-
-    def __str__(self) -> str:
-        from zerosim.planning.plan_table import text_of
-
-        return text_of(self)
 
     def __repr__(self) -> str:
         return f"<Plan of {self.config.model.name} on {self.config.ranks} ranks: {self.verdict}>"

@@ -372,7 +372,7 @@ PRESETS: Mapping[str, Transformer] = {
     "t5-large": t5(1024, 24, 16, 4096),
     "t5-3b": t5(1024, 24, 32, 16_384, 128),
     "t5-11b": t5(1024, 24, 128, 65_536, 128),
-    # Rajbhandari et al. 2020, appendix, table 4: channels, blocks and heads; vocabulary and positions are GPT-2's.
+    # Rajbhandari et al. 2020, table 4: channels and blocks; appendix: heads; vocabulary and positions are GPT-2's.
     "zero-1.5b": gpt(1600, 48, 16),
     "zero-8b": gpt(3072, 72, 24),
     "zero-40b": gpt(6144, 88, 32),

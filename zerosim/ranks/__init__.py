@@ -1,5 +1,6 @@
 """Ranks, the collectives between them, and the record of what they hold and send."""
 
+from zerosim.ranks.call import Hop
 from zerosim.ranks.cluster import Cluster, Results, Run
 from zerosim.ranks.errors import (
     AsymmetryError,
@@ -13,12 +14,11 @@ from zerosim.ranks.errors import (
     RemoteError,
 )
 from zerosim.ranks.inspect import step_through
-from zerosim.ranks.lifetimes import Lifetime
 from zerosim.ranks.memory import Memory
 from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.null_cluster import NullCluster
 from zerosim.ranks.rank import Rank, Work
-from zerosim.ranks.trace import Compute, Hop, Trace
+from zerosim.ranks.trace import Compute, Lifetime, Trace
 from zerosim.ranks.transfers import Transfer, TransferWait
 
 __all__ = ["AsymmetryError", "BackendError", "Cluster", "Compute", "DeadlockError", "Hop",

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.numerics.arrays import Integers, is_array, is_writable, may_share_memory, spans, start
-from zerosim.numerics.checks import unknown_name
+from zerosim.numerics.checks import FLOATING, unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import NullKernels, NumpyKernels, do_nothing
 from zerosim.numerics.rounding import round_to
@@ -155,6 +155,25 @@ class Call:
         return replace(self, number=0, communicator=(), group=tuple(range(self.ranks)), purpose="unspecified",
                        agreement="")
 
+    def checked_reduction(self) -> "Call":
+        """The call of a reduction with its mean in full: "avg" is "mean", by the first of the averaging rules if none.
+
+        Raises ValueError for an ``op`` or an ``average`` that there is not, or that the dtype cannot have.
+        """
+        op = "mean" if self.op == "avg" else self.op
+        if op not in OPS:
+            raise ValueError(f"no reduction op={op!r}; choose one of {', '.join(OPS)}")
+        if op != "mean" and self.average is not None:
+            raise ValueError(f"average={self.average!r} says how to take a mean, but op={op!r}; pass op='mean'")
+        if self.dtype.kind not in "iu" and self.dtype not in FLOATING:
+            raise ValueError(f"{self.dtype} cannot be reduced; cast to an integer or a float first")
+        if op == "mean" and self.dtype not in FLOATING:
+            raise ValueError(f"op='mean' of {self.dtype} would need rounding rules that integers do not have; "
+                             "sum, or cast to a float")
+        if op != "mean":
+            return self
+        return replace(self, op=op, average=AVERAGES[0] if self.average is None else self.average)
+
     def __str__(self) -> str:
         details = [f"call {self.number}", str(self.shape), str(self.dtype)]
         details += [f"op={self.op}"] * (self.op != "sum")
@@ -170,6 +189,21 @@ class Call:
                 f"average={self.average}, algorithm={self.algorithm}, wire={self.wire}, accumulate={self.accumulate}, "
                 f"root={self.root}, splits={self.cut}, purpose={self.purpose}, "
                 f"agreement={self.agreement!r}, group={self.group})")
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One message of a collective: at ``step``, rank ``source`` sends ``chunks`` (``nbytes``) to ``destination``.
+
+    Ranks are indices inside the collective's group. ``chunks`` are the numbers of the cut's chunks that the
+    message carries; empty when it carries the whole vector, or nothing.
+    """
+
+    step: int
+    source: int
+    destination: int
+    chunks: tuple[int, ...]
+    nbytes: int
 
 
 # -- Means: the averaging rules by name ------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from zerosim.numerics.arrays import Integers
 from zerosim.numerics.checks import is_count, require_count
@@ -25,13 +25,7 @@ from zerosim.ranks.memory import Memories, Memory
 from zerosim.ranks.process import Interrupts, blas_limited_to, guarded, patient_interrupts
 from zerosim.ranks.rank import Rank, RankState
 from zerosim.ranks.trace import Traces
-from zerosim.shown import Shown
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from matplotlib.figure import Figure
-
+from zerosim.shown import ShownRuns
 
 RankProgram = Callable[..., Any]
 
@@ -80,7 +74,7 @@ Events = Generator[HopEvent | CollectiveEvent, None, None]
 
 
 @guarded
-class Cluster(Shown):
+class Cluster(ShownRuns):
     """N ranks in this process, of which exactly one runs at a time: same program, same bits, same trace.
 
     ``capacity_nbytes`` is what each rank may hold (None: no limit). ``debug`` fills new, freed and padding memory with
@@ -214,24 +208,6 @@ class Cluster(Shown):
             raise RankUseError(f"this cluster is running a program already, and was asked {here} to run another; "
                                "make a second Cluster for nested runs, or wait until the first has ended")
         self._running = threading.get_ident()
-
-    def show_ring(self, *, dark: bool = False) -> "Figure":
-        """A Matplotlib figure of who sent how many bytes to whom in the last run, the ranks on a ring.
-
-        Raises ValueError before the first run, and for more ranks than a page holds.
-        """
-        from zerosim.display.plots import show_ring
-
-        return show_ring(self, dark=dark)
-
-    def save(self, path: "str | Path") -> "Path":
-        """Writes what the last run did as a recording, a JSON file that ``zerosim report`` and planning.timeline read.
-
-        Raises ValueError before the first run, after one that failed, and for a path that cannot be written.
-        """
-        from zerosim.display.saving import save
-
-        return save(self, path)
 
     def __repr__(self) -> str:
         return f"<Cluster of {len(self.ranks)} ranks, {len(self.runs)} runs>"

@@ -3,7 +3,8 @@
 A generator yields exchanges, one after the other, and finds what arrived in the memory that it named. It is handed
 ``me``, the rank's part in the call: its index, the cut, a few buffers, and arithmetic rounded like the wire's. Whoever
 drives the generators, the hub, MPI, NCCL, the planner, moves what they yield. Here are the rings, and all others of
-about N steps; those of about log2 N are in `ranks.logarithmic`.
+about N steps; those of about log2 N are in `ranks.logarithmic`, and what makes two rings of one, inside nodes and
+across, in `ranks.hierarchical`.
 
 Legend: n elements, N ranks, chunk i = vector[cut[i]:cut[i + 1]].
 """
@@ -19,41 +20,22 @@ from zerosim.numerics.checks import FLOATING, unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import NullKernels
 from zerosim.numerics.null_arrays import NullArray
-from zerosim.ranks import fast_ring
+from zerosim.ranks import fast_ring, hierarchical, logarithmic
 from zerosim.ranks.call import (
-    AVERAGES,
-    OPS,
     Array,
     Buffer,
     Call,
     Exchange,
     Exchanges,
+    Hop,
     PendingCall,
     PendingExchange,
     chunk_lengths,
 )
-from zerosim.ranks.logarithmic import (
-    all_gather_bruck,
-    all_gather_doubling,
-    all_reduce_doubling,
-    all_reduce_rabenseifner,
-    all_reduce_tree,
-    barrier_dissemination,
-    broadcast_tree,
-    bruck_buffers,
-    halving_buffers,
-    landing_buffer,
-    rabenseifner_buffers,
-    reduce_buffers,
-    reduce_scatter_halving,
-    reduce_tree,
-    whole_buffer,
-)
-from zerosim.ranks.trace import Hop
 
 # -- Reduce-scatter: every rank gives a whole vector and receives its own chunk of the sum ---------------------------
 # Chunk c belongs to rank c: ``x`` (n,), ``out`` (len(chunk r),).
-# Source of steps and bytes: Thakur, Rabenseifner & Gropp 2005, sections 4.2 and 4.5; Patarasuk & Yuan 2009.
+# Source of steps and bytes: Thakur, Rabenseifner & Gropp 2005, section 4.4; Patarasuk & Yuan 2009 (the ring).
 
 
 def reduce_scatter_ring(me: PendingCall, x: Array, out: Array) -> Exchanges:
@@ -261,29 +243,36 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "reduce_scatter": {
         "ring": Algorithm(reduce_scatter_ring, ring_buffers, wire=True),
         "pairwise": Algorithm(reduce_scatter_pairwise, pairwise_buffers, accumulate=True),
-        "halving": Algorithm(reduce_scatter_halving, halving_buffers, power_of_two=True),
+        "halving": Algorithm(logarithmic.reduce_scatter_halving, logarithmic.halving_buffers, power_of_two=True),
     },
     "all_gather": {
         "ring": Algorithm(all_gather_ring),
-        "doubling": Algorithm(all_gather_doubling, power_of_two=True),
-        "bruck": Algorithm(all_gather_bruck, bruck_buffers),
+        "doubling": Algorithm(logarithmic.all_gather_doubling, power_of_two=True),
+        "bruck": Algorithm(logarithmic.all_gather_bruck, logarithmic.bruck_buffers),
     },
     "all_reduce": {
         "ring": Algorithm(all_reduce_ring, ring_buffers, wire=True),
-        "doubling": Algorithm(all_reduce_doubling, whole_buffer, folds=True, cuts=False),
-        "rabenseifner": Algorithm(all_reduce_rabenseifner, rabenseifner_buffers, folds=True),
-        "tree": Algorithm(all_reduce_tree, landing_buffer, cuts=False),
-        "naive": Algorithm(all_reduce_naive, landing_buffer, cuts=False),
+        "doubling": Algorithm(logarithmic.all_reduce_doubling, logarithmic.whole_buffer, folds=True, cuts=False),
+        "rabenseifner": Algorithm(logarithmic.all_reduce_rabenseifner, logarithmic.rabenseifner_buffers, folds=True),
+        "tree": Algorithm(logarithmic.all_reduce_tree, logarithmic.landing_buffer, cuts=False),
+        "naive": Algorithm(all_reduce_naive, logarithmic.landing_buffer, cuts=False),
         "everyone": Algorithm(all_reduce_everyone, everyone_buffers, cuts=False, accumulate=True),
     },
-    "broadcast": {"tree": Algorithm(broadcast_tree), "naive": Algorithm(broadcast_naive)},
+    "broadcast": {"tree": Algorithm(logarithmic.broadcast_tree), "naive": Algorithm(broadcast_naive)},
     "reduce": {
-        "tree": Algorithm(reduce_tree, reduce_buffers),
-        "naive": Algorithm(reduce_naive, landing_buffer),
+        "tree": Algorithm(logarithmic.reduce_tree, logarithmic.reduce_buffers),
+        "naive": Algorithm(reduce_naive, logarithmic.landing_buffer),
     },
     "gather": {"pairwise": Algorithm(gather_pairwise)},
     "all_to_all": {"pairwise": Algorithm(all_to_all_pairwise)},
-    "barrier": {"dissemination": Algorithm(barrier_dissemination)},
+    "barrier": {"dissemination": Algorithm(logarithmic.barrier_dissemination)},
+}
+
+TWO_RINGS = hierarchical.InTwoSteps(reduce_scatter_ring, all_gather_ring, ring_buffers)
+HIERARCHICAL = {  # by ``hierarchical(R)``, in nodes of R ranks
+    "reduce_scatter": Algorithm(TWO_RINGS.reduce_scatter, TWO_RINGS.buffers),
+    "all_gather": Algorithm(TWO_RINGS.all_gather, TWO_RINGS.packed_buffer),
+    "all_reduce": Algorithm(TWO_RINGS.all_reduce, TWO_RINGS.buffers),
 }
 
 
@@ -296,9 +285,8 @@ def algorithm_of(operation: str, name: str, ranks: int) -> Algorithm:
     if name == NATIVE:
         return Algorithm(_unknown_steps)
     if str(name).startswith("hierarchical"):
-        from zerosim.ranks.mesh import hierarchical  # which is made of the rings
-
-        return hierarchical(operation, name, ranks)
+        hierarchical.mesh_of_name(operation, name, ranks)  # raises ValueError where no such mesh is
+        return HIERARCHICAL[operation]
     rows = ALGORITHMS[operation]
     if str(name) not in rows:
         raise unknown_name(f"{operation} has no algorithm {name!r}", name, rows)
@@ -328,28 +316,13 @@ def checked_options(call: Call, row: Algorithm, *, library: str | None, wire: st
                          f"have no such library; choose one of {', '.join(ALGORITHMS[call.operation])}, or run the "
                          "program under mpiexec with zs.connect()")
     if "reduce" in call.operation:
-        call = replace(call, op="mean") if call.op == "avg" else call
-        _check_reduction(call)
-        if call.op == "mean" and call.average is None:
-            call = replace(call, average=AVERAGES[0])
+        call = call.checked_reduction()
     if wire or accumulate:
         _check_rounding(call, row, wire, accumulate)
         dtypes = [format_of(name).dtype if name else None for name in (wire, accumulate)]
         call = replace(call, wire=None if dtypes[0] == call.dtype else dtypes[0],
                        accumulate=None if dtypes[1] == call.dtype else dtypes[1])
     return call
-
-
-def _check_reduction(call: Call) -> None:
-    if call.op not in OPS:
-        raise ValueError(f"no reduction op={call.op!r}; choose one of {', '.join(OPS)}")
-    if call.average is not None and call.op != "mean":
-        raise ValueError(f"average={call.average!r} says how to take a mean, but op={call.op!r}; pass op='mean'")
-    if call.dtype.kind not in "iu" and call.dtype not in FLOATING:
-        raise ValueError(f"{call.dtype} cannot be reduced; cast to an integer or a float first")
-    if call.op == "mean" and call.dtype not in FLOATING:
-        raise ValueError(f"op='mean' of {call.dtype} would need rounding rules that integers do not have; "
-                         "sum, or cast to a float")
 
 
 def _check_rounding(call: Call, row: Algorithm, wire: str | None, accumulate: str | None) -> None:

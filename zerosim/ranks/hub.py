@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 from zerosim.numerics.arrays import copy_elements, poison, start
 from zerosim.ranks import fast_ring
-from zerosim.ranks.call import Array, Backend, Call, Exchanges, GroupKey, Pending, PendingCall, PendingExchange
+from zerosim.ranks.call import Array, Backend, Call, Exchanges, GroupKey, Hop, Pending, PendingCall, PendingExchange
 from zerosim.ranks.collectives import NATIVE, Delivery, lockstep, steps_of
 from zerosim.ranks.errors import (
     DeadlockError,
@@ -38,7 +38,6 @@ from zerosim.ranks.errors import (
 )
 from zerosim.ranks.process import Interrupts, clear_frames, guarded
 from zerosim.ranks.stacks import stacks
-from zerosim.ranks.trace import Hop
 
 STOP_ITERATION = "the program let a StopIteration out; catch it where next() is called"
 NAP_SECONDS = 50e-6  # between two looks at what is not done yet

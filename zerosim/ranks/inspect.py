@@ -7,23 +7,20 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from zerosim.numerics.arrays import has_data, on_device, same_bytes, to_host
-from zerosim.ranks.call import Call, PendingCall
+from zerosim.ranks.call import Call, Hop, PendingCall
 from zerosim.ranks.cluster import Cluster, RankProgram
 from zerosim.ranks.collectives import expand
 from zerosim.ranks.errors import RankUseError
 from zerosim.ranks.hub import CollectiveEvent, HopEvent, Hub, Watch
 from zerosim.ranks.process import Interrupts, patient_interrupts
 from zerosim.ranks.rank import RankState
-from zerosim.ranks.trace import Hop, Row, Trace
-from zerosim.shown import Shown
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from zerosim.ranks.trace import Row, Trace
+from zerosim.shown import ShownStep, ShownSteps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +88,7 @@ def _copy(array: np.ndarray, before: np.ndarray | None) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step(Shown):
+class Step(ShownStep):
     """The latest event, and every rank as it is now; it stays as it is when the run goes on.
 
     By hop, ``hop`` is the message that was made and ``values`` a copy of what arrived; by collective, ``hop`` is None
@@ -117,12 +114,6 @@ class Step(Shown):
     def __iter__(self) -> Iterator[Any]:
         yield from (self.call, self.hop, self.values)
 
-    def draw(self, *, dark: bool = False) -> "Axes":
-        """Matplotlib axes: the vectors of all ranks, chunk by chunk, and the messages of this step as arrows."""
-        from zerosim.display.plots import draw_step
-
-        return draw_step(self, dark=dark)
-
     def __repr__(self) -> str:
         if self.hop is None:
             return f"<Step {self.number}: {self.call}>"
@@ -132,7 +123,7 @@ class Step(Shown):
                 f"{self.hop.nbytes} bytes>")
 
 
-class Steps(Iterator[Step], Shown):
+class Steps(Iterator[Step], ShownSteps):
     """An iterator over the steps of a run, and a context manager.
 
     Leaving it half-way stops all ranks and leaves nothing behind; so does Ctrl-C in the midst of a step. It belongs to
@@ -170,15 +161,6 @@ class Steps(Iterator[Step], Shown):
         if isinstance(event, CollectiveEvent):
             return Step(self.taken, event.call, None, np.empty(0, event.call.dtype), ranks, self.by)
         return Step(self.taken, *event, ranks, self.by)
-
-    def slider(self) -> Any:
-        """An ipywidgets slider over the steps; what has not been taken yet is taken now.
-
-        Steps that were taken before are not in it. Raises ModuleNotFoundError where ipywidgets is not installed.
-        """
-        from zerosim.display.step_plots import slider
-
-        return slider(self)
 
     def close(self) -> None:
         """Stops the run; harmless when it has ended."""

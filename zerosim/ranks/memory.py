@@ -42,12 +42,14 @@ class Holding:
 class Memory(Plotted):
     """Bytes that one rank holds, by kind; the only place in the package where held bytes are counted."""
 
-    def __init__(self, owner: str, kernels: NumpyKernels, capacity_nbytes: int | None, debug: bool) -> None:
+    def __init__(self, owner: str, kernels: NumpyKernels, capacity_nbytes: int | None, debug: bool, *,
+                 kept_rows: int | None = None) -> None:
+        """``kept_rows`` bounds the trace of an account that no run begins anew."""
         self.owner = owner
         self.capacity_nbytes = capacity_nbytes
         self.debug = debug
         self.kernels = kernels
-        self.trace = Trace()
+        self.trace = Trace(kept_rows=kept_rows)
         self._holdings: dict[int, Holding] = {}
         self._entered = 0  # how many arrays have ever been held
         self._by_kind: Counter[str] = Counter()
@@ -62,12 +64,12 @@ class Memory(Plotted):
     @cached_property
     def host(self) -> "Memory":
         """An account of its own: of what the rank keeps in the memory of its host (offload)."""
-        return _beside(Memory(f"the host of {self.owner}", self.kernels.on_host, None, self.debug))
+        return Memory(f"the host of {self.owner}", self.kernels.on_host, None, self.debug, kept_rows=1)
 
     @cached_property
     def disk(self) -> "Memory":
         """An account of its own: of what the rank keeps on disk, where arrays without data stand for files."""
-        return _beside(Memory(f"the disk of {self.owner}", cast(NumpyKernels, NullKernels()), None, False))
+        return Memory(f"the disk of {self.owner}", cast(NumpyKernels, NullKernels()), None, False, kept_rows=1)
 
     @property
     def now_nbytes_by_kind(self) -> dict[str, int]:
@@ -193,12 +195,6 @@ class Memory(Plotted):
         if self.now_nbytes > self.peak_nbytes:
             self.peak_nbytes = self.now_nbytes
             self._peak_by_kind = self.now_nbytes_by_kind
-
-
-def _beside(account: Memory) -> Memory:
-    """An account that no run begins anew: of its rows the last are kept."""
-    account.trace.kept_rows = 1
-    return account
 
 
 @guarded

@@ -390,7 +390,7 @@ class Rank:
         copied = async_op and (copy_in_flight or memory.debug or out is None)  # what arrives, until wait()
 
         # Memory: a copy of the input where it will change, the result, the algorithm's buffers.
-        rule = mean_rule(call.average, self.size, x.dtype) if call.average else None
+        rule = mean_rule(call.average, self.size, x.dtype) if call.average is not None else None
         scaled, captured = rule is not None and rule.changes_input, x
         if scaled or (copied and in_place) or (async_op and memory.debug):
             captured = memory.alloc(x.shape, x.dtype, BUFFER, "captured input", like=x)

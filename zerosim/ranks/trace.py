@@ -9,13 +9,13 @@ Legend: N ranks of a group. Bytes are those a rank *sends*; each is received onc
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from zerosim.numerics.checks import is_count, unknown_name
 from zerosim.numerics.kernels import do_nothing
-from zerosim.ranks.call import Call
-from zerosim.ranks.lifetimes import Lifetime, lifetimes
+from zerosim.ranks.call import Call, Hop
+from zerosim.ranks.collectives import expand
 from zerosim.ranks.transfers import Transfer, TransferWait
 from zerosim.shown import Plotted
 
@@ -44,21 +44,6 @@ def checked_kinds(kinds: str | Iterable[str] | None) -> frozenset[str]:
     return frozenset(map(checked_kind, [kinds] if isinstance(kinds, str) else KINDS if kinds is None else kinds))
 
 
-@dataclass(frozen=True, slots=True)
-class Hop:
-    """One message of a collective: at ``step``, rank ``source`` sends ``chunks`` (``nbytes``) to ``destination``.
-
-    Ranks are indices inside the collective's group. ``chunks`` are the numbers of the cut's chunks that the
-    message carries; empty when it carries the whole vector, or nothing.
-    """
-
-    step: int
-    source: int
-    destination: int
-    chunks: tuple[int, ...]
-    nbytes: int
-
-
 @dataclass(slots=True)
 class Collective:
     """A rank's part in one collective: the call, and the bytes that this rank sent in it."""
@@ -74,8 +59,6 @@ class Collective:
 
     def hops(self) -> list[Hop]:
         """Every message of the collective, of all ranks, in the order of the steps (expanded on null arrays)."""
-        from zerosim.ranks.collectives import expand  # whose hops are those of a trace's
-
         return expand(self.call)
 
 
@@ -151,6 +134,27 @@ class StepBegin:
 
 
 Row = Collective | Message | Issue | Wait | Held | Compute | Transfer | TransferWait | SpanBegin | SpanEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """One array in the memory, as one kind.
+
+    ``born`` and ``died`` are places in ``trace.rows``, ``born_in`` and ``died_in`` the spans that were open there.
+    None, and no spans: it was held before the run, or still is after it.
+    """
+
+    kind: str
+    name: str
+    nbytes: int
+    born: int | None
+    died: int | None = None
+    born_in: tuple[str, ...] = ()
+    died_in: tuple[str, ...] = ()
+
+    def lives_at(self, row: int) -> bool:
+        """True where it is held right after this row of the trace."""
+        return (self.born is None or self.born <= row) and (self.died is None or row < self.died)
 
 
 @dataclass(slots=True, repr=False)
@@ -273,7 +277,21 @@ class Trace(Plotted):
         activation h 12 0 None
         gathered_parameter w 8 1 2
         """
-        return lifetimes(self.all_rows(), checked_kinds(kinds))
+        asked, path = checked_kinds(kinds), tuple[str, ...]()  # path: the spans that are open at the row
+        living, before, found = dict[tuple[int, str], int](), list[Lifetime](), list[Lifetime]()
+        for place, row in enumerate(self.all_rows()):
+            if isinstance(row, SpanBegin | SpanEnd):
+                path = row.path if isinstance(row, SpanBegin) else row.path[:-1]
+            elif isinstance(row, Held) and row.nbytes and row.kind in asked:
+                at = living.pop((row.number, row.kind), None)
+                if row.nbytes > 0:
+                    living[row.number, row.kind] = len(found)
+                    found.append(Lifetime(row.kind, row.name, row.nbytes, place, born_in=path))
+                elif at is not None:
+                    found[at] = replace(found[at], died=place, died_in=path)
+                else:
+                    before.append(Lifetime(row.kind, row.name, -row.nbytes, None, place, (), path))
+        return before + found
 
     def __repr__(self) -> str:
         dropped = f", {self.dropped:,} dropped before them" if self.dropped else ""

@@ -16,7 +16,7 @@ from tests.cases import chosen
 from tests.display import seen
 from tests.display.browser import dom_of, needs_browser
 from tests.support import ask, assert_refused
-from zerosim.course import figures
+from zerosim.course import draw, figures
 from zerosim.planning import activations, hardware
 
 DARK, FIGURES, LIGHT = figures.DARK, figures.FIGURES, figures.LIGHT
@@ -224,6 +224,19 @@ REFUSALS = [
     (lambda: figures.format_losses_data(names=()), "found 0 and"),
     (lambda: figures.format_losses_data(6, window=7), "and 7"),
     (lambda: figures.format_losses_data(6, window=0), "means of 1 to 6 steps; found 5 and 0"),
+    (lambda: figures.format_losses_data(6, 0.0, window=2), "of data in a unit above 0, found 0.0"),
+    (lambda: figures.latency_wall_data("nvlnk4"), "no link is called 'nvlnk4'.*did you mean 'nvlink4'"),
+    *((lambda of=of, options=options: getattr(draw, of).data(**options), rf"zs\.draw\.{of} was given {words}")
+      for of, options, words in (
+          ("ring", {"ranks": "4"}, "ranks='4'; ranks is a whole number, 1 or more, as 4"),
+          ("stages", {"steps": 0}, "steps=0; steps is a whole number, 1 or more, as 30"),
+          ("timeline", {"stage": -1}, "stage=-1; stage is a whole number, 0 or more, as 3"),
+          ("memory_scaling", {"parameters": "7B"}, "parameters='7B'; parameters is a number, as 7500000000.0"),
+          ("memory", {"worlds": 4}, "worlds=4; worlds is a list$"),
+          ("memory", {"worlds": "4"}, "worlds='4'; worlds is a list$"),
+          ("ring", {"format": 16}, "format=16; format is a name, as 'fp32'"),
+          ("timeline", {"options": ["overlap"]}, r"options=\['overlap'\]; options is a mapping of names$"),
+          ("activations", {"block": 4}, "block=4; block is a Block$"))),
     (lambda: figures.published_data(("shapes",)), "no run settles a published number about shapes; those that runs se"),
     (lambda: figures.timeline_of("nothing", {}), "a timeline was asked for of no runs"),
     (lambda: figures.draw(["memory", "rings"], "never"),

@@ -47,6 +47,8 @@ def format_losses_data(steps: int = 160, unit: float = SMALL_UNIT, names: Sequen
     if unknown or not names or not 1 <= window <= steps:
         raise ValueError(f"losses of formats take names of {', '.join(POLICIES)}, and means of 1 to {steps} steps; "
                          f"found {', '.join(map(repr, unknown)) or len(names)} and {window}")
+    if unit <= 0:
+        raise ValueError(f"losses of formats are of data in a unit above 0, found {unit!r}; 1.0 is as it is")
     return FormatLosses(unit, window, MappingProxyType({name: format_run(POLICIES[name], steps, unit=unit)
                                                         for name in names}))
 

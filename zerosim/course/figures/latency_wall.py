@@ -24,7 +24,7 @@ ALGORITHMS: Mapping[str, str] = MappingProxyType({
     "ring": "ring", "rabenseifner": "halving and doubling (Rabenseifner)", "doubling": "recursive doubling",
     "tree": "binomial tree"})
 COLORS, MARKS = (VERMILLION, BLUE, GREEN, ORANGE), ("o", "s", "^", "D")
-BUCKET_NBYTES = 25 * 2**20  # the bucket of PyTorch's DistributedDataParallel: Li et al. 2020, section 5.2
+BUCKET_NBYTES = 25 * 2**20  # the default bucket_cap_mb of PyTorch's DistributedDataParallel (2.13)
 SIZES = tuple(2**power for power in range(12, 33))
 WORLDS = tuple(2**power for power in range(1, 13))
 
@@ -56,18 +56,18 @@ class LatencyWall:
     by_ranks: WallPanel
 
 
-def latency_wall_data(wire: Link | None = None, ranks: int = 64, nbytes: int = BUCKET_NBYTES,
+def latency_wall_data(wire: Link | str | None = None, ranks: int = 64, nbytes: int = BUCKET_NBYTES,
                       sizes: Sequence[int] = SIZES, worlds: Sequence[int] = WORLDS,
                       most_run: int = 256) -> LatencyWall:
     """Prices all-reduces by formula, and replays runs of them, of at most ``most_run`` ranks; N is a power of two.
 
-    ``wire`` None is InfiniBand NDR. Raises ValueError for no sizes or worlds, and for a world of one rank, which sends
-    nothing.
+    ``wire`` is a link or its name, None InfiniBand NDR. Raises ValueError for no sizes or worlds, and for a world of
+    one rank, which sends nothing.
     """
     if not sizes or not worlds or min(ranks, *worlds) < 2:
         raise ValueError(f"a latency wall takes lengths of vectors and worlds of 2 ranks at least, found {len(sizes)} "
                          f"lengths, N = {ranks}, and the worlds {', '.join(map(str, worlds)) or 'none'}")
-    wire = wire or link("infiniband-ndr")
+    wire = wire if isinstance(wire, Link) else link("infiniband-ndr" if wire is None else wire)
     network = Network(wire)
     ring = curve("all_reduce", "ring", ranks, network)
     of_sizes, of_worlds = ([(ranks, size) for size in sizes], [(world, nbytes) for world in worlds])
