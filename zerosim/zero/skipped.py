@@ -89,8 +89,8 @@ def _not_finite(group: ParamGroup) -> list[str]:
     for piece in group.pieces:
         if not all(kernels.all_finite(x) for x in group.transfers.where_it_rests(gradient_of(group, piece))):
             flags[names.index(piece.entry.name)] = 1
-    found = group.all_gather_scalars(flags).reshape(-1, len(names)).any(axis=0)
-    return [name for name, flag in zip(names, found, strict=True) if flag]
+    flags = group.all_gather_scalars(flags).reshape(-1, len(names)).max(axis=0)
+    return [name for name, flag in zip(names, flags, strict=True) if flag]
 
 
 def _levels_to_the_program() -> int:
