@@ -75,8 +75,7 @@ def cost(
     algorithm: Annotated[str | None, typer.Option(help="ring, pairwise, halving, doubling, bruck, rabenseifner, tree, "
                                                   "naive or everyone, where the collective has it; without it, its "
                                                   "first.")] = None,
-    nodes: Annotated[int, typer.Option(help="Over how many nodes the ranks are spread.")] = 1,
-    between: Annotated[str | None, typer.Option(help="The link between nodes; without it, infiniband-ndr.")] = None,
+    nodes: Nodes = 1, between: Between = None,
     itemsize: Annotated[int, typer.Option(help="Bytes of an element; chunks are whole elements.")] = 1,
     hardware: Annotated[str | None, typer.Option(metavar="FILE", help="A TOML file with links of your own.")] = None,
     as_json: AsJson = False,
