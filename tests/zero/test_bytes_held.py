@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.zero.training import ADAM, BF16, MODELS, batches, run
+from tests.zero.training import ADAM, BF16, MODELS, batches, finish, run
 from zerosim.models import GPT, MLP, GPTConfig
 from zerosim.planning import activations, closed_forms
 
@@ -29,9 +29,7 @@ def test_what_rests_after_each_backward_and_step_is_what_rested_before_and_goes_
                 engine.backward(tape)
                 del tape
                 seen.append(rank.memory.now_nbytes_by_kind)
-            engine.reduce()
-            engine.update()
-            engine.all_gather_parameters()
+            finish(engine)
             seen.append(rank.memory.now_nbytes_by_kind)
         return seen
 

@@ -1,6 +1,7 @@
 """State on the host or on disk: the device loses its bytes, and they gain them; files that fail change nothing.
 
-That no bit changes, whatever is drawn, is tested in `test_stages_agree.py`.
+That no bit changes, whatever is drawn, is tested in `test_stages_agree.py`; that a run without data holds and moves the
+same, in `test_null_runs.py`; that the device's peak is what flows and no more, in `tests/course/test_measured.py`.
 """
 
 import errno
@@ -70,23 +71,6 @@ def test_the_devices_peak_without_optimizer_gradients_and_parameters_is_what_flo
     shard = 4 * 64 * 65 // 4
     assert least < without - 12 * shard
     assert not {"parameter", "gradient", "master", "optimizer_state"} & there.keys()
-
-
-@pytest.mark.parametrize(("stage", "asked", "mesh"), covering(
-    zs.STAGES, ["host", ON_DISK, zs.Offload("host", "host")], [None, (2, 1), (1, 2)], count=6), ids=str)
-def test_a_run_without_data_holds_and_moves_what_the_real_one_does(stage, asked, mesh):
-    def rows(cluster):
-        def program(rank):
-            engine = zs.Engine(rank, MODEL, ADAM, stage=stage, policy=BF16, offload=asked, prefetch=1, mesh=mesh)
-            for _ in range(2):
-                engine.step([(rank.xp.zeros((2, 2)), rank.xp.zeros((2, 1)))] * 2)
-
-        cluster.run(program)
-        places = [(m.peak_nbytes, m.peak_nbytes_by_kind) for memory in cluster.memory
-                  for m in (memory, memory.host, memory.disk)]
-        return [[repr(row) for row in trace.rows] for trace in cluster.trace], places
-
-    assert rows(zs.Cluster(2)) == rows(zs.NullCluster(2))
 
 
 def test_what_is_longer_than_a_stretch_is_moved_in_several_and_no_bit_depends_on_it():

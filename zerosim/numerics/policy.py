@@ -55,7 +55,7 @@ class Policy:
         rule = scaling_of(self.loss_scale)
         if isinstance(rule, type) or not callable(getattr(rule, "start", None)):
             raise ValueError(f"loss_scale={self.loss_scale!r} must be a positive finite number of fp32's normal range, "
-                             "or a rule such as Dynamic('torch'); 1.0 scales nothing")
+                             "or zs.numerics.loss_scale.Dynamic('torch'); 1.0 scales nothing")
         self._refuse_contradictions()
 
     def _refuse_contradictions(self) -> None:

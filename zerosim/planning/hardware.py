@@ -345,7 +345,7 @@ def _check_once(what: str, found: list[Any]) -> None:
 
 # Names of devices and links that say no size or generation, and which is meant; case does not matter.
 SHORT_NAMES = {"a100": "a100-80", "h100": "h100-80", "nvlink": "nvlink4", "pcie": "pcie5",
-               "infiniband": "infiniband-ndr", "ethernet": "ethernet-100g"}
+               "infiniband": "infiniband-ndr", "ethernet": "ethernet-100g", "nvme": "nvme-pcie4"}
 BETWEEN = "infiniband-ndr"  # what lies between nodes unless another link is named
 DISK_LINK = "nvme-pcie4"    # and between a host and its disk
 # A device's share of its host's memory and disks, unless others are given: 2 TB and 8 disks of 3.84 TB for 8 devices.

@@ -349,7 +349,7 @@ PRESETS: Mapping[str, Transformer] = {
     "bloom-3b": bloom(2560, 30, 32),
     "bloom-7b1": bloom(4096, 30, 32),
     "bloom-176b": bloom(14_336, 70, 112),
-    # Touvron et al. 2023, section 2.2 and table 1.
+    # Touvron et al. 2023, section 2.2 and table 1 (grouped queries); widths and heads as in the published checkpoints.
     "llama-2-7b": llama(4096, 32, 32, 32_000, 11_008),
     "llama-2-13b": llama(5120, 40, 40, 32_000, 13_824),
     "llama-2-70b": llama(8192, 80, 64, 32_000, 28_672, 8),
@@ -363,7 +363,7 @@ PRESETS: Mapping[str, Transformer] = {
     "qwen2-0.5b": llama(896, 24, 14, 151_936, 4864, 2, 32_768, biases=("qkv",), tied=True),
     "qwen2-7b": llama(3584, 28, 28, 152_064, 18_944, 4, 131_072, biases=("qkv",)),
     "qwen2-72b": llama(8192, 80, 64, 152_064, 29_568, 8, 131_072, biases=("qkv",)),
-    # Qwen Team 2025 (Qwen3), table 1: 128 channels in each head, norms of heads; the small ones are tied.
+    # Qwen Team 2025 (Qwen3), table 1: blocks and heads, the small ones tied; widths as in the published checkpoints.
     "qwen3-0.6b": llama(1024, 28, 16, 151_936, 3072, 8, 40_960, head_channels=128, head_norms=True, tied=True),
     "qwen3-8b": llama(4096, 36, 32, 151_936, 12_288, 8, 40_960, head_channels=128, head_norms=True),
     # Raffel et al. 2020, section 3.7.

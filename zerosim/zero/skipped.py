@@ -69,8 +69,8 @@ class SkippedSteps:
 def _remedy(groups: Sequence[ParamGroup]) -> str:
     narrow = {FORMATS[name].dtype for name in ("fp16", "fp8_e4m3", "fp8_e5m2")}
     if any({group.policy.compute_dtype, group.policy.reduce_dtype} & narrow for group in groups):
-        return ("Take loss_scale=Dynamic('torch') or bf16, and where that does not help look for inf or NaN in the "
-                "data and in what the layers compute")
+        return ("Take loss_scale=zs.numerics.loss_scale.Dynamic('torch') or bf16, and where that does not help look "
+                "for inf or NaN in the data and in what the layers compute")
     return "Look for inf or NaN in the data and in what the layers compute, or lower the learning rate"
 
 
