@@ -48,12 +48,12 @@ from zerosim.numerics.places import (
     Offload,
     offload_of,
 )
-from zerosim.numerics.policy import Policy
+from zerosim.numerics.policy import BY_RANK, Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.numerics.units import count_of, gigabytes, nbytes_of, seconds_text
 from zerosim.optim import Optimizer
 from zerosim.planning.activations import Place, fullest_nbytes
-from zerosim.planning.closed_forms import BY_RANK, STAGES, Job, sent_nbytes
+from zerosim.planning.closed_forms import STAGES, Job, sent_nbytes
 from zerosim.planning.conventions import (
     ADAM,
     Convention,
