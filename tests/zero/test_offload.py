@@ -19,7 +19,7 @@ from tests.cases import chosen, covering
 from tests.zero.drawn import ON_DISK
 from tests.zero.training import ADAM, BF16, MODELS, batches, bits, flat_state, held_anywhere, job_of, outcome, run
 from zerosim.models import MLP
-from zerosim.numerics.kernels import NumpyKernels
+from zerosim.numerics import kernels
 from zerosim.planning import Machine, Network, hardware, moved_nbytes, record, replay
 from zerosim.ranks import Compute, Transfer, TransferWait
 from zerosim.zero import OffloadError, ScratchFile, export_weights
@@ -70,7 +70,7 @@ def test_what_is_longer_than_a_stretch_is_moved_in_several_and_no_bit_depends_on
                            offload=asked) == plain
         written = {row.nbytes for row in cluster.trace[0].rows
                    if isinstance(row, Transfer) and (row.kind, row.direction) == ("optimizer_state", "to disk")}
-        assert max(written) == 4 * NumpyKernels.STRETCH < 4 * model.parameter_count
+        assert max(written) == 4 * kernels.NumpyKernels.STRETCH < 4 * model.parameter_count
 
 
 # -- bytes that are moved ---------------------------------------------------------------------------------------------
