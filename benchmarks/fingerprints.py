@@ -488,7 +488,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "zero-100b": {"ranks": 512, "nodes": 64, "convention": "zerosim"}, "t5-11b": {"ranks": 16, "nodes": 2},
     "qwen2-72b": {"ranks": 64, "nodes": 8, "recompute": "all", "micro_batches": 4},
     "megatron-1t": {"ranks": 1024, "nodes": 128, "overlap": False, "prefetch": 0},
-    "opt-13b": {"ranks": 3, "offload": True, "device": "a100-80", "optimizer": optim.Muon()},
+    "opt-13b": {"ranks": 3, "offload": "optimizer=host", "device": "a100-80", "optimizer": optim.Muon()},
     "gpt2": {"ranks": 2, "compute": "fp32", "optimizer": optim.SGD(lr=0.1), "device": "rtx-4090", "link": "pcie4"}}
 
 

@@ -80,7 +80,7 @@ def printed(thing: Any, columns: int = 80) -> str:
 
     console = Console(file=StringIO(), width=columns, highlight=False)
     console.print(display.text(thing) if isinstance(thing, display.View) else thing)
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    return console.file.getvalue()
 
 
 def broken_lines(text: str, columns: int = 80) -> list[str]:

@@ -133,7 +133,7 @@ class ndarray:
             assert (target.ctypes.data, target.strides) == (source.ctypes.data, source.strides), "copied in no order"
         self._a[_raw(key)] = source
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def __int__(self) -> int:
         return int(self.get())

@@ -15,7 +15,7 @@ import pytest
 import zerosim as zs
 from tests.support import assert_refused
 from zerosim.backends.nccl.cluster import NCCLProcessCluster
-from zerosim.backends.processes.cluster import OwnResult, ProcessBackend
+from zerosim.backends.processes.cluster import SPINS, OwnResult, ProcessBackend
 from zerosim.backends.processes.notes import (
     COLLECTIVE,
     RECEIVE,
@@ -161,6 +161,15 @@ def test_a_rank_that_has_finished_hears_of_a_failure_that_comes_while_it_sleeps(
         list(backend.drive([lambda: None]))
 
 
+def test_a_rank_that_waits_for_the_end_of_a_run_says_nothing_that_the_next_run_could_hear() -> None:
+    """However long: its last word has been said, and who has ended the run would take a note for one of the next."""
+    last_words = [(rank, note) for note in (Finished({}, ()), Value(None)) for rank in (1, 2)]
+    channel = Scripted(*[(1, None)] * 2 * SPINS, *last_words)
+    options = hub.RunOptions(hop_by_hop=True, watch=None, interrupts=process.Interrupts())
+    list(ProcessBackend(channel, hub.Transport(), options, debug=False, timeout_seconds=1e-9).drive([lambda: None]))
+    assert channel.posted == [Finished({}, ()), Value(None)]
+
+
 # -- agreements in debug mode -----------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("in_order", [False, True])
@@ -170,7 +179,7 @@ def test_what_is_agreed_on_first_begins_first_unless_the_links_have_one_order(in
     channel: Any = SimpleNamespace(index=0, size=3, post=lambda note, to=None: None,
                                    arrived=lambda: iter([letters.pop(0) for _ in letters.copy()]))
     links = hub.Transport()
-    links.in_order, links.collective = in_order, lambda parts: iter([begun.append(parts[0].call)] * 9)  # type: ignore[method-assign]
+    links.in_order, links.collective = in_order, lambda parts: iter([begun.append(parts[0].call)] * 9)
     options = hub.RunOptions(hop_by_hop=True, watch=None, interrupts=process.Interrupts())
     backend = ProcessBackend(channel, links, options, debug=True, timeout_seconds=5.0)
     of_all, of_two = call(0), replace(call(0), group=(0, 1), communicator=(0, 1), cut=(0, 3, 6))

@@ -234,8 +234,8 @@ def test_a_job_is_read_from_torchruns_variables() -> None:
 
 def test_a_job_of_one_machine_needs_no_secret_and_its_key_is_its_users_alone(monkeypatch, tmp_path) -> None:
     far = {**MINE, "MASTER_ADDR": "node-1"}
-    assert job_of({**far, "LOCAL_WORLD_SIZE": "4"}).key is job_of(MINE).key is None  # type: ignore[union-attr]
-    assert job_of({**far, "ZEROSIM_JOB_KEY": "0123456789abcdef"}).key == b"0123456789abcdef"  # type: ignore[union-attr]
+    assert job_of({**far, "LOCAL_WORLD_SIZE": "4"}).key is job_of(MINE).key is None
+    assert job_of({**far, "ZEROSIM_JOB_KEY": "0123456789abcdef"}).key == b"0123456789abcdef"
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with left_to_this_user(29501, b"random", needed=True):
         assert key_of_this_user(29501) == b"random"

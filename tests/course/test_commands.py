@@ -391,6 +391,8 @@ def test_a_wider_terminal_shows_more_columns_of_a_plan_and_no_line_is_broken(col
         [stage, policy] for stage in "0123" for policy in ("none", "block")]
 
 
+# What commands and their lessons refuse, and an error of each kind from below; what the library refuses in the same
+# words, its own tests ask.
 REFUSED = {
     "replay": [
         ("--stage 4", "choose one of 0, 1, 2, 3, or all"),
@@ -400,11 +402,8 @@ REFUSED = {
         *((f"--data {text}", "write for example") for text in ("1,3", "a,b:c", "1,2,3:4", "1,3:5;")),
         ("--steps 0", "at least one step, found steps=0"),
         ("--optimizer lion", "optimizer='lion'; choose one of adam, sgd"),
-        ("--ranks 0", "at least one rank, found"), ("--ranks 3 --data 1,2:3", "found 1 samples for 3 ranks"),
-        ("--compute fp61", "fp16"), ("--layout units", "choose one of per_unit, contiguous"),
-        ("--recompute all", "names no policy; write 'none', 'block' or 'segment(k)'"), ("--lr -1", "lr")],
+        ("--ranks 0", "at least one rank, found"), ("--ranks 3 --data 1,2:3", "found 1 samples for 3 ranks")],
     "lost-updates": [
-        ("--format fp61", "no number format is named 'fp61'; there are fp16, fp32, bf16, fp8_e4m3, fp8_e5m2"),
         ("--weight nan", "the weight must be a finite number, found nan"),
         ("--weight 1e6", "fp16 has no number as large as the weight 1e+06: its largest is 65504; take a smaller"),
         ("--update 0", "a finite number other than 0, found 0.0"), ("--update inf", "other than 0, found inf"),
@@ -418,28 +417,19 @@ REFUSED = {
         ("--ranks 7000", "ranks=7,000: gpt-nano has 6,960 parameters, and no layout has one for each rank; take fewer "
          "ranks, or a larger model"),
         ("--ranks 1025", "ranks=1,025: all of them train in this process, one after the other; take at most 1,024"),
-        ("--model gpt-mikro", "did you mean 'gpt-micro'"), ("--optimizer adamm", "did you mean 'adam'"),
+        ("--optimizer adamm", "did you mean 'adam'"),
         ("--sample -1", "sample_tokens=-1 must be a whole number, 0 or more"),
-        ("--stage 7", "ZeRO has the stages 0, 1, 2, 3, "), ("--layout units", "no layout is called 'units'"),
-        ("--optimizer muon --layout per_unit", "Muon needs all of"), ("--compute fp61", "fp16"),
         ("--compute fp8_e4m3", "take 'fp8', an experiment in which"),
         ("--compute fp16 --loss-scale 1e38", "all 2 steps were skipped"),
-        ("--capacity 1000", "left of capacity_nbytes=1,000"), ("--offload gpu", "must be 'host' or 'disk'"),
         ("--offload-directory x", "is of offload to disk"),
         ("--offload disk --offload-directory no-such", "No such file"),
         ("--capacity -1", "capacity='-1' must be a whole number, from 0 to below 2^62"),
-        ("--capacity 8MX", "capacity='8MX' is no number; write it as 14GB, 8MiB, 14e9 or 1048576"),
         ("--capacity 1kB", "left of capacity_nbytes=1,000"),
-        ("--recompute some", "recompute='some' names no policy"),
         ("--loss-scale x", "loss_scale='x' is neither a positive number nor 'dynamic'"),
         ("--lr 0", "lr=0.0 must be a positive number"), ("--lr nan", "lr=nan must be a positive number"),
         ("--lr 1e30", "training has diverged: from step 2 on the loss is no finite number, and 1 of 2 steps"),
-        ("--mesh 2x2", "a mesh of 2 nodes with 2 ranks each has 4 ranks, and there are 2; take"),
-        ("--mesh 2x1 --zeropp hpz --stage 2", "hpZ and qwZ are about the gathers of sharded parameters"),
-        ("--mesh 2x1 --zeropp zpp", "zeropp='zpp' names no parts of ZeRO++; write some of hpz, qwz and qgz"),
         ("--batch 1000000000000", "this machine has too little memory for it"),
         ("--save no/such/folder/run.json", "but its folder is not there"),
-        ("--stage 1 --reduction micro_batch", "rest partial; take stage 2 or 3"),
         ("--weights no-such", "no-such: No such file or directory"),
         ("--weights x --resume --checkpoint y", "asked to begin from --weights x and to --resume"),
         ("--save-every 2", "without a folder; name one, as in --checkpoint my-run"),
@@ -449,45 +439,27 @@ REFUSED = {
     "compare": [
         ("--over stages", "asked to compare over 'stages'; choose one of stage, compute, optimizer, recompute, mesh, "
          "zeropp; did you mean 'stage'"),
-        ("--over zeropp --values flat,hpz", "zeropp='flat' saves what crosses nodes, and there is no mesh; name one, "
-         "as 2x1"),
         ("--values 0,3,0", "over stage the values 0, 3, 0; name two or more that differ, as in 0, 1, 2, 3"),
         ("--figure x.pdf", "end its name with one of .svg"),
         ("--figure no/such/folder/x.svg", "asked to draw into 'no/such/folder/x.svg', which is in no folder"),
         ("--figure /proc/x.svg", "asked to draw into '/proc/x.svg'"), ("--dark", "asked for --dark without a figure"),
         ("--values 0,²", "ZeRO has the stages"), ("--capacity 100000 --values 3,2,1", "stage 1: rank")],
     "cost": [
-        ("--ranks 0", "ranks must be at least 1, got 0"),
         ("--ranks 8193", "8193 ranks were asked for; every step of every rank is looked at, so take 8192 at most"),
-        ("--nbytes 1.5", "nbytes='1.5' must be a whole number, from 0 to below 2^62"),
-        ("--nbytes 1e999999", "nbytes='1e999999' must be a whole number, from 0 to below 2^62"),
-        ("--nbytes 14Gb/s", "nbytes='14Gb/s' is no number; write it as 14GB, 8MiB, 14e9 or 1048576, with B, "),
-        ("--link nvlnk", "no link is called 'nvlnk'; there are nvlink2, nvlink3, nvlink4,"),
         ("--algorithm rings", "all_reduce has no algorithm 'rings'; there are ring, doubling, rabenseifner, tree, "
          "naive, everyone; did you mean 'ring'?"),
         ("--collective allreduce", "no collective is called 'allreduce'; there are reduce_scatter, all_gather"),
         ("--itemsize 3", "14000000000 bytes are no whole number of elements of 3 bytes; take 13999999998, or"),
-        ("--hardware no-such.toml", "the hardware file 'no-such.toml' cannot be read: No such file or directory"),
         ("--collective barrier --algorithm dissemination", "a barrier carries no bytes, and 14000000000 were asked "
          "for; take 0")],
     "plan": [
-        ("--params 1e9", "name one of the two"), ("--model gpt2-xxl", "no model is called 'gpt2-xxl'"),
-        ("--model nowhere/config.json", "nowhere/config.json"), ("--ranks 0", "ranks"), ("--device h999", "h999"),
-        ("--mesh 2x3", "a mesh of 2 nodes with 3 ranks each has 6 ranks, and there are 8"),
         ("--mesh 2x4 --nodes 4", "mesh='2x4' has 2 nodes, and nodes=4 were asked for; leave nodes out"),
-        ("--zeropp hpz", "zeropp='hpz' saves what crosses nodes, and there is no mesh; name one, as 8x"),
-        ("--mesh 2x4 --zeropp hpz", "a plan with zeropp='hpz' is of sharded parameters, stage 3, found stage"),
         ("--mesh 2x4 --optimizer muon", "Muon updates whole tensors, and a plan of shards inside nodes is of "),
-        ("--host-link pcie5", "host_link='pcie5' is of offload, which was not asked for"),
         ("--model bloom-560m --measure", "bloom-560m cannot be measured: zerosim's layers make models of GPT-2's")],
     "tune": [
         ("--global-batch 12", "global_batch=12 cannot be shared equally by 8 ranks; take 16, a multiple of 8"),
-        ("--batch 3", "batch=3 does not divide the 2 sequences of each rank"), ("--model gpt3", "no model is called"),
-        ("--bucket-nbytes 25MX", "bucket_nbytes='25MX' is no number"),
-        ("--bucket-nbytes 0MB", "bucket_nbytes='0MB' must be a whole number, from 1"),
-        ("--offload yes", "'yes' must be 'host' or 'disk'"),
-        ("--seconds soon", "seconds='soon' must be replayed or real"),
-        ("--prefetch -1", "prefetch must be at least 0"), ("--host-link pcie5", "is of offload")]}
+        ("--batch 3", "batch=3 does not divide the 2 sequences of each rank"),
+        ("--bucket-nbytes 0MB", "bucket_nbytes='0MB' must be a whole number, from 1")]}
 
 
 @pytest.mark.parametrize("command", REFUSED)

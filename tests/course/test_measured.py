@@ -43,8 +43,9 @@ OPTIONS = [PLAIN, {"overlap": True, "prefetch": 0}, {"overlap": False, "prefetch
        optimizer=st.sampled_from([zs.optim.AdamW(), zs.optim.SGD(lr=0.1), zs.optim.Adan(), zs.optim.Lion(),
                                   zs.optim.LAMB(), zs.optim.LARS()]),
        overlap=st.booleans(), prefetch=st.integers(0, 2), offload=st.sampled_from([
-           None, None, True, "host", "disk", zs.Offload("host", "host"), zs.Offload("disk", "host", "host"),
-           zs.Offload("disk", "disk"), zs.Offload("host", parameters="host")]),
+           zs.Offload(), zs.Offload(), *(zs.Offload(*places) for places in (
+               ("host",), ("host", "host", "host"), ("disk", "disk", "disk"), ("host", "host"),
+               ("disk", "host", "host"), ("disk", "disk"), ("host", "device", "host")))]),
        wider=st.sampled_from([None, "accumulate", "reduce", "wire"]),
        nodes=st.sampled_from([None, None, 1, 2, 3]),
        zeropp=st.sampled_from(["none", "flat", "hpz", "qwz", "hpz+qwz+qgz"]), by_micro_batch=st.booleans())
@@ -63,8 +64,8 @@ def test_an_estimate_is_the_measurement_to_the_byte_for_any_decoder_stage_policy
                        batch=batch, tokens=tokens, micro_batches=k, optimizer=optimizer, overlap=overlap,
                        prefetch=prefetch, mesh=nodes and zs.Mesh(nodes, ranks), zeropp=zs.ZeroPlusPlus.parse(
                            zeropp if nodes and stage == 3 and wider != "wire" else None),
-                       offload=offload, host_link=hardware.link("pcie4") if offload else None,
-                       disk_link=hardware.link("nvme-pcie4") if "disk" in str(offload) else None,
+                       offload=offload, host_link=None if offload.is_none else hardware.link("pcie4"),
+                       disk_link=hardware.link("nvme-pcie4") if offload.uses_disk else None,
                        reduction="micro_batch" if by_micro_batch and stage > 1 and not nodes and wider != "wire" else
                        "rank")
     lines = measured_row(asked, stage, policy)

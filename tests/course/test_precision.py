@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.numerics import oracle
+from tests.numerics.test_loss_scale import PATTERN, TRACES
 from tests.support import assert_refused, printed
 from zerosim.course import precision as lesson
 from zerosim.models import text as texts
@@ -115,12 +116,8 @@ def test_the_counts_are_those_of_the_weights_that_training_in_fp32_leaves(seen):
 
 def test_the_traces_are_the_published_ones():
     text = {(t.kind, t.hysteresis): " ".join(f"{scale:g}" for scale in t.scales) for t in lesson.traces()}
-    assert text == {
-        ("torch", 1): "256 512 512 1024 1024 512 256 256 512 512 1024 512 512 256 128",
-        ("deepspeed", 1): "256 256 512 512 1024 512 256 256 256 512 512 256 256 128 64",
-        ("deepspeed", 2): "256 256 512 512 1024 1024 512 512 512 1024 1024 1024 1024 512 256",
-        ("deepspeed-legacy", 2): "256 512 512 1024 1024 1024 512 512 1024 1024 2048 2048 2048 1024 512"}
-    assert "".join(str(int(overflow)) for overflow in lesson.PATTERN) == "000001100001011"
+    assert text == TRACES
+    assert list(map(int, lesson.PATTERN)) == PATTERN
 
 
 @pytest.fixture(scope="module")

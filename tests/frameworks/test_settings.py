@@ -211,6 +211,9 @@ def test_what_changes_nothing_is_ignored_by_name_and_what_is_not_the_same_is_sai
     assert f"ignored: {', '.join(found.ignored)} different: " in " ".join(str(found).split())
     assert any("stage3_param_persistence_threshold=100000" in line for line in read(of()).differences)
     assert not any("threshold" in line for line in read(of(ZERO, "stage3_param_persistence_threshold", 0)).differences)
+    for stage in zs.STAGES:
+        wide = read(of("data_types", "grad_accum_dtype", "fp32", bf16={"enabled": True}, stage=stage))
+        assert any("refuses that at stage 0" in line for line in wide.differences) == (stage == 0)
 
 
 @pytest.mark.parametrize(("kind", "params", "expected"), [

@@ -75,26 +75,6 @@ def test_any_batch_and_any_length_up_to_the_context_runs_and_leaves_the_other_pl
         assert not gradients["wpe"][tokens:].any()
 
 
-@pytest.mark.parametrize("dtype", ["fp64", "fp32"])
-@pytest.mark.parametrize("tied", [True, False])
-def test_loss_and_gradients_are_pytorchs(dtype: str, tied: bool) -> None:
-    """float64: some dozen roundings of 1.1e-16 after each other; fp32: the same of 6e-8."""
-    torch = pytest.importorskip("torch", reason="PyTorch is an optional peer, and not installed here")
-    from benchmarks import torch_gpt
-
-    bound = {"fp64": 1e-12, "fp32": 1e-4}[dtype]
-    for config in (GPTConfig(2, 12, 3, 8, 17), GPTConfig(1, 64, 1, 33, 40), GPTConfig(3, 40, 5, 16, 256)):
-        run = run_of(GPT(config, tied=tied), dtype, scatter=0.2)
-        x, target = batch_of(run.model, batch=3)
-        loss, gradients = run.gradients(x, target)
-        w = torch_gpt.tensors_of(run.w)
-        wanted = torch_gpt.step(run.model, w, torch.tensor(x), torch.tensor(target), fused=False)
-        assert loss == pytest.approx(wanted.item(), rel=bound)
-        for name, gradient in gradients.items():
-            theirs = w[name].grad.numpy()
-            assert np.abs(gradient - theirs).max() <= bound * np.abs(theirs).max(), name
-
-
 # -- dropout ----------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Llama: its shapes, rotary positions, shared keys and values, and PyTorch's gradients.
+"""Llama: its shapes, rotary positions, shared keys and values.
 
 What every model, layer and policy promises is held for it in `test_models`, `test_layers` and `test_gpt_activations`.
 """
@@ -10,12 +10,10 @@ import pytest
 
 from tests.models.contexts import bits_of, context, normal
 from tests.models.runs import batch_of, run_of
-from zerosim.models import Llama, LlamaConfig, layers, llama
+from zerosim.models import Llama, layers, llama
 from zerosim.numerics import kernels
 
 NANO = llama.PRESETS["llama-nano"]
-QWEN3 = LlamaConfig(3, 40, 10, 16, 256, key_value_heads=5, head_channels=6, feed_forward=30, biases=("qkv",),
-                    head_norms=True)
 
 
 @pytest.mark.parametrize("name", llama.PRESETS)
@@ -66,24 +64,3 @@ def test_the_base_of_the_angles_and_the_sharing_change_the_loss() -> None:
         run = run_of(Llama(config), scatter=0.2)
         losses.add(run.loss(*batch_of(run.model)))
     assert len(losses) == 6
-
-
-@pytest.mark.parametrize("dtype", ["fp64", "fp32"])
-@pytest.mark.parametrize("tied", [True, False])
-def test_loss_and_gradients_are_pytorchs(dtype: str, tied: bool) -> None:
-    """float64: some dozen roundings of 1.1e-16 after each other; fp32: the same of 6e-8."""
-    torch = pytest.importorskip("torch", reason="PyTorch is an optional peer, and not installed here")
-    from benchmarks import torch_gpt
-
-    bound = {"fp64": 1e-12, "fp32": 1e-4}[dtype]
-    for config in (NANO, LlamaConfig(1, 64, 1, 33, 40), replace(QWEN3, head_norms=False), QWEN3):
-        run = run_of(Llama(config, tied=tied), dtype, scatter=0.2)
-        x, target = batch_of(run.model, batch=3)
-        loss, gradients = run.gradients(x, target)
-        w = torch_gpt.tensors_of(run.w)
-        wanted = torch_gpt.step(run.model, w, torch.tensor(x), torch.tensor(target))
-        assert loss == pytest.approx(wanted.item(), rel=bound)
-        assert w.keys() == gradients.keys()
-        for name, gradient in gradients.items():
-            theirs = w[name].grad.numpy()
-            assert np.abs(gradient - theirs).max() <= bound * np.abs(theirs).max(), name

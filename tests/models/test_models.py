@@ -1,4 +1,5 @@
-"""Every model as a whole: gradients are the slopes of its loss, and the products of what its linear layers show.
+"""Every model as a whole: gradients are the slopes of its loss, and the products of what its linear layers show;
+decoders have PyTorch's.
 
 That no unit keeps a weight from forward to backward is held where a sharded engine frees it, in `tests/zero`.
 """
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.models.runs import Run, batch_of, run_of
-from zerosim.models import GPT, MLP, PRESETS, Llama, LlamaConfig, Model
+from zerosim.models import GPT, MLP, PRESETS, GPTConfig, Llama, LlamaConfig, Model
 
 NANO = PRESETS["gpt-nano"]
 GPTS = {f"GPT, tied={tied}, dropout={dropout}": GPT(replace(NANO, dropout=dropout), tied=tied)
@@ -64,3 +65,30 @@ def test_the_linear_layers_show_what_the_factors_of_their_gradients_are_made_of(
         name for name, shape in model.shapes.items() if len(shape) == 2 and name not in ("wte", "wpe")}
     for name, product_of_factors in seen.items():
         np.testing.assert_allclose(product_of_factors, gradients[name], rtol=1e-10, atol=1e-14)  # the same sums
+
+
+WIDE = LlamaConfig(3, 40, 10, 16, 256, key_value_heads=5, head_channels=6, feed_forward=30, biases=("qkv",),
+                   head_norms=True)
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_loss_and_gradients_are_pytorchs(dtype: str, tied: bool) -> None:
+    """float64: some dozen roundings of 1.1e-16 after each other; fp32: the same of 6e-8."""
+    torch = pytest.importorskip("torch", reason="PyTorch is an optional peer, and not installed here")
+    from benchmarks import torch_gpt
+
+    bound = {"fp64": 1e-12, "fp32": 1e-4}[dtype]
+    for config in (GPTConfig(2, 12, 3, 8, 17), GPTConfig(1, 64, 1, 33, 40), GPTConfig(3, 40, 5, 16, 256),
+                   LLAMAS["Llama"].config, LlamaConfig(1, 64, 1, 33, 40), replace(WIDE, head_norms=False), WIDE):
+        gpt = isinstance(config, GPTConfig)
+        run = run_of((GPT if gpt else Llama)(config, tied=tied), dtype, scatter=0.2)
+        x, target = batch_of(run.model, batch=3)
+        loss, gradients = run.gradients(x, target)
+        w = torch_gpt.tensors_of(run.w)
+        wanted = torch_gpt.step(run.model, w, torch.tensor(x), torch.tensor(target), fused=not gpt)
+        assert loss == pytest.approx(wanted.item(), rel=bound)
+        assert w.keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            theirs = w[name].grad.numpy()
+            assert np.abs(gradient - theirs).max() <= bound * np.abs(theirs).max(), name

@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 Array = npt.NDArray[Any]
 
@@ -57,6 +58,7 @@ ROWS = [
     Row("fp8_e5m2", np.dtype(ml_dtypes.float8_e5m2), 5, 2),
 ]
 LOW = ROWS[1:]
+by_row, by_low = (pytest.mark.parametrize("row", rows, ids=lambda row: row.name) for rows in (ROWS, LOW))
 
 
 def exponent_of(magnitude: Fraction) -> int:

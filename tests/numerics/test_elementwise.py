@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 from tests.cases import chosen, covering
-from tests.numerics.oracle import LOW, ROWS, Row, awkward_floats, cast, same
+from tests.numerics.oracle import ROWS, Row, awkward_floats, by_low, by_row, cast, same
 from zerosim.numerics import arrays, kernels, rounding
 
 BLOCK, SMALL, SMALL_SUM = arrays.BLOCK, arrays.SMALL, kernels.SMALL_SUM
-by_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-by_low = pytest.mark.parametrize("row", LOW, ids=lambda row: row.name)
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 OTHERS = [*(row.dtype for row in ROWS), F64]
 LENGTHS = [0, 1, SMALL, SMALL + 1, SMALL_SUM, SMALL_SUM + 1, BLOCK - 1, BLOCK, BLOCK + 1]

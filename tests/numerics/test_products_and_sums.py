@@ -5,12 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.numerics.oracle import LOW, ROWS, Row, cast, every_code, same, values
+from tests.numerics.oracle import ROWS, Row, by_low, by_row, cast, every_code, same, values
 from zerosim.numerics import arrays, blockwise, kernels
 
 BLOCK, PIECE = arrays.BLOCK, blockwise.EINSUM_PIECE
-by_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-by_low = pytest.mark.parametrize("row", LOW, ids=lambda row: row.name)
 SHAPES = [(1, 1, 1), (3, 5, 2), (70, 33, 50), (1, 64, 17), (40, 1, 40), (5, 0, 4), (0, 3, 4), (300, 20, 300)]
 
 

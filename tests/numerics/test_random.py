@@ -50,7 +50,7 @@ def test_numpys_integers_and_pythons_name_the_same_key() -> None:
 
 def test_a_key_needs_whole_numbers() -> None:
     with pytest.raises(TypeError):
-        bits((0.5, "init", 0, "w"), 0, 1)  # type: ignore[arg-type]
+        bits((0.5, "init", 0, "w"), 0, 1)
 
 
 def test_normal_numbers_have_the_moments_of_the_normal_distribution() -> None:

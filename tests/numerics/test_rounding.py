@@ -4,13 +4,23 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from tests.numerics.oracle import LOW, ROWS, Row, awkward_floats, cast, every_code, magnitudes, rounded, same
+from tests.numerics.oracle import (
+    LOW,
+    ROWS,
+    Row,
+    awkward_floats,
+    by_low,
+    by_row,
+    cast,
+    every_code,
+    magnitudes,
+    rounded,
+    same,
+)
 from tests.numerics.oracle import values as values_of
 from zerosim import round_to, spacing
 from zerosim.numerics import kernels, rounding
 
-by_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-by_low = pytest.mark.parametrize("row", LOW, ids=lambda row: row.name)
 by_mode = pytest.mark.parametrize("mode", rounding.MODES)
 CONTAINERS = (np.float32, np.float64)
 WORD = st.integers(0, 2**32 - 1)

@@ -21,4 +21,4 @@ def test_factors_rise_fall_and_stay_as_they_say(schedule, steps, factors):
 def test_schedules_are_values():
     assert Warmup(4) == Warmup(4) != Warmup(5)
     with pytest.raises(AttributeError):
-        Warmup(4).steps = 5  # type: ignore[misc]
+        Warmup(4).steps = 5

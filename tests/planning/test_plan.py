@@ -16,7 +16,7 @@ from zerosim.display import plan_table
 from zerosim.planning import CONVENTIONS, STAGES, Job, explained, hardware, moved_nbytes, plan_config
 
 LLAMA = {"ranks": 8, "device": "h100-80", "link": "nvlink4", "batch": 4, "tokens": 2048}
-OFFLOADED = {"ranks": 8, "stage": 2, "recompute": "block", "offload": True}  # of gpt2
+OFFLOADED = {"ranks": 8, "stage": 2, "recompute": "block", "offload": "optimizer=host"}  # of gpt2
 
 
 def lines_of(found, row):
@@ -161,7 +161,7 @@ def test_a_plan_says_that_pytorch_keeps_more_by_what_was_measured_and_what_is_ke
 @given(name=st.sampled_from(["gpt2", "gpt2-xl", "llama-2-7b", "llama-3-8b", "qwen2-7b", "bloom-7b1"]),
        ranks=st.integers(1, 64), batch=st.integers(1, 4), k=st.integers(1, 3),
        compute=st.sampled_from(["bf16", "fp32"]), links=st.sampled_from(["nvlink4", "pcie3"]),
-       prefetch=st.integers(0, 2), offload=st.booleans())
+       prefetch=st.integers(0, 2), offload=st.sampled_from(["none", "optimizer=host"]))
 def test_more_sharding_holds_no_more_options_cost_bytes_and_spare_seconds_and_every_number_is_computed(
         name, ranks, batch, k, compute, links, prefetch, offload):
     asked = {"ranks": ranks, "batch": batch, "micro_batches": k, "compute": compute, "tokens": 256, "link": links,
@@ -260,7 +260,7 @@ def test_the_largest_model_is_of_the_optimizer_convention_and_offload_that_are_a
     for optimizer in (zs.optim.SGD(lr=0.1), zs.optim.Lion(), zs.optim.AdamW(), zs.optim.Adan()):
         for convention in [*CONVENTIONS, "zerosim"]:
             largest = []
-            for offload in (False, True):
+            for offload in (None, "optimizer=host"):
                 asked = {"ranks": 1, "stage": stage, "convention": convention, "optimizer": optimizer,
                          "offload": offload}
                 largest.append(plan_config("gpt2", **asked).largest_model(stage))
@@ -301,14 +301,14 @@ def test_a_plan_with_everything_on_disk_has_no_states_on_the_device_and_pays_on_
 
 def test_offload_moves_the_optimizers_states_to_the_host_and_pays_on_its_link():
     asked = {**LLAMA, "tokens": 1024}
-    here, there = (zs.plan("gpt2-xl", **asked, offload=offload) for offload in (False, True))
+    here, there = (zs.plan("gpt2-xl", **asked, offload=offload) for offload in ("none", "optimizer=host"))
     for row, moved in zip(here.rows, there.rows, strict=True):
         assert (moved.optimizer_nbytes, moved.host_nbytes) == (0, row.optimizer_nbytes)
         assert moved.total_nbytes == row.total_nbytes - row.optimizer_nbytes
-    slow = zs.plan("gpt2-xl", **asked, offload=True, host_link="pcie3")
+    slow = zs.plan("gpt2-xl", **asked, offload="optimizer=host", host_link="pcie3")
     assert slow.rows[0].step_seconds > there.rows[0].step_seconds
     links = [plan_config("gpt2", device="a100-80", **options).host_link
-             for options in ({"offload": True}, {"offload": True, "host_link": "pcie3"}, {})]
+             for options in ({"offload": "optimizer=host"}, {"offload": "optimizer=host", "host_link": "pcie3"}, {})]
     assert links == [hardware.link("pcie4"), hardware.link("pcie3"), None]
 
 
@@ -317,12 +317,12 @@ def test_the_transfers_of_a_step_take_two_latencies_and_their_bytes_as_in_a_repl
     (row,), pcie5, share = found.rows, hardware.link("pcie5"), 124_439_808 // 8
     assert row.host_transfer_nbytes_per_step == 4 * share
     assert row.host_transfer_seconds == pytest.approx(2 * 5.7e-6 + 4 * share / pcie5.bytes_per_second, rel=1e-12)
-    (here,) = zs.plan("gpt2", **OFFLOADED | {"offload": False}, overlap=False).rows
+    (here,) = zs.plan("gpt2", **OFFLOADED | {"offload": "none"}, overlap=False).rows
     assert (here.host_transfer_nbytes_per_step, here.host_transfer_seconds) == (0, 0.0)
     updated = (2 + 2 * 12 + 4 + 2) * share / hardware.device("h100-80").memory_bytes_per_second  # by the host, now
     assert row.step_seconds == pytest.approx(here.step_seconds - updated + row.host_transfer_seconds, rel=1e-12)
     # No all-gather of parameters goes beside an update that the device does not make.
-    overlapped = [zs.plan("gpt2", **OFFLOADED | {"offload": offload}).rows[0] for offload in (False, True)]
+    overlapped = [zs.plan("gpt2", **OFFLOADED | {"offload": offload}).rows[0] for offload in ("none", "optimizer=host")]
     assert overlapped[1].exposed_communication_seconds > overlapped[0].exposed_communication_seconds
     assert overlapped[1].transient_nbytes == overlapped[0].transient_nbytes
 
@@ -385,6 +385,9 @@ def test_a_former_name_or_option_warns_and_is_the_same_thing():
                         ("Dialect", "Convention"), ("States", "ShardedStates"), ("Row", "PlanRow")):
         with pytest.warns(DeprecationWarning, match=f"zerosim.planning.{former} is now called {now}"):
             assert getattr(zs.planning, former) is getattr(zs.planning, now)
+    for former, now in ((False, "none"), (True, "optimizer=host")):
+        with pytest.warns(DeprecationWarning, match=f"offload={former} is now offload='{now}'"):
+            assert zs.plan("gpt2", offload=former).rows == zs.plan("gpt2", offload=now).rows
     with pytest.warns(DeprecationWarning, match="dialect= is now called convention="):
         assert zs.plan("gpt2", dialect="fp32").rows == zs.plan("gpt2", convention="fp32").rows
     with pytest.raises(TypeError, match="unexpected keyword argument 'dialect'"):

@@ -188,6 +188,7 @@ def test_a_plan_that_cannot_be_made_is_refused():
         (gpt2(attention="flash"), "attention='flash' must be fused, as FlashAttention is, or unfused"),
         (gpt2(offload="optimizer=host", disk_capacity_nbytes=1), "disk_capacity_nbytes=1 is of offload, and noth"),
         (gpt2(offload="no"), "offload='no' must be 'host' or 'disk'"),
+        (partial(replace, zs.planning.plan_config("gpt2"), offload="host"), "offload='host' must be an Offload, as "),
         (gpt2(offload=zs.Offload(gradients="host")), "a plan takes the optimizer's state off the device first"),
         (gpt2(offload="disk", optimizer=zs.optim.Muon()), "what it reads from disk is not planned"),
         (gpt2(offload="host", disk_link="nvme-pcie4"), "disk_link='nvme-pcie4' is of offload to disk"),
@@ -295,7 +296,7 @@ def test_what_is_wrong_with_a_file_of_hardware_is_said_with_its_name_and_place(t
 
 def test_a_device_of_ones_own_may_leave_its_host_link_out_until_something_is_offloaded(tmp_path):
     path = tmp_path / "own.toml"
-    offloaded = gpt2(device="mine", hardware=path, offload=True)
+    offloaded = gpt2(device="mine", hardware=path, offload="optimizer=host")
     for text, said in ((OWN_DEVICE, "the device mine does not say by which link it hangs on its host; name one"),
                        (OWN_DEVICE + 'host_link = "pcie6"\n', "no link is called 'pcie6'")):
         path.write_text(text)

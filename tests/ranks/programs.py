@@ -453,20 +453,12 @@ def fails_beside_a_new_group(rank: zs.Rank, seed: int) -> None:
     rank.barrier()
 
 
-def the_last_takes_long(rank: zs.Rank, seconds: float) -> None:
-    """The last rank reads its notes once, and then is busy until after the others have begun to wonder."""
-    if rank.index == rank.size - 1:
-        time.sleep(seconds)
-        x = vector(rank, 1, np.float32)
-        rank.exchange(x, rank.index, np.zeros_like(x), rank.index)
-        time.sleep(2 * seconds)
-
-
-def the_first_takes_long(rank: zs.Rank, seconds: float) -> int:
-    """The last rank waits for what rank 0 sends late."""
+def the_first_takes_long(rank: zs.Rank) -> int:
+    """The last rank waits for what rank 0 sends only when it has heard that the last rank waits long."""
     told = np.zeros(1, np.int64)
     if rank.index == 0:
-        time.sleep(seconds)
+        while rank.size - 1 not in rank._state.backend.waiting:
+            rank.trace.compute(flops=1)  # reads the notes
         rank.send(np.array([7]), rank.size - 1)
     elif rank.index == rank.size - 1:
         rank.recv(told, 0)

@@ -114,6 +114,7 @@ OF_A_RANK_OF_THREE: list[tuple[Callable[[zs.Rank], object], str]] = [
      "'split'?"),
     (lambda r: r.all_reduce(x(r), average="split"),
      "average='split' says how to take a mean, but op='sum'; pass op='mean'"),
+    (lambda r: r.all_reduce(x(r), average=""), "average='' says how to take a mean, but op='sum'; pass op='mean'"),
     (lambda r: r.all_reduce(x(r), algorithm="native"),
      "all_reduce by 'native' asks MPI or NCCL for its own, but the ranks of one process have no such library; "),
     (lambda r: r.all_to_all(X[:6], out=X[:6]),

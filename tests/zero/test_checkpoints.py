@@ -23,7 +23,7 @@ import zerosim as zs
 from tests.cases import chosen, covering
 from tests.support import assert_refused, fresh
 from tests.zero.drawn import ON_DISK, drawn, made
-from tests.zero.training import ADAM, BF16, HUGE, MODELS, SGD, alone, batches, bits, flat_state
+from tests.zero.training import ADAM, BF16, HUGE, MODELS, SGD, alone, batches, bits, finish, flat_state
 from zerosim.numerics import loss_scale
 from zerosim.zero import CheckpointError
 
@@ -42,9 +42,7 @@ def go_on(engine, data, start, stop, micro_batches):
         said.append(tape.loss)
         engine.backward(tape)
         if j == micro_batches - 1:
-            engine.reduce()
-            said.append(str(engine.update()))
-            engine.all_gather_parameters()
+            said.append(str(finish(engine)))
     return said
 
 

@@ -14,7 +14,7 @@ import zerosim as zs
 from tests.cases import covering
 from tests.support import assert_refused
 from tests.zero.optimizers import Plain
-from tests.zero.training import ADAM, BF16, MODELS, SGD, alone, batches, bits, flat_state, outcome, run
+from tests.zero.training import ADAM, BF16, MODELS, SGD, alone, batches, bits, finish, flat_state, outcome, run
 from tests.zero.units import tied
 from zerosim.models import GPT, MLP
 from zerosim.numerics import kernels
@@ -84,33 +84,33 @@ def test_a_loop_by_hand_is_the_step_and_leaves_nothing_gathered(stage, loop):
         assert not any("gathered_parameter" in held for _, held in found)
 
 
-@pytest.mark.parametrize("stage", zs.STAGES)
-def test_beside_a_backward_that_is_said_to_be_the_last_gradients_are_reduced_at_every_stage(stage):
-    """With overlap; where nobody says it, those that rest partial wait for reduce(). The bits are those of the step."""
-    model, beside = tied(), {}
-    data = batches(model, 2, 2, 2)
+@pytest.mark.parametrize(("stage", "mesh"), [*((stage, None) for stage in zs.STAGES), (0, (2, 2)), (2, (2, 2))])
+def test_beside_a_backward_that_is_said_to_be_the_last_gradients_are_reduced_at_every_stage(stage, mesh):
+    """With overlap; where nobody says it, those that rest partial wait for reduce(). The bits are those of the step, in
+    whichever steps it is said, and on a mesh, where they are reduced across all the same."""
+    model, options, beside = tied(), {"stage": stage, "overlap": True, "mesh": mesh}, {}
+    data = batches(model, 4 if mesh else 2, 2, 3)
 
     def by_hand(rank, says):
-        engine = zs.Engine(rank, model, ADAM, stage=stage, overlap=True)
-        for step in data:
+        engine = zs.Engine(rank, model, ADAM, **options)
+        for step, said in zip(data, says, strict=True):
             for j, (x, target) in enumerate(step[rank.index]):
-                engine.backward(engine.forward(x, target), last=says and j == 1)
-            engine.reduce()
-            engine.update()
-            engine.all_gather_parameters()
+                engine.backward(engine.forward(x, target), last=said and j == 1)
+            finish(engine)
         return bits(flat_state(engine)["master"])
 
-    expected = [result["master"] for result in outcome(model, data, stage=stage, overlap=True)]
-    for says in (False, True):
-        cluster = zs.Cluster(2)
+    expected = [result["master"] for result in outcome(model, data, **options)]
+    for says in ((False,) * 3, (True,) * 3, (True, False, True)):
+        cluster = zs.Cluster(len(data[0]))
         assert list(cluster.run(by_hand, says)) == expected
         beside[says] = sum(row.asynchronous for row in cluster.trace[0].collectives(purpose="gradients"))
-    assert beside[True] > 0
-    assert (beside[False] == 0) == (stage < 2)
+    never, always, _ = beside.values()
+    assert always > 0
+    assert (never == 0) == (stage < 2)
 
 
 @pytest.mark.parametrize("stage", zs.STAGES)
-def test_state_shows_the_mean_gradient_between_reduce_and_update_only(stage):
+def test_state_shows_the_mean_gradient_between_finish_only(stage):
     model = MODELS["odd"]()
     data, name = batches(model, 3, 1, 1)[0], next(iter(model.shapes))
 

@@ -8,6 +8,7 @@ import pytest
 
 import zerosim as zs
 from tests.cases import covering
+from tests.numerics.test_loss_scale import PATTERN, TRACES
 from tests.support import assert_refused
 from tests.zero.training import (
     ADAM,
@@ -24,8 +25,6 @@ from zerosim.models import MLP, LinearUnit, Model
 from zerosim.numerics import loss_scale
 
 ODD = MODELS["odd"]()
-PATTERN = [0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 0, 1, 1]
-RULES = [("torch", 1), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed-legacy", 2)]
 OPTIONS = [{}, {"bucket_nbytes": 6}, {"overlap": True, "bucket_nbytes": 10}, {"recompute": "block", "prefetch": 1}]
 FP16, EIGHT = zs.Policy("fp16"), zs.Policy("fp16", loss_scale=loss_scale.Dynamic(initial=8.0))
 FEWER, ONE = MODELS["fewer_than_ranks"](), MLP((1, 1), bias=False, seed=1)
@@ -53,7 +52,7 @@ OVERFLOWS = {
     **{f"{rule} {hysteresis}, stage {stage}": (ODD, patterned(3, 3), PATTERN, {
         "runs": [(stage, options)], "policy": zs.Policy("fp16", loss_scale=loss_scale.Dynamic(
             rule, initial=256, window=2, hysteresis=hysteresis))})
-       for stage, (rule, hysteresis), options in covering(zs.STAGES, RULES, OPTIONS)},
+       for stage, (rule, hysteresis), options in covering(zs.STAGES, TRACES, OPTIONS)},
     "static scale": (ODD, patterned(3, 1, [0, 1, 0]), [0, 1, 0], {"policy": zs.Policy("fp16", loss_scale=8.0)}),
     "bf16 unscaled": (ODD, patterned(3, 1, [0, 1, 0], culprit=filled(3e38, 0)), [0, 1, 0], {"policy": BF16}),
     **{f"rank {rank} of owners of nothing": (

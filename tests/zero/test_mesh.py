@@ -45,24 +45,6 @@ def test_states_are_held_once_in_each_node_and_nodes_hear_of_each_other_once_a_s
     assert across["flat"][1] == 2 * 3 * (5 * held["flat"]["parameter"]) * 3, "forward and backward, three times"
 
 
-@pytest.mark.parametrize("stage", [0, 2])
-def test_a_backward_by_hand_that_is_not_said_to_be_the_last_is_reduced_across_all_the_same(stage):
-    data = batches(WIDE, 4, 1, 3)
-
-    def program(rank, said):
-        engine = zs.Engine(rank, WIDE, ADAM, stage=stage, policy=BF16, mesh=(2, 2), overlap=True)
-        for step, last in zip(data, said, strict=True):
-            engine.backward(engine.forward(*step[rank.index][0]), last=last)
-            engine.reduce()
-            engine.update()
-            engine.all_gather_parameters()
-        return [bits(engine.state(name)["m"]) for name in WIDE.shapes]
-
-    one, other = (list(zs.Cluster(4).run(program, said)) for said in ((True,) * 3, (True, False, True)))
-    assert one == other
-    assert one[0] == one[3]
-
-
 def test_a_checkpoint_of_a_mesh_is_loaded_on_any_other(tmp_path):
     data = batches(WIDE, 6, 1, 2)
 

@@ -103,17 +103,6 @@ def test_it_sends_the_gradients_of_the_ring_and_80_bytes_a_norm_and_holds_its_ad
             job_of(model, ranks, micro_batches=k, reduction="micro_batch", **options | wrong)
 
 
-def test_a_run_without_data_sends_and_holds_what_a_run_does():
-    model, data = MODELS["gpt"](), batches(MODELS["gpt"](), 4, 2, 1)
-    options = {"stage": 3, "policy": BF16, "overlap": True, **ORDERED}
-    clusters = [zs.Cluster(4), zs.NullCluster(4, representative=0)]
-    for cluster in clusters:
-        cluster.run(lambda rank: zs.Engine(rank, model, ADAM, **options).step(data[0][rank.index]).skipped)
-    for purpose in ("gradients", "parameters", "control"):
-        assert clusters[0].trace[0].sent_nbytes(purpose) == clusters[1].trace[0].sent_nbytes(purpose)
-    assert clusters[0].memory[0].peak_nbytes_by_kind == clusters[1].memory[0].peak_nbytes_by_kind
-
-
 def test_ranks_with_unequally_many_micro_batches_are_refused_by_name():
     data = [step[0] for step in batches(MODELS["odd"](), 1, 3, 1)]
     with pytest.raises(zs.MismatchError, match="micro-batch 1"):

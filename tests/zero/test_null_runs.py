@@ -1,24 +1,30 @@
 """A run without data: the memory and the trace of the real run, event for event, and one rank that stands for all."""
 
+from itertools import product
+from operator import attrgetter
+
 import numpy as np
 import pytest
 
 import zerosim as zs
 from tests.cases import covering, named
-from tests.zero.drawn import drawn, made
+from tests.zero.drawn import ON_DISK, drawn, made
 from tests.zero.training import ADAM, BF16, MODELS, batches
 from zerosim.models import GPT
 
 NANO, UNTIED = GPT("gpt-nano"), GPT("gpt-nano", tied=False)
 ADAMW = zs.optim.AdamW()
 COMPUTED_BY_HAND = {"gained", "scalars", "unused", "own gradients"}  # by NumPy's functions
-# What no twin computes.
+# What no twin computes, or what a drawn run may not meet: each place of state at every stage.
 WITHOUT_A_TWIN = [
     *((NANO, {"recompute": recompute, "stage": stage}) for stage, recompute in enumerate(
         ("tiled", "block+tiled", "segment(2)+selective", "block+sub_block"))),
     *((MODELS["wide"](), {"optimizer": zs.optim.KFAC(), "layout": layout, "gather": True, "stage": stage,
                           "groups": [zs.Group("*.bias", optimizer=ADAM)]})
-      for stage, layout in covering(zs.STAGES, ["per_unit", "contiguous", "whole_matrices"]))]
+      for stage, layout in covering(zs.STAGES, ["per_unit", "contiguous", "whole_matrices"])),
+    (NANO, {"stage": 3, "overlap": True, "reduction": "micro_batch"}),
+    *((MODELS["deep"](), {"stage": stage, "offload": asked, "prefetch": 1, "mesh": mesh}) for stage, asked, mesh in
+      covering(zs.STAGES, ["host", ON_DISK, zs.Offload("host", "host")], [None, (3, 1), (1, 3)], count=6))]
 
 
 def ran(cluster, model, data, *, optimizer=ADAMW, **options):
@@ -34,13 +40,15 @@ def ran(cluster, model, data, *, optimizer=ADAMW, **options):
 
 
 def assert_same_rank(one, at, other, place):
-    """A rank of one cluster has the trace and the memory that a rank of another has."""
+    """A rank of one cluster has the trace that a rank of another has, and its memory on the device, host and disk."""
     rows, expected = one.trace[at].rows, other.trace[place].rows
     for index, (a, b) in enumerate(zip(rows, expected, strict=False)):
         assert a == b, f"row {index}"
     assert len(rows) == len(expected)
-    for question in ("now_nbytes", "peak_nbytes", "slack_nbytes", "peak_nbytes_by_kind"):
-        assert getattr(one.memory[at], question) == getattr(other.memory[place], question), question
+    for where, question in product(("", "host.", "disk."), ("now_nbytes", "peak_nbytes", "slack_nbytes",
+                                                            "peak_nbytes_by_kind")):
+        asked = attrgetter(where + question)
+        assert asked(one.memory[at]) == asked(other.memory[place]), where + question
 
 
 def assert_a_null_run_is_the_real_one(model, data, **options):
@@ -63,9 +71,11 @@ def test_so_does_one_of_what_no_twin_computes(model, options):
 
 
 @pytest.mark.parametrize(("ranks", "stage", "optimizer"), [
-    *covering([1, 2, 3, 5, 8], [3, 2, 1, 0], [ADAMW, zs.optim.LAMB(), zs.optim.SGD(lr=0.1)])])
+    *covering([1, 2, 3, 5, 8], [3, 2, 1, 0], [ADAMW, zs.optim.LAMB(), zs.optim.SGD(lr=0.1)]),
+    (4, 3, zs.optim.Adam())])
 def test_one_rank_stands_for_all_where_each_does_the_same(ranks, stage, optimizer):
-    options = {"optimizer": optimizer, "stage": stage, "policy": BF16, "overlap": True, "prefetch": 1}
+    options = {"optimizer": optimizer, "stage": stage, "policy": BF16, "overlap": True, "prefetch": 1,
+               "reduction": "micro_batch" if ranks == 4 else "rank"}
     data = batches(UNTIED, ranks, 2, 2)
     every = ran(zs.NullCluster(ranks), UNTIED, data, **options)
     for index in {0, ranks - 1}:

@@ -45,19 +45,6 @@ def test_orders_of_additions_differ_where_there_are_enough_addends_and_only_ther
     assert [differing(ranks, *wires) for ranks in (2, 3)] == [False, True], "partial sums in fp32"
 
 
-def test_one_concatenated_batch_on_one_device_agrees_within_rounding():
-    """Mean of per-rank means = mean over the whole batch; the additions come in another order, so only nearly.
-
-    The bound: a gradient of one step is a sum of fewer than 64 products, each rounded at 2^-24 relative; 1e-5 of the
-    largest element leaves a factor ten.
-    """
-    data = batches(ODD, 4, 2, 1)
-    pairs = [pair for mine in data[0] for pair in mine]
-    joined = [[[tuple(map(np.concatenate, zip(*pairs, strict=True)))]]]
-    many, one = run(ODD, data, stage=3)[0], run(ODD, joined)[0]
-    assert np.abs(many["m"] - one["m"]).max() <= 1e-5 * np.abs(one["m"]).max()
-
-
 def test_averaging_rules_change_bits_and_agree_across_stages():
     data, seen = batches(ODD, 3, 1, 2), {}
     for average in ("cast_then_divide", "sum_then_divide", "divide_then_sum", "split", "premultiply"):

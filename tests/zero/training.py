@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 import zerosim as zs
+from tests.ranks.asking import bits
 from tests.twin import Rule, Twin
 from tests.zero.units import differentiated, gained, own_gradients, thrice_used, tied
 from zerosim.models import GPT, MLP, PRESETS, Decoder, Llama, LlamaConfig, Model, Recompute
@@ -73,16 +74,19 @@ def train(rank: zs.Rank, model: Model, data: list, optimizer: Optimizer = ADAM, 
     }
 
 
+def finish(engine: zs.Engine) -> zs.StepResult:
+    """The end of a step by hand, behind its last backward."""
+    engine.reduce()
+    result = engine.update()
+    engine.all_gather_parameters()
+    return result
+
+
 def held_anywhere(rank: zs.Rank) -> dict[str, int]:
     """Bytes by kind on the device, the host and the disk of a rank together."""
     places = (rank.memory, rank.memory.host, rank.memory.disk)
     return {kind: sum(place.now_nbytes_by_kind.get(kind, 0) for place in places)
             for kind in {kind for place in places for kind in place.now_nbytes_by_kind}}
-
-
-def bits(array: np.ndarray) -> bytes:
-    """The array's bytes: equal means equal bits."""
-    return np.ascontiguousarray(array).tobytes()
 
 
 def run(model: Model, data: list, cluster: zs.Cluster | None = None, **options: object) -> list[dict]:

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from zerosim.cli.shell import AsJson, answer, command
-
-OwnHardware = Annotated[str | None, typer.Option("--hardware", metavar="FILE", help="A TOML file of one's own devices "
-                                                                                    "and links.")]
+from zerosim.cli.shell import AsJson, OwnHardware, answer, command
 
 
 @command("models", "zerosim models")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from zerosim.cli.shell import AsJson, answer, busy, command, console
+from zerosim.cli.shell import AsJson, OwnHardware, answer, busy, command, console
 
 
 def former(option: str, now: str) -> None:
@@ -59,8 +59,6 @@ HostCapacity = Annotated[str | None, typer.Option("--host-capacity", help="Bytes
                                                   "for offload; without it, 250GB.")]
 DiskCapacity = Annotated[str | None, typer.Option("--disk-capacity", help="Bytes of disk for each rank, for offload to "
                                                   "it; without it, 3840GB.")]
-OwnHardware = Annotated[str | None, typer.Option("--hardware", metavar="FILE", help="A TOML file of one's own devices "
-                                                                                    "and links.")]
 DsConfig = Annotated[str | None, typer.Option("--ds-config", metavar="FILE", help="A ds_config.json of DeepSpeed's, in "
                                               "place of the options that it says.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Print each number's formula, values filled in.")]
@@ -77,8 +75,7 @@ def cost(
     algorithm: Annotated[str | None, typer.Option(help="ring, pairwise, halving, doubling, bruck, rabenseifner, tree, "
                                                   "naive or everyone, where the collective has it; without it, its "
                                                   "first.")] = None,
-    nodes: Annotated[int, typer.Option(help="Over how many nodes the ranks are spread.")] = 1,
-    between: Annotated[str | None, typer.Option(help="The link between nodes; without it, infiniband-ndr.")] = None,
+    nodes: Nodes = 1, between: Between = None,
     itemsize: Annotated[int, typer.Option(help="Bytes of an element; chunks are whole elements.")] = 1,
     hardware: Annotated[str | None, typer.Option(metavar="FILE", help="A TOML file with links of your own.")] = None,
     as_json: AsJson = False,

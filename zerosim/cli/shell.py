@@ -103,6 +103,8 @@ app = typer.Typer(
 
 TextFile = Annotated[str | None, typer.Option("--text", help="A UTF-8 text; without it, one that comes along.")]
 Capacity = Annotated[str | None, typer.Option(metavar="NBYTES", help="What each rank may hold, as 8MB or 64MiB.")]
+OwnHardware = Annotated[str | None, typer.Option("--hardware", metavar="FILE", help="A TOML file of one's own devices "
+                                                                                    "and links.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the data as JSON instead.")]
 
 

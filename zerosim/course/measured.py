@@ -241,10 +241,15 @@ def run_planned(cluster: Cluster, config: PlanConfig, stage: int, policy: str, *
                 bucket_nbytes: int | None = None) -> HeldInStep:
     """Takes the step that is planned, with the configuration's options; what its first rank held."""
     return take_step(cluster, decoder_of(config.model, config.sequence), config.optimizer,
-                     (config.batch, config.sequence), micro_batches=config.micro_batches, stage=stage,
-                     policy=config.policy, recompute=policy, overlap=config.overlap, prefetch=config.prefetch,
-                     bucket_nbytes=bucket_nbytes, mesh=config.mesh, zeropp=config.zeropp, offload=config.offload,
-                     reduction=config.reduction)[0]
+                     (config.batch, config.sequence), micro_batches=config.micro_batches,
+                     **engine_options(config, stage, policy, bucket_nbytes))[0]
+
+
+def engine_options(config: PlanConfig, stage: int, policy: str, bucket_nbytes: int | None) -> dict[str, Any]:
+    """The engine's options that make it take the step that is planned."""
+    return {"stage": stage, "recompute": policy, "bucket_nbytes": bucket_nbytes} | {
+        name: getattr(config, name) for name in ("policy", "overlap", "prefetch", "mesh", "zeropp", "offload",
+                                                 "reduction")}
 
 
 def preset_shape(name: Any) -> Any:

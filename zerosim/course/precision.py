@@ -27,7 +27,7 @@ from zerosim.models.small import MLP
 from zerosim.models.text import VOCABULARY, Corpus
 from zerosim.numerics import random
 from zerosim.numerics.arrays import Array
-from zerosim.numerics.checks import is_count
+from zerosim.numerics.checks import require_count
 from zerosim.numerics.formats import FORMATS, Format, format_of
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.loss_scale import Dynamic, Scaling, Static
@@ -63,8 +63,7 @@ class PrecisionQuestion:
     def __post_init__(self) -> None:
         format_of(self.format)
         config_of(self.model)
-        if not is_count(self.steps) or self.steps < 1:
-            raise ValueError(f"steps={self.steps!r} must be a whole number, 1 or more")
+        require_count("steps", self.steps, 1)
 
     @property
     def resting_steps(self) -> int:

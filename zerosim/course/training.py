@@ -25,11 +25,11 @@ from zerosim.models.gpt import Decoder, DecoderConfig, generate, logits_of
 from zerosim.models.llama import config_of, decoder
 from zerosim.models.text import VOCABULARY, Corpus, readable
 from zerosim.models.units import Model, Recompute
-from zerosim.numerics.checks import is_count, is_finite_number, unknown_name
+from zerosim.numerics.checks import is_count, is_finite_number, require_count, unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.loss_scale import Dynamic, Static
 from zerosim.numerics.places import DISK, HOST, Offload, offload_of
-from zerosim.numerics.policy import Policy
+from zerosim.numerics.policy import BY_RANK, Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.numerics.units import counted
 from zerosim.optim.base import Optimizer
@@ -42,7 +42,7 @@ from zerosim.ranks.trace import PURPOSES, Trace, Traces
 from zerosim.zero.checkpoint import INDEX
 from zerosim.zero.engine import Batch, Engine
 from zerosim.zero.layout import layout_of
-from zerosim.zero.micro_batch_order import BY_RANK, is_by_micro_batch
+from zerosim.zero.micro_batch_order import is_by_micro_batch
 from zerosim.zero.offload import OffloadError
 from zerosim.zero.param_group import Group
 from zerosim.zero.placements import STAGES, stage_of
@@ -92,11 +92,9 @@ class Options:
     zeropp: str = "none"
 
     def __post_init__(self) -> None:
-        if not is_count(self.sample_tokens) or self.sample_tokens < 0:
-            raise ValueError(f"sample_tokens={self.sample_tokens!r} must be a whole number, 0 or more")
+        require_count("sample_tokens", self.sample_tokens, 0)
         for name in ("ranks", "micro_batches", "batch", "steps"):
-            if not is_count(getattr(self, name)) or getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be a whole number, 1 or more")
+            require_count(name, getattr(self, name), 1)
         model = self.build()
         self._check_ranks(model.parameter_count)
         stage_of(self.stage)

@@ -19,8 +19,9 @@ from zerosim import optim
 from zerosim.course.measured import decoder_of
 from zerosim.models.units import SELECTIVE, SUB_BLOCK, TILED, Recompute
 from zerosim.numerics.places import DEVICE, DISK, HOST, NOTHING, Offload
+from zerosim.numerics.policy import BY_RANK
 from zerosim.numerics.units import bytes_text, counted
-from zerosim.planning.closed_forms import BY_RANK, STAGES
+from zerosim.planning.closed_forms import STAGES
 from zerosim.planning.plan import PlanConfig, recomputation_text
 
 NVME_PATH = "/local_nvme"

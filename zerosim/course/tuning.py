@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 from rich.markup import escape
 
-from zerosim.course.measured import decoder_of, preset_shape, run_planned
+from zerosim.course.measured import decoder_of, engine_options, preset_shape, run_planned
 from zerosim.course.tuned_settings import Candidate, Pasted, pasted
 from zerosim.display.plan_table import places_text, policy_label
 from zerosim.display.style import percent
@@ -526,11 +526,10 @@ def _timed(config: PlanConfig, candidate: Candidate) -> _Run:
                          f"with {gigabytes(there)} GB; take fewer ranks or a smaller model, or seconds={REPLAYED!r}")
     cluster, model = Cluster(config.ranks), decoder_of(config.model, config.sequence)
     shape = (candidate.micro_batches, 2, candidate.batch, config.sequence)
+    options = engine_options(config, candidate.stage, candidate.recompute, candidate.bucket_nbytes)
 
     def program(rank: Rank) -> list[float]:
-        engine = Engine(rank, model, config.optimizer, stage=candidate.stage, policy=config.policy,
-                        recompute=candidate.recompute, overlap=config.overlap, prefetch=candidate.prefetch,
-                        bucket_nbytes=candidate.bucket_nbytes, reduction=config.reduction)
+        engine = Engine(rank, model, config.optimizer, **options)
         tokens = np.random.default_rng(rank.index).integers(0, model.config.vocabulary, shape)
         ends = []
         for _ in range(1 + TIMED):

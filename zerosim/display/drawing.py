@@ -46,11 +46,13 @@ class Style:
             # Text stays text in an SVG; where the first font is missing the next ones, no wider, take its place.
             "svg.hashsalt": "zerosim", "svg.fonttype": "none", "font.family": "sans-serif",
             "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"],
-            "font.size": 12, "axes.titlesize": 13, "axes.labelsize": 12, "xtick.labelsize": 11, "ytick.labelsize": 11,
-            "legend.fontsize": 11, "legend.frameon": False, "hatch.linewidth": 0.7, "grid.color": self.faint,
+            "font.size": 12, "axes.titlesize": 12, "axes.labelsize": 12, "xtick.labelsize": 11, "ytick.labelsize": 11,
+            "legend.fontsize": 11, "legend.frameon": False, "legend.loc": "lower center",
+            "hatch.linewidth": 0.7, "grid.color": self.faint,
             "figure.facecolor": page, "savefig.facecolor": page, "axes.facecolor": page,
             "text.color": ink, "axes.labelcolor": ink, "axes.titlecolor": ink, "axes.edgecolor": ink,
             "xtick.color": ink, "ytick.color": ink,
+            "axes.titlelocation": "left", "axes.titleweight": "bold",
             "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
         }
 

@@ -30,8 +30,7 @@ class Picture(Figure):
 
     def key(self, looks: Mapping[str, Mapping[str, Any]], **options: Any) -> None:
         """A legend at the lower edge: patches of these looks, by their words."""
-        self.legend([Patch(**look) for look in looks.values()], list(looks), loc="lower center", columnspacing=1.6,
-                    **options)
+        self.legend([Patch(**look) for look in looks.values()], list(looks), columnspacing=1.6, **options)
 
     def in_inches(self) -> Axes:
         """Axes over the whole page, in inches from its lower left corner, without a frame."""

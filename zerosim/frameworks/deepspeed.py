@@ -223,6 +223,9 @@ def _policy(top: Section, zero: Section, states: ShardedStates, zeropp: ZeroPlus
     accumulate = types.take("grad_accum_dtype", None, format_or_none)
     types.close(no_equivalent={"param_dtype": "parameters rest in the format of compute",
                                "buffer_dtype": "there are no buffers here"})
+    if compute == "bf16" and accumulate == "fp32" and not states.optimizer_sharded:
+        findings.differ("data_types.grad_accum_dtype='fp32': bf16 gradients add up in fp32 here; DeepSpeed refuses "
+                        "that at stage 0 from version 0.17.6 on, and takes it at stages 1 to 3")
     return Policy(compute, reduce=top.take("communication_data_type", None, format_or_none),
                   accumulate=accumulate, average=_average(top, zero, states, zeropp, findings),
                   loss_scale=scaling if enabled["fp16"] else 1.0, master=compute if any(narrow) else "fp32",

@@ -113,13 +113,18 @@ PRESETS: Mapping[str, GPTConfig] = {
 
 
 @dataclass(frozen=True)
-class Norm(ABC):
-    """A norm of the rows of x (M, C), as a layer with parameters of a name: ``name.weight`` (C,), and what it adds."""
+class Norm:
+    """A norm of the rows of x (M, C), as a layer with parameters of a name: ``name.weight`` (C,), and what it adds.
+
+    ``functions`` are the layer's own: forward, its output again, backward.
+    """
 
     name: str
     channels: int
     epsilon: float
     parameters: ClassVar[tuple[str, ...]]
+    functions: ClassVar[tuple[Callable[..., tuple[np.ndarray, Any]], Callable[..., np.ndarray],
+                              Callable[..., np.ndarray]]]
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -130,38 +135,24 @@ class Norm(ABC):
         """The arrays of the parameters, in their order."""
         return [arrays[name] for name in self.shapes]
 
-    @abstractmethod
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
-        """y (M, C), and what is saved, from which `output` makes y again."""
+        """y (M, C), and what is saved, from which `output` makes y again: x and its rows' statistics."""
+        return self.functions[0](ctx, x, *self.of(w), self.epsilon)
 
-    @abstractmethod
     def output(self, ctx: Context, w: Weights, saved: Any) -> np.ndarray:
         """The same y (M, C) again."""
+        return self.functions[1](ctx, *self.of(w), saved)
 
-    @abstractmethod
     def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, grads: Gradients) -> np.ndarray:
         """dy (M, C) -> dx (M, C), and the gradients of the parameters."""
+        return self.functions[2](ctx, self.of(w)[0], saved, dy, *self.of(grads))
 
 
 class LayerNorm(Norm):
     """LayerNorm, with a bias."""
 
     parameters: ClassVar[tuple[str, ...]] = ("weight", "bias")
-
-    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
-        """y (M, C); saves x and two numbers of each row."""
-        weight, bias = self.of(w)
-        return layers.layernorm_forward(ctx, x, weight, bias, self.epsilon)
-
-    def output(self, ctx: Context, w: Weights, saved: Any) -> np.ndarray:
-        """The same y (M, C) again."""
-        weight, bias = self.of(w)
-        return layers.layernorm_output(ctx, weight, bias, saved)
-
-    def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, grads: Gradients) -> np.ndarray:
-        """dy (M, C) -> dx (M, C), and the gradients of weight and bias."""
-        dw, db = self.of(grads)
-        return layers.layernorm_backward(ctx, self.of(w)[0], saved, dy, dw, db)
+    functions = layers.layernorm_forward, layers.layernorm_output, layers.layernorm_backward
 
 
 # -- Blocks: two residual parts each, in units of any number of parts --------------------------------------------------

@@ -128,18 +128,7 @@ class RMSNorm(Norm):
     """RMSNorm, which neither subtracts a mean nor adds a bias."""
 
     parameters: ClassVar[tuple[str, ...]] = ("weight",)
-
-    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
-        """y (M, C); saves x and one number of each row."""
-        return rmsnorm_forward(ctx, x, self.of(w)[0], self.epsilon)
-
-    def output(self, ctx: Context, w: Weights, saved: Any) -> np.ndarray:
-        """The same y (M, C) again."""
-        return rmsnorm_output(ctx, self.of(w)[0], saved)
-
-    def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, grads: Gradients) -> np.ndarray:
-        """dy (M, C) -> dx (M, C), and the gradient of the weight."""
-        return rmsnorm_backward(ctx, self.of(w)[0], saved, dy, self.of(grads)[0])
+    functions = rmsnorm_forward, rmsnorm_output, rmsnorm_backward
 
 
 # -- SwiGLU ------------------------------------------------------------------------------------------------------------

@@ -108,10 +108,7 @@ def in_blocks(out: Array, *inputs: Array) -> Iterator[list[Array]]:
 def _row_beside(x: Array, out: Array) -> Array:
     """x as one row of elements that may be read while `out` is written block by block."""
     row = x.reshape(-1)
-    if not np.may_share_memory(row, out):
-        return row
-    same = row.ctypes.data == out.ctypes.data and row.strides == out.strides and row.dtype == out.dtype
-    return row if same else row.copy()
+    return row.copy() if np.may_share_memory(row, out) and not is_same_memory(row, out) else row
 
 
 # -- Questions asked of any array --------------------------------------------------------------------------------------

@@ -127,6 +127,12 @@ def is_finite_number(value: object) -> bool:
         return False
 
 
+def require_count(name: str, value: Any, least: int, what: str = "a whole number", none: str = "") -> None:
+    """Raises ValueError unless the value is a count of at least so many, or None where ``none`` says what for."""
+    if (value is not None or not none) and (not is_count(value) or value < least):
+        raise ValueError(f"{name}={value!r} must be {what}, {least} or more" + f"; pass None {none}" * bool(none))
+
+
 def check_array(call: str, name: str, value: object) -> None:
     """Raises ValueError unless ``value`` is a NumPy array."""
     if not isinstance(value, np.ndarray):

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from zerosim.numerics.checks import is_count, is_number, unknown_name
+from zerosim.numerics.checks import is_count, is_number, require_count, unknown_name
 from zerosim.numerics.formats import FORMATS
 
 SCALERS = ("torch", "deepspeed", "deepspeed-legacy")
@@ -97,9 +97,8 @@ class Static:
 
     def __post_init__(self) -> None:
         require_scale("loss_scale", self.scale)
-        if self.skips is not None and (not is_count(self.skips) or self.skips < 1):
-            raise ValueError(f"skips={self.skips!r} must be a number of steps, 1 or more; pass None where no number of "
-                             "skipped steps in a row is an error")
+        require_count("skips", self.skips, 1, "a number of steps",
+                      none="where no number of skipped steps in a row is an error")
 
     def start(self) -> LossScaler:
         """A scaler that never moves."""
@@ -143,8 +142,7 @@ class Dynamic:
         require_scale("initial", self.initial)
         require_scale("smallest", self.smallest)
         for name in ("window", "hysteresis"):
-            if not is_count(getattr(self, name)) or getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be a number of steps, 1 or more")
+            require_count(name, getattr(self, name), 1, "a number of steps")
         if not is_number(self.factor) or not 1 < self.factor <= LARGEST:
             raise ValueError(f"factor={self.factor!r} must be a number above 1; 2.0 moves the exponent alone")
         if self.kind != "torch":

@@ -12,6 +12,7 @@ from zerosim.numerics.loss_scale import LossScaler, Scaling, scaling_of
 
 AVERAGES = ("cast_then_divide", "sum_then_divide", "divide_then_sum", "split", "premultiply")
 MATMULS = (None, "fp8")
+BY_RANK, BY_MICRO_BATCH = REDUCTIONS = ("rank", "micro_batch")  # the orders in which gradients are added
 
 
 @dataclass(frozen=True, slots=True)

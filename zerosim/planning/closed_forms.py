@@ -21,7 +21,7 @@ import numpy as np
 
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.places import DISK, NOTHING, Offload
-from zerosim.numerics.policy import Policy
+from zerosim.numerics.policy import BY_MICRO_BATCH, BY_RANK, REDUCTIONS, Policy
 from zerosim.numerics.quantization import Blockwise, ZeroPlusPlus
 from zerosim.planning import collectives
 from zerosim.planning.cuts import (
@@ -38,7 +38,6 @@ MIXED_PRECISION = Policy("fp16")
 OVERFLOW_FLAG_NBYTES = 1
 NORM_PARTIAL_NBYTES = 8  # a float64 sum of squares
 EXACT_PARTIAL_NBYTES = 80  # a sum of squares that nothing rounds
-BY_RANK, BY_MICRO_BATCH = "rank", "micro_batch"  # orders in which gradients are added
 AGREEMENT_NBYTES = 8  # an int64: how long the text of an error is
 TENSOR_NORMS = 2  # of each tensor that has its own: LAMB's of weights and update, LARS's of weights and gradient
 
@@ -110,7 +109,7 @@ class Job:
         if self.recompute_units is not None:
             checked_count("recompute_units", self.recompute_units, 1)
         checked_layout(self.layout)
-        if self.reduction not in (BY_RANK, BY_MICRO_BATCH):
+        if self.reduction not in REDUCTIONS:
             raise ValueError(f"reduction={self.reduction!r} must be {BY_RANK} or {BY_MICRO_BATCH}")
         if self.by_micro_batch and (not self.states.gradients_sharded or self.nodes > 1 or self.policy.wire):
             raise ValueError("reduction='micro_batch' is of sharded gradients, which travel as they are, among ranks "

@@ -6,10 +6,11 @@ Legend: N ranks, k micro-batches, B sequences of L tokens, d channels, H heads, 
 from collections.abc import Iterator
 
 from zerosim.numerics.places import DEVICE, DIRECTIONS, DISK, HOST
+from zerosim.numerics.policy import BY_RANK
 from zerosim.numerics.units import counted
 from zerosim.planning import activations
 from zerosim.planning.activations import logits_nbytes
-from zerosim.planning.closed_forms import BY_RANK, STAGES, crossing_nbytes, vectors_sent
+from zerosim.planning.closed_forms import STAGES, crossing_nbytes, vectors_sent
 from zerosim.planning.conventions import convention_of, formula, is_cut_anywhere, is_sharded, per_parameter_nbytes
 from zerosim.planning.hardware import overheads_nbytes
 from zerosim.planning.plan import OPTIMIZER_KINDS, PlanConfig, PlanRow

@@ -374,13 +374,8 @@ class Hardware:
 
         Raises ValueError for a device that does not say, and for no link.
         """
-        own = self.device(device).link
-        if name is not None:
-            return self.link(_of_generation(name, own))
-        if own is None:
-            raise ValueError(f"the device {device} does not say by which link those of a node hang together; name one, "
-                             "as nvlink4 or pcie5")
-        return self.link(own)
+        return self._link(name, self.device(device).link, f"the device {device} does not say by which link those of a "
+                          "node hang together; name one, as nvlink4 or pcie5")
 
     def network(self, ranks: int, link: str, nodes: int = 1, between: str | None = None) -> Network:
         """The network of N ranks by the names of its links; `between` None is `BETWEEN` where nodes are several.
@@ -395,17 +390,17 @@ class Hardware:
 
         Raises ValueError for a device that does not say, and for no link.
         """
-        own = self.device(device).host_link
-        if name is not None:
-            return self.link(_of_generation(name, own))
-        if own is None:
-            raise ValueError(f"the device {device} does not say by which link it hangs on its host; name one, as pcie5")
-        return self.link(own)
+        return self._link(name, self.device(device).host_link, f"the device {device} does not say by which link it "
+                          "hangs on its host; name one, as pcie5")
 
-
-def _of_generation(name: str, own: str | None) -> str:
-    """``own`` where ``name`` is a short name and ``own`` one of those that it may mean: nvlink3 for nvlink."""
-    return own if own is not None and name.lower() in SHORT_NAMES and own.startswith(name.lower()) else name
+    def _link(self, name: str | None, own: str | None, unsaid: str) -> Link:
+        """The link named, or the device's own; that too where the name is a short one of its kind: nvlink3 for
+        nvlink."""
+        asked = own if name is None else name
+        if asked is None:
+            raise ValueError(unsaid)
+        return self.link(own if own is not None and asked.lower() in SHORT_NAMES and own.startswith(asked.lower())
+                         else asked)
 
 
 @lru_cache(maxsize=1)

@@ -48,12 +48,12 @@ from zerosim.numerics.places import (
     Offload,
     offload_of,
 )
-from zerosim.numerics.policy import Policy
+from zerosim.numerics.policy import BY_RANK, Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.numerics.units import count_of, gigabytes, nbytes_of, seconds_text
 from zerosim.optim import Optimizer
 from zerosim.planning.activations import Place, fullest_nbytes
-from zerosim.planning.closed_forms import BY_RANK, STAGES, Job, sent_nbytes
+from zerosim.planning.closed_forms import STAGES, Job, sent_nbytes
 from zerosim.planning.conventions import (
     ADAM,
     Convention,
@@ -291,14 +291,13 @@ class PlanConfig:
     """The model to train, the options of its training, and the machine.
 
     `tokens` None is the model's own context (2048 where it has none). `convention` is an accounting convention's name,
-    or a Policy for zerosim's own. `offload` places state off the device, the optimizer's first (True is that alone, on
-    the host), over `host_link` and `disk_link`; a rank's share of what there is are `host_capacity_nbytes` and
-    `disk_capacity_nbytes` (None: `HOST_NBYTES` and `DISK_NBYTES`). `overlap` and `prefetch` are the engine's options,
-    of bytes and of seconds; a bucket is a unit, since others cut units into unequal chunks, and no rank would stand for
-    all. `overheads` replaces bytes of the runtime by name, as `hardware.overheads_nbytes` takes them. On a `mesh`
-    states are in shards inside nodes, and replicated across; with `zeropp` in shards on all ranks, and less crosses
-    nodes. Raises ValueError for counts below one, unknown stages, policies and conventions, and a utilization outside
-    (0, 1].
+    or a Policy for zerosim's own. `offload` places state off the device, the optimizer's first, over `host_link` and
+    `disk_link`; a rank's share of what there is are `host_capacity_nbytes` and `disk_capacity_nbytes` (None:
+    `HOST_NBYTES` and `DISK_NBYTES`). `overlap` and `prefetch` are the engine's options, of bytes and of seconds; a
+    bucket is a unit, since others cut units into unequal chunks, and no rank would stand for all. `overheads` replaces
+    bytes of the runtime by name, as `hardware.overheads_nbytes` takes them. On a `mesh` states are in shards inside
+    nodes, and replicated across; with `zeropp` in shards on all ranks, and less crosses nodes. Raises ValueError for
+    counts below one, unknown stages, policies and conventions, and a utilization outside (0, 1].
     """
 
     model: ModelShape
@@ -314,7 +313,7 @@ class PlanConfig:
     optimizer: Optimizer = ADAM
     convention: str | Convention | Policy = "zero-paper"
     utilization: float = UTILIZATION
-    offload: Any = NOTHING
+    offload: Offload = NOTHING
     host_link: Link | None = None
     disk_link: Link | None = None
     host_capacity_nbytes: int | None = None
@@ -343,9 +342,9 @@ class PlanConfig:
         if transformer and transformer.positions and self.sequence > transformer.positions:
             raise ValueError(f"sequences of {self.sequence} tokens were asked for, and {self.model.name} has learned "
                              f"places for {transformer.positions}; take shorter ones")
-        asked = {None: NOTHING, False: NOTHING, True: Offload(HOST)}.get(self.offload) if isinstance(
-            self.offload, bool | None) else offload_of(self.offload)
-        object.__setattr__(self, "offload", asked)
+        if not isinstance(self.offload, Offload):
+            raise ValueError(f"offload={self.offload!r} must be an Offload, as zs.Offload('host') is; by their names "
+                             "plan_config takes places")
         if not self.offload.is_none and self.offload.optimizer == DEVICE:
             raise ValueError(f"offload of {self.offload}: a plan takes the optimizer's state off the device first, "
                              "which is most of all; place it on the host or on disk too")
@@ -356,8 +355,8 @@ class PlanConfig:
                                     ("disk_link", self.offload.uses_disk, "nvme-pcie4")):
             found = getattr(self, name)
             if found is not None and not used:
-                raise ValueError(f"{name}={found.name!r} is of offload, which was not asked for; pass offload=True, or "
-                                 "leave the link out" if name == "host_link" else
+                raise ValueError(f"{name}={found.name!r} is of offload, which was not asked for; pass "
+                                 "offload='optimizer=host', or leave the link out" if name == "host_link" else
                                  f"{name}={found.name!r} is of offload to disk, which was not asked for; leave it out")
             if found is None and used:
                 raise ValueError(f"offload moves state over a {name.replace('_', ' ')}; name one, as {example}")
@@ -648,6 +647,7 @@ def _largest(fits: Callable[[int], bool], most: int) -> int:
 # -- from names to a plan: what one writes in a notebook or types in a shell ------------------------------------------
 
 
+FORMER_SWITCH = {False: "none", True: "optimizer=host"}  # of offload
 ATTENTIONS = FUSED, UNFUSED = ("fused", "unfused")
 EVERY_POLICY = ("tiled", "block+tiled", "none", "selective", "sub_block", "block")
 USUAL_POLICIES = {FUSED: ("none", "block"), UNFUSED: ("none", "selective", "block")}
@@ -663,6 +663,9 @@ def plan(model: str | ModelShape | None = None, **options: Any) -> Plan:
     if "dialect" in options and "convention" not in options:
         warnings.warn("dialect= is now called convention=", DeprecationWarning, stacklevel=2)
         options["convention"] = options.pop("dialect")
+    if isinstance(former := options.get("offload"), bool):
+        options["offload"] = FORMER_SWITCH[former]
+        warnings.warn(f"offload={former} is now offload={options['offload']!r}", DeprecationWarning, stacklevel=2)
     return plan_config(model, **options).plan()
 
 
@@ -673,7 +676,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                 batch: int = 1, tokens: int | None = None, micro_batches: int = 1, compute: str | Policy = "bf16",
                 optimizer: Optimizer = ADAM, convention: str | Convention | Policy | None = None,
                 utilization: float = UTILIZATION, overlap: bool = True, prefetch: int = 1,
-                offload: bool | str | Offload | None = False, host_link: str | None = None,
+                offload: str | Offload | None = None, host_link: str | None = None,
                 disk_link: str | None = None, host_capacity_nbytes: int | str | None = None,
                 disk_capacity_nbytes: int | str | None = None, hardware: str | Path | None = None,
                 overheads: dict[str, int] | None = None,
@@ -691,7 +694,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     states in shards inside each node, over the links of as many nodes; with ``zeropp``, as "hpz+qwz+qgz", on all ranks,
     and the plan is of stage 3. ``reduction`` "micro_batch", the engine's other order of additions, makes a plan of
     sharded gradients, stages 2 and 3. ``offload`` says what rests on the host or on disk, as the engine's does: "host"
-    or "disk" everything, or kinds one by one, as "optimizer=host+gradients=host"; True is "optimizer=host".
+    or "disk" everything, or kinds one by one, as "optimizer=host+gradients=host", or an `Offload`.
     ``host_link`` None is the device's own, ``disk_link`` None nvme-pcie4; capacities are a device's share, None 250 GB
     of the host and 3,840 GB of disk. ``hardware`` is a TOML file of one's own devices and links. Raises ValueError, in
     one sentence, for what is not known or cannot be.
@@ -709,10 +712,9 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     if reduction != BY_RANK:
         rows = _only(rows, "gradients_sharded", f"a plan with reduction={reduction!r} is of sharded gradients, stage 2 "
                      "or 3")
-    asked = offload if isinstance(offload, bool) else not (places := offload_of(offload)).is_none
-    to_host = known.host_link(device, host_link) if host_link is not None or asked else None
-    on_disk = not isinstance(offload, bool) and places.uses_disk
-    to_disk = known.link(disk_link or DISK_LINK) if disk_link is not None or on_disk else None
+    places = offload_of(offload)
+    to_host = known.host_link(device, host_link) if host_link is not None or not places.is_none else None
+    to_disk = known.link(disk_link or DISK_LINK) if disk_link is not None or places.uses_disk else None
     network = known.network(ranks, known.device_link(device, link).name, on_mesh.nodes if on_mesh else nodes, between)
     if convention is None:
         convention = "fp32" if policy.compute == "fp32" else "zero-paper"
@@ -720,7 +722,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
         model=_model(model, parameters, largest_layer), ranks=ranks, device=known.device(device), network=network,
         policy=policy, stages=rows, recompute=_policies(recompute, attention), batch=batch, tokens=tokens,
         micro_batches=micro_batches, optimizer=optimizer, convention=policy if convention == "zerosim" else convention,
-        utilization=utilization, offload=offload, host_link=to_host, disk_link=to_disk,
+        utilization=utilization, offload=places, host_link=to_host, disk_link=to_disk,
         host_capacity_nbytes=_nbytes(host_capacity_nbytes, "host_capacity_nbytes"),
         disk_capacity_nbytes=_nbytes(disk_capacity_nbytes, "disk_capacity_nbytes"), overlap=overlap, prefetch=prefetch,
         overheads=overheads, mesh=on_mesh, zeropp=parts, reduction=reduction)

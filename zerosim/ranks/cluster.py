@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from zerosim.numerics.arrays import Integers
-from zerosim.numerics.checks import is_count
+from zerosim.numerics.checks import is_count, require_count
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.call import Backend
 from zerosim.ranks.errors import RankUseError
@@ -94,13 +94,10 @@ class Cluster(ShownRuns):
         """``processor`` has the arrays of all ranks that run here, ``transport`` moves them to other ranks."""
         if not is_count(ranks) or ranks < 1:
             raise ValueError(f"a cluster needs at least one rank, found ranks={ranks!r}; pass a whole number from 1 on")
-        if capacity_nbytes is not None and (not is_count(capacity_nbytes) or capacity_nbytes < 0):
-            raise ValueError(f"capacity_nbytes={capacity_nbytes!r} must be a number of bytes, 0 or more; "
-                             "pass None for no limit")
+        require_count("capacity_nbytes", capacity_nbytes, 0, "a number of bytes", none="for no limit")
         if not is_count(seed):
             raise ValueError(f"seed={seed!r} must be a whole number; 0 runs the ranks in their order")
-        if trace_rows is not None and (not is_count(trace_rows) or trace_rows < 1):
-            raise ValueError(f"trace_rows={trace_rows!r} must be a number of rows, 1 or more; pass None to keep all")
+        require_count("trace_rows", trace_rows, 1, "a number of rows", none="to keep all")
         self.debug, self.seed, self.blas_threads = debug, seed, blas_threads
         self._processor, self._transport = processor or Processor(), transport or InProcess()
         group = Integers(range(ranks))

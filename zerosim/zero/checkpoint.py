@@ -35,6 +35,7 @@ from zerosim.numerics.checks import is_count
 from zerosim.numerics.files import UNFINISHED, only_writer, write_durably
 from zerosim.numerics.loss_scale import Static
 from zerosim.numerics.places import DISK, HOST
+from zerosim.numerics.policy import BY_MICRO_BATCH
 from zerosim.numerics.safetensors import (
     BLOCK_NBYTES,
     CODES,
@@ -50,7 +51,7 @@ from zerosim.ranks.rank import Rank
 from zerosim.ranks.together import all_or_none
 from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
 from zerosim.zero.layout import ParameterPiece
-from zerosim.zero.micro_batch_order import BY_MICRO_BATCH, OF_THE_CUT
+from zerosim.zero.micro_batch_order import OF_THE_CUT
 from zerosim.zero.param_group import ParamGroup, at
 from zerosim.zero.placements import Placement
 from zerosim.zero.update import Update

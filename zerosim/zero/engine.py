@@ -25,10 +25,10 @@ from zerosim.models.layers import Context, draw_for
 from zerosim.models.one_pass import initializer_of
 from zerosim.models.units import TILED, Model, Recompute, Unit, Weights
 from zerosim.numerics.arrays import contiguous
-from zerosim.numerics.checks import FP32, is_count, is_number, unknown_name
+from zerosim.numerics.checks import FP32, is_count, is_number, require_count, unknown_name
 from zerosim.numerics.loss_scale import LossScaler
 from zerosim.numerics.places import Offload, offload_of
-from zerosim.numerics.policy import Policy
+from zerosim.numerics.policy import BY_RANK, Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.optim.base import Optimizer
 from zerosim.optim.promises import require_cut_and_needs, require_usable
@@ -39,7 +39,7 @@ from zerosim.zero import checkpoint, hugging_face
 from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
 from zerosim.zero.hybrid import hybrid_groups
 from zerosim.zero.layout import Layout
-from zerosim.zero.micro_batch_order import BY_RANK, ExactSquares, is_by_micro_batch, refuse_factors
+from zerosim.zero.micro_batch_order import ExactSquares, is_by_micro_batch, refuse_factors
 from zerosim.zero.offload import Transfers
 from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
 from zerosim.zero.placements import BucketOptions, Stage, stage_of
@@ -571,11 +571,8 @@ def _check_parts(rank: Rank, model: Model, optimizer: Optimizer) -> None:
 def _check_options(model: Model, bucket_nbytes: Any, prefetch: Any, keep_gathered: Any, seed: Any,
                    **switches: Any) -> frozenset[str]:
     """The units that stay gathered; ValueError for what is no count or switch, and for units that there are not."""
-    if bucket_nbytes is not None and (not is_count(bucket_nbytes) or bucket_nbytes < 1):
-        raise ValueError(f"bucket_nbytes={bucket_nbytes!r} must be a number of bytes, 1 or more; pass None for one "
-                         "collective per unit")
-    if not is_count(prefetch) or prefetch < 0:
-        raise ValueError(f"prefetch={prefetch!r} must be a number of units, 0 or more")
+    require_count("bucket_nbytes", bucket_nbytes, 1, "a number of bytes", none="for one collective per unit")
+    require_count("prefetch", prefetch, 0, "a number of units")
     if not is_count(seed):
         raise ValueError(f"seed={seed!r} must be a whole number")
     for name, switch in switches.items():

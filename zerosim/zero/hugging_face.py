@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.numerics.arrays import spans
-from zerosim.numerics.checks import is_count, is_floating
+from zerosim.numerics.checks import is_floating, require_count
 from zerosim.numerics.files import write_durably
 from zerosim.numerics.rounding import round_to
 from zerosim.numerics.safetensors import BLOCK_NBYTES, DTYPES, StoredTensor, read_header, tensor_nbytes, write_tensors
@@ -112,8 +112,7 @@ def export_weights(checkpoint: str | Path, out: str | Path, *, shard_nbytes: int
     the memory of one tensor. Raises ValueError for what is no whole checkpoint, and for a folder that has weights which
     would lie beside the new ones, or between them after a failure; OSError for what cannot be written.
     """
-    if shard_nbytes is not None and (not is_count(shard_nbytes) or shard_nbytes < 1):
-        raise ValueError(f"shard_nbytes={shard_nbytes!r} must be a number of bytes, 1 or more; pass None for one file")
+    require_count("shard_nbytes", shard_nbytes, 1, "a number of bytes", none="for one file")
     source, place = open_checkpoint(path_of(checkpoint)), path_of(out)
     is_file = place.suffix == SUFFIX and not place.is_dir()
     if is_file and shard_nbytes is not None:

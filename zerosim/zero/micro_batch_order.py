@@ -23,12 +23,11 @@ import numpy as np
 
 from zerosim.numerics.arrays import has_data, spans, to_host
 from zerosim.numerics.checks import FP32, unknown_name
-from zerosim.numerics.policy import AVERAGES, Policy
+from zerosim.numerics.policy import AVERAGES, BY_RANK, REDUCTIONS, Policy
 from zerosim.zero.param_group import ParamGroup
 from zerosim.zero.placements import SHARDED, Stage
-from zerosim.zero.update import Squares, all_gather_scalars
+from zerosim.zero.update import Squares
 
-BY_RANK, BY_MICRO_BATCH = REDUCTIONS = ("rank", "micro_batch")
 OF_THE_CUT = ("ranks", "stage", "layout")  # settings on which bits depend by rank, and do not by micro-batch
 
 
@@ -72,7 +71,7 @@ class ExactSquares(Squares):
     def roots(self, group: ParamGroup, mine: Sequence[Sequence[float]]) -> list[float]:
         """The root of each sum over owners, rounded to float64 once, and its root once more."""
         sent = np.frombuffer(b"".join(to_bytes(int(one)) for row in mine for one in row), np.uint8)
-        table = all_gather_scalars(group, sent).reshape(-1, len(mine[0]), NBYTES)
+        table = group.all_gather_scalars(sent).reshape(-1, len(mine[0]), NBYTES)
         return [root(owner.tobytes() for owner in table[:, index]) for index in range(len(mine[0]))]
 
 

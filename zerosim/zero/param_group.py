@@ -238,6 +238,13 @@ class ParamGroup:
         nothing: np.ndarray = self.rank.kernels.empty(0, self.slot_dtype(self.slots_of(entry)[name]))
         return self.own_slots.get((entry.name, name), nothing)
 
+    def all_gather_scalars(self, mine: np.ndarray) -> np.ndarray:
+        """The values of all ranks, in rank order; nothing is sent where each knows all."""
+        if self.stage.optimizer is not SHARDED:
+            return mine
+        found: np.ndarray = self.rank.all_gather(mine, purpose="control")
+        return found
+
     def all_gather_tensor(self, entry: LayoutEntry, own: np.ndarray) -> np.ndarray:
         """The tensor of which every rank has ``own``, in its shape; a parameter lies in one region."""
         found: np.ndarray = self.rank.all_gather(self.transfers.at(DEVICE, own),

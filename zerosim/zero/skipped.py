@@ -18,7 +18,6 @@ from zerosim.ranks.errors import PACKAGE
 from zerosim.ranks.rank import Rank
 from zerosim.zero.param_group import ParamGroup
 from zerosim.zero.pieces import gradient_of
-from zerosim.zero.placements import SHARDED
 
 NAMED = 4  # parameters at most, of those whose gradients are no numbers
 
@@ -90,8 +89,7 @@ def _not_finite(group: ParamGroup) -> list[str]:
     for piece in group.pieces:
         if not all(kernels.all_finite(x) for x in group.transfers.where_it_rests(gradient_of(group, piece))):
             flags[names.index(piece.entry.name)] = 1
-    if group.stage.optimizer is SHARDED:
-        flags = group.rank.all_gather(flags, purpose="control").reshape(group.rank.size, -1).any(axis=0)
+    flags = group.all_gather_scalars(flags).reshape(-1, len(names)).max(axis=0)
     return [name for name, flag in zip(names, flags, strict=True) if flag]
 
 

@@ -78,7 +78,7 @@ class Squares:
 
     def roots(self, group: ParamGroup, mine: Sequence[Sequence[float]]) -> list[float]:
         """The root of each sum over owners; ``mine`` has a row for each owner whose sums this rank computes."""
-        table = all_gather_scalars(group, np.array(mine, np.float64).reshape(-1)).reshape(-1, len(mine[0]))
+        table = group.all_gather_scalars(np.array(mine, np.float64).reshape(-1)).reshape(-1, len(mine[0]))
         return [_norm_from_squares(column) for column in table.T]
 
 
@@ -185,7 +185,7 @@ def _overflowed(groups: Sequence[ParamGroup]) -> bool:
     mine = not all(rank.kernels.all_finite(x) for gradient in gradients
                    for x in groups[0].transfers.where_it_rests(gradient))
     _note_scan(groups[0], gradients)
-    return bool(all_gather_scalars(groups[0], np.array([mine], np.uint8)).any())
+    return bool(groups[0].all_gather_scalars(np.array([mine], np.uint8)).any())
 
 
 def _gradient_norm(groups: Sequence[ParamGroup], squares: Squares) -> float:
@@ -226,14 +226,6 @@ def _gradients(groups: Sequence[ParamGroup]) -> list[np.ndarray]:
 def _owners(group: ParamGroup) -> Sequence[int]:
     """The ranks whose partial sums this one computes: itself where state is sharded, else all."""
     return [group.rank.index] if group.stage.optimizer is SHARDED else range(group.rank.size)
-
-
-def all_gather_scalars(group: ParamGroup, mine: np.ndarray) -> np.ndarray:
-    """The values of all ranks, in rank order; nothing is sent where each knows all."""
-    if group.stage.optimizer is not SHARDED:
-        return mine
-    found: np.ndarray = group.rank.all_gather(mine, purpose="control")
-    return found
 
 
 def _norm_from_squares(squares: np.ndarray) -> float:

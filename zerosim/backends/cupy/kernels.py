@@ -376,8 +376,7 @@ class CupyKernels(NumpyKernels):
                 self.cast_pack(x, cast)
             np.copyto(out, to_host(cast))
         elif x.dtype == out.dtype:
-            overlap = may_share_memory(x, out) and not is_same_memory(x, out)
-            copy_elements(copied(x) if overlap else x, out)
+            copy_elements(copied(x) if may_share_memory(x, out) and not is_same_memory(x, out) else x, out)
         else:
             check_floating("cast_pack", x=x, out=out)
             self.apply(_copy, [x], out)

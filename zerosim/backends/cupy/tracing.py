@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from zerosim.numerics.arrays import contiguous, may_share_memory, start, words
+from zerosim.numerics.arrays import contiguous, is_same_memory, may_share_memory, start, words
 from zerosim.numerics.formats import FORMATS, Format
 
 # -- The text that all kernels begin with ------------------------------------------------------------------------------
@@ -482,10 +482,7 @@ def row_for(x: Array, out: Array) -> Array:
     """x as one row that may be read while `out` is written by other threads: a copy where x is strided, or shares
     memory with `out` without being the same elements in the same type."""
     row = as_row(x)
-    if not may_share_memory(row, out):
-        return row
-    same = start(row) == start(out) and row.strides == out.strides and row.dtype == out.dtype
-    return row if same else copied(row)
+    return copied(row) if may_share_memory(row, out) and not is_same_memory(row, out) else row
 
 
 def as_row(x: Array) -> Array:

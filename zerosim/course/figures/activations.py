@@ -76,7 +76,7 @@ def activations(data: Activations, style: Style = LIGHT) -> Drawing:
         _policies(policies, data, style)
         ((lines,),) = figure.panels(1, 1, left=1.05, right=0.3, top=height - 4.5, bottom=1.2)
         _lines(lines, data, style)
-        figure.legend(*lines.get_legend_handles_labels(), loc="lower center", ncols=7, columnspacing=1.5)
+        figure.legend(*lines.get_legend_handles_labels(), ncols=7, columnspacing=1.5)
     return Drawing("activations", TITLE, _description(data), style, figure)
 
 
@@ -91,7 +91,7 @@ def _tensors(axes: Axes, data: Activations) -> None:
     axes.set_ylabel("tensor (name)")
     axes.set_xlabel(f"kept by one block ({name_of_unit})")
     axes.set_title(f"One block: {sum(data.tensors.values()) / unit:,.5g} {name_of_unit}; only probabilities grow with "
-                   "L²", loc="left", fontweight="bold", fontsize=12)
+                   "L²")
     _ticks(axes)
 
 
@@ -109,7 +109,7 @@ def _policies(axes: Axes, data: Activations, style: Style) -> None:
     axes.set_xlim(0, 1.42 * max(one.peak_nbytes for one in data.policies) / unit)
     axes.set_ylabel("policy (name)")
     axes.set_xlabel(f"held at most; hatched: only during backward ({name_of_unit})")
-    axes.set_title("The whole model, by what is recomputed", loc="left", fontweight="bold", fontsize=12)
+    axes.set_title("The whole model, by what is recomputed")
     _ticks(axes)
 
 
@@ -132,7 +132,7 @@ def _lines(axes: Axes, data: Activations, style: Style) -> None:
     axes.set_xlabel("L, the length of a sequence (tokens)")
     axes.set_ylabel(f"held at most ({name_of_unit})")
     axes.grid(axis="y")
-    axes.set_title("The whole model, as sequences grow", loc="left", fontweight="bold", fontsize=12)
+    axes.set_title("The whole model, as sequences grow")
 
 
 def _description(data: Activations) -> str:

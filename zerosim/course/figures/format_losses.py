@@ -67,7 +67,7 @@ def format_losses(data: FormatLosses, style: Style = LIGHT) -> Drawing:
         axes.set(xlabel="step of the training (steps)", ylabel=f"loss, mean of {data.window} steps")
         within_limits(axes)
         axes.grid()
-        figure.legend(loc="lower center", ncols=2, handlelength=3.4, columnspacing=2.0)
+        figure.legend(ncols=2, handlelength=3.4)
     return Drawing("format-losses", TITLE, _description(data), style, figure)
 
 

@@ -115,13 +115,10 @@ def latency_wall(data: LatencyWall, style: Style = LIGHT) -> Drawing:
         _lines(worlds, data.by_ranks, ("mostly transfer", "mostly latency"), style)
         log_log(worlds, data.by_ranks.values, [f"{ranks:,}" for ranks in data.by_ranks.values], base=2)
         sizes.set_xlabel("the vector's length (bytes)")
-        sizes.set_title(f"N = {data.ranks}: the wall is at {_bytes(data.by_nbytes.wall)}", loc="left",
-                        fontweight="bold")
+        sizes.set_title(f"N = {data.ranks}: the wall is at {_bytes(data.by_nbytes.wall)}", fontsize=13)
         worlds.set_xlabel("N (ranks)")
-        worlds.set_title(f"{_bytes(data.nbytes)}: the wall is at N = {data.by_ranks.wall:.3g}", loc="left",
-                         fontweight="bold")
-        figure.legend(*sizes.get_legend_handles_labels(), loc="lower center", ncols=4, columnspacing=2.0,
-                      bbox_to_anchor=(0.5, 0.35 / height))
+        worlds.set_title(f"{_bytes(data.nbytes)}: the wall is at N = {data.by_ranks.wall:.3g}", fontsize=13)
+        figure.legend(*sizes.get_legend_handles_labels(), ncols=4, bbox_to_anchor=(0.5, 0.35 / height))
         figure.text(0.5, 0.24 / height, "In this model the ring never wins against halving and doubling. In practice "
                     "it does, by pipelines and shared links, which the model lacks.", ha="center", va="center",
                     color=style.muted, fontsize=11)

@@ -76,8 +76,7 @@ def _panel(axes: Axes, data: Liveness, stage: int, top: float, style: Style) -> 
     within_limits(axes)
     axes.grid(axis="y")
     axes.set_ylabel("gradients held\n(bytes per parameter)")
-    axes.set_title(f"Stage {stage}: at most {max(totals):.3g}, {totals[-1]:.3g} at the end", loc="left",
-                   fontweight="bold", fontsize=12)
+    axes.set_title(f"Stage {stage}: at most {max(totals):.3g}, {totals[-1]:.3g} at the end")
 
 
 def _description(data: Liveness) -> str:

@@ -56,7 +56,7 @@ def loss_scale(data: LossScaleData, style: Style = LIGHT) -> Drawing:
             _panel(axes, data, place)
         panels[-1].set_xlabel("step of the training (steps)")
         lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
-        figure.legend([lines[name] for name in _labels()], _labels(), loc="lower center", ncols=4, columnspacing=1.8)
+        figure.legend([lines[name] for name in _labels()], _labels(), ncols=4, columnspacing=1.8)
     return Drawing("loss-scale", TITLE, _description(data), style, figure)
 
 
@@ -80,7 +80,7 @@ def _panel(axes: Axes, data: LossScaleData, place: int) -> None:
     within_limits(axes)
     axes.grid()
     axes.set_ylabel("loss scale S")
-    axes.set_title(_heading(data, place), loc="left", fontweight="bold", fontsize=12)
+    axes.set_title(_heading(data, place))
 
 
 def _heading(data: LossScaleData, place: int) -> str:

@@ -63,9 +63,8 @@ def lost_updates(data: LostUpdatesData, style: Style = LIGHT) -> Drawing:
             "left": 1.05 / width, "right": 1 - 0.3 / width, "top": 0.745, "bottom": 0.235, "wspace": 0.26})[0]
         for axes, run in zip(panels, data.runs, strict=True):
             _panel(axes, data, run)
-            axes.set_title(f"δ = {run.update:g}, {run.steps:,} times", loc="left", fontweight="bold", fontsize=13)
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="lower center", ncols=3, handlelength=3.2,
-                      columnspacing=2.0)
+            axes.set_title(f"δ = {run.update:g}, {run.steps:,} times", fontsize=13)
+        figure.legend(*panels[0].get_legend_handles_labels(), ncols=3, handlelength=3.2)
         figure.text(0.2 / width, 0.945, TITLE, va="center", fontsize=17, fontweight="bold")
         figure.text(0.2 / width, 0.875, "A 16-bit weight stands still, or moves by whole gaps. A master in fp32 "
                     "remembers what its 16-bit copy cannot show yet.", va="center", color=style.muted)

@@ -76,7 +76,7 @@ def memory(data: MemoryData, style: Style = LIGHT) -> Drawing:
         for axes, ranks in zip(panels, data.worlds, strict=True):
             _panel(axes, data, ranks, style)
         panels[0].set_ylabel("held by one rank (bytes per parameter)")
-        figure.legend(*_legend(data, style), loc="lower center", ncols=4, bbox_to_anchor=(0.5, 0.0), columnspacing=1.6)
+        figure.legend(*_legend(data, style), ncols=4, columnspacing=1.6)
     return Drawing("memory", TITLE, _description(data), style, figure)
 
 
@@ -93,7 +93,7 @@ def _panel(axes: Axes, data: MemoryData, ranks: int, style: Style) -> None:
         axes.plot(place - BAR_OFFSET - 0.26, float(step.formula_nbytes), color=style.ink, **MARKER)
         axes.text(place, -0.085, f"stage {step.stage}\n{step.formula}", transform=axes.get_xaxis_transform(),
                   ha="center", va="top", linespacing=1.4)
-    axes.set_title(f"N = {counted(ranks, 'rank')}", fontweight="bold")
+    axes.set_title(f"N = {counted(ranks, 'rank')}", loc="center", fontsize=13)
     axes.set_ylim(0, 1.08 * max(sum(data.peak(step).values()) for step in data.steps))
     axes.set_xlim(-0.62, len(steps) - 0.4)
     axes.grid(axis="y")

@@ -83,11 +83,11 @@ def memory_scaling(data: MemoryScaling, style: Style = LIGHT) -> Drawing:
             _lines(axes, panel, style)
         _grouped(panels[2], data.panels[2], style)
         for axes, panel in zip(panels, data.panels, strict=True):
-            axes.set_title(panel.fixed, fontweight="bold", loc="left")
+            axes.set_title(panel.fixed, fontsize=13)
             axes.set_xlabel(panel.what)
             axes.set_ylabel("held at rest by one rank (GB)")
             axes.grid(axis="y")
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="lower center", ncols=4, columnspacing=2.0)
+        figure.legend(*panels[0].get_legend_handles_labels(), ncols=4)
     return Drawing("memory-scaling", TITLE, _description(data), style, figure)
 
 

@@ -152,8 +152,7 @@ def _streams(axes: Axes, title: str, way: ReplayedRank, why: str, style: Style) 
     axes.set_yticks(list(LANES.values()), list(LANES))
     axes.tick_params(axis="y", length=0)
     axes.set_title(f"{title}: {way.step_microseconds:.0f} µs, of which waiting {way.exposed_microseconds:.0f} µs; "
-                   f"at most {way.peak_nbytes / 1e6:.2f} MB held" + (why and f"\n{why}"), loc="left", fontsize=12,
-                   fontweight="bold")
+                   f"at most {way.peak_nbytes / 1e6:.2f} MB held" + (why and f"\n{why}"))
 
 
 def _held(axes: Axes, way: ReplayedRank, kinds: Sequence[str], style: Style) -> None:

@@ -59,7 +59,7 @@ def traffic(data: Traffic, style: Style = LIGHT) -> Drawing:
         axes.grid(axis="y")
         axes.set_xlabel("N (ranks)")
         axes.set_ylabel("sent by one rank in a step\n(bytes per parameter)")
-        figure.legend(loc="lower center", ncols=4, columnspacing=2.0)
+        figure.legend(ncols=4)
     return Drawing("traffic", TITLE, _description(data), style, figure)
 
 
