@@ -49,10 +49,10 @@ def assert_same(world: World, program, *args, kind=zs.Cluster, found=None, **opt
 
 
 def formats(world: World) -> list[str]:
-    """All of them; on doubles some that stand for 32, 16 and 8 bits."""
-    few = dict(zip(DOUBLES, (["fp32", "bf16"], ["bf16", "fp8_e5m2"], ["fp8_e4m3"], ["fp32"], ["bf16"],
-                              ["fp8_e5m2"]),
-                   strict=True))
+    """All of them; on doubles, and on some of MPI's worlds, such as stand for 64, 32, 16 and 8 bits."""
+    few = dict(zip((*DOUBLES, MPI[0], MPI[1], MPI[3]), (
+        ["fp32", "bf16"], ["bf16", "fp8_e5m2"], ["fp8_e4m3"], ["fp32"], ["bf16"], ["fp8_e5m2"],
+        ["fp32", "bf16"], ["fp64", "bf16", "fp8_e4m3"], ["fp16", "bf16", "fp8_e5m2"]), strict=True))
     return chosen(few.get(world, FLOATS), FLOATS)
 
 

@@ -160,11 +160,6 @@ def test_bytes_of_steps_and_hops_are_those_of_the_closed_forms_for_any_number_of
         assert len({lesson.sample_of(rank, step) for rank in range(16)}) == 16
 
 
-def test_what_is_gathered_again_for_recomputation_is_sent_again():
-    for recompute, sent in (("segment(2)", [16, 12]), ("none", [12, 12]), ("block", [12, 12])):
-        assert replay(replace(PUBLISHED, recompute=recompute), 3).steps[0].sent_nbytes == sent, recompute
-
-
 def test_an_overflowing_example_is_skipped_and_says_so():
     found = lesson.replays(OVERFLOWS, [2])
     data = json.loads(json.dumps(found.as_json(), allow_nan=False))["stages"]["2"]["steps"][0]

@@ -5,6 +5,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 
 import matplotlib as mpl
 import numpy as np
@@ -36,6 +37,9 @@ def drawing(name, style=LIGHT):
     return FIGURES[name].draw(seen.data_of(name), style)
 
 
+drawn_once = cache(drawing)  # for who looks at it alone
+
+
 # The dark figures are the light ones in other colors, as the next test says; the ring's colors too are compared.
 @pytest.mark.parametrize(("name", "style"), [
     *((name, LIGHT) for name in FIGURES), *((name, DARK) for name in chosen(["ring", "mixed-precision"], FIGURES))],
@@ -54,7 +58,7 @@ def test_the_committed_figures_are_drawn_from_what_the_package_does_now_whatever
 
 @EVERY
 def test_a_committed_figure_says_in_words_what_it_shows_and_is_the_same_in_the_dark(name):
-    light, dark, drawn = committed(name, LIGHT), committed(name, DARK), drawing(name)
+    light, dark, drawn = committed(name, LIGHT), committed(name, DARK), drawn_once(name)
     for text in (light, dark):
         root = ET.fromstring(text)
         title, description = root.find(f"{SVG}title"), root.find(f"{SVG}desc")
@@ -72,7 +76,7 @@ def test_a_committed_figure_says_in_words_what_it_shows_and_is_the_same_in_the_d
 
 @EVERY
 def test_every_axis_has_a_unit_no_text_is_small_and_no_words_lie_on_others_or_leave_the_page(name):
-    drawn = drawing(name)
+    drawn = drawn_once(name)
     seen.assert_readable(drawn)
     assert seen.repeated_in_a_legend(drawn) == []
     assert drawn.figure.get_figwidth() <= 15
