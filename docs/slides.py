@@ -1,7 +1,7 @@
 """Makes slides of each lecture of ``docs/lectures.md``, in reveal.js through nbconvert: pictures inside, answers apart.
 
-Usage: ``python docs/slides.py FOLDER``. The pages load reveal.js from the network; ``--reveal URL`` names another
-place.
+Usage: ``python docs/slides.py FOLDER``. The pages load reveal.js, and require.js for it, from the network; ``--reveal
+URL`` and ``--require URL`` name other places, as folders beside the pages, of a lecture hall without a network.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def slides(lecture: Lecture) -> nbformat.NotebookNode:
     for part in lecture.parts:
         cells += [cell("slide", f"## {part.title}\n\n{with_pictures(part.shown)}"),
                   cell("fragment", f"**{part.answer}**"), cell("notes", f"{part.minutes} minutes")]
-    return v4.new_notebook(cells=cells)
+    return v4.new_notebook(cells=cells, metadata={"title": lecture.title})
 
 
 def main() -> None:
@@ -89,9 +89,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Slides of docs/lectures.md, through nbconvert.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--reveal", help="where reveal.js lies, if not where nbconvert says")
+    parser.add_argument("--require", help="the address of require.js, if not where nbconvert says")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
-    options = {"reveal_url_prefix": asked.reveal} if asked.reveal else {}
+    named = {"reveal_url_prefix": asked.reveal, "require_js_url": asked.require}
+    options = {name: place for name, place in named.items() if place}
     exporter = SlidesExporter(reveal_number="c/t", **options)
     for number, lecture in enumerate(lectures((DOCS / "lectures.md").read_text(encoding="utf-8")), 1):
         page, _ = exporter.from_notebook_node(slides(lecture))

@@ -40,6 +40,7 @@ def test_a_part_is_a_slide_with_its_question_and_then_the_answer():
     assert "> " not in first.source
     assert answer.source.startswith("**At 1.0. Below 1 the numbers")
     assert minutes.source == "20 minutes"
+    assert found.metadata["title"] == "Lecture 1: Numbers and rings"  # of the page
 
 
 @pytest.mark.parametrize("missing", ["**Ask:** why?", "> Because."])

@@ -1,15 +1,13 @@
 """A plan as a table of plain text: its columns, and the lines around them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from textwrap import fill
 from typing import Any
 
-from zerosim.models.units import ALL, TILED, Recompute
 from zerosim.numerics.places import DISK, HOST
 from zerosim.numerics.units import counted, gigabytes, seconds_text
 from zerosim.planning.explanation import options_text
-from zerosim.planning.plan import Plan, PlanConfig
+from zerosim.planning.plan import Plan, PlanConfig, fused_policy
 
 # Of each column the field of a row, and the text of its value.
 COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
@@ -42,8 +40,8 @@ def cells(found: Plan, names: Iterable[str] = COLUMNS) -> list[list[str]]:
 
 def policy_label(policy: str) -> str:
     """A policy in a row of a table: ``block``, or ``block unfused``; attention is fused unless that is said."""
-    parsed = Recompute.parse(policy)
-    return str(replace(parsed, inside=ALL) if parsed.inside == TILED else parsed) + " unfused" * (parsed.inside == ALL)
+    named, unfused = fused_policy(policy)
+    return named + " unfused" * unfused
 
 
 def links_text(config: PlanConfig) -> str:

@@ -271,16 +271,21 @@ def _misses(row: PlanRow) -> str:
                            " and ".join(f"{nbytes} of the {place}" for place, nbytes in by.items()))
 
 
+def fused_policy(policy: str) -> tuple[str, bool]:
+    """A policy's name where attention is taken to be fused, as "tiled" has it; and True where it is not."""
+    parsed = Recompute.parse(policy)
+    return str(replace(parsed, inside=ALL) if parsed.inside == TILED else parsed), parsed.inside == ALL
+
+
 def recomputation_text(policy: str) -> str:
-    """A policy in words; attention is taken to be fused, as "tiled" has it, unless it is said not to be.
+    """A policy in words; attention is taken to be fused unless it is said not to be.
 
     >>> [recomputation_text(policy) for policy in ("tiled", "block+tiled", "block")]
     ['without recomputation', 'with block recomputation', 'with block recomputation, attention unfused']
     """
-    parsed = Recompute.parse(policy)
-    named = str(replace(parsed, inside=ALL) if parsed.inside == TILED else parsed)
+    named, unfused = fused_policy(policy)
     how = "without recomputation" if named == "none" else f"with {named} recomputation"
-    return how + ", attention unfused" * (parsed.inside == ALL)
+    return how + ", attention unfused" * unfused
 
 
 # -- the configuration, which computes them ---------------------------------------------------------------------------

@@ -3,20 +3,19 @@
 Legend: N ranks; a vector is what one rank contributes, n bytes of it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from zerosim.course.published import activations as activations_published
 from zerosim.numerics.checks import LINEAR_LAYERS
 from zerosim.numerics.formats import format_of
 from zerosim.planning import activations, closed_forms, collectives, hardware
-from zerosim.planning.activations import Block
+from zerosim.planning.activations import Block, refuse_unless_plain
 from zerosim.planning.closed_forms import STAGES, Job
 from zerosim.planning.collectives import Sent, sent
 from zerosim.planning.conventions import Convention, convention_of, estimate_nbytes, states_nbytes
 from zerosim.planning.cost import BUS_FACTORS, algorithm_bytes_per_second, bus_bytes_per_second, cost
-from zerosim.planning.cuts import ceil_cut
+from zerosim.planning.cuts import ceil_cut, checked_count
 from zerosim.planning.flops import (
     SELECTIVE_AS_PUBLISHED,
     eight_n,
@@ -127,16 +126,15 @@ def largest_in_blocks(**block: Any) -> float:
 
 def selective_saving(**block: Any) -> float:
     """Per cent of what a layer keeps that selective recomputation spares."""
-    none, selective = (activations_published.layer_nbytes(Block(**block), recompute=name)
-                       for name in ("none", "selective"))
+    none, selective = (layer_nbytes(Block(**block), recompute=name) for name in ("none", "selective"))
     return 100 * (1 - selective / none)
 
 
 def layer(tensor_parallel: int, sequence_parallel: bool, recompute: str, **block: Any) -> float:
     """Bytes that a layer keeps by the literature's count, in sbh."""
-    found = activations_published.layer_nbytes(Block(**block), tensor_parallel=tensor_parallel,
-                                               sequence_parallel=sequence_parallel, recompute=recompute)
-    return found / Block(**block).stream
+    sizes = Block(**block)
+    return layer_nbytes(sizes, tensor_parallel=tensor_parallel, sequence_parallel=sequence_parallel,
+                        recompute=recompute) / sizes.stream
 
 
 def days(model: str, tokens: int, devices: int, achieved: float) -> float:
@@ -233,6 +231,78 @@ def gigabytes_per_second(bytes_per_second: float | None) -> float | None:
     return None if bytes_per_second is None else bytes_per_second / 1e9
 
 
+# -- the literature's count of activations, sbh(34 + 5as/h) bytes a block, under its policies and parallelisms ---------
+# s tokens of a sequence (L), b sequences (B), h channels (d), a heads (H), t ranks of tensor parallelism, as published.
+# Bytes are those of 16-bit training; masks of dropout take one byte an element.
+# Source: Korthikanti et al. 2022, "Reducing activation recomputation" (arXiv:2205.05198), sections 4 and 5.
+
+# Bytes of each tensor, as multiples of sbh, section 4.1: those that tensor parallelism leaves whole on each of t ranks,
+# and those that it cuts.
+WHOLE: Mapping[str, int] = {
+    "LayerNorm 1 input": 2, "QKV input": 2, "attention mask": 1, "LayerNorm 2 input": 2, "up input": 2,
+    "feed-forward mask": 1,
+}
+CUT: Mapping[str, int] = {"Q and K": 4, "V": 2, "projection input": 2, "pre-GELU": 8, "post-GELU": 8}
+# The same as multiples of as²b, which selective recomputation drops, and tensor parallelism cuts too.
+SQUARE: Mapping[str, int] = {"softmax output": 2, "probabilities' mask": 1, "dropped probabilities": 2}
+RECOMPUTED = ("none", "selective", "full")
+
+
+def layer_nbytes(block: Block, *, tensor_parallel: int = 1, sequence_parallel: bool = False,
+                 recompute: str = "none") -> int:
+    """Bytes that one block keeps on each of t ranks: a row of the published table, sbh(34 + 5as/h) on one.
+
+    >>> block = Block(batch=1, tokens=2048, channels=12288, heads=96)
+    >>> sbh = block.stream
+    >>> layer_nbytes(block, tensor_parallel=8, sequence_parallel=True, recompute="selective") == sbh * 34 // 8
+    True
+
+    Tensor parallelism cuts all but 10 sbh, sequence parallelism those too; selective recomputation drops 5as²b; full
+    recomputation keeps the 2 sbh of the input, on every rank. The project's own layers keep less: no outputs of
+    LayerNorms (4 sbh), no dropout masks of one byte an element (2 sbh and as²b), and the softmax's output once.
+    Raises ValueError for ranks that do not divide the heads, sequence parallelism of a single rank, another
+    recomputation than none, selective and full, elements that do not have 2 bytes, and a block that is not plain, for
+    which the count was made. Source: Korthikanti et al. 2022, table 2.
+    """
+    refuse_unless_plain(block, "the count sbh(34 + 5as/h)", "take planning.activations, which counts any block")
+    if block.itemsize != 2:
+        raise ValueError(f"the count sbh(34 + 5as/h) is in bytes of 16-bit training, and the block has elements of "
+                         f"{block.itemsize} bytes; give it itemsize=2, or take planning.activations")
+    t = checked_count("tensor_parallel", tensor_parallel, 1)
+    if block.heads % t:
+        raise ValueError(f"tensor parallelism of {t} ranks was asked for {block.heads} heads; take ranks that divide "
+                         "them")
+    if sequence_parallel and t == 1:
+        raise ValueError("sequence parallelism cuts what tensor parallelism leaves whole, and there is one rank; take "
+                         "tensor_parallel=2 or more")
+    if recompute not in RECOMPUTED:
+        raise ValueError(f"recompute={recompute!r} is not in the published table; it has {', '.join(RECOMPUTED)}; for "
+                         "the other policies take planning.activations")
+    if recompute == "full":
+        return WHOLE["LayerNorm 1 input"] * block.stream
+    whole, cut = sum(WHOLE.values()) * block.stream, sum(CUT.values()) * block.stream
+    square = sum(SQUARE.values()) * block.square if recompute == "none" else 0
+    return (whole + cut + square) // t if sequence_parallel else whole + (cut + square) // t
+
+
+def zero_nbytes(block: Block) -> int:
+    """Bytes of one block as ZeRO's paper estimates them: 12·BLd elements, attention's square left out.
+
+    Source: Rajbhandari et al. 2020 (ZeRO), section 3.2, footnote.
+    """
+    return 12 * block.stream * block.itemsize
+
+
+def zero_infinity_nbytes(block: Block) -> int:
+    """Bytes of one block as ZeRO-Infinity's table counts them: 16·BLd + 2·BHL² elements.
+
+    Source: Rajbhandari et al. 2021 (ZeRO-Infinity, arXiv:2104.07857), section 3 and figure 2a.
+    """
+    return (16 * block.stream + 2 * block.square) * block.itemsize
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
 QUANTITIES: dict[str, Callable[..., Any]] = {
     **derived(states, bytes_per_parameter, vectors, kept), "states of blocks": states_of_blocks, "estimate": estimate,
     "estimate of a preset": estimate, "kind of a preset": kinds_of_preset,
@@ -256,9 +326,8 @@ QUANTITIES: dict[str, Callable[..., Any]] = {
     "scores": lambda **block: matmuls(Block(**block))["scores"] / 1e9,
     "5as/h": lambda **block: 5 * Block(**block).square / Block(**block).stream,
     "selective saving": selective_saving, "layer": layer,
-    "zero": lambda blocks, **block: blocks * activations_published.zero_nbytes(Block(**block)) / 1e9,
-    "zero-infinity": lambda blocks, unit, **block:
-        blocks * activations_published.zero_infinity_nbytes(Block(**block)) / UNITS[unit],
+    "zero": lambda blocks, **block: blocks * zero_nbytes(Block(**block)) / 1e9,
+    "zero-infinity": lambda blocks, unit, **block: blocks * zero_infinity_nbytes(Block(**block)) / UNITS[unit],
     "checkpoints": lambda blocks, **block: blocks * 2 * Block(**block).stream / UNITS["TiB"],
     "overhead": lambda which: sum(getattr(OVERHEADS[name], f"{which}_nbytes") for name in TEXTS_OVERHEADS) / 1e9,
     "6PD": lambda tokens, model="", parameters=0:

@@ -20,6 +20,15 @@ __all__ = ["Page", "Score", "check", "grading", "hint", "hole", "list", "names",
            "statement", "stub"]
 
 
+SOLUTION_HEAD = """\
+from __future__ import annotations  # so that Rank and Array need no import
+
+import numpy as np
+
+
+"""
+
+
 def names() -> builtins.list[str]:
     """The puzzles' names, in the order in which one does them."""
     return builtins.list(PUZZLES)
@@ -66,11 +75,11 @@ def check(name: str, answer: Answer) -> Score:
 
 
 def solution(name: str) -> Page:
-    """The text of a solution. Raises ValueError for a name that there is not."""
+    """The text of a solution, a file that passes. Raises ValueError for a name that there is not."""
     puzzle_named(name)
     from zerosim.course.puzzles.solutions import SOLUTIONS  # kept apart: nobody should meet it by accident
 
-    return Page(inspect.getsource(SOLUTIONS[name]))
+    return Page(f"{SOLUTION_HEAD}{inspect.getsource(SOLUTIONS[name])}")
 
 
 def puzzle_named(name: str) -> Puzzle:
