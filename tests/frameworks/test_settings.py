@@ -340,15 +340,17 @@ def test_an_argument_of_fully_shard_changes_the_arguments_that_it_names_and_no_o
     ({"reshard_after_forward": 3, "mesh": (8,)}, "reshard_after_forward=3 must divide the ranks"),
     ({"reshard_after_forward": "yes"}, "reshard_after_forward='yes' must be True, False, None or a number of ranks"),
     ({"mesh": (2, 2, 2)}, "mesh=(2, 2, 2) must be a mesh's shape"),
-    ({"offload_policy": True}, 'offload_policy=True must be a CPUOffloadPolicy, or "cpu"'),
+    ({"offload_policy": True}, 'offload_policy=True must be a CPUOffloadPolicy, as CPUOffloadPolicy(), or "cpu"'),
     ({"mp_policy": {"param_dtype": "float8_e4m3fn"}}, "mp_policy.param_dtype='float8_e4m3fn' must be one of fp32"),
     ({"mp_policy": {"param_dtyp": "bf16"}}, "mp_policy.param_dtyp='bf16' is no key that is known; did you mean"),
     ({"mp_policy": {"param_dtype": "bf16", "cast_forward_inputs": False}}, "mp_policy.cast_forward_inputs=False"),
     ({"root_units": "head"}, "root_units='head' must be names of units, as (\"embed\", \"head\")"),
     ({"sharding_strategy": []}, "sharding_strategy=[] is no sharding strategy"),
-    ({"mp_policy": 3}, "mp_policy=3 must be an object with keys and values"),
-    ({"mp_policy": type("MixedPrecisionPolicy", (), {})}, "mp_policy=MixedPrecisionPolicy is a class; make one of it, "
-     "as MixedPrecisionPolicy(param_dtype=torch.bfloat16)$"),
+    ({"mp_policy": 3}, "this configuration of FSDP cannot be taken over as it is; change or leave out\n  mp_policy=3 "
+     "has no fields; write MixedPrecisionPolicy(param_dtype=torch.bfloat16), or {\"param_dtype\": \"bf16\"}$"),
+    ({"mp_policy": type("MixedPrecisionPolicy", (), {})}, "out\n  mp_policy=MixedPrecisionPolicy is a class; write "
+     "MixedPrecisionPolicy(param_dtype=torch.bfloat16), or {\"param_dtype\": \"bf16\"}$"),
+    ({"offload_policy": type("CPUOffloadPolicy", (), {})}, "a CPUOffloadPolicy, as CPUOffloadPolicy(), or \"cpu\""),
     ({"sharding_strategy": "FULL"}, "sharding_strategy='FULL' is no sharding strategy; choose one of FULL_SHARD"),
     ({"sharding_strategy": "HYBRID_SHARD"}, "sharding_strategy='HYBRID_SHARD' needs to know the nodes"),
     ({"sharding_strategy": "FULL_SHARD", "mesh": (2, 4)}, "goes with a mesh of 1 dimension, found mesh=(2, 4)"),

@@ -215,6 +215,9 @@ def test_a_tracked_array_that_outlives_its_forward_and_an_initializer_of_nothing
     assert_refused(lambda: left[0] + 1, literally("after the forward in which it was made"))
     assert_refused(lambda: replace(unit, initializers={"b": None}), literally(
         "AutodiffUnit('unit') was given initializers for b; its parameters are w"))
+    for wrong in ({"parameters": ["w"]}, {"function": 3}):
+        assert_refused(lambda wrong=wrong: replace(unit, **wrong), literally(
+            "AutodiffUnit('unit') takes shapes by name and a function of w and x, found"))
     for shape in (3, (3.0,), (-1, 2), "ab", [3]):
         assert_refused(lambda shape=shape: replace(unit, parameters={"c": shape}), literally(
             f"AutodiffUnit('unit') was given {shape!r} for the shape of c; a shape is a tuple of lengths, as (3,) or"))

@@ -76,7 +76,7 @@ def from_fsdp(*, mesh: Any = None, reshard_after_forward: bool | int | None = No
     given.close(NO_EFFECT, NO_EQUIVALENT)
     policy = _policy(mp_policy, strategy, findings)
     smaller, zeropp = _resharded_to(reshard, shape, findings)
-    findings.raise_refusals("FSDP's settings")
+    findings.raise_refusals("this configuration of FSDP")
     settings = FrameworkSettings("FSDP", 0, policy, math.prod(shape) if shape else None, offload=offload)
     if strategy == "NO_SHARD":
         return findings.noted(settings)
@@ -124,17 +124,18 @@ def _offload(asked: Any) -> Offload:
     if name in (None, "OffloadPolicy"):
         return NOTHING
     if name not in ("cpu", "CPUOffloadPolicy"):
-        raise ValueError("must be a CPUOffloadPolicy, or \"cpu\"")
+        raise ValueError("must be a CPUOffloadPolicy, as CPUOffloadPolicy(), or \"cpu\"")
     return offload_of(HOST)
 
 
 def _policy(asked: Any, strategy: str | None, findings: Findings) -> Policy:
     """The formats, and the rule of the mean: NCCL's for fp32 and bf16, a split one for fp16 and in FSDP1."""
-    if isinstance(asked, type):
-        findings.refuse(f"mp_policy={asked.__name__} is a class; make one of it, as {asked.__name__}("
-                        "param_dtype=torch.bfloat16)")
-        asked = None
-    fields = asked if asked is None or isinstance(asked, Mapping) else getattr(asked, "__dict__", asked)
+    fields = asked if asked is None or isinstance(asked, Mapping) else getattr(asked, "__dict__", None)
+    if isinstance(asked, type) or (fields is None and asked is not None):
+        what = f"{asked.__name__} is a class" if isinstance(asked, type) else f"{asked!r} has no fields"
+        findings.refuse(f"mp_policy={what}; write MixedPrecisionPolicy(param_dtype=torch.bfloat16), or "
+                        "{\"param_dtype\": \"bf16\"}")
+        fields = None
     given = Section(fields, "mp_policy", findings)
     compute, reduce, output = (given.take(name, None, format_or_none)
                                for name in ("param_dtype", "reduce_dtype", "output_dtype"))

@@ -783,8 +783,11 @@ class AutodiffUnit(Unit):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a shape that is none, and for an initializer of no parameter."""
-        shapes: Mapping[str, Any] = self.parameters
+        """Raises ValueError for what is no function or no shape, and for an initializer of no parameter."""
+        shapes: Any = self.parameters
+        if not isinstance(shapes, Mapping) or not callable(self.function):
+            raise ValueError(f"AutodiffUnit({self.name!r}) takes shapes by name and a function of w and x, found "
+                             f"{shapes!r} and {self.function!r}; write AutodiffUnit('unit', {{'w': (3, 4)}}, function)")
         for local, shape in shapes.items():
             if not isinstance(shape, tuple) or not all(is_count(length) and length >= 0 for length in shape):
                 raise ValueError(f"AutodiffUnit({self.name!r}) was given {shape!r} for the shape of {local}; a shape "
