@@ -4,19 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from tests.numerics.oracle import (
-    LOW,
-    ROWS,
-    Row,
-    awkward_floats,
-    by_low,
-    by_row,
-    cast,
-    every_code,
-    magnitudes,
-    rounded,
-    same,
-)
+from tests.numerics.oracle import ROWS, Row, awkward_floats, by_low, by_row, cast, every_code, magnitudes, rounded, same
 from tests.numerics.oracle import values as values_of
 from zerosim import round_to, spacing
 from zerosim.numerics import kernels, rounding
@@ -96,16 +84,16 @@ def test_any_type_is_cast_to_any_format_with_one_rounding(dtype: np.dtype) -> No
     for row in ROWS:
         expected = [rounded(float(one), row) for one in cast(x, np.float64)]
         assert same(cast(packed(x, row.dtype), np.float64), np.array(expected))
-    for source in (row for row in LOW if row.dtype == dtype):
+    for source in (row for row in ROWS[1:] if row.dtype == dtype):
         codes = every_code(source)
-        assert all(same(packed(codes, row.dtype), cast(cast(codes, np.float32), row.dtype)) for row in LOW)
+        assert all(same(packed(codes, row.dtype), cast(cast(codes, np.float32), row.dtype)) for row in ROWS[1:])
 
 
 def test_the_container_is_float64_for_float64_and_float32_for_all_else() -> None:
     assert round_to(0.1, "fp16").dtype == np.float64
     assert round_to(np.float32(0.1), "fp16").dtype == np.float32
     assert round_to(np.float32(0.1), "fp16").shape == ()
-    for row in LOW:
+    for row in ROWS[1:]:
         x = np.array([0.1, -2.5], row.dtype)
         assert same(round_to(x, "fp32"), x.astype(np.float32))
 

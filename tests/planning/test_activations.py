@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
-from zerosim.course.published import activations as published
+from zerosim.course.published import quantities as published
 from zerosim.planning import PRESETS, Block, Transformer, activations, flops, model_of
 
 EXAMPLE = activations.EXAMPLE  # d = 4096, H = 32, L = 2048, B = 4, in 16 bit

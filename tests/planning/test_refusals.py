@@ -10,17 +10,7 @@ import numpy as np
 
 import zerosim as zs
 from tests.planning.configurations import GPT2, LLAMA2, OPT, OWN_DEVICE, OWN_LINK, T5
-from tests.planning.recorded_runs import (
-    EVEN,
-    FAST,
-    MACHINE,
-    device,
-    program_of,
-    recorded,
-    step,
-    traces,
-    traces_of,
-)
+from tests.planning.recorded_runs import EVEN, FAST, MACHINE, device, program_of, recorded, step, traces, traces_of
 from tests.support import assert_refused, literally
 from zerosim.course.published import published, quantities
 from zerosim.planning import (

@@ -32,18 +32,7 @@ from tests.planning.recorded_runs import (
     traces_of,
 )
 from tests.ranks import asking
-from zerosim.planning import (
-    Machine,
-    Network,
-    SlowLink,
-    SlowRank,
-    ceil_cut,
-    cost,
-    record,
-    replay,
-    streams,
-    timeline,
-)
+from zerosim.planning import Machine, Network, SlowLink, SlowRank, ceil_cut, cost, record, replay, streams, timeline
 from zerosim.planning import recording as recordings
 
 TO_HOST, *_ = recordings.DIRECTIONS

@@ -15,9 +15,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import zerosim as zs
-from tests.zero.training import ADAM, MODELS, batches, bits, flat_state
+from tests.zero.training import ADAM, ODD, batches, bits, flat_state
 
-RANKS, MODEL = 3, MODELS["odd"]()
+RANKS, MODEL = 3, ODD
 DATA = batches(MODEL, RANKS, 1, 7)
 
 

@@ -23,7 +23,7 @@ import zerosim as zs
 from tests.cases import chosen, covering
 from tests.support import assert_refused, fresh
 from tests.zero.drawn import ON_DISK, drawn, made
-from tests.zero.training import ADAM, BF16, HUGE, MODELS, SGD, alone, batches, bits, finish, flat_state
+from tests.zero.training import ADAM, BF16, HUGE, MODELS, ODD, SGD, alone, batches, bits, finish, flat_state
 from zerosim.numerics import loss_scale
 from zerosim.zero import CheckpointError
 
@@ -89,7 +89,7 @@ def cases():
         yield model, data, case["k"], {key: options[key] for key in (
             "optimizer", "layout", "clip_norm", "seed", "groups", "policy", "gather", "mesh")} | run | {"stage": stage}
     for stage, scaler in enumerate(SCALERS):
-        model = MODELS["odd"]()
+        model = ODD
         data = batches(model, 3, 2, 6)
         data[1][stage][1] = HUGE
         yield model, data, 2, {"optimizer": ADAM, "stage": stage, "policy": zs.Policy("fp16", loss_scale=scaler)}
@@ -199,16 +199,16 @@ def test_no_rank_holds_or_sends_more_than_a_block_and_names_for_a_checkpoint(tmp
 
 def test_state_dict_is_what_this_rank_owns_as_views():
     def program(rank):
-        engine = zs.Engine(rank, MODELS["odd"](), ADAM, stage=1)
+        engine = zs.Engine(rank, ODD, ADAM, stage=1)
         return {name: array.size for name, array in engine.state_dict().items()}
 
     found = zs.Cluster(3).run(program)
-    for name, shape in MODELS["odd"]().shapes.items():
+    for name, shape in ODD.shapes.items():
         for kind in ("master", "optimizer.m", "optimizer.v"):
             assert sum(of_rank.get(f"{kind}/{name}", 0) for of_rank in found) == math.prod(shape)
 
     def changed(rank):
-        engine = zs.Engine(rank, MODELS["odd"](), ADAM)
+        engine = zs.Engine(rank, ODD, ADAM)
         engine.state_dict()["master/layer0.weight"][...] = 5
         return engine.state("layer0.weight")["parameter"]
 
@@ -218,7 +218,6 @@ def test_state_dict_is_what_this_rank_owns_as_views():
 # -- harm -------------------------------------------------------------------------------------------------------------
 
 
-ODD = MODELS["odd"]()
 
 
 def program(rank, action, arguments=(), steps=1, **options):

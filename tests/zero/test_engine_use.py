@@ -14,7 +14,7 @@ import zerosim as zs
 from tests.cases import covering
 from tests.support import assert_refused
 from tests.zero.optimizers import Plain
-from tests.zero.training import ADAM, BF16, MODELS, SGD, alone, batches, bits, finish, flat_state, outcome, run
+from tests.zero.training import ADAM, BF16, MODELS, ODD, SGD, alone, batches, bits, finish, flat_state, outcome, run
 from tests.zero.units import tied
 from zerosim.models import GPT, MLP
 from zerosim.numerics import kernels
@@ -109,9 +109,22 @@ def test_beside_a_backward_that_is_said_to_be_the_last_gradients_are_reduced_at_
     assert (never == 0) == (stage < 2)
 
 
+def test_a_rank_that_overlaps_and_one_that_does_not_still_agree_on_what_they_reduce():
+    """The option is each rank's own affair: no collective differs."""
+    model, data = MODELS["wide"](), batches(MODELS["wide"](), 2, 1, 2)
+
+    def program(rank):
+        engine = zs.Engine(rank, model, ADAM, stage=2, overlap=rank.index == 0)
+        for step in data:
+            engine.step(step[rank.index])
+        return b"".join(bits(engine.state(name)["master"]) for name in model.shapes)
+
+    assert list(zs.Cluster(2).run(program)) == [result["master"] for result in outcome(model, data, stage=2)]
+
+
 @pytest.mark.parametrize("stage", zs.STAGES)
 def test_state_shows_the_mean_gradient_between_finish_only(stage):
-    model = MODELS["odd"]()
+    model = ODD
     data, name = batches(model, 3, 1, 1)[0], next(iter(model.shapes))
 
     def program(rank):
@@ -157,11 +170,11 @@ def test_weights_that_an_engine_gave_out_are_first_values_of_another_of_any_rank
 
 def test_one_micro_batch_needs_no_list_and_several_may_come_from_a_generator():
     def program(rank):
-        first, second = (zs.Engine(rank, MODELS["odd"](), SGD) for _ in range(2))
+        first, second = (zs.Engine(rank, ODD, SGD) for _ in range(2))
         return first.step(X, T) == second.step([(X, T)])
 
     assert alone(program)
-    assert len(alone(lambda rank: zs.Engine(rank, MODELS["odd"](), SGD).step((X, T) for _ in range(3)).losses)) == 3
+    assert len(alone(lambda rank: zs.Engine(rank, ODD, SGD).step((X, T) for _ in range(3)).losses)) == 3
 
 
 def test_weights_are_views_of_what_rests_where_it_is_whole_and_are_freed_where_they_were_gathered():
@@ -323,7 +336,7 @@ def test_ranks_that_have_taken_different_numbers_of_steps_are_stopped(stage):
 
 def test_a_schedule_that_fails_leaves_the_step_untaken():
     def program(rank):
-        engine = zs.Engine(rank, MODELS["odd"](), ADAM, schedule={1: 1.0}.__getitem__)
+        engine = zs.Engine(rank, ODD, ADAM, schedule={1: 1.0}.__getitem__)
         engine.step([(X, T)])
         with pytest.raises(KeyError):
             engine.step([(X, T)])
@@ -356,7 +369,7 @@ def test_weights_read_after_their_block_and_padding_are_nan_in_debug_mode():
 @pytest.mark.parametrize("policy", [zs.Policy("fp32"), zs.Policy("bf16", accumulate="fp32")], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("stage", zs.STAGES)
 def test_zeros_travel_as_padding_of_gradients_whatever_the_memory_held_before(stage, policy, monkeypatch):
-    model, data, ranks = MODELS["odd"](), batches(MODELS["odd"](), 3, 2, 1), 3
+    model, data, ranks = ODD, batches(ODD, 3, 2, 1), 3
     dirty = kernels.NumpyKernels().empty
 
     def of_nan(shape, dtype):
@@ -381,7 +394,7 @@ def test_zeros_travel_as_padding_of_gradients_whatever_the_memory_held_before(st
 
 @pytest.mark.parametrize("stage", zs.STAGES)
 def test_an_engine_lives_on_in_the_next_run_and_writes_its_arithmetic_into_that_runs_trace(stage):
-    model = MODELS["odd"]()
+    model = ODD
     data, cluster = batches(model, 3, 1, 2), zs.Cluster(3)
     engines = cluster.run(lambda rank: zs.Engine(rank, model, ADAM, stage=stage))
     for step in data:
@@ -417,11 +430,11 @@ def test_an_update_takes_no_memory_but_the_kernels_declared_scratch(optimizer, s
 
 @pytest.mark.filterwarnings("ignore::zerosim.SkippedStepWarning")
 def test_a_skipped_step_sends_no_parameters():
-    data = batches(MODELS["odd"](), 2, 1, 1)
+    data = batches(ODD, 2, 1, 1)
     data[0][1][0] = (X, np.full((2, 2), np.inf, np.float32))
     for stage in (1, 2):
         cluster = zs.Cluster(2)
-        assert run(MODELS["odd"](), data, cluster, stage=stage)[0]["skipped"] == [True]
+        assert run(ODD, data, cluster, stage=stage)[0]["skipped"] == [True]
         assert cluster.trace.sent_nbytes("parameters") == [0, 0]
 
 

@@ -10,17 +10,7 @@ import zerosim as zs
 from tests.cases import covering
 from tests.numerics.test_loss_scale import PATTERN, TRACES
 from tests.support import assert_refused
-from tests.zero.training import (
-    ADAM,
-    BF16,
-    HUGE,
-    MODELS,
-    assert_runs_equal_the_twin,
-    batches,
-    bits,
-    flat_state,
-    outcome,
-)
+from tests.zero.training import ADAM, BF16, HUGE, MODELS, assert_runs_equal_the_twin, batches, bits, flat_state, outcome
 from zerosim.models import MLP, LinearUnit, Model
 from zerosim.numerics import loss_scale
 

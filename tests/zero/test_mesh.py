@@ -9,7 +9,7 @@ import zerosim as zs
 from tests.cases import covering
 from tests.support import assert_refused, literally
 from tests.zero.drawn import ON_DISK
-from tests.zero.training import ADAM, BF16, MODELS, alone, batches, bits, flat_state, job_of, outcome, run
+from tests.zero.training import ADAM, BF16, MODELS, ODD, alone, batches, bits, flat_state, job_of, outcome, run
 from zerosim.models import MLP
 from zerosim.numerics import quantization
 from zerosim.planning import closed_forms
@@ -242,7 +242,7 @@ def test_weights_that_travel_quantized_are_the_same_on_every_rank_and_within_the
 
 @pytest.mark.filterwarnings("ignore::zerosim.SkippedStepWarning")
 def test_an_overflow_in_one_ranks_quantized_gradient_is_skipped_by_all():
-    model = MODELS["odd"]()
+    model = ODD
     data = batches(model, 4, 1, 2)
     data[0][2][0] = (np.full((2, 3), 6e4, np.float32), np.full((2, 2), -6e4, np.float32))
     results = run(model, data, stage=3, mesh=(2, 2), zeropp=ALL, policy=zs.Policy("fp16", loss_scale=1024.0))

@@ -8,18 +8,7 @@ import zerosim as zs
 from tests.cases import chosen
 from tests.twin import Twin
 from tests.zero.drawn import drawn, made
-from tests.zero.training import (
-    ADAM,
-    BF16,
-    MODELS,
-    assert_equals_twin,
-    batches,
-    bits,
-    flat_state,
-    job_of,
-    rules_of,
-    run,
-)
+from tests.zero.training import ADAM, BF16, MODELS, assert_equals_twin, batches, bits, flat_state, job_of, rules_of, run
 from zerosim.planning import sent_nbytes, step
 from zerosim.zero import REPLICATED, SHARDED
 

@@ -17,7 +17,7 @@ import pytest
 import zerosim as zs
 from tests.cases import chosen, covering
 from tests.zero.drawn import ON_DISK
-from tests.zero.training import ADAM, BF16, MODELS, batches, bits, flat_state, held_anywhere, job_of, outcome, run
+from tests.zero.training import ADAM, BF16, MODELS, ODD, batches, bits, flat_state, held_anywhere, job_of, outcome, run
 from zerosim.models import MLP
 from zerosim.numerics import kernels
 from zerosim.planning import Machine, Network, hardware, moved_nbytes, record, replay
@@ -195,7 +195,7 @@ FAULTS = {"open": (errno.ENOSPC, errno.EACCES), "write": (errno.ENOSPC, errno.EI
 def test_a_disk_that_fails_raises_in_the_step_it_concerns_and_the_step_may_be_taken_again(
         stage, optimizer):
     """One rank's disk fails at calls spread over the third step, in every way; the others hear of it."""
-    model, ranks = MODELS["odd"](), 2
+    model, ranks = ODD, 2
     data = batches(model, ranks, 2, 4)
     mesh = (2, 1) if optimizer is ADAM else None
     whole = [bits(one["master"]) for one in run(model, data, stage=stage, policy=BF16, optimizer=optimizer, mesh=mesh)]
@@ -228,7 +228,7 @@ def test_a_disk_that_fails_raises_in_the_step_it_concerns_and_the_step_may_be_ta
 @pytest.mark.parametrize(("stage", "delayed"), [(0, True), (1, True), (2, False), (3, True)])
 def test_parameters_on_disk_that_cannot_be_written_are_those_of_before_or_still_to_be_gathered(stage, delayed):
     """The last writes of a step: of a delayed update, or of the all-gather of parameters that the update left whole."""
-    model, cluster, calls, plan = MODELS["odd"](), zs.Cluster(2), [], {}
+    model, cluster, calls, plan = ODD, zs.Cluster(2), [], {}
     data, asked = batches(model, 2, 1, 5), replace(ON_DISK, delayed_update=delayed)
     whole = [bits(one["master"]) for one in run(model, data, stage=stage, policy=BF16, offload=asked)]
     failing = replace(asked, open_file=partial(FailingFile, calls=calls, plan=plan))

@@ -14,14 +14,13 @@ from tests.cases import covering
 from tests.optim.papers import MATRIX, named
 from tests.support import assert_refused, literally
 from tests.zero.optimizers import Plain, Shapeless, Uncut
-from tests.zero.training import ADAM, MODELS, SGD, alone
+from tests.zero.training import ADAM, ODD, SGD, alone
 from tests.zero.units import tied
 from zerosim.models import GPT, MLP, LinearUnit, Model
 from zerosim.numerics import loss_scale
 from zerosim.zero import PARTIAL, REPLICATED, SHARDED, lay_out
 
-MODEL = MODELS["odd"]()
-WEIGHTS = zs.models.first_weights(MODEL)
+WEIGHTS = zs.models.first_weights(ODD)
 X, T = np.zeros((2, 3), np.float32), np.zeros((2, 2), np.float32)
 
 
@@ -92,13 +91,13 @@ def title(value):
      "the layer of wte reads it")], ids=title)
 def test_what_an_engine_cannot_use_is_refused_when_it_is_made(options, text):
     assert_refused(lambda: alone(lambda rank: zs.Engine(
-        **{"rank": rank, "model": MODEL, "optimizer": SGD, **options}) and None), literally(text))
+        **{"rank": rank, "model": ODD, "optimizer": SGD, **options}) and None), literally(text))
 
 
 @pytest.mark.parametrize("optimizer", [*MATRIX, zs.optim.Adafactor()], ids=named)
 def test_an_optimizer_that_needs_whole_tensors_is_refused_where_the_layout_cuts_inside_them_and_only_there(optimizer):
     def make(ranks, **options):
-        zs.Cluster(ranks).run(lambda rank: zs.Engine(rank, MODEL, optimizer, **options) and None)
+        zs.Cluster(ranks).run(lambda rank: zs.Engine(rank, ODD, optimizer, **options) and None)
 
     for stage in (1, 2, 3):
         assert_refused(lambda stage=stage: make(3, stage=stage), literally(
@@ -140,7 +139,7 @@ def of_other_weights(engine):
 
 
 def of_another_engine(engine):
-    engine.backward(zs.Engine(engine.rank, MODEL, SGD).forward(X, T))
+    engine.backward(zs.Engine(engine.rank, ODD, SGD).forward(X, T))
 
 
 def weights_of(unit, write=False):
@@ -216,12 +215,12 @@ MIDDLE = Model([LinearUnit("a", 3, 4, first=True), LinearUnit("b", 4, 2, first=T
      "lost; declare it in slots(), and write into it: state['m'][...] = ", {"optimizer": Rebinding()})])
 def test_an_engine_used_wrongly_says_what_to_do(misuse, text, options):
     assert_refused(lambda: alone(lambda rank: misuse(zs.Engine(
-        **{"rank": rank, "model": MODEL, "optimizer": SGD, **options}))), literally(text))
+        **{"rank": rank, "model": ODD, "optimizer": SGD, **options}))), literally(text))
 
 
 def test_old_names_of_the_engine_work_and_warn():
     def program(rank):
-        engine, found = zs.Engine(rank, MODEL, SGD, stage=1), []
+        engine, found = zs.Engine(rank, ODD, SGD, stage=1), []
         for old, new in (("states", "param_group"), ("families", "param_groups"), ("refresh", "all_gather_parameters")):
             with pytest.warns(DeprecationWarning, match=f"engine.{old} is now engine.{new}"):
                 found.append(getattr(engine, old) == getattr(engine, new))
@@ -255,7 +254,7 @@ DIFFERING = {
 @pytest.mark.parametrize("name", DIFFERING)
 def test_ranks_that_differ_are_stopped_and_told_in_what(name, stage):
     def program(rank):
-        engine = zs.Engine(**{"rank": rank, "model": MODEL, "optimizer": ADAM, "stage": stage}
+        engine = zs.Engine(**{"rank": rank, "model": ODD, "optimizer": ADAM, "stage": stage}
                            | DIFFERING[name](rank.index))
         if rank.index and name == "scale of the moment":
             engine.loss_scale.update(True)
@@ -310,8 +309,8 @@ UNFIT = [
     (lambda: HAND.shard(2, VECTOR[:-3]), "the layout's vector has 30 elements, padding included, found shape (27,)"),
     (lambda: HAND.views(np.zeros(31)), "has 30 elements, padding included, found shape (31,)"),
     (lambda: HAND.views(VECTOR[None]), "found shape (1, 30)"),
-    (lambda: zs.layout_of(MODEL, 2.5), "found 2 units and 2.5 ranks"),
-    (lambda: zs.layout_of(MODEL, True), "found 2 units and True ranks"),
+    (lambda: zs.layout_of(ODD, 2.5), "found 2 units and 2.5 ranks"),
+    (lambda: zs.layout_of(ODD, True), "found 2 units and True ranks"),
     # Also where nothing is sent.
     (lambda: moved(REPLICATED, PARTIAL, 6), "a sum cannot be unsummed"),
     (lambda: moved(SHARDED, PARTIAL, 3), "a sum cannot be unsummed"),

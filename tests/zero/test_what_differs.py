@@ -8,22 +8,9 @@ import pytest
 import zerosim as zs
 from tests.twin import Twin
 from tests.zero.optimizers import OwnSGD
-from tests.zero.training import (
-    ADAM,
-    BF16,
-    MODELS,
-    SGD,
-    assert_runs_equal_the_twin,
-    batches,
-    bits,
-    outcome,
-    run,
-    twin_of,
-)
+from tests.zero.training import ADAM, BF16, ODD, SGD, assert_runs_equal_the_twin, batches, bits, outcome, run, twin_of
 from tests.zero.units import gained
 from zerosim.models import GPT
-
-ODD = MODELS["odd"]()
 
 
 def differing(ranks, one, other, k=1):

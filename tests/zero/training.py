@@ -31,6 +31,7 @@ MODELS = {
     "qwen": lambda: Llama(LlamaConfig(2, 8, 4, 6, 11, key_value_heads=2, head_channels=4, feed_forward=6,
                                       biases=("qkv",), head_norms=True), tied=True, units="sub_block"),
 }
+ODD = MODELS["odd"]()
 SGD, ADAM, BF16 = zs.optim.SGD(lr=0.1), zs.optim.Adam(lr=0.01), zs.Policy("bf16")
 HUGE = (np.full((2, 3), 6e4, np.float32), np.full((2, 2), -6e4, np.float32))  # its gradient overflows fp16
 GRADIENTS = ("gradient", "unit_gradient")

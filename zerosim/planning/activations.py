@@ -23,7 +23,7 @@ from functools import lru_cache
 
 from zerosim.models.units import Recompute
 from zerosim.numerics.checks import LINEAR_LAYERS
-from zerosim.planning.cuts import checked_count
+from zerosim.planning.cuts import checked_count, count_fields
 
 FP32_NBYTES = 4
 
@@ -54,8 +54,7 @@ class Block:
     biases: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batch", "tokens", "channels", "heads", "itemsize"):
-            object.__setattr__(self, name, checked_count(name, getattr(self, name), 1))
+        count_fields(self, batch=1, tokens=1, channels=1, heads=1, itemsize=1)
         plain = {"query_channels": self.channels, "key_channels": self.channels, "feed_forward": 4 * self.channels}
         for name, value in plain.items():
             object.__setattr__(self, name, checked_count(name, getattr(self, name), 0) or value)

@@ -29,6 +29,7 @@ from zerosim.planning.cuts import (
     checked_count,
     checked_layout,
     checked_unit_lengths,
+    count_fields,
     padded_unit_lengths,
     region_cuts,
     unit_cuts,
@@ -100,9 +101,7 @@ class Job:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unit_lengths", checked_unit_lengths(self.unit_lengths))
-        for name, least in (("ranks", 1), ("slots", 0), ("micro_batches", 1), ("normed_tensors", 0),
-                            ("prefetch", 0), ("nodes", 1)):
-            object.__setattr__(self, name, checked_count(name, getattr(self, name), least))
+        count_fields(self, ranks=1, slots=0, micro_batches=1, normed_tensors=0, prefetch=0, nodes=1)
         if self.ranks % self.nodes:
             raise ValueError(f"{self.ranks} ranks do not spread evenly over {self.nodes} nodes; take as many ranks on "
                              "each")

@@ -9,6 +9,7 @@ pads only the end of the last unit, and rank r owns the r-th N-th of the whole v
 import operator
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from typing import Any
 
 from zerosim.numerics.checks import unknown_name
 from zerosim.ranks import call
@@ -92,6 +93,12 @@ def checked_count(name: str, value: int, least: int) -> int:
     if count.bit_length() > MOST_BITS:
         raise ValueError(f"{name} must be below 2^{MOST_BITS}, got a number of {count.bit_length()} bits")
     return count
+
+
+def count_fields(record: Any, **least: int) -> None:
+    """Makes fields of a frozen record Python ints; raises ValueError as `checked_count` does, by the least of each."""
+    for name, low in least.items():
+        object.__setattr__(record, name, checked_count(name, getattr(record, name), low))
 
 
 def checked_unit_lengths(unit_lengths: Sequence[int]) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from zerosim.numerics.checks import did_you_mean, is_number
 from zerosim.numerics.places import FROM_DISK, TO_DISK
-from zerosim.planning.cuts import checked_count
+from zerosim.planning.cuts import checked_count, count_fields
 
 # The formats for which a device may have a rate, each peak and dense.
 RATED_FORMATS = ("fp32", "tf32", "bf16", "fp16", "fp8")
@@ -161,7 +161,7 @@ class Network:
                              f"between={self.between and self.between.name!r} and ranks_per_node="
                              f"{self.ranks_per_node}; give both, or neither for a network of one node")
         if self.ranks_per_node is not None:
-            object.__setattr__(self, "ranks_per_node", checked_count("ranks_per_node", self.ranks_per_node, 1))
+            count_fields(self, ranks_per_node=1)
 
     def crosses(self, source: Any, destination: Any) -> Any:
         """True where a message leaves its node; ranks as whole numbers or as arrays of them, (n,) and (n,)."""

@@ -64,7 +64,7 @@ from zerosim.planning.conventions import (
     per_parameter_nbytes,
     states_nbytes,
 )
-from zerosim.planning.cuts import checked_count
+from zerosim.planning.cuts import checked_count, count_fields
 from zerosim.planning.flops import StepFlops, logits_flops, matmul_flops, recomputed_flops, six_n, step_flops
 from zerosim.planning.hardware import (
     DISK_LINK,
@@ -331,8 +331,7 @@ class PlanConfig:
     reduction: str = BY_RANK
 
     def __post_init__(self) -> None:
-        for name, least in (("ranks", 1), ("batch", 1), ("micro_batches", 1), ("prefetch", 0)):
-            object.__setattr__(self, name, checked_count(name, getattr(self, name), least))
+        count_fields(self, ranks=1, batch=1, micro_batches=1, prefetch=0)
         if self.ranks > MOST_RANKS:
             raise ValueError(f"{self.ranks:,} ranks were asked for; every rank's share is looked at, so take "
                              f"{MOST_RANKS:,} at most")
@@ -370,7 +369,7 @@ class PlanConfig:
             if (nbytes := getattr(self, name)) is not None:
                 if not used:
                     raise ValueError(f"{name}={nbytes!r} is of offload, and nothing is placed there; leave it out")
-                object.__setattr__(self, name, checked_count(name, nbytes, 1))
+                count_fields(self, **{name: 1})
 
     def _check_names(self) -> None:
         for what, asked in (("stage", self.stages), ("recomputation policy", self.recompute)):

@@ -19,7 +19,7 @@ from typing import Any
 
 from zerosim.numerics.checks import LINEAR_LAYERS, did_you_mean, require_biases
 from zerosim.planning.activations import Block
-from zerosim.planning.cuts import checked_count
+from zerosim.planning.cuts import checked_count, count_fields
 
 MOST_LAYERS = 100_000
 MOST_BLOCKS = 10_000  # each is looked at, and so is every moment of its activations
@@ -87,8 +87,7 @@ class Transformer:
     tokens: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("channels", "blocks", "heads", "vocabulary"):
-            object.__setattr__(self, name, checked_count(name, getattr(self, name), 1))
+        count_fields(self, channels=1, blocks=1, heads=1, vocabulary=1)
         if not self.head_channels and self.channels % self.heads:
             raise ValueError(f"a transformer of {self.channels} channels was asked for {self.heads} heads, which do "
                              "not divide them; take a number of heads that does, or say head_channels")
