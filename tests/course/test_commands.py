@@ -127,8 +127,8 @@ SAID = {  # of each command: switches, and what stands among the words
     "replay": [
         ("--stage 1 --hops", ["hop 0, 0 → 1"]), ("", ["are the same in every stage, bit for bit"]),
         ("--full", ["What happens in step 2"]),
-        ("--published", ["10.125", "15.125", "gradients -11, -5.5", "-2.75 -0.275 0.0075625004 1.1 1.099609375",
-                         "rank 0 has 2.099609375, -2.900390625, 1, 0.5", "gradients: 8, 8 bytes", "16, 12 bytes"]),
+        ("--published", ["10.125", "gradients -11, -5.5", "rank 0 has 2.099609375, -2.900390625, 1, 0.5",
+                         "gradients: 8, 8 bytes", "16, 12 bytes"]),
         ("--mistakes", ["the sum is not divided by N"]),
         ("--data 1,3:5;2,1:7;0,1:2", ["4 weights on 3 ranks"])],
     "train": [
