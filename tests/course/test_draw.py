@@ -46,6 +46,9 @@ def test_a_table_is_html_in_a_notebook_and_text_elsewhere_and_numbers_stand_to_t
     assert page.findtext(".//caption") == "What a rank holds"
     assert_refused(lambda: zs.draw.table(("stage", "bytes"), [(0, 1), (2,)]),
                    r"row 1 of a table has 1 cells.* 2 columns \(stage, bytes\); give it one cell for each")
+    for row in (3, "ab"):
+        assert_refused(lambda row=row: zs.draw.table(("stage", "bytes"), [row]), literally(
+            f"row 0 of a table is {row!r}; give it a list of cells, one for each of stage, bytes"))
 
 
 def test_a_knob_that_is_turned_changes_the_picture_and_a_setting_that_cannot_be_is_said():

@@ -103,9 +103,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = 
     """A table of texts and numbers, by rows. Columns of numbers, and those whose name begins with ``>``, are set to the
     right; whole numbers have commas.
 
-    Raises ValueError for a row that has another length than the columns.
+    Raises ValueError for a row that is no list of cells, or has another length than the columns.
     """
-    cells = [tuple(row) for row in rows]
+    given: list[Any] = list(rows)
+    for number, row in enumerate(given):
+        if isinstance(row, str) or not isinstance(row, Iterable):
+            raise ValueError(f"row {number} of a table is {row!r}; give it a list of cells, one for each of "
+                             f"{', '.join(columns)}")
+    cells = [tuple(row) for row in given]
     for number, row in enumerate(cells):
         if len(row) != len(columns):
             raise ValueError(f"row {number} of a table has {len(row)} cells, and there are {len(columns)} columns "
