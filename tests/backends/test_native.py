@@ -9,8 +9,8 @@ import pytest
 
 import zerosim as zs
 from tests.backends.test_one_suite import formats
-from tests.backends.worlds import World
-from tests.cases import chosen
+from tests.backends.worlds import MPI, World
+from tests.cases import THOROUGH, chosen
 from tests.ranks import programs
 from tests.ranks.data import FLOATS
 from zerosim.numerics import arrays
@@ -18,6 +18,11 @@ from zerosim.testing import ulps_apart
 
 MOVES = ("all_gather", "broadcast", "gather", "all_to_all")
 SUMS = ("reduce_scatter", "all_reduce", "reduce")
+
+
+def matters(world: World) -> bool:
+    """Three ranks cut unevenly and add in two orders, as four do."""
+    return THOROUGH or world is not MPI[3]
 
 
 def asked(world: World, operation: str, format: str, op: str = "sum", lengths=None):

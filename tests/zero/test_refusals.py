@@ -250,8 +250,7 @@ DIFFERING = {
 }
 
 
-@pytest.mark.parametrize("stage", zs.STAGES)
-@pytest.mark.parametrize("name", DIFFERING)
+@pytest.mark.parametrize(("name", "stage"), covering(DIFFERING, zs.STAGES))
 def test_ranks_that_differ_are_stopped_and_told_in_what(name, stage):
     def program(rank):
         engine = zs.Engine(**{"rank": rank, "model": ODD, "optimizer": ADAM, "stage": stage}
