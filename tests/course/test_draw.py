@@ -2,8 +2,10 @@
 
 import inspect
 import sys
+from dataclasses import replace
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 import zerosim as zs
@@ -21,6 +23,18 @@ def test_every_figure_has_its_name_and_its_own_arguments_and_draws_what_the_figu
     fp16 = figures.spacing_data(["fp16"], update=1e-4)
     assert zs.draw.spacing(["fp16"], update=1e-4).svg() == figures.spacing(fp16).svg()
     assert zs.draw.spacing(["fp16"], update=1e-4, dark=True).svg() == figures.spacing(fp16, figures.DARK).svg()
+
+
+def test_a_figure_takes_what_the_engine_takes_for_a_name_and_nothing_where_that_can_be():
+    assert zs.draw.ring.data(2, 2, zs.format_of("bf16")) == zs.draw.ring.data(2, 2, "bf16")
+    assert zs.draw.ring.data(2, 0).chunk_nbytes == (0, 0)
+    small = {"widths": (4, 4), "rows": 2, "ranks": 2}
+    by_row, by_number = (zs.draw.timeline.data(stage=stage, **small) for stage in (zs.STAGES[1], 1))
+    assert replace(by_row, what=by_number.what) == by_number
+    few = {"ranks": 4, "sizes": np.array([4096, 8192]), "worlds": np.array([2, 4])}
+    assert zs.draw.latency_wall.data(most_run=0, **few).by_ranks.marked == ()
+    with pytest.raises(TypeError, match=r"zs\.draw\.ring: .* 'rank'; it takes ranks, length, format, and dark$"):
+        zs.draw.ring(rank=3)
 
 
 def test_a_picture_in_a_notebook_is_a_png_of_its_colors_that_is_as_wide_as_its_inches_or_the_page():
@@ -49,6 +63,11 @@ def test_a_table_is_html_in_a_notebook_and_text_elsewhere_and_numbers_stand_to_t
     for row in (3, "ab"):
         assert_refused(lambda row=row: zs.draw.table(("stage", "bytes"), [row]), literally(
             f"row 0 of a table is {row!r}; give it a list of cells, one for each of stage, bytes"))
+    for given in (3, "ab", None):
+        assert_refused(lambda given=given: zs.draw.table(("stage", "bytes"), given), literally(
+            f"a table was given the rows {given!r}; give it a list of them"))
+        assert_refused(lambda given=given: zs.draw.table(given, [(1, 2)]), literally(
+            f"a table was given the columns {given!r}; give it a list of their names"))
 
 
 def test_a_knob_that_is_turned_changes_the_picture_and_a_setting_that_cannot_be_is_said():

@@ -140,6 +140,8 @@ POLICIES: list[Refusal] = [
        f"master='bf16' has fewer mantissa bits than compute={compute!r}, so that the copy that computes would be finer "
        f"than the weights that are updated; take master='fp32', or master={compute!r} for no second copy")
       for compute in ("fp32", "fp16")],
+    (lambda: zs.Policy(np.int64(3)), "no number format has the array type int64; there are fp32 (float32), "),
+    (lambda: zs.Policy(np.array([1, 2])), "no number format is array([1, 2]); there are fp32, "),
     (lambda: zs.Policy("fp8_e4m3", matmul="fp8"), "matmul='fp8' rounds what rests in more bits, and compute='fp8_e4m3' "
      "has 8 already; take compute='bf16' with it, or matmul=None"),
     *[(partial(zs.Policy, "fp64", **other), f"compute='fp64' is for checking gradients, which matmul={matmul!r}, "

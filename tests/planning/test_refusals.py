@@ -166,6 +166,8 @@ def test_a_plan_that_cannot_be_made_is_refused():
         (gpt2(recompute="some"), "recompute='some' names no policy"),
         (gpt2(recompute=3), "recompute=3 must be usual, all, or some policies, as in block,tiled"),
         (gpt2(nodes=2, between=""), "no link is called ''"),
+        *((gpt2(**{option: 3}, offload="host"), "no link is called 3; there are nvlink2") for option in (
+            "link", "host_link", "disk_link", "between")),
         (gpt2(convention=[]), "no accounting convention is called []; there are zero-paper"),
         (gpt2(tokens=4096), "learned places for 1024"),
         (gpt2(utilization=1.5), "is the share of the peak that products reach, above 0 and at most 1"),

@@ -9,16 +9,22 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from zerosim.course import figures
 from zerosim.course.measured import measured_row
 from zerosim.display.drawing import DARK, LIGHT, Drawing
 from zerosim.display.render_text import in_lines
 from zerosim.display.views import RIGHT, Table, View
 from zerosim.numerics.checks import is_count, is_finite_number
+from zerosim.numerics.formats import Format
 from zerosim.numerics.units import counted
 from zerosim.planning.plan import PlanConfig
 from zerosim.planning.timeline import Machine
 from zerosim.shown import Shown
+from zerosim.zero.placements import Stage
+
+MAY_BE_ZERO = ("stage", "length", "most_run")
 
 
 class NamedFigure:
@@ -38,23 +44,31 @@ class NamedFigure:
         and as the figure itself does."""
         made = figures.FIGURES[self.name].data
         parameters = inspect.signature(made)
-        for name, value in parameters.bind(*args, **options).arguments.items():
+        try:
+            given = parameters.bind(*args, **options).arguments
+        except TypeError as error:
+            raise TypeError(f"zs.draw.{self.name.replace('-', '_')}: {error}; it takes "
+                            f"{', '.join(parameters.parameters)}, and dark") from None
+        for name, value in given.items():
             self._check(name, value, parameters.parameters[name].default)
         return made(*args, **options)
 
     def _check(self, name: str, value: Any, usual: Any) -> None:
         """Raises ValueError for a value that is not of the kind of the ``usual`` one, with that as an example."""
+        if usual is None or (name == "stage" and isinstance(value, Stage)):
+            return
         if isinstance(usual, int):
-            least = 0 if name == "stage" else 1
+            least = 0 if name in MAY_BE_ZERO else 1
             fits, what = is_count(value) and value >= least, f"a whole number, {least} or more"
         elif isinstance(usual, float):
             fits, what = is_finite_number(value), "a number"
-        elif isinstance(usual, Sequence) and not isinstance(usual, str):
-            fits, what = _is_list(value), "a list"
+        elif isinstance(usual, str):
+            fits, what = isinstance(value, str | Format | np.dtype | type), "a name"
+        elif isinstance(usual, Sequence):
+            fits, what = _is_list(value), "a list of one value or more"
         else:
-            fits = usual is None or isinstance(value, Mapping if isinstance(usual, Mapping) else type(usual))
-            what = "a mapping of names" if isinstance(usual, Mapping) else \
-                "a name" if isinstance(usual, str) else f"a {type(usual).__name__}"
+            fits = isinstance(value, Mapping if isinstance(usual, Mapping) else type(usual))
+            what = "a mapping of names" if isinstance(usual, Mapping) else f"a {type(usual).__name__}"
         if not fits:
             example = f", as {usual!r}" if isinstance(usual, int | float | str) else ""
             raise ValueError(f"zs.draw.{self.name.replace('-', '_')} was given {name}={value!r}; {name} is {what}"
@@ -103,8 +117,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = 
     """A table of texts and numbers, by rows. Columns of numbers, and those whose name begins with ``>``, are set to the
     right; whole numbers have commas.
 
-    Raises ValueError for a row that is no list of cells, or has another length than the columns.
+    Raises ValueError for columns that are no names, for rows that are no list of them, and for a row that is no list of
+    cells, or has another length than the columns.
     """
+    asked: Any = columns
+    if isinstance(asked, str) or not isinstance(asked, Iterable) or not all(isinstance(name, str) for name in asked):
+        raise ValueError(f"a table was given the columns {asked!r}; give it a list of their names")
+    if isinstance(rows, str) or not isinstance(rows, Iterable):
+        raise ValueError(f"a table was given the rows {rows!r}; give it a list of them, each a list of cells")
     given: list[Any] = list(rows)
     for number, row in enumerate(given):
         if isinstance(row, str) or not isinstance(row, Iterable):

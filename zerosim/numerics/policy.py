@@ -46,7 +46,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         optional = [name for name in (self.reduce, self.accumulate, self.wire, self.output) if name is not None]
-        for name in ([self.compute] * (self.compute != "fp64") + [self.master, self.state, *optional]):
+        for name in ([self.compute] * (str(self.compute) != "fp64") + [self.master, self.state, *optional]):
             format_of(name)
         if self.average not in AVERAGES:
             raise unknown_name(f"no averaging rule {self.average!r}", self.average, AVERAGES)

@@ -399,8 +399,8 @@ class Hardware:
         asked = own if name is None else name
         if asked is None:
             raise ValueError(unsaid)
-        return self.link(own if own is not None and asked.lower() in SHORT_NAMES and own.startswith(asked.lower())
-                         else asked)
+        typed = str(asked).strip().lower()
+        return self.link(own if own is not None and typed in SHORT_NAMES and own.startswith(typed) else asked)
 
 
 @lru_cache(maxsize=1)

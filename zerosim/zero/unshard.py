@@ -103,8 +103,8 @@ class Unsharder:
         of another model.
         """
         if unit not in self.model.units:
-            raise ValueError(f"weights() was asked for {unit!r}, which is no unit of this engine's model; take one of "
-                             f"engine.model.units: {', '.join(unit.name for unit in self.model.units)}")
+            raise ValueError(f"weights() was asked for {unit!r}, which is no unit of this engine's model; pass one, "
+                             f"not its name: engine.model.units are {', '.join(unit.name for unit in self.model.units)}")
         needed = [unit.name, *dict.fromkeys(unit.tied_weights.values())]
         wholes: dict[str, dict[ParamGroup, np.ndarray]] = {}
         self.open_blocks += not in_pass

@@ -64,7 +64,7 @@ def latency_wall_data(wire: Link | str | None = None, ranks: int = 64, nbytes: i
     ``wire`` is a link or its name, None InfiniBand NDR. Raises ValueError for no sizes or worlds, and for a world of
     one rank, which sends nothing.
     """
-    if not sizes or not worlds or min(ranks, *worlds) < 2:
+    if not len(sizes) or not len(worlds) or min(ranks, *worlds) < 2:
         raise ValueError(f"a latency wall takes lengths of vectors and worlds of 2 ranks at least, found {len(sizes)} "
                          f"lengths, N = {ranks}, and the worlds {', '.join(map(str, worlds)) or 'none'}")
     wire = wire if isinstance(wire, Link) else link("infiniband-ndr" if wire is None else wire)

@@ -42,7 +42,13 @@ class LostUpdatesData:
 
 def lost_updates_data(updates: Sequence[float] = (1e-5, 6e-4), steps: Sequence[int] = (3000, 60), weight: float = 1.0,
                       formats: Sequence[str] = ("bf16", "fp16")) -> LostUpdatesData:
-    """Adds each update so many times, in fp32 and in every format by itself."""
+    """Adds each update so many times, in fp32 and in every format by itself.
+
+    Raises ValueError where there are not as many updates as numbers of steps.
+    """
+    if len(updates) != len(steps):
+        raise ValueError(f"lost updates take a number of steps for each update, found {len(steps)} for "
+                         f"{len(updates)} updates")
     names = tuple(format_of(name).name for name in formats)
     return LostUpdatesData(weight, names, tuple(_run(names, Task(weight, (update,), count))
                                                 for update, count in zip(updates, steps, strict=True)))

@@ -12,6 +12,7 @@ import numpy as np
 
 from zerosim.display.drawing import LIGHT, Drawing, Style
 from zerosim.display.style import FORMAT_COLORS
+from zerosim.numerics.checks import is_count
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.rounding import round_to
 from zerosim.numerics.rounding import spacing as gap_above
@@ -34,10 +35,22 @@ class SpacingData:
 
 def spacing_data(formats: Sequence[str] = ("fp8_e4m3", "bf16", "fp16", "fp32"), exponents: tuple[int, int] = (-30, 17),
                  update: float = 1e-5) -> SpacingData:
-    """Half the gap above 2^e for every e from the first exponent to the last, in each format."""
+    """Half the gap above 2^e for every e from the first exponent to the last, in each format.
+
+    Raises ValueError for exponents that are not two whole numbers in their order, for an update that is not above 0,
+    and for a format that has none of the weights.
+    """
+    given: Sequence[int] = exponents
+    low, high = given if len(given) == 2 else (0, -1)
+    if not is_count(low) or not is_count(high) or low >= high or update <= 0:
+        raise ValueError("spacing takes a first and a last exponent of weights, as (-30, 17), and an update above 0; "
+                         f"found {exponents!r} and {update!r}")
     names = tuple(format_of(name).name for name in formats)
-    weights = 2.0 ** np.arange(exponents[0], exponents[1] + 1)
+    weights = 2.0 ** np.arange(low, high + 1)
     halves = [np.where(round_to(weights, name) == weights, gap_above(weights, name) / 2, np.nan) for name in names]
+    if none := [name for name, row in zip(names, halves, strict=True) if not np.isfinite(row).any()]:
+        raise ValueError(f"asked for the gaps of {', '.join(none)}: none of the weights from 2^{low} to 2^{high} is a "
+                         "number of that format; take other exponents")
     return SpacingData(tuple(weights.tolist()), names, tuple(tuple(row.tolist()) for row in halves), update)
 
 
