@@ -36,6 +36,13 @@ def test_a_picture_in_a_notebook_is_a_png_of_its_colors_that_is_as_wide_as_its_i
     assert not hasattr(drawn, "_repr_svg_"), "JupyterLab shows SVG first, and of an untrusted notebook in place of all"
 
 
+def test_an_argument_that_a_figure_does_not_have_is_refused_by_the_figures_name():
+    for call in (zs.draw.latency_wall, zs.draw.latency_wall.data):
+        assert_refused(lambda call=call: call(link="nvlink4"), literally(
+            "zs.draw.latency_wall: got an unexpected keyword argument 'link'; it has wire, ranks, nbytes, sizes, "),
+            TypeError)
+
+
 def test_a_table_is_html_in_a_notebook_and_text_elsewhere_and_numbers_stand_to_the_right():
     shown = zs.draw.table(("stage", "bytes", ">GB"), [("<0>", 123456, "1.2"), ("1", 7, "0.05")], "What a rank holds")
     assert repr(shown).splitlines() == ["What a rank holds", "  stage    bytes    GB", "  <0>    123,456   1.2",

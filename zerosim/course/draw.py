@@ -35,12 +35,21 @@ class NamedFigure:
 
     def data(self, *args: Any, **options: Any) -> Any:
         """The data that the picture shows, measured. Raises ValueError for a value of another kind than the default's,
-        and as the figure itself does."""
+        and as the figure itself does; TypeError, by the figure's name, for an argument that it does not have."""
         made = figures.FIGURES[self.name].data
-        parameters = inspect.signature(made)
-        for name, value in parameters.bind(*args, **options).arguments.items():
-            self._check(name, value, parameters.parameters[name].default)
+        signature = inspect.signature(made)
+        try:
+            given = signature.bind(*args, **options).arguments
+        except TypeError as error:
+            raise TypeError(f"{self._called}: {error}; it has {', '.join(signature.parameters)}") from None
+        for name, value in given.items():
+            self._check(name, value, signature.parameters[name].default)
         return made(*args, **options)
+
+    @property
+    def _called(self) -> str:
+        """The name that a program calls it by."""
+        return f"zs.draw.{self.name.replace('-', '_')}"
 
     def _check(self, name: str, value: Any, usual: Any) -> None:
         """Raises ValueError for a value that is not of the kind of the ``usual`` one, with that as an example."""
@@ -48,17 +57,16 @@ class NamedFigure:
             least = 0 if name == "stage" else 1
             fits, what = is_count(value) and value >= least, f"a whole number, {least} or more"
         elif isinstance(usual, float):
-            fits, what = is_finite_number(value), "a number"
+            fits, what = is_finite_number(value), "a finite number"
         elif isinstance(usual, Sequence) and not isinstance(usual, str):
-            fits, what = _is_list(value), "a list"
+            fits, what = _is_list(value), "a list with something in it"
         else:
             fits = usual is None or isinstance(value, Mapping if isinstance(usual, Mapping) else type(usual))
             what = "a mapping of names" if isinstance(usual, Mapping) else \
                 "a name" if isinstance(usual, str) else f"a {type(usual).__name__}"
         if not fits:
             example = f", as {usual!r}" if isinstance(usual, int | float | str) else ""
-            raise ValueError(f"zs.draw.{self.name.replace('-', '_')} was given {name}={value!r}; {name} is {what}"
-                             f"{example}")
+            raise ValueError(f"{self._called} was given {name}={value!r}; {name} is {what}{example}")
 
     def __call__(self, *args: Any, dark: bool = False, **options: Any) -> Drawing:
         return figures.FIGURES[self.name].draw(self.data(*args, **options), DARK if dark else LIGHT)

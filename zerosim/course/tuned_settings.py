@@ -229,7 +229,7 @@ def _offload_in_deepspeed(settings: Candidate) -> Iterator[str]:
 
 def _order(config: PlanConfig) -> Iterator[str]:
     if config.reduction != BY_RANK:
-        yield "Gradients are added by rank there, so bits depend on how many there are; no setting changes the order."
+        yield "Gradients are added by rank there, so bits depend on the number of ranks; no setting changes the order."
 
 
 def _recomputation(settings: Candidate) -> Iterator[str]:

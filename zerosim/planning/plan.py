@@ -347,8 +347,8 @@ class PlanConfig:
             raise ValueError(f"sequences of {self.sequence} tokens were asked for, and {self.model.name} has learned "
                              f"places for {transformer.positions}; take shorter ones")
         if not isinstance(self.offload, Offload):
-            raise ValueError(f"offload={self.offload!r} must be an Offload, as zs.Offload('host') is; by their names "
-                             "plan_config takes places")
+            raise ValueError(f"offload={self.offload!r} must be an Offload, as zs.Offload('host') is; plan_config "
+                             "takes texts too, as 'optimizer=host'")
         if not self.offload.is_none and self.offload.optimizer == DEVICE:
             raise ValueError(f"offload of {self.offload}: a plan takes the optimizer's state off the device first, "
                              "which is most of all; place it on the host or on disk too")
