@@ -53,7 +53,7 @@ from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.numerics.units import count_of, gigabytes, nbytes_of, seconds_text
 from zerosim.optim import Optimizer
 from zerosim.planning.activations import Place, fullest_nbytes
-from zerosim.planning.closed_forms import STAGES, Job, sent_nbytes
+from zerosim.planning.closed_forms import STAGES, Job, checked_order, sent_nbytes
 from zerosim.planning.conventions import (
     ADAM,
     Convention,
@@ -713,7 +713,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     if parts is not None:
         rows = _only(rows, "parameters_sharded", f"a plan with zeropp={str(zeropp)!r} is of sharded parameters, stage "
                      "3")
-    if reduction != BY_RANK:
+    if checked_order(reduction) != BY_RANK:
         rows = _only(rows, "gradients_sharded", f"a plan with reduction={reduction!r} is of sharded gradients, stage 2 "
                      "or 3")
     places = offload_of(offload)
