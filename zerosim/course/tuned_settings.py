@@ -90,7 +90,8 @@ def _engine(config: PlanConfig, settings: Candidate) -> str:
 
 def _not_in_engine(config: PlanConfig) -> Iterator[str]:
     if config.policy.compute == "fp16":
-        yield "fp16 trains with a loss scale: give the policy loss_scale=Dynamic(); the run that was priced had none."
+        yield ("fp16 trains with a loss scale: give the policy loss_scale=zs.numerics.loss_scale.Dynamic(); the run "
+               "that was priced had none.")
     if (of := config.model.transformer) is not None and of.gated:
         yield "base and epsilon are not among a plan's numbers, and change none of them: say the model's own."
 
