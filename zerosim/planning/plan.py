@@ -301,8 +301,9 @@ class PlanConfig:
     `HOST_NBYTES` and `DISK_NBYTES`). `overlap` and `prefetch` are the engine's options, of bytes and of seconds; a
     bucket is a unit, since others cut units into unequal chunks, and no rank would stand for all. `overheads` replaces
     bytes of the runtime by name, as `hardware.overheads_nbytes` takes them. On a `mesh` states are in shards inside
-    nodes, and replicated across; with `zeropp` in shards on all ranks, and less crosses nodes. Raises ValueError for
-    counts below one, unknown stages, policies and conventions, and a utilization outside (0, 1].
+    nodes, and replicated across; with `zeropp` in shards on all ranks, and less crosses nodes. `reduction` is the order
+    in which the engine adds gradients. Raises ValueError for counts below one, unknown stages, policies and
+    conventions, and a utilization outside (0, 1].
     """
 
     model: ModelShape
