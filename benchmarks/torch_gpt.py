@@ -46,7 +46,7 @@ def loss_of(model: Decoder, w: Tensors, tokens: torch.Tensor, target: torch.Tens
 def _llama_block(w: Tensors, block: str, x: torch.Tensor, of: LlamaConfig) -> torch.Tensor:
     h = _norm(w, f"{block}.attention_norm", x, of.epsilon)
     q, k, v = (_linear(w, f"{block}.attention.qkv", h).unflatten(2, (-1, of.head_channels)).transpose(1, 2)
-               .split([of.heads, of.key_heads, of.key_heads], 1))
+               .split([of.heads, of.key_value_heads, of.key_value_heads], 1))
     if of.head_norms:
         q, k = (_norm(w, f"{block}.attention.{name}_norm", x, of.epsilon) for name, x in (("query", q), ("key", k)))
     o = F.scaled_dot_product_attention(_turned(q, of.base), _turned(k, of.base), v, is_causal=True, enable_gqa=True)

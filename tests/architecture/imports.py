@@ -32,9 +32,9 @@ MAY_IMPORT = {
 }
 # Through here, inside functions, a thing asks for its display when somebody looks: the one import that goes upwards.
 DOOR = "zerosim/shown.py"
-# The files that fetch a module by a name in quotes, when somebody asks for it. A test of what
+# The file that fetches a module by a name in quotes, when somebody asks for it. A test of what
 # `import zerosim` loads holds that the facade's backends and puzzles are loaded in no other way.
-BY_NAME = {"zerosim/__init__.py", "zerosim/shown.py"}
+BY_NAME = "zerosim/__init__.py"
 # Imported by one module, and each a thought of its own; `picture` alone imports Matplotlib at its top, to have a class.
 THOUGHTS = {"zerosim/display/memory_plots.py", "zerosim/display/picture.py", "zerosim/display/plots.py",
             "zerosim/display/report.py", "zerosim/display/trace_plots.py", "zerosim/ranks/fast_ring.py",
@@ -72,7 +72,7 @@ def imports_by_name(source: Source) -> list[str]:
     """Modules that are fetched by a name in quotes, which no rule of floors sees."""
     names = {"import_module", "__import__"}
     return [source.at(node, "fetches a module by its name in quotes; write an import statement")
-            for node in source.nodes if isinstance(node, ast.Call) and source.path not in BY_NAME
+            for node in source.nodes if isinstance(node, ast.Call) and source.path != BY_NAME
             and (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")) in names]
 
 

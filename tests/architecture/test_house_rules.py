@@ -9,7 +9,7 @@ from tests.architecture import imports, style, words
 from tests.architecture.source import ROOT, Source, package_sources, project_texts
 
 Check = Callable[[Source], list[str]]
-INNER_MODULES = 19  # that tests may name, most of them backends': of each other one a package's face offers the same
+INNER_MODULES = 19  # from which tests import names, most of them of backends; what else they need, packages offer
 
 # By rule: a file under zerosim/, a text in it, and a piece of what is said of its one violation; None for what looks
 # like one and is none: rules must not chase people away from plain code.

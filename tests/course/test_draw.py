@@ -33,8 +33,6 @@ def test_a_figure_takes_what_the_engine_takes_for_a_name_and_nothing_where_that_
     assert replace(by_row, what=by_number.what) == by_number
     few = {"ranks": 4, "sizes": np.array([4096, 8192]), "worlds": np.array([2, 4])}
     assert zs.draw.latency_wall.data(most_run=0, **few).by_ranks.marked == ()
-    with pytest.raises(TypeError, match=r"zs\.draw\.ring: .* 'rank'; it takes ranks, length, format, and dark$"):
-        zs.draw.ring(rank=3)
 
 
 def test_a_picture_in_a_notebook_is_a_png_of_its_colors_that_is_as_wide_as_its_inches_or_the_page():
@@ -48,6 +46,13 @@ def test_a_picture_in_a_notebook_is_a_png_of_its_colors_that_is_as_wide_as_its_i
     for color in ink:  # 64 colors stand for all, with little loss
         assert abs(pixels - color).max(axis=2).min() <= 6
     assert not hasattr(drawn, "_repr_svg_"), "JupyterLab shows SVG first, and of an untrusted notebook in place of all"
+
+
+def test_an_argument_that_a_figure_does_not_have_is_refused_by_the_figures_name():
+    for call in (zs.draw.latency_wall, zs.draw.latency_wall.data):
+        assert_refused(lambda call=call: call(link="nvlink4"), literally(
+            "zs.draw.latency_wall: got an unexpected keyword argument 'link'; it has wire, ranks, nbytes, sizes, "),
+            TypeError)
 
 
 def test_a_table_is_html_in_a_notebook_and_text_elsewhere_and_numbers_stand_to_the_right():

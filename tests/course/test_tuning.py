@@ -225,7 +225,7 @@ SAID = {  # of each program: what is asked, lines of its settings, and of what t
         ({"stage": 3, "reduction": "micro_batch"}, ['"stage": 3'], ["added by rank there"])],
     "zerosim": [({"stage": 3, "reduction": "micro_batch"}, ['reduction="micro_batch")'], []), ({
         "stage": 2, "offload": "optimizer=host", "compute": "fp16"}, [
-        "stage=2", 'offload="optimizer=host"'], ["give the policy loss_scale=Dynamic()"])]}
+        "stage=2", 'offload="optimizer=host"'], ["give the policy loss_scale=zs.numerics.loss_scale.Dynamic()"])]}
 
 
 @pytest.mark.parametrize("program", SAID)

@@ -175,7 +175,8 @@ def test_a_plan_that_cannot_be_made_is_refused():
         (gpt2(optimizer="adamw"), "take one of zs.optim's, as zs.optim.AdamW() is"),
         (plan(parameters=7e9, optimizer=zs.optim.Muon()), "what Muon keeps ... none is known; name a model, or"),
         (gpt2(stage="1,2", reduction="micro_batch"), "of sharded gradients, stage 2 or 3, found stage 1"),
-        (gpt2(stage=3, reduction="bits"), "reduction='bits' must be rank or micro_batch"),
+        *((gpt2(stage=stage, reduction="microbatch"), "no order of additions is called reduction='microbatch'; choose "
+           "one of rank, micro_batch; did you mean 'micro_batch'?") for stage in (1, 3)),
         (gpt2(attention="flash"), "attention='flash' must be fused, as FlashAttention is, or unfused"),
         (gpt2(offload="optimizer=host", disk_capacity_nbytes=1), "disk_capacity_nbytes=1 is of offload, and noth"),
         (gpt2(offload="no"), "offload='no' must be 'host' or 'disk'"),

@@ -218,8 +218,6 @@ def test_state_dict_is_what_this_rank_owns_as_views():
 # -- harm -------------------------------------------------------------------------------------------------------------
 
 
-
-
 def program(rank, action, arguments=(), steps=1, **options):
     """An engine after some steps, what an action on it raised, its state before and after, and a step from there."""
     engine = zs.Engine(rank, ODD, options.pop("optimizer", ADAM), **{"stage": 3, "policy": BF16} | options)

@@ -123,7 +123,7 @@ def test_a_rank_that_overlaps_and_one_that_does_not_still_agree_on_what_they_red
 
 
 @pytest.mark.parametrize("stage", zs.STAGES)
-def test_state_shows_the_mean_gradient_between_finish_only(stage):
+def test_state_shows_the_mean_gradient_between_reduce_and_update_only(stage):
     model = ODD
     data, name = batches(model, 3, 1, 1)[0], next(iter(model.shapes))
 

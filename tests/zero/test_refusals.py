@@ -193,7 +193,7 @@ MIDDLE = Model([LinearUnit("a", 3, 4, first=True), LinearUnit("b", 4, 2, first=T
        {"stage": stage}) for stage in zs.STAGES),
     *((partial(another_scale_midway, backwards=backwards), "the loss scale went from 8 to 4 within a step",
        {"stage": stage, "policy": EIGHT}) for stage, backwards in covering(zs.STAGES, (1, 2))),
-    *((weights_of(asked), "of this engine's model; pass one, not its name: engine.model.units are layer0, layer1", {})
+    *((weights_of(asked), "of this engine's model; pass one, not its name, of engine.model.units: layer0, layer1", {})
       for asked in ("layer0", LinearUnit("layer0", 3, 5), None)),
     (lambda engine: engine.layout, "this engine has 2 param groups, each with arrays and a layout",
      {"groups": [zs.Group("*.bias", frozen=True)]}),

@@ -24,9 +24,9 @@ DeviceName = Annotated[str, typer.Option("--device", help="A device, as zerosim 
 LinkName = Annotated[str | None, typer.Option("--link", help="What ranks of a node send through, as zerosim links "
                                               "lists them: nvlink, ...; of plan and tune, without it, the device's.")]
 Nodes = Annotated[int, typer.Option(help="Over how many nodes the ranks are spread.")]
-MeshShape = Annotated[str, typer.Option("--mesh", help="Nodes and ranks of a node, as 2x4: states are in shards inside "
-                                                       "a node and replicated across, over --link and --between; "
-                                                       "or none.")]
+MeshName = Annotated[str, typer.Option("--mesh", help="Nodes and ranks of a node, as 2x4: states are in shards inside "
+                                                      "a node and replicated across, over --link and --between; "
+                                                      "or none.")]
 Parts = Annotated[str, typer.Option("--zeropp", help="Parts of ZeRO++ on the mesh, at stage 3: some of hpz, qwz and "
                                                      "qgz, as in hpz+qwz+qgz=int8; flat; or none.")]
 Reduction = Annotated[str, typer.Option(help="The order in which gradients are added: by rank; or by micro_batch, at "
@@ -110,7 +110,7 @@ def plan(
     optimizer: OptimizerName = "adamw", convention: ConventionName = None, utilization: Utilization = 0.5,
     overlap: Overlap = True, prefetch: Prefetch = 1, offload: Offload = "none", offload_all: FormerOffloadAll = None,
     host_link: HostLink = None, disk_link: DiskLink = None, host_capacity: HostCapacity = None,
-    disk_capacity: DiskCapacity = None, mesh: MeshShape = "none", zeropp: Parts = "none", reduction: Reduction = "rank",
+    disk_capacity: DiskCapacity = None, mesh: MeshName = "none", zeropp: Parts = "none", reduction: Reduction = "rank",
     hardware: OwnHardware = None, ds_config: DsConfig = None, explain: Explain = False, measure: Measure = False,
     former_convention: FormerConventionName = None, as_json: AsJson = False,
 ) -> None:

@@ -30,8 +30,8 @@ Seed = Annotated[int, typer.Option(help="Of first values, batches and the sample
 LossScale = Annotated[str | None, typer.Option(help="A number, or dynamic (the default in fp16).")]
 WeightsFrom = Annotated[str | None, typer.Option("--weights", metavar="FILE|FOLDER", help=(
     "Begin from these weights, of export or Hugging Face's, in place of drawn ones."))]
-MeshShape = Annotated[str, typer.Option("--mesh", help="Nodes and ranks of a node, as 2x4: states are in shards inside "
-                                                       "a node and replicated across, unless --zeropp; or none.")]
+MeshName = Annotated[str, typer.Option("--mesh", help="Nodes and ranks of a node, as 2x4: states are in shards inside "
+                                                      "a node and replicated across, unless --zeropp; or none.")]
 Parts = Annotated[str, typer.Option("--zeropp", help="Parts of ZeRO++ on the mesh: some of hpz, qwz and qgz, as in "
                                                      "hpz+qwz+qgz=int8; flat, for shards on all ranks; or none.")]
 SaveTo = Annotated[str | None, typer.Option("--save", metavar="FILE", help="Record the last step's trace in this JSON "
@@ -62,7 +62,7 @@ def train(
     steps: StepsOfOne = 200, seed: Seed = 0, loss_scale: LossScale = None, capacity: Capacity = None,
     sample: Sample = 160, weights: WeightsFrom = None, save: SaveTo = None, checkpoint: Checkpoint = None,
     save_every: SaveEvery = None, resume: Resume = False, offload: Offload = None,
-    offload_directory: OffloadDirectory = None, mesh: MeshShape = "none", zeropp: Parts = "none",
+    offload_directory: OffloadDirectory = None, mesh: MeshName = "none", zeropp: Parts = "none",
     as_json: AsJson = False,
 ) -> None:
     """Trains a GPT or a Llama on a text, under any stage of ZeRO, and says what it came to."""
@@ -128,7 +128,7 @@ def compare(
     stage: Stage = 3, compute: Compute = "bf16", optimizer: Named = "adamw", lr: LearningRate = None,
     micro_batches: MicroBatches = 1, batch: Batch = 4, recompute: Recompute = "none", layout: LayoutName = None,
     gather: Gather = False, steps: StepsOfEach = 40, seed: Seed = 0, loss_scale: LossScale = None,
-    capacity: Capacity = None, mesh: MeshShape = "none", zeropp: Parts = "none", figure: FigureFile = None,
+    capacity: Capacity = None, mesh: MeshName = "none", zeropp: Parts = "none", figure: FigureFile = None,
     dark: Dark = False, as_json: AsJson = False,
 ) -> None:
     """The same training side by side: under every stage, in other formats, or with other optimizers."""

@@ -41,17 +41,21 @@ class NamedFigure:
 
     def data(self, *args: Any, **options: Any) -> Any:
         """The data that the picture shows, measured. Raises ValueError for a value of another kind than the default's,
-        and as the figure itself does."""
+        and as the figure itself does; TypeError, by the figure's name, for an argument that it does not have."""
         made = figures.FIGURES[self.name].data
-        parameters = inspect.signature(made)
+        signature = inspect.signature(made)
         try:
-            given = parameters.bind(*args, **options).arguments
+            given = signature.bind(*args, **options).arguments
         except TypeError as error:
-            raise TypeError(f"zs.draw.{self.name.replace('-', '_')}: {error}; it takes "
-                            f"{', '.join(parameters.parameters)}, and dark") from None
+            raise TypeError(f"{self._called}: {error}; it has {', '.join(signature.parameters)}") from None
         for name, value in given.items():
-            self._check(name, value, parameters.parameters[name].default)
+            self._check(name, value, signature.parameters[name].default)
         return made(*args, **options)
+
+    @property
+    def _called(self) -> str:
+        """The name that a program calls it by."""
+        return f"zs.draw.{self.name.replace('-', '_')}"
 
     def _check(self, name: str, value: Any, usual: Any) -> None:
         """Raises ValueError for a value that is not of the kind of the ``usual`` one, with that as an example."""
@@ -61,18 +65,17 @@ class NamedFigure:
             least = 0 if name in MAY_BE_ZERO else 1
             fits, what = is_count(value) and value >= least, f"a whole number, {least} or more"
         elif isinstance(usual, float):
-            fits, what = is_finite_number(value), "a number"
+            fits, what = is_finite_number(value), "a finite number"
         elif isinstance(usual, str):
             fits, what = isinstance(value, str | Format | np.dtype | type), "a name"
         elif isinstance(usual, Sequence):
-            fits, what = _is_list(value), "a list of one value or more"
+            fits, what = _is_list(value), "a list with something in it"
         else:
             fits = isinstance(value, Mapping if isinstance(usual, Mapping) else type(usual))
             what = "a mapping of names" if isinstance(usual, Mapping) else f"a {type(usual).__name__}"
         if not fits:
             example = f", as {usual!r}" if isinstance(usual, int | float | str) else ""
-            raise ValueError(f"zs.draw.{self.name.replace('-', '_')} was given {name}={value!r}; {name} is {what}"
-                             f"{example}")
+            raise ValueError(f"{self._called} was given {name}={value!r}; {name} is {what}{example}")
 
     def __call__(self, *args: Any, dark: bool = False, **options: Any) -> Drawing:
         return figures.FIGURES[self.name].draw(self.data(*args, **options), DARK if dark else LIGHT)

@@ -90,7 +90,8 @@ def _engine(config: PlanConfig, settings: Candidate) -> str:
 
 def _not_in_engine(config: PlanConfig) -> Iterator[str]:
     if config.policy.compute == "fp16":
-        yield "fp16 trains with a loss scale: give the policy loss_scale=Dynamic(); the run that was priced had none."
+        yield ("fp16 trains with a loss scale: give the policy loss_scale=zs.numerics.loss_scale.Dynamic(); the run "
+               "that was priced had none.")
     if (of := config.model.transformer) is not None and of.gated:
         yield "base and epsilon are not among a plan's numbers, and change none of them: say the model's own."
 
@@ -229,7 +230,7 @@ def _offload_in_deepspeed(settings: Candidate) -> Iterator[str]:
 
 def _order(config: PlanConfig) -> Iterator[str]:
     if config.reduction != BY_RANK:
-        yield "Gradients are added by rank there, so bits depend on how many there are; no setting changes the order."
+        yield "Gradients are added by rank there, so bits depend on the number of ranks; no setting changes the order."
 
 
 def _recomputation(settings: Candidate) -> Iterator[str]:

@@ -30,7 +30,7 @@ class Policy:
     ``compute="fp64"`` is for checking gradients: finite differences are sharp in it. Updates are made in fp32 as ever.
 
     Raises ValueError for an unknown format or rule, for a loss scale that is not a positive finite number, for a master
-    with fewer mantissa bits than the copy that computes, and for fp8 products of values in 8 bits or, to check, in 64.
+    with fewer mantissa bits than the copy that computes (beside fp64: than fp32), for fp8 products in fp8 or fp64.
     """
 
     compute: str = "fp32"

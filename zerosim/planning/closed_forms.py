@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.numerics.checks import unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.places import DISK, NOTHING, Offload
 from zerosim.numerics.policy import BY_MICRO_BATCH, BY_RANK, REDUCTIONS, Policy
@@ -58,6 +59,13 @@ STAGES: Mapping[int, ShardedStates] = {
     2: ShardedStates(False, True, True),
     3: ShardedStates(True, True, True),
 }
+
+
+def checked_order(reduction: str) -> str:
+    """The name of an order in which gradients are added. Raises ValueError, as the engine does, for an unknown one."""
+    if reduction not in REDUCTIONS:
+        raise unknown_name(f"no order of additions is called reduction={reduction!r}", reduction, REDUCTIONS)
+    return reduction
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +116,7 @@ class Job:
         if self.recompute_units is not None:
             checked_count("recompute_units", self.recompute_units, 1)
         checked_layout(self.layout)
-        if self.reduction not in REDUCTIONS:
-            raise ValueError(f"reduction={self.reduction!r} must be {BY_RANK} or {BY_MICRO_BATCH}")
+        checked_order(self.reduction)
         if self.by_micro_batch and (not self.states.gradients_sharded or self.nodes > 1 or self.policy.wire):
             raise ValueError("reduction='micro_batch' is of sharded gradients, which travel as they are, among ranks "
                              "of one group; take stage 2 or 3 without nodes and without a wire format, or "

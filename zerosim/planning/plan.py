@@ -53,7 +53,7 @@ from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.numerics.units import count_of, gigabytes, nbytes_of, seconds_text
 from zerosim.optim import Optimizer
 from zerosim.planning.activations import Place, fullest_nbytes
-from zerosim.planning.closed_forms import STAGES, Job, sent_nbytes
+from zerosim.planning.closed_forms import STAGES, Job, checked_order, sent_nbytes
 from zerosim.planning.conventions import (
     ADAM,
     Convention,
@@ -301,8 +301,9 @@ class PlanConfig:
     `HOST_NBYTES` and `DISK_NBYTES`). `overlap` and `prefetch` are the engine's options, of bytes and of seconds; a
     bucket is a unit, since others cut units into unequal chunks, and no rank would stand for all. `overheads` replaces
     bytes of the runtime by name, as `hardware.overheads_nbytes` takes them. On a `mesh` states are in shards inside
-    nodes, and replicated across; with `zeropp` in shards on all ranks, and less crosses nodes. Raises ValueError for
-    counts below one, unknown stages, policies and conventions, and a utilization outside (0, 1].
+    nodes, and replicated across; with `zeropp` in shards on all ranks, and less crosses nodes. `reduction` is the order
+    in which the engine adds gradients. Raises ValueError for counts below one, unknown stages, policies and
+    conventions, and a utilization outside (0, 1].
     """
 
     model: ModelShape
@@ -347,8 +348,8 @@ class PlanConfig:
             raise ValueError(f"sequences of {self.sequence} tokens were asked for, and {self.model.name} has learned "
                              f"places for {transformer.positions}; take shorter ones")
         if not isinstance(self.offload, Offload):
-            raise ValueError(f"offload={self.offload!r} must be an Offload, as zs.Offload('host') is; by their names "
-                             "plan_config takes places")
+            raise ValueError(f"offload={self.offload!r} must be an Offload, as zs.Offload('host') is; plan_config "
+                             "takes texts too, as 'optimizer=host'")
         if not self.offload.is_none and self.offload.optimizer == DEVICE:
             raise ValueError(f"offload of {self.offload}: a plan takes the optimizer's state off the device first, "
                              "which is most of all; place it on the host or on disk too")
@@ -713,7 +714,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     if parts is not None:
         rows = _only(rows, "parameters_sharded", f"a plan with zeropp={str(zeropp)!r} is of sharded parameters, stage "
                      "3")
-    if reduction != BY_RANK:
+    if checked_order(reduction) != BY_RANK:
         rows = _only(rows, "gradients_sharded", f"a plan with reduction={reduction!r} is of sharded gradients, stage 2 "
                      "or 3")
     places = offload_of(offload)

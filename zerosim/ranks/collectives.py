@@ -3,8 +3,8 @@
 A generator yields exchanges, one after the other, and finds what arrived in the memory that it named. It is handed
 ``me``, the rank's part in the call: its index, the cut, a few buffers, and arithmetic rounded like the wire's. Whoever
 drives the generators, the hub, MPI, NCCL, the planner, moves what they yield. Here are the rings, and all others of
-about N steps; those of about log2 N are in `ranks.logarithmic`, and what makes two rings of one, inside nodes and
-across, in `ranks.hierarchical`.
+about N steps; those of about log2 N are in `ranks.logarithmic`, and those that go inside nodes and across, a ring each,
+in `ranks.hierarchical`.
 
 Legend: n elements, N ranks, chunk i = vector[cut[i]:cut[i + 1]].
 """

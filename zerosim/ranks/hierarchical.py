@@ -85,9 +85,10 @@ def mesh_of_name(operation: str, name: str, ranks: int) -> MeshShape:
 
 @dataclass(frozen=True, slots=True)
 class InTwoSteps:
-    """Collectives made of the same one twice, inside nodes and across: of rings, each a generator that one rank runs.
+    """The collectives, each a generator that one rank runs: a ring inside every node, and a ring across nodes.
 
-    ``ring_buffers`` are those of the reduce-scatter.
+    Its fields are those rings, and the buffers of the reduce-scatter's: `ranks.collectives`, which has them and whose
+    table has these methods as rows, hands them in.
     """
 
     reduce_scatter_ring: Callable[[PendingCall, Array, Array], Exchanges]

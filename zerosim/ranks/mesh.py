@@ -14,7 +14,7 @@ from zerosim.ranks.trace import Collective, Message, Trace
 
 @dataclass(frozen=True, slots=True)
 class Mesh(MeshShape):
-    """M nodes of R ranks each: what a rank program asks of them, and their traces.
+    """M nodes of R ranks each, with the groups that a rank program needs, and the bytes that its traces send across.
 
     Raises ValueError for what are no counts.
     """

@@ -104,7 +104,7 @@ class Unsharder:
         """
         if unit not in self.model.units:
             raise ValueError(f"weights() was asked for {unit!r}, which is no unit of this engine's model; pass one, "
-                             f"not its name: engine.model.units are {', '.join(unit.name for unit in self.model.units)}")
+                             f"not its name, of engine.model.units: {', '.join(one.name for one in self.model.units)}")
         needed = [unit.name, *dict.fromkeys(unit.tied_weights.values())]
         wholes: dict[str, dict[ParamGroup, np.ndarray]] = {}
         self.open_blocks += not in_pass

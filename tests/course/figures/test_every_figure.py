@@ -235,9 +235,10 @@ REFUSALS = [
           ("ring", {"ranks": "4"}, "ranks='4'; ranks is a whole number, 1 or more, as 4"),
           ("stages", {"steps": 0}, "steps=0; steps is a whole number, 1 or more, as 30"),
           ("timeline", {"stage": -1}, "stage=-1; stage is a whole number, 0 or more, as 3"),
-          ("memory_scaling", {"parameters": "7B"}, "parameters='7B'; parameters is a number, as 7500000000.0"),
-          *(("memory", {"worlds": given}, rf"worlds={re.escape(repr(given))}; worlds is a list of one value or more$")
-            for given in (4, "4", [])),
+          ("memory_scaling", {"parameters": "7B"}, "parameters='7B'; parameters is a finite number, as 7500000000.0"),
+          ("memory", {"worlds": 4}, "worlds=4; worlds is a list with something in it$"),
+          ("memory", {"worlds": "4"}, "worlds='4'; worlds is a list with"),
+          ("memory", {"worlds": []}, r"worlds=\[\]; worlds is a list with something in it$"),
           ("ring", {"format": 16}, "format=16; format is a name, as 'fp32'"),
           ("timeline", {"options": ["overlap"]}, r"options=\['overlap'\]; options is a mapping of names$"),
           ("activations", {"block": 4}, "block=4; block is a Block$"))),
