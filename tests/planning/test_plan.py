@@ -61,6 +61,18 @@ def test_the_plan_as_data_has_exact_integers_that_add_up_and_the_row_that_sends_
         "spare; ZeRO-3 without recomputation, attention unfused has 2.81 GB to spare, less than the margin of 4.28 GB.")
 
 
+def test_the_plan_as_data_says_what_was_asked_in_words_that_an_option_takes():
+    for asked in ({}, {"mesh": "2x4"}, {"mesh": "4x2", "zeropp": "hpz+qwz", "stage": 3}, {"stage": 2, "reduction":
+                  "micro_batch", "offload": "optimizer=host+gradients=host"}):
+        found = zs.plan("gpt2", ranks=8, **asked)
+        data = json.loads(json.dumps(found.as_dict()))
+        again = {"mesh": data["mesh"], "offload": data["offload"], "reduction": data["reduction"],
+                 "zeropp": data["zeropp"] and zs.ZeroPlusPlus(**data["zeropp"])}
+        assert zs.plan("gpt2", ranks=8, **asked | again).config == found.config
+        for name in {"mesh", "offload", "reduction"} & asked.keys():
+            assert again[name] == asked[name]
+
+
 @given(name=st.sampled_from(["gpt2-xl", "llama-2-7b", "llama-3-8b", "qwen2-7b", "opt-13b", None]),
        ranks=st.sampled_from([1, 2, 4, 8, 64]), batch=st.integers(1, 16), tokens=st.sampled_from([512, 1024]),
        device=st.sampled_from(["t4", "a100-40", "h100-80", "b200"]), attention=st.sampled_from(["fused", "unfused"]),

@@ -199,9 +199,12 @@ def test_a_step_has_its_own_bytes_rows_and_what_was_held_when_it_began() -> None
         with pytest.raises(ValueError, match="asked for step 3 of a trace that has 3; an engine's first forward"):
             cluster.trace.step(3)
 
-    bounded = zs.Cluster(2, trace_rows=300)
+    bounded = zs.Cluster(2, trace_rows=200)  # the first two steps have lost rows
     bounded.run(program, 3)
+    assert bounded.trace[0].dropped == 200
     assert bounded.trace.step(-1).sent_nbytes() == cluster.trace.step(-1).sent_nbytes()
+    with pytest.raises(ValueError, match="asked for step 1 of a trace that has 1;"):
+        bounded.trace.step(1)
     with pytest.raises(ValueError, match=r"a step is a whole number, 0 the first and -1 the last, found 'last'"):
         cluster.trace.step("last")
     with pytest.raises(ValueError, match=r"asked for step 0 of a trace that has 0; .* trace_rows= and drop\(\) let"):

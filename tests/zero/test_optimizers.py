@@ -32,6 +32,7 @@ def test_gathering_pays_in_bytes_sent_and_whole_matrices_do_not():
             rank, WIDE, batches(WIDE, 4, 1, 1), optimizer=zs.optim.SOAP(), stage=1, policy=BF16, layout=layout,
             gather=gather))
         assert sum(cluster.trace.sent_nbytes("state")) == sent  # w, m and v in fp32 and g in bf16, each a ring
+        assert [memory.host.peak_nbytes for memory in cluster.memory] == [0] * 4  # it is updated on the device
         found = [slot.size for engine in engines
                  for (_, name), slot in engine.param_group.own_slots.items() if name == "left"]
         # State of another shape is kept by the owner alone, or by all who own elements, and so compute.

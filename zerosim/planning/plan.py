@@ -260,7 +260,10 @@ class Plan(ShownPlan):
                 "ranks": self.config.ranks, "device": self.config.device.name,
                 "link": self.config.network.inside.name,
                 "compute": self.config.policy.compute, "overlap": self.config.overlap,
-                "prefetch": self.config.prefetch,
+                "prefetch": self.config.prefetch, "offload": self.config.offload.text,
+                "mesh": None if self.config.mesh is None else str(self.config.mesh),
+                "zeropp": None if self.config.zeropp is None else asdict(self.config.zeropp),
+                "reduction": self.config.reduction,
                 "rows": [row.as_dict() for row in self.rows], "verdict": self.verdict}
 
 
