@@ -32,7 +32,8 @@ from zerosim.optim import SGD, AdamW
 
 # -- training ---------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("how", ["blocks computed again", "fp32 sums", "fp8 products", "bf16 at rest"])
+@pytest.mark.parametrize("how", [pytest.param("blocks computed again", marks=pytest.mark.slow), "fp32 sums",
+                                 "fp8 products", "bf16 at rest"])
 def test_options_of_the_engine_leave_the_bits_and_bytes_of_a_cluster(compiler: None, how: str) -> None:
     """Of one that adds up as a GPU does."""
     assert_same(DOUBLES[0], programs.gpt, 3, "bf16", how, kind=DOUBLES[0].kind)
@@ -44,7 +45,7 @@ def states_of(found: tuple[Any, dict[str, Any]]) -> dict[tuple[str, str], np.nda
 
 
 @pytest.mark.parametrize("optimizer", chosen(
-    [zs.optim.SGD(lr=0.1), zs.optim.LAMB(), zs.optim.Muon(), zs.optim.Adafactor(), zs.optim.SOAP(every=1)],
+    [zs.optim.LAMB(), zs.optim.Adafactor(), zs.optim.SOAP(every=1)],
     [zs.optim.SGD(lr=0.1), zs.optim.LARS(), zs.optim.LAMB(), zs.optim.Muon(), zs.optim.Adafactor(),
      zs.optim.Shampoo(), zs.optim.SOAP(every=1), zs.optim.Lion(), zs.optim.Adan()]),
     ids=lambda o: type(o).__name__)

@@ -313,7 +313,8 @@ def test_an_exact_sum_of_squares_is_that_of_numpy(kernels: Any) -> None:
 @pytest.mark.parametrize("name", [*NARROW, "fp32"])
 def test_gelu_is_numpys_formula(stand_in: Any, name: str) -> None:
     """With NumPy's exp and tanh called back, so that what is compared is the formula and its order of operations."""
-    x = all_codes(name)[::29 if name in ("fp16", "bf16") else 1] if name in NARROW else chance(name, 2000)
+    every = chosen([97], [29])[0] if name in ("fp16", "bf16") else 1
+    x = all_codes(name)[::every] if name in NARROW else chance(name, chosen([700], [2000])[0])
     for exact in (False, True):
         both(stand_in, "gelu", x, np.zeros_like(x), exact=exact)
         both(stand_in, "gelu_gradient", x, np.roll(x, 5), np.zeros_like(x), exact=exact)

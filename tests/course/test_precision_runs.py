@@ -128,6 +128,7 @@ def rested():
     return {(run.compute, run.master, run.state, run.matmul): run for run in found}
 
 
+@pytest.mark.slow
 def test_each_format_is_tried_with_a_master_without_and_with_state_of_its_own(rested):
     assert list(rested) == [
         ("fp32", "fp32", "fp32", None),
@@ -138,6 +139,7 @@ def test_each_format_is_tried_with_a_master_without_and_with_state_of_its_own(re
         assert [policy.compute for policy in lesson.policies(fmt)] == ["fp32", *["bf16"] * 4]
 
 
+@pytest.mark.slow
 def test_moments_in_fp16_make_training_explode_and_moments_in_bf16_and_fp8_products_do_not(rested):
     exploded, kept, fp8 = (rested[key] for key in (
         ("fp16", "fp32", "fp16", None), ("bf16", "fp32", "bf16", None), ("bf16", "fp32", "fp32", "fp8")))
@@ -148,6 +150,7 @@ def test_moments_in_fp16_make_training_explode_and_moments_in_bf16_and_fp8_produ
     assert fp8.last_loss == pytest.approx(mixed.last_loss, rel=0.05)  # measured: 1 %
 
 
+@pytest.mark.slow
 def test_with_an_fp32_master_16_bits_keep_up_with_fp32_and_without_one_bf16_stalls_more_than_fp16(rested):
     exact = rested["fp32", "fp32", "fp32", None]
     alone = {fmt: rested[fmt, fmt, "fp32", None] for fmt in ("bf16", "fp16")}

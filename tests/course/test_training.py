@@ -240,6 +240,7 @@ def test_the_demo_learns_more_than_the_frequencies_of_bytes():
     assert run.skipped == 0
 
 
+@pytest.mark.slow
 def test_a_llama_of_four_layers_predicts_the_shipped_text_better_than_its_bytes_frequencies():
     found = trained(model="llama-micro", ranks=1, steps=25, batch=4, compute="fp32", sample_tokens=0)
     assert found.options.config().layers == 4

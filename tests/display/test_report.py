@@ -313,6 +313,7 @@ root.dataset.same = document.querySelectorAll(".same").length;
 
 
 @needs_browser
+@pytest.mark.slow
 def test_in_a_browser_every_bar_can_be_walked_to_plus_zooms_and_a_chosen_collective_is_marked_on_all_ranks(saved):
     cluster, _, written = saved
     dom = dom_of(written, first=WATCH, last=KEYS + TELL)
@@ -356,7 +357,8 @@ document.documentElement.dataset.wide = document.documentElement.scrollWidth - i
 
 
 @needs_browser
-@pytest.mark.parametrize(("dark", "color", "width"), [(1, "rgb(255, 255, 255)", 360), (0, "rgb(22, 24, 29)", 1280)])
+@pytest.mark.parametrize(("dark", "color", "width"), [
+    (1, "rgb(255, 255, 255)", 360), pytest.param(0, "rgb(22, 24, 29)", 1280, marks=pytest.mark.slow)])
 def test_in_a_browser_all_text_is_read_in_light_and_in_dark_and_no_page_is_wider_than_its_window(
         saved, dark, color, width):
     flags = (f"--blink-settings=preferredColorScheme={dark}", f"--window-size={width},900")

@@ -119,7 +119,7 @@ def test_a_copy_shows_what_the_cells_show_now(text):
                              else getattr(cell.displayed, method)() for cell in shown(text)]
 
 
-@pytest.mark.parametrize("text", chosen(TEXTS[::2], TEXTS), ids=lambda text: text.stem)
+@pytest.mark.parametrize("text", chosen(TEXTS[::4], TEXTS), ids=lambda text: text.stem)
 def test_a_copys_pictures_are_those_that_the_cells_draw_now(text):
     pictures = 0
     for (_, outputs), cell in zip([both for both in committed(text.with_suffix(".ipynb")) if both[0].kind == "code"],
