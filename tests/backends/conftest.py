@@ -40,7 +40,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leaves out the tests of a card, or of CuPy, where there is none: ``lack`` says so in one line for all."""
     lacking = {"card": lacking_gpus(1), "cupy": importlib.util.find_spec("cupy") is None}
     there = [item for item in items if not any(lacking.get(name) for name in getattr(item, "fixturenames", ()))]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(there)])
+    kept = set(there)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = there
 
 
