@@ -36,10 +36,8 @@ GRADIENTS, BUFFERS = ("gradient", "unit_gradient"), ("communication_buffer", "wo
 
 @dataclass(frozen=True, slots=True)
 class HeldInStep:
-    """Bytes of one rank by kind: when the step's last forward had ended, and at rest after the step; and those that it
-    moved in the step, by direction."""
+    """Bytes of one rank at rest after the step, by kind, and those that it moved in the step, by direction."""
 
-    after_forward: BytesByKind
     at_rest: BytesByKind
     moved: BytesByKind
 
@@ -60,14 +58,12 @@ def take_step(cluster: Cluster, model: Model, optimizer: Optimizer, x_shape: tup
         before = dict(rank.trace.moved_nbytes)
         with rank.trace.span("step"):
             for number in range(1, micro_batches + 1):
-                tape = engine.forward(x, target)
-                after_forward = rank.memory.now_nbytes_by_kind
-                engine.backward(tape, last=number == micro_batches)
+                engine.backward(engine.forward(x, target), last=number == micro_batches)
             engine.reduce()
             engine.update()
             engine.all_gather_parameters()
         now = rank.memory.now_nbytes_by_kind
-        return HeldInStep(after_forward, {kind: now[kind] for kind in RESTING_KINDS if kind in now},
+        return HeldInStep({kind: now[kind] for kind in RESTING_KINDS if kind in now},
                           {way: rank.trace.moved_nbytes[way] - before.get(way, 0) for way in DIRECTIONS})
 
     return list(cluster.run(program))
@@ -134,7 +130,7 @@ MADE_IN_ORDER = (*("LayerNorm 1 statistics",) * 2, "QKV", "attention output", "p
 
 @dataclass(frozen=True, slots=True)
 class MeasuredActivations:
-    """One micro-batch of a GPT under a recomputation policy, on a rank without data, at stage 3.
+    """One micro-batch of a GPT under a recomputation policy, on a rank without data.
 
     Bytes of activations, checkpointed inputs and their gradients: when forward ends, and at the fullest moment of all.
     ``flops`` are those of forward and backward.
@@ -147,8 +143,8 @@ class MeasuredActivations:
 
 
 def measured_activations(block: Block, blocks: int, vocabulary: int, policy: str) -> MeasuredActivations:
-    """Runs a step of a GPT of such blocks in bf16, and reads its memory; the peak is asserted to be the estimate to
-    the byte."""
+    """Runs a GPT of such blocks in bf16, forward and back, and reads its memory; the peak is asserted to be the
+    estimate to the byte."""
     cluster, kept = run_blocks(block, blocks, vocabulary, policy)
     found = MeasuredActivations(policy, kept, cluster.memory[0].peak_nbytes_of(FLOWING), flops_of_passes(cluster))
     assert found.peak_nbytes == fullest_nbytes(block, blocks, vocabulary, policy), "it differs from the estimate"
@@ -156,16 +152,24 @@ def measured_activations(block: Block, blocks: int, vocabulary: int, policy: str
 
 
 def run_blocks(block: Block, blocks: int, vocabulary: int, policy: str) -> tuple[Cluster, int]:
-    """A cluster without data on which a GPT of such blocks took a step, and the bytes of activations after forward."""
+    """A cluster without data on which a GPT of such blocks went forward and back, and the bytes of activations between
+    the two."""
     cluster, gpt = NullCluster(1), GPT(GPTConfig(blocks, block.channels, block.heads, block.tokens, vocabulary))
-    (held,) = take_step(cluster, gpt, SGD(lr=0.1), (block.batch, block.tokens), policy=Policy("bf16"), recompute=policy)
-    return cluster, sum(held.after_forward.get(kind, 0) for kind in FLOWING)
+
+    def program(rank: Rank) -> int:
+        engine = Engine(rank, gpt, SGD(lr=0.1), policy=Policy("bf16"), recompute=policy)
+        tokens = rank.xp.zeros((block.batch, block.tokens), "int64")
+        tape = engine.forward(tokens, tokens)
+        kept = rank.memory.now_nbytes_by_kind
+        engine.backward(tape)
+        return sum(kept.get(kind, 0) for kind in FLOWING)
+
+    return cluster, cluster.run(program)[0]
 
 
 def flops_of_passes(cluster: Cluster) -> int:
-    """The operations of rank 0's step before it reduces and updates."""
-    return sum(row.flops for row in cluster.trace[0].rows
-               if isinstance(row, Compute) and not {"reduce", "update"} & set(row.span))
+    """The operations of rank 0, forward and back."""
+    return sum(row.flops for row in cluster.trace[0].rows if isinstance(row, Compute))
 
 
 def measured_tensors(block: Block) -> dict[str, int]:

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -126,7 +127,7 @@ class Norm:
     functions: ClassVar[tuple[Callable[..., tuple[np.ndarray, Any]], Callable[..., np.ndarray],
                               Callable[..., np.ndarray]]]
 
-    @property
+    @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """(C,) each."""
         return {f"{self.name}.{parameter}": (self.channels,) for parameter in self.parameters}
@@ -204,7 +205,7 @@ class BlockPart(ABC):
         """Both."""
         return self.opening, self.closing
 
-    @property
+    @cached_property
     def norm(self) -> Norm:
         """The norm that the part begins with."""
         of: DecoderConfig = self.config
@@ -215,7 +216,7 @@ class BlockPart(ABC):
         """Parameters of the middle, which most have none of."""
         return {}
 
-    @property
+    @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The norm's (C,), the opening's (C, O) and its bias's (O,), the middle's, the closing's (I, C) and (C,)."""
         c, (o, i) = self.config.channels, self.widths
@@ -353,7 +354,7 @@ class BlockUnit(Unit):
     def __init__(self, name: str, parts: Sequence[BlockPart]) -> None:
         self.name, self.parts = name, tuple(parts)
 
-    @property
+    @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The parts' parameters, in their order."""
         return {name: shape for part in self.parts for name, shape in part.shapes.items()}

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 _Index = int | slice | EllipsisType | None
+_INDICES = (int, slice, EllipsisType, type(None), np.integer)
 
 
 def _numpys(name: str) -> Any:
@@ -63,8 +64,9 @@ class NullArray:
         """Integers, slices, ... and None, as in NumPy; no arrays of indices, since which elements they name would
         be data. An element is an array without dimensions."""
         keys = key if isinstance(key, tuple) else (key,)
-        if not all(part is None or isinstance(part, int | slice | EllipsisType | np.integer) for part in keys):
-            raise TypeError(f"a null array is indexed by integers, slices, ... and None, got {key!r}")
+        for part in keys:
+            if not isinstance(part, _INDICES):
+                raise TypeError(f"a null array is indexed by integers, slices, ... and None, got {key!r}")
         return self._view(self._ghost[keys if ... in keys else (*keys, ...)])
 
     def __setitem__(self, key: _Index | tuple[_Index, ...], value: object) -> None:
@@ -74,7 +76,7 @@ class NullArray:
         """The same elements in another shape; one length may be -1. A copy where NumPy makes one."""
         asked: Any = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
         try:
-            return self._view(np.reshape(self._ghost, asked, copy=False))
+            return self._view(self._ghost.reshape(asked, copy=False))
         except ValueError:
             copy = self.copy()._ghost  # without gaps: a view of it has any shape of as many elements
         try:
