@@ -46,7 +46,7 @@ def test_a_reduce_scatter_passes_at_most_9_files_and_70_functions() -> None:
     assert len(functions) <= 70, sorted(functions)
 
 
-def test_a_step_of_two_linear_layers_passes_at_most_28_files() -> None:
+def test_a_step_of_two_linear_layers_passes_at_most_25_files() -> None:
     model = Model([LinearUnit("a", 3, 5, first=True), LinearUnit("b", 5, 2)])
     batch = np.zeros((2, 3), np.float32), np.zeros((2, 2), np.float32)
 
@@ -55,4 +55,4 @@ def test_a_step_of_two_linear_layers_passes_at_most_28_files() -> None:
         return lambda: engine.step([batch])
 
     files, _ = passed(make)
-    assert 15 < len(files) <= 28, sorted(files)
+    assert 15 < len(files) <= 25, sorted(files)

@@ -43,7 +43,7 @@ def test_from_four_ranks_on_every_two_orders_differ(ranks: int) -> None:
 
 def test_the_rules_of_a_mean_differ_where_n_is_no_power_of_two() -> None:
     def means(ranks: int) -> dict[str, bytes]:
-        return {rule: bits(summed(normals(ranks, 500, BF16), op="mean", average=rule)) for rule in call.AVERAGES}
+        return {rule: bits(summed(normals(ranks, 500, BF16), op="mean", average=rule)) for rule in call.MEANS}
 
     found = means(6)
     # What split divides by before is a power of two, which is exact where nothing overflows or becomes subnormal.

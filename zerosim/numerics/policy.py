@@ -10,7 +10,8 @@ from zerosim.numerics.checks import FP64, unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.loss_scale import LossScaler, Scaling, scaling_of
 
-AVERAGES = ("cast_then_divide", "sum_then_divide", "divide_then_sum", "split", "premultiply")
+MEANS = ("sum_then_divide", "divide_then_sum", "split", "premultiply")  # the rules of a collective
+AVERAGES = ("cast_then_divide", *MEANS)
 MATMULS = (None, "fp8")
 BY_RANK, BY_MICRO_BATCH = REDUCTIONS = ("rank", "micro_batch")  # the orders in which gradients are added
 

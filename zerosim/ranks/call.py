@@ -23,6 +23,7 @@ from zerosim.numerics.arrays import Integers, is_array, is_writable, may_share_m
 from zerosim.numerics.checks import FLOATING, unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import NullKernels, NumpyKernels, do_nothing
+from zerosim.numerics.policy import MEANS
 from zerosim.numerics.rounding import round_to
 
 Cut = tuple[int, ...]
@@ -172,7 +173,7 @@ class Call:
                              "sum, or cast to a float")
         if op != "mean":
             return self
-        return replace(self, op=op, average=AVERAGES[0] if self.average is None else self.average)
+        return replace(self, op=op, average=MEANS[0] if self.average is None else self.average)
 
     def __str__(self) -> str:
         details = [f"call {self.number}", str(self.shape), str(self.dtype)]
@@ -209,8 +210,6 @@ class Hop:
 # -- Means: the averaging rules by name ------------------------------------------------------------------------------
 # Where a mean over N ranks divides decides what overflows or underflows. Every multiplication and division is computed
 # in fp32 and rounded once to the array's format.
-
-AVERAGES = ("sum_then_divide", "divide_then_sum", "split", "premultiply")
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +255,7 @@ def mean_rule(name: str, ranks: int, dtype: np.dtype) -> MeanRule:
         case "premultiply":
             inverse = 1 / ranks if dtype == np.float64 else float(round_to(np.float32(1 / ranks), format_of(dtype)))
             return MeanRule(multiply_before=inverse)
-    raise unknown_name(f"no averaging rule {name!r}", name, AVERAGES)
+    raise unknown_name(f"no averaging rule {name!r}", name, MEANS)
 
 
 def split_factors(ranks: int) -> tuple[int, float]:

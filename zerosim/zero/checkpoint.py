@@ -55,7 +55,6 @@ from zerosim.zero.micro_batch_order import OF_THE_CUT
 from zerosim.zero.param_group import ParamGroup, at
 from zerosim.zero.placements import Placement
 from zerosim.zero.update import Update
-from zerosim.zero.updated_parameters import after_load
 
 FORMAT, VERSION, INDEX = "zerosim sharded checkpoint", 1, "index.json"
 SHARD = re.compile(r"shard-(\d{6,})-rank-\d+-of-\d+\.safetensors")
@@ -543,7 +542,8 @@ def _fill(plan: LoadPlan, training: TrainingState, counts: StepCounts) -> None:
     training.observer.rows, training.observer.sums = plan.rows, plan.factors
     for reducer in training.gradients.reducers.values():
         reducer.micro_batch = content["micro_batches"]
-    update.delayed = after_load(update.trained)
+    if update.on_host:
+        update.on_host.after_load()
 
 
 def _read(training: TrainingState, sources: Sequence[Source], *, check_only: bool) -> int:

@@ -40,12 +40,13 @@ from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCou
 from zerosim.zero.hybrid import hybrid_groups
 from zerosim.zero.layout import Layout
 from zerosim.zero.micro_batch_order import ExactSquares, is_by_micro_batch, refuse_factors
-from zerosim.zero.offload import Transfers
+from zerosim.zero.offload import OffloadTransfers
 from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
-from zerosim.zero.placements import BucketOptions, Stage, stage_of
+from zerosim.zero.placements import BucketOptions, Stage, Transfers, stage_of
 from zerosim.zero.skipped import SkippedSteps
 from zerosim.zero.unshard import ParameterAllGather, Unsharder
 from zerosim.zero.update import Schedule, Squares, StepResult, Update
+from zerosim.zero.whole_tensors import whole_state
 from zerosim.zero.zeropp import collectives_of
 
 RENAMED = {"refresh": "all_gather_parameters", "states": "param_group", "families": "param_groups"}
@@ -135,7 +136,8 @@ class Engine(Shown):
         settings = settings_of(model, optimizer, self.policy, groups)
         unit_gather, quantized = collectives_of(self.zeropp, rank, self.mesh, self.stage, self.policy, bucket_options)
         shards, replicas = (rank, None) if self.zeropp or not self.mesh else hybrid_groups(rank, self.mesh, self.stage)
-        self.transfers = Transfers(rank, offload_of(offload))
+        asked = offload_of(offload)
+        self.transfers = Transfers(rank) if asked.is_none else OffloadTransfers(rank, asked)
         first = initializer_of(model, weights)
         self.param_groups = param_groups(shards, model, settings, first, layout, self.stage, self.transfers, replicas)
         self.transfers.drain()
@@ -498,7 +500,7 @@ class Engine(Shown):
         group = known.get(str(name))
         if group is None:
             raise unknown_name(f"the model has no parameter {name!r}", name, known, "it has")
-        return group.whole_state(group.layout.by_name[str(name)])
+        return whole_state(group, group.layout.by_name[str(name)])
 
     @property
     def layout(self) -> Layout:

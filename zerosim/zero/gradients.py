@@ -25,7 +25,7 @@ from zerosim.numerics.places import DEVICE
 from zerosim.ranks.rank import Rank
 from zerosim.zero.hybrid import AcrossNodes
 from zerosim.zero.layout import Bucket, Parts, buckets
-from zerosim.zero.param_group import ParamGroup, ReducedGradient, clear_padding
+from zerosim.zero.param_group import ParamGroup, ReducedGradient
 from zerosim.zero.placements import PARTIAL, SHARDED, BucketMove, BucketOptions, Move, Placement
 from zerosim.zero.zeropp import QuantizedReduceScatter
 
@@ -362,7 +362,7 @@ class Reducer:
             return self.param_group.gradient
         gradient: np.ndarray = self.transfers.alloc(self.param_group.length(want), dtype, "gradient",
                                                     "reduced gradient")
-        clear_padding(gradient, self.layout, want, self.rank)
+        self.param_group.clear_padding(gradient, want)
         return gradient
 
     def _parts(self, bucket: Bucket, array: np.ndarray, placement: Placement) -> Parts:

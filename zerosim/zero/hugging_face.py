@@ -39,7 +39,6 @@ from zerosim.zero.checkpoint import (
     resting_of,
     together,
 )
-from zerosim.zero.updated_parameters import UpdatedParameters
 
 ONE_FILE, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 SUFFIX = ".safetensors"
@@ -210,7 +209,8 @@ def load_weights(path: str | Path, training: TrainingState, abandon: Callable[[]
     abandon()
     with training.update.changing_state(f"load of weights from {str(path)!r}"):
         together(rank, partial(_fill, found, training))
-    training.update.delayed = UpdatedParameters()  # of the weights of before
+    if training.update.on_host:
+        training.update.on_host.delayed = {}  # of the weights of before
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ from zerosim.ranks.call import ceil_cut
 from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.rank import Rank
 from zerosim.zero.layout import Bucket, Layout, Region, UnitShapes, buckets, lay_out
-from zerosim.zero.offload import Transfers
-from zerosim.zero.placements import PARTIAL, REPLICATED, BucketMove, BucketOptions, Stage
+from zerosim.zero.placements import PARTIAL, REPLICATED, BucketMove, BucketOptions, Stage, Transfers
 
 
 def lay_out_inside(name: str, shapes: UnitShapes, ranks: int, nodes: int) -> Layout:

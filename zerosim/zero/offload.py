@@ -1,8 +1,8 @@
 """Offload: state that rests on the host or on disk, and every move between there and the device.
 
 What rests on the host is an array in ``rank.memory.host``, what rests on disk a `DiskVector` in ``rank.memory.disk``;
-`Transfers` brings either to where it is computed with, and back, and notes the bytes in the trace. The engine's parts
-ask it where they would use an array that rests on the device; there it does nothing.
+`OffloadTransfers` brings either to where it is computed with, and back, and notes the bytes in the trace. The engine's
+parts ask it where they would use an array that rests on the device (`Transfers`).
 
 Files are read ahead and written behind by a few threads. State that an update writes goes into a second file (a draft),
 which takes the first one's place when the whole update is written on every rank: so a disk that is full or fails leaves
@@ -31,6 +31,8 @@ from zerosim.numerics.places import DEVICE, DISK, FROM_DISK, HOST, TO_DEVICE, TO
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.together import all_or_none
 from zerosim.ranks.transfers import Transfer, TransferWait, begin_transfer
+from zerosim.zero.param_group import MASTER, ParamGroup, at
+from zerosim.zero.placements import SHARDED, Settle, Transfers
 
 Outcome = Future[OSError | None] | None  # of what a thread does; None without data
 THREADS = 2  # of one rank
@@ -136,7 +138,8 @@ class StoredVector:
 
 
 class DiskVector:
-    """A vector on disk, or a range of one: shape and dtype of an array, whose values `Transfers` reads and writes."""
+    """A vector on disk, or a range of one: shape and dtype of an array, whose values `OffloadTransfers` reads and
+    writes."""
 
     def __init__(self, stored: StoredVector, start: int, shape: tuple[int, ...]) -> None:
         self.stored, self.start, self.shape = stored, start, shape
@@ -179,13 +182,7 @@ def _in_a_thread(places: Sequence[tuple[Callable[[memoryview, int], None], int, 
     return None
 
 
-def clear(x: Any) -> None:
-    """Sets new elements to zero; a new file has zeros."""
-    if not isinstance(x, DiskVector):
-        x[...] = 0
-
-
-class Transfers:
+class OffloadTransfers(Transfers):
     """Moves one rank's state between its device, its host and its disk.
 
     A GPU copies on a stream of its own, beside what it computes. Of what leaves it one array at most is under way,
@@ -193,7 +190,8 @@ class Transfers:
     """
 
     def __init__(self, rank: Rank, offload: Offload) -> None:
-        self.rank, self.offload, self.memory, self.is_idle = rank, offload, rank.memory, offload.is_none
+        super().__init__(rank)
+        self.offload, self.update_place = offload, DEVICE if offload.optimizer == DEVICE else HOST
         self._open_file = offload.open_file or ScratchFile
         self._stored: list[StoredVector] = []
         self._ahead: dict[tuple[StoredVector, int, int], tuple[AnyArray, Outcome, Transfer]] = {}
@@ -204,11 +202,6 @@ class Transfers:
         self._failure: OSError | None = None  # of a file, in the update under way
         self._pool = ThreadPoolExecutor(THREADS) if offload.uses_disk and has_data(
             rank.kernels.empty(0, np.float32)) else None
-
-    @property
-    def update_place(self) -> str:
-        """The place that computes the optimizer's update: the device, unless its state rests elsewhere."""
-        return DEVICE if self.offload.optimizer == DEVICE else HOST
 
     def kernels_at(self, place: str) -> Any:
         """The arithmetic of the device, or of the host."""
@@ -222,8 +215,10 @@ class Transfers:
         Raises OffloadError for a directory in which no file can be made.
         """
         place = self.offload.place_of(kind)
-        if place != DISK:
-            return (self.memory if place == DEVICE else self.memory.host).alloc(shape, dtype, kind, name)
+        if place == DEVICE:
+            return super().alloc(shape, dtype, kind, name)
+        if place == HOST:
+            return self.memory.host.alloc(shape, dtype, kind, name)
         shape = shape if isinstance(shape, tuple) else (shape,)
         length, dtype = int(np.prod(shape, dtype=np.int64)), np.dtype(dtype)
         stored = StoredVector(kind, name, dtype, length)
@@ -248,6 +243,11 @@ class Transfers:
                 self.rank.kernels.serving(room).fill(room, lambda span, first=here.start: values(
                     slice(first + span.start, first + span.stop)))
 
+    def clear(self, x: Any) -> None:
+        """Sets new elements to zero; a new file has zeros."""
+        if not isinstance(x, DiskVector):
+            super().clear(x)
+
     @contextmanager
     def written(self, x: Any) -> Iterator[Any]:
         """The array itself, to be written to where it rests; or room on the host, for one on disk."""
@@ -258,7 +258,7 @@ class Transfers:
         """The place where an array lies."""
         if isinstance(x, DiskVector):
             return DISK
-        return DEVICE if self.is_idle or self.memory.host.kind_of(x) is None else HOST
+        return DEVICE if self.memory.host.kind_of(x) is None else HOST
 
     def room(self, place: str, like: Any) -> Any:
         """New memory on the device or the host for a copy of state."""
@@ -266,8 +266,8 @@ class Transfers:
         return memory.alloc(like.shape, like.dtype, kind, "offload")
 
     def stretches(self, count: int) -> Iterable[slice]:
-        """The ranges in which so many elements are moved: one where everything rests on the device."""
-        return [slice(0, count)] if self.is_idle else spans(count, self.rank.kernels.STRETCH)
+        """The ranges in which so many elements are moved."""
+        return spans(count, self.rank.kernels.STRETCH)
 
     def after(self, here: slice) -> slice:
         """The stretch that follows."""
@@ -331,7 +331,7 @@ class Transfers:
                 return str(kind)
         return "workspace"
 
-    def settling(self, kind: str) -> Callable[[Any, Any, bool], None] | None:
+    def settling(self, kind: str) -> Settle | None:
         """`settle` for a kind of state that rests elsewhere than on the device; None for one that rests there."""
         return None if self.offload.place_of(kind) == DEVICE else self.settle
 
@@ -356,14 +356,20 @@ class Transfers:
 
         ``read`` and ``written`` name those whose values are needed, and those that change (None: all).
         """
-        if self.is_idle:
-            yield dict(resting)
-            return
         copies = {name: self.at(place, x, read=read is None or name in read) for name, x in resting.items()}
         yield copies
         for name, x in resting.items():
             if copies[name] is not x and (written is None or name in written):
                 self.move(copies[name], x)
+
+    def in_stretches(self, resting: Mapping[str, Any], count: int,
+                     unchanged: Collection[str] = ()) -> Iterator[tuple[slice, dict[str, Any]]]:
+        """The arrays (count,) where the update is computed: themselves, or copies, stretch by stretch."""
+        for here in self.stretches(count):
+            self.read_ahead(*(x[self.after(here)] for x in resting.values()))
+            with self.staged({name: x[here] for name, x in resting.items()}, self.update_place,
+                             written=resting.keys() - unchanged) as arrays:
+                yield here, arrays
 
     def wait(self, direction: str | None = None) -> None:
         """Waits for what is under way between device and host, one way or both."""
@@ -392,6 +398,10 @@ class Transfers:
                 key = (x.stored, x.start, x.size)
                 if key not in self._ahead:
                     self._ahead[key] = self._start_read(x)
+
+    def read_first(self, resting: Mapping[str, Any]) -> None:
+        """Begins to read the arrays that `in_stretches` will ask for first."""
+        self.read_ahead(*(x[self.after(slice(0))] for x in resting.values()))
 
     def _read(self, x: DiskVector) -> AnyArray:
         """The values on the host, in new memory."""
@@ -515,3 +525,75 @@ class Transfers:
             if future is not None:
                 future.result()
         self._ahead = {}
+
+
+# -- the update that the host computes --------------------------------------------------------------------------------
+
+
+class HostUpdate:
+    """The parameters that the host has updated, in the compute format: where they go, and when.
+
+    They wait on the host, in memory of their own, until the whole update is known to be good, and go to the parameters
+    then; or, where the update is delayed, when the next one is. ``delayed`` has what waits so, by param group; None
+    where parameters rest beside the optimizer's state, and are written there.
+
+    Raises ValueError for a delayed update of parameters that are their own masters, and could not stay behind them.
+    Source of the delayed update: Ren et al. 2021 (ZeRO-Offload), section 5.2.
+    """
+
+    def __init__(self, groups: Sequence[ParamGroup]) -> None:
+        self.groups, self.transfers, self.offload = groups, groups[0].transfers, groups[0].transfers.offload
+        self.delayed: dict[ParamGroup, Any] = {}
+        if self.offload.delayed_update and any(group.parameter_is_master for group in groups):
+            raise ValueError("a delayed update needs masters beside the parameters, which go on for a step with what "
+                             "they are, and in fp32 they are one; compute in bf16 or fp16, or leave delayed_update out")
+
+    def begin(self, group: ParamGroup) -> None:
+        """Makes room for one update of a group. Where the parameter is the master, what is updated is a copy."""
+        group.updated, stage = None, group.stage
+        if self.offload.parameters != self.offload.optimizer or self.offload.delayed_update:
+            group.updated = group.rank.memory.host.alloc(group.length(stage.optimizer), group.policy.compute_dtype,
+                                                         "parameter", "updated")
+            for piece in group.regions_held(stage.optimizer) if group.parameter_is_master else []:
+                self.transfers.move(group.parameter[at(piece, stage.parameters)],
+                                    group.updated[at(piece, stage.optimizer)])
+
+    def bring_to_disk(self) -> None:
+        """Brings them to parameters on disk, which is a part of the update."""
+        if self.offload.parameters == DISK:
+            self._bring()
+
+    def publish(self, all_gathers: Mapping[ParamGroup, Any]) -> None:
+        """Brings them to where else parameters rest, and lets the other ranks have them."""
+        if self.offload.parameters != DISK:
+            self._bring()
+        for group in self._now():
+            for region in group.layout.regions:
+                all_gathers[group].shard_updated(region)
+            self.transfers.drain()
+        self.delayed = self._made() if self.offload.delayed_update else {}
+
+    def after_load(self) -> None:
+        """Makes those that a delayed update has left: they are the masters, rounded."""
+        self.delayed = {}
+        for group in self.groups if self.offload.delayed_update else []:
+            self.begin(group)
+            for piece in group.pieces:
+                master = {MASTER: group.master_at_rest(piece)}
+                for here, arrays in self.transfers.in_stretches(master, piece.count, unchanged=(MASTER,)):
+                    group.cast(piece, here, arrays[MASTER], HOST)
+            self.delayed[group], group.updated = group.updated, None
+
+    def _made(self) -> dict[ParamGroup, Any]:
+        return {group: group.updated for group in self.groups}
+
+    def _now(self) -> dict[ParamGroup, Any]:
+        """Those that go to the parameters at the end of this update."""
+        return self.delayed if self.offload.delayed_update else self._made()
+
+    def _bring(self) -> None:
+        for group, updated in self._now().items():
+            stage = group.stage
+            narrower = SHARDED if SHARDED in (stage.parameters, stage.optimizer) else stage.optimizer
+            for piece in group.regions_held(narrower) if updated is not None else []:
+                self.transfers.move(updated[at(piece, stage.optimizer)], group.parameter[at(piece, stage.parameters)])

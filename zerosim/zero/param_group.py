@@ -20,7 +20,6 @@ import numpy as np
 
 from zerosim.models.initializers import Initializer
 from zerosim.models.units import Model
-from zerosim.numerics.checks import work_type
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.places import DEVICE
 from zerosim.numerics.policy import Policy
@@ -28,9 +27,8 @@ from zerosim.numerics.rounding import round_to
 from zerosim.optim.base import Optimizer, Slot
 from zerosim.ranks.rank import Rank
 from zerosim.zero.hybrid import lay_out_inside
-from zerosim.zero.layout import Layout, LayoutEntry, ParameterPiece, Piece, Region, lay_out
-from zerosim.zero.offload import Transfers, clear
-from zerosim.zero.placements import REPLICATED, SHARDED, Placement, Stage
+from zerosim.zero.layout import LayoutEntry, ParameterPiece, Piece, Region, lay_out
+from zerosim.zero.placements import REPLICATED, SHARDED, Placement, Stage, Transfers
 
 # -- what a user asks for ---------------------------------------------------------------------------------------------
 
@@ -115,6 +113,8 @@ def _check(model: Model, groups: Sequence[Group]) -> None:
 
 # -- what a rank holds ------------------------------------------------------------------------------------------------
 
+MASTER, GRADIENT = "", "the gradient"  # among the names of slots
+
 
 @dataclass(slots=True)
 class ReducedGradient:
@@ -123,6 +123,17 @@ class ReducedGradient:
     gradient: np.ndarray
     placement: Placement
     divisor: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """The numbers that all updates of one step share: its own, the factor of clipping, the schedule's factor of lr, and
+    the factors of activations and output gradients by weight."""
+
+    step: int
+    clip_factor: float
+    lr_factor: float | None
+    factors: Mapping[str, Any]
 
 
 def param_groups(rank: Rank, model: Model, settings: Mapping[str, Settings], first: Initializer, layout: str,
@@ -139,7 +150,8 @@ class ParamGroup:
 
     ``rank`` is a handle among those that have a shard each, ``replicas`` one among those that have the same, on a mesh.
     ``settings`` are those of its parameters, by name, ``first`` makes their first values. ``reduced`` is there between
-    reduce() and update(). ``transfers`` brings state that does not rest on the device there, and back.
+    reduce() and update(). ``transfers`` brings state that does not rest on the device there, and back; ``updated`` are
+    the parameters that the host updates, in an update and None where they are made where they rest.
     """
 
     def __init__(self, rank: Rank, model: Model, settings: Mapping[str, Settings], first: Initializer, layout: str,
@@ -159,6 +171,7 @@ class ParamGroup:
         self.master = self.parameter if self.parameter_is_master else self._alloc(
             stage.optimizer, self.policy.master_dtype, "master")
         self.reduced: ReducedGradient | None = None
+        self.updated: Any = None
         # What this rank updates, parameter by parameter.
         self.pieces = [] if self.frozen else self.layout.by_parameter(self.regions_held(stage.optimizer))
         self.slots: dict[str, np.ndarray] = {}  # one vector beside the master: slots that every parameter has
@@ -202,6 +215,11 @@ class ParamGroup:
 
     # -- one parameter ------------------------------------------------------------------------------------------------
 
+    def optimizer(self, entry: LayoutEntry, context: StepContext) -> Any:
+        """The optimizer of a parameter, with the lr of this step where a schedule changes it."""
+        optimizer: Any = self.optimizers[entry.name]
+        return optimizer if context.lr_factor is None else optimizer.with_lr(optimizer.lr * context.lr_factor)
+
     def slots_of(self, entry: LayoutEntry) -> dict[str, Slot]:
         """The state that the parameter's optimizer keeps for it, by name."""
         return self.optimizers[entry.name].slots(entry.shape)
@@ -221,22 +239,54 @@ class ParamGroup:
             return own
         return own[piece.start:piece.start + piece.count]
 
+    def gradient_sum(self, piece: Piece) -> np.ndarray:
+        """The piece of the gradient's sum."""
+        return self.reduced_gradient.gradient[at(piece, self.reduced_gradient.placement)]
+
+    def master_at_rest(self, piece: ParameterPiece) -> np.ndarray:
+        """The elements of a piece that the optimizer updates."""
+        array, placement = self.master, self.master_placement
+        if self.parameter_is_master and self.updated is not None:
+            array, placement = self.updated, self.stage.optimizer
+        return array[at(piece, placement)]
+
+    def at_rest(self, piece: ParameterPiece) -> dict[str, np.ndarray]:
+        """The piece of the master, of the gradient's sum and of each slot."""
+        return {MASTER: self.master_at_rest(piece), GRADIENT: self.gradient_sum(piece),
+                **{name: self.slot(piece, name) for name in self.slots_of(piece.entry)}}
+
+    def cast(self, piece: ParameterPiece, here: slice, master: np.ndarray, place: str) -> int:
+        """Rounds a stretch of an updated master (n,) at ``place`` to the parameter's format, as far as this rank has
+        both; the bytes of that."""
+        if self.parameter_is_master:
+            return 0
+        if self.updated is not None:
+            target = self.updated[at(piece, self.stage.optimizer)][here]
+        else:
+            low = piece.vector.start + here.start
+            high, rank = low + len(master), self.rank.index
+            target = self.parameter[low:high] if self.stage.parameters is not SHARDED else None
+            if target is None:
+                cut = self.layout.cut(low, high)
+                target, master = self.parameter[self.layout.owned(rank, low, high)], master[cut[rank]:cut[rank + 1]]
+        with self.transfers.staged({"": target}, place, read=()) as arrays:
+            self.transfers.kernels_at(place).cast_pack(master, arrays[""])
+        return int(master.nbytes + target.nbytes)
+
+    def note_update(self, arrays: Mapping[str, np.ndarray], cast_nbytes: int) -> None:
+        """Notes what the device moves for an update, which is what it costs on any: the gradient is read, the rest read
+        and written, and what is cast.
+
+        The operations per element differ from one optimizer to the next, and none takes longer than its memory traffic.
+        """
+        if self.transfers.update_place == DEVICE:
+            self.rank.trace.compute(nbytes=2 * sum(x.nbytes for x in arrays.values()) - arrays[GRADIENT].nbytes
+                                    + cast_nbytes)
+
     def spans_ranks(self, entry: LayoutEntry) -> bool:
         """True where more than one rank owns elements of a tensor whose optimizer state is sharded."""
         owners = sum(low < high for low, high in pairwise(self.layout.cut(entry.low, entry.high)))
         return self.stage.optimizer is SHARDED and owners > 1
-
-    def own(self, entry: LayoutEntry, array: np.ndarray, placement: Placement) -> np.ndarray:
-        """The elements of a tensor that this rank owns, in an array at rest."""
-        if placement is SHARDED:
-            return array[self.layout.owned(self.rank.index, entry.low, entry.high)]
-        cut = self.layout.cut(entry.low, entry.high)
-        return array[entry.low + cut[self.rank.index]:entry.low + cut[self.rank.index + 1]]
-
-    def own_slot(self, entry: LayoutEntry, name: str) -> np.ndarray:
-        """The elements of a flat slot that this rank keeps; none where it updates none of the tensor."""
-        nothing: np.ndarray = self.rank.kernels.empty(0, self.slot_dtype(self.slots_of(entry)[name]))
-        return self.own_slots.get((entry.name, name), nothing)
 
     def all_gather_scalars(self, mine: np.ndarray) -> np.ndarray:
         """The values of all ranks, in rank order; nothing is sent where each knows all."""
@@ -245,56 +295,27 @@ class ParamGroup:
         found: np.ndarray = self.rank.all_gather(mine, purpose="control")
         return found
 
-    def all_gather_tensor(self, entry: LayoutEntry, own: np.ndarray) -> np.ndarray:
-        """The tensor of which every rank has ``own``, in its shape; a parameter lies in one region."""
-        found: np.ndarray = self.rank.all_gather(self.transfers.at(DEVICE, own),
-                                                 splits=self.layout.cut(entry.low, entry.high), purpose="state")
-        return found.reshape(entry.shape)
-
-    # -- looking at one parameter's whole state, wherever its pieces rest ---------------------------------------------
-
-    def whole_state(self, entry: LayoutEntry) -> dict[str, np.ndarray | None]:
-        """The whole parameter, mean gradient, master and optimizer slots of one parameter, each of its shape.
-
-        Slots of another shape (a matrix's factors) are not among them: ``own_slots`` has them, on the ranks that keep
-        them.
-        """
-        found: dict[str, np.ndarray | None] = {
-            "parameter": self._whole(entry, self.parameter, self.stage.parameters),
-            "gradient": self._mean_gradient(entry),
-            "master": self._whole(entry, self.master, self.master_placement)}
-        flat = [] if self.frozen else [name for name in self.slots_of(entry) if self.is_flat(entry, name)]
-        return found | {name: self._whole_slot(entry, name) for name in flat}
-
-    def _whole(self, entry: LayoutEntry, array: np.ndarray, placement: Placement) -> np.ndarray:
-        if placement is SHARDED:
-            return self.all_gather_tensor(entry, self.own(entry, array, SHARDED))
-        return self._copy(entry, array[entry.low:entry.high])
-
-    def _whole_slot(self, entry: LayoutEntry, name: str) -> np.ndarray:
-        if self.stage.optimizer is SHARDED:
-            return self.all_gather_tensor(entry, self.own_slot(entry, name))
-        return self._copy(entry, self.own_slot(entry, name))
-
-    def _copy(self, entry: LayoutEntry, array: np.ndarray) -> np.ndarray:
-        found: np.ndarray = self.transfers.at(DEVICE, array).reshape(entry.shape).copy()
-        return found
-
-    def _mean_gradient(self, entry: LayoutEntry) -> np.ndarray | None:
-        """fp32(sum) / (S * N * k) between reduce() and update(), all float64 under fp64; None otherwise."""
-        if self.reduced is None:
-            return None
-        total = self._whole(entry, self.reduced.gradient, self.reduced.placement)
-        mean: np.ndarray = self.rank.kernels.empty(total.size, work_type(total))
-        self.rank.kernels.gradient_block(total.reshape(-1), self.reduced.divisor, 1.0, mean)
-        return mean.reshape(entry.shape)
-
     # -- what is made at the start ------------------------------------------------------------------------------------
 
     def _alloc(self, placement: Placement, dtype: np.dtype, kind: str, name: str = "") -> np.ndarray:
         array: np.ndarray = self.transfers.alloc(self.length(placement), dtype, kind, name or kind)
-        clear_padding(array, self.layout, placement, self.rank)
+        self.clear_padding(array, placement)
         return array
+
+    def clear_padding(self, array: np.ndarray, placement: Placement) -> None:
+        """Sets a new array's padding to zero, so that no chance bits travel; in debug mode it stays NaN: a leak is
+        seen."""
+        if not self.rank.memory.debug:
+            for low, high in self._padding_of(placement):
+                self.transfers.clear(array[low:high])
+
+    def _padding_of(self, placement: Placement) -> Iterator[tuple[int, int]]:
+        layout, rank = self.layout, self.rank.index
+        if placement is not SHARDED:
+            yield from ((region.valid_high, region.high) for region in layout.regions)
+            return
+        for piece, region in zip(layout.valid(rank), layout.regions, strict=True):
+            yield piece.shard.stop, piece.shard.start + region.bounds[rank + 1] - region.bounds[rank]
 
     def _make_slots(self) -> None:
         """A slot that every parameter has lies in one vector beside the master; any other is an array of its own."""
@@ -305,7 +326,7 @@ class ParamGroup:
         for name, dtype in sorted(shared, key=str):
             self.slots[name] = self._alloc(self.stage.optimizer, dtype, "optimizer_state", name)
             for piece in self.regions_held(self.stage.optimizer):
-                clear(self.slots[name][at(piece, self.stage.optimizer)])
+                self.transfers.clear(self.slots[name][at(piece, self.stage.optimizer)])
         for piece in self.pieces:
             for name, slot in kept[piece.entry.name].items():
                 dtype, is_flat = self.slot_dtype(slot), self.is_flat(piece.entry, name)
@@ -314,7 +335,7 @@ class ParamGroup:
                 else:
                     own = self.transfers.alloc(piece.count if is_flat else slot.shape, dtype, "optimizer_state",
                                                f"{piece.entry.name} {name}")
-                    clear(own)
+                    self.transfers.clear(own)
                 self.own_slots[piece.entry.name, name] = own
 
     def _initialize(self, first: Initializer) -> None:
@@ -340,18 +361,3 @@ class ParamGroup:
 def at(piece: Piece, placement: Placement) -> slice:
     """The place of a piece in an array that rests under a placement."""
     return piece.shard if placement is SHARDED else piece.vector
-
-
-def clear_padding(array: np.ndarray, layout: Layout, placement: Placement, rank: Rank) -> None:
-    """Sets a new array's padding to zero, so that no chance bits travel; in debug mode it stays NaN: a leak is seen."""
-    if not rank.memory.debug:
-        for low, high in _padding_of(layout, placement, rank.index):
-            clear(array[low:high])
-
-
-def _padding_of(layout: Layout, placement: Placement, rank: int) -> Iterator[tuple[int, int]]:
-    if placement is not SHARDED:
-        yield from ((region.valid_high, region.high) for region in layout.regions)
-        return
-    for piece, region in zip(layout.valid(rank), layout.regions, strict=True):
-        yield piece.shard.stop, piece.shard.start + region.bounds[rank + 1] - region.bounds[rank]

@@ -1,17 +1,23 @@
-"""Placements of state, and the whole of ZeRO's communication: the change from one placement to another.
+"""Placements of state on ranks, and the whole of ZeRO's communication: the change from one placement to another.
+
+Last, how a rank uses what rests on it: where it lies, unless that is not the device (offload).
 
 Legend: n elements, N ranks.
 Source of the stages: Rajbhandari, Rasley, Ruwase & He 2020 (ZeRO), section 5.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
 import numpy as np
 
+from zerosim.numerics.arrays import AnyArray, copy_elements
 from zerosim.numerics.checks import is_count
+from zerosim.numerics.kernels import do_nothing
+from zerosim.numerics.places import DEVICE, NOTHING
 from zerosim.numerics.policy import Policy
 from zerosim.ranks.call import Cut, checked_cut, checked_output, checked_vector
 from zerosim.ranks.rank import Rank
@@ -213,3 +219,80 @@ class BucketMove:
         """Waits, and drops what arrived."""
         if self.async_op:
             self._found.wait()
+
+
+class Transfers:
+    """Brings one rank's state to where it is computed with: all of it rests on the device, and nothing moves.
+
+    `zero.offload.OffloadTransfers` does the same for state that rests on the host or on disk.
+    """
+
+    offload, update_place = NOTHING, DEVICE  # what rests elsewhere, and where the optimizer's update is computed
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank, self.memory = rank, rank.memory
+
+    def kernels_at(self, place: str) -> Any:
+        """The arithmetic of the device, or of the host."""
+        return self.rank.kernels
+
+    def alloc(self, shape: int | tuple[int, ...], dtype: Any, kind: str, name: str) -> Any:
+        """A new array for state of a kind, charged where that rests."""
+        return self.memory.alloc(shape, dtype, kind, name)
+
+    def fill(self, x: Any, values: Callable[[slice], AnyArray]) -> None:
+        """x (n,) becomes what ``values`` gives for each range, rounded once to its type."""
+        self.rank.kernels.serving(x).fill(x, values)
+
+    def clear(self, x: Any) -> None:
+        """Sets new elements to zero."""
+        x[...] = 0
+
+    def place_of(self, x: Any) -> str:
+        """The place where an array lies."""
+        return DEVICE
+
+    def at(self, place: str, x: Any, *, read: bool = True) -> Any:
+        """The elements on the device or the host: ``x`` itself, or a copy, or room for one where ``read`` is False."""
+        return x
+
+    def written(self, x: Any) -> AbstractContextManager[Any]:
+        """The array itself, to be written to where it rests, or room on the host whose values go there."""
+        return nullcontext(x)
+
+    def staged(self, resting: Mapping[str, Any], place: str, *, read: Collection[str] | None = None,
+               written: Collection[str] | None = None) -> AbstractContextManager[dict[str, Any]]:
+        """The arrays at the place that computes: themselves, or copies, which go back.
+
+        ``read`` and ``written`` name those whose values are needed, and those that change (None: all).
+        """
+        return nullcontext(dict(resting))
+
+    def in_stretches(self, resting: Mapping[str, Any], count: int,
+                     unchanged: Collection[str] = ()) -> Iterator[tuple[slice, dict[str, Any]]]:
+        """The arrays (count,) where the update is computed, as `staged`, stretch by stretch."""
+        yield slice(0, count), dict(resting)
+
+    def where_it_rests(self, gradient: Any) -> Iterable[Any]:
+        """The values of a gradient where the host or the device can read them, in stretches."""
+        return [gradient]
+
+    def move(self, source: Any, target: Any, *, wait: bool = True) -> None:
+        """target = source, of one shape and type, wherever they lie."""
+        copy_elements(source, target)
+
+    def settling(self, kind: str) -> Settle | None:
+        """The function that puts values on the device where a kind of state rests, if that is elsewhere."""
+        return None
+
+    def transaction(self, needed: bool = True) -> AbstractContextManager[None]:
+        """Lets all that the block writes to disk take effect at its end, or none of it."""
+        return nullcontext()
+
+    # Where nothing moves, nothing is read ahead, under way, or to be waited for.
+    read_ahead: Callable[..., None] = staticmethod(do_nothing)
+    read_first: Callable[..., None] = staticmethod(do_nothing)
+    wait: Callable[..., None] = staticmethod(do_nothing)
+    drain: Callable[..., None] = staticmethod(do_nothing)
+    abandon: Callable[..., None] = staticmethod(do_nothing)
+    forget_ahead: Callable[..., None] = staticmethod(do_nothing)

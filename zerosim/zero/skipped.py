@@ -17,7 +17,6 @@ from zerosim.numerics.loss_scale import LossScaler, StaticScaler
 from zerosim.ranks.errors import PACKAGE
 from zerosim.ranks.rank import Rank
 from zerosim.zero.param_group import ParamGroup
-from zerosim.zero.pieces import gradient_of
 
 NAMED = 4  # parameters at most, of those whose gradients are no numbers
 
@@ -87,7 +86,7 @@ def _not_finite(group: ParamGroup) -> list[str]:
     kernels, names = group.rank.kernels, list(group.optimizers)
     flags = np.zeros(len(names), np.uint8)
     for piece in group.pieces:
-        if not all(kernels.all_finite(x) for x in group.transfers.where_it_rests(gradient_of(group, piece))):
+        if not all(kernels.all_finite(x) for x in group.transfers.where_it_rests(group.gradient_sum(piece))):
             flags[names.index(piece.entry.name)] = 1
     flags = group.all_gather_scalars(flags).reshape(-1, len(names)).max(axis=0)
     return [name for name, flag in zip(names, flags, strict=True) if flag]

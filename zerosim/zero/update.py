@@ -21,26 +21,14 @@ import numpy as np
 
 from zerosim.numerics.arrays import spans
 from zerosim.numerics.checks import FP32, is_number
-from zerosim.numerics.places import DEVICE, DISK
-from zerosim.optim.base import UpdateContext
+from zerosim.numerics.places import DEVICE, DISK, HOST
+from zerosim.optim.base import UpdateContext, upcast
 from zerosim.zero.layout import ParameterPiece, Region
-from zerosim.zero.param_group import ParamGroup
-from zerosim.zero.pieces import (
-    GRADIENT,
-    MASTER,
-    StepContext,
-    arrays_at_rest,
-    blocks,
-    gradient_of,
-    note_update,
-    read_next,
-    stretches,
-    update_kernels,
-)
+from zerosim.zero.offload import HostUpdate
+from zerosim.zero.param_group import GRADIENT, MASTER, ParamGroup, StepContext
 from zerosim.zero.placements import SHARDED
 from zerosim.zero.skipped import SkippedSteps
 from zerosim.zero.unshard import ParameterAllGather
-from zerosim.zero.updated_parameters import UpdatedParameters, bring, check_delayed, in_turn, publish
 from zerosim.zero.whole_tensors import update_gathered, update_tensor
 
 Schedule = Callable[[int], float]
@@ -91,11 +79,10 @@ class Update:
             raise ValueError(f"clip_norm={clip_norm!r} must be positive; pass None for no clipping")
         self.all_gathers, self.trained = all_gathers, [group for group in all_gathers if not group.frozen]
         self.transfers = self.trained[0].transfers
-        check_delayed(self.trained)
+        self.on_host = HostUpdate(self.trained) if self.transfers.update_place == HOST else None
         self.skipped_steps, self.loss_scale = skipped_steps, skipped_steps.loss_scale
         self.clip_norm, self.schedule, self.squares = clip_norm, schedule, squares
         self.steps_taken = 0
-        self.delayed = UpdatedParameters()  # of the last delayed update
         self._under_way: str | None = None  # an update or a load that has begun, and stays so if it fails
 
     @property
@@ -134,9 +121,9 @@ class Update:
         self._under_way = None
 
     def forget(self) -> None:
-        """Drops the reduced gradients."""
+        """Drops the reduced gradients, and what the host has updated of an update that failed."""
         for group in self.trained:
-            group.reduced = None
+            group.reduced = group.updated = None
 
     def lr_factor(self, step: int) -> float | None:
         """The schedule's factor of every lr in a step, counted from 1; None without a schedule."""
@@ -154,21 +141,23 @@ class Update:
         if not skipped:
             step = self.steps_taken + 1
             clip_factor = self.clip_norm / norm if self.clip_norm is not None and norm > self.clip_norm else 1.0
-            context = StepContext(step, clip_factor, self.lr_factor(step), factors, UpdatedParameters())
+            context = StepContext(step, clip_factor, self.lr_factor(step), factors)
             with self.changing_state(f"update of step {step}", in_place=self.transfers.offload.optimizer != DISK):
                 for group in self.trained:
-                    context.updated.make(group)
+                    if self.on_host:
+                        self.on_host.begin(group)
                     tensor_norms = _tensor_norms(group, context, self.squares)
                     for region in group.layout.regions:
                         _update_region(group, region, context, tensor_norms)
-                        if self.transfers.update_place == DEVICE:
+                        if not self.on_host:
                             self.all_gathers[group].shard_updated(region)
                 self.steps_taken = step
-                now, later = in_turn(context.updated, self.delayed)
-                bring(now, to_disk=True)
-            self._under_way = f"update of step {step}"  # what follows is in place
-            publish(now, self.all_gathers)
-            self._under_way, self.delayed = None, later
+                if self.on_host:
+                    self.on_host.bring_to_disk()
+            if self.on_host:
+                self._under_way = f"update of step {step}"  # what follows is in place
+                self.on_host.publish(self.all_gathers)
+                self._under_way = None
         self.loss_scale.update(skipped)
         if skipped:
             self.skipped_steps.report(self.trained, self.steps_taken)
@@ -195,7 +184,7 @@ def _gradient_norm(groups: Sequence[ParamGroup], squares: Squares) -> float:
         total: float = 0  # plain additions: from CPython 3.12 on sum() compensates, which gives other bits
         for group in groups:
             for piece in group.layout.parameter_pieces(owner):
-                total += _sum_of_squares(group, gradient_of(group, piece), squares)
+                total += _sum_of_squares(group, group.gradient_sum(piece), squares)
         mine.append([total])
     _note_scan(groups[0], _gradients(groups))
     return squares.roots(groups[0], mine)[0]
@@ -220,7 +209,7 @@ def _note_scan(group: ParamGroup, gradients: Sequence[np.ndarray]) -> None:
 
 def _gradients(groups: Sequence[ParamGroup]) -> list[np.ndarray]:
     """The sums of gradients that this rank updates with, without padding."""
-    return [gradient_of(group, piece) for group in groups for piece in group.regions_held(group.stage.optimizer)]
+    return [group.gradient_sum(piece) for group in groups for piece in group.regions_held(group.stage.optimizer)]
 
 
 def _owners(group: ParamGroup) -> Sequence[int]:
@@ -256,15 +245,42 @@ def _update_region(group: ParamGroup, region: Region, context: StepContext, tens
 
 def _update_piece(group: ParamGroup, piece: ParameterPiece, context: StepContext, norms: Norms | None) -> None:
     """One step on a piece of a parameter whose state may be cut anywhere, block by block."""
-    optimizer = context.optimizer(group, piece.entry.name)
-    ctx, cast_nbytes = UpdateContext(update_kernels(group), norms=norms), 0
-    for here, arrays in stretches(group, piece, context):
+    optimizer, transfers, at_rest = group.optimizer(piece.entry, context), group.transfers, group.at_rest(piece)
+    ctx, cast_nbytes = UpdateContext(_kernels(group), norms=norms), 0
+    for here, arrays in transfers.in_stretches(at_rest, piece.count, unchanged=(GRADIENT,)):
         if here.stop == piece.count:
-            read_next(group, piece, context)
-        for w, g, state in blocks(group, arrays, context):
+            _read_next(group, piece)
+        for w, g, state in _blocks(group, arrays, context):
             optimizer.apply(ctx, w, g, state, context.step)
-        cast_nbytes += context.updated.cast(group, piece, here, arrays[MASTER], group.transfers.update_place)
-    note_update(group, arrays_at_rest(group, piece, context), cast_nbytes)
+        cast_nbytes += group.cast(piece, here, arrays[MASTER], transfers.update_place)
+    group.note_update(at_rest, cast_nbytes)
+
+
+def _read_next(group: ParamGroup, piece: ParameterPiece) -> None:
+    """Begins to read from disk what the update of the next piece needs first, where that is of elements."""
+    if group.transfers.offload.optimizer == DISK:
+        for after in group.pieces[group.pieces.index(piece) + 1:][:1]:
+            if group.optimizers[after.entry.name].cut_of(after.entry.shape) == "anywhere":
+                group.transfers.read_first(group.at_rest(after))
+
+
+def _kernels(group: ParamGroup) -> Any:
+    """The arithmetic of the place where the update is made."""
+    return group.transfers.kernels_at(group.transfers.update_place)
+
+
+def _blocks(group: ParamGroup, arrays: Mapping[str, np.ndarray],
+            context: StepContext) -> Iterator[tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]:
+    """(w, g, state) of a stretch in blocks, all fp32 (n,): the arrays themselves, or copies that are rounded back."""
+    kernels, divisor = _kernels(group), group.reduced_gradient.divisor
+    gradient, state = arrays[GRADIENT], {name: x for name, x in arrays.items() if name != GRADIENT}
+    g32 = kernels.scratch("gradient", min(kernels.BLOCK, len(gradient)), FP32)
+    for here in spans(len(gradient), kernels.BLOCK):
+        g = g32[:here.stop - here.start]
+        kernels.gradient_block(gradient[here], divisor, context.clip_factor, g)
+        with upcast(kernels, lambda name, shape: kernels.scratch(f"upcast {name}", shape[0], FP32),
+                    {name: x[here] for name, x in state.items()}) as wide:
+            yield wide[MASTER], g, {name: x for name, x in wide.items() if name != MASTER}
 
 
 # -- optimizers that need norms of whole tensors ----------------------------------------------------------------------
@@ -289,15 +305,15 @@ def _squares(group: ParamGroup, piece: ParameterPiece, context: StepContext, squ
 
     The direction is that of the moments as they rest, rounded to their format: `_update_piece` finds the same.
     """
-    optimizer, kernels = context.optimizer(group, piece.entry.name), update_kernels(group)
+    optimizer, kernels, at_rest = group.optimizer(piece.entry, context), _kernels(group), group.at_rest(piece)
     ctx, direction = UpdateContext(kernels), kernels.scratch("direction", min(kernels.BLOCK, piece.count), FP32)
     weights: float = 0
     directions: float = 0
-    for _, arrays in stretches(group, piece, context, unchanged=(GRADIENT, MASTER)):
-        for w, g, state in blocks(group, arrays, context):
+    for _, arrays in group.transfers.in_stretches(at_rest, piece.count, unchanged=(GRADIENT, MASTER)):
+        for w, g, state in _blocks(group, arrays, context):
             optimizer.advance(ctx, w, g, state, context.step)
-    for _, arrays in stretches(group, piece, context, unchanged=arrays_at_rest(group, piece, context).keys()):
-        for w, g, state in blocks(group, arrays, context):
+    for _, arrays in group.transfers.in_stretches(at_rest, piece.count, unchanged=at_rest.keys()):
+        for w, g, state in _blocks(group, arrays, context):
             optimizer.direction(ctx, w, g, state, context.step, direction[:len(w)])
             weights += squares.of(kernels, w)
             directions += squares.of(kernels, direction[:len(w)])

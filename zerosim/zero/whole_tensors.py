@@ -1,29 +1,32 @@
-"""Updates by optimizers that need whole tensors: one rank owns a tensor, or all gather it, and no part alone."""
+"""Whole tensors: updates by optimizers that need them, and a look at all the state of one parameter.
+
+One rank owns a tensor, or all gather it; no part of it is updated alone.
+"""
 
 from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
 
-from zerosim.numerics.checks import FP32
+from zerosim.numerics.checks import FP32, work_type
 from zerosim.numerics.kernels import do_nothing
 from zerosim.numerics.places import DEVICE
 from zerosim.optim.base import UpdateContext, upcast
 from zerosim.zero.layout import LayoutEntry, ParameterPiece
-from zerosim.zero.param_group import ParamGroup
-from zerosim.zero.pieces import GRADIENT, MASTER, StepContext, arrays_at_rest, note_update
+from zerosim.zero.param_group import GRADIENT, MASTER, ParamGroup, StepContext
+from zerosim.zero.placements import SHARDED, Placement
 
 
 def update_tensor(group: ParamGroup, piece: ParameterPiece, context: StepContext) -> None:
     """One step on a tensor that lies whole on this rank."""
     entry, transfers = piece.entry, group.transfers
-    at_rest = arrays_at_rest(group, piece, context)
+    at_rest = group.at_rest(piece)
     with transfers.staged(at_rest, transfers.update_place, written=at_rest.keys() - {GRADIENT}) as arrays:
         shaped = {name: x.reshape(entry.shape) if name in (MASTER, GRADIENT) or group.is_flat(entry, name) else x
                   for name, x in arrays.items()}
         _step(group, entry, shaped, context, transfers.update_place)
-        cast_nbytes = context.updated.cast(group, piece, slice(0, piece.count), arrays[MASTER], transfers.update_place)
-    note_update(group, at_rest, cast_nbytes)
+        cast_nbytes = group.cast(piece, slice(0, piece.count), arrays[MASTER], transfers.update_place)
+    group.note_update(at_rest, cast_nbytes)
 
 
 def update_gathered(group: ParamGroup, entry: LayoutEntry, piece: ParameterPiece | None, context: StepContext) -> None:
@@ -33,12 +36,12 @@ def update_gathered(group: ParamGroup, entry: LayoutEntry, piece: ParameterPiece
     """
     reduced, cut, transfers = group.reduced_gradient, group.layout.cut(entry.low, entry.high), group.transfers
     flat = [name for name in group.slots_of(entry) if group.is_flat(entry, name)]
-    own = {name: group.own_slot(entry, name) for name in flat}
-    own[MASTER] = group.own(entry, group.master, group.master_placement)
+    own = {name: _own_slot(group, entry, name) for name in flat}
+    own[MASTER] = _own(group, entry, group.master, group.master_placement)
     if piece is not None:
-        own[MASTER] = context.updated.master(group, piece)
-    whole = {name: group.all_gather_tensor(entry, part) for name, part in own.items()}
-    whole[GRADIENT] = group.all_gather_tensor(entry, group.own(entry, reduced.gradient, reduced.placement))
+        own[MASTER] = group.master_at_rest(piece)
+    whole = {name: _all_gather(group, entry, part) for name, part in own.items()}
+    whole[GRADIENT] = _all_gather(group, entry, _own(group, entry, reduced.gradient, reduced.placement))
     if piece is None:
         return
     others = {name: group.own_slots[entry.name, name] for name in group.slots_of(entry) if name not in flat}
@@ -47,8 +50,8 @@ def update_gathered(group: ParamGroup, entry: LayoutEntry, piece: ParameterPiece
         _step(group, entry, whole | arrays, context, DEVICE)
     for name, part in own.items():
         transfers.move(whole[name].reshape(-1)[here], part)
-    cast_nbytes = context.updated.cast(group, piece, slice(0, piece.count), whole[MASTER].reshape(-1)[here], DEVICE)
-    note_update(group, whole | others, cast_nbytes)
+    cast_nbytes = group.cast(piece, slice(0, piece.count), whole[MASTER].reshape(-1)[here], DEVICE)
+    group.note_update(whole | others, cast_nbytes)
 
 
 def _step(group: ParamGroup, entry: LayoutEntry, arrays: Mapping[str, np.ndarray], context: StepContext,
@@ -64,5 +67,62 @@ def _step(group: ParamGroup, entry: LayoutEntry, arrays: Mapping[str, np.ndarray
     ctx = UpdateContext(kernels, factors=factors or None, alloc=empty, note=note)
     with upcast(kernels, lambda _, shape: empty(shape),
                 {name: x for name, x in arrays.items() if name != GRADIENT}) as wide:
-        context.optimizer(group, entry.name).apply(
+        group.optimizer(entry, context).apply(
             ctx, wide[MASTER], g, {name: x for name, x in wide.items() if name != MASTER}, context.step)
+
+
+def whole_state(group: ParamGroup, entry: LayoutEntry) -> dict[str, np.ndarray | None]:
+    """The whole parameter, mean gradient, master and optimizer slots of one parameter, each of its shape.
+
+    Slots of another shape (a matrix's factors) are not among them: ``own_slots`` has them, on the ranks that keep them.
+    """
+    found: dict[str, np.ndarray | None] = {
+        "parameter": _whole(group, entry, group.parameter, group.stage.parameters),
+        "gradient": _mean_gradient(group, entry),
+        "master": _whole(group, entry, group.master, group.master_placement)}
+    flat = [] if group.frozen else [name for name in group.slots_of(entry) if group.is_flat(entry, name)]
+    gather = _all_gather if group.stage.optimizer is SHARDED else _copy
+    return found | {name: gather(group, entry, _own_slot(group, entry, name)) for name in flat}
+
+
+def _mean_gradient(group: ParamGroup, entry: LayoutEntry) -> np.ndarray | None:
+    """fp32(sum) / (S * N * k) between reduce() and update(), all float64 under fp64; None otherwise."""
+    if group.reduced is None:
+        return None
+    total = _whole(group, entry, group.reduced.gradient, group.reduced.placement)
+    mean: np.ndarray = group.rank.kernels.empty(total.size, work_type(total))
+    group.rank.kernels.gradient_block(total.reshape(-1), group.reduced.divisor, 1.0, mean)
+    return mean.reshape(entry.shape)
+
+
+def _whole(group: ParamGroup, entry: LayoutEntry, array: np.ndarray, placement: Placement) -> np.ndarray:
+    """The tensor of an array at rest."""
+    if placement is SHARDED:
+        return _all_gather(group, entry, _own(group, entry, array, SHARDED))
+    return _copy(group, entry, array[entry.low:entry.high])
+
+
+def _all_gather(group: ParamGroup, entry: LayoutEntry, own: np.ndarray) -> np.ndarray:
+    """The tensor of which every rank has ``own``, in its shape; a parameter lies in one region."""
+    found: np.ndarray = group.rank.all_gather(group.transfers.at(DEVICE, own),
+                                              splits=group.layout.cut(entry.low, entry.high), purpose="state")
+    return found.reshape(entry.shape)
+
+
+def _copy(group: ParamGroup, entry: LayoutEntry, whole: np.ndarray) -> np.ndarray:
+    found: np.ndarray = group.transfers.at(DEVICE, whole).reshape(entry.shape).copy()
+    return found
+
+
+def _own(group: ParamGroup, entry: LayoutEntry, array: np.ndarray, placement: Placement) -> np.ndarray:
+    """The elements of a tensor that this rank owns, in an array at rest."""
+    if placement is SHARDED:
+        return array[group.layout.owned(group.rank.index, entry.low, entry.high)]
+    cut = group.layout.cut(entry.low, entry.high)
+    return array[entry.low + cut[group.rank.index]:entry.low + cut[group.rank.index + 1]]
+
+
+def _own_slot(group: ParamGroup, entry: LayoutEntry, name: str) -> np.ndarray:
+    """The elements of a flat slot that this rank keeps; none where it updates none of the tensor."""
+    nothing: np.ndarray = group.rank.kernels.empty(0, group.slot_dtype(group.slots_of(entry)[name]))
+    return group.own_slots.get((entry.name, name), nothing)
