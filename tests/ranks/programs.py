@@ -16,6 +16,7 @@ import numpy as np
 import zerosim as zs
 from tests.ranks.asking import ROWS, allowed, ask, cuts_of, takes_splits
 from tests.ranks.data import FLOATS, INTEGERS
+from tests.support import literally
 from zerosim.numerics import arrays, loss_scale
 
 
@@ -376,8 +377,6 @@ def disagrees(rank: zs.Rank, what: str) -> None:
 
 def mismatch(what: str, ranks: int, *, all_heard: bool = True) -> str:
     """A pattern of the error where the last rank calls something else; it names the ranks that have been heard."""
-    from tests.support import literally  # with pytest, which the processes of a pool never need
-
     asked = DIFFERENT[what]
     others = "rank 0 is" if ranks == 2 else f"ranks {list(range(ranks - 1))} are" if all_heard else "...rank..."
     return literally("^the ranks of a group must make the same collective calls in the same order, but "
