@@ -179,7 +179,7 @@ class Layout(Shown):
         return pieces
 
     def valid_regions(self) -> list[Piece]:
-        """The whole vector without padding, region by region; for one that holds all of it, whose shard it is."""
+        """The whole vector without padding, region by region: as `valid`, for who holds all of it as one shard."""
         lies = [slice(region.low, region.valid_high) for region in self.regions]
         return [Piece(here, here) for here in lies]
 

@@ -33,12 +33,11 @@ def _all_gather(param_group: ParamGroup, bucket: Bucket, source: Parts, target: 
 
 @dataclass(slots=True)
 class UnshardedUnit:
-    """One unit's whole parameters, (u,) for each param group, all-gathers under way, and how many blocks use them, but
-    for those of a pass: nothing is resharded inside one, and one that is broken off leaves no count."""
+    """One unit's whole parameters, and until when they stay."""
 
-    whole: dict[ParamGroup, np.ndarray]
-    all_gathers: list[Move] = field(default_factory=list)
-    users: int = 0
+    whole: dict[ParamGroup, np.ndarray]  # (u,) each
+    all_gathers: list[Move] = field(default_factory=list)  # under way
+    users: int = 0  # open blocks outside forward and backward, which count none: one that is broken off leaves none
     kept: bool = False  # until the end of backward, when no block uses it
 
     def wait(self) -> None:
@@ -184,7 +183,7 @@ class Unsharder:
                 self.transfers.read_ahead(*self._resting_parts(next_name))
 
     def _resting_parts(self, name: str) -> Iterator[np.ndarray]:
-        """The vectors that this rank brings from where they rest to unshard a unit, if that is not here."""
+        """The vectors that this rank brings from where they rest to unshard a unit; none if that is done."""
         for group in self.param_groups if name not in self._unsharded else []:
             lies = group.layout.units.get(name)
             if lies is None:

@@ -85,50 +85,6 @@ class Update:
         self.steps_taken = 0
         self._under_way: str | None = None  # an update or a load that has begun, and stays so if it fails
 
-    @property
-    def is_ready(self) -> bool:
-        """True between reduce() and update()."""
-        return any(group.reduced is not None for group in self.trained)
-
-    def refuse_if_broken_off(self) -> None:
-        """Raises ValueError after an update, or a load, that failed on this rank."""
-        if self._under_way is not None:
-            raise ValueError(f"the {self._under_way} was broken off, and some weights are those from before, others "
-                             "those from after it; make a new engine, or load a checkpoint")
-
-    @property
-    def is_out_of_date(self) -> bool:
-        """True while other ranks have newer shards than this rank's copy."""
-        return any(all_gather.is_out_of_date for all_gather in self.all_gathers.values())
-
-    def refuse_if_out_of_date(self, call: str) -> None:
-        """Raises ValueError before the all-gather of parameters."""
-        if self.is_out_of_date:
-            raise ValueError(f"{call}() was called after an update whose shards the other ranks have not yet; call "
-                             "all_gather_parameters() first")
-
-    @contextmanager
-    def changing_state(self, what: str, *, in_place: bool = True) -> Iterator[None]:
-        """Goes from one whole state to the next; where that fails, no step may follow, unless nothing is in place."""
-        self._under_way, taken = what, self.steps_taken
-        try:
-            with self.transfers.transaction():
-                yield
-        except BaseException:
-            if not in_place:
-                self._under_way, self.steps_taken = None, taken
-            raise
-        self._under_way = None
-
-    def forget(self) -> None:
-        """Drops the reduced gradients, and what the host has updated of an update that failed."""
-        for group in self.trained:
-            group.reduced = group.updated = None
-
-    def lr_factor(self, step: int) -> float | None:
-        """The schedule's factor of every lr in a step, counted from 1; None without a schedule."""
-        return None if self.schedule is None else float(self.schedule(step))
-
     def step(self, losses: tuple[float, ...], factors: Mapping[str, Any], tokens: tuple[int, ...],
              places: tuple[int, ...]) -> StepResult:
         """Updates, or skips on every rank when any saw inf or NaN. Raises ValueError before reduce(), and
@@ -164,6 +120,51 @@ class Update:
         self.forget()
         return StepResult(losses, skipped, math.nan if skipped else norm, scale, tokens, places)
 
+    def lr_factor(self, step: int) -> float | None:
+        """The schedule's factor of every lr in a step, counted from 1; None without a schedule."""
+        return None if self.schedule is None else float(self.schedule(step))
+
+    @contextmanager
+    def changing_state(self, what: str, *, in_place: bool = True) -> Iterator[None]:
+        """The block goes from one whole state to the next. If it fails no step may follow, but after a change that is
+        not made ``in_place``: then all is as before."""
+        self._under_way, taken = what, self.steps_taken
+        try:
+            with self.transfers.transaction():
+                yield
+        except BaseException:
+            if not in_place:
+                self._under_way, self.steps_taken = None, taken
+            raise
+        self._under_way = None
+
+    def forget(self) -> None:
+        """Drops the reduced gradients, and what the host has made of them."""
+        for group in self.trained:
+            group.reduced = group.updated_parameter = None
+
+    @property
+    def is_ready(self) -> bool:
+        """True between reduce() and update()."""
+        return any(group.reduced is not None for group in self.trained)
+
+    def refuse_if_broken_off(self) -> None:
+        """Raises ValueError after an update, or a load, that failed on this rank."""
+        if self._under_way is not None:
+            raise ValueError(f"the {self._under_way} was broken off, and some weights are those from before, others "
+                             "those from after it; make a new engine, or load a checkpoint")
+
+    @property
+    def is_out_of_date(self) -> bool:
+        """True while other ranks have newer shards than this rank's copy."""
+        return any(all_gather.is_out_of_date for all_gather in self.all_gathers.values())
+
+    def refuse_if_out_of_date(self, call: str) -> None:
+        """Raises ValueError before the all-gather of parameters."""
+        if self.is_out_of_date:
+            raise ValueError(f"{call}() was called after an update whose shards the other ranks have not yet; call "
+                             "all_gather_parameters() first")
+
 
 # -- overflow and norm ------------------------------------------------------------------------------------------------
 
@@ -172,7 +173,7 @@ def _overflowed(groups: Sequence[ParamGroup]) -> bool:
     """True on every rank when any rank saw inf or NaN in what it updates."""
     rank, gradients = groups[0].rank, _gradients(groups)
     mine = not all(rank.kernels.all_finite(x) for gradient in gradients
-                   for x in groups[0].transfers.where_it_rests(gradient))
+                   for x in groups[0].transfers.read_in_stretches(gradient))
     _note_scan(groups[0], gradients)
     return bool(groups[0].all_gather_scalars(np.array([mine], np.uint8)).any())
 
@@ -194,7 +195,7 @@ def _sum_of_squares(group: ParamGroup, gradient: np.ndarray, squares: Squares) -
     """The sum of a piece's squares, block by block, however it is cut in stretches."""
     divisor = group.reduced_gradient.divisor
     total: float = 0
-    for x in group.transfers.where_it_rests(gradient):
+    for x in group.transfers.read_in_stretches(gradient):
         kernels = group.rank.kernels.serving(x)
         for block in spans(len(x), kernels.BLOCK):
             total += squares.of(kernels, x[block], divisor)
