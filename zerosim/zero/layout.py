@@ -227,10 +227,6 @@ class Layout(Shown):
         valid_high = self._region(low, high).valid_high
         return slice(min(max(valid_high, low), high), high)
 
-    def region_at(self, low: int) -> Region:
-        """The region in which an element lies."""
-        return next(region for region in self.regions if region.low <= low < region.high or region.low == low)
-
     def _region(self, low: int, high: int) -> Region:
         for region in self.regions:
             if region.low <= low <= high <= region.high:
@@ -353,6 +349,12 @@ class Bucket:
 
     layout: Layout
     ranges: tuple[slice, ...]
+
+    @property
+    def region_name(self) -> str:
+        """The name of the region in which it begins."""
+        low = self.ranges[0].start
+        return next(one.name for one in self.layout.regions if one.low <= low < one.high or one.low == low)
 
     @property
     def length(self) -> int:

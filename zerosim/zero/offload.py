@@ -234,7 +234,7 @@ class OffloadTransfers(Transfers):
 
     def fill(self, x: Any, values: Callable[[slice], AnyArray]) -> None:
         """x (n,) becomes what ``values`` gives for each range, rounded once to its type."""
-        for here in self.stretches(len(x)):
+        for here in self._stretches(len(x)):
             with self.writing(x[here]) as room:
                 self.rank.kernels.serving(room).fill(room, lambda span, first=here.start: values(
                     slice(first + span.start, first + span.stop)))
@@ -256,16 +256,16 @@ class OffloadTransfers(Transfers):
             return DISK
         return DEVICE if self.memory.host.kind_of(x) is None else HOST
 
-    def room(self, place: str, like: Any) -> Any:
+    def _room(self, place: str, like: Any) -> Any:
         """New memory on the device or the host for a copy of state."""
         memory, kind = (self.memory, "communication_buffer") if place == DEVICE else (self.memory.host, "workspace")
         return memory.alloc(like.shape, like.dtype, kind, "offload")
 
-    def stretches(self, count: int) -> Iterable[slice]:
+    def _stretches(self, count: int) -> Iterable[slice]:
         """The ranges in which so many elements are moved."""
         return spans(count, self.rank.kernels.STRETCH)
 
-    def after(self, here: slice) -> slice:
+    def _after(self, here: slice) -> slice:
         """The stretch that follows."""
         return slice(here.stop, here.stop + self.rank.kernels.STRETCH)
 
@@ -284,7 +284,7 @@ class OffloadTransfers(Transfers):
             return x
         if here == DISK and place == HOST and read:
             return self._read(x)
-        room = self.room(place, x)
+        room = self._room(place, x)
         if read:
             self.move(x, room, of=of, wait=wait)
         return room
@@ -292,8 +292,8 @@ class OffloadTransfers(Transfers):
     def read_in_stretches(self, gradient: Any) -> Iterator[Any]:
         """The values of a gradient, where it rests on the device or the host; from the disk they come to the host."""
         place = DEVICE if self.offload.gradients == DEVICE else HOST
-        for here in self.stretches(len(gradient)):
-            self.read_ahead(gradient[self.after(here)])
+        for here in self._stretches(len(gradient)):
+            self.read_ahead(gradient[self._after(here)])
             yield self.at(place, gradient[here])
 
     def move(self, source: Any, target: Any, *, of: Any = None, wait: bool = True) -> None:
@@ -336,7 +336,7 @@ class OffloadTransfers(Transfers):
         if not add and values.dtype == resting.dtype:
             self.move(values, resting, of=resting, wait=False)
             return
-        for here in self.stretches(len(values)):
+        for here in self._stretches(len(values)):
             arrived, kernels = self.at(HOST, values[here], of=resting, wait=False), self.kernels_at(HOST)
             with self.staged({"": resting[here]}, HOST, read=("",) * add) as arrays:
                 self._arrive()
@@ -362,8 +362,8 @@ class OffloadTransfers(Transfers):
     def in_stretches(self, resting: Mapping[str, Any], count: int,
                      unchanged: Collection[str] = ()) -> Iterator[tuple[slice, dict[str, Any]]]:
         """The arrays (count,) where the update is computed: themselves, or copies, stretch by stretch."""
-        for here in self.stretches(count):
-            self.read_ahead(*(x[self.after(here)] for x in resting.values()))
+        for here in self._stretches(count):
+            self.read_ahead(*(x[self._after(here)] for x in resting.values()))
             with self.staged({name: x[here] for name, x in resting.items()}, self.update_place,
                              written=resting.keys() - unchanged) as arrays:
                 yield here, arrays
@@ -398,7 +398,7 @@ class OffloadTransfers(Transfers):
 
     def read_first(self, resting: Mapping[str, Any]) -> None:
         """Begins to read the arrays that `in_stretches` will ask for first."""
-        self.read_ahead(*(x[self.after(slice(0))] for x in resting.values()))
+        self.read_ahead(*(x[self._after(slice(0))] for x in resting.values()))
 
     def _read(self, x: DiskVector) -> AnyArray:
         """The values on the host, in new memory."""
@@ -408,7 +408,7 @@ class OffloadTransfers(Transfers):
         return values
 
     def _start_read(self, x: DiskVector) -> tuple[AnyArray, Outcome, Transfer]:
-        values = self.room(HOST, x)
+        values = self._room(HOST, x)
         while any(stored.stored is x.stored and stored.start < x.stop and x.start < stored.stop
                   for stored, *_ in self._writes):
             self._finish_write()

@@ -297,7 +297,7 @@ class Transfers:
         yield slice(0, count), dict(resting)
 
     def transaction(self, needed: bool = True) -> AbstractContextManager[None]:
-        """Lets all that the block writes to disk take effect at its end, or none of it."""
+        """Lets all that the block writes to disk take effect at its end, or none of it, where that is ``needed``."""
         return nullcontext()
 
     # Where nothing moves, nothing is read ahead, under way, or to be waited for.

@@ -11,7 +11,6 @@ Legend: N ranks; u elements of one padded unit.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -20,11 +19,11 @@ from zerosim.numerics.places import DEVICE, DISK, TO_DEVICE
 from zerosim.zero.layout import Bucket, Parts, Region, buckets
 from zerosim.zero.offload import OffloadError
 from zerosim.zero.param_group import ParamGroup
-from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, BucketOptions, Move
+from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, BucketOptions, Move, Settle
 
 
 def _all_gather(param_group: ParamGroup, bucket: Bucket, source: Parts, target: Parts, *, agreement: str,
-                async_op: bool, copy_in_flight: bool, settle: Any = None) -> BucketMove:
+                async_op: bool, copy_in_flight: bool, settle: Settle | None = None) -> BucketMove:
     source = [(here, param_group.transfers.at(DEVICE, part)) for here, part in source]
     return BucketMove(param_group.rank.agreeing(agreement), bucket, SHARDED, REPLICATED, policy=param_group.policy,
                       source=source, target=target, dtype=param_group.parameter.dtype, purpose="parameters",
@@ -245,8 +244,7 @@ class ParameterAllGather:
                 while self._under_way:
                     self._under_way.pop(0).wait()
                 for bucket in self._waiting:
-                    region = self.param_group.layout.region_at(bucket.ranges[0].start)
-                    with self.param_group.rank.trace.span(region.name):
+                    with self.param_group.rank.trace.span(bucket.region_name):
                         self._start(bucket, async_op=False).wait()
         except BaseException as error:
             self._under_way, self._waiting = [], list(self._buckets)
