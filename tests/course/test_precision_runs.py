@@ -8,6 +8,8 @@ import pytest
 
 import zerosim as zs
 from tests.cases import covering
+from tests.course.test_precision import tried_once
+from tests.display import seen
 from tests.support import assert_refused
 from zerosim.course import precision as lesson
 from zerosim.course import precision_runs as runs
@@ -64,17 +66,20 @@ def test_who_overflowed_and_who_was_skipped_is_what_gradients_from_the_same_weig
 
 
 def test_a_smaller_unit_loses_gradients_of_fp16_without_a_scale():
-    exact = runs.format_run(runs.POLICIES["fp32"], 60).losses[-1]
-    one, lost, scaled = (
-        runs.format_run(runs.POLICIES[f"fp16 with a master{name}"], 60, unit=unit).losses[-1] for name, unit in (
-            (", S = 1", 1.0), (", S = 1", runs.SMALL_UNIT), (" and loss scaling", runs.SMALL_UNIT)))
+    drawn = seen.data_of("format-losses")
+    assert drawn.unit == runs.SMALL_UNIT
+    exact, lost, scaled = (drawn.runs[f"fp{name}"].losses[59] for name in (
+        "32", "16 with a master, S = 1", "16 with a master and loss scaling"))
+    one = runs.format_run(runs.POLICIES["fp16 with a master, S = 1"], 60).losses[-1]
     assert [one, scaled] == pytest.approx([exact, exact], rel=0.01)
     assert lost > 1.05 * exact
 
 
 @pytest.fixture(scope="module")
 def tried():
-    return {(t.unit, t.format, t.scaling): t for t in lesson.trials("fp16")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lesson, "trial", tried_once)
+        return {(t.unit, t.format, t.scaling): t for t in lesson.trials("fp16")}
 
 
 def test_a_dynamic_scale_shrinks_until_backward_fits_and_then_the_loss_falls(tried):
@@ -164,10 +169,10 @@ def test_with_an_fp32_master_16_bits_keep_up_with_fp32_and_without_one_bf16_stal
 
 def test_losses_are_means_over_rounds_of_the_data_and_weights_of_nan_have_not_moved():
     policy, adam = zs.Policy("bf16"), zs.optim.Adam(lesson.RESTING_LR)
-    run = runs.trained(lambda: zs.models.MLP(runs.WIDTHS, seed=0), adam, runs.samples, policy, 60)
-    found = lesson.rested(policy, 60)
+    run = runs.trained(lambda: zs.models.MLP(runs.WIDTHS, seed=0), adam, runs.samples, policy, 24)
+    found = lesson.rested(policy, 24)
     assert (found.first_loss, found.middle_loss, found.last_loss) == tuple(
-        float(np.mean(run.losses[start:start + 20])) for start in (0, 20, 40))
+        float(np.mean(run.losses[start:start + 20])) for start in (0, 2, 4))
     assert found.moved_share == run.moved_share
     lost = lesson.rested(zs.Policy("fp8_e4m3", state="fp8_e4m3"), 2 * runs.BATCHES)
     assert (math.isnan(lost.last_loss), lost.moved_share) == (True, 0)

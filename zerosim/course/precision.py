@@ -195,7 +195,7 @@ def _trained(rank: Rank, model: Decoder, corpus: Corpus, steps: int) -> dict[str
     engine = Engine(rank, model, AdamW(TEXT_LR))
     for step in range(steps):
         engine.step([_batch(model, corpus, step)])
-    return whole_weights(engine, "master")
+    return whole_weights(engine)[1]
 
 
 def _batch(model: Decoder, corpus: Corpus, step: int) -> tuple[Array, Array]:

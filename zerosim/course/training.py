@@ -24,7 +24,7 @@ from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, par
 from zerosim.models.gpt import Decoder, DecoderConfig, generate, logits_of
 from zerosim.models.llama import config_of, decoder
 from zerosim.models.text import VOCABULARY, Corpus, readable
-from zerosim.models.units import Model, Recompute
+from zerosim.models.units import Model, Recompute, Weights
 from zerosim.numerics.checks import is_count, is_finite_number, require_count, unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.loss_scale import Dynamic, Static
@@ -434,8 +434,9 @@ def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_st
     # The capacity is one for training: to evaluate the model takes whole tensors of state, and other batches.
     rank.memory.capacity_nbytes = None
     count = options.sample_tokens if math.isfinite(steps[-1].loss) else 0  # who has diverged writes nothing
-    evaluation = evaluate(engine, model, corpus, count, options.seed)
-    return _RankResult(steps, losses, resting, digest(engine), evaluation, last_step, resumed_from, differences,
+    parameters, masters = whole_weights(engine)
+    evaluation = None if rank.index else evaluate(engine, model, parameters, corpus, count, options.seed)
+    return _RankResult(steps, losses, resting, digest(masters), evaluation, last_step, resumed_from, differences,
                        {place: nbytes for place, nbytes in places.items() if nbytes})
 
 
@@ -490,29 +491,31 @@ TEMPERATURE = 0.8
 HELD_OUT_ROWS = 16
 
 
-def digest(engine: Engine) -> str:
-    """SHA-256 of all master weights, in the order of the model, in hexadecimal; on every rank of what it sees."""
+def digest(masters: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of all master weights, in their order, in hexadecimal."""
     found = sha256()
-    for master in whole_weights(engine, "master").values():
+    for master in masters.values():
         found.update(np.ascontiguousarray(master).tobytes())
     return found.hexdigest()
 
 
-def whole_weights(engine: Engine, kind: str = "parameter") -> dict[str, np.ndarray]:
-    """Each whole parameter, or its "master", by name: gathered where it rests sharded, so on every rank at once."""
-    found = {name: engine.state(name)[kind] for name in engine.model.shapes}
-    return {name: weight for name, weight in found.items() if weight is not None}
+def whole_weights(engine: Engine) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The whole parameters and their masters, by name: gathered where they rest sharded, so on every rank at once."""
+    parameters, masters = dict[str, np.ndarray](), dict[str, np.ndarray]()
+    for name in engine.model.shapes:
+        state = engine.state(name)
+        for kind, found in (("parameter", parameters), ("master", masters)):
+            if (weight := state[kind]) is not None:
+                found[name] = weight
+    return parameters, masters
 
 
-def evaluate(engine: Engine, model: Decoder, corpus: Corpus, count: int, seed: int) -> tuple[float, str] | None:
+def evaluate(engine: Engine, model: Decoder, weights: Weights, corpus: Corpus, count: int,
+             seed: int) -> tuple[float, str]:
     """The mean loss in nats on sequences that were not trained on, and the prompt with ``count`` tokens after it.
 
-    Rank 0 computes; the others only show what they own, since weights that rest sharded are gathered, and have None.
     Raises ValueError for logits that are NaN or infinite.
     """
-    weights = whole_weights(engine)
-    if engine.rank.index:
-        return None
     logits = partial(logits_of, engine.context(), model, lambda unit: nullcontext(weights))
     x, target = corpus.held_out(HELD_OUT_ROWS, model.config.context)
     held_out, _ = model.loss.forward(engine.context(), logits(x), target)

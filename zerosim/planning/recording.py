@@ -117,7 +117,7 @@ class RecordedProgram:
 
     def where(self, *codes: int) -> Ints:
         """The numbers of the rows of these codes, rising."""
-        return np.flatnonzero(np.isin(self.codes, codes))
+        return np.flatnonzero(np.logical_or.reduce([self.codes == code for code in codes]))
 
     def rows(self, low: int, high: int, held_at_start: Mapping[str, int]) -> RecordedProgram:
         """The rows from ``low`` to before ``high``."""

@@ -52,7 +52,7 @@ from zerosim.ranks.together import all_or_none
 from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
 from zerosim.zero.layout import ParameterPiece
 from zerosim.zero.micro_batch_order import OF_THE_CUT
-from zerosim.zero.param_group import ParamGroup, at
+from zerosim.zero.param_group import ParamGroup, elements_of
 from zerosim.zero.placements import Placement
 from zerosim.zero.update import Update
 
@@ -176,7 +176,8 @@ def resting_of(group: ParamGroup, *, owned: bool) -> Iterator[Resting]:
         copies.append((PARAMETER, group.parameter, stage.parameters))
     for kind, array, placement in copies:
         for piece in pieces(placement):
-            yield Resting(f"{kind}/{piece.entry.name}", piece.entry.shape, piece.start, array[at(piece, placement)])
+            yield Resting(f"{kind}/{piece.entry.name}", piece.entry.shape, piece.start,
+                          elements_of(array, piece, placement))
     for piece in [] if group.frozen else pieces(stage.optimizer):
         for name, slot in group.slots_of(piece.entry).items():
             key = f"{OPTIMIZER}.{name}/{piece.entry.name}"
@@ -554,7 +555,7 @@ def _read(training: TrainingState, sources: Sequence[Source], *, check_only: boo
     for block, target in read_sources(sources, buffer):
         nbytes += block.nbytes
         if not check_only:
-            with training.update.transfers.written(target) as room:
+            with training.update.transfers.writing(target) as room:
                 rank.kernels.cast_pack(block, room)
     return nbytes
 

@@ -247,16 +247,6 @@ class Engine(Shown):
             self._factors = self._observer.averaged()
         self.gradients.reset()
 
-    def _scale_of_step(self) -> float:
-        """S, which is that of the step's first backward until its update."""
-        scale, counts = self.loss_scale.scale, self._counts
-        if self.gradients.micro_batch == 0:
-            counts.scale = scale
-        if scale != counts.scale:
-            raise ValueError(f"the loss scale went from {counts.scale:g} to {scale:g} within a step, whose gradients "
-                             "are of one S times the loss; change it between steps, or abandon() this one first")
-        return scale
-
     def update(self, losses: Sequence[float] = ()) -> StepResult:
         """One optimizer step on what this rank updates, and its cast to the compute format; or none on overflow.
 
@@ -284,59 +274,6 @@ class Engine(Shown):
             with self.rank.trace.span("all-gather"):
                 for all_gather in self._all_gathers.values():
                     all_gather.finish()
-
-    # -- checkpoints --------------------------------------------------------------------------------------------------
-
-    def save(self, path: str | Path, progress: Any = None) -> None:
-        """Writes a checkpoint into the folder ``path``, a file from each rank; see `zerosim.zero.checkpoint`.
-
-        Between steps, and between the micro-batches of one. ``progress``, the same on every rank, is a JSON value that
-        load() gives back, as the place in the data. Raises CheckpointError on every rank where one cannot write.
-        """
-        checkpoint.save(path, self._training_state(), progress)
-
-    def load(self, path: str | Path) -> checkpoint.Restored:
-        """Goes on from a checkpoint, of any number of ranks, stage and layout; the report says what is different here.
-
-        Raises CheckpointError on every rank where one cannot read it.
-        """
-        return checkpoint.load(path, self._training_state(), self._drop_for_load)
-
-    def load_weights(self, path: str | Path) -> None:
-        """Takes all weights from a safetensors file, or a folder in Hugging Face's manner; see `hugging_face`.
-
-        Optimizer state and steps taken stay, a step under way is dropped. Raises CheckpointError as load() does.
-        """
-        hugging_face.load_weights(path, self._training_state(), self._drop_for_load)
-
-    def _drop_for_load(self) -> StepCounts:
-        """Drops what is under way; returns the counts of the step that begins."""
-        if self._unsharder.open_blocks:
-            raise ValueError("weights were to be loaded inside a block `with engine.weights(unit)`, where they would "
-                             "be those of before; end the block first")
-        self.abandon()
-        self._weights = object()
-        for all_gather in self._all_gathers.values():
-            all_gather.replaced()
-        return self._counts
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Everything of which this rank is the owner, by kind and parameter, as views of what rests: what save()
-        writes, flat (n,) where others have the rest."""
-        return checkpoint.state_dict(self._training_state())
-
-    def _training_state(self) -> checkpoint.TrainingState:
-        on_mesh = [f"on a mesh of {self.mesh}"] * bool(self.mesh) + [f"with {self.zeropp}"] * bool(self.zeropp)
-        settings = {"stage": " ".join([str(self.stage), *on_mesh]), "seed": str(self.seed),
-                    "model": checkpoint.model_text(self.model), "reduction": self.reduction,
-                    "attention": "tiled" if self.recompute.inside == TILED else "by whole rows"}
-        return checkpoint.TrainingState(self.rank, self.param_groups, self._update, self.gradients, self._observer,
-                                        self._counts, settings)
-
-    @property
-    def steps_taken(self) -> int:
-        """Steps that changed the weights: skipped ones are not counted. The same on every rank."""
-        return self._update.steps_taken
 
     # -- forward and backward over the units, with the recomputation policy between them ------------------------------
 
@@ -415,7 +352,17 @@ class Engine(Shown):
             self.gradients.accumulate(unit, gradients)
         return dx
 
-    # -- micro-batches: what is drawn and charged for them, and how many tokens they have -----------------------------
+    # -- micro-batches: their loss scale, what is drawn and charged for them, how many tokens they have ----------------
+
+    def _scale_of_step(self) -> float:
+        """S, which is that of the step's first backward until its update."""
+        scale, counts = self.loss_scale.scale, self._counts
+        if self.gradients.micro_batch == 0:
+            counts.scale = scale
+        if scale != counts.scale:
+            raise ValueError(f"the loss scale went from {counts.scale:g} to {scale:g} within a step, whose gradients "
+                             "are of one S times the loss; change it between steps, or abandon() this one first")
+        return scale
 
     def _micro_batch_context(self) -> Context:
         """The context of the next forward: what it draws, its backward draws again.
@@ -514,6 +461,59 @@ class Engine(Shown):
             raise ValueError(f"this engine has {len(self.param_groups)} param groups, each with arrays and a layout "
                              "of its own; look at engine.param_groups")
         return self.param_groups[0]
+
+    @property
+    def steps_taken(self) -> int:
+        """Steps that changed the weights: skipped ones are not counted. The same on every rank."""
+        return self._update.steps_taken
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, progress: Any = None) -> None:
+        """Writes a checkpoint into the folder ``path``, a file from each rank; see `zerosim.zero.checkpoint`.
+
+        Between steps, and between the micro-batches of one. ``progress``, the same on every rank, is a JSON value that
+        load() gives back, as the place in the data. Raises CheckpointError on every rank where one cannot write.
+        """
+        checkpoint.save(path, self._training_state(), progress)
+
+    def load(self, path: str | Path) -> checkpoint.Restored:
+        """Goes on from a checkpoint, of any number of ranks, stage and layout; the report says what is different here.
+
+        Raises CheckpointError on every rank where one cannot read it.
+        """
+        return checkpoint.load(path, self._training_state(), self._drop_for_load)
+
+    def load_weights(self, path: str | Path) -> None:
+        """Takes all weights from a safetensors file, or a folder in Hugging Face's manner; see `hugging_face`.
+
+        Optimizer state and steps taken stay, a step under way is dropped. Raises CheckpointError as load() does.
+        """
+        hugging_face.load_weights(path, self._training_state(), self._drop_for_load)
+
+    def _drop_for_load(self) -> StepCounts:
+        """Drops what is under way; returns the counts of the step that begins."""
+        if self._unsharder.open_blocks:
+            raise ValueError("weights were to be loaded inside a block `with engine.weights(unit)`, where they would "
+                             "be those of before; end the block first")
+        self.abandon()
+        self._weights = object()
+        for all_gather in self._all_gathers.values():
+            all_gather.replaced()
+        return self._counts
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Everything of which this rank is the owner, by kind and parameter, as views of what rests: what save()
+        writes, flat (n,) where others have the rest."""
+        return checkpoint.state_dict(self._training_state())
+
+    def _training_state(self) -> checkpoint.TrainingState:
+        on_mesh = [f"on a mesh of {self.mesh}"] * bool(self.mesh) + [f"with {self.zeropp}"] * bool(self.zeropp)
+        settings = {"stage": " ".join([str(self.stage), *on_mesh]), "seed": str(self.seed),
+                    "model": checkpoint.model_text(self.model), "reduction": self.reduction,
+                    "attention": "tiled" if self.recompute.inside == TILED else "by whole rows"}
+        return checkpoint.TrainingState(self.rank, self.param_groups, self._update, self.gradients, self._observer,
+                                        self._counts, settings)
 
     def __repr__(self) -> str:
         return (f"<Engine of rank {self.rank.index} of {self.rank.size}: {type(self.optimizer).__name__}, "

@@ -203,19 +203,19 @@ class Reducer:
         self._collected: list[tuple[slice, np.ndarray]] = []  # stretches of the vector, and this rank's addends of them
         self._under_way: tuple[Bucket, Move] | None = None
         self._reduces_now = self.placement is not PARTIAL  # in the backward that goes, or only after it
+        self._crosses_now = False  # so too across nodes
         self._sum: np.ndarray | None = None  # of PARTIAL gradients, over ranks, from the first bucket on
         self.transfers, self.settle = param_group.transfers, param_group.transfers.settling("gradient")
-        replicas, self._is_last = param_group.replicas, False
-        self._across = None if replicas is None else AcrossNodes(
-            replicas, self.layout, self.rank.index, self.policy, options, self.transfers)
+        self._across = None if param_group.replicas is None else AcrossNodes(
+            param_group.replicas, self.layout, self.rank.index, self.policy, options, self.transfers)
 
     # -- during backward ----------------------------------------------------------------------------------------------
 
     def begin_backward(self, *, last: bool) -> None:
-        """Addends that rest PARTIAL are reduced beside the last backward of a step: no more is added to them."""
-        self._is_last = last and self.options.overlap
+        """Opens a micro-batch. With overlap, addends that rest PARTIAL are reduced as a step's last backward goes."""
+        self._crosses_now = last and self.options.overlap
         # What is made on the device, and rests elsewhere, would have to come back.
-        self._reduces_now = self.placement is not PARTIAL or self._is_last or (last and self.settle is not None)
+        self._reduces_now = self.placement is not PARTIAL or self._crosses_now or (last and self.settle is not None)
 
     def grad_buffer(self, unit: str) -> np.ndarray:
         """The array into which a unit's backward writes (u,), in the compute dtype: that at rest, or new memory."""
@@ -296,7 +296,7 @@ class Reducer:
             return
         (bucket, move), self._under_way = self._under_way, None
         move.wait()
-        if self._across is not None and self._is_last:
+        if self._across is not None and self._crosses_now:
             shard = self.param_group.gradient if self._sum is None else self._sum
             self._across.start(shard, bucket.ranges, self.agree(self.micro_batch))
 
@@ -341,7 +341,7 @@ class Reducer:
             found = self._target(want, dtype)
             ranges = [slice(region.low, region.high) for region in self.layout.regions]
             for bucket in buckets(self.layout, ranges, self.options.limit(dtype)):
-                with self.rank.trace.span(self.layout.region_at(bucket.ranges[0].start).name):
+                with self.rank.trace.span(bucket.region_name):
                     source = [(here, self.transfers.at(DEVICE, part))
                               for here, part in self._parts(bucket, total, have)]
                     self._move(bucket, have, want, source, self._parts(bucket, found, want), dtype).wait()

@@ -308,7 +308,7 @@ def _fill(weights: Mapping[str, StoredWeight], training: TrainingState) -> None:
                     training.rank.memory.hold(values, "workspace", name)
                     # As first values are: rounded to the master's format, and from there to the copy's.
                     rounded = values if group.frozen else round_to(values, group.policy.master)
-                    with group.transfers.written(one.array[start:start + len(values)]) as target:
+                    with group.transfers.writing(one.array[start:start + len(values)]) as target:
                         kernels.cast_pack(rounded, target)
 
 

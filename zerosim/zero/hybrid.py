@@ -89,7 +89,7 @@ class AcrossNodes:
         if not self._has_begun:
             ranges = [slice(region.low, region.high) for region in self.layout.regions if region.low < region.high]
             for bucket in buckets(self.layout, ranges, self.options.limit(self.policy.reduce_dtype)):
-                with self.rank.trace.span(self.layout.region_at(bucket.ranges[0].start).name):
+                with self.rank.trace.span(bucket.region_name):
                     self._move(shard, bucket, agreement, async_op=False).wait()
 
     def forget(self) -> list[BucketMove]:

@@ -1,8 +1,8 @@
 """Offload: state that rests on the host or on disk, and every move between there and the device.
 
 What rests on the host is an array in ``rank.memory.host``, what rests on disk a `DiskVector` in ``rank.memory.disk``;
-`OffloadTransfers` brings either to where it is computed with, and back, and notes the bytes in the trace. The engine's
-parts ask it where they would use an array that rests on the device (`Transfers`).
+`OffloadTransfers` brings either to where it is computed with, and back, and notes the bytes in the trace. It has the
+methods of `Transfers`, which serves the engine's parts where all state rests on the device.
 
 Files are read ahead and written behind by a few threads. State that an update writes goes into a second file (a draft),
 which takes the first one's place when the whole update is written on every rank: so a disk that is full or fails leaves
@@ -31,7 +31,7 @@ from zerosim.numerics.places import DEVICE, DISK, FROM_DISK, HOST, TO_DEVICE, TO
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.together import all_or_none
 from zerosim.ranks.transfers import Transfer, TransferWait, begin_transfer
-from zerosim.zero.param_group import MASTER, ParamGroup, at
+from zerosim.zero.param_group import MASTER, ParamGroup, elements_of
 from zerosim.zero.placements import SHARDED, Settle, Transfers
 
 Outcome = Future[OSError | None] | None  # of what a thread does; None without data
@@ -128,7 +128,7 @@ class StoredVector:
         unwritten = [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high]
         return unwritten if self.has_draft else []
 
-    def settle(self, *, keep: bool) -> None:
+    def end_update(self, *, keep: bool) -> None:
         """Ends an update: the draft takes the file's place, or is dropped."""
         if self.has_draft:
             if keep:
@@ -170,8 +170,8 @@ class DiskVector:
 
 def _in_a_thread(places: Sequence[tuple[Callable[[memoryview, int], None], int, int, int]],
                  room: list[AnyArray]) -> OSError | None:
-    """Reads into stretches of an array, or writes them; returns an error. Then no thread refers to the array any more,
-    whose end is noted by the rank's own.
+    """Reads into stretches of an array, or writes them; returns an error. Then this thread refers to the array no more,
+    so that its end is noted by the rank's own.
     """
     view = room.pop().data
     try:
@@ -202,10 +202,6 @@ class OffloadTransfers(Transfers):
         self._failure: OSError | None = None  # of a file, in the update under way
         self._pool = ThreadPoolExecutor(THREADS) if offload.uses_disk and has_data(
             rank.kernels.empty(0, np.float32)) else None
-
-    def kernels_at(self, place: str) -> Any:
-        """The arithmetic of the device, or of the host."""
-        return self.rank.kernels if place == DEVICE else self.rank.kernels.on_host
 
     # -- where things rest --------------------------------------------------------------------------------------------
 
@@ -238,8 +234,8 @@ class OffloadTransfers(Transfers):
 
     def fill(self, x: Any, values: Callable[[slice], AnyArray]) -> None:
         """x (n,) becomes what ``values`` gives for each range, rounded once to its type."""
-        for here in self.stretches(len(x)):
-            with self.written(x[here]) as room:
+        for here in self._stretches(len(x)):
+            with self.writing(x[here]) as room:
                 self.rank.kernels.serving(room).fill(room, lambda span, first=here.start: values(
                     slice(first + span.start, first + span.stop)))
 
@@ -249,8 +245,8 @@ class OffloadTransfers(Transfers):
             super().clear(x)
 
     @contextmanager
-    def written(self, x: Any) -> Iterator[Any]:
-        """The array itself, to be written to where it rests; or room on the host, for one on disk."""
+    def writing(self, x: Any) -> Iterator[Any]:
+        """The array itself, to be written to where it rests; or room on the host, whose values go to the disk."""
         with self.staged({"": x}, HOST if self.place_of(x) == DISK else self.place_of(x), read=()) as room:
             yield room[""]
 
@@ -260,16 +256,16 @@ class OffloadTransfers(Transfers):
             return DISK
         return DEVICE if self.memory.host.kind_of(x) is None else HOST
 
-    def room(self, place: str, like: Any) -> Any:
+    def _room(self, place: str, like: Any) -> Any:
         """New memory on the device or the host for a copy of state."""
         memory, kind = (self.memory, "communication_buffer") if place == DEVICE else (self.memory.host, "workspace")
         return memory.alloc(like.shape, like.dtype, kind, "offload")
 
-    def stretches(self, count: int) -> Iterable[slice]:
+    def _stretches(self, count: int) -> Iterable[slice]:
         """The ranges in which so many elements are moved."""
         return spans(count, self.rank.kernels.STRETCH)
 
-    def after(self, here: slice) -> slice:
+    def _after(self, here: slice) -> slice:
         """The stretch that follows."""
         return slice(here.stop, here.stop + self.rank.kernels.STRETCH)
 
@@ -288,16 +284,16 @@ class OffloadTransfers(Transfers):
             return x
         if here == DISK and place == HOST and read:
             return self._read(x)
-        room = self.room(place, x)
+        room = self._room(place, x)
         if read:
             self.move(x, room, of=of, wait=wait)
         return room
 
-    def where_it_rests(self, gradient: Any) -> Iterator[Any]:
-        """The values of a gradient where they rest; what rests on disk comes to the host, in stretches."""
+    def read_in_stretches(self, gradient: Any) -> Iterator[Any]:
+        """The values of a gradient, where it rests on the device or the host; from the disk they come to the host."""
         place = DEVICE if self.offload.gradients == DEVICE else HOST
-        for here in self.stretches(len(gradient)):
-            self.read_ahead(gradient[self.after(here)])
+        for here in self._stretches(len(gradient)):
+            self.read_ahead(gradient[self._after(here)])
             yield self.at(place, gradient[here])
 
     def move(self, source: Any, target: Any, *, of: Any = None, wait: bool = True) -> None:
@@ -340,7 +336,7 @@ class OffloadTransfers(Transfers):
         if not add and values.dtype == resting.dtype:
             self.move(values, resting, of=resting, wait=False)
             return
-        for here in self.stretches(len(values)):
+        for here in self._stretches(len(values)):
             arrived, kernels = self.at(HOST, values[here], of=resting, wait=False), self.kernels_at(HOST)
             with self.staged({"": resting[here]}, HOST, read=("",) * add) as arrays:
                 self._arrive()
@@ -352,7 +348,8 @@ class OffloadTransfers(Transfers):
     @contextmanager
     def staged(self, resting: Mapping[str, Any], place: str, *, read: Collection[str] | None = None,
                written: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
-        """The arrays at the place that computes: those that rest there themselves, of the others copies, which go back.
+        """The arrays at the place that computes: those that rest there themselves, of the others copies, which go back
+        at the end of the block.
 
         ``read`` and ``written`` name those whose values are needed, and those that change (None: all).
         """
@@ -365,8 +362,8 @@ class OffloadTransfers(Transfers):
     def in_stretches(self, resting: Mapping[str, Any], count: int,
                      unchanged: Collection[str] = ()) -> Iterator[tuple[slice, dict[str, Any]]]:
         """The arrays (count,) where the update is computed: themselves, or copies, stretch by stretch."""
-        for here in self.stretches(count):
-            self.read_ahead(*(x[self.after(here)] for x in resting.values()))
+        for here in self._stretches(count):
+            self.read_ahead(*(x[self._after(here)] for x in resting.values()))
             with self.staged({name: x[here] for name, x in resting.items()}, self.update_place,
                              written=resting.keys() - unchanged) as arrays:
                 yield here, arrays
@@ -401,7 +398,7 @@ class OffloadTransfers(Transfers):
 
     def read_first(self, resting: Mapping[str, Any]) -> None:
         """Begins to read the arrays that `in_stretches` will ask for first."""
-        self.read_ahead(*(x[self.after(slice(0))] for x in resting.values()))
+        self.read_ahead(*(x[self._after(slice(0))] for x in resting.values()))
 
     def _read(self, x: DiskVector) -> AnyArray:
         """The values on the host, in new memory."""
@@ -411,7 +408,7 @@ class OffloadTransfers(Transfers):
         return values
 
     def _start_read(self, x: DiskVector) -> tuple[AnyArray, Outcome, Transfer]:
-        values = self.room(HOST, x)
+        values = self._room(HOST, x)
         while any(stored.stored is x.stored and stored.start < x.stop and x.start < stored.stop
                   for stored, *_ in self._writes):
             self._finish_write()
@@ -498,7 +495,7 @@ class OffloadTransfers(Transfers):
             self.drain()
             all_or_none(self.rank, self._raise_failure, error=OffloadError)
             for stored in self._stored:
-                stored.settle(keep=True)
+                stored.end_update(keep=True)
         finally:
             self._drafting = False
             self.abandon()
@@ -517,7 +514,7 @@ class OffloadTransfers(Transfers):
             if future is not None:
                 future.result()  # a file that is written to is not to be read in the next step
         for stored in self._stored:
-            stored.settle(keep=False)
+            stored.end_update(keep=False)
 
     def forget_ahead(self) -> None:
         """Drops what was read ahead and not asked for."""
@@ -531,11 +528,11 @@ class OffloadTransfers(Transfers):
 
 
 class HostUpdate:
-    """The parameters that the host has updated, in the compute format: where they go, and when.
+    """The update that the host computes, and the way of the parameters that it makes, in the compute format.
 
-    They wait on the host, in memory of their own, until the whole update is known to be good, and go to the parameters
-    then; or, where the update is delayed, when the next one is. ``delayed`` has what waits so, by param group; None
-    where parameters rest beside the optimizer's state, and are written there.
+    They wait on the host, as ``updated_parameter`` of their param group, until the whole update is known to be good,
+    and go to the parameters then; or, where the update is delayed, when the next one is: ``delayed`` has them so long,
+    by param group. Where parameters rest beside the optimizer's state, they are written there at once: none waits.
 
     Raises ValueError for a delayed update of parameters that are their own masters, and could not stay behind them.
     Source of the delayed update: Ren et al. 2021 (ZeRO-Offload), section 5.2.
@@ -550,13 +547,13 @@ class HostUpdate:
 
     def begin(self, group: ParamGroup) -> None:
         """Makes room for one update of a group. Where the parameter is the master, what is updated is a copy."""
-        group.updated, stage = None, group.stage
+        group.updated_parameter, stage = None, group.stage
         if self.offload.parameters != self.offload.optimizer or self.offload.delayed_update:
-            group.updated = group.rank.memory.host.alloc(group.length(stage.optimizer), group.policy.compute_dtype,
-                                                         "parameter", "updated")
+            updated = group.updated_parameter = group.rank.memory.host.alloc(
+                group.length(stage.optimizer), group.policy.compute_dtype, "parameter", "updated")
             for piece in group.regions_held(stage.optimizer) if group.parameter_is_master else []:
-                self.transfers.move(group.parameter[at(piece, stage.parameters)],
-                                    group.updated[at(piece, stage.optimizer)])
+                self.transfers.move(elements_of(group.parameter, piece, stage.parameters),
+                                    elements_of(updated, piece, stage.optimizer))
 
     def bring_to_disk(self) -> None:
         """Brings them to parameters on disk, which is a part of the update."""
@@ -567,7 +564,7 @@ class HostUpdate:
         """Brings them to where else parameters rest, and lets the other ranks have them."""
         if self.offload.parameters != DISK:
             self._bring()
-        for group in self._now():
+        for group in self._due():
             for region in group.layout.regions:
                 all_gathers[group].shard_updated(region)
             self.transfers.drain()
@@ -579,21 +576,22 @@ class HostUpdate:
         for group in self.groups if self.offload.delayed_update else []:
             self.begin(group)
             for piece in group.pieces:
-                master = {MASTER: group.master_at_rest(piece)}
+                master = {MASTER: group.master_elements(piece)}
                 for here, arrays in self.transfers.in_stretches(master, piece.count, unchanged=(MASTER,)):
                     group.cast(piece, here, arrays[MASTER], HOST)
-            self.delayed[group], group.updated = group.updated, None
+            self.delayed[group], group.updated_parameter = group.updated_parameter, None
 
     def _made(self) -> dict[ParamGroup, Any]:
-        return {group: group.updated for group in self.groups}
+        return {group: group.updated_parameter for group in self.groups}
 
-    def _now(self) -> dict[ParamGroup, Any]:
+    def _due(self) -> dict[ParamGroup, Any]:
         """Those that go to the parameters at the end of this update."""
         return self.delayed if self.offload.delayed_update else self._made()
 
     def _bring(self) -> None:
-        for group, updated in self._now().items():
+        for group, updated in self._due().items():
             stage = group.stage
             narrower = SHARDED if SHARDED in (stage.parameters, stage.optimizer) else stage.optimizer
             for piece in group.regions_held(narrower) if updated is not None else []:
-                self.transfers.move(updated[at(piece, stage.optimizer)], group.parameter[at(piece, stage.parameters)])
+                self.transfers.move(elements_of(updated, piece, stage.optimizer),
+                                    elements_of(group.parameter, piece, stage.parameters))

@@ -8,7 +8,7 @@ Legend: n elements of a param group's padded vector, s of this rank's shard; an 
 placement.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -111,7 +111,7 @@ def _check(model: Model, groups: Sequence[Group]) -> None:
                 raise ValueError(f"{group!r}: no parameter matches {pattern!r}; there are {', '.join(near)}")
 
 
-# -- what a rank holds ------------------------------------------------------------------------------------------------
+# -- what a step hands to its update ----------------------------------------------------------------------------------
 
 MASTER, GRADIENT = "", "the gradient"  # among the names of slots
 
@@ -127,13 +127,15 @@ class ReducedGradient:
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """The numbers that all updates of one step share: its own, the factor of clipping, the schedule's factor of lr, and
-    the factors of activations and output gradients by weight."""
+    """The numbers that all updates of one step share."""
 
-    step: int
+    step: int  # counted from 1, skipped ones not
     clip_factor: float
-    lr_factor: float | None
-    factors: Mapping[str, Any]
+    lr_factor: float | None  # the schedule's, of every lr
+    factors: Mapping[str, Any]  # by weight: those that K-FAC's `FactorObserver` has averaged
+
+
+# -- what a rank holds ------------------------------------------------------------------------------------------------
 
 
 def param_groups(rank: Rank, model: Model, settings: Mapping[str, Settings], first: Initializer, layout: str,
@@ -149,9 +151,9 @@ class ParamGroup:
     """Weights, gradients, master weights and optimizer state of some parameters, each under its placement, on one rank.
 
     ``rank`` is a handle among those that have a shard each, ``replicas`` one among those that have the same, on a mesh.
-    ``settings`` are those of its parameters, by name, ``first`` makes their first values. ``reduced`` is there between
-    reduce() and update(). ``transfers`` brings state that does not rest on the device there, and back; ``updated`` are
-    the parameters that the host updates, in an update and None where they are made where they rest.
+    ``settings`` are those of its parameters, by name, ``first`` makes their first values. ``transfers`` brings state
+    that does not rest on the device there, and back. ``reduced`` is there between reduce() and update() alone, and
+    ``updated_parameter`` in an update that the host computes, where its results wait: see `offload.HostUpdate`.
     """
 
     def __init__(self, rank: Rank, model: Model, settings: Mapping[str, Settings], first: Initializer, layout: str,
@@ -171,7 +173,7 @@ class ParamGroup:
         self.master = self.parameter if self.parameter_is_master else self._alloc(
             stage.optimizer, self.policy.master_dtype, "master")
         self.reduced: ReducedGradient | None = None
-        self.updated: Any = None
+        self.updated_parameter: Any = None
         # What this rank updates, parameter by parameter.
         self.pieces = [] if self.frozen else self.layout.by_parameter(self.regions_held(stage.optimizer))
         self.slots: dict[str, np.ndarray] = {}  # one vector beside the master: slots that every parameter has
@@ -213,6 +215,13 @@ class ParamGroup:
         """The pieces of one region that this rank updates."""
         return [piece for piece in self.pieces if region.low <= piece.vector.start < region.high]
 
+    def all_gather_scalars(self, mine: np.ndarray) -> np.ndarray:
+        """The values of all ranks, in rank order; nothing is sent where each knows all."""
+        if self.stage.optimizer is not SHARDED:
+            return mine
+        found: np.ndarray = self.rank.all_gather(mine, purpose="control")
+        return found
+
     # -- one parameter ------------------------------------------------------------------------------------------------
 
     def optimizer(self, entry: LayoutEntry, context: StepContext) -> Any:
@@ -232,6 +241,23 @@ class ParamGroup:
         """fp32 slots rest in the policy's format of state; others as the optimizer says."""
         return self.policy.state_dtype if slot.format == "fp32" else format_of(slot.format).dtype
 
+    def spans_ranks(self, entry: LayoutEntry) -> bool:
+        """True where more than one rank owns elements of a tensor whose optimizer state is sharded."""
+        owners = sum(low < high for low, high in pairwise(self.layout.cut(entry.low, entry.high)))
+        return self.stage.optimizer is SHARDED and owners > 1
+
+    # -- the update of one piece --------------------------------------------------------------------------------------
+
+    def master_elements(self, piece: ParameterPiece) -> np.ndarray:
+        """The piece of the master, or of `updated_parameter`, a copy of it where the parameter is the master."""
+        if self.parameter_is_master and self.updated_parameter is not None:
+            return elements_of(self.updated_parameter, piece, self.stage.optimizer)
+        return elements_of(self.master, piece, self.master_placement)
+
+    def gradient_sum(self, piece: Piece) -> np.ndarray:
+        """The piece of the gradient's sum."""
+        return elements_of(self.reduced_gradient.gradient, piece, self.reduced_gradient.placement)
+
     def slot(self, piece: ParameterPiece, name: str) -> np.ndarray:
         """The elements of a slot that belong to a piece (n,), or the slot itself where it has another shape."""
         own = self.own_slots[piece.entry.name, name]
@@ -239,61 +265,37 @@ class ParamGroup:
             return own
         return own[piece.start:piece.start + piece.count]
 
-    def gradient_sum(self, piece: Piece) -> np.ndarray:
-        """The piece of the gradient's sum."""
-        return self.reduced_gradient.gradient[at(piece, self.reduced_gradient.placement)]
-
-    def master_at_rest(self, piece: ParameterPiece) -> np.ndarray:
-        """The elements of a piece that the optimizer updates."""
-        array, placement = self.master, self.master_placement
-        if self.parameter_is_master and self.updated is not None:
-            array, placement = self.updated, self.stage.optimizer
-        return array[at(piece, placement)]
-
     def at_rest(self, piece: ParameterPiece) -> dict[str, np.ndarray]:
-        """The piece of the master, of the gradient's sum and of each slot."""
-        return {MASTER: self.master_at_rest(piece), GRADIENT: self.gradient_sum(piece),
+        """All that the update of a piece reads or writes, where it lies: master, gradient's sum and each slot."""
+        return {MASTER: self.master_elements(piece), GRADIENT: self.gradient_sum(piece),
                 **{name: self.slot(piece, name) for name in self.slots_of(piece.entry)}}
 
     def cast(self, piece: ParameterPiece, here: slice, master: np.ndarray, place: str) -> int:
         """Rounds a stretch of an updated master (n,) at ``place`` to the parameter's format, as far as this rank has
-        both; the bytes of that."""
+        both; returns the bytes that this reads and writes."""
         if self.parameter_is_master:
             return 0
-        if self.updated is not None:
-            target = self.updated[at(piece, self.stage.optimizer)][here]
+        low = piece.vector.start + here.start
+        high, rank = low + len(master), self.rank.index
+        if self.updated_parameter is not None:
+            target = elements_of(self.updated_parameter, piece, self.stage.optimizer)[here]
+        elif self.stage.parameters is REPLICATED:
+            target = self.parameter[low:high]
         else:
-            low = piece.vector.start + here.start
-            high, rank = low + len(master), self.rank.index
-            target = self.parameter[low:high] if self.stage.parameters is not SHARDED else None
-            if target is None:
-                cut = self.layout.cut(low, high)
-                target, master = self.parameter[self.layout.owned(rank, low, high)], master[cut[rank]:cut[rank + 1]]
+            cut = self.layout.cut(low, high)
+            target, master = self.parameter[self.layout.owned(rank, low, high)], master[cut[rank]:cut[rank + 1]]
         with self.transfers.staged({"": target}, place, read=()) as arrays:
             self.transfers.kernels_at(place).cast_pack(master, arrays[""])
         return int(master.nbytes + target.nbytes)
 
     def note_update(self, arrays: Mapping[str, np.ndarray], cast_nbytes: int) -> None:
-        """Notes what the device moves for an update, which is what it costs on any: the gradient is read, the rest read
-        and written, and what is cast.
+        """Notes what an update on the device costs: the gradient is read, the rest read and written, and what is cast.
 
         The operations per element differ from one optimizer to the next, and none takes longer than its memory traffic.
         """
         if self.transfers.update_place == DEVICE:
             self.rank.trace.compute(nbytes=2 * sum(x.nbytes for x in arrays.values()) - arrays[GRADIENT].nbytes
                                     + cast_nbytes)
-
-    def spans_ranks(self, entry: LayoutEntry) -> bool:
-        """True where more than one rank owns elements of a tensor whose optimizer state is sharded."""
-        owners = sum(low < high for low, high in pairwise(self.layout.cut(entry.low, entry.high)))
-        return self.stage.optimizer is SHARDED and owners > 1
-
-    def all_gather_scalars(self, mine: np.ndarray) -> np.ndarray:
-        """The values of all ranks, in rank order; nothing is sent where each knows all."""
-        if self.stage.optimizer is not SHARDED:
-            return mine
-        found: np.ndarray = self.rank.all_gather(mine, purpose="control")
-        return found
 
     # -- what is made at the start ------------------------------------------------------------------------------------
 
@@ -306,16 +308,9 @@ class ParamGroup:
         """Sets a new array's padding to zero, so that no chance bits travel; in debug mode it stays NaN: a leak is
         seen."""
         if not self.rank.memory.debug:
-            for low, high in self._padding_of(placement):
-                self.transfers.clear(array[low:high])
-
-    def _padding_of(self, placement: Placement) -> Iterator[tuple[int, int]]:
-        layout, rank = self.layout, self.rank.index
-        if placement is not SHARDED:
-            yield from ((region.valid_high, region.high) for region in layout.regions)
-            return
-        for piece, region in zip(layout.valid(rank), layout.regions, strict=True):
-            yield piece.shard.stop, piece.shard.start + region.bounds[rank + 1] - region.bounds[rank]
+            held = self.regions_held(placement)
+            for piece, high in zip(held, [*(after.shard.start for after in held[1:]), len(array)], strict=True):
+                self.transfers.clear(array[piece.shard.stop:high])
 
     def _make_slots(self) -> None:
         """A slot that every parameter has lies in one vector beside the master; any other is an array of its own."""
@@ -326,12 +321,12 @@ class ParamGroup:
         for name, dtype in sorted(shared, key=str):
             self.slots[name] = self._alloc(self.stage.optimizer, dtype, "optimizer_state", name)
             for piece in self.regions_held(self.stage.optimizer):
-                self.transfers.clear(self.slots[name][at(piece, self.stage.optimizer)])
+                self.transfers.clear(elements_of(self.slots[name], piece, self.stage.optimizer))
         for piece in self.pieces:
             for name, slot in kept[piece.entry.name].items():
                 dtype, is_flat = self.slot_dtype(slot), self.is_flat(piece.entry, name)
                 if is_flat and (name, dtype) in shared:
-                    own = self.slots[name][at(piece, self.stage.optimizer)]
+                    own = elements_of(self.slots[name], piece, self.stage.optimizer)
                 else:
                     own = self.transfers.alloc(piece.count if is_flat else slot.shape, dtype, "optimizer_state",
                                                f"{piece.entry.name} {name}")
@@ -346,7 +341,7 @@ class ParamGroup:
             copies.append((self.master, stage.optimizer))
         for array, placement in copies:
             for piece in self.regions_held(placement):
-                target, start = array[at(piece, placement)], piece.vector.start
+                target, start = elements_of(array, piece, placement), piece.vector.start
                 for entry, low, high in self.layout.entries_in(start, piece.vector.stop):
                     self.transfers.fill(target[low - start:high - start],
                                         partial(self._first_values, first, entry.name, low - entry.low))
@@ -358,6 +353,6 @@ class ParamGroup:
         return values if self.frozen else round_to(values, self.policy.master)
 
 
-def at(piece: Piece, placement: Placement) -> slice:
-    """The place of a piece in an array that rests under a placement."""
-    return piece.shard if placement is SHARDED else piece.vector
+def elements_of(array: np.ndarray, piece: Piece, placement: Placement) -> np.ndarray:
+    """The elements of a piece (n,) in an array that rests under a placement."""
+    return array[piece.shard if placement is SHARDED else piece.vector]

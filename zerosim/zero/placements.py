@@ -1,6 +1,6 @@
 """Placements of state on ranks, and the whole of ZeRO's communication: the change from one placement to another.
 
-Last, how a rank uses what rests on it: where it lies, unless that is not the device (offload).
+Last `Transfers`, by which the engine's parts reach what rests on their rank: on the device, or elsewhere (offload).
 
 Legend: n elements, N ranks.
 Source of the stages: Rajbhandari, Rasley, Ruwase & He 2020 (ZeRO), section 5.
@@ -32,7 +32,6 @@ class Placement(Enum):
     SHARDED = "sharded"        # every rank has its own chunk
 
 
-Settle = Callable[[Any, Any, bool], None]  # what is on the device, where it rests, and whether it is added to that
 REPLICATED, PARTIAL, SHARDED = Placement.REPLICATED, Placement.PARTIAL, Placement.SHARDED
 
 
@@ -85,6 +84,9 @@ def stage_of(stage: int | Stage) -> Stage:
     return STAGES[stage]
 
 
+# -- from one placement to another -------------------------------------------------------------------------------------
+
+
 def redistribute(rank: Rank, vector: np.ndarray, have: Placement, want: Placement, cut: Cut, *, policy: Policy,
                  out: np.ndarray | None = None, async_op: bool = False, copy_in_flight: bool = True,
                  purpose: str = "unspecified") -> Any:
@@ -135,9 +137,14 @@ def _checked(rank: Rank, vector: np.ndarray, have: Placement, want: Placement, c
     return whole
 
 
+# -- buckets on their way ----------------------------------------------------------------------------------------------
+
+Settle = Callable[[Any, Any, bool], None]  # what is on the device, where it rests, and whether it is added to that
+
+
 @dataclass(frozen=True, slots=True)
 class BucketOptions:
-    """The engine's options of this name, see `Engine`: the most bytes of a bucket, and how it travels."""
+    """The engine's options of these names, see `Engine`: the most bytes of a bucket, and how it travels."""
 
     bucket_nbytes: int | None = None
     overlap: bool = False
@@ -183,9 +190,9 @@ def put(rank: Rank, values: np.ndarray, resting: Any, *, add: bool, settle: Sett
 class BucketMove:
     """A bucket on its way from one placement to another; packed where it is in pieces, asynchronous if asked for.
 
-    Collectives on parameters and gradients are called from here alone, but for those on whole tensors. ``wait`` puts
-    what arrived into ``target``, with ``add`` onto what is there; before, nothing has to be there. Copies and sums are
-    rounded to the target's format, by ``settle`` for a target that is not on the device.
+    Collectives on parameters and gradients are called from here alone, but for those on whole tensors and on quantized
+    values. ``wait`` puts what arrived into ``target``, with ``add`` onto what is there; before, nothing has to be
+    there. Copies and sums are rounded to the target's format, by ``settle`` for a target that is not on the device.
     ``by_micro_batch``, of PARTIAL to SHARDED: the ranks' addends arrive as they are, and their owner adds one after the
     other to the target, in the order of ranks.
     """
@@ -200,10 +207,12 @@ class BucketMove:
         vector = packed(rank, source, chunk if have is SHARDED else bucket.length, dtype)
         copied = add or settle or by_micro_batch
         self._in_place = not copied and len(target) == 1 and target[0][1].dtype == dtype
-        self._found = rank.all_to_all(
-            vector, splits=bucket.cut, async_op=async_op, purpose=purpose) if by_micro_batch else redistribute(
-            rank, vector, have, want, bucket.cut, policy=policy, out=target[0][1] if self._in_place else None,
-            async_op=async_op, copy_in_flight=copy_in_flight, purpose=purpose)
+        if by_micro_batch:
+            self._found = rank.all_to_all(vector, splits=bucket.cut, async_op=async_op, purpose=purpose)
+        else:
+            self._found = redistribute(rank, vector, have, want, bucket.cut, policy=policy, async_op=async_op,
+                                       out=target[0][1] if self._in_place else None, copy_in_flight=copy_in_flight,
+                                       purpose=purpose)
 
     def wait(self) -> None:
         """Waits where there is something to wait for, and unpacks where the bucket did not arrive in place."""
@@ -221,8 +230,11 @@ class BucketMove:
             self._found.wait()
 
 
+# -- state where it rests ----------------------------------------------------------------------------------------------
+
+
 class Transfers:
-    """Brings one rank's state to where it is computed with: all of it rests on the device, and nothing moves.
+    """Brings one rank's state to where it is computed with, and back: all of it rests on the device, and nothing moves.
 
     `zero.offload.OffloadTransfers` does the same for state that rests on the host or on disk.
     """
@@ -234,7 +246,7 @@ class Transfers:
 
     def kernels_at(self, place: str) -> Any:
         """The arithmetic of the device, or of the host."""
-        return self.rank.kernels
+        return self.rank.kernels if place == DEVICE else self.rank.kernels.on_host
 
     def alloc(self, shape: int | tuple[int, ...], dtype: Any, kind: str, name: str) -> Any:
         """A new array for state of a kind, charged where that rests."""
@@ -248,6 +260,10 @@ class Transfers:
         """Sets new elements to zero."""
         x[...] = 0
 
+    def writing(self, x: Any) -> AbstractContextManager[Any]:
+        """The array itself, to be written to where it rests; or room on the host, whose values go to the disk."""
+        return nullcontext(x)
+
     def place_of(self, x: Any) -> str:
         """The place where an array lies."""
         return DEVICE
@@ -256,25 +272,8 @@ class Transfers:
         """The elements on the device or the host: ``x`` itself, or a copy, or room for one where ``read`` is False."""
         return x
 
-    def written(self, x: Any) -> AbstractContextManager[Any]:
-        """The array itself, to be written to where it rests, or room on the host whose values go there."""
-        return nullcontext(x)
-
-    def staged(self, resting: Mapping[str, Any], place: str, *, read: Collection[str] | None = None,
-               written: Collection[str] | None = None) -> AbstractContextManager[dict[str, Any]]:
-        """The arrays at the place that computes: themselves, or copies, which go back.
-
-        ``read`` and ``written`` name those whose values are needed, and those that change (None: all).
-        """
-        return nullcontext(dict(resting))
-
-    def in_stretches(self, resting: Mapping[str, Any], count: int,
-                     unchanged: Collection[str] = ()) -> Iterator[tuple[slice, dict[str, Any]]]:
-        """The arrays (count,) where the update is computed, as `staged`, stretch by stretch."""
-        yield slice(0, count), dict(resting)
-
-    def where_it_rests(self, gradient: Any) -> Iterable[Any]:
-        """The values of a gradient where the host or the device can read them, in stretches."""
+    def read_in_stretches(self, gradient: Any) -> Iterable[Any]:
+        """The values of a gradient, where the host or the device can read them."""
         return [gradient]
 
     def move(self, source: Any, target: Any, *, wait: bool = True) -> None:
@@ -285,14 +284,22 @@ class Transfers:
         """The function that puts values on the device where a kind of state rests, if that is elsewhere."""
         return None
 
+    def staged(self, resting: Mapping[str, Any], place: str, *, read: Collection[str] | None = None,
+               written: Collection[str] | None = None) -> AbstractContextManager[dict[str, Any]]:
+        """The arrays at the place that computes: themselves, or copies, which go back at the end of the block.
+
+        ``read`` and ``written`` name those whose values are needed, and those that change (None: all).
+        """
+        return nullcontext(dict(resting))
+
+    def in_stretches(self, resting: Mapping[str, Any], count: int,
+                     unchanged: Collection[str] = ()) -> Iterator[tuple[slice, dict[str, Any]]]:
+        """The arrays (count,) where the update is computed, as `staged`, stretch by stretch."""
+        yield slice(0, count), dict(resting)
+
     def transaction(self, needed: bool = True) -> AbstractContextManager[None]:
-        """Lets all that the block writes to disk take effect at its end, or none of it."""
+        """Lets all that the block writes to disk take effect at its end, or none of it, where that is ``needed``."""
         return nullcontext()
 
     # Where nothing moves, nothing is read ahead, under way, or to be waited for.
-    read_ahead: Callable[..., None] = staticmethod(do_nothing)
-    read_first: Callable[..., None] = staticmethod(do_nothing)
-    wait: Callable[..., None] = staticmethod(do_nothing)
-    drain: Callable[..., None] = staticmethod(do_nothing)
-    abandon: Callable[..., None] = staticmethod(do_nothing)
-    forget_ahead: Callable[..., None] = staticmethod(do_nothing)
+    read_ahead = read_first = wait = drain = abandon = forget_ahead = staticmethod(do_nothing)

@@ -11,7 +11,6 @@ Legend: N ranks; u elements of one padded unit.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -20,11 +19,11 @@ from zerosim.numerics.places import DEVICE, DISK, TO_DEVICE
 from zerosim.zero.layout import Bucket, Parts, Region, buckets
 from zerosim.zero.offload import OffloadError
 from zerosim.zero.param_group import ParamGroup
-from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, BucketOptions, Move
+from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, BucketOptions, Move, Settle
 
 
 def _all_gather(param_group: ParamGroup, bucket: Bucket, source: Parts, target: Parts, *, agreement: str,
-                async_op: bool, copy_in_flight: bool, settle: Any = None) -> BucketMove:
+                async_op: bool, copy_in_flight: bool, settle: Settle | None = None) -> BucketMove:
     source = [(here, param_group.transfers.at(DEVICE, part)) for here, part in source]
     return BucketMove(param_group.rank.agreeing(agreement), bucket, SHARDED, REPLICATED, policy=param_group.policy,
                       source=source, target=target, dtype=param_group.parameter.dtype, purpose="parameters",
@@ -33,12 +32,11 @@ def _all_gather(param_group: ParamGroup, bucket: Bucket, source: Parts, target: 
 
 @dataclass(slots=True)
 class UnshardedUnit:
-    """One unit's whole parameters, (u,) for each param group, all-gathers under way, and how many blocks use them, but
-    for those of a pass: nothing is resharded inside one, and one that is broken off leaves no count."""
+    """One unit's whole parameters, and until when they stay."""
 
-    whole: dict[ParamGroup, np.ndarray]
-    all_gathers: list[Move] = field(default_factory=list)
-    users: int = 0
+    whole: dict[ParamGroup, np.ndarray]  # (u,) each
+    all_gathers: list[Move] = field(default_factory=list)  # under way
+    users: int = 0  # open blocks outside forward and backward, which count none: one that is broken off leaves none
     kept: bool = False  # until the end of backward, when no block uses it
 
     def wait(self) -> None:
@@ -147,10 +145,13 @@ class Unsharder:
             view.flags.writeable = False  # a write would be lost where weights are gathered, and drift elsewhere
         return views
 
+    def _groups_of(self, name: str) -> list[tuple[ParamGroup, slice]]:
+        """The param groups that have parameters of a unit, and where in their vectors."""
+        return [(group, group.layout.units[name]) for group in self.param_groups if name in group.layout.units]
+
     def _unshard(self, name: str, *, users: int) -> dict[ParamGroup, np.ndarray]:
         if not self.rests_elsewhere:
-            return {group: group.parameter[group.layout.units[name]] for group in self.param_groups
-                    if name in group.layout.units}
+            return {group: group.parameter[lies] for group, lies in self._groups_of(name)}
         unsharded = self._unsharded.get(name) or self._start_unshard(name, async_op=False)
         unsharded.wait()
         self.transfers.wait(TO_DEVICE)
@@ -159,10 +160,7 @@ class Unsharder:
 
     def _start_unshard(self, name: str, *, async_op: bool) -> UnshardedUnit:
         unsharded = self._unsharded[name] = UnshardedUnit({})
-        for group in self.param_groups:
-            lies = group.layout.units.get(name)
-            if lies is None:
-                continue
+        for group, lies in self._groups_of(name):
             whole = self.rank.memory.alloc(lies.stop - lies.start, group.parameter.dtype, "gathered_parameter", name)
             unsharded.whole[group] = whole
             if self.is_sharded:
@@ -184,15 +182,12 @@ class Unsharder:
                 self.transfers.read_ahead(*self._resting_parts(next_name))
 
     def _resting_parts(self, name: str) -> Iterator[np.ndarray]:
-        """The vectors that this rank brings from where they rest to unshard a unit, if that is not here."""
-        for group in self.param_groups if name not in self._unsharded else []:
-            lies = group.layout.units.get(name)
-            if lies is None:
-                continue
-            elif not self.is_sharded:
-                yield group.parameter[lies]
-            else:
+        """The vectors that this rank brings from where they rest to unshard a unit; none if that is done."""
+        for group, lies in self._groups_of(name) if name not in self._unsharded else []:
+            if self.is_sharded:
                 yield from self.gather.own_parts(group, name)
+            else:
+                yield group.parameter[lies]
 
     def _reshard(self, name: str, *, users: int, keep: bool) -> None:
         unsharded = self._unsharded.get(name)
@@ -246,8 +241,7 @@ class ParameterAllGather:
                 while self._under_way:
                     self._under_way.pop(0).wait()
                 for bucket in self._waiting:
-                    region = self.param_group.layout.region_at(bucket.ranges[0].start)
-                    with self.param_group.rank.trace.span(region.name):
+                    with self.param_group.rank.trace.span(bucket.region_name):
                         self._start(bucket, async_op=False).wait()
         except BaseException as error:
             self._under_way, self._waiting = [], list(self._buckets)

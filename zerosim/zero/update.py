@@ -85,6 +85,72 @@ class Update:
         self.steps_taken = 0
         self._under_way: str | None = None  # an update or a load that has begun, and stays so if it fails
 
+    def step(self, losses: tuple[float, ...], factors: Mapping[str, Any], tokens: tuple[int, ...],
+             places: tuple[int, ...]) -> StepResult:
+        """Updates, or skips on every rank when any saw inf or NaN. Raises ValueError before reduce(), and
+        NonFiniteGradients for too many skipped steps."""
+        if not self.is_ready:
+            raise ValueError("update() was called without a reduced gradient; call reduce() first")
+        scale = self.loss_scale.scale
+        norm = math.nan if _overflowed(self.trained) else _gradient_norm(self.trained, self.squares)
+        skipped = not math.isfinite(norm)  # inf: the sum is finite, and dividing it by a scale below 1 is not
+        if not skipped:
+            step = self.steps_taken + 1
+            clip_factor = self.clip_norm / norm if self.clip_norm is not None and norm > self.clip_norm else 1.0
+            try:
+                self._take(StepContext(step, clip_factor, self.lr_factor(step), factors))
+            finally:
+                for group in self.trained:
+                    group.updated_parameter = None
+        self.loss_scale.update(skipped)
+        if skipped:
+            self.skipped_steps.report(self.trained, self.steps_taken)
+        self.forget()
+        return StepResult(losses, skipped, math.nan if skipped else norm, scale, tokens, places)
+
+    def _take(self, context: StepContext) -> None:
+        """Updates everything that this rank updates, and brings what the host has updated to the parameters."""
+        named = f"update of step {context.step}"
+        with self.changing_state(named, in_place=self.transfers.offload.optimizer != DISK):
+            for group in self.trained:
+                if self.on_host:
+                    self.on_host.begin(group)
+                tensor_norms = _tensor_norms(group, context, self.squares)
+                for region in group.layout.regions:
+                    _update_region(group, region, context, tensor_norms)
+                    if not self.on_host:
+                        self.all_gathers[group].shard_updated(region)
+            self.steps_taken = context.step
+            if self.on_host:
+                self.on_host.bring_to_disk()
+        if self.on_host:
+            self._under_way = named  # what follows is in place
+            self.on_host.publish(self.all_gathers)
+            self._under_way = None
+
+    def lr_factor(self, step: int) -> float | None:
+        """The schedule's factor of every lr in a step, counted from 1; None without a schedule."""
+        return None if self.schedule is None else float(self.schedule(step))
+
+    @contextmanager
+    def changing_state(self, what: str, *, in_place: bool = True) -> Iterator[None]:
+        """The block goes from one whole state to the next. If it fails no step may follow, but after a change that is
+        not made ``in_place``: then all is as before."""
+        self._under_way, taken = what, self.steps_taken
+        try:
+            with self.transfers.transaction():
+                yield
+        except BaseException:
+            if not in_place:
+                self._under_way, self.steps_taken = None, taken
+            raise
+        self._under_way = None
+
+    def forget(self) -> None:
+        """Drops the reduced gradients."""
+        for group in self.trained:
+            group.reduced = None
+
     @property
     def is_ready(self) -> bool:
         """True between reduce() and update()."""
@@ -107,63 +173,6 @@ class Update:
             raise ValueError(f"{call}() was called after an update whose shards the other ranks have not yet; call "
                              "all_gather_parameters() first")
 
-    @contextmanager
-    def changing_state(self, what: str, *, in_place: bool = True) -> Iterator[None]:
-        """Goes from one whole state to the next; where that fails, no step may follow, unless nothing is in place."""
-        self._under_way, taken = what, self.steps_taken
-        try:
-            with self.transfers.transaction():
-                yield
-        except BaseException:
-            if not in_place:
-                self._under_way, self.steps_taken = None, taken
-            raise
-        self._under_way = None
-
-    def forget(self) -> None:
-        """Drops the reduced gradients, and what the host has updated of an update that failed."""
-        for group in self.trained:
-            group.reduced = group.updated = None
-
-    def lr_factor(self, step: int) -> float | None:
-        """The schedule's factor of every lr in a step, counted from 1; None without a schedule."""
-        return None if self.schedule is None else float(self.schedule(step))
-
-    def step(self, losses: tuple[float, ...], factors: Mapping[str, Any], tokens: tuple[int, ...],
-             places: tuple[int, ...]) -> StepResult:
-        """Updates, or skips on every rank when any saw inf or NaN. Raises ValueError before reduce(), and
-        NonFiniteGradients for too many skipped steps."""
-        if not self.is_ready:
-            raise ValueError("update() was called without a reduced gradient; call reduce() first")
-        scale = self.loss_scale.scale
-        norm = math.nan if _overflowed(self.trained) else _gradient_norm(self.trained, self.squares)
-        skipped = not math.isfinite(norm)  # inf: the sum is finite, and dividing it by a scale below 1 is not
-        if not skipped:
-            step = self.steps_taken + 1
-            clip_factor = self.clip_norm / norm if self.clip_norm is not None and norm > self.clip_norm else 1.0
-            context = StepContext(step, clip_factor, self.lr_factor(step), factors)
-            with self.changing_state(f"update of step {step}", in_place=self.transfers.offload.optimizer != DISK):
-                for group in self.trained:
-                    if self.on_host:
-                        self.on_host.begin(group)
-                    tensor_norms = _tensor_norms(group, context, self.squares)
-                    for region in group.layout.regions:
-                        _update_region(group, region, context, tensor_norms)
-                        if not self.on_host:
-                            self.all_gathers[group].shard_updated(region)
-                self.steps_taken = step
-                if self.on_host:
-                    self.on_host.bring_to_disk()
-            if self.on_host:
-                self._under_way = f"update of step {step}"  # what follows is in place
-                self.on_host.publish(self.all_gathers)
-                self._under_way = None
-        self.loss_scale.update(skipped)
-        if skipped:
-            self.skipped_steps.report(self.trained, self.steps_taken)
-        self.forget()
-        return StepResult(losses, skipped, math.nan if skipped else norm, scale, tokens, places)
-
 
 # -- overflow and norm ------------------------------------------------------------------------------------------------
 
@@ -172,7 +181,7 @@ def _overflowed(groups: Sequence[ParamGroup]) -> bool:
     """True on every rank when any rank saw inf or NaN in what it updates."""
     rank, gradients = groups[0].rank, _gradients(groups)
     mine = not all(rank.kernels.all_finite(x) for gradient in gradients
-                   for x in groups[0].transfers.where_it_rests(gradient))
+                   for x in groups[0].transfers.read_in_stretches(gradient))
     _note_scan(groups[0], gradients)
     return bool(groups[0].all_gather_scalars(np.array([mine], np.uint8)).any())
 
@@ -194,7 +203,7 @@ def _sum_of_squares(group: ParamGroup, gradient: np.ndarray, squares: Squares) -
     """The sum of a piece's squares, block by block, however it is cut in stretches."""
     divisor = group.reduced_gradient.divisor
     total: float = 0
-    for x in group.transfers.where_it_rests(gradient):
+    for x in group.transfers.read_in_stretches(gradient):
         kernels = group.rank.kernels.serving(x)
         for block in spans(len(x), kernels.BLOCK):
             total += squares.of(kernels, x[block], divisor)

@@ -1,6 +1,7 @@
 """Whole tensors: updates by optimizers that need them, and a look at all the state of one parameter.
 
-One rank owns a tensor, or all gather it; no part of it is updated alone.
+Where one rank owns a tensor it updates it alone, where several do all gather it and its state, and each keeps its own
+elements. A look gathers in the same way.
 """
 
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ from zerosim.zero.layout import LayoutEntry, ParameterPiece
 from zerosim.zero.param_group import GRADIENT, MASTER, ParamGroup, StepContext
 from zerosim.zero.placements import SHARDED, Placement
 
+# -- updates of whole tensors ------------------------------------------------------------------------------------------
+
 
 def update_tensor(group: ParamGroup, piece: ParameterPiece, context: StepContext) -> None:
     """One step on a tensor that lies whole on this rank."""
@@ -30,16 +33,15 @@ def update_tensor(group: ParamGroup, piece: ParameterPiece, context: StepContext
 
 
 def update_gathered(group: ParamGroup, entry: LayoutEntry, piece: ParameterPiece | None, context: StepContext) -> None:
-    """One step on a tensor that lies on several ranks: all gather it and its state, and each keeps its own piece.
+    """One step on a tensor that lies on several ranks, of which this one has ``piece``, or none.
 
     Every rank takes part in the gathers; only those that own a piece compute, on the device.
     """
     reduced, cut, transfers = group.reduced_gradient, group.layout.cut(entry.low, entry.high), group.transfers
     flat = [name for name in group.slots_of(entry) if group.is_flat(entry, name)]
     own = {name: _own_slot(group, entry, name) for name in flat}
-    own[MASTER] = _own(group, entry, group.master, group.master_placement)
-    if piece is not None:
-        own[MASTER] = group.master_at_rest(piece)
+    own[MASTER] = group.master_elements(piece) if piece is not None else _own(
+        group, entry, group.master, group.master_placement)
     whole = {name: _all_gather(group, entry, part) for name, part in own.items()}
     whole[GRADIENT] = _all_gather(group, entry, _own(group, entry, reduced.gradient, reduced.placement))
     if piece is None:
@@ -71,6 +73,9 @@ def _step(group: ParamGroup, entry: LayoutEntry, arrays: Mapping[str, np.ndarray
             ctx, wide[MASTER], g, {name: x for name, x in wide.items() if name != MASTER}, context.step)
 
 
+# -- a look at one parameter -------------------------------------------------------------------------------------------
+
+
 def whole_state(group: ParamGroup, entry: LayoutEntry) -> dict[str, np.ndarray | None]:
     """The whole parameter, mean gradient, master and optimizer slots of one parameter, each of its shape.
 
@@ -95,15 +100,18 @@ def _mean_gradient(group: ParamGroup, entry: LayoutEntry) -> np.ndarray | None:
     return mean.reshape(entry.shape)
 
 
+# -- one tensor's elements: this rank's, and all -----------------------------------------------------------------------
+
+
 def _whole(group: ParamGroup, entry: LayoutEntry, array: np.ndarray, placement: Placement) -> np.ndarray:
-    """The tensor of an array at rest."""
+    """The whole tensor of an array that rests under a placement."""
     if placement is SHARDED:
         return _all_gather(group, entry, _own(group, entry, array, SHARDED))
     return _copy(group, entry, array[entry.low:entry.high])
 
 
 def _all_gather(group: ParamGroup, entry: LayoutEntry, own: np.ndarray) -> np.ndarray:
-    """The tensor of which every rank has ``own``, in its shape; a parameter lies in one region."""
+    """The whole tensor, of which each rank has ``own``, in its shape; a parameter lies in one region."""
     found: np.ndarray = group.rank.all_gather(group.transfers.at(DEVICE, own),
                                               splits=group.layout.cut(entry.low, entry.high), purpose="state")
     return found.reshape(entry.shape)

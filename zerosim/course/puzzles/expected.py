@@ -4,6 +4,7 @@ Legend: N ranks, n elements, k = ⌈n/N⌉; chunk c is elements min(n, c·k) to 
 """
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -16,11 +17,13 @@ Array = np.ndarray
 
 def data(seed: str, ranks: int, length: int) -> list[Array]:
     """A vector (n,) fp32 for every rank, all different, of magnitudes from 0.01 to 100."""
-    found = []
-    for rank in range(ranks):
-        rng = np.random.default_rng([*seed.encode(), length, rank])
-        found.append((rng.standard_normal(length) * 10.0 ** rng.integers(-2, 3, length)).astype(np.float32))
-    return found
+    return [_vector(seed, length, rank).copy() for rank in range(ranks)]
+
+
+@cache  # a check asks for the same cases again and again
+def _vector(seed: str, length: int, rank: int) -> Array:
+    rng = np.random.default_rng([*seed.encode(), length, rank])
+    return (rng.standard_normal(length) * 10.0 ** rng.integers(-2, 3, length)).astype(np.float32)
 
 
 def chunk_slices(length: int, ranks: int) -> list[slice]:
