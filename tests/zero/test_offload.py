@@ -16,8 +16,22 @@ import pytest
 
 import zerosim as zs
 from tests.cases import chosen, covering
+from tests.support import assert_refused
 from tests.zero.drawn import ON_DISK
-from tests.zero.training import ADAM, BF16, MODELS, ODD, batches, bits, flat_state, held_anywhere, job_of, outcome, run
+from tests.zero.training import (
+    ADAM,
+    BF16,
+    MODELS,
+    ODD,
+    alone,
+    batches,
+    bits,
+    flat_state,
+    held_anywhere,
+    job_of,
+    outcome,
+    run,
+)
 from zerosim.models import MLP
 from zerosim.numerics import kernels
 from zerosim.planning import Machine, Network, hardware, moved_nbytes, record, replay
@@ -255,6 +269,28 @@ def test_parameters_on_disk_that_cannot_be_written_are_those_of_before_or_still_
             step(number)
     found = cluster.run(lambda rank: flat_state(engines[rank.index]))
     assert [bits(one["master"]) for one in found] == whole
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_an_update_that_fails_keeps_nothing_of_what_the_host_has_updated_and_may_be_made_again(delayed):
+    calls, plan = [], {}
+    asked = zs.Offload("disk", directory=DISK, delayed_update=delayed,
+                       open_file=partial(FailingFile, calls=calls, plan=plan))
+
+    def program(rank):
+        engine = zs.Engine(rank, MODEL, ADAM, policy=BF16, offload=asked)
+        for ((pair,),) in batches(MODEL, 1, 1, 2):
+            engine.backward(engine.forward(*pair), last=True)
+            engine.reduce()
+            before = rank.memory.host.now_nbytes_by_kind.get("parameter", 0)
+            plan["write"] = (errno.EIO, calls.count("write") + 1)
+            assert_refused(engine.update, "Input/output error", OffloadError)
+            assert rank.memory.host.now_nbytes_by_kind.get("parameter", 0) == before
+            plan.clear()
+            engine.update()
+        return engine.steps_taken
+
+    assert alone(program) == 2
 
 
 def test_files_have_no_names_and_a_directory_that_cannot_hold_them_is_named(tmp_path):

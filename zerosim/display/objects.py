@@ -22,7 +22,7 @@ from zerosim.ranks.inspect import Step, Steps
 from zerosim.ranks.memory import Memories, Memory
 from zerosim.ranks.trace import KINDS, PURPOSES, Collective, Compute, Trace, Traces
 from zerosim.zero.engine import Engine
-from zerosim.zero.layout import Layout, Region, describe
+from zerosim.zero.layout import Layout, Region
 from zerosim.zero.placements import STAGES, Stage
 
 
@@ -159,8 +159,7 @@ def _owners(layout: Layout) -> Table:
     rows = []
     shown = layout.ranks if layout.ranks <= MOST_ROWS else MOST_ROWS - 1  # of many ranks it takes long to describe all
     for rank in range(shown):
-        owned = [describe(layout, region.bounds[rank], region.bounds[rank + 1]) for region in layout.regions]
-        text = ", ".join(filter(None, owned)) or "nothing"
+        text = layout.owned_text(rank)
         rows.append((str(rank), f"{layout.shard_length(rank):,}",
                      text if len(text) <= MOST_LETTERS else text[:MOST_LETTERS - 2] + " …"))
     if shown < layout.ranks:

@@ -10,8 +10,8 @@ from zerosim.numerics.checks import FP64, unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.loss_scale import LossScaler, Scaling, scaling_of
 
-MEANS = ("sum_then_divide", "divide_then_sum", "split", "premultiply")  # the rules of a collective
-AVERAGES = ("cast_then_divide", *MEANS)
+MEANS = ("sum_then_divide", "divide_then_sum", "split", "premultiply")  # by which a collective averages
+AVERAGES = ("cast_then_divide", *MEANS)  # or adds up alone, and what reads the sum divides
 MATMULS = (None, "fp8")
 BY_RANK, BY_MICRO_BATCH = REDUCTIONS = ("rank", "micro_batch")  # the orders in which gradients are added
 

@@ -240,23 +240,21 @@ class Layout(Shown):
         return f"<Layout {self.name}: {self.valid_length:,} parameters on {self.ranks} ranks>"
 
     def __str__(self) -> str:
-        """One line per owner and region."""
-        lines = [
-            f"{self.name}: {self.valid_length} parameters, {self.length - self.valid_length} padding, "
-            f"{self.ranks} ranks"
-        ]
-        for rank in range(self.ranks):
-            owned = [describe(self, region.bounds[rank], region.bounds[rank + 1]) for region in self.regions]
-            lines.append(f"  rank {rank}: " + (", ".join(text for text in owned if text) or "nothing"))
-        return "\n".join(lines)
+        """One line per owner."""
+        lines = [f"  rank {rank}: {self.owned_text(rank)}" for rank in range(self.ranks)]
+        return "\n".join([f"{self.name}: {self.valid_length} parameters, {self.length - self.valid_length} padding, "
+                          f"{self.ranks} ranks", *lines])
 
-
-def describe(layout: Layout, low: int, high: int) -> str:
-    """``name[a:b]`` of every parameter in [low, high), and its padding."""
-    inside = list(layout.entries_in(low, high))
-    parts = [f"{entry.name}[{start - entry.low}:{stop - entry.low}]" for entry, start, stop in inside]
-    valid = sum(stop - start for _, start, stop in inside)
-    return ", ".join(parts + [f"{high - low - valid} padding"] * (high - low > valid))
+    def owned_text(self, rank: int) -> str:
+        """``name[a:b]`` of every parameter of which the rank owns a part, and its padding; or "nothing"."""
+        parts = []
+        for region in self.regions:
+            low, high = region.bounds[rank], region.bounds[rank + 1]
+            inside = list(self.entries_in(low, high))
+            parts += [f"{entry.name}[{start - entry.low}:{stop - entry.low}]" for entry, start, stop in inside]
+            valid = sum(stop - start for _, start, stop in inside)
+            parts += [f"{high - low - valid} padding"] * (high - low > valid)
+        return ", ".join(parts) or "nothing"
 
 
 # -- the named layouts: where each begins a new region, pads, and cuts ------------------------------------------------

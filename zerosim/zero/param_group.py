@@ -8,7 +8,7 @@ Legend: n elements of a param group's padded vector, s of this rank's shard; an 
 placement.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -308,16 +308,9 @@ class ParamGroup:
         """Sets a new array's padding to zero, so that no chance bits travel; in debug mode it stays NaN: a leak is
         seen."""
         if not self.rank.memory.debug:
-            for low, high in self._padding_of(placement):
-                self.transfers.clear(array[low:high])
-
-    def _padding_of(self, placement: Placement) -> Iterator[tuple[int, int]]:
-        layout, rank = self.layout, self.rank.index
-        if placement is not SHARDED:
-            yield from ((region.valid_high, region.high) for region in layout.regions)
-            return
-        for piece, region in zip(layout.valid(rank), layout.regions, strict=True):
-            yield piece.shard.stop, piece.shard.start + region.bounds[rank + 1] - region.bounds[rank]
+            held = self.regions_held(placement)
+            for piece, high in zip(held, [*(after.shard.start for after in held[1:]), len(array)], strict=True):
+                self.transfers.clear(array[piece.shard.stop:high])
 
     def _make_slots(self) -> None:
         """A slot that every parameter has lies in one vector beside the master; any other is an array of its own."""

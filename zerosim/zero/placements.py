@@ -139,13 +139,12 @@ def _checked(rank: Rank, vector: np.ndarray, have: Placement, want: Placement, c
 
 # -- buckets on their way ----------------------------------------------------------------------------------------------
 
-
 Settle = Callable[[Any, Any, bool], None]  # what is on the device, where it rests, and whether it is added to that
 
 
 @dataclass(frozen=True, slots=True)
 class BucketOptions:
-    """The engine's options of this name, see `Engine`: the most bytes of a bucket, and how it travels."""
+    """The engine's options of these names, see `Engine`: the most bytes of a bucket, and how it travels."""
 
     bucket_nbytes: int | None = None
     overlap: bool = False
@@ -208,10 +207,12 @@ class BucketMove:
         vector = packed(rank, source, chunk if have is SHARDED else bucket.length, dtype)
         copied = add or settle or by_micro_batch
         self._in_place = not copied and len(target) == 1 and target[0][1].dtype == dtype
-        self._found = rank.all_to_all(
-            vector, splits=bucket.cut, async_op=async_op, purpose=purpose) if by_micro_batch else redistribute(
-            rank, vector, have, want, bucket.cut, policy=policy, out=target[0][1] if self._in_place else None,
-            async_op=async_op, copy_in_flight=copy_in_flight, purpose=purpose)
+        if by_micro_batch:
+            self._found = rank.all_to_all(vector, splits=bucket.cut, async_op=async_op, purpose=purpose)
+        else:
+            self._found = redistribute(rank, vector, have, want, bucket.cut, policy=policy, async_op=async_op,
+                                       out=target[0][1] if self._in_place else None, copy_in_flight=copy_in_flight,
+                                       purpose=purpose)
 
     def wait(self) -> None:
         """Waits where there is something to wait for, and unpacks where the bucket did not arrive in place."""
@@ -301,9 +302,4 @@ class Transfers:
         return nullcontext()
 
     # Where nothing moves, nothing is read ahead, under way, or to be waited for.
-    read_ahead: Callable[..., None] = staticmethod(do_nothing)
-    read_first: Callable[..., None] = staticmethod(do_nothing)
-    wait: Callable[..., None] = staticmethod(do_nothing)
-    drain: Callable[..., None] = staticmethod(do_nothing)
-    abandon: Callable[..., None] = staticmethod(do_nothing)
-    forget_ahead: Callable[..., None] = staticmethod(do_nothing)
+    read_ahead = read_first = wait = drain = abandon = forget_ahead = staticmethod(do_nothing)

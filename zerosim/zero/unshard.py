@@ -145,10 +145,13 @@ class Unsharder:
             view.flags.writeable = False  # a write would be lost where weights are gathered, and drift elsewhere
         return views
 
+    def _groups_of(self, name: str) -> list[tuple[ParamGroup, slice]]:
+        """The param groups that have parameters of a unit, and where in their vectors."""
+        return [(group, group.layout.units[name]) for group in self.param_groups if name in group.layout.units]
+
     def _unshard(self, name: str, *, users: int) -> dict[ParamGroup, np.ndarray]:
         if not self.rests_elsewhere:
-            return {group: group.parameter[group.layout.units[name]] for group in self.param_groups
-                    if name in group.layout.units}
+            return {group: group.parameter[lies] for group, lies in self._groups_of(name)}
         unsharded = self._unsharded.get(name) or self._start_unshard(name, async_op=False)
         unsharded.wait()
         self.transfers.wait(TO_DEVICE)
@@ -157,10 +160,7 @@ class Unsharder:
 
     def _start_unshard(self, name: str, *, async_op: bool) -> UnshardedUnit:
         unsharded = self._unsharded[name] = UnshardedUnit({})
-        for group in self.param_groups:
-            lies = group.layout.units.get(name)
-            if lies is None:
-                continue
+        for group, lies in self._groups_of(name):
             whole = self.rank.memory.alloc(lies.stop - lies.start, group.parameter.dtype, "gathered_parameter", name)
             unsharded.whole[group] = whole
             if self.is_sharded:
@@ -183,14 +183,11 @@ class Unsharder:
 
     def _resting_parts(self, name: str) -> Iterator[np.ndarray]:
         """The vectors that this rank brings from where they rest to unshard a unit; none if that is done."""
-        for group in self.param_groups if name not in self._unsharded else []:
-            lies = group.layout.units.get(name)
-            if lies is None:
-                continue
-            elif not self.is_sharded:
-                yield group.parameter[lies]
-            else:
+        for group, lies in self._groups_of(name) if name not in self._unsharded else []:
+            if self.is_sharded:
                 yield from self.gather.own_parts(group, name)
+            else:
+                yield group.parameter[lies]
 
     def _reshard(self, name: str, *, users: int, keep: bool) -> None:
         unsharded = self._unsharded.get(name)

@@ -97,28 +97,36 @@ class Update:
         if not skipped:
             step = self.steps_taken + 1
             clip_factor = self.clip_norm / norm if self.clip_norm is not None and norm > self.clip_norm else 1.0
-            context = StepContext(step, clip_factor, self.lr_factor(step), factors)
-            with self.changing_state(f"update of step {step}", in_place=self.transfers.offload.optimizer != DISK):
+            try:
+                self._take(StepContext(step, clip_factor, self.lr_factor(step), factors))
+            finally:
                 for group in self.trained:
-                    if self.on_host:
-                        self.on_host.begin(group)
-                    tensor_norms = _tensor_norms(group, context, self.squares)
-                    for region in group.layout.regions:
-                        _update_region(group, region, context, tensor_norms)
-                        if not self.on_host:
-                            self.all_gathers[group].shard_updated(region)
-                self.steps_taken = step
-                if self.on_host:
-                    self.on_host.bring_to_disk()
-            if self.on_host:
-                self._under_way = f"update of step {step}"  # what follows is in place
-                self.on_host.publish(self.all_gathers)
-                self._under_way = None
+                    group.updated_parameter = None
         self.loss_scale.update(skipped)
         if skipped:
             self.skipped_steps.report(self.trained, self.steps_taken)
         self.forget()
         return StepResult(losses, skipped, math.nan if skipped else norm, scale, tokens, places)
+
+    def _take(self, context: StepContext) -> None:
+        """Updates everything that this rank updates, and brings what the host has updated to the parameters."""
+        named = f"update of step {context.step}"
+        with self.changing_state(named, in_place=self.transfers.offload.optimizer != DISK):
+            for group in self.trained:
+                if self.on_host:
+                    self.on_host.begin(group)
+                tensor_norms = _tensor_norms(group, context, self.squares)
+                for region in group.layout.regions:
+                    _update_region(group, region, context, tensor_norms)
+                    if not self.on_host:
+                        self.all_gathers[group].shard_updated(region)
+            self.steps_taken = context.step
+            if self.on_host:
+                self.on_host.bring_to_disk()
+        if self.on_host:
+            self._under_way = named  # what follows is in place
+            self.on_host.publish(self.all_gathers)
+            self._under_way = None
 
     def lr_factor(self, step: int) -> float | None:
         """The schedule's factor of every lr in a step, counted from 1; None without a schedule."""
@@ -139,9 +147,9 @@ class Update:
         self._under_way = None
 
     def forget(self) -> None:
-        """Drops the reduced gradients, and what the host has made of them."""
+        """Drops the reduced gradients."""
         for group in self.trained:
-            group.reduced = group.updated_parameter = None
+            group.reduced = None
 
     @property
     def is_ready(self) -> bool:
