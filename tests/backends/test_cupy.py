@@ -51,7 +51,7 @@ def states_of(found: tuple[Any, dict[str, Any]]) -> dict[tuple[str, str], np.nda
     ids=lambda o: type(o).__name__)
 def test_every_optimizer_steps_on_devices_arrays(stand_in: Any, optimizer: Any) -> None:
     """Two steps; bits, but for what a decomposition's matmul of another layout decides: within 1e-3."""
-    found, wanted = (cluster.run(lambda rank: programs.gpt(rank, 2, "fp32", optimizer=optimizer, gather=True))
+    found, wanted = (cluster.run(lambda rank: programs.gpt(rank, 2, "bf16", optimizer=optimizer, gather=True))
                      for cluster in (zs.CuPyCluster(2), cluster_in_gpu_order(2)))
     for mine, right in zip(map(states_of, found), map(states_of, wanted), strict=True):
         for key, x in right.items():

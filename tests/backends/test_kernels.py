@@ -27,6 +27,8 @@ from zerosim.zero.micro_batch_order import sum_of_squares
 
 NUMPY = InGpuOrder()  # element by element they are NumPy's, and a GPU's order of additions is stated there
 DTYPES = {name: fmt.dtype for name, fmt in zs.FORMATS.items()} | {"fp64": np.dtype(np.float64)}
+WIDE = ("fp32", "fp64")
+INTEGERS = ("int8", "uint8", "int16", "int32", "uint32", "int64")
 NARROW = [name for name, fmt in zs.FORMATS.items() if fmt.bits <= 16]
 # Of formulas that all kernels share: what is wide, narrow, and wider. Every format is cast in the tests of casts.
 COMPUTE = chosen(["fp32", "bf16", "fp64"], ["fp32", "bf16", "fp16", "fp8_e5m2", "fp64"])
@@ -85,7 +87,7 @@ def both(kernels: Any, call: str | Callable[..., object], *arguments: Any, writt
 
 @pytest.mark.parametrize("target", DTYPES)
 def test_a_cast_rounds_once_as_numpy_does(kernels: Any, target: str) -> None:
-    for source in DTYPES:
+    for source in chosen([*WIDE, NARROW[NARROW.index(target) - 1]] if target in NARROW else DTYPES, DTYPES):
         x = all_codes(source) if source in NARROW else chance(source, 70001)
         if source == "fp64":  # and what lies beside the midpoints of the formats, where rounding twice would be seen
             x[1::4] = chance("fp32", x[1::4].size, 1).astype(np.float64) * (1 + 2.0**-40)
@@ -100,7 +102,7 @@ def test_a_cast_rounds_once_as_numpy_does(kernels: Any, target: str) -> None:
             both(kernels, "cast_pack", x.astype(dtype), zeros(x.shape, target), case=f"midpoints in {dtype.__name__}")
 
 
-@pytest.mark.parametrize("name", [*DTYPES, "int8", "uint8", "int16", "int32", "uint32", "int64"])
+@pytest.mark.parametrize("name", [*DTYPES, *chosen(["uint8", "int16", "uint32", "int64"], INTEGERS)])
 def test_sums_and_extrema_of_elements_give_numpys_bits(kernels: Any, name: str) -> None:
     if name in DTYPES:
         a, b = chance(name, 33333, 1), chance(name, 33333, 2)
@@ -310,7 +312,7 @@ def test_an_exact_sum_of_squares_is_that_of_numpy(kernels: Any) -> None:
 
 # -- what a library computes on a GPU: its formula, on the stand-in ----------------------------------------------------
 
-@pytest.mark.parametrize("name", [*NARROW, "fp32"])
+@pytest.mark.parametrize("name", chosen(["fp32", "bf16"], [*NARROW, "fp32"]))
 def test_gelu_is_numpys_formula(stand_in: Any, name: str) -> None:
     """With NumPy's exp and tanh called back, so that what is compared is the formula and its order of operations."""
     every = chosen([97], [29])[0] if name in ("fp16", "bf16") else 1

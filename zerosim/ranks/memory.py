@@ -7,7 +7,6 @@ takes multiples of 512 bytes of CuPy's pool, and what is beyond its own is slack
 
 import math
 import weakref
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -52,8 +51,8 @@ class Memory(Plotted):
         self.trace = Trace(kept_rows=kept_rows)
         self._holdings: dict[int, Holding] = {}
         self._entered = 0  # how many arrays have ever been held
-        self._by_kind: Counter[str] = Counter()
-        self._peak_by_kind: dict[str, int] = {}
+        self._by_kind = dict.fromkeys(KINDS, 0)
+        self._peak_by_kind = self._by_kind.copy()
         self.now_nbytes = 0
         self.peak_nbytes = 0
         self.slack_nbytes = 0
@@ -74,12 +73,12 @@ class Memory(Plotted):
     @property
     def now_nbytes_by_kind(self) -> dict[str, int]:
         """Bytes held now, by kind; kinds of which nothing is held are left out."""
-        return {kind: self._by_kind[kind] for kind in KINDS if self._by_kind[kind]}
+        return {kind: nbytes for kind, nbytes in self._by_kind.items() if nbytes}
 
     @property
     def peak_nbytes_by_kind(self) -> dict[str, int]:
         """The breakdown at the instant of the total peak."""
-        return dict(self._peak_by_kind)
+        return {kind: nbytes for kind, nbytes in self._peak_by_kind.items() if nbytes}
 
     def alloc(self, shape: int | tuple[int, ...], dtype: Any, kind: str, name: str = "", *,
               like: Any = None) -> np.ndarray:
@@ -147,7 +146,7 @@ class Memory(Plotted):
     def reset_peak(self) -> None:
         """Lets the peak start anew from what is held now."""
         self.peak_nbytes = self.now_nbytes
-        self._peak_by_kind = self.now_nbytes_by_kind
+        self._peak_by_kind = self._by_kind.copy()
 
     def peak_nbytes_of(self, kinds: str | Iterable[str]) -> int:
         """The most bytes that these kinds held together at one moment of the current trace.
@@ -194,7 +193,7 @@ class Memory(Plotted):
         self.trace.add(Held(holding.kind, holding.name, nbytes, holding.number))
         if self.now_nbytes > self.peak_nbytes:
             self.peak_nbytes = self.now_nbytes
-            self._peak_by_kind = self.now_nbytes_by_kind
+            self._peak_by_kind = self._by_kind.copy()
 
 
 @guarded
