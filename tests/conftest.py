@@ -28,6 +28,8 @@ settings.register_profile("quick", COMMON, max_examples=25, derandomize="CI" in 
 settings.register_profile("long", COMMON, max_examples=400)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
+gc.set_threshold(50_000, 20, 100)  # a trace's thousands of rows are no garbage: look through them less often
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Refuses ids with an address, which differ from one of pytest-xdist's workers to the next: see cases.named."""

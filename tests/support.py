@@ -11,8 +11,7 @@ from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-import pytest
+from unittest.mock import patch
 
 from tests.architecture.source import ROOT
 
@@ -58,9 +57,8 @@ def ask(*arguments: str, columns: int = 80) -> Any:
     What the command line does not catch is raised.
     """
     out, err, code = StringIO(), StringIO(), 0
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        for name, value in {"COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "dumb"}.items():
-            patch.setenv(name, value)
+    terminal = {"COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "dumb"}
+    with patch.dict(os.environ, terminal), redirect_stdout(out), redirect_stderr(err):
         try:
             command_line().main(list(arguments), prog_name="zerosim")
         except SystemExit as ended:

@@ -15,6 +15,7 @@ from typing import Any
 
 import zerosim as zs
 from tests.backends.worlds import Outcome, Task, on_one_card, outcomes_of
+from tests.support import ask
 from zerosim.backends.cupy.cluster import gpu_of
 from zerosim.backends.processes import cluster
 from zerosim.backends.processes.cluster import ProcessCluster
@@ -38,8 +39,6 @@ def main(port: str, key: str) -> None:
             except EOFError:
                 break
             if isinstance(task, tuple):
-                from tests.support import ask  # with pytest, which most processes of the pool never need
-
                 line.send(ask(*(word.replace("{rank}", str(index)) for word in task), columns=200))
                 continue
             kind = task.backend, task.on_gpus, task.ranks, *sorted(task.options.items())

@@ -38,6 +38,13 @@ def slope_along(run: Run, name: str, direction: np.ndarray, x: np.ndarray, targe
 
 
 @every_model
+def test_who_changes_a_unit_s_shapes_changes_a_copy(model: Model) -> None:
+    for unit in model.units:
+        unit.shapes.clear()
+        assert unit.shapes
+
+
+@every_model
 def test_gradients_of_the_whole_model_are_the_slopes_of_its_loss(model: Model) -> None:
     run = run_of(model, "fp64", scatter=0.2)
     x, target = batch_of(model, batch=3)

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from tempfile import gettempdir
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 import zerosim as zs
 from tests.ranks.asking import ROWS, allowed, ask, cuts_of, takes_splits
 from tests.ranks.data import FLOATS, INTEGERS
+from tests.support import literally
 from zerosim.numerics import arrays, loss_scale
 
 
@@ -222,16 +223,18 @@ def four(rank: zs.Rank, stage: int, compute: str) -> tuple[Any, ...]:
     return losses, on_host({name: engine.state(name) for name in model.shapes})
 
 
+# Three units, of which two share a table; each state of each parameter costs every world a collective.
+SMALL = replace(zs.models.PRESETS["gpt-nano"], layers=1)
 # What differs from one step of AdamW on two micro-batches; from the fourth on, other layouts and kernels.
 TRAININGS: dict[str, dict[str, Any]] = {
     "two steps": {"steps": 2},
     "one step": {},
-    "overlapping": {"overlap": True, "prefetch": 1, "bucket_nbytes": 5000},
+    "overlapping": {"overlap": True, "prefetch": 1, "bucket_nbytes": 2000},
     "one contiguous vector": {"layout": "contiguous"},
-    "by micro-batch": {"reduction": "micro_batch", "overlap": True, "bucket_nbytes": 5000},
+    "by micro-batch": {"reduction": "micro_batch", "overlap": True, "bucket_nbytes": 2000},
     "all on disk": {"offload": zs.Offload("disk", "disk", "disk", gettempdir())},
     "all on the host, overlapping": {"offload": "host", "overlap": True, "prefetch": 1},
-    "blocks computed again": {"recompute": "block", "overlap": True, "bucket_nbytes": 10_000},
+    "blocks computed again": {"recompute": "block", "overlap": True, "bucket_nbytes": 4000},
     "fp32 sums": {"recompute": "sub_block", "policy": zs.Policy("bf16", reduce="fp32", average="split")},
     "fp8 products": {"policy": zs.Policy("bf16", matmul="fp8")},
     "bf16 at rest": {"policy": zs.Policy("bf16", wire="fp32", master="bf16", state="bf16")},
@@ -240,11 +243,11 @@ TRAININGS: dict[str, dict[str, Any]] = {
 
 
 def gpt(rank: zs.Rank, stage: int, compute: str, how: str = "two steps", **options: Any) -> tuple[Any, ...]:
-    """Trains gpt-nano on tokens that differ everywhere: losses, scales, norms, and every state of every parameter."""
+    """Trains a GPT on tokens that differ everywhere: losses, scales, norms, and every state of every parameter."""
     options = {"optimizer": zs.optim.AdamW(lr=1e-3), "steps": 1, "clip_norm": 1.0,
                "policy": zs.Policy(compute, loss_scale=1024.0 if compute == "fp16" else 1.0),
                **TRAININGS[how], **options}
-    model, steps = zs.models.GPT("gpt-nano"), options.pop("steps")
+    model, steps = zs.models.GPT(SMALL), options.pop("steps")
     engine = zs.Engine(rank, model, options.pop("optimizer"), stage=stage, **options)
     rng = np.random.default_rng(rank.index)
     found = []
@@ -274,7 +277,7 @@ def skips_and_goes_on(rank: zs.Rank) -> Any:
 
 def saved_and_loaded(rank: zs.Rank, folder: str) -> Any:
     """A step after a save, and the same step of a new engine that went on from there; then its whole state."""
-    model = zs.models.GPT("gpt-nano")
+    model = zs.models.GPT(SMALL)
     x, target = np.random.default_rng(rank.index).integers(0, 17, (2, 2, 8))
 
     def engine(stage: int) -> zs.Engine:
@@ -376,8 +379,6 @@ def disagrees(rank: zs.Rank, what: str) -> None:
 
 def mismatch(what: str, ranks: int, *, all_heard: bool = True) -> str:
     """A pattern of the error where the last rank calls something else; it names the ranks that have been heard."""
-    from tests.support import literally  # with pytest, which the processes of a pool never need
-
     asked = DIFFERENT[what]
     others = "rank 0 is" if ranks == 2 else f"ranks {list(range(ranks - 1))} are" if all_heard else "...rank..."
     return literally("^the ranks of a group must make the same collective calls in the same order, but "

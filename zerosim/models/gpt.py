@@ -354,7 +354,7 @@ class BlockUnit(Unit):
     def __init__(self, name: str, parts: Sequence[BlockPart]) -> None:
         self.name, self.parts = name, tuple(parts)
 
-    @cached_property
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The parts' parameters, in their order."""
         return {name: shape for part in self.parts for name, shape in part.shapes.items()}
