@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
+from tests.cases import chosen
 from tests.support import assert_refused, literally
 from zerosim.course import measured, tuning
 from zerosim.models import decoder
@@ -34,7 +35,8 @@ def run_whole(config, settings):
 
 
 @pytest.mark.parametrize(("model", "policies", "options"), [
-    (SMALL, ("none", "block"), {"nodes": 2, "link": "pcie4", "attention": "unfused"}),
+    (SMALL, ("none", "block"), {"nodes": 2, "link": "pcie4", "attention": "unfused",
+                                **chosen([{"stage": "0,3"}], [{}])[0]}),
     (LLAMA, ("tiled",), {"overlap": False, "compute": "fp32", "tokens": 7}),
     (SMALL, ("tiled",), {"reduction": "micro_batch"})], ids=["GPT", "Llama", "by micro-batch"])
 def test_the_fastest_is_that_of_trying_everything_and_every_estimate_is_a_lower_bound(model, policies, options):
@@ -60,7 +62,7 @@ def test_the_fastest_is_that_of_trying_everything_and_every_estimate_is_a_lower_
         assert one.held_nbytes == whole[2] + overhead
     for some in (found.tried, found.shown):
         assert {one.settings.stage for one in some} == set(config.stages)
-    assert config.stages == ((2, 3) if "reduction" in options else tuple(STAGES))
+    assert config.stages == ((2, 3) if "reduction" in options else (0, 3) if "stage" in options else tuple(STAGES))
     assert (len(found.tried) + found.slower, found.too_large) == (len(seconds), 0)
     assert found.slower > 0 or "reduction" in options
     assert ("base and epsilon are not among" in " ".join(found.pasted[0].notes)) == (model is LLAMA)

@@ -10,6 +10,7 @@ import re
 import threading
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from tempfile import gettempdir
 
 import pytest
@@ -335,6 +336,23 @@ def test_a_checkpoint_does_not_depend_on_where_state_rests(saved, loaded, tmp_pa
 
 
 # -- the delayed update -----------------------------------------------------------------------------------------------
+
+
+def test_a_load_reads_what_a_delayed_update_has_left_one_stretch_after_the_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels.NumpyKernels, "STRETCH", 4)
+
+    def program(rank):
+        engine = zs.Engine(rank, MODEL, ADAM, policy=BF16, offload=replace(ON_DISK, delayed_update=True))
+        engine.save(tmp_path)
+        first = len(rank.trace.rows)
+        engine.load(tmp_path)
+        rows = [row for row in rank.trace.rows[first:] if isinstance(row, Transfer | TransferWait)]
+        return [(row, after) for row, after in pairwise(rows) if getattr(row, "direction", "") == "from disk"]
+
+    reads = alone(program)
+    assert sum(row.nbytes for row, _ in reads) == 4 * MODEL.parameter_count
+    assert max(row.nbytes for row, _ in reads) == 4 * 4
+    assert all(isinstance(after, TransferWait) and after.transfer is row for row, after in reads)
 
 
 @pytest.mark.parametrize(("stage", "mesh"), covering(zs.STAGES, [None, (2, 1)]))

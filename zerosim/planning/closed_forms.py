@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -68,7 +69,7 @@ def checked_order(reduction: str) -> str:
     return reduction
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Job:
     """One training step on paper.
 
@@ -139,7 +140,7 @@ class Job:
         """The nodes that have a shard each of the same."""
         return 1 if self.zeropp else self.nodes
 
-    @property
+    @cached_property
     def padded_lengths(self) -> tuple[int, ...]:
         """Elements of each unit with its padding."""
         return padded_unit_lengths(self.unit_lengths, self.ranks, self.layout)
@@ -277,7 +278,8 @@ def _sent_gradients(job: Job) -> list[int]:
     scattered = _rings(job, "reduce_scatter", cuts, wire, [times] * len(cuts))
     if job.zeropp and job.zeropp.gradients:
         return [a + b for a, b in zip(*_exchanged(job, job.zeropp.gradients), strict=True)]
-    scattered = [nbytes + _reduced_across(job) for nbytes in scattered]
+    across = _reduced_across(job)
+    scattered = [nbytes + across for nbytes in scattered]
     if job.states.optimizer_sharded:
         return scattered
     rests = policy.accumulate_dtype if cut else policy.reduce_dtype

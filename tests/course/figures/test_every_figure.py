@@ -37,7 +37,7 @@ def drawing(name, style=LIGHT):
     return FIGURES[name].draw(seen.data_of(name), style)
 
 
-drawn_once = cache(drawing)  # for who looks at it alone
+drawn_once = cache(drawing)  # for who changes nothing of it
 
 
 # The dark figures are the light ones in other colors, as the next test says; the ring's colors too are compared.
@@ -51,14 +51,14 @@ def test_the_committed_figures_are_drawn_from_what_the_package_does_now_whatever
                     "coordinates may differ in their last digits")
     with mpl.rc_context({"font.size": 31, "svg.hashsalt": "mine", "axes.facecolor": "red", "svg.fonttype": "path"}):
         before = dict(mpl.rcParams)
-        same = seen.is_committed(drawing(name, style), expected)
+        same = seen.is_committed(drawn_once(name, style), expected)
         assert dict(mpl.rcParams) == before, "the settings are left as they were"
     assert same, "it has changed: look at it, then commit what `make figures` drew"
 
 
 @EVERY
 def test_a_committed_figure_says_in_words_what_it_shows_and_is_the_same_in_the_dark(name):
-    light, dark, drawn = committed(name, LIGHT), committed(name, DARK), drawn_once(name)
+    light, dark, drawn = committed(name, LIGHT), committed(name, DARK), drawn_once(name, LIGHT)
     for text in (light, dark):
         root = ET.fromstring(text)
         title, description = root.find(f"{SVG}title"), root.find(f"{SVG}desc")
@@ -76,7 +76,7 @@ def test_a_committed_figure_says_in_words_what_it_shows_and_is_the_same_in_the_d
 
 @EVERY
 def test_every_axis_has_a_unit_no_text_is_small_and_no_words_lie_on_others_or_leave_the_page(name):
-    drawn = drawn_once(name)
+    drawn = drawn_once(name, LIGHT)
     seen.assert_readable(drawn)
     assert seen.repeated_in_a_legend(drawn) == []
     assert drawn.figure.get_figwidth() <= 15
