@@ -86,7 +86,7 @@ def _in_one_line(error: Any, typed: Sequence[str]) -> str:
         name = next((one for one in option.opts if any(word.split("=")[0] == one for word in typed)), option.opts[0])
         after = [word.partition("=")[2] if "=" in word else following for word, following in
                  zip(typed, [*typed[1:], ""], strict=True) if word.split("=")[0] == name]
-        kind = "a whole number" if "integer" in said else "a number" if "number" in said or "float" in said else ""
+        kind = "a whole number" if "valid int" in said else "a number" if "number" in said or "float" in said else ""
         if after and kind:
             said = f"{name} takes {kind}, found {after[-1]!r}"
     return f"{named}: {said}; {named} --help lists what there is"

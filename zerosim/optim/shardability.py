@@ -251,7 +251,8 @@ def _new_trial(optimizer: Optimizer, shape: Shape, seed: int) -> TensorTrial:
     normal = random.normal((seed, "numbers", 0, str(shape)), 0, count * (1 + len(STEPS)))
     words = random.bits((seed, "magnitudes", 0, str(shape)), 0, count * len(STEPS)).reshape(len(STEPS), *own)
     w, *gradients = normal.reshape(1 + len(STEPS), *own)
-    gradients = [np.where(word % 16 == 0, 0, g * 10.0 ** -(word % 5.0)).astype(np.float32)
+    magnitudes = 10.0 ** -np.arange(5.0)
+    gradients = [np.where(word % 16 == 0, 0, g * magnitudes[word % 5]).astype(np.float32)
                  for g, word in zip(gradients, words, strict=True)]
     state = {name: np.zeros(own if slot.shape == shape else slot.shape, np.float32) for name, slot in slots.items()}
     return TensorTrial(shape, w.copy(), gradients, state, slots)

@@ -31,7 +31,7 @@ from zerosim.numerics.places import DEVICE, DISK, FROM_DISK, HOST, TO_DEVICE, TO
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.together import all_or_none
 from zerosim.ranks.transfers import Transfer, TransferWait, begin_transfer
-from zerosim.zero.param_group import MASTER, ParamGroup, elements_of
+from zerosim.zero.param_group import ParamGroup, elements_of
 from zerosim.zero.placements import SHARDED, Settle, Transfers
 
 Outcome = Future[OSError | None] | None  # of what a thread does; None without data
@@ -576,9 +576,9 @@ class HostUpdate:
         for group in self.groups if self.offload.delayed_update else []:
             self.begin(group)
             for piece in group.pieces:
-                master = {MASTER: group.master_elements(piece)}
-                for here, arrays in self.transfers.in_stretches(master, piece.count, unchanged=(MASTER,)):
-                    group.cast(piece, here, arrays[MASTER], HOST)
+                master = group.master_elements(piece)
+                for here in spans(piece.count, group.rank.kernels.STRETCH):
+                    group.cast(piece, here, self.transfers.at(HOST, master[here]), HOST)
             self.delayed[group], group.updated_parameter = group.updated_parameter, None
 
     def _made(self) -> dict[ParamGroup, Any]:
