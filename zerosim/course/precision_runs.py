@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from types import MappingProxyType
 
@@ -136,6 +136,11 @@ def format_run_network() -> MLP:
 def samples(step: int, rank: int = 0, unit: float = 1.0) -> tuple[Array, Array]:
     """x (B, 8), standard normal, and target (B, 2): sin(x0 + x1) and x2·x3/2 of the numbers at u = 1; in fp32, u times
     as large, and different data on every rank."""
-    x = random.normal((0, "resting formats", step % BATCHES, rank), 0, ROWS * WIDTHS[0]).reshape(ROWS, WIDTHS[0])
-    target = np.stack([np.sin(x[:, 0] + x[:, 1]), x[:, 2] * x[:, 3] / 2], axis=1)
+    x, target = _batch(step % BATCHES, rank)
     return x * x.dtype.type(unit), target * target.dtype.type(unit)
+
+
+@cache
+def _batch(number: int, rank: int) -> tuple[Array, Array]:
+    x = random.normal((0, "resting formats", number, rank), 0, ROWS * WIDTHS[0]).reshape(ROWS, WIDTHS[0])
+    return x, np.stack([np.sin(x[:, 0] + x[:, 1]), x[:, 2] * x[:, 3] / 2], axis=1)

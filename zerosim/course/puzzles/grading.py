@@ -9,6 +9,7 @@ sharded optimizer: the unsharded one) bit for bit. Legend: N ranks, P parameters
 a layer.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
@@ -116,7 +117,9 @@ class Module:
 
     def initial(self, name: str) -> Array:
         """A parameter's first values, (I, O) fp32, in a new array."""
-        return held_copy(self._rank, first_weights(self._model)[name], "parameter", name)
+        shape = self.shapes[name]
+        first = self._units[name].initial(name, 0, math.prod(shape))
+        return held_copy(self._rank, first.reshape(shape), "parameter", name)
 
     def forward(self, name: str, weight: Array, x: Array) -> tuple[Array, Any]:
         """A layer: weight (I, O), x (B, I) -> y (B, O), and what its backward needs, in which no weight is."""
