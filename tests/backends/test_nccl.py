@@ -6,7 +6,6 @@ for each other where they must. That the calls add up to a Cluster's bits, the o
 
 from __future__ import annotations
 
-import os
 from itertools import groupby
 from typing import Any
 from unittest.mock import patch
@@ -17,7 +16,7 @@ import pytest
 
 import zerosim as zs
 from tests.backends.fake_cuda import RaceError
-from tests.backends.worlds import DOUBLES, SECONDS, Job
+from tests.backends.worlds import SECONDS, Job
 from tests.ranks import programs
 from tests.ranks.asking import ROWS, allowed, ask
 from zerosim.backends.nccl.adapter import DeviceStreams
@@ -236,10 +235,3 @@ def test_two_ranks_on_one_card_are_refused_on_every_process_unless_asked_for() -
         said = process.communicate(timeout=SECONDS)[1]
         assert "ranks [0, 1] of 2 have one GPU, 0000:00:00.0 of " in said
         assert "start no more processes on a machine than it has GPUs, or, to share cards pass share_devices" in said
-
-
-@pytest.mark.skipif(os.name != "posix", reason="processes are killed as on Unix")
-def test_a_process_that_is_killed_ends_the_run_of_the_others_with_its_rank_named() -> None:
-    with pytest.raises(RuntimeError, match="rank 2 of 3 can no longer be reached: its process has ended") as caught:
-        DOUBLES[-1].run(programs.dies)
-    assert "did not hear of it" not in str(caught.value)  # nobody has waited for its farewell

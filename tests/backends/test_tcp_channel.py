@@ -1,6 +1,6 @@
 """Notes over TCP, between ranks that are threads: what arrives, who is missed, and how a job ends.
 
-A real process that is killed in the midst of a run, `test_nccl.py` has.
+The last test kills a real process, of a job that other files would have to begin again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
-from tests.backends.worlds import free_port
+from tests.backends.worlds import DOUBLES, free_port
+from tests.ranks import programs
 from tests.support import assert_refused
 from zerosim.backends.processes.notes import Failed, Finished, Joining
 from zerosim.backends.processes.plain import from_bytes, to_bytes
@@ -299,3 +300,10 @@ def test_what_is_not_plain_is_refused_on_both_ends() -> None:
     for data in (b"{", b"[]", b'["object","subprocess","Popen"]', b'["object","zerosim.ranks.errors","RemoteError"]',
                  b'["tuple"', b'[' * 10**5, b'["array","O",[1],""]', b'["unknown"]', pickle.dumps(1)):
         assert_refused(lambda data=data: from_bytes(data), "")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes are killed as on Unix")
+def test_a_process_that_is_killed_ends_the_run_of_the_others_with_its_rank_named() -> None:
+    with pytest.raises(RuntimeError, match="rank 2 of 3 can no longer be reached: its process has ended") as caught:
+        DOUBLES[-1].run(programs.dies)
+    assert "did not hear of it" not in str(caught.value)  # nobody has waited for its farewell

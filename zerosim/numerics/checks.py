@@ -48,7 +48,7 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
 
 def work_type(*arrays: Array) -> np.dtype[Any]:
     """The type to compute in: float64 if any array is, else float32."""
-    return FP64 if any(x.dtype == FP64 for x in arrays) else FP32
+    return FP64 if FP64 in [x.dtype for x in arrays] else FP32
 
 
 def split_divisor(divisor: float, work: np.dtype[Any]) -> tuple[float, float]:
