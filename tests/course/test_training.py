@@ -87,12 +87,10 @@ def test_the_digest_and_the_loss_on_text_held_out_are_those_of_the_weights_that_
         engine = zs.Engine(rank, model, TINY.build_optimizer(), **TINY.engine_settings(model))
         for number in (1, 2, 3):
             engine.step(training.batches(TINY, model.config.context, shipped(), number, rank.index))
-        _, masters = training.whole_weights(engine)
-        return training.digest(masters), masters
+        return {name: engine.state(name)["master"] for name in model.shapes}
 
-    (digest, masters), (of_rank_1, _) = zs.Cluster(2).run(steps)
-    assert digest == of_rank_1 == trained().digest
-    assert digest == sha256(b"".join(np.ascontiguousarray(w).tobytes() for w in masters.values())).hexdigest()
+    for masters in zs.Cluster(2).run(steps):
+        assert trained().digest == sha256(b"".join(w.tobytes() for w in masters.values())).hexdigest()
     x, target = shipped().held_out(16, model.config.context)
     assert trained().held_out_loss == zs.models.one_pass(model, masters, TINY.policy(), x, target).loss
 
