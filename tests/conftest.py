@@ -17,9 +17,9 @@ if sys.dont_write_bytecode:  # then each process that a test starts would compil
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# At Python's own thresholds garbage is sought in all figures and syntax trees, again and again: 4 % of the time.
-# There is little, and the end of each module collects it.
-gc.set_threshold(100_000, 10, 10)
+# At Python's own thresholds garbage is sought in all figures and traces again and again;
+# there is little, and the end of each module collects it.
+gc.set_threshold(50_000, 20, 100)
 
 # No deadlines, no too_slow: the machines that run this share their cores; speed is the benchmarks' matter.
 COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
@@ -27,8 +27,6 @@ COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], p
 settings.register_profile("quick", COMMON, max_examples=25, derandomize="CI" in os.environ)
 settings.register_profile("long", COMMON, max_examples=400)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
-
-gc.set_threshold(50_000, 20, 100)  # a trace's thousands of rows are no garbage: look through them less often
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
