@@ -51,9 +51,10 @@ def held_by_place(cluster, **options):
     data = batches(MODEL, len(cluster.ranks), 2, 1)[0]
 
     def program(rank):
-        engine = zs.Engine(rank, MODEL, ADAM, policy=BF16, **options)
+        engine, memory = zs.Engine(rank, MODEL, ADAM, policy=BF16, **options), rank.memory
+        begun = memory.disk.now_nbytes_by_kind
         engine.step(data[rank.index])
-        memory = rank.memory
+        assert memory.disk.now_nbytes_by_kind == begun, "a file for each, from its first values on"
         return {"device": memory.now_nbytes_by_kind, "host": memory.host.now_nbytes_by_kind,
                 "disk": memory.disk.now_nbytes_by_kind}
 

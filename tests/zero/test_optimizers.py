@@ -7,6 +7,7 @@ import zerosim as zs
 from tests.cases import covering
 from tests.zero.training import ADAM, BF16, MODELS, batches, bits, flat_state, outcome
 from zerosim.models import MLP, CrossEntropy, LinearUnit, Model, first_weights
+from zerosim.ranks import Compute
 
 MODEL = MLP((5, 7, 3), activation="gelu", seed=2)
 WIDE = MODELS["wide"]()
@@ -51,6 +52,24 @@ def test_a_rank_is_charged_for_what_each_parameters_own_optimizer_keeps(stage, o
     assert len(engines) == 3
     state = [memory.now_nbytes_by_kind.get("optimizer_state", 0) for memory in cluster.memory]
     assert sum(state) == kept * (3 if stage == 0 else 1)
+
+
+@pytest.mark.parametrize("optimizer", [ADAM, zs.optim.Muon(), zs.optim.Shampoo()], ids=lambda one: type(one).__name__)
+def test_an_update_costs_the_reads_and_writes_of_its_state_and_of_tensors_that_each_owner_gathers_whole(optimizer):
+    """Gradients in bf16 are read, masters and state in fp32 read and written, and the own part is cast to bf16; what
+    else is noted has operations, products of matrices."""
+    cost = {name: (int(np.prod(shape)), zs.optim.state_nbytes(optimizer, shape))
+            for name, shape in MODEL.shapes.items()}
+    for ranks, options in ((1, {}), (2, {"stage": 1, "gather": True})):
+        cluster = zs.Cluster(ranks)
+        cluster.run(lambda rank, options=options, ranks=ranks: stepped(
+            rank, MODEL, batches(MODEL, ranks, 1, 1), optimizer=optimizer, policy=BF16, **options) and None)
+        updates = [row.nbytes for of_rank in cluster.trace for row in of_rank.rows
+                   if isinstance(row, Compute) and row.span[:1] == ("update",) and row.flops == 0]
+        owners = {name: ranks if name.endswith("weight") and optimizer is not ADAM else 1 for name in cost}
+        scans = 2 * 2 * MODEL.parameter_count  # for an overflow, and for the norm
+        assert sum(updates) == scans + sum(owners[name] * (2 * (4 * n + state) + 2 * n) + (4 + 2) * n
+                                           for name, (n, state) in cost.items())
 
 
 # -- factors of inputs and output gradients: the engine's own, and so without a twin ----------------------------------

@@ -84,7 +84,7 @@ def place_of(frame: FrameType | None) -> str:
     found = outer or frame
     if found is None:
         return "an unknown place"
-    return f"{Path(found.f_code.co_filename).name}:{found.f_lineno} in {found.f_code.co_name}"
+    return f"{os.path.basename(found.f_code.co_filename)}:{found.f_lineno} in {found.f_code.co_name}"
 
 
 def place_of_call() -> str:
