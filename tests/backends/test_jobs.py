@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.backends.worlds import POOL, ROOT, SECONDS, launch, mpi_missing, one_thread
+from tests.architecture.source import ROOT
+from tests.backends.worlds import POOL, SECONDS, launch, mpi_missing, one_thread
 from tests.cases import chosen
 from tests.support import ask, assert_command_refuses, printed
 from zerosim.course import running

@@ -22,6 +22,7 @@ import pytest
 
 import zerosim as zs
 from tests.backends import compiled_kernels, doubles, fake_nccl
+from tests.backends.fake_cupy import CUDARuntimeError
 from tests.ranks import programs
 from tests.ranks.asking import ask as asked
 from tests.support import ask, assert_command_refuses, assert_refused
@@ -29,10 +30,6 @@ from zerosim.backends.cupy.kernels import CupyKernels
 from zerosim.backends.nccl.adapter import ID_NBYTES, NCCL, load
 from zerosim.backends.nccl.cluster import Card, check_cards, together
 from zerosim.backends.processes.cluster import OwnResult
-
-
-class CUDARuntimeError(RuntimeError):
-    """As CuPy's."""
 
 
 def cupy_that_finds(count: Any = 1, *, version: str = "14.2.0", built: int = 12090, driver: int = 13000) -> Any:
