@@ -314,22 +314,17 @@ class MicroBatchWalk:
         yield CollectiveWait(("all_to_all", unit))
         yield HeldBytes(BUFFER, chunk * job.ranks - held)
         sums = 4 * (length * job.nodes // job.ranks) + 2 * chunk * job.nodes + 4 * (length // job.ranks)
-        yield HeldBytes(BUFFER, sums)
-        yield from (CollectiveIssue("all_to_all", unit, chunk * job.nodes, job.nodes, ACROSS),
-                    CollectiveWait(("all_to_all", unit)))
-        yield HeldBytes(BUFFER, -sums - chunk * job.ranks)
+        yield from at_once(CollectiveIssue("all_to_all", unit, chunk * job.nodes, job.nodes, ACROSS), sums)
+        yield HeldBytes(BUFFER, -chunk * job.ranks)
 
     def _reduce_resting(self, unit: int) -> Iterator[StepEvent]:
         """Reduces the step's gradient of one unit, where it rests, after the one that is under way."""
         yield from self._reduced()
         if unit == len(self.lengths) - 1:  # which goes back first
             yield HeldBytes(GRADIENT, sum_nbytes(self.job))
-        nbytes, operation = self.lengths[unit] * self.moving.itemsize, whole_reduction(self.job)
-        packed = nbytes if self.moving != self.added else 0
-        buffers = packed + hops_nbytes(self.job, self.lengths[unit] // self.job.shards, self.job.shards)
-        yield HeldBytes(BUFFER, buffers)
-        yield ring(operation, unit, nbytes, self.job)
-        self.reducing = Reducing((operation, unit), 0, buffers)
+        issue, buffers = resting_issue(self.job, unit)
+        yield from (HeldBytes(BUFFER, buffers), issue)
+        self.reducing = Reducing(issue.key, 0, buffers)
 
     def _reduced(self) -> Iterator[StepEvent]:
         """Waits for the reduction that is under way; nodes then begin to add up what they have of the step."""
@@ -363,6 +358,19 @@ def secondary_nbytes(job: Job, unit: int) -> int:
 def ring(operation: str, unit: int, nbytes: int, job: Job) -> CollectiveIssue:
     """A collective of the ranks that have a shard each: a ring, or addends to their owners."""
     return CollectiveIssue(operation, unit, nbytes, job.shards, INSIDE if job.replicas > 1 else ALL)
+
+
+def at_once(issue: CollectiveIssue, buffers: int) -> tuple[StepEvent, ...]:
+    """A collective beside nothing, with bytes of buffers that come for it and go."""
+    return HeldBytes(BUFFER, buffers), issue, CollectiveWait(issue.key), HeldBytes(BUFFER, -buffers)
+
+
+def resting_issue(job: Job, unit: int) -> tuple[CollectiveIssue, int]:
+    """The reduction of a unit's whole gradient, where it rests, and bytes of its buffers: a cast, and hops."""
+    length, moving = job.padded_lengths[unit], job.policy.reduce_dtype
+    packed = 0 if moving == job.policy.accumulate_dtype else length * moving.itemsize
+    return (ring(whole_reduction(job), unit, length * moving.itemsize, job),
+            packed + hops_nbytes(job, length // job.shards, job.shards))
 
 
 def across_issue(job: Job, unit: int) -> tuple[int, int, CollectiveIssue]:
@@ -422,28 +430,20 @@ def after_backward(job: Job) -> Iterator[StepEvent]:
     taken = 0 if states.gradients_sharded or elsewhere else sum_nbytes(job)
     if not (states.gradients_sharded or job.overlap or elsewhere):
         yield HeldBytes(GRADIENT, taken)
-        operation = whole_reduction(job)
-        for unit, length in enumerate(lengths):
-            packed = 0 if policy.reduce_dtype == policy.accumulate_dtype else length * reduced
-            held = packed + hops_nbytes(job, length // job.shards, job.shards)
-            yield HeldBytes(BUFFER, held)
-            yield from (ring(operation, unit, length * reduced, job), CollectiveWait((operation, unit)))
-            yield HeldBytes(BUFFER, -held)
+        for unit in range(len(lengths)):
+            yield from at_once(*resting_issue(job, unit))
     if job.replicas > 1:
         if not job.overlap:
             for unit in range(len(lengths)):
                 buffers, cast, issue = across_issue(job, unit)
-                yield HeldBytes(BUFFER, buffers + cast)
-                yield from (issue, CollectiveWait(issue.key), HeldBytes(BUFFER, -buffers - cast))
+                yield from at_once(issue, buffers + cast)
         if not (states.gradients_sharded or states.optimizer_sharded):
             in_place = policy.reduce_dtype == policy.accumulate_dtype or elsewhere
             whole = 0 if in_place else job.held(False) * reduced
             yield HeldBytes(GRADIENT, whole)
             for unit, length in enumerate(lengths):
-                buffers = (length + length // job.shards) * reduced * elsewhere
-                yield HeldBytes(BUFFER, buffers)
-                yield from (ring("all_gather", unit, length * reduced, job), CollectiveWait(("all_gather", unit)))
-                yield HeldBytes(BUFFER, -buffers)
+                yield from at_once(ring("all_gather", unit, length * reduced, job),
+                                   (length + length // job.shards) * reduced * elsewhere)
             yield HeldBytes(GRADIENT, -taken)
             taken = whole
     if job.zeropp and job.zeropp.hpz:
