@@ -84,7 +84,8 @@ def test_a_layout_a_collective_or_a_network_that_cannot_be_is_refused():
           for walk in (steps.step_events, steps.micro_batch, steps.after_backward)
           for states, layout in ((STAGES[2], "contiguous"), (ShardedStates(False, True, False), "per_unit"))),
         (partial(sent, "all_reduce", "quantum", (0, 4), 2), "no algorithm 'quantum' for 'all_reduce'; there are "),
-        (partial(sent, "reduce_scatter", "halving", (0, 1, 2, 3), 2), "needs a power of two, got 3 ranks; take ring"),
+        (partial(sent, "reduce_scatter", "halving", (0, 1, 2, 3), 2),
+         "reduce_scatter by halving needs a power of two of ranks, ...; this group has 3. Use ring, pairwise"),
         *((partial(sent, "all_gather", "ring", cut, 2), f"cut must hold N+1 rising boundaries from 0 on, got {cut}; ")
           for cut in ((0, 3, 2), ())),
         (partial(sent, "broadcast", "tree", (0, 3, 4), 2, root=2), "root=2 is no rank; the ranks are 0 to 1"),

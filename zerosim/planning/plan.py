@@ -26,6 +26,7 @@ from __future__ import annotations
 import operator
 import re
 import warnings
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -542,7 +543,7 @@ class PlanConfig:
         """
         policy, states = job.policy, job.states
         elements = job.held(states.optimizer_sharded)
-        gradient = (policy.accumulate_dtype if states.gradients_sharded else policy.reduce_dtype).itemsize
+        gradient = job.reduced_dtype.itemsize
         scanned = 2 * gradient * elements * (self.offload.gradients == DEVICE)
         if self.offload.optimizer != DEVICE:
             return scanned, 0
@@ -641,15 +642,7 @@ class PlanConfig:
 def _largest(fits: Callable[[int], bool], most: int) -> int:
     """The largest whole number up to ``most`` for which ``fits`` holds, where what holds for one holds for less; 0 if
     not even 1."""
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while high <= most and fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return bisect_left(range(1, most + 1), True, key=lambda number: not fits(number))
 
 
 # -- from names to a plan: what one writes in a notebook or types in a shell ------------------------------------------

@@ -31,17 +31,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerosim.numerics.formats import format_of
 from zerosim.numerics.places import DEVICE, DISK
 from zerosim.numerics.quantization import Blockwise, ZeroPlusPlus
 from zerosim.planning.activations import BETWEEN, Block, Place, passes, snapshots
 from zerosim.planning.closed_forms import (
     AGREEMENT_NBYTES,
-    EXACT_PARTIAL_NBYTES,
-    NORM_PARTIAL_NBYTES,
-    OVERFLOW_FLAG_NBYTES,
     STAGES,
-    TENSOR_NORMS,
     Job,
 )
 from zerosim.planning.cost import Curve, curve
@@ -377,7 +372,7 @@ def across_issue(job: Job, unit: int) -> tuple[int, int, CollectiveIssue]:
     cast into a buffer, and come back in another; and what rests elsewhere comes to the device first.
     """
     shard, moving = job.padded_lengths[unit] // job.shards, job.policy.reduce_dtype
-    rests = job.policy.accumulate_dtype if job.states.gradients_sharded else moving
+    rests = job.reduced_dtype
     elsewhere, cast = job.offload.gradients != DEVICE, rests != moving
     brought = shard * rests.itemsize * elsewhere
     buffers = shard * moving.itemsize * (cast + (cast or elsewhere)) + hops_nbytes(
@@ -389,22 +384,19 @@ def across_issue(job: Job, unit: int) -> tuple[int, int, CollectiveIssue]:
 def hops_nbytes(job: Job, chunk: int, ranks: int) -> int:
     """Bytes of partial sums that a rank receives in turn while it reduces: two chunks, as far as there are messages;
     where the wire has a format of its own, what leaves first is cast into one of them."""
-    wire = job.policy.wire
-    if wire is not None and format_of(wire).dtype != job.policy.reduce_dtype:
-        return chunk * format_of(wire).dtype.itemsize * 2 * (ranks > 1)
-    return chunk * job.policy.reduce_dtype.itemsize * min(2, ranks - 1)
+    chunks = min(2, ranks - 1) if job.wire_dtype == job.policy.reduce_dtype else 2 * (ranks > 1)
+    return chunk * job.wire_dtype.itemsize * chunks
 
 
 def whole_reduction(job: Job) -> str:
     """The collective that reduces whole gradients: to shards, where nodes are to add up theirs."""
-    return "reduce_scatter" if job.states.optimizer_sharded or job.replicas > 1 else "all_reduce"
+    return "reduce_scatter" if job.reduces_to_shards else "all_reduce"
 
 
 def sum_nbytes(job: Job) -> int:
     """Bytes of a rank's sum of whole gradients over the ranks of a ring, where it does not replace the addends."""
-    cut = job.states.optimizer_sharded or job.replicas > 1
-    new = cut or job.policy.reduce_dtype != job.policy.accumulate_dtype
-    return job.held(cut) * job.policy.reduce_dtype.itemsize if new else 0
+    new = job.reduces_to_shards or job.policy.reduce_dtype != job.policy.accumulate_dtype
+    return job.held(job.reduces_to_shards) * job.policy.reduce_dtype.itemsize if new else 0
 
 
 def _checked(job: Job) -> Job:
@@ -457,17 +449,14 @@ def after_backward(job: Job) -> Iterator[StepEvent]:
     if job.zeropp and job.zeropp.hpz:
         yield HeldBytes(SECONDARY, -sum(secondary_nbytes(job, unit) for unit in range(len(lengths))))
     yield At("scan", 0)
-    if states.optimizer_sharded:  # all-gathered: the flag, the norms
-        partial = EXACT_PARTIAL_NBYTES if job.by_micro_batch else NORM_PARTIAL_NBYTES
-        scalars = [OVERFLOW_FLAG_NBYTES, partial, partial * TENSOR_NORMS * job.normed_tensors]
-        yield from (HeldBytes(BUFFER, sign * nbytes * job.shards) for nbytes in scalars for sign in (1, -1))
+    yield from (HeldBytes(BUFFER, sign * nbytes * job.shards) for nbytes in job.control_nbytes for sign in (1, -1))
     yield from _updated(job, taken)
 
 
 def _updated(job: Job, taken: int) -> Iterator[StepEvent]:
     """Each unit is updated; `taken` bytes of gradients go when all are; then replicas are made equal again."""
-    states, lengths, itemsize = job.states, job.padded_lengths, job.policy.compute_dtype.itemsize
-    gathered, places = states.optimizer_sharded and not states.parameters_sharded, job.offload
+    lengths, itemsize = job.padded_lengths, job.policy.compute_dtype.itemsize
+    gathered, places = job.states.gathers_after_update, job.offload
     elsewhere = places.parameters != DEVICE  # each unit comes to the device then, and goes again
     ahead = gathered and job.overlap and not elsewhere
     agreement = [HeldBytes(BUFFER, sign * AGREEMENT_NBYTES * job.ranks) for sign in (1, -1)]
