@@ -335,15 +335,17 @@ def _agreed_nbytes(job: Job) -> int:
 
 def _rings(job: Job, operation: str, cuts: list[Cut], dtype: np.dtype[Any],
            times: Iterable[int] | None = None) -> list[int]:
-    """Bytes by rank of one ring for each cut, each made so many times (once, unless said)."""
+    """Bytes by rank of one ring for each cut, each made so many times (once, unless said); each group of ranks makes
+    its own."""
     times_of: Counter[Cut] = Counter()  # a model of many equal units has few cuts
     for cut, count in zip(cuts, times or [1] * len(cuts), strict=True):
         times_of[cut] += count
-    nbytes = [0] * job.shards
+    members = len(cuts[0]) - 1
+    nbytes = [0] * members
     for cut, count in times_of.items():
         ring = collectives.sent(operation, "ring", cut, dtype.itemsize)
         nbytes = [so_far + count * n for so_far, n in zip(nbytes, ring.nbytes, strict=True)]
-    return nbytes * job.replicas
+    return nbytes * (job.ranks // members)
 
 
 def _reduced_across(job: Job) -> int:
@@ -363,11 +365,10 @@ def _gathered(job: Job) -> tuple[list[int], list[int]]:
         rings = _rings(job, "all_gather", packed, np.dtype(np.uint8), first)
     else:
         rings = _rings(job, "all_gather", cuts, dtype, first)
-    inside = [0] * job.ranks
-    for cut, again, once in zip(cuts, times, first, strict=True) if asked.hpz else ():
-        ring = collectives.sent("all_gather", "ring", cut[::job.nodes], dtype.itemsize).nbytes
-        inside = [so_far + (again - once) * n for so_far, n in zip(inside, ring * job.nodes, strict=True)]
-    return rings, inside
+    if not asked.hpz:
+        return rings, [0] * job.ranks
+    of_node = [cut[::job.nodes] for cut in cuts]
+    return rings, _rings(job, "all_gather", of_node, dtype, [n - 1 for n in times])
 
 
 def _exchanged(job: Job, form: Blockwise) -> tuple[list[int], list[int]]:

@@ -49,8 +49,8 @@ def _backward(job: Job, found: Counter[str]) -> None:
         tied = sum(job.padded_lengths[owner] for owner in {owner for _, owner in job.tied})  # completed as it rests
         found[TO_HOST] += (k - 1) * (whole * made + tied * (resting - made)) + taken // reduced * arrives
         found[TO_DEVICE] += (k > 1) * whole * resting
-        written = (k - 1) * whole * resting + taken
-        read = max(0, k - 2) * whole * resting + (k > 1) * whole * resting
+        read = (k - 1) * whole * resting
+        written = read + taken
     if job.replicas > 1:
         share, rests = job.held(True), job.reduced_dtype.itemsize
         found[TO_DEVICE] += share * rests
