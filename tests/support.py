@@ -70,6 +70,14 @@ def ask(*arguments: str, columns: int = 80) -> Any:
     return SimpleNamespace(exit_code=code, stdout=stdout, stderr=stderr, output=stdout + stderr)
 
 
+def assert_command_refuses(said: str, command: str, *words: str) -> None:
+    """``zerosim command ...`` prints nothing, says these words in one line of its own, and ends with exit code 2."""
+    done = ask(command, *words)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1), (words, done.output)
+    assert done.stderr.startswith(f"zerosim {command}: "), (words, done.stderr)
+    assert said in done.stderr, (said, done.stderr)
+
+
 def printed(thing: Any, columns: int = 80) -> str:
     """The lines of anything that shows itself, or of a view, in a terminal of so many columns."""
     from rich.console import Console

@@ -18,8 +18,6 @@ import zerosim as zs
 from tests.backends.fake_cuda import RaceError, Stream
 from tests.backends.fake_cupy import pinned_memory_of
 from tests.backends.gpu_order import cluster_in_gpu_order
-from tests.backends.test_one_suite import assert_same
-from tests.backends.worlds import DOUBLES
 from tests.cases import chosen
 from tests.ranks import programs
 from tests.support import assert_refused
@@ -31,13 +29,6 @@ from zerosim.numerics import arrays
 from zerosim.optim import SGD, AdamW
 
 # -- training ---------------------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("how", [pytest.param("blocks computed again", marks=pytest.mark.slow), "fp32 sums",
-                                 "fp8 products", "bf16 at rest"])
-def test_options_of_the_engine_leave_the_bits_and_bytes_of_a_cluster(compiler: None, how: str) -> None:
-    """Of one that adds up as a GPU does."""
-    assert_same(DOUBLES[0], programs.gpt, 3, "bf16", how, kind=DOUBLES[0].kind)
-
 
 def states_of(found: tuple[Any, dict[str, Any]]) -> dict[tuple[str, str], np.ndarray]:
     """The states of a training, by parameter and kind."""

@@ -20,7 +20,7 @@ from tests.backends import doubles
 from tests.backends.test_one_suite import assert_same
 from tests.backends.worlds import TORCHRUN, Processes
 from tests.ranks import programs
-from tests.support import ask, assert_refused
+from tests.support import ask, assert_command_refuses, assert_refused
 from zerosim.backends.cupy.kernels import CupyKernels
 from zerosim.models import GPTConfig
 from zerosim.numerics import arrays
@@ -140,13 +140,9 @@ def test_the_command_refuses_what_it_cannot_do(monkeypatch, tmp_path) -> None:
                         (("--page",), "cards.json is no report of gpu-check (KeyError: 'cards'); remove it, or name"),
                         (("--budget", "601"), "a budget of 601 seconds was asked for; a part takes more than 0 and at "
                                               "most 600"), (("--budget", "0"), "a budget of 0 seconds")):
-        refused = ask("gpu-check", "--out", str(tmp_path), *words)
-        assert (refused.exit_code, refused.stdout) == (2, "")
-        assert said in refused.stderr
+        assert_command_refuses(said, "gpu-check", "--out", str(tmp_path), *words)
     monkeypatch.setattr("zerosim.cli.tools.__file__", str(tmp_path / "zerosim/cli/tools.py"))
-    refused = ask("gpu-check")
-    assert refused.exit_code == 2
-    assert f"there are none in {tmp_path}; take a checkout" in refused.stderr
+    assert_command_refuses(f"there are none in {tmp_path}; take a checkout", "gpu-check")
 
 
 def test_the_commands_help_names_every_part_and_each_is_a_function() -> None:

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from tests.backends.worlds import POOL, ROOT, SECONDS, launch, mpi_missing, one_thread
+from tests.architecture.source import ROOT
+from tests.backends.worlds import POOL, SECONDS, launch, mpi_missing, one_thread
 from tests.cases import chosen
-from tests.support import ask, printed
+from tests.support import ask, assert_command_refuses, printed
 from zerosim.course import running
 from zerosim.display import replayed, report
 from zerosim.planning import recording
@@ -153,9 +154,8 @@ def test_a_rank_that_ends_the_run_without_an_error_is_named(by: str, code: int, 
 def test_a_file_that_would_take_a_modules_place_is_refused(tmp_path: Path) -> None:
     for name in ("sys", "queue", "numpy"):
         (tmp_path / f"{name}.py").write_text("def program(rank):\n    return 1\n")
-        done = here(f"{tmp_path}/{name}.py:program", "--ranks", "2")
-        assert done.exit_code == 2
-        assert f"there is one called '{name}' already, which other code imports by that name; rename the" in done.stderr
+        said = f"there is one called '{name}' already, which other code imports by that name; rename the"
+        assert_command_refuses(said, "run", f"{tmp_path}/{name}.py:program", "--ranks", "2")
 
 
 def test_ctrl_c_ends_all_processes_and_leaves_none_behind(tmp_path: Path) -> None:

@@ -20,30 +20,29 @@ from tests.backends import gpu_order
 from tests.backends.doubles import differing
 from tests.backends.gpu_order import InGpuOrder
 from tests.cases import chosen
+from tests.ranks import data
 from zerosim.backends.cupy import kernels as gpus_own
 from zerosim.numerics import arrays, random
 from zerosim.optim import SGD, AdamW
 from zerosim.zero.micro_batch_order import sum_of_squares
 
 NUMPY = InGpuOrder()  # element by element they are NumPy's, and a GPU's order of additions is stated there
-DTYPES = {name: fmt.dtype for name, fmt in zs.FORMATS.items()} | {"fp64": np.dtype(np.float64)}
-WIDE = ("fp32", "fp64")
+FLOATS, NARROW, WIDE = data.FLOATS, list(data.NARROW), ("fp32", "fp64")
 INTEGERS = ("int8", "uint8", "int16", "int32", "uint32", "int64")
-NARROW = [name for name, fmt in zs.FORMATS.items() if fmt.bits <= 16]
 # Of formulas that all kernels share: what is wide, narrow, and wider. Every format is cast in the tests of casts.
 COMPUTE = chosen(["fp32", "bf16", "fp64"], ["fp32", "bf16", "fp16", "fp8_e5m2", "fp64"])
-EVEN, ODD = (chosen(list(DTYPES)[first::2], DTYPES) for first in (0, 1))  # half of all formats in each test, in turn
+EVEN, ODD = (chosen(list(FLOATS)[first::2], FLOATS) for first in (0, 1))  # half of all formats in each test, in turn
 
 
 def all_codes(name: str) -> np.ndarray:
     """Every value of a format of 16 or 8 bits."""
-    dtype = DTYPES[name]
+    dtype = FLOATS[name]
     return np.arange(2 ** (8 * dtype.itemsize)).astype(f"u{dtype.itemsize}").view(dtype)
 
 
 def chance(name: str, count: int, seed: int = 0) -> np.ndarray:
     """Random bit patterns: NaN, infinities and subnormals among them; half of them within a few binades of 1."""
-    dtype, rng = DTYPES[name], np.random.default_rng(seed)
+    dtype, rng = FLOATS[name], np.random.default_rng(seed)
     found = np.frombuffer(rng.bytes(count * dtype.itemsize), dtype).copy()
     with np.errstate(all="ignore"):
         found[::2] = rng.standard_normal(found[::2].size).astype(dtype)
@@ -51,11 +50,11 @@ def chance(name: str, count: int, seed: int = 0) -> np.ndarray:
 
 
 def normal(shape: tuple[int, ...] | int, name: str, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(DTYPES[name])
+    return np.random.default_rng(seed).standard_normal(shape).astype(FLOATS[name])
 
 
 def zeros(shape: tuple[int, ...] | int, name: str) -> np.ndarray:
-    return np.zeros(shape, DTYPES[name])
+    return np.zeros(shape, FLOATS[name])
 
 
 def wide(name: str) -> str:
@@ -85,9 +84,9 @@ def both(kernels: Any, call: str | Callable[..., object], *arguments: Any, writt
 
 # -- casts and elements -----------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("target", DTYPES)
+@pytest.mark.parametrize("target", FLOATS)
 def test_a_cast_rounds_once_as_numpy_does(kernels: Any, target: str) -> None:
-    for source in chosen([*WIDE, NARROW[NARROW.index(target) - 1]] if target in NARROW else DTYPES, DTYPES):
+    for source in chosen([*WIDE, NARROW[NARROW.index(target) - 1]] if target in NARROW else FLOATS, FLOATS):
         x = all_codes(source) if source in NARROW else chance(source, 70001)
         if source == "fp64":  # and what lies beside the midpoints of the formats, where rounding twice would be seen
             x[1::4] = chance("fp32", x[1::4].size, 1).astype(np.float64) * (1 + 2.0**-40)
@@ -102,9 +101,9 @@ def test_a_cast_rounds_once_as_numpy_does(kernels: Any, target: str) -> None:
             both(kernels, "cast_pack", x.astype(dtype), zeros(x.shape, target), case=f"midpoints in {dtype.__name__}")
 
 
-@pytest.mark.parametrize("name", [*DTYPES, *chosen(["uint8", "int16", "uint32", "int64"], INTEGERS)])
+@pytest.mark.parametrize("name", [*FLOATS, *chosen(["uint8", "int16", "uint32", "int64"], INTEGERS)])
 def test_sums_and_extrema_of_elements_give_numpys_bits(kernels: Any, name: str) -> None:
-    if name in DTYPES:
+    if name in FLOATS:
         a, b = chance(name, 33333, 1), chance(name, 33333, 2)
         a[:2000:3], b[:2000:3] = b[:2000:3], a[1:2001:3]
         a[2000:3000], b[2000:3000] = 0.0, -0.0
@@ -201,7 +200,7 @@ def test_strided_and_overlapping_arrays_are_read_before_they_are_written(kernels
 @pytest.mark.parametrize("name", EVEN)
 def test_sums_of_squares_and_columns_have_the_stated_order(kernels: Any, name: str) -> None:
     for count, divisor in product((0, 1, 32, 33, 1024, 1025, 40000), (1.0, 3.0, 3 * 2.0**127)):
-        x = (normal(count, "fp64", count) * 0.01).astype(DTYPES[name])
+        x = (normal(count, "fp64", count) * 0.01).astype(FLOATS[name])
         both(kernels, "sum_of_squares", x, divisor, written=(), case=(count, divisor))
     for shape in ((0, 3), (1, 1), (700, 1), (33, 65), (3000, 40)):
         x = normal(shape, name)

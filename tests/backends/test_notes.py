@@ -105,6 +105,13 @@ def test_a_verdict_is_found_where_nobody_can_go_on_or_something_is_left_over_and
         assert_refused(partial(judge, notes), said, error)
 
 
+def backend_of(channel: Any, links: hub.Transport, *, debug: bool = False, timeout_seconds: float = 5.0
+               ) -> ProcessBackend:
+    """A run on rank 0, which hears by this channel."""
+    options = hub.RunOptions(hop_by_hop=True, watch=None, interrupts=process.Interrupts())
+    return ProcessBackend(channel, links, options, debug=debug, timeout_seconds=timeout_seconds)
+
+
 # -- values of all processes -------------------------------------------------------------------------------------------
 
 class Scripted(Channel):
@@ -153,8 +160,7 @@ def test_a_rank_that_has_finished_hears_of_a_failure_that_comes_while_it_sleeps(
     """The thread that listens reads the last words, between two turns of the program's thread."""
     failed = replace(Failed.of(LookupError("gone"), 1), drained=True)
     channel = Scripted((2, Finished({}, ())), (1, failed), (2, failed), (1, Value(None)), (2, Value(None)))
-    options = hub.RunOptions(hop_by_hop=True, watch=None, interrupts=process.Interrupts())
-    backend = ProcessBackend(channel, hub.Transport(), options, debug=False, timeout_seconds=5.0)
+    backend = backend_of(channel, hub.Transport())
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: backend._read())
     monkeypatch.setattr("zerosim.backends.processes.cluster.time", clock)
     with pytest.raises(LookupError, match="gone"):
@@ -165,8 +171,7 @@ def test_a_rank_that_waits_for_the_end_of_a_run_says_nothing_that_the_next_run_c
     """However long: its last word has been said, and who has ended the run would take a note for one of the next."""
     last_words = [(rank, note) for note in (Finished({}, ()), Value(None)) for rank in (1, 2)]
     channel = Scripted(*[(1, None)] * 2 * SPINS, *last_words)
-    options = hub.RunOptions(hop_by_hop=True, watch=None, interrupts=process.Interrupts())
-    list(ProcessBackend(channel, hub.Transport(), options, debug=False, timeout_seconds=1e-9).drive([lambda: None]))
+    list(backend_of(channel, hub.Transport(), timeout_seconds=1e-9).drive([lambda: None]))
     assert channel.posted == [Finished({}, ()), Value(None)]
 
 
@@ -180,8 +185,7 @@ def test_what_is_agreed_on_first_begins_first_unless_the_links_have_one_order(in
                                    arrived=lambda: iter([letters.pop(0) for _ in letters.copy()]))
     links = hub.Transport()
     links.in_order, links.collective = in_order, lambda parts: iter([begun.append(parts[0].call)] * 9)
-    options = hub.RunOptions(hop_by_hop=True, watch=None, interrupts=process.Interrupts())
-    backend = ProcessBackend(channel, links, options, debug=True, timeout_seconds=5.0)
+    backend = backend_of(channel, links, debug=True)
     of_all, of_two = call(0), replace(call(0), group=(0, 1), communicator=(0, 1), cut=(0, 3, 6))
     for its in (of_all, of_two):
         empty = np.empty(6, np.float32)

@@ -22,17 +22,14 @@ import pytest
 
 import zerosim as zs
 from tests.backends import compiled_kernels, doubles, fake_nccl
+from tests.backends.fake_cupy import CUDARuntimeError
 from tests.ranks import programs
 from tests.ranks.asking import ask as asked
-from tests.support import ask, assert_refused
+from tests.support import ask, assert_command_refuses, assert_refused
 from zerosim.backends.cupy.kernels import CupyKernels
 from zerosim.backends.nccl.adapter import ID_NBYTES, NCCL, load
 from zerosim.backends.nccl.cluster import Card, check_cards, together
 from zerosim.backends.processes.cluster import OwnResult
-
-
-class CUDARuntimeError(RuntimeError):
-    """As CuPy's."""
 
 
 def cupy_that_finds(count: Any = 1, *, version: str = "14.2.0", built: int = 12090, driver: int = 13000) -> Any:
@@ -325,11 +322,7 @@ def test_wrong_input_is_one_clear_line_and_exit_code_2(monkeypatch, words: tuple
     monkeypatch.setitem(sys.modules, "cupy", None)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    done = ask("run", *words)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert said in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("zerosim run: ")
+    assert_command_refuses(said, "run", *words)
 
 
 @pytest.mark.gpu

@@ -19,9 +19,9 @@ from unittest.mock import patch
 
 import pytest
 
+from tests.architecture.source import ROOT
 from tests.backends import fake_cupy
 
-ROOT = Path(__file__).parent.parent.parent
 # The kernels' own tests, and of the one suite what runs on a double of one GPU.
 SUITE = ("tests/backends/test_kernels.py", "tests/backends/test_cupy.py", "tests/backends/test_one_suite.py",
          "-k", "not test_one_suite or (double and not doubles)", "-m", "not gpu", "-q", "-p", "no:cacheprovider")

@@ -15,17 +15,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from pathlib import Path
 from typing import Any
 
 import zerosim as zs
+from tests.architecture.source import ROOT
 from tests.backends import compiled_kernels, doubles
 from tests.backends.gpu_order import cluster_in_gpu_order
 from zerosim.backends.cupy.cluster import cupy_on, device_count
 from zerosim.backends.nccl.adapter import NCCL
 from zerosim.connect import installed_program
 
-ROOT = Path(__file__).parent.parent.parent
 # After which processes are taken to hang, on a busy machine too; on a GPU's own machine gpu-check asks for less.
 SECONDS = float(os.environ.get("ZEROSIM_TEST_SECONDS", "600"))
 

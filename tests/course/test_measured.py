@@ -7,11 +7,11 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import zerosim as zs
-from tests.cases import chosen, covering
+from tests.cases import THOROUGH, chosen, covering
 from tests.support import assert_refused
 from zerosim.course import measured
 from zerosim.planning import (
@@ -35,6 +35,7 @@ OPTIONS = [PLAIN, {"overlap": True, "prefetch": 0}, {"overlap": False, "prefetch
            {"overlap": True, "prefetch": 2}]
 
 
+@settings(max_examples=2000 if THOROUGH else 100)
 @given(blocks=st.integers(1, 4), heads=st.integers(1, 3), width=st.integers(1, 6), tokens=st.integers(1, 9),
        vocabulary=st.integers(2, 40), tied=st.booleans(), kind=st.sampled_from(["GPT", "Llama", "Qwen 2", "Qwen 3"]),
        ranks=st.integers(1, 9), batch=st.integers(1, 3),

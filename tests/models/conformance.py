@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.models.contexts import DTYPES, normal
+from tests.models.contexts import normal
+from tests.ranks.data import FLOATS
 from zerosim.models import Context, layers, llama
 
 Arrays = dict[str, np.ndarray]
@@ -115,4 +116,4 @@ LAYERS: dict[str, Layer] = {
 
 def rounded(x: np.ndarray, name: str) -> np.ndarray:
     """float64 values in a format, by way of fp32."""
-    return x.astype(np.float32).astype(DTYPES[name])
+    return x.astype(np.float32).astype(FLOATS[name])

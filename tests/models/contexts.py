@@ -4,17 +4,12 @@ import weakref
 from collections import Counter
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 import zerosim as zs
+from tests.ranks.data import FLOATS
 from zerosim.models import Context
 from zerosim.numerics import kernels
-
-DTYPES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "fp32": np.dtype(np.float32),
-          "fp64": np.dtype(np.float64), "fp8_e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
-          "fp8_e5m2": np.dtype(ml_dtypes.float8_e5m2)}
-
 
 FLOWING = ("activation", "activation_gradient")
 
@@ -58,7 +53,7 @@ def recorded(name: str, of: Any = None) -> tuple[Context, Recorder]:
 
 def normal(name: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
     """Standard normal values in the format of this name."""
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32).astype(DTYPES[name])
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32).astype(FLOATS[name])
 
 
 def bits_of(x: np.ndarray) -> np.ndarray:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tests.models.contexts import DTYPES, Recorder, normal, recorded
+from tests.models.contexts import Recorder, normal, recorded
+from tests.ranks.data import FLOATS
 from zerosim.models import Context, Model, Recompute
 
 Arrays = dict[str, np.ndarray]
@@ -82,7 +83,7 @@ def run_of(model: Model, dtype: str = "fp32", scatter: float = 0.0) -> Run:
         for name, shape in unit.shapes.items():
             value = unit.initial(name, 0, int(np.prod(shape))).astype(np.float64)
             value = (value + scatter * rng.standard_normal(value.shape)).reshape(shape)
-            w[name] = value if dtype == "fp64" else value.astype(np.float32).astype(DTYPES[dtype])
+            w[name] = value if dtype == "fp64" else value.astype(np.float32).astype(FLOATS[dtype])
     return Run(model, ctx, w, recorder)
 
 

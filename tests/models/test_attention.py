@@ -6,7 +6,8 @@ Legend: B batch, T tokens, C channels, H heads, D = C/H.
 import numpy as np
 import pytest
 
-from tests.models.contexts import DTYPES, bits_of, context, normal, recorded
+from tests.models.contexts import bits_of, context, normal, recorded
+from tests.ranks.data import FLOATS
 from zerosim.models import layers
 
 KEEPS = ["probabilities", "nothing", "tiled"]
@@ -72,14 +73,14 @@ def test_16_bit_attention_rounds_p_and_ds_and_the_results_and_nothing_else(name)
     o, dqkv = both(name, qkv, do, heads, "probabilities")
 
     def rounded(x: np.ndarray) -> np.ndarray:
-        return x.astype(np.float32).astype(DTYPES[name]).astype(np.float64)
+        return x.astype(np.float32).astype(FLOATS[name]).astype(np.float64)
 
     # Where float32's own roundings lie next to a midpoint of the format, a value of P falls to the other side: that is
     # rare, and moves some results by a rounding. Values that are never rounded inside move most of them.
     for rule, few in [(rounded, True), (lambda x: x, False)]:
         wanted = reference(qkv, do, heads, rule)
         for found, exact in [(o, wanted["o"]), (dqkv, wanted["dqkv"])]:
-            other = (bits_of(found) != bits_of(exact.astype(np.float32).astype(DTYPES[name]))).mean()
+            other = (bits_of(found) != bits_of(exact.astype(np.float32).astype(FLOATS[name]))).mean()
             assert other < 0.05 if few else other > 0.1
 
 

@@ -4,7 +4,8 @@
 import numpy as np
 import pytest
 
-from tests.models.contexts import DTYPES, bits_of, context, normal, recorded
+from tests.models.contexts import bits_of, context, normal, recorded
+from tests.ranks.data import FLOATS
 from zerosim.models import Context, LinearUnit
 from zerosim.numerics import policy
 
@@ -23,7 +24,7 @@ def test_a_context_without_ranks_makes_new_gradients_at_every_backward():
     ctx = context("fp16")
     first, second = ctx.gradients(unit), ctx.gradients(unit)
     assert {name: (array.shape, array.dtype) for name, array in first.items()} == {
-        "one.weight": ((2, 3), DTYPES["fp16"]), "one.bias": ((3,), DTYPES["fp16"])}
+        "one.weight": ((2, 3), FLOATS["fp16"]), "one.bias": ((3,), FLOATS["fp16"])}
     assert not any(np.shares_memory(first[name], second[name]) for name in first)
 
 
@@ -43,7 +44,7 @@ def test_a_product_notes_its_operations_and_what_it_reads_at_rest():
 def test_the_fp8_experiment_rounds_values_to_e4m3_and_gradients_to_e5m2(gradient, formats):
     ctx, plain = Context.standalone(policy.Policy(compute="bf16", matmul="fp8")), context("bf16")
     a, b = normal("bf16", (6, 7)), normal("bf16", (7, 5), 1)
-    found, wanted, unrounded = np.empty((3, 6, 5), DTYPES["bf16"])
+    found, wanted, unrounded = np.empty((3, 6, 5), FLOATS["bf16"])
     ctx.matmul(a, b, found, gradient=gradient)
     k = plain.kernels
     k.matmul(*(k.quantized(x, name) for x, name in zip((a, b), formats, strict=True)), out=wanted)

@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.models.conformance import LAYERS, rounded
-from tests.models.contexts import DTYPES, bits_of, context, normal, recorded, slope
+from tests.models.contexts import bits_of, context, normal, recorded, slope
+from tests.ranks.data import FLOATS
 from zerosim.models import Context, layers
 from zerosim.numerics import kernels, random
 
@@ -48,7 +49,7 @@ def test_a_layer_in_16_bit_is_itself_in_float64_rounded_once(name, layer):
     exact = both(context("fp64"), layer, {key: a.astype(np.float64) for key, a in arrays.items()},
                  rounded(np.random.default_rng(9).standard_normal(found["y"].shape), name).astype(np.float64))
     for what, values in exact.items():
-        assert found[what].dtype == DTYPES[name]
+        assert found[what].dtype == FLOATS[name]
         if layer.rounds_inside:
             continue  # see attention's own tests
         # Half a spacing of the format, and a few hundred of float32's roundings of terms of order 1.
@@ -142,8 +143,8 @@ def test_what_is_not_finite_comes_out_and_stays_in_its_own_row_or_sequence(layer
 
 @pytest.mark.parametrize("name", [*NARROW, "fp8_e4m3", "fp8_e5m2"])
 def test_relu_lets_positive_codes_and_nan_through_bit_for_bit_and_makes_the_others_0(name):
-    bits = 8 * DTYPES[name].itemsize
-    x = np.roll(np.arange(2**bits, dtype=f"u{bits // 8}"), 5).view(DTYPES[name])
+    bits = 8 * FLOATS[name].itemsize
+    x = np.roll(np.arange(2**bits, dtype=f"u{bits // 8}"), 5).view(FLOATS[name])
     y, kept = layers.relu_forward(context(name), x)
     wide = x.astype(np.float32)
     through = ~(wide <= 0)
@@ -167,8 +168,8 @@ gelus = pytest.mark.parametrize("gelu", GELUS, ids=["tanh", "exact"])
 @gelus
 @pytest.mark.parametrize("name", [*NARROW, "fp8_e4m3", "fp8_e5m2"])
 def test_looking_up_a_gelu_gives_every_code_the_bits_of_computing_it(name, gelu):
-    codes = np.arange(2 ** (8 * DTYPES[name].itemsize)).astype(f"u{DTYPES[name].itemsize}")
-    x = codes.view(DTYPES[name])
+    codes = np.arange(2 ** (8 * FLOATS[name].itemsize)).astype(f"u{FLOATS[name].itemsize}")
+    x = codes.view(FLOATS[name])
     dy = normal(name, x.shape, 5)
     found = both(context(name), gelu, {"x": x}, dy)
     computed = both(context("fp32"), gelu, {"x": x.astype(np.float32)}, dy.astype(np.float32))
@@ -184,19 +185,19 @@ def test_looking_up_a_gelu_gives_every_code_the_bits_of_computing_it(name, gelu)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_gelu_has_its_limits_at_the_ends_of_every_format(name, gelu):
     largest = 60000 if name == "fp16" else 1e38
-    x = np.array([-np.inf, -largest, -60, 60, largest, np.inf, np.nan]).astype(DTYPES[name])
-    found = both(context(name), gelu, {"x": x}, np.ones(7, DTYPES[name]))
+    x = np.array([-np.inf, -largest, -60, 60, largest, np.inf, np.nan]).astype(FLOATS[name])
+    found = both(context(name), gelu, {"x": x}, np.ones(7, FLOATS[name]))
     np.testing.assert_array_equal(found["y"].astype(np.float64), np.maximum(x.astype(np.float64), 0))
     np.testing.assert_array_equal(found["dx"].astype(np.float64), [0, 0, 0, 1, 1, 1, np.nan])
 
 
 @pytest.mark.parametrize("name", ["fp32", "fp64"])
 def test_the_exact_gelu_is_exact_however_small_it_is_and_near_the_other(name):
-    x = np.linspace(-12, 12, 5001).astype(DTYPES[name])
+    x = np.linspace(-12, 12, 5001).astype(FLOATS[name])
     tanh, found = (gelu.forward(context(name), {"x": x})[0] for gelu in GELUS)
     exact = np.array([v * math.erfc(-v / math.sqrt(2)) / 2 for v in x.astype(np.float64)])
     # A dozen roundings, and those of the exponential's argument x²/2, which weigh x²/2 times as much in its result.
-    limits = np.finfo(DTYPES[name])
+    limits = np.finfo(FLOATS[name])
     allowed = limits.eps * (16 + 2 * x.astype(np.float64) ** 2) * abs(exact) + limits.tiny
     assert (abs(found - exact) <= allowed).all()
     erf = np.array([math.erf(v / math.sqrt(2)) for v in x], np.float32)
@@ -239,8 +240,8 @@ def test_layernorm_makes_equal_values_the_bias_and_takes_weights_in_fp32_beside_
     np.testing.assert_array_equal(kept[2], [2, 2])  # 1/√(0 + 0.25)
     x, ctx = normal("bf16", (4, 3)), context("bf16")
     y, kept = layers.layernorm_forward(ctx, x, w, b)
-    low, _ = layers.layernorm_forward(ctx, x, *(a.astype(DTYPES["bf16"]) for a in (w, b)))
-    assert y.dtype == DTYPES["bf16"]
+    low, _ = layers.layernorm_forward(ctx, x, *(a.astype(FLOATS["bf16"]) for a in (w, b)))
+    assert y.dtype == FLOATS["bf16"]
     assert (bits_of(y) != bits_of(low)).any()
     assert LAYERS["layernorm"].backward(ctx, {"w": w, "b": b}, kept, x)["w"].dtype == np.float32
 
@@ -269,8 +270,8 @@ def test_an_embedding_gives_each_token_its_row_and_adds_up_gradients_whatever_th
 
 @pytest.mark.parametrize("name", NARROW)
 def test_an_embeddings_duplicates_are_added_in_fp32_and_a_nan_spoils_the_row_of_its_token_only(name):
-    tokens, dy = np.zeros((3, 1000), np.int64), np.ones((3, 1000, 2), DTYPES[name])
-    tokens[:, 7], dw = 1, np.empty((2, 2), DTYPES[name])
+    tokens, dy = np.zeros((3, 1000), np.int64), np.ones((3, 1000, 2), FLOATS[name])
+    tokens[:, 7], dw = 1, np.empty((2, 2), FLOATS[name])
     layers.embedding_backward(context(name), tokens, dy, dw)
     np.testing.assert_array_equal(bits_of(dw), bits_of(rounded(np.array([[2997, 2997], [3, 3]]), name)))
     in_the_format = np.add.accumulate(dy.reshape(-1, 2), axis=0, dtype=dw.dtype)[-1]

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.models.contexts import DTYPES, bits_of, context, normal, recorded
+from tests.models.contexts import bits_of, context, normal, recorded
+from tests.ranks.data import FLOATS
 from zerosim.models import CrossEntropy, HalfSquaredError
 
 FORMATS = ["fp16", "bf16", "fp32", "fp64"]
@@ -27,7 +28,7 @@ def test_the_gradient_is_new_memory_and_a_power_of_two_scales_it_exactly(name):
     before = y.copy()
     target = target if name != "half squared error" else target.astype(np.float32)
     plain, scaled = (step("bf16", loss, y, target, scale)[1] for scale in (1.0, 1024.0))
-    np.testing.assert_array_equal(bits_of(scaled), bits_of(plain * DTYPES["bf16"].type(1024)))
+    np.testing.assert_array_equal(bits_of(scaled), bits_of(plain * FLOATS["bf16"].type(1024)))
     np.testing.assert_array_equal(bits_of(y), bits_of(before))
     assert not np.shares_memory(plain, y)
 
@@ -98,7 +99,7 @@ def test_cross_entropy_is_computed_in_fp32_and_its_gradient_rounded_once(name, s
     rounding = {"fp16": 2.0**-11, "bf16": 2.0**-8, "fp32": 0, "fp64": 0}[name]
     own = 1e-13 if name == "fp64" else 2e-6
     allowed = rounding * abs(slopes) + own / (target >= 0).sum() + (2.0**-25 if name == "fp16" else 0)
-    assert gradient.dtype == DTYPES[name]
+    assert gradient.dtype == FLOATS[name]
     assert (abs(gradient.astype(np.float64) - slopes) <= allowed).all()
     flat = step(name, OWN, logits.reshape(-1, shape[-1]), target.reshape(-1))
     assert loss == flat[0]
@@ -133,7 +134,7 @@ def test_the_global_mean_divides_by_all_places_and_the_own_one_by_its_tokens():
 @pytest.mark.parametrize("name", FORMATS)
 def test_logits_at_the_end_of_the_format_overflow_nothing(name):
     largest = 6e4 if name == "fp16" else 3e38
-    logits = np.array([[largest, 0, -largest], [-largest, -largest, -largest]]).astype(DTYPES[name])
+    logits = np.array([[largest, 0, -largest], [-largest, -largest, -largest]]).astype(FLOATS[name])
     with np.errstate(all="raise"):
         loss, gradient = step(name, OWN, logits, np.array([0, 1]), 1e38)
     assert not np.isfinite(gradient[1].astype(np.float64)).all() or name != "fp16"

@@ -13,7 +13,7 @@ import zerosim as zs
 from tests.support import printed
 from zerosim.course import plan_view
 from zerosim.display import plan_table
-from zerosim.planning import CONVENTIONS, STAGES, Job, explained, hardware, moved_nbytes, plan_config
+from zerosim.planning import CONVENTIONS, STAGES, explained, hardware, plan_config
 
 LLAMA = {"ranks": 8, "device": "h100-80", "link": "nvlink4", "batch": 4, "tokens": 2048}
 OFFLOADED = {"ranks": 8, "stage": 2, "recompute": "block", "offload": "optimizer=host"}  # of gpt2
@@ -284,16 +284,6 @@ def test_the_largest_model_is_of_the_optimizer_convention_and_offload_that_are_a
 
 
 # -- offload ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_rank_moves_the_gradients_and_the_parameters_that_its_optimizer_updates_in_their_formats():
-    for stage, elements in ((0, 1000), (1, 250), (2, 250), (3, 250)):
-        moved = moved_nbytes(Job((1000,), 4, STAGES[stage], offload=zs.Offload("host")))
-        assert (moved["to host"], moved["to device"]) == (2 * elements, 2 * elements)  # Ren et al. 2021, section 4.1
-    for policy, itemsizes in ((zs.Policy("bf16"), (2, 2)), (zs.Policy("bf16", accumulate="fp32"), (4, 2)),
-                              (zs.Policy("fp32"), (8, 4))):  # a parameter that is the master goes there too
-        moved = moved_nbytes(Job((1000,), 1, STAGES[2], policy=policy, offload=zs.Offload("host")))
-        assert (moved["to host"] / 1000, moved["to device"] / 1000) == itemsizes
 
 
 def test_a_plan_with_everything_on_disk_has_no_states_on_the_device_and_pays_on_two_links():

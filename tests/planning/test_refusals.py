@@ -77,11 +77,15 @@ def test_a_layout_a_collective_or_a_network_that_cannot_be_is_refused():
         (partial(padded_unit_lengths, (), 2), "unit_lengths is empty; ... has at least one unit, e.g. unit_lengths=(1"),
         (partial(unit_cuts, (4,), 2, "per-unit"), "no layout is called 'per-unit'; ...; did you mean 'per_unit'?"),
         (partial(Job, (7.5e9,), 2, STAGES[1]), "[0] must be a whole number, got 7500000000.0; write unit_lengths[0]="),
+        *((partial(Job, (4,), ranks, STAGES[stage], reduction="micro_batch", **others),
+           "reduction='micro_batch' is of sharded gradients, which travel as they are, among ranks ")
+          for ranks, stage, others in ((2, 1, {}), (4, 2, {"nodes": 2}))),
         *((partial(events_of, walk, states, layout), "a step's events are of ZeRO's stages and of the layout per_unit")
           for walk in (steps.step_events, steps.micro_batch, steps.after_backward)
           for states, layout in ((STAGES[2], "contiguous"), (ShardedStates(False, True, False), "per_unit"))),
         (partial(sent, "all_reduce", "quantum", (0, 4), 2), "no algorithm 'quantum' for 'all_reduce'; there are "),
-        (partial(sent, "reduce_scatter", "halving", (0, 1, 2, 3), 2), "needs a power of two, got 3 ranks; take ring"),
+        (partial(sent, "reduce_scatter", "halving", (0, 1, 2, 3), 2),
+         "reduce_scatter by halving needs a power of two of ranks, ...; this group has 3. Use ring, pairwise"),
         *((partial(sent, "all_gather", "ring", cut, 2), f"cut must hold N+1 rising boundaries from 0 on, got {cut}; ")
           for cut in ((0, 3, 2), ())),
         (partial(sent, "broadcast", "tree", (0, 3, 4), 2, root=2), "root=2 is no rank; the ranks are 0 to 1"),

@@ -1,6 +1,7 @@
 """The bytes that the engine holds at any moment are the closed forms', and those that NumPy has allocated.
 
 What rests after a step and what was sent is compared with the closed forms wherever bits are: `test_stages_agree.py`.
+What comes and goes, and the peak, are compared with a plan's estimate: `tests/course/test_measured.py`.
 """
 
 import tracemalloc
@@ -10,8 +11,7 @@ import pytest
 
 import zerosim as zs
 from tests.zero.training import ADAM, BF16, batches, finish
-from zerosim.models import GPT, MLP, GPTConfig
-from zerosim.planning import activations, closed_forms
+from zerosim.models import GPT, MLP
 
 SQUARE = MLP((8, 8, 8, 8), seed=1)
 
@@ -72,32 +72,3 @@ def test_no_rank_ever_holds_the_whole_model_at_stage_3():
     engines = cluster.run(lambda rank: zs.Engine(rank, GPT("gpt-nano"), ADAM, stage=3, policy=BF16))
     shard = engines[0].layout.shard_length(0)
     assert cluster.memory.peak_nbytes == cluster.memory.now_nbytes == [16 * shard] * 4
-
-
-# -- activations of a GPT ---------------------------------------------------------------------------------------------
-
-FLOWING = ("activation", "checkpointed_input", "activation_gradient")
-BATCH, TOKENS, CHANNELS, HEADS, LAYERS, VOCABULARY = 3, 16, 12, 3, 3, 19
-
-
-@pytest.mark.parametrize("policy", ["none", "block", "segment(2)", "sub_block", "selective", "tiled"])
-def test_stage_3s_peak_is_explained_to_the_byte_by_kind_and_that_of_activations_is_the_estimates(policy):
-    """Shards, one gathered unit, its gradient, and what flows at that moment: the largest sum of them is the peak."""
-    model, cluster = GPT(GPTConfig(LAYERS, CHANNELS, HEADS, TOKENS, VOCABULARY), tied=False), zs.Cluster(2)
-    data = batches(model, 2, 1, 1, rows=BATCH)[0]
-    cluster.run(lambda rank: zs.Engine(rank, model, ADAM, policy=BF16, stage=3, recompute=policy).step(
-        data[rank.index]) and None)
-    moments = activations.snapshots(activations.Block(BATCH, TOKENS, CHANNELS, HEADS), LAYERS, VOCABULARY, policy)
-    job = closed_forms.Job(tuple(unit.parameter_count for unit in model.units), 2, closed_forms.STAGES[3], policy=BF16)
-    resting, explained = closed_forms.resting_nbytes(job)[0], []
-    for moment in moments:
-        in_unit = "loss" not in (moment.phase, moment.step)
-        back = in_unit and moment.phase == "backward"
-        unit = 2 * job.padded_lengths[moment.unit]
-        explained.append(resting | moment.nbytes | {
-            "gathered_parameter": unit * in_unit, "unit_gradient": unit * back,
-            "input": BATCH * TOKENS * 8 * (1 if back else 2)})  # int64; the targets go with the loss
-    largest = max(explained, key=lambda held: sum(held.values()))
-    assert {kind: n for kind, n in largest.items() if n} == cluster.memory[0].peak_nbytes_by_kind
-    for memory in cluster.memory:
-        assert memory.peak_nbytes_of(FLOWING) == max(moment.total_nbytes for moment in moments)

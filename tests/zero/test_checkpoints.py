@@ -55,9 +55,10 @@ def everything(engine):
     return own | {"taken": engine.steps_taken, "scale": engine.loss_scale.state()}
 
 
-def interrupted(path, model, data, micro_batches, cut, ranks, **options):
-    """The ends of a run, and of the same saved at a position and gone on with by new ranks; the reports of loads."""
-    last = len(data) * micro_batches
+def interrupted(path, model, data, micro_batches, cut, place, **options):
+    """The ends of a run, and of the same saved at a position and gone on with by new ranks, whose state rests in
+    another place; the reports of loads."""
+    last, ranks = len(data) * micro_batches, len(data[0])
 
     def whole(rank):
         engine = zs.Engine(rank, model, **options)
@@ -66,7 +67,7 @@ def interrupted(path, model, data, micro_batches, cut, ranks, **options):
         return go_on(engine, data, cut, last, micro_batches), everything(engine)
 
     def rest(rank):
-        engine = zs.Engine(rank, model, **options)
+        engine = zs.Engine(rank, model, **options | {"offload": place})
         engine.backward(engine.forward(*data[0][rank.index][0]))
         engine.reduce()
         engine.update()  # which is forgotten, before the all-gather
@@ -101,7 +102,7 @@ def cases():
     model = MODELS["dropout"]()
     yield model, batches(model, 2, 3, 2), 3, {"optimizer": ADAM, "stage": 3, "policy": BF16, "overlap": True}
     model = MODELS["tied"]()
-    yield model, batches(model, 4, 2, 3), 2, {
+    yield model, batches(model, 4, 2, 4), 2, {
         "optimizer": ADAM, "stage": 3, "policy": BF16, "mesh": (2, 2), "zeropp": "hpz+qwz+qgz", "offload": ON_DISK}
 
 
@@ -109,11 +110,12 @@ CASES = list(cases())
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
-def test_training_goes_on_from_any_micro_batch_as_if_it_had_never_been_interrupted(tmp_path, number):
+def test_training_goes_on_from_any_micro_batch_in_any_place_as_if_it_had_never_been_interrupted(tmp_path, number):
     model, data, micro_batches, options = CASES[number]
     last = len(data) * micro_batches
     cut = 1 + number % (last - 1) if number < DRAWN else last // 2 + 1
-    saved, found, reports = interrupted(tmp_path, model, data, micro_batches, cut, len(data[0]), **options)
+    place = (None, ON_DISK, "host")[number % 3]
+    saved, found, reports = interrupted(tmp_path, model, data, micro_batches, cut, place, **options)
     assert_is_whole(tmp_path, len(data[0]))
     assert found == saved
     assert all(report.differences == () for report in reports)

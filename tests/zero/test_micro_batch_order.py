@@ -1,4 +1,7 @@
-"""Gradients that are added in the order of micro-batches: bits that no number of ranks changes, and what they cost."""
+"""Gradients that are added in the order of micro-batches: bits that no number of ranks changes.
+
+What they cost is compared with a plan's estimate: `tests/course/test_measured.py`.
+"""
 
 from itertools import permutations
 
@@ -8,8 +11,7 @@ import zerosim as zs
 from tests.cases import chosen
 from tests.twin import Twin
 from tests.zero.drawn import drawn, made
-from tests.zero.training import ADAM, BF16, MODELS, assert_equals_twin, batches, bits, flat_state, job_of, rules_of, run
-from zerosim.planning import sent_nbytes, step
+from tests.zero.training import ADAM, BF16, MODELS, assert_equals_twin, batches, bits, flat_state, rules_of, run
 from zerosim.zero import REPLICATED, SHARDED
 
 LAMB = zs.optim.LAMB()
@@ -65,31 +67,6 @@ def test_training_goes_on_from_a_checkpoint_on_other_ranks_as_if_it_had_never_be
             assert ((state, norms) == (whole[0], whole[1][1:])) is same
             assert (report == ()) is same
     assert any(line.startswith(f"ranks: saved with {there}, here {here}") for line in report)
-
-
-@pytest.mark.parametrize(("stage", "overlap", "optimizer"), [(2, False, ADAM), (3, True, ADAM), (3, False, LAMB)])
-def test_it_sends_the_gradients_of_the_ring_and_80_bytes_a_norm_and_holds_its_addends(stage, overlap, optimizer):
-    model, ranks, k = MODELS["untied"](), 4, 2
-    data = batches(model, ranks, k, 1)
-    sent, options = {}, {"stage": stage, "optimizer": optimizer, "policy": BF16, "overlap": overlap}
-    for order in ("rank", "micro_batch"):
-        cluster = zs.Cluster(ranks)
-        cluster.run(lambda rank, order=order: zs.Engine(
-            rank, model, reduction=order, **options).step(data[0][rank.index]).skipped)
-        job = job_of(model, ranks, micro_batches=k, reduction=order, **options)
-        sent[order] = {purpose: cluster.trace.sent_nbytes(purpose) for purpose in sent_nbytes(job)}
-        assert sent[order] == sent_nbytes(job)
-        chunk = max(-(-unit.parameter_count // ranks) for unit in model.units)  # of the largest unit, of 2 bytes each
-        if optimizer is ADAM:  # the sums of LAMB's tensors are more than a bucket of so few elements
-            assert step.transient_memory(job).buffers_nbytes == 2 * chunk * (ranks if order == "micro_batch" else 3)
-            assert {memory.peak_nbytes_of(("workspace", "communication_buffer")) for memory in cluster.memory} == {
-                step.transient_memory(job).buffers_nbytes}
-    norms = 1 + 2 * len(model.shapes) * (optimizer is LAMB)
-    assert sent["micro_batch"].pop("control")[0] - sent["rank"].pop("control")[0] == (80 - 8) * (ranks - 1) * norms
-    assert sent["micro_batch"] == sent["rank"]
-    for wrong in ({"stage": 1}, {"mesh": (2, 2)}):
-        with pytest.raises(ValueError, match="reduction='micro_batch' is of sharded gradients"):
-            job_of(model, ranks, micro_batches=k, reduction="micro_batch", **options | wrong)
 
 
 def test_ranks_with_unequally_many_micro_batches_are_refused_by_name():

@@ -1,7 +1,8 @@
 """State on the host or on disk: the device loses its bytes, and they gain them; files that fail change nothing.
 
-That no bit changes, whatever is drawn, is tested in `test_stages_agree.py`; that a run without data holds and moves the
-same, in `test_null_runs.py`; that the device's peak is what flows and no more, in `tests/course/test_measured.py`.
+That no bit changes, whatever is drawn, is tested in `test_stages_agree.py`; that no checkpoint depends on the place, in
+`test_checkpoints.py`; that a run without data holds and moves the same, in `test_null_runs.py`; that the device's peak
+is what flows and no more, in `tests/course/test_measured.py`.
 """
 
 import errno
@@ -302,38 +303,6 @@ def test_files_have_no_names_and_a_directory_that_cannot_hold_them_is_named(tmp_
     with pytest.raises(OffloadError, match=r"No such file .*master.* what rests is what rested before"):
         zs.Cluster(1).run(lambda rank: zs.Engine(rank, MODEL, ADAM, policy=BF16,
                                                  offload=replace(asked, directory=tmp_path / "gone")))
-
-
-# -- checkpoints ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("saved", "loaded"), [("host", ON_DISK), (ON_DISK, None), (None, ON_DISK), (None, "host")])
-def test_a_checkpoint_does_not_depend_on_where_state_rests(saved, loaded, tmp_path):
-    """In the middle of a step too: gradients rest on the host or on disk then."""
-    model, optimizer = MODELS["deep"](), zs.optim.Adam(lr=0.02)
-    data = batches(model, 2, 2, 3)
-
-    def program(rank, offload, begin, end):
-        engine = zs.Engine(rank, model, optimizer, stage=2, policy=BF16, offload=offload)
-        if begin:
-            assert engine.load(tmp_path).differences == ()
-        for step in range(begin, end):
-            pairs = data[step][rank.index]
-            if begin != step or not begin:
-                engine.backward(engine.forward(*pairs[0]))
-            if step == end - 1 and end < 3:
-                engine.save(tmp_path)
-                return {name: bits(array) for name, array in engine.state_dict().items()}
-            engine.backward(engine.forward(*pairs[1]), last=True)
-            engine.reduce()
-            engine.update()
-            engine.all_gather_parameters()
-        return {name: bits(values) for name, values in flat_state(engine).items()}
-
-    whole = list(zs.Cluster(2).run(program, None, 0, 3))
-    plain = list(zs.Cluster(2).run(program, None, 0, 2))
-    assert list(zs.Cluster(2).run(program, saved, 0, 2)) == plain
-    assert list(zs.Cluster(2).run(program, loaded, 1, 3)) == whole
 
 
 # -- the delayed update -----------------------------------------------------------------------------------------------

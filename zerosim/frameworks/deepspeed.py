@@ -342,7 +342,7 @@ def _sizes(zero: Section, model: Sized | None, policy: Policy, states: ShardedSt
     bucket = zero.take("reduce_bucket_size", LARGE, count(1))
     findings.differ(f"zero_optimization.reduce_bucket_size={bucket}: a plan's bucket is a unit")
     all_gather = zero.take("allgather_bucket_size", LARGE, count(1))
-    if states.optimizer_sharded and not states.parameters_sharded and all_gather != bucket:
+    if states.gathers_after_update and all_gather != bucket:
         findings.differ(f"zero_optimization.allgather_bucket_size={all_gather}: one size is for both here, that of "
                         "reduce_bucket_size")
     zero.take("allgather_partitions", True, _only(True, "updated parameters are all-gathered here"))

@@ -211,12 +211,9 @@ def choice(*names: str) -> Callable[[Any], str]:
 
 
 def format_or_none(value: Any) -> str | None:
-    """The format of a name or a torch.dtype, or None."""
-    return None if value is None else format_name(value)
-
-
-def format_name(value: Any) -> str:
-    """The format of a name such as "bf16", or of a torch.dtype."""
+    """The format of a name such as "bf16" or of a torch.dtype, or None."""
+    if value is None:
+        return None
     name = re.sub(r"^torch\.", "", str(value))
     if name not in FORMATS_BY_NAME:
         raise ValueError(f"must be one of {', '.join(dict.fromkeys(FORMATS_BY_NAME.values()))}, the formats in which "

@@ -53,6 +53,11 @@ class ShardedStates:
     gradients_sharded: bool
     optimizer_sharded: bool
 
+    @property
+    def gathers_after_update(self) -> bool:
+        """True where each rank updates its part of parameters that lie whole on all ranks."""
+        return self.optimizer_sharded and not self.parameters_sharded
+
 
 STAGES: Mapping[int, ShardedStates] = {
     0: ShardedStates(False, False, False),
@@ -166,6 +171,30 @@ class Job:
         covered = self.states.optimizer_sharded or not self.states.parameters_sharded
         return covered and self.policy.compute_dtype == self.policy.master_dtype
 
+    @property
+    def wire_dtype(self) -> np.dtype[Any]:
+        """The dtype in which a ring's partial sums travel."""
+        return format_of(self.policy.wire).dtype if self.policy.wire else self.policy.reduce_dtype
+
+    @property
+    def reduced_dtype(self) -> np.dtype[Any]:
+        """The dtype of reduced gradients, which the update reads."""
+        return self.policy.accumulate_dtype if self.states.gradients_sharded else self.policy.reduce_dtype
+
+    @property
+    def reduces_to_shards(self) -> bool:
+        """True where whole gradients are reduce-scattered: shards are updated, or nodes are to add up theirs."""
+        return self.states.optimizer_sharded or self.replicas > 1
+
+    @property
+    def control_nbytes(self) -> tuple[int, ...]:
+        """Bytes that each rank gives to the all-gathers before the update, where none has seen the whole gradient: its
+        overflow flag, its part of the norm, and of the norms of tensors."""
+        if not self.states.optimizer_sharded:
+            return ()
+        partial = EXACT_PARTIAL_NBYTES if self.by_micro_batch else NORM_PARTIAL_NBYTES
+        return OVERFLOW_FLAG_NBYTES, partial, partial * TENSOR_NORMS * self.normed_tensors
+
     def held(self, sharded: bool) -> int:
         """Elements that a rank holds of a state: all of them, or its share; padding makes the shares equal."""
         total = sum(self.padded_lengths)
@@ -207,7 +236,7 @@ def gradient_peak_nbytes(job: Job) -> list[int]:
     policy, cut, optimizer_cut = job.policy, job.states.gradients_sharded, job.states.optimizer_sharded
     rests = policy.accumulate_dtype
     backward = max(_going_back_nbytes(job))
-    taken = rests if cut else policy.reduce_dtype
+    taken = job.reduced_dtype
     taken_at_rest = cut == optimizer_cut and taken == rests
     after = 0 if taken_at_rest else job.held(optimizer_cut) * taken.itemsize
     if job.replicas > 1 and not (cut or optimizer_cut):  # a shard of the node's sum is made first
@@ -272,18 +301,15 @@ def _sent_gradients(job: Job) -> list[int]:
     The two make an all-reduce. Partial sums travel in the wire's format, the sums in that in which they rest. Once a
     step, shards are all-reduced across nodes.
     """
-    policy, cut = job.policy, job.states.gradients_sharded
-    wire = format_of(policy.wire).dtype if policy.wire else policy.reduce_dtype
-    cuts, times = (job.unit_cuts, job.micro_batches) if cut else (job.region_cuts, 1)
-    scattered = _rings(job, "reduce_scatter", cuts, wire, [times] * len(cuts))
     if job.zeropp and job.zeropp.gradients:
         return [a + b for a, b in zip(*_exchanged(job, job.zeropp.gradients), strict=True)]
+    cuts, times = (job.unit_cuts, job.micro_batches) if job.states.gradients_sharded else (job.region_cuts, 1)
+    scattered = _rings(job, "reduce_scatter", cuts, job.wire_dtype, [times] * len(cuts))
     across = _reduced_across(job)
     scattered = [nbytes + across for nbytes in scattered]
     if job.states.optimizer_sharded:
         return scattered
-    rests = policy.accumulate_dtype if cut else policy.reduce_dtype
-    gathered = _rings(job, "all_gather", job.region_cuts, rests)
+    gathered = _rings(job, "all_gather", job.region_cuts, job.reduced_dtype)
     return [a + b for a, b in zip(scattered, gathered, strict=True)]
 
 
@@ -297,18 +323,13 @@ def _sent_parameters(job: Job) -> list[int]:
 
 
 def _sent_control(job: Job) -> list[int]:
-    """An overflow flag and partial norms from each rank to all, where none has seen the whole gradient; and that all
-    files are written, where state rests on disk."""
-    partials, partial = 1 + TENSOR_NORMS * job.normed_tensors, (
-        EXACT_PARTIAL_NBYTES if job.by_micro_batch else NORM_PARTIAL_NBYTES)
-    nbytes = OVERFLOW_FLAG_NBYTES + partial * partials if job.states.optimizer_sharded else 0
-    return [nbytes * (job.shards - 1) + _agreed_nbytes(job)] * job.ranks
+    """Flags and partial norms from each rank to all; and that all files are written, where state rests on disk."""
+    return [sum(job.control_nbytes) * (job.shards - 1) + _agreed_nbytes(job)] * job.ranks
 
 
 def _agreed_nbytes(job: Job) -> int:
     """Bytes that each rank sends in rings of all ranks, of all nodes too, until files are known to be written."""
-    gathered = job.states.optimizer_sharded and not job.states.parameters_sharded
-    times = (job.offload.optimizer == DISK) + (job.offload.parameters == DISK and gathered)
+    times = (job.offload.optimizer == DISK) + (job.offload.parameters == DISK and job.states.gathers_after_update)
     return times * AGREEMENT_NBYTES * (job.ranks - 1)
 
 
@@ -327,9 +348,8 @@ def _rings(job: Job, operation: str, cuts: list[Cut], dtype: np.dtype[Any],
 
 def _reduced_across(job: Job) -> int:
     """Bytes that each rank sends to other nodes when those add up their shards: a ring all-reduce, once a step."""
-    wire = format_of(job.policy.wire).dtype if job.policy.wire else job.policy.reduce_dtype
     chunk = job.held(True) // job.replicas
-    return chunk * (job.replicas - 1) * (wire.itemsize + job.policy.reduce_dtype.itemsize)
+    return chunk * (job.replicas - 1) * (job.wire_dtype.itemsize + job.policy.reduce_dtype.itemsize)
 
 
 def _gathered(job: Job) -> tuple[list[int], list[int]]:

@@ -112,21 +112,17 @@ def sent(collective: str, algorithm: str, cut: Cut, itemsize: int, *, root: int 
 
 def checked_shape(shape: CollectiveShape) -> CollectiveShape:
     """The shape, if a collective can have it; raises ValueError as `sent` does."""
-    key, ranks = (shape.operation, shape.algorithm), shape.ranks
+    ranks = shape.ranks
     itemsize = checked_count("itemsize", shape.itemsize, 1)
     if ranks < 1 or shape.cut[0] != 0 or any(low > high for low, high in pairwise(shape.cut)):
         raise ValueError("cut must hold N+1 rising boundaries from 0 on, "
                          f"got {shape.cut}; e.g. {ceil_cut(8, 2)}")
     if not 0 <= shape.root < ranks:
         raise ValueError(f"root={shape.root} is no rank; the ranks are 0 to {ranks - 1}")
-    if shape.algorithm.startswith("hierarchical"):
-        collectives.algorithm_of(shape.operation, shape.algorithm, ranks)
-    elif key not in ALGORITHMS:
+    if (shape.operation, shape.algorithm) not in ALGORITHMS and not shape.algorithm.startswith("hierarchical"):
         known = ", ".join(" ".join(pair) for pair in ALGORITHMS)
         raise ValueError(f"no algorithm {shape.algorithm!r} for {shape.operation!r}; there are {known}")
-    if key in POWERS_OF_TWO and ranks & (ranks - 1):
-        raise ValueError(f"{' '.join(key)} swaps with partners at distances 1, 2, 4, ... and needs "
-                         f"a power of two, got {ranks} ranks; take ring")
+    collectives.algorithm_of(shape.operation, shape.algorithm, ranks)  # refuses an N that it does not serve
     return replace(shape, itemsize=itemsize)
 
 
@@ -297,19 +293,18 @@ def _ring(shape: CollectiveShape) -> Iterator[Level]:
             yield Level(ranks, right, np.roll(chunks, step - first))
 
 
-def _partial_sums(shape: CollectiveShape) -> Ints:
-    """Every chunk of partial sums leaves once, but for the one that stays."""
-    return (shape.cut[-1] - np.diff(shape.array(shape.cut))) * shape.wire_itemsize
-
-
-def _all_but_the_last_to_arrive(shape: CollectiveShape) -> Ints:
-    """A rank passes on every chunk but its right neighbor's."""
-    return np.roll(_all_but_own(shape), -1)
-
-
 def _all_but_own(shape: CollectiveShape) -> Ints:
-    """Every chunk leaves once, but for the one that stays."""
-    return (shape.cut[-1] - np.diff(shape.array(shape.cut))) * shape.itemsize
+    """Elements of all chunks but the rank's own, which stays."""
+    return shape.cut[-1] - np.diff(shape.array(shape.cut))
+
+
+def _partial_sums(shape: CollectiveShape) -> Ints:
+    return _all_but_own(shape) * shape.wire_itemsize
+
+
+def _passed_on(shape: CollectiveShape) -> Ints:
+    """A rank of a ring passes on all chunks but its right neighbor's, which is the last to arrive."""
+    return np.roll(_all_but_own(shape), -1) * shape.itemsize
 
 
 # Bytes that each rank sends, (N,), in each round, N-1 messages, of what sends N² messages in all.
@@ -317,8 +312,8 @@ def _all_but_own(shape: CollectiveShape) -> Ints:
 ROUNDS: Mapping[tuple[str, str], tuple[Callable[[CollectiveShape], Ints], ...]] = {
     ("reduce_scatter", "ring"): (_partial_sums,),
     ("reduce_scatter", "pairwise"): (_partial_sums,),
-    ("all_gather", "ring"): (_all_but_the_last_to_arrive,),
-    ("all_reduce", "ring"): (_partial_sums, _all_but_the_last_to_arrive),
+    ("all_gather", "ring"): (_passed_on,),
+    ("all_reduce", "ring"): (_partial_sums, _passed_on),
     ("all_reduce", "everyone"): (lambda shape: np.full(shape.ranks, (shape.ranks - 1) * shape.nbytes, object),),
-    ("all_to_all", "pairwise"): (_all_but_own,),
+    ("all_to_all", "pairwise"): (lambda shape: _all_but_own(shape) * shape.itemsize,),
 }

@@ -62,7 +62,7 @@ def shares_nbytes(optimizer: Optimizer, shapes: Iterable[tuple[int, ...]], ranks
 # -- accounting conventions -------------------------------------------------------------------------------------------
 
 
-ADAM_STATE_NBYTES = 8
+ADAM_STATE_NBYTES = per_parameter_nbytes(ADAM)
 
 
 @dataclass(frozen=True, slots=True)

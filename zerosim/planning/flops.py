@@ -1,10 +1,10 @@
 """Floating-point operations of transformer blocks and whole models: forward, backward and a second time.
 
 Legend: B batch, L tokens, d channels, H heads, d_h = d/H, F channels inside the feed-forward network, V vocabulary, n
-blocks. A multiplication and an addition are
-two operations. Causal attention is counted as the whole L x L square, as published formulas count it.
+blocks; P parameters of a whole model, D = B·L tokens of a step.
 
-Of a whole model matrix products alone are counted; P are its parameters, D = B·L the tokens of a step.
+A multiplication and an addition are two operations. Causal attention is counted as the whole L x L square, as published
+formulas count it. Of a whole model matrix products alone are counted.
 
 Sources: Narayanan et al. 2021 (arXiv:2104.04473), appendix (the matmuls of a block: 24·BLd² + 4·BL²d forward, twice
 that backward); Korthikanti et al. 2022 (arXiv:2205.05198), section 5 (what is cheap to compute again) and appendix A

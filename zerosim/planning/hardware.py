@@ -263,8 +263,10 @@ class Machine:
     operands, whichever is slower (Williams, Waterman & Patterson 2009, the roofline). An efficiency of 1 gives a bound:
     no program is faster. Each device has a ``host_link`` of its own, full duplex, as pcie5, and its host a
     ``disk_link`` for it, which reads and writes at once: what other devices move, and what the host's memory allows, is
-    not in it. Raises ValueError for a format that the device lacks, an efficiency
-    outside (0, 1], and a rank or a link that is slow twice.
+    not in it.
+
+    Raises ValueError for a format that the device lacks, an efficiency outside (0, 1], and a rank or a link that is
+    slow twice.
     """
 
     device: Device

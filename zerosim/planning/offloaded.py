@@ -44,8 +44,7 @@ def _backward(job: Job, found: Counter[str]) -> None:
         found[TO_HOST] += times * share * arrives
         written, read = times * share * resting, (times - 1) * share * resting
     else:
-        in_shares = job.states.optimizer_sharded or job.replicas > 1
-        whole, taken = sum(job.padded_lengths), job.held(in_shares) * reduced
+        whole, taken = sum(job.padded_lengths), job.held(job.reduces_to_shards) * reduced
         made = policy.compute_dtype.itemsize
         tied = sum(job.padded_lengths[owner] for owner in {owner for _, owner in job.tied})  # completed as it rests
         found[TO_HOST] += (k - 1) * (whole * made + tied * (resting - made)) + taken // reduced * arrives
@@ -53,7 +52,7 @@ def _backward(job: Job, found: Counter[str]) -> None:
         written = (k - 1) * whole * resting + taken
         read = max(0, k - 2) * whole * resting + (k > 1) * whole * resting
     if job.replicas > 1:
-        share, rests = job.held(True), resting if job.states.gradients_sharded else reduced
+        share, rests = job.held(True), job.reduced_dtype.itemsize
         found[TO_DEVICE] += share * rests
         found[TO_HOST] += share * reduced
         written, read = written + share * rests, read + share * rests
@@ -71,7 +70,7 @@ def _update(job: Job, slots: int, found: Counter[str]) -> None:
     places, policy, states = job.offload, job.policy, job.states
     valid, held = updated(job), job.held(states.optimizer_sharded)
     passes, writes = (3, 2) if job.normed_tensors else (1, 1)  # those of whole tensors' norms write moments alone once
-    gradient = (policy.accumulate_dtype if states.gradients_sharded else policy.reduce_dtype).itemsize
+    gradient = job.reduced_dtype.itemsize
     if places.gradients == DISK:
         found[FROM_DISK] += (2 + passes) * valid * gradient
     computes = DEVICE if places.optimizer == DEVICE else HOST
@@ -110,7 +109,7 @@ def _parameters(job: Job, found: Counter[str]) -> None:
     if job.zeropp and job.zeropp.hpz:  # then from secondary shards, on the device
         times = [1] * len(times)
     brought = sum(n * length for n, length in zip(times, own, strict=True)) * itemsize
-    if states.optimizer_sharded and not states.parameters_sharded:
+    if states.gathers_after_update:
         brought += job.held(True) * itemsize
         gathered = job.held(False) * itemsize
         found[TO_HOST] += gathered

@@ -26,6 +26,7 @@ from __future__ import annotations
 import operator
 import re
 import warnings
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -138,7 +139,7 @@ class PlanRow:
     disk_nbytes: int
     disk_transfer_nbytes_per_step: int
     disk_transfer_seconds: float
-    model_flops_utilization: float
+    peak_flops_per_second: float
     host_capacity_nbytes: int
     disk_capacity_nbytes: int
 
@@ -188,6 +189,12 @@ class PlanRow:
                 + self.host_transfer_seconds + self.disk_transfer_seconds)
 
     @property
+    def model_flops_utilization(self) -> float:
+        """The share of the device's peak that the model's own arithmetic takes; 0 where the step takes no time."""
+        seconds = self.step_seconds
+        return self.model_flops_per_step / (seconds * self.peak_flops_per_second) if seconds else 0.0
+
+    @property
     def has_margin(self) -> bool:
         """True where it fits, and `MARGIN` of the device stays free."""
         return self.fits and self.spare_nbytes >= MARGIN * self.capacity_nbytes
@@ -199,7 +206,8 @@ class PlanRow:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, and what follows from them."""
-        computed = ("states_nbytes", "total_nbytes", "spare_nbytes", "fits", "step_seconds")
+        computed = ("states_nbytes", "total_nbytes", "spare_nbytes", "fits", "step_seconds",
+                    "model_flops_utilization")
         return asdict(self) | {name: getattr(self, name) for name in computed}
 
 
@@ -450,8 +458,6 @@ class PlanConfig:
             one = communication_seconds(micro_batch(job, number), self.unit_seconds(job, policy), self.network)
             communication, exposed = communication + times * one[0], exposed + times * one[1]
         rate = self.device.flops_per_second_in(self.policy.compute)
-        compute = flops.hardware / (rate * self.utilization)
-        seconds = compute + exposed + sum(update.values()) + host_seconds + disk_seconds
         return PlanRow(
             stage, policy, convention_of(self.convention).name, **self.resting_nbytes(stage),
             activations_nbytes=self.activations_nbytes(policy), gathered_nbytes=transient.gathered_nbytes * has_units,
@@ -460,12 +466,13 @@ class PlanConfig:
             transient_nbytes=transient.fullest_nbytes(self.batch) * has_units,
             capacity_nbytes=self.device.reported_nbytes,
             sent_nbytes_per_step=max(map(sum, zip(*sent_nbytes(job).values(), strict=True))),
-            flops_per_step=flops.hardware, model_flops_per_step=flops.model, compute_seconds=compute,
+            flops_per_step=flops.hardware, model_flops_per_step=flops.model,
+            compute_seconds=flops.hardware / (rate * self.utilization),
             communication_seconds=communication, exposed_communication_seconds=exposed,
             update_seconds=sum(update.values()),
             host_transfer_nbytes_per_step=moved[TO_HOST] + moved[TO_DEVICE], host_transfer_seconds=host_seconds,
             disk_transfer_nbytes_per_step=moved[TO_DISK] + moved[FROM_DISK], disk_transfer_seconds=disk_seconds,
-            model_flops_utilization=flops.model / (seconds * rate) if seconds else 0.0,
+            peak_flops_per_second=rate,
             host_capacity_nbytes=self.capacities_nbytes[HOST], disk_capacity_nbytes=self.capacities_nbytes[DISK])
 
     def fits(self, stage: int, policy: str) -> bool:
@@ -542,7 +549,7 @@ class PlanConfig:
         """
         policy, states = job.policy, job.states
         elements = job.held(states.optimizer_sharded)
-        gradient = (policy.accumulate_dtype if states.gradients_sharded else policy.reduce_dtype).itemsize
+        gradient = job.reduced_dtype.itemsize
         scanned = 2 * gradient * elements * (self.offload.gradients == DEVICE)
         if self.offload.optimizer != DEVICE:
             return scanned, 0
@@ -553,7 +560,7 @@ class PlanConfig:
         else:
             kinds = states_nbytes(self.model, job.ranks, states, policy, optimizer=self.optimizer)
             state = kinds.get("optimizer_state", 0)
-        return 2 * gradient * elements, (gradient + 2 * master + cast) * elements + 2 * state
+        return scanned, (gradient + 2 * master + cast) * elements + 2 * state
 
     # -- operations and seconds ---------------------------------------------------------------------------------------
 
@@ -641,15 +648,7 @@ class PlanConfig:
 def _largest(fits: Callable[[int], bool], most: int) -> int:
     """The largest whole number up to ``most`` for which ``fits`` holds, where what holds for one holds for less; 0 if
     not even 1."""
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while high <= most and fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return bisect_left(range(1, most + 1), True, key=lambda number: not fits(number))
 
 
 # -- from names to a plan: what one writes in a notebook or types in a shell ------------------------------------------

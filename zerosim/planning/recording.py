@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from zerosim.numerics.files import write_or_refuse
-from zerosim.numerics.places import DIRECTIONS as DIRECTIONS
+from zerosim.numerics.places import DIRECTIONS
 from zerosim.planning.collectives import CollectiveShape, Ints, levels
 from zerosim.planning.cuts import checked_count
 from zerosim.ranks.trace import Trace

@@ -31,17 +31,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerosim.numerics.formats import format_of
 from zerosim.numerics.places import DEVICE, DISK
 from zerosim.numerics.quantization import Blockwise, ZeroPlusPlus
 from zerosim.planning.activations import BETWEEN, Block, Place, passes, snapshots
 from zerosim.planning.closed_forms import (
     AGREEMENT_NBYTES,
-    EXACT_PARTIAL_NBYTES,
-    NORM_PARTIAL_NBYTES,
-    OVERFLOW_FLAG_NBYTES,
     STAGES,
-    TENSOR_NORMS,
     Job,
 )
 from zerosim.planning.cost import Curve, curve
@@ -319,22 +314,17 @@ class MicroBatchWalk:
         yield CollectiveWait(("all_to_all", unit))
         yield HeldBytes(BUFFER, chunk * job.ranks - held)
         sums = 4 * (length * job.nodes // job.ranks) + 2 * chunk * job.nodes + 4 * (length // job.ranks)
-        yield HeldBytes(BUFFER, sums)
-        yield from (CollectiveIssue("all_to_all", unit, chunk * job.nodes, job.nodes, ACROSS),
-                    CollectiveWait(("all_to_all", unit)))
-        yield HeldBytes(BUFFER, -sums - chunk * job.ranks)
+        yield from at_once(CollectiveIssue("all_to_all", unit, chunk * job.nodes, job.nodes, ACROSS), sums)
+        yield HeldBytes(BUFFER, -chunk * job.ranks)
 
     def _reduce_resting(self, unit: int) -> Iterator[StepEvent]:
         """Reduces the step's gradient of one unit, where it rests, after the one that is under way."""
         yield from self._reduced()
         if unit == len(self.lengths) - 1:  # which goes back first
             yield HeldBytes(GRADIENT, sum_nbytes(self.job))
-        nbytes, operation = self.lengths[unit] * self.moving.itemsize, whole_reduction(self.job)
-        packed = nbytes if self.moving != self.added else 0
-        buffers = packed + hops_nbytes(self.job, self.lengths[unit] // self.job.shards, self.job.shards)
-        yield HeldBytes(BUFFER, buffers)
-        yield ring(operation, unit, nbytes, self.job)
-        self.reducing = Reducing((operation, unit), 0, buffers)
+        issue, buffers = resting_issue(self.job, unit)
+        yield from (HeldBytes(BUFFER, buffers), issue)
+        self.reducing = Reducing(issue.key, 0, buffers)
 
     def _reduced(self) -> Iterator[StepEvent]:
         """Waits for the reduction that is under way; nodes then begin to add up what they have of the step."""
@@ -370,6 +360,19 @@ def ring(operation: str, unit: int, nbytes: int, job: Job) -> CollectiveIssue:
     return CollectiveIssue(operation, unit, nbytes, job.shards, INSIDE if job.replicas > 1 else ALL)
 
 
+def at_once(issue: CollectiveIssue, buffers: int) -> tuple[StepEvent, ...]:
+    """A collective beside nothing, with bytes of buffers that come for it and go."""
+    return HeldBytes(BUFFER, buffers), issue, CollectiveWait(issue.key), HeldBytes(BUFFER, -buffers)
+
+
+def resting_issue(job: Job, unit: int) -> tuple[CollectiveIssue, int]:
+    """The reduction of a unit's whole gradient, where it rests, and bytes of its buffers: a cast, and hops."""
+    length, moving = job.padded_lengths[unit], job.policy.reduce_dtype
+    packed = 0 if moving == job.policy.accumulate_dtype else length * moving.itemsize
+    return (ring(whole_reduction(job), unit, length * moving.itemsize, job),
+            packed + hops_nbytes(job, length // job.shards, job.shards))
+
+
 def across_issue(job: Job, unit: int) -> tuple[int, int, CollectiveIssue]:
     """The all-reduce of a unit's shards across nodes, bytes of its buffers, and of what is gone when it has begun.
 
@@ -377,7 +380,7 @@ def across_issue(job: Job, unit: int) -> tuple[int, int, CollectiveIssue]:
     cast into a buffer, and come back in another; and what rests elsewhere comes to the device first.
     """
     shard, moving = job.padded_lengths[unit] // job.shards, job.policy.reduce_dtype
-    rests = job.policy.accumulate_dtype if job.states.gradients_sharded else moving
+    rests = job.reduced_dtype
     elsewhere, cast = job.offload.gradients != DEVICE, rests != moving
     brought = shard * rests.itemsize * elsewhere
     buffers = shard * moving.itemsize * (cast + (cast or elsewhere)) + hops_nbytes(
@@ -389,22 +392,19 @@ def across_issue(job: Job, unit: int) -> tuple[int, int, CollectiveIssue]:
 def hops_nbytes(job: Job, chunk: int, ranks: int) -> int:
     """Bytes of partial sums that a rank receives in turn while it reduces: two chunks, as far as there are messages;
     where the wire has a format of its own, what leaves first is cast into one of them."""
-    wire = job.policy.wire
-    if wire is not None and format_of(wire).dtype != job.policy.reduce_dtype:
-        return chunk * format_of(wire).dtype.itemsize * 2 * (ranks > 1)
-    return chunk * job.policy.reduce_dtype.itemsize * min(2, ranks - 1)
+    chunks = min(2, ranks - 1) if job.wire_dtype == job.policy.reduce_dtype else 2 * (ranks > 1)
+    return chunk * job.wire_dtype.itemsize * chunks
 
 
 def whole_reduction(job: Job) -> str:
     """The collective that reduces whole gradients: to shards, where nodes are to add up theirs."""
-    return "reduce_scatter" if job.states.optimizer_sharded or job.replicas > 1 else "all_reduce"
+    return "reduce_scatter" if job.reduces_to_shards else "all_reduce"
 
 
 def sum_nbytes(job: Job) -> int:
     """Bytes of a rank's sum of whole gradients over the ranks of a ring, where it does not replace the addends."""
-    cut = job.states.optimizer_sharded or job.replicas > 1
-    new = cut or job.policy.reduce_dtype != job.policy.accumulate_dtype
-    return job.held(cut) * job.policy.reduce_dtype.itemsize if new else 0
+    new = job.reduces_to_shards or job.policy.reduce_dtype != job.policy.accumulate_dtype
+    return job.held(job.reduces_to_shards) * job.policy.reduce_dtype.itemsize if new else 0
 
 
 def _checked(job: Job) -> Job:
@@ -430,44 +430,33 @@ def after_backward(job: Job) -> Iterator[StepEvent]:
     taken = 0 if states.gradients_sharded or elsewhere else sum_nbytes(job)
     if not (states.gradients_sharded or job.overlap or elsewhere):
         yield HeldBytes(GRADIENT, taken)
-        operation = whole_reduction(job)
-        for unit, length in enumerate(lengths):
-            packed = 0 if policy.reduce_dtype == policy.accumulate_dtype else length * reduced
-            held = packed + hops_nbytes(job, length // job.shards, job.shards)
-            yield HeldBytes(BUFFER, held)
-            yield from (ring(operation, unit, length * reduced, job), CollectiveWait((operation, unit)))
-            yield HeldBytes(BUFFER, -held)
+        for unit in range(len(lengths)):
+            yield from at_once(*resting_issue(job, unit))
     if job.replicas > 1:
         if not job.overlap:
             for unit in range(len(lengths)):
                 buffers, cast, issue = across_issue(job, unit)
-                yield HeldBytes(BUFFER, buffers + cast)
-                yield from (issue, CollectiveWait(issue.key), HeldBytes(BUFFER, -buffers - cast))
+                yield from at_once(issue, buffers + cast)
         if not (states.gradients_sharded or states.optimizer_sharded):
             in_place = policy.reduce_dtype == policy.accumulate_dtype or elsewhere
             whole = 0 if in_place else job.held(False) * reduced
             yield HeldBytes(GRADIENT, whole)
             for unit, length in enumerate(lengths):
-                buffers = (length + length // job.shards) * reduced * elsewhere
-                yield HeldBytes(BUFFER, buffers)
-                yield from (ring("all_gather", unit, length * reduced, job), CollectiveWait(("all_gather", unit)))
-                yield HeldBytes(BUFFER, -buffers)
+                yield from at_once(ring("all_gather", unit, length * reduced, job),
+                                   (length + length // job.shards) * reduced * elsewhere)
             yield HeldBytes(GRADIENT, -taken)
             taken = whole
     if job.zeropp and job.zeropp.hpz:
         yield HeldBytes(SECONDARY, -sum(secondary_nbytes(job, unit) for unit in range(len(lengths))))
     yield At("scan", 0)
-    if states.optimizer_sharded:  # all-gathered: the flag, the norms
-        partial = EXACT_PARTIAL_NBYTES if job.by_micro_batch else NORM_PARTIAL_NBYTES
-        scalars = [OVERFLOW_FLAG_NBYTES, partial, partial * TENSOR_NORMS * job.normed_tensors]
-        yield from (HeldBytes(BUFFER, sign * nbytes * job.shards) for nbytes in scalars for sign in (1, -1))
+    yield from (HeldBytes(BUFFER, sign * nbytes * job.shards) for nbytes in job.control_nbytes for sign in (1, -1))
     yield from _updated(job, taken)
 
 
 def _updated(job: Job, taken: int) -> Iterator[StepEvent]:
     """Each unit is updated; `taken` bytes of gradients go when all are; then replicas are made equal again."""
-    states, lengths, itemsize = job.states, job.padded_lengths, job.policy.compute_dtype.itemsize
-    gathered, places = states.optimizer_sharded and not states.parameters_sharded, job.offload
+    lengths, itemsize = job.padded_lengths, job.policy.compute_dtype.itemsize
+    gathered, places = job.states.gathers_after_update, job.offload
     elsewhere = places.parameters != DEVICE  # each unit comes to the device then, and goes again
     ahead = gathered and job.overlap and not elsewhere
     agreement = [HeldBytes(BUFFER, sign * AGREEMENT_NBYTES * job.ranks) for sign in (1, -1)]

@@ -14,9 +14,9 @@ Only points matter, rows at which a rank may wait or hands something over: what 
 
 A device computes for max(flops / flops per second, nbytes / memory bytes per second); a message takes α + n/β, and so
 does a transfer, on the link between device and host. What a collective sends from node to node goes by the cards of all
-its ranks there. Inside a collective a message is a rendezvous: it
-starts when both its ends are ready; a member sends and receives at once (links are full duplex), and goes on when both
-are done. So on a ring, from step to step, with c_r the seconds of the message from r to r+1:
+its ranks there. Inside a collective a message is a rendezvous: it starts when both its ends are ready; a member sends
+and receives at once (links are full duplex), and goes on when both are done. So on a ring, from step to step, with c_r
+the seconds of the message from r to r+1:
 
     T_r ← max(max(T_r, T_(r+1)) + c_r, max(T_(r-1), T_r) + c_(r-1))
 
@@ -36,12 +36,12 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.numerics.places import DIRECTIONS
 from zerosim.planning.collectives import CollectiveShape, checked_shape, levels
 from zerosim.planning.hardware import Machine, SlowRank
 from zerosim.planning.recording import (
     COLLECTIVE,
     COMPUTE,
-    DIRECTIONS,
     ISSUE,
     ISSUES_OF_WAITS,
     MESSAGE,

@@ -27,8 +27,9 @@ from typing import Any
 import numpy as np
 
 from zerosim.numerics.files import write_or_refuse
+from zerosim.numerics.places import DIRECTIONS
 from zerosim.planning.hardware import Machine, SlowLink, SlowRank
-from zerosim.planning.recording import BEGIN, COMPUTE, DIRECTIONS, END, HELD, ISSUES_OF_WAITS, Recording
+from zerosim.planning.recording import BEGIN, COMPUTE, END, HELD, ISSUES_OF_WAITS, Recording
 from zerosim.planning.streams import (
     COMMUNICATION,
     COMPUTATION,

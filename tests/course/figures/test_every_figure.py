@@ -16,7 +16,7 @@ from tests.architecture.source import ROOT
 from tests.cases import chosen
 from tests.display import seen
 from tests.display.browser import dom_of, needs_browser
-from tests.support import ask, assert_refused
+from tests.support import ask, assert_command_refuses, assert_refused
 from zerosim.course import draw, figures
 from zerosim.planning import activations, hardware
 
@@ -269,7 +269,5 @@ def test_what_cannot_be_drawn_is_refused_in_words_of_the_picture_and_nothing_is_
     (tmp_path / "file").write_text("")
     for call, words in REFUSALS:
         assert_refused(call, words)
-    refused = ask("figures", "memry", "--out", "never")
-    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
-    assert refused.stderr.startswith("zerosim figures: no figure is called 'memry'")
+    assert_command_refuses("no figure is called 'memry'", "figures", "memry", "--out", "never")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
