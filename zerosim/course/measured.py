@@ -123,9 +123,9 @@ def measured_step(widths: Sequence[int], optimizer: Optimizer, *, ranks: int, st
 
 # -- what a GPT keeps and computes under each recomputation policy, beside the closed forms ---------------------------
 
-# The arrays that a block keeps of its forward pass, in the order of its layers, by the closed forms' names.
-MADE_IN_ORDER = (*("LayerNorm 1 statistics",) * 2, "QKV", "attention output", "probabilities", "LayerNorm 2 input",
-                 *("LayerNorm 2 statistics",) * 2, "pre-GELU", "post-GELU")
+# The arrays that a block keeps of its forward pass, its input first, by the closed forms' names.
+MADE_IN_ORDER = ("LayerNorm 1 input", *("LayerNorm 1 statistics",) * 2, "QKV", "attention output", "probabilities",
+                 "LayerNorm 2 input", *("LayerNorm 2 statistics",) * 2, "pre-GELU", "post-GELU")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +180,8 @@ def measured_tensors(block: Block) -> dict[str, int]:
     trace = run_blocks(block, 1, 1, "none")[0].trace[0]
     loss = next(place for place, row in enumerate(trace.rows) if isinstance(row, SpanBegin) and row.path[-1] == "loss")
     held = (life for life in trace.lifetimes("activation") if life.lives_at(loss))  # the head's come after the block's
-    found = dict.fromkeys(("LayerNorm 1 input", *MADE_IN_ORDER), 0)
-    for name, life in zip(("LayerNorm 1 input", *MADE_IN_ORDER), held, strict=False):
+    found = dict.fromkeys(MADE_IN_ORDER, 0)
+    for name, life in zip(MADE_IN_ORDER, held, strict=False):
         found[name] += life.nbytes
     assert found == {name: one.nbytes for name, one in tensors(block).items()}, "it differs from the estimate"
     return found

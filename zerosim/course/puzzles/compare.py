@@ -61,7 +61,7 @@ def _leaves(value: Any, names: tuple[str, ...], place: str = "") -> Iterator[Lea
 
 
 def _misfit(place: str, found: Any, expected: Any) -> str | None:
-    """The difference of a result in form; None where it does not."""
+    """The words for a result of another kind, shape or dtype than expected; None where it has the right ones."""
     name = place or "the result"
     if isinstance(expected, list | tuple):
         return f"{name} is {_kind(found)} where {len(expected)} things are expected"
@@ -88,7 +88,7 @@ def _kind(value: Any) -> str:
 
 
 def _difference(found: Any, expected: Any, bounds: Any, names: tuple[str, ...]) -> str | None:
-    """The first difference of two results; None where nothing does."""
+    """The words for the first leaf that is not as expected; None where all are."""
     a, b = _aligned(found, expected, names)
     allowed = [None] * len(b) if bounds is None else [leaf for _, leaf in _leaves(bounds, ())]
     for (place, one), (_, right), bound in zip(a, b, allowed, strict=True):
