@@ -274,6 +274,37 @@ def test_parameters_on_disk_that_cannot_be_written_are_those_of_before_or_still_
     assert [bits(one["master"]) for one in found] == whole
 
 
+@pytest.mark.parametrize("asked", [ON_DISK, zs.Offload("disk", directory=DISK)], ids=str)
+def test_a_load_whose_last_write_fails_raises_on_every_rank_and_may_be_made_again(asked, tmp_path):
+    data, calls, plan, cluster = batches(ODD, 2, 1, 3), [], {}, zs.Cluster(2)
+    whole = [bits(one["master"]) for one in run(ODD, data, stage=2, policy=BF16, offload=asked)]
+    failing = replace(asked, open_file=partial(FailingFile, calls=calls, plan=plan))
+    engines = cluster.run(lambda rank: zs.Engine(rank, ODD, ADAM, stage=2, policy=BF16,
+                                                 offload=failing if rank.index == 1 else asked))
+
+    def step(number):
+        cluster.run(lambda rank: engines[rank.index].step(data[number][rank.index]))
+
+    def load(rank):
+        try:
+            return engines[rank.index].load(tmp_path) and ""
+        except OffloadError as error:
+            return str(error)
+
+    step(0)
+    cluster.run(lambda rank: engines[rank.index].save(tmp_path))
+    before = calls.count("write")
+    assert not any(cluster.run(load))
+    of_a_load = calls.count("write") - before
+    plan["write"] = (errno.EIO, calls.count("write") + of_a_load)
+    for said in cluster.run(load):
+        assert re.search("rank 1: .*Input/output error", said), said
+    assert not any(cluster.run(load))
+    step(1)
+    step(2)
+    assert [bits(one["master"]) for one in cluster.run(lambda rank: flat_state(engines[rank.index]))] == whole
+
+
 @pytest.mark.parametrize("delayed", [False, True])
 def test_an_update_that_fails_keeps_nothing_of_what_the_host_has_updated_and_may_be_made_again(delayed):
     calls, plan = [], {}

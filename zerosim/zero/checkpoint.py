@@ -536,7 +536,6 @@ def _fill(plan: LoadPlan, training: TrainingState, counts: StepCounts) -> None:
     if _keeps_loss_scale(training, content):
         update.loss_scale.restore(content["loss_scale"]["state"])
     _read(training, plan.sources, check_only=False)
-    update.transfers.drain()
     update.steps_taken = content["steps_taken"]
     for name, count in plan.counts.items():
         setattr(counts, name, count)
