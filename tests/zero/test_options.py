@@ -1,5 +1,7 @@
 """Buckets, overlap, prefetch, keeping gathered: what they change is the trace and the memory (bits: the twin's)."""
 
+import math
+
 import pytest
 
 import zerosim as zs
@@ -121,3 +123,6 @@ def test_frozen_parameters_have_no_gradient_no_master_and_no_state_and_are_not_r
     assert (held["gradient"], held["master"], held["optimizer_state"]) == (2 * trained, 4 * trained, 8 * trained)
     for purpose in ("gradients", "parameters"):  # the all-gather, of biases alone
         assert cluster.trace[0].sent_nbytes(purpose) == 2 * trained * (ranks - 1)
+    units = [sum(math.prod(shape) for shape in unit.shapes.values()) for unit in model.units]
+    of_units = cluster.memory[0].peak_nbytes_of(["unit_gradient"])
+    assert of_units == 2 * max(units), "a unit's backward has a place for what nobody reads"
