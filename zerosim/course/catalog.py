@@ -54,7 +54,7 @@ def models() -> Catalog:
 
 def devices(file: str | None = None) -> Catalog:
     """The devices that come along, and those of a TOML ``file``; raises ValueError as `hardware.read` does."""
-    known = hardware.presets() if file is None else hardware.read(file)
+    known = hardware.read(file)
     found = {name: plain(device) | {"also": _short_names(name)} for name, device in known.devices.items()}
     rows = tuple((name, " ".join(_short_names(name)), f"{one.capacity_nbytes / 1e9:g}",
                   f"{one.memory_bytes_per_second / 1e9:,.0f}", f"{one.flops_per_second.get('bf16', 0) / 1e12:,.0f}" if
@@ -66,7 +66,7 @@ def devices(file: str | None = None) -> Catalog:
 
 def links(file: str | None = None) -> Catalog:
     """The links that come along, and those of a TOML ``file``; raises ValueError as `hardware.read` does."""
-    known = hardware.presets() if file is None else hardware.read(file)
+    known = hardware.read(file)
     found = {name: plain(link) | {"also": _short_names(name)} for name, link in known.links.items()}
     rows = tuple((name, " ".join(_short_names(name)), f"{one.bytes_per_second / 1e9:g}",
                   f"{one.latency_seconds * 1e6:g}", one.date) for name, one in known.links.items())

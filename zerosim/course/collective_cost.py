@@ -29,7 +29,7 @@ from zerosim.planning.cost import (
     ring_wall_ranks,
 )
 from zerosim.planning.cuts import ceil_cut, checked_count
-from zerosim.planning.hardware import Link, Network, presets, read
+from zerosim.planning.hardware import Link, Network, read
 from zerosim.ranks.collectives import HIERARCHICAL
 from zerosim.shown import Shown
 
@@ -115,7 +115,7 @@ def collective_cost(question: CostQuestion) -> CollectiveCost:
         raise ValueError(f"{ranks} ranks were asked for; every step of every rank is looked at, so take "
                          f"{LARGEST_RANKS} at most")
     algorithm = _checked_algorithm(collective, question.algorithm)
-    hardware = presets() if question.hardware is None else read(question.hardware)
+    hardware = read(question.hardware)
     network = hardware.network(ranks, question.link, question.nodes, question.between)
     cut = ceil_cut(_elements(question), ranks)
     asked = cost(collective, algorithm, cut, question.itemsize, network)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from zerosim.display.style import ARITHMETIC, phase_of
-from zerosim.planning.hardware import Device, Link, Network, presets, read
+from zerosim.planning.hardware import Device, Link, Network, read
 from zerosim.planning.timeline import COMMUNICATION, Lane, Machine, Timeline, TimelineEvent, memory
 
 # A machine on which a small model's arithmetic and its communication take about as long as each other, as a large
@@ -26,7 +26,7 @@ def machine_of(ranks: int, device: str | None, link: str | None, *, compute: str
     """N devices by name, on links by name; without both, the made-up machine of the timeline's figure, on which a small
     model's arithmetic and its communication can both be seen. ValueError for a name that is not known.
     """
-    known = presets() if hardware is None else read(hardware)
+    known = read(hardware)
     if device is None and link is None:
         if nodes != 1 or between is not None or hardware is not None or compute != "bf16" or efficiency != 1.0:
             raise ValueError("nodes, a link between them, hardware of one's own, --compute and --efficiency go with "

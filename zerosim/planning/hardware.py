@@ -412,8 +412,8 @@ def presets() -> Hardware:
     return parse(text, "hardware.toml")
 
 
-def read(path: str | Path) -> Hardware:
-    """The devices and links that come along, and those of a TOML file beside them.
+def read(path: str | Path | None) -> Hardware:
+    """The devices and links that come along, and beside them those of a TOML file, where one is named.
 
     The file has tables ``[device.NAME]`` and ``[link.NAME]`` with the fields of `Device` and `Link`:
 
@@ -426,6 +426,8 @@ def read(path: str | Path) -> Hardware:
     Raises ValueError for a file that cannot be read or is no TOML, for tables and keys that are not known, for fields
     that are missing or not of their kind, and for a name that a preset has.
     """
+    if path is None:
+        return presets()
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
