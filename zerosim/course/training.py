@@ -383,16 +383,20 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
     sent = {purpose: [sum(step.sent_nbytes[purpose] for step in of_rank.steps) for of_rank in found]
             for purpose in PURPOSES}
     return Trained(
-        options, tuple(first.steps),
-        tuple(tuple(loss for of_rank in found for loss in of_rank.losses[i]) for i in range(len(first.steps))),
-        first.evaluation[0], corpus.unigram_entropy, fullest, found[fullest].resting_nbytes_by_kind,
-        peaks[fullest].peak_nbytes_by_kind,
-        tuple(sum(of_rank.resting_nbytes_by_kind.values()) for of_rank in found),
-        tuple(peak.peak_nbytes for peak in peaks),
-        {purpose: nbytes for purpose, nbytes in sent.items() if any(nbytes) or purpose in PURPOSES[:2]},
-        first.digest, first.evaluation[1], Traces(of_rank.last_step for of_rank in found) if keep_last_step else None,
-        tuple(sum(step.sent_across_nbytes for step in of_rank.steps) for of_rank in found) if options.on_mesh else (),
-        first.resumed_from, first.differences, found[fullest].offloaded_nbytes)
+        options=options, steps=tuple(first.steps),
+        losses=tuple(tuple(loss for of_rank in found for loss in of_rank.losses[i]) for i in range(len(first.steps))),
+        held_out_loss=first.evaluation[0], sample=first.evaluation[1], unigram_entropy=corpus.unigram_entropy,
+        fullest_rank=fullest,
+        resting_nbytes_by_kind=found[fullest].resting_nbytes_by_kind,
+        offloaded_nbytes=found[fullest].offloaded_nbytes,
+        peak_nbytes_by_kind=peaks[fullest].peak_nbytes_by_kind,
+        resting_nbytes=tuple(sum(of_rank.resting_nbytes_by_kind.values()) for of_rank in found),
+        peak_nbytes=tuple(peak.peak_nbytes for peak in peaks),
+        sent_nbytes={purpose: nbytes for purpose, nbytes in sent.items() if any(nbytes) or purpose in PURPOSES[:2]},
+        sent_across_nbytes=(tuple(sum(step.sent_across_nbytes for step in of_rank.steps) for of_rank in found)
+                            if options.on_mesh else ()),
+        digest=first.digest, last_step=Traces(of_rank.last_step for of_rank in found) if keep_last_step else None,
+        resumed_from=first.resumed_from, differences=first.differences)
 
 
 def require_engine(options: Options) -> None:
