@@ -111,7 +111,8 @@ LAYERS = [
     (lambda: layers.embedding_backward(CTX, z(2, 3, dtype=int), z(3, 2, 4), z(5, 4)),
      "^embedding_backward asked for dy of shape (2, 3, 4), and found (3, "),
     *((lambda rate=rate: layers.dropout_forward(CTX, z(3), rate, "here"),
-       f"^dropout_forward was given rate={rate!r}; the share of elements that are dropped lies in [0, 1)$")
+       f"^dropout_forward was given rate={rate!r}; it is the share of elements that are dropped, from 0 to less than "
+       "1$")
       for rate in (-0.1, 1, 1.5, np.nan, "0.5", True)),
     (lambda: layers.attention_forward(CTX, z(2, 3, 12), 2, "all"),
      "^attention_forward was given keep='all'; choose one of probabilities, nothing, tiled"),

@@ -53,9 +53,7 @@ class DecoderConfig(ABC):
         where = type(self).__name__
         require_positive(where, layers=self.layers, channels=self.channels, heads=self.heads, context=self.context,
                          vocabulary=self.vocabulary)
-        if not is_number(self.dropout) or not 0 <= self.dropout < 1:
-            raise ValueError(f"{where} was given dropout={self.dropout!r}; it is the share of elements that are "
-                             "dropped, from 0 to less than 1")
+        layers.require_rate(where, "dropout", self.dropout)
         if not is_number(self.epsilon) or not self.epsilon > 0:
             raise ValueError(f"{where} was given epsilon={self.epsilon!r}; it keeps a norm from dividing by 0, so take "
                              "a small positive number, as 1e-5")

@@ -442,7 +442,7 @@ def dropout_forward(ctx: Context, x: np.ndarray, rate: float, name: str) -> tupl
     ``name`` says which random numbers these are: one for each place of the model. Saves the name. Raises ValueError
     for a rate outside [0, 1).
     """
-    require_rate("dropout_forward", rate)
+    require_rate("dropout_forward", "rate", rate)
     require_at_rest(ctx, "dropout_forward", x=x)
     return (x if rate == 0 else _dropped(ctx, x, rate, name, "activation")), name
 
@@ -453,10 +453,11 @@ def dropout_backward(ctx: Context, saved: str, dy: np.ndarray, rate: float) -> n
     return dy if rate == 0 else _dropped(ctx, dy, rate, saved, "activation_gradient")
 
 
-def require_rate(where: str, rate: float) -> None:
+def require_rate(where: str, name: str, rate: float) -> None:
     """Raises ValueError for a rate outside [0, 1)."""
     if not is_number(rate) or not 0 <= rate < 1:
-        raise ValueError(f"{where} was given rate={rate!r}; the share of elements that are dropped lies in [0, 1)")
+        raise ValueError(f"{where} was given {name}={rate!r}; it is the share of elements that are dropped, from 0 to "
+                         "less than 1")
 
 
 def _dropped(ctx: Context, x: np.ndarray, rate: float, name: str, kind: str) -> np.ndarray:
