@@ -7,7 +7,24 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from zerosim.cli.shell import AsJson, OwnHardware, answer, busy, command, console
+from zerosim.cli.shell import (
+    OFFLOAD,
+    AsJson,
+    Batch,
+    Between,
+    MeshName,
+    MicroBatches,
+    Nodes,
+    OptimizerName,
+    OwnHardware,
+    Parts,
+    Ranks,
+    Reduction,
+    answer,
+    busy,
+    command,
+    console,
+)
 
 
 def former(option: str, now: str) -> None:
@@ -19,28 +36,14 @@ def former(option: str, now: str) -> None:
 Model = Annotated[str | None, typer.Option(help="A preset, as zerosim models lists them, or a config.json.")]
 Parameters = Annotated[str | None, typer.Option("--params", help="Instead of a model: how many parameters, as 7.5B.")]
 LargestLayer = Annotated[str | None, typer.Option(help="Parameters of the largest layer, with --params.")]
-Ranks = Annotated[int, typer.Option(help="N, the number of ranks.")]
 DeviceName = Annotated[str, typer.Option("--device", help="A device, as zerosim devices lists them: h100, ...")]
 LinkName = Annotated[str | None, typer.Option("--link", help="What ranks of a node send through, as zerosim links "
                                               "lists them: nvlink, ...; of plan and tune, without it, the device's.")]
-Nodes = Annotated[int, typer.Option(help="Over how many nodes the ranks are spread.")]
-MeshName = Annotated[str, typer.Option("--mesh", help="Nodes and ranks of a node, as 2x4: states are in shards inside "
-                                                      "a node and replicated across, over --link and --between; "
-                                                      "or none.")]
-Parts = Annotated[str, typer.Option("--zeropp", help="Parts of ZeRO++ on the mesh, at stage 3: some of hpz, qwz and "
-                                                     "qgz, as in hpz+qwz+qgz=int8; flat; or none.")]
-Reduction = Annotated[str, typer.Option(help="The order in which gradients are added: by rank; or by micro_batch, at "
-                                             "stages 2 and 3.")]
-Between = Annotated[str | None, typer.Option(help="The link between nodes; without it, infiniband-ndr.")]
 Stage = Annotated[str, typer.Option(help="all, or some, as 2,3.")]
 Recompute = Annotated[str, typer.Option(help="usual (none, block), all, or some, as none,segment(2).")]
 Attention = Annotated[str, typer.Option(help="fused, which keeps no probabilities, as FlashAttention; or unfused.")]
-Batch = Annotated[int, typer.Option(help="Sequences of a micro-batch of one rank.")]
 Sequence = Annotated[int | None, typer.Option(help="Tokens of a sequence; without it, the model's context.")]
-MicroBatches = Annotated[int, typer.Option(help="k, the micro-batches of a step.")]
 Compute = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
-OptimizerName = Annotated[str, typer.Option("--optimizer", help="sgd, momentum, adagrad, rmsprop, adam, adamw, lion, "
-                                                          "adan, lamb, lars, adafactor, muon, shampoo, soap or kfac.")]
 ConventionName = Annotated[str | None, typer.Option("--convention", help="How bytes are counted: zero-paper, "
                                                     "fp32-accumulate, megatron-bf16, megatron-fp16, deepspeed-zero2, "
                                                     "deepspeed-zero3, zero-infinity, fp32, scaling-book; or zerosim, "
@@ -50,8 +53,7 @@ Utilization = Annotated[float, typer.Option(help="Share of the dense peak that p
 Overlap = Annotated[bool, typer.Option("--overlap/--no-overlap", help="Reductions beside backward, the all-gather of "
                                        "parameters beside the update: seconds for bytes.")]
 Prefetch = Annotated[int, typer.Option(help="Units that stage 3 gathers ahead: seconds for bytes.")]
-Offload = Annotated[str, typer.Option(metavar="PLACES", help="What rests off the device: host or disk, all state; or "
-                                      "kinds one by one, as optimizer=host+gradients=host; or none.")]
+Offload = Annotated[str, OFFLOAD]
 FormerOffloadAll = Annotated[str | None, typer.Option("--offload-all", hidden=True)]
 HostLink = Annotated[str | None, typer.Option(help="The link to the host, for offload; without it, the device's.")]
 DiskLink = Annotated[str | None, typer.Option(help="The link to the disk, for offload to it; without it, nvme-pcie4.")]

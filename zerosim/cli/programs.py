@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerosim.cli.shell import WRONG_INPUT, AsJson, Capacity, answer, busy, capacity_nbytes, command, console
+from zerosim.cli.shell import (
+    WRONG_INPUT,
+    AsJson,
+    Between,
+    Capacity,
+    Nodes,
+    OwnHardware,
+    answer,
+    busy,
+    capacity_nbytes,
+    command,
+    console,
+)
 from zerosim.connect import MPIEXEC_COUNTS
 
 if TYPE_CHECKING:
@@ -147,10 +159,7 @@ def report(
     compute: Annotated[str, typer.Option(help="The format whose peak the device computes at: fp32, tf32, bf16, fp16 or "
                                               "fp8.")] = "bf16",
     efficiency: Annotated[float, typer.Option(help="Share of that peak that products reach.")] = 1.0,
-    nodes: Annotated[int, typer.Option(help="Over how many nodes the ranks are spread.")] = 1,
-    between: Annotated[str | None, typer.Option(help="The link between nodes; without it, infiniband-ndr.")] = None,
-    hardware: Annotated[str | None, typer.Option(metavar="FILE", help="A TOML file of one's own devices and links."
-                                                 )] = None,
+    nodes: Nodes = 1, between: Between = None, hardware: OwnHardware = None,
 ) -> None:
     """A run as one page of HTML: timeline, memory, messages and tables, without a server or a network."""
     from zerosim.display.report import save_report

@@ -101,10 +101,27 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+# Options of several commands.
 TextFile = Annotated[str | None, typer.Option("--text", help="A UTF-8 text; without it, one that comes along.")]
 Capacity = Annotated[str | None, typer.Option(metavar="NBYTES", help="What each rank may hold, as 8MB or 64MiB.")]
 OwnHardware = Annotated[str | None, typer.Option("--hardware", metavar="FILE", help="A TOML file of one's own devices "
                                                                                     "and links.")]
+Ranks = Annotated[int, typer.Option(help="N, the number of ranks.")]
+Nodes = Annotated[int, typer.Option(help="Over how many nodes the ranks are spread.")]
+Between = Annotated[str | None, typer.Option(help="The link between nodes; without it, infiniband-ndr.")]
+MicroBatches = Annotated[int, typer.Option(help="k, the micro-batches of a step.")]
+Batch = Annotated[int, typer.Option(help="Sequences of a micro-batch of one rank.")]
+OptimizerName = Annotated[str, typer.Option("--optimizer", help="sgd, momentum, adagrad, rmsprop, adam, adamw, lion, "
+                                                          "adan, lamb, lars, adafactor, muon, shampoo, soap or kfac.")]
+Reduction = Annotated[str, typer.Option(help="The order in which gradients are added: by rank; or by micro_batch, at "
+                                             "stages 2 and 3, which makes all bits the same on any number of ranks.")]
+MeshName = Annotated[str, typer.Option("--mesh", help="Nodes and ranks of a node, as 2x4: states are in shards inside "
+                                                      "a node and replicated across, unless --zeropp; or none.")]
+Parts = Annotated[str, typer.Option("--zeropp", help="Parts of ZeRO++ on the mesh, at stage 3: some of hpz, qwz and "
+                                                     "qgz, as in hpz+qwz+qgz=int8; flat, for shards on all ranks; or "
+                                                     "none.")]
+OFFLOAD = typer.Option(metavar="PLACES", help="What rests off the device: host or disk, all state; or kinds one by "
+                                              "one, as optimizer=host+gradients=host; or none.")
 AsJson = Annotated[bool, typer.Option("--json", help="Print the data as JSON instead.")]
 
 

@@ -6,34 +6,40 @@ from typing import Annotated
 
 import typer
 
-from zerosim.cli.shell import AsJson, Capacity, TextFile, answer, capacity_nbytes, command, console, corpus_of
+from zerosim.cli.shell import (
+    OFFLOAD,
+    AsJson,
+    Batch,
+    Capacity,
+    MeshName,
+    MicroBatches,
+    OptimizerName,
+    Parts,
+    Ranks,
+    Reduction,
+    TextFile,
+    answer,
+    capacity_nbytes,
+    command,
+    console,
+    corpus_of,
+)
 
 # What both commands ask.
 Model = Annotated[str, typer.Option(help="A preset for training, as zerosim models lists them: gpt-nano, gpt-micro, "
                                          "llama-nano, llama-micro, gpt2, ...")]
-Ranks = Annotated[int, typer.Option(help="N, the number of ranks.")]
 Stage = Annotated[int, typer.Option(help="ZeRO's stage: 0, 1, 2 or 3.")]
 Compute = Annotated[str, typer.Option(help="The format of weights, activations and gradients: fp32, bf16 or fp16; or "
                                            "fp8, an experiment: bf16 with matrix products of fp8 operands.")]
-Named = Annotated[str, typer.Option(help="sgd, momentum, adagrad, rmsprop, adam, adamw, lion, adan, lamb, lars, "
-                                         "adafactor, muon, shampoo, soap or kfac.")]
 LearningRate = Annotated[float | None, typer.Option("--lr", help="The learning rate; without it, the optimizer's.")]
-MicroBatches = Annotated[int, typer.Option(help="k, the micro-batches of a step.")]
-Batch = Annotated[int, typer.Option(help="Sequences in a micro-batch of one rank.")]
 Recompute = Annotated[str, typer.Option(help="What is not kept: none, block, segment(k), sub_block, selective, tiled.")]
 LayoutName = Annotated[str | None, typer.Option("--layout", help="per_unit, contiguous or whole_matrices; without it, "
                                                                  "what the optimizer can be cut by.")]
 Gather = Annotated[bool, typer.Option("--gather", help="Gather whole matrices for an optimizer that needs them.")]
-Reduction = Annotated[str, typer.Option(help="The order in which gradients are added: by rank; or by micro_batch, at "
-                                             "stages 2 and 3, which makes all bits the same on any number of ranks.")]
 Seed = Annotated[int, typer.Option(help="Of first values, batches and the sample.")]
 LossScale = Annotated[str | None, typer.Option(help="A number, or dynamic (the default in fp16).")]
 WeightsFrom = Annotated[str | None, typer.Option("--weights", metavar="FILE|FOLDER", help=(
     "Begin from these weights, of export or Hugging Face's, in place of drawn ones."))]
-MeshName = Annotated[str, typer.Option("--mesh", help="Nodes and ranks of a node, as 2x4: states are in shards inside "
-                                                      "a node and replicated across, unless --zeropp; or none.")]
-Parts = Annotated[str, typer.Option("--zeropp", help="Parts of ZeRO++ on the mesh: some of hpz, qwz and qgz, as in "
-                                                     "hpz+qwz+qgz=int8; flat, for shards on all ranks; or none.")]
 SaveTo = Annotated[str | None, typer.Option("--save", metavar="FILE", help="Record the last step's trace in this JSON "
                                                                            "file, for zerosim report; to go on later, "
                                                                            "see --checkpoint.")]
@@ -41,8 +47,7 @@ Checkpoint = Annotated[str | None, typer.Option(metavar="FOLDER", help="The fold
 SaveEvery = Annotated[int | None, typer.Option(metavar="STEPS", help="Save the whole training after every so many "
                                                                      "steps and the last, in --checkpoint.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from --checkpoint; --steps counts from the beginning.")]
-Offload = Annotated[str | None, typer.Option(metavar="PLACES", help="What rests off the device: host or disk, all "
-                                             "state; or kinds one by one, as optimizer=host+gradients=host; or none.")]
+Offload = Annotated[str | None, OFFLOAD]
 OffloadDirectory = Annotated[str | None, typer.Option(metavar="FOLDER", help="Where --offload disk keeps its files; "
                                                       "without it, here.")]
 StepsOfOne = Annotated[int, typer.Option(help="How many steps.")]
@@ -57,7 +62,7 @@ Dark = Annotated[bool, typer.Option("--dark", help="Draw the dark variant.")]
 @command("train", "zerosim train --stage 3 --ranks 4 --compute bf16")
 def train(
     text: TextFile = None, model: Model = "gpt-micro", ranks: Ranks = 4, stage: Stage = 3, compute: Compute = "bf16",
-    optimizer: Named = "adamw", lr: LearningRate = None, micro_batches: MicroBatches = 1, batch: Batch = 4,
+    optimizer: OptimizerName = "adamw", lr: LearningRate = None, micro_batches: MicroBatches = 1, batch: Batch = 4,
     recompute: Recompute = "none", layout: LayoutName = None, gather: Gather = False, reduction: Reduction = "rank",
     steps: StepsOfOne = 200, seed: Seed = 0, loss_scale: LossScale = None, capacity: Capacity = None,
     sample: Sample = 160, weights: WeightsFrom = None, save: SaveTo = None, checkpoint: Checkpoint = None,
@@ -125,7 +130,7 @@ def export(
 @command("compare", "zerosim compare --model gpt-nano --over stage")
 def compare(
     text: TextFile = None, over: Over = "stage", values: Values = None, model: Model = "gpt-micro", ranks: Ranks = 4,
-    stage: Stage = 3, compute: Compute = "bf16", optimizer: Named = "adamw", lr: LearningRate = None,
+    stage: Stage = 3, compute: Compute = "bf16", optimizer: OptimizerName = "adamw", lr: LearningRate = None,
     micro_batches: MicroBatches = 1, batch: Batch = 4, recompute: Recompute = "none", layout: LayoutName = None,
     gather: Gather = False, steps: StepsOfEach = 40, seed: Seed = 0, loss_scale: LossScale = None,
     capacity: Capacity = None, mesh: MeshName = "none", zeropp: Parts = "none", figure: FigureFile = None,
