@@ -17,7 +17,6 @@ from zerosim.cli.shell import (
     Nodes,
     OptimizerName,
     OwnHardware,
-    Parts,
     Ranks,
     Reduction,
     answer,
@@ -39,6 +38,9 @@ LargestLayer = Annotated[str | None, typer.Option(help="Parameters of the larges
 DeviceName = Annotated[str, typer.Option("--device", help="A device, as zerosim devices lists them: h100, ...")]
 LinkName = Annotated[str | None, typer.Option("--link", help="What ranks of a node send through, as zerosim links "
                                               "lists them: nvlink, ...; of plan and tune, without it, the device's.")]
+Parts = Annotated[str, typer.Option("--zeropp", help="Parts of ZeRO++ on the mesh, at stage 3: some of hpz, qwz and "
+                                                     "qgz, as in hpz+qwz+qgz=int8; flat, for shards on all ranks; or "
+                                                     "none.")]
 Stage = Annotated[str, typer.Option(help="all, or some, as 2,3.")]
 Recompute = Annotated[str, typer.Option(help="usual (none, block), all, or some, as none,segment(2).")]
 Attention = Annotated[str, typer.Option(help="fused, which keeps no probabilities, as FlashAttention; or unfused.")]

@@ -117,9 +117,6 @@ Reduction = Annotated[str, typer.Option(help="The order in which gradients are a
                                              "stages 2 and 3, which makes all bits the same on any number of ranks.")]
 MeshName = Annotated[str, typer.Option("--mesh", help="Nodes and ranks of a node, as 2x4: states are in shards inside "
                                                       "a node and replicated across, unless --zeropp; or none.")]
-Parts = Annotated[str, typer.Option("--zeropp", help="Parts of ZeRO++ on the mesh, at stage 3: some of hpz, qwz and "
-                                                     "qgz, as in hpz+qwz+qgz=int8; flat, for shards on all ranks; or "
-                                                     "none.")]
 OFFLOAD = typer.Option(metavar="PLACES", help="What rests off the device: host or disk, all state; or kinds one by "
                                               "one, as optimizer=host+gradients=host; or none.")
 AsJson = Annotated[bool, typer.Option("--json", help="Print the data as JSON instead.")]

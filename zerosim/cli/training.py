@@ -14,7 +14,6 @@ from zerosim.cli.shell import (
     MeshName,
     MicroBatches,
     OptimizerName,
-    Parts,
     Ranks,
     Reduction,
     TextFile,
@@ -40,6 +39,8 @@ Seed = Annotated[int, typer.Option(help="Of first values, batches and the sample
 LossScale = Annotated[str | None, typer.Option(help="A number, or dynamic (the default in fp16).")]
 WeightsFrom = Annotated[str | None, typer.Option("--weights", metavar="FILE|FOLDER", help=(
     "Begin from these weights, of export or Hugging Face's, in place of drawn ones."))]
+Parts = Annotated[str, typer.Option("--zeropp", help="Parts of ZeRO++ on the mesh: hpz and qwz, of stage 3, and qgz, "
+                                                     "as in hpz+qwz+qgz=int8; flat, for shards on all ranks; or none.")]
 SaveTo = Annotated[str | None, typer.Option("--save", metavar="FILE", help="Record the last step's trace in this JSON "
                                                                            "file, for zerosim report; to go on later, "
                                                                            "see --checkpoint.")]
