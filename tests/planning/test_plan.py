@@ -162,7 +162,7 @@ def test_the_link_is_the_devices_own_and_is_said():
 
 
 def test_a_plan_says_that_pytorch_keeps_more_by_what_was_measured_and_what_is_kept_here():
-    block = zs.planning.model_shape("llama-3-8b").transformer.block(1, 4096)
+    block = zs.planning.Block.of(zs.planning.model_shape("llama-3-8b").transformer, 1, 4096)
     kept = zs.planning.activations.kept(block, "tiled").nbytes / (2 * block.stream)
     assert kept == pytest.approx(plan_table.KEPT_HERE, abs=0.05)  # and the statistics
     words = " ".join(printed(plan_view.plan_view(zs.plan("llama-3-8b", recompute="block"), 80)).split())

@@ -43,10 +43,10 @@ from zerosim.course.tuned_settings import Candidate, Pasted, pasted
 from zerosim.display.plan_table import places_text, policy_label
 from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts, plain
+from zerosim.numerics.checks import checked_count
 from zerosim.numerics.places import DEVICE, KINDS, Offload, offload_of
 from zerosim.numerics.units import bytes_text, count_of, counted, gigabytes, nbytes_of, seconds_text
 from zerosim.planning.closed_forms import STAGES
-from zerosim.planning.cuts import checked_count
 from zerosim.planning.explanation import order_text
 from zerosim.planning.hardware import Machine
 from zerosim.planning.plan import PlanConfig, PlanRow, plan_config

@@ -10,6 +10,7 @@ algorithm, from their own generators, `cost` their seconds, `hardware` devices a
 import warnings
 from typing import Any
 
+from zerosim.models.transformer import Transformer
 from zerosim.planning import (
     activations,
     collectives,
@@ -50,7 +51,7 @@ from zerosim.planning.hardware import Device, Link, Network
 from zerosim.planning.offloaded import moved_nbytes
 from zerosim.planning.plan import Plan, PlanConfig, PlanRow, plan_config
 from zerosim.planning.recording import Recording, record
-from zerosim.planning.shapes import PRESETS, ModelShape, Transformer, model_of, model_of_parameters, model_shape
+from zerosim.planning.shapes import PRESETS, ModelShape, model_of, model_of_parameters, model_shape
 from zerosim.planning.timeline import Machine, SlowLink, SlowRank, Timeline, replay
 
 __all__ = [

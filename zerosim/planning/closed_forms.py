@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.checks import unknown_name
+from zerosim.numerics.checks import checked_count, count_fields, unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.places import DISK, NOTHING, Offload
 from zerosim.numerics.policy import BY_MICRO_BATCH, BY_RANK, REDUCTIONS, Policy
@@ -28,10 +28,8 @@ from zerosim.numerics.quantization import Blockwise, ZeroPlusPlus
 from zerosim.planning import collectives
 from zerosim.planning.cuts import (
     Cut,
-    checked_count,
     checked_layout,
     checked_unit_lengths,
-    count_fields,
     padded_unit_lengths,
     region_cuts,
     unit_cuts,

@@ -9,7 +9,7 @@ from zerosim.numerics.places import DEVICE, DIRECTIONS, DISK, HOST
 from zerosim.numerics.policy import BY_RANK
 from zerosim.numerics.units import counted
 from zerosim.planning import activations
-from zerosim.planning.activations import logits_nbytes
+from zerosim.planning.activations import Block, logits_nbytes
 from zerosim.planning.closed_forms import STAGES, crossing_nbytes, vectors_sent
 from zerosim.planning.conventions import convention_of, formula, is_cut_anywhere, is_sharded, per_parameter_nbytes
 from zerosim.planning.hardware import overheads_nbytes
@@ -49,7 +49,7 @@ def _beside_states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     job, decoder = config.job(row.stage, row.recompute), config.decoder
     padded = sum(job.padded_lengths)
     if decoder is not None:
-        block = decoder.block(config.batch, config.sequence, config.policy.compute_dtype.itemsize)
+        block = Block.of(decoder, config.batch, config.sequence, config.policy.compute_dtype.itemsize)
         peak = activations.peak_nbytes(block, decoder.blocks, row.recompute)
         logits = logits_nbytes(block, decoder.vocabulary, fp32_copy=False)
         yield ("activations", f"{row.recompute} of n = {decoder.blocks} blocks, BLd = {block.stream:,}, BHL² = "

@@ -34,7 +34,9 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from zerosim.models.transformer import Transformer
 from zerosim.models.units import ALL, TILED, Recompute
+from zerosim.numerics.checks import checked_count, count_fields
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.places import (
     DEVICE,
@@ -53,7 +55,7 @@ from zerosim.numerics.policy import BY_RANK, Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.numerics.units import count_of, gigabytes, nbytes_of, seconds_text
 from zerosim.optim import Optimizer
-from zerosim.planning.activations import Place, fullest_nbytes
+from zerosim.planning.activations import Block, Place, fullest_nbytes
 from zerosim.planning.closed_forms import STAGES, Job, checked_order, sent_nbytes
 from zerosim.planning.conventions import (
     ADAM,
@@ -65,7 +67,6 @@ from zerosim.planning.conventions import (
     per_parameter_nbytes,
     states_nbytes,
 )
-from zerosim.planning.cuts import checked_count, count_fields
 from zerosim.planning.flops import StepFlops, logits_flops, matmul_flops, recomputed_flops, six_n, step_flops
 from zerosim.planning.hardware import (
     DISK_LINK,
@@ -80,7 +81,7 @@ from zerosim.planning.hardware import (
     read,
 )
 from zerosim.planning.offloaded import moved_nbytes
-from zerosim.planning.shapes import ModelShape, Transformer, model_of_parameters, model_shape
+from zerosim.planning.shapes import ModelShape, model_of_parameters, model_shape
 from zerosim.planning.step import (
     Flow,
     TransientMemory,
@@ -519,7 +520,7 @@ class PlanConfig:
         """Bytes that come and go in a step."""
         flow = None
         if self.decoder is not None:
-            block = self.decoder.block(1, self.sequence, self.policy.compute_dtype.itemsize)
+            block = Block.of(self.decoder, 1, self.sequence, self.policy.compute_dtype.itemsize)
             flow = Flow(block, self.decoder.blocks, self.decoder.vocabulary, policy)
         return transient_memory(replace(self.job(stage, policy), micro_batches=min(2, self.micro_batches)), flow)
 
@@ -527,7 +528,7 @@ class PlanConfig:
         """Activations, what is being made and the gradients that flow back, at their fullest; 0 where not known."""
         if self.decoder is None:
             return 0
-        block = self.decoder.block(self.batch, self.sequence, self.policy.compute_dtype.itemsize)
+        block = Block.of(self.decoder, self.batch, self.sequence, self.policy.compute_dtype.itemsize)
         return fullest_nbytes(block, self.decoder.blocks, self.decoder.vocabulary, policy)
 
     def transfers(self, job: Job) -> tuple[dict[str, int], float, float]:
@@ -583,7 +584,7 @@ class PlanConfig:
             for unit, length in enumerate(job.unit_lengths):
                 found["forward", unit], found["backward", unit] = each * length, 2 * (each * length)
             return found
-        block = self.decoder.block(self.batch, self.sequence)
+        block = Block.of(self.decoder, self.batch, self.sequence)
         forward, again = matmul_flops(block), recomputed_flops(block, policy)
         units = [(0, 0), *[(forward, again)] * self.decoder.blocks, (logits_flops(block, self.decoder.vocabulary), 0)]
         for unit, (forward, again) in enumerate(units):
