@@ -13,6 +13,7 @@ from tests.planning.configurations import GPT2, LLAMA2, OPT, OWN_DEVICE, OWN_LIN
 from tests.planning.recorded_runs import EVEN, FAST, MACHINE, device, program_of, recorded, step, traces, traces_of
 from tests.support import assert_refused, literally
 from zerosim.course.published import published, quantities
+from zerosim.models import model_types
 from zerosim.planning import (
     STAGES,
     Block,
@@ -134,7 +135,7 @@ def test_a_block_or_a_model_that_cannot_be_or_is_not_counted_is_refused():
         (partial(Transformer, 8, 1, 2, 10, biases=("norms",)), "a transformer was given biases=('norms',); name the l"),
         (partial(model_shape, "lama-2-7b"), "no model is called 'lama-2-7b', and there is no ... mean 'llama-2-7b'"),
         (config([1]), "c holds a JSON list; a model's configuration is an object, with model_type and the model's siz"),
-        (config({}), f"c has no model_type; it counts {', '.join(shapes.MODEL_TYPES)}"),
+        (config({}), f"c has no model_type; it counts {', '.join(model_types.MODEL_TYPES)}"),
         (config({"model_type": "lama"}), "c has the model_type 'lama', which zerosim cannot ... did you mean 'llama'?"),
         (config({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_positions": None}), "c lacks n_layer, n_positions"),
         (config(GPT2 | {"n_head": 7}), "c: a transformer of 768 channels was asked for 7 heads...or say head_channels"),

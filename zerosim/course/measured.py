@@ -272,7 +272,7 @@ def decoder_of(model: ModelShape, tokens: int | None = None) -> Decoder:
     """
     try:
         if model.transformer is None:
-            raise ValueError("of it a number of parameters is known")
+            raise ValueError("of it a number of parameters is known, and no layer")
         return decoder(config_of_transformer(model.transformer, tokens=tokens), tied=model.transformer.tied)
     except ValueError as error:
         raise ValueError(f"{model.name} cannot be measured: {error}; plan it without --measure, or measure gpt2-xl or "

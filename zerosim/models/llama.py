@@ -21,7 +21,7 @@ import numpy as np
 from zerosim.models import gpt, layers
 from zerosim.models.gpt import PROBABILITIES, Attention, BlockPart, Decoder, DecoderConfig, FeedForward, Norm
 from zerosim.models.layers import OWN_OUTPUT, Context, Gradients, require_at_rest, rows_of
-from zerosim.models.rotary import Scaling, frequencies
+from zerosim.models.rotary import RotaryScaling, frequencies
 from zerosim.models.units import Weights
 from zerosim.numerics.checks import is_finite_number, require_biases, require_positive, require_shape, unknown_name
 
@@ -40,7 +40,7 @@ class LlamaConfig(DecoderConfig):
     key_value_heads: int = 0
     head_channels: int = 0
     base: float = 10_000.0
-    scaling: Scaling | None = None
+    scaling: RotaryScaling | None = None
     biases: tuple[str, ...] = ()
     head_norms: bool = False
     last_norm: ClassVar[str] = "norm"
@@ -64,7 +64,7 @@ class LlamaConfig(DecoderConfig):
         if not is_finite_number(self.base) or not self.base > 0:
             raise ValueError(f"{where} was given base={self.base!r}; the rotary angles are its powers, so take a "
                              "positive number, as 10000")
-        if self.scaling is not None and not isinstance(self.scaling, Scaling):
+        if self.scaling is not None and not isinstance(self.scaling, RotaryScaling):
             raise ValueError(f"{where} was given scaling={self.scaling!r}; it is a LinearScaling, a Llama3Scaling or "
                              "None")
         require_biases(where, self.biases)

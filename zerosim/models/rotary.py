@@ -20,7 +20,7 @@ from zerosim.numerics.checks import is_finite_number
 
 
 @dataclass(frozen=True)
-class Scaling(ABC):
+class RotaryScaling(ABC):
     """Slower turns, for a context longer than the one that a model was first trained on.
 
     Raises ValueError for numbers that are not finite and positive.
@@ -40,7 +40,7 @@ class Scaling(ABC):
 
 
 @dataclass(frozen=True)
-class LinearScaling(Scaling):
+class LinearScaling(RotaryScaling):
     """All planes turn ``factor`` times slower: places are interpolated.
 
     >>> LinearScaling(4.0).scaled(np.array([1.0, 0.01])).tolist()
@@ -53,7 +53,7 @@ class LinearScaling(Scaling):
 
 
 @dataclass(frozen=True)
-class Llama3Scaling(Scaling):
+class Llama3Scaling(RotaryScaling):
     """Llama 3.1's: planes that turn at most ``low`` times round in ``original_context`` places go ``factor`` times
     slower, those that turn ``high`` times and more as they did, and those between in between.
 
@@ -80,7 +80,7 @@ class Llama3Scaling(Scaling):
         return np.multiply(frequencies, (1 - s) / self.factor + s)
 
 
-def frequencies(width: int, base: float, scaling: Scaling | None) -> tuple[float, ...]:
+def frequencies(width: int, base: float, scaling: RotaryScaling | None) -> tuple[float, ...]:
     """The frequencies of all planes of a head (D/2,): base^(-2i/D), scaled where a scaling is given.
 
     >>> frequencies(4, 100.0, None), frequencies(4, 100.0, LinearScaling(2.0))

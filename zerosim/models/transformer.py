@@ -1,4 +1,4 @@
-"""A transformer on paper: the sizes that fix its parameters, by family, and those of a config of the engine's.
+"""A transformer on paper: the sizes that fix its parameters, by kind, and those of a config of the engine's.
 
 Legend: d channels, n blocks, H heads of d_h channels, H_kv key and value heads, F channels inside the feed-forward
 network, V vocabulary.
@@ -21,7 +21,7 @@ MOST_BLOCKS = 10_000  # each is looked at, and so is every moment of its activat
 
 @dataclass(frozen=True, slots=True)
 class Transformer:
-    """The sizes that fix a transformer's parameters, and those that a family chooses.
+    """The sizes that fix a transformer's parameters, and those that a kind of model chooses.
 
     `head_channels` 0 is d/H, `key_value_heads` 0 is H, `feed_forward` 0 is 4d. `positions` are learned ones (0: none,
     or not learned), `biases` the linear layers that have one. `layer_norm`: weight and bias; else RMSNorm, a weight;
@@ -96,7 +96,7 @@ def pad_vocabulary(transformer: Transformer, multiple: int) -> Transformer:
     return replace(transformer, vocabulary=transformer.vocabulary + -transformer.vocabulary % step)
 
 
-# -- By family ---------------------------------------------------------------------------------------------------------
+# -- By kind -----------------------------------------------------------------------------------------------------------
 
 
 GPT2_VOCABULARY = 50_257

@@ -4,7 +4,7 @@ Legend: d channels, n blocks, H heads of d_h channels, H_kv key and value heads,
 network, V vocabulary. A unit is what ZeRO gathers at a time: the embedding, each block, the head. Shapes are (inputs,
 outputs) for the weight of a linear layer, (V, d) for an embedding.
 
-The sizes of a transformer, and the families that configurations are of, are `zerosim.models`' own.
+The sizes of a transformer, and the types that configurations are of, are `zerosim.models`' own.
 """
 
 import math
@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from zerosim.models.families import CONFIG, read_fields, transformer_of_fields
 from zerosim.models.gpt import PRESETS as GPTS
+from zerosim.models.model_types import CONFIG, read_fields, transformer_of_fields
 from zerosim.models.transformer import Transformer, bloom, gpt, llama, opt, pad_vocabulary, t5, transformer_of
 from zerosim.numerics.checks import checked_count, did_you_mean
 
@@ -277,8 +277,8 @@ def model_shape(source: str | Path, *, vocabulary_multiple: int = 1) -> ModelSha
 def read_config(path: str | Path, *, vocabulary_multiple: int = 1) -> ModelShape:
     """The model of a `config.json` on disk, or of the folder that holds one.
 
-    Raises ValueError for a file that is not there or holds no JSON object, for a model type without a family in
-    `zerosim.models.families`, for fields that are missing, all of them by name, and for shapes that are impossible.
+    Raises ValueError for a file that is not there or holds no JSON object, for a model type without a row in
+    `zerosim.models.model_types`, for fields that are missing, all of them by name, and for shapes that are impossible.
     """
     name, fields = read_fields(path)
     return model_of_config(fields, name=name, vocabulary_multiple=vocabulary_multiple)

@@ -1,8 +1,8 @@
 """Weights in Hugging Face's files, under its names: exported from a checkpoint, and loaded into an engine.
 
 Either one file, ``model.safetensors``, or several, ``model-00001-of-00003.safetensors``, with an index
-``model.safetensors.index.json``. Weights of the families that `zerosim.models.families` knows have the names there that
-`transformers` gives them; of other models they keep their own. Optimizer state is not among them.
+``model.safetensors.index.json``. Weights of the types in `zerosim.models.model_types` have the names there that
+`transformers` gives them; those of other models keep their own. Optimizer state is not among them.
 
 Legend: a matrix (I, O), inputs by outputs, as a linear layer has it here.
 """
@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.models.families import CONFIG, config_of_fields, read_fields, refuse_other_model, stored_names
 from zerosim.models.llama import decoder
+from zerosim.models.model_types import CONFIG, config_of_fields, read_fields, refuse_other_model, stored_names
 from zerosim.models.stored import ONE_FILE, WEIGHTS_INDEX, StoredNames, StoredWeights, find_weights
 from zerosim.numerics.checks import require_count
 from zerosim.numerics.files import write_durably

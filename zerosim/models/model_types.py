@@ -1,4 +1,4 @@
-"""Families of transformers, each a row: the keys of its config.json, what the engine has of it, its weights' names.
+"""Model types, each a row: the keys of its config.json, what the engine runs of it, and the names of its weights.
 
 A row serves all who read configurations: `from_hugging_face` makes a model that the engine trains, the planner counts
 it (`zerosim.planning.shapes`), and weights go into files and come out of them under the names that they have there.
@@ -19,7 +19,7 @@ from typing import Any
 
 from zerosim.models.gpt import Decoder, DecoderConfig
 from zerosim.models.llama import decoder
-from zerosim.models.rotary import LinearScaling, Llama3Scaling, Scaling
+from zerosim.models.rotary import LinearScaling, Llama3Scaling, RotaryScaling
 from zerosim.models.stored import StoredNames, find_weights, has_weights
 from zerosim.models.transformer import Transformer, bloom, config_of_transformer, gpt, llama, opt, t5
 from zerosim.numerics.checks import LINEAR_LAYERS, checked_count, did_you_mean
@@ -31,7 +31,7 @@ Names = tuple[tuple[str, tuple[str, ...], bool], ...]  # a pattern here, the nam
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """What the engine needs to know of a family's configurations, beside the sizes.
+    """The keys of a model type's configurations that the engine needs beside the sizes, and its weights.
 
     ``keys`` are read, with what they are where they are left out (null is said, and stays None); ``numbers`` makes of
     them, of the transformer and of the longest sequence the numbers of a config, and raises ValueError for what the
@@ -46,11 +46,11 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """The configuration file of a family: the fields it must have, those it may, and what they make.
+class ModelType:
+    """The configuration file of a model type: the fields it must have, those it may, and what they make.
 
-    `aliases` are other names that files of the family use, and the field that each stands for. `runs` is None for a
-    family of which the engine has not the layers: it is counted alone.
+    `aliases` are other names that files of the type use, and the field that each stands for. `runs` is None for a type
+    of which the engine has not the layers: it is counted alone.
     """
 
     required: tuple[str, ...]
@@ -60,10 +60,10 @@ class Family:
     runs: Runs | None = None
 
 
-# -- Keys of every family ----------------------------------------------------------------------------------------------
+# -- Keys of every model type ------------------------------------------------------------------------------------------
 
 # They change nothing of a forward pass and its loss: what a file is, what is returned, how a text is written, and what
-# is dropped in training, which an engine is told itself.
+# is dropped in training, which the engine is asked for itself.
 IDLE = frozenset((
     "architectures", "attn_implementation", "bos_token_id", "chunk_size_feed_forward", "cls_token_id",
     "decoder_start_token_id", "dtype", "eos_token_id", "finetuning_task", "gradient_checkpointing", "id2label",
@@ -84,7 +84,7 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
     "pruned_heads": ({},), "quantization_config": ()}
 
 
-# -- Families: what is counted -----------------------------------------------------------------------------------------
+# -- Model types: what is counted --------------------------------------------------------------------------------------
 # What may be left out is what the configuration classes have a default for that is no number of the model's own.
 
 
@@ -139,7 +139,7 @@ def _t5(of: Fields) -> Transformer:
               gated=str(of["feed_forward_proj"]).startswith("gated-"))
 
 
-# -- Families: what the engine runs ------------------------------------------------------------------------------------
+# -- Model types: what the engine runs ---------------------------------------------------------------------------------
 
 
 def _gpt2_numbers(of: Fields, model: Transformer, tokens: int) -> dict[str, Any]:
@@ -164,20 +164,20 @@ def _llama_numbers(of: Fields, model: Transformer, tokens: int) -> dict[str, Any
 
 
 def _rotary_fields(of: Fields) -> dict[str, Any]:
-    """What is said of rotary positions, under either name, without what is null and what turns whole heads."""
+    """The object that says how rotary positions turn, under either name, without what is null or changes nothing."""
     old, new = of["rope_scaling"], of["rope_parameters"]
     if old and new and old != new:
         raise ValueError(f"rope_scaling={old!r} and rope_parameters={new!r} are two names of one; say one")
     said = old or new or {}
     if not isinstance(said, Mapping) or any(isinstance(value, Mapping) for value in said.values()):
-        raise ValueError(f"rotary positions are said as {said!r}; the engine turns all layers alike, by one object of "
-                         "numbers")
+        raise ValueError(f"rotary positions are said as {said!r}; the engine turns all layers by the same "
+                         "numbers, one object of them")
     return {key: value for key, value in said.items()
             if value is not None and not (key == "partial_rotary_factor" and value == 1)}
 
 
 # Of each type of rotary positions the numbers that it takes, and the scaling that they make, in the same order.
-SCALINGS: Mapping[str, tuple[tuple[str, ...], Callable[..., Scaling] | None]] = {
+SCALINGS: Mapping[str, tuple[tuple[str, ...], Callable[..., RotaryScaling] | None]] = {
     "default": ((), None),
     "linear": (("factor",), LinearScaling),
     "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), Llama3Scaling)}
@@ -231,9 +231,9 @@ LLAMA: Names = (
 
 
 def stored_names(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, StoredNames]:
-    """The names there of a model's parameters, by their names here: those of the first family that has all of them, or
+    """The names there of a model's parameters, by their names here: those of the first type that has all of them, or
     their own."""
-    for table in dict.fromkeys(family.runs.names for family in FAMILIES.values() if family.runs is not None):
+    for table in dict.fromkeys(row.runs.names for row in MODEL_TYPES.values() if row.runs is not None):
         found = {name: one for name in shapes if (one := _named(name, shapes[name], table)) is not None}
         if found.keys() == shapes.keys():
             return found
@@ -256,34 +256,39 @@ ROTARY_KEYS = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "rope_scaling": Non
 ROTARY_ONLY = {"hidden_act": ("silu", "swish"), "partial_rotary_factor": (1,), "rope_interleaved": (False,)}
 WINDOWS = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None}
 QWEN_ONLY = {**ROTARY_ONLY, "use_mrope": (False,)}
-FAMILIES: Mapping[str, Family] = {
-    "gpt2": Family(("n_embd", "n_layer", "n_head", "n_positions", "vocab_size"),
-                   {"n_inner": 0, "tie_word_embeddings": True, "add_cross_attention": False}, _gpt2,
-                   {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
-                    "max_position_embeddings": "n_positions"},
-                   Runs({"layer_norm_epsilon": 1e-5}, _gpt2_numbers,
-                        {"activation_function": ("gelu_new", "gelu_pytorch_tanh"), "scale_attn_weights": (True,),
-                         "scale_attn_by_inverse_layer_idx": (False,), "reorder_and_upcast_attn": (False,)}, GPT2)),
-    "opt": Family(("hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_dim", "max_position_embeddings",
-                   "vocab_size"),
-                  {"word_embed_proj_dim": 0, "do_layer_norm_before": True, "tie_word_embeddings": True,
-                   "enable_bias": True, "layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},
-                  _opt),
-    "bloom": Family(("hidden_size", "n_layer", "n_head", "vocab_size"), {"seq_length": 0, "tie_word_embeddings": True},
-                    _bloom, {"n_embed": "hidden_size", "num_hidden_layers": "n_layer",
-                             "num_attention_heads": "n_head"}),
-    "llama": Family(ROTARY_FIELDS, {**ROTARY_OPTIONS, "attention_bias": False, "mlp_bias": False}, _llama,
-                    runs=Runs(ROTARY_KEYS, _llama_numbers, ROTARY_ONLY, LLAMA)),
+MODEL_TYPES: Mapping[str, ModelType] = {
+    "gpt2": ModelType(
+        ("n_embd", "n_layer", "n_head", "n_positions", "vocab_size"),
+        {"n_inner": 0, "tie_word_embeddings": True, "add_cross_attention": False}, _gpt2,
+        {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+         "max_position_embeddings": "n_positions"},
+        Runs({"layer_norm_epsilon": 1e-5}, _gpt2_numbers,
+             {"activation_function": ("gelu_new", "gelu_pytorch_tanh"), "scale_attn_weights": (True,),
+              "scale_attn_by_inverse_layer_idx": (False,), "reorder_and_upcast_attn": (False,)}, GPT2)),
+    "opt": ModelType(
+        ("hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_dim", "max_position_embeddings", "vocab_size"),
+        {"word_embed_proj_dim": 0, "do_layer_norm_before": True, "tie_word_embeddings": True, "enable_bias": True,
+         "layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False}, _opt),
+    "bloom": ModelType(
+        ("hidden_size", "n_layer", "n_head", "vocab_size"), {"seq_length": 0, "tie_word_embeddings": True}, _bloom,
+        {"n_embed": "hidden_size", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}),
+    "llama": ModelType(
+        ROTARY_FIELDS, {**ROTARY_OPTIONS, "attention_bias": False, "mlp_bias": False}, _llama,
+        runs=Runs(ROTARY_KEYS, _llama_numbers, ROTARY_ONLY, LLAMA)),
     # Left out, these have 8 or 32 key and value heads, and 128 channels in each: numbers of one model.
-    "mistral": Family((*ROTARY_FIELDS, "num_key_value_heads"), ROTARY_OPTIONS, _mistral,
-                      runs=Runs({**ROTARY_KEYS, "sliding_window": 4096}, _mistral_numbers, ROTARY_ONLY, LLAMA)),
-    "qwen2": Family((*ROTARY_FIELDS, "num_key_value_heads"), ROTARY_OPTIONS, _qwen2,
-                    runs=Runs({**ROTARY_KEYS, **WINDOWS}, _qwen_numbers, QWEN_ONLY, LLAMA)),
-    "qwen3": Family((*ROTARY_FIELDS, "num_key_value_heads", "head_dim"), {**ROTARY_OPTIONS, "attention_bias": False},
-                    _qwen3, runs=Runs({**ROTARY_KEYS, **WINDOWS}, _qwen_numbers, QWEN_ONLY, LLAMA)),
-    "t5": Family(("d_model", "d_kv", "d_ff", "num_layers", "num_heads", "vocab_size"),
-                 {"num_decoder_layers": 0, "relative_attention_num_buckets": 32, "n_positions": 0,
-                  "feed_forward_proj": "relu", "tie_word_embeddings": True}, _t5),
+    "mistral": ModelType(
+        (*ROTARY_FIELDS, "num_key_value_heads"), ROTARY_OPTIONS, _mistral,
+        runs=Runs({**ROTARY_KEYS, "sliding_window": 4096}, _mistral_numbers, ROTARY_ONLY, LLAMA)),
+    "qwen2": ModelType(
+        (*ROTARY_FIELDS, "num_key_value_heads"), ROTARY_OPTIONS, _qwen2,
+        runs=Runs({**ROTARY_KEYS, **WINDOWS}, _qwen_numbers, QWEN_ONLY, LLAMA)),
+    "qwen3": ModelType(
+        (*ROTARY_FIELDS, "num_key_value_heads", "head_dim"), {**ROTARY_OPTIONS, "attention_bias": False}, _qwen3,
+        runs=Runs({**ROTARY_KEYS, **WINDOWS}, _qwen_numbers, QWEN_ONLY, LLAMA)),
+    "t5": ModelType(
+        ("d_model", "d_kv", "d_ff", "num_layers", "num_heads", "vocab_size"),
+        {"num_decoder_layers": 0, "relative_attention_num_buckets": 32, "n_positions": 0, "feed_forward_proj": "relu",
+         "tie_word_embeddings": True}, _t5),
 }
 
 
@@ -318,48 +323,48 @@ def read_fields(source: Any) -> tuple[str, Any]:
 def transformer_of_fields(name: str, fields: Any) -> Transformer:
     """The transformer of a configuration's fields, as `json.loads` gives them; ``name`` says where they are from.
 
-    Raises ValueError for what is no object, for a model type without a family here, for fields that are missing, all of
+    Raises ValueError for what is no object, for a model type without a row here, for fields that are missing, all of
     them by name, and for shapes that are impossible.
     """
-    kind, family = _family_of(name, fields)
-    said = _said(family, fields, name)
-    if missing := [required for required in family.required if required not in said]:
+    kind, row = _type_of(name, fields)
+    said = _said(row, fields, name)
+    if missing := [required for required in row.required if required not in said]:
         raise ValueError(f"{name} lacks {', '.join(missing)}; a configuration of {kind} has "
-                         f"{', '.join(family.required)}")
+                         f"{', '.join(row.required)}")
     try:
-        return family.transformer(_checked(family, said))
+        return row.transformer(_checked(row, said))
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 
 
-def _family_of(name: str, fields: Any) -> tuple[str, Family]:
+def _type_of(name: str, fields: Any) -> tuple[str, ModelType]:
     if not isinstance(fields, dict):
         raise ValueError(f"{name} holds a JSON {type(fields).__name__}; a model's configuration is an object, with "
                          "model_type and the model's sizes")
     kind = fields.get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in MODEL_TYPES:
         asked = "has no model_type" if kind is None else f"has the model_type {kind!r}, which zerosim cannot count"
-        raise ValueError(f"{name} {asked}; it counts {', '.join(FAMILIES)}"
-                         f"{did_you_mean(kind, FAMILIES, most=3)}")
-    return kind, FAMILIES[kind]
+        raise ValueError(f"{name} {asked}; it counts {', '.join(MODEL_TYPES)}"
+                         f"{did_you_mean(kind, MODEL_TYPES, most=3)}")
+    return kind, MODEL_TYPES[kind]
 
 
-def _said(family: Family, fields: Fields, where: str) -> dict[str, Any]:
-    """The fields that the file gives, by the family's own names; null gives nothing."""
+def _said(row: ModelType, fields: Fields, where: str) -> dict[str, Any]:
+    """The fields that the file gives, by the type's own names; null gives nothing."""
     said: dict[str, Any] = {}
     for key, value in ((key, value) for key, value in fields.items() if value is not None):
-        name = family.aliases.get(key, key)
+        name = row.aliases.get(key, key)
         if name in said and said[name] != value:
             raise ValueError(f"{where} says {name}={said[name]!r} and {key}={value!r}, two names of one; say one")
         said[name] = value
     return said
 
 
-def _checked(family: Family, said: Fields) -> dict[str, Any]:
-    """The family's fields, said or left out: counts of at least 1, others of the kind that they have if left out."""
-    found = dict(family.optional)
-    for name in said.keys() & {*family.required, *family.optional}:
-        value, kind = said[name], type(family.optional.get(name, 0))
+def _checked(row: ModelType, said: Fields) -> dict[str, Any]:
+    """The type's fields, said or left out: counts of at least 1, others of the kind that they have if left out."""
+    found = dict(row.optional)
+    for name in said.keys() & {*row.required, *row.optional}:
+        value, kind = said[name], type(row.optional.get(name, 0))
         if kind is not int and not isinstance(value, kind):
             raise ValueError(f"{name} must be {'true or false' if kind is bool else 'a text'}, got {value!r}")
         if kind is int and isinstance(value, bool):
@@ -381,7 +386,7 @@ def from_hugging_face(source: Any, *, context: int | None = None, dropout: float
     engine's rate, whatever the file's. ``options`` are the Decoder's: ``seed``, ``units``, ``normalization``. Of the
     weights a rank reads what it keeps, when it keeps it: the files must stay as they are until the engines are made.
 
-    Raises ValueError for what changes the result and is not built in, by its key: other families, types of rotary
+    Raises ValueError for what changes the result and is not built in, by its key: other model types, types of rotary
     positions and activations, windows shorter than the context; for a key that is not known, unless it stands in
     ``ignore``; for weights that are not of this model, and for weights in other files than safetensors.
     """
@@ -402,13 +407,13 @@ def config_of_fields(name: str, found: Any, context: int | None = None,
                      ignore: Sequence[str] = ()) -> tuple[DecoderConfig, bool]:
     """The engine's config of a configuration's fields, and whether its head is tied; raises as `from_hugging_face`."""
     model = transformer_of_fields(name, found)
-    kind, family = _family_of(name, found)
-    if family.runs is None:
-        trained = ", ".join(one for one, of in FAMILIES.items() if of.runs is not None)
+    kind, row = _type_of(name, found)
+    if row.runs is None:
+        trained = ", ".join(one for one, of in MODEL_TYPES.items() if of.runs is not None)
         raise ValueError(f"{name} has the model_type {kind!r}: the engine has no such layers; it has those of {trained}"
                          "; zerosim plan counts it")
-    only = {**ONLY, **family.runs.only}
-    known = {*IDLE, *only, *family.runs.keys, *family.required, *family.optional, *family.aliases, *ignore}
+    only = {**ONLY, **row.runs.only}
+    known = {*IDLE, *only, *row.runs.keys, *row.required, *row.optional, *row.aliases, *ignore}
     for key, value in found.items():
         if key not in known and not key.startswith("_") and value is not None:
             raise ValueError(f"{name} says {key}={value!r}, and zerosim does not know whether that changes what a "
@@ -420,7 +425,7 @@ def config_of_fields(name: str, found: Any, context: int | None = None,
     if not tokens:
         raise ValueError(f"{name} lacks max_position_embeddings; say your longest sequence by context=")
     try:
-        numbers = family.runs.numbers({key: found.get(key, left_out) for key, left_out in family.runs.keys.items()},
+        numbers = row.runs.numbers({key: found.get(key, left_out) for key, left_out in row.runs.keys.items()},
                                       model, tokens)
         return config_of_transformer(model, tokens=tokens, **numbers), model.tied
     except ValueError as error:
