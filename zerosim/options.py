@@ -31,9 +31,9 @@ class StepOptions:
     switch, no order or no Offload, and for an order by micro-batch on a mesh.
     """
 
+    bucket_nbytes: int | None = None
     overlap: bool = False
     prefetch: int = 0
-    bucket_nbytes: int | None = None
     offload: Offload = NOTHING
     mesh: Mesh | None = None
     zeropp: ZeroPlusPlus | None = None
