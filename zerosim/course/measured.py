@@ -222,17 +222,18 @@ def measured_row(config: PlanConfig, stage: int, policy: str) -> list[Compared]:
     resting = held.at_rest
     memory, sent = cluster.memory[0], cluster.trace[0].sent_nbytes
     predicted = states_nbytes(config.model, config.ranks, closed_forms.STAGES[stage], config.policy,
-                              optimizer=config.optimizer, nodes=config.replicas)
-    predicted = {kind: nbytes for kind, nbytes in predicted.items() if config.offload.place_of(kind) == DEVICE}
+                              optimizer=config.optimizer, nodes=config.options.replicas)
+    places = config.options.offload
+    predicted = {kind: nbytes for kind, nbytes in predicted.items() if places.place_of(kind) == DEVICE}
     lines = [Compared(f"{words(kind)} at rest", predicted.get(kind, 0), resting.get(kind, 0))
              for kind in RESTING_KINDS]
     lines += [Compared(f"moved {way}", nbytes, held.moved[way])
-              for way, nbytes in config.transfers(config.job(stage, policy))[0].items() if not config.offload.is_none]
+              for way, nbytes in config.transfers(config.job(stage, policy))[0].items() if not places.is_none]
     found, at_rest = config.transient_memory(stage, policy), predicted.get("gradient", 0)
     lines += [Compared(name, nbytes, memory.peak_nbytes_of(kinds)) for name, nbytes, kinds in (
         ("activations and their gradients", config.activations_nbytes(policy), FLOWING),
         ("gathered units", found.gathered_nbytes, ("gathered_parameter",)),
-        *([("secondary shards", found.secondary_nbytes, ("secondary_parameter",))] if config.zeropp else []),
+        *([("secondary shards", found.secondary_nbytes, ("secondary_parameter",))] if config.options.zeropp else []),
         ("gradients at rest and in flight", at_rest + found.gradients_nbytes, GRADIENTS),
         ("buffers of collectives", found.buffers_nbytes, BUFFERS),
         ("gradients and buffers", at_rest + found.in_flight_nbytes, GRADIENTS + BUFFERS))]
@@ -252,9 +253,8 @@ def run_planned(cluster: Cluster, config: PlanConfig, stage: int, policy: str, *
 
 def engine_options(config: PlanConfig, stage: int, policy: str, bucket_nbytes: int | None) -> dict[str, Any]:
     """The engine's options that make it take the step that is planned."""
-    return {"stage": stage, "recompute": policy, "bucket_nbytes": bucket_nbytes} | {
-        name: getattr(config, name) for name in ("policy", "overlap", "prefetch", "mesh", "zeropp", "offload",
-                                                 "reduction")}
+    return config.options.arguments() | {"stage": stage, "policy": config.policy, "recompute": policy,
+                                         "bucket_nbytes": bucket_nbytes}
 
 
 def preset_shape(name: Any) -> Any:

@@ -58,7 +58,7 @@ class Llama3Scaling(RotaryScaling):
     slower, those that turn ``high`` times and more as they did, and those between in between.
 
     >>> Llama3Scaling(8.0, 1.0, 4.0, 8192).scaled(np.array([1.0, 2.5 * 2 * math.pi / 8192, 1e-5])).round(9).tolist()
-    [1.0, 0.001078593, 1.25e-06]
+    [1.0, 0.00107858, 1.25e-06]
 
     Raises ValueError unless ``high`` is more than ``low``, too.
     """

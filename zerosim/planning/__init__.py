@@ -7,9 +7,6 @@ algorithm, from their own generators, `cost` their seconds, `hardware` devices a
 `streams` replays it on any machine, and `timeline` says what that comes to.
 """
 
-import warnings
-from typing import Any
-
 from zerosim.models.transformer import Transformer
 from zerosim.planning import (
     activations,
@@ -113,13 +110,3 @@ __all__ = [
     "unit_cuts",
     "vectors_sent",
 ]
-
-RENAMED = {"question": "plan_config", "Question": "PlanConfig", "DIALECTS": "CONVENTIONS", "Dialect": "Convention",
-           "States": "ShardedStates", "Row": "PlanRow"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"zerosim.planning.{name} is now called {RENAMED[name]}", DeprecationWarning, stacklevel=2)
-    return globals()[RENAMED[name]]
