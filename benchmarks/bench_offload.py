@@ -70,7 +70,7 @@ def fits(case: Case, blocks: int) -> bool:
     that an update writes beside the one before.
     """
     config = configured(case, blocks)
-    resting, job, places = config.resting_nbytes(case.stage), config.job(case.stage, "block"), config.offload
+    resting, job, places = config.resting_nbytes(case.stage), config.job(case.stage, "block"), config.options.offload
     _, host, disk = capacities(config)
     fresh = 2 * job.held(job.states.optimizer_sharded) if places.parameters != places.optimizer else 0
     drafts = resting["disk_nbytes"] - (resting["disk_nbytes"] and 2 * job.held(job.states.gradients_sharded))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from zerosim.planning import model_shape
-from zerosim.planning.activations import kept
+from zerosim.planning.activations import Block, kept
 
 TOKENS, CHANNELS, HEADS, KEY_VALUE_HEADS, FEED_FORWARD, EPSILON, BASE = 128, 4096, 32, 8, 14336, 1e-5, 500_000.0
 HEAD_CHANNELS = CHANNELS // HEADS
@@ -95,7 +95,7 @@ def main() -> None:
     hidden = 2 * TOKENS * CHANNELS
     decoder = model_shape("llama-3-8b").transformer
     assert decoder is not None
-    own = kept(decoder.block(1, TOKENS), "tiled").nbytes / hidden
+    own = kept(Block.of(decoder, 1, TOKENS), "tiled").nbytes / hidden
     print(f"Llama-3-8B layer, bf16, {TOKENS} tokens, fused attention; hidden states kept for backward "
           f"(torch {torch.__version__}, Python {sys.version.split()[0]})")
     print(f"{'zerosim, recompute=tiled':58} {own:6.2f}")

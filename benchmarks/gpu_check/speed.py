@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks.gpu_check.report import Machine, Writer, Wrong
 from zerosim.backends.cupy.kernels import CupyKernels
+from zerosim.models.rotary import frequencies
 from zerosim.numerics.arrays import words
 from zerosim.numerics.formats import FORMATS
 from zerosim.optim import AdamW
@@ -187,7 +188,7 @@ def _attention(k: CupyKernels, n: int) -> Iterator[Call]:
     p, sums = filled(k, (batch, heads, tokens, tokens), "bf16"), filled(k, (batch, heads, tokens))
     pairs = 2 * width * p.size  # operations of one product of tokens with tokens
     turned = filled(k, (batch, tokens, heads * 64), "bf16")
-    yield called(k, "rotate", turned, heads, 64, 1e4, of="bf16", nbytes=2 * turned.nbytes)
+    yield called(k, "rotate", turned, heads, frequencies(64, 1e4, None), of="bf16", nbytes=2 * turned.nbytes)
     yield called(k, "attend", qkv, heads, p, o, of="bf16", flops=2 * pairs)
     yield called(k, "attend_gradient", qkv, heads, p, do, dqkv, of="bf16", flops=4 * pairs)
     yield called(k, "attend_tiled", qkv, heads, sums, o, of="bf16", flops=2 * pairs)

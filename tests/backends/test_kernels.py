@@ -22,6 +22,7 @@ from tests.backends.gpu_order import InGpuOrder
 from tests.cases import chosen
 from tests.ranks import data
 from zerosim.backends.cupy import kernels as gpus_own
+from zerosim.models import rotary
 from zerosim.numerics import arrays, random
 from zerosim.optim import SGD, AdamW
 from zerosim.zero.micro_batch_order import sum_of_squares
@@ -293,7 +294,8 @@ def test_rows_are_normalized_to_the_same_bits(kernels: Any, name: str) -> None:
 def test_queries_and_keys_are_turned_to_the_same_bits(kernels: Any, name: str) -> None:
     for shape, heads, width in (((1, 1, 2), 1, 2), ((3, 9, 24), 2, 6), ((2, 70, 48), 6, 8)):
         for back in (False, True):
-            both(kernels, "rotate", normal(shape, name), heads, width, 100.0, written=(0,), case=shape, back=back)
+            both(kernels, "rotate", normal(shape, name), heads, rotary.frequencies(width, 100.0, None), written=(0,),
+                 case=shape, back=back)
 
 
 @pytest.mark.parametrize("fmt", ["fp8_e4m3", "fp8_e5m2"])

@@ -331,18 +331,6 @@ def test_what_is_spare_is_red_where_a_row_of_a_plan_does_not_fit():
     assert {row.fits for row in found.rows} == {True, False}
 
 
-@pytest.mark.parametrize(("command", "former", "now"), [
-    ("plan", "--dialect fp32", "--convention fp32"), ("plan", "--offload-all disk", "--offload disk"),
-    ("plan", "--offload", "--offload optimizer=host"), ("tune", "--offload always", "--offload optimizer=host")])
-def test_a_former_option_still_works_and_says_what_it_is_called_now(command, former, now):
-    of = {"plan": ("--model", "gpt2", "--stage", "3"), "tune": ASKED["tune"]}[command]
-    before, after = (ask(command, *of, *asked.split(), "--json") for asked in (former, now))
-    assert before.stdout == after.stdout
-    assert before.stderr.startswith(f"zerosim: DeprecationWarning: {former.split()[0]}")
-    assert before.stderr.endswith(f" is now called {now.removesuffix(' fp32').removesuffix(' disk')}\n")
-    assert after.stderr == ""
-
-
 def test_a_plan_takes_the_settings_of_a_ds_config_says_what_of_them_is_different_and_refuses_what_says_a_thing_twice(
         tmp_path):
     file, asked = tmp_path / "ds_config.json", ("plan", "--model", "gpt2", "--device", "a100-80", "--ds-config")
@@ -366,12 +354,6 @@ def test_a_plan_takes_the_settings_of_a_ds_config_says_what_of_them_is_different
                                *switch.split())
     file.write_text(json.dumps(config | {"amp": {"enabled": True}}))
     assert_command_refuses("amp={'enabled': True}", *asked, str(file))
-
-
-def test_an_option_and_its_former_name_are_not_asked_for_together():
-    both = ask("plan", "--model", "gpt2", "--dialect", "fp32", "--convention", "zerosim")
-    assert (both.exit_code, both.stdout) == (2, "")
-    assert both.stderr.endswith("--convention and --dialect, its former name, are one option; leave --dialect out\n")
 
 
 @pytest.mark.parametrize(("columns", "shown", "hidden"), [

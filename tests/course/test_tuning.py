@@ -1,7 +1,7 @@
 """A search finds what trying everything finds, and says what it leaves out; its settings are those that were run."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from inspect import signature
 from itertools import product
@@ -25,7 +25,7 @@ tuned = partial(zs.tune, SMALL, bucket_nbytes="unit")
 def run_whole(config, settings):
     """The seconds and the bytes of all micro-batches of a step, on every rank, with nothing inferred."""
     config = replace(config, batch=settings["batch"], micro_batches=settings["micro_batches"],
-                     prefetch=settings["prefetch"])
+                     options=replace(config.options, prefetch=settings["prefetch"]))
     cluster = zs.NullCluster(config.ranks)
     measured.run_planned(cluster, config, settings["stage"], settings["recompute"],
                          bucket_nbytes=settings["bucket_nbytes"])
@@ -50,12 +50,13 @@ def test_the_fastest_is_that_of_trying_everything_and_every_estimate_is_a_lower_
         settings = {"stage": stage, "recompute": recompute, "batch": batch, "micro_batches": 4 // batch,
                     "prefetch": ahead, "bucket_nbytes": None}
         whole = seconds[stage, recompute, batch, ahead] = run_whole(config, settings)
-        row = replace(config, batch=batch, micro_batches=4 // batch, prefetch=ahead).row(stage, recompute)
+        row = replace(config, batch=batch, micro_batches=4 // batch,
+                      options=replace(config.options, prefetch=ahead)).row(stage, recompute)
         assert row.step_seconds <= whole[0] * (1 + 1e-12), settings
     assert found.best.step_seconds == pytest.approx(min(seconds.values())[0], rel=1e-9)
     for one in found.tried:
         of = one.settings
-        whole = seconds[of.stage, of.recompute, of.batch, of.prefetch]
+        whole = seconds[of.stage, of.recompute, of.batch, of.options.prefetch]
         overhead = found.config.resting_nbytes(of.stage)["overhead_nbytes"]
         assert one.step_seconds == pytest.approx(whole[0], rel=1e-9)
         assert one.exposed_seconds == pytest.approx(whole[1], rel=1e-9, abs=1e-12)
@@ -107,25 +108,28 @@ def test_each_candidate_takes_the_first_places_under_which_device_host_and_disk_
                 fits = [of for of, one in rows if one.total_nbytes <= spare
                         and one.host_nbytes <= capacities.get("host_capacity_nbytes", 250e9)]
                 taken.add((stage, fits[0].text if fits else None))
-                assert (of_stage[stage].settings.offload if stage in of_stage else None) == (fits[0] if fits else None)
+                found_places = of_stage[stage].settings.options.offload if stage in of_stage else None
+                assert found_places == (fits[0] if fits else None)
                 if fits:
                     one = of_stage[stage]
                     planned = dict(rows)[fits[0]]
                     assert (one.host_nbytes, one.disk_nbytes) == (planned.host_nbytes, planned.disk_nbytes)
                     assert planned.least_seconds <= one.step_seconds * (1 + 1e-12)
-            assert found.farther == sum(len(places) - 1 - places.index(one.settings.offload) for one in found.tried)
+            assert found.farther == sum(len(places) - 1 - places.index(one.settings.options.offload)
+                                        for one in found.tried)
     assert {text for _, text in taken} > {"none", "optimizer=host", "host", "disk"}
 
 
 def test_a_bucket_that_takes_more_than_the_estimate_of_units_is_dropped_by_what_was_measured():
     asked = {"global_batch": 2, "ranks": 2, "tokens": 1, "stage": 2, "recompute": "block", "offload": "none"}
     free, none = plan_config(SMALL).device.reported_nbytes, dict.fromkeys(hardware.OVERHEADS, 0)
-    held = {one.settings.bucket_nbytes: one.held_nbytes for one in zs.tune(SMALL, **asked, overheads=none).tried}
+    tried = zs.tune(SMALL, **asked, overheads=none).tried
+    held = {one.settings.options.bucket_nbytes: one.held_nbytes for one in tried}
     most = max(held.values())
     assert most > held[None]
     for spare, buckets, too_large in ((0, [*held], 0), (-1, [None], 1)):
         found = zs.tune(SMALL, **asked, overheads=none | {"runtime context": free - most - spare})
-        assert {one.settings.bucket_nbytes for one in found.tried} == set(buckets)
+        assert {one.settings.options.bucket_nbytes for one in found.tried} == set(buckets)
         assert found.too_large == too_large
 
 
@@ -146,17 +150,16 @@ def test_what_is_offloaded_lies_on_the_host_and_takes_no_less_seconds_than_the_p
 def test_a_bucket_that_cuts_units_is_run_on_every_rank_and_takes_other_seconds():
     found = zs.tune(SMALL, global_batch=8, ranks=4, stage=2, recompute="none", batch=1, offload="none",
                     bucket_nbytes=["unit", 5000, "model", 1e9])
-    config, by_bucket = found.config, {one.settings.bucket_nbytes: one for one in found.tried}
+    config, by_bucket = found.config, {one.settings.options.bucket_nbytes: one for one in found.tried}
     whole_nbytes = 4 * sum(config.job(2).padded_lengths)
     assert by_bucket.keys() == {None, 5000, whole_nbytes}
     for one in found.tried:
-        settings = {name: getattr(one.settings, name) for name in ("stage", "recompute", "batch", "micro_batches",
-                                                                   "prefetch", "bucket_nbytes")}
-        assert one.step_seconds == pytest.approx(run_whole(replace(config, prefetch=0), settings)[0], rel=1e-9)
+        settings = asdict(one.settings) | one.settings.options.arguments()
+        assert one.step_seconds == pytest.approx(run_whole(config, settings)[0], rel=1e-9)
     assert len({round(one.step_seconds, 9) for one in found.tried}) == 3
     only = zs.tune(SMALL, global_batch=8, ranks=4, stage=2, recompute="none", batch=1, offload="none",
                    bucket_nbytes="model")
-    assert [one.settings.bucket_nbytes for one in only.tried] == [whole_nbytes]
+    assert [one.settings.options.bucket_nbytes for one in only.tried] == [whole_nbytes]
 
 
 def test_by_real_seconds_every_candidate_that_fits_takes_steps_here_and_holds_what_it_holds_without_data():
@@ -254,7 +257,7 @@ def test_deepspeed_is_told_a_batch_that_is_the_product_of_its_parts():
 def test_a_model_that_the_engine_lacks_is_answered_by_the_plan_which_is_said():
     found = zs.tune("bloom-176b", global_batch=128, ranks=128, nodes=16, stage="2,3", recompute="block",
                     offload="none")
-    row = replace(found.config, prefetch=found.best.settings.prefetch).row(3, "block+tiled")
+    row = replace(found.config, options=found.best.settings.options).row(3, "block+tiled")
     assert {one.replayed for one in found.tried} == {False}
     assert (found.best.step_seconds, found.best.held_nbytes) == (row.step_seconds, row.total_nbytes)
     assert "zerosim's layers do not make bloom-176b" in " ".join(str(found).split())
@@ -283,14 +286,6 @@ def test_a_preset_of_training_has_the_shape_of_the_model_that_is_trained(name):
     trained = decoder(replace(decoder(name).config, vocabulary=256))
     made = measured.decoder_of(measured.preset_shape(name))
     assert (made.shapes, made.config) == (trained.shapes, trained.config)
-
-
-def test_a_former_word_for_what_is_offloaded_warns_and_means_the_same():
-    asked = {"global_batch": 2, "ranks": 2, "stage": 1, "batch": 1, "recompute": "none"}
-    for former, now in (("never", "none"), ("always", "optimizer=host"), ("both", "none,optimizer=host")):
-        with pytest.warns(DeprecationWarning, match=f"offload='{former}' is now offload='{now}'"):
-            found = tuned(**asked, offload=former)
-        assert found.tried == tuned(**asked, offload=now).tried
 
 
 def test_what_cannot_be_searched_is_refused():

@@ -12,6 +12,7 @@ from tests.support import assert_refused, literally
 from tests.zero.training import batches
 from zerosim.course import measured, tuned_settings
 from zerosim.numerics import loss_scale
+from zerosim.options import StepOptions
 from zerosim.planning import Transformer, model_of, plan_config
 
 SMALL = model_of("small", Transformer(8, 2, 2, 11, positions=4, tied=False))
@@ -37,8 +38,10 @@ def read(config, **options):
 
 def changed(found, base):
     """The fields of the settings, apart from what is said about them, that are not as in ``base``."""
-    return {field.name: getattr(found, field.name) for field in fields(found)
-            if field.name not in ("ignored", "differences") and getattr(found, field.name) != getattr(base, field.name)}
+    before, after = ({field.name: getattr(one, field.name) for field in fields(one)} | one.options.arguments()
+                     for one in (base, found))
+    return {name: value for name, value in after.items()
+            if name not in ("ignored", "differences", "options") and value != before[name]}
 
 
 ZERO, ADAM = "zero_optimization", zs.optim.Adam()
@@ -114,7 +117,7 @@ def test_a_key_changes_the_arguments_that_it_names_and_no_others(base, config, e
 def test_quantized_collectives_know_the_nodes_by_what_is_passed():
     found = read(of(ZERO, {"stage": 3, "zero_quantized_weights": True, "zero_quantized_gradients": True}),
                  ranks_per_node=2)
-    assert (found.mesh, found.zeropp) == (zs.Mesh(2, 2), zs.ZeroPlusPlus(False, "int8", "int4"))
+    assert (found.options.mesh, found.options.zeropp) == (zs.Mesh(2, 2), zs.ZeroPlusPlus(False, "int8", "int4"))
     assert found.policy.average == "cast_then_divide"  # owners add in fp32
 
 
@@ -328,7 +331,7 @@ PREMULTIPLIED = zs.Policy(accumulate="fp32", average="premultiply")
 ])
 def test_an_argument_of_fully_shard_changes_the_arguments_that_it_names_and_no_others(arguments, expected):
     base = zs.from_fsdp()
-    assert (base.stage, base.prefetch, base.policy) == (3, 1, PREMULTIPLIED)
+    assert (base.stage, base.options.prefetch, base.policy) == (3, 1, PREMULTIPLIED)
     assert changed(zs.from_fsdp(**arguments), base) == expected
 
 
@@ -365,7 +368,8 @@ def test_an_argument_without_equivalent_is_refused_by_its_name(arguments, words)
 
 
 ON_HOST, BOTH_ON_HOST = zs.Offload("host"), zs.Offload("host", parameters="host")
-CANDIDATES = [tuned_settings.Candidate(stage, "none", 2, 3, *others) for stage, *others in (
+CANDIDATES = [tuned_settings.Candidate(stage, "none", 2, 3, StepOptions(
+    overlap=True, prefetch=prefetch, offload=offload, bucket_nbytes=nbytes)) for stage, prefetch, offload, nbytes in (
     (0, 0, zs.Offload(), 4096), (1, 0, ON_HOST, 4096), (2, 0, zs.Offload(), None), (3, 0, BOTH_ON_HOST, 4096),
     (3, 1, zs.Offload(), 8192), (3, 2, zs.Offload("disk", parameters="disk"), 4096))]
 
@@ -374,7 +378,7 @@ def pasted_by_program(config, candidate):
     return {one.program: one.code for one in tuned_settings.pasted(config, candidate)}
 
 
-@pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda one: f"{one.stage} {one.prefetch} {one.bucket_nbytes}")
+@pytest.mark.parametrize("candidate", CANDIDATES, ids=str)
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
 def test_settings_that_were_written_for_deepspeed_are_read_as_the_engines_that_were_written(candidate, compute):
     config = plan_config(SMALL, ranks=4, compute=compute, tokens=4)
@@ -393,7 +397,7 @@ def test_settings_that_were_written_for_deepspeed_are_read_as_the_engines_that_w
     assert read_back["bucket_nbytes"] == (seen["bucket_nbytes"] or largest)  # a unit is the largest one there
 
 
-@pytest.mark.parametrize("candidate", [one for one in CANDIDATES if one.stage > 1], ids=lambda one: f"{one.prefetch}")
+@pytest.mark.parametrize("candidate", [one for one in CANDIDATES if one.stage > 1], ids=str)
 def test_settings_that_were_written_for_fsdp_are_read_as_the_engines_that_were_written(candidate):
     config = plan_config(SMALL, ranks=4, compute="bf16", tokens=4)
     seen, ahead = [], []
@@ -409,6 +413,7 @@ def test_settings_that_were_written_for_fsdp_are_read_as_the_engines_that_were_w
     sharded = candidate.stage == 3
     assert (found.stage, found.keep_gathered) == (3, None if sharded else "all")
     assert found.plan_arguments()["stage"] == candidate.stage
-    assert found.prefetch == (max(candidate.prefetch, 1) if sharded else 1)  # one ahead, which nothing turns off
+    ahead = max(candidate.options.prefetch, 1) if sharded else 1  # which nothing turns off
+    assert found.options.prefetch == ahead
     assert (found.policy.compute, found.policy.reduce_dtype) == ("bf16", config.policy.reduce_dtype)
-    assert found.offload == (zs.Offload() if candidate.offload.is_none else zs.Offload("host", "host", "host"))
+    assert found.options.offload.text == ("none" if candidate.options.offload.is_none else "host")

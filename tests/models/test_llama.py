@@ -10,7 +10,7 @@ import pytest
 
 from tests.models.contexts import bits_of, context, normal
 from tests.models.runs import batch_of, run_of
-from zerosim.models import Llama, layers, llama
+from zerosim.models import Llama, layers, llama, rotary
 from zerosim.numerics import kernels
 
 NANO = llama.PRESETS["llama-nano"]
@@ -28,7 +28,7 @@ def test_the_parameters_are_two_tables_and_per_block_two_norms_and_matrices_with
 
 def test_a_score_depends_on_how_far_apart_query_and_key_are_and_not_on_where() -> None:
     x = np.broadcast_to(normal("fp64", (1, 1, 16)), (1, 50, 16)).copy()  # the same query and key at every place
-    kernels.NumpyKernels().rotate(x, 2, 8, 100.0)
+    kernels.NumpyKernels().rotate(x, 2, rotary.frequencies(8, 100.0, None))
     scores = x[0, :, :8] @ x[0, :, 8:].T
     for apart in (0, 1, 7, -20):
         along = np.diagonal(scores, apart)

@@ -64,7 +64,7 @@ def test_what_a_block_keeps_is_the_sum_of_its_tensors_and_none_keeps_most_but_fo
 
 
 def test_grouped_queries_and_gates_keep_their_own_widths():
-    block = PRESETS["llama-2-70b"].block(1, 2048)
+    block = Block.of(PRESETS["llama-2-70b"], 1, 2048)
     held = {name: part.elements // block.positions for name, part in activations.tensors(block).items()
             if part.elements and name != "probabilities"}
     assert held == {"LayerNorm 1 input": 8192, "QKV": 8192 + 2 * 1024, "attention output": 8192,
@@ -150,7 +150,7 @@ def test_a_token_costs_two_operations_for_each_weight_that_it_meets_and_attentio
         model, batch, tokens, policy):
     weights = sum(tensor.parameters for tensor in model_of("m", model).tensors
                   if len(tensor.shape) == 2 and tensor.name not in ("wte", "lm_head.weight"))
-    met, block = weights + model.vocabulary * model.channels, model.block(batch, tokens)
+    met, block = weights + model.vocabulary * model.channels, Block.of(model, batch, tokens)
     step = flops.step_flops(model, batch, tokens, policy)
     assert step.forward == 2 * batch * tokens * met + 4 * model.blocks * batch * tokens**2 * model.query_channels
     assert step.backward == 2 * step.forward

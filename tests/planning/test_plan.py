@@ -13,6 +13,7 @@ import zerosim as zs
 from tests.support import printed
 from zerosim.course import plan_view
 from zerosim.display import plan_table
+from zerosim.options import StepOptions
 from zerosim.planning import CONVENTIONS, STAGES, explained, hardware, plan_config
 
 LLAMA = {"ranks": 8, "device": "h100-80", "link": "nvlink4", "batch": 4, "tokens": 2048}
@@ -162,7 +163,7 @@ def test_the_link_is_the_devices_own_and_is_said():
 
 
 def test_a_plan_says_that_pytorch_keeps_more_by_what_was_measured_and_what_is_kept_here():
-    block = zs.planning.model_shape("llama-3-8b").transformer.block(1, 4096)
+    block = zs.planning.Block.of(zs.planning.model_shape("llama-3-8b").transformer, 1, 4096)
     kept = zs.planning.activations.kept(block, "tiled").nbytes / (2 * block.stream)
     assert kept == pytest.approx(plan_table.KEPT_HERE, abs=0.05)  # and the statistics
     words = " ".join(printed(plan_view.plan_view(zs.plan("llama-3-8b", recompute="block"), 80)).split())
@@ -257,8 +258,8 @@ def test_the_largest_batch_and_the_fewest_ranks_fit_and_one_more_or_half_of_them
     assert most > 4
     assert [any(row.fits for row in replace(asked, batch=batch).plan().rows) for batch in (most, most + 1)] == [
         True, False]
-    pulled = replace(asked, stages=(3,), recompute=("block",), prefetch=4)
-    assert pulled.largest_batch() < replace(pulled, overlap=False, prefetch=0).largest_batch()
+    pulled = replace(asked, stages=(3,), recompute=("block",), options=StepOptions(overlap=True, prefetch=4))
+    assert pulled.largest_batch() < replace(pulled, options=StepOptions()).largest_batch()
     asked = plan_config("gpt3-175b", ranks=1024, nodes=128, device="a100-80", link="nvlink3", recompute="block")
     fewest, network = asked.fewest_ranks(), replace(asked.network, between=None, ranks_per_node=None)
     assert [any(row.fits for row in replace(asked, ranks=n, network=network).plan().rows)
@@ -380,17 +381,3 @@ def test_a_notebook_that_asks_what_a_plan_can_be_asked_is_shown_every_option():
     assert shown.return_annotation is zs.planning.Plan
     assert {"model", "ranks", "device", "offload", "host_link"} <= set(shown.parameters)
     assert all(getattr(zs.planning, name) is not None for name in zs.planning.__all__)
-
-
-def test_a_former_name_or_option_warns_and_is_the_same_thing():
-    for former, now in (("question", "plan_config"), ("Question", "PlanConfig"), ("DIALECTS", "CONVENTIONS"),
-                        ("Dialect", "Convention"), ("States", "ShardedStates"), ("Row", "PlanRow")):
-        with pytest.warns(DeprecationWarning, match=f"zerosim.planning.{former} is now called {now}"):
-            assert getattr(zs.planning, former) is getattr(zs.planning, now)
-    for former, now in ((False, "none"), (True, "optimizer=host")):
-        with pytest.warns(DeprecationWarning, match=f"offload={former} is now offload='{now}'"):
-            assert zs.plan("gpt2", offload=former).rows == zs.plan("gpt2", offload=now).rows
-    with pytest.warns(DeprecationWarning, match="dialect= is now called convention="):
-        assert zs.plan("gpt2", dialect="fp32").rows == zs.plan("gpt2", convention="fp32").rows
-    with pytest.raises(TypeError, match="unexpected keyword argument 'dialect'"):
-        zs.plan("gpt2", dialect="fp32", convention="zerosim")

@@ -13,6 +13,8 @@ from tests.planning.configurations import GPT2, LLAMA2, OPT, OWN_DEVICE, OWN_LIN
 from tests.planning.recorded_runs import EVEN, FAST, MACHINE, device, program_of, recorded, step, traces, traces_of
 from tests.support import assert_refused, literally
 from zerosim.course.published import published, quantities
+from zerosim.models import model_types
+from zerosim.options import StepOptions
 from zerosim.planning import (
     STAGES,
     Block,
@@ -77,9 +79,14 @@ def test_a_layout_a_collective_or_a_network_that_cannot_be_is_refused():
         (partial(padded_unit_lengths, (), 2), "unit_lengths is empty; ... has at least one unit, e.g. unit_lengths=(1"),
         (partial(unit_cuts, (4,), 2, "per-unit"), "no layout is called 'per-unit'; ...; did you mean 'per_unit'?"),
         (partial(Job, (7.5e9,), 2, STAGES[1]), "[0] must be a whole number, got 7500000000.0; write unit_lengths[0]="),
-        *((partial(Job, (4,), ranks, STAGES[stage], reduction="micro_batch", **others),
-           "reduction='micro_batch' is of sharded gradients, which travel as they are, among ranks ")
-          for ranks, stage, others in ((2, 1, {}), (4, 2, {"nodes": 2}))),
+        *((partial(Job, (4,), 2, STAGES[stage], policy=zs.Policy("fp16", wire=wire), options=StepOptions(
+            reduction="micro_batch")), "reduction='micro_batch' is of sharded gradients, which travel as they are")
+          for stage, wire in ((1, None), (2, "fp32"))),
+        (partial(Job, (4,), 6, STAGES[2], options=StepOptions.of(4, mesh="2x2")), "has 4 ranks, and there are 6; take"),
+        (partial(StepOptions.of, 4, mesh="2x2", reduction="micro_batch"), "on a mesh each node's are added first; "),
+        (partial(StepOptions.of, 4, zeropp="hpz"), "zeropp='hpz' saves what crosses nodes, and there is no mesh; name "
+         "one, as 4x1"),
+        (partial(StepOptions, offload="host"), "offload='host' must be an Offload, as zs.Offload('host') is"),
         *((partial(events_of, walk, states, layout), "a step's events are of ZeRO's stages and of the layout per_unit")
           for walk in (steps.step_events, steps.micro_batch, steps.after_backward)
           for states, layout in ((STAGES[2], "contiguous"), (ShardedStates(False, True, False), "per_unit"))),
@@ -124,17 +131,17 @@ def test_a_block_or_a_model_that_cannot_be_or_is_not_counted_is_refused():
         (partial(quantities.layer_nbytes, PLAIN, tensor_parallel=2), "asked for 3 heads; take ranks that"),
         (partial(quantities.layer_nbytes, PLAIN, sequence_parallel=True), "take tensor_parallel=2 or more"),
         (partial(quantities.layer_nbytes, PLAIN, recompute="block"), "it has none, selective, full; for"),
-        (partial(quantities.layer_nbytes, LLAMA.block(1, 8)), "a gated network of 11008; take planning."),
+        (partial(quantities.layer_nbytes, Block.of(LLAMA, 1, 8)), "a gated network of 11008; take planning."),
         (partial(published, "stats"), "nothing published about 'stats' is kept; the subjects are states, activations"),
         (partial(flops.utilization, 1.0, 0.0, 1.0), "asked for 1 FLOPs in 0 s at 1 per second; FLOPs are 0 or more, "),
         (partial(flops.step_flops, shapes.PRESETS["t5-small"], 1, 8), "has 6 blocks of encoder beside 6 of decoder; "),
-        (partial(flops.savings, LLAMA.block(1, 8)), "4096, 4096 and a gated network of 11008; take recomputed"),
+        (partial(flops.savings, Block.of(LLAMA, 1, 8)), "4096, 4096 and a gated network of 11008; take recomputed"),
         (partial(model_of_parameters, 10, 11), "a largest layer of 11 ... in a model of 10; take at most the model's"),
         (partial(model_of_parameters, 10**9, 10), "makes 100,000,000 layers ... up to 100,000, so take a larger one"),
         (partial(Transformer, 8, 1, 2, 10, biases=("norms",)), "a transformer was given biases=('norms',); name the l"),
         (partial(model_shape, "lama-2-7b"), "no model is called 'lama-2-7b', and there is no ... mean 'llama-2-7b'"),
         (config([1]), "c holds a JSON list; a model's configuration is an object, with model_type and the model's siz"),
-        (config({}), f"c has no model_type; it counts {', '.join(shapes.MODEL_TYPES)}"),
+        (config({}), f"c has no model_type; it counts {', '.join(model_types.MODEL_TYPES)}"),
         (config({"model_type": "lama"}), "c has the model_type 'lama', which zerosim cannot ... did you mean 'llama'?"),
         (config({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_positions": None}), "c lacks n_layer, n_positions"),
         (config(GPT2 | {"n_head": 7}), "c: a transformer of 768 channels was asked for 7 heads...or say head_channels"),
@@ -184,7 +191,10 @@ def test_a_plan_that_cannot_be_made_is_refused():
         (gpt2(attention="flash"), "attention='flash' must be fused, as FlashAttention is, or unfused"),
         (gpt2(offload="optimizer=host", disk_capacity_nbytes=1), "disk_capacity_nbytes=1 is of offload, and noth"),
         (gpt2(offload="no"), "offload='no' must be 'host' or 'disk'"),
-        (partial(replace, zs.planning.plan_config("gpt2"), offload="host"), "offload='host' must be an Offload, as "),
+        (gpt2(offload=True), "offload=True must be 'host' or 'disk'"),
+        (gpt2(prefetch=-1), "prefetch=-1 must be a number of units, 0 or more"),
+        (partial(replace, zs.planning.plan_config("gpt2"), options=StepOptions(bucket_nbytes=1)),
+         "bucket_nbytes=1: a plan is of buckets of a unit, since others cut units ... leave it out"),
         (gpt2(offload=zs.Offload(gradients="host")), "a plan takes the optimizer's state off the device first"),
         (gpt2(offload="disk", optimizer=zs.optim.Muon()), "what it reads from disk is not planned"),
         (gpt2(offload="host", disk_link="nvme-pcie4"), "disk_link='nvme-pcie4' is of offload to disk"),
@@ -198,7 +208,7 @@ COUNTED = [
     (ceil_cut, {}, {"length": 0, "ranks": 1}),
     (padded_unit_lengths, {"unit_lengths": (4,)}, {"ranks": 1}),
     (Job, {"unit_lengths": (2, 2), "states": STAGES[1]},
-     {"ranks": 1, "micro_batches": 1, "recompute_units": 1, "slots": 0, "normed_tensors": 0, "prefetch": 0}),
+     {"ranks": 1, "micro_batches": 1, "recompute_units": 1, "slots": 0, "normed_tensors": 0}),
     (gathers_by_unit, {}, {"unit_count": 1, "recompute_units": 1}),
     (partial(sent, "broadcast", "tree", (0, 4)), {}, {"itemsize": 1}),
     (Network, {"inside": PCIE, "between": ETHERNET}, {"ranks_per_node": 1}),
@@ -219,7 +229,7 @@ COUNTED = [
     (model_shape, {"source": "gpt2"}, {"vocabulary_multiple": 1}),
     (states_nbytes, {"model": model_of_parameters(9), "states": STAGES[1]}, {"ranks": 1}),
     (estimate_nbytes, {"states": STAGES[1]}, {"parameters": 1, "ranks": 1, "largest_layer": 0}),
-    (zs.plan, {"model": "gpt2"}, {"ranks": 1, "batch": 1, "micro_batches": 1, "tokens": 1, "prefetch": 0}),
+    (zs.plan, {"model": "gpt2"}, {"ranks": 1, "batch": 1, "micro_batches": 1, "tokens": 1}),
     (SlowRank, {"factor": 2}, {"rank": 0}),
     (SlowLink, {"factor": 2}, {"source": 0, "destination": 0}),
     (partial(recording.RecordedTransfer, "to host", "gradient", number=0), {}, {"nbytes": 0}),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import zerosim as zs
 from tests.cases import chosen
 from zerosim.models import GPT, GPTConfig
+from zerosim.options import StepOptions
 from zerosim.planning import STAGES, Job, Network, gradient_peak_nbytes, hardware, sent_nbytes, step
 
 NETWORK = Network(hardware.link("nvlink4"))
@@ -25,8 +26,8 @@ def jobs(draw, *, plain=False):
     return Job(tuple(units), draw(st.integers(1, 6)), STAGES[draw(st.sampled_from([0, 1, 2, 3]))], policy=policy,
                micro_batches=draw(st.integers(1, 3)), recompute_units=draw(st.sampled_from([None, 1, 2, 3])),
                kept_gathered=(0,) * tied, tied=((len(units) - 1, 0),) * tied,
-               tied_lengths=(units[0],) * tied, overlap=not plain and draw(st.booleans()),
-               prefetch=0 if plain else draw(st.integers(0, 3)))
+               tied_lengths=(units[0],) * tied, options=StepOptions(
+                   overlap=not plain and draw(st.booleans()), prefetch=0 if plain else draw(st.integers(0, 3))))
 
 
 def steps(job):
@@ -78,5 +79,6 @@ def test_gathered_tied_and_kept_units_peak_in_the_engine_where_the_events_say(ah
         (most,) = {memory.peak_nbytes_of(("gathered_parameter",)) for memory in cluster.memory}
         job = Job(tuple(unit.parameter_count for unit in model.units), 3, STAGES[3], policy=options["policy"],
                   recompute_units=zs.models.Recompute.parse(recompute).units_per_segment,
-                  kept_gathered=tuple(map(names.index, keep)), tied=((len(names) - 1, 0),), prefetch=ahead)
+                  kept_gathered=tuple(map(names.index, keep)), tied=((len(names) - 1, 0),),
+                  options=StepOptions(prefetch=ahead))
         assert most == step.transient_memory(job).gathered_nbytes, (keep, recompute)

@@ -10,8 +10,8 @@ from tests.ranks.asking import bits
 from tests.twin import Rule, Twin
 from tests.zero.units import differentiated, gained, own_gradients, thrice_used, tied
 from zerosim.models import GPT, MLP, PRESETS, Decoder, Llama, LlamaConfig, Model, Recompute
-from zerosim.numerics import places as resting
 from zerosim.optim import Optimizer
+from zerosim.options import StepOptions
 from zerosim.planning import closed_forms
 from zerosim.zero import PARTIAL
 
@@ -148,10 +148,10 @@ def job_of(model: Model, ranks: int, stage: int, micro_batches: int, *, optimize
     return closed_forms.Job(
         tuple(unit.parameter_count for unit in model.units), ranks, closed_forms.STAGES[stage], layout=layout,
         policy=policy or zs.Policy(), slots=len(optimizer.slots((1,))), micro_batches=micro_batches,
-        offload=resting.offload_of(offload), recompute_units=Recompute.parse(recompute).units_per_segment, tied=ties,
+        recompute_units=Recompute.parse(recompute).units_per_segment, tied=ties,
         kept_gathered=tuple(map(place.get, keep_gathered)) if kept is None else kept,
-        normed_tensors=len(model.shapes) * ("tensor_norm" in optimizer.needs), overlap=overlap,
-        nodes=mesh[0] if mesh else 1, zeropp=zeropp, reduction=reduction)
+        normed_tensors=len(model.shapes) * ("tensor_norm" in optimizer.needs),
+        options=StepOptions.of(ranks, overlap=overlap, offload=offload, mesh=mesh, zeropp=zeropp, reduction=reduction))
 
 
 def assert_bytes_are_the_closed_forms(cluster: zs.Cluster, results: list[dict], model: Model, data: list, stage: int,
@@ -161,12 +161,12 @@ def assert_bytes_are_the_closed_forms(cluster: zs.Cluster, results: list[dict], 
     assert [result["held"] for result in results] == closed_forms.resting_nbytes(job)
     for purpose, nbytes in closed_forms.sent_nbytes(job).items():
         assert cluster.trace.sent_nbytes(purpose) == [steps * n for n in nbytes], purpose
-    if job.nodes > 1:
+    if job.options.nodes > 1:
         for purpose, nbytes in closed_forms.crossing_nbytes(job).items():
             mesh = zs.Mesh(*options["mesh"])
             assert mesh.sent_nbytes_across(cluster.trace, purpose) == [steps * n for n in nbytes], purpose
     buckets = options.get("bucket_nbytes") is not None
-    if not (job.tied or buckets or options.get("overlap") or job.offload.gradients != "device"):
+    if not (job.tied or buckets or options.get("overlap") or job.options.offload.gradients != "device"):
         assert [memory.peak_nbytes_of(GRADIENTS) for memory in cluster.memory] == closed_forms.gradient_peak_nbytes(job)
     if stage == 3:
         gathers = cluster.trace[0].collectives("all_gather", "parameters")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from zerosim.cli.shell import (
     OFFLOAD,
@@ -24,12 +23,6 @@ from zerosim.cli.shell import (
     command,
     console,
 )
-
-
-def former(option: str, now: str) -> None:
-    """Says on standard error that an option is called something else now."""
-    typer.echo(f"zerosim: DeprecationWarning: {option} is now called {now}", err=True)
-
 
 # What a plan is asked.
 Model = Annotated[str | None, typer.Option(help="A preset, as zerosim models lists them, or a config.json.")]
@@ -50,13 +43,11 @@ ConventionName = Annotated[str | None, typer.Option("--convention", help="How by
                                                     "fp32-accumulate, megatron-bf16, megatron-fp16, deepspeed-zero2, "
                                                     "deepspeed-zero3, zero-infinity, fp32, scaling-book; or zerosim, "
                                                     "the engine's own.")]
-FormerConventionName = Annotated[str | None, typer.Option("--dialect", hidden=True)]
 Utilization = Annotated[float, typer.Option(help="Share of the dense peak that products are taken to reach.")]
 Overlap = Annotated[bool, typer.Option("--overlap/--no-overlap", help="Reductions beside backward, the all-gather of "
                                        "parameters beside the update: seconds for bytes.")]
 Prefetch = Annotated[int, typer.Option(help="Units that stage 3 gathers ahead: seconds for bytes.")]
 Offload = Annotated[str, OFFLOAD]
-FormerOffloadAll = Annotated[str | None, typer.Option("--offload-all", hidden=True)]
 HostLink = Annotated[str | None, typer.Option(help="The link to the host, for offload; without it, the device's.")]
 DiskLink = Annotated[str | None, typer.Option(help="The link to the disk, for offload to it; without it, nvme-pcie4.")]
 HostCapacity = Annotated[str | None, typer.Option("--host-capacity", help="Bytes of the host's memory for each rank, "
@@ -93,30 +84,18 @@ def cost(
     answer(as_json, found.as_json, found.view)
 
 
-class FormerOffload(TyperCommand):
-    """The command that takes --offload without places too, as it was once written; it says so."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Puts the places that it stood for behind a bare --offload."""
-        for place in [place for place, arg in enumerate(args) if arg == "--offload"]:
-            if place + 1 == len(args) or args[place + 1].startswith("-"):
-                former("--offload without places", "--offload optimizer=host")
-                args = [*args[:place], "--offload=optimizer=host", *args[place + 1:]]
-        return super().parse_args(ctx, args)
-
-
-@command("plan", "zerosim plan --model llama-2-7b --device h100 --batch 4", cls=FormerOffload)
+@command("plan", "zerosim plan --model llama-2-7b --device h100 --batch 4")
 def plan(
     ctx: typer.Context, model: Model = None, parameters: Parameters = None, largest_layer: LargestLayer = None,
     ranks: Ranks = 8, device: DeviceName = "h100-80", link: LinkName = None, nodes: Nodes = 1, between: Between = None,
     stage: Stage = "all", recompute: Recompute = "usual", attention: Attention = "fused", batch: Batch = 1,
     sequence: Sequence = None, micro_batches: MicroBatches = 1, compute: Compute = "bf16",
     optimizer: OptimizerName = "adamw", convention: ConventionName = None, utilization: Utilization = 0.5,
-    overlap: Overlap = True, prefetch: Prefetch = 1, offload: Offload = "none", offload_all: FormerOffloadAll = None,
+    overlap: Overlap = True, prefetch: Prefetch = 1, offload: Offload = "none",
     host_link: HostLink = None, disk_link: DiskLink = None, host_capacity: HostCapacity = None,
     disk_capacity: DiskCapacity = None, mesh: MeshName = "none", zeropp: Parts = "none", reduction: Reduction = "rank",
     hardware: OwnHardware = None, ds_config: DsConfig = None, explain: Explain = False, measure: Measure = False,
-    former_convention: FormerConventionName = None, as_json: AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Does it fit, what does it send, how long is a step: a row for each stage and recomputation policy."""
     from zerosim.course.plan_view import as_json as plain
@@ -124,20 +103,12 @@ def plan(
     from zerosim.course.training import optimizer_named
     from zerosim.planning.plan import plan_config
 
-    if former_convention is not None:
-        former("--dialect", "--convention")
-    if None not in (convention, former_convention):
-        raise ValueError("--convention and --dialect, its former name, are one option; leave --dialect out")
-    if offload_all is not None:
-        former("--offload-all", "--offload")
-        if offload != "none":
-            raise ValueError("--offload and --offload-all, its former name, are one option; leave --offload-all out")
     asked: dict[str, Any] = {
         "parameters": parameters, "largest_layer": largest_layer, "ranks": ranks, "device": device, "link": link,
         "nodes": nodes, "between": between, "stage": stage, "recompute": recompute, "attention": attention,
         "batch": batch, "tokens": sequence, "micro_batches": micro_batches, "compute": compute,
-        "optimizer": optimizer_named(optimizer, 1e-3), "convention": convention or former_convention,
-        "utilization": utilization, "overlap": overlap, "prefetch": prefetch, "offload": offload_all or offload,
+        "optimizer": optimizer_named(optimizer, 1e-3), "convention": convention,
+        "utilization": utilization, "overlap": overlap, "prefetch": prefetch, "offload": offload,
         "host_link": host_link, "disk_link": disk_link, "host_capacity_nbytes": host_capacity,
         "disk_capacity_nbytes": disk_capacity, "hardware": hardware, "mesh": mesh, "zeropp": zeropp,
         "reduction": reduction}
@@ -195,12 +166,8 @@ def tune(
     """The fastest settings that fit, for a model, a machine and a global batch, to paste into zerosim, FSDP2 and
     DeepSpeed."""
     from zerosim.course.training import optimizer_named
-    from zerosim.course.tuning import FORMER_OFFLOADS
     from zerosim.course.tuning import tune as found_by
 
-    if offload in FORMER_OFFLOADS:
-        former(f"--offload {offload}", f"--offload {FORMER_OFFLOADS[offload]}")
-        offload = FORMER_OFFLOADS[offload]
     with busy("searching"):
         found = found_by(
             model, global_batch=global_batch, batch=batch, prefetch=prefetch, bucket_nbytes=bucket_nbytes,

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, Table, TextLine, View, marked_table, parts, plain
-from zerosim.numerics.checks import unknown_name
+from zerosim.numerics.checks import checked_count, unknown_name
 from zerosim.numerics.units import bytes_text, counted, rate_text, seconds_text
 from zerosim.planning.collectives import ALGORITHMS, POWERS_OF_TWO
 from zerosim.planning.cost import (
@@ -28,7 +28,7 @@ from zerosim.planning.cost import (
     latency_wall_nbytes,
     ring_wall_ranks,
 )
-from zerosim.planning.cuts import ceil_cut, checked_count
+from zerosim.planning.cuts import ceil_cut
 from zerosim.planning.hardware import Link, Network, read
 from zerosim.ranks.collectives import HIERARCHICAL
 from zerosim.shown import Shown

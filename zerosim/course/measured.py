@@ -9,9 +9,10 @@ from zerosim.display.views import words
 from zerosim.models.gpt import GPT, Decoder, GPTConfig
 from zerosim.models.gpt import PRESETS as GPTS
 from zerosim.models.llama import PRESETS as LLAMAS
-from zerosim.models.llama import Llama, LlamaConfig, config_of
+from zerosim.models.llama import config_of, decoder
 from zerosim.models.small import MLP
 from zerosim.models.text import VOCABULARY
+from zerosim.models.transformer import config_of_transformer, transformer_of
 from zerosim.models.units import Model
 from zerosim.numerics.places import DEVICE, DIRECTIONS
 from zerosim.numerics.policy import Policy
@@ -21,7 +22,7 @@ from zerosim.planning import closed_forms
 from zerosim.planning.activations import Block, fullest_nbytes, tensors
 from zerosim.planning.conventions import convention_of, per_parameter_nbytes, states_nbytes
 from zerosim.planning.plan import PlanConfig
-from zerosim.planning.shapes import PRESETS, ModelShape, Transformer, model_of
+from zerosim.planning.shapes import PRESETS, ModelShape, model_of
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.memory import RESTING_KINDS
 from zerosim.ranks.null_cluster import NullCluster
@@ -221,17 +222,18 @@ def measured_row(config: PlanConfig, stage: int, policy: str) -> list[Compared]:
     resting = held.at_rest
     memory, sent = cluster.memory[0], cluster.trace[0].sent_nbytes
     predicted = states_nbytes(config.model, config.ranks, closed_forms.STAGES[stage], config.policy,
-                              optimizer=config.optimizer, nodes=config.replicas)
-    predicted = {kind: nbytes for kind, nbytes in predicted.items() if config.offload.place_of(kind) == DEVICE}
+                              optimizer=config.optimizer, nodes=config.options.replicas)
+    places = config.options.offload
+    predicted = {kind: nbytes for kind, nbytes in predicted.items() if places.place_of(kind) == DEVICE}
     lines = [Compared(f"{words(kind)} at rest", predicted.get(kind, 0), resting.get(kind, 0))
              for kind in RESTING_KINDS]
     lines += [Compared(f"moved {way}", nbytes, held.moved[way])
-              for way, nbytes in config.transfers(config.job(stage, policy))[0].items() if not config.offload.is_none]
+              for way, nbytes in config.transfers(config.job(stage, policy))[0].items() if not places.is_none]
     found, at_rest = config.transient_memory(stage, policy), predicted.get("gradient", 0)
     lines += [Compared(name, nbytes, memory.peak_nbytes_of(kinds)) for name, nbytes, kinds in (
         ("activations and their gradients", config.activations_nbytes(policy), FLOWING),
         ("gathered units", found.gathered_nbytes, ("gathered_parameter",)),
-        *([("secondary shards", found.secondary_nbytes, ("secondary_parameter",))] if config.zeropp else []),
+        *([("secondary shards", found.secondary_nbytes, ("secondary_parameter",))] if config.options.zeropp else []),
         ("gradients at rest and in flight", at_rest + found.gradients_nbytes, GRADIENTS),
         ("buffers of collectives", found.buffers_nbytes, BUFFERS),
         ("gradients and buffers", at_rest + found.in_flight_nbytes, GRADIENTS + BUFFERS))]
@@ -251,22 +253,16 @@ def run_planned(cluster: Cluster, config: PlanConfig, stage: int, policy: str, *
 
 def engine_options(config: PlanConfig, stage: int, policy: str, bucket_nbytes: int | None) -> dict[str, Any]:
     """The engine's options that make it take the step that is planned."""
-    return {"stage": stage, "recompute": policy, "bucket_nbytes": bucket_nbytes} | {
-        name: getattr(config, name) for name in ("policy", "overlap", "prefetch", "mesh", "zeropp", "offload",
-                                                 "reduction")}
+    return config.options.arguments() | {"stage": stage, "policy": config.policy, "recompute": policy,
+                                         "bucket_nbytes": bucket_nbytes}
 
 
 def preset_shape(name: Any) -> Any:
     """The shape of a preset that `zerosim train` alone has, over its vocabulary of bytes; any other model as it is."""
     if not isinstance(name, str) or name in PRESETS or name not in {**GPTS, **LLAMAS}:
         return name
-    of = config_of(name)
-    shape = Transformer(of.channels, of.layers, of.heads, VOCABULARY, tokens=of.context)
-    if isinstance(of, LlamaConfig):
-        return model_of(name, replace(
-            shape, feed_forward=of.feed_forward, key_value_heads=of.key_value_heads, head_channels=of.head_channels,
-            biases=of.biases, layer_norm=False, gated=True, tied=False, head_norms=of.head_norms))
-    return model_of(name, replace(shape, positions=of.context))
+    trained = decoder(replace(config_of(name), vocabulary=VOCABULARY))
+    return model_of(name, replace(transformer_of(trained.config, tied=trained.tied), fused=False))
 
 
 def decoder_of(model: ModelShape, tokens: int | None = None) -> Decoder:
@@ -274,17 +270,10 @@ def decoder_of(model: ModelShape, tokens: int | None = None) -> Decoder:
 
     ``tokens`` is the context of a model without learned positions, its own where nothing is said.
     """
-    of = model.transformer
-    found: Decoder | None = None
-    if of is not None and of.positions and of.layer_norm:
-        found = GPT(GPTConfig(of.blocks, of.channels, of.heads, of.positions, of.vocabulary), tied=of.tied)
-    elif of is not None and of.gated and not (of.layer_norm or of.encoder_blocks):
-        found = Llama(LlamaConfig(of.blocks, of.channels, of.heads, tokens or of.tokens or 1, of.vocabulary,
-                                  key_value_heads=of.key_value_heads, head_channels=of.head_channels,
-                                  feed_forward=of.feed_forward, biases=of.biases, head_norms=of.head_norms),
-                      tied=of.tied)
-    if found is not None and tuple(unit.parameter_count for unit in found.units) == model.unit_lengths:
-        return found
-    raise ValueError(f"{model.name} cannot be measured: zerosim's layers make models of GPT-2's kind, with learned "
-                     "places, biases and plain blocks, and of Llama's, with rotary places, RMSNorm and gates; plan it "
-                     "without --measure, or measure gpt2-xl or llama-3-8b")
+    try:
+        if model.transformer is None:
+            raise ValueError("of it a number of parameters is known, and no layer")
+        return decoder(config_of_transformer(model.transformer, tokens=tokens), tied=model.transformer.tied)
+    except ValueError as error:
+        raise ValueError(f"{model.name} cannot be measured: {error}; plan it without --measure, or measure gpt2-xl or "
+                         "llama-3-8b") from None

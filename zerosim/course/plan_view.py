@@ -64,7 +64,8 @@ def _remarks(found: Plan, columns: int) -> Iterator[str]:
         yield (f"What {type(config.optimizer).__name__} works in while it updates whole tensors is not in the total: "
                "--measure shows it, where the engine runs it.")
     if config.host_link:
-        yield f"Offload: {config.offload}; {escape(places_text(config))}. What is moved counts as beside nothing."
+        yield (f"Offload: {config.options.offload}; {escape(places_text(config))}. What is moved counts as beside "
+               "nothing.")
     if config.decoder is not None:
         batch = config.largest_batch()
         yield (f"Largest micro-batch that fits: {counted(batch, 'sequence')}." if batch

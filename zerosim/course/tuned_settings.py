@@ -18,11 +18,12 @@ from typing import Any
 from zerosim import optim
 from zerosim.course.measured import decoder_of
 from zerosim.models.units import SELECTIVE, SUB_BLOCK, TILED, Recompute
-from zerosim.numerics.places import DEVICE, DISK, HOST, NOTHING, Offload
+from zerosim.numerics.places import DEVICE, DISK, HOST
 from zerosim.numerics.policy import BY_RANK
 from zerosim.numerics.units import bytes_text, counted
+from zerosim.options import StepOptions
 from zerosim.planning.closed_forms import STAGES
-from zerosim.planning.plan import PlanConfig, recomputation_text
+from zerosim.planning.plan import OPTIONS, PlanConfig, recomputation_text
 
 NVME_PATH = "/local_nvme"
 TORCH = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
@@ -30,24 +31,18 @@ TORCH = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Settings of one step: a stage, a recomputation policy, k micro-batches of B sequences, units gathered ahead
-    (``prefetch``), buckets and offload.
-
-    ``bucket_nbytes`` None is a unit. ``offload`` says what rests off the device.
-    """
+    """Settings of one step: a stage, a recomputation policy, k micro-batches of B sequences, and the other options."""
 
     stage: int
     recompute: str
     batch: int
     micro_batches: int
-    prefetch: int
-    offload: Offload = NOTHING
-    bucket_nbytes: int | None = None
+    options: StepOptions = OPTIONS
 
     @property
     def title(self) -> str:
         """``ZeRO-2 with block recomputation, optimizer on the host``."""
-        places = "" if self.offload.is_none else f", {self.offload}"
+        places = "" if self.options.offload.is_none else f", {self.options.offload}"
         return f"ZeRO-{self.stage} {recomputation_text(self.recompute)}{places}"
 
 
@@ -78,12 +73,13 @@ def _engine(config: PlanConfig, settings: Candidate) -> str:
         decoder = decoder_of(config.model, config.sequence)
         lines.insert(0, f"model = zs.models.{type(decoder).__name__}(zs.models.{decoder.config!r}, "
                         f"tied={bool(decoder.units[-1].tied_weights)})")
+    options = settings.options
     made = "\n".join(fill(line, 76, subsequent_indent="    ", break_long_words=False) for line in lines)
     return (f"{made}\nengine = zs.Engine(\n    rank, model, optimizer, stage={settings.stage}, "
             f"policy=zs.Policy(\"{config.policy.compute}\"),\n    recompute=\"{settings.recompute}\", "
-            f"overlap={config.overlap}, prefetch={settings.prefetch},\n    bucket_nbytes={settings.bucket_nbytes}"
-            + ("" if settings.offload.is_none else f",\n    offload=\"{settings.offload.text}\"")
-            + ("" if config.reduction == BY_RANK else f",\n    reduction=\"{config.reduction}\"") + ")\n"
+            f"overlap={options.overlap}, prefetch={options.prefetch},\n    bucket_nbytes={options.bucket_nbytes}"
+            + ("" if options.offload.is_none else f",\n    offload=\"{options.offload.text}\"")
+            + ("" if options.reduction == BY_RANK else f",\n    reduction=\"{options.reduction}\"") + ")\n"
             f"# each step: {counted(settings.micro_batches, 'micro-batch')} of "
             f"{counted(settings.batch, 'sequence')} of {counted(config.sequence, 'token')} on each rank")
 
@@ -110,12 +106,12 @@ def _fsdp(config: PlanConfig, settings: Candidate) -> str:
         lines.append(f"precision = MixedPrecisionPolicy(\n    param_dtype={TORCH[policy.compute]}, "
                      f"reduce_dtype=torch.{policy.reduce_dtype.name})")
         options.append("mp_policy=precision")
-    if not settings.offload.is_none:
+    if not settings.options.offload.is_none:
         options.append("offload_policy=CPUOffloadPolicy()")
     arguments = ", ".join(options)
     lines += ["for module in [*blocks, model]:", f"    fully_shard(\n        module, {arguments})"]
-    if states.parameters_sharded and settings.prefetch > 1:
-        ahead = settings.prefetch
+    if states.parameters_sharded and settings.options.prefetch > 1:
+        ahead = settings.options.prefetch
         lines += ["for i, block in enumerate(blocks):",
                   f"    block.set_modules_to_forward_prefetch(blocks[i + 1:i + {1 + ahead}])",
                   f"    block.set_modules_to_backward_prefetch(blocks[max(0, i - {ahead}):i][::-1])"]
@@ -137,16 +133,17 @@ def _not_in_fsdp(config: PlanConfig, settings: Candidate) -> Iterator[str]:
         yield "Make the model in fp32: its shards are the masters, and no 16-bit copy of them rests."
     if config.policy.compute == "fp16":
         yield "fp16 needs a gradient scaler of one's own."
-    if settings.bucket_nbytes is not None:
-        yield f"A bucket is what one call shards, here a block; {bytes_text(settings.bucket_nbytes)} cannot be said."
-    if states.parameters_sharded and not settings.prefetch:
+    if settings.options.bucket_nbytes is not None:
+        size = bytes_text(settings.options.bucket_nbytes)
+        yield f"A bucket is what one call shards, here a block; {size} cannot be said."
+    if states.parameters_sharded and not settings.options.prefetch:
         yield "It gathers one module ahead in backward, which no argument turns off."
-    if not config.overlap:
+    if not settings.options.overlap:
         yield "Reductions always run beside backward."
-    yield from _order(config)
-    if not settings.offload.is_none and settings.offload.text != HOST:
+    yield from _order(settings)
+    if settings.options.offload.text not in ("none", HOST):
         yield "CPUOffloadPolicy takes parameters, gradients and the optimizer's state to the host, none of them alone."
-    if settings.offload.uses_disk:
+    if settings.options.offload.uses_disk:
         yield "Offload to disk: FSDP has none; all of it lies on the host there, if that has the memory."
     yield from _recomputation(settings)
 
@@ -158,16 +155,17 @@ def ds_config(config: PlanConfig, settings: Candidate) -> dict[str, Any]:
     """The configuration as a dict; of the optimizer and its schedule it says nothing."""
     states, policy = STAGES[settings.stage], config.policy
     lengths = config.job(settings.stage, settings.recompute).padded_lengths
-    bucket = max(lengths) if settings.bucket_nbytes is None else \
-        max(1, settings.bucket_nbytes // policy.reduce_dtype.itemsize)
-    zero: dict[str, Any] = {"stage": settings.stage, "overlap_comm": config.overlap, "contiguous_gradients": True,
+    options = settings.options
+    bucket = max(lengths) if options.bucket_nbytes is None else \
+        max(1, options.bucket_nbytes // policy.reduce_dtype.itemsize)
+    zero: dict[str, Any] = {"stage": settings.stage, "overlap_comm": options.overlap, "contiguous_gradients": True,
                             "reduce_bucket_size": bucket}
     if states.optimizer_sharded and not states.parameters_sharded:
         zero["allgather_bucket_size"] = bucket
     if states.parameters_sharded:
         largest = max(lengths)
-        zero |= {"stage3_prefetch_bucket_size": settings.prefetch * largest,
-                 "stage3_max_live_parameters": (1 + settings.prefetch) * largest, "stage3_max_reuse_distance": 0,
+        zero |= {"stage3_prefetch_bucket_size": options.prefetch * largest,
+                 "stage3_max_live_parameters": (1 + options.prefetch) * largest, "stage3_max_reuse_distance": 0,
                  "stage3_param_persistence_threshold": 0}
     zero |= {name: _deepspeed_device(place) for name, place in _deepspeed_places(settings).items()}
     found: dict[str, Any] = {
@@ -180,7 +178,7 @@ def ds_config(config: PlanConfig, settings: Candidate) -> dict[str, Any]:
 
 def _deepspeed_places(settings: Candidate) -> dict[str, str]:
     """The places of DeepSpeed's two sections of offload: only at stage 3 do parameters leave, and has it a disk."""
-    states, asked = STAGES[settings.stage], settings.offload
+    states, asked = STAGES[settings.stage], settings.options.offload
     places = {"offload_optimizer": asked.optimizer if states.optimizer_sharded else DEVICE,
               "offload_param": asked.parameters if states.parameters_sharded else DEVICE}
     return {name: place if states.parameters_sharded else HOST for name, place in places.items() if place != DEVICE}
@@ -198,7 +196,7 @@ def _as_text(found: dict[str, Any]) -> str:
 
 def _not_in_deepspeed(config: PlanConfig, settings: Candidate) -> Iterator[str]:
     states = STAGES[settings.stage]
-    if settings.bucket_nbytes is None:
+    if settings.options.bucket_nbytes is None:
         yield ("A bucket there is a number of elements, not a unit: this one holds the largest unit, so several small "
                "units may share it.")
     if states.parameters_sharded:
@@ -206,14 +204,14 @@ def _not_in_deepspeed(config: PlanConfig, settings: Candidate) -> Iterator[str]:
                "unit's, times the units ahead.")
     if config.policy.compute == "fp16":
         yield "It scales the loss dynamically."
-    yield from _order(config)
+    yield from _order(settings)
     yield from _offload_in_deepspeed(settings)
     yield from _recomputation(settings)
 
 
 def _offload_in_deepspeed(settings: Candidate) -> Iterator[str]:
     """Notes on the offload that DeepSpeed has elsewhere."""
-    asked, said = settings.offload, _deepspeed_places(settings)
+    asked, said = settings.options.offload, _deepspeed_places(settings)
     if asked.is_none:
         return
     if not said:
@@ -228,8 +226,8 @@ def _offload_in_deepspeed(settings: Candidate) -> Iterator[str]:
                "nvme is of stage 3 there: what rests on disk here is on the host.")
 
 
-def _order(config: PlanConfig) -> Iterator[str]:
-    if config.reduction != BY_RANK:
+def _order(settings: Candidate) -> Iterator[str]:
+    if settings.options.by_micro_batch:
         yield "Gradients are added by rank there, so bits depend on the number of ranks; no setting changes the order."
 
 

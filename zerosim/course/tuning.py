@@ -27,7 +27,6 @@ places that are searched, in their order, each takes the first under which it fi
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Signature, signature
@@ -43,10 +42,10 @@ from zerosim.course.tuned_settings import Candidate, Pasted, pasted
 from zerosim.display.plan_table import places_text, policy_label
 from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts, plain
+from zerosim.numerics.checks import checked_count
 from zerosim.numerics.places import DEVICE, KINDS, Offload, offload_of
 from zerosim.numerics.units import bytes_text, count_of, counted, gigabytes, nbytes_of, seconds_text
 from zerosim.planning.closed_forms import STAGES
-from zerosim.planning.cuts import checked_count
 from zerosim.planning.explanation import order_text
 from zerosim.planning.hardware import Machine
 from zerosim.planning.plan import PlanConfig, PlanRow, plan_config
@@ -73,7 +72,6 @@ PLAN_ONLY = {  # options of a plan, and why a search does not take them
     "mesh": "the settings to paste are of one group of all ranks", "zeropp": "it is of a mesh"}
 ALL_OFFLOADS = ("none", "optimizer=host", "optimizer=host+gradients=host", "host",
                 "optimizer=disk+gradients=host+parameters=host", "disk")
-FORMER_OFFLOADS = {"never": "none", "always": "optimizer=host", "both": "none,optimizer=host"}
 
 
 # -- the answer -------------------------------------------------------------------------------------------------------
@@ -155,13 +153,13 @@ class Tuned(Shown):
         config = self.config
         data: dict[str, Any] = plain({
             "model": config.model.name, "ranks": config.ranks, "device": config.device.name,
-            "compute": config.policy.compute, "overlap": config.overlap, "reduction": config.reduction,
+            "compute": config.policy.compute, "overlap": config.options.overlap, "reduction": config.options.reduction,
             "global_batch": self.global_batch,
             "tokens": config.sequence, "verdict": self.verdict, "too_large": self.too_large, "slower": self.slower,
             "farther": self.farther,
             "refused": self.refused, "not_run": self.not_run, "timed": self.timed,
-            "rows": [plain(one.settings) | {name: value for name, value in plain(one).items() if name != "settings"}
-                     | {"offload": one.settings.offload.text}
+            "rows": [_settings_json(one.settings)
+                     | {name: value for name, value in plain(one).items() if name != "settings"}
                      | {"spare_nbytes": self.spare_nbytes(one), "tokens_per_second": self.tokens_per_second(one)}
                      for one in self.tried],
             "assumed": list(_assumed(self)), "settings": [*self.pasted]})
@@ -188,6 +186,13 @@ class Tuned(Shown):
         return f"<Tuned {self.config.model.name} on {self.config.ranks} ranks: {self.verdict}>"
 
 
+def _settings_json(settings: Candidate) -> dict[str, Any]:
+    """The settings that were searched, as plain data."""
+    return {"stage": settings.stage, "recompute": settings.recompute, "batch": settings.batch,
+            "micro_batches": settings.micro_batches, "prefetch": settings.options.prefetch,
+            "offload": settings.options.offload.text, "bucket_nbytes": settings.options.bucket_nbytes}
+
+
 # -- as it is shown ---------------------------------------------------------------------------------------------------
 
 
@@ -197,15 +202,15 @@ def _table(found: Tuned) -> Iterator[Part | str]:
     yield from ("", TextLine(f"[bold]{escape(config.model.name)}[/]: {counted(config.ranks, 'rank')} of "
                              f"{escape(config.device.name)}, {counted(found.global_batch, 'sequence')} of "
                              f"{counted(config.sequence, 'token')} a step, {config.policy.compute}, "
-                             f"{'overlapped' if config.overlap else 'nothing overlapped'}{order_text(config)}",
+                             f"{'overlapped' if config.options.overlap else 'nothing overlapped'}{order_text(config)}",
                              indent=0), "")
     if found.tried:
         yield marked_table("", *(RIGHT + name for name in (
             "k · B", "ahead", "bucket", "step", "exposed", "held", "tokens/s")), rows=[
                 (" ".join((f"{one.settings.stage}", policy_label(one.settings.recompute),
-                           off_device(one.settings.offload))).rstrip(),
-                 f"{one.settings.micro_batches} · {one.settings.batch}", f"{one.settings.prefetch}",
-                 UNIT if one.settings.bucket_nbytes is None else bytes_text(one.settings.bucket_nbytes),
+                           off_device(one.settings.options.offload))).rstrip(),
+                 f"{one.settings.micro_batches} · {one.settings.batch}", f"{one.settings.options.prefetch}",
+                 UNIT if one.settings.options.bucket_nbytes is None else bytes_text(one.settings.options.bucket_nbytes),
                  seconds_text(one.step_seconds),
                  "" if one.exposed_seconds is None else seconds_text(one.exposed_seconds), gigabytes(one.held_nbytes),
                  f"{found.tokens_per_second(one):,.0f}") for one in found.shown])
@@ -242,10 +247,10 @@ def _assumed(found: Tuned) -> Iterator[str]:
         yield ("Candidates ran without data, one rank for all or, where a bucket cuts units, all of them, and were "
                f"replayed: arithmetic reaches {percent(config.utilization)} of the dense peak, which is assumed, or "
                "what memory allows; messages take α + n/β.")
-        if any(one.settings.bucket_nbytes is not None for one in found.tried):
+        if any(one.settings.options.bucket_nbytes is not None for one in found.tried):
             yield ("Buckets other than units were tried on the fastest settings of each stage alone, where a unit's "
                    "bucket fits.")
-    placed = dict.fromkeys(found.places[one.settings.offload] for one in found.tried)
+    placed = dict.fromkeys(found.places[one.settings.options.offload] for one in found.tried)
     for assumed in filter(None, placed):
         yield (f"Off the device are o, the optimizer's state and masters, g, gradients, p, parameters. Assumed of "
                f"{assumed}.")
@@ -360,9 +365,6 @@ def _buckets(asked: Any, whole_nbytes: int) -> list[int | None]:
 
 def _offloads(asked: Any) -> list[Offload]:
     """The places asked for, each once, in their order; ValueError for what is none, and for nothing."""
-    if isinstance(asked, str) and asked in FORMER_OFFLOADS:
-        warnings.warn(f"offload={asked!r} is now offload={FORMER_OFFLOADS[asked]!r}", DeprecationWarning, stacklevel=3)
-        asked = FORMER_OFFLOADS[asked]
     several = [asked] if isinstance(asked, Offload) else _several(ALL_OFFLOADS if asked == "all" else asked)
     if not several:
         raise ValueError(f"offload={asked!r} leaves nothing to search; name one place at least, as none")
@@ -395,7 +397,7 @@ def _candidates(config: PlanConfig, share: int, batches: Iterable[int], ahead: S
     """All combinations, as yet without offload; only where parameters are sharded is anything gathered ahead."""
     for stage, policy, batch in product(config.stages, config.policies, batches):
         for prefetch in ahead if STAGES[stage].parameters_sharded else [0]:
-            yield Candidate(stage, policy, batch, share // batch, prefetch)
+            yield Candidate(stage, policy, batch, share // batch, replace(config.options, prefetch=prefetch))
 
 
 # -- the search -------------------------------------------------------------------------------------------------------
@@ -426,7 +428,7 @@ class _Search:
         """The candidates that fit, tried; where the engine lacks the model, as the plan has them."""
         fitting = [found for found in map(self._placed, candidates) if found is not None]
         rows = [(candidate, self._row(candidate)) for candidate in fitting]
-        rows.sort(key=lambda one: (one[1].step_seconds, one[1].total_nbytes, one[0].prefetch))
+        rows.sort(key=lambda one: (one[1].step_seconds, one[1].total_nbytes, one[0].options.prefetch))
         not_run = None
         try:
             decoder_of(self.config.model, self.config.sequence)
@@ -438,7 +440,7 @@ class _Search:
             self.tried = [_planned(candidate, row) for candidate, row in rows]
         else:
             self._try_all(rows, sizes)
-        self.tried.sort(key=lambda one: (one.step_seconds, one.held_nbytes, one.settings.prefetch))
+        self.tried.sort(key=lambda one: (one.step_seconds, one.held_nbytes, one.settings.options.prefetch))
         places = {of: places_text(config) for of, config in self.configs.items()}
         return Tuned(self.config, self.global_batch, tuple(self.tried), len(self.missing_nbytes), self.slower,
                      self.farther, min(self.missing_nbytes, default=0), places, self.refused, not_run, self.timed)
@@ -446,7 +448,7 @@ class _Search:
     def _placed(self, candidate: Candidate) -> Candidate | None:
         """The candidate with the first places under which it fits; None where it fits under none."""
         for number, places in enumerate(self.configs, start=1):
-            placed = replace(candidate, offload=places)
+            placed = replace(candidate, options=replace(candidate.options, offload=places))
             if self._config(placed).fits(placed.stage, placed.recompute):
                 self.farther += len(self.configs) - number
                 return placed
@@ -454,9 +456,9 @@ class _Search:
         return None
 
     def _config(self, candidate: Candidate) -> PlanConfig:
-        """The plan's configuration of a candidate."""
-        return replace(self.configs[candidate.offload], batch=candidate.batch, micro_batches=candidate.micro_batches,
-                       prefetch=candidate.prefetch)
+        """The plan's configuration of a candidate, in buckets that are units."""
+        return replace(self.configs[candidate.options.offload], batch=candidate.batch,
+                       micro_batches=candidate.micro_batches, options=replace(candidate.options, bucket_nbytes=None))
 
     def _row(self, candidate: Candidate) -> PlanRow:
         return self._config(candidate).row(candidate.stage, candidate.recompute)
@@ -474,10 +476,10 @@ class _Search:
                 self.slower += 1
         by_stage = {one.settings.stage: one for one in sorted(self.tried, key=lambda one: -one.step_seconds)}
         for nbytes, one in product((size for size in sizes if size is not None), by_stage.values()):
-            settings = replace(one.settings, bucket_nbytes=nbytes)
+            settings = replace(one.settings, options=replace(one.settings.options, bucket_nbytes=nbytes))
             self._try(settings, self._row(settings))
         if None not in sizes:
-            self.tried = [one for one in self.tried if one.settings.bucket_nbytes is not None]
+            self.tried = [one for one in self.tried if one.settings.options.bucket_nbytes is not None]
 
     def _try(self, candidate: Candidate, row: PlanRow) -> None:
         """Runs a candidate and keeps what came out, if it fits and the engine runs it."""
@@ -526,7 +528,7 @@ def _timed(config: PlanConfig, candidate: Candidate) -> _Run:
                          f"with {gigabytes(there)} GB; take fewer ranks or a smaller model, or seconds={REPLAYED!r}")
     cluster, model = Cluster(config.ranks), decoder_of(config.model, config.sequence)
     shape = (candidate.micro_batches, 2, candidate.batch, config.sequence)
-    options = engine_options(config, candidate.stage, candidate.recompute, candidate.bucket_nbytes)
+    options = engine_options(config, candidate.stage, candidate.recompute, candidate.options.bucket_nbytes)
 
     def program(rank: Rank) -> list[float]:
         engine = Engine(rank, model, config.optimizer, **options)
@@ -557,7 +559,8 @@ def _measured(config: PlanConfig, candidate: Candidate) -> _Run:
     for representative in (0, None):
         cluster = NullCluster(config.ranks, representative=representative)
         try:
-            run_planned(cluster, few, candidate.stage, candidate.recompute, bucket_nbytes=candidate.bucket_nbytes)
+            run_planned(cluster, few, candidate.stage, candidate.recompute,
+                        bucket_nbytes=candidate.options.bucket_nbytes)
             break
         except AsymmetryError:
             if representative is None:

@@ -59,12 +59,13 @@ def subject(config: PlanConfig, convention: str) -> tuple[str, str]:
              f"{links_text(config)}",
              f"{counted(config.micro_batches, 'micro-batch')} of {counted(config.batch, 'sequence')} of "
              f"{counted(config.sequence, 'token')}", config.policy.compute, options_text(config),
-             *([_on_nodes(config)] if config.mesh else []), f"accounted as {convention}"]
+             *([_on_nodes(config)] if config.options.mesh else []), f"accounted as {convention}"]
     return model, ": " + ", ".join(parts)
 
 
 def _on_nodes(config: PlanConfig) -> str:
-    return f"{config.zeropp} on {config.mesh}" if config.zeropp else f"sharded inside nodes ({config.mesh})"
+    mesh, zeropp = config.options.mesh, config.options.zeropp
+    return f"{zeropp} on {mesh}" if zeropp else f"sharded inside nodes ({mesh})"
 
 
 def places_text(config: PlanConfig) -> str:

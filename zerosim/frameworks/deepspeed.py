@@ -35,6 +35,7 @@ from zerosim.numerics.places import DEVICE, DISK, HOST, NOTHING, Offload
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.optim import SGD, AdaGrad, Adam, AdamW, Lion, Momentum, Optimizer
+from zerosim.options import StepOptions
 from zerosim.planning.closed_forms import STAGES, ShardedStates
 from zerosim.planning.shapes import ModelShape, model_shape
 from zerosim.ranks.mesh import Mesh
@@ -120,10 +121,12 @@ def from_deepspeed(config: str | Path | Mapping[str, Any], *, model: Sized | Non
     clip_norm = top.take("gradient_clipping", 0.0, number) or None
     if clip_norm:
         findings.differ("gradient_clipping: the norm is enlarged by 1e-6 there before the gradient is divided by it")
+    overlap, places = zero.take("overlap_comm", states.parameters_sharded, flag), _offload(zero, states, findings)
+    bucket, ahead, kept = _sizes(zero, model, states, findings)
     settings = FrameworkSettings(
-        "DeepSpeed", stage, policy, n, batch, micro_batches, optimizer, schedule, clip_norm,
-        overlap=zero.take("overlap_comm", states.parameters_sharded, flag), offload=_offload(zero, states, findings),
-        mesh=mesh, zeropp=zeropp, **_sizes(zero, model, policy, states, findings))
+        "DeepSpeed", stage, policy, n, batch, micro_batches, optimizer, schedule, clip_norm, kept, StepOptions(
+            bucket_nbytes=bucket * policy.reduce_dtype.itemsize, overlap=overlap, prefetch=ahead, offload=places,
+            mesh=mesh, zeropp=zeropp))
     top.take("gradient_allreduce_op", "mean", _only("mean", "a step takes the mean gradient"))
     top.take("sequence_parallel_size", 1, _only(1, "sequences are not cut here"))
     zero.close(ZERO_NO_EFFECT, ZERO_NO_EQUIVALENT)
@@ -336,9 +339,9 @@ def _mics(value: Any) -> int:
 # -- sizes, which are numbers of elements there -----------------------------------------------------------------------
 
 
-def _sizes(zero: Section, model: Sized | None, policy: Policy, states: ShardedStates,
-           findings: Findings) -> dict[str, Any]:
-    """``bucket_nbytes``, ``prefetch`` and ``keep_gathered``."""
+def _sizes(zero: Section, model: Sized | None, states: ShardedStates,
+           findings: Findings) -> tuple[int, int, tuple[str, ...] | None]:
+    """Elements of a bucket, units ahead, and the units that stay gathered."""
     bucket = zero.take("reduce_bucket_size", LARGE, count(1))
     findings.differ(f"zero_optimization.reduce_bucket_size={bucket}: a plan's bucket is a unit")
     all_gather = zero.take("allgather_bucket_size", LARGE, count(1))
@@ -352,22 +355,21 @@ def _sizes(zero: Section, model: Sized | None, policy: Policy, states: ShardedSt
     for key in ("stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential"):
         if zero.take(key, False, flag):
             findings.differ(f"zero_optimization.{key}: a unit is gathered by one all-gather here")
-    found: dict[str, Any] = {"bucket_nbytes": bucket * policy.reduce_dtype.itemsize}
     if not states.parameters_sharded:
-        return found
+        return bucket, 0, None
     if whole:
         findings.differ(f"zero_optimization.stage3_param_persistence_threshold={whole}: smaller parameters rest whole "
                         "on every rank there; here all are sharded")
     if model is None:
         findings.differ("zero_optimization.stage3_prefetch_bucket_size: one unit ahead where it is not 0; "
                         "stage3_max_reuse_distance: none stays gathered. Pass model= for units of so many elements")
-        return found | {"prefetch": min(ahead, 1)}
+        return bucket, min(ahead, 1), None
     units = _units(model)
     kept = _kept(units, reuse)
     if kept and not isinstance(model, Model):
         findings.differ(f"zero_optimization.stage3_max_reuse_distance={reuse}: {', '.join(kept)} stay gathered from "
                         "forward to backward; a plan gathers them again")
-    return found | {"prefetch": _units_ahead(units, ahead), "keep_gathered": kept or None}
+    return bucket, _units_ahead(units, ahead), kept or None
 
 
 def _units(model: Sized) -> dict[str, int]:

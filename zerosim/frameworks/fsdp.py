@@ -18,6 +18,7 @@ from zerosim.numerics.places import HOST, NOTHING, Offload, offload_of
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.numerics.units import counted
+from zerosim.options import StepOptions
 from zerosim.ranks.mesh import Mesh
 
 # By strategy: whether parameters are resharded after forward, and whether nodes replicate; NO_SHARD shards nothing.
@@ -53,7 +54,7 @@ def from_fsdp(*, mesh: Any = None, reshard_after_forward: bool | int | None = No
     that is unknown or has no equivalent here.
 
     >>> found = from_fsdp(mesh=(2, 4), mp_policy={"param_dtype": "bfloat16", "reduce_dtype": "float32"})
-    >>> found.stage, str(found.mesh), found.policy.compute, found.policy.reduce
+    >>> found.stage, str(found.options.mesh), found.policy.compute, found.policy.reduce
     (3, '2x4', 'bf16', 'fp32')
     """
     if not isinstance(root_units, tuple | list) or not all(isinstance(name, str) for name in root_units):
@@ -77,7 +78,8 @@ def from_fsdp(*, mesh: Any = None, reshard_after_forward: bool | int | None = No
     policy = _policy(mp_policy, strategy, findings)
     smaller, zeropp = _resharded_to(reshard, shape, findings)
     findings.raise_refusals("this configuration of FSDP")
-    settings = FrameworkSettings("FSDP", 0, policy, math.prod(shape) if shape else None, offload=offload)
+    settings = FrameworkSettings("FSDP", 0, policy, math.prod(shape) if shape else None,
+                                 options=StepOptions(overlap=True, offload=offload))
     if strategy == "NO_SHARD":
         return findings.noted(settings)
     findings.differ("a unit is cut here as one flat vector, in N equal parts; there each parameter is, along its first "
@@ -90,8 +92,9 @@ def from_fsdp(*, mesh: Any = None, reshard_after_forward: bool | int | None = No
     elif reshard is None and root_units:
         findings.differ("root_units: a plan gathers them again in backward")
     kept = "all" if reshard is False else tuple(root_units) if reshard is None and root_units else None
-    return findings.noted(replace(settings, stage=3, prefetch=ahead, keep_gathered=kept, zeropp=zeropp,
-                                  mesh=Mesh(*shape) if len(shape) == 2 else smaller))
+    options = replace(settings.options, prefetch=ahead, zeropp=zeropp,
+                      mesh=Mesh(*shape) if len(shape) == 2 else smaller)
+    return findings.noted(replace(settings, stage=3, keep_gathered=kept, options=options))
 
 
 def _shape(mesh: Any) -> tuple[int, ...]:

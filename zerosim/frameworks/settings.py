@@ -15,11 +15,10 @@ from types import MappingProxyType
 from typing import Any
 
 from zerosim.numerics.checks import did_you_mean, is_count, is_finite_number
-from zerosim.numerics.places import NOTHING, Offload
-from zerosim.numerics.policy import Policy
-from zerosim.numerics.quantization import ZeroPlusPlus
+from zerosim.numerics.places import NOTHING
+from zerosim.numerics.policy import BY_RANK, Policy
 from zerosim.optim import Optimizer
-from zerosim.ranks.mesh import Mesh
+from zerosim.options import PLAIN, StepOptions
 
 NO_KEYS: Mapping[str, str] = MappingProxyType({})
 FORMATS_BY_NAME = {"fp32": "fp32", "float32": "fp32", "float": "fp32", "fp16": "fp16", "float16": "fp16",
@@ -44,22 +43,16 @@ class FrameworkSettings:
     optimizer: Optimizer | None = None
     schedule: Callable[[int], float] | None = None
     clip_norm: float | None = None
-    bucket_nbytes: int | None = None
-    overlap: bool = True
-    prefetch: int = 0
     keep_gathered: str | tuple[str, ...] | None = None
-    offload: Offload = NOTHING
-    mesh: Mesh | None = None
-    zeropp: ZeroPlusPlus | None = None
+    options: StepOptions = PLAIN
     ignored: tuple[str, ...] = ()
     differences: tuple[str, ...] = ()
 
     def engine_arguments(self) -> dict[str, Any]:
         """The options of ``zs.Engine(rank, model, optimizer, **options)``; the optimizer is the settings' own, or
         yours where they name none."""
-        names = ("stage", "policy", "clip_norm", "schedule", "bucket_nbytes", "overlap", "prefetch", "keep_gathered",
-                 "offload", "mesh", "zeropp")
-        return {name: getattr(self, name) for name in names}
+        given = {name: getattr(self, name) for name in ("stage", "policy", "clip_norm", "schedule")}
+        return given | self.options.arguments() | {"keep_gathered": self.keep_gathered}
 
     def plan_arguments(self) -> dict[str, Any]:
         """The options of ``zs.plan(model, **options)``, without what the settings do not say.
@@ -67,15 +60,14 @@ class FrameworkSettings:
         A plan counts what an engine of this policy holds, in buckets of a unit. Parameters that stay gathered from
         forward to backward are those of stage 2 to it.
         """
-        given = {name: getattr(self, name) for name in ("ranks", "batch", "micro_batches", "optimizer", "mesh",
-                                                        "zeropp") if getattr(self, name) is not None}
+        given = {name: getattr(self, name) for name in ("ranks", "batch", "micro_batches", "optimizer")}
         stage = 2 if self.keep_gathered == "all" else self.stage
-        return given | {"stage": stage, "compute": self.policy, "convention": "zerosim", "overlap": self.overlap,
-                        "prefetch": self.prefetch, "offload": self.offload}
+        given |= {"stage": stage, "compute": self.policy, "convention": "zerosim"} | self.options.arguments()
+        return {name: value for name, value in given.items() if name != "bucket_nbytes" and value is not None}
 
     def __str__(self) -> str:
         said = [f"{name}={_shortly(value)}" for name, value in self.engine_arguments().items()
-                if value not in (None, NOTHING)]
+                if value not in (None, NOTHING, BY_RANK)]
         lines = [f"{self.program}: " + ", ".join(said)]
         if self.optimizer is not None:
             lines.append(f"optimizer: {_shortly(self.optimizer)}")

@@ -6,11 +6,13 @@ from zerosim.models.initializers import Constants, Normal, Ones, Zeros
 from zerosim.models.layers import Context
 from zerosim.models.llama import Llama, LlamaConfig, decoder
 from zerosim.models.losses import CrossEntropy, HalfSquaredError, Loss
+from zerosim.models.model_types import from_hugging_face
 from zerosim.models.one_pass import Pass, first_weights, one_pass
+from zerosim.models.rotary import LinearScaling, Llama3Scaling
 from zerosim.models.small import MLP, four_weights
 from zerosim.models.units import BLOCK, NONE, LinearUnit, Model, Recompute, Unit, segment
 
 __all__ = ["BLOCK", "GPT", "MLP", "NONE", "PRESETS", "Constants", "Context", "CrossEntropy", "Decoder", "GPTConfig",
-           "HalfSquaredError", "LinearUnit", "Llama", "LlamaConfig", "Loss", "Model", "Normal", "Ones", "Pass",
-           "Recompute", "Unit", "Zeros", "autodiff", "decoder", "first_weights", "four_weights", "generate",
-           "logits_of", "one_pass", "segment"]
+           "HalfSquaredError", "LinearScaling", "LinearUnit", "Llama", "Llama3Scaling", "LlamaConfig", "Loss", "Model",
+           "Normal", "Ones", "Pass", "Recompute", "Unit", "Zeros", "autodiff", "decoder", "first_weights",
+           "four_weights", "from_hugging_face", "generate", "logits_of", "one_pass", "segment"]

@@ -35,7 +35,8 @@ class DecoderConfig(ABC):
     """Transformer blocks (``layers``) of C ``channels`` in H ``heads``, T tokens of ``context``, V of ``vocabulary``.
 
     ``dropout`` is the rate after the embedding and after both residual projections of each block; the attention
-    probabilities have none, since tiled attention never holds them. ``epsilon`` is the norms'.
+    probabilities have none, since tiled attention never holds them. ``epsilon`` is the norms', ``feed_forward`` F, the
+    width of the feed-forward network's inside; 0 makes it 4C.
     Raises ValueError for counts below one and a rate outside [0, 1).
     """
 
@@ -46,6 +47,7 @@ class DecoderConfig(ABC):
     vocabulary: int
     dropout: float = 0.0
     epsilon: float = 1e-5
+    feed_forward: int = 0
     learned_positions: ClassVar[bool] = False
     last_norm: ClassVar[str]
 
@@ -53,6 +55,8 @@ class DecoderConfig(ABC):
         where = type(self).__name__
         require_positive(where, layers=self.layers, channels=self.channels, heads=self.heads, context=self.context,
                          vocabulary=self.vocabulary)
+        object.__setattr__(self, "feed_forward", self.feed_forward or 4 * self.channels)
+        require_positive(where, feed_forward=self.feed_forward)
         layers.require_rate(where, "dropout", self.dropout)
         if not is_number(self.epsilon) or not self.epsilon > 0:
             raise ValueError(f"{where} was given epsilon={self.epsilon!r}; it keeps a norm from dividing by 0, so take "
@@ -80,11 +84,6 @@ class GPTConfig(DecoderConfig):
         if self.channels % self.heads:
             raise ValueError(f"GPTConfig was given {self.channels} channels in {self.heads} heads; all heads are "
                              "equally wide, so take a number of heads that divides the channels")
-
-    @property
-    def feed_forward(self) -> int:
-        """F = 4C, the width of the feed-forward network's inside."""
-        return 4 * self.channels
 
     def norm(self, name: str) -> Norm:
         """A LayerNorm."""
@@ -156,7 +155,7 @@ class LayerNorm(Norm):
 
 # -- Blocks: two residual parts each, in units of any number of parts --------------------------------------------------
 # Pre-norm. A part is x + dropout(closing(middle(opening(norm(x))))), opening and closing linear: in GPT-2, qkv and
-# projection round attention, up and down round a GELU, F = 4C.
+# projection round attention, up and down round a GELU.
 #
 # The context chooses what a part saves (`Context.keep`): "all", everything that backward needs; "selective", all but
 # the attention probabilities; "tiled", the same, with a log-sum-exp for each of their rows; "sub_block", the part's

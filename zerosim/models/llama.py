@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 from zerosim.models import gpt, layers
 from zerosim.models.gpt import PROBABILITIES, Attention, BlockPart, Decoder, DecoderConfig, FeedForward, Norm
 from zerosim.models.layers import OWN_OUTPUT, Context, Gradients, require_at_rest, rows_of
+from zerosim.models.rotary import RotaryScaling, frequencies
 from zerosim.models.units import Weights
 from zerosim.numerics.checks import is_finite_number, require_biases, require_positive, require_shape, unknown_name
 
@@ -28,16 +30,17 @@ from zerosim.numerics.checks import is_finite_number, require_biases, require_po
 class LlamaConfig(DecoderConfig):
     """A decoder with rotary positions, RMSNorm and gates.
 
-    Where 0: ``key_value_heads`` (H_kv) is H, ``head_channels`` (D) is C/H, ``feed_forward`` (F) is 4C. ``base`` is that
-    of the rotary angles, not rescaled for longer contexts. ``biases`` are the linear layers that have one, of "qkv",
-    "projection" and "feed_forward"; ``head_norms``: an RMSNorm of each head's queries and keys.
+    Where 0: ``key_value_heads`` (H_kv) is H, ``head_channels`` (D) is C/H. ``base`` is that of the rotary angles,
+    ``scaling`` slows them down for longer contexts: a LinearScaling or a Llama3Scaling. ``biases`` are the linear
+    layers that have one, of "qkv", "projection" and "feed_forward"; ``head_norms``: an RMSNorm of each head's queries
+    and keys.
     Raises ValueError for heads that do not divide, heads of odd width, which cannot be turned, and other biases.
     """
 
     key_value_heads: int = 0
     head_channels: int = 0
-    feed_forward: int = 0
     base: float = 10_000.0
+    scaling: RotaryScaling | None = None
     biases: tuple[str, ...] = ()
     head_norms: bool = False
     last_norm: ClassVar[str] = "norm"
@@ -48,8 +51,7 @@ class LlamaConfig(DecoderConfig):
         if not self.head_channels and self.channels % self.heads:
             raise ValueError(f"{where} was given {self.channels} channels in {self.heads} heads, which do not divide "
                              "them; take a number of heads that does, or say head_channels")
-        derived = {"key_value_heads": self.heads, "head_channels": self.channels // self.heads,
-                   "feed_forward": 4 * self.channels}
+        derived = {"key_value_heads": self.heads, "head_channels": self.channels // self.heads}
         for name, value in derived.items():
             object.__setattr__(self, name, getattr(self, name) or value)
         require_positive(where, **{name: getattr(self, name) for name in derived})
@@ -62,9 +64,17 @@ class LlamaConfig(DecoderConfig):
         if not is_finite_number(self.base) or not self.base > 0:
             raise ValueError(f"{where} was given base={self.base!r}; the rotary angles are its powers, so take a "
                              "positive number, as 10000")
+        if self.scaling is not None and not isinstance(self.scaling, RotaryScaling):
+            raise ValueError(f"{where} was given scaling={self.scaling!r}; it is a LinearScaling, a Llama3Scaling or "
+                             "None")
         require_biases(where, self.biases)
         if not isinstance(self.head_norms, bool):
             raise ValueError(f"{where} was given head_norms={self.head_norms!r}; it is True or False")
+
+    @cached_property
+    def frequencies(self) -> tuple[float, ...]:
+        """Radians by which each plane of a head turns from one place to the next (D/2,)."""
+        return frequencies(self.head_channels, self.base, self.scaling)
 
     def norm(self, name: str) -> Norm:
         """An RMSNorm."""
@@ -243,7 +253,7 @@ class RotaryAttention(Attention):
     def _turn(self, ctx: Context, qkv: np.ndarray, *, back: bool = False) -> None:
         """Turns the queries and keys of qkv (B, T, O) in place."""
         of = self.config
-        ctx.kernels.rotate(qkv, of.heads + of.key_value_heads, of.head_channels, of.base, back=back)
+        ctx.kernels.rotate(qkv, of.heads + of.key_value_heads, of.frequencies, back=back)
         turned = qkv.size // (of.heads + 2 * of.key_value_heads) * (of.heads + of.key_value_heads)
         ctx.note(flops=3 * turned, nbytes=2 * turned * qkv.itemsize)
 

@@ -99,7 +99,7 @@ def initializer_of(model: Model, weights: Mapping[str, Array] | None = None) -> 
     """
     units = {name: unit for unit in model.units for name in unit.shapes}
     if weights is None:
-        return lambda name, start, count: units[name].initial(name, start, count)
+        return model.first or (lambda name, start, count: units[name].initial(name, start, count))
     require_weights("weights=", model, weights)
     flat = {name: np.ravel(array) for name, array in weights.items()}
     for name, values in flat.items():

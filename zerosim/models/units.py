@@ -267,7 +267,9 @@ class LinearUnit(Unit):
 
 
 class Model:
-    """A list of units and a loss."""
+    """A list of units and a loss. ``first`` is the initializer of all parameters, where it is not each unit's own."""
+
+    first: Initializer | None = None
 
     def __init__(self, units: Sequence[Unit], loss: Loss | None = None) -> None:
         """``loss`` is HalfSquaredError where none is given.

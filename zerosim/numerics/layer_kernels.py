@@ -586,16 +586,17 @@ def _log_of_sum(total: Array, top: Array, result: Array) -> None:
 
 
 # -- Rotary positions --------------------------------------------------------------------------------------------------
-# Channels i and i + D/2 of a head are a point in a plane, which is turned by an angle of t·base^(-2i/D) at place t.
+# Channels i and i + D/2 of a head are a point in plane i, which is turned by t times the plane's frequency at place t.
 # Source: Su et al. 2021 (RoFormer, arXiv:2104.09864), section 3.4.2; its pairs are neighbors, these lie half a head
 # apart, as in GPT-NeoX and in the checkpoints of the `transformers` library.
 
 
-def rotate(k: BlockKernels, x: Array, heads: int, width: int, base: float, *, back: bool = False) -> None:
-    """Turns the first ``heads`` heads of ``width`` channels each of x (B, T, …) in place; ``back``: the other way."""
+def rotate(k: BlockKernels, x: Array, heads: int, frequencies: tuple[float, ...], *, back: bool = False) -> None:
+    """Turns the first ``heads`` heads of D channels each of x (B, T, …) in place, each plane by its frequency (D/2,) in
+    radians per place; ``back``: the other way."""
     sign, work = -1.0 if back else 1.0, work_type(x)
-    table = [PerColumn(k.uploaded(part.astype(work))) for part in angles(x.shape[1], width, base)]
-    for sequence in x.reshape(*x.shape[:2], -1, width)[:, :, :heads]:
+    table = [PerColumn(k.uploaded(part.astype(work))) for part in angles(x.shape[1], frequencies)]
+    for sequence in x.reshape(*x.shape[:2], -1, 2 * len(frequencies))[:, :, :heads]:
         first, second = _halves(sequence.transpose(1, 0, 2))  # (heads, T, D/2)
         result = k.room("turned", first.shape, work)
         k.apply(_turned, [first, second, *table, sign], result)
@@ -604,9 +605,9 @@ def rotate(k: BlockKernels, x: Array, heads: int, width: int, base: float, *, ba
 
 
 @cache
-def angles(tokens: int, width: int, base: float) -> tuple[Array, Array]:
+def angles(tokens: int, frequencies: tuple[float, ...]) -> tuple[Array, Array]:
     """Cosines and sines of the angles of all places and planes (T, D/2), float64."""
-    turns = np.outer(np.arange(tokens), base ** (-np.arange(0, width, 2) / width))
+    turns = np.outer(np.arange(tokens), frequencies)
     return np.cos(turns), np.sin(turns)
 
 

@@ -7,9 +7,7 @@ algorithm, from their own generators, `cost` their seconds, `hardware` devices a
 `streams` replays it on any machine, and `timeline` says what that comes to.
 """
 
-import warnings
-from typing import Any
-
+from zerosim.models.transformer import Transformer
 from zerosim.planning import (
     activations,
     collectives,
@@ -50,7 +48,7 @@ from zerosim.planning.hardware import Device, Link, Network
 from zerosim.planning.offloaded import moved_nbytes
 from zerosim.planning.plan import Plan, PlanConfig, PlanRow, plan_config
 from zerosim.planning.recording import Recording, record
-from zerosim.planning.shapes import PRESETS, ModelShape, Transformer, model_of, model_of_parameters, model_shape
+from zerosim.planning.shapes import PRESETS, ModelShape, model_of, model_of_parameters, model_shape
 from zerosim.planning.timeline import Machine, SlowLink, SlowRank, Timeline, replay
 
 __all__ = [
@@ -112,13 +110,3 @@ __all__ = [
     "unit_cuts",
     "vectors_sent",
 ]
-
-RENAMED = {"question": "plan_config", "Question": "PlanConfig", "DIALECTS": "CONVENTIONS", "Dialect": "Convention",
-           "States": "ShardedStates", "Row": "PlanRow"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"zerosim.planning.{name} is now called {RENAMED[name]}", DeprecationWarning, stacklevel=2)
-    return globals()[RENAMED[name]]

@@ -15,15 +15,17 @@ keeps), section 5 (selective); Chen et al. 2016 (arXiv:1604.06174), section 4 (s
 "FlashAttention" (arXiv:2205.14135), section 3.1 (only a log-sum-exp is kept of attention).
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
+from zerosim.models.transformer import Transformer
 from zerosim.models.units import Recompute
-from zerosim.numerics.checks import LINEAR_LAYERS
-from zerosim.planning.cuts import checked_count, count_fields
+from zerosim.numerics.checks import LINEAR_LAYERS, checked_count, count_fields
 
 FP32_NBYTES = 4
 
@@ -63,6 +65,20 @@ class Block:
         if self.query_channels % self.heads:
             raise ValueError(f"a block of {self.query_channels} channels was asked for {self.heads} heads; each head "
                              "has as many channels as the others, so take a number of heads that divides the channels")
+
+    @classmethod
+    def of(cls, model: Transformer, batch: int, tokens: int, itemsize: int = 2) -> Block:
+        """A block of a transformer, and the batch that it sees.
+
+        Raises ValueError for counts below one, and for a model of encoder and decoder, whose blocks differ.
+        """
+        if model.encoder_blocks:
+            raise ValueError("what a block keeps and computes is counted for decoders alone, and this model has "
+                             f"{model.encoder_blocks} blocks of encoder beside {model.blocks} of decoder; its states "
+                             "and its traffic are counted")
+        return cls(batch, tokens, model.channels, model.heads, itemsize, query_channels=model.query_channels,
+                   key_channels=model.key_channels, feed_forward=model.feed_forward, gated=model.gated,
+                   rms=not model.layer_norm, head_norms=model.head_norms, biases=model.biases)
 
     @property
     def is_plain(self) -> bool:
@@ -153,10 +169,10 @@ class Kept:
         """Bytes at rest."""
         return self.elements * self.itemsize + self.statistics * FP32_NBYTES
 
-    def __add__(self, other: "Kept") -> "Kept":
+    def __add__(self, other: Kept) -> Kept:
         return Kept(self.elements + other.elements, self.statistics + other.statistics, self.itemsize)
 
-    def __mul__(self, times: int) -> "Kept":
+    def __mul__(self, times: int) -> Kept:
         return Kept(self.elements * times, self.statistics * times, self.itemsize)
 
 

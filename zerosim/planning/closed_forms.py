@@ -20,22 +20,22 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.checks import unknown_name
+from zerosim.numerics.checks import checked_count, count_fields
 from zerosim.numerics.formats import format_of
-from zerosim.numerics.places import DISK, NOTHING, Offload
-from zerosim.numerics.policy import BY_MICRO_BATCH, BY_RANK, REDUCTIONS, Policy
-from zerosim.numerics.quantization import Blockwise, ZeroPlusPlus
+from zerosim.numerics.places import DISK
+from zerosim.numerics.policy import Policy
+from zerosim.numerics.quantization import Blockwise
+from zerosim.options import PLAIN, StepOptions
 from zerosim.planning import collectives
 from zerosim.planning.cuts import (
     Cut,
-    checked_count,
     checked_layout,
     checked_unit_lengths,
-    count_fields,
     padded_unit_lengths,
     region_cuts,
     unit_cuts,
 )
+from zerosim.ranks.mesh import Mesh
 
 MIXED_PRECISION = Policy("fp16")
 OVERFLOW_FLAG_NBYTES = 1
@@ -67,13 +67,6 @@ STAGES: Mapping[int, ShardedStates] = {
 }
 
 
-def checked_order(reduction: str) -> str:
-    """The name of an order in which gradients are added. Raises ValueError, as the engine does, for an unknown one."""
-    if reduction not in REDUCTIONS:
-        raise unknown_name(f"no order of additions is called reduction={reduction!r}", reduction, REDUCTIONS)
-    return reduction
-
-
 @dataclass(frozen=True)
 class Job:
     """One training step on paper.
@@ -84,14 +77,12 @@ class Job:
     `kept_gathered` are the units that stay gathered from forward to the end of backward, `tied` pairs (unit, owner)
     of units that use another unit's parameters (tied weights), by their places in the model; `tied_lengths` are the
     elements that each of them uses (none said: none counted in gradients). `normed_tensors` are those whose own norms
-    the optimizer reads, as LAMB does. `overlap` and `prefetch` are the engine's options: they change no byte sent, but
-    what `step` reads from a job. With several `nodes` states lie in shards inside each node, and every node has all
-    (hybrid sharding); or, with a `zeropp`, in shards on all ranks. `offload` places states off the device: it changes
-    what `step` and `moved_nbytes` read from a job, and of the bytes sent those of control. ``reduction`` is the
-    engine's order of additions: by "micro_batch" the addends arrive whole, and norms are of exact sums.
+    the optimizer reads, as LAMB does. `options` are the engine's. Its mesh and parts of ZeRO++ change the bytes sent;
+    by micro-batch norms are of exact sums; offload changes what is sent of control; overlap and units ahead, none.
+    What is held and moved under all of them is counted in `step` and in `offloaded`.
 
-    Raises ValueError for no units, negative lengths, counts below one, an unknown layout, for nodes that do not divide
-    the ranks, and for an order that the engine cannot keep.
+    Raises ValueError for no units, negative lengths, counts below one, an unknown layout, for a mesh of other ranks,
+    and for an order that the engine cannot keep.
     """
 
     unit_lengths: tuple[int, ...]
@@ -106,44 +97,26 @@ class Job:
     tied: tuple[tuple[int, int], ...] = ()
     tied_lengths: tuple[int, ...] = ()
     normed_tensors: int = 0
-    overlap: bool = False
-    prefetch: int = 0
-    nodes: int = 1
-    zeropp: ZeroPlusPlus | None = None
-    offload: Offload = NOTHING
-    reduction: str = BY_RANK
+    options: StepOptions = PLAIN
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unit_lengths", checked_unit_lengths(self.unit_lengths))
-        count_fields(self, ranks=1, slots=0, micro_batches=1, normed_tensors=0, prefetch=0, nodes=1)
-        if self.ranks % self.nodes:
-            raise ValueError(f"{self.ranks} ranks do not spread evenly over {self.nodes} nodes; take as many ranks on "
-                             "each")
+        count_fields(self, ranks=1, slots=0, micro_batches=1, normed_tensors=0)
+        if self.options.mesh:
+            Mesh.of(self.options.mesh, self.ranks)
         if self.recompute_units is not None:
             checked_count("recompute_units", self.recompute_units, 1)
         checked_layout(self.layout)
-        checked_order(self.reduction)
-        if self.by_micro_batch and (not self.states.gradients_sharded or self.nodes > 1 or self.policy.wire):
-            raise ValueError("reduction='micro_batch' is of sharded gradients, which travel as they are, among ranks "
-                             "of one group; take stage 2 or 3 without nodes and without a wire format, or "
-                             "reduction='rank'")
+        if self.options.by_micro_batch and (not self.states.gradients_sharded or self.policy.wire):
+            raise ValueError("reduction='micro_batch' is of sharded gradients, which travel as they are; take stage 2 "
+                             "or 3 without a wire format, or reduction='rank'")
         if not self.tied_lengths:
             object.__setattr__(self, "tied_lengths", (0,) * len(self.tied))
 
     @property
-    def by_micro_batch(self) -> bool:
-        """True where the owner adds every rank's gradient of every micro-batch itself."""
-        return self.reduction == BY_MICRO_BATCH
-
-    @property
     def shards(self) -> int:
         """The ranks among which states are cut: R, all of them on one node; N with ZeRO++."""
-        return self.ranks // self.replicas
-
-    @property
-    def replicas(self) -> int:
-        """The nodes that have a shard each of the same."""
-        return 1 if self.zeropp else self.nodes
+        return self.ranks // self.options.replicas
 
     @cached_property
     def padded_lengths(self) -> tuple[int, ...]:
@@ -153,12 +126,12 @@ class Job:
     @property
     def unit_cuts(self) -> list[Cut]:
         """For each unit, who owns what of it."""
-        return [cut[::self.replicas] for cut in unit_cuts(self.unit_lengths, self.ranks, self.layout)]
+        return [cut[::self.options.replicas] for cut in unit_cuts(self.unit_lengths, self.ranks, self.layout)]
 
     @property
     def region_cuts(self) -> list[Cut]:
         """The cuts of the stretches that are reduced or gathered in one call, unless unit by unit."""
-        return [cut[::self.replicas] for cut in region_cuts(self.unit_lengths, self.ranks, self.layout)]
+        return [cut[::self.options.replicas] for cut in region_cuts(self.unit_lengths, self.ranks, self.layout)]
 
     @property
     def gathers(self) -> tuple[int, ...]:
@@ -184,7 +157,7 @@ class Job:
     @property
     def reduces_to_shards(self) -> bool:
         """True where whole gradients are reduce-scattered: shards are updated, or nodes are to add up theirs."""
-        return self.states.optimizer_sharded or self.replicas > 1
+        return self.states.optimizer_sharded or self.options.replicas > 1
 
     @property
     def control_nbytes(self) -> tuple[int, ...]:
@@ -192,7 +165,7 @@ class Job:
         overflow flag, its part of the norm, and of the norms of tensors."""
         if not self.states.optimizer_sharded:
             return ()
-        partial = EXACT_PARTIAL_NBYTES if self.by_micro_batch else NORM_PARTIAL_NBYTES
+        partial = EXACT_PARTIAL_NBYTES if self.options.by_micro_batch else NORM_PARTIAL_NBYTES
         return OVERFLOW_FLAG_NBYTES, partial, partial * TENSOR_NORMS * self.normed_tensors
 
     def held(self, sharded: bool) -> int:
@@ -239,7 +212,7 @@ def gradient_peak_nbytes(job: Job) -> list[int]:
     taken = job.reduced_dtype
     taken_at_rest = cut == optimizer_cut and taken == rests
     after = 0 if taken_at_rest else job.held(optimizer_cut) * taken.itemsize
-    if job.replicas > 1 and not (cut or optimizer_cut):  # a shard of the node's sum is made first
+    if job.options.replicas > 1 and not (cut or optimizer_cut):  # a shard of the node's sum is made first
         after += job.held(True) * taken.itemsize
     return [job.held(cut) * rests.itemsize + max(backward, after)] * job.ranks
 
@@ -301,8 +274,8 @@ def _sent_gradients(job: Job) -> list[int]:
     The two make an all-reduce. Partial sums travel in the wire's format, the sums in that in which they rest. Once a
     step, shards are all-reduced across nodes.
     """
-    if job.zeropp and job.zeropp.gradients:
-        return [a + b for a, b in zip(*_exchanged(job, job.zeropp.gradients), strict=True)]
+    if job.options.parts.gradients:
+        return [a + b for a, b in zip(*_exchanged(job, job.options.parts.gradients), strict=True)]
     cuts, times = (job.unit_cuts, job.micro_batches) if job.states.gradients_sharded else (job.region_cuts, 1)
     scattered = _rings(job, "reduce_scatter", cuts, job.wire_dtype, [times] * len(cuts))
     across = _reduced_across(job)
@@ -329,7 +302,8 @@ def _sent_control(job: Job) -> list[int]:
 
 def _agreed_nbytes(job: Job) -> int:
     """Bytes that each rank sends in rings of all ranks, of all nodes too, until files are known to be written."""
-    times = (job.offload.optimizer == DISK) + (job.offload.parameters == DISK and job.states.gathers_after_update)
+    places, gathers = job.options.offload, job.states.gathers_after_update
+    times = (places.optimizer == DISK) + (places.parameters == DISK and gathers)
     return times * AGREEMENT_NBYTES * (job.ranks - 1)
 
 
@@ -350,14 +324,14 @@ def _rings(job: Job, operation: str, cuts: list[Cut], dtype: np.dtype[Any],
 
 def _reduced_across(job: Job) -> int:
     """Bytes that each rank sends to other nodes when those add up their shards: a ring all-reduce, once a step."""
-    chunk = job.held(True) // job.replicas
-    return chunk * (job.replicas - 1) * (job.wire_dtype.itemsize + job.policy.reduce_dtype.itemsize)
+    chunk = job.held(True) // job.options.replicas
+    return chunk * (job.options.replicas - 1) * (job.wire_dtype.itemsize + job.policy.reduce_dtype.itemsize)
 
 
 def _gathered(job: Job) -> tuple[list[int], list[int]]:
     """Bytes of the gathers of cut parameters by rank: those of rings over all that have a shard, and those of secondary
     shards inside nodes."""
-    asked, cuts, dtype = job.zeropp or ZeroPlusPlus(), job.unit_cuts, job.policy.compute_dtype
+    asked, cuts, dtype = job.options.parts, job.unit_cuts, job.policy.compute_dtype
     times = [job.micro_batches * n for n in job.gathers]
     first = [1] * len(times) if asked.hpz else times
     if asked.weights:
@@ -367,7 +341,7 @@ def _gathered(job: Job) -> tuple[list[int], list[int]]:
         rings = _rings(job, "all_gather", cuts, dtype, first)
     if not asked.hpz:
         return rings, [0] * job.ranks
-    of_node = [cut[::job.nodes] for cut in cuts]
+    of_node = [cut[::job.options.nodes] for cut in cuts]
     return rings, _rings(job, "all_gather", of_node, dtype, [n - 1 for n in times])
 
 
@@ -378,10 +352,10 @@ def _exchanged(job: Job, form: Blockwise) -> tuple[list[int], list[int]]:
     times = job.micro_batches if job.states.gradients_sharded else 1
     inside, across = [0] * job.ranks, [0] * job.ranks
     for cut, count in Counter(cuts).items():
-        chunks = np.diff(_packed(cut, form)).reshape(job.nodes, -1)  # (nodes, ranks of a node)
+        chunks = np.diff(_packed(cut, form)).reshape(job.options.nodes, -1)  # (nodes, ranks of a node)
         of_places, all_of = chunks.sum(axis=0), int(chunks.sum())
         for rank in range(job.ranks):
-            node, place = divmod(rank, job.ranks // job.nodes)
+            node, place = divmod(rank, job.ranks // job.options.nodes)
             inside[rank] += count * times * (all_of - int(of_places[place]))
             across[rank] += count * times * int(of_places[place] - chunks[node, place])
     return inside, across
@@ -398,17 +372,16 @@ def crossing_nbytes(job: Job) -> dict[str, list[int]]:
     A ring over all ranks crosses from the last rank of each node alone. With hybrid sharding only gradients cross, and
     whether all have written their files.
 
-    >>> whole = Job((1 << 20,), 8, STAGES[3], nodes=2, zeropp=ZeroPlusPlus())
-    >>> from dataclasses import replace
-    >>> less = replace(whole, zeropp=ZeroPlusPlus(True, "int8", "int4"))
+    >>> whole = Job((1 << 20,), 8, STAGES[3], options=StepOptions.of(8, mesh="2x4", zeropp="flat"))
+    >>> less = Job((1 << 20,), 8, STAGES[3], options=StepOptions.of(8, mesh="2x4", zeropp="hpz+qwz+qgz"))
     >>> [sum(map(sum, crossing_nbytes(job).values())) // 2**20 for job in (whole, less)]
     [10, 2]
 
     Source: Wang et al. 2023, section 3.4.
     """
-    each = job.ranks // job.nodes
-    leaves = [job.nodes > 1 and rank % each == each - 1 for rank in range(job.ranks)]
-    if job.replicas > 1:
+    each = job.ranks // job.options.nodes
+    leaves = [job.options.nodes > 1 and rank % each == each - 1 for rank in range(job.ranks)]
+    if job.options.replicas > 1:
         return {"gradients": [_reduced_across(job)] * job.ranks, "parameters": [0] * job.ranks,
                 "control": [_agreed_nbytes(job) * last for last in leaves]}
     rings = sent_nbytes(job)
@@ -416,8 +389,8 @@ def crossing_nbytes(job: Job) -> dict[str, list[int]]:
         rings["parameters"] = _gathered(job)[0]
     found = {purpose: [n if last else 0 for n, last in zip(nbytes, leaves, strict=True)]
              for purpose, nbytes in rings.items()}
-    if job.zeropp and job.zeropp.gradients:
-        found["gradients"] = _exchanged(job, job.zeropp.gradients)[1]
+    if job.options.parts.gradients:
+        found["gradients"] = _exchanged(job, job.options.parts.gradients)[1]
     return found
 
 

@@ -23,8 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.numerics.checks import checked_count
 from zerosim.numerics.kernels import NullKernels
-from zerosim.planning.cuts import Cut, ceil_cut, checked_count
+from zerosim.planning.cuts import Cut, ceil_cut
 from zerosim.ranks import collectives
 from zerosim.ranks.call import Call
 from zerosim.ranks.collectives import lockstep_without_data, steps_of, without_data

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from zerosim.numerics.checks import did_you_mean
+from zerosim.numerics.checks import checked_count, did_you_mean
 from zerosim.numerics.policy import Policy
 from zerosim.optim import Adam, Optimizer, state_nbytes
 from zerosim.planning.closed_forms import ShardedStates
-from zerosim.planning.cuts import checked_count, padded_unit_lengths
+from zerosim.planning.cuts import padded_unit_lengths
 from zerosim.planning.shapes import ModelShape
 from zerosim.ranks.call import tensor_cut
 

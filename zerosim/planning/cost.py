@@ -27,8 +27,9 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
+from zerosim.numerics.checks import checked_count
 from zerosim.planning.collectives import INT64_NBYTES, ROUNDS, CollectiveShape, Sent, checked_shape, levels, sent_of
-from zerosim.planning.cuts import Cut, ceil_cut, checked_count
+from zerosim.planning.cuts import Cut, ceil_cut
 from zerosim.planning.hardware import Link, Network
 from zerosim.ranks.call import largest_chunk
 

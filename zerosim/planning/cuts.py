@@ -6,18 +6,15 @@ owns what: `per_unit` pads every unit to a multiple of N, and rank r owns the r-
 pads only the end of the last unit, and rank r owns the r-th N-th of the whole vector.
 """
 
-import operator
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any
 
-from zerosim.numerics.checks import unknown_name
+from zerosim.numerics.checks import checked_count, unknown_name
 from zerosim.ranks import call
 
 Cut = call.Cut
 
 LAYOUTS = ("per_unit", "contiguous")
-MOST_BITS = 62  # of a count: products of a few of them still are floats, and sums of bytes fit 64 bits
 
 
 def ceil_cut(length: int, ranks: int) -> Cut:
@@ -80,25 +77,6 @@ def unit_cuts(unit_lengths: Sequence[int], ranks: int, layout: str = "per_unit")
         return regions
     starts = accumulate(padded_unit_lengths(unit_lengths, ranks, layout), initial=0)
     return [clip(regions[0], low, high) for low, high in pairwise(starts)]
-
-
-def checked_count(name: str, value: int, least: int) -> int:
-    """The value as a Python int; raises ValueError unless it is a whole number of at least `least`, below 2^62."""
-    try:
-        count = operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be a whole number, got {value!r}; write {name}=int(...)") from None
-    if count < least:
-        raise ValueError(f"{name} must be at least {least}, got {count}")
-    if count.bit_length() > MOST_BITS:
-        raise ValueError(f"{name} must be below 2^{MOST_BITS}, got a number of {count.bit_length()} bits")
-    return count
-
-
-def count_fields(record: Any, **least: int) -> None:
-    """Makes fields of a frozen record Python ints; raises ValueError as `checked_count` does, by the least of each."""
-    for name, low in least.items():
-        object.__setattr__(record, name, checked_count(name, getattr(record, name), low))
 
 
 def checked_unit_lengths(unit_lengths: Sequence[int]) -> tuple[int, ...]:

@@ -6,10 +6,9 @@ Legend: N ranks, k micro-batches, B sequences of L tokens, d channels, H heads, 
 from collections.abc import Iterator
 
 from zerosim.numerics.places import DEVICE, DIRECTIONS, DISK, HOST
-from zerosim.numerics.policy import BY_RANK
 from zerosim.numerics.units import counted
 from zerosim.planning import activations
-from zerosim.planning.activations import logits_nbytes
+from zerosim.planning.activations import Block, logits_nbytes
 from zerosim.planning.closed_forms import STAGES, crossing_nbytes, vectors_sent
 from zerosim.planning.conventions import convention_of, formula, is_cut_anywhere, is_sharded, per_parameter_nbytes
 from zerosim.planning.hardware import overheads_nbytes
@@ -34,7 +33,7 @@ def _states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
         each, what = str(own), f"{own} of them the optimizer's own state"
     yield (f"model states ({convention.name})", f"({formula(states, convention, own)}) bytes, N = {ranks}, {what}",
            f"{row.states_nbytes + row.host_nbytes + row.disk_nbytes:,}")
-    places = config.offload
+    places = config.options.offload
     for kind, nbytes, place in (("parameter", row.parameters_nbytes, places.parameters),
                                 ("gradient", row.gradients_nbytes, places.gradients)):
         share = f"/{ranks}" if is_sharded(kind, states) else ""
@@ -49,7 +48,7 @@ def _beside_states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     job, decoder = config.job(row.stage, row.recompute), config.decoder
     padded = sum(job.padded_lengths)
     if decoder is not None:
-        block = decoder.block(config.batch, config.sequence, config.policy.compute_dtype.itemsize)
+        block = Block.of(decoder, config.batch, config.sequence, config.policy.compute_dtype.itemsize)
         peak = activations.peak_nbytes(block, decoder.blocks, row.recompute)
         logits = logits_nbytes(block, decoder.vocabulary, fp32_copy=False)
         yield ("activations", f"{row.recompute} of n = {decoder.blocks} blocks, BLd = {block.stream:,}, BHL² = "
@@ -60,12 +59,13 @@ def _beside_states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     yield ("overhead of the runtime", f"estimates: {parts}", f"{row.overhead_nbytes:,}")
     yield ("capacity", f"{config.device.name} reports", f"{row.capacity_nbytes:,}")
     vectors = {purpose: f"{float(times):.4g} Ψ of {purpose}" for purpose, times in vectors_sent(job).items() if times}
-    if job.zeropp:
-        across = sum(map(sum, crossing_nbytes(job).values())) // job.nodes
-        yield ("sent per step", f"unit by unit, with {job.zeropp}; {across:,} go from a node's ranks to other nodes",
+    if job.options.zeropp:
+        across = sum(map(sum, crossing_nbytes(job).values())) // job.options.nodes
+        yield ("sent per step",
+               f"unit by unit, with {job.options.zeropp}; {across:,} go from a node's ranks to other nodes",
                f"{row.sent_nbytes_per_step:,}")
         return
-    nodes = f", and across M = {job.nodes} nodes 2(M-1)/M · Ψ/N of gradients" * (job.replicas > 1)
+    nodes = f", and across M = {job.options.nodes} nodes 2(M-1)/M · Ψ/N of gradients" * (job.options.replicas > 1)
     yield ("sent per step", f"(N-1)/N · ({' + '.join(vectors.values()) or '0'}), N = {job.shards}, Ψ = "
            f"{job.policy.compute_dtype.itemsize} · {padded:,}{nodes}, and control", f"{row.sent_nbytes_per_step:,}")
 
@@ -79,17 +79,18 @@ def _transient(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     itemsize, largest = job.policy.compute_dtype.itemsize, max(job.padded_lengths)
     if row.gathered_nbytes:
         yield ("gathered units", f"{itemsize} · {row.gathered_nbytes // itemsize:,} elements at once: a unit, its "
-               f"tied weights, and {job.prefetch} ahead; the largest has {largest:,}", f"{row.gathered_nbytes:,}")
+               f"tied weights, and {job.options.prefetch} ahead; the largest has {largest:,}",
+               f"{row.gathered_nbytes:,}")
     if row.secondary_nbytes:
         whole = itemsize * sum(job.padded_lengths)
-        yield ("secondary shards (hpZ)", f"{whole:,} · {job.nodes}/{job.ranks}, until the update",
+        yield ("secondary shards (hpZ)", f"{whole:,} · {job.options.nodes}/{job.ranks}, until the update",
                f"{row.secondary_nbytes:,}")
-    two = ", or one that goes back while another is reduced" * (job.overlap and job.states.gradients_sharded)
+    two = ", or one that goes back while another is reduced" * (job.options.overlap and job.states.gradients_sharded)
     yield ("gradients in flight", f"{itemsize} · {found.gradients_nbytes // itemsize:,} elements at once: a unit and "
            f"what the users of its weights wrote{two}, or what has been reduced", f"{found.gradients_nbytes:,}")
     hops = (f"{min(2, job.shards - 1)} chunks of hops, each 1/{job.shards} of a unit, and a unit's sum or its cast "
             "where it needs one")
-    if job.by_micro_batch:
+    if job.options.by_micro_batch:
         hops = "all ranks' addends to a rank's own chunk, as many elements as the unit has, and its cast where needed"
     yield ("buffers of collectives", hops, f"{found.buffers_nbytes:,}")
     yield ("buckets", "these two at the moment at which they are most together", f"{row.buckets_nbytes:,}")
@@ -122,7 +123,7 @@ def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
            f"{flops.recomputed:.4g}", f"{row.flops_per_step:,}")
     yield ("compute", f"{row.flops_per_step:.4g} / ({config.utilization:g} · {rate:.4g} per second)",
            f"{row.compute_seconds:.4g} s")
-    to_owners = config.reduction != BY_RANK or (config.zeropp and config.zeropp.gradients)
+    to_owners = config.options.by_micro_batch or config.options.parts.gradients
     collectives = "rings and all-to-alls" if to_owners else "rings"
     yield ("communication", f"{collectives} unit by unit, α + n/β over {config.network.inside.name}"
            + (f" and {config.network.between.name}" if config.network.between else ""),
@@ -134,7 +135,7 @@ def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     yield ("update", f"({scanned:,} scanned for overflow and norm + {updated:,} read and written) / "
            f"{config.device.memory_bytes_per_second:.4g} per second", f"{row.update_seconds:.4g} s")
     yield from _transfers(config, row)
-    extra = " + host" * (not config.offload.is_none) + " + disk" * config.offload.uses_disk
+    extra = " + host" * (not config.options.offload.is_none) + " + disk" * config.options.offload.uses_disk
     yield ("step", "compute + exposed + update" + extra, f"{row.step_seconds:.4g} s")
     yield ("model FLOPs utilization", f"{row.model_flops_per_step:.4g} / (step · {rate:.4g})",
            f"{row.model_flops_utilization:.3f}")
@@ -144,10 +145,11 @@ def options_text(config: PlanConfig) -> str:
     """``overlap and 1 unit ahead``, or what of it there is; where no unit is known nothing goes beside another."""
     if not config.has_units:
         return "nothing overlapped"
-    parts = ["overlap"] * config.overlap + [f"{counted(config.prefetch, 'unit')} ahead"] * bool(config.prefetch)
+    overlap, prefetch = config.options.overlap, config.options.prefetch
+    parts = ["overlap"] * overlap + [f"{counted(prefetch, 'unit')} ahead"] * bool(prefetch)
     return (" and ".join(parts) or "nothing overlapped") + order_text(config)
 
 
 def order_text(config: PlanConfig) -> str:
     """``, gradients added by micro-batch``; empty for the usual order."""
-    return ", gradients added by micro-batch" * (config.reduction != BY_RANK)
+    return ", gradients added by micro-batch" * config.options.by_micro_batch

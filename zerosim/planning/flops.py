@@ -16,10 +16,10 @@ one by which the layers note it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from zerosim.models.transformer import Transformer
 from zerosim.models.units import Recompute
+from zerosim.numerics.checks import checked_count
 from zerosim.planning.activations import Block, refuse_unless_plain, tensors
-from zerosim.planning.cuts import checked_count
-from zerosim.planning.shapes import Transformer
 
 # Operations per element, a transcendental function counted as one. What layers note is held to these.
 LAYERNORM_STATISTICS = 5        # the sum by a product with ones 2, the deviation 1, the sum of its squares 2
@@ -219,7 +219,7 @@ def step_flops(model: Transformer, batch: int, tokens: int, policy: str = "none"
     Raises ValueError for counts below one, a text that names no policy, and an encoder-decoder.
     Source: Narayanan et al. 2021, appendix; Korthikanti et al. 2022, appendix A.
     """
-    block = model.block(batch, tokens)
+    block = Block.of(model, batch, tokens)
     forward = model.blocks * matmul_flops(block) + logits_flops(block, model.vocabulary)
     return StepFlops(forward, 2 * forward, model.blocks * recomputed_flops(block, policy))
 

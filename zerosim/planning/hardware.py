@@ -16,9 +16,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from zerosim.numerics.checks import did_you_mean, is_number
+from zerosim.numerics.checks import checked_count, count_fields, did_you_mean, is_number
 from zerosim.numerics.places import FROM_DISK, TO_DISK
-from zerosim.planning.cuts import checked_count, count_fields
 
 # The formats for which a device may have a rate, each peak and dense.
 RATED_FORMATS = ("fp32", "tf32", "bf16", "fp16", "fp8")

@@ -15,13 +15,13 @@ from zerosim.planning.closed_forms import Job
 def moved_nbytes(job: Job, state_nbytes: int | None = None) -> dict[str, int]:
     """Bytes of one step by direction. ``state_nbytes`` are the optimizer's own of a parameter (None: the job's slots).
 
-    >>> from zerosim.numerics.places import Offload
+    >>> from zerosim.options import StepOptions
     >>> from zerosim.planning.closed_forms import STAGES
-    >>> moved_nbytes(Job((8,), 2, STAGES[2], offload=Offload("host", "host")))
+    >>> moved_nbytes(Job((8,), 2, STAGES[2], options=StepOptions.of(2, offload="optimizer=host+gradients=host")))
     {'to host': 8, 'to device': 8, 'to disk': 0, 'from disk': 0}
     """
     found = Counter[str]()
-    if not job.offload.is_none:
+    if not job.options.offload.is_none:
         _backward(job, found)
         _update(job, job.slots * job.policy.state_dtype.itemsize if state_nbytes is None else state_nbytes, found)
         _parameters(job, found)
@@ -34,13 +34,15 @@ def _backward(job: Job, found: Counter[str]) -> None:
     Added by micro-batch, all ranks' addends of a share go there one by one. On a mesh a share of a node's sum comes
     back once a step, for the addition across nodes, and goes again.
     """
-    place, policy, k = job.offload.gradients, job.policy, job.micro_batches
+    options, policy, k = job.options, job.policy, job.micro_batches
+    place = options.offload.gradients
     if place == DEVICE:
         return
     resting, reduced = policy.accumulate_dtype.itemsize, policy.reduce_dtype.itemsize
-    arrives = FP32.itemsize if job.zeropp and job.zeropp.gradients else reduced  # sums of what was quantized are fp32
+    arrives = FP32.itemsize if options.parts.gradients else reduced  # sums of what was quantized are fp32
     if job.states.gradients_sharded:
-        share, times = job.held(True), k * (job.ranks if job.by_micro_batch else 1)  # an addend of each rank, or a sum
+        share = job.held(True)
+        times = k * (job.ranks if options.by_micro_batch else 1)  # an addend of each rank, or a sum
         found[TO_HOST] += times * share * arrives
         written, read = times * share * resting, (times - 1) * share * resting
     else:
@@ -51,7 +53,7 @@ def _backward(job: Job, found: Counter[str]) -> None:
         found[TO_DEVICE] += (k > 1) * whole * resting
         read = (k - 1) * whole * resting
         written = read + taken
-    if job.replicas > 1:
+    if options.replicas > 1:
         share, rests = job.held(True), job.reduced_dtype.itemsize
         found[TO_DEVICE] += share * rests
         found[TO_HOST] += share * reduced
@@ -67,7 +69,7 @@ def _backward(job: Job, found: Counter[str]) -> None:
 
 def _update(job: Job, slots: int, found: Counter[str]) -> None:
     """Scans, reads and writes of the update, where the optimizer's state rests, and parameters that it has made."""
-    places, policy, states = job.offload, job.policy, job.states
+    places, policy, states = job.options.offload, job.policy, job.states
     valid, held = updated(job), job.held(states.optimizer_sharded)
     passes, writes = (3, 2) if job.normed_tensors else (1, 1)  # those of whole tensors' norms write moments alone once
     gradient = job.reduced_dtype.itemsize
@@ -101,12 +103,12 @@ def _update(job: Job, slots: int, found: Counter[str]) -> None:
 
 def _parameters(job: Job, found: Counter[str]) -> None:
     """Parameters come to the device whenever a unit is unsharded, and where they are gathered after the update."""
-    place, itemsize, states = job.offload.parameters, job.policy.compute_dtype.itemsize, job.states
+    place, itemsize, states = job.options.offload.parameters, job.policy.compute_dtype.itemsize, job.states
     if place == DEVICE:
         return
     times = [job.micro_batches * n for n in job.gathers]
     own = [cut[1] for cut in job.unit_cuts] if states.parameters_sharded else job.padded_lengths
-    if job.zeropp and job.zeropp.hpz:  # then from secondary shards, on the device
+    if job.options.parts.hpz:  # then from secondary shards, on the device
         times = [1] * len(times)
     brought = sum(n * length for n, length in zip(times, own, strict=True)) * itemsize
     if states.gathers_after_update:

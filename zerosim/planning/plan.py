@@ -25,16 +25,17 @@ from __future__ import annotations
 
 import operator
 import re
-import warnings
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from zerosim.models.transformer import Transformer
 from zerosim.models.units import ALL, TILED, Recompute
+from zerosim.numerics.checks import checked_count, count_fields
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.places import (
     DEVICE,
@@ -42,19 +43,18 @@ from zerosim.numerics.places import (
     DISK,
     FROM_DISK,
     HOST,
-    NOTHING,
     TO_DEVICE,
     TO_DISK,
     TO_HOST,
     Offload,
-    offload_of,
 )
 from zerosim.numerics.policy import BY_RANK, Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.numerics.units import count_of, gigabytes, nbytes_of, seconds_text
 from zerosim.optim import Optimizer
-from zerosim.planning.activations import Place, fullest_nbytes
-from zerosim.planning.closed_forms import STAGES, Job, checked_order, sent_nbytes
+from zerosim.options import StepOptions
+from zerosim.planning.activations import Block, Place, fullest_nbytes
+from zerosim.planning.closed_forms import STAGES, Job, sent_nbytes
 from zerosim.planning.conventions import (
     ADAM,
     Convention,
@@ -65,7 +65,6 @@ from zerosim.planning.conventions import (
     per_parameter_nbytes,
     states_nbytes,
 )
-from zerosim.planning.cuts import checked_count, count_fields
 from zerosim.planning.flops import StepFlops, logits_flops, matmul_flops, recomputed_flops, six_n, step_flops
 from zerosim.planning.hardware import (
     DISK_LINK,
@@ -80,7 +79,7 @@ from zerosim.planning.hardware import (
     read,
 )
 from zerosim.planning.offloaded import moved_nbytes
-from zerosim.planning.shapes import ModelShape, Transformer, model_of_parameters, model_shape
+from zerosim.planning.shapes import ModelShape, model_of_parameters, model_shape
 from zerosim.planning.step import (
     Flow,
     TransientMemory,
@@ -94,6 +93,8 @@ from zerosim.shown import ShownPlan
 
 MOST_RANKS = 8192
 MOST_SEQUENCES = 1 << 40  # in a batch that nobody has
+POLICY = Policy("bf16")
+OPTIONS = StepOptions(overlap=True, prefetch=1)  # what frameworks do by default
 MARGIN = 0.05  # of the device's memory, which a plan wants spare: an allocator's fragments, and peaks that no model has
 UTILIZATION = 0.5  # of the device's dense peak that matrix products reach: an assumption, which a plan states
 OPTIMIZER_KINDS = ("master", "gradient_copy", "optimizer_state")  # those that `Offload.optimizer` places
@@ -267,11 +268,11 @@ class Plan(ShownPlan):
                           "largest_unit_parameters": model.largest_unit.parameters},
                 "ranks": self.config.ranks, "device": self.config.device.name,
                 "link": self.config.network.inside.name,
-                "compute": self.config.policy.compute, "overlap": self.config.overlap,
-                "prefetch": self.config.prefetch, "offload": self.config.offload.text,
-                "mesh": None if self.config.mesh is None else str(self.config.mesh),
-                "zeropp": None if self.config.zeropp is None else asdict(self.config.zeropp),
-                "reduction": self.config.reduction,
+                "compute": self.config.policy.compute, "overlap": self.config.options.overlap,
+                "prefetch": self.config.options.prefetch, "offload": self.config.options.offload.text,
+                "mesh": None if self.config.options.mesh is None else str(self.config.options.mesh),
+                "zeropp": None if self.config.options.zeropp is None else asdict(self.config.options.zeropp),
+                "reduction": self.config.options.reduction,
                 "rows": [row.as_dict() for row in self.rows], "verdict": self.verdict}
 
 
@@ -307,21 +308,18 @@ class PlanConfig:
     """The model to train, the options of its training, and the machine.
 
     `tokens` None is the model's own context (2048 where it has none). `convention` is an accounting convention's name,
-    or a Policy for zerosim's own. `offload` places state off the device, the optimizer's first, over `host_link` and
-    `disk_link`; a rank's share of what there is are `host_capacity_nbytes` and `disk_capacity_nbytes` (None:
-    `HOST_NBYTES` and `DISK_NBYTES`). `overlap` and `prefetch` are the engine's options, of bytes and of seconds; a
-    bucket is a unit, since others cut units into unequal chunks, and no rank would stand for all. `overheads` replaces
-    bytes of the runtime by name, as `hardware.overheads_nbytes` takes them. On a `mesh` states are in shards inside
-    nodes, and replicated across; with `zeropp` in shards on all ranks, and less crosses nodes. `reduction` is the order
-    in which the engine adds gradients. Raises ValueError for counts below one, unknown stages, policies and
-    conventions, and a utilization outside (0, 1].
+    or a Policy for zerosim's own. `options` are the engine's, of bytes and of seconds; a bucket is a unit. What they
+    place off the device, the optimizer's state first, moves over `host_link` and `disk_link`; a rank's share of what
+    there is are `host_capacity_nbytes` and `disk_capacity_nbytes` (None: `HOST_NBYTES` and `DISK_NBYTES`). `overheads`
+    replaces bytes of the runtime by name, as `hardware.overheads_nbytes` takes them. Raises ValueError for counts below
+    one, unknown stages, policies and conventions, buckets of bytes, and a utilization outside (0, 1].
     """
 
     model: ModelShape
     ranks: int
     device: Device
     network: Network
-    policy: Policy = field(default_factory=lambda: Policy("bf16"))
+    policy: Policy = POLICY
     stages: tuple[int, ...] = tuple(STAGES)
     recompute: tuple[str, ...] = ("tiled", "block+tiled")
     batch: int = 1
@@ -330,20 +328,15 @@ class PlanConfig:
     optimizer: Optimizer = ADAM
     convention: str | Convention | Policy = "zero-paper"
     utilization: float = UTILIZATION
-    offload: Offload = NOTHING
+    options: StepOptions = OPTIONS
     host_link: Link | None = None
     disk_link: Link | None = None
     host_capacity_nbytes: int | None = None
     disk_capacity_nbytes: int | None = None
-    overlap: bool = True
-    prefetch: int = 1
     overheads: dict[str, int] | None = None
-    mesh: Mesh | None = None
-    zeropp: ZeroPlusPlus | None = None
-    reduction: str = BY_RANK
 
     def __post_init__(self) -> None:
-        count_fields(self, ranks=1, batch=1, micro_batches=1, prefetch=0)
+        count_fields(self, ranks=1, batch=1, micro_batches=1)
         if self.ranks > MOST_RANKS:
             raise ValueError(f"{self.ranks:,} ranks were asked for; every rank's share is looked at, so take "
                              f"{MOST_RANKS:,} at most")
@@ -358,17 +351,23 @@ class PlanConfig:
         if transformer and transformer.positions and self.sequence > transformer.positions:
             raise ValueError(f"sequences of {self.sequence} tokens were asked for, and {self.model.name} has learned "
                              f"places for {transformer.positions}; take shorter ones")
-        if not isinstance(self.offload, Offload):
-            raise ValueError(f"offload={self.offload!r} must be an Offload, as zs.Offload('host') is; plan_config "
-                             "takes texts too, as 'optimizer=host'")
-        if not self.offload.is_none and self.offload.optimizer == DEVICE:
-            raise ValueError(f"offload of {self.offload}: a plan takes the optimizer's state off the device first, "
+        if (bucket := self.options.bucket_nbytes) is not None:
+            raise ValueError(f"bucket_nbytes={bucket}: a plan is of buckets of a unit, since others cut units into "
+                             "unequal chunks, and no rank would stand for all; leave it out")
+        self._check_places()
+
+    def _check_places(self) -> None:
+        """Raises ValueError for state that a plan does not place off the device, and for a link or a capacity that is
+        missing, or of nothing."""
+        places = self.options.offload
+        if not places.is_none and places.optimizer == DEVICE:
+            raise ValueError(f"offload of {places}: a plan takes the optimizer's state off the device first, "
                              "which is most of all; place it on the host or on disk too")
-        if self.offload.uses_disk and not is_cut_anywhere(self.optimizer):
+        if places.uses_disk and not is_cut_anywhere(self.optimizer):
             raise ValueError(f"what {type(self.optimizer).__name__} keeps depends on the shapes of tensors, and what "
                              "it reads from disk is not planned; place its state on the host, or take AdamW")
-        for name, used, example in (("host_link", not self.offload.is_none, "pcie4"),
-                                    ("disk_link", self.offload.uses_disk, "nvme-pcie4")):
+        for name, used, example in (("host_link", not places.is_none, "pcie4"),
+                                    ("disk_link", places.uses_disk, "nvme-pcie4")):
             found = getattr(self, name)
             if found is not None and not used:
                 raise ValueError(f"{name}={found.name!r} is of offload, which was not asked for; pass "
@@ -376,8 +375,8 @@ class PlanConfig:
                                  f"{name}={found.name!r} is of offload to disk, which was not asked for; leave it out")
             if found is None and used:
                 raise ValueError(f"offload moves state over a {name.replace('_', ' ')}; name one, as {example}")
-        for name, used in (("host_capacity_nbytes", not self.offload.is_none),
-                           ("disk_capacity_nbytes", self.offload.uses_disk)):
+        for name, used in (("host_capacity_nbytes", not places.is_none),
+                           ("disk_capacity_nbytes", places.uses_disk)):
             if (nbytes := getattr(self, name)) is not None:
                 if not used:
                     raise ValueError(f"{name}={nbytes!r} is of offload, and nothing is placed there; leave it out")
@@ -399,8 +398,6 @@ class PlanConfig:
         if self.model.transformer is None and not is_cut_anywhere(optimizer):
             raise ValueError(f"what {type(optimizer).__name__} keeps depends on the shapes of tensors, and of "
                              f"{self.model.name} none is known; name a model, or an optimizer such as AdamW")
-        if not isinstance(self.overlap, bool):
-            raise ValueError(f"overlap={self.overlap!r} must be True or False")
 
     @property
     def sequence(self) -> int:
@@ -412,11 +409,6 @@ class PlanConfig:
     def policies(self) -> tuple[str, ...]:
         """The recomputation policies that make rows: "none" alone where nothing is known of activations."""
         return self.recompute if self.decoder is not None else ("none",)
-
-    @property
-    def replicas(self) -> int:
-        """The nodes that have all states each: 1 without hybrid sharding."""
-        return 1 if self.mesh is None or self.zeropp else self.mesh.nodes
 
     @property
     def capacities_nbytes(self) -> dict[str, int]:
@@ -498,20 +490,18 @@ class PlanConfig:
                    kept_gathered=tuple(sorted({owner for _, owner in model.tied})), tied=model.tied,
                    tied_lengths=tuple(model.units[owner].tensors[0].parameters for _, owner in model.tied),
                    normed_tensors=normed_tensors(self.optimizer, len(model.tensors)),
-                   overlap=self.overlap and self.has_units, prefetch=self.prefetch * self.has_units,
-                   nodes=self.mesh.nodes if self.mesh else 1, zeropp=self.zeropp, offload=self.offload,
-                   reduction=self.reduction)
+                   options=self.options if self.has_units else replace(self.options, overlap=False, prefetch=0))
 
     def resting_nbytes(self, stage: int) -> dict[str, int]:
         """Bytes held from step to step, on the device and on the host, and the runtime's overhead, by fields of a row.
         """
         kinds = states_nbytes(self.model, self.ranks, STAGES[stage], self.convention, optimizer=self.optimizer,
-                              nodes=self.replicas)
+                              nodes=self.options.replicas)
         places = {"parameters": kinds.get("parameter", 0), "gradients": kinds.get("gradient", 0),
                   "optimizer": sum(kinds.get(kind, 0) for kind in OPTIMIZER_KINDS)}
-        off = Counter({place: sum(n for name, n in places.items() if getattr(self.offload, name) == place)
+        off = Counter({place: sum(n for name, n in places.items() if getattr(self.options.offload, name) == place)
                        for place in (HOST, DISK)})
-        return {**{f"{name}_nbytes": n * (getattr(self.offload, name) == DEVICE) for name, n in places.items()},
+        return {**{f"{name}_nbytes": n * (getattr(self.options.offload, name) == DEVICE) for name, n in places.items()},
                 "host_nbytes": off[HOST], "disk_nbytes": off[DISK],
                 "overhead_nbytes": sum(overheads_nbytes(self.overheads).values())}
 
@@ -519,7 +509,7 @@ class PlanConfig:
         """Bytes that come and go in a step."""
         flow = None
         if self.decoder is not None:
-            block = self.decoder.block(1, self.sequence, self.policy.compute_dtype.itemsize)
+            block = Block.of(self.decoder, 1, self.sequence, self.policy.compute_dtype.itemsize)
             flow = Flow(block, self.decoder.blocks, self.decoder.vocabulary, policy)
         return transient_memory(replace(self.job(stage, policy), micro_batches=min(2, self.micro_batches)), flow)
 
@@ -527,7 +517,7 @@ class PlanConfig:
         """Activations, what is being made and the gradients that flow back, at their fullest; 0 where not known."""
         if self.decoder is None:
             return 0
-        block = self.decoder.block(self.batch, self.sequence, self.policy.compute_dtype.itemsize)
+        block = Block.of(self.decoder, self.batch, self.sequence, self.policy.compute_dtype.itemsize)
         return fullest_nbytes(block, self.decoder.blocks, self.decoder.vocabulary, policy)
 
     def transfers(self, job: Job) -> tuple[dict[str, int], float, float]:
@@ -535,7 +525,9 @@ class PlanConfig:
 
         Seconds are α + n/β each way.
         """
-        state = per_parameter_nbytes(self.optimizer, job.policy.state_dtype.itemsize) if self.offload.uses_disk else 0
+        state = 0  # which moves only where it rests on disk
+        if job.options.offload.uses_disk:
+            state = per_parameter_nbytes(self.optimizer, job.policy.state_dtype.itemsize)
         moved = moved_nbytes(job, state)
         host, disk = (sum(link.seconds(moved[way]) for way in ways if link and moved[way])
                       for link, ways in ((self.host_link, DIRECTIONS[:2]), (self.disk_link, DIRECTIONS[2:])))
@@ -550,8 +542,8 @@ class PlanConfig:
         policy, states = job.policy, job.states
         elements = job.held(states.optimizer_sharded)
         gradient = job.reduced_dtype.itemsize
-        scanned = 2 * gradient * elements * (self.offload.gradients == DEVICE)
-        if self.offload.optimizer != DEVICE:
+        scanned = 2 * gradient * elements * (self.options.offload.gradients == DEVICE)
+        if self.options.offload.optimizer != DEVICE:
             return scanned, 0
         master, parameter = policy.master_dtype.itemsize, policy.compute_dtype.itemsize
         cast = 0 if policy.master_dtype == policy.compute_dtype else master + parameter
@@ -583,7 +575,7 @@ class PlanConfig:
             for unit, length in enumerate(job.unit_lengths):
                 found["forward", unit], found["backward", unit] = each * length, 2 * (each * length)
             return found
-        block = self.decoder.block(self.batch, self.sequence)
+        block = Block.of(self.decoder, self.batch, self.sequence)
         forward, again = matmul_flops(block), recomputed_flops(block, policy)
         units = [(0, 0), *[(forward, again)] * self.decoder.blocks, (logits_flops(block, self.decoder.vocabulary), 0)]
         for unit, (forward, again) in enumerate(units):
@@ -614,9 +606,9 @@ class PlanConfig:
         None where no number of ranks helps, up to the most that are planned for: what lies whole on each rank is too
         much. Ranks are taken to be on one node.
         """
-        network = replace(self.network, between=None, ranks_per_node=None)
+        network, alone = Network(self.network.inside), replace(self.options, mesh=None, zeropp=None)
         for ranks in (1 << power for power in range(MOST_RANKS.bit_length())):
-            if replace(self, ranks=ranks, network=network, mesh=None, zeropp=None)._some_row_fits():
+            if replace(self, ranks=ranks, network=network, options=alone)._some_row_fits():
                 return ranks
         return None
 
@@ -627,14 +619,14 @@ class PlanConfig:
         tensors.
         Source of the question: Rajbhandari et al. 2020 (ZeRO), table 1.
         """
-        convention, shards = convention_of(self.convention), self.ranks // self.replicas
+        convention, shards = convention_of(self.convention), self.ranks // self.options.replicas
         state = per_parameter_nbytes(self.optimizer, convention.state_itemsize)
         overhead = {DEVICE: sum(overheads_nbytes(self.overheads).values())}
         kinds = {"optimizer": ("master", "gradient_copy"), "gradients": ("gradient",), "parameters": ("parameter",)}
         counted: list[tuple[Convention, int, int]] = []  # what is counted, the optimizer's state, capacity
         for place, capacity in self.capacities_nbytes.items():
             elsewhere: dict[str, Any] = {name: 0 for kind, names in kinds.items()
-                                         if getattr(self.offload, kind) != place for name in names}
+                                         if getattr(self.options.offload, kind) != place for name in names}
             counted.append((replace(convention, **elsewhere), 0 if "master" in elsewhere else state,
                             capacity - overhead.get(place, 0)))
         return _largest(lambda parameters: all(
@@ -654,7 +646,6 @@ def _largest(fits: Callable[[int], bool], most: int) -> int:
 # -- from names to a plan: what one writes in a notebook or types in a shell ------------------------------------------
 
 
-FORMER_SWITCH = {False: "none", True: "optimizer=host"}  # of offload
 ATTENTIONS = FUSED, UNFUSED = ("fused", "unfused")
 EVERY_POLICY = ("tiled", "block+tiled", "none", "selective", "sub_block", "block")
 USUAL_POLICIES = {FUSED: ("none", "block"), UNFUSED: ("none", "selective", "block")}
@@ -667,12 +658,6 @@ def plan(model: str | ModelShape | None = None, **options: Any) -> Plan:
     >>> print(plan("llama-2-7b", ranks=8, device="h100-80", recompute="none", batch=4, tokens=2048).verdict)
     ZeRO-3 is the cheapest that fits with a margin: 731 ms a step, 37.14 GB to spare; ZeRO-0 misses by 56.35 GB.
     """
-    if "dialect" in options and "convention" not in options:
-        warnings.warn("dialect= is now called convention=", DeprecationWarning, stacklevel=2)
-        options["convention"] = options.pop("dialect")
-    if isinstance(former := options.get("offload"), bool):
-        options["offload"] = FORMER_SWITCH[former]
-        warnings.warn(f"offload={former} is now offload={options['offload']!r}", DeprecationWarning, stacklevel=2)
     return plan_config(model, **options).plan()
 
 
@@ -708,31 +693,31 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     """
     known = presets() if hardware is None else read(_path(hardware, "hardware"))
     policy = compute if isinstance(compute, Policy) else Policy(_format(compute))
-    on_mesh = None if mesh is None or mesh == "none" else Mesh.of(mesh, ranks)
-    if on_mesh and nodes not in (1, on_mesh.nodes):
-        raise ValueError(f"mesh={str(on_mesh)!r} has {on_mesh.nodes} nodes, and nodes={nodes} were asked for; leave "
-                         "nodes out")
-    parts, rows = ZeroPlusPlus.on_mesh(zeropp, on_mesh, ranks), _stages(stage)
-    if parts is not None:
+    options, rows = StepOptions.of(ranks, overlap=overlap, prefetch=prefetch, offload=offload, mesh=mesh, zeropp=zeropp,
+                                   reduction=reduction), _stages(stage)
+    places = options.offload
+    if options.mesh and nodes not in (1, options.nodes):
+        raise ValueError(f"mesh={str(options.mesh)!r} has {options.nodes} nodes, and nodes={nodes} were asked for; "
+                         "leave nodes out")
+    if options.zeropp is not None:
         rows = _only(rows, "parameters_sharded", f"a plan with zeropp={str(zeropp)!r} is of sharded parameters, stage "
                      "3")
-    if checked_order(reduction) != BY_RANK:
+    if options.by_micro_batch:
         rows = _only(rows, "gradients_sharded", f"a plan with reduction={reduction!r} is of sharded gradients, stage 2 "
                      "or 3")
-    places = offload_of(offload)
     to_host = known.host_link(device, host_link) if host_link is not None or not places.is_none else None
     to_disk = known.link(disk_link or DISK_LINK) if disk_link is not None or places.uses_disk else None
-    network = known.network(ranks, known.device_link(device, link).name, on_mesh.nodes if on_mesh else nodes, between)
+    network = known.network(ranks, known.device_link(device, link).name, options.nodes if options.mesh else nodes,
+                            between)
     if convention is None:
         convention = "fp32" if policy.compute == "fp32" else "zero-paper"
     return PlanConfig(
         model=_model(model, parameters, largest_layer), ranks=ranks, device=known.device(device), network=network,
         policy=policy, stages=rows, recompute=_policies(recompute, attention), batch=batch, tokens=tokens,
         micro_batches=micro_batches, optimizer=optimizer, convention=policy if convention == "zerosim" else convention,
-        utilization=utilization, offload=places, host_link=to_host, disk_link=to_disk,
+        utilization=utilization, options=options, host_link=to_host, disk_link=to_disk,
         host_capacity_nbytes=_nbytes(host_capacity_nbytes, "host_capacity_nbytes"),
-        disk_capacity_nbytes=_nbytes(disk_capacity_nbytes, "disk_capacity_nbytes"), overlap=overlap, prefetch=prefetch,
-        overheads=overheads, mesh=on_mesh, zeropp=parts, reduction=reduction)
+        disk_capacity_nbytes=_nbytes(disk_capacity_nbytes, "disk_capacity_nbytes"), overheads=overheads)
 
 
 plan.__signature__ = signature(plan_config).replace(return_annotation=Plan)  # type: ignore[attr-defined]  # for a notebook

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from zerosim.numerics.checks import checked_count
 from zerosim.numerics.files import write_or_refuse
 from zerosim.numerics.places import DIRECTIONS
 from zerosim.planning.collectives import CollectiveShape, Ints, levels
-from zerosim.planning.cuts import checked_count
 from zerosim.ranks.trace import Trace
 
 COMPUTE, HELD, COLLECTIVE, ISSUE, WAIT, MESSAGE, BEGIN, END, TRANSFER, TRANSFER_WAIT = CODES = range(10)

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerosim.numerics.places import DEVICE, DISK
-from zerosim.numerics.quantization import Blockwise, ZeroPlusPlus
+from zerosim.numerics.quantization import Blockwise
 from zerosim.planning.activations import BETWEEN, Block, Place, passes, snapshots
 from zerosim.planning.closed_forms import (
     AGREEMENT_NBYTES,
@@ -121,15 +121,15 @@ class MicroBatchWalk:
     """The walk of one micro-batch, with the units that are gathered and the reduction under way while it goes."""
 
     def __init__(self, job: Job, number: int) -> None:
-        self.job, self.first, self.last = job, number == 0, number == job.micro_batches - 1
+        self.job, self.options, self.first, self.last = job, job.options, number == 0, number == job.micro_batches - 1
         self.lengths = job.padded_lengths
         self.written, self.added = job.policy.compute_dtype, job.policy.accumulate_dtype
         self.moving, self.weights = job.policy.reduce_dtype, job.policy.compute_dtype.itemsize
-        self.parameters_elsewhere = job.offload.parameters != DEVICE
-        self.gradients_elsewhere = job.offload.gradients != DEVICE
+        self.parameters_elsewhere = self.options.offload.parameters != DEVICE
+        self.gradients_elsewhere = self.options.offload.gradients != DEVICE
         self.stays = frozenset(job.kept_gathered)
         self.gathered: dict[int, bool] = {}      # by unit: True while its gather is under way
-        self.zeropp = job.zeropp or ZeroPlusPlus()
+        self.zeropp = self.options.parts
         self.secondary = set(range(len(self.lengths))) if self.zeropp.hpz and number else set[int]()
         self.arriving: dict[int, int] = {}       # by unit: buffers of the gather that is under way
         self.reducing: Reducing | None = None
@@ -154,7 +154,7 @@ class MicroBatchWalk:
         """
         visits = [(unit, [phase for phase, _ in visit]) for unit, visit in groupby(places, key=itemgetter(1))]
         for index, (unit, phases) in enumerate(visits):
-            ahead = [after for after, _ in visits[index + 1:index + 1 + self.job.prefetch]]
+            ahead = [after for after, _ in visits[index + 1:index + 1 + self.options.prefetch]]
             inside = [self._back(unit) if phase == "backward" else iter([At(phase, unit), At(f"{phase} end", unit)])
                       for phase in phases]
             yield from self._unsharded(unit, ahead, chain(*inside))
@@ -188,7 +188,7 @@ class MicroBatchWalk:
         if not job.states.parameters_sharded:
             pass  # it comes from where it rests
         elif unit in self.secondary:
-            yield CollectiveIssue("all_gather", unit, nbytes, job.ranks // job.nodes, INSIDE)
+            yield CollectiveIssue("all_gather", unit, nbytes, job.ranks // self.options.nodes, INSIDE)
         else:  # its own chunk comes to the device; or what a rank sends, quantized, and what it receives
             sent = 0 if form is None else form.nbytes(self.lengths[unit] // job.ranks)
             brought = nbytes // job.shards * self.parameters_elsewhere
@@ -243,7 +243,7 @@ class MicroBatchWalk:
             yield from self._reduce(unit, wide or own, added if wide else written)
         elif self.last and self.gradients_elsewhere:
             yield from self._reduce_addends(unit, wide or own, added if wide else written, wide)
-        elif self.last and self.job.overlap:
+        elif self.last and self.options.overlap:
             yield from self._reduce_resting(unit)
         if of_others:
             yield HeldBytes(GRADIENT, of_others * added.itemsize)
@@ -261,13 +261,13 @@ class MicroBatchWalk:
         yield from self._reduced()
         arrives = (0 if in_place else chunk * moving.itemsize) + hops_nbytes(self.job, chunk, self.job.shards)
         operation = "reduce_scatter"
-        if self.job.by_micro_batch:  # all addends of the rank's own chunk
+        if self.options.by_micro_batch:  # all addends of the rank's own chunk
             arrives, operation = length * moving.itemsize, "all_to_all"
         yield HeldBytes(BUFFER, packed + arrives)
         yield ring(operation, unit, length * moving.itemsize, self.job)
-        stays = 0 if packed or not self.job.overlap else whole
+        stays = 0 if packed or not self.options.overlap else whole
         self.reducing = Reducing((operation, unit), stays, packed + arrives)
-        if not self.job.overlap:
+        if not self.options.overlap:
             yield from self._reduced()
 
     def _reduce_addends(self, unit: int, whole: int, dtype: np.dtype[Any], wide: int) -> Iterator[StepEvent]:
@@ -285,9 +285,9 @@ class MicroBatchWalk:
         buffers = packed + hops_nbytes(job, chunk, job.shards) + arrives * moving.itemsize
         yield HeldBytes(BUFFER, buffers)
         yield ring(operation, unit, length * moving.itemsize, job)
-        waits = not packed and job.overlap  # for its source, which stays until then
+        waits = not packed and self.options.overlap  # for its source, which stays until then
         self.reducing = Reducing((operation, unit), whole * (waits and not copy), buffers + copy * waits)
-        if not job.overlap:
+        if not self.options.overlap:
             yield from self._reduced()
         yield HeldBytes(BUFFER, -copy * (not waits))
         yield HeldBytes(GRADIENT, gone)
@@ -300,22 +300,22 @@ class MicroBatchWalk:
         packed = 0 if self.moving == dtype else length * self.moving.itemsize
         yield from self._reduced()
         yield HeldBytes(BUFFER, packed + 2 * nbytes)  # sent, and received
-        yield CollectiveIssue("all_to_all", unit, nbytes, job.ranks // job.nodes, INSIDE)
-        stays = nbytes * (1 + job.overlap)
+        yield CollectiveIssue("all_to_all", unit, nbytes, job.ranks // self.options.nodes, INSIDE)
+        stays = nbytes * (1 + self.options.overlap)
         yield HeldBytes(BUFFER, stays - packed - 2 * nbytes)
         self.reducing = Reducing(("all_to_all", unit), 0, stays)
-        if not job.overlap:
+        if not self.options.overlap:
             yield from self._reduced()
 
     def _exchanged(self, unit: int, held: int, form: Blockwise) -> Iterator[StepEvent]:
         """Waits for the first all-to-all, adds up in fp32, and does the same across nodes."""
-        job, length = self.job, self.lengths[unit]
-        chunk = form.nbytes(length // job.ranks)
+        ranks, nodes, length = self.job.ranks, self.options.nodes, self.lengths[unit]
+        chunk = form.nbytes(length // ranks)
         yield CollectiveWait(("all_to_all", unit))
-        yield HeldBytes(BUFFER, chunk * job.ranks - held)
-        sums = 4 * (length * job.nodes // job.ranks) + 2 * chunk * job.nodes + 4 * (length // job.ranks)
-        yield from at_once(CollectiveIssue("all_to_all", unit, chunk * job.nodes, job.nodes, ACROSS), sums)
-        yield HeldBytes(BUFFER, -chunk * job.ranks)
+        yield HeldBytes(BUFFER, chunk * ranks - held)
+        sums = 4 * (length * nodes // ranks) + 2 * chunk * nodes + 4 * (length // ranks)
+        yield from at_once(CollectiveIssue("all_to_all", unit, chunk * nodes, nodes, ACROSS), sums)
+        yield HeldBytes(BUFFER, -chunk * ranks)
 
     def _reduce_resting(self, unit: int) -> Iterator[StepEvent]:
         """Reduces the step's gradient of one unit, where it rests, after the one that is under way."""
@@ -336,7 +336,7 @@ class MicroBatchWalk:
             yield CollectiveWait(reducing.key)
             yield HeldBytes(BUFFER, -reducing.buffer_nbytes)
             yield HeldBytes(GRADIENT, -reducing.gradient_nbytes)
-            if self.job.replicas > 1 and self.last and self.job.overlap:
+            if self.options.replicas > 1 and self.last and self.options.overlap:
                 yield from self._reduced_across()
                 buffers, cast, issue = across_issue(self.job, unit)
                 yield from (HeldBytes(BUFFER, buffers + cast), issue, HeldBytes(BUFFER, -cast))
@@ -352,12 +352,12 @@ class MicroBatchWalk:
 
 def secondary_nbytes(job: Job, unit: int) -> int:
     """Bytes of a rank's secondary shard of a unit."""
-    return job.padded_lengths[unit] * job.nodes // job.ranks * job.policy.compute_dtype.itemsize
+    return job.padded_lengths[unit] * job.options.nodes // job.ranks * job.policy.compute_dtype.itemsize
 
 
 def ring(operation: str, unit: int, nbytes: int, job: Job) -> CollectiveIssue:
     """A collective of the ranks that have a shard each: a ring, or addends to their owners."""
-    return CollectiveIssue(operation, unit, nbytes, job.shards, INSIDE if job.replicas > 1 else ALL)
+    return CollectiveIssue(operation, unit, nbytes, job.shards, INSIDE if job.options.replicas > 1 else ALL)
 
 
 def at_once(issue: CollectiveIssue, buffers: int) -> tuple[StepEvent, ...]:
@@ -381,12 +381,12 @@ def across_issue(job: Job, unit: int) -> tuple[int, int, CollectiveIssue]:
     """
     shard, moving = job.padded_lengths[unit] // job.shards, job.policy.reduce_dtype
     rests = job.reduced_dtype
-    elsewhere, cast = job.offload.gradients != DEVICE, rests != moving
+    elsewhere, cast = job.options.offload.gradients != DEVICE, rests != moving
     brought = shard * rests.itemsize * elsewhere
     buffers = shard * moving.itemsize * (cast + (cast or elsewhere)) + hops_nbytes(
-        job, shard // job.replicas, job.replicas)
+        job, shard // job.options.replicas, job.options.replicas)
     return (buffers + brought * (not cast), brought * cast,
-            CollectiveIssue("all_reduce", unit, shard * moving.itemsize, job.replicas, ACROSS))
+            CollectiveIssue("all_reduce", unit, shard * moving.itemsize, job.options.replicas, ACROSS))
 
 
 def hops_nbytes(job: Job, chunk: int, ranks: int) -> int:
@@ -413,7 +413,7 @@ def _checked(job: Job) -> Job:
         raise ValueError("a step's events are of ZeRO's stages and of the layout per_unit, in which every rank owns as "
                          f"much of each unit, found {job.layout!r} and {job.states}; for others there are the closed "
                          "forms")
-    if job.zeropp and job.zeropp.gradients and not job.states.gradients_sharded:
+    if job.options.parts.gradients and not job.states.gradients_sharded:
         raise ValueError("a step's events with quantized gradients are of those that rest sharded; take stage 2 or 3")
     return job
 
@@ -426,14 +426,14 @@ def after_backward(job: Job) -> Iterator[StepEvent]:
     states, policy, lengths = _checked(job).states, job.policy, job.padded_lengths
     reduced = policy.reduce_dtype.itemsize
     yield AFTER_BACKWARD
-    elsewhere = job.offload.gradients != DEVICE
+    elsewhere = job.options.offload.gradients != DEVICE
     taken = 0 if states.gradients_sharded or elsewhere else sum_nbytes(job)
-    if not (states.gradients_sharded or job.overlap or elsewhere):
+    if not (states.gradients_sharded or job.options.overlap or elsewhere):
         yield HeldBytes(GRADIENT, taken)
         for unit in range(len(lengths)):
             yield from at_once(*resting_issue(job, unit))
-    if job.replicas > 1:
-        if not job.overlap:
+    if job.options.replicas > 1:
+        if not job.options.overlap:
             for unit in range(len(lengths)):
                 buffers, cast, issue = across_issue(job, unit)
                 yield from at_once(issue, buffers + cast)
@@ -446,7 +446,7 @@ def after_backward(job: Job) -> Iterator[StepEvent]:
                                    (length + length // job.shards) * reduced * elsewhere)
             yield HeldBytes(GRADIENT, -taken)
             taken = whole
-    if job.zeropp and job.zeropp.hpz:
+    if job.options.parts.hpz:
         yield HeldBytes(SECONDARY, -sum(secondary_nbytes(job, unit) for unit in range(len(lengths))))
     yield At("scan", 0)
     yield from (HeldBytes(BUFFER, sign * nbytes * job.shards) for nbytes in job.control_nbytes for sign in (1, -1))
@@ -456,9 +456,9 @@ def after_backward(job: Job) -> Iterator[StepEvent]:
 def _updated(job: Job, taken: int) -> Iterator[StepEvent]:
     """Each unit is updated; `taken` bytes of gradients go when all are; then replicas are made equal again."""
     lengths, itemsize = job.padded_lengths, job.policy.compute_dtype.itemsize
-    gathered, places = job.states.gathers_after_update, job.offload
+    gathered, places = job.states.gathers_after_update, job.options.offload
     elsewhere = places.parameters != DEVICE  # each unit comes to the device then, and goes again
-    ahead = gathered and job.overlap and not elsewhere
+    ahead = gathered and job.options.overlap and not elsewhere
     agreement = [HeldBytes(BUFFER, sign * AGREEMENT_NBYTES * job.ranks) for sign in (1, -1)]
     for unit, length in enumerate(lengths):
         yield At("update", unit)
@@ -544,8 +544,9 @@ class TransientMemory:
 def transient_memory(job: Job, flow: Flow | None = None) -> TransientMemory:
     """The bytes that come and go in a step of this job, under its options; without a flow, no activations.
 
+    >>> from zerosim.options import StepOptions
     >>> from zerosim.planning.closed_forms import STAGES
-    >>> [transient_memory(Job((400, 600, 200), 2, STAGES[2], overlap=overlap)).in_flight_nbytes
+    >>> [transient_memory(Job((400, 600, 200), 2, STAGES[2], options=StepOptions(overlap=overlap))).in_flight_nbytes
     ...  for overlap in (False, True)]
     [1800, 2600]
     """

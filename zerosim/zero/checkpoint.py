@@ -94,6 +94,7 @@ class TrainingState:
     else its bits depend on."""
 
     rank: Rank
+    model: Model
     param_groups: Sequence[ParamGroup]
     update: Update
     gradients: Accumulator

@@ -487,7 +487,8 @@ class Engine(Shown):
     def load_weights(self, path: str | Path) -> None:
         """Takes all weights from a safetensors file, or a folder in Hugging Face's manner; see `hugging_face`.
 
-        Optimizer state and steps taken stay, a step under way is dropped. Raises CheckpointError as load() does.
+        Optimizer state and steps taken stay, a step under way is dropped. Raises CheckpointError as load() does, and
+        where a folder's config.json is of another model: of other rotary positions, for instance, or with windows.
         """
         hugging_face.load_weights(path, self._training_state(), self._drop_for_load)
 
@@ -512,8 +513,8 @@ class Engine(Shown):
         settings = {"stage": " ".join([str(self.stage), *on_mesh]), "seed": str(self.seed),
                     "model": checkpoint.model_text(self.model), "reduction": self.reduction,
                     "attention": "tiled" if self.recompute.inside == TILED else "by whole rows"}
-        return checkpoint.TrainingState(self.rank, self.param_groups, self._update, self.gradients, self._observer,
-                                        self._counts, settings)
+        return checkpoint.TrainingState(self.rank, self.model, self.param_groups, self._update, self.gradients,
+                                        self._observer, self._counts, settings)
 
     def __repr__(self) -> str:
         return (f"<Engine of rank {self.rank.index} of {self.rank.size}: {type(self.optimizer).__name__}, "

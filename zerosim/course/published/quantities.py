@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from zerosim.numerics.checks import LINEAR_LAYERS
+from zerosim.models.transformer import Transformer
+from zerosim.numerics.checks import LINEAR_LAYERS, checked_count
 from zerosim.numerics.formats import format_of
 from zerosim.planning import activations, closed_forms, collectives, hardware
 from zerosim.planning.activations import Block, refuse_unless_plain
@@ -15,7 +16,7 @@ from zerosim.planning.closed_forms import STAGES, Job
 from zerosim.planning.collectives import Sent, sent
 from zerosim.planning.conventions import Convention, convention_of, estimate_nbytes, states_nbytes
 from zerosim.planning.cost import BUS_FACTORS, algorithm_bytes_per_second, bus_bytes_per_second, cost
-from zerosim.planning.cuts import ceil_cut, checked_count
+from zerosim.planning.cuts import ceil_cut
 from zerosim.planning.flops import (
     SELECTIVE_AS_PUBLISHED,
     eight_n,
@@ -28,7 +29,7 @@ from zerosim.planning.flops import (
     utilization,
 )
 from zerosim.planning.hardware import OVERHEADS, Link, Network
-from zerosim.planning.shapes import PRESETS, ModelShape, Transformer, model_of, model_of_parameters, model_shape
+from zerosim.planning.shapes import PRESETS, ModelShape, model_of, model_of_parameters, model_shape
 
 ELEMENTS_PER_RANK = 240  # which 2^m divides wherever some of the ranks sit out
 SLOW = Network(Link("one byte a second", 1, 0, "made up, so that seconds are bytes", "today"))
@@ -164,7 +165,7 @@ def selective_flops(**block: Any) -> float:
 def hardware_over_model(model: str, batch: int, tokens: int) -> float:
     """Operations made, attention's products twice, beside those of the model."""
     shape = PRESETS[model]
-    step, products = step_flops(shape, batch, tokens), matmuls(shape.block(batch, tokens))
+    step, products = step_flops(shape, batch, tokens), matmuls(Block.of(shape, batch, tokens))
     again = shape.blocks * sum(products[name] for name in SELECTIVE_AS_PUBLISHED)
     return (step.model + again) / step.model
 

@@ -1,0 +1,450 @@
+"""Model types, each a row: the keys of its config.json, what the engine runs of it, and the names of its weights.
+
+A row serves all who read configurations: `from_hugging_face` makes a model that the engine trains, the planner counts
+it (`zerosim.planning.shapes`), and weights go into files and come out of them under the names that they have there.
+
+Sources: of keys and what they are where they are left out the configuration classes, of names of weights
+modeling_gpt2.py, modeling_llama.py and, for norms of heads, modeling_qwen3.py of `transformers`
+(https://github.com/huggingface/transformers, src/transformers/models), version 5.23, as of 2026.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from zerosim.models.gpt import Decoder, DecoderConfig
+from zerosim.models.llama import decoder
+from zerosim.models.rotary import LinearScaling, Llama3Scaling, RotaryScaling
+from zerosim.models.stored import StoredNames, find_weights, has_weights
+from zerosim.models.transformer import Transformer, bloom, config_of_transformer, gpt, llama, opt, t5
+from zerosim.numerics.checks import LINEAR_LAYERS, checked_count, did_you_mean
+
+CONFIG = "config.json"
+Fields = Mapping[str, Any]
+Names = tuple[tuple[str, tuple[str, ...], bool], ...]  # a pattern here, the names there, and whether transposed there
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The keys of a model type's configurations that the engine needs beside the sizes, and its weights.
+
+    ``keys`` are read, with what they are where they are left out (null is said, and stays None); ``numbers`` makes of
+    them, of the transformer and of the longest sequence the numbers of a config, and raises ValueError for what the
+    engine has not. ``only``: keys that change what is computed, each with the values that the engine has. ``names``:
+    its weights, here and there.
+    """
+
+    keys: Fields
+    numbers: Callable[[Fields, Transformer, int], dict[str, Any]]
+    only: Mapping[str, tuple[Any, ...]]
+    names: Names
+
+
+@dataclass(frozen=True, slots=True)
+class ModelType:
+    """The configuration file of a model type: the fields it must have, those it may, and what they make.
+
+    `aliases` are other names that files of the type use, and the field that each stands for. `runs` is None for a type
+    of which the engine has not the layers: it is counted alone.
+    """
+
+    required: tuple[str, ...]
+    optional: Fields
+    transformer: Callable[[Fields], Transformer]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    runs: Runs | None = None
+
+
+# -- Keys of every model type ------------------------------------------------------------------------------------------
+
+# They change nothing of a forward pass and its loss: what a file is, what is returned, how a text is written, and what
+# is dropped in training, which the engine is asked for itself.
+IDLE = frozenset((
+    "architectures", "attn_implementation", "bos_token_id", "chunk_size_feed_forward", "cls_token_id",
+    "decoder_start_token_id", "dtype", "eos_token_id", "finetuning_task", "gradient_checkpointing", "id2label",
+    "initializer_range", "is_decoder", "label2id", "model_type", "name_or_path", "num_labels", "output_attentions",
+    "output_hidden_states", "pad_token_id", "prefix", "pretraining_tp", "problem_type", "return_dict",
+    "sep_token_id", "task_specific_params", "tf_legacy_loss", "tokenizer_class", "torch_dtype", "torchscript",
+    "transformers_version", "use_bfloat16", "use_cache", "attention_dropout", "attn_pdrop", "embd_pdrop",
+    "resid_pdrop", "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
+    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "forced_bos_token_id",
+    "forced_eos_token_id", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups",
+    "num_beams", "num_return_sequences", "output_scores", "remove_invalid_values", "repetition_penalty",
+    "return_dict_in_generate", "suppress_tokens", "temperature", "top_k", "top_p", "typical_p", "is_llama_config",
+    "n_ctx", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
+    "summary_use_proj"))
+# They change it, and the engine has it at these values alone.
+ONLY: Mapping[str, tuple[Any, ...]] = {
+    "add_cross_attention": (False,), "is_encoder_decoder": (False,), "tie_encoder_decoder": (False,),
+    "pruned_heads": ({},), "quantization_config": ()}
+
+
+# -- Model types: what is counted --------------------------------------------------------------------------------------
+# What may be left out is what the configuration classes have a default for that is no number of the model's own.
+
+
+def _gpt2(of: Fields) -> Transformer:
+    if of["add_cross_attention"]:
+        raise ValueError("a GPT-2 with add_cross_attention attends to an encoder, and its layers for that are not "
+                         "counted here; take one without")
+    return gpt(of["n_embd"], of["n_layer"], of["n_head"], of["vocab_size"], of["n_positions"],
+               feed_forward=of["n_inner"], tied=of["tie_word_embeddings"])
+
+
+def _opt(of: Fields) -> Transformer:
+    inner = of["word_embed_proj_dim"] or of["hidden_size"]
+    if inner != of["hidden_size"] or not of["do_layer_norm_before"] or of["_remove_final_layer_norm"]:
+        raise ValueError(f"an OPT whose embedding has {inner} channels where its blocks have {of['hidden_size']}, or "
+                         "whose LayerNorms come last, as opt-350m, or which lacks the last one, is not counted here; "
+                         "take another OPT")
+    return opt(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
+               of["max_position_embeddings"], feed_forward=of["ffn_dim"], tied=of["tie_word_embeddings"],
+               biases=LINEAR_LAYERS if of["enable_bias"] else (), norm_weights=of["layer_norm_elementwise_affine"])
+
+
+def _bloom(of: Fields) -> Transformer:
+    return bloom(of["hidden_size"], of["n_layer"], of["n_head"], of["vocab_size"], of["seq_length"],
+                 tied=of["tie_word_embeddings"])
+
+
+def _llama(of: Fields, *, always: tuple[str, ...] = (), head_norms: bool = False) -> Transformer:
+    asked = {"qkv": of["attention_bias"], "projection": of["attention_bias"], "feed_forward": of["mlp_bias"]}
+    return llama(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
+                 of["intermediate_size"], of["num_key_value_heads"], of["max_position_embeddings"],
+                 biases=tuple(layer for layer in LINEAR_LAYERS if asked[layer] or layer in always),
+                 tied=of["tie_word_embeddings"], head_channels=of["head_dim"], head_norms=head_norms)
+
+
+def _mistral(of: Fields) -> Transformer:
+    return _llama({**of, "attention_bias": False, "mlp_bias": False})
+
+
+def _qwen2(of: Fields) -> Transformer:
+    return _llama({**of, "attention_bias": False, "mlp_bias": False}, always=("qkv",))
+
+
+def _qwen3(of: Fields) -> Transformer:
+    return _llama({**of, "mlp_bias": False}, head_norms=True)
+
+
+def _t5(of: Fields) -> Transformer:
+    return t5(of["d_model"], of["num_decoder_layers"] or of["num_layers"], of["num_heads"], of["d_ff"], of["d_kv"],
+              of["vocab_size"], of["n_positions"], encoder_blocks=of["num_layers"],
+              relative_buckets=of["relative_attention_num_buckets"], tied=of["tie_word_embeddings"],
+              gated=str(of["feed_forward_proj"]).startswith("gated-"))
+
+
+# -- Model types: what the engine runs ---------------------------------------------------------------------------------
+
+
+def _gpt2_numbers(of: Fields, model: Transformer, tokens: int) -> dict[str, Any]:
+    return {"epsilon": of["layer_norm_epsilon"]}
+
+
+def _llama_numbers(of: Fields, model: Transformer, tokens: int) -> dict[str, Any]:
+    rotary = _rotary_fields(of)
+    kind = rotary.pop("rope_type", None) or rotary.pop("type", None) or "default"
+    base = rotary.pop("rope_theta", None) or of["rope_theta"]
+    if kind not in SCALINGS:
+        raise ValueError(f"rope_type={kind!r} turns queries and keys as the engine cannot; it has "
+                         f"{', '.join(SCALINGS)}")
+    wanted, scaling = SCALINGS[kind]
+    if "original_max_position_embeddings" in wanted:
+        rotary.setdefault("original_max_position_embeddings", model.tokens)
+    if differ := sorted(rotary.keys() ^ set(wanted)):
+        raise ValueError(f"rotary positions of rope_type={kind!r} take {', '.join(wanted) or 'no numbers'}, and "
+                         f"{', '.join(differ)} {'is' if len(differ) == 1 else 'are'} missing or of another type")
+    return {"epsilon": of["rms_norm_eps"], "base": base,
+            "scaling": None if scaling is None else scaling(*(rotary[key] for key in wanted))}
+
+
+def _rotary_fields(of: Fields) -> dict[str, Any]:
+    """The object that says how rotary positions turn, under either name, without what is null or changes nothing."""
+    old, new = of["rope_scaling"], of["rope_parameters"]
+    if old and new and old != new:
+        raise ValueError(f"rope_scaling={old!r} and rope_parameters={new!r} are two names of one; say one")
+    said = old or new or {}
+    if not isinstance(said, Mapping) or any(isinstance(value, Mapping) for value in said.values()):
+        raise ValueError(f"rotary positions are said as {said!r}; the engine turns all layers by the same "
+                         "numbers, one object of them")
+    return {key: value for key, value in said.items()
+            if value is not None and not (key == "partial_rotary_factor" and value == 1)}
+
+
+# Of each type of rotary positions the numbers that it takes, and the scaling that they make, in the same order.
+SCALINGS: Mapping[str, tuple[tuple[str, ...], Callable[..., RotaryScaling] | None]] = {
+    "default": ((), None),
+    "linear": (("factor",), LinearScaling),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), Llama3Scaling)}
+
+
+def _mistral_numbers(of: Fields, model: Transformer, tokens: int) -> dict[str, Any]:
+    _refuse_window(of["sliding_window"], tokens)
+    return _llama_numbers(of, model, tokens)
+
+
+def _qwen_numbers(of: Fields, model: Transformer, tokens: int) -> dict[str, Any]:
+    kinds = set(of["layer_types"] or ())
+    if others := sorted(map(str, kinds - {"full_attention", "sliding_attention"})):
+        raise ValueError(f"layer_types has {', '.join(others)}; the engine's attention is full_attention")
+    if "sliding_attention" in kinds or (
+            not kinds and of["use_sliding_window"] and of["max_window_layers"] < model.blocks):
+        _refuse_window(of["sliding_window"] or 0, tokens)
+    return _llama_numbers(of, model, tokens)
+
+
+def _refuse_window(window: int | None, tokens: int) -> None:
+    if window is not None and window < tokens:
+        raise ValueError(f"sliding_window={window} is shorter than the {tokens} tokens of the longest sequence, and "
+                         "the engine's attention reaches back to the first; where yours are shorter, say so by "
+                         f"context={window or 1}")
+
+
+# -- Names of weights --------------------------------------------------------------------------------------------------
+
+GPT2: Names = (
+    (r"(wte|wpe)", (r"transformer.\1.weight",), False),
+    (r"block(\d+)\.(ln_[12]\.\w+)", (r"transformer.h.\1.\2",), False),
+    (r"block(\d+)\.attention\.qkv\.(\w+)", (r"transformer.h.\1.attn.c_attn.\2",), False),
+    (r"block(\d+)\.attention\.projection\.(\w+)", (r"transformer.h.\1.attn.c_proj.\2",), False),
+    (r"block(\d+)\.ffn\.up\.(\w+)", (r"transformer.h.\1.mlp.c_fc.\2",), False),
+    (r"block(\d+)\.ffn\.down\.(\w+)", (r"transformer.h.\1.mlp.c_proj.\2",), False),
+    (r"(ln_f\.\w+)", (r"transformer.\1",), False),
+    (r"(lm_head\.weight)", (r"\1",), True))
+LLAMA: Names = (
+    (r"wte", ("model.embed_tokens.weight",), False),
+    (r"block(\d+)\.attention_norm\.weight", (r"model.layers.\1.input_layernorm.weight",), False),
+    (r"block(\d+)\.attention\.qkv\.(\w+)", tuple(rf"model.layers.\1.self_attn.{x}_proj.\2" for x in "qkv"), True),
+    (r"block(\d+)\.attention\.projection\.(\w+)", (r"model.layers.\1.self_attn.o_proj.\2",), True),
+    (r"block(\d+)\.attention\.query_norm\.weight", (r"model.layers.\1.self_attn.q_norm.weight",), False),
+    (r"block(\d+)\.attention\.key_norm\.weight", (r"model.layers.\1.self_attn.k_norm.weight",), False),
+    (r"block(\d+)\.ffn_norm\.weight", (r"model.layers.\1.post_attention_layernorm.weight",), False),
+    (r"block(\d+)\.ffn\.gate_up\.(\w+)", tuple(rf"model.layers.\1.mlp.{x}_proj.\2" for x in ("gate", "up")), True),
+    (r"block(\d+)\.ffn\.down\.(\w+)", (r"model.layers.\1.mlp.down_proj.\2",), True),
+    (r"norm\.weight", ("model.norm.weight",), False),
+    (r"(lm_head\.weight)", (r"\1",), True))
+
+
+def stored_names(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, StoredNames]:
+    """The names there of a model's parameters, by their names here: those of the first type that has all of them, or
+    their own."""
+    for table in dict.fromkeys(row.runs.names for row in MODEL_TYPES.values() if row.runs is not None):
+        found = {name: one for name in shapes if (one := _named(name, shapes[name], table)) is not None}
+        if found.keys() == shapes.keys():
+            return found
+    return {name: StoredNames((name,)) for name in shapes}
+
+
+def _named(name: str, shape: tuple[int, ...], table: Names) -> StoredNames | None:
+    for pattern, names, transposed in table:
+        match = re.fullmatch(pattern, name)
+        if match:
+            return StoredNames(tuple(match.expand(there) for there in names), transposed and len(shape) == 2)
+    return None
+
+
+# -- The rows ----------------------------------------------------------------------------------------------------------
+
+ROTARY_FIELDS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+ROTARY_OPTIONS = {"num_key_value_heads": 0, "head_dim": 0, "max_position_embeddings": 0, "tie_word_embeddings": False}
+ROTARY_KEYS = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "rope_scaling": None, "rope_parameters": None}
+ROTARY_ONLY = {"hidden_act": ("silu", "swish"), "partial_rotary_factor": (1,), "rope_interleaved": (False,)}
+WINDOWS = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None}
+QWEN_ONLY = {**ROTARY_ONLY, "use_mrope": (False,)}
+MODEL_TYPES: Mapping[str, ModelType] = {
+    "gpt2": ModelType(
+        ("n_embd", "n_layer", "n_head", "n_positions", "vocab_size"),
+        {"n_inner": 0, "tie_word_embeddings": True, "add_cross_attention": False}, _gpt2,
+        {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+         "max_position_embeddings": "n_positions"},
+        Runs({"layer_norm_epsilon": 1e-5}, _gpt2_numbers,
+             {"activation_function": ("gelu_new", "gelu_pytorch_tanh"), "scale_attn_weights": (True,),
+              "scale_attn_by_inverse_layer_idx": (False,), "reorder_and_upcast_attn": (False,)}, GPT2)),
+    "opt": ModelType(
+        ("hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_dim", "max_position_embeddings", "vocab_size"),
+        {"word_embed_proj_dim": 0, "do_layer_norm_before": True, "tie_word_embeddings": True, "enable_bias": True,
+         "layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False}, _opt),
+    "bloom": ModelType(
+        ("hidden_size", "n_layer", "n_head", "vocab_size"), {"seq_length": 0, "tie_word_embeddings": True}, _bloom,
+        {"n_embed": "hidden_size", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}),
+    "llama": ModelType(
+        ROTARY_FIELDS, {**ROTARY_OPTIONS, "attention_bias": False, "mlp_bias": False}, _llama,
+        runs=Runs(ROTARY_KEYS, _llama_numbers, ROTARY_ONLY, LLAMA)),
+    # Left out, these have 8 or 32 key and value heads, and 128 channels in each: numbers of one model.
+    "mistral": ModelType(
+        (*ROTARY_FIELDS, "num_key_value_heads"), ROTARY_OPTIONS, _mistral,
+        runs=Runs({**ROTARY_KEYS, "sliding_window": 4096}, _mistral_numbers, ROTARY_ONLY, LLAMA)),
+    "qwen2": ModelType(
+        (*ROTARY_FIELDS, "num_key_value_heads"), ROTARY_OPTIONS, _qwen2,
+        runs=Runs({**ROTARY_KEYS, **WINDOWS}, _qwen_numbers, QWEN_ONLY, LLAMA)),
+    "qwen3": ModelType(
+        (*ROTARY_FIELDS, "num_key_value_heads", "head_dim"), {**ROTARY_OPTIONS, "attention_bias": False}, _qwen3,
+        runs=Runs({**ROTARY_KEYS, **WINDOWS}, _qwen_numbers, QWEN_ONLY, LLAMA)),
+    "t5": ModelType(
+        ("d_model", "d_kv", "d_ff", "num_layers", "num_heads", "vocab_size"),
+        {"num_decoder_layers": 0, "relative_attention_num_buckets": 32, "n_positions": 0, "feed_forward_proj": "relu",
+         "tie_word_embeddings": True}, _t5),
+}
+
+
+# -- Reading a configuration -------------------------------------------------------------------------------------------
+
+
+def read_fields(source: Any) -> tuple[str, Any]:
+    """The fields of a configuration, and a name to say where they are from: of a config.json on disk, of the folder
+    that holds one, of a mapping, or of an object with ``to_dict``, as `transformers` has them.
+
+    Raises ValueError for a file that is not there or is not JSON, and for anything else.
+    """
+    if hasattr(source, "to_dict"):
+        source = source.to_dict()
+    if isinstance(source, Mapping):
+        return CONFIG, dict(source)
+    if not isinstance(source, str | Path) or "\0" in str(source):
+        raise ValueError(f"a model was asked for by {source!r}; name a Hugging Face folder or its config.json, or give "
+                         "the configuration itself")
+    file = Path(source)
+    file = file / CONFIG if file.is_dir() else file
+    try:
+        return str(file), json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{file} was asked for, and is not there; give the path of a model's config.json") from None
+    except OSError as error:
+        raise ValueError(f"{file} was asked for, and cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # JSON's and UTF-8's, and one for too deep nesting
+        raise ValueError(f"{file} is not JSON: {error}; give the path of a model's config.json") from None
+
+
+def transformer_of_fields(name: str, fields: Any) -> Transformer:
+    """The transformer of a configuration's fields, as `json.loads` gives them; ``name`` says where they are from.
+
+    Raises ValueError for what is no object, for a model type without a row here, for fields that are missing, all of
+    them by name, and for shapes that are impossible.
+    """
+    kind, row = _type_of(name, fields)
+    said = _said(row, fields, name)
+    if missing := [required for required in row.required if required not in said]:
+        raise ValueError(f"{name} lacks {', '.join(missing)}; a configuration of {kind} has "
+                         f"{', '.join(row.required)}")
+    try:
+        return row.transformer(_checked(row, said))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _type_of(name: str, fields: Any) -> tuple[str, ModelType]:
+    if not isinstance(fields, dict):
+        raise ValueError(f"{name} holds a JSON {type(fields).__name__}; a model's configuration is an object, with "
+                         "model_type and the model's sizes")
+    kind = fields.get("model_type")
+    if not isinstance(kind, str) or kind not in MODEL_TYPES:
+        asked = "has no model_type" if kind is None else f"has the model_type {kind!r}, which zerosim cannot count"
+        raise ValueError(f"{name} {asked}; it counts {', '.join(MODEL_TYPES)}"
+                         f"{did_you_mean(kind, MODEL_TYPES, most=3)}")
+    return kind, MODEL_TYPES[kind]
+
+
+def _said(row: ModelType, fields: Fields, where: str) -> dict[str, Any]:
+    """The fields that the file gives, by the type's own names; null gives nothing."""
+    said: dict[str, Any] = {}
+    for key, value in ((key, value) for key, value in fields.items() if value is not None):
+        name = row.aliases.get(key, key)
+        if name in said and said[name] != value:
+            raise ValueError(f"{where} says {name}={said[name]!r} and {key}={value!r}, two names of one; say one")
+        said[name] = value
+    return said
+
+
+def _checked(row: ModelType, said: Fields) -> dict[str, Any]:
+    """The type's fields, said or left out: counts of at least 1, others of the kind that they have if left out."""
+    found = dict(row.optional)
+    for name in said.keys() & {*row.required, *row.optional}:
+        value, kind = said[name], type(row.optional.get(name, 0))
+        if kind is not int and not isinstance(value, kind):
+            raise ValueError(f"{name} must be {'true or false' if kind is bool else 'a text'}, got {value!r}")
+        if kind is int and isinstance(value, bool):
+            raise ValueError(f"{name} must be a whole number, got {value}")
+        found[name] = checked_count(name, value, 1) if kind is int else value
+    return found
+
+
+# -- A model that the engine trains ------------------------------------------------------------------------------------
+
+
+def from_hugging_face(source: Any, *, context: int | None = None, dropout: float = 0.0, ignore: Sequence[str] = (),
+                      **options: Any) -> Decoder:
+    """The model of a Hugging Face folder, with the folder's weights as its first values where it has any.
+
+    ``source`` is the folder, its config.json alone (then first values are drawn), or the configuration: a mapping, or
+    an object with ``to_dict``. ``context`` is the longest sequence that you will use, by default the model's own; a
+    table of learned positions stays whole. As `from_pretrained` gives it, the model drops nothing: ``dropout`` is the
+    engine's rate, whatever the file's. ``options`` are the Decoder's: ``seed``, ``units``, ``normalization``. Of the
+    weights a rank reads what it keeps, when it keeps it: the files must stay as they are until the engines are made.
+
+    Raises ValueError for what changes the result and is not built in, by its key: other model types, types of rotary
+    positions and activations, windows shorter than the context; for a key that is not known, unless it stands in
+    ``ignore``; for weights that are not of this model, and for weights in other files than safetensors.
+    """
+    name, found = read_fields(source)
+    config, tied = config_of_fields(name, found, context, ignore)
+    model = decoder(replace(config, dropout=dropout), tied=tied, **options)
+    folder = Path(source) if isinstance(source, str | Path) else None
+    if folder is not None and folder.is_dir():
+        if has_weights(folder):
+            model.first = find_weights(folder, stored_names(model.shapes), model.shapes)
+        elif others := sorted(file.name for file in folder.glob("*.bin")):
+            raise ValueError(f"{folder} has its weights in {others[0]}, a pickle, which zerosim does not read; save "
+                             f"them as safetensors, by save_pretrained, or name {name} for values that are drawn")
+    return model
+
+
+def config_of_fields(name: str, found: Any, context: int | None = None,
+                     ignore: Sequence[str] = ()) -> tuple[DecoderConfig, bool]:
+    """The engine's config of a configuration's fields, and whether its head is tied; raises as `from_hugging_face`."""
+    model = transformer_of_fields(name, found)
+    kind, row = _type_of(name, found)
+    if row.runs is None:
+        trained = ", ".join(one for one, of in MODEL_TYPES.items() if of.runs is not None)
+        raise ValueError(f"{name} has the model_type {kind!r}: the engine has no such layers; it has those of {trained}"
+                         "; zerosim plan counts it")
+    only = {**ONLY, **row.runs.only}
+    known = {*IDLE, *only, *row.runs.keys, *row.required, *row.optional, *row.aliases, *ignore}
+    for key, value in found.items():
+        if key not in known and not key.startswith("_") and value is not None:
+            raise ValueError(f"{name} says {key}={value!r}, and zerosim does not know whether that changes what a "
+                             f"{kind} computes; if it does not, say ignore=({key!r},), or take it out of the file")
+        if key in only and value is not None and value not in only[key]:
+            raise ValueError(f"{name} says {key}={value!r}, which the engine has not; it has "
+                             f"{' and '.join(map(repr, only[key])) or 'none'}")
+    tokens = context or model.tokens
+    if not tokens:
+        raise ValueError(f"{name} lacks max_position_embeddings; say your longest sequence by context=")
+    try:
+        numbers = row.runs.numbers({key: found.get(key, left_out) for key, left_out in row.runs.keys.items()},
+                                      model, tokens)
+        return config_of_transformer(model, tokens=tokens, **numbers), model.tied
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def refuse_other_model(folder: Path, model: Any) -> None:
+    """Raises ValueError where a folder's config.json is of another model than a GPT or Llama here: it computes
+    something else with the same weights. The longest sequence and dropout are the engine's own."""
+    if not isinstance(model, Decoder) or not (folder / CONFIG).is_file():
+        return
+    name, found = read_fields(folder)
+    own = model.config
+    theirs, tied = config_of_fields(name, found, None if own.learned_positions else own.context)
+    here, there = ({"kind": type(config).__name__.removesuffix("Config"),
+                    **{one.name: getattr(config, one.name) for one in fields(config) if one.name != "dropout"},
+                    "tied": of_tied} for config, of_tied in ((own, model.tied), (theirs, tied)))
+    differ = [key for key in {**here, **there} if here.get(key) != there.get(key)]
+    if differ:
+        raise ValueError(f"{name} is of another model: " + "; ".join(
+            f"{key} is {there.get(key)} there, and {here.get(key)} here" for key in differ) +
+            f"; build the one that the weights are of, by zs.models.from_hugging_face({str(folder)!r})")
