@@ -22,7 +22,7 @@ from zerosim.models.llama import decoder
 from zerosim.models.rotary import LinearScaling, Llama3Scaling, RotaryScaling
 from zerosim.models.stored import StoredNames, find_weights, has_weights
 from zerosim.models.transformer import Transformer, bloom, config_of_transformer, gpt, llama, opt, t5
-from zerosim.numerics.checks import LINEAR_LAYERS, checked_count, did_you_mean
+from zerosim.numerics.checks import LINEAR_LAYERS, checked_count, did_you_mean, require_count
 
 CONFIG = "config.json"
 Fields = Mapping[str, Any]
@@ -151,7 +151,7 @@ def _llama_numbers(of: Fields, model: Transformer, tokens: int) -> dict[str, Any
     older = rotary.pop("type", "default")
     kind = rotary.pop("rope_type", older)
     base = rotary.pop("rope_theta", None) or of["rope_theta"]
-    if kind not in SCALINGS:
+    if not isinstance(kind, str) or kind not in SCALINGS:
         raise ValueError(f"rope_type={kind!r} turns queries and keys as the engine cannot; it has "
                          f"{', '.join(SCALINGS)}")
     wanted, scaling = SCALINGS[kind]
@@ -190,20 +190,22 @@ def _mistral_numbers(of: Fields, model: Transformer, tokens: int) -> dict[str, A
 
 
 def _qwen_numbers(of: Fields, model: Transformer, tokens: int) -> dict[str, Any]:
-    kinds = set(of["layer_types"] or ())
-    if others := sorted(map(str, kinds - {"full_attention", "sliding_attention"})):
-        raise ValueError(f"layer_types has {', '.join(others)}; the engine's attention is full_attention")
-    if "sliding_attention" in kinds or (
-            not kinds and of["use_sliding_window"] and of["max_window_layers"] < model.blocks):
-        _refuse_window(of["sliding_window"] or 0, tokens)
+    kinds = of["layer_types"] or ()
+    if not isinstance(kinds, list | tuple) or any(
+            kind not in ("full_attention", "sliding_attention") for kind in kinds):
+        raise ValueError(f"layer_types={kinds!r}; the engine's attention is full_attention")
+    whole = model.blocks if of["max_window_layers"] is None else checked_count(
+        "max_window_layers", of["max_window_layers"], 0)
+    if "sliding_attention" in kinds or (not kinds and of["use_sliding_window"] and whole < model.blocks):
+        _refuse_window(of["sliding_window"], tokens)
     return _llama_numbers(of, model, tokens)
 
 
-def _refuse_window(window: int | None, tokens: int) -> None:
-    if window is not None and window < tokens:
+def _refuse_window(window: Any, tokens: int) -> None:
+    if window is not None and checked_count("sliding_window", window, 1) < tokens:
         raise ValueError(f"sliding_window={window} is shorter than the {tokens} tokens of the longest sequence, and "
                          "the engine's attention reaches back to the first; take shorter ones, by "
-                         f"context={window or 1}, or --sequence {window or 1}")
+                         f"context={window}, or --sequence {window}")
 
 
 # -- Names of weights --------------------------------------------------------------------------------------------------
@@ -427,6 +429,7 @@ def config_of_fields(name: str, found: Any, context: int | None = None,
         if key in only and value is not None and value not in only[key]:
             raise ValueError(f"{name} says {key}={value!r}, which the engine has not; it has "
                              f"{' and '.join(map(repr, only[key])) or 'none'}")
+    require_count("context", context, 1, none="for the model's own")
     tokens = context or model.tokens
     if not tokens:
         raise ValueError(f"{name} lacks max_position_embeddings; say your longest sequence by context=")
