@@ -96,6 +96,9 @@ OF_A_RANK_OF_THREE: list[tuple[Callable[[zs.Rank], object], str]] = [
      "chunks, by a cut of their own; leave it out, or take 'ring'"),
     (lambda r: r.exchange(x(r), None, None, None),
      "exchange takes send and to together, and out and source together; pass both or None for both"),
+    (lambda r: r.recv(1, x(r)),
+     "a message is exchange(send, to, out, source), send(x, to) or recv(out, source): of each half the array comes "
+     "first, and then a rank's index; found (None, None, 1, array)"),
     (lambda r: r.exchange(X[:6], 1, X[:6], 2),
      "out= overlaps send, which may not have left when the first elements arrive; pass memory of its own"),
     (lambda r: r.split(1.5), "color=1.5 must be a whole number from 0 on; pass None to join no group"),
