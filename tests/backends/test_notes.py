@@ -33,17 +33,16 @@ from zerosim.backends.processes.notes import (
 from zerosim.backends.processes.tcp import TCPChannel
 from zerosim.numerics import kernels
 from zerosim.ranks import call as calls
-from zerosim.ranks import hub, process
-from zerosim.ranks.errors import MadeCall
+from zerosim.ranks import errors, hub, process
 
 GROUP = (0, 1, 2), ()
 DEADLOCK, MISMATCH = zs.DeadlockError, zs.MismatchError
 
 
-def call(number: int, operation: str = "all_reduce", line: int = 1) -> MadeCall:
+def call(number: int, operation: str = "all_reduce", line: int = 1) -> errors.MadeCall:
     """A collective of three ranks."""
-    return MadeCall(calls.Call(number, (), GROUP[0], operation, "ring", (6,), np.dtype(np.float32), (0, 2, 4, 6)),
-                    f"a.py:{line} in f")
+    made = calls.Call(number, (), GROUP[0], operation, "ring", (6,), np.dtype(np.float32), (0, 2, 4, 6))
+    return errors.MadeCall(made, f"a.py:{line} in f")
 
 
 def in_call(number: int, *, issued: int | None = None, operation: str = "all_reduce") -> Waiting:
@@ -194,7 +193,7 @@ def test_what_is_agreed_on_first_begins_first_unless_the_links_have_one_order(in
     for its in (of_all, of_two):
         empty = np.empty(6, np.float32)
         backend.issue(0, calls.PendingCall(its, 0, kernels.NumpyKernels(), empty, empty))
-    letters += [(1, Entered(MadeCall(its, "a.py:1 in f"))) for its in (of_all, of_two)]
+    letters += [(1, Entered(errors.MadeCall(its, "a.py:1 in f"))) for its in (of_all, of_two)]
     backend.check_use(0)
     assert begun == ([] if in_order else [of_two])
     letters.append((2, Entered(call(0))))

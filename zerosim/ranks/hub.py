@@ -249,9 +249,6 @@ def check_private_memory(calls: Sequence[PendingCall]) -> None:
 
 # -- The hub ---------------------------------------------------------------------------------------------------------
 
-MISSING = object()
-
-
 @guarded
 def check_thread(thread: int, rank: int) -> None:
     """Raises RankUseError unless the caller is in ``thread``, the one that runs the rank's cluster."""
@@ -275,7 +272,7 @@ class Hub(Backend):
         self.current = self.stacks.current
         self.thread = threading.get_ident()
         self.greenlets: list[Any] = []
-        self.results: list[Any] = [MISSING] * size
+        self.results: list[Any] = [None] * size
         self.waiting: list[Pending | None] = [None] * size
         self.ready: deque[int] = deque(range(size))
         self.incomplete: dict[tuple[GroupKey, int], dict[int, PendingCall]] = {}
@@ -411,9 +408,8 @@ class Hub(Backend):
         call, self.under_way = calls[0].call, calls
         for me in calls:
             if me.call != call:
-                ranks = {call.group[each.index]: each for each in calls}
-                raise MismatchError(mismatch_text({
-                    rank: MadeCall(each.call, each.where or self.place(rank)) for rank, each in ranks.items()}))
+                raise MismatchError(mismatch_text({rank: MadeCall(each.call, each.where or self.place(rank))
+                                                   for rank, each in zip(call.group, calls, strict=True)}))
         check_private_memory(calls)
         for delivery in self._carried(self.transport.collective(calls)):
             if self.watch == "hop":

@@ -119,18 +119,13 @@ class Work:
 
     def __init__(self, state: RankState, backend: Backend, me: PendingCall, finish: Callable[[], np.ndarray | None], *,
                  out: np.ndarray | None, x: np.ndarray | None, copy: np.ndarray | None) -> None:
-        self.where, self.out, self._call = me.where, out, me.call
+        self.title, self.where, self.out = me.describe(), me.where, out
         self._state, self._backend = state, backend
         self._finish: Callable[[], np.ndarray | None] | None = finish
         self._result: np.ndarray | None = None
         self._x, self._copy = x, copy
         self._checksum = None if x is None or copy is not None else checksum(x)
         state.pending.append(self)
-
-    @property
-    def title(self) -> str:
-        """The call, as an error's text shows it."""
-        return str(self._call)
 
     def hides(self, array: np.ndarray | None) -> bool:
         """True when the array shares memory with an ``out=`` that shows nothing yet."""
@@ -242,13 +237,10 @@ class Rank:
         the two sizes may differ. It returns when ``send`` may be reused; where MPI would hang it raises DeadlockError.
         """
         state, backend = self._state, self._state.in_use()
-        if is_array(to) or is_array(source):
+        if any((array is None) != (peer is None) or is_array(peer) for array, peer in ((send, to), (out, source))):
             found = ", ".join("array" if is_array(one) else repr(one) for one in (send, to, out, source))
-            raise ValueError(f"a message is exchange(send, to, out, source), send(x, to) or recv(out, source): of each "
-                             f"half the array comes first, and then a rank's index; found ({found})")
-        if (send is None) != (to is None) or (out is None) != (source is None):
-            raise ValueError("exchange takes send and to together, and out and source together; "
-                             "pass both or None for both")
+            raise ValueError("exchange(send, to, out, source), send(x, to) and recv(out, source) take for each half an "
+                             f"array and then a rank's index, or None for both; found ({found})")
         if send is not None:
             checked_vector(send, "send")
         if out is not None:

@@ -140,8 +140,7 @@ WRONG = {
     "ring": [
         ("^On N=4 (n=4) rank 0 sent to its left neighbor, and received from its right one: element 0 is ",
          THE_OTHER_WAY[-1]),
-        ("a message is exchange(send, to, out, source), send(x, to) or recv(out, source): of each half the array comes "
-         "first, and then a rank's index; found (1, array, 3, array).$", (
+        ("take for each half an array and then a rank's index, or None for both; found (1, array, 3, array).$", (
              "partial, (rank.index + 1) % N, landing, (rank.index - 1) % N",
              "(rank.index + 1) % N, partial, (rank.index - 1) % N, landing")),
         ("rank 0 changed its argument x, which is read-only; write, and receive messages, in memory of your own, ", (
