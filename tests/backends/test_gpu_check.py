@@ -273,8 +273,8 @@ def test_sums_of_codes_are_compared_with_every_code(stand_in: Any, name: str, mo
 # What others are made of, what moves no elements, and copies to the host, which `training` times.
 PARTS_OF_KERNELS = {"add_column_sums", "apply", "computes_in", "empty", "fill", "matrix", "onto_grid", "picked", "room",
                     "room_for", "row_blocks", "row_maxima", "row_products", "row_sums", "scale_past", "scratch",
-                    "serving", "settle", "slack_nbytes", "uploaded", "wide", "widen", "count_targets", "index_range",
-                    "largest_finite", "copy_beside"}
+                    "serving", "round_into", "slack_nbytes", "uploaded", "wide", "widen", "count_targets",
+                    "index_range", "largest_finite", "copy_beside"}
 
 
 @pytest.mark.slow

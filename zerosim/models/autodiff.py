@@ -672,7 +672,8 @@ def softmax(x: TrackedArray) -> TrackedArray:
     maxima = x.graph.context.empty((*x.shape[:-1], 1), dtype=x.dtype, name="autodiff.maxima")
     if has_data(maxima):
         kernels = x.graph.context.kernels
-        kernels.settle(kernels.row_maxima(kernels.wide("rows", x._array, x.graph.context.wide_dtype)), maxima[..., 0])
+        rows = kernels.wide("rows", x._array, x.graph.context.wide_dtype)
+        kernels.round_into(kernels.row_maxima(rows), maxima[..., 0])
     exponentials = (x - x.graph.tracked(maxima, constant=True)).exp()
     return exponentials / exponentials.sum(-1, keepdims=True)
 

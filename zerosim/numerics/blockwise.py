@@ -52,16 +52,16 @@ def cast_block(x: Array, out: Array, scratch: Scratch) -> None:
 def maximum(a: Array, b: Array, out: Array) -> None:
     """out (n,) = the larger of a and b (n,), of +0 and -0 the positive; NaN if either is."""
     np.maximum(a, b, out=out)  # out is neither a nor b: both are read again
-    _settle_zeros(np.bitwise_and, a, b, out)
+    _set_zeros(np.bitwise_and, a, b, out)
 
 
 def minimum(a: Array, b: Array, out: Array) -> None:
     """out (n,) = the smaller of a and b (n,), of +0 and -0 the negative; NaN if either is."""
     np.minimum(a, b, out=out)  # out is neither a nor b: both are read again
-    _settle_zeros(np.bitwise_or, a, b, out)
+    _set_zeros(np.bitwise_or, a, b, out)
 
 
-def _settle_zeros(ufunc: np.ufunc, a: Array, b: Array, out: Array) -> None:
+def _set_zeros(ufunc: np.ufunc, a: Array, b: Array, out: Array) -> None:
     """Sets the zeros of out: where a equals b their bits are equal, but for zeros' signs, which `ufunc` combines."""
     word = np.dtype(f"u{out.dtype.itemsize}")
     ufunc(a.view(word), b.view(word), out=out.view(word), where=a == b)
@@ -143,14 +143,14 @@ class BlockKernels:
 
     def room_for(self, name: str, out: Array, work: np.dtype[Any]) -> Array:
         """The array in which the values of ``out`` are to be computed, in its shape: itself where that can be, else the
-        scratch memory of that name, from which `settle` rounds them."""
+        scratch memory of that name, from which `round_into` takes them."""
         return out if self.computes_in(out, work) else self.room(name, out.shape, work)
 
-    def settle(self, wide: Array, out: Array) -> None:
+    def round_into(self, wide: Array, out: Array) -> None:
         """out becomes `wide`, each value rounded once, unless they are one and the same; any strides."""
         if wide is out:
             return
-        row = out if out.flags.c_contiguous else self.room("settled", out.shape, out.dtype)
+        row = out if out.flags.c_contiguous else self.room("rounded", out.shape, out.dtype)
         self._cast(wide.reshape(-1), row.reshape(-1))
         if row is not out:
             np.copyto(out, row)
@@ -194,7 +194,7 @@ class BlockKernels:
         function(*blocks, result)
         if grid is not None:
             self.onto_grid(result, grid)
-        self.settle(result, out)
+        self.round_into(result, out)
 
     def _beside(self, name: str, x: Array | PerRow | PerColumn | float, work: np.dtype[Any]) -> Array | float:
         match x:

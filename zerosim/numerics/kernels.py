@@ -106,7 +106,7 @@ def symmetric_power(k: NumpyKernels, a: Array, exponent: float, damping: float, 
     powers = k.uploaded((np.maximum(to_host(values), 0.0) + damping) ** exponent)
     scaled = k.empty(vectors.shape, FP64)
     k.apply(np.multiply, [vectors, PerColumn(powers)], scaled)
-    k.settle(k.xp.matmul(scaled, vectors.T), out)
+    k.round_into(k.xp.matmul(scaled, vectors.T), out)
 
 
 def eigenvectors(k: NumpyKernels, a: Array, out: Array) -> None:
@@ -114,7 +114,7 @@ def eigenvectors(k: NumpyKernels, a: Array, out: Array) -> None:
 
     Raises ValueError for what is not square or not finite.
     """
-    k.settle(k.xp.linalg.eigh(_checked(k, "eigenvectors", a))[1][:, ::-1], out)
+    k.round_into(k.xp.linalg.eigh(_checked(k, "eigenvectors", a))[1][:, ::-1], out)
 
 
 def orthogonal_factor(k: NumpyKernels, a: Array, out: Array) -> None:
@@ -122,7 +122,7 @@ def orthogonal_factor(k: NumpyKernels, a: Array, out: Array) -> None:
 
     Raises ValueError for what is not square or not finite.
     """
-    k.settle(k.xp.linalg.qr(_checked(k, "orthogonal_factor", a))[0], out)
+    k.round_into(k.xp.linalg.qr(_checked(k, "orthogonal_factor", a))[0], out)
 
 
 def _checked(k: NumpyKernels, call: str, a: Array) -> Array:

@@ -359,7 +359,7 @@ def attend(k: BlockKernels, qkv: Array, heads: int, p: Array | None, o: Array) -
         for rows in spans(qkv.shape[1], k.STRIP):
             s = _probabilities(k, query, key, rows, None if p is None else p[part], qkv.dtype)
             k.xp.matmul(s, value[:, :, : rows.stop], out=wide[:, :, rows])
-        k.settle(wide, target)
+        k.round_into(wide, target)
 
 
 def attend_gradient(k: BlockKernels, qkv: Array, heads: int, p: Array, do: Array, dqkv: Array, *,
@@ -381,7 +381,7 @@ def attend_gradient(k: BlockKernels, qkv: Array, heads: int, p: Array, do: Array
             k.xp.matmul(ds, key[:, :, past], out=dq[:, :, rows])
             _add_product(k, ds.swapaxes(2, 3), query[:, :, rows], dk[:, :, past], anew=last)
             _add_product(k, s.swapaxes(2, 3), g[:, :, rows], dv[:, :, past], anew=last)
-        _settle_gradients(k, wide, targets)
+        _round_gradients(k, wide, targets)
 
 
 def _probabilities(k: BlockKernels, query: Array, key: Array, rows: slice, p: Array | None,
@@ -393,7 +393,7 @@ def _probabilities(k: BlockKernels, query: Array, key: Array, rows: slice, p: Ar
     result = s if saved is None or not k.computes_in(saved, s.dtype) else saved
     k.apply(np.divide, [s, PerRow(k.row_sums(s))], result, grid=dtype)
     if p is not None and saved is not None:
-        k.settle(result, saved)
+        k.round_into(result, saved)
         words(p)[:, :, rows, rows.stop :] = 0
     return result
 
@@ -429,7 +429,7 @@ def attend_tiled(k: BlockKernels, qkv: Array, heads: int, log_sums: Array, o: Ar
         wide = k.room_for("o", target, query.dtype)
         for rows in spans(qkv.shape[1], k.TILE):
             _attend_row_of_tiles(k, query, key, value, rows, log_sums[part][:, :, rows], wide[:, :, rows], qkv.dtype)
-        k.settle(wide, target)
+        k.round_into(wide, target)
 
 
 def _attend_row_of_tiles(k: BlockKernels, query: Array, key: Array, value: Array, rows: slice, log_sums: Array,
@@ -475,7 +475,7 @@ def attend_tiled_gradient(k: BlockKernels, qkv: Array, heads: int, log_sums: Arr
                 ds = _score_gradients(k, s, dp, dots, qkv.dtype, query)
                 _add_product(k, ds, key[:, :, columns], dq[:, :, rows])
                 _add_product(k, ds.swapaxes(2, 3), query[:, :, rows], dk[:, :, columns])
-        _settle_gradients(k, wide, targets)
+        _round_gradients(k, wide, targets)
 
 
 # --- parts ----------------------------------------------------------------------------------------------
@@ -525,7 +525,7 @@ def _room_for_gradients(k: BlockKernels, targets: list[Array], query: Array) -> 
             for name, x in zip(("dq", "dk", "dv"), targets, strict=True)]
 
 
-def _settle_gradients(k: BlockKernels, wide: list[Array], targets: list[Array]) -> None:
+def _round_gradients(k: BlockKernels, wide: list[Array], targets: list[Array]) -> None:
     """Rounds each gradient into its place, those of shared keys and values after they are added up."""
     for x, target in zip(wide, targets, strict=True):
         if x.shape != target.shape:
@@ -534,7 +534,7 @@ def _settle_gradients(k: BlockKernels, wide: list[Array], targets: list[Array]) 
             k.apply(np.add, [of_heads[:, :, 0], of_heads[:, :, 1]], x)
             for head in range(2, of_heads.shape[2]):
                 k.apply(np.add, [x, of_heads[:, :, head]], x)
-        k.settle(x, target)
+        k.round_into(x, target)
 
 
 def _groups(qkv: Array, heads: int, channels: int, rows: int, elements: int) -> Iterator[Part]:
@@ -601,7 +601,7 @@ def rotate(k: BlockKernels, x: Array, heads: int, frequencies: tuple[float, ...]
         result = k.room("turned", first.shape, work)
         k.apply(_turned, [first, second, *table, sign], result)
         k.apply(_turned, [second, first, *table, -sign], second, work)
-        k.settle(result, first)
+        k.round_into(result, first)
 
 
 @cache
@@ -697,9 +697,9 @@ def normalize_rows_gradient(k: BlockKernels, x: Array, w: Array, mean: Array | N
         else:
             shift = PerRow(k.row_sums(gradient))
             k.apply(_through_normal, [gradient, normal, along, shift, statistics[1], columns], dx[rows], work)
-    k.settle(sums[0], dw)
+    k.round_into(sums[0], dw)
     if db is not None:
-        k.settle(sums[1], db)
+        k.round_into(sums[1], db)
 
 
 def _through_normal(gradient: Array, normal: Array, along: Array, shift: Array, rstd: Array, columns: int,
@@ -756,7 +756,7 @@ def add_rows(k: BlockKernels, x: Array, rows: Tokens, out: Array) -> None:
             np.add(left, sums[0], out=sums[0])
         left[...], left_of = sums[-1], present[-1]
         rounded = k.room_for("rounded sums", sums, out.dtype)
-        k.settle(sums, rounded)
+        k.round_into(sums, rounded)
         out[present] = rounded
 
 
@@ -808,4 +808,4 @@ def softmax_loss_gradient(k: BlockKernels, logits: Array, targets: Tokens, log_s
         p[here, targets[rows][here]] -= 1
         p *= p.dtype.type(factor)
         p[targets[rows] < 0] = 0
-        k.settle(p, out[rows])
+        k.round_into(p, out[rows])

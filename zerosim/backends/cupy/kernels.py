@@ -271,7 +271,7 @@ class CupyKernels(NumpyKernels):
             self.apply(_copy, [x], wide)
         return wide
 
-    def settle(self, wide: Array, out: Array) -> None:
+    def round_into(self, wide: Array, out: Array) -> None:
         """out becomes `wide`, each value rounded once, unless they are one and the same."""
         if wide is not out:
             self.apply(_copy, [wide], out)
@@ -458,7 +458,7 @@ class CupyKernels(NumpyKernels):
             common = narrow.pop() if len(narrow) == 1 else FP32  # cuBLAS takes one type for both
             self._gemm(self.matrix("left", a, common), self.matrix("right", b, common), product)
         if bias is None:
-            self.settle(product, out)
+            self.round_into(product, out)
         else:
             self.apply(np.add, [product, PerColumn(bias)], out, work)
 
