@@ -148,7 +148,8 @@ def _gpt2_numbers(of: Fields, model: Transformer, tokens: int) -> dict[str, Any]
 
 def _llama_numbers(of: Fields, model: Transformer, tokens: int) -> dict[str, Any]:
     rotary = _rotary_fields(of)
-    kind = rotary.pop("rope_type", None) or rotary.pop("type", None) or "default"
+    older = rotary.pop("type", "default")
+    kind = rotary.pop("rope_type", older)
     base = rotary.pop("rope_theta", None) or of["rope_theta"]
     if kind not in SCALINGS:
         raise ValueError(f"rope_type={kind!r} turns queries and keys as the engine cannot; it has "
@@ -201,8 +202,8 @@ def _qwen_numbers(of: Fields, model: Transformer, tokens: int) -> dict[str, Any]
 def _refuse_window(window: int | None, tokens: int) -> None:
     if window is not None and window < tokens:
         raise ValueError(f"sliding_window={window} is shorter than the {tokens} tokens of the longest sequence, and "
-                         "the engine's attention reaches back to the first; where yours are shorter, say so by "
-                         f"context={window or 1}")
+                         "the engine's attention reaches back to the first; take shorter ones, by "
+                         f"context={window or 1}, or --sequence {window or 1}")
 
 
 # -- Names of weights --------------------------------------------------------------------------------------------------
@@ -293,6 +294,11 @@ MODEL_TYPES: Mapping[str, ModelType] = {
 
 
 # -- Reading a configuration -------------------------------------------------------------------------------------------
+
+
+def names_config(text: str) -> bool:
+    """True for a text that names a folder or a file, and so no preset: one that is there, or looks like a path."""
+    return bool(text.strip()) and (text.endswith(".json") or "/" in text or Path(text).exists())
 
 
 def read_fields(source: Any) -> tuple[str, Any]:
@@ -443,8 +449,8 @@ def refuse_other_model(folder: Path, model: Any) -> None:
     here, there = ({"kind": type(config).__name__.removesuffix("Config"),
                     **{one.name: getattr(config, one.name) for one in fields(config) if one.name != "dropout"},
                     "tied": of_tied} for config, of_tied in ((own, model.tied), (theirs, tied)))
-    differ = [key for key in {**here, **there} if here.get(key) != there.get(key)]
+    differ = ["kind"] if here["kind"] != there["kind"] else [key for key in here if here[key] != there[key]]
     if differ:
-        raise ValueError(f"{name} is of another model: " + "; ".join(
-            f"{key} is {there.get(key)} there, and {here.get(key)} here" for key in differ) +
-            f"; build the one that the weights are of, by zs.models.from_hugging_face({str(folder)!r})")
+        said = "; ".join(f"{key} is {there[key]} there, and {here[key]} here" for key in differ)
+        raise ValueError(f"{name} is of another model: {said}; build the one that the weights are of, by "
+                         f"zs.models.from_hugging_face or zerosim train --model {folder}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from zerosim.models.gpt import PRESETS as GPTS
-from zerosim.models.model_types import CONFIG, read_fields, transformer_of_fields
+from zerosim.models.model_types import CONFIG, names_config, read_fields, transformer_of_fields
 from zerosim.models.transformer import Transformer, bloom, gpt, llama, opt, pad_vocabulary, t5, transformer_of
 from zerosim.numerics.checks import checked_count, did_you_mean
 
@@ -265,9 +265,9 @@ def model_shape(source: str | Path, *, vocabulary_multiple: int = 1) -> ModelSha
 
     Raises ValueError for a name that is no preset and no file, and as `read_config` does.
     """
-    text, path = str(source), Path(source)
-    if text not in PRESETS and text.strip() and (path.suffix == ".json" or path.exists() or "/" in text):
-        return read_config(path, vocabulary_multiple=vocabulary_multiple)
+    text = str(source)
+    if text not in PRESETS and names_config(text):
+        return read_config(text, vocabulary_multiple=vocabulary_multiple)
     if text not in PRESETS:
         raise ValueError(f"no model is called {text!r}, and there is no such file; the presets are {', '.join(PRESETS)}"
                          f"{did_you_mean(text, PRESETS, most=3)}")
