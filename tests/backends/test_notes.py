@@ -33,22 +33,23 @@ from zerosim.backends.processes.notes import (
 from zerosim.backends.processes.tcp import TCPChannel
 from zerosim.numerics import kernels
 from zerosim.ranks import call as calls
-from zerosim.ranks import hub, process
+from zerosim.ranks import errors, hub, process
 
 GROUP = (0, 1, 2), ()
 DEADLOCK, MISMATCH = zs.DeadlockError, zs.MismatchError
 
 
-def call(number: int, operation: str = "all_reduce", length: int = 6) -> calls.Call:
+def call(number: int, operation: str = "all_reduce", line: int = 1) -> errors.MadeCall:
     """A collective of three ranks."""
-    return calls.Call(number, (), GROUP[0], operation, "ring", (length,), np.dtype(np.float32), (0, 2, 4, length))
+    made = calls.Call(number, (), GROUP[0], operation, "ring", (6,), np.dtype(np.float32), (0, 2, 4, 6))
+    return errors.MadeCall(made, f"a.py:{line} in f")
 
 
 def in_call(number: int, *, issued: int | None = None, operation: str = "all_reduce") -> Waiting:
     """The note of a rank that waits in a collective, after ``issued`` of them."""
-    its = call(number, operation)
+    its = call(number, operation, 1 + (operation != "all_reduce"))
     needs = tuple((rank, (GROUP, COLLECTIVE, None), number + 1) for rank in GROUP[0])
-    return Waiting(str(its), "a.py:1 in f", counts(number + 1 if issued is None else issued), (its,), needs)
+    return Waiting(str(its.call), its.where, counts(number + 1 if issued is None else issued), (its,), needs)
 
 
 def counts(collectives: int = 0, sends: tuple[int, int] | None = None, receives: tuple[int, int] | None = None
@@ -81,7 +82,8 @@ STUCK: list[tuple[dict[int, Any], type[Exception], str]] = [
     ({0: in_call(1), 1: in_call(1), 2: Finished(counts(1))}, DEADLOCK,
      r"(?s)ranks 0-1: in all_reduce\(call 1, \(6,\), float32\) at a\.py:1 in f, waiting for rank 2.*rank 2: finished"),
     ({0: in_call(0), 2: in_call(0, operation="reduce_scatter")}, MISMATCH,
-     r"rank 0 is in all_reduce\(call 0.*rank 2 is in reduce_scatter\(call 0"),
+     r"rank 0 is in all_reduce\(call 0, \(6,\), float32\) at a\.py:1 in f; "
+     r"rank 2 is in reduce_scatter\(call 0, \(6,\), float32\) at a\.py:2 in f\. "),
     ({0: in_call(0), 1: in_call(0), 2: Finished(counts(1), (call(0, "reduce_scatter"),))}, MISMATCH, "reduce_scatter"),
     ({0: in_message(receives=(1, 1)), 1: IDLE, 2: IDLE}, DEADLOCK, "a message at a.py:2"),
     ({0: in_message((1, 2)), 1: Finished(counts(receives=(0, 1))), 2: IDLE}, DEADLOCK, "a message at a.py:2"),
@@ -186,14 +188,15 @@ def test_what_is_agreed_on_first_begins_first_unless_the_links_have_one_order(in
     links = hub.Transport()
     links.in_order, links.collective = in_order, lambda parts: iter([begun.append(parts[0].call)] * 9)
     backend = backend_of(channel, links, debug=True)
-    of_all, of_two = call(0), replace(call(0), group=(0, 1), communicator=(0, 1), cut=(0, 3, 6))
+    of_all = call(0).call
+    of_two = replace(of_all, group=(0, 1), communicator=(0, 1), cut=(0, 3, 6))
     for its in (of_all, of_two):
         empty = np.empty(6, np.float32)
         backend.issue(0, calls.PendingCall(its, 0, kernels.NumpyKernels(), empty, empty))
-    letters += [(1, Entered(of_all)), (1, Entered(of_two))]
+    letters += [(1, Entered(errors.MadeCall(its, "a.py:1 in f"))) for its in (of_all, of_two)]
     backend.check_use(0)
     assert begun == ([] if in_order else [of_two])
-    letters.append((2, Entered(of_all)))
+    letters.append((2, Entered(call(0))))
     backend.check_use(0)
     assert begun == ([of_all, of_two] if in_order else [of_two, of_all])
     assert not backend.announced.calls, "what all have agreed on is forgotten"
@@ -231,9 +234,9 @@ def test_a_run_returns_this_ranks_result_at_its_index_and_gives_back_its_links(a
 
 def test_elements_on_the_host_that_do_not_fit_are_a_mismatch_and_not_broadcast(alone: Any) -> None:
     for out in (np.ones(4), np.ones(1, np.int64)):
-        said = f"rank 0 sends ((1,), float64) to rank 0, which expects ({out.shape}, {out.dtype})"
-        assert_refused(lambda out=out: alone().run(lambda rank: rank.exchange(np.ones(1), 0, out, 0)), re.escape(said),
-                       zs.MismatchError)
+        said = f"rank 0 sends ((1,), float64) at HERE to rank 0, which expects ({out.shape}, {out.dtype}) at HERE; "
+        assert_refused(lambda out=out: alone().run(lambda rank: rank.exchange(np.ones(1), 0, out, 0)),
+                       re.escape(said).replace("HERE", r"test_notes\.py:\d+ in <lambda>"), zs.MismatchError)
 
 
 def test_a_ctrl_c_that_came_inside_the_bookkeeping_is_raised_at_the_next_call(alone: Any) -> None:

@@ -53,7 +53,7 @@ def test_all_that_is_issued_is_waited_for_and_what_stands_still_is_between_nothi
         communication, exposed = step.communication_seconds(events, places, NETWORK)
         assert 0 <= exposed <= communication * (1 + 1e-9)
         assert step.communication_seconds(events, {}, NETWORK)[1] == pytest.approx(communication, rel=1e-9)
-    assert (job.ranks - 1) * vectors == job.ranks * (sent["gradients"][0] + sent["parameters"][0])
+    assert (job.ranks - 1) * vectors == job.ranks * sum(nbytes[0] for nbytes in sent.values())
 
 
 @given(job=jobs(plain=True))

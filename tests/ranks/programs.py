@@ -382,8 +382,9 @@ def mismatch(what: str, ranks: int, *, all_heard: bool = True) -> str:
     asked = DIFFERENT[what]
     others = "rank 0 is" if ranks == 2 else f"ranks {list(range(ranks - 1))} are" if all_heard else "...rank..."
     return literally("^the ranks of a group must make the same collective calls in the same order, but "
-                     f"{others} in {asked.theirs}; rank {ranks - 1} is in {asked.its}. Look for a branch that depends "
-                     "on the rank, or for shapes, dtypes or options that differ.$")
+                     f"{others} in {asked.theirs} at programs.py:... in ...; rank {ranks - 1} is in {asked.its} at "
+                     "programs.py:... in .... Look for a branch that depends on the rank, or for shapes, "
+                     "dtypes or options that differ.$")
 
 
 def disagrees_beside_works(rank: zs.Rank, what: str) -> None:

@@ -13,7 +13,7 @@ from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.call import Call, GroupKey, PendingCall, chunk_lengths
 from zerosim.ranks.cluster import Processor
 from zerosim.ranks.collectives import Delivery, sent_by
-from zerosim.ranks.errors import BackendError, MismatchError
+from zerosim.ranks.errors import BackendError, MismatchError, place_of_call
 from zerosim.ranks.hub import Carried, Transport
 
 
@@ -78,9 +78,9 @@ class Half:
         if out is not None and found != out.nbytes:
             length = "a longer one" if found is None else f"one of {found}"
             raise MismatchError(f"{self._whose} expected a message of {out.nbytes} bytes ({out.shape}, {out.dtype}) "
-                                f"from rank {self.delivery.hop.source} of its group, and {length} came; the ranks do "
-                                "not mean the same shape and dtype. zs.connect(debug=True) says what each of them "
-                                "asked for")
+                                f"from rank {self.delivery.hop.source} of its group at {place_of_call()}, and {length} "
+                                "came; the ranks do not mean the same shape and dtype. zs.connect(debug=True) says "
+                                "what each of them asked for")
         if out is not None:
             landed(self._there, out)
         return True

@@ -121,6 +121,7 @@ def _graded(file: str) -> list[Score]:
 
 def _judged(name: str, place: str, judge: Callable[[Any], Score]) -> Score:
     """The score of a file's function; a file that cannot be read to its end within the time of a case is refused."""
+    from zerosim.course.puzzles.judging import ended
     from zerosim.course.puzzles.score import REFUSED, Refused, Score
     from zerosim.course.puzzles.watching import limited
 
@@ -128,7 +129,7 @@ def _judged(name: str, place: str, judge: Callable[[Any], Score]) -> Score:
         with limited("reading the file"):
             answer = _loaded(place)
     except Refused as error:
-        return Score(name, REFUSED, f"{error}.")
+        return Score(name, REFUSED, ended(str(error)))
     return judge(answer)
 
 

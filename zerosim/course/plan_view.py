@@ -47,8 +47,8 @@ def _remarks(found: Plan, columns: int) -> Iterator[str]:
     """The units, what the numbers rest on, what is left out of them, and the answers to the inverse questions."""
     config = found.config
     units = f"{UNITS} {PARTS}" if "gathered" in names_for(found, columns - INDENT) else UNITS
-    yield (f"{units} Seconds take products to reach {percent(config.utilization)} of the dense peak, which is assumed; "
-           f"bytes and seconds are those of the engine with {options_text(config)}.")
+    yield (f"{units} Seconds take arithmetic to reach {percent(config.utilization)} of the dense peak, which is "
+           f"assumed, or what memory allows; bytes and seconds are those of the engine with {options_text(config)}.")
     if config.decoder is not None:
         yield (f"Activations are those of zerosim's own layers, which make norms and gates again in backward. PyTorch "
                f"keeps {PYTORCH_KEEPS / KEPT_HERE:.1f} times as much of a Llama-3-8B block: {PYTORCH_KEEPS:g} hidden "

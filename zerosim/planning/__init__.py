@@ -2,14 +2,16 @@
 
 `zerosim.plan` makes a plan. `closed_forms` are the formulas that one teaches; `step` is the training step as events in
 the engine's order, over which transient memory and seconds are folds; `activations` and `flops` are of transformers,
-`shapes` knows models and `conventions` how texts and tools count bytes; `collectives` has the messages of each
-algorithm, from their own generators, `cost` their seconds, `hardware` devices and links. `recording` keeps a run;
+`arithmetic` is what their layers note; `shapes` knows models and `conventions` how texts and tools count bytes;
+`collectives` has the messages of each algorithm, from their own generators, `cost` their seconds, `hardware` devices
+and links. `recording` keeps a run;
 `streams` replays it on any machine, and `timeline` says what that comes to.
 """
 
 from zerosim.models.transformer import Transformer
 from zerosim.planning import (
     activations,
+    arithmetic,
     collectives,
     conventions,
     cost,
@@ -76,6 +78,7 @@ __all__ = [
     "Timeline",
     "Transformer",
     "activations",
+    "arithmetic",
     "ceil_cut",
     "clip",
     "collectives",

@@ -4,14 +4,17 @@ Legend: N ranks, k micro-batches of B sequences of L tokens; P parameters; s tho
 its share P/N; α seconds of latency, β bytes per second of a link, one way.
 
 `plan` takes names, `PlanConfig` holds what they stand for and computes rows, `Plan` is the rows. Bytes are exact for
-what is counted; seconds rest on peak rates, on a share of the peak that products are taken to reach, and on the α-β
+what is counted; seconds rest on peak rates, on a share of the peak that arithmetic is taken to reach, and on the α-β
 model of collectives. Both are folds over the same events of `step`, under the same options.
 
 The seconds of a step are those of two streams, one that computes and one that communicates: what is issued goes to the
 end of the communication stream, which does one thing after the other; the program goes on, and stands still at a wait
-until what it waits for is done: that is what is exposed. Products run at a share of the device's peak, a collective
-takes what the α-β model says, the update reads and writes at the memory's rate. It is the model of `timeline`, which
-replays a recording; here every rank does the same at the same time, so one is enough.
+until what it waits for is done: that is what is exposed. A piece of arithmetic, as the layers note it (`arithmetic`),
+takes as long as its operations at a share of the device's peak, or as its bytes at the memory's rate, whichever is
+longer; a collective takes what the α-β model says, the update reads and writes at the memory's rate. It is the model of
+`timeline`, which replays a recording, and tests hold that both say the same seconds of a step, but where transfers run
+beside it (offload) or an optimizer multiplies whole matrices. Here every rank does the same at the same time, so one is
+enough.
 
 With `offload` state rests on the host or on disk, and the optimizer's is updated on the host. What moves is counted in
 `offloaded`, to the byte; its seconds are those of one message each way, one after the other and beside nothing, each
@@ -27,7 +30,7 @@ import operator
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from inspect import signature
 from pathlib import Path
@@ -54,6 +57,7 @@ from zerosim.numerics.units import count_of, gigabytes, nbytes_of, seconds_text
 from zerosim.optim import Optimizer
 from zerosim.options import StepOptions
 from zerosim.planning.activations import Block, Place, fullest_nbytes
+from zerosim.planning.arithmetic import Pieces, of_micro_batch, products_alone
 from zerosim.planning.closed_forms import STAGES, Job, sent_nbytes
 from zerosim.planning.conventions import (
     ADAM,
@@ -65,13 +69,14 @@ from zerosim.planning.conventions import (
     per_parameter_nbytes,
     states_nbytes,
 )
-from zerosim.planning.flops import StepFlops, logits_flops, matmul_flops, recomputed_flops, six_n, step_flops
+from zerosim.planning.flops import StepFlops, six_n, step_flops
 from zerosim.planning.hardware import (
     DISK_LINK,
     DISK_NBYTES,
     HOST_NBYTES,
     Device,
     Link,
+    Machine,
     Network,
     overheads_nbytes,
     positive,
@@ -96,7 +101,7 @@ MOST_SEQUENCES = 1 << 40  # in a batch that nobody has
 POLICY = Policy("bf16")
 OPTIONS = StepOptions(overlap=True, prefetch=1)  # what frameworks do by default
 MARGIN = 0.05  # of the device's memory, which a plan wants spare: an allocator's fragments, and peaks that no model has
-UTILIZATION = 0.5  # of the device's dense peak that matrix products reach: an assumption, which a plan states
+UTILIZATION = 0.5  # of the device's dense peak that arithmetic reaches: an assumption, which a plan states
 OPTIMIZER_KINDS = ("master", "gradient_copy", "optimizer_state")  # those that `Offload.optimizer` places
 
 
@@ -185,7 +190,7 @@ class PlanRow:
 
     @property
     def step_seconds(self) -> float:
-        """Products, what is exposed of the communication, the update, and what goes to host and disk, and back."""
+        """Arithmetic, what is exposed of the communication, the update, and what goes to host and disk, and back."""
         return (self.compute_seconds + self.exposed_communication_seconds + self.update_seconds
                 + self.host_transfer_seconds + self.disk_transfer_seconds)
 
@@ -442,14 +447,13 @@ class PlanConfig:
         job, flops = self.job(stage, policy), self.flops(policy)
         moved, host_seconds, disk_seconds = self.transfers(job)
         transient, has_units = self.transient_memory(stage, policy), self.has_units
-        update = self.update_seconds(job)
+        update, computed = self.update_seconds(job), self.unit_seconds(policy)
         # All micro-batches but the first and the last take as long, and nothing is under way between two.
         communication, exposed = communication_seconds(after_backward(job), update, self.network)
         k = self.micro_batches
         for number, times in Counter([*[0] * (k > 1), *[1] * (k - 2), k - 1]).items():
-            one = communication_seconds(micro_batch(job, number), self.unit_seconds(job, policy), self.network)
+            one = communication_seconds(micro_batch(job, number), computed, self.network)
             communication, exposed = communication + times * one[0], exposed + times * one[1]
-        rate = self.device.flops_per_second_in(self.policy.compute)
         return PlanRow(
             stage, policy, convention_of(self.convention).name, **self.resting_nbytes(stage),
             activations_nbytes=self.activations_nbytes(policy), gathered_nbytes=transient.gathered_nbytes * has_units,
@@ -459,12 +463,12 @@ class PlanConfig:
             capacity_nbytes=self.device.reported_nbytes,
             sent_nbytes_per_step=max(map(sum, zip(*sent_nbytes(job).values(), strict=True))),
             flops_per_step=flops.hardware, model_flops_per_step=flops.model,
-            compute_seconds=flops.hardware / (rate * self.utilization),
+            compute_seconds=k * sum(computed.values()),
             communication_seconds=communication, exposed_communication_seconds=exposed,
             update_seconds=sum(update.values()),
             host_transfer_nbytes_per_step=moved[TO_HOST] + moved[TO_DEVICE], host_transfer_seconds=host_seconds,
             disk_transfer_nbytes_per_step=moved[TO_DISK] + moved[FROM_DISK], disk_transfer_seconds=disk_seconds,
-            peak_flops_per_second=rate,
+            peak_flops_per_second=self.machine.peak_flops_per_second,
             host_capacity_nbytes=self.capacities_nbytes[HOST], disk_capacity_nbytes=self.capacities_nbytes[DISK])
 
     def fits(self, stage: int, policy: str) -> bool:
@@ -566,23 +570,26 @@ class PlanConfig:
         k = self.micro_batches
         return StepFlops(k * one.forward, k * one.backward, k * one.recomputed)
 
-    def unit_seconds(self, job: Job, policy: str) -> dict[Place, float]:
-        """Seconds of each unit's products at each of its places in a micro-batch; the embedding has none."""
-        rate = self.device.flops_per_second_in(self.policy.compute) * self.utilization
-        found = dict[Place, float]()
-        if self.decoder is None:
-            each = self.flops(policy).forward / job.micro_batches / rate / self.model.parameters
-            for unit, length in enumerate(job.unit_lengths):
-                found["forward", unit], found["backward", unit] = each * length, 2 * (each * length)
-            return found
-        block = Block.of(self.decoder, self.batch, self.sequence)
-        forward, again = matmul_flops(block), recomputed_flops(block, policy)
-        units = [(0, 0), *[(forward, again)] * self.decoder.blocks, (logits_flops(block, self.decoder.vocabulary), 0)]
-        for unit, (forward, again) in enumerate(units):
-            found["forward", unit] = forward / rate
-            found["again", unit] = again / rate if job.recompute_units else 0.0
-            found["backward", unit] = 2 * forward / rate + (0.0 if job.recompute_units else again / rate)
-        return found
+    @property
+    def machine(self) -> Machine:
+        """The machine on which a replay of this step takes as long as its row."""
+        return Machine(self.device, self.network, self.policy.compute, self.utilization, host_link=self.host_link,
+                       disk_link=self.disk_link)
+
+    def arithmetic(self, policy: str) -> Mapping[Place, Pieces]:
+        """The arithmetic of each unit at each of its places in a micro-batch; 6PD by units where no shape is known."""
+        if self.decoder is not None:
+            return of_micro_batch(self.decoder, self.batch, self.sequence, self.policy, Recompute.parse(policy))
+        each = six_n(self.model.parameters, self.batch * self.sequence) / 6 / self.model.parameters
+        return {(phase, unit): products_alone(products * each * length)
+                for unit, length in enumerate(self.model.unit_lengths)
+                for phase, products in (("forward", 2), ("backward", 4))}
+
+    def unit_seconds(self, policy: str) -> dict[Place, float]:
+        """Seconds of each unit's arithmetic at each of its places in a micro-batch, by the roofline."""
+        found, machine = self.arithmetic(policy), self.machine
+        seconds = {pieces: pieces.seconds(machine) for pieces in {*found.values()}}  # equal units have the same
+        return {place: seconds[pieces] for place, pieces in found.items()}
 
     def update_seconds(self, job: Job) -> dict[Place, float]:
         """Seconds in which a rank scans the gradients that it updates with, and updates each unit, by `update_nbytes`.
@@ -656,7 +663,7 @@ def plan(model: str | ModelShape | None = None, **options: Any) -> Plan:
     """A row of bytes and seconds for each stage and recomputation policy; the options are those of `plan_config`.
 
     >>> print(plan("llama-2-7b", ranks=8, device="h100-80", recompute="none", batch=4, tokens=2048).verdict)
-    ZeRO-3 is the cheapest that fits with a margin: 731 ms a step, 37.14 GB to spare; ZeRO-0 misses by 56.35 GB.
+    ZeRO-3 is the cheapest that fits with a margin: 767.6 ms a step, 37.14 GB to spare; ZeRO-0 misses by 56.35 GB.
     """
     return plan_config(model, **options).plan()
 

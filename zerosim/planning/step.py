@@ -449,7 +449,8 @@ def after_backward(job: Job) -> Iterator[StepEvent]:
     if job.options.parts.hpz:
         yield HeldBytes(SECONDARY, -sum(secondary_nbytes(job, unit) for unit in range(len(lengths))))
     yield At("scan", 0)
-    yield from (HeldBytes(BUFFER, sign * nbytes * job.shards) for nbytes in job.control_nbytes for sign in (1, -1))
+    for nbytes in filter(None, job.control_nbytes):
+        yield from at_once(ring("all_gather", 0, nbytes * job.shards, job), nbytes * job.shards)
     yield from _updated(job, taken)
 
 

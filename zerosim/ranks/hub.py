@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Literal, NamedTuple
 
 from zerosim.numerics.arrays import copy_elements, poison, start
@@ -25,15 +24,17 @@ from zerosim.ranks.call import Array, Backend, Call, Exchanges, GroupKey, Hop, P
 from zerosim.ranks.collectives import NATIVE, Delivery, lockstep, steps_of
 from zerosim.ranks.errors import (
     DeadlockError,
+    MadeCall,
     MismatchError,
     RankPosition,
     RankStopped,
     RankUseError,
     add_note,
     deadlock_text,
-    misfit_text,
+    message_mismatch_text,
     mismatch_text,
     place_of,
+    place_of_call,
     text_of,
 )
 from zerosim.ranks.process import Interrupts, clear_frames, guarded
@@ -248,9 +249,6 @@ def check_private_memory(calls: Sequence[PendingCall]) -> None:
 
 # -- The hub ---------------------------------------------------------------------------------------------------------
 
-MISSING = object()
-
-
 @guarded
 def check_thread(thread: int, rank: int) -> None:
     """Raises RankUseError unless the caller is in ``thread``, the one that runs the rank's cluster."""
@@ -274,7 +272,7 @@ class Hub(Backend):
         self.current = self.stacks.current
         self.thread = threading.get_ident()
         self.greenlets: list[Any] = []
-        self.results: list[Any] = [MISSING] * size
+        self.results: list[Any] = [None] * size
         self.waiting: list[Pending | None] = [None] * size
         self.ready: deque[int] = deque(range(size))
         self.incomplete: dict[tuple[GroupKey, int], dict[int, PendingCall]] = {}
@@ -410,7 +408,8 @@ class Hub(Backend):
         call, self.under_way = calls[0].call, calls
         for me in calls:
             if me.call != call:
-                raise MismatchError(mismatch_text({call.group[each.index]: each.call for each in calls}))
+                raise MismatchError(mismatch_text({rank: MadeCall(each.call, each.where or self.place(rank))
+                                                   for rank, each in zip(call.group, calls, strict=True)}))
         check_private_memory(calls)
         for delivery in self._carried(self.transport.collective(calls)):
             if self.watch == "hop":
@@ -445,7 +444,8 @@ class Hub(Backend):
         assert send is not None
         assert out is not None
         if send.shape != out.shape or send.dtype != out.dtype:
-            raise MismatchError(misfit_text(sender.rank, send, receiver.rank, out))
+            raise MismatchError(message_mismatch_text(sender.rank, send, receiver.rank, out, self.place(sender.rank),
+                                                      self.place(receiver.rank)))
         message = message_between(sender, receiver)
         ends = {message.hop.source: sender, message.hop.destination: receiver}
         for delivery in self._carried(self.transport.message(sender.key, [message], ends)):
@@ -475,9 +475,9 @@ class Hub(Backend):
         return RankPosition(me.describe(), self.place(rank), missing)
 
     def place(self, rank: int) -> str:
-        """The line at which the program of a rank that has begun and not finished waits."""
-        frame: FrameType | None = self.greenlets[rank].gr_frame
-        return place_of(frame)
+        """The line at which the program of a rank that has begun and not finished waits, or runs."""
+        program = self.greenlets[rank]
+        return place_of_call() if program is self.current() else place_of(program.gr_frame)
 
     def _unwind(self) -> None:
         """Stops every rank that still runs; its ``finally`` blocks run, and any further call stops it again."""

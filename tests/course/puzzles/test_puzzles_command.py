@@ -50,7 +50,9 @@ def test_without_a_name_all_puzzles_are_listed_in_a_narrow_table():
 
 
 def test_a_name_prints_the_statement_and_options_print_one_thing_each():
-    assert "Chunk c starts on rank\nc+1 and goes once round" in ask("puzzles", "ring").stdout
+    asked = ask("puzzles", "ring").stdout
+    assert "Chunk c starts on rank\nc+1 and goes once round" in asked
+    assert "Allowed:\n    rank.exchange(send, to, out, source)  array send goes to rank `to`, while\n" in asked
     assert ask("puzzles", "ring", "--hint", "1").stdout.startswith("Hint 1 of 3: ")
     assert ask("puzzles", "ring", "--stub").stdout.startswith(
         "import numpy as np\n\nimport zerosim as zs\n\n\ndef ring(rank, x):")
@@ -65,7 +67,7 @@ FIRST = "On N=4 (n=1) rank 0 raised "
     (ANSWERS, ("mean", "--check", "FILE:right"), PASSED, "mean: passed ★★★"),
     (ANSWERS, ("mean", "--check", "FILE:wrong"), NOT_PASSED, "On N=4 (n=1) rank 0 returned the sum, and not the mean"),
     (ANSWERS, ("mean", "--check", "FILE:unfilled"), NOT_PASSED,
-     "mean: still open\n  A hole is open: which collective?."),
+     "mean: still open\n  A hole is open: which collective?\n"),
     ("import sys\nsys.exit(0)", CHECK, NOT_PASSED, FIRST + "SystemExit in line 2 of <module>: 0."),
     ("import os\nos._exit(0)", CHECK, NOT_PASSED, "SystemExit in line 2 of <module>: the process would end without a"),
     ("import os\n\n\ndef mean(rank, x):\n    getattr(os, '_ex' + 'it')(0)", CHECK, NOT_PASSED, "would end without a"),

@@ -138,6 +138,13 @@ WRONG = {
         ("^On N=4 (n=4) rank 1 kept its own x: element 0 is ", ("rank.recv(x,", "rank.recv(x.copy(),")),
     ],
     "ring": [
+        ("^On N=4 (n=4) rank 0 sent to its left neighbor, and received from its right one: element 0 is ",
+         THE_OTHER_WAY[-1]),
+        ("take for each half an array and then a rank's index, or None for both; found (1, array, 3, array).$", (
+             "partial, (rank.index + 1) % N, landing, (rank.index - 1) % N",
+             "(rank.index + 1) % N, partial, (rank.index - 1) % N, landing")),
+        ("rank 0 changed its argument x, which is read-only; write, and receive messages, in memory of your own, ", (
+            "partial, (rank.index + 1) % N, landing,", "landing, (rank.index + 1) % N, partial,")),
         ("^On N=4 (n=4) rank 0 passed the chunks on as they came, to which nothing was added: element 0 is ",
          ("landing += own", "pass")),
         ("^On N=4 (n=4) rank 0 left out its own copy: element 0 is ",
@@ -366,8 +373,8 @@ EVERYWHERE = {  # what the refusal says, FIRST standing for rank 0 in the first 
     # Where rank 1 does send something, it is of another size.
     waits_on_rank_0: r"On N=4 \(.*(no rank can go on: rank 0: in recv\(\(1,\), float64\) from rank 1 at "
                      r"test_wrong_answers\.py:|float32\) to rank 0, which expects \(\(1,\), float64\); both sides)",
-    changes_what_it_reads: "^FIRST changed its argument .*, which is read-only; work on a copy that you take from "
-                             r"rank\.memory\.alloc\(\)\.$",
+    changes_what_it_reads: "^FIRST changed its argument .*, which is read-only; write, and receive messages, in "
+                          r"memory of your own, from rank\.memory\.alloc\(\)\.$",
     returns_what_no_memory_knows: r"^On N=4 \(.*\) rank \d holds about [\d,]+ " + literally(UNKNOWN),
     fails_on_rank_2: r"^On N=4 \(.*rank 2 raised OSError in line \d+ of fails_on_rank_2: the disk is full\.$",
     calls_what_is_not_allowed: r"^On N=4 \(.*\) it calls \w+, but this puzzle is to be solved with ALLOWED\.$",

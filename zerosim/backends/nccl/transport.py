@@ -21,7 +21,7 @@ import numpy as np
 from zerosim.backends import CAUSE_SECONDS, FAREWELL_SECONDS
 from zerosim.backends.nccl.adapter import NCCL, TYPES, Communicator, DeviceStreams, adds
 from zerosim.backends.processes.cluster import LISTEN_SECONDS
-from zerosim.backends.processes.notes import Channel, Elements, gone_text
+from zerosim.backends.processes.notes import Channel, Elements, gone_text, mismatched_message
 from zerosim.numerics.arrays import copy_elements, on_device, words
 from zerosim.ranks.call import (
     Array,
@@ -34,7 +34,7 @@ from zerosim.ranks.call import (
     chunk_lengths,
 )
 from zerosim.ranks.collectives import Delivery, lockstep, sent_by, steps_of
-from zerosim.ranks.errors import BackendError, MismatchError, RankStopped, misfit_text, ranks_text
+from zerosim.ranks.errors import BackendError, MismatchError, RankStopped, place_of_call, ranks_text
 from zerosim.ranks.hub import Carried, RunOptions, Transport
 from zerosim.ranks.process import forget_frames, guarded
 
@@ -478,7 +478,7 @@ class NCCLProcessTransport(NCCLTransport):
         group, number = key[0], None if call is None else call.number
         for hop, sent, _ in step:
             if sent is not None:
-                self.say(Elements(key, number, sent.copy()), group[hop.destination])
+                self.say(Elements(key, number, sent.copy(), place_of_call()), group[hop.destination])
         for delivery in step:
             if delivery.out is not None:
                 out, source = delivery.out, group[delivery.hop.source]
@@ -486,13 +486,13 @@ class NCCLProcessTransport(NCCLTransport):
                 while not arrived:
                     yield None
                 if (arrived[0].shape, arrived[0].dtype) != (out.shape, out.dtype):
-                    raise MismatchError(misfit_text(source, arrived[0], self._index, out))
-                copy_elements(arrived.popleft(), out)
+                    raise mismatched_message(source, arrived[0], self._index, out)
+                copy_elements(arrived.popleft().elements, out)
             yield delivery
 
     def heard(self, rank: int, note: Elements) -> None:
         """Elements on the host have come from another rank."""
-        self._arrived[note.group, note.number, rank].append(note.elements)
+        self._arrived[note.group, note.number, rank].append(note)
 
     # -- groups and ends ------------------------------------------------------------------------------------------
 

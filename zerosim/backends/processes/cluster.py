@@ -36,9 +36,9 @@ from zerosim.backends.processes.notes import (
     unmet,
     verdict,
 )
-from zerosim.ranks.call import Backend, Call, GroupKey, Pending, PendingCall, PendingExchange
+from zerosim.ranks.call import Backend, GroupKey, Pending, PendingCall, PendingExchange
 from zerosim.ranks.cluster import Cluster, Events, Processor, Results
-from zerosim.ranks.errors import MismatchError, RankStopped, add_note, place_of_call, ranks_text
+from zerosim.ranks.errors import MadeCall, MismatchError, RankStopped, add_note, place_of_call, ranks_text
 from zerosim.ranks.hub import (
     NAP_SECONDS,
     STOP_ITERATION,
@@ -71,7 +71,7 @@ class ProcessBackend(Backend):
         self.not_agreed: list[Pending] = []      # announced, and not all who take part have said the same yet
         self.begun: dict[Pending, Carried] = {}  # handed to the transport, and not waited for yet
         self.issued: Counts = {}
-        self.recent: deque[Call] = deque(maxlen=REMEMBERED)
+        self.recent: deque[MadeCall] = deque(maxlen=REMEMBERED)
         # The ranks' notes, this one's among them, and what they come to.
         self.joining: defaultdict[GroupKey, dict[int, bytes]] = defaultdict(dict)  # invitations to groups being made
         self.waiting: dict[int, Waiting] = {}
@@ -101,7 +101,7 @@ class ProcessBackend(Backend):
         with self.lock:
             count(self.issued, me)
             if isinstance(me, PendingCall):
-                self.recent.append(me.call)
+                self.recent.append(MadeCall(me.call, me.where or place_of_call()))
             if self.transport.needs_listener:
                 self.not_over[next(self.parts)] = self._waiting(me)
         self.transport.issued(rank, me)

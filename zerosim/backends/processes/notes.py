@@ -14,17 +14,19 @@ from typing import Any
 import numpy as np
 
 from zerosim.backends.processes.plain import from_bytes, known, to_bytes
-from zerosim.ranks.call import Call, GroupKey, Pending, PendingCall, PendingExchange
+from zerosim.ranks.call import GroupKey, Pending, PendingCall, PendingExchange
 from zerosim.ranks.errors import (
     DeadlockError,
+    MadeCall,
     MismatchError,
     RankPosition,
     RemoteError,
     add_note,
     deadlock_text,
     left_over_text,
-    misfit_text,
+    message_mismatch_text,
     mismatch_text,
+    place_of_call,
     ranks_text,
     text_of,
 )
@@ -135,11 +137,11 @@ class Waiting:
     what: str
     where: str
     issued: Counts
-    calls: tuple[Call, ...]
+    calls: tuple[MadeCall, ...]
     needs: tuple[tuple[int, Counted, int], ...]
 
     @classmethod
-    def of(cls, me: Pending, where: str, issued: Counts, calls: Iterable[Call]) -> "Waiting":
+    def of(cls, me: Pending, where: str, issued: Counts, calls: Iterable[MadeCall]) -> "Waiting":
         """The note of a rank whose program waits now."""
         needs: list[tuple[int, Counted, int]]
         if isinstance(me, PendingCall):
@@ -153,7 +155,7 @@ class Waiting:
 class Entered:
     """The rank is about to take part in this collective (sent in debug mode only)."""
 
-    call: Call
+    made: MadeCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,7 @@ class Sending:
     group: GroupKey
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    where: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +175,17 @@ class Elements:
     group: GroupKey
     number: int | None
     elements: np.ndarray
+    where: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the elements."""
+        return self.elements.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of the elements."""
+        return self.elements.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +203,7 @@ class Finished:
     """The program has returned; ``calls`` are its last collectives."""
 
     issued: Counts
-    calls: tuple[Call, ...] = ()
+    calls: tuple[MadeCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,14 +292,22 @@ def verdict(notes: Notes, ranks: int) -> MismatchError | DeadlockError | None:
     return DeadlockError(deadlock_text([_position(notes[rank], notes) for rank in range(ranks)]))
 
 
-def disagreement(calls: Mapping[int, tuple[Call, ...]]) -> MismatchError | None:
+def disagreement(calls: Mapping[int, tuple[MadeCall, ...]]) -> MismatchError | None:
     """MismatchError where two ranks' calls have the same place in the same group and are not equal."""
-    places = sorted(((call.key, call.number), rank, call) for rank, its in calls.items() for call in its)
-    for _, same in groupby(places, key=lambda found: found[0]):
-        found = {rank: call for _, rank, call in same}
-        if len(set(found.values())) > 1:
+    def number_of(made: tuple[int, MadeCall]) -> tuple[GroupKey, int]:
+        return made[1].call.key, made[1].call.number
+
+    ordered = sorted(((rank, one) for rank in sorted(calls) for one in calls[rank]), key=number_of)
+    for _, same in groupby(ordered, number_of):
+        found = dict(same)
+        if len({one.call for one in found.values()}) > 1:
             return MismatchError(mismatch_text(found))
     return None
+
+
+def mismatched_message(sender: int, sent: Sending | Elements, receiver: int, out: Any) -> MismatchError:
+    """The error about a message that does not fit where the receiver's program waits for it."""
+    return MismatchError(message_mismatch_text(sender, sent, receiver, out, sent.where, place_of_call()))
 
 
 def absent(note: Waiting, notes: Notes) -> list[int]:
@@ -338,21 +360,22 @@ def _calls_left(endings: Mapping[int, Finished]) -> Iterator[str]:
 class AnnouncedCalls:
     """The calls that this rank and the others have said that they are about to make."""
 
-    calls: defaultdict[tuple[GroupKey, int], dict[int, Call]] = field(default_factory=lambda: defaultdict(dict))
+    calls: defaultdict[tuple[GroupKey, int], dict[int, MadeCall]] = field(default_factory=lambda: defaultdict(dict))
     messages: defaultdict[tuple[GroupKey, int], list[Sending]] = field(default_factory=lambda: defaultdict(list))
 
     def announce(self, me: Pending, say: Callable[[Entered | Sending, int], None]) -> None:
         """Tells those who take part, this rank too, what it is about to do."""
         if isinstance(me, PendingCall):
+            made = MadeCall(me.call, me.where or place_of_call())
             for rank in me.call.group:
-                say(Entered(me.call), rank)
+                say(Entered(made), rank)
         elif me.to is not None and me.send is not None:
-            say(Sending(me.key, me.send.shape, me.send.dtype), me.to)
+            say(Sending(me.key, me.send.shape, me.send.dtype, place_of_call()), me.to)
 
     def receive(self, rank: int, note: Entered | Sending) -> None:
         """Another rank has said what it is about to do."""
         if isinstance(note, Entered):
-            self.calls[note.call.key, note.call.number][rank] = note.call
+            self.calls[note.made.call.key, note.made.call.number][rank] = note.made
         else:
             self.messages[note.group, rank].append(note)
 
@@ -360,7 +383,7 @@ class AnnouncedCalls:
         """True when all who take part have said the same; MismatchError when somebody said something else."""
         if isinstance(me, PendingCall):
             said = self.calls[me.call.key, me.call.number]
-            mismatch = disagreement({rank: (call,) for rank, call in said.items()})
+            mismatch = disagreement({rank: (made,) for rank, made in said.items()})
             if mismatch is not None:
                 raise mismatch
             if len(said) < me.call.ranks:
@@ -374,5 +397,5 @@ class AnnouncedCalls:
             return False
         sending = sendings.pop(0)
         if (sending.shape, sending.dtype) != (me.out.shape, me.out.dtype):
-            raise MismatchError(misfit_text(me.source, sending, me.rank, me.out))
+            raise mismatched_message(me.source, sending, me.rank, me.out)
         return True

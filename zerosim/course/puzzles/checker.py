@@ -96,8 +96,8 @@ def _run(cluster: Cluster, puzzle: Puzzle, case: Case, answer: Answer, *, audit:
     found = list(run(cluster, case.where, program))
     if changed:
         rank, name = min(changed)
-        raise Refused(f"On {case.where} rank {rank} changed its argument {name}, which is read-only; work on a copy "
-                      "that you take from rank.memory.alloc()")
+        raise Refused(f"On {case.where} rank {rank} changed its argument {name}, which is read-only; write, and "
+                      "receive messages, in memory of your own, from rank.memory.alloc()")
     return found
 
 

@@ -27,15 +27,20 @@ def judged(name: str, attempts: Iterable[Measured], praise: Callable[[list[Measu
                     names.refuse_changes()
                     rows.append(row)
         except Hole as error:
-            verdict, sentence = OPEN, f"A hole is open: {error}."
+            verdict, sentence = OPEN, ended(f"A hole is open: {error}")
         except Refused as error:
-            verdict, sentence = REFUSED, f"{error}."
+            verdict, sentence = REFUSED, ended(str(error))
         else:
             verdict, sentence = PASSED, praise(rows)
         finally:
             names.put_back()
     return Score(name, verdict, sentence, tuple(rows), _wasted(rows, reasons or {}) if verdict == PASSED else (),
                  printed.getvalue())
+
+
+def ended(text: str) -> str:
+    """The text as a sentence: with a full stop, unless a mark ends it already."""
+    return text if text.endswith(("?", "!", ".")) else f"{text}."
 
 
 def _wasted(rows: Sequence[Measured], reasons: Mapping[str, str]) -> tuple[str, ...]:
