@@ -235,7 +235,7 @@ REFUSED = [
     (LLAMA | {"quantization_config": {"bits": 4}}, "says quantization_config={...}, which the engine has not; it has "),
     (LLAMA | {"head_dim": 5}, "config.json: LlamaConfig was given heads of 5 channels; rotary positions turn pairs"),
     (LLAMA | {"num_experts": 8}, "config.json says num_experts=8, and zerosim does not know whether that changes what a"
-     " llama computes; if it does not, say ignore=('num_experts',), or take it out of the file"),
+     " llama computes; if it does not, say ignore=('num_experts',) to from_hugging_face, or take it out"),
     (QWEN | {"mlp_bias": True}, "says mlp_bias=True, and zerosim does not know whether that changes what a qwen3 comp"),
     (LLAMA | {"max_position_embeddings": None}, "lacks max_position_embeddings; say your longest sequence by context="),
     (MISTRAL | {"sliding_window": 63}, "config.json: sliding_window=63 is shorter than the 64 tokens of the longest seq"
@@ -282,8 +282,10 @@ def test_weights_of_other_files_or_of_another_model_are_refused_and_a_configurat
     for file in folder.glob("model*"):
         file.rename(tmp_path / file.name)
     assert from_hugging_face(folder).first is None
-    (folder / "pytorch_model.bin").write_bytes(b"")
-    assert_refused(lambda: from_hugging_face(folder), "has its weights in pytorch_model.bin, a pickle, which zerosim d")
+    for other in ("pytorch_model-1.bin", "adapter_model.safetensors"):
+        (folder / other).write_bytes(b"")
+        assert_refused(lambda: from_hugging_face(folder), f"has its weights in {other}; zerosim reads model.safe")
+        (folder / other).unlink()
     for file in tmp_path.glob("model*"):
         file.rename(folder / file.name)
     (folder / "config.json").write_text(json.dumps(LLAMA | {"num_hidden_layers": 1}))
