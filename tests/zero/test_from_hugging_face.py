@@ -2,7 +2,9 @@
 
 import json
 import math
+import pickle
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -76,6 +78,7 @@ def test_a_folders_model_begins_with_its_weights_and_has_the_loss_and_gradients_
     def program(rank):
         engine = zs.Engine(rank, model, zs.optim.SGD(lr=1.0), stage=rank.size)
         return {name: engine.state(name)["master"] for name in model.shapes}
+    assert bits(pickle.loads(pickle.dumps(model)).first("wte", 30, 50)) == bits(weights["wte"].reshape(-1)[30:80])
     for ranks in (1, 3):
         found = zs.Cluster(ranks).run(program)[0]
         assert all(bits(found[name]) == bits(weights[name]) for name in weights)
@@ -173,6 +176,44 @@ def model_shape_of(fields):
     return zs.planning.shapes.model_of_config(fields)
 
 
+# As their publishers wrote them, with what is of no consequence; and the parameters that the checkpoints load.
+SAVED = {"attention_dropout": 0.0, "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "silu",
+         "torch_dtype": "bfloat16", "initializer_range": 0.02, "transformers_version": "4.40.1", "use_cache": True}
+PUBLISHED = [
+    (SAVED | {"architectures": ["Qwen2ForCausalLM"], "hidden_size": 896, "intermediate_size": 4864,
+              "max_position_embeddings": 32768, "max_window_layers": 24, "model_type": "qwen2",
+              "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+              "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": True, "use_mrope": False,
+              "use_sliding_window": False, "vocab_size": 151936}, 494_032_768),  # Qwen2.5-0.5B
+    (SAVED | {"architectures": ["LlamaForCausalLM"], "attention_bias": False, "hidden_size": 576,
+              "intermediate_size": 1536, "is_llama_config": True, "max_position_embeddings": 8192,
+              "model_type": "llama", "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3,
+              "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_interleaved": False, "rope_scaling": None,
+              "rope_theta": 100000, "tie_word_embeddings": True, "vocab_size": 49152}, 134_515_008),  # SmolLM2-135M
+    (SAVED | {"attention_bias": False, "head_dim": 128, "hidden_size": 3072, "intermediate_size": 8192,
+              "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama", "num_attention_heads": 24,
+              "num_hidden_layers": 28, "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+              "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                               "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+              "rope_theta": 500000.0, "tie_word_embeddings": True, "vocab_size": 128256}, 3_212_749_824),  # Llama 3.2
+    ({"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1, "embd_pdrop": 0.1,
+      "bos_token_id": 50256, "eos_token_id": 50256, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05,
+      "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
+      "resid_pdrop": 0.1, "summary_activation": None, "summary_first_dropout": 0.1, "summary_proj_to_labels": True,
+      "summary_type": "cls_index", "summary_use_proj": True, "vocab_size": 50257,
+      "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}}, 124_439_808),
+    (SAVED | {"architectures": ["MistralForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
+              "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32,
+              "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+              "sliding_window": 4096, "tie_word_embeddings": False, "vocab_size": 32000}, 7_241_732_096)]
+
+
+@pytest.mark.parametrize(("fields", "parameters"), PUBLISHED, ids=[str(count) for _, count in PUBLISHED])
+def test_published_configurations_are_taken_as_they_are_and_count_what_their_checkpoints_load(fields, parameters):
+    saved = SimpleNamespace(to_dict=lambda: fields)
+    assert from_hugging_face(saved, context=1024).parameter_count == model_shape_of(fields).parameters == parameters
+
+
 LLAMA, GPT2, QWEN, MISTRAL = (CONFIGS[kind] for kind in ("llama 3", "gpt2", "qwen 3", "mistral"))
 SLIDING = {"use_sliding_window": True, "sliding_window": 8}
 BLOOM = {"model_type": "bloom", "hidden_size": 8, "n_layer": 1, "n_head": 2, "vocab_size": 9}
@@ -194,7 +235,7 @@ REFUSED = [
     (LLAMA | {"quantization_config": {"bits": 4}}, "says quantization_config={...}, which the engine has not; it has "),
     (LLAMA | {"head_dim": 5}, "config.json: LlamaConfig was given heads of 5 channels; rotary positions turn pairs"),
     (LLAMA | {"num_experts": 8}, "config.json says num_experts=8, and zerosim does not know whether that changes what a"
-     " llama computes; if it does not, say ignore=('num_experts',), or take it out of the file"),
+     " llama computes; if it does not, say ignore=('num_experts',) to from_hugging_face, or take it out"),
     (QWEN | {"mlp_bias": True}, "says mlp_bias=True, and zerosim does not know whether that changes what a qwen3 comp"),
     (LLAMA | {"max_position_embeddings": None}, "lacks max_position_embeddings; say your longest sequence by context="),
     (MISTRAL | {"sliding_window": 63}, "config.json: sliding_window=63 is shorter than the 64 tokens of the longest seq"
@@ -203,7 +244,10 @@ REFUSED = [
      "sliding_window=4096 is shorter than the 8192 tokens"),
     (QWEN | SLIDING | {"max_window_layers": 1}, "sliding_window=8 is shorter than the 64 tokens"),
     (QWEN | SLIDING | {"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window=8 is shorter"),
-    (QWEN | {"layer_types": ["chunked_attention"] * 2}, "layer_types has chunked_attention; the engine's attention is"),
+    (QWEN | {"layer_types": ["chunked_attention"] * 2}, "layer_types=['chunked_attention', 'chunked_attention']; the"),
+    (QWEN | {"layer_types": 5}, "config.json: layer_types=5; the engine's attention is full_attention"),
+    (MISTRAL | {"sliding_window": "8"}, "config.json: sliding_window must be a whole number, got '8'"),
+    (LLAMA | {"rope_parameters": {"rope_type": []}}, "rope_type=[] turns queries and keys as the engine cannot"),
     (GPT2 | {"activation_function": "relu"}, "says activation_function='relu', which the engine has not; it has 'gelu"),
     (GPT2 | {"scale_attn_weights": False}, "says scale_attn_weights=False, which the engine has not; it has True"),
     (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, "says scale_attn_by_inverse_layer_idx=True, which the engine h"),
@@ -226,6 +270,7 @@ def test_keys_that_change_nothing_are_ignored_and_others_if_one_says_so():
     for fields in CONFIGS.values():
         assert from_hugging_face(fields | idle).config == from_hugging_face(fields).config
         assert from_hugging_face(fields | {"mine": 1}, ignore=["mine"]).config == from_hugging_face(fields).config
+    assert_refused(lambda: from_hugging_face(GPT2, context=0), "context=0 must be a whole number, 1 or more; pass None")
     assert_refused(lambda: from_hugging_face(GPT2, context=65), "a context of 65 .* there are 64 learned positions")
 
 
@@ -237,8 +282,10 @@ def test_weights_of_other_files_or_of_another_model_are_refused_and_a_configurat
     for file in folder.glob("model*"):
         file.rename(tmp_path / file.name)
     assert from_hugging_face(folder).first is None
-    (folder / "pytorch_model.bin").write_bytes(b"")
-    assert_refused(lambda: from_hugging_face(folder), "has its weights in pytorch_model.bin, a pickle, which zerosim d")
+    for other in ("pytorch_model-1.bin", "adapter_model.safetensors"):
+        (folder / other).write_bytes(b"")
+        assert_refused(lambda: from_hugging_face(folder), f"has its weights in {other}; zerosim reads model.safe")
+        (folder / other).unlink()
     for file in tmp_path.glob("model*"):
         file.rename(folder / file.name)
     (folder / "config.json").write_text(json.dumps(LLAMA | {"num_hidden_layers": 1}))
