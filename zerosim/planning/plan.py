@@ -5,20 +5,20 @@ its share P/N; α seconds of latency, β bytes per second of a link, one way.
 
 `plan` takes names, `PlanConfig` holds what they stand for and computes rows, `Plan` is the rows. Bytes are exact for
 what is counted; seconds rest on peak rates, on a share of the peak that arithmetic is taken to reach, and on the α-β
-model of collectives. Both are folds over the same events of `step`, under the same options.
+model of collectives. Both are folds over the same events (`step_events`), under the same options.
 
 The seconds of a step are those of two streams, one that computes and one that communicates: what is issued goes to the
 end of the communication stream, which does one thing after the other; the program goes on, and stands still at a wait
-until what it waits for is done: that is what is exposed. A piece of arithmetic, as the layers note it (`arithmetic`),
-takes as long as its operations at a share of the device's peak, or as its bytes at the memory's rate, whichever is
-longer; a collective takes what the α-β model says, the update reads and writes at the memory's rate. It is the model of
-`timeline`, which replays a recording, and tests hold that both say the same seconds of a step, but where transfers run
-beside it (offload) or an optimizer multiplies whole matrices. Here every rank does the same at the same time, so one is
-enough.
+until what it waits for is done: that is what is exposed. A piece of arithmetic, as the layers note it
+(`step_arithmetic`), takes as long as its operations at a share of the device's peak, or as its bytes at the memory's
+rate, whichever is longer; a collective takes what the α-β model says, the update reads and writes at the memory's rate.
+It is the model of `timeline`, which replays a recording, and tests hold that both say the same seconds of a step, but
+where transfers run beside it (offload) or an optimizer multiplies whole matrices. Here every rank does the same at the
+same time, so one is enough.
 
-With `offload` state rests on the host or on disk, and the optimizer's is updated on the host. What moves is counted in
-`offloaded`, to the byte; its seconds are those of one message each way, one after the other and beside nothing, each
-device with a link and a disk of its own. The host's own update takes no time here: no source gives its rate.
+With `offload` state rests on the host or on disk, and the optimizer's is updated on the host. What moves is counted
+by `closed_forms.moved_nbytes`; its seconds are those of one message each way, one after the other and beside nothing,
+each device with a link and a disk of its own. The host's own update takes no time here: no source gives its rate.
 Sources: Ren et al. 2021, "ZeRO-Offload", sections 3 and 4 (fp32 states and the update on the CPU; gradients there and
 parameters back in 16 bits, 4 bytes for each parameter of a rank's share); Rajbhandari et al. 2021, "ZeRO-Infinity",
 section 4 (the disk).
@@ -56,9 +56,8 @@ from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.numerics.units import count_of, gigabytes, nbytes_of, seconds_text
 from zerosim.optim import Optimizer
 from zerosim.options import StepOptions
-from zerosim.planning.activations import Block, Place, fullest_nbytes
-from zerosim.planning.arithmetic import Pieces, of_micro_batch, products_alone
-from zerosim.planning.closed_forms import STAGES, Job, sent_nbytes
+from zerosim.planning.activations import Block
+from zerosim.planning.closed_forms import STAGES, Job, moved_nbytes, sent_nbytes
 from zerosim.planning.conventions import (
     ADAM,
     Convention,
@@ -83,16 +82,11 @@ from zerosim.planning.hardware import (
     presets,
     read,
 )
-from zerosim.planning.offloaded import moved_nbytes
 from zerosim.planning.shapes import ModelShape, model_of_parameters, model_shape
-from zerosim.planning.step import (
-    Flow,
-    TransientMemory,
-    after_backward,
-    communication_seconds,
-    micro_batch,
-    transient_memory,
-)
+from zerosim.planning.step_activations import Place, fullest_nbytes
+from zerosim.planning.step_arithmetic import Pieces, of_micro_batch, products_alone
+from zerosim.planning.step_events import after_backward, micro_batch
+from zerosim.planning.step_folds import Flow, TransientMemory, communication_seconds, transient_memory
 from zerosim.ranks.mesh import Mesh
 from zerosim.shown import ShownPlan
 

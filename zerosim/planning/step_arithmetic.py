@@ -21,9 +21,10 @@ from zerosim.models.transformer import Transformer, config_of_transformer
 from zerosim.models.units import Recompute
 from zerosim.numerics.kernels import NullKernels
 from zerosim.numerics.policy import Policy
-from zerosim.planning.activations import Block, Place
+from zerosim.planning.activations import Block
 from zerosim.planning.flops import logits_flops, matmul_flops, recomputed_flops
 from zerosim.planning.hardware import Machine
+from zerosim.planning.step_activations import Place
 
 EMBED, BLOCK, HEAD = range(3)  # the units of a model of one block
 
