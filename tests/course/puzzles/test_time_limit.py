@@ -8,8 +8,7 @@ import pytest
 
 from tests.course.puzzles.answers import refusal
 from zerosim.course import puzzles
-from zerosim.course.puzzles import grading, solutions, watching
-from zerosim.course.puzzles.score import Refused
+from zerosim.course.puzzles import grading, score, solutions, watching
 
 pytestmark = pytest.mark.usefixtures("pythons_own_handler")
 
@@ -85,7 +84,7 @@ def test_an_answer_that_ignores_ctrl_c_is_refused_all_the_same(short):
 
 
 def test_any_block_is_limited_and_a_file_is_read_in_one(short):
-    with pytest.raises(Refused, match=f"^On reading the file {ENDLESS}"[:-1]), watching.limited("reading the file"):
+    with pytest.raises(score.Refused, match=f"^On reading the file {ENDLESS}"[:-1]), watching.limited("reading the file"):
         turning(None, None)
 
 

@@ -69,7 +69,7 @@ class Beginning(io.StringIO):
 
 
 class Originals:
-    """What the names of Python's builtins, of NumPy, of the package and of its classes stand for."""
+    """The values of the names of Python's builtins, of NumPy, of the package and of its classes."""
 
     def __init__(self) -> None:
         modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "zerosim"]
