@@ -15,7 +15,8 @@ from zerosim.models.units import TILED, Recompute
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.conventions import is_cut_anywhere
 from zerosim.planning.explanation import explained, options_text
-from zerosim.planning.plan import Plan, PlanRow
+from zerosim.planning.plan_config import Plan
+from zerosim.planning.plan_row import PlanRow
 
 INDENT = 4  # columns of a terminal beside those of a table
 Measured = Mapping[PlanRow, Sequence[Compared]]

@@ -47,7 +47,9 @@ from zerosim.numerics.units import bytes_text, count_of, counted, gigabytes, nby
 from zerosim.planning.closed_forms import STAGES
 from zerosim.planning.conventions import is_cut_anywhere
 from zerosim.planning.explanation import order_text
-from zerosim.planning.plan import PlanConfig, PlanRow, plan_config
+from zerosim.planning.plan import plan_config
+from zerosim.planning.plan_config import PlanConfig
+from zerosim.planning.plan_row import PlanRow
 from zerosim.planning.recording import BEGIN, record
 from zerosim.planning.streams import COMMUNICATION
 from zerosim.planning.timeline import Timeline, replay

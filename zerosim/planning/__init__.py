@@ -1,6 +1,7 @@
 """Bytes and seconds of a training step, predicted before anything runs; a recorded run is replayed.
 
-`zerosim.plan` makes a plan, and `explained` says each of its numbers with its formula. Below that stand three levels:
+`zerosim.plan` makes a plan from names: `plan_config` computes its rows, `plan_row` is one, and `explanation` says each
+number with its formula. Below that stand three levels:
 
 - *Formulas* that one teaches, a number at once: `closed_forms` (what a step holds at rest, sends, and moves off the
   device), `activations` (what a block keeps), `flops`, `conventions` (how texts and tools count bytes), `collectives`
@@ -51,7 +52,9 @@ from zerosim.planning.cuts import (
 )
 from zerosim.planning.explanation import explained
 from zerosim.planning.hardware import Device, Link, Network
-from zerosim.planning.plan import Plan, PlanConfig, PlanRow, plan_config
+from zerosim.planning.plan import plan_config
+from zerosim.planning.plan_config import Plan, PlanConfig
+from zerosim.planning.plan_row import PlanRow
 from zerosim.planning.recording import Recording, record
 from zerosim.planning.shapes import PRESETS, ModelShape, model_of, model_of_parameters, model_shape
 from zerosim.planning.timeline import Machine, SlowLink, SlowRank, Timeline, replay

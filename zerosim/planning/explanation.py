@@ -12,7 +12,8 @@ from zerosim.planning.activations import Block, logits_nbytes
 from zerosim.planning.closed_forms import STAGES, crossing_nbytes, vectors_sent
 from zerosim.planning.conventions import convention_of, formula, is_cut_anywhere, is_sharded, per_parameter_nbytes
 from zerosim.planning.hardware import overheads_nbytes
-from zerosim.planning.plan import OPTIMIZER_KINDS, PlanConfig, PlanRow
+from zerosim.planning.plan_config import OPTIMIZER_KINDS, PlanConfig
+from zerosim.planning.plan_row import PlanRow
 
 OFF_DEVICE = {DEVICE: "", HOST: " on the host, nothing on the device", DISK: " on disk, nothing on the device"}
 Explanation = tuple[str, str, str]  # what, the formula with its values, the value
