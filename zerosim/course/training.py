@@ -35,6 +35,7 @@ from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.numerics.units import counted
 from zerosim.optim.base import Optimizer
 from zerosim.optim.schedules import Warmup
+from zerosim.options import StepOptions
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.errors import OutOfMemoryError
 from zerosim.ranks.mesh import Mesh
@@ -43,12 +44,11 @@ from zerosim.ranks.trace import PURPOSES, Trace, Traces
 from zerosim.zero.checkpoint import INDEX
 from zerosim.zero.engine import Batch, Engine
 from zerosim.zero.layout import layout_of
-from zerosim.zero.micro_batch_order import is_by_micro_batch
 from zerosim.zero.offload import OffloadError
 from zerosim.zero.param_group import Group
 from zerosim.zero.placements import STAGES, stage_of
+from zerosim.zero.plugs import check_options
 from zerosim.zero.skipped import unreported_skips
-from zerosim.zero.zeropp import check_parts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -110,7 +110,6 @@ class Options:
         if self.lr is not None and (not is_finite_number(self.lr) or self.lr <= 0):
             raise ValueError(f"lr={self.lr!r} must be a positive number")
         self._check_mesh()
-        is_by_micro_batch(self.reduction, stage_of(self.stage), self.policy(), mesh=self.on_mesh)
         if not self.places.uses_disk and self.offload_directory is not None:
             raise ValueError(f"offload_directory={self.offload_directory!r} is of offload to disk, which was not asked "
                              "for; ask for it, or leave the directory out")
@@ -125,9 +124,8 @@ class Options:
                              f"most {MOST_RANKS:,}")
 
     def _check_mesh(self) -> None:
-        zeropp = ZeroPlusPlus.on_mesh(self.zeropp, self.on_mesh, self.ranks)
-        if zeropp is not None:
-            check_parts(zeropp, stage_of(self.stage), self.policy())
+        options = StepOptions.of(self.ranks, mesh=self.mesh, zeropp=self.zeropp, reduction=self.reduction)
+        check_options(options, stage_of(self.stage), self.policy())
 
     @property
     def on_mesh(self) -> Mesh | None:
@@ -496,7 +494,7 @@ def _step(engine: Engine, options: Options, number: int, micro_batches: Sequence
     sent = {purpose: trace.sent_nbytes(purpose) - before[purpose] for purpose in PURPOSES}
     kept.rows += trace.rows
     mean = engine.rank.all_reduce(np.array([np.mean(result.losses)]), op="mean")  # after what is counted
-    mesh = engine.mesh
+    mesh = engine.options.mesh
     step = TrainingStep(number, float(mean[0]), result.norm, result.scale, result.skipped, options.tokens_per_step,
                         peak, sent, mesh.nbytes_across(engine.rank.index, kept) if mesh else 0)
     return step, result.losses

@@ -9,14 +9,13 @@ Source: Rajbhandari et al. 2020 (ZeRO), section 5; Micikevicius et al. 2018 (mix
 """
 
 import math
-import warnings
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,31 +24,27 @@ from zerosim.models.layers import Context, draw_for
 from zerosim.models.one_pass import initializer_of
 from zerosim.models.units import TILED, Model, Recompute, Unit, Weights
 from zerosim.numerics.arrays import contiguous
-from zerosim.numerics.checks import FP32, is_count, is_number, require_count, unknown_name
+from zerosim.numerics.checks import FP32, is_count, is_number, unknown_name
 from zerosim.numerics.loss_scale import LossScaler
-from zerosim.numerics.places import Offload, offload_of
+from zerosim.numerics.places import Offload
 from zerosim.numerics.policy import BY_RANK, Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.optim.base import Optimizer
 from zerosim.optim.promises import require_cut_and_needs, require_usable
+from zerosim.options import StepOptions
 from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.rank import Rank
 from zerosim.shown import Shown
 from zerosim.zero import checkpoint, hugging_face
-from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
-from zerosim.zero.hybrid import hybrid_groups
+from zerosim.zero.gradients import Accumulator, StepCounts
 from zerosim.zero.layout import Layout
-from zerosim.zero.micro_batch_order import ExactSquares, is_by_micro_batch, refuse_factors
-from zerosim.zero.offload import OffloadTransfers
-from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
-from zerosim.zero.placements import BucketOptions, Stage, Transfers, stage_of
+from zerosim.zero.param_group import Group, ParamGroup, Settings, settings_by_group, settings_of
+from zerosim.zero.placements import Stage, stage_of
+from zerosim.zero.plugs import observer_of, plugs_of
 from zerosim.zero.skipped import SkippedSteps
-from zerosim.zero.unshard import ParameterAllGather, Unsharder
-from zerosim.zero.update import Schedule, Squares, StepResult, Update
+from zerosim.zero.update import Schedule, StepResult, Update
 from zerosim.zero.whole_tensors import whole_state
-from zerosim.zero.zeropp import collectives_of
 
-RENAMED = {"refresh": "all_gather_parameters", "states": "param_group", "families": "param_groups"}
 Batch = tuple[np.ndarray, np.ndarray]
 
 
@@ -124,36 +119,33 @@ class Engine(Shown):
         weights: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         _check_parts(rank, model, optimizer)
-        keep = _check_options(model, bucket_nbytes, prefetch, keep_gathered, seed, overlap=overlap, gather=gather,
-                              copy_in_flight=copy_in_flight)
-        self.rank, self.model, self.optimizer, self.seed, self.reduction = rank, model, optimizer, seed, reduction
+        keep = _check_options(model, keep_gathered, seed, gather=gather, copy_in_flight=copy_in_flight)
+        self.options = StepOptions.of(rank.size, bucket_nbytes=bucket_nbytes, overlap=overlap, prefetch=prefetch,
+                                      offload=offload, mesh=mesh, zeropp=zeropp, reduction=reduction)
+        self.rank, self.model, self.optimizer, self.seed = rank, model, optimizer, seed
         self.stage, self.policy, self.recompute = stage_of(stage), Policy.of(policy), Recompute.parse(recompute)
-        self.mesh = None if mesh is None else Mesh.of(mesh, rank.size)
-        self.zeropp = ZeroPlusPlus.on_mesh(zeropp, self.mesh, rank.size)
-        by_micro_batch = is_by_micro_batch(reduction, self.stage, self.policy, mesh=self.mesh)
-        bucket_options = BucketOptions(bucket_nbytes, overlap, copy_in_flight, by_micro_batch)
         self.loss_scale = self.policy.start_scaling()
         settings = settings_of(model, optimizer, self.policy, groups)
-        unit_gather, quantized = collectives_of(self.zeropp, rank, self.mesh, self.stage, self.policy, bucket_options)
-        shards, replicas = (rank, None) if self.zeropp or not self.mesh else hybrid_groups(rank, self.mesh, self.stage)
-        asked = offload_of(offload)
-        self.transfers = Transfers(rank) if asked.is_none else OffloadTransfers(rank, asked)
-        first = initializer_of(model, weights)
-        self.param_groups = param_groups(shards, model, settings, first, layout, self.stage, self.transfers, replicas)
-        self.transfers.drain()
-        self._observer = FactorObserver(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
-                                        self.loss_scale)
-        if by_micro_batch:
-            refuse_factors(self.param_groups)
-        self._all_gathers = {group: ParameterAllGather(group, bucket_options) for group in self.param_groups}
-        self._update = Update(self._all_gathers, SkippedSteps(rank, self.loss_scale), clip_norm, schedule,
-                              ExactSquares() if by_micro_batch else Squares())
+        plugs = plugs_of(rank, self.stage, self.policy, self.options, copy_in_flight=copy_in_flight)
+        first, self.store = initializer_of(model, weights), plugs.store
+        self.param_groups = [plugs.param_group(plugs.shards, model, of_group, first, partial(
+            plugs.lay_out, layout, ranks=plugs.shards.size), self.stage, self.store)
+            for of_group in settings_by_group(settings)]
+        self.store.finish()
+        self._observer = observer_of(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
+                                     self.loss_scale)
+        plugs.check(self.param_groups)
+        self._all_gathers = {group: plugs.all_gather(group, plugs.buckets) for group in self.param_groups}
+        self._update = plugs.update(self._all_gathers, SkippedSteps(rank, self.loss_scale), clip_norm, schedule,
+                                    plugs.squares)
         agree = partial(_agreement, optimizer, self.loss_scale, self._update,
                         _digest(model, settings, first, None if weights else 16, (clip_norm, seed)))
-        self.gradients = Accumulator(self.param_groups, bucket_options, agree, quantized)
-        self._unsharder = Unsharder(model, self.param_groups, unit_gather, keep=keep, prefetch=prefetch)
+        self.gradients = Accumulator(self.param_groups, {
+            group: plugs.reducer(group, plugs.buckets, agree, plugs.reduction)
+            for group in self.param_groups if not group.frozen})
+        self._unsharder = plugs.unsharder(model, self.param_groups, plugs.gather, keep=keep, prefetch=prefetch)
         self._weights = object()  # another one after each update
-        self._factors: dict[str, Factors] = {}
+        self._factors: dict[str, Any] = {}
         self._counts = StepCounts(self.loss_scale.scale)
 
     # -- a step and its parts -----------------------------------------------------------------------------------------
@@ -190,7 +182,7 @@ class Engine(Shown):
         self._update.forget()
         self._counts = self._counts.next_step()
         with ExitStack() as parts:
-            for part in (self.gradients.reset, self.transfers.abandon, self._unsharder.gather.forget,
+            for part in (self.gradients.reset, self.store.abandon, self._unsharder.weights_change,
                          self._unsharder.reshard_all,
                          *(all_gather.abandon for all_gather in self._all_gathers.values())):
                 parts.callback(part)
@@ -256,7 +248,7 @@ class Engine(Shown):
             raise ValueError("update() was called inside a block `with engine.weights(unit)`, whose weights would then "
                              "be those of before; end the block first")
         self._unsharder.reshard_all()  # a forward without a backward may have left units gathered
-        self._unsharder.gather.forget()
+        self._unsharder.weights_change()
         with self.rank.trace.span("update"):
             result = self._update.step(tuple(losses), self._factors, tuple(self._counts.tokens),
                                        tuple(self._counts.places))
@@ -509,9 +501,8 @@ class Engine(Shown):
         return checkpoint.state_dict(self._training_state())
 
     def _training_state(self) -> checkpoint.TrainingState:
-        on_mesh = [f"on a mesh of {self.mesh}"] * bool(self.mesh) + [f"with {self.zeropp}"] * bool(self.zeropp)
-        settings = {"stage": " ".join([str(self.stage), *on_mesh]), "seed": str(self.seed),
-                    "model": checkpoint.model_text(self.model), "reduction": self.reduction,
+        settings = {"stage": " ".join([str(self.stage), *self.options.said_of_ranks()]), "seed": str(self.seed),
+                    "model": checkpoint.model_text(self.model), "reduction": self.options.reduction,
                     "attention": "tiled" if self.recompute.inside == TILED else "by whole rows"}
         return checkpoint.TrainingState(self.rank, self.model, self.param_groups, self._update, self.gradients,
                                         self._observer, self._counts, settings)
@@ -519,14 +510,6 @@ class Engine(Shown):
     def __repr__(self) -> str:
         return (f"<Engine of rank {self.rank.index} of {self.rank.size}: {type(self.optimizer).__name__}, "
                 f"{self.stage}, {self.steps_taken} steps taken>")
-
-    if not TYPE_CHECKING:
-        def __getattr__(self, name: str) -> Any:
-            """Finds what has been renamed, with a DeprecationWarning."""
-            if name not in RENAMED:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            warnings.warn(f"engine.{name} is now engine.{RENAMED[name]}", DeprecationWarning, stacklevel=2)
-            return getattr(self, RENAMED[name])
 
 
 # -- what must be the same on all ranks -------------------------------------------------------------------------------
@@ -571,11 +554,8 @@ def _check_parts(rank: Rank, model: Model, optimizer: Optimizer) -> None:
     require_cut_and_needs(optimizer)
 
 
-def _check_options(model: Model, bucket_nbytes: Any, prefetch: Any, keep_gathered: Any, seed: Any,
-                   **switches: Any) -> frozenset[str]:
+def _check_options(model: Model, keep_gathered: Any, seed: Any, **switches: Any) -> frozenset[str]:
     """The units that stay gathered; ValueError for what is no count or switch, and for units that there are not."""
-    require_count("bucket_nbytes", bucket_nbytes, 1, "a number of bytes", none="for one collective per unit")
-    require_count("prefetch", prefetch, 0, "a number of units")
     if not is_count(seed):
         raise ValueError(f"seed={seed!r} must be a whole number")
     for name, switch in switches.items():
