@@ -11,7 +11,7 @@ from tests.backends.test_one_suite import assert_same
 from tests.backends.worlds import DOUBLES, HERE, MPI, World
 from tests.cases import THOROUGH, chosen
 from tests.ranks import programs
-from zerosim.backends.processes.notes import raised_elsewhere
+from zerosim.backends.processes.control import raised_elsewhere
 from zerosim.ranks import errors
 
 TIMEOUT = {"timeout_seconds": 0.05}  # after which a rank that waits tells the others for what

@@ -460,7 +460,7 @@ def the_first_takes_long(rank: zs.Rank) -> int:
     told = np.zeros(1, np.int64)
     if rank.index == 0:
         while rank.size - 1 not in rank._state.backend.waiting:
-            rank.trace.compute(flops=1)  # reads the notes
+            rank.trace.compute(flops=1)  # reads the control messages
         rank.send(np.array([7]), rank.size - 1)
     elif rank.index == rank.size - 1:
         rank.recv(told, 0)
