@@ -216,7 +216,7 @@ class Options:
     def engine_settings(self, model: Decoder) -> dict[str, Any]:
         """The arguments of an engine beside rank, model and optimizer."""
         return {"stage": self.stage, "policy": self.policy(), "layout": self.layout_name, "recompute": self.recompute,
-                "clip_norm": self.clip_norm, "groups": companions(self.build_optimizer(), model),
+                "clip_norm": self.clip_norm, "groups": other_groups(self.build_optimizer(), model),
                 "schedule": self.schedule(), "gather": self.gather, "seed": self.seed} | self.step_options.arguments()
 
 
@@ -229,7 +229,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = MappingProxyType({type(one).__name__.lower
     optim.Adan(lr=0.002), optim.KFAC(lr=0.05), optim.LAMB(lr=0.01), optim.LARS(lr=2.0), optim.Lion(lr=0.001),
     optim.Momentum(lr=0.1), optim.Muon(lr=0.05), optim.RMSprop(lr=0.0005), optim.SGD(lr=0.2), optim.Shampoo(lr=0.1),
     optim.SOAP(lr=0.01))})
-COMPANION = "adamw"  # updates what an optimizer of matrices does not: vectors, and embeddings
+OTHER_OPTIMIZER = "adamw"  # updates what an optimizer of matrices does not: vectors, and embeddings
 
 
 def optimizer_named(name: str, lr: float | None = None) -> Optimizer:
@@ -246,7 +246,7 @@ def is_of_matrices(optimizer: Optimizer) -> bool:
     return optimizer.cut in ("matrix", "layer")
 
 
-def companions(optimizer: Optimizer, model: Model) -> list[Group]:
+def other_groups(optimizer: Optimizer, model: Model) -> list[Group]:
     """AdamW for vectors, embeddings and a tied head, where the optimizer is one of matrices; else no group.
 
     Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers", which are what it is for.
@@ -255,7 +255,7 @@ def companions(optimizer: Optimizer, model: Model) -> list[Group]:
     rest = [name for name in model.shapes if name not in hidden]
     if not is_of_matrices(optimizer) or not rest:
         return []
-    return [Group(*rest, optimizer=OPTIMIZERS[COMPANION])]
+    return [Group(*rest, optimizer=OPTIMIZERS[OTHER_OPTIMIZER])]
 
 
 # -- a run: a record for every step as it is taken, and what it came to -----------------------------------------------
@@ -625,7 +625,7 @@ def _headline(options: Options) -> str:
     config = model.config
     updated = f"{options.optimizer.lower()} (lr {options.learning_rate:g}"
     if is_of_matrices(optimizer):
-        updated += f"; vectors and embeddings by {COMPANION}"
+        updated += f"; vectors and embeddings by {OTHER_OPTIMIZER}"
     return (f"{model.parameter_count:,} parameters, {config.layers} blocks of {config.channels} channels, "
             f"ZeRO-{options.stage} on {counted(options.ranks, 'rank')}{_on_nodes(options)}, layout "
             f"{options.layout_name}, {options.formats}, {updated})")
