@@ -381,7 +381,7 @@ class PlanConfig:
     def fewest_ranks(self) -> int | None:
         """The smallest power of two of ranks on which some row fits.
 
-        None where no number of ranks helps, up to the most that are planned for: what lies whole on each rank is too
+        None where no number of ranks helps, up to the most that are planned for: what is whole on each rank is too
         much. Ranks are taken to be on one node.
         """
         network, alone = Network(self.network.inside), replace(self.options, mesh=None, zeropp=None)
