@@ -1,4 +1,4 @@
-"""Llama: its shapes, shared keys and values.
+"""Llama: its shapes, turned heads, shared keys and values.
 
 What every model, layer and policy promises is held for it in `test_models`, `test_layers` and `test_gpt_activations`.
 """
@@ -6,8 +6,10 @@ What every model, layer and policy promises is held for it in `test_models`, `te
 import numpy as np
 import pytest
 
+from tests.models import meaning
 from tests.models.contexts import bits_of, context, normal
 from zerosim.models import Llama, layers, llama
+from zerosim.numerics import kernels
 
 
 @pytest.mark.parametrize("name", llama.PRESETS)
@@ -18,6 +20,17 @@ def test_the_parameters_are_two_tables_and_per_block_two_norms_and_matrices_with
     assert Llama(name).parameter_count == 2 * of.vocabulary * c + of.layers * block + c
     assert Llama(name, tied=True).parameter_count == Llama(name).parameter_count - of.vocabulary * c
     assert not any("bias" in parameter for parameter in Llama(name).shapes)
+
+
+def test_heads_are_turned_from_place_0_on_and_back_and_those_after_them_are_left_alone() -> None:
+    x, thetas, k = normal("fp64", (2, 9, 24)), meaning.frequencies(8, 100.0), kernels.NumpyKernels()
+    first, second, third = meaning.heads_of(x, 8)
+    found = x.copy()
+    k.rotate(found, 2, tuple(thetas))
+    wanted = np.concatenate([meaning.turned(first, thetas), meaning.turned(second, thetas), third], 2)
+    np.testing.assert_allclose(found, wanted, atol=1e-14)  # a few roundings of numbers of order 1
+    k.rotate(found, 2, tuple(thetas), back=True)
+    np.testing.assert_allclose(found, x, atol=1e-14)
 
 
 @pytest.mark.parametrize("keep", layers.KEEP)
