@@ -7,7 +7,7 @@ import pytest
 
 from tests.models.contexts import bits_of
 from tests.models.runs import batch_of, run_of
-from zerosim.models import GPT, PRESETS, GPTConfig
+from zerosim.models import GPT, PRESETS, GPTConfig, Llama, LlamaConfig
 
 NANO = PRESETS["gpt-nano"]
 # Published: Radford et al. 2019 (their 117M and 345M have been corrected since); the checkpoints have exactly these.
@@ -37,11 +37,12 @@ def test_the_units_are_the_embedding_the_blocks_and_the_head() -> None:
     assert [unit.name for unit in five.units] == ["embed", "block0-1", "block2-3", "block4", "head"]
 
 
-def test_first_values_are_gpt2s() -> None:
-    """0.02 everywhere, on residual projections 0.02/√(2·layers); LayerNorms 1 and 0, biases 0."""
-    w = run_of(GPT(GPTConfig(layers=8, channels=96, heads=2, context=64, vocabulary=64))).w
-    for name, value in w.items():
-        if name.endswith(".bias") or ".ln_" in name or name.startswith("ln_"):
+def test_first_values_are_gpt2s_and_a_llama_has_the_same() -> None:
+    """0.02 everywhere, on residual projections 0.02/√(2·layers); norms 1, and 0 where they add; biases 0."""
+    of = {"layers": 8, "channels": 96, "heads": 2, "context": 64, "vocabulary": 64}
+    qwen = LlamaConfig(**of, feed_forward=96, biases=("qkv", "projection", "feed_forward"), head_norms=True)
+    for name, value in (*run_of(GPT(GPTConfig(**of))).w.items(), *run_of(Llama(qwen)).w.items()):
+        if value.ndim == 1:
             assert (value == (0 if name.endswith(".bias") else 1)).all(), name
         else:
             wanted = 0.02 / 4 if name.endswith(("projection.weight", "down.weight")) else 0.02

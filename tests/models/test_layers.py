@@ -303,6 +303,11 @@ def test_an_element_is_dropped_by_its_own_word_whatever_it_is_and_wherever_block
     assert border.tolist() == [0, 2, 2]
 
 
+def test_every_seed_step_micro_batch_and_place_draws_random_words_of_its_own():
+    drawn = [(0, 0, 0, "a"), (1, 0, 0, "a"), (0, 1, 0, "a"), (0, 0, 1, "a"), (0, 0, 0, "b")]
+    assert len({layers.draw_for(*of, slice(0, 8)).tobytes() for of in drawn}) == len(drawn)
+
+
 def test_rate_0_is_the_identity_without_a_copy_and_draws_nothing():
     ctx, x = context("fp16"), normal("fp16", (3,))
     ctx = Context(ctx.xp, ctx.policy, ctx.kernels, None, ctx.note, ctx.gradients, draw=None)

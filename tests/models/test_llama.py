@@ -19,6 +19,7 @@ def test_the_parameters_are_two_tables_and_per_block_two_norms_and_matrices_with
     block = 2 * c + c * (c + 2 * k) + c * c + 3 * c * of.feed_forward
     assert Llama(name).parameter_count == 2 * of.vocabulary * c + of.layers * block + c
     assert Llama(name, tied=True).parameter_count == Llama(name).parameter_count - of.vocabulary * c
+    assert (of.base, of.epsilon) == (10_000, 1e-5), "RoFormer's, and Llama 2's"
     assert not any("bias" in parameter for parameter in Llama(name).shapes)
 
 
