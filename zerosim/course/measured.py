@@ -19,10 +19,11 @@ from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer
 from zerosim.optim.elementwise import SGD
 from zerosim.planning import closed_forms
-from zerosim.planning.activations import Block, fullest_nbytes, tensors
+from zerosim.planning.activations import Block, tensors
 from zerosim.planning.conventions import convention_of, per_parameter_nbytes, states_nbytes
-from zerosim.planning.plan import PlanConfig
+from zerosim.planning.plan_config import PlanConfig
 from zerosim.planning.shapes import PRESETS, ModelShape, model_of
+from zerosim.planning.step_activations import fullest_nbytes
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.memory import RESTING_KINDS
 from zerosim.ranks.null_cluster import NullCluster

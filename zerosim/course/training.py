@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
@@ -21,8 +21,9 @@ from rich.markup import escape
 
 from zerosim import optim
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts, plain, words
-from zerosim.models.gpt import Decoder, DecoderConfig, generate, logits_of
+from zerosim.models.gpt import Decoder, generate, logits_of
 from zerosim.models.llama import config_of, decoder
+from zerosim.models.model_types import from_hugging_face, names_config
 from zerosim.models.text import VOCABULARY, Corpus, readable
 from zerosim.models.units import Model, Recompute, Weights
 from zerosim.numerics.checks import is_count, is_finite_number, require_count, unknown_name
@@ -58,11 +59,13 @@ MOST_RANKS = 1024
 FP8 = "fp8"  # matrix products of 8-bit operands, as an experiment
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: a model that is read from files is read once
 class Options:
     """The options of a training. Raises ValueError, in one sentence, for what cannot be.
 
-    ``batch`` is B of one rank's micro-batch. Chosen by what they depend on, where None: ``lr``, by the optimizer;
+    ``model`` is a preset's name, which gets a vocabulary of bytes, or a Hugging Face folder or its config.json: bytes
+    are then its tokens 0 to 255. ``batch`` is B of one rank's micro-batch, ``sequence`` T (None: the model's context).
+    Chosen by what they depend on, where None: ``lr``, by the optimizer;
     ``layout``, "whole_matrices" for an optimizer that needs them and does not ``gather`` them, else "per_unit";
     ``loss_scale``, "dynamic" for fp16, else 1. ``capacity_nbytes`` is what each rank may hold while it trains.
     ``mesh``, as "2x4", and ``zeropp``, as "hpz+qwz", are the engine's.
@@ -76,6 +79,7 @@ class Options:
     lr: float | None = None
     micro_batches: int = 1
     batch: int = 4
+    sequence: int | None = None
     recompute: str = "none"
     layout: str | None = None
     gather: bool = False
@@ -95,7 +99,11 @@ class Options:
         require_count("sample_tokens", self.sample_tokens, 0)
         for name in ("ranks", "micro_batches", "batch", "steps"):
             require_count(name, getattr(self, name), 1)
+        require_count("sequence", self.sequence, 1, none="for the model's context")
         model = self.build()
+        if self.tokens > model.config.context:
+            raise ValueError(f"sequence={self.sequence} is more than the context of {self.model}, "
+                             f"{model.config.context} tokens; take shorter sequences")
         self._check_ranks(model.parameter_count)
         stage_of(self.stage)
         Recompute.parse(self.recompute)
@@ -126,19 +134,31 @@ class Options:
         """The mesh of nodes and ranks of a node; None for "none"."""
         return None if self.mesh == "none" else Mesh.of(self.mesh, self.ranks)
 
-    def config(self) -> DecoderConfig:
-        """The model's shape, with a vocabulary of bytes."""
-        return replace(config_of(self.model), vocabulary=VOCABULARY)
+    @cached_property
+    def _model(self) -> Decoder:
+        if not names_config(self.model):
+            return decoder(replace(config_of(self.model), vocabulary=VOCABULARY), seed=self.seed)
+        found = from_hugging_face(self.model, context=self.sequence, seed=self.seed)
+        if found.config.vocabulary < VOCABULARY:
+            raise ValueError(f"{self.model} has a vocabulary of {found.config.vocabulary} tokens, and a text is read "
+                             f"as bytes, tokens 0 to {VOCABULARY - 1}; take a model with {VOCABULARY} tokens or more")
+        return found
+
+    @property
+    def tokens(self) -> int:
+        """T, the tokens of a sequence."""
+        return self.sequence or self.build().config.context
 
     @property
     def data_options(self) -> dict[str, int]:
         """The options by which a step finds its micro-batches in a text, whichever rank takes them."""
-        return {"seed": self.seed, "micro-batches of a step": self.ranks * self.micro_batches, "batch": self.batch}
+        return {"seed": self.seed, "micro-batches of a step": self.ranks * self.micro_batches, "batch": self.batch,
+                "sequence": self.tokens}
 
     @property
     def tokens_per_step(self) -> int:
         """Tokens of all ranks and micro-batches."""
-        return self.ranks * self.micro_batches * self.batch * self.config().context
+        return self.ranks * self.micro_batches * self.batch * self.tokens
 
     @property
     def learning_rate(self) -> float:
@@ -160,8 +180,8 @@ class Options:
         return "per_unit" if self.gather or self.build_optimizer().cut == "anywhere" else "whole_matrices"
 
     def build(self) -> Decoder:
-        """The model, with first values by the seed."""
-        return decoder(self.config(), seed=self.seed)
+        """The model, with first values by the seed, or with the folder's weights, where it has any."""
+        return self._model
 
     def build_optimizer(self) -> Optimizer:
         """The optimizer by its name in any case."""
@@ -363,7 +383,7 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
     checkpoint, weights or offloaded state that cannot be written or read; OutOfMemoryError where a rank has less than
     the run needs.
     """
-    corpus.require_length(options.config().context)
+    corpus.require_length(options.tokens)
     if checkpoints is not None and not checkpoints.resume and (Path(checkpoints.folder) / INDEX).exists():
         raise ValueError(f"{checkpoints.folder!r} has the checkpoint of another run, which would be replaced; go on "
                          "from it by --resume, or name another folder")
@@ -425,7 +445,7 @@ def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_st
     for number in range((resumed_from or 0) + 1, options.steps + 1):
         rank.trace.drop()  # read and done with; those of a long run would pile up
         last_step = Trace(held_at_start=rank.memory.now_nbytes_by_kind)
-        batch = batches(options, model.config.context, corpus, number, rank.index)
+        batch = batches(options, corpus, number, rank.index)
         step, own = _step(engine, options, number, batch, last_step)
         steps.append(step)
         losses.append(own)
@@ -439,7 +459,7 @@ def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_st
     rank.memory.capacity_nbytes = None
     count = options.sample_tokens if math.isfinite(steps[-1].loss) else 0  # who has diverged writes nothing
     parameters, masters = whole_weights(engine)
-    evaluation = None if rank.index else evaluate(engine, model, parameters, corpus, count, options.seed)
+    evaluation = None if rank.index else evaluate(engine, options, parameters, corpus, count)
     return _RankResult(steps, losses, resting, digest(masters), evaluation, last_step, resumed_from, differences,
                        {place: nbytes for place, nbytes in places.items() if nbytes})
 
@@ -482,9 +502,9 @@ def _step(engine: Engine, options: Options, number: int, micro_batches: Sequence
     return step, result.losses
 
 
-def batches(options: Options, context: int, corpus: Corpus, step: int, rank: int) -> list[Batch]:
+def batches(options: Options, corpus: Corpus, step: int, rank: int) -> list[Batch]:
     """The k micro-batches of one rank in one step."""
-    return [corpus.batch(options.seed, step, j * options.ranks + rank, options.batch, context)
+    return [corpus.batch(options.seed, step, j * options.ranks + rank, options.batch, options.tokens)
             for j in range(options.micro_batches)]
 
 
@@ -514,17 +534,18 @@ def whole_weights(engine: Engine) -> tuple[dict[str, np.ndarray], dict[str, np.n
     return parameters, masters
 
 
-def evaluate(engine: Engine, model: Decoder, weights: Weights, corpus: Corpus, count: int,
-             seed: int) -> tuple[float, str]:
-    """The mean loss in nats on sequences that were not trained on, and the prompt with ``count`` tokens after it.
+def evaluate(engine: Engine, options: Options, weights: Weights, corpus: Corpus, count: int) -> tuple[float, str]:
+    """The mean loss in nats on sequences that were not trained on, and the prompt with ``count`` bytes after it, drawn
+    from the logits of bytes, whatever other tokens the model has.
 
     Raises ValueError for logits that are NaN or infinite.
     """
+    model = options.build()
     logits = partial(logits_of, engine.context(), model, lambda unit: nullcontext(weights))
-    x, target = corpus.held_out(HELD_OUT_ROWS, model.config.context)
+    x, target = corpus.held_out(HELD_OUT_ROWS, options.tokens)
     held_out, _ = model.loss.forward(engine.context(), logits(x), target)
-    written = generate(logits, list(PROMPT.encode()), count, context=model.config.context, temperature=TEMPERATURE,
-                       seed=seed)
+    written = generate(lambda tokens: logits(tokens)[..., :VOCABULARY], list(PROMPT.encode()), count,
+                       context=options.tokens, temperature=TEMPERATURE, seed=options.seed)
     return held_out, readable(written)
 
 
@@ -600,6 +621,8 @@ def _training_parts(found: Trained) -> Iterator[Part | str]:
         yield from map(escape, found.differences)
     yield (f"Steps: {len(found.steps)}, of {found.options.tokens_per_step:,} tokens each; skipped: {found.skipped}; "
            f"loss scale at the end: {found.steps[-1].scale:g}.")
+    if (vocabulary := found.options.build().config.vocabulary) > VOCABULARY:
+        yield f"The text's bytes are tokens 0 to {VOCABULARY - 1} of {vocabulary:,}: no tokenizer cut it."
     yield f"SHA-256 of all master weights, the same on every rank: {found.digest[:16]}…"
     if found.options.sample_tokens:
         yield from ("", TextLine("It writes:", indent=0), "")
@@ -608,11 +631,12 @@ def _training_parts(found: Trained) -> Iterator[Part | str]:
 
 def _headline(options: Options) -> str:
     """Parameters, ranks, stage, formats and optimizer, in words."""
-    config, optimizer = options.config(), options.build_optimizer()
+    model, optimizer = options.build(), options.build_optimizer()
+    config = model.config
     updated = f"{options.optimizer.lower()} (lr {options.learning_rate:g}"
     if is_of_matrices(optimizer):
         updated += f"; vectors and embeddings by {COMPANION}"
-    return (f"{options.build().parameter_count:,} parameters, {config.layers} blocks of {config.channels} channels, "
+    return (f"{model.parameter_count:,} parameters, {config.layers} blocks of {config.channels} channels, "
             f"ZeRO-{options.stage} on {counted(options.ranks, 'rank')}{_on_nodes(options)}, layout "
             f"{options.layout_name}, {options.formats}, {updated})")
 
@@ -706,7 +730,7 @@ def compare(options: Options, corpus: Corpus, over: str = "stage", values: Seque
     Raises what `runs_of` and `train` raise; all that can be checked, before the first run.
     """
     chosen = runs_of(options, over, values)
-    corpus.require_length(options.config().context)
+    corpus.require_length(options.tokens)
     for value, one in chosen.items():
         with _naming(f"{over} {value}"):
             require_engine(one)
