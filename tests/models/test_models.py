@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, note
 from hypothesis import strategies as st
 
 from tests.models import meaning
@@ -82,6 +82,7 @@ def batch_for(model: Model, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def test_a_model_has_the_loss_of_its_paper_and_the_slopes_of_that_for_gradients(
         model: Model, policy: str, seed: int) -> None:
     """Some dozen roundings after each other, of 1.1e-16 in float64 and 6e-8 in fp32, of sums of terms of one size."""
+    note(f"{getattr(model, 'config', model.shapes)}")
     x, target = batch_for(model, seed)
     wide, narrow = run_of(model, "fp64", scatter=0.3), run_of(model, "fp32", scatter=0.3)
     wide.w = {name: value.astype(np.float64) for name, value in narrow.w.items()}
