@@ -169,6 +169,9 @@ class SilencedRank(Rank):
     def _collective(self, *args: Any, **options: Any) -> Any:
         return _poisoned(super()._collective(*args, **options))
 
+    def _joined(self, members: Sequence[int], *number: int) -> Rank:
+        return SilencedRank.of(super()._joined(members, *number))
+
     @classmethod
     def of(cls, rank: Rank) -> "SilencedRank":
         """A silenced handle of a rank."""
