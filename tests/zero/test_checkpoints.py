@@ -345,6 +345,7 @@ def test_what_is_different_where_a_checkpoint_is_loaded_is_said(tmp_path, good):
         (2, {"recompute": "tiled"}, ["attention: saved with by whole rows, here tiled"]),
         (2, {"layout": "contiguous"}, ["layout: saved with per_unit"]),
         (2, {"policy": zs.Policy("bf16", reduce="fp32")}, ["formats: "]), (2, {"seed": 3}, ["seed: "]),
+        (2, {"policy": zs.Policy("bf16", master_from="compute")}, []),
         (2, {"clip_norm": 1.0}, ["clip_norm: saved with None, here 1.0"]),
         (2, {"schedule": zs.optim.Warmup(10)}, [
             "schedule: saved with None, here Warmup(steps=10), of which the next is 0.3"]),

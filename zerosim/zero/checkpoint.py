@@ -112,7 +112,7 @@ class TrainingState:
         return {"ranks": str(self.rank.size), **self.settings,
                 "layout": ", ".join(f"{group.layout.name} (units {crc32(' '.join(group.layout.units).encode())})"
                                     for group in self.param_groups),
-                "formats": "; ".join(str(group.policy) for group in self.param_groups),
+                "formats": "; ".join(_said(group.policy) for group in self.param_groups),
                 "clip_norm": str(self.update.clip_norm),
                 **({"delayed update": "True"} if self.update.transfers.offload.delayed_update else {}),
                 "schedule": _schedule_text(self.update, steps_taken + 1)}
@@ -138,7 +138,7 @@ def model_text(model: Model) -> str:
 def _said(thing: Any) -> str:
     """The class, and what a dataclass has been given, but for what makes first values, which a checkpoint replaces."""
     given = [(one.name, getattr(thing, one.name)) for one in (fields(thing) if is_dataclass(thing) else ())
-             if one.name not in ("seed", "initializers")]
+             if one.name not in ("seed", "initializers", "master_from")]
     return re.sub(" at 0x[0-9a-f]+", "", f"{type(thing).__name__}({', '.join(f'{k}={v!r}' for k, v in given)})")
 
 
