@@ -505,7 +505,7 @@ def planned(name: str) -> Parts:
 
 def closed_forms(layout: str) -> Parts:
     """Bytes by closed forms for many jobs."""
-    found: dict[str, list[Any]] = {"resting": [], "sent": [], "vectors": [], "gradient peak": []}
+    found: dict[str, list[Any]] = {"resting": [], "sent": [], "vectors": []}
     for lengths, ranks, stage, policy, k, recompute in product(
             ((2, 2), (7, 5, 3, 1, 9), (24, 0, 5)), (1, 2, 3, 4, 5, 8), planning.STAGES,
             (zs.Policy("fp32"), zs.Policy("fp16"), zs.Policy("bf16", reduce="fp32", accumulate="fp32")), (1, 3),
@@ -516,7 +516,6 @@ def closed_forms(layout: str) -> Parts:
         found["resting"].append(planning.resting_nbytes(job))
         found["sent"].append(planning.sent_nbytes(job))
         found["vectors"].append(planning.vectors_sent(job))
-        found["gradient peak"].append(planning.gradient_peak_nbytes(job))
     return {part: fingerprint(of_part) for part, of_part in found.items()}
 
 

@@ -77,8 +77,9 @@ plan.plot()
 # what the runtime itself takes, which is an estimate. These activations are those of zerosim's own layers; PyTorch
 # would keep 1.7 times as much of such blocks, as measured, and then stage 1 would not fit.
 #
-# The seconds are worth less than the bytes. They rest on the rates in data sheets, on the assumption that products
-# reach half of them, and on latency plus bytes over bandwidth for each message. No GPU has confirmed them.
+# The seconds are worth less than the bytes. They rest on the rates in data sheets, on the assumption that arithmetic
+# reaches half of them, or what the memory's rate allows, and on latency plus bytes over bandwidth for each message. No
+# GPU has confirmed them.
 #
 # ## Options
 #

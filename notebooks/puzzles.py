@@ -27,12 +27,10 @@
 # must wait for each other. What is right and wasteful passes with fewer, and is told where. What your function prints
 # is shown below the verdict. `zs.puzzles.hint("ring", 1)` helps, and a higher number helps more.
 #
-# What a rank can do: `rank.index` and `rank.size` say who it is among how many. `rank.exchange(send, to, out,
-# source)` sends one array and receives another, `rank.send(x, to)` and `rank.recv(out, source)` are its halves.
-# Collectives are called by all ranks in the same way: `rank.reduce_scatter(x)`, `rank.all_gather(shard, length=n)`,
-# `rank.all_reduce(x)`, with `out=` for the result and `async_op=True` for a Work that one waits for. New arrays
-# come from `rank.memory.alloc(shape, dtype, kind)`, so that the rank's memory lists them; `kind` is
-# "workspace", say.
+# `rank.index` and `rank.size` say which rank it is, of how many. Each puzzle lists the calls that it allows. All ranks
+# call a collective in the same way, with `out=` for the result and `async_op=True` for a Work that one waits for. New
+# arrays come from `rank.memory.alloc(shape, dtype, kind)`, so that the rank's memory lists them; `kind` is "workspace",
+# say.
 
 # %%
 import numpy as np

@@ -10,7 +10,7 @@ from zerosim.backends import TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from zerosim.backends.processes.cluster import ProcessCluster
-    from zerosim.backends.processes.notes import Channel
+    from zerosim.backends.processes.control import Channel
     from zerosim.backends.processes.tcp import ProcessJob
 
 
@@ -38,7 +38,7 @@ def connect(backend: str = "mpi", *, device: str | None = None, share_devices: b
 
     With ``nccl`` each process has a GPU. There the launcher may also be torchrun, or any that sets RANK, WORLD_SIZE,
     MASTER_ADDR and MASTER_PORT (and LOCAL_RANK, where a machine has several): then no MPI is needed, and rank 0 listens
-    for notes at MASTER_PORT + 1. ``share_devices`` lets several ranks have one GPU. A rank that has waited for
+    for their messages at MASTER_PORT + 1. ``share_devices`` lets several ranks have one GPU. A rank that has waited for
     ``timeout_seconds`` tells the others for what, so that a deadlock is explained. Other options are `Cluster`'s.
 
     Raises BackendError where the backend cannot be had, or knows nothing of the other processes that a launcher has
@@ -107,9 +107,9 @@ def installed_program(*names: str) -> str | None:
 
 def raised_elsewhere(error: BaseException) -> bool:
     """True for an exception that another process of this job raised first."""
-    from zerosim.backends.processes import notes
+    from zerosim.backends.processes import control
 
-    return notes.raised_elsewhere(error)
+    return control.raised_elsewhere(error)
 
 
 def started_together(variables: Mapping[str, str]) -> tuple[str, int] | None:
@@ -144,7 +144,7 @@ def _check_alone(variables: Mapping[str, str]) -> None:
 
 
 def _channel() -> "tuple[Channel, int]":
-    """The channel that takes this job's notes to and fro, and this process' place on its machine."""
+    """The channel that takes this job's messages to and fro, and this process' place on its machine."""
     job = launched()
     if job is not None:
         from zerosim.backends.processes.tcp import TCPChannel

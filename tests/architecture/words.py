@@ -23,7 +23,6 @@ HOUSE_WORDS = (
 FORMER_NAMES = {
     "zerosim/cli/predictions.py": ("--dialect",),
     "zerosim/connect.py": ("patience_seconds",),
-    "zerosim/models/units.py": ("borrows",),
     "zerosim/planning/__init__.py": ("RENAMED = ",),
     "zerosim/planning/plan.py": ("dialect",),
     "zerosim/zero/engine.py": ("RENAMED = ",),

@@ -11,7 +11,7 @@ from tests.backends.test_one_suite import assert_same
 from tests.backends.worlds import DOUBLES, HERE, MPI, World
 from tests.cases import THOROUGH, chosen
 from tests.ranks import programs
-from zerosim.backends.processes.notes import raised_elsewhere
+from zerosim.backends.processes.control import raised_elsewhere
 from zerosim.ranks import errors
 
 TIMEOUT = {"timeout_seconds": 0.05}  # after which a rank that waits tells the others for what
@@ -71,7 +71,8 @@ def test_in_debug_mode_ranks_that_disagree_are_told_what_each_of_them_asked_for(
                                             if world is HERE else {})
     for what, sent in messages.items():
         said[f"a message of another {what}"] = re.escape(
-            f"rank {world.ranks - 1} sends {sent} to rank 0, which expects ((4,), float32)")
+            f"rank {world.ranks - 1} sends {sent} at HERE to rank 0, which expects ((4,), float32) at HERE; both "
+            ).replace("HERE", r"programs\.py:\d+ in <lambda>")
     for what, pattern in said.items():
         errors = errors_of(world, programs.disagrees, what, debug=True)
         assert {type(error) for error in errors} == {zs.MismatchError}, what

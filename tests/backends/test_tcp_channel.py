@@ -1,4 +1,4 @@
-"""Notes over TCP, between ranks that are threads: what arrives, who is missed, and how a job ends.
+"""Control messages over TCP, between ranks that are threads: what arrives, who is missed, and how a job ends.
 
 The last test kills a real process, of a job that other files would have to begin again.
 """
@@ -30,9 +30,9 @@ import zerosim as zs
 from tests.backends.worlds import DOUBLES, free_port
 from tests.ranks import programs
 from tests.support import assert_refused
-from zerosim.backends.processes.notes import Failed, Finished, Joining
+from zerosim.backends.processes.control import Failed, Finished, Joining
 from zerosim.backends.processes.plain import from_bytes, to_bytes
-from zerosim.backends.processes.tcp import TCPChannel, job_of, key_of_this_user, left_to_this_user, unwelcome
+from zerosim.backends.processes.tcp import TCPChannel, job_of, key_file_for_this_user, key_of_this_user, reject_reason
 
 NUMERIC = (*np.typecodes["AllInteger"], *np.typecodes["Float"], *[fmt.dtype for fmt in zs.FORMATS.values()], ">f4")
 MINE = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -53,9 +53,9 @@ class Threads:
 
         def noted(index: int, *others: Any) -> str | None:
             self.welcomed.put(index)
-            return unwelcome(index, *others)
+            return reject_reason(index, *others)
 
-        monkeypatch.setattr("zerosim.backends.processes.tcp.unwelcome", noted)
+        monkeypatch.setattr("zerosim.backends.processes.tcp.reject_reason", noted)
 
     def _sleep(self, seconds: float) -> None:
         self.retried.put(seconds)
@@ -87,7 +87,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Threads]:
 
 
 def heard(channel: TCPChannel, count: int) -> list[Any]:
-    """So many notes, in order of arrival."""
+    """So many control messages, in order of arrival."""
     found, deadline = list[Any](), time.monotonic() + 600
     while len(found) < count and time.monotonic() < deadline:
         found += channel.arrived()
@@ -95,15 +95,15 @@ def heard(channel: TCPChannel, count: int) -> list[Any]:
     return found
 
 
-def notes(channel: TCPChannel) -> None:
+def latest(channel: TCPChannel) -> None:
     """Everyone tells everyone 100 things, and rank r tells rank r+1 one thing more; all hear them in their order."""
     for number in range(100):
-        channel.post((channel.index, number))
+        channel.send((channel.index, number))
     right, left = (channel.index + 1) % channel.size, (channel.index - 1) % channel.size
-    channel.post("to you alone", right)
+    channel.send("to you alone", right)
     found = heard(channel, 100 * (channel.size - 1) + (channel.size > 1))
     for rank in {*range(channel.size)} - {channel.index}:
-        said = [note for source, note in found if source == rank]
+        said = [message for source, message in found if source == rank]
         assert said == [(rank, number) for number in range(100)] + ["to you alone"] * (rank == left)
     assert channel.all_gather([channel.index] * 3) == [[rank] * 3 for rank in range(channel.size)]
     assert list(map(len, channel.all_gather(b"x" * 2_000_000 * channel.index))) == [
@@ -112,13 +112,13 @@ def notes(channel: TCPChannel) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_notes_arrive_in_the_order_in_which_each_rank_sent_them(threads: Threads, ranks: int) -> None:
-    for its in [threads.begin(notes, rank, ranks) for rank in reversed(range(ranks))]:
+def test_control_arrive_in_the_order_in_which_each_rank_sent_them(threads: Threads, ranks: int) -> None:
+    for its in [threads.begin(latest, rank, ranks) for rank in reversed(range(ranks))]:
         its.result(600)
 
 
 def test_rank_0_names_those_who_did_not_come(threads: Threads) -> None:
-    first, second = (threads.begin(notes, rank, 4) for rank in (0, 2))
+    first, second = (threads.begin(latest, rank, 4) for rank in (0, 2))
     threads.wait_for(2)
     threads.time_is_up()
     said = (f"ranks [1, 3] of 4 did not come to 127.0.0.1:{threads.port} within 300 seconds; start all ranks with the "
@@ -128,7 +128,7 @@ def test_rank_0_names_those_who_did_not_come(threads: Threads) -> None:
 
 
 def test_a_rank_without_a_rank_0_says_where_it_looked(threads: Threads) -> None:
-    lone = threads.begin(notes, 1, 2)
+    lone = threads.begin(latest, 1, 2)
     threads.retried.get(timeout=600)
     threads.time_is_up()
     said = (rf"rank 1 of 2 did not reach rank 0 at 127.0.0.1:{threads.port} within 300 seconds: .*refused.*; is rank 0 "
@@ -137,13 +137,13 @@ def test_a_rank_without_a_rank_0_says_where_it_looked(threads: Threads) -> None:
 
 
 def test_who_does_not_belong_is_not_let_in(threads: Threads) -> None:
-    first, second = (threads.begin(notes, rank, 3) for rank in (0, 2))
+    first, second = (threads.begin(latest, rank, 3) for rank in (0, 2))
     threads.wait_for(2)
     for rank, ranks, key, said in [(1, 3, b"another", "what answers there does not know this job's key"),
                                    (2, 3, b"key", "two processes say that they are rank 2"),
                                    (1, 4, b"key", "rank 1 was started as one of 4 ranks, and rank 0 as one of 3"),
                                    (3, 3, b"key", "there is no rank 3 among 3, beside rank 0")]:
-        refused = threads.begin(notes, rank, ranks, key).exception(600)
+        refused = threads.begin(latest, rank, ranks, key).exception(600)
         assert str(refused) == f"rank {rank} was not let in at 127.0.0.1:{threads.port}: {said}"
     assert not first.done()
     assert not second.done()
@@ -161,7 +161,7 @@ class Telltale:
 
 def test_strangers_are_ignored_and_pickles_are_never_read_even_of_who_knows_the_key(
         threads: Threads, tmp_path: Path) -> None:
-    first = threads.begin(notes, 0, 2)
+    first = threads.begin(latest, 0, 2)
     while True:
         with suppress(ConnectionRefusedError):
             stranger, silent = (socket.create_connection(("127.0.0.1", threads.port)) for _ in range(2))
@@ -173,7 +173,7 @@ def test_strangers_are_ignored_and_pickles_are_never_read_even_of_who_knows_the_
             with suppress(EOFError, OSError):  # when it has been hung up upon
                 while each.recv_bytes():
                     pass
-        second = threads.begin(notes, 1, 2)
+        second = threads.begin(latest, 1, 2)
         for its in (first, second):
             its.result(600)
     assert not (tmp_path / "read").exists()
@@ -190,9 +190,9 @@ def test_a_rank_whose_connection_ends_without_a_word_has_failed_and_nobody_await
             with socket.socket(fileno=os.dup(connection.fileno())) as connected:
                 connected.shutdown(socket.SHUT_RDWR)
             return
-        ((source, note),) = heard(channel, 1)
-        assert isinstance(note, Failed)
-        assert (source, note.rank, note.summary, note.drained) == (2, 2, f"RemoteError: {said}", True)
+        ((source, message),) = heard(channel, 1)
+        assert isinstance(message, Failed)
+        assert (source, message.rank, message.summary, message.drained) == (2, 2, f"RemoteError: {said}", True)
         assert_refused(lambda: channel.all_gather(None), said, zs.RemoteError)
 
     for its in [threads.begin(dies, rank, 3) for rank in range(3)]:
@@ -215,8 +215,8 @@ def test_a_rank_that_sends_what_is_no_frame_has_failed(threads: Threads, frame: 
             for part in frame:
                 channel._connections[0].send_bytes(part)
             return
-        (source, note), = heard(channel, 1)
-        assert (source, type(note), note.drained) == (1, Failed, True)
+        (source, message), = heard(channel, 1)
+        assert (source, type(message), message.drained) == (1, Failed, True)
 
     for its in [threads.begin(babbles, rank, 2) for rank in range(2)]:
         its.result(600)
@@ -238,18 +238,18 @@ def test_a_job_of_one_machine_needs_no_secret_and_its_key_is_its_users_alone(mon
     assert job_of({**far, "LOCAL_WORLD_SIZE": "4"}).key is job_of(MINE).key is None
     assert job_of({**far, "ZEROSIM_JOB_KEY": "0123456789abcdef"}).key == b"0123456789abcdef"
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with left_to_this_user(29501, b"random", needed=True):
+    with key_file_for_this_user(29501, b"random", needed=True):
         assert key_of_this_user(29501) == b"random"
         (folder,) = tmp_path.iterdir()
         assert [path.stat().st_mode & 0o077 for path in (folder, *folder.iterdir())] == [0, 0]
     assert list(folder.iterdir()) == []
     (folder / "29501.key").mkdir()
-    assert_refused(left_to_this_user(29501, b"random", needed=True).__enter__,
+    assert_refused(key_file_for_this_user(29501, b"random", needed=True).__enter__,
                    r"cannot leave the job's key .*29501\.key.*, or set ZEROSIM_JOB_KEY", zs.BackendError)
     (folder / "29501.key").rmdir()
     folder.rename(tmp_path / "another")
     folder.symlink_to(tmp_path / "another")  # whose own mode is 0o777
-    for read in (lambda: key_of_this_user(29501), left_to_this_user(29501, b"random", needed=True).__enter__):
+    for read in (lambda: key_of_this_user(29501), key_file_for_this_user(29501, b"random", needed=True).__enter__):
         assert_refused(read, "can be read or written by others; remove it, or set ZEROSIM_JOB_KEY", zs.BackendError)
 
 
@@ -258,9 +258,9 @@ def test_a_process_that_does_not_see_rank_0s_key_says_so_and_waits_no_longer(thr
     def unseen(port: int) -> bytes:
         raise FileNotFoundError(2, "No such file or directory", f"/tmp/{port}.key")
 
-    monkeypatch.setattr("zerosim.backends.processes.tcp.left_to_this_user", lambda *_, **__: nullcontext())
+    monkeypatch.setattr("zerosim.backends.processes.tcp.key_file_for_this_user", lambda *_, **__: nullcontext())
     monkeypatch.setattr("zerosim.backends.processes.tcp.key_of_this_user", unseen)
-    _, second = (threads.begin(notes, rank, 2, None) for rank in (0, 1))
+    _, second = (threads.begin(latest, rank, 2, None) for rank in (0, 1))
     said = rf"not let in at .*: rank 0 left no key in /tmp/{threads.port}\.key here; .*, set ZEROSIM_JOB_KEY"
     assert_refused(lambda: second.result(600), said, zs.BackendError)
 

@@ -19,14 +19,14 @@ from tests.support import ask
 from zerosim.backends.cupy.cluster import gpu_of
 from zerosim.backends.processes import cluster
 from zerosim.backends.processes.cluster import ProcessCluster
-from zerosim.backends.processes.notes import Failed
+from zerosim.backends.processes.control import Failed
 
 MINUTES = 600.0  # instead of seconds, after which a busy machine would be taken for a rank that does not answer
 
 
 def main(port: str, key: str) -> None:
     """Serves tasks."""
-    cluster.REST_SECONDS = cluster.FAREWELL_SECONDS = MINUTES
+    cluster.DRAIN_SECONDS = cluster.FAREWELL_SECONDS = MINUTES
     clusters: dict[Any, ProcessCluster] = {}
     index = int(os.environ["RANK"]) if "RANK" in os.environ else world().rank
     with Client(("127.0.0.1", int(port)), authkey=bytes.fromhex(key)) as line, ExitStack() as in_place:

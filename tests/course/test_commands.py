@@ -164,7 +164,7 @@ SAID = {  # of each command: switches, and what stands among the words
     "tune": [
         ("--model gpt2 --global-batch 8 --stage 3 --recompute block --prefetch 1 --offload optimizer=host", [
             "gpt2: 8 ranks of h100-80, 8 sequences of 1,024 tokens a step, bf16, overlapped", "3 block o host 1 · 1 1",
-            "arithmetic reaches 50 %", "host: pcie5, 63.02 GB a second each way, and 250.00 GB", "engine = zs.Engine(",
+            "rithmetic reaches 50 %", "host: pcie5, 63.02 GB a second each way, and 250.00 GB", "engine = zs.Engine(",
             "fully_shard(",
             '"train_batch_size": 8,']),
         ("--model gpt2 --global-batch 64 --ranks 2 --stage 1 --recompute none --offload none --batch 1,32 --device t4 "

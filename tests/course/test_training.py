@@ -86,7 +86,7 @@ def test_the_digest_and_the_loss_on_text_held_out_are_those_of_the_weights_that_
     def steps(rank):
         engine = zs.Engine(rank, model, TINY.build_optimizer(), **TINY.engine_settings(model))
         for number in (1, 2, 3):
-            engine.step(training.batches(TINY, model.config.context, shipped(), number, rank.index))
+            engine.step(training.batches(TINY, shipped(), number, rank.index))
         return {name: engine.state(name)["master"] for name in model.shapes}
 
     for masters in zs.Cluster(2).run(steps):
@@ -242,5 +242,5 @@ def test_the_demo_learns_more_than_the_frequencies_of_bytes():
 @pytest.mark.slow
 def test_a_llama_of_four_layers_predicts_the_shipped_text_better_than_its_bytes_frequencies():
     found = trained(model="llama-micro", ranks=1, steps=25, batch=4, compute="fp32", sample_tokens=0)
-    assert found.options.config().layers == 4
+    assert found.options.build().config.layers == 4
     assert found.held_out_loss < found.unigram_entropy - 0.2

@@ -39,8 +39,8 @@ def run_whole(config, settings):
                                 **chosen([{"stage": "0,3"}], [{}])[0]}),
     (LLAMA, ("tiled",), {"overlap": False, "compute": "fp32", "tokens": 7}),
     (SMALL, ("tiled",), {"reduction": "micro_batch"})], ids=["GPT", "Llama", "by micro-batch"])
-def test_the_fastest_is_that_of_trying_everything_and_every_estimate_is_a_lower_bound(model, policies, options):
-    """In 4 micro-batches too, of which 3 are run."""
+def test_the_fastest_is_that_of_running_everything_and_every_plan_says_the_seconds_of_its_replay(
+        model, policies, options):
     found = zs.tune(model, global_batch=4 * 4, ranks=4, prefetch="0,2", batch="1,4", recompute=policies,
                     offload="none", bucket_nbytes="unit", **options)
     config, seconds = plan_config(model, ranks=4, convention="zerosim", **options), {}
@@ -52,7 +52,7 @@ def test_the_fastest_is_that_of_trying_everything_and_every_estimate_is_a_lower_
         whole = seconds[stage, recompute, batch, ahead] = run_whole(config, settings)
         row = replace(config, batch=batch, micro_batches=4 // batch,
                       options=replace(config.options, prefetch=ahead)).row(stage, recompute)
-        assert row.step_seconds <= whole[0] * (1 + 1e-12), settings
+        assert row.step_seconds == pytest.approx(whole[0], rel=1e-9), settings
     assert found.best.step_seconds == pytest.approx(min(seconds.values())[0], rel=1e-9)
     for one in found.tried:
         of = one.settings
@@ -64,8 +64,8 @@ def test_the_fastest_is_that_of_trying_everything_and_every_estimate_is_a_lower_
     for some in (found.tried, found.shown):
         assert {one.settings.stage for one in some} == set(config.stages)
     assert config.stages == ((2, 3) if "reduction" in options else (0, 3) if "stage" in options else tuple(STAGES))
-    assert (len(found.tried) + found.slower, found.too_large) == (len(seconds), 0)
-    assert found.slower > 0 or "reduction" in options
+    assert (len(found.tried), found.slower, found.too_large) == (len(seconds), 0, 0)
+    assert {one.replayed for one in found.tried} == {False}
     assert ("base and epsilon are not among" in " ".join(found.pasted[0].notes)) == (model is LLAMA)
 
 

@@ -10,7 +10,7 @@ from tests.models.contexts import FLOWING, bits_of
 from tests.models.runs import batch_of, run_of
 from zerosim.models import GPT, PRESETS, GPTConfig, Llama, LlamaConfig, Recompute
 from zerosim.numerics import policy
-from zerosim.planning import activations, flops
+from zerosim.planning import activations, flops, step_activations
 
 NANO = PRESETS["gpt-nano"]
 INSIDE = ["none", "sub_block", "selective", "tiled"]
@@ -95,7 +95,7 @@ def test_the_moments_of_a_step_are_those_of_the_estimate(row, kind, shape, dropo
     model, block = model_and_block(kind, *shape, 50, dropout, units=units)
     run = run_of(model, "bf16")
     run.gradients(*batch_of(run.model, shape[0]), policy)
-    moments = activations.snapshots(block, 3, 50, policy, dropout=dropout > 0, parts_per_unit=parts)
+    moments = step_activations.snapshots(block, 3, 50, policy, dropout=dropout > 0, parts_per_unit=parts)
     wanted = [(moment.nbytes.get("activation", 0) + moment.nbytes.get("checkpointed_input", 0),
                moment.nbytes.get("activation_gradient", 0)) for moment in moments]
     seen = iter(run.recorder.moments)
@@ -108,7 +108,7 @@ def test_logits_in_fp32_are_moments_of_their_own_size():
     run = run_of(GPT("gpt-nano"), "bf16")
     run.ctx = replace(run.ctx, policy=policy.Policy("bf16", output="fp32"))
     run.gradients(*batch_of(run.model))
-    moments = activations.snapshots(activations.Block(2, 8, 12, 3), 2, 17, output_itemsize=4)
+    moments = step_activations.snapshots(activations.Block(2, 8, 12, 3), 2, 17, output_itemsize=4)
     assert max(moment.total_nbytes for moment in moments) == max(map(sum, run.recorder.moments))
     (back,) = (moment for moment in moments if (moment.phase, moment.unit, moment.step) == ("backward", 3, "logits"))
     assert back.nbytes["activation_gradient"] == 2 * 8 * (17 * (4 + 2) + 12 * 2)

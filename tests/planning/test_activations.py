@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from zerosim.course.published import quantities as published
-from zerosim.planning import PRESETS, Block, Transformer, activations, flops, model_of
+from zerosim.planning import PRESETS, Block, Transformer, activations, flops, model_of, step_activations
 
 EXAMPLE = activations.EXAMPLE  # d = 4096, H = 32, L = 2048, B = 4, in 16 bit
 POLICIES = ["none", "block", "segment(2)", "segment(5)", *[*activations.INSIDE][1:], "block+tiled",
@@ -77,13 +77,13 @@ def test_grouped_queries_and_gates_keep_their_own_widths():
 @given(ANY_BLOCK, st.integers(1, 5), st.integers(1, 50), st.sampled_from(POLICIES))
 def test_after_forward_blocks_hold_what_they_keep_and_the_fullest_moment_of_any_batch_is_the_fullest_of_all(
         block, blocks, vocabulary, policy):
-    moments = activations.snapshots(block, blocks, vocabulary, policy)
+    moments = step_activations.snapshots(block, blocks, vocabulary, policy)
     (loss,) = [moment for moment in moments if (moment.phase, moment.step) == ("forward", "loss")]
     head = block.stream * 2 + block.positions * (2 * vocabulary + 3 * 4)  # its input, the logits, three numbers each
     if zs.models.Recompute.parse(policy).units_per_segment is None and policy != "sub_block":
         assert loss.nbytes == {"activation": blocks * activations.kept(block, policy).nbytes + head}
     most = max(moment.total_nbytes for moment in moments)
-    assert activations.fullest_nbytes(block, blocks, vocabulary, policy) == most
+    assert step_activations.fullest_nbytes(block, blocks, vocabulary, policy) == most
 
 
 def test_logits_in_16_bit_cost_six_bytes_where_the_softmax_copies_them():

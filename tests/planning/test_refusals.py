@@ -42,10 +42,11 @@ from zerosim.planning import (
     sent,
     shapes,
     states_nbytes,
+    step_activations,
     timeline,
     unit_cuts,
 )
-from zerosim.planning import step as steps
+from zerosim.planning import step_events as steps
 from zerosim.ranks import Transfer, TransferWait
 
 ONE_KIND = Network(FAST)
@@ -215,7 +216,7 @@ COUNTED = [
     (hardware.network_of, {"inside": PCIE}, {"ranks": 1, "nodes": 1}),
     (Block, {}, {"batch": 1, "tokens": 1, "channels": 1, "heads": 1, "itemsize": 1, "query_channels": 0,
                  "key_channels": 0, "feed_forward": 0}),
-    (activations.snapshots, {"block": PLAIN}, {"blocks": 1, "vocabulary": 1, "parts_per_unit": 1}),
+    (step_activations.snapshots, {"block": PLAIN}, {"blocks": 1, "vocabulary": 1, "parts_per_unit": 1}),
     *((of, {"block": PLAIN}, {name: 1}) for of, name in (
         (activations.peak_nbytes, "blocks"), (activations.best_segment, "blocks"), (flops.recomputed, "blocks"),
         (activations.logits_nbytes, "vocabulary"), (flops.logits_flops, "vocabulary"))),

@@ -11,7 +11,7 @@ import zerosim as zs
 from tests.cases import chosen
 from zerosim.models import GPT, GPTConfig
 from zerosim.options import StepOptions
-from zerosim.planning import STAGES, Job, Network, gradient_peak_nbytes, hardware, sent_nbytes, step
+from zerosim.planning import STAGES, Job, Network, hardware, sent_nbytes, step_events, step_folds
 
 NETWORK = Network(hardware.link("nvlink4"))
 
@@ -32,9 +32,9 @@ def jobs(draw, *, plain=False):
 
 def steps(job):
     """The events of all micro-batches, and of what follows them."""
-    parts = [list(step.micro_batch(job, number)) for number in range(job.micro_batches)]
-    parts.append(list(step.after_backward(job)))
-    assert list(step.step_events(job)) == [event for part in parts for event in part]
+    parts = [list(step_events.micro_batch(job, number)) for number in range(job.micro_batches)]
+    parts.append(list(step_events.after_backward(job)))
+    assert list(step_events.step_events(job)) == [event for part in parts for event in part]
     return parts
 
 
@@ -43,26 +43,25 @@ def test_all_that_is_issued_is_waited_for_and_what_stands_still_is_between_nothi
     """It is what the closed form sends: a ring over N equal chunks sends (N-1)/N of its vector, an all-reduce twice."""
     vectors, sent = 0, sent_nbytes(job)
     for events in steps(job):
-        issued = [event for event in events if isinstance(event, step.CollectiveIssue)]
+        issued = [event for event in events if isinstance(event, step_events.CollectiveIssue)]
         for key in {event.key for event in issued}:
             own = [type(event) for event in events
-                   if isinstance(event, step.CollectiveIssue | step.CollectiveWait) and event.key == key]
-            assert own == [step.CollectiveIssue, step.CollectiveWait] * (len(own) // 2)
+                   if isinstance(event, step_events.CollectiveIssue | step_events.CollectiveWait) and event.key == key]
+            assert own == [step_events.CollectiveIssue, step_events.CollectiveWait] * (len(own) // 2)
         vectors += sum((1 + (event.operation == "all_reduce")) * event.nbytes for event in issued)
-        places = {(event.phase, event.unit): seconds for event in events if isinstance(event, step.At)}
-        communication, exposed = step.communication_seconds(events, places, NETWORK)
+        places = {(event.phase, event.unit): seconds for event in events if isinstance(event, step_events.At)}
+        communication, exposed = step_folds.communication_seconds(events, places, NETWORK)
         assert 0 <= exposed <= communication * (1 + 1e-9)
-        assert step.communication_seconds(events, {}, NETWORK)[1] == pytest.approx(communication, rel=1e-9)
-    assert (job.ranks - 1) * vectors == job.ranks * (sent["gradients"][0] + sent["parameters"][0])
+        assert step_folds.communication_seconds(events, {}, NETWORK)[1] == pytest.approx(communication, rel=1e-9)
+    assert (job.ranks - 1) * vectors == job.ranks * sum(nbytes[0] for nbytes in sent.values())
 
 
 @given(job=jobs(plain=True))
-def test_without_options_each_wait_follows_its_issue_and_gradients_in_flight_are_the_closed_form(job):
+def test_without_options_each_wait_follows_its_issue(job):
     for events in steps(job):
         for event, following in zip(events, [*events[1:], None], strict=True):
-            assert not isinstance(event, step.CollectiveIssue) or following == step.CollectiveWait(event.key)
-    rests = job.policy.accumulate_dtype.itemsize * job.held(job.states.gradients_sharded)
-    assert step.transient_memory(job).gradients_nbytes == gradient_peak_nbytes(job)[0] - rests
+            issued = isinstance(event, step_events.CollectiveIssue)
+            assert not issued or following == step_events.CollectiveWait(event.key)
 
 
 @pytest.mark.parametrize("ahead", chosen([0, 2], [0, 1, 2, 9]))
@@ -81,4 +80,4 @@ def test_gathered_tied_and_kept_units_peak_in_the_engine_where_the_events_say(ah
                   recompute_units=zs.models.Recompute.parse(recompute).units_per_segment,
                   kept_gathered=tuple(map(names.index, keep)), tied=((len(names) - 1, 0),),
                   options=StepOptions(prefetch=ahead))
-        assert most == step.transient_memory(job).gathered_nbytes, (keep, recompute)
+        assert most == step_folds.transient_memory(job).gathered_nbytes, (keep, recompute)

@@ -382,8 +382,9 @@ def mismatch(what: str, ranks: int, *, all_heard: bool = True) -> str:
     asked = DIFFERENT[what]
     others = "rank 0 is" if ranks == 2 else f"ranks {list(range(ranks - 1))} are" if all_heard else "...rank..."
     return literally("^the ranks of a group must make the same collective calls in the same order, but "
-                     f"{others} in {asked.theirs}; rank {ranks - 1} is in {asked.its}. Look for a branch that depends "
-                     "on the rank, or for shapes, dtypes or options that differ.$")
+                     f"{others} in {asked.theirs} at programs.py:... in ...; rank {ranks - 1} is in {asked.its} at "
+                     "programs.py:... in .... Look for a branch that depends on the rank, or for shapes, "
+                     "dtypes or options that differ.$")
 
 
 def disagrees_beside_works(rank: zs.Rank, what: str) -> None:
@@ -459,7 +460,7 @@ def the_first_takes_long(rank: zs.Rank) -> int:
     told = np.zeros(1, np.int64)
     if rank.index == 0:
         while rank.size - 1 not in rank._state.backend.waiting:
-            rank.trace.compute(flops=1)  # reads the notes
+            rank.trace.compute(flops=1)  # reads the control messages
         rank.send(np.array([7]), rank.size - 1)
     elif rank.index == rank.size - 1:
         rank.recv(told, 0)

@@ -25,16 +25,59 @@ def raised(error: type[Exception], program: Callable[..., object], ranks: int, *
     return str(caught.value)
 
 
+def another_root(rank: zs.Rank) -> None:
+    _ = rank.broadcast(np.ones(4), rank.index % 3)
+
+
+def within_a_group(rank: zs.Rank) -> None:
+    group = rank.split(0 if rank.index % 2 else None)
+    if group is not None:
+        _ = group.all_reduce(np.ones(2 + rank.index // 3))
+
+
+def another_line(rank: zs.Rank) -> None:
+    if rank.index:
+        _ = rank.all_gather(np.ones(4))
+        return
+    _ = rank.all_gather(np.ones(3), length=7)
+
+
+def a_work_on_the_way(rank: zs.Rank) -> None:
+    works = [rank.all_reduce(np.ones(2 + rank.index), async_op=True)]
+    rank.barrier()
+    works[0].wait()
+
+
+def a_message_of_another_size(rank: zs.Rank) -> None:
+    if rank.index == 0:
+        rank.send(np.ones(3), 1)
+    else:
+        rank.recv(np.empty(4), 0)
+
+
+# The program, its ranks, and who asks for what; @n stands for the n-th line of the program.
+MISMATCHES: list[tuple[Callable[[zs.Rank], None], int, str]] = [
+    (another_root, 4, "ranks [0, 3] are in broadcast(call 0, (4,), float64, algorithm=tree) @1; rank 1 is in "
+                      "broadcast(call 0, (4,), float64, algorithm=tree, root=1) @1; rank 2 is in broadcast(call 0, "
+                      "(4,), float64, algorithm=tree, root=2) @1. Look "),
+    (within_a_group, 5, "rank 1 is in all_reduce(call 0, (2,), float64) @3; rank 3 is in all_reduce(call 0, (3,), "
+                        "float64) @3. Look "),
+    (another_line, 3, "rank 0 is in all_gather(call 0, up to (3,) -> (7,), float64) @4; ranks [1, 2] are in "
+                      "all_gather(call 0, (4,) -> (12,), float64) @2. Look "),
+    (a_work_on_the_way, 2, "rank 0 is in all_reduce(call 0, (2,), float64) @1; rank 1 is in all_reduce(call 0, (3,), "
+                           "float64) @1. Look "),
+    (a_message_of_another_size, 2,
+     "rank 0 sends ((3,), float64) @2 to rank 1, which expects ((4,), float64) @4; both "),
+]
+
+
 @by_kind
-def test_of_many_that_disagree_each_call_is_named_with_its_ranks_in_the_whole_cluster(kind: dict) -> None:
-    for program, ranks, said in [
-            (lambda r: r.broadcast(np.ones(4), r.index % 3), 4,
-             "ranks [0, 3] are in broadcast(call 0, (4,), float64, algorithm=tree); rank 1 is in broadcast(call 0, "
-             "(4,), float64, algorithm=tree, root=1); rank 2 is in broadcast(call 0, (4,), float64, algorithm=tree, "
-             "root=2). "),
-            (lambda r: (group := r.split(0 if r.index % 2 else None)) and group.all_reduce(np.ones(2 + r.index // 3)),
-             5, "rank 1 is in all_reduce(call 0, (2,), float64); rank 3 is in all_reduce(call 0, (3,), float64). ")]:
-        assert said in raised(zs.MismatchError, program, ranks, **kind)
+def test_of_ranks_that_disagree_each_call_is_named_with_its_ranks_and_its_line(kind: dict) -> None:
+    for program, ranks, said in MISMATCHES:
+        first = program.__code__.co_firstlineno
+        lines = re.sub(r"@(\d)", lambda found, name=program.__name__, first=first:
+                       f"at test_disagreement.py:{first + int(found[1])} in {name}", said)
+        assert lines in raised(zs.MismatchError, program, ranks, **kind), program.__name__
 
 
 def both_send(rank: zs.Rank) -> None:

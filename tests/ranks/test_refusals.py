@@ -94,8 +94,10 @@ OF_A_RANK_OF_THREE: list[tuple[Callable[[zs.Rank], object], str]] = [
     (lambda r: r.all_reduce(x(r), algorithm="rabenseifner", splits=(0, 2, 4, 6)),
      "splits= would change nothing in all_reduce by 'rabenseifner' on 3 ranks, of which only a power of two take "
      "chunks, by a cut of their own; leave it out, or take 'ring'"),
-    (lambda r: r.exchange(x(r), None, None, None),
-     "exchange takes send and to together, and out and source together; pass both or None for both"),
+    *((wrong, "exchange(send, to, out, source), send(x, to) and recv(out, source) take for each half an array and then "
+       f"a rank's index, or None for both; found ({found})") for wrong, found in (
+           (lambda r: r.exchange(x(r), None, None, None), "array, None, None, None"),
+           (lambda r: r.recv(1, x(r)), "None, None, 1, array"))),
     (lambda r: r.exchange(X[:6], 1, X[:6], 2),
      "out= overlaps send, which may not have left when the first elements arrive; pass memory of its own"),
     (lambda r: r.split(1.5), "color=1.5 must be a whole number from 0 on; pass None to join no group"),

@@ -116,8 +116,9 @@ def test_works_that_nobody_waited_for_are_an_error_that_lists_them() -> None:
             cluster.run(program)
         assert re.fullmatch(
             r"rank 1 ended its program with 2 asynchronous collective\(s\) that were never waited for: "
-            rf"all_gather\(call 1, \(2,\), float64\), {where}; broadcast\(call 3, \(3,\), float64, algorithm=tree\), "
-            rf"{where}\. Call work\.wait\(\) on each", str(raised.value))
+            rf"all_gather\(call 1, \(1,\) -> \(2,\), float64\), {where}; "
+            rf"broadcast\(call 3, \(3,\), float64, algorithm=tree\), {where}\. "
+            r"Call work\.wait\(\) on each", str(raised.value))
         assert cluster.run(lambda rank: rank.all_reduce(np.array([rank.index])))[0].tolist() == [1]
 
 

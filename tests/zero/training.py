@@ -12,7 +12,7 @@ from tests.zero.units import differentiated, gained, own_gradients, thrice_used,
 from zerosim.models import GPT, MLP, PRESETS, Decoder, Llama, LlamaConfig, Model, Recompute
 from zerosim.optim import Optimizer
 from zerosim.options import StepOptions
-from zerosim.planning import closed_forms
+from zerosim.planning import closed_forms, step_folds
 from zerosim.zero import PARTIAL
 
 MODELS = {
@@ -166,8 +166,10 @@ def assert_bytes_are_the_closed_forms(cluster: zs.Cluster, results: list[dict], 
             mesh = zs.Mesh(*options["mesh"])
             assert mesh.sent_nbytes_across(cluster.trace, purpose) == [steps * n for n in nbytes], purpose
     buckets = options.get("bucket_nbytes") is not None
-    if not (job.tied or buckets or options.get("overlap") or job.options.offload.gradients != "device"):
-        assert [memory.peak_nbytes_of(GRADIENTS) for memory in cluster.memory] == closed_forms.gradient_peak_nbytes(job)
+    if not (job.tied or buckets or job.layout != "per_unit" or job.options.offload.gradients != "device"):
+        most = step_folds.transient_memory(job).gradients_nbytes
+        assert [memory.peak_nbytes_of(GRADIENTS) for memory in cluster.memory] == [
+            most + of_rank.get("gradient", 0) for of_rank in closed_forms.resting_nbytes(job)]
     if stage == 3:
         gathers = cluster.trace[0].collectives("all_gather", "parameters")
         assert buckets or len(gathers) == steps * job.micro_batches * sum(job.gathers)

@@ -1,4 +1,4 @@
-"""One rank in each process of MPI: arrays as messages of bytes, hop by hop or by MPI's own collectives, and notes."""
+"""One rank in each process of MPI: arrays as bytes, hop by hop or by MPI's own collectives, and control messages."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from zerosim.backends.processes.cluster import ProcessCluster
-from zerosim.backends.processes.notes import Channel
+from zerosim.backends.processes.control import Channel
 from zerosim.numerics.arrays import as_bytes, copy_elements, on_device, to_host
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.call import Call, GroupKey, PendingCall, chunk_lengths
 from zerosim.ranks.cluster import Processor
 from zerosim.ranks.collectives import Delivery, sent_by
-from zerosim.ranks.errors import BackendError, MismatchError
-from zerosim.ranks.hub import Carried, Transport
+from zerosim.ranks.errors import BackendError, MismatchError, place_of_call
+from zerosim.ranks.hub import Deliveries, Transport
 
 
 def mpi() -> Any:
@@ -78,9 +78,9 @@ class Half:
         if out is not None and found != out.nbytes:
             length = "a longer one" if found is None else f"one of {found}"
             raise MismatchError(f"{self._whose} expected a message of {out.nbytes} bytes ({out.shape}, {out.dtype}) "
-                                f"from rank {self.delivery.hop.source} of its group, and {length} came; the ranks do "
-                                "not mean the same shape and dtype. zs.connect(debug=True) says what each of them "
-                                "asked for")
+                                f"from rank {self.delivery.hop.source} of its group at {place_of_call()}, and {length} "
+                                "came; the ranks do not mean the same shape and dtype. zs.connect(debug=True) says "
+                                "what each of them asked for")
         if out is not None:
             landed(self._there, out)
         return True
@@ -185,10 +185,10 @@ def combined(op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any, Any], None]:
     return operator
 
 
-# -- Notes between processes as small MPI messages, on a communicator of their own -----------------------------------
+# -- Control messages between processes as small MPI messages, on a communicator of their own ------------------------
 
 class MPIChannel(Channel):
-    """Carries pickled notes."""
+    """Carries pickled control messages."""
 
     def __init__(self, comm: Any) -> None:
         from mpi4py import MPI
@@ -198,14 +198,14 @@ class MPIChannel(Channel):
         self._leaving: list[Any] = []
         super().__init__(self._comm.rank, self._comm.size)
 
-    def post(self, note: Any, to: int | None = None) -> None:
-        """Sends a note to one rank, or to all others."""
+    def send(self, message: Any, to: int | None = None) -> None:
+        """Sends a control message to one rank, or to all others."""
         for rank in range(self.size) if to is None else (to,):
             if rank != self.index:
-                self._leaving.append(self._comm.isend(note, rank))
+                self._leaving.append(self._comm.isend(message, rank))
 
     def incoming(self) -> Iterator[tuple[int, Any]]:
-        """(rank, note) of what has come since the last call."""
+        """(rank, message) of what has come since the last call."""
         self._leaving = [request for request in self._leaving if not request.Test()]
         status = self._mpi.Status()
         while (message := self._comm.improbe(status=status)) is not None:
@@ -237,7 +237,7 @@ class MPITransport(Transport):
         self._comms: dict[GroupKey, Any] = {(tuple(range(comm.size)), ()): self._comm}
         self._under_way: list[Half | NativeCall] = []
 
-    def move(self, key: GroupKey, step: Sequence[Delivery], call: Call | None = None) -> Carried:
+    def move(self, key: GroupKey, step: Sequence[Delivery], call: Call | None = None) -> Deliveries:
         """Posts the receives, then the sends, and asks until they are done."""
         comm = self._comms[key]
         tag = MESSAGES if call is None else 1 + call.number % (comm.Get_attr(self._mpi.TAG_UB) - 1)
@@ -256,7 +256,7 @@ class MPITransport(Transport):
             if halves:
                 yield None
 
-    def native(self, parts: Sequence[PendingCall]) -> Carried:
+    def native(self, parts: Sequence[PendingCall]) -> Deliveries:
         """MPI's own collective."""
         (me,) = parts
         native = NativeCall(me, self._mpi, self._comms[me.call.key])
@@ -266,7 +266,7 @@ class MPITransport(Transport):
         self._under_way.remove(native)
         me.finish(sent_by(me.call.normalized(), me.index))
 
-    def new_group(self, parent: GroupKey, key: GroupKey, invitation: bytes) -> None:
+    def new_group(self, parent: GroupKey, key: GroupKey, group_id: bytes) -> None:
         """A communicator for the group; only its members are here, and all of them."""
         everyone, comm = self._comms[parent].Get_group(), self._comms[parent]
         members = everyone.Incl([parent[0].index(rank) for rank in key[0]])

@@ -18,6 +18,7 @@ from zerosim.cli.shell import (
     OwnHardware,
     Ranks,
     Reduction,
+    SequenceLength,
     answer,
     busy,
     command,
@@ -37,7 +38,6 @@ Parts = Annotated[str, typer.Option("--zeropp", help="Parts of ZeRO++ on the mes
 Stage = Annotated[str, typer.Option(help="all, or some, as 2,3.")]
 Recompute = Annotated[str, typer.Option(help="usual (none, block), all, or some, as none,segment(2).")]
 Attention = Annotated[str, typer.Option(help="fused, which keeps no probabilities, as FlashAttention; or unfused.")]
-Sequence = Annotated[int | None, typer.Option(help="Tokens of a sequence; without it, the model's context.")]
 Compute = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
 ConventionName = Annotated[str | None, typer.Option("--convention", help="How bytes are counted: zero-paper, "
                                                     "fp32-accumulate, megatron-bf16, megatron-fp16, deepspeed-zero2, "
@@ -89,7 +89,7 @@ def plan(
     ctx: typer.Context, model: Model = None, parameters: Parameters = None, largest_layer: LargestLayer = None,
     ranks: Ranks = 8, device: DeviceName = "h100-80", link: LinkName = None, nodes: Nodes = 1, between: Between = None,
     stage: Stage = "all", recompute: Recompute = "usual", attention: Attention = "fused", batch: Batch = 1,
-    sequence: Sequence = None, micro_batches: MicroBatches = 1, compute: Compute = "bf16",
+    sequence: SequenceLength = None, micro_batches: MicroBatches = 1, compute: Compute = "bf16",
     optimizer: OptimizerName = "adamw", convention: ConventionName = None, utilization: Utilization = 0.5,
     overlap: Overlap = True, prefetch: Prefetch = 1, offload: Offload = "none",
     host_link: HostLink = None, disk_link: DiskLink = None, host_capacity: HostCapacity = None,
@@ -158,7 +158,7 @@ def tune(
                                               "host, disk, or kinds one by one, as none,optimizer=host.")] = "all",
     seconds: Annotated[str, typer.Option(help="replayed on the machine asked about, or real ones: CPU time of "
                                               "steps taken in this process.")] = "replayed",
-    sequence: Sequence = None, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
+    sequence: SequenceLength = None, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
     utilization: Utilization = 0.5, overlap: Overlap = True, host_link: HostLink = None,
     disk_link: DiskLink = None, host_capacity: HostCapacity = None, disk_capacity: DiskCapacity = None,
     reduction: Reduction = "rank", hardware: OwnHardware = None, as_json: AsJson = False,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import faulthandler
+import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,11 +12,13 @@ import typer
 from zerosim.cli.shell import AsJson, answer, busy, command, print_json
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from zerosim.course.puzzles import Score
     from zerosim.course.puzzles.puzzle import Puzzle
 
 NOT_PASSED = 1  # exit code
-MINUTES = 20
+MINUTES = 20.0  # for a check that takes seconds
 
 
 @command("puzzles", "zerosim puzzles ring --check ring.py:ring")
@@ -92,18 +92,16 @@ def _print_all(as_json: bool) -> None:
 
 def _checked(name: str, place: str) -> Score:
     from zerosim.course import puzzles as offered
-    from zerosim.course.puzzles.integrity import kept_running
 
     offered.puzzle_named(name)  # a name that there is not is refused before the file is run
-    with busy(f"checking {name} on 1 to 8 ranks"), ended_at_last(), kept_running():
-        return _judged(name, place, partial(offered.check, name))
+    with busy(f"checking {name} on 1 to 8 ranks"):
+        return _judged_apart(name, place)
 
 
 def _graded(file: str) -> list[Score]:
     from pathlib import Path
 
     from zerosim.course.puzzles.grading import GRADERS
-    from zerosim.course.puzzles.integrity import kept_running
 
     if not Path(file).is_file():
         raise ValueError(f"no file {file!r} to grade; the path is taken from {Path.cwd()}")
@@ -115,46 +113,57 @@ def _graded(file: str) -> list[Score]:
     names = [name for name in GRADERS if name in defined]
     if not names:
         raise ValueError(f"{file} defines none of {', '.join(GRADERS)}; write at least one")
-    with busy("grading on 1 to 8 ranks"), ended_at_last(), kept_running():
-        return [_judged(name, f"{file}:{name}", GRADERS[name]) for name in names]
+    with busy("grading on 1 to 8 ranks"):
+        return [_judged_apart(name, f"{file}:{name}") for name in names]
 
 
-def _judged(name: str, place: str, judge: Callable[[Any], Score]) -> Score:
-    """The score of a file's function; a file that cannot be read to its end within the time of a case is refused."""
+def _judged_apart(name: str, place: str) -> Score:
+    """The score of a file's function, from a process of its own, in which the file may do what it likes.
+
+    That process is ended after MINUTES; without a verdict the function is refused. What it raises is raised here.
+    """
+    from multiprocessing import get_context
+
+    from zerosim.course.puzzles.score import REFUSED, Score
+
+    processes = get_context("spawn")
+    here, there = processes.Pipe(duplex=False)
+    child = processes.Process(target=_judge, args=(there, name, place), daemon=True)
+    child.start()
+    there.close()
+    try:
+        found = here.recv() if here.poll(60 * MINUTES) else f"It has not ended after {MINUTES:g} minutes"
+    except EOFError:
+        child.join()
+        found = f"The process ended with code {child.exitcode} and without a verdict"
+    finally:
+        child.kill()
+        child.join()
+    if isinstance(found, Exception):
+        raise found
+    return found if isinstance(found, Score) else Score(name, REFUSED, f"{found}; let the function return.")
+
+
+def _judge(verdict: Connection, name: str, place: str) -> None:
+    """Sends the score, or a ValueError for what is no function of a file; runs in a process of its own."""
+    from zerosim.course import puzzles as offered
+    from zerosim.course.puzzles.grading import GRADERS
+    from zerosim.course.puzzles.judging import ended
     from zerosim.course.puzzles.score import REFUSED, Refused, Score
     from zerosim.course.puzzles.watching import limited
-
-    try:
-        with limited("reading the file"):
-            answer = _loaded(place)
-    except Refused as error:
-        return Score(name, REFUSED, f"{error}.")
-    return judge(answer)
-
-
-def _loaded(place: str) -> Any:
-    """The function of a file, which may print while it is read, but not on the output of a verdict."""
-    from contextlib import redirect_stdout
-
     from zerosim.course.running import load
 
-    with redirect_stdout(sys.stderr):
-        return load(place)
-
-
-@contextmanager
-def ended_at_last() -> Iterator[None]:
-    """Ends the process, with code 1 and the place where it was, if the ``with`` block has not ended after MINUTES.
-
-    For what no interrupt ends: an answer that catches every one, or a single operation without end. A check takes
-    seconds of the processor.
-    """
-    if sys.__stderr__ is not None:  # the real one, which has a file's number
-        faulthandler.dump_traceback_later(60 * MINUTES, exit=True, file=sys.__stderr__)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # of Ctrl-C the process that waits for this one says enough
+    found: Score | ValueError
     try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+        with redirect_stdout(sys.stderr), limited("reading the file"):
+            answer = load(place)
+        found = GRADERS[name](answer) if name in GRADERS else offered.check(name, answer)
+    except Refused as error:
+        found = Score(name, REFUSED, ended(str(error)))
+    except ValueError as error:
+        found = error
+    verdict.send(found)
 
 
 def _defined_in(text: str) -> set[str]:

@@ -16,6 +16,7 @@ from zerosim.cli.shell import (
     OptimizerName,
     Ranks,
     Reduction,
+    SequenceLength,
     TextFile,
     answer,
     capacity_nbytes,
@@ -26,7 +27,8 @@ from zerosim.cli.shell import (
 
 # What both commands ask.
 Model = Annotated[str, typer.Option(help="A preset for training, as zerosim models lists them: gpt-nano, gpt-micro, "
-                                         "llama-nano, llama-micro, gpt2, ...")]
+                                         "llama-nano, llama-micro, gpt2, ...; or a Hugging Face folder, with its "
+                                         "weights, or a config.json.")]
 Stage = Annotated[int, typer.Option(help="ZeRO's stage: 0, 1, 2 or 3.")]
 Compute = Annotated[str, typer.Option(help="The format of weights, activations and gradients: fp32, bf16 or fp16; or "
                                            "fp8, an experiment: bf16 with matrix products of fp8 operands.")]
@@ -64,8 +66,9 @@ Dark = Annotated[bool, typer.Option("--dark", help="Draw the dark variant.")]
 def train(
     text: TextFile = None, model: Model = "gpt-micro", ranks: Ranks = 4, stage: Stage = 3, compute: Compute = "bf16",
     optimizer: OptimizerName = "adamw", lr: LearningRate = None, micro_batches: MicroBatches = 1, batch: Batch = 4,
-    recompute: Recompute = "none", layout: LayoutName = None, gather: Gather = False, reduction: Reduction = "rank",
-    steps: StepsOfOne = 200, seed: Seed = 0, loss_scale: LossScale = None, capacity: Capacity = None,
+    sequence: SequenceLength = None, recompute: Recompute = "none", layout: LayoutName = None, gather: Gather = False,
+    reduction: Reduction = "rank", steps: StepsOfOne = 200, seed: Seed = 0, loss_scale: LossScale = None,
+    capacity: Capacity = None,
     sample: Sample = 160, weights: WeightsFrom = None, save: SaveTo = None, checkpoint: Checkpoint = None,
     save_every: SaveEvery = None, resume: Resume = False, offload: Offload = None,
     offload_directory: OffloadDirectory = None, mesh: MeshName = "none", zeropp: Parts = "none",
@@ -78,8 +81,8 @@ def train(
 
     options = training.Options(
         model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
-        batch=batch, recompute=recompute, layout=layout, gather=gather, reduction=reduction, steps=steps, seed=seed,
-        loss_scale=loss_scale, capacity_nbytes=capacity_nbytes(capacity), offload=offload,
+        batch=batch, sequence=sequence, recompute=recompute, layout=layout, gather=gather, reduction=reduction,
+        steps=steps, seed=seed, loss_scale=loss_scale, capacity_nbytes=capacity_nbytes(capacity), offload=offload,
         offload_directory=offload_directory, sample_tokens=sample, mesh=mesh, zeropp=zeropp)
     corpus = corpus_of(text)
     if save is not None:
@@ -113,6 +116,8 @@ def export(
                                                                             "bytes of weights, as 5GB, and an index."
                                                      )] = None,
     kind: Annotated[str, typer.Option(help="master, or parameter for the copies in the compute format.")] = "master",
+    config: Annotated[str | None, typer.Option(metavar="FOLDER|FILE", help="Write this config.json beside the weights, "
+                                               "so that transformers reads the folder.")] = None,
 ) -> None:
     """Writes a checkpoint's weights as Hugging Face names and shards them; train --weights begins from them."""
     from zerosim.numerics.units import nbytes_of
@@ -120,7 +125,7 @@ def export(
 
     most = None if shard_nbytes is None else nbytes_of(shard_nbytes, "shard_nbytes")
     try:
-        files = export_weights(checkpoint, out, shard_nbytes=most, kind=kind)
+        files = export_weights(checkpoint, out, shard_nbytes=most, kind=kind, config=config)
     except OSError as error:
         raise ValueError(f"asked to export {checkpoint!r} to {out!r}, but {error.filename}: {error.strerror}; name a "
                          "place that can be written") from None
@@ -132,7 +137,8 @@ def export(
 def compare(
     text: TextFile = None, over: Over = "stage", values: Values = None, model: Model = "gpt-micro", ranks: Ranks = 4,
     stage: Stage = 3, compute: Compute = "bf16", optimizer: OptimizerName = "adamw", lr: LearningRate = None,
-    micro_batches: MicroBatches = 1, batch: Batch = 4, recompute: Recompute = "none", layout: LayoutName = None,
+    micro_batches: MicroBatches = 1, batch: Batch = 4, sequence: SequenceLength = None, recompute: Recompute = "none",
+    layout: LayoutName = None,
     gather: Gather = False, steps: StepsOfEach = 40, seed: Seed = 0, loss_scale: LossScale = None,
     capacity: Capacity = None, mesh: MeshName = "none", zeropp: Parts = "none", figure: FigureFile = None,
     dark: Dark = False, as_json: AsJson = False,
@@ -143,8 +149,8 @@ def compare(
 
     options = training.Options(
         model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
-        batch=batch, recompute=recompute, layout=layout, gather=gather, steps=steps, seed=seed, loss_scale=loss_scale,
-        capacity_nbytes=capacity_nbytes(capacity), mesh=mesh, zeropp=zeropp)
+        batch=batch, sequence=sequence, recompute=recompute, layout=layout, gather=gather, steps=steps, seed=seed,
+        loss_scale=loss_scale, capacity_nbytes=capacity_nbytes(capacity), mesh=mesh, zeropp=zeropp)
     corpus, chosen = corpus_of(text), training.values_of(over, values)
     if figure is not None:
         checked_place(figure)

@@ -48,8 +48,8 @@ def models() -> Catalog:
     found = dict(sorted(found.items(), key=lambda item: item[1]["parameters"]))
     rows = tuple((name, *(f"{row[size]:,}" for size in SIZES), " ".join(row["for"])) for name, row in found.items())
     return Catalog("models", found, ("model", *(RIGHT + size for size in SIZES), "for"), rows, (
-        "train: zerosim train and compare, where those of 17 words get 256, for bytes. plan: zerosim plan and tune, "
-        "which take any config.json too; plan also takes --params 7B.",))
+        "train: zerosim train and compare, where those of 17 words get 256, for bytes. plan: zerosim plan and tune. "
+        "All take a Hugging Face folder or config.json too; plan also takes --params 7B.",))
 
 
 def devices(file: str | None = None) -> Catalog:

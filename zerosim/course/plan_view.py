@@ -15,7 +15,8 @@ from zerosim.models.units import TILED, Recompute
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.conventions import is_cut_anywhere
 from zerosim.planning.explanation import explained, options_text
-from zerosim.planning.plan import Plan, PlanRow
+from zerosim.planning.plan_config import Plan
+from zerosim.planning.plan_row import PlanRow
 
 INDENT = 4  # columns of a terminal beside those of a table
 Measured = Mapping[PlanRow, Sequence[Compared]]
@@ -47,8 +48,8 @@ def _remarks(found: Plan, columns: int) -> Iterator[str]:
     """The units, what the numbers rest on, what is left out of them, and the answers to the inverse questions."""
     config = found.config
     units = f"{UNITS} {PARTS}" if "gathered" in names_for(found, columns - INDENT) else UNITS
-    yield (f"{units} Seconds take products to reach {percent(config.utilization)} of the dense peak, which is assumed; "
-           f"bytes and seconds are those of the engine with {options_text(config)}.")
+    yield (f"{units} Seconds take arithmetic to reach {percent(config.utilization)} of the dense peak, which is "
+           f"assumed, or what memory allows; bytes and seconds are those of the engine with {options_text(config)}.")
     if config.decoder is not None:
         yield (f"Activations are those of zerosim's own layers, which make norms and gates again in backward. PyTorch "
                f"keeps {PYTORCH_KEEPS / KEPT_HERE:.1f} times as much of a Llama-3-8B block: {PYTORCH_KEEPS:g} hidden "

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
@@ -21,22 +21,22 @@ from rich.markup import escape
 
 from zerosim import optim
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts, plain, words
-from zerosim.models.gpt import Decoder, DecoderConfig, generate, logits_of
+from zerosim.models.gpt import Decoder, generate, logits_of
 from zerosim.models.llama import config_of, decoder
+from zerosim.models.model_types import from_hugging_face, names_config
 from zerosim.models.text import VOCABULARY, Corpus, readable
 from zerosim.models.units import Model, Recompute, Weights
 from zerosim.numerics.checks import is_count, is_finite_number, require_count, unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.loss_scale import Dynamic, Static
-from zerosim.numerics.places import DISK, HOST, Offload, offload_of
+from zerosim.numerics.places import DISK, HOST, offload_of
 from zerosim.numerics.policy import BY_RANK, Policy
-from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.numerics.units import counted
 from zerosim.optim.base import Optimizer
 from zerosim.optim.schedules import Warmup
+from zerosim.options import StepOptions
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.errors import OutOfMemoryError
-from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import PURPOSES, Trace, Traces
 from zerosim.zero.checkpoint import INDEX
@@ -58,11 +58,13 @@ MOST_RANKS = 1024
 FP8 = "fp8"  # matrix products of 8-bit operands, as an experiment
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: a model that is read from files is read once
 class Options:
     """The options of a training. Raises ValueError, in one sentence, for what cannot be.
 
-    ``batch`` is B of one rank's micro-batch. Chosen by what they depend on, where None: ``lr``, by the optimizer;
+    ``model`` is a preset's name, which gets a vocabulary of bytes, or a Hugging Face folder or its config.json: bytes
+    are then its tokens 0 to 255. ``batch`` is B of one rank's micro-batch, ``sequence`` T (None: the model's context).
+    Chosen by what they depend on, where None: ``lr``, by the optimizer;
     ``layout``, "whole_matrices" for an optimizer that needs them and does not ``gather`` them, else "per_unit";
     ``loss_scale``, "dynamic" for fp16, else 1. ``capacity_nbytes`` is what each rank may hold while it trains.
     ``mesh``, as "2x4", and ``zeropp``, as "hpz+qwz", are the engine's.
@@ -76,6 +78,7 @@ class Options:
     lr: float | None = None
     micro_batches: int = 1
     batch: int = 4
+    sequence: int | None = None
     recompute: str = "none"
     layout: str | None = None
     gather: bool = False
@@ -95,15 +98,20 @@ class Options:
         require_count("sample_tokens", self.sample_tokens, 0)
         for name in ("ranks", "micro_batches", "batch", "steps"):
             require_count(name, getattr(self, name), 1)
+        require_count("sequence", self.sequence, 1, none="for the model's context")
         model = self.build()
+        if self.tokens > model.config.context:
+            raise ValueError(f"sequence={self.sequence} is more than the context of {self.model}, "
+                             f"{model.config.context} tokens; take shorter sequences")
         self._check_ranks(model.parameter_count)
-        stage_of(self.stage)
+        stage, policy, options = stage_of(self.stage), self.policy(), self.step_options
         Recompute.parse(self.recompute)
         if self.lr is not None and (not is_finite_number(self.lr) or self.lr <= 0):
             raise ValueError(f"lr={self.lr!r} must be a positive number")
-        self._check_mesh()
-        is_by_micro_batch(self.reduction, stage_of(self.stage), self.policy(), mesh=self.on_mesh)
-        if not self.places.uses_disk and self.offload_directory is not None:
+        if options.zeropp is not None:
+            check_parts(options.zeropp, stage, policy)
+        is_by_micro_batch(self.reduction, stage, policy, mesh=options.mesh)
+        if not options.offload.uses_disk and self.offload_directory is not None:
             raise ValueError(f"offload_directory={self.offload_directory!r} is of offload to disk, which was not asked "
                              "for; ask for it, or leave the directory out")
         layout_of(model, self.ranks, self.layout_name)
@@ -116,41 +124,45 @@ class Options:
             raise ValueError(f"ranks={self.ranks:,}: all of them train in this process, one after the other; take at "
                              f"most {MOST_RANKS:,}")
 
-    def _check_mesh(self) -> None:
-        zeropp = ZeroPlusPlus.on_mesh(self.zeropp, self.on_mesh, self.ranks)
-        if zeropp is not None:
-            check_parts(zeropp, stage_of(self.stage), self.policy())
+    @property
+    def step_options(self) -> StepOptions:
+        """The engine's options of moment, place and order, read from their texts."""
+        places = offload_of(self.offload)
+        if places.uses_disk:
+            places = replace(places, directory=self.offload_directory)
+        return StepOptions.of(self.ranks, offload=places, mesh=self.mesh, zeropp=self.zeropp, reduction=self.reduction)
+
+    @cached_property
+    def _model(self) -> Decoder:
+        if not names_config(self.model):
+            return decoder(replace(config_of(self.model), vocabulary=VOCABULARY), seed=self.seed)
+        found = from_hugging_face(self.model, context=self.sequence, seed=self.seed)
+        if found.config.vocabulary < VOCABULARY:
+            raise ValueError(f"{self.model} has a vocabulary of {found.config.vocabulary} tokens, and a text is read "
+                             f"as bytes, tokens 0 to {VOCABULARY - 1}; take a model with {VOCABULARY} tokens or more")
+        return found
 
     @property
-    def on_mesh(self) -> Mesh | None:
-        """The mesh of nodes and ranks of a node; None for "none"."""
-        return None if self.mesh == "none" else Mesh.of(self.mesh, self.ranks)
-
-    def config(self) -> DecoderConfig:
-        """The model's shape, with a vocabulary of bytes."""
-        return replace(config_of(self.model), vocabulary=VOCABULARY)
+    def tokens(self) -> int:
+        """T, the tokens of a sequence."""
+        return self.sequence or self.build().config.context
 
     @property
     def data_options(self) -> dict[str, int]:
         """The options by which a step finds its micro-batches in a text, whichever rank takes them."""
-        return {"seed": self.seed, "micro-batches of a step": self.ranks * self.micro_batches, "batch": self.batch}
+        return {"seed": self.seed, "micro-batches of a step": self.ranks * self.micro_batches, "batch": self.batch,
+                "sequence": self.tokens}
 
     @property
     def tokens_per_step(self) -> int:
         """Tokens of all ranks and micro-batches."""
-        return self.ranks * self.micro_batches * self.batch * self.config().context
+        return self.ranks * self.micro_batches * self.batch * self.tokens
 
     @property
     def learning_rate(self) -> float:
         """The one asked for, or the optimizer's."""
         lr: float = self.build_optimizer().lr  # type: ignore[attr-defined]
         return lr
-
-    @property
-    def places(self) -> Offload:
-        """The places of all state: the device, or the host or the disk where offload is asked for."""
-        found = offload_of(self.offload)
-        return replace(found, directory=self.offload_directory) if found.uses_disk else found
 
     @property
     def layout_name(self) -> str:
@@ -160,8 +172,8 @@ class Options:
         return "per_unit" if self.gather or self.build_optimizer().cut == "anywhere" else "whole_matrices"
 
     def build(self) -> Decoder:
-        """The model, with first values by the seed."""
-        return decoder(self.config(), seed=self.seed)
+        """The model, with first values by the seed, or with the folder's weights, where it has any."""
+        return self._model
 
     def build_optimizer(self) -> Optimizer:
         """The optimizer by its name in any case."""
@@ -204,10 +216,8 @@ class Options:
     def engine_settings(self, model: Decoder) -> dict[str, Any]:
         """The arguments of an engine beside rank, model and optimizer."""
         return {"stage": self.stage, "policy": self.policy(), "layout": self.layout_name, "recompute": self.recompute,
-                "clip_norm": self.clip_norm, "groups": companions(self.build_optimizer(), model),
-                "schedule": self.schedule(), "gather": self.gather, "reduction": self.reduction, "offload": self.places,
-                "seed": self.seed,
-                "mesh": self.on_mesh, "zeropp": self.zeropp}
+                "clip_norm": self.clip_norm, "groups": other_groups(self.build_optimizer(), model),
+                "schedule": self.schedule(), "gather": self.gather, "seed": self.seed} | self.step_options.arguments()
 
 
 # -- optimizers by name, each with a learning rate that suits a small GPT ----------------------------------------------
@@ -219,7 +229,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = MappingProxyType({type(one).__name__.lower
     optim.Adan(lr=0.002), optim.KFAC(lr=0.05), optim.LAMB(lr=0.01), optim.LARS(lr=2.0), optim.Lion(lr=0.001),
     optim.Momentum(lr=0.1), optim.Muon(lr=0.05), optim.RMSprop(lr=0.0005), optim.SGD(lr=0.2), optim.Shampoo(lr=0.1),
     optim.SOAP(lr=0.01))})
-COMPANION = "adamw"  # updates what an optimizer of matrices does not: vectors, and embeddings
+OTHER_OPTIMIZER = "adamw"  # updates what an optimizer of matrices does not: vectors, and embeddings
 
 
 def optimizer_named(name: str, lr: float | None = None) -> Optimizer:
@@ -236,7 +246,7 @@ def is_of_matrices(optimizer: Optimizer) -> bool:
     return optimizer.cut in ("matrix", "layer")
 
 
-def companions(optimizer: Optimizer, model: Model) -> list[Group]:
+def other_groups(optimizer: Optimizer, model: Model) -> list[Group]:
     """AdamW for vectors, embeddings and a tied head, where the optimizer is one of matrices; else no group.
 
     Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers", which are what it is for.
@@ -245,7 +255,7 @@ def companions(optimizer: Optimizer, model: Model) -> list[Group]:
     rest = [name for name in model.shapes if name not in hidden]
     if not is_of_matrices(optimizer) or not rest:
         return []
-    return [Group(*rest, optimizer=OPTIMIZERS[COMPANION])]
+    return [Group(*rest, optimizer=OPTIMIZERS[OTHER_OPTIMIZER])]
 
 
 # -- a run: a record for every step as it is taken, and what it came to -----------------------------------------------
@@ -363,7 +373,7 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
     checkpoint, weights or offloaded state that cannot be written or read; OutOfMemoryError where a rank has less than
     the run needs.
     """
-    corpus.require_length(options.config().context)
+    corpus.require_length(options.tokens)
     if checkpoints is not None and not checkpoints.resume and (Path(checkpoints.folder) / INDEX).exists():
         raise ValueError(f"{checkpoints.folder!r} has the checkpoint of another run, which would be replaced; go on "
                          "from it by --resume, or name another folder")
@@ -394,7 +404,7 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
         peak_nbytes=tuple(peak.peak_nbytes for peak in peaks),
         sent_nbytes={purpose: nbytes for purpose, nbytes in sent.items() if any(nbytes) or purpose in PURPOSES[:2]},
         sent_across_nbytes=(tuple(sum(step.sent_across_nbytes for step in of_rank.steps) for of_rank in found)
-                            if options.on_mesh else ()),
+                            if options.step_options.mesh else ()),
         digest=first.digest, last_step=Traces(of_rank.last_step for of_rank in found) if keep_last_step else None,
         resumed_from=first.resumed_from, differences=first.differences)
 
@@ -425,7 +435,7 @@ def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_st
     for number in range((resumed_from or 0) + 1, options.steps + 1):
         rank.trace.drop()  # read and done with; those of a long run would pile up
         last_step = Trace(held_at_start=rank.memory.now_nbytes_by_kind)
-        batch = batches(options, model.config.context, corpus, number, rank.index)
+        batch = batches(options, corpus, number, rank.index)
         step, own = _step(engine, options, number, batch, last_step)
         steps.append(step)
         losses.append(own)
@@ -439,7 +449,7 @@ def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_st
     rank.memory.capacity_nbytes = None
     count = options.sample_tokens if math.isfinite(steps[-1].loss) else 0  # who has diverged writes nothing
     parameters, masters = whole_weights(engine)
-    evaluation = None if rank.index else evaluate(engine, model, parameters, corpus, count, options.seed)
+    evaluation = None if rank.index else evaluate(engine, options, parameters, corpus, count)
     return _RankResult(steps, losses, resting, digest(masters), evaluation, last_step, resumed_from, differences,
                        {place: nbytes for place, nbytes in places.items() if nbytes})
 
@@ -482,9 +492,9 @@ def _step(engine: Engine, options: Options, number: int, micro_batches: Sequence
     return step, result.losses
 
 
-def batches(options: Options, context: int, corpus: Corpus, step: int, rank: int) -> list[Batch]:
+def batches(options: Options, corpus: Corpus, step: int, rank: int) -> list[Batch]:
     """The k micro-batches of one rank in one step."""
-    return [corpus.batch(options.seed, step, j * options.ranks + rank, options.batch, context)
+    return [corpus.batch(options.seed, step, j * options.ranks + rank, options.batch, options.tokens)
             for j in range(options.micro_batches)]
 
 
@@ -514,17 +524,18 @@ def whole_weights(engine: Engine) -> tuple[dict[str, np.ndarray], dict[str, np.n
     return parameters, masters
 
 
-def evaluate(engine: Engine, model: Decoder, weights: Weights, corpus: Corpus, count: int,
-             seed: int) -> tuple[float, str]:
-    """The mean loss in nats on sequences that were not trained on, and the prompt with ``count`` tokens after it.
+def evaluate(engine: Engine, options: Options, weights: Weights, corpus: Corpus, count: int) -> tuple[float, str]:
+    """The mean loss in nats on sequences that were not trained on, and the prompt with ``count`` bytes after it, drawn
+    from the logits of bytes, whatever other tokens the model has.
 
     Raises ValueError for logits that are NaN or infinite.
     """
+    model = options.build()
     logits = partial(logits_of, engine.context(), model, lambda unit: nullcontext(weights))
-    x, target = corpus.held_out(HELD_OUT_ROWS, model.config.context)
+    x, target = corpus.held_out(HELD_OUT_ROWS, options.tokens)
     held_out, _ = model.loss.forward(engine.context(), logits(x), target)
-    written = generate(logits, list(PROMPT.encode()), count, context=model.config.context, temperature=TEMPERATURE,
-                       seed=seed)
+    written = generate(lambda tokens: logits(tokens)[..., :VOCABULARY], list(PROMPT.encode()), count,
+                       context=options.tokens, temperature=TEMPERATURE, seed=options.seed)
     return held_out, readable(written)
 
 
@@ -600,6 +611,8 @@ def _training_parts(found: Trained) -> Iterator[Part | str]:
         yield from map(escape, found.differences)
     yield (f"Steps: {len(found.steps)}, of {found.options.tokens_per_step:,} tokens each; skipped: {found.skipped}; "
            f"loss scale at the end: {found.steps[-1].scale:g}.")
+    if (vocabulary := found.options.build().config.vocabulary) > VOCABULARY:
+        yield f"The text's bytes are tokens 0 to {VOCABULARY - 1} of {vocabulary:,}: no tokenizer cut it."
     yield f"SHA-256 of all master weights, the same on every rank: {found.digest[:16]}…"
     if found.options.sample_tokens:
         yield from ("", TextLine("It writes:", indent=0), "")
@@ -608,19 +621,20 @@ def _training_parts(found: Trained) -> Iterator[Part | str]:
 
 def _headline(options: Options) -> str:
     """Parameters, ranks, stage, formats and optimizer, in words."""
-    config, optimizer = options.config(), options.build_optimizer()
+    model, optimizer = options.build(), options.build_optimizer()
+    config = model.config
     updated = f"{options.optimizer.lower()} (lr {options.learning_rate:g}"
     if is_of_matrices(optimizer):
-        updated += f"; vectors and embeddings by {COMPANION}"
-    return (f"{options.build().parameter_count:,} parameters, {config.layers} blocks of {config.channels} channels, "
+        updated += f"; vectors and embeddings by {OTHER_OPTIMIZER}"
+    return (f"{model.parameter_count:,} parameters, {config.layers} blocks of {config.channels} channels, "
             f"ZeRO-{options.stage} on {counted(options.ranks, 'rank')}{_on_nodes(options)}, layout "
             f"{options.layout_name}, {options.formats}, {updated})")
 
 
 def _on_nodes(options: Options) -> str:
-    zeropp = ZeroPlusPlus.parse(options.zeropp)
+    mesh, zeropp = options.step_options.mesh, options.step_options.zeropp
     sharing = f"with {zeropp}" if zeropp else "sharded inside nodes"
-    return f" ({options.mesh}, {sharing})" if options.on_mesh else ""
+    return f" ({mesh}, {sharing})" if mesh else ""
 
 
 def require_learned(found: Trained) -> None:
@@ -706,7 +720,7 @@ def compare(options: Options, corpus: Corpus, over: str = "stage", values: Seque
     Raises what `runs_of` and `train` raise; all that can be checked, before the first run.
     """
     chosen = runs_of(options, over, values)
-    corpus.require_length(options.config().context)
+    corpus.require_length(options.tokens)
     for value, one in chosen.items():
         with _naming(f"{over} {value}"):
             require_engine(one)

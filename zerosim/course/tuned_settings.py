@@ -23,7 +23,8 @@ from zerosim.numerics.policy import BY_RANK
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.options import StepOptions
 from zerosim.planning.closed_forms import STAGES
-from zerosim.planning.plan import OPTIONS, PlanConfig, recomputation_text
+from zerosim.planning.plan_config import OPTIONS, PlanConfig
+from zerosim.planning.plan_row import recomputation_text
 
 NVME_PATH = "/local_nvme"
 TORCH = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
@@ -144,7 +145,7 @@ def _not_in_fsdp(config: PlanConfig, settings: Candidate) -> Iterator[str]:
     if settings.options.offload.text not in ("none", HOST):
         yield "CPUOffloadPolicy takes parameters, gradients and the optimizer's state to the host, none of them alone."
     if settings.options.offload.uses_disk:
-        yield "Offload to disk: FSDP has none; all of it lies on the host there, if that has the memory."
+        yield "Offload to disk: FSDP has none; all of it rests on the host there, if that has the memory."
     yield from _recomputation(settings)
 
 

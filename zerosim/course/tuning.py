@@ -1,16 +1,15 @@
-"""Search of the fastest settings that fit a machine: candidates that do not fit by estimate are dropped, the others run
-without data and are replayed.
+"""Search of the fastest settings that fit a machine, by the plan's seconds, or by those of a replay where it has none.
 
 Legend: N ranks; G sequences of the global batch, which is k micro-batches of B sequences on each rank, G = N·k·B; L
 tokens of a sequence.
 
-The search has four parts. Candidates are all combinations of stage, recomputation policy, micro-batch, units gathered
-ahead, and offload. Those that do not fit by the plan's estimate are dropped; the bytes are counted in the engine's own
-convention, in which estimate and measurement are equal. The others go through the engine and its layers without data,
-with one rank for all, and what was recorded is replayed on the machine. The plan's seconds, with all transfers to host
-and disk beside the rest, are a lower bound of the replay's, since they have the products' operations and not those
-between them: a candidate whose bound is slower than the fastest replay so far is not run. Last, other buckets than
-units are tried on the fastest settings of each stage.
+The search has three parts. Candidates are all combinations of stage, recomputation policy, micro-batch, units gathered
+ahead, and offload. Those that do not fit by the plan are dropped; its bytes are counted in the engine's own convention,
+and equal what the engine holds without data, as its seconds equal the replay of that run. So the engine runs only where
+a plan's seconds are others: with offload, whose transfers the plan counts beside nothing, and under an optimizer of
+whole tensors, whose products it does not count. The plan's seconds with all transfers beside the rest are a lower bound
+there: a candidate whose bound is slower than the fastest so far is not run. Last, other buckets than units, which no
+plan has, are run on the fastest settings of each stage.
 
 A step of more than three micro-batches is not run whole. Nothing is under way between two micro-batches, so that all
 but the first and the last take as long as the second.
@@ -46,9 +45,11 @@ from zerosim.numerics.checks import checked_count
 from zerosim.numerics.places import DEVICE, KINDS, Offload, offload_of
 from zerosim.numerics.units import bytes_text, count_of, counted, gigabytes, nbytes_of, seconds_text
 from zerosim.planning.closed_forms import STAGES
+from zerosim.planning.conventions import is_cut_anywhere
 from zerosim.planning.explanation import order_text
-from zerosim.planning.hardware import Machine
-from zerosim.planning.plan import PlanConfig, PlanRow, plan_config
+from zerosim.planning.plan import plan_config
+from zerosim.planning.plan_config import PlanConfig
+from zerosim.planning.plan_row import PlanRow
 from zerosim.planning.recording import BEGIN, record
 from zerosim.planning.streams import COMMUNICATION
 from zerosim.planning.timeline import Timeline, replay
@@ -81,9 +82,10 @@ ALL_OFFLOADS = ("none", "optimizer=host", "optimizer=host+gradients=host", "host
 class Tried:
     """A candidate with its seconds of a step, the part exposed to communication, and the most bytes that it holds.
 
-    ``held_nbytes`` have the runtime's overhead in them; ``host_nbytes`` lie on the host, ``disk_nbytes`` on disk.
-    ``replayed`` False says that all numbers are the plan's, or the seconds real ones, of which nobody knows which are
-    exposed. ``estimated_seconds`` are the plan's in any case, of buckets that are units.
+    ``held_nbytes`` have the runtime's overhead in them; ``host_nbytes`` rest on the host, ``disk_nbytes`` on disk.
+    ``replayed`` says that the engine ran without data and was replayed; else all numbers are the plan's, or the seconds
+    real ones, of which nobody knows which are exposed. ``estimated_seconds`` are the plan's in any case, of buckets
+    that are units.
     """
 
     settings: Candidate
@@ -101,7 +103,7 @@ class Tuned(Shown):
     """Candidates that fit and were run, fastest first; ``print`` and a notebook show them, with settings to paste.
 
     ``too_large`` were dropped since they do not fit, by estimate or by measurement; ``slower`` were not run, since
-    already the plan's lower bound is slower than the fastest replay; ``farther`` neither, since less off the device
+    already a lower bound of theirs is slower than the fastest; ``farther`` neither, since less off the device
     fits too. ``places`` say by what is offloaded what is assumed of host and disk. ``refused`` has what the engine did
     not run, by title, with its reason; ``not_run`` the reason why it ran nothing, and the plan answered. ``timed``:
     seconds are real ones.
@@ -234,7 +236,7 @@ def _assumed(found: Tuned) -> Iterator[str]:
            "with the runtime's overhead, which is an estimate.")
     if found.too_large or found.slower:
         yield (f"Not in the table: {counted(found.too_large, 'candidate')} that did not fit, and {found.slower:,} "
-               "that were not run, since by estimate, a lower bound, they are slower than the fastest.")
+               "with offload that were not run, since already a lower bound of theirs is slower than the fastest.")
     if found.farther:
         yield (f"{counted(found.farther, 'candidate')} would place more off the device than has to be, and were not "
                "looked at.")
@@ -244,9 +246,11 @@ def _assumed(found: Tuned) -> Iterator[str]:
         yield ("Candidates took steps with data on as many ranks in this process, which take turns: seconds are the "
                f"process' CPU time, of all ranks, the shortest of {TIMED} steps after a first; nothing overlaps.")
     else:
-        yield ("Candidates ran without data, one rank for all or, where a bucket cuts units, all of them, and were "
-               f"replayed: arithmetic reaches {percent(config.utilization)} of the dense peak, which is assumed, or "
-               "what memory allows; messages take α + n/β.")
+        yield (f"Arithmetic reaches {percent(config.utilization)} of the dense peak, which is assumed, or what memory "
+               "allows; messages take α + n/β.")
+        if any(one.replayed for one in found.tried):
+            yield ("Seconds are the plan's, and of what is offloaded or has other buckets than units those of a run "
+                   "without data, replayed: by one rank for all, or by all where a bucket cuts units.")
         if any(one.settings.options.bucket_nbytes is not None for one in found.tried):
             yield ("Buckets other than units were tried on the fastest settings of each stage alone, where a unit's "
                    "bucket fits.")
@@ -470,7 +474,8 @@ class _Search:
         leaders = [(candidate, row) for candidate, row in rows if first[candidate.stage] == candidate]
         for candidate, row in [*leaders, *(one for one in rows if one not in leaders)]:
             best = min((one.step_seconds for one in self.tried), default=float("inf"))
-            if first[candidate.stage] == candidate or self.timed or row.least_seconds < best:
+            if (first[candidate.stage] == candidate or self.timed or self._is_planned(candidate)
+                    or row.least_seconds < best):
                 self._try(candidate, row)
             else:
                 self.slower += 1
@@ -482,7 +487,11 @@ class _Search:
             self.tried = [one for one in self.tried if one.settings.options.bucket_nbytes is not None]
 
     def _try(self, candidate: Candidate, row: PlanRow) -> None:
-        """Runs a candidate and keeps what came out, if it fits and the engine runs it."""
+        """Keeps a candidate that a plan answers; runs another, and keeps what came out if it fits and the engine runs
+        it."""
+        if self._is_planned(candidate):
+            self.tried.append(_planned(candidate, row))
+            return
         try:
             run = self._run(candidate)
         except ValueError as error:
@@ -494,6 +503,11 @@ class _Search:
             return
         self.tried.append(Tried(candidate, run.step_seconds, run.exposed_seconds, held, row.host_nbytes,
                                 row.disk_nbytes, row.step_seconds, not self.timed))
+
+    def _is_planned(self, candidate: Candidate) -> bool:
+        """True where a replay would say what the plan says."""
+        return (not self.timed and candidate.options.bucket_nbytes is None and candidate.options.offload.is_none
+                and is_cut_anywhere(self.config.optimizer))
 
     def _run(self, candidate: Candidate) -> _Run:
         """The candidate's step, timed, or run without data and replayed: each once."""
@@ -553,8 +567,6 @@ def _measured(config: PlanConfig, candidate: Candidate) -> _Run:
 
     Raises ValueError as the engine does.
     """
-    machine = Machine(config.device, config.network, config.policy.compute, config.utilization,
-                      host_link=config.host_link, disk_link=config.disk_link)
     few = replace(config, micro_batches=min(ENOUGH, config.micro_batches))
     for representative in (0, None):
         cluster = NullCluster(config.ranks, representative=representative)
@@ -566,7 +578,8 @@ def _measured(config: PlanConfig, candidate: Candidate) -> _Run:
             if representative is None:
                 raise
     recording = record(cluster.trace).inside("step")
-    timeline = replay(recording.on_ranks(config.ranks) if cluster.representative is not None else recording, machine)
+    timeline = replay(recording.on_ranks(config.ranks) if cluster.representative is not None else recording,
+                      config.machine)
     seconds, exposed = timeline.step_seconds, timeline.exposed_seconds
     if config.micro_batches > ENOUGH:
         more = config.micro_batches - ENOUGH

@@ -15,7 +15,7 @@ from zerosim.display.style import BLUE, GRAY, GREEN, ORANGE, VERMILLION, short
 from zerosim.display.views import MOST_ROWS, Bars, Line, Strip, Table, View, memory_bars, words
 from zerosim.numerics.arrays import has_data, is_poisoned
 from zerosim.numerics.units import counted
-from zerosim.planning.plan import Plan, PlanRow
+from zerosim.planning.plan_config import Plan
 from zerosim.ranks.call import Call, Hop
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.inspect import Step, Steps
@@ -197,16 +197,11 @@ PARTS: Mapping[str, str] = MappingProxyType({
 def plan_view(plan: Plan) -> View:
     """The verdict, bars of bytes beside the capacity, and the rows."""
     bars = Bars(f"What one rank would hold on {plan.config.device.name}",
-                tuple((name, parts_of(row)) for name, row in zip(row_names(plan), plan.rows, strict=True)), PARTS,
+                tuple((name, row.parts) for name, row in zip(row_names(plan), plan.rows, strict=True)), PARTS,
                 plan.rows[0].capacity_nbytes)
     table = Table("Each row, bytes in GB", ("stage and recomputation", *(f">{name}" for name in COLUMNS)),
                   tuple(map(tuple, cells(plan))))
     return View(plan.verdict, " " + "".join(subject(plan.config, plan.rows[0].convention)) + ".", (bars, table))
-
-
-def parts_of(row: PlanRow) -> dict[str, int]:
-    """Bytes of each part; they add up to the row's total."""
-    return {part: getattr(row, f"{part}_nbytes") for part in PARTS}
 
 
 def row_names(plan: Plan) -> list[str]:

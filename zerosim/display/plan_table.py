@@ -7,7 +7,8 @@ from typing import Any
 from zerosim.numerics.places import DISK, HOST
 from zerosim.numerics.units import counted, gigabytes, seconds_text
 from zerosim.planning.explanation import options_text
-from zerosim.planning.plan import Plan, PlanConfig, fused_policy
+from zerosim.planning.plan_config import Plan, PlanConfig
+from zerosim.planning.plan_row import fused_policy
 
 # Of each column the field of a row, and the text of its value.
 COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {

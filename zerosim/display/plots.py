@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from zerosim.display.drawing import DARK, LIGHT, Axes, Drawing, Style, filled, stack_bar
 from zerosim.display.memory_plots import memories_bars, memory_curve, memory_curve_data
-from zerosim.display.objects import PARTS, parts_of, row_names
+from zerosim.display.objects import PARTS, row_names
 from zerosim.display.step_plots import step_sheet, step_sheet_data
 from zerosim.display.trace_plots import ring_traffic, ring_traffic_data, trace_order, trace_order_data
 from zerosim.numerics.units import counted
-from zerosim.planning.plan import Plan
+from zerosim.planning.plan_config import Plan
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.inspect import Step
 from zerosim.ranks.memory import Memories, Memory
@@ -66,7 +66,7 @@ HATCHED = ("transient",)
 
 def plan_bars(plan: Plan, style: Style = LIGHT) -> Drawing:
     """One stacked bar for each row of a plan, and a line where the device is full."""
-    config, capacity, rows = plan.config, plan.rows[0].capacity_nbytes, [parts_of(row) for row in plan.rows]
+    config, capacity, rows = plan.config, plan.rows[0].capacity_nbytes, [row.parts for row in plan.rows]
     title = f"What one rank would hold: {config.model.name} on {counted(config.ranks, 'rank')} of {config.device.name}"
     parts = [part for part in PARTS if any(held[part] for held in rows)]
     with style.figure(11.0, 3.4 + 0.42 * len(rows), title, fill(plan.verdict, 110), below=0.8) as figure:

@@ -11,6 +11,7 @@ modeling_gpt2.py, modeling_llama.py and, for norms of heads, modeling_qwen3.py o
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -20,11 +21,12 @@ from typing import Any
 from zerosim.models.gpt import Decoder, DecoderConfig
 from zerosim.models.llama import decoder
 from zerosim.models.rotary import LinearScaling, Llama3Scaling, RotaryScaling
-from zerosim.models.stored import StoredNames, find_weights, has_weights
+from zerosim.models.stored import ONE_FILE, WEIGHTS_INDEX, StoredNames, find_weights, has_weights
 from zerosim.models.transformer import Transformer, bloom, config_of_transformer, gpt, llama, opt, t5
-from zerosim.numerics.checks import LINEAR_LAYERS, checked_count, did_you_mean
+from zerosim.numerics.checks import LINEAR_LAYERS, checked_count, did_you_mean, require_count
 
 CONFIG = "config.json"
+OTHER_WEIGHTS = re.compile(r"pytorch_model.*\.bin|.*\.safetensors")  # where the usual ones are not there
 Fields = Mapping[str, Any]
 Names = tuple[tuple[str, tuple[str, ...], bool], ...]  # a pattern here, the names there, and whether transposed there
 
@@ -148,9 +150,10 @@ def _gpt2_numbers(of: Fields, model: Transformer, tokens: int) -> dict[str, Any]
 
 def _llama_numbers(of: Fields, model: Transformer, tokens: int) -> dict[str, Any]:
     rotary = _rotary_fields(of)
-    kind = rotary.pop("rope_type", None) or rotary.pop("type", None) or "default"
+    older = rotary.pop("type", "default")
+    kind = rotary.pop("rope_type", older)
     base = rotary.pop("rope_theta", None) or of["rope_theta"]
-    if kind not in SCALINGS:
+    if not isinstance(kind, str) or kind not in SCALINGS:
         raise ValueError(f"rope_type={kind!r} turns queries and keys as the engine cannot; it has "
                          f"{', '.join(SCALINGS)}")
     wanted, scaling = SCALINGS[kind]
@@ -189,20 +192,22 @@ def _mistral_numbers(of: Fields, model: Transformer, tokens: int) -> dict[str, A
 
 
 def _qwen_numbers(of: Fields, model: Transformer, tokens: int) -> dict[str, Any]:
-    kinds = set(of["layer_types"] or ())
-    if others := sorted(map(str, kinds - {"full_attention", "sliding_attention"})):
-        raise ValueError(f"layer_types has {', '.join(others)}; the engine's attention is full_attention")
-    if "sliding_attention" in kinds or (
-            not kinds and of["use_sliding_window"] and of["max_window_layers"] < model.blocks):
-        _refuse_window(of["sliding_window"] or 0, tokens)
+    kinds = of["layer_types"] or ()
+    if not isinstance(kinds, list | tuple) or any(
+            kind not in ("full_attention", "sliding_attention") for kind in kinds):
+        raise ValueError(f"layer_types={kinds!r}; the engine's attention is full_attention")
+    whole = model.blocks if of["max_window_layers"] is None else checked_count(
+        "max_window_layers", of["max_window_layers"], 0)
+    if "sliding_attention" in kinds or (not kinds and of["use_sliding_window"] and whole < model.blocks):
+        _refuse_window(of["sliding_window"], tokens)
     return _llama_numbers(of, model, tokens)
 
 
-def _refuse_window(window: int | None, tokens: int) -> None:
-    if window is not None and window < tokens:
+def _refuse_window(window: Any, tokens: int) -> None:
+    if window is not None and checked_count("sliding_window", window, 1) < tokens:
         raise ValueError(f"sliding_window={window} is shorter than the {tokens} tokens of the longest sequence, and "
-                         "the engine's attention reaches back to the first; where yours are shorter, say so by "
-                         f"context={window or 1}")
+                         "the engine's attention reaches back to the first; take shorter ones, by "
+                         f"context={window}, or --sequence {window}")
 
 
 # -- Names of weights --------------------------------------------------------------------------------------------------
@@ -293,6 +298,11 @@ MODEL_TYPES: Mapping[str, ModelType] = {
 
 
 # -- Reading a configuration -------------------------------------------------------------------------------------------
+
+
+def names_config(text: str) -> bool:
+    """True for a text that names a folder or a file, and so no preset: one that is there, or looks like a path."""
+    return bool(text.strip()) and (text.endswith(".json") or "/" in text or os.path.exists(text))
 
 
 def read_fields(source: Any) -> tuple[str, Any]:
@@ -397,9 +407,10 @@ def from_hugging_face(source: Any, *, context: int | None = None, dropout: float
     if folder is not None and folder.is_dir():
         if has_weights(folder):
             model.first = find_weights(folder, stored_names(model.shapes), model.shapes)
-        elif others := sorted(file.name for file in folder.glob("*.bin")):
-            raise ValueError(f"{folder} has its weights in {others[0]}, a pickle, which zerosim does not read; save "
-                             f"them as safetensors, by save_pretrained, or name {name} for values that are drawn")
+        elif others := sorted(file.name for file in folder.iterdir() if OTHER_WEIGHTS.fullmatch(file.name)):
+            raise ValueError(f"{folder} has its weights in {others[0]}; zerosim reads {ONE_FILE}, or several by "
+                             f"{WEIGHTS_INDEX}; save them so by save_pretrained, or name {name} for values that are "
+                             "drawn")
     return model
 
 
@@ -417,16 +428,18 @@ def config_of_fields(name: str, found: Any, context: int | None = None,
     for key, value in found.items():
         if key not in known and not key.startswith("_") and value is not None:
             raise ValueError(f"{name} says {key}={value!r}, and zerosim does not know whether that changes what a "
-                             f"{kind} computes; if it does not, say ignore=({key!r},), or take it out of the file")
+                             f"{kind} computes; if it does not, say ignore=({key!r},) to from_hugging_face, or take it "
+                             "out of the file")
         if key in only and value is not None and value not in only[key]:
             raise ValueError(f"{name} says {key}={value!r}, which the engine has not; it has "
                              f"{' and '.join(map(repr, only[key])) or 'none'}")
+    require_count("context", context, 1, none="for the model's own")
     tokens = context or model.tokens
     if not tokens:
         raise ValueError(f"{name} lacks max_position_embeddings; say your longest sequence by context=")
     try:
         numbers = row.runs.numbers({key: found.get(key, left_out) for key, left_out in row.runs.keys.items()},
-                                      model, tokens)
+                                   model, tokens)
         return config_of_transformer(model, tokens=tokens, **numbers), model.tied
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
@@ -443,8 +456,8 @@ def refuse_other_model(folder: Path, model: Any) -> None:
     here, there = ({"kind": type(config).__name__.removesuffix("Config"),
                     **{one.name: getattr(config, one.name) for one in fields(config) if one.name != "dropout"},
                     "tied": of_tied} for config, of_tied in ((own, model.tied), (theirs, tied)))
-    differ = [key for key in {**here, **there} if here.get(key) != there.get(key)]
+    differ = ["kind"] if here["kind"] != there["kind"] else [key for key in here if here[key] != there[key]]
     if differ:
-        raise ValueError(f"{name} is of another model: " + "; ".join(
-            f"{key} is {there.get(key)} there, and {here.get(key)} here" for key in differ) +
-            f"; build the one that the weights are of, by zs.models.from_hugging_face({str(folder)!r})")
+        said = "; ".join(f"{key} is {there[key]} there, and {here[key]} here" for key in differ)
+        raise ValueError(f"{name} is of another model: {said}; build the one that the weights are of, by "
+                         f"zs.models.from_hugging_face or zerosim train --model {folder}")

@@ -2,7 +2,7 @@
 
 Legend: D channels of a head, D/2 planes of two channels each; a frequency is in radians per place.
 Sources: Su et al. 2021 (RoFormer, arXiv:2104.09864), section 3.4.2, for the frequencies; Chen et al. 2023, "Extending
-context window of large language models via positional interpolation" (arXiv:2306.15595), section 2.3, for the linear
+context window of large language models via positional interpolation" (arXiv:2306.15595), section 2, for the linear
 scaling; for Llama 3.1's `apply_scaling` in the reference code of Meta's `llama-models`
 (https://github.com/meta-llama/llama-models, models/llama3/model.py), as of 2024.
 """

@@ -14,7 +14,9 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +38,7 @@ class StoredNames:
     transposed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: a file is mapped once
 class StoredWeight:
     """One weight of this shape in files: its tensors, each with its file, and whether they are transposed."""
 
@@ -52,7 +54,7 @@ class StoredWeight:
         per_row = math.prod(self.shape[1:])
         rows_at_once = max(1, BLOCK_NBYTES // (4 * per_row))
         first, last = start // per_row, -(-(start + count) // per_row)
-        arrays = self._arrays()
+        arrays = self._arrays
         if len(self.shape) < 2:  # a vector's elements are its rows: parts of it lie one after the other
             arrays = [np.concatenate(arrays)]
         for row in range(first, last, rows_at_once):
@@ -61,11 +63,15 @@ class StoredWeight:
             low, high = max(start, row * per_row), min(start + count, stop * per_row)
             yield low - start, flat[low - row * per_row:high - row * per_row]
 
+    @cached_property
     def _arrays(self) -> list[np.ndarray]:
         """The parts as they lie in the files, each (I, O_p); nothing is read before it is looked at."""
         found = [np.memmap(path, np.uint8, "r", tensor.start, tensor.nbytes).view(tensor.dtype).reshape(
             tensor.shape or (1,)) for path, tensor in self.parts]
         return [array.T if self.transposed else array for array in found]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StoredWeight, (self.shape, self.parts, self.transposed)  # files, not what is in them
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +105,9 @@ def find_weights(path: Path, names: Mapping[str, StoredNames], shapes: Mapping[s
         odd = next((tensor for _, tensor in parts if not is_floating(tensor.dtype)), None)
         if odd is not None:
             raise ValueError(f"{path}: {odd.name} is of type {odd.dtype}, and {name} is to be of floating point")
-        lies = [tuple(reversed(tensor.shape)) if there.transposed else tensor.shape for _, tensor in parts]
-        joined = (*lies[0][:-1], sum(shape[-1] for shape in lies)) if lies[0] else ()
-        if joined != shapes[name] or any(shape[:-1] != joined[:-1] for shape in lies):
+        stored = [tuple(reversed(tensor.shape)) if there.transposed else tensor.shape for _, tensor in parts]
+        joined = (*stored[0][:-1], sum(shape[-1] for shape in stored)) if stored[0] else ()
+        if joined != shapes[name] or any(shape[:-1] != joined[:-1] for shape in stored):
             said = ", ".join(f"{tensor.name} {tensor.shape}" for _, tensor in parts)
             raise ValueError(f"{path}: {name} is of shape {shapes[name]}, and there is {said}; build the model that "
                              "the file is of")

@@ -1,10 +1,14 @@
-"""Bytes and seconds of a training step, predicted by formulas before anything runs; a recorded run is replayed.
+"""Bytes and seconds of a training step, predicted before anything runs; a recorded run is replayed.
 
-`zerosim.plan` makes a plan. `closed_forms` are the formulas that one teaches; `step` is the training step as events in
-the engine's order, over which transient memory and seconds are folds; `activations` and `flops` are of transformers,
-`shapes` knows models and `conventions` how texts and tools count bytes; `collectives` has the messages of each
-algorithm, from their own generators, `cost` their seconds, `hardware` devices and links. `recording` keeps a run;
-`streams` replays it on any machine, and `timeline` says what that comes to.
+`zerosim.plan` makes a plan from names: `plan_config` computes its rows, `plan_row` is one, and `explanation` says each
+number with its formula. Below that stand three levels:
+
+- *Formulas* that one teaches, a number at once: `closed_forms` (what a step holds at rest, sends, and moves off the
+  device), `activations` (what a block keeps), `flops`, `conventions` (how texts and tools count bytes), `collectives`
+  and `cost` (the messages of each algorithm, and their seconds), on `shapes` (models) and `hardware` (devices, links).
+- *The step in its order*, for what no formula says, the fullest moment and what hides behind what: `step_events`
+  (collectives and buffers), `step_activations`, `step_arithmetic`; `step_folds` reads memory and seconds off them.
+- *A run*: `recording` keeps one, `streams` replays it on any machine, `timeline` says what that comes to.
 """
 
 from zerosim.models.transformer import Transformer
@@ -17,7 +21,10 @@ from zerosim.planning import (
     hardware,
     recording,
     shapes,
-    step,
+    step_activations,
+    step_arithmetic,
+    step_events,
+    step_folds,
     streams,
     timeline,
 )
@@ -28,7 +35,7 @@ from zerosim.planning.closed_forms import (
     ShardedStates,
     crossing_nbytes,
     gathers_by_unit,
-    gradient_peak_nbytes,
+    moved_nbytes,
     resting_nbytes,
     sent_nbytes,
     vectors_sent,
@@ -45,8 +52,9 @@ from zerosim.planning.cuts import (
 )
 from zerosim.planning.explanation import explained
 from zerosim.planning.hardware import Device, Link, Network
-from zerosim.planning.offloaded import moved_nbytes
-from zerosim.planning.plan import Plan, PlanConfig, PlanRow, plan_config
+from zerosim.planning.plan import plan_config
+from zerosim.planning.plan_config import Plan, PlanConfig
+from zerosim.planning.plan_row import PlanRow
 from zerosim.planning.recording import Recording, record
 from zerosim.planning.shapes import PRESETS, ModelShape, model_of, model_of_parameters, model_shape
 from zerosim.planning.timeline import Machine, SlowLink, SlowRank, Timeline, replay
@@ -87,7 +95,6 @@ __all__ = [
     "flops",
     "formula",
     "gathers_by_unit",
-    "gradient_peak_nbytes",
     "hardware",
     "model_of",
     "model_of_parameters",
@@ -104,7 +111,10 @@ __all__ = [
     "sent_nbytes",
     "shapes",
     "states_nbytes",
-    "step",
+    "step_activations",
+    "step_arithmetic",
+    "step_events",
+    "step_folds",
     "streams",
     "timeline",
     "unit_cuts",

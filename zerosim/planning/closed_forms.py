@@ -1,13 +1,16 @@
-"""The closed forms of ZeRO: bytes that one training step holds and sends, exactly.
+"""The closed forms of ZeRO: bytes that one training step holds, sends and moves off the device, exactly.
 
 Legend: N ranks, on M nodes of R each where there is a mesh; k micro-batches a step; Ψ bytes of the flat vector, padding
 included: Ψ_g in the format that gradients are reduced in, Ψ_p in that of the parameters; s_r bytes of rank r's chunk of
 a cut. Every collective is a ring, but for qgZ's: over any cut reduce-scatter sends Ψ - s_r from rank r, all-gather Ψ -
 s_((r+1) mod N).
 
+What is held here is what rests between two steps; what comes and goes depends on an order, that of `step_events`.
+
 Sources: Rajbhandari et al. 2020, "ZeRO", sections 3.1 (the 16 bytes per parameter), 5 (the three stages) and
 7 (their traffic); Thakur et al. 2005 and Patarasuk & Yuan 2009 (the rings); Zhang et al. 2022 (MiCS), sections 3.2 and
-3.4 (hybrid sharding); Wang et al. 2023 (ZeRO++), section 3.4 (bytes between nodes).
+3.4 (hybrid sharding); Wang et al. 2023 (ZeRO++), section 3.4 (bytes between nodes); Ren et al.
+2021 (ZeRO-Offload), section 4; Rajbhandari et al. 2021 (ZeRO-Infinity), section 4 (bytes to host and disk).
 """
 
 from collections import Counter
@@ -20,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.checks import checked_count, count_fields
+from zerosim.numerics.checks import FP32, checked_count, count_fields
 from zerosim.numerics.formats import format_of
-from zerosim.numerics.places import DISK
+from zerosim.numerics.places import DEVICE, DIRECTIONS, DISK, FROM_DISK, HOST, TO_DEVICE, TO_DISK, TO_HOST
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.quantization import Blockwise
 from zerosim.options import PLAIN, StepOptions
@@ -47,7 +50,7 @@ TENSOR_NORMS = 2  # of each tensor that has its own: LAMB's of weights and updat
 
 @dataclass(frozen=True, slots=True)
 class ShardedStates:
-    """The three model states, each True where it is cut among the ranks; what is not lies whole on every rank."""
+    """The three model states, each True where it is cut among the ranks; what is not is whole on every rank."""
 
     parameters_sharded: bool
     gradients_sharded: bool
@@ -55,7 +58,7 @@ class ShardedStates:
 
     @property
     def gathers_after_update(self) -> bool:
-        """True where each rank updates its part of parameters that lie whole on all ranks."""
+        """True where each rank updates its part of parameters that are whole on all ranks."""
         return self.optimizer_sharded and not self.parameters_sharded
 
 
@@ -79,7 +82,7 @@ class Job:
     elements that each of them uses (none said: none counted in gradients). `normed_tensors` are those whose own norms
     the optimizer reads, as LAMB does. `options` are the engine's. Its mesh and parts of ZeRO++ change the bytes sent;
     by micro-batch norms are of exact sums; offload changes what is sent of control; overlap and units ahead, none.
-    What is held and moved under all of them is counted in `step` and in `offloaded`.
+    What comes and goes under all of them is counted by `step_events`.
 
     Raises ValueError for no units, negative lengths, counts below one, an unknown layout, for a mesh of other ranks,
     and for an order that the engine cannot keep.
@@ -193,43 +196,6 @@ def resting_nbytes(job: Job) -> list[dict[str, int]]:
         "optimizer_state": job.slots * policy.state_dtype.itemsize * job.held(states.optimizer_sharded),
     }
     return [{kind: n for kind, n in nbytes.items() if n} for _ in range(job.ranks)]
-
-
-def gradient_peak_nbytes(job: Job) -> list[int]:
-    """For each rank, the most bytes of gradients at one moment: those at rest and those on their way there.
-
-    >>> [gradient_peak_nbytes(Job((2, 2), 2, STAGES[stage], layout="contiguous"))[0] for stage in (1, 2)]
-    [12, 8]
-
-    In backward one unit is on its way, unless it is written where it rests: whole gradients of a single
-    micro-batch, in the format that accumulates. After backward what the optimizer takes is on its way, unless
-    it is what rests. That is without overlap and offload, of which `step.transient_memory` knows.
-    Source: Rajbhandari et al. 2020, section 5.2, where what is on its way is left out.
-    """
-    policy, cut, optimizer_cut = job.policy, job.states.gradients_sharded, job.states.optimizer_sharded
-    rests = policy.accumulate_dtype
-    backward = max(_going_back_nbytes(job))
-    taken = job.reduced_dtype
-    taken_at_rest = cut == optimizer_cut and taken == rests
-    after = 0 if taken_at_rest else job.held(optimizer_cut) * taken.itemsize
-    if job.options.replicas > 1 and not (cut or optimizer_cut):  # a shard of the node's sum is made first
-        after += job.held(True) * taken.itemsize
-    return [job.held(cut) * rests.itemsize + max(backward, after)] * job.ranks
-
-
-def _going_back_nbytes(job: Job) -> list[int]:
-    """Bytes on their way while each unit goes back: its own gradient, unless it is written where it rests, and what
-    users of tied weights have written whose own unit has not gone back: in two formats while they do."""
-    written, added = job.policy.compute_dtype, job.policy.accumulate_dtype
-    at_rest = not job.states.gradients_sharded and written == added and job.micro_batches == 1
-    held = [0 if at_rest else length * written.itemsize for length in job.padded_lengths]
-    for (user, owner), length in zip(job.tied, job.tied_lengths, strict=True):
-        held[user] += length * written.itemsize
-        for unit in range(owner, user + 1):
-            held[unit] += length * added.itemsize
-        if written != added:  # the sum with the owner's own part is made in the wider format
-            held[owner] += job.padded_lengths[owner] * added.itemsize
-    return held
 
 
 def gathers_by_unit(unit_count: int, recompute_units: int | None = None, kept_gathered: Iterable[int] = (),
@@ -412,3 +378,121 @@ def vectors_sent(job: Job) -> dict[str, Fraction]:
     elements = sum(times * n for times, n in zip(job.gathers, job.padded_lengths, strict=True))
     parameters = Fraction(elements, sum(job.padded_lengths) or 1)
     return {"gradients": Fraction(gradients), "parameters": k * parameters}
+
+
+# -- moved between the device, its host and its disk (offload): by the first rank, in one step ------------------------
+
+
+def moved_nbytes(job: Job, state_nbytes: int | None = None) -> dict[str, int]:
+    """Bytes of one step by direction. ``state_nbytes`` are the optimizer's own of a parameter (None: the job's slots).
+
+    >>> moved_nbytes(Job((8,), 2, STAGES[2], options=StepOptions.of(2, offload="optimizer=host+gradients=host")))
+    {'to host': 8, 'to device': 8, 'to disk': 0, 'from disk': 0}
+    """
+    found = Counter[str]()
+    if not job.options.offload.is_none:
+        _move_gradients(job, found)
+        state = job.slots * job.policy.state_dtype.itemsize if state_nbytes is None else state_nbytes
+        _move_for_update(job, state, found)
+        _move_parameters(job, found)
+    return {way: found[way] for way in DIRECTIONS}
+
+
+def _move_gradients(job: Job, found: Counter[str]) -> None:
+    """Gradients move to where they rest as they are made: sums of shares each micro-batch, or addends but the last's.
+
+    Added by micro-batch, all ranks' addends of a share go there one by one. On a mesh a share of a node's sum comes
+    back once a step, for the addition across nodes, and goes again.
+    """
+    options, policy, k = job.options, job.policy, job.micro_batches
+    place = options.offload.gradients
+    if place == DEVICE:
+        return
+    resting, reduced = policy.accumulate_dtype.itemsize, policy.reduce_dtype.itemsize
+    received = FP32.itemsize if options.parts.gradients else reduced  # what was quantized is added up in fp32
+    if job.states.gradients_sharded:
+        share = job.held(True)
+        times = k * (job.ranks if options.by_micro_batch else 1)  # an addend of each rank, or a sum
+        found[TO_HOST] += times * share * received
+        written, read = times * share * resting, (times - 1) * share * resting
+    else:
+        whole, sums = sum(job.padded_lengths), job.held(job.reduces_to_shards) * reduced
+        made = policy.compute_dtype.itemsize
+        tied = sum(job.padded_lengths[owner] for owner in {owner for _, owner in job.tied})  # completed as it rests
+        found[TO_HOST] += (k - 1) * (whole * made + tied * (resting - made)) + sums // reduced * received
+        found[TO_DEVICE] += (k > 1) * whole * resting
+        read = (k - 1) * whole * resting
+        written = read + sums
+    if options.replicas > 1:
+        share, rests = job.held(True), job.reduced_dtype.itemsize
+        found[TO_DEVICE] += share * rests
+        found[TO_HOST] += share * reduced
+        written, read = written + share * rests, read + share * rests
+        if not job.states.optimizer_sharded:  # shares of the sum become whole again
+            found[TO_DEVICE] += share * rests
+            found[TO_HOST] += whole * rests
+            written, read = written + whole * rests, read + share * rests
+    if place == DISK:
+        found[TO_DISK] += written
+        found[FROM_DISK] += read
+
+
+def _move_for_update(job: Job, slots: int, found: Counter[str]) -> None:
+    """Scans, reads and writes of the update, where the optimizer's state rests, and parameters that it has made."""
+    places, policy, states = job.options.offload, job.policy, job.states
+    valid, held = updated_elements(job), job.held(states.optimizer_sharded)
+    passes, writes = (3, 2) if job.normed_tensors else (1, 1)  # those of whole tensors' norms write moments alone once
+    gradient = job.reduced_dtype.itemsize
+    if places.gradients == DISK:
+        found[FROM_DISK] += (2 + passes) * valid * gradient
+    computes = DEVICE if places.optimizer == DEVICE else HOST
+    if computes != (HOST if places.gradients == DISK else places.gradients):
+        found[TO_HOST if computes == HOST else TO_DEVICE] += passes * valid * gradient
+    parameter, master = policy.compute_dtype.itemsize, policy.master_dtype.itemsize
+    is_master = job.parameter_is_master
+    if computes == DEVICE:
+        if places.parameters == HOST:
+            found[TO_DEVICE] += is_master * passes * valid * parameter
+            found[TO_HOST] += valid * parameter
+        return
+    if places.parameters == DEVICE:
+        found[TO_HOST] += is_master * valid * parameter
+        found[TO_DEVICE] += valid * parameter
+    if places.optimizer != DISK:
+        return
+    found[FROM_DISK] += passes * valid * slots + (held - valid) * slots
+    found[TO_DISK] += writes * valid * slots + (held - valid) * slots
+    if not is_master:
+        found[FROM_DISK] += passes * valid * master + (held - valid) * master
+        found[TO_DISK] += held * master
+    if places.parameters == DISK:
+        rests = job.held(states.parameters_sharded)
+        found[FROM_DISK] += (passes * valid * is_master + rests - valid) * parameter
+        found[TO_DISK] += rests * parameter
+
+
+def _move_parameters(job: Job, found: Counter[str]) -> None:
+    """Parameters come to the device whenever a unit is unsharded, and where they are gathered after the update."""
+    place, itemsize, states = job.options.offload.parameters, job.policy.compute_dtype.itemsize, job.states
+    if place == DEVICE:
+        return
+    times = [job.micro_batches * n for n in job.gathers]
+    own = [cut[1] for cut in job.unit_cuts] if states.parameters_sharded else job.padded_lengths
+    if job.options.parts.hpz:  # then from secondary shards, on the device
+        times = [1] * len(times)
+    fetched = sum(n * length for n, length in zip(times, own, strict=True)) * itemsize
+    if states.gathers_after_update:
+        fetched += job.held(True) * itemsize
+        gathered = job.held(False) * itemsize
+        found[TO_HOST] += gathered
+        found[TO_DISK] += gathered * (place == DISK)
+    found[TO_DEVICE] += fetched
+    found[FROM_DISK] += fetched * (place == DISK)
+
+
+def updated_elements(job: Job) -> int:
+    """Elements that the first rank's optimizer updates: padding is not among them."""
+    if not job.states.optimizer_sharded:
+        return sum(job.unit_lengths)
+    lengths = job.unit_lengths if job.layout == "per_unit" else (sum(job.unit_lengths),)
+    return sum(min(length, cut[1]) for length, cut in zip(lengths, job.region_cuts, strict=True))

@@ -12,7 +12,8 @@ from zerosim.planning.activations import Block, logits_nbytes
 from zerosim.planning.closed_forms import STAGES, crossing_nbytes, vectors_sent
 from zerosim.planning.conventions import convention_of, formula, is_cut_anywhere, is_sharded, per_parameter_nbytes
 from zerosim.planning.hardware import overheads_nbytes
-from zerosim.planning.plan import OPTIMIZER_KINDS, PlanConfig, PlanRow
+from zerosim.planning.plan_config import OPTIMIZER_KINDS, PlanConfig
+from zerosim.planning.plan_row import PlanRow
 
 OFF_DEVICE = {DEVICE: "", HOST: " on the host, nothing on the device", DISK: " on disk, nothing on the device"}
 Explanation = tuple[str, str, str]  # what, the formula with its values, the value
@@ -121,7 +122,12 @@ def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     rate = config.device.flops_per_second_in(config.policy.compute)
     yield ("FLOPs per step", f"forward {flops.forward:.4g} + backward {flops.backward:.4g} + again "
            f"{flops.recomputed:.4g}", f"{row.flops_per_step:,}")
-    yield ("compute", f"{row.flops_per_step:.4g} / ({config.utilization:g} · {rate:.4g} per second)",
+    made = config.arithmetic(row.recompute)
+    bounds = {pieces: pieces.bounds(config.machine) for pieces in {*made.values()}}
+    computed, moved = (config.micro_batches * sum(bounds[pieces][way] for pieces in made.values()) for way in (0, 1))
+    yield ("compute", f"of products, norms and all between: {computed:.4g} operations / ({config.utilization:g} · "
+           f"{rate:.4g} per second) of those that these bound, + {moved:.4g} bytes / "
+           f"{config.device.memory_bytes_per_second:.4g} per second of those that memory bounds",
            f"{row.compute_seconds:.4g} s")
     to_owners = config.options.by_micro_batch or config.options.parts.gradients
     collectives = "rings and all-to-alls" if to_owners else "rings"

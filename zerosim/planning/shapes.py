@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from zerosim.models.gpt import PRESETS as GPTS
-from zerosim.models.model_types import CONFIG, read_fields, transformer_of_fields
+from zerosim.models.model_types import CONFIG, names_config, read_fields, transformer_of_fields
 from zerosim.models.transformer import Transformer, bloom, gpt, llama, opt, pad_vocabulary, t5, transformer_of
 from zerosim.numerics.checks import checked_count, did_you_mean
 
@@ -263,32 +263,27 @@ def model_shape(source: str | Path, *, vocabulary_multiple: int = 1) -> ModelSha
     >>> model_shape("llama-2-7b").parameters, model_shape("gpt2", vocabulary_multiple=128).parameters
     (6738415616, 124475904)
 
-    Raises ValueError for a name that is no preset and no file, and as `read_config` does.
+    Raises ValueError for a name that is no preset and no file, as `model_of_config`
+    does, and for a file that is not there or is not JSON.
     """
-    text, path = str(source), Path(source)
-    if text not in PRESETS and text.strip() and (path.suffix == ".json" or path.exists() or "/" in text):
-        return read_config(path, vocabulary_multiple=vocabulary_multiple)
+    text = str(source)
+    if text not in PRESETS and names_config(text):
+        name, fields = read_fields(text)
+        return model_of_config(fields, name=name, vocabulary_multiple=vocabulary_multiple)
     if text not in PRESETS:
         raise ValueError(f"no model is called {text!r}, and there is no such file; the presets are {', '.join(PRESETS)}"
                          f"{did_you_mean(text, PRESETS, most=3)}")
     return model_of(text, pad_vocabulary(PRESETS[text], vocabulary_multiple))
 
 
-def read_config(path: str | Path, *, vocabulary_multiple: int = 1) -> ModelShape:
-    """The model of a `config.json` on disk, or of the folder that holds one.
-
-    Raises ValueError for a file that is not there or holds no JSON object, for a model type without a row in
-    `zerosim.models.model_types`, for fields that are missing, all of them by name, and for shapes that are impossible.
-    """
-    name, fields = read_fields(path)
-    return model_of_config(fields, name=name, vocabulary_multiple=vocabulary_multiple)
-
-
 def model_of_config(fields: Any, *, name: str = CONFIG, vocabulary_multiple: int = 1) -> ModelShape:
-    """The model of a configuration's fields, as `json.loads` gives them; raises ValueError as `read_config` does.
+    """The model of a configuration's fields, as `json.loads` gives them.
 
     >>> model_of_config({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024,
     ...                  "vocab_size": 50257}).parameters
     124439808
+
+    Raises ValueError for what is no JSON object, for a model type without a row in `zerosim.models.model_types`, for
+    fields that are missing, all of them by name, and for shapes that are impossible.
     """
     return model_of(name, pad_vocabulary(transformer_of_fields(name, fields), vocabulary_multiple))

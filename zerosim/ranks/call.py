@@ -100,6 +100,7 @@ def largest_chunk(cut: Cut) -> int:
 
 OPS = ("sum", "mean", "max", "min")
 ONLY_ROOT_RECEIVES = ("reduce", "gather")
+GATHERS = ("all_gather", "gather")  # of which each rank passes its chunk
 GroupKey = tuple[tuple[int, ...], tuple[int, ...]]  # the members' indices, and what tells groups of equal members apart
 
 
@@ -175,8 +176,16 @@ class Call:
             return self
         return replace(self, op=op, average=MEANS[0] if self.average is None else self.average)
 
+    @property
+    def shapes(self) -> str:
+        """The shape that each rank passed; where that is a chunk, with the shape of the whole vector behind it."""
+        if self.operation not in GATHERS:
+            return str(self.shape)
+        longest = largest_chunk(self.cut)
+        return f"{'up to ' * (longest * self.ranks > self.length)}({longest},) -> {self.shape}"
+
     def __str__(self) -> str:
-        details = [f"call {self.number}", str(self.shape), str(self.dtype)]
+        details = [f"call {self.number}", self.shapes, str(self.dtype)]
         details += [f"op={self.op}"] * (self.op != "sum")
         details += [f"algorithm={self.algorithm}"] * (self.algorithm != "ring")
         details += [f"wire={self.wire}"] * (self.wire is not None)
@@ -186,7 +195,7 @@ class Call:
 
     def in_full(self) -> str:
         """Like ``str``, with everything that ranks must agree on, for when the short form shows no difference."""
-        return (f"{self.operation}(call {self.number}, {self.shape}, {self.dtype}, op={self.op}, "
+        return (f"{self.operation}(call {self.number}, {self.shapes}, {self.dtype}, op={self.op}, "
                 f"average={self.average}, algorithm={self.algorithm}, wire={self.wire}, accumulate={self.accumulate}, "
                 f"root={self.root}, splits={self.cut}, purpose={self.purpose}, "
                 f"agreement={self.agreement!r}, group={self.group})")
@@ -283,7 +292,8 @@ class PendingCall:
 
     ``index`` is the rank's place in the group; ``x`` and ``out`` are flat, ``buffers`` those that the algorithm
     declared. ``in_place``: the input already lies where the algorithm would copy it. ``count`` gets the bytes that
-    the rank has sent; where a call is only expanded nobody counts.
+    the rank has sent; where a call is only expanded nobody counts. ``where`` is the line of the program that issued an
+    asynchronous call, and has gone on; that of another call waits in it.
     """
 
     call: Call
@@ -294,6 +304,7 @@ class PendingCall:
     buffers: list[Array] = field(default_factory=list)
     in_place: bool = False
     count: Callable[[int], None] = do_nothing
+    where: str = ""
     done: bool = False
     size: int = field(init=False)
     root: int = field(init=False)

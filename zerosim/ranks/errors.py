@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from dis import get_instructions
 from functools import lru_cache
 from itertools import groupby
@@ -118,12 +119,20 @@ def _is_statement(code: CodeType, call: int) -> bool:
     return after == "POP_TOP"
 
 
-def mismatch_text(calls: Mapping[int, Call]) -> str:
-    """Names every group of ranks that made the same call. ``calls``: rank -> its call, in rank order."""
-    show = str if len({str(call) for call in calls.values()}) > 1 else Call.in_full
+@dataclass(frozen=True, slots=True)
+class MadeCall:
+    """A call, and the line of the program that made it."""
+
+    call: Call
+    where: str
+
+
+def mismatch_text(made: Mapping[int, MadeCall]) -> str:
+    """Names every group of ranks that made the same call in the same line. ``made``: by rank, in rank order."""
+    show = str if len({str(one.call) for one in made.values()}) > 1 else Call.in_full
     groups: dict[str, list[int]] = {}
-    for rank, call in calls.items():
-        groups.setdefault(show(call), []).append(rank)
+    for rank, one in made.items():
+        groups.setdefault(f"{show(one.call)} at {one.where}", []).append(rank)
     said = "; ".join(f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'} in {text}"
                      for text, ranks in groups.items())
     return (f"the ranks of a group must make the same collective calls in the same order, but {said}. "
@@ -153,10 +162,10 @@ class Shaped(Protocol):
     def dtype(self) -> Any: ...
 
 
-def misfit_text(sender: int, send: Shaped, receiver: int, out: Shaped) -> str:
+def message_mismatch_text(sender: int, send: Shaped, receiver: int, out: Shaped, sent_at: str, expected_at: str) -> str:
     """The text about a message that does not fit where it arrives."""
-    return (f"rank {sender} sends ({send.shape}, {send.dtype}) to rank {receiver}, which expects ({out.shape}, "
-            f"{out.dtype}); both sides must name the same shape and dtype")
+    return (f"rank {sender} sends ({send.shape}, {send.dtype}) at {sent_at} to rank {receiver}, which expects "
+            f"({out.shape}, {out.dtype}) at {expected_at}; both sides must name the same shape and dtype")
 
 
 def deadlock_text(positions: Sequence[RankPosition]) -> str:

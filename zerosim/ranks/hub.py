@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Literal, NamedTuple
 
 from zerosim.numerics.arrays import copy_elements, poison, start
@@ -25,22 +24,24 @@ from zerosim.ranks.call import Array, Backend, Call, Exchanges, GroupKey, Hop, P
 from zerosim.ranks.collectives import NATIVE, Delivery, lockstep, steps_of
 from zerosim.ranks.errors import (
     DeadlockError,
+    MadeCall,
     MismatchError,
     RankPosition,
     RankStopped,
     RankUseError,
     add_note,
     deadlock_text,
-    misfit_text,
+    message_mismatch_text,
     mismatch_text,
     place_of,
+    place_of_call,
     text_of,
 )
 from zerosim.ranks.process import Interrupts, clear_frames, guarded
 from zerosim.ranks.stacks import stacks
 
 STOP_ITERATION = "the program let a StopIteration out; catch it where next() is called"
-NAP_SECONDS = 50e-6  # between two looks at what is not done yet
+POLL_SECONDS = 50e-6  # between two looks at what is not done yet
 Watch = Literal["hop", "collective"]  # what a run stops after
 
 
@@ -74,7 +75,7 @@ class CollectiveEvent(NamedTuple):
 # A transport yields one delivery after the other as they are made; None means "not yet", and whoever drives it asks
 # again later.
 
-Carried = Generator[Delivery | None, None, None]
+Deliveries = Generator[Delivery | None, None, None]
 
 
 @guarded
@@ -90,7 +91,7 @@ class Transport:
     errors: tuple[type[Exception], ...] = ()  # what the library raises, also when another rank has failed
     needs_listener = False  # True where a program may wait inside the library: a thread must hear the others
     world = "all in this process"
-    say: Callable[[Any, int], None]  # in a run of processes: a note to the transport of another rank
+    say: Callable[[Any, int], None]  # in a run of processes: a control message to the transport of another rank
 
     def begin(self, options: RunOptions) -> None:
         """A run begins."""
@@ -98,7 +99,7 @@ class Transport:
 
     # -- in which backends differ -------------------------------------------------------------------------------------
 
-    def move(self, key: GroupKey, step: Sequence[Delivery], call: Call | None = None) -> Carried:
+    def move(self, key: GroupKey, step: Sequence[Delivery], call: Call | None = None) -> Deliveries:
         """Moves all messages of a step, as one; yields each that has moved at every end that is here.
 
         ``call`` is None for messages that programs send themselves. Between ranks of one process it copies.
@@ -107,7 +108,7 @@ class Transport:
             copy_elements(delivery.sent, delivery.out)
             yield delivery
 
-    def native(self, parts: Sequence[PendingCall]) -> Carried:
+    def native(self, parts: Sequence[PendingCall]) -> Deliveries:
         """The library's own collective; yields None until it is done."""
         raise NotImplementedError
 
@@ -131,11 +132,11 @@ class Transport:
         """The rank's program has waited for the part and is about to go on. What it asks for next may read the result,
         and so must not be computed before that has arrived."""
 
-    def invitation(self, key: GroupKey) -> bytes:
+    def group_id(self, key: GroupKey) -> bytes:
         """The bytes that the first rank of a new group has to tell the others."""
         return b""
 
-    def new_group(self, parent: GroupKey, key: GroupKey, invitation: bytes) -> None:
+    def new_group(self, parent: GroupKey, key: GroupKey, group_id: bytes) -> None:
         """The ranks of ``key``, all of the group ``parent``, are a group of their own from here on."""
 
     def over(self) -> Sequence[int]:
@@ -143,7 +144,7 @@ class Transport:
         ``needs_listener``."""
         raise NotImplementedError
 
-    def heard(self, rank: int, note: Any) -> None:
+    def heard(self, rank: int, message: Any) -> None:
         """The transport of another process has said this (`say`)."""
 
     def idle(self) -> bool:
@@ -165,7 +166,7 @@ class Transport:
 
     # -- written once -------------------------------------------------------------------------------------------------
 
-    def collective(self, parts: Sequence[PendingCall]) -> Carried:
+    def collective(self, parts: Sequence[PendingCall]) -> Deliveries:
         """Carries out the parts of all ranks of one call that are here."""
         call = parts[0].call
         if call.algorithm == NATIVE:
@@ -180,7 +181,7 @@ class Transport:
         for me in parts:
             me.finish(sent[me.index])
 
-    def message(self, key: GroupKey, step: Sequence[Delivery], ends: Mapping[int, PendingExchange]) -> Carried:
+    def message(self, key: GroupKey, step: Sequence[Delivery], ends: Mapping[int, PendingExchange]) -> Deliveries:
         """Moves messages that programs send themselves; ``ends`` by the place of their rank in the group."""
         for delivery in self.move(key, step):
             if delivery is not None:
@@ -205,7 +206,7 @@ def message_between(sender: PendingExchange | None, receiver: PendingExchange | 
 class InProcess(Transport):
     """Computes in the hub's own thread, and what it moves is there at once."""
 
-    def collective(self, parts: Sequence[PendingCall]) -> Carried:
+    def collective(self, parts: Sequence[PendingCall]) -> Deliveries:
         """Carries out a call for all ranks of its group: hop by hop, or, where nobody asks to see the hops, a ring at
         once, to the same bits."""
         call = parts[0].call
@@ -248,9 +249,6 @@ def check_private_memory(calls: Sequence[PendingCall]) -> None:
 
 # -- The hub ---------------------------------------------------------------------------------------------------------
 
-MISSING = object()
-
-
 @guarded
 def check_thread(thread: int, rank: int) -> None:
     """Raises RankUseError unless the caller is in ``thread``, the one that runs the rank's cluster."""
@@ -274,7 +272,7 @@ class Hub(Backend):
         self.current = self.stacks.current
         self.thread = threading.get_ident()
         self.greenlets: list[Any] = []
-        self.results: list[Any] = [MISSING] * size
+        self.results: list[Any] = [None] * size
         self.waiting: list[Pending | None] = [None] * size
         self.ready: deque[int] = deque(range(size))
         self.incomplete: dict[tuple[GroupKey, int], dict[int, PendingCall]] = {}
@@ -410,9 +408,10 @@ class Hub(Backend):
         call, self.under_way = calls[0].call, calls
         for me in calls:
             if me.call != call:
-                raise MismatchError(mismatch_text({call.group[each.index]: each.call for each in calls}))
+                raise MismatchError(mismatch_text({rank: MadeCall(each.call, each.where or self.place(rank))
+                                                   for rank, each in zip(call.group, calls, strict=True)}))
         check_private_memory(calls)
-        for delivery in self._carried(self.transport.collective(calls)):
+        for delivery in self._awaited(self.transport.collective(calls)):
             if self.watch == "hop":
                 yield HopEvent(call, delivery.hop, self.transport.seen(call.key, delivery))
         for me in calls:
@@ -421,12 +420,12 @@ class Hub(Backend):
             yield CollectiveEvent(call)
         self.under_way = []
 
-    def _carried(self, deliveries: Iterable[Delivery | None]) -> Iterator[Delivery]:
+    def _awaited(self, deliveries: Iterable[Delivery | None]) -> Iterator[Delivery]:
         """The deliveries that are made, waiting where one is not made yet."""
         for delivery in deliveries:
             self.interrupts.raise_pending()
             if delivery is None:
-                time.sleep(NAP_SECONDS)
+                time.sleep(POLL_SECONDS)
             else:
                 yield delivery
 
@@ -445,10 +444,11 @@ class Hub(Backend):
         assert send is not None
         assert out is not None
         if send.shape != out.shape or send.dtype != out.dtype:
-            raise MismatchError(misfit_text(sender.rank, send, receiver.rank, out))
+            raise MismatchError(message_mismatch_text(sender.rank, send, receiver.rank, out, self.place(sender.rank),
+                                                      self.place(receiver.rank)))
         message = message_between(sender, receiver)
         ends = {message.hop.source: sender, message.hop.destination: receiver}
-        for delivery in self._carried(self.transport.message(sender.key, [message], ends)):
+        for delivery in self._awaited(self.transport.message(sender.key, [message], ends)):
             if self.watch:
                 hop = Hop(0, sender.rank, receiver.rank, (), send.nbytes)
                 self.messages.append(HopEvent(None, hop, self.transport.seen(sender.key, delivery)))
@@ -463,7 +463,7 @@ class Hub(Backend):
         """Waits until all that the ranks asked for is done; raises what went wrong with it."""
         while not self.transport.idle():
             self.interrupts.raise_pending()
-            time.sleep(NAP_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def _position(self, rank: int, me: Pending | None) -> RankPosition:
         if me is None:
@@ -475,9 +475,9 @@ class Hub(Backend):
         return RankPosition(me.describe(), self.place(rank), missing)
 
     def place(self, rank: int) -> str:
-        """The line at which the program of a rank that has begun and not finished waits."""
-        frame: FrameType | None = self.greenlets[rank].gr_frame
-        return place_of(frame)
+        """The line at which the program of a rank that has begun and not finished waits, or runs."""
+        program = self.greenlets[rank]
+        return place_of_call() if program is self.current() else place_of(program.gr_frame)
 
     def _unwind(self) -> None:
         """Stops every rank that still runs; its ``finally`` blocks run, and any further call stops it again."""

@@ -117,9 +117,9 @@ class Work:
     unlucky one. The input ``x`` must not change either, which a checksum shows, or ``copy`` where there is one.
     """
 
-    def __init__(self, state: RankState, backend: Backend, call: Call, finish: Callable[[], np.ndarray | None], *,
+    def __init__(self, state: RankState, backend: Backend, me: PendingCall, finish: Callable[[], np.ndarray | None], *,
                  out: np.ndarray | None, x: np.ndarray | None, copy: np.ndarray | None) -> None:
-        self.title, self.where, self.out = str(call), place_of_call(), out
+        self.title, self.where, self.out = me.describe(), me.where, out
         self._state, self._backend = state, backend
         self._finish: Callable[[], np.ndarray | None] | None = finish
         self._result: np.ndarray | None = None
@@ -237,9 +237,10 @@ class Rank:
         the two sizes may differ. It returns when ``send`` may be reused; where MPI would hang it raises DeadlockError.
         """
         state, backend = self._state, self._state.in_use()
-        if (send is None) != (to is None) or (out is None) != (source is None):
-            raise ValueError("exchange takes send and to together, and out and source together; "
-                             "pass both or None for both")
+        if any((array is None) != (peer is None) or is_array(peer) for array, peer in ((send, to), (out, source))):
+            found = ", ".join("array" if is_array(one) else repr(one) for one in (send, to, out, source))
+            raise ValueError("exchange(send, to, out, source), send(x, to) and recv(out, source) take for each half an "
+                             f"array and then a rank's index, or None for both; found ({found})")
         if send is not None:
             checked_vector(send, "send")
         if out is not None:
@@ -405,7 +406,8 @@ class Rank:
             landing = memory.alloc(shape, x.dtype, BUFFER if async_op else "workspace", operation, like=x)
         sends = Collective(call, trace.path, async_op)
         me = PendingCall(call, self.index, state.kernels.serving(x), captured.reshape(-1), landing.reshape(-1),
-                         in_place=in_place and captured is x, count=partial(trace.sent, sends))
+                         in_place=in_place and captured is x, count=partial(trace.sent, sends),
+                         where=place_of_call() if async_op else "")
         me.buffers = [memory.alloc(length, dtype, BUFFER, operation, like=x) for length, dtype in row.buffers(me)]
 
         state.calls[self.key] += 1
@@ -417,7 +419,7 @@ class Rank:
         backend.issue(state.index, me)
         if not async_op:
             return _finish(state, backend, me, out, shape, rule)
-        return Work(state, backend, call, partial(_finish, state, backend, me, out, shape, rule, async_op=True),
+        return Work(state, backend, me, partial(_finish, state, backend, me, out, shape, rule, async_op=True),
                     out=out, x=None if in_place else x,
                     copy=None if in_place or scaled or captured is x else captured)
 

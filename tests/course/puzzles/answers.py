@@ -49,10 +49,11 @@ def refusal(name: str, answer: Callable[..., Any]) -> str:
 
 
 class Hearsay:
-    """A rank that sends empty messages, and reads in a dict that all ranks share what others would have sent."""
+    """A rank that reads in a dict that all ranks share what others send; it sends messages too if it is ``aloud``, and
+    else empty ones."""
 
-    def __init__(self, rank, shared):
-        self.rank, self.shared, self.calls = rank, shared, 0
+    def __init__(self, rank, shared, *, aloud=False):
+        self.rank, self.shared, self.calls, self.aloud = rank, shared, 0, aloud
 
     def __getattr__(self, name):
         return getattr(self.rank, name)
@@ -60,7 +61,8 @@ class Hearsay:
     def exchange(self, x, to, out, source):
         self.calls += 1
         self.shared[self.size, self.calls, self.index] = x.copy()
-        self.rank.exchange(np.empty(0, x.dtype), to, np.empty(0, x.dtype), source)
+        shown = slice(None if self.aloud else 0)
+        self.rank.exchange(x[shown], to, out[shown], source)
         out[...] = self.shared[self.size, self.calls, source]
 
     def reduce_scatter(self, x):
@@ -76,7 +78,7 @@ class Hearsay:
         out[...] = self.all_gather(x.reshape(-1), self.size * x.size)[:x.size].reshape(x.shape)
 
 
-def by_hearsay(factory: Callable[..., Any]) -> Callable[..., Any]:
+def by_hearsay(factory: Callable[..., Any], *, aloud: bool = False) -> Callable[..., Any]:
     """A course's function whose object reads in shared memory, from its making on."""
     shared: dict[Any, Any] = {}
-    return lambda rank, *given: factory(Hearsay(rank, shared), *given)
+    return lambda rank, *given: factory(Hearsay(rank, shared, aloud=aloud), *given)

@@ -125,9 +125,9 @@ def test_two_checks_of_one_answer_are_equal_and_tracing_is_as_it_was_before():
 def test_every_known_mistake_is_wrong_somewhere_and_is_named(name):
     cases = [*PUZZLES[name].cases()]
     for what in cases[-1].mistakes:
-        complaints = [compare.complaint(case, case.mistakes[what], PUZZLES[name].returns) for case in cases]
-        assert any(complaints), what
-        for case, said in zip(cases, complaints, strict=True):
+        found = [compare.wrong_result(case, case.mistakes[what], PUZZLES[name].returns) for case in cases]
+        assert any(found), what
+        for case, said in zip(cases, found, strict=True):
             assert said is None or said[1].startswith(tuple(case.mistakes)), said
     for case in cases:
         assert not any(results is case.expected for results in case.mistakes.values())

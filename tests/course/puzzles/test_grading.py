@@ -30,12 +30,10 @@ def test_a_function_with_a_hole_is_open_and_what_exits_or_is_no_function_is_refu
         assert grade(leaves).sentence.startswith("On N=4 rank 0 raised SystemExit in line ")
 
 
-def test_the_page_about_grading_runs_as_it_stands_and_the_graders_former_name_works():
+def test_the_page_about_grading_runs_as_it_stands():
     page = (ROOT / "docs/puzzles_in_class.md").read_text(encoding="utf-8")
     blocks = [part.partition("```")[0] for part in page.split("```python\n")[1:]]
     space = {}
     exec(compile("\n".join(blocks), "page.py", "exec"), space)
     assert space["score"].passed
     assert space["refused"].sentence in " ".join(page.split())
-    with pytest.warns(DeprecationWarning, match="now called zs.puzzles.grading"):
-        assert puzzles.adapters is grading

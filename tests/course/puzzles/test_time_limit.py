@@ -83,17 +83,14 @@ def test_an_answer_that_ignores_ctrl_c_is_refused_all_the_same(short):
         signal.signal(signal.SIGINT, before)
 
 
+def test_any_block_may_be_limited_as_the_reading_of_a_file_is(short):
+    with pytest.raises(score.Refused, match="On here it has not ended after"), watching.limited("here"):
+        turning(None, None)
+
+
 def test_an_answer_that_waits_and_computes_nothing_is_refused_by_the_clock(monkeypatch):
     monkeypatch.setattr(watching, "WAITING", 0.1)
     assert refusal("ring", waiting) == "On N=4 (n=4) it has not ended after 0.1 seconds; look for what it waits for."
-
-
-def test_outside_the_main_thread_an_endless_answer_is_refused_too(short):
-    said = []
-    thread = threading.Thread(target=lambda: said.append(refusal("ring", turning)))
-    thread.start()
-    thread.join()
-    assert said == [f"On N=4 (n=4) {ENDLESS}"]
 
 
 def test_time_that_others_take_is_not_the_answers(monkeypatch):
@@ -130,17 +127,12 @@ def test_ctrl_c_is_not_taken_for_the_end_of_the_time():
         puzzles.check("ring", answer)
 
 
-def test_an_alarm_that_strikes_while_it_is_put_off_is_put_off_all_the_same(monkeypatch):
-    struck = []
-
-    def put_off(self, its=watching._Alarm.put_off):
-        if not struck:
-            struck.append(self)
-            self.said = "it has rung"
-            raise KeyboardInterrupt
-        its(self)
-
-    monkeypatch.setattr(watching._Alarm, "put_off", put_off)
-    with pytest.raises(score.Refused, match="On here it has rung"), watching.limited("here"):
-        pass
-    struck[0].join()  # without end, if it were not put off
+def test_a_timer_of_the_callers_own_and_its_handler_are_there_again_afterwards():
+    before = signal.signal(signal.SIGALRM, lambda *given: None)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 3600)
+        assert puzzles.check("mean", solutions.mean).passed
+        assert 3500 < signal.setitimer(signal.ITIMER_REAL, 0)[0] <= 3600
+        assert signal.getsignal(signal.SIGALRM).__name__ == "<lambda>"
+    finally:
+        signal.signal(signal.SIGALRM, before)

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.backends import REST_SECONDS
+from zerosim.backends import DRAIN_SECONDS
 from zerosim.backends.cupy.host import event_after
 from zerosim.numerics.arrays import start
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.errors import BackendError, ranks_text
-from zerosim.ranks.hub import NAP_SECONDS
+from zerosim.ranks.hub import POLL_SECONDS
 from zerosim.ranks.process import guarded
 
 # In these NCCL adds; every other type is moved as bytes, and cannot be added (CuPy has no names for NCCL's fp8 types).
@@ -268,12 +268,12 @@ class DeviceStreams:
 
         Gives up after some seconds, and where the device is broken.
         """
-        deadline = time.monotonic() + REST_SECONDS
+        deadline = time.monotonic() + DRAIN_SECONDS
         with suppress(Exception):  # an error has brought us here, and that one is to be raised
             while not self.idle() and time.monotonic() < deadline:
-                time.sleep(NAP_SECONDS)
+                time.sleep(POLL_SECONDS)
 
     def synchronize(self) -> None:
         """Waits until both streams are idle, so that Ctrl-C is heard meanwhile."""
         while not self.idle():
-            time.sleep(NAP_SECONDS)
+            time.sleep(POLL_SECONDS)

@@ -18,7 +18,7 @@ from zerosim.backends.nccl.transport import (
     together,
 )
 from zerosim.backends.processes.cluster import ProcessCluster
-from zerosim.backends.processes.notes import Channel
+from zerosim.backends.processes.control import Channel
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.cluster import Cluster, Processor
 from zerosim.ranks.errors import ranks_text
@@ -81,7 +81,7 @@ class NCCLProcessCluster(ProcessCluster):
     """One rank in each process of a job, on the GPU ``device``, or ``local_rank`` modulo the GPUs that it sees.
 
     The project's own algorithms give the bits that ``Cluster`` gives; ``algorithm="native"`` asks NCCL for its own.
-    ``channel`` carries notes between the processes, and arrays on the host (flags, counts): MPI's, or a TCPChannel. The
+    ``channel`` carries control messages, and arrays on the host (flags, counts): MPI's, or a TCPChannel. The
     rank's device stays the thread's current one. ``share_devices`` lets several ranks have one card, for tests.
     """
 

@@ -21,7 +21,7 @@ import numpy as np
 from zerosim.backends import CAUSE_SECONDS, FAREWELL_SECONDS
 from zerosim.backends.nccl.adapter import NCCL, TYPES, Communicator, DeviceStreams, adds
 from zerosim.backends.processes.cluster import LISTEN_SECONDS
-from zerosim.backends.processes.notes import Channel, Elements, gone_text
+from zerosim.backends.processes.control import Channel, Elements, lost_text, mismatched_message
 from zerosim.numerics.arrays import copy_elements, on_device, words
 from zerosim.ranks.call import (
     Array,
@@ -34,8 +34,8 @@ from zerosim.ranks.call import (
     chunk_lengths,
 )
 from zerosim.ranks.collectives import Delivery, lockstep, sent_by, steps_of
-from zerosim.ranks.errors import BackendError, MismatchError, RankStopped, misfit_text, ranks_text
-from zerosim.ranks.hub import Carried, RunOptions, Transport
+from zerosim.ranks.errors import BackendError, MismatchError, RankStopped, place_of_call, ranks_text
+from zerosim.ranks.hub import Deliveries, RunOptions, Transport
 from zerosim.ranks.process import forget_frames, guarded
 
 # -- ``algorithm="native"``: NCCL's own collectives, whose order of additions is the library's -----------------------
@@ -141,7 +141,7 @@ def together(channel: Channel, find: Callable[[], T]) -> T:
             if over.wait(LISTEN_SECONDS):
                 return
         if not over.wait(FAREWELL_SECONDS):
-            why = f"{type(error).__name__}: {error}" if error else gone_text(sorted(channel.lost), channel.size)
+            why = f"{type(error).__name__}: {error}" if error else lost_text(sorted(channel.lost), channel.size)
             print(f"rank {channel.index} of {channel.size}: {why}; not all ranks heard of it for {FAREWELL_SECONDS:g} "
                   "seconds; all processes of the job are ended", file=sys.stderr, flush=True)
             channel.abort()
@@ -263,16 +263,16 @@ class NCCLTransport(Transport):
 
     # -- collectives and messages ---------------------------------------------------------------------------------
 
-    def collective(self, parts: Sequence[PendingCall]) -> Carried:
+    def collective(self, parts: Sequence[PendingCall]) -> Deliveries:
         """The call's own hops, a group of sends and receives for each step; or NCCL's own collective."""
         call, on_devices = parts[0].call, [me in self._ready for me in parts]
-        carried = super().collective(parts)
+        deliveries = super().collective(parts)
         if any(on_devices):
             _check_all_on_device(call, on_devices)
-            carried = self._on_streams({call.group[me.index]: me for me in parts}, carried)
-        yield from carried
+            deliveries = self._on_streams({call.group[me.index]: me for me in parts}, deliveries)
+        yield from deliveries
 
-    def message(self, key: GroupKey, step: Sequence[Delivery], ends: Mapping[int, PendingExchange]) -> Carried:
+    def message(self, key: GroupKey, step: Sequence[Delivery], ends: Mapping[int, PendingExchange]) -> Deliveries:
         """The sends and receives in one group."""
         parts = {me.rank: me for me in ends.values()}
         there = {rank: me in self._ready for rank, me in parts.items()}
@@ -286,11 +286,11 @@ class NCCLTransport(Transport):
         yield from self._on_streams(parts, super().message(key, step, ends))
         self.streams[self._issuing].select()  # the program that is running goes on
 
-    def _on_streams(self, parts: Mapping[int, Pending], carried: Carried) -> Carried:
-        """Lets what is carried wait on the devices for its inputs, and notes there when it is done."""
+    def _on_streams(self, parts: Mapping[int, Pending], deliveries: Deliveries) -> Deliveries:
+        """Lets deliveries wait on the devices for its inputs, and notes there when it is done."""
         for rank, me in parts.items():
             self.streams[rank].follow(self._ready[me])
-        yield from carried
+        yield from deliveries
         for rank, me in parts.items():
             self._done[me] = self.streams[rank].finished()
 
@@ -305,7 +305,7 @@ class NCCLTransport(Transport):
                 return
             yield exchange
 
-    def move(self, key: GroupKey, step: Sequence[Delivery], call: Call | None = None) -> Carried:
+    def move(self, key: GroupKey, step: Sequence[Delivery], call: Call | None = None) -> Deliveries:
         """All messages of one step as one group; where there is nothing to send, the receiver waits for nothing."""
         if not any(on_device(array) for _, *ends in step for array in ends if array is not None):
             yield from self.move_on_host(key, step, call)
@@ -321,11 +321,11 @@ class NCCLTransport(Transport):
                         (communicator.send if is_sent else communicator.recv)(array, peer, streams.pointer)
         yield from step
 
-    def move_on_host(self, key: GroupKey, step: Sequence[Delivery], call: Call | None) -> Carried:
+    def move_on_host(self, key: GroupKey, step: Sequence[Delivery], call: Call | None) -> Deliveries:
         """The same of elements on the host, of which NCCL knows nothing."""
         return super().move(key, step, call)
 
-    def native(self, parts: Sequence[PendingCall]) -> Carried:
+    def native(self, parts: Sequence[PendingCall]) -> Deliveries:
         """NCCL's own collective, on the stream at once; of one that NCCL lacks, all messages of ours in one group."""
         call = parts[0].call
         if call.operation in MESSAGES:
@@ -408,7 +408,7 @@ def _place(on_device: bool) -> str:
 # Hops, additions and all follow one another on that stream, so a call is done for the host when it is asked for, and
 # what reads the result waits on the device. Ranks must therefore issue their calls in one order: where two ranks of one
 # group issue the calls of two groups in different orders, NCCL waits for ever. Arrays on the host (flags, counts, the
-# empty ones of a barrier) travel as notes.
+# empty ones of a barrier) travel as control messages.
 
 
 @guarded
@@ -432,29 +432,29 @@ class NCCLProcessTransport(NCCLTransport):
         # the one to let them go.
         self._begun = 0
         self._ends: deque[tuple[int, Any]] = deque()  # number, and event at the end
-        self._arrived: defaultdict[Any, deque[Any]] = defaultdict(deque)  # notes of elements, by their message
+        self._arrived: defaultdict[Any, deque[Any]] = defaultdict(deque)  # by group, call and rank
         self._own_streams.select()
         self.communicators.connect()
 
     # -- calls ----------------------------------------------------------------------------------------------------
 
-    def collective(self, parts: Sequence[PendingCall]) -> Carried:
+    def collective(self, parts: Sequence[PendingCall]) -> Deliveries:
         """This rank's part, on the stream."""
         return self._observed(parts[0], super().collective(parts))
 
-    def message(self, key: GroupKey, step: Sequence[Delivery], ends: Mapping[int, PendingExchange]) -> Carried:
+    def message(self, key: GroupKey, step: Sequence[Delivery], ends: Mapping[int, PendingExchange]) -> Deliveries:
         """The halves of this rank's exchange, in one group; one with itself that lacks a half waits for ever, as in one
         process: NCCL would refuse it."""
         (me,) = ends.values()
         lacks_a_half = (me.to == me.rank) != (me.source == me.rank)
         return self._observed(me, repeat(None) if lacks_a_half else super().message(key, step, ends))
 
-    def _observed(self, me: Pending, carried: Iterable[Delivery | None]) -> Carried:
-        """Remembers the end of a part. Where NCCL raises an error because another rank has failed, a note about that
+    def _observed(self, me: Pending, deliveries: Iterable[Delivery | None]) -> Deliveries:
+        """Remembers the end of a part. Where NCCL raises an error because another rank has failed, a message about that
         comes soon, and stops this rank; without one the error is this rank's own."""
         number, self._begun = self._begun, self._begun + 1
         try:
-            yield from carried
+            yield from deliveries
             self._ends.append((number, self._done.get(me) or self._own_streams.finished()))
             return
         except self.errors as error:
@@ -473,12 +473,12 @@ class NCCLProcessTransport(NCCLTransport):
             found.append(self._ends.popleft()[0])
         return found
 
-    def move_on_host(self, key: GroupKey, step: Sequence[Delivery], call: Call | None) -> Carried:
-        """A note for each message."""
+    def move_on_host(self, key: GroupKey, step: Sequence[Delivery], call: Call | None) -> Deliveries:
+        """A control message for each array."""
         group, number = key[0], None if call is None else call.number
         for hop, sent, _ in step:
             if sent is not None:
-                self.say(Elements(key, number, sent.copy()), group[hop.destination])
+                self.say(Elements(key, number, sent.copy(), place_of_call()), group[hop.destination])
         for delivery in step:
             if delivery.out is not None:
                 out, source = delivery.out, group[delivery.hop.source]
@@ -486,20 +486,20 @@ class NCCLProcessTransport(NCCLTransport):
                 while not arrived:
                     yield None
                 if (arrived[0].shape, arrived[0].dtype) != (out.shape, out.dtype):
-                    raise MismatchError(misfit_text(source, arrived[0], self._index, out))
-                copy_elements(arrived.popleft(), out)
+                    raise mismatched_message(source, arrived[0], self._index, out)
+                copy_elements(arrived.popleft().elements, out)
             yield delivery
 
-    def heard(self, rank: int, note: Elements) -> None:
+    def heard(self, rank: int, message: Elements) -> None:
         """Elements on the host have come from another rank."""
-        self._arrived[note.group, note.number, rank].append(note.elements)
+        self._arrived[message.group, message.number, rank].append(message)
 
     # -- groups and ends ------------------------------------------------------------------------------------------
 
-    def invitation(self, key: GroupKey) -> bytes:
+    def group_id(self, key: GroupKey) -> bytes:
         """The communicator's id, from the first of its ranks."""
         return self.communicators.nccl.unique_id() if self._index == key[0][0] else b""
 
-    def new_group(self, parent: GroupKey, key: GroupKey, invitation: bytes) -> None:
+    def new_group(self, parent: GroupKey, key: GroupKey, group_id: bytes) -> None:
         """A communicator for the group."""
-        self.communicators.join(key, invitation)
+        self.communicators.join(key, group_id)

@@ -1,1 +1,1 @@
-"""Ranks in processes of their own, whatever carries their arrays: notes, verdicts on deadlocks, and TCP for notes."""
+"""Ranks in processes of their own: control messages, TCP for them, verdicts on deadlocks."""

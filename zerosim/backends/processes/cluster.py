@@ -1,9 +1,9 @@
-"""Ranks in processes of their own: each process runs one rank, and exchanges notes with the others.
+"""Ranks in processes of their own: each process runs one rank, and exchanges control messages with the others.
 
 The transport moves arrays. MPI makes each hop as a pair of non-blocking messages, which go on whenever MPI is asked;
 NCCL puts all hops on a stream, and what reads the result waits for that stream. A rank that waits asks the transport
-and reads notes in turns, so that Ctrl-C, another rank's failure and a verdict on a deadlock all reach it. Where a
-program may wait inside the library, a thread reads the notes.
+and reads control messages in turns, so that Ctrl-C, another rank's failure and a verdict on a deadlock all reach it.
+Where a program may wait inside the library, a thread reads them.
 """
 
 import itertools
@@ -18,10 +18,11 @@ from functools import partial
 from inspect import GEN_CREATED, getgeneratorstate
 from typing import Any, NoReturn
 
-from zerosim.backends import CAUSE_SECONDS, FAREWELL_SECONDS, REST_SECONDS, TIMEOUT_SECONDS
-from zerosim.backends.processes.notes import (
+from zerosim.backends import CAUSE_SECONDS, DRAIN_SECONDS, FAREWELL_SECONDS, TIMEOUT_SECONDS
+from zerosim.backends.processes.control import (
     AnnouncedCalls,
     Channel,
+    Control,
     Counts,
     Elements,
     Ending,
@@ -29,20 +30,19 @@ from zerosim.backends.processes.notes import (
     Failed,
     Finished,
     Joining,
-    Note,
     Sending,
     Waiting,
     count,
     unmet,
     verdict,
 )
-from zerosim.ranks.call import Backend, Call, GroupKey, Pending, PendingCall, PendingExchange
+from zerosim.ranks.call import Backend, GroupKey, Pending, PendingCall, PendingExchange
 from zerosim.ranks.cluster import Cluster, Events, Processor, Results
-from zerosim.ranks.errors import MismatchError, RankStopped, add_note, place_of_call, ranks_text
+from zerosim.ranks.errors import MadeCall, MismatchError, RankStopped, add_note, place_of_call, ranks_text
 from zerosim.ranks.hub import (
-    NAP_SECONDS,
+    POLL_SECONDS,
     STOP_ITERATION,
-    Carried,
+    Deliveries,
     RunOptions,
     Transport,
     check_thread,
@@ -69,17 +69,17 @@ class ProcessBackend(Backend):
         self.announced = AnnouncedCalls() if debug else None
         # This rank's parts, as far as they are under way.
         self.not_agreed: list[Pending] = []      # announced, and not all who take part have said the same yet
-        self.begun: dict[Pending, Carried] = {}  # handed to the transport, and not waited for yet
+        self.begun: dict[Pending, Deliveries] = {}  # handed to the transport, and not waited for yet
         self.issued: Counts = {}
-        self.recent: deque[Call] = deque(maxlen=REMEMBERED)
-        # The ranks' notes, this one's among them, and what they come to.
-        self.joining: defaultdict[GroupKey, dict[int, bytes]] = defaultdict(dict)  # invitations to groups being made
+        self.recent: deque[MadeCall] = deque(maxlen=REMEMBERED)
+        # The ranks' control messages, this one's among them, and what they come to.
+        self.joining: defaultdict[GroupKey, dict[int, bytes]] = defaultdict(dict)  # ids of groups being made
         self.waiting: dict[int, Waiting] = {}
         self.endings: dict[int, Ending] = {}
-        self.verdict: Exception | None = None    # the error that the notes show
+        self.verdict: Exception | None = None    # the error that the control messages show
         self.stopping = False
         # Where a thread listens, it takes turns with the program by the lock, and knows of each part, by its number,
-        # the note to send if the program waits for it.
+        # the control message to send if the program waits for it.
         self.lock = threading.RLock()
         self.not_over: dict[int, Waiting] = {}
         self.parts = itertools.count()
@@ -101,7 +101,7 @@ class ProcessBackend(Backend):
         with self.lock:
             count(self.issued, me)
             if isinstance(me, PendingCall):
-                self.recent.append(me.call)
+                self.recent.append(MadeCall(me.call, me.where or place_of_call()))
             if self.transport.needs_listener:
                 self.not_over[next(self.parts)] = self._waiting(me)
         self.transport.issued(rank, me)
@@ -111,13 +111,13 @@ class ProcessBackend(Backend):
         # In debug mode a part begins when all have agreed on it. An exchange is posted at once all the same: before the
         # rank that it receives from comes to send, that one may wait for what this one sends.
         if self.announced is None or (isinstance(me, PendingExchange) and not self.transport.in_order):
-            self.begun[me] = self._carried(me)
+            self.begun[me] = self._deliveries(me)
         self.progress()
 
     def _waiting(self, me: Pending) -> Waiting:
         return Waiting.of(me, place_of_call(), self.issued, self.recent)
 
-    def _carried(self, me: Pending) -> Carried:
+    def _deliveries(self, me: Pending) -> Deliveries:
         """The part, on its way as far as the transport has been asked."""
         if isinstance(me, PendingCall):
             return self.transport.collective([me])
@@ -133,29 +133,30 @@ class ProcessBackend(Backend):
         that went on sooner might fail while another is still inside.
         """
         with self.interrupts.holding():  # no Ctrl-C keeps a rank from the call that it has promised
-            invitation = self._met(key, self.transport.invitation(key))[key[0][0]]
+            group_id = self._rendezvous(key, self.transport.group_id(key))[key[0][0]]
             try:
-                self.transport.new_group(parent, key, invitation)
+                self.transport.new_group(parent, key, group_id)
             except self.transport.errors as error:
                 self._await_cause(forget_frames(error))
-            self._met(key, b"")
+            self._rendezvous(key, b"")
         self.interrupts.raise_pending()
 
     def _await_cause(self, error: Exception) -> NoReturn:
-        """Raises RankStopped when the note has come about another rank's failure, which the library's error may be
-        about: that rank, or one that heard of it first, has aborted the call. Without a note the error itself."""
+        """Raises RankStopped when the message has come about another rank's failure, which the library's error may be
+        about: that rank, or one that heard of it first, has aborted the call. Without such a message: the error itself.
+        """
         deadline = time.monotonic() + CAUSE_SECONDS
         while time.monotonic() < deadline:
             self._read()
             if self._is_over():
                 raise RankStopped
-            time.sleep(NAP_SECONDS)
+            time.sleep(POLL_SECONDS)
         raise error
 
-    def _met(self, key: GroupKey, invitation: bytes) -> dict[int, bytes]:
-        """The invitations of a group's ranks, once each has said that it is here."""
+    def _rendezvous(self, key: GroupKey, group_id: bytes) -> dict[int, bytes]:
+        """Waits until each rank of a group has said that it is here; returns what each gave as the group's id."""
         for rank in key[0]:
-            self._say(Joining(key, invitation), rank)
+            self._say(Joining(key, group_id), rank)
         while not self.joining[key].keys() >= set(key[0]):
             if any(isinstance(self.endings.get(rank), Failed) for rank in key[0]):
                 raise RankStopped
@@ -197,7 +198,7 @@ class ProcessBackend(Backend):
             except BaseException as failure:
                 ending.enter_context(self.interrupts.holding())
                 raised = self._raised(failure)
-                self._come_to_rest(raised)
+                self._drain(raised)
                 if raised is failure:
                     raise
                 raise raised from None
@@ -209,12 +210,12 @@ class ProcessBackend(Backend):
     @property
     def _finished(self) -> dict[int, Finished]:
         """The last words of the ranks whose programs have returned."""
-        return {rank: note for rank, note in self.endings.items() if isinstance(note, Finished)}
+        return {rank: message for rank, message in self.endings.items() if isinstance(message, Finished)}
 
     @property
     def _failed(self) -> list[Failed]:
         """The last words of the others that have ended."""
-        return [note for note in self.endings.values() if isinstance(note, Failed)]
+        return [message for message in self.endings.values() if isinstance(message, Failed)]
 
     def _raised(self, error: BaseException) -> BaseException:
         """The error that this rank raises, and tells the others: its own error, or that of the rank that stopped it."""
@@ -228,8 +229,8 @@ class ProcessBackend(Backend):
         add_note(error, f"raised by rank {self.channel.index} of {self.channel.size}")
         return error
 
-    def _come_to_rest(self, error: BaseException) -> None:
-        """After a failure: lets what is under way come to rest, so that the next run finds nothing of this one.
+    def _drain(self, error: BaseException) -> None:
+        """After a failure: waits until nothing is under way, so that the next run finds nothing of this one.
 
         Ends the whole job where another rank does not learn of the failure in time, or where the library's own
         collective waits for a rank that will not come.
@@ -237,20 +238,20 @@ class ProcessBackend(Backend):
         self.stopping = True
         deadline = time.monotonic() + FAREWELL_SECONDS
         self.transport.abort()
-        while sum(note.drained for note in self._failed) < self.channel.size:
+        while sum(message.drained for message in self._failed) < self.channel.size:
             stopped = len(self._failed) == self.channel.size
             nothing_left = self.transport.drain()  # from the start, as others wait
             self._read()
             if stopped:
-                deadline = min(deadline, time.monotonic() + REST_SECONDS)
+                deadline = min(deadline, time.monotonic() + DRAIN_SECONDS)
             mine = self.endings[self.channel.index]
             if isinstance(mine, Failed) and not mine.drained:
                 if stopped and nothing_left:
                     self._say(replace(mine, drained=True))
                 elif time.monotonic() > deadline:
                     self._abort_job(error)
-            time.sleep(NAP_SECONDS)
-        self.transport.drain()  # what came with the last note
+            time.sleep(POLL_SECONDS)
+        self.transport.drain()  # what came with the last control message
         self.transport.close()
         self.channel.all_gather(None)
         self.not_agreed.clear()
@@ -276,19 +277,19 @@ class ProcessBackend(Backend):
                 moved_at, idle = time.monotonic(), 0
                 continue
             idle += 1
-            time.sleep(0 if idle < SPINS else NAP_SECONDS)
+            time.sleep(0 if idle < SPINS else POLL_SECONDS)
             if waiting is not None and idle >= SPINS and time.monotonic() - moved_at > self.timeout_seconds:
                 self._say_waiting(waiting)
             self._judge()
         self._say_waiting(None)
 
     def progress(self) -> bool:
-        """Reads the notes and lets everything under way go on; True if anything moved.
+        """Reads the control messages and lets everything under way go on; True if anything moved.
 
         Ranks that disagree are stopped here, by what no program can catch: none can go on in one process either.
         """
         self._check_going()
-        with self.interrupts.holding():  # between the arrival of a note, or of a message, and what is known of it
+        with self.interrupts.holding():  # between an arrival and what is known of it
             self._read()
             self._check_going()
             try:
@@ -304,14 +305,14 @@ class ProcessBackend(Backend):
             if self._is_agreed(me):
                 self.not_agreed.remove(me)
                 if me not in self.begun:
-                    self.begun[me] = self._carried(me)
+                    self.begun[me] = self._deliveries(me)
                 moved = True
             elif self.transport.in_order:
                 break
-        for me, carried in list(self.begun.items()):
+        for me, deliveries in list(self.begun.items()):
             # A message that is not agreed on yet is posted, and no more.
-            if not me.done and (me not in self.not_agreed or getgeneratorstate(carried) == GEN_CREATED):
-                for delivery in carried:
+            if not me.done and (me not in self.not_agreed or getgeneratorstate(deliveries) == GEN_CREATED):
+                for delivery in deliveries:
                     if delivery is None:
                         break
                     moved = True
@@ -331,20 +332,20 @@ class ProcessBackend(Backend):
         if self._is_over():
             raise RankStopped
 
-    # -- notes ----------------------------------------------------------------------------------------------------
+    # -- control messages -----------------------------------------------------------------------------------------
 
     def _read(self) -> None:
         with self.lock:
-            for rank, note in self.channel.arrived():
-                self._receive(rank, note)
+            for rank, message in self.channel.arrived():
+                self._receive(rank, message)
 
-    def _say(self, note: Note, to: int | None = None) -> None:
-        """Sends a note to one rank, or to all; what is for this rank it takes at once."""
+    def _say(self, message: Control, to: int | None = None) -> None:
+        """Sends a control message to one rank, or to all; what is for this rank it takes at once."""
         with self.lock:
             if to in (None, self.channel.index):
-                self._receive(self.channel.index, note)
+                self._receive(self.channel.index, message)
             if to != self.channel.index:
-                self.channel.post(note, to)
+                self.channel.send(message, to)
 
     def _say_waiting(self, waiting: Callable[[], Waiting] | None) -> None:
         """Tells the others for what this rank waits, or that it goes on, unless they know."""
@@ -352,25 +353,25 @@ class ProcessBackend(Backend):
             if (waiting is None) == (self.channel.index in self.waiting):
                 self._say(None if waiting is None else waiting())
 
-    def _receive(self, rank: int, note: Note) -> None:
-        match note:
+    def _receive(self, rank: int, message: Control) -> None:
+        match message:
             case Entered() | Sending():
                 if self.announced is not None:
-                    self.announced.receive(rank, note)
+                    self.announced.receive(rank, message)
             case Elements():
-                self.transport.heard(rank, note)
+                self.transport.heard(rank, message)
             case Joining():
-                self.joining[note.key][rank] = note.invitation
+                self.joining[message.key][rank] = message.group_id
             case Waiting():
-                self.waiting[rank] = note
+                self.waiting[rank] = message
             case None:
                 self.waiting.pop(rank, None)
             case Finished() | Failed():
-                self.endings = {**self.endings, rank: note}  # a program goes through the old ones without the lock
+                self.endings = {**self.endings, rank: message}  # a program goes through the old ones without the lock
 
     def _judge(self) -> None:
-        """Finds where the notes of those that wait or have finished show what is wrong. No program can catch that and
-        go on, as none can in one process."""
+        """Finds where the messages of those that wait or have finished show what is wrong. No program can catch that
+        and go on, as none can in one process."""
         with self.lock:
             if self.waiting and self.verdict is None:
                 self.verdict = verdict({**self._finished, **self.waiting}, self.channel.size)

@@ -1,8 +1,8 @@
-"""Notes between processes over TCP, by the standard library alone: for jobs that no MPI has started.
+"""Control messages between processes over TCP, by the standard library alone: for jobs that no MPI has started.
 
 Rank 0 listens, every other rank has one connection to it, and rank 0 passes on what they tell each other. Threads read,
-so that notes are taken, and an end of the job is heard, while a rank waits inside a library. Whoever connects proves to
-know the job's key, as multiprocessing.connection has it done, and sends plain data: nothing of it is run.
+so that messages are taken, and an end of the job is heard, while a rank waits inside a library. Whoever connects proves
+to know the job's key, as multiprocessing.connection has it done, and sends plain data: nothing of it is run.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 from typing import Any, NoReturn
 
-from zerosim.backends.processes.notes import Channel, Failed, gone_text
+from zerosim.backends.processes.control import Channel, Failed, lost_text
 from zerosim.backends.processes.plain import from_bytes, to_bytes
 from zerosim.ranks.errors import BackendError, RemoteError, ranks_text
 
@@ -37,7 +37,7 @@ ONE_MACHINE = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True, slots=True)
 class ProcessJob:
-    """This process' place in its job, the address of rank 0's notes, and the key that only the job's processes know.
+    """This process' place in its job, the address of rank 0's channel, and the key that only the job's processes know.
 
     ``key`` None: all processes are on one machine, where rank 0 makes a key and leaves it to its own user.
     """
@@ -97,7 +97,7 @@ def _number(variables: Mapping[str, str], name: str) -> int:
 
 # -- The channel -------------------------------------------------------------------------------------------------------
 
-NOTE, ABORT, GONE, BYE = range(4)  # what a frame is about
+MESSAGE, ABORT, LOST, CLOSE = range(4)  # what a frame is about
 LOOPBACK = "127.0.0.1"
 RETRY_SECONDS = 0.1
 LOOK_SECONDS = 0.2       # how often one who waits for others looks at the time
@@ -125,7 +125,7 @@ class TCPChannel(Channel):
         self._connections: dict[int, Connection] = (
             {} if ranks == 1 else {0: self._join(key)} if index else self._listen(key))
         self._locks = {rank: threading.Lock() for rank in self._connections}
-        self._readers = [threading.Thread(target=self._read, args=(rank,), daemon=True, name=f"zerosim notes {rank}")
+        self._readers = [threading.Thread(target=self._read, args=(rank,), daemon=True, name=f"zerosim reads {rank}")
                          for rank in self._connections]
         for reader in self._readers:
             reader.start()
@@ -133,20 +133,20 @@ class TCPChannel(Channel):
     # -- coming together ------------------------------------------------------------------------------------------
 
     def _listen(self, given: bytes | None) -> dict[int, Connection]:
-        """Connections to all other ranks. Each is greeted in a thread: who keeps silent keeps nobody waiting."""
+        """Connections to all other ranks. Each handshake has a thread: who keeps silent keeps nobody waiting."""
         connections: dict[int, Connection] = {}
         refused: dict[Connection, str] = {}
         news = threading.Condition()  # of both
         key = given or secrets.token_bytes(32)
 
-        def greet(connection: Connection, host: str) -> None:
+        def handshake(connection: Connection, host: str) -> None:
             refused[connection] = f"{host} connected, and left or kept silent"
             try:
                 deliver_challenge(connection, key)
                 answer_challenge(connection, key)
                 index, ranks = received(connection)
                 with news:
-                    reason = unwelcome(index, ranks, self.size, connections)
+                    reason = reject_reason(index, ranks, self.size, connections)
                     connection.send_bytes(to_bytes(reason))
                     if reason is None:
                         connections[index] = connection
@@ -164,9 +164,9 @@ class TCPChannel(Channel):
             connection.close()
 
         with (self._bound(everywhere=given is not None) as server,
-              left_to_this_user(self.address[1], key, needed=given is None)):
+              key_file_for_this_user(self.address[1], key, needed=given is None)):
             server.settimeout(LOOK_SECONDS)
-            accepting = threading.Thread(target=_accept, args=(server, greet), daemon=True)
+            accepting = threading.Thread(target=_accept, args=(server, handshake), daemon=True)
             accepting.start()
             with news:
                 while len(connections) < self.size - 1 and self._left() > 0:
@@ -209,7 +209,7 @@ class TCPChannel(Channel):
                 answer_challenge(connection, key)
                 deliver_challenge(connection, key)
                 connection.send_bytes(to_bytes((self.index, self.size)))
-                for _ in ("welcome", "all are here"):
+                for _ in ("accepted", "all are here"):
                     self._await(connection)
                     reason = received(connection)
                     if reason is not None:
@@ -243,15 +243,15 @@ class TCPChannel(Channel):
     def _where(self) -> str:
         return f"{self.address[0]}:{self.address[1]}"
 
-    # -- notes ----------------------------------------------------------------------------------------------------
+    # -- messages -------------------------------------------------------------------------------------------------
 
-    def post(self, note: Any, to: int | None = None) -> None:
-        """Sends a note to one rank, or to all others, and returns at once."""
+    def send(self, message: Any, to: int | None = None) -> None:
+        """Sends a message to one rank, or to all others, and returns at once."""
         if to != self.index:
-            self._send(NOTE, to, to_bytes(note))
+            self._send(MESSAGE, to, to_bytes(message))
 
     def incoming(self) -> Iterator[tuple[int, Any]]:
-        """(rank, note) of what has come since the last call; of a process that has gone, that it failed and drained."""
+        """(rank, message) of what has come since the last call; of a lost process, that it failed and drained."""
         while True:
             try:
                 yield self._notes.get_nowait()
@@ -267,7 +267,7 @@ class TCPChannel(Channel):
         """Every process calls it; what was sent before has arrived then."""
         self.all_gather(None)
         self._closing = True
-        self._send(BYE)
+        self._send(CLOSE)
         for reader in self._readers:
             reader.join(HANG_UP_SECONDS)
         for connection in self._connections.values():
@@ -295,7 +295,7 @@ class TCPChannel(Channel):
             while True:
                 what, source, to = received(connection)
                 data = connection.recv_bytes()
-                if what == BYE:
+                if what == CLOSE:
                     return
                 if self.index == 0 and to != 0:
                     self._pass_on((what, source, to), data)
@@ -310,17 +310,17 @@ class TCPChannel(Channel):
             print(f"rank {source} of {self.size} has ended the job; rank {self.index} ends too", file=sys.stderr,
                   flush=True)
             os._exit(1)
-        if what == GONE:
+        if what == LOST:
             self._lost(from_bytes(data))
         else:
             self._notes.put((source, from_bytes(data)))
 
     def _lost(self, ranks: set[int]) -> None:
-        """Processes have ended without a word: for whoever reads the notes they have failed."""
+        """Processes have ended without a word: for whoever reads the messages they have failed."""
         if self.index == 0:
-            self._send(GONE, None, to_bytes(ranks))
+            self._send(LOST, None, to_bytes(ranks))
         for rank in ranks:
-            failed = Failed.of(RemoteError(gone_text([rank], self.size)), rank)
+            failed = Failed.of(RemoteError(lost_text([rank], self.size)), rank)
             self._notes.put((rank, replace(failed, drained=True)))
         self.lost |= ranks
 
@@ -331,14 +331,14 @@ def received(connection: Connection) -> Any:
 
 
 def connection_of(connected: socket.socket) -> Connection:
-    """A connection of the library's over a socket, on which small notes leave at once."""
+    """A connection of the library's over a socket, on which small messages leave at once."""
     connected.settimeout(None)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return Connection(connected.detach())
 
 
-def _accept(server: socket.socket, greet: Callable[[Connection, str], None]) -> None:
-    """A thread: greets each that connects, in a thread of its own, until the server is closed."""
+def _accept(server: socket.socket, handshake: Callable[[Connection, str], None]) -> None:
+    """A thread: lets each that connects shake hands in a thread of its own, until the server is closed."""
     while True:
         try:
             accepted, peer = server.accept()
@@ -350,10 +350,10 @@ def _accept(server: socket.socket, greet: Callable[[Connection, str], None]) -> 
                 return
             time.sleep(RETRY_SECONDS)  # one that has gone again, or more connections than this process may have
             continue
-        threading.Thread(target=greet, args=(connection, peer[0]), daemon=True).start()
+        threading.Thread(target=handshake, args=(connection, peer[0]), daemon=True).start()
 
 
-def unwelcome(index: int, ranks: int, here: int, there: Mapping[int, Connection]) -> str | None:
+def reject_reason(index: int, ranks: int, here: int, there: Mapping[int, Connection]) -> str | None:
     """The reason to refuse a process that knows the key, where ``here`` ranks are expected; None for none."""
     if type(index) is not int or type(ranks) is not int:
         raise ValueError(f"no rank and number of ranks: {index!r}, {ranks!r}")
@@ -373,7 +373,7 @@ def _key_file(port: int) -> Path:
 
 
 @contextlib.contextmanager
-def left_to_this_user(port: int, key: bytes, *, needed: bool) -> Iterator[None]:
+def key_file_for_this_user(port: int, key: bytes, *, needed: bool) -> Iterator[None]:
     """Inside, the key lies where `key_of_this_user` finds it, if it is needed."""
     if not needed:
         yield

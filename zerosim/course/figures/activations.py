@@ -11,7 +11,8 @@ from types import MappingProxyType
 from zerosim.course.measured import MeasuredActivations, measured_activations, measured_tensors
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, filled, log_log, scale_of, within_limits
 from zerosim.display.style import BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION
-from zerosim.planning.activations import EXAMPLE, Block, fullest_nbytes
+from zerosim.planning.activations import EXAMPLE, Block
+from zerosim.planning.step_activations import fullest_nbytes
 
 TITLE = "What a transformer keeps for backward, and what recomputing it costs"
 COLORS, MARKS = (VERMILLION, SKY_BLUE, BLUE, GREEN, ORANGE, PURPLE), ("o", "s", "v", "^", "D", "P", "X")

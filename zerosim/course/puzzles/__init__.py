@@ -7,8 +7,6 @@ function on clusters of 1 to 8 ranks, with other data on every rank; what is wro
 
 import builtins
 import inspect
-import warnings
-from typing import Any
 
 from zerosim.course.puzzles import checker, grading
 from zerosim.course.puzzles.puzzle import Answer, Puzzle, hole
@@ -42,9 +40,10 @@ def list() -> Page:
 
 
 def statement(name: str) -> Page:
-    """The statement of a puzzle: shapes, a picture, targets. Raises ValueError for a name that there is not."""
+    """The statement of a puzzle: shapes, a picture, allowed calls, targets. Raises ValueError for an unknown name."""
     puzzle = puzzle_named(name)
-    return Page(f"{puzzle.title}\n\n{filled(puzzle.statement)}\n\n{filled('Targets: ' + puzzle.score + '.')}")
+    return Page(f"{puzzle.title}\n\n{filled(puzzle.statement)}\n\n{puzzle.calls}\n\n"
+                f"{filled('Targets: ' + puzzle.score + '.')}")
 
 
 def show(name: str) -> Page:
@@ -87,10 +86,3 @@ def puzzle_named(name: str) -> Puzzle:
     if name in PUZZLES:
         return PUZZLES[name]
     raise unknown_name(f"no puzzle is called {name!r}", name, PUZZLES, "there are")
-
-
-def __getattr__(name: str) -> Any:
-    if name != "adapters":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn("zs.puzzles.adapters is now called zs.puzzles.grading", DeprecationWarning, stacklevel=2)
-    return grading

@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.course.puzzles.compare import complaint
-from zerosim.course.puzzles.integrity import refuse_back_doors
+from zerosim.course.puzzles.compare import wrong_result
 from zerosim.course.puzzles.judging import judged
 from zerosim.course.puzzles.puzzle import Answer, Case, Puzzle
-from zerosim.course.puzzles.score import Hole, Measured, Refused, Score
-from zerosim.course.puzzles.watching import Audit, SilencedRank, measured, run
+from zerosim.course.puzzles.score import Measured, Refused, Score
+from zerosim.course.puzzles.watching import Audit, SilencedRank, measured, refuse_unheard, run
 from zerosim.numerics.arrays import checksum
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
@@ -34,31 +33,37 @@ def check_answer(puzzle: Puzzle, answer: Answer) -> Score:
         raise ValueError(f"check() takes a function for {puzzle.name!r}, found {answer!r}; "
                          f"write check({puzzle.name!r}, my_function), without calling it")
     first = next(puzzle.cases())
-    return judged(puzzle.name, _attempts(puzzle, answer), lambda rows: _praise(puzzle, rows), first.reasons)
+    return judged(puzzle.name, _attempts(puzzle, answer), lambda rows: _right(puzzle, rows), first.reasons)
 
 
 def _attempts(puzzle: Puzzle, answer: Answer) -> Iterator[Measured]:
     """The measurements of each case, and whatever else an answer must stand before and after them."""
-    refuse_back_doors(answer)
     for number, case in enumerate(puzzle.cases()):
         yield attempt(puzzle, case, answer)
         if number == 0:
-            _refuse_clairvoyance(puzzle, answer)
+            _try_silenced(puzzle, answer)
     _try_other_worlds(puzzle, answer)
     _audit(puzzle, answer)
 
 
-def _praise(puzzle: Puzzle, rows: list[Measured]) -> str:
+def _try_silenced(puzzle: Puzzle, answer: Answer) -> None:
+    """Refuses an answer that is right in every case of three ranks although all messages arrive as NaN."""
+    cases = [puzzle.case(SILENCED_RANKS, length) for length in puzzle.sizes[SILENCED_RANKS]]
+    refuse_unheard(cases[-1].where, lambda: [attempt(puzzle, case, answer, silenced=True) for case in cases])
+
+
+def _right(puzzle: Puzzle, rows: list[Measured]) -> str:
     worlds = ", ".join(map(str, sorted({row.ranks for row in rows})))
     how = "within the stated bound" if puzzle.case(2, puzzle.sizes[2][0]).bounds is not None else "bit for bit"
     return f"Right on N = {worlds} in {len(rows)} cases, {how}, and when the ranks run in other orders."
 
 
 def attempt(puzzle: Puzzle, case: Case, answer: Answer, *, seed: int = 0, debug: bool = False,
-            audit: Audit | None = None) -> Measured:
+            audit: Audit | None = None, silenced: bool = False) -> Measured:
     """One case: what it measured. Raises Refused where the answer is wrong, Hole where it has one."""
     cluster = Cluster(case.ranks, seed=seed, debug=debug)
-    if wrong := complaint(case, _run(cluster, puzzle, case, answer, audit=audit), puzzle.returns):
+    found = _run(cluster, puzzle, case, answer, audit=audit, silenced=silenced)
+    if wrong := wrong_result(case, found, puzzle.returns):
         rank, what = wrong
         raise Refused(f"On {case.where} rank {rank} {what}")
     _refuse_forbidden_calls(puzzle, case, cluster)
@@ -68,14 +73,14 @@ def attempt(puzzle: Puzzle, case: Case, answer: Answer, *, seed: int = 0, debug:
     if sent < least:
         raise Refused(f"On {case.where} the ranks sent {sent:,} bytes in all where {least:,} "
                       "have to travel: what one rank knows of another's data must come in a message")
-    found = measured(cluster, case.title, case.target)
+    row = measured(cluster, case.title, case.target)
     if said := case.look(cluster.trace):
         raise Refused(f"On {case.where} {said}")
-    return found
+    return row
 
 
-def _run(cluster: Cluster, puzzle: Puzzle, case: Case, answer: Answer, *, audit: Audit | None = None,
-         silenced: bool = False) -> list[Any]:
+def _run(cluster: Cluster, puzzle: Puzzle, case: Case, answer: Answer, *, audit: Audit | None,
+         silenced: bool) -> list[Any]:
     """The result of each rank; Refused for whatever is raised on the way."""
     changed: list[tuple[int, str]] = []
 
@@ -96,8 +101,8 @@ def _run(cluster: Cluster, puzzle: Puzzle, case: Case, answer: Answer, *, audit:
     found = list(run(cluster, case.where, program))
     if changed:
         rank, name = min(changed)
-        raise Refused(f"On {case.where} rank {rank} changed its argument {name}, which is read-only; work on a copy "
-                      "that you take from rank.memory.alloc()")
+        raise Refused(f"On {case.where} rank {rank} changed its argument {name}, which is read-only; write, and "
+                      "receive messages, in memory of your own, from rank.memory.alloc()")
     return found
 
 
@@ -114,21 +119,6 @@ def _refuse_forbidden_calls(puzzle: Puzzle, case: Case, cluster: Cluster) -> Non
             allowed = ", ".join(["exchange", *sorted(puzzle.allowed)])
             raise Refused(f"On {case.where} it calls {row.call.operation}, but this puzzle is to be solved with "
                           f"{allowed}")
-
-
-def _refuse_clairvoyance(puzzle: Puzzle, answer: Answer) -> None:
-    """Refuses an answer that is right although all messages arrive as NaN, in every case of three ranks."""
-    cases = [puzzle.case(SILENCED_RANKS, length) for length in puzzle.sizes[SILENCED_RANKS]]
-    for case in cases:
-        try:
-            found = _run(Cluster(case.ranks), puzzle, case, answer, silenced=True)
-        except (Refused, Hole):
-            return
-        if complaint(case, found, puzzle.returns):
-            return
-    raise Refused(f"On {cases[-1].where} its results are right even when every message arrives as NaN, "
-                  "so it sees other ranks' data where no message brought them; a rank knows its arguments, and what "
-                  "others send it")
 
 
 def _try_other_worlds(puzzle: Puzzle, answer: Answer) -> None:

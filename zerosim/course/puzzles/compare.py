@@ -1,6 +1,6 @@
 """Compares what ranks returned with what they should have, and finds the words for a difference.
 
-Every complaint follows "On N=3 (n=7) rank 1 ", and is one sentence without its full stop.
+Every text follows "On N=3 (n=7) rank 1 ", and is one sentence without its full stop.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,11 +14,11 @@ Leaf = tuple[str, Any]
 CLOSE = 1e-4  # of the largest element: what another order of fp32 additions may change, and a wrong formula exceeds
 
 
-def complaint(case: Case, found: Sequence[Any], names: tuple[str, ...]) -> tuple[int, str] | None:
+def wrong_result(case: Case, found: Sequence[Any], names: tuple[str, ...]) -> tuple[int, str] | None:
     """The first rank whose result is wrong, and what is wrong with it; None where all are right."""
     bounds = [None] * case.ranks if case.bounds is None else case.bounds
     for rank, value in enumerate(found):
-        if _is_endless(value):
+        if _holds_itself(value):
             return rank, "returned a list that contains itself"
         text = _difference(value, case.expected[rank], bounds[rank], names)
         if text:
@@ -27,7 +27,7 @@ def complaint(case: Case, found: Sequence[Any], names: tuple[str, ...]) -> tuple
     return None
 
 
-def _is_endless(value: Any) -> bool:
+def _holds_itself(value: Any) -> bool:
     try:
         _structure(value)
     except RecursionError:
@@ -60,7 +60,7 @@ def _leaves(value: Any, names: tuple[str, ...], place: str = "") -> Iterator[Lea
         yield from _leaves(item, (), f"{place}, {name}" if place else name)
 
 
-def _misfit(place: str, found: Any, expected: Any) -> str | None:
+def _wrong_kind(place: str, found: Any, expected: Any) -> str | None:
     """The words for a result of another kind, shape or dtype than expected; None where it has the right ones."""
     name = place or "the result"
     if isinstance(expected, list | tuple):
@@ -92,7 +92,7 @@ def _difference(found: Any, expected: Any, bounds: Any, names: tuple[str, ...]) 
     a, b = _aligned(found, expected, names)
     allowed = [None] * len(b) if bounds is None else [leaf for _, leaf in _leaves(bounds, ())]
     for (place, one), (_, right), bound in zip(a, b, allowed, strict=True):
-        text = _misfit(place, one, right) or _other_value(place, one, right, bound)
+        text = _wrong_kind(place, one, right) or _other_value(place, one, right, bound)
         if text:
             return text
     return None

@@ -19,11 +19,10 @@ import numpy as np
 
 from zerosim.course.puzzles.compare import CLOSE
 from zerosim.course.puzzles.expected import traffic
-from zerosim.course.puzzles.integrity import refuse_back_doors
 from zerosim.course.puzzles.judging import judged
 from zerosim.course.puzzles.puzzle import Answer, held_copy
 from zerosim.course.puzzles.score import Measured, Measures, Refused, Score
-from zerosim.course.puzzles.watching import measured, measures, run
+from zerosim.course.puzzles.watching import SilencedRank, measured, measures, refuse_unheard, run
 from zerosim.models.layers import Context, Gradients
 from zerosim.models.one_pass import first_weights, one_pass
 from zerosim.models.small import MLP
@@ -91,9 +90,10 @@ def _graded(name: str, factory: Answer, on_world: Callable[[Answer, int], Measur
 
 
 def _attempts(factory: Answer, on_world: Callable[[Answer, int], Measured]) -> Iterator[Measured]:
-    refuse_back_doors(factory)
     for ranks in WORLDS:
         yield on_world(factory, ranks)
+    refuse_unheard(f"N={WORLDS[0]}", lambda: on_world(
+        lambda rank, *given: factory(SilencedRank.of(rank), *given), WORLDS[0]))
 
 
 class Module:

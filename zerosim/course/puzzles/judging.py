@@ -1,41 +1,51 @@
-"""The verdict of an answer's attempts, with what they waste and print; they must leave the package as it is."""
+"""The verdict of an answer's attempts, with what they waste and print; they must leave what judges them as it is."""
 
+import builtins
 import io
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
+from typing import Any
 
 import numpy as np
 
-from zerosim.course.puzzles.integrity import Snapshot
 from zerosim.course.puzzles.score import MEASURES, OPEN, PASSED, REFUSED, Hole, Measured, Refused, Score
 
 PRINTED = 1_000  # characters that are kept of what an answer prints
 
 
-def judged(name: str, attempts: Iterable[Measured], praise: Callable[[list[Measured]], str],
+def judged(name: str, attempts: Iterable[Measured], right: Callable[[list[Measured]], str],
            reasons: Mapping[str, str] | None = None) -> Score:
-    """The score of attempts that are made one after the other, until one raises Refused or Hole, or replaces a name.
+    """The score of attempts that are made one after the other, until one raises Refused or Hole.
 
-    ``reasons`` are the words for a measure above its target. What is printed meanwhile goes into the score.
+    ``right(rows)`` is the sentence of an answer that passed, ``reasons`` the words for a measure above its target. What
+    the attempts have replaced in the package, in NumPy or among Python's own names is put back, and refuses them. What
+    is printed meanwhile goes into the score.
     """
     rows: list[Measured] = []
-    names = Snapshot()
+    originals = Originals()
     with redirect_stdout(Beginning()) as printed:
         try:
             with np.errstate(all="ignore"):  # inf and NaN are part of some cases
-                for row in attempts:
-                    names.refuse_changes()
-                    rows.append(row)
+                rows.extend(attempts)
         except Hole as error:
-            verdict, sentence = OPEN, f"A hole is open: {error}."
+            verdict, sentence = OPEN, ended(f"A hole is open: {error}")
         except Refused as error:
-            verdict, sentence = REFUSED, f"{error}."
+            verdict, sentence = REFUSED, ended(str(error))
         else:
-            verdict, sentence = PASSED, praise(rows)
+            verdict, sentence = PASSED, right(rows)
         finally:
-            names.put_back()
+            replaced = originals.put_back()
+    if replaced:
+        verdict, sentence = REFUSED, (f"It replaced {replaced[0]}; an answer may use the package and NumPy, and leaves "
+                                      "them as they are.")
     return Score(name, verdict, sentence, tuple(rows), _wasted(rows, reasons or {}) if verdict == PASSED else (),
                  printed.getvalue())
+
+
+def ended(text: str) -> str:
+    """The text as a sentence: with a full stop, unless a mark ends it already."""
+    return text if text.endswith(("?", "!", ".")) else f"{text}."
 
 
 def _wasted(rows: Sequence[Measured], reasons: Mapping[str, str]) -> tuple[str, ...]:
@@ -56,3 +66,27 @@ class Beginning(io.StringIO):
         """Returns the number of characters that it was given."""
         super().write(text[:max(0, PRINTED - self.tell())])
         return len(text)
+
+
+class Originals:
+    """The values of the names of Python's builtins, of NumPy, of the package and of its classes."""
+
+    def __init__(self) -> None:
+        modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "zerosim"]
+        classes = [value for module in modules for value in vars(module).values()
+                   if isinstance(value, type) and value.__module__ == module.__name__]
+        owners: list[Any] = [builtins, np, *modules, *classes]
+        self._kept = [(owner, name, value, getattr(value, "__code__", None))
+                      for owner in owners for name, value in vars(owner).items()]
+
+    def put_back(self) -> list[str]:
+        """Puts back whatever has been replaced since; returns its names."""
+        replaced = []
+        for owner, name, value, code in self._kept:
+            if vars(owner).get(name) is not value or getattr(value, "__code__", None) is not code:
+                where = f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else owner.__name__
+                replaced.append(f"{where}.{name}")
+                setattr(owner, name, value)
+                if code is not None:
+                    value.__code__ = code
+        return replaced

@@ -70,6 +70,19 @@ class Case:
         return f"N={self.ranks} ({self.title})"
 
 
+# How the calls are written that an answer may make. Each returns its result in a new array, unless it is given out=.
+CALLS = {
+    "exchange": """
+    rank.exchange(send, to, out, source)  array send goes to rank `to`, while
+                                          array out gets what `source` sends
+    rank.send(x, to)                      the first half of an exchange
+    rank.recv(out, source)                the second half""",
+    "reduce_scatter": """
+    rank.reduce_scatter(x)                x (n,) -> chunk r of the sum""",
+    "all_gather": """
+    rank.all_gather(x, length=n)          x, chunk r of n elements -> (n,), all""",
+    "all_reduce": """
+    rank.all_reduce(x)                    x -> the sum, of x's shape"""}
 IMPORTS = "import numpy as np\n\nimport zerosim as zs"
 # Worlds of every kind, with the one first that has most to see; lengths of N's multiples, below N, and of neither.
 SIZES: Mapping[int, tuple[int, ...]] = {4: (4, 3, 8, 9), 1: (5,), 2: (1, 6), 3: (2, 7), 5: (4, 13), 8: (5, 19)}
@@ -102,6 +115,11 @@ class Puzzle:
     def stub(self) -> str:
         """The code from which to begin."""
         return f"{IMPORTS}\n\n\n{self.function.strip()}\n"
+
+    @property
+    def calls(self) -> str:
+        """The calls that an answer may make, as they are written, with what each does."""
+        return "Allowed:" + "".join(text for name, text in CALLS.items() if name == "exchange" or name in self.allowed)
 
     @property
     def parameters(self) -> list[str]:

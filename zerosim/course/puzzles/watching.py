@@ -1,7 +1,5 @@
-"""The checker's instruments: an alarm, measures of a run, words for errors, a rank that hears nothing, an audit."""
+"""The checker's instruments: a limit of time, measures of a run, words for errors, silenced ranks, an audit."""
 
-import _thread
-import ctypes
 import signal
 import threading
 import time
@@ -10,7 +8,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ from zerosim.planning.timeline import replay
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.errors import PACKAGE, DeadlockError, MismatchError, OutOfMemoryError, PendingWorkError
 from zerosim.ranks.memory import Memory
+from zerosim.ranks.process import Interrupts, guarded
 from zerosim.ranks.rank import Rank, Work
 from zerosim.ranks.trace import Traces
 
@@ -33,6 +32,7 @@ COUNTS_STEPS = Machine(Device("computes in no time", 1, 1, MOST, {"fp32": MOST},
                        Network(Link("a second for every message", MOST, 1, *MADE_UP)), "fp32")
 
 
+@guarded
 def run(cluster: Cluster, where: str, program: Callable[..., Any], *args: Any) -> Sequence[Any]:
     """The result of each rank; Refused, in one sentence about ``where`` (``N=3 (n=7)``), for whatever is raised.
 
@@ -81,85 +81,40 @@ def steps_in_sequence(traces: Traces) -> int:
     return round(seconds)
 
 
+@guarded
 @contextmanager
 def limited(where: str) -> Iterator[None]:
     """Raises Refused where the ``with`` block has taken SECONDS of the processor, or WAITING of the clock.
 
-    The thread that runs it is interrupted, as by Ctrl-C, until the block ends: an answer may catch an interrupt or
-    more. One that catches them all, or computes without end in one operation, is beyond the reach of its own process.
+    A timer interrupts it, as by Ctrl-C, again and again until it ends: an answer may catch an interrupt. Only the main
+    thread has timers, and on Windows none has: elsewhere Ctrl-C ends what never ends, and the command its process.
     """
-    alarm = _Alarm()
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+    began, computed, said = time.monotonic(), time.thread_time(), ""
+
+    def look(number: int, frame: FrameType | None) -> None:
+        nonlocal said
+        if time.thread_time() - computed > SECONDS:
+            said = f"it has not ended after {SECONDS:g} seconds of the processor; look for a loop that never ends"
+        elif time.monotonic() - began > WAITING:
+            said = f"it has not ended after {WAITING:g} seconds; look for what it waits for"
+        if said:
+            Interrupts()(number, frame)  # raises KeyboardInterrupt, but inside the bookkeeping only the next time
+
+    handler = signal.signal(signal.SIGALRM, look)
+    timer = signal.setitimer(signal.ITIMER_REAL, *[min(SECONDS, WAITING) / 20] * 2)
     try:
-        try:
-            alarm.start()
-            yield
-        finally:
-            alarm.put_off()
-    except KeyboardInterrupt as error:
-        alarm.put_off()  # once more: the interrupt may have come before the first one was done
-        if alarm.said:
-            raise Refused(f"On {where} {alarm.said}") from error
-        raise
-    if alarm.said:  # and somebody caught the interrupt
-        raise Refused(f"On {where} {alarm.said}")
-
-
-class _Alarm(threading.Thread):
-    """Interrupts the thread that made it until it is put off, and never after the block that it watches.
-
-    ``said`` is the reason, once it has rung.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.said = ""
-        self._watched, self._processor_seconds = threading.current_thread(), _processor_clock()
-        self._off = threading.Event()
-        self._lock = threading.Lock()
-
-    def run(self) -> None:
-        began, computed = time.monotonic(), self._processor_seconds()
-        while not self._off.wait(min(SECONDS, WAITING) / 20):
-            if self._processor_seconds() - computed > SECONDS:
-                self._ring(f"it has not ended after {SECONDS:g} seconds of the processor; look for a loop that never "
-                           "ends")
-            elif time.monotonic() - began > WAITING:
-                self._ring(f"it has not ended after {WAITING:g} seconds; look for what it waits for")
-
-    def _ring(self, said: str) -> None:
-        with self._lock:
-            if not self._off.is_set():
-                _interrupt(self._watched, again=bool(self.said))
-                self.said = self.said or said
-
-    def put_off(self) -> None:
-        with self._lock:
-            self._off.set()
-        for _ in range(2):  # whatever has been raised in this thread and waits for Python to look comes up here
-            pass
-
-
-def _processor_clock() -> Callable[[], float]:
-    """The processor's seconds of this thread; of the process, where threads have no clocks."""
-    if not hasattr(time, "pthread_getcpuclockid"):
-        return time.process_time
-    clock = time.pthread_getcpuclockid(threading.get_ident())
-    return lambda: time.clock_gettime(clock)
-
-
-def _interrupt(thread: threading.Thread, *, again: bool) -> None:
-    """As Ctrl-C does: by a real signal, where there are some, which also ends a wait, as for a lock or in time.sleep().
-
-    In a thread that is not the main one, and where a signal had no effect, by an exception that Python raises there.
-    """
-    if thread is threading.main_thread() and hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(thread.ident or 0, signal.SIGINT)
-    elif thread is threading.main_thread():
-        _thread.interrupt_main()
-    if again or thread is not threading.main_thread():
-        # Never taken back by NULL: CPython 3.11 would go on looking for it at every call, and without end in a trace.
-        ident = ctypes.c_ulong(thread.ident or 0)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(KeyboardInterrupt))
+        yield
+    except KeyboardInterrupt:
+        if not said:
+            raise
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
+    if said:
+        raise Refused(f"On {where} {said}")
 
 
 def explained(where: str, error: BaseException) -> str:
@@ -195,56 +150,43 @@ def _first_sentence(text: str) -> str:
     return " ".join(text.split()).partition(". ")[0].rstrip(".")
 
 
-class SilencedWork:
-    """A Work whose result is poisoned when it is waited for."""
-
-    def __init__(self, work: Work) -> None:
-        self._work = work
-
-    def wait(self) -> Any:
-        """Blocks as the Work does, and returns NaN."""
-        return _poisoned(self._work.wait())
-
-    @property
-    def result(self) -> Any:
-        """Raises PendingWorkError before ``wait()``, as the Work does."""
-        return self._work.result
-
-
-def _poisoned(found: Any) -> Any:
-    if isinstance(found, Work):
-        return SilencedWork(found)
-    if isinstance(found, np.ndarray):
-        poison(found)
-    return found
-
-
-def _silenced(operation: str) -> Callable[..., Any]:
-    def called(self: "SilencedRank", *args: Any, **options: Any) -> Any:
-        return _poisoned(getattr(super(SilencedRank, self), operation)(*args, **options))
-
-    return called
-
-
 class SilencedRank(Rank):
     """The same rank, which takes part in everything, sends what it has, and hears nothing: what arrives is NaN.
 
     An answer that is right all the same has not learnt it from messages.
     """
 
-    exchange = _silenced("exchange")
-    reduce_scatter = _silenced("reduce_scatter")
-    all_gather = _silenced("all_gather")
-    all_reduce = _silenced("all_reduce")
-    all_to_all = _silenced("all_to_all")
-    broadcast = _silenced("broadcast")
-    reduce = _silenced("reduce")
-    gather = _silenced("gather")
+    def exchange(self, *args: Any, **options: Any) -> Any:
+        """The exchange of the rank, after which ``out`` is NaN."""
+        return _poisoned(super().exchange(*args, **options))
+
+    def _collective(self, *args: Any, **options: Any) -> Any:
+        return _poisoned(super()._collective(*args, **options))
 
     @classmethod
     def of(cls, rank: Rank) -> "SilencedRank":
         """A silenced handle of a rank."""
         return cls(rank._state, rank.group, rank.communicator)
+
+
+def _poisoned(found: Any) -> Any:
+    """An array of NaN, or a Work whose result will be one."""
+    if isinstance(found, Work):
+        finish = found._finish
+        found._finish = lambda: _poisoned(finish and finish())
+    elif isinstance(found, np.ndarray):
+        poison(found)
+    return found
+
+
+def refuse_unheard(where: str, attempt: Callable[[], object]) -> None:
+    """Refuses an answer that is right in an attempt on silenced ranks."""
+    try:
+        attempt()
+    except (Refused, Hole):
+        return
+    raise Refused(f"On {where} its results are right even when every message arrives as NaN, so it sees other ranks' "
+                  "data where no message brought them; a rank knows its arguments, and what others send it")
 
 
 @dataclass(slots=True)

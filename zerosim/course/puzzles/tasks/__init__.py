@@ -1,5 +1,8 @@
 """The puzzles, one to a file: a statement, a function with holes, hints, and the cases that an answer is run on."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from zerosim.course.puzzles.puzzle import Puzzle
 from zerosim.course.puzzles.tasks import (
     all_reduce,
@@ -19,5 +22,5 @@ from zerosim.course.puzzles.tasks import (
 )
 
 # In the order in which one does them.
-PUZZLES: dict[str, Puzzle] = {module.PUZZLE.name: module.PUZZLE for module in (
-    mean, broadcast, ring, gather, all_reduce, average, ddp, zero1, zero2, zero3, overlap, lamb, overflow, repair)}
+PUZZLES: Mapping[str, Puzzle] = MappingProxyType({module.PUZZLE.name: module.PUZZLE for module in (
+    mean, broadcast, ring, gather, all_reduce, average, ddp, zero1, zero2, zero3, overlap, lamb, overflow, repair)})

@@ -18,8 +18,8 @@ vectors; two halves of work cost less than two vectors together, whatever N:
         x  (n,) fp32
         ->  the sum (n,) fp32, the same bits on every rank
 
-Each chunk is added in the ring's order, x[c+1] + ... + x[c]. n need not be a multiple of N. Allowed:
-exchange, reduce_scatter, all_gather (or the two that you wrote in `ring` and `gather`).
+Each chunk is added in the ring's order, x[c+1] + ... + x[c]. n need not be a multiple of N.
+The two that you wrote in `ring` and `gather` will do, too.
 """
 
 FUNCTION = '''

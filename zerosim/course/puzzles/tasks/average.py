@@ -27,7 +27,7 @@ altogether.
         ->  the mean gradient (n,) fp32
 
 Prescribed: a rank adds its own micro-batches in their order; the ring adds the ranks; then x / (S·N·m) in
-fp32. The gradients are read-only. Allowed: exchange, reduce_scatter, all_gather, all_reduce.
+fp32. The gradients are read-only.
 """
 
 FUNCTION = '''

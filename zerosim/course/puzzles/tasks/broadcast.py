@@ -20,8 +20,7 @@ each of the others, one after another, in N-1 steps. But whoever has them can se
         x  (n,) fp32, on rank 0 the weights, elsewhere anything
         ->  x, which is now rank 0's
 
-Write into x, and return it. The number of steps is to be log2 N, rounded up, for every N. Allowed: send,
-recv, exchange.
+Write into x, and return it. The number of steps is to be log2 N, rounded up, for every N.
 """
 
 FUNCTION = '''

@@ -27,7 +27,7 @@ that once:
         ->  the list of their means over ranks
 
 Prescribed: the bucket is reduced by one ring (chunks of K = ceil(T/N)), then divided by N, once. The
-gradients are read-only. Allowed: exchange, reduce_scatter, all_gather, all_reduce.
+gradients are read-only.
 """
 
 FUNCTION = '''

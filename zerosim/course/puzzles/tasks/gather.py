@@ -21,7 +21,7 @@ has just got from the left one:
         shard  fp32, chunk r of the cut by k = ceil(n/N);  n  the length
         ->  the vector (n,) fp32
 
-The last chunks may be short or empty. Allowed: exchange.
+The last chunks may be short or empty.
 """
 
 FUNCTION = '''

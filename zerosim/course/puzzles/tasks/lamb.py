@@ -30,8 +30,7 @@ lies whole on every rank:
         ->  (weights, bias), updated; padding as it was
 
 Write into weights and bias. Add squares in float64. No order is prescribed: the result may differ by four
-roundings of fp32. Two numbers from each rank are all that has to travel. Allowed: exchange, all_gather,
-all_reduce.
+roundings of fp32. Two numbers from each rank are all that has to travel.
 """
 
 FUNCTION = '''

@@ -20,7 +20,7 @@ Every rank has one number, and every rank wants the mean of all of them: a loss 
         ->  (1,) fp32, the same on all
 
 No order of additions is prescribed. The result may differ from the true mean by N+1 roundings of the sum of
-|x| / N; a wrong formula differs by more. Allowed: exchange, all_reduce.
+|x| / N; a wrong formula differs by more.
 """
 
 FUNCTION = '''

@@ -31,8 +31,7 @@ a rank sees only its own shard of the reduced gradient, and all ranks must decid
             all is well:   weights - lr · (gradient / scale), scale, False
             inf or NaN on any rank:   weights as they were, scale / 2, True
 
-Write into weights. One byte from each rank is all that has to travel. Allowed: exchange, all_gather,
-all_reduce.
+Write into weights. One byte from each rank is all that has to travel.
 """
 
 FUNCTION = '''

@@ -21,7 +21,7 @@ computed.
 
 rank.reduce_scatter(x, async_op=True) returns a Work at once; work.wait() returns the result, and until then x
 must live unchanged. Between the issue of a reduction and its wait the next gradient is to be computed; but
-not all of them: at most two whole gradients may be alive. Allowed: reduce_scatter.
+not all of them: at most two whole gradients may be alive.
 """
 
 FUNCTION = '''

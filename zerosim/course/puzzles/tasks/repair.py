@@ -34,8 +34,7 @@ weights lie in shards, and reduces a gradient round a ring. Three things are wro
         ->  (y, mean): the last output (n,), and this rank's chunk of the
             gradient's mean over ranks
 
-Each mistake that you repair uncovers the next one. x and the gradient are read-only. Allowed: exchange,
-all_gather, reduce_scatter.
+Each mistake that you repair uncovers the next one. x and the gradient are read-only.
 """
 
 FUNCTION = '''

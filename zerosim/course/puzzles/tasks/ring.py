@@ -26,7 +26,7 @@ and receives one:
         ->  elements min(n, rk) to min(n, (r+1)k) of the sum; k = ceil(n/N)
 
 The last chunks may be short or empty. The order of additions is prescribed, x[c+1] + x[c+2] + ... + x[c], so
-equal means equal bits. x is read-only. Allowed: exchange.
+equal means equal bits. x is read-only.
 """
 
 FUNCTION = '''
@@ -63,10 +63,17 @@ def case(ranks: int, length: int) -> Case:
     without = [ordered_sum([xs[(c + 1 + step) % ranks][own] for step in range(max(1, ranks - 1))])
                for c, own in enumerate(cut)]
     chunk = -(-length // ranks)
+    if length % ranks == 0:  # else messages do not fit, which is said before any result is there
+        passed = [[(rank - 1 - step) % ranks for step in range(ranks)] for rank in range(ranks)]
+        leftwards = {"sent to its left neighbor, and received from its right one": [
+            ordered_sum([xs[other][cut[(other - 1 - step) % ranks]] for step, other in enumerate(others)])
+            for others in passed]}
+    else:
+        leftwards = {}
     return Case(
         ranks, f"n={length}", vector_of(xs), chunks(total, ranks),
         4 * (length + 2 * chunk), [traffic("reduce_scatter", length, ranks)],
-        mistakes={
+        mistakes=leftwards | {
             "returned the chunk that the next rank owns": [total[cut[(rank + 1) % ranks]] for rank in range(ranks)],
             "returned the chunk that the rank before it owns":
                 [total[cut[(rank - 1) % ranks]] for rank in range(ranks)],

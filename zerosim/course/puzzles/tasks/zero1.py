@@ -32,7 +32,7 @@ then all show what they have updated:
             momentum = 0.9·momentum + mean;  weights = weights - lr·momentum
 
 Write into weights and momentum, and return them; the gradient is read-only. The ring's order is prescribed.
-Allowed: exchange, reduce_scatter, all_gather, all_reduce; but an all-reduce sends twice what is needed.
+An all-reduce sends twice what is needed.
 """
 
 FUNCTION = '''

@@ -23,8 +23,7 @@ next one is computed. At no time does a rank hold the gradients of the whole mod
             first; each is its chunk of the cut by ceil(n_l/N)
 
 gradient_of must be called from the last layer to the first, each once. What it returns is yours: `del` the
-name, or rank.memory.free() it. A rank may hold its shards and two layers at most; one for the star. Allowed:
-exchange, reduce_scatter, all_reduce.
+name, or rank.memory.free() it. A rank may hold its shards and two layers at most; one for the star.
 """
 
 FUNCTION = '''

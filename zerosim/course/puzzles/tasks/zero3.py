@@ -35,8 +35,7 @@ needed, used, and freed at once; in backward it is gathered again:
         ->  the list of this rank's shards of the mean of dw, layer 0 first
 
 The loss is half the square of the last output, so that its gradient dy is that output itself. Backward needs
-each layer's input, so forward keeps it; it must not keep gathered weights. Allowed: exchange, all_gather,
-reduce_scatter.
+each layer's input, so forward keeps it; it must not keep gathered weights.
 """
 
 FUNCTION = '''

@@ -1,4 +1,4 @@
-"""One training step as a stream of events, in the engine's order; transient memory and seconds are folds over it.
+"""One training step as a stream of events, in the engine's order; `step_folds` reads memory and seconds off it.
 
 Legend: N ranks, k micro-batches; u elements of one padded unit, c = u/N of it a rank's own chunk; B sequences of a
 micro-batch. Activations and tokens grow with B, all else does not.
@@ -22,9 +22,7 @@ buffers are held from its issue to its wait, and both are events, so what is hel
 A ring declares as buffers two chunks of partial sums that arrive in turn, one where N = 2, none where N = 1.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
 from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -33,14 +31,8 @@ import numpy as np
 
 from zerosim.numerics.places import DEVICE, DISK
 from zerosim.numerics.quantization import Blockwise
-from zerosim.planning.activations import BETWEEN, Block, Place, passes, snapshots
-from zerosim.planning.closed_forms import (
-    AGREEMENT_NBYTES,
-    STAGES,
-    Job,
-)
-from zerosim.planning.cost import Curve, curve
-from zerosim.planning.hardware import Network
+from zerosim.planning.closed_forms import AGREEMENT_NBYTES, STAGES, Job
+from zerosim.planning.step_activations import Place, passes
 
 ALL, INSIDE, ACROSS = "all", "inside", "across"
 GATHERED, SECONDARY, GRADIENT, BUFFER = "gathered parameters", "secondary parameters", "gradients", "buffers"
@@ -124,14 +116,14 @@ class MicroBatchWalk:
         self.job, self.options, self.first, self.last = job, job.options, number == 0, number == job.micro_batches - 1
         self.lengths = job.padded_lengths
         self.written, self.added = job.policy.compute_dtype, job.policy.accumulate_dtype
-        self.moving, self.weights = job.policy.reduce_dtype, job.policy.compute_dtype.itemsize
-        self.parameters_elsewhere = self.options.offload.parameters != DEVICE
-        self.gradients_elsewhere = self.options.offload.gradients != DEVICE
-        self.stays = frozenset(job.kept_gathered)
+        self.reduced, self.itemsize = job.policy.reduce_dtype, job.policy.compute_dtype.itemsize
+        self.parameters_off_device = self.options.offload.parameters != DEVICE
+        self.gradients_off_device = self.options.offload.gradients != DEVICE
+        self.kept_gathered = frozenset(job.kept_gathered)
         self.gathered: dict[int, bool] = {}      # by unit: True while its gather is under way
         self.zeropp = self.options.parts
         self.secondary = set(range(len(self.lengths))) if self.zeropp.hpz and number else set[int]()
-        self.arriving: dict[int, int] = {}       # by unit: buffers of the gather that is under way
+        self.gather_buffers: dict[int, int] = {}       # by unit: buffers of the gather that is under way
         self.reducing: Reducing | None = None
         self.across: Reducing | None = None
 
@@ -165,7 +157,7 @@ class MicroBatchWalk:
 
     def _unsharded(self, unit: int, ahead: Sequence[int], inside: Iterator[StepEvent]) -> Iterator[StepEvent]:
         """The events inside, with the weights of the unit and those that it uses of tied units."""
-        if not (self.job.states.parameters_sharded or self.parameters_elsewhere):
+        if not (self.job.states.parameters_sharded or self.parameters_off_device):
             yield from inside
             return
         used = [unit, *dict.fromkeys(owner for user, owner in self.job.tied if user == unit)]
@@ -178,26 +170,26 @@ class MicroBatchWalk:
                 yield from self._gather(one, ahead=True)
         yield from inside
         for one in used:
-            if one not in self.stays:
+            if one not in self.kept_gathered:
                 yield self._reshard(one)
 
     def _gather(self, unit: int, *, ahead: bool) -> Iterator[StepEvent]:
-        nbytes, form, job = self.weights * self.lengths[unit], self.zeropp.weights, self.job
+        nbytes, form, job = self.itemsize * self.lengths[unit], self.zeropp.weights, self.job
         yield HeldBytes(GATHERED, nbytes)
         self.gathered[unit] = True
         if not job.states.parameters_sharded:
             pass  # it comes from where it rests
         elif unit in self.secondary:
             yield CollectiveIssue("all_gather", unit, nbytes, job.ranks // self.options.nodes, INSIDE)
-        else:  # its own chunk comes to the device; or what a rank sends, quantized, and what it receives
-            sent = 0 if form is None else form.nbytes(self.lengths[unit] // job.ranks)
-            brought = nbytes // job.shards * self.parameters_elsewhere
-            gone = 0 if form is None else brought  # when it is quantized
-            self.arriving[unit] = sent * (1 + job.ranks) + brought - gone
-            yield HeldBytes(BUFFER, self.arriving[unit] + gone)
-            yield ring("all_gather", unit, nbytes if form is None else sent * job.ranks, job)
-            if gone:
-                yield HeldBytes(BUFFER, -gone)
+        else:
+            quantized = 0 if form is None else form.nbytes(self.lengths[unit] // job.ranks)
+            fetched = nbytes // job.shards * self.parameters_off_device  # the rank's own chunk, from where it rests
+            until_quantized = 0 if form is None else fetched
+            self.gather_buffers[unit] = quantized * (1 + job.ranks) + fetched - until_quantized  # sent, and received
+            yield HeldBytes(BUFFER, self.gather_buffers[unit] + until_quantized)
+            yield ring("all_gather", unit, nbytes if form is None else quantized * job.ranks, job)
+            if until_quantized:
+                yield HeldBytes(BUFFER, -until_quantized)
         if not ahead:
             yield from self._wait_for(unit)
 
@@ -209,14 +201,14 @@ class MicroBatchWalk:
     def _arrived(self, unit: int) -> Iterator[StepEvent]:
         """Waits for a gather; the first one leaves a secondary shard."""
         yield CollectiveWait(("all_gather", unit))
-        yield HeldBytes(BUFFER, -self.arriving.pop(unit, 0))
+        yield HeldBytes(BUFFER, -self.gather_buffers.pop(unit, 0))
         if self.zeropp.hpz and unit not in self.secondary:
             self.secondary.add(unit)
             yield HeldBytes(SECONDARY, secondary_nbytes(self.job, unit))
 
     def _reshard(self, unit: int) -> StepEvent:
         del self.gathered[unit]
-        return HeldBytes(GATHERED, -self.weights * self.lengths[unit])
+        return HeldBytes(GATHERED, -self.itemsize * self.lengths[unit])
 
     def _reshard_all(self) -> Iterator[StepEvent]:
         for unit in list(self.gathered):
@@ -226,84 +218,86 @@ class MicroBatchWalk:
     # -- gradients ----------------------------------------------------------------------------------------------------
 
     def _back(self, unit: int) -> Iterator[StepEvent]:
-        """A unit goes back, and its gradient is accumulated."""
+        """A unit goes back, and its gradient is accumulated; where others use its weights, theirs is added first."""
         states, length, written, added = self.job.states, self.lengths[unit], self.written, self.added
-        at_rest = not states.gradients_sharded and self.first and written == added and not self.gradients_elsewhere
-        own = 0 if at_rest else length * written.itemsize
+        at_rest = not states.gradients_sharded and self.first and written == added and not self.gradients_off_device
+        gradient = 0 if at_rest else length * written.itemsize
         tied = [*zip(self.job.tied, self.job.tied_lengths, strict=True)]
-        of_others = sum(n for (user, _), n in tied if user == unit)  # elements of weights that are another unit's
-        parts = [n for (_, owner), n in tied if owner == unit]       # written by users that have gone back
-        wide = length * added.itemsize if parts and written != added else 0
-        yield HeldBytes(GRADIENT, own + of_others * written.itemsize)
+        tied_elements = sum(n for (user, _), n in tied if user == unit)  # of weights that are another unit's
+        users = [n for (_, owner), n in tied if owner == unit]           # elements that its users have written
+        wide_sum = length * added.itemsize if users and written != added else 0
+        whole, dtype = (wide_sum, added) if wide_sum else (gradient, written)
+        yield HeldBytes(GRADIENT, gradient + tied_elements * written.itemsize)
         yield from (At("backward", unit), At("accumulated", unit))
-        if parts:
-            yield HeldBytes(GRADIENT, wide)
-            yield HeldBytes(GRADIENT, -sum(parts) * added.itemsize)
+        if users:
+            yield HeldBytes(GRADIENT, wide_sum)
+            yield HeldBytes(GRADIENT, -sum(users) * added.itemsize)
         if states.gradients_sharded:
-            yield from self._reduce(unit, wide or own, added if wide else written)
-        elif self.last and self.gradients_elsewhere:
-            yield from self._reduce_addends(unit, wide or own, added if wide else written, wide)
+            yield from self._reduce(unit, whole, dtype)
+        elif self.last and self.gradients_off_device:
+            yield from self._reduce_addends(unit, whole, dtype, wide_sum)
         elif self.last and self.options.overlap:
             yield from self._reduce_resting(unit)
-        if of_others:
-            yield HeldBytes(GRADIENT, of_others * added.itemsize)
-        stays = self.reducing.gradient_nbytes if self.reducing else 0
-        yield HeldBytes(GRADIENT, stays - (own + wide + of_others * written.itemsize))
+        if tied_elements:
+            yield HeldBytes(GRADIENT, tied_elements * added.itemsize)
+        in_flight = self.reducing.gradient_nbytes if self.reducing else 0
+        yield HeldBytes(GRADIENT, in_flight - (gradient + wide_sum + tied_elements * written.itemsize))
 
     def _reduce(self, unit: int, whole: int, dtype: np.dtype[Any]) -> Iterator[StepEvent]:
         """Reduces one unit's gradient of so many bytes, after the one that is under way."""
         if self.zeropp.gradients is not None:
             yield from self._exchange(unit, dtype, self.zeropp.gradients)
             return
-        moving, length, chunk = self.moving, self.lengths[unit], self.lengths[unit] // self.job.shards
-        packed = 0 if moving == dtype else length * moving.itemsize  # cast into a buffer
-        in_place = self.first and moving == self.added and not self.gradients_elsewhere
+        length, chunk = self.lengths[unit], self.lengths[unit] // self.job.shards
+        cast = 0 if self.reduced == dtype else length * self.reduced.itemsize
+        in_place = self.first and self.reduced == self.added and not self.gradients_off_device
         yield from self._reduced()
-        arrives = (0 if in_place else chunk * moving.itemsize) + hops_nbytes(self.job, chunk, self.job.shards)
+        received = (0 if in_place else chunk * self.reduced.itemsize) + hops_nbytes(self.job, chunk, self.job.shards)
         operation = "reduce_scatter"
         if self.options.by_micro_batch:  # all addends of the rank's own chunk
-            arrives, operation = length * moving.itemsize, "all_to_all"
-        yield HeldBytes(BUFFER, packed + arrives)
-        yield ring(operation, unit, length * moving.itemsize, self.job)
-        stays = 0 if packed or not self.options.overlap else whole
-        self.reducing = Reducing((operation, unit), stays, packed + arrives)
+            received, operation = length * self.reduced.itemsize, "all_to_all"
+        yield HeldBytes(BUFFER, cast + received)
+        yield ring(operation, unit, length * self.reduced.itemsize, self.job)
+        source = 0 if cast or not self.options.overlap else whole
+        self.reducing = Reducing((operation, unit), source, cast + received)
         if not self.options.overlap:
             yield from self._reduced()
 
-    def _reduce_addends(self, unit: int, whole: int, dtype: np.dtype[Any], wide: int) -> Iterator[StepEvent]:
+    def _reduce_addends(self, unit: int, whole: int, dtype: np.dtype[Any], wide_sum: int) -> Iterator[StepEvent]:
         """Reduces the step's gradient of one unit, whose last addend of so many bytes is on the device, to which the
         others come; the sum leaves it."""
-        moving, added, length, job = self.moving, self.added, self.lengths[unit], self.job
-        copy = 0 if self.first and dtype == added else length * added.itemsize
-        yield HeldBytes(BUFFER, copy)
-        gone = wide * (copy > 0)  # where a tied unit's own sum has been added to that of earlier micro-batches
-        yield HeldBytes(GRADIENT, -gone)
-        packed = 0 if moving == (added if copy else dtype) else length * moving.itemsize
+        reduced, added, length, job = self.reduced, self.added, self.lengths[unit], self.job
+        others = 0 if self.first and dtype == added else length * added.itemsize  # the sum of all addends
+        yield HeldBytes(BUFFER, others)
+        freed = wide_sum * (others > 0)  # where a tied unit's own sum has been added to that of earlier micro-batches
+        yield HeldBytes(GRADIENT, -freed)
+        cast = 0 if reduced == (added if others else dtype) else length * reduced.itemsize
         chunk, operation = length // job.shards, whole_reduction(job)
         yield from self._reduced()
-        arrives = chunk if operation == "reduce_scatter" else length
-        buffers = packed + hops_nbytes(job, chunk, job.shards) + arrives * moving.itemsize
+        received = chunk if operation == "reduce_scatter" else length
+        buffers = cast + hops_nbytes(job, chunk, job.shards) + received * reduced.itemsize
         yield HeldBytes(BUFFER, buffers)
-        yield ring(operation, unit, length * moving.itemsize, job)
-        waits = not packed and self.options.overlap  # for its source, which stays until then
-        self.reducing = Reducing((operation, unit), whole * (waits and not copy), buffers + copy * waits)
+        yield ring(operation, unit, length * reduced.itemsize, job)
+        sends_source = not cast and self.options.overlap  # which is held until the wait
+        self.reducing = Reducing((operation, unit), whole * (sends_source and not others),
+                                 buffers + others * sends_source)
         if not self.options.overlap:
             yield from self._reduced()
-        yield HeldBytes(BUFFER, -copy * (not waits))
-        yield HeldBytes(GRADIENT, gone)
+        yield HeldBytes(BUFFER, -others * (not sends_source))
+        yield HeldBytes(GRADIENT, freed)
 
     def _exchange(self, unit: int, dtype: np.dtype[Any], form: Blockwise) -> Iterator[StepEvent]:
         """Begins to reduce one unit's gradient by two all-to-alls, of which the second follows when the first is
         waited for."""
         job, length = self.job, self.lengths[unit]
         nbytes = form.nbytes(length // job.ranks) * job.ranks
-        packed = 0 if self.moving == dtype else length * self.moving.itemsize
+        cast = 0 if self.reduced == dtype else length * self.reduced.itemsize
         yield from self._reduced()
-        yield HeldBytes(BUFFER, packed + 2 * nbytes)  # sent, and received
+        yield HeldBytes(BUFFER, cast + 2 * nbytes)  # sent, and received
         yield CollectiveIssue("all_to_all", unit, nbytes, job.ranks // self.options.nodes, INSIDE)
-        stays = nbytes * (1 + self.options.overlap)
-        yield HeldBytes(BUFFER, stays - packed - 2 * nbytes)
-        self.reducing = Reducing(("all_to_all", unit), 0, stays)
+        in_flight = nbytes * (1 + self.options.overlap)
+        yield HeldBytes(BUFFER, in_flight - cast - 2 * nbytes)
+        self.reducing = Reducing(("all_to_all", unit), 0, in_flight)
         if not self.options.overlap:
             yield from self._reduced()
 
@@ -338,8 +332,8 @@ class MicroBatchWalk:
             yield HeldBytes(GRADIENT, -reducing.gradient_nbytes)
             if self.options.replicas > 1 and self.last and self.options.overlap:
                 yield from self._reduced_across()
-                buffers, cast, issue = across_issue(self.job, unit)
-                yield from (HeldBytes(BUFFER, buffers + cast), issue, HeldBytes(BUFFER, -cast))
+                buffers, freed, issue = across_issue(self.job, unit)
+                yield from (HeldBytes(BUFFER, buffers + freed), issue, HeldBytes(BUFFER, -freed))
                 self.across = Reducing(issue.key, 0, buffers)
 
     def _reduced_across(self) -> Iterator[StepEvent]:
@@ -367,26 +361,24 @@ def at_once(issue: CollectiveIssue, buffers: int) -> tuple[StepEvent, ...]:
 
 def resting_issue(job: Job, unit: int) -> tuple[CollectiveIssue, int]:
     """The reduction of a unit's whole gradient, where it rests, and bytes of its buffers: a cast, and hops."""
-    length, moving = job.padded_lengths[unit], job.policy.reduce_dtype
-    packed = 0 if moving == job.policy.accumulate_dtype else length * moving.itemsize
-    return (ring(whole_reduction(job), unit, length * moving.itemsize, job),
-            packed + hops_nbytes(job, length // job.shards, job.shards))
+    length, reduced = job.padded_lengths[unit], job.policy.reduce_dtype
+    cast = 0 if reduced == job.policy.accumulate_dtype else length * reduced.itemsize
+    return (ring(whole_reduction(job), unit, length * reduced.itemsize, job),
+            cast + hops_nbytes(job, length // job.shards, job.shards))
 
 
 def across_issue(job: Job, unit: int) -> tuple[int, int, CollectiveIssue]:
-    """The all-reduce of a unit's shards across nodes, bytes of its buffers, and of what is gone when it has begun.
+    """The all-reduce of a unit's shards across nodes: bytes of its buffers, bytes freed when it has begun, the call.
 
     Shards are added up where they rest, if that is on the device and in the format in which they travel. Else they are
     cast into a buffer, and come back in another; and what rests elsewhere comes to the device first.
     """
-    shard, moving = job.padded_lengths[unit] // job.shards, job.policy.reduce_dtype
-    rests = job.reduced_dtype
-    elsewhere, cast = job.options.offload.gradients != DEVICE, rests != moving
-    brought = shard * rests.itemsize * elsewhere
-    buffers = shard * moving.itemsize * (cast + (cast or elsewhere)) + hops_nbytes(
-        job, shard // job.options.replicas, job.options.replicas)
-    return (buffers + brought * (not cast), brought * cast,
-            CollectiveIssue("all_reduce", unit, shard * moving.itemsize, job.options.replicas, ACROSS))
+    shard, reduced, nodes = job.padded_lengths[unit] // job.shards, job.policy.reduce_dtype, job.options.replicas
+    off_device, cast = job.options.offload.gradients != DEVICE, job.reduced_dtype != reduced
+    fetched = shard * job.reduced_dtype.itemsize * off_device
+    buffers = shard * reduced.itemsize * (cast + (cast or off_device)) + hops_nbytes(job, shard // nodes, nodes)
+    return (buffers + fetched * (not cast), fetched * cast,
+            CollectiveIssue("all_reduce", unit, shard * reduced.itemsize, nodes, ACROSS))
 
 
 def hops_nbytes(job: Job, chunk: int, ranks: int) -> int:
@@ -426,40 +418,42 @@ def after_backward(job: Job) -> Iterator[StepEvent]:
     states, policy, lengths = _checked(job).states, job.policy, job.padded_lengths
     reduced = policy.reduce_dtype.itemsize
     yield AFTER_BACKWARD
-    elsewhere = job.options.offload.gradients != DEVICE
-    taken = 0 if states.gradients_sharded or elsewhere else sum_nbytes(job)
-    if not (states.gradients_sharded or job.options.overlap or elsewhere):
-        yield HeldBytes(GRADIENT, taken)
+    off_device = job.options.offload.gradients != DEVICE
+    held = 0 if states.gradients_sharded or off_device else sum_nbytes(job)
+    if not (states.gradients_sharded or job.options.overlap or off_device):
+        yield HeldBytes(GRADIENT, held)
         for unit in range(len(lengths)):
             yield from at_once(*resting_issue(job, unit))
     if job.options.replicas > 1:
         if not job.options.overlap:
             for unit in range(len(lengths)):
-                buffers, cast, issue = across_issue(job, unit)
-                yield from at_once(issue, buffers + cast)
+                buffers, freed, issue = across_issue(job, unit)
+                yield from at_once(issue, buffers + freed)
         if not (states.gradients_sharded or states.optimizer_sharded):
-            in_place = policy.reduce_dtype == policy.accumulate_dtype or elsewhere
+            in_place = policy.reduce_dtype == policy.accumulate_dtype or off_device
             whole = 0 if in_place else job.held(False) * reduced
             yield HeldBytes(GRADIENT, whole)
             for unit, length in enumerate(lengths):
                 yield from at_once(ring("all_gather", unit, length * reduced, job),
-                                   (length + length // job.shards) * reduced * elsewhere)
-            yield HeldBytes(GRADIENT, -taken)
-            taken = whole
+                                   (length + length // job.shards) * reduced * off_device)
+            yield HeldBytes(GRADIENT, -held)
+            held = whole
     if job.options.parts.hpz:
         yield HeldBytes(SECONDARY, -sum(secondary_nbytes(job, unit) for unit in range(len(lengths))))
     yield At("scan", 0)
-    yield from (HeldBytes(BUFFER, sign * nbytes * job.shards) for nbytes in job.control_nbytes for sign in (1, -1))
-    yield from _updated(job, taken)
+    for nbytes in filter(None, job.control_nbytes):
+        yield from at_once(ring("all_gather", 0, nbytes * job.shards, job), nbytes * job.shards)
+    yield from _updated(job, held)
 
 
-def _updated(job: Job, taken: int) -> Iterator[StepEvent]:
-    """Each unit is updated; `taken` bytes of gradients go when all are; then replicas are made equal again."""
+def _updated(job: Job, held: int) -> Iterator[StepEvent]:
+    """Each unit is updated; the bytes of gradients that are `held` go when all are; then replicas are made equal."""
     lengths, itemsize = job.padded_lengths, job.policy.compute_dtype.itemsize
     gathered, places = job.states.gathers_after_update, job.options.offload
-    elsewhere = places.parameters != DEVICE  # each unit comes to the device then, and goes again
-    ahead = gathered and job.options.overlap and not elsewhere
-    agreement = [HeldBytes(BUFFER, sign * AGREEMENT_NBYTES * job.ranks) for sign in (1, -1)]
+    off_device = places.parameters != DEVICE  # each unit comes to the device then, and goes again
+    ahead = gathered and job.options.overlap and not off_device
+    agreement = at_once(CollectiveIssue("all_gather", 0, AGREEMENT_NBYTES * job.ranks, job.ranks),
+                        AGREEMENT_NBYTES * job.ranks)  # that files are written
     for unit, length in enumerate(lengths):
         yield At("update", unit)
         if ahead and places.optimizer == DEVICE:
@@ -467,161 +461,12 @@ def _updated(job: Job, taken: int) -> Iterator[StepEvent]:
     yield from agreement if places.optimizer == DISK else ()
     for unit, length in enumerate(lengths if ahead and places.optimizer != DEVICE else ()):
         yield ring("all_gather", unit, length * itemsize, job)
-    yield HeldBytes(GRADIENT, -taken)
+    yield HeldBytes(GRADIENT, -held)
     for unit, length in enumerate(lengths if gathered else ()):
-        buffers = (length + length // job.shards) * itemsize * elsewhere
+        buffers = (length + length // job.shards) * itemsize * off_device
         yield HeldBytes(BUFFER, buffers)
         if not ahead:
             yield ring("all_gather", unit, length * itemsize, job)
         yield CollectiveWait(("all_gather", unit))
         yield HeldBytes(BUFFER, -buffers)
     yield from agreement if gathered and places.parameters == DISK else ()
-
-
-# -- memory -----------------------------------------------------------------------------------------------------------
-
-
-# The place after which what is between two computations rests.
-ENDS = {"forward": "forward end", "again": "again end", "loss": "loss end", "accumulated": "accumulated",
-        "backward": "backward end"}
-
-
-@dataclass(frozen=True, slots=True)
-class Flow:
-    """The activations of a decoder: blocks, vocabulary and recomputation policy; one sequence of the block counts."""
-
-    block: Block
-    blocks: int
-    vocabulary: int
-    policy: str
-
-
-class TransientSnapshot(NamedTuple):
-    """Bytes at one moment: gathered, of gradients on their way, of buffers; of each sequence activations and tokens.
-
-    ``place`` is the last computation before it.
-    """
-
-    place: Place
-    gathered_nbytes: int
-    secondary_nbytes: int
-    gradients_nbytes: int
-    buffers_nbytes: int
-    sequence_nbytes: int
-
-    def nbytes(self, batch: int) -> int:
-        """All of it, of so many sequences."""
-        return self.fixed_nbytes + batch * self.sequence_nbytes
-
-    @property
-    def fixed_nbytes(self) -> int:
-        """The bytes that do not grow with the batch."""
-        return self.gathered_nbytes + self.secondary_nbytes + self.gradients_nbytes + self.buffers_nbytes
-
-
-@dataclass(frozen=True, slots=True)
-class TransientMemory:
-    """The most bytes at one moment: of gathered parameters, of secondary shards (hpZ), of gradients on their way, of
-    collectives' buffers, of the latter two together. ``snapshots`` are those that can be the fullest of all."""
-
-    gathered_nbytes: int
-    secondary_nbytes: int
-    gradients_nbytes: int
-    buffers_nbytes: int
-    in_flight_nbytes: int
-    snapshots: tuple[TransientSnapshot, ...]
-
-    def fullest(self, batch: int) -> TransientSnapshot:
-        """The fullest moment of a step of so many sequences a micro-batch."""
-        return max(self.snapshots, key=lambda snapshot: snapshot.nbytes(batch))
-
-    def fullest_nbytes(self, batch: int) -> int:
-        """Everything that comes and goes, at that moment."""
-        return self.fullest(batch).nbytes(batch)
-
-
-@lru_cache(maxsize=512)
-def transient_memory(job: Job, flow: Flow | None = None) -> TransientMemory:
-    """The bytes that come and go in a step of this job, under its options; without a flow, no activations.
-
-    >>> from zerosim.options import StepOptions
-    >>> from zerosim.planning.closed_forms import STAGES
-    >>> [transient_memory(Job((400, 600, 200), 2, STAGES[2], options=StepOptions(overlap=overlap))).in_flight_nbytes
-    ...  for overlap in (False, True)]
-    [1800, 2600]
-    """
-    levels = {} if flow is None else _levels(flow)
-    held, most = dict.fromkeys(HELD, 0), dict.fromkeys(HELD, 0)
-    in_flight, total, place, level = 0, 0, START, 0
-    fullest: dict[int, TransientSnapshot] = {}  # by bytes of each sequence
-    for event in step_events(job):
-        if isinstance(event, At):
-            place, level = event, levels.get(event, 0)
-        elif isinstance(event, HeldBytes):
-            held[event.kind] += event.nbytes
-            total += event.nbytes
-            if event.nbytes <= 0:
-                continue
-            most[event.kind] = max(most[event.kind], held[event.kind])
-            in_flight = max(in_flight, held[GRADIENT] + held[BUFFER])
-        else:
-            continue
-        if level not in fullest or total > fullest[level].fixed_nbytes:
-            fullest[level] = TransientSnapshot(
-                place, held[GATHERED], held[SECONDARY], held[GRADIENT], held[BUFFER], level)
-    assert not any(held.values()), f"what comes also goes, but {held} stayed"
-    snapshots: list[TransientSnapshot] = []  # those that none exceeds in both respects
-    for _, snapshot in sorted(fullest.items(), reverse=True):
-        if not snapshots or snapshot.fixed_nbytes > snapshots[-1].fixed_nbytes:
-            snapshots.append(snapshot)
-    return TransientMemory(most[GATHERED], most[SECONDARY], most[GRADIENT], most[BUFFER], in_flight, tuple(snapshots))
-
-
-@lru_cache(maxsize=512)
-def _levels(flow: Flow) -> dict[Place, int]:
-    """Bytes of activations, their gradients and tokens of one sequence, at the fullest moment of each place."""
-    found: dict[Place, int] = {START: 2 * TOKEN_NBYTES * flow.block.tokens}
-    last = flow.blocks + 1
-    for snapshot in snapshots(flow.block, flow.blocks, flow.vocabulary, flow.policy, between=True):
-        phase = "loss" if snapshot.step == "loss" else snapshot.phase
-        place = (ENDS[phase] if snapshot.step == BETWEEN else phase, snapshot.unit)
-        gone = place in (("accumulated", 0), ("backward end", 0))  # the first unit has dropped the tokens
-        vectors = 2 if phase == "forward" or place == ("loss", last) else 0 if gone else 1
-        nbytes = snapshot.total_nbytes + vectors * TOKEN_NBYTES * flow.block.tokens
-        found[place] = max(found.get(place, 0), nbytes)
-    return found
-
-
-# -- seconds ----------------------------------------------------------------------------------------------------------
-
-
-def communication_seconds(events: Iterable[StepEvent], seconds_at: Mapping[Place, float],
-                          network: Network) -> tuple[float, float]:
-    """(seconds of communication, seconds for which the program stands still for it) in a step or a part of one.
-
-    ``seconds_at`` are those that a unit computes at each of its places.
-    """
-    clock = free = communication = exposed = 0.0
-    ends: dict[tuple[str, int], float] = {}
-    prices: dict[tuple[str, int, int, str], float] = {}
-    networks = {ALL: network, INSIDE: Network(network.inside), ACROSS: Network(network.between or network.inside)}
-    for event in events:
-        if isinstance(event, At):
-            clock += seconds_at.get(event, 0.0)
-        elif isinstance(event, CollectiveIssue):
-            call = event.operation, event.ranks, event.nbytes, event.where
-            if call not in prices:  # a model of many equal units has few
-                prices[call] = _ring(event.operation, event.ranks, networks[event.where]).seconds(event.nbytes)
-            seconds = prices[call]
-            communication += seconds
-            ends[event.key] = free = max(clock, free) + seconds
-        elif isinstance(event, CollectiveWait):
-            end = ends.pop(event.key)
-            if end > clock:
-                exposed, clock = exposed + (end - clock), end
-    return communication, exposed
-
-
-@lru_cache(maxsize=64)
-def _ring(operation: str, ranks: int, network: Network) -> Curve:
-    return curve(operation, "pairwise" if operation == "all_to_all" else "ring", ranks, network)

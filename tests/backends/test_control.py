@@ -1,4 +1,4 @@
-"""What ranks in different processes find out from each other's notes, without any process; and a world of one."""
+"""What ranks in different processes find out from control messages, without any process; and a world of one."""
 
 import re
 import signal
@@ -16,7 +16,7 @@ import zerosim as zs
 from tests.support import assert_refused
 from zerosim.backends.nccl.cluster import NCCLProcessCluster
 from zerosim.backends.processes.cluster import SPINS, OwnResult, ProcessBackend
-from zerosim.backends.processes.notes import (
+from zerosim.backends.processes.control import (
     COLLECTIVE,
     RECEIVE,
     SEND,
@@ -33,22 +33,23 @@ from zerosim.backends.processes.notes import (
 from zerosim.backends.processes.tcp import TCPChannel
 from zerosim.numerics import kernels
 from zerosim.ranks import call as calls
-from zerosim.ranks import hub, process
+from zerosim.ranks import errors, hub, process
 
 GROUP = (0, 1, 2), ()
 DEADLOCK, MISMATCH = zs.DeadlockError, zs.MismatchError
 
 
-def call(number: int, operation: str = "all_reduce", length: int = 6) -> calls.Call:
+def call(number: int, operation: str = "all_reduce", line: int = 1) -> errors.MadeCall:
     """A collective of three ranks."""
-    return calls.Call(number, (), GROUP[0], operation, "ring", (length,), np.dtype(np.float32), (0, 2, 4, length))
+    made = calls.Call(number, (), GROUP[0], operation, "ring", (6,), np.dtype(np.float32), (0, 2, 4, 6))
+    return errors.MadeCall(made, f"a.py:{line} in f")
 
 
 def in_call(number: int, *, issued: int | None = None, operation: str = "all_reduce") -> Waiting:
-    """The note of a rank that waits in a collective, after ``issued`` of them."""
-    its = call(number, operation)
+    """The control message of a rank that waits in a collective, after ``issued`` of them."""
+    its = call(number, operation, 1 + (operation != "all_reduce"))
     needs = tuple((rank, (GROUP, COLLECTIVE, None), number + 1) for rank in GROUP[0])
-    return Waiting(str(its), "a.py:1 in f", counts(number + 1 if issued is None else issued), (its,), needs)
+    return Waiting(str(its.call), its.where, counts(number + 1 if issued is None else issued), (its,), needs)
 
 
 def counts(collectives: int = 0, sends: tuple[int, int] | None = None, receives: tuple[int, int] | None = None
@@ -59,7 +60,7 @@ def counts(collectives: int = 0, sends: tuple[int, int] | None = None, receives:
 
 
 def in_message(sends: tuple[int, int] | None = None, receives: tuple[int, int] | None = None) -> Waiting:
-    """The note of rank 0, which waits in its last exchange."""
+    """The control message of rank 0, which waits in its last exchange."""
     needs = [(some[0], (GROUP, kind, 0), some[1]) for kind, some in ((RECEIVE, sends), (SEND, receives)) if some]
     return Waiting("a message", "a.py:2 in f", counts(0, sends, receives), (), tuple(needs))
 
@@ -81,7 +82,8 @@ STUCK: list[tuple[dict[int, Any], type[Exception], str]] = [
     ({0: in_call(1), 1: in_call(1), 2: Finished(counts(1))}, DEADLOCK,
      r"(?s)ranks 0-1: in all_reduce\(call 1, \(6,\), float32\) at a\.py:1 in f, waiting for rank 2.*rank 2: finished"),
     ({0: in_call(0), 2: in_call(0, operation="reduce_scatter")}, MISMATCH,
-     r"rank 0 is in all_reduce\(call 0.*rank 2 is in reduce_scatter\(call 0"),
+     r"rank 0 is in all_reduce\(call 0, \(6,\), float32\) at a\.py:1 in f; "
+     r"rank 2 is in reduce_scatter\(call 0, \(6,\), float32\) at a\.py:2 in f\. "),
     ({0: in_call(0), 1: in_call(0), 2: Finished(counts(1), (call(0, "reduce_scatter"),))}, MISMATCH, "reduce_scatter"),
     ({0: in_message(receives=(1, 1)), 1: IDLE, 2: IDLE}, DEADLOCK, "a message at a.py:2"),
     ({0: in_message((1, 2)), 1: Finished(counts(receives=(0, 1))), 2: IDLE}, DEADLOCK, "a message at a.py:2"),
@@ -93,16 +95,16 @@ STUCK: list[tuple[dict[int, Any], type[Exception], str]] = [
 
 
 def test_a_verdict_is_found_where_nobody_can_go_on_or_something_is_left_over_and_only_there() -> None:
-    def judge(notes: dict[int, Any]) -> None:
-        over = len(notes) == 3 and all(isinstance(note, Finished) for note in notes.values())
-        found = unmet(notes) if over else verdict(notes, 3)
+    def judge(latest: dict[int, Any]) -> None:
+        over = len(latest) == 3 and all(isinstance(message, Finished) for message in latest.values())
+        found = unmet(latest) if over else verdict(latest, 3)
         if found is not None:
             raise found
 
-    for notes in GOING_ON:
-        judge(notes)
-    for notes, error, said in STUCK:
-        assert_refused(partial(judge, notes), said, error)
+    for latest in GOING_ON:
+        judge(latest)
+    for latest, error, said in STUCK:
+        assert_refused(partial(judge, latest), said, error)
 
 
 def backend_of(channel: Any, links: hub.Transport, *, debug: bool = False, timeout_seconds: float = 5.0
@@ -115,14 +117,14 @@ def backend_of(channel: Any, links: hub.Transport, *, debug: bool = False, timeo
 # -- values of all processes -------------------------------------------------------------------------------------------
 
 class Scripted(Channel):
-    """The channel of rank 0 of 3, to which the network brings one note at each look."""
+    """The channel of rank 0 of 3, to which the network brings one control message at each look."""
 
-    def __init__(self, *notes: tuple[int, Any]) -> None:
+    def __init__(self, *latest: tuple[int, Any]) -> None:
         super().__init__(0, 3)
-        self.coming, self.posted = list(notes), list[Any]()
+        self.coming, self.sent = list(latest), list[Any]()
 
-    def post(self, note: Any, to: int | None = None) -> None:
-        self.posted.append(note)
+    def send(self, message: Any, to: int | None = None) -> None:
+        self.sent.append(message)
 
     def incoming(self) -> Iterator[tuple[int, Any]]:
         yield from [self.coming.pop(0)] if self.coming else []
@@ -134,7 +136,7 @@ def test_what_was_said_before_a_value_is_forgotten_and_what_comes_after_it_is_ke
                        (2, Value("f")), (1, "newer"))
     assert channel.all_gather("a") == ["a", "b", "c"]
     assert channel.all_gather("d") == ["d", "e", "f"]
-    assert channel.posted == [Value("a"), Value("d")]
+    assert channel.sent == [Value("a"), Value("d")]
     assert list(channel.arrived()) == [(1, "newer")]
 
 
@@ -168,11 +170,11 @@ def test_a_rank_that_has_finished_hears_of_a_failure_that_comes_while_it_sleeps(
 
 
 def test_a_rank_that_waits_for_the_end_of_a_run_says_nothing_that_the_next_run_could_hear() -> None:
-    """However long: its last word has been said, and who has ended the run would take a note for one of the next."""
-    last_words = [(rank, note) for note in (Finished({}, ()), Value(None)) for rank in (1, 2)]
+    """However long: its last word has been said, and who has ended the run would take a message for one of the next."""
+    last_words = [(rank, message) for message in (Finished({}, ()), Value(None)) for rank in (1, 2)]
     channel = Scripted(*[(1, None)] * 2 * SPINS, *last_words)
     list(backend_of(channel, hub.Transport(), timeout_seconds=1e-9).drive([lambda: None]))
-    assert channel.posted == [Finished({}, ()), Value(None)]
+    assert channel.sent == [Finished({}, ()), Value(None)]
 
 
 # -- agreements in debug mode -----------------------------------------------------------------------------------------
@@ -180,20 +182,21 @@ def test_a_rank_that_waits_for_the_end_of_a_run_says_nothing_that_the_next_run_c
 @pytest.mark.parametrize("in_order", [False, True])
 def test_what_is_agreed_on_first_begins_first_unless_the_links_have_one_order(in_order: bool) -> None:
     """In debug mode rank 2, which is in the first call alone, is late; elsewhere it may have been early."""
-    letters, begun = list[Any](), list[calls.Call]()
-    channel: Any = SimpleNamespace(index=0, size=3, post=lambda note, to=None: None,
-                                   arrived=lambda: iter([letters.pop(0) for _ in letters.copy()]))
+    arriving, begun = list[Any](), list[calls.Call]()
+    channel: Any = SimpleNamespace(index=0, size=3, send=lambda message, to=None: None,
+                                   arrived=lambda: iter([arriving.pop(0) for _ in arriving.copy()]))
     links = hub.Transport()
     links.in_order, links.collective = in_order, lambda parts: iter([begun.append(parts[0].call)] * 9)
     backend = backend_of(channel, links, debug=True)
-    of_all, of_two = call(0), replace(call(0), group=(0, 1), communicator=(0, 1), cut=(0, 3, 6))
+    of_all = call(0).call
+    of_two = replace(of_all, group=(0, 1), communicator=(0, 1), cut=(0, 3, 6))
     for its in (of_all, of_two):
         empty = np.empty(6, np.float32)
         backend.issue(0, calls.PendingCall(its, 0, kernels.NumpyKernels(), empty, empty))
-    letters += [(1, Entered(of_all)), (1, Entered(of_two))]
+    arriving += [(1, Entered(errors.MadeCall(its, "a.py:1 in f"))) for its in (of_all, of_two)]
     backend.check_use(0)
     assert begun == ([] if in_order else [of_two])
-    letters.append((2, Entered(of_all)))
+    arriving.append((2, Entered(call(0))))
     backend.check_use(0)
     assert begun == ([of_all, of_two] if in_order else [of_two, of_all])
     assert not backend.announced.calls, "what all have agreed on is forgotten"
@@ -209,7 +212,7 @@ def alone(gpus: Any) -> Any:
 
 
 def test_a_note_that_comes_while_a_program_looks_at_the_last_words_does_not_change_them_under_it() -> None:
-    """The thread that listens takes a note; the program, which asks before every call, has no lock."""
+    """The thread that listens takes a control message; the program, which asks before every call, has no lock."""
     backend: Any = object.__new__(ProcessBackend)
     backend.endings = {}
     looking = iter(backend.endings.items())
@@ -231,9 +234,9 @@ def test_a_run_returns_this_ranks_result_at_its_index_and_gives_back_its_links(a
 
 def test_elements_on_the_host_that_do_not_fit_are_a_mismatch_and_not_broadcast(alone: Any) -> None:
     for out in (np.ones(4), np.ones(1, np.int64)):
-        said = f"rank 0 sends ((1,), float64) to rank 0, which expects ({out.shape}, {out.dtype})"
-        assert_refused(lambda out=out: alone().run(lambda rank: rank.exchange(np.ones(1), 0, out, 0)), re.escape(said),
-                       zs.MismatchError)
+        said = f"rank 0 sends ((1,), float64) at HERE to rank 0, which expects ({out.shape}, {out.dtype}) at HERE; "
+        assert_refused(lambda out=out: alone().run(lambda rank: rank.exchange(np.ones(1), 0, out, 0)),
+                       re.escape(said).replace("HERE", r"test_control\.py:\d+ in <lambda>"), zs.MismatchError)
 
 
 def test_a_ctrl_c_that_came_inside_the_bookkeeping_is_raised_at_the_next_call(alone: Any) -> None:
@@ -254,7 +257,7 @@ def test_a_ctrl_c_that_came_inside_the_bookkeeping_is_raised_at_the_next_call(al
 
 
 @pytest.mark.usefixtures("pythons_own_handler")
-@pytest.mark.parametrize("where", ["post", "all_gather"])
+@pytest.mark.parametrize("where", ["send", "all_gather"])
 def test_a_ctrl_c_after_a_rank_has_said_that_it_has_finished_waits_until_all_have_left_the_run(
         alone: Any, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     cluster = alone()
@@ -285,8 +288,8 @@ def test_a_note_that_has_arrived_is_read_though_a_ctrl_c_comes_between(
     seen: list[Any] = []
     monkeypatch.setattr(cluster._channel, "arrived", arrived)
     ordinary = ProcessBackend._receive
-    monkeypatch.setattr(ProcessBackend, "_receive", lambda self, rank, note: (seen.append(note),
-                                                                              ordinary(self, rank, note)))
+    monkeypatch.setattr(ProcessBackend, "_receive", lambda self, rank, message: (seen.append(message),
+                                                                              ordinary(self, rank, message)))
     with pytest.raises(KeyboardInterrupt):
         cluster.run(lambda rank: rank._state.backend.progress())
     assert seen[0] is None

@@ -1,6 +1,6 @@
-"""Notes between processes, beside the arrays: who has finished, who waits for whom, and what went wrong.
+"""Control messages between processes, beside the arrays: who has finished, who waits for whom, and what went wrong.
 
-A note is plain data. Notes of one rank arrive in the order in which it sent them.
+A control message is plain data; here it is just a message. Those of one rank arrive in the order in which it sent them.
 """
 
 import time
@@ -14,21 +14,23 @@ from typing import Any
 import numpy as np
 
 from zerosim.backends.processes.plain import from_bytes, known, to_bytes
-from zerosim.ranks.call import Call, GroupKey, Pending, PendingCall, PendingExchange
+from zerosim.ranks.call import GroupKey, Pending, PendingCall, PendingExchange
 from zerosim.ranks.errors import (
     DeadlockError,
+    MadeCall,
     MismatchError,
     RankPosition,
     RemoteError,
     add_note,
     deadlock_text,
     left_over_text,
-    misfit_text,
+    message_mismatch_text,
     mismatch_text,
+    place_of_call,
     ranks_text,
     text_of,
 )
-from zerosim.ranks.hub import NAP_SECONDS
+from zerosim.ranks.hub import POLL_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +41,19 @@ class Value:
 
 
 class Channel:
-    """Carries notes from every process to every other, without anybody waiting for them but in ``all_gather``."""
+    """Carries messages from every process to every other, without anybody waiting for them but in ``all_gather``."""
 
     def __init__(self, index: int, size: int) -> None:
         self.index, self.size = index, size
         self.lost: set[int] = set()  # processes that have ended without a word
         self._unread: list[deque[Any]] = [deque() for _ in range(size)]  # by rank
 
-    def post(self, note: Any, to: int | None = None) -> None:
-        """Sends a note to one rank, or to all others, and returns at once."""
+    def send(self, message: Any, to: int | None = None) -> None:
+        """Sends a control message to one rank, or to all others, and returns at once."""
         raise NotImplementedError
 
     def incoming(self) -> Iterator[tuple[int, Any]]:
-        """(rank, note) of what the network has brought since the last call."""
+        """(rank, message) of what the network has brought since the last call."""
         raise NotImplementedError
 
     def abort(self) -> None:
@@ -59,11 +61,11 @@ class Channel:
         raise NotImplementedError
 
     def close(self) -> None:
-        """No note is sent or awaited any more; every process calls it."""
+        """No message is sent or awaited any more; every process calls it."""
         raise NotImplementedError
 
     def arrived(self) -> Iterator[tuple[int, Any]]:
-        """(rank, note) of what has come since the last call; what comes after a value waits until that is gathered."""
+        """(rank, message) of what has come since the last call; what follows a value waits until that is gathered."""
         for rank, unread in self._fetched():
             while unread and not isinstance(unread[0], Value):
                 yield rank, unread.popleft()
@@ -71,31 +73,31 @@ class Channel:
     def all_gather(self, value: Any) -> list[Any]:
         """The values of all processes, in rank order; every process calls it, between runs or at the end of one.
 
-        Notes that a process sent before its value are forgotten: the run that they are about is over. Raises
+        Messages that a process sent before its value are forgotten: the run that they are about is over. Raises
         RemoteError where a process has gone without giving its value.
         """
-        self.post(Value(value))
+        self.send(Value(value))
         values = {self.index: value}
         while len(values) < self.size:
             lost = self.lost.copy()  # their last words are read below
             for rank, unread in self._fetched():
                 while unread and rank not in values:
-                    note = unread.popleft()
-                    if isinstance(note, Value):
-                        values[rank] = note.value
-            gone = sorted(lost - values.keys())
-            if gone:
-                raise RemoteError(gone_text(gone, self.size))
-            time.sleep(NAP_SECONDS)
+                    message = unread.popleft()
+                    if isinstance(message, Value):
+                        values[rank] = message.value
+            missing = sorted(lost - values.keys())
+            if missing:
+                raise RemoteError(lost_text(missing, self.size))
+            time.sleep(POLL_SECONDS)
         return [values[rank] for rank in range(self.size)]
 
     def _fetched(self) -> Iterator[tuple[int, deque[Any]]]:
-        for rank, note in self.incoming():
-            self._unread[rank].append(note)
+        for rank, message in self.incoming():
+            self._unread[rank].append(message)
         return enumerate(self._unread)
 
 
-def gone_text(ranks: list[int], size: int) -> str:
+def lost_text(ranks: list[int], size: int) -> str:
     """The text of an error about processes that have ended without a word."""
     whose = "its process has" if len(ranks) == 1 else "their processes have"
     return f"{ranks_text(ranks)} of {size} can no longer be reached: {whose} ended, or the network between us has"
@@ -135,12 +137,12 @@ class Waiting:
     what: str
     where: str
     issued: Counts
-    calls: tuple[Call, ...]
+    calls: tuple[MadeCall, ...]
     needs: tuple[tuple[int, Counted, int], ...]
 
     @classmethod
-    def of(cls, me: Pending, where: str, issued: Counts, calls: Iterable[Call]) -> "Waiting":
-        """The note of a rank whose program waits now."""
+    def of(cls, me: Pending, where: str, issued: Counts, calls: Iterable[MadeCall]) -> "Waiting":
+        """The control message of a rank whose program waits now."""
         needs: list[tuple[int, Counted, int]]
         if isinstance(me, PendingCall):
             needs = [(rank, (me.call.key, COLLECTIVE, None), me.call.number + 1) for rank in me.call.group]
@@ -153,7 +155,7 @@ class Waiting:
 class Entered:
     """The rank is about to take part in this collective (sent in debug mode only)."""
 
-    call: Call
+    made: MadeCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,7 @@ class Sending:
     group: GroupKey
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    where: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,16 +175,27 @@ class Elements:
     group: GroupKey
     number: int | None
     elements: np.ndarray
+    where: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the elements."""
+        return self.elements.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of the elements."""
+        return self.elements.dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Joining:
     """The rank will help to make this group, whatever else it receives, unless a rank of the group does not come; or,
-    said once more, has made it. ``invitation`` is what its first rank has to tell the others.
+    said once more, has made it. ``group_id`` is what its first rank has to tell the others.
     """
 
     key: GroupKey
-    invitation: bytes
+    group_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +203,7 @@ class Finished:
     """The program has returned; ``calls`` are its last collectives."""
 
     issued: Counts
-    calls: tuple[Call, ...] = ()
+    calls: tuple[MadeCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,15 +222,15 @@ class Failed:
 
     @classmethod
     def of(cls, error: BaseException, rank: int) -> "Failed":
-        """The note about an exception that this rank raised first."""
+        """The control message about an exception that this rank raised first."""
         kind, its_text = type(error), text_of(error)
-        note = cls(rank, kind.__module__, kind.__qualname__, arguments_of(error), f"{kind.__name__}: {its_text}",
+        message = cls(rank, kind.__module__, kind.__qualname__, arguments_of(error), f"{kind.__name__}: {its_text}",
                    "".join(traceback.format_exception(error)))
         try:
-            made = from_bytes(to_bytes(note))._made()  # as others will
+            made = from_bytes(to_bytes(message))._made()  # as others will
         except ValueError:
             made = None
-        return note if type(made) is kind and text_of(made) == its_text else replace(note, args=None)
+        return message if type(made) is kind and text_of(made) == its_text else replace(message, args=None)
 
     def error(self, ranks: int) -> BaseException:
         """The exception as other ranks raise it: its own type where that can be, else RemoteError."""
@@ -252,52 +266,60 @@ def raised_elsewhere(error: BaseException) -> bool:
 
 
 Ending = Finished | Failed
-Note = Waiting | None | Entered | Sending | Elements | Joining | Ending  # None: what the rank had waited for is there
+Control = Waiting | None | Entered | Sending | Elements | Joining | Ending  # None: the rank waits no more
 
 
-# -- Why nobody can go on: found from the ranks' notes alone ---------------------------------------------------------
-# A note may be outdated: its rank has gone on since. The verdict is right all the same. Of the ranks that have gone on
-# since their notes, take the one that did so first. What it waited for had been issued by ranks that had not gone on
-# yet, so their notes count it. Where the other notes lack something that each waiting rank needs, nobody has gone on.
+# -- Why nobody can go on: found from the ranks' messages alone ------------------------------------------------------
+# A message may be outdated: its rank has gone on since. The verdict is right all the same. Of the ranks that have gone
+# on since their messages, take the one that did so first. What it waited for had been issued by ranks that had not gone
+# on yet, so their messages count it. Where the other messages lack something that each waiting rank needs, nobody has.
 
 
-Notes = Mapping[int, Waiting | Finished]
+Latest = Mapping[int, Waiting | Finished]
 
 
-def verdict(notes: Notes, ranks: int) -> MismatchError | DeadlockError | None:
+def verdict(latest: Latest, ranks: int) -> MismatchError | DeadlockError | None:
     """The error, or None where somebody may still go on.
 
-    ``notes``: the last one of each rank that waits or has finished; other ranks are at work.
+    ``latest``: the last message of each rank that waits or has finished; other ranks are at work.
     """
-    mismatch = disagreement({rank: note.calls for rank, note in notes.items()})
-    if mismatch is not None or len(notes) < ranks:
+    mismatch = disagreement({rank: message.calls for rank, message in latest.items()})
+    if mismatch is not None or len(latest) < ranks:
         return mismatch
-    waiting = [note for note in notes.values() if isinstance(note, Waiting)]
-    if not waiting or not all(absent(note, notes) for note in waiting):
+    waiting = [message for message in latest.values() if isinstance(message, Waiting)]
+    if not waiting or not all(absent(message, latest) for message in waiting):
         return None
-    return DeadlockError(deadlock_text([_position(notes[rank], notes) for rank in range(ranks)]))
+    return DeadlockError(deadlock_text([_position(latest[rank], latest) for rank in range(ranks)]))
 
 
-def disagreement(calls: Mapping[int, tuple[Call, ...]]) -> MismatchError | None:
+def disagreement(calls: Mapping[int, tuple[MadeCall, ...]]) -> MismatchError | None:
     """MismatchError where two ranks' calls have the same place in the same group and are not equal."""
-    places = sorted(((call.key, call.number), rank, call) for rank, its in calls.items() for call in its)
-    for _, same in groupby(places, key=lambda found: found[0]):
-        found = {rank: call for _, rank, call in same}
-        if len(set(found.values())) > 1:
+    def number_of(made: tuple[int, MadeCall]) -> tuple[GroupKey, int]:
+        return made[1].call.key, made[1].call.number
+
+    ordered = sorted(((rank, one) for rank in sorted(calls) for one in calls[rank]), key=number_of)
+    for _, same in groupby(ordered, number_of):
+        found = dict(same)
+        if len({one.call for one in found.values()}) > 1:
             return MismatchError(mismatch_text(found))
     return None
 
 
-def absent(note: Waiting, notes: Notes) -> list[int]:
+def mismatched_message(sender: int, sent: Sending | Elements, receiver: int, out: Any) -> MismatchError:
+    """The error about a message that does not fit where the receiver's program waits for it."""
+    return MismatchError(message_mismatch_text(sender, sent, receiver, out, sent.where, place_of_call()))
+
+
+def absent(message: Waiting, latest: Latest) -> list[int]:
     """The ranks that have not issued what the waiting one needs of them."""
-    return [rank for rank, kind, number in note.needs if notes[rank].issued.get(kind, 0) < number]
+    return [rank for rank, kind, number in message.needs if latest[rank].issued.get(kind, 0) < number]
 
 
-def _position(note: Waiting | Finished, notes: Notes) -> RankPosition:
-    if isinstance(note, Finished):
+def _position(message: Waiting | Finished, latest: Latest) -> RankPosition:
+    if isinstance(message, Finished):
         return RankPosition(None)
-    in_a_collective = any(kind == COLLECTIVE for _, (_, kind, _), _ in note.needs)
-    return RankPosition(note.what, note.where, absent(note, notes) if in_a_collective else None)
+    in_a_collective = any(kind == COLLECTIVE for _, (_, kind, _), _ in message.needs)
+    return RankPosition(message.what, message.where, absent(message, latest) if in_a_collective else None)
 
 
 def unmet(endings: Mapping[int, Finished]) -> MismatchError | DeadlockError | None:
@@ -305,7 +327,7 @@ def unmet(endings: Mapping[int, Finished]) -> MismatchError | DeadlockError | No
 
     A library may take a small message before anybody asks for it; who sends it goes on, and what came is left over.
     """
-    mismatch = disagreement({rank: note.calls for rank, note in endings.items()})
+    mismatch = disagreement({rank: message.calls for rank, message in endings.items()})
     if mismatch is not None:
         return mismatch
     found = [*_messages_left(endings), *_calls_left(endings)]
@@ -313,8 +335,8 @@ def unmet(endings: Mapping[int, Finished]) -> MismatchError | DeadlockError | No
 
 
 def _messages_left(endings: Mapping[int, Finished]) -> Iterator[str]:
-    for rank, note in endings.items():
-        for (group, kind, peer), number in note.issued.items():
+    for rank, message in endings.items():
+        for (group, kind, peer), number in message.issued.items():
             if kind == SEND and peer is not None:
                 received = endings[peer].issued.get((group, RECEIVE, rank), 0)
                 if received < number:
@@ -322,7 +344,8 @@ def _messages_left(endings: Mapping[int, Finished]) -> Iterator[str]:
 
 
 def _calls_left(endings: Mapping[int, Finished]) -> Iterator[str]:
-    for called in dict.fromkeys(each for note in endings.values() for each in note.issued if each[1] == COLLECTIVE):
+    for called in dict.fromkeys(
+            each for message in endings.values() for each in message.issued if each[1] == COLLECTIVE):
         group = called[0][0]
         made = {rank: endings[rank].issued.get(called, 0) for rank in group}
         if len(set(made.values())) > 1:
@@ -338,29 +361,30 @@ def _calls_left(endings: Mapping[int, Finished]) -> Iterator[str]:
 class AnnouncedCalls:
     """The calls that this rank and the others have said that they are about to make."""
 
-    calls: defaultdict[tuple[GroupKey, int], dict[int, Call]] = field(default_factory=lambda: defaultdict(dict))
+    calls: defaultdict[tuple[GroupKey, int], dict[int, MadeCall]] = field(default_factory=lambda: defaultdict(dict))
     messages: defaultdict[tuple[GroupKey, int], list[Sending]] = field(default_factory=lambda: defaultdict(list))
 
     def announce(self, me: Pending, say: Callable[[Entered | Sending, int], None]) -> None:
         """Tells those who take part, this rank too, what it is about to do."""
         if isinstance(me, PendingCall):
+            made = MadeCall(me.call, me.where or place_of_call())
             for rank in me.call.group:
-                say(Entered(me.call), rank)
+                say(Entered(made), rank)
         elif me.to is not None and me.send is not None:
-            say(Sending(me.key, me.send.shape, me.send.dtype), me.to)
+            say(Sending(me.key, me.send.shape, me.send.dtype, place_of_call()), me.to)
 
-    def receive(self, rank: int, note: Entered | Sending) -> None:
+    def receive(self, rank: int, message: Entered | Sending) -> None:
         """Another rank has said what it is about to do."""
-        if isinstance(note, Entered):
-            self.calls[note.call.key, note.call.number][rank] = note.call
+        if isinstance(message, Entered):
+            self.calls[message.made.call.key, message.made.call.number][rank] = message.made
         else:
-            self.messages[note.group, rank].append(note)
+            self.messages[message.group, rank].append(message)
 
     def reached(self, me: Pending) -> bool:
         """True when all who take part have said the same; MismatchError when somebody said something else."""
         if isinstance(me, PendingCall):
             said = self.calls[me.call.key, me.call.number]
-            mismatch = disagreement({rank: (call,) for rank, call in said.items()})
+            mismatch = disagreement({rank: (made,) for rank, made in said.items()})
             if mismatch is not None:
                 raise mismatch
             if len(said) < me.call.ranks:
@@ -374,5 +398,5 @@ class AnnouncedCalls:
             return False
         sending = sendings.pop(0)
         if (sending.shape, sending.dtype) != (me.out.shape, me.out.dtype):
-            raise MismatchError(misfit_text(me.source, sending, me.rank, me.out))
+            raise mismatched_message(me.source, sending, me.rank, me.out)
         return True

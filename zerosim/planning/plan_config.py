@@ -1,0 +1,493 @@
+"""The configuration of a plan, which computes its rows: bytes and seconds of each stage and recomputation policy.
+
+Legend: N ranks, k micro-batches of B sequences of L tokens; P parameters; s those that a rank's optimizer updates, P or
+its share P/N; α seconds of latency, β bytes per second of a link, one way.
+
+`plan` takes names, `PlanConfig` holds what they stand for, `Plan` is the rows. Bytes are exact for what is counted;
+seconds rest on peak rates, on a share of the peak that arithmetic is taken to reach, and on the α-β
+model of collectives. Both are folds over the same events (`step_events`), under the same options.
+
+The seconds of a step are those of two streams, one that computes and one that communicates: what is issued goes to the
+end of the communication stream, which does one thing after the other; the program goes on, and stands still at a wait
+until what it waits for is done: that is what is exposed. A piece of arithmetic, as the layers note it
+(`step_arithmetic`), takes as long as its operations at a share of the device's peak, or as its bytes at the memory's
+rate, whichever is longer; a collective takes what the α-β model says, the update reads and writes at the memory's rate.
+It is the model of `timeline`, which replays a recording, and tests hold that both say the same seconds of a step, but
+where transfers run beside it (offload) or an optimizer multiplies whole matrices. Here every rank does the same at the
+same time, so one is enough.
+
+With `offload` state rests on the host or on disk, and the optimizer's is updated on the host. What moves is counted
+by `closed_forms.moved_nbytes`; its seconds are those of one message each way, one after the other and beside nothing,
+each device with a link and a disk of its own. The host's own update takes no time here: no source gives its rate.
+Sources: Ren et al. 2021, "ZeRO-Offload", sections 3 and 4 (fp32 states and the update on the CPU; gradients there and
+parameters back in 16 bits, 4 bytes for each parameter of a rank's share); Rajbhandari et al. 2021, "ZeRO-Infinity",
+section 4 (the disk).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from zerosim.models.transformer import Transformer
+from zerosim.models.units import Recompute
+from zerosim.numerics.checks import checked_count, count_fields
+from zerosim.numerics.places import DEVICE, DIRECTIONS, DISK, FROM_DISK, HOST, TO_DEVICE, TO_DISK, TO_HOST
+from zerosim.numerics.policy import Policy
+from zerosim.numerics.units import gigabytes, seconds_text
+from zerosim.optim import Optimizer
+from zerosim.options import StepOptions
+from zerosim.planning.activations import Block
+from zerosim.planning.closed_forms import STAGES, Job, moved_nbytes, sent_nbytes
+from zerosim.planning.conventions import (
+    ADAM,
+    Convention,
+    convention_of,
+    estimate_nbytes,
+    is_cut_anywhere,
+    normed_tensors,
+    per_parameter_nbytes,
+    states_nbytes,
+)
+from zerosim.planning.flops import StepFlops, six_n, step_flops
+from zerosim.planning.hardware import (
+    DISK_NBYTES,
+    HOST_NBYTES,
+    Device,
+    Link,
+    Machine,
+    Network,
+    overheads_nbytes,
+    positive,
+)
+from zerosim.planning.plan_row import MARGIN, PlanRow
+from zerosim.planning.shapes import ModelShape
+from zerosim.planning.step_activations import Place, fullest_nbytes
+from zerosim.planning.step_arithmetic import Pieces, of_micro_batch, products_alone
+from zerosim.planning.step_events import after_backward, micro_batch
+from zerosim.planning.step_folds import Flow, TransientMemory, communication_seconds, transient_memory
+from zerosim.shown import ShownPlan
+
+MOST_RANKS = 8192
+MOST_SEQUENCES = 1 << 40  # in a batch that nobody has
+POLICY = Policy("bf16")
+OPTIONS = StepOptions(overlap=True, prefetch=1)  # what frameworks do by default
+UTILIZATION = 0.5  # of the device's dense peak that arithmetic reaches: an assumption, which a plan states
+OPTIMIZER_KINDS = ("master", "gradient_copy", "optimizer_state")  # those that `Offload.optimizer` places
+
+
+@dataclass(frozen=True, slots=True)
+class PlanConfig:
+    """The model to train, the options of its training, and the machine.
+
+    `tokens` None is the model's own context (2048 where it has none). `convention` is an accounting convention's name,
+    or a Policy for zerosim's own. `options` are the engine's, of bytes and of seconds; a bucket is a unit. What they
+    place off the device, the optimizer's state first, moves over `host_link` and `disk_link`; a rank's share of what
+    there is are `host_capacity_nbytes` and `disk_capacity_nbytes` (None: `HOST_NBYTES` and `DISK_NBYTES`). `overheads`
+    replaces bytes of the runtime by name, as `hardware.overheads_nbytes` takes them. Raises ValueError for counts below
+    one, unknown stages, policies and conventions, buckets of bytes, and a utilization outside (0, 1].
+    """
+
+    model: ModelShape
+    ranks: int
+    device: Device
+    network: Network
+    policy: Policy = POLICY
+    stages: tuple[int, ...] = tuple(STAGES)
+    recompute: tuple[str, ...] = ("tiled", "block+tiled")
+    batch: int = 1
+    tokens: int | None = None
+    micro_batches: int = 1
+    optimizer: Optimizer = ADAM
+    convention: str | Convention | Policy = "zero-paper"
+    utilization: float = UTILIZATION
+    options: StepOptions = OPTIONS
+    host_link: Link | None = None
+    disk_link: Link | None = None
+    host_capacity_nbytes: int | None = None
+    disk_capacity_nbytes: int | None = None
+    overheads: dict[str, int] | None = None
+
+    def __post_init__(self) -> None:
+        count_fields(self, ranks=1, batch=1, micro_batches=1)
+        if self.ranks > MOST_RANKS:
+            raise ValueError(f"{self.ranks:,} ranks were asked for; every rank's share is looked at, so take "
+                             f"{MOST_RANKS:,} at most")
+        self._check_names()
+        if positive("the plan", "utilization", self.utilization) > 1:
+            raise ValueError("the plan: utilization is the share of the peak that products reach, above 0 and at most "
+                             f"1, got {self.utilization!r}")
+        transformer = self.model.transformer
+        own = (transformer.tokens or transformer.positions) if transformer else 0
+        tokens = own or 2048 if self.tokens is None else self.tokens
+        object.__setattr__(self, "tokens", checked_count("tokens", tokens, 1))
+        if transformer and transformer.positions and self.sequence > transformer.positions:
+            raise ValueError(f"sequences of {self.sequence} tokens were asked for, and {self.model.name} has learned "
+                             f"places for {transformer.positions}; take shorter ones")
+        if (bucket := self.options.bucket_nbytes) is not None:
+            raise ValueError(f"bucket_nbytes={bucket}: a plan is of buckets of a unit, since others cut units into "
+                             "unequal chunks, and no rank would stand for all; leave it out")
+        self._check_places()
+
+    def _check_places(self) -> None:
+        """Raises ValueError for state that a plan does not place off the device, and for a link or a capacity that is
+        missing, or of nothing."""
+        places = self.options.offload
+        if not places.is_none and places.optimizer == DEVICE:
+            raise ValueError(f"offload of {places}: a plan takes the optimizer's state off the device first, "
+                             "which is most of all; place it on the host or on disk too")
+        if places.uses_disk and not is_cut_anywhere(self.optimizer):
+            raise ValueError(f"what {type(self.optimizer).__name__} keeps depends on the shapes of tensors, and what "
+                             "it reads from disk is not planned; place its state on the host, or take AdamW")
+        for name, used, example in (("host_link", not places.is_none, "pcie4"),
+                                    ("disk_link", places.uses_disk, "nvme-pcie4")):
+            found = getattr(self, name)
+            if found is not None and not used:
+                raise ValueError(f"{name}={found.name!r} is of offload, which was not asked for; pass "
+                                 "offload='optimizer=host', or leave the link out" if name == "host_link" else
+                                 f"{name}={found.name!r} is of offload to disk, which was not asked for; leave it out")
+            if found is None and used:
+                raise ValueError(f"offload moves state over a {name.replace('_', ' ')}; name one, as {example}")
+        for name, used in (("host_capacity_nbytes", not places.is_none),
+                           ("disk_capacity_nbytes", places.uses_disk)):
+            if (nbytes := getattr(self, name)) is not None:
+                if not used:
+                    raise ValueError(f"{name}={nbytes!r} is of offload, and nothing is placed there; leave it out")
+                count_fields(self, **{name: 1})
+
+    def _check_names(self) -> None:
+        for what, asked in (("stage", self.stages), ("recomputation policy", self.recompute)):
+            if not asked:
+                raise ValueError(f"a plan has rows for each {what}, and none was asked for; name one at least")
+        if unknown := [stage for stage in self.stages if stage not in STAGES]:
+            raise ValueError(f"ZeRO has the stages {', '.join(map(str, STAGES))}, found {unknown[0]!r}")
+        for policy in self.recompute:
+            Recompute.parse(policy)
+        convention_of(self.convention)
+        optimizer = self.optimizer
+        if not isinstance(optimizer, Optimizer):
+            raise ValueError(f"optimizer={optimizer!r} does not say what it keeps; take one of zs.optim's, as "
+                             "zs.optim.AdamW() is")
+        if self.model.transformer is None and not is_cut_anywhere(optimizer):
+            raise ValueError(f"what {type(optimizer).__name__} keeps depends on the shapes of tensors, and of "
+                             f"{self.model.name} none is known; name a model, or an optimizer such as AdamW")
+
+    @property
+    def sequence(self) -> int:
+        """L, tokens of a sequence."""
+        assert self.tokens is not None
+        return self.tokens
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The recomputation policies that make rows: "none" alone where nothing is known of activations."""
+        return self.recompute if self.decoder is not None else ("none",)
+
+    @property
+    def capacities_nbytes(self) -> dict[str, int]:
+        """Bytes that a rank may hold on the device, on its host and on disk."""
+        return {DEVICE: self.device.reported_nbytes, HOST: self.host_capacity_nbytes or HOST_NBYTES,
+                DISK: self.disk_capacity_nbytes or DISK_NBYTES}
+
+    @property
+    def has_units(self) -> bool:
+        """False where a number of parameters is known and no layer of it: then nothing is known of what is gathered."""
+        return self.model.transformer is not None or len(self.model.units) > 1
+
+    @property
+    def decoder(self) -> Transformer | None:
+        """The transformer whose activations and products are counted; None for an encoder-decoder, or without a shape.
+        """
+        transformer = self.model.transformer
+        return None if transformer is None or transformer.encoder_blocks else transformer
+
+    # -- a row --------------------------------------------------------------------------------------------------------
+
+    def plan(self) -> Plan:
+        """One row for each stage and recomputation policy.
+
+        Raises ValueError for a device without a rate in the compute format, and as the formulas do.
+        """
+        return Plan(self, tuple(self.row(stage, policy) for stage in self.stages for policy in self.policies))
+
+    def row(self, stage: int, policy: str) -> PlanRow:
+        """Bytes and seconds of a stage under a recomputation policy."""
+        job, flops = self.job(stage, policy), self.flops(policy)
+        moved, host_seconds, disk_seconds = self.transfers(job)
+        transient, has_units = self.transient_memory(stage, policy), self.has_units
+        update, computed = self.update_seconds(job), self.unit_seconds(policy)
+        # All micro-batches but the first and the last take as long, and nothing is under way between two.
+        communication, exposed = communication_seconds(after_backward(job), update, self.network)
+        k = self.micro_batches
+        for number, times in Counter([*[0] * (k > 1), *[1] * (k - 2), k - 1]).items():
+            one = communication_seconds(micro_batch(job, number), computed, self.network)
+            communication, exposed = communication + times * one[0], exposed + times * one[1]
+        return PlanRow(
+            stage, policy, convention_of(self.convention).name, **self.resting_nbytes(stage),
+            activations_nbytes=self.activations_nbytes(policy), gathered_nbytes=transient.gathered_nbytes * has_units,
+            secondary_nbytes=transient.secondary_nbytes * has_units,
+            buckets_nbytes=transient.in_flight_nbytes * has_units,
+            transient_nbytes=transient.fullest_nbytes(self.batch) * has_units,
+            capacity_nbytes=self.device.reported_nbytes,
+            sent_nbytes_per_step=max(map(sum, zip(*sent_nbytes(job).values(), strict=True))),
+            flops_per_step=flops.hardware, model_flops_per_step=flops.model,
+            compute_seconds=k * sum(computed.values()),
+            communication_seconds=communication, exposed_communication_seconds=exposed,
+            update_seconds=sum(update.values()),
+            host_transfer_nbytes_per_step=moved[TO_HOST] + moved[TO_DEVICE], host_transfer_seconds=host_seconds,
+            disk_transfer_nbytes_per_step=moved[TO_DISK] + moved[FROM_DISK], disk_transfer_seconds=disk_seconds,
+            peak_flops_per_second=self.machine.peak_flops_per_second,
+            host_capacity_nbytes=self.capacities_nbytes[HOST], disk_capacity_nbytes=self.capacities_nbytes[DISK])
+
+    def fits(self, stage: int, policy: str) -> bool:
+        """True where the device holds it, and host and disk do: the row's own answer, without its seconds."""
+        resting, most = self.resting_nbytes(stage), self.capacities_nbytes
+        if resting["host_nbytes"] > most[HOST] or resting["disk_nbytes"] > most[DISK]:
+            return False
+        spare = self.device.reported_nbytes - (sum(resting.values()) - resting["host_nbytes"] - resting["disk_nbytes"])
+        if spare < 0 or not self.has_units:
+            return spare >= 0
+        return self.transient_memory(stage, policy).fullest_nbytes(self.batch) <= spare
+
+    # -- bytes --------------------------------------------------------------------------------------------------------
+
+    def job(self, stage: int, policy: str = "none") -> Job:
+        """The step of a stage; tied weights, the first tensor of their unit, stay gathered, as the engine keeps them.
+
+        Where no unit is known there is nothing that could overlap, and nothing ahead.
+        """
+        model = self.model
+        return Job(model.unit_lengths, self.ranks, STAGES[stage], policy=self.policy,
+                   micro_batches=self.micro_batches, recompute_units=Recompute.parse(policy).units_per_segment,
+                   kept_gathered=tuple(sorted({owner for _, owner in model.tied})), tied=model.tied,
+                   tied_lengths=tuple(model.units[owner].tensors[0].parameters for _, owner in model.tied),
+                   normed_tensors=normed_tensors(self.optimizer, len(model.tensors)),
+                   options=self.options if self.has_units else replace(self.options, overlap=False, prefetch=0))
+
+    def resting_nbytes(self, stage: int) -> dict[str, int]:
+        """Bytes held from step to step, on the device and on the host, and the runtime's overhead, by fields of a row.
+        """
+        kinds = states_nbytes(self.model, self.ranks, STAGES[stage], self.convention, optimizer=self.optimizer,
+                              nodes=self.options.replicas)
+        places = {"parameters": kinds.get("parameter", 0), "gradients": kinds.get("gradient", 0),
+                  "optimizer": sum(kinds.get(kind, 0) for kind in OPTIMIZER_KINDS)}
+        off = Counter({place: sum(n for name, n in places.items() if getattr(self.options.offload, name) == place)
+                       for place in (HOST, DISK)})
+        return {**{f"{name}_nbytes": n * (getattr(self.options.offload, name) == DEVICE) for name, n in places.items()},
+                "host_nbytes": off[HOST], "disk_nbytes": off[DISK],
+                "overhead_nbytes": sum(overheads_nbytes(self.overheads).values())}
+
+    def transient_memory(self, stage: int, policy: str) -> TransientMemory:
+        """Bytes that come and go in a step."""
+        flow = None
+        if self.decoder is not None:
+            block = Block.of(self.decoder, 1, self.sequence, self.policy.compute_dtype.itemsize)
+            flow = Flow(block, self.decoder.blocks, self.decoder.vocabulary, policy)
+        return transient_memory(replace(self.job(stage, policy), micro_batches=min(2, self.micro_batches)), flow)
+
+    def activations_nbytes(self, policy: str) -> int:
+        """Activations, what is being made and the gradients that flow back, at their fullest; 0 where not known."""
+        if self.decoder is None:
+            return 0
+        block = Block.of(self.decoder, self.batch, self.sequence, self.policy.compute_dtype.itemsize)
+        return fullest_nbytes(block, self.decoder.blocks, self.decoder.vocabulary, policy)
+
+    def transfers(self, job: Job) -> tuple[dict[str, int], float, float]:
+        """Bytes that a rank moves in a step by direction; seconds between device and host, and between host and disk.
+
+        Seconds are α + n/β each way.
+        """
+        state = 0  # which moves only where it rests on disk
+        if job.options.offload.uses_disk:
+            state = per_parameter_nbytes(self.optimizer, job.policy.state_dtype.itemsize)
+        moved = moved_nbytes(job, state)
+        host, disk = (sum(link.seconds(moved[way]) for way in ways if link and moved[way])
+                      for link, ways in ((self.host_link, DIRECTIONS[:2]), (self.disk_link, DIRECTIONS[2:])))
+        return moved, host, disk
+
+    def update_nbytes(self, job: Job) -> tuple[int, int]:
+        """Bytes that a rank reads to look for overflow and for the norm; those that it reads and writes to update.
+
+        Gradients are read twice, and once more for the update; masters and the optimizer's state are read and written;
+        the parameter is written from the master, where it is another. With offload the host updates.
+        """
+        policy, states = job.policy, job.states
+        elements = job.held(states.optimizer_sharded)
+        gradient = job.reduced_dtype.itemsize
+        scanned = 2 * gradient * elements * (self.options.offload.gradients == DEVICE)
+        if self.options.offload.optimizer != DEVICE:
+            return scanned, 0
+        master, parameter = policy.master_dtype.itemsize, policy.compute_dtype.itemsize
+        cast = 0 if policy.master_dtype == policy.compute_dtype else master + parameter
+        if is_cut_anywhere(self.optimizer):
+            state = per_parameter_nbytes(self.optimizer, policy.state_dtype.itemsize) * elements
+        else:
+            kinds = states_nbytes(self.model, job.ranks, states, policy, optimizer=self.optimizer)
+            state = kinds.get("optimizer_state", 0)
+        return scanned, (gradient + 2 * master + cast) * elements + 2 * state
+
+    # -- operations and seconds ---------------------------------------------------------------------------------------
+
+    def flops(self, policy: str) -> StepFlops:
+        """Operations of all micro-batches of a rank; by 6PD, a third of it forward, where no shape is known."""
+        if self.decoder is not None:
+            one = step_flops(self.decoder, self.batch, self.sequence, policy)
+        else:
+            forward = six_n(self.model.parameters, self.batch * self.sequence) // 3
+            one = StepFlops(forward, 2 * forward, 0)
+        k = self.micro_batches
+        return StepFlops(k * one.forward, k * one.backward, k * one.recomputed)
+
+    @property
+    def machine(self) -> Machine:
+        """The machine on which a replay of this step takes as long as its row."""
+        return Machine(self.device, self.network, self.policy.compute, self.utilization, host_link=self.host_link,
+                       disk_link=self.disk_link)
+
+    def arithmetic(self, policy: str) -> Mapping[Place, Pieces]:
+        """The arithmetic of each unit at each of its places in a micro-batch; 6PD by units where no shape is known."""
+        if self.decoder is not None:
+            return of_micro_batch(self.decoder, self.batch, self.sequence, self.policy, Recompute.parse(policy))
+        each = six_n(self.model.parameters, self.batch * self.sequence) / 6 / self.model.parameters
+        return {(phase, unit): products_alone(products * each * length)
+                for unit, length in enumerate(self.model.unit_lengths)
+                for phase, products in (("forward", 2), ("backward", 4))}
+
+    def unit_seconds(self, policy: str) -> dict[Place, float]:
+        """Seconds of each unit's arithmetic at each of its places in a micro-batch, by the roofline."""
+        found, machine = self.arithmetic(policy), self.machine
+        seconds = {pieces: pieces.seconds(machine) for pieces in {*found.values()}}  # equal units have the same
+        return {place: seconds[pieces] for place, pieces in found.items()}
+
+    def update_seconds(self, job: Job) -> dict[Place, float]:
+        """Seconds in which a rank scans the gradients that it updates with, and updates each unit, by `update_nbytes`.
+        """
+        scanned, updated = self.update_nbytes(job)
+        rate, total = self.device.memory_bytes_per_second, sum(job.padded_lengths)
+        found: dict[Place, float] = {("scan", 0): scanned / rate}
+        for unit, length in enumerate(job.padded_lengths):
+            found["update", unit] = updated * length / (total or 1) / rate
+        return found
+
+    # -- the inverse questions: each is answered by the same rows -----------------------------------------------------
+
+    def largest_batch(self) -> int:
+        """The most sequences of a micro-batch that fit in some row; 0 where not even one does."""
+        return _largest(lambda batch: replace(self, batch=batch)._some_row_fits(), MOST_SEQUENCES)
+
+    def fewest_ranks(self) -> int | None:
+        """The smallest power of two of ranks on which some row fits.
+
+        None where no number of ranks helps, up to the most that are planned for: what is whole on each rank is too
+        much. Ranks are taken to be on one node.
+        """
+        network, alone = Network(self.network.inside), replace(self.options, mesh=None, zeropp=None)
+        for ranks in (1 << power for power in range(MOST_RANKS.bit_length())):
+            if replace(self, ranks=ranks, network=network, options=alone)._some_row_fits():
+                return ranks
+        return None
+
+    def largest_model(self, stage: int) -> int:
+        """The most parameters whose model states alone, unpadded, fit beside the runtime's overheads in a stage.
+
+        With offload, each where it rests. Raises ValueError for an optimizer whose state depends on the shapes of
+        tensors.
+        Source of the question: Rajbhandari et al. 2020 (ZeRO), table 1.
+        """
+        convention, shards = convention_of(self.convention), self.ranks // self.options.replicas
+        state = per_parameter_nbytes(self.optimizer, convention.state_itemsize)
+        overhead = {DEVICE: sum(overheads_nbytes(self.overheads).values())}
+        kinds = {"optimizer": ("master", "gradient_copy"), "gradients": ("gradient",), "parameters": ("parameter",)}
+        counted: list[tuple[Convention, int, int]] = []  # what is counted, the optimizer's state, capacity
+        for place, capacity in self.capacities_nbytes.items():
+            elsewhere: dict[str, Any] = {name: 0 for kind, names in kinds.items()
+                                         if getattr(self.options.offload, kind) != place for name in names}
+            counted.append((replace(convention, **elsewhere), 0 if "master" in elsewhere else state,
+                            capacity - overhead.get(place, 0)))
+        return _largest(lambda parameters: all(
+            estimate_nbytes(parameters, shards, STAGES[stage], of, optimizer_nbytes=own) <= most
+            for of, own, most in counted), 1 << 60)
+
+    def _some_row_fits(self) -> bool:
+        return any(self.fits(stage, policy) for stage in self.stages for policy in self.policies)
+
+
+def _largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest whole number up to ``most`` for which ``fits`` holds, where what holds for one holds for less; 0 if
+    not even 1."""
+    return bisect_left(range(1, most + 1), True, key=lambda number: not fits(number))
+
+
+# -- the rows ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Plan(ShownPlan):
+    """The rows, stage by stage and policy by policy; ``print`` and a notebook show them as a table."""
+
+    config: PlanConfig
+    rows: tuple[PlanRow, ...]
+
+    def __repr__(self) -> str:
+        return f"<Plan of {self.config.model.name} on {self.config.ranks} ranks: {self.verdict}>"
+
+    @property
+    def fitting(self) -> list[PlanRow]:
+        """The rows that fit, fastest first; of equally fast ones, the one that sends least, then that holds least."""
+        return sorted((row for row in self.rows if row.fits),
+                      key=lambda row: (row.step_seconds, row.sent_nbytes_per_step, row.total_nbytes))
+
+    @property
+    def cheapest(self) -> PlanRow | None:
+        """The fastest row that fits with a margin: devices are paid by the second. Where none has it, the fastest that
+        fits; None where none does."""
+        return next((row for row in self.fitting if row.has_margin), next(iter(self.fitting), None))
+
+    @property
+    def least_sent(self) -> PlanRow | None:
+        """Of the rows that fit, the one that sends least, then that takes least time; None where none fits."""
+        return min(self.fitting, key=lambda row: (row.sent_nbytes_per_step, row.step_seconds), default=None)
+
+    @property
+    def verdict(self) -> str:
+        """The cheapest row that fits with a margin, and the one without that comes nearest to it, in one sentence."""
+        best, margin = self.cheapest, f"{gigabytes(MARGIN * self.rows[0].capacity_nbytes)} GB"
+        others = sorted((row for row in self.rows if row != best and not row.has_margin),
+                        key=lambda row: (row.missing_nbytes, -row.spare_nbytes))
+        if best is None:
+            return f"Nothing fits: {self.name_of(others[0])} comes nearest and {_misses(others[0])}."
+        spare = f"{seconds_text(best.step_seconds)} a step, {gigabytes(best.spare_nbytes)} GB to spare"
+        text = (f"{self.name_of(best)} is the cheapest that fits with a margin: {spare}" if best.has_margin else
+                f"Nothing fits with a margin of {margin}; {self.name_of(best)} is the cheapest that fits: {spare}")
+        if not others:
+            return text + "."
+        near = others[0]
+        how = _misses(near) if near.missing_nbytes else (
+            f"has {gigabytes(near.spare_nbytes)} GB to spare, less than the margin of {margin}")
+        return f"{text}; {self.name_of(near)} {how}."
+
+    def name_of(self, row: PlanRow) -> str:
+        """The row's title, or its stage where that tells it from all others."""
+        return row.title if len(self.config.policies) > 1 else f"ZeRO-{row.stage}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as plain data: exact integers in bytes."""
+        model, options = self.config.model, self.config.options
+        return {"model": {"name": model.name, "parameters": model.parameters,
+                          "largest_unit_parameters": model.largest_unit.parameters},
+                "ranks": self.config.ranks, "device": self.config.device.name,
+                "link": self.config.network.inside.name,
+                "compute": self.config.policy.compute, "overlap": options.overlap, "prefetch": options.prefetch,
+                "offload": options.offload.text, "mesh": None if options.mesh is None else str(options.mesh),
+                "zeropp": None if options.zeropp is None else asdict(options.zeropp), "reduction": options.reduction,
+                "rows": [row.as_dict() for row in self.rows], "verdict": self.verdict}
+
+
+def _misses(row: PlanRow) -> str:
+    """By how much a row does not fit, and where that is not the device alone, of which the table speaks."""
+    by = {place: f"{gigabytes(nbytes)} GB" for place, nbytes in row.missing_nbytes_by_place.items()}
+    return "misses by " + (by[DEVICE] if [*by] == [DEVICE] else
+                           " and ".join(f"{nbytes} of the {place}" for place, nbytes in by.items()))
