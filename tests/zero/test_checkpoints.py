@@ -488,7 +488,14 @@ def test_what_is_under_way_is_refused(tmp_path):
     for progress in ({"x": np.zeros(2)}, {1: 2}, float("nan")):
         refused("progress=.*come back from JSON", lambda engine, it=progress: engine.save(tmp_path / "c", it))
     refused("None is no path", lambda engine: engine.save(None))
-    refused("is no path", lambda engine: engine.load("c\0"))
+    for path in ("c\0", ""):
+        for call in (zs.Engine.save, zs.Engine.load, zs.Engine.load_weights):
+            refused("is no path; name a folder or a file", lambda engine, call=call, path=path: call(engine, path))
+    (tmp_path / "file").write_text("mine")
+    for path in ("file", "file/step-1"):
+        refused("file is a file, and a checkpoint is a folder of files; name another folder, or move the file away",
+                lambda engine, path=path: engine.save(tmp_path / path))
+    assert (tmp_path / "file").read_text() == "mine"
     refused("loaded inside a block", back, save, inside)
     refused("in the middle of a step, after 1 micro-batches, whose gradients are those of stage",
             lambda engine: engine.load(tmp_path / "c"), stage=2)

@@ -247,7 +247,7 @@ def save(path: str | Path, training: TrainingState, progress: Any) -> None:
 
 def path_of(path: Any) -> Path:
     """The path that a user names; ValueError for what is none."""
-    if not isinstance(path, str | os.PathLike) or "\0" in str(path):
+    if not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path):
         raise ValueError(f"{path!r} is no path; name a folder or a file, as 'my-run'")
     return Path(path)
 
@@ -292,6 +292,9 @@ def _begin(folder: Path, until_saved: ExitStack) -> int:
     Nobody else saves there until then. What killed runs and failed saves left is removed: on a full disk it is in the
     way.
     """
+    if not_folder := next((one for one in (folder, *folder.parents) if one.exists() and not one.is_dir()), None):
+        raise ValueError(f"{not_folder} is a file, and a checkpoint is a folder of files; name another folder, or move "
+                         "the file away")
     folder.mkdir(parents=True, exist_ok=True)
     until_saved.enter_context(only_writer(folder))
     index = folder / INDEX
