@@ -137,7 +137,7 @@ def from_deepspeed(config: str | Path | Mapping[str, Any], *, model: Sized | Non
 
 
 def _read(config: str | Path | Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """The configuration and its name in errors; ValueError for a file that is none, or has a key twice."""
+    """The configuration and its name in errors; ValueError for a file that holds no configuration, or a key twice."""
     if isinstance(config, Mapping):
         return config, "this configuration of DeepSpeed"
     if not isinstance(config, str | Path):

@@ -9,7 +9,7 @@ from zerosim.course.puzzles.compare import wrong_result
 from zerosim.course.puzzles.judging import judged
 from zerosim.course.puzzles.puzzle import Answer, Case, Puzzle
 from zerosim.course.puzzles.score import Measured, Refused, Score
-from zerosim.course.puzzles.watching import Audit, SilencedRank, measured, refuse_unheard, run
+from zerosim.course.puzzles.watching import Audit, SilencedRank, measured, refuse_few_bytes, refuse_unheard, run
 from zerosim.numerics.arrays import checksum
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
@@ -67,12 +67,8 @@ def attempt(puzzle: Puzzle, case: Case, answer: Answer, *, seed: int = 0, debug:
         rank, what = wrong
         raise Refused(f"On {case.where} rank {rank} {what}")
     _refuse_forbidden_calls(puzzle, case, cluster)
-    sent, least = sum(cluster.trace.sent_nbytes()), case.least_sent_nbytes
-    if least is None:
-        least = sum(sum(one.nbytes) for one in case.collectives)
-    if sent < least:
-        raise Refused(f"On {case.where} the ranks sent {sent:,} bytes in all where {least:,} "
-                      "have to travel: what one rank knows of another's data must come in a message")
+    least = case.least_sent_nbytes
+    refuse_few_bytes(case.where, cluster, sum(sum(one.nbytes) for one in case.collectives) if least is None else least)
     row = measured(cluster, case.title, case.target)
     if said := case.look(cluster.trace):
         raise Refused(f"On {case.where} {said}")

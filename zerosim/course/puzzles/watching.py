@@ -49,6 +49,14 @@ def run(cluster: Cluster, where: str, program: Callable[..., Any], *args: Any) -
             raise Refused(explained(where, error)) from error
 
 
+def refuse_few_bytes(where: str, cluster: Cluster, least: int, more: str = "") -> None:
+    """Refuses a run in which all ranks together sent less than what has to travel; ``more`` ends the sentence."""
+    sent = sum(cluster.trace.sent_nbytes())
+    if sent < least:
+        raise Refused(f"On {where} the ranks sent {sent:,} bytes in all where {least:,} have to travel: what one rank "
+                      f"knows of another's data must come in a message{more}")
+
+
 def measured(cluster: Cluster, title: str, target: Measures) -> Measured:
     """The measures of the last run, beside a target.
 
@@ -112,7 +120,7 @@ def limited(where: str) -> Iterator[None]:
             raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, *timer)
-        signal.signal(signal.SIGALRM, handler)
+        signal.signal(signal.SIGALRM, handler or signal.SIG_DFL)  # None: one that is not Python's
     if said:
         raise Refused(f"On {where} {said}")
 
