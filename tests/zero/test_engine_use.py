@@ -85,7 +85,7 @@ def test_a_loop_by_hand_is_the_step_and_leaves_nothing_gathered(stage, loop):
 
 
 @pytest.mark.parametrize("stage", zs.STAGES)
-def test_a_step_that_raised_or_was_abandoned_has_the_same_dropout_when_it_is_taken_again_and_a_skipped_one_has_not(stage):
+def test_a_step_that_raised_or_was_abandoned_has_the_same_dropout_when_taken_again_and_a_skipped_one_has_not(stage):
     model = MODELS["dropout"]()
     data = batches(model, 2, 2, 3)
 
@@ -95,7 +95,8 @@ def test_a_step_that_raised_or_was_abandoned_has_the_same_dropout_when_it_is_tak
             mine = step[rank.index]
             engine.backward(engine.forward(*mine[1]))
             engine.abandon()
-            assert_refused(lambda engine=engine, mine=mine: engine.step([*mine, (mine[0][0] + 99, mine[0][1])]), "tokens from")
+            unknown = [*mine, (mine[0][0] + 99, mine[0][1])]
+            assert_refused(lambda engine=engine, unknown=unknown: engine.step(unknown), "tokens from")
             engine.step(mine)
         return bits(flat_state(engine)["master"])
 
