@@ -453,8 +453,8 @@ def test_a_save_that_cannot_be_written_is_said_by_every_rank_and_what_was_there_
     (tmp_path / "foreign" / "index.json").write_text("{}")
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
-    for place, words in [(tmp_path / "file", "rank 0: .*file: (File exists|Not a directory)"),
-                         (tmp_path / "file" / "x", "rank 0: .*: Not a directory"),
+    words = "rank 0: .*/file is a file, and a checkpoint is a folder of files; name another folder, or move the file"
+    for place, words in [(tmp_path / "file", words), (tmp_path / "file" / "x", words),
                          (tmp_path / "foreign", "foreign/index.json is of no zerosim checkpoint")] + [
                              (closed, "Permission denied")] * (os.geteuid() != 0):
         assert_refused_by_all(zs.Cluster(2).run(program, zs.Engine.save, [place]), words)
@@ -491,11 +491,6 @@ def test_what_is_under_way_is_refused(tmp_path):
     for path in ("c\0", ""):
         for call in (zs.Engine.save, zs.Engine.load, zs.Engine.load_weights):
             refused("is no path; name a folder or a file", lambda engine, call=call, path=path: call(engine, path))
-    (tmp_path / "file").write_text("mine")
-    for path in ("file", "file/step-1"):
-        refused("file is a file, and a checkpoint is a folder of files; name another folder, or move the file away",
-                lambda engine, path=path: engine.save(tmp_path / path))
-    assert (tmp_path / "file").read_text() == "mine"
     refused("loaded inside a block", back, save, inside)
     refused("in the middle of a step, after 1 micro-batches, whose gradients are those of stage",
             lambda engine: engine.load(tmp_path / "c"), stage=2)
