@@ -9,7 +9,16 @@ from zerosim.course.puzzles.compare import wrong_result
 from zerosim.course.puzzles.judging import judged
 from zerosim.course.puzzles.puzzle import Answer, Case, Puzzle
 from zerosim.course.puzzles.score import Measured, Refused, Score
-from zerosim.course.puzzles.watching import Audit, SilencedRank, measured, refuse_few_bytes, refuse_unheard, run
+from zerosim.course.puzzles.watching import (
+    Audit,
+    AuditedRank,
+    SilencedRank,
+    audited,
+    measured,
+    refuse_few_bytes,
+    refuse_unheard,
+    run,
+)
 from zerosim.numerics.arrays import checksum
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
@@ -82,7 +91,9 @@ def _run(cluster: Cluster, puzzle: Puzzle, case: Case, answer: Answer, *, audit:
 
     def program(rank: Rank) -> Any:
         if audit is not None:
-            audit.enter(rank.memory)
+            from greenlet import getcurrent
+
+            seen = audit[getcurrent()] = AuditedRank(rank.memory)
         given = case.arguments(rank)
         before = [_bits(value) for value in given]
         result = answer(SilencedRank.of(rank) if silenced else rank, *given)
@@ -91,7 +102,8 @@ def _run(cluster: Cluster, puzzle: Puzzle, case: Case, answer: Answer, *, audit:
                 changed.append((rank.index, name))
         del given
         if audit is not None:
-            audit.look()
+            seen.pause()  # what the rank returns is now all that it holds
+            seen.resume()
         return result
 
     found = list(run(cluster, case.where, program))
@@ -133,9 +145,9 @@ def _audit(puzzle: Puzzle, answer: Answer) -> None:
     if not puzzle.audit_length:
         return
     case = puzzle.case(AUDIT_RANKS, puzzle.audit_length)
-    with Audit() as audit:
+    with audited() as audit:
         attempt(puzzle, case, answer, audit=audit)
-        for index, rank in enumerate(audit.ranks.values()):
+        for index, rank in enumerate(audit.values()):
             missed = [nbytes for nbytes, share in ((rank.missed_at_rest_nbytes, AT_REST_SHARDS),
                                                    (rank.missed_in_between_nbytes, case.scratch_shards))
                       if nbytes > share * case.shard_nbytes]
