@@ -453,8 +453,8 @@ def test_a_save_that_cannot_be_written_is_said_by_every_rank_and_what_was_there_
     (tmp_path / "foreign" / "index.json").write_text("{}")
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
-    words = "rank 0: .*/file is a file, and a checkpoint is a folder of files; name another folder, or move the file"
-    for place, words in [(tmp_path / "file", words), (tmp_path / "file" / "x", words),
+    onto = "rank 0: .*/file is a file, and a checkpoint is a folder of files; name another folder, or move the file"
+    for place, words in [(tmp_path / "file", onto), (tmp_path / "file" / "x", onto),
                          (tmp_path / "foreign", "foreign/index.json is of no zerosim checkpoint")] + [
                              (closed, "Permission denied")] * (os.geteuid() != 0):
         assert_refused_by_all(zs.Cluster(2).run(program, zs.Engine.save, [place]), words)
