@@ -97,6 +97,10 @@ def test_a_gpt_is_exported_and_loaded_under_the_names_of_gpt2_in_one_file_or_sev
                                                  "lm_head.weight": bare["wte.weight"]})
     rounded = {name: array.astype(ml_dtypes.bfloat16) for name, array in masters.items()}
     assert same(loaded(tmp_path / "bare.safetensors", model, kind="parameter"), rounded)
+    begun = zs.Policy("bf16", master_from="compute")  # what is loaded begins as first values do
+    wide = {name: array.astype(np.float32) for name, array in rounded.items()}
+    assert same(loaded(file, model, policy=begun), wide)
+    assert not same(wide, masters)
     (file,) = export_weights(tmp_path / "c", tmp_path / "narrow", kind="parameter")
     assert {array.dtype for array in read(file).values()} == {np.dtype(ml_dtypes.bfloat16)}
 
