@@ -128,7 +128,7 @@ def examine() -> Doctor:
 def requirable(names: Sequence[str]) -> list[str]:
     """The names of these backends in the report.
 
-    Raises ValueError for a name that is none.
+    Raises ValueError for an unknown name.
     """
     unknown = [name for name in names if name not in REQUIRABLE]
     if unknown:
@@ -210,7 +210,7 @@ def failure_of(words: Sequence[str], expected: str) -> str | None:
     if done is None:
         return f"did not end within {PROBE_SECONDS:g} seconds"
     if done.returncode:
-        return f"failed: {complaint(done.stderr) or f'exit code {done.returncode}'}"
+        return f"failed: {error_line(done.stderr) or f'exit code {done.returncode}'}"
     found = " ".join(done.stdout.split())
     return None if found == expected else f"printed {found!r} instead of {expected!r}"
 
@@ -269,7 +269,7 @@ def first_line(text: str) -> str:
     return next((" ".join(line.split()) for line in printable), "")
 
 
-def complaint(text: str) -> str:
+def error_line(text: str) -> str:
     """The line in which a program says its error: the last line of a traceback, the first line of anything else."""
     return last_line(text) if "Traceback" in text else first_line(text)
 

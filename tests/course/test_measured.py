@@ -179,6 +179,35 @@ def test_on_a_mesh_too_a_plan_lasts_as_long_as_the_replay_over_links_of_two_spee
     assert_lasts_as_long(asked, recording.record(cluster.trace).inside("step"))
 
 
+@pytest.mark.parametrize(("stage", "places"), covering(
+    zs.STAGES, ["optimizer=host", "optimizer=host+gradients=host", "host", "disk"]))
+def test_an_offloaded_plan_differs_from_the_replay_by_its_transfers_alone_which_run_beside_nothing(stage, places):
+    model = model_of("small", Transformer(96, 3, 3, 190, positions=64, tied=True, fused=True))
+    asked = plan_config(model, ranks=4, batch=4, micro_batches=2, stage=stage, recompute="none", offload=places,
+                        **PLAIN)
+    cluster = zs.NullCluster(asked.ranks, representative=0)
+    measured.run_planned(cluster, asked, stage, "tiled")
+    recorded = recording.record(cluster.trace).inside("step").on_ranks(asked.ranks)
+    replay, (row,) = timeline.replay(recorded, asked.machine), asked.plan().rows
+    usage = replay.usage[0]
+    assert usage.compute_seconds == pytest.approx(row.compute_seconds + row.update_seconds, rel=1e-9)
+    assert usage.communication_seconds == pytest.approx(row.communication_seconds, rel=1e-9)
+    assert row.least_seconds < replay.step_seconds != pytest.approx(row.step_seconds, rel=1e-3)
+
+
+def test_of_an_optimizer_that_multiplies_whole_matrices_the_replay_has_the_products_and_the_plan_has_not():
+    model = model_of("small", Transformer(96, 3, 3, 190, positions=64, tied=True, fused=True))
+    asked = plan_config(model, ranks=2, stage=0, recompute="none", optimizer=zs.optim.Muon())
+    cluster = zs.NullCluster(asked.ranks, representative=0)
+    measured.run_planned(cluster, asked, 0, "tiled")
+    replay = timeline.replay(recording.record(cluster.trace).inside("step").on_ranks(2), asked.machine)
+    (row,) = asked.plan().rows
+    products = [event.seconds for event in replay.computed(0) if event.path[1] == "update" and event.flops]
+    assert products
+    assert replay.usage[0].compute_seconds == pytest.approx(
+        row.compute_seconds + row.update_seconds + sum(products), rel=1e-3)
+
+
 def assert_lasts_as_long(asked, recorded):
     replay, (row,) = timeline.replay(recorded, asked.machine), asked.plan().rows
     usage = replay.usage[0]

@@ -4,7 +4,6 @@ In a text, parts ... may be anything; ^ is its beginning and $ its end (`tests.s
 """
 
 import re
-import types
 from dataclasses import replace
 
 import numpy as np
@@ -218,10 +217,6 @@ class TiedUnit(LinearUnit):
         return LinearUnit("one", 2, 2).shapes
 
 
-class Former(LinearUnit):
-    borrows = types.MappingProxyType({"one.weight": "one"})
-
-
 def unit(**keywords):
     return LinearUnit(**({"name": "one", "inputs": 2, "outputs": 2} | keywords))
 
@@ -247,7 +242,6 @@ UNITS = [
     (lambda: Model([unit(), unit()]), "more than one unit named 'one'; state is kept by name, so give each unit a"),
     (lambda: Model([unit(), TiedUnit("two", 2, 2)]),
      "more than one parameter named 'one.weight', 'one.bias'; state is kept"),
-    (lambda: Model([Former("two", 2, 2)]), "unit 'two' says what it borrows, which is called tied_weights now"),
     *((lambda widths=widths: MLP(widths), "MLP was asked for widths ...: the width of the input and that of each layer")
       for widths in ((), (3,), None, 3, "ab", {1: 2, 3: 4})),
     (lambda: MLP([2, 2], seed=None), "MLP was given seed=None; seed is a whole number"),

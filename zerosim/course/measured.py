@@ -20,7 +20,7 @@ from zerosim.optim.base import Optimizer
 from zerosim.optim.elementwise import SGD
 from zerosim.planning import closed_forms
 from zerosim.planning.activations import Block, tensors
-from zerosim.planning.conventions import convention_of, per_parameter_nbytes, states_nbytes
+from zerosim.planning.conventions import convention_of, formula, per_parameter_nbytes, states_nbytes
 from zerosim.planning.plan_config import PlanConfig
 from zerosim.planning.shapes import PRESETS, ModelShape, model_of
 from zerosim.planning.step_activations import fullest_nbytes
@@ -80,7 +80,7 @@ class MeasuredStep:
     """One training step under one stage: bytes of each rank that ran, at rest and at its fullest instant by kind, and
     sent by purpose.
 
-    ``replicated`` and ``shared`` are the estimate in bytes per parameter: a rank rests at replicated + shared / N.
+    ``formula`` is the estimate in bytes per parameter, as ``4 + 12/N``, and ``formula_nbytes`` its value for this N.
     """
 
     stage: int
@@ -89,19 +89,8 @@ class MeasuredStep:
     resting_nbytes: tuple[BytesByKind, ...]
     peak_nbytes: tuple[BytesByKind, ...]
     sent_nbytes: tuple[BytesByKind, ...]
-    replicated: Fraction
-    shared: Fraction
-
-    @property
-    def formula(self) -> str:
-        """``4 + 12/N``, ``16`` or ``16/N``: bytes per parameter."""
-        parts = [f"{self.replicated}"] * bool(self.replicated) + [f"{self.shared}/N"] * bool(self.shared)
-        return " + ".join(parts)
-
-    @property
-    def formula_nbytes(self) -> Fraction:
-        """The formula's value for this N, in bytes per parameter."""
-        return self.replicated + self.shared / self.ranks
+    formula: str
+    formula_nbytes: Fraction
 
 
 def measured_step(widths: Sequence[int], optimizer: Optimizer, *, ranks: int, stage: int, policy: Policy, rows: int = 1,
@@ -113,14 +102,15 @@ def measured_step(widths: Sequence[int], optimizer: Optimizer, *, ranks: int, st
     ValueError for an optimizer whose state is no number of bytes for each parameter, as Muon's.
     Source: Rajbhandari et al. 2020 (ZeRO), section 5.
     """
-    model, optimizer_nbytes = MLP(widths), per_parameter_nbytes(optimizer, policy.state_dtype.itemsize)
-    replicated, shared = convention_of(policy).per_parameter(closed_forms.STAGES[stage], optimizer_nbytes)
+    model, own_nbytes = MLP(widths), per_parameter_nbytes(optimizer, policy.state_dtype.itemsize)
+    states = closed_forms.STAGES[stage]
+    replicated, shared = convention_of(policy).per_parameter(states, own_nbytes)
     cluster: Cluster = Cluster(ranks) if with_data else NullCluster(ranks, representative=0)
     held = take_step(cluster, model, optimizer, (rows, widths[0]), (rows, widths[-1]), stage=stage, policy=policy)
     return MeasuredStep(stage, ranks, model.parameter_count, tuple(of_rank.at_rest for of_rank in held),
                         tuple(cluster.memory.peak_nbytes_by_kind),
                         tuple({purpose: trace.sent_nbytes(purpose) for purpose in PURPOSES} for trace in cluster.trace),
-                        Fraction(replicated), Fraction(shared))
+                        formula(states, policy, own_nbytes), replicated + Fraction(shared, ranks))
 
 
 # -- what a GPT keeps and computes under each recomputation policy, beside the closed forms ---------------------------
@@ -212,7 +202,7 @@ def measured_row(config: PlanConfig, stage: int, policy: str) -> list[Compared]:
     The engine has the configuration's options, and its model fused matrices, of which the estimate is too: it tells
     norms of tensors apart. The estimate is in zerosim's own convention, whatever the configuration's; of offload, what
     rests on the device. The last line is the peak: everything at the one moment at which it is most. Buffers are those
-    of collectives and of what is brought to the device, and what an optimizer of whole tensors works in, which is
+    of collectives and of what is fetched to the device, and what an optimizer of whole tensors works in, which is
     measured alone.
     Raises ValueError for a model that the package cannot build, and for an optimizer that it cannot cut.
     """

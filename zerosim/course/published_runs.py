@@ -1,4 +1,4 @@
-"""Published numbers settled: beside what is printed and what is estimated stands what a run holds, sends or computes.
+"""Published numbers checked: beside what is printed and what is estimated stands what a run holds, sends or computes.
 
 Legend: P parameters, N ranks, k micro-batches; B batch, L tokens, d channels, H heads, n blocks. All runs are on arrays
 without data, so that a laptop has room for them.
@@ -32,7 +32,7 @@ KEPT = ("activation", "checkpointed_input")
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class Checked:
     """A published number, the estimate, and what a run measures, all in the row's unit."""
 
     row: Published
@@ -45,20 +45,20 @@ class Settled:
         return self.row.stated / self.measured
 
 
-def settled(*subjects: str) -> Iterator[Settled]:
-    """The published numbers of these subjects, or of all, that a run of the package can settle; in the files' order.
+def checked(*subjects: str) -> Iterator[Checked]:
+    """The published numbers of these subjects, or of all, that a run of the package can check; in the files' order.
 
-    >>> next(one for one in settled("states") if not one.row.closes).row.why
+    >>> next(one for one in checked("states") if not one.row.closes).row.why
     '4P + 12P/N, which the same text has, is 28 + 10.5; nothing in it comes to 21.5'
     """
     for row in published(*subjects):
         measured = measured_quantity(**row.inputs)
         if measured is not None:
-            yield Settled(row, row.computed(), measured)
+            yield Checked(row, row.computed(), measured)
 
 
 def measured_quantity(quantity: str, convention: str = "zero-paper", **taken_of: Any) -> float | None:
-    """The result of a run, in the unit of published rows that name the quantity; None for what no run settles."""
+    """The result of a run, in the unit of published rows that name the quantity; None for what no run computes."""
     if quantity not in MEASURES or convention not in COMPUTE:
         return None
     of_format = {} if convention == "zero-paper" else {"convention": convention}

@@ -29,16 +29,14 @@ from zerosim.models.units import Model, Recompute, Weights
 from zerosim.numerics.checks import is_count, is_finite_number, require_count, unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.loss_scale import Dynamic, Static
-from zerosim.numerics.places import DISK, HOST, Offload, offload_of
+from zerosim.numerics.places import DISK, HOST, offload_of
 from zerosim.numerics.policy import BY_RANK, Policy
-from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.numerics.units import counted
 from zerosim.optim.base import Optimizer
 from zerosim.optim.schedules import Warmup
 from zerosim.options import StepOptions
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.errors import OutOfMemoryError
-from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import PURPOSES, Trace, Traces
 from zerosim.zero.checkpoint import INDEX
@@ -105,12 +103,12 @@ class Options:
             raise ValueError(f"sequence={self.sequence} is more than the context of {self.model}, "
                              f"{model.config.context} tokens; take shorter sequences")
         self._check_ranks(model.parameter_count)
-        stage_of(self.stage)
+        stage, policy, options = stage_of(self.stage), self.policy(), self.step_options
         Recompute.parse(self.recompute)
         if self.lr is not None and (not is_finite_number(self.lr) or self.lr <= 0):
             raise ValueError(f"lr={self.lr!r} must be a positive number")
-        self._check_mesh()
-        if not self.places.uses_disk and self.offload_directory is not None:
+        check_options(options, stage, policy)
+        if not options.offload.uses_disk and self.offload_directory is not None:
             raise ValueError(f"offload_directory={self.offload_directory!r} is of offload to disk, which was not asked "
                              "for; ask for it, or leave the directory out")
         layout_of(model, self.ranks, self.layout_name)
@@ -123,14 +121,13 @@ class Options:
             raise ValueError(f"ranks={self.ranks:,}: all of them train in this process, one after the other; take at "
                              f"most {MOST_RANKS:,}")
 
-    def _check_mesh(self) -> None:
-        options = StepOptions.of(self.ranks, mesh=self.mesh, zeropp=self.zeropp, reduction=self.reduction)
-        check_options(options, stage_of(self.stage), self.policy())
-
     @property
-    def on_mesh(self) -> Mesh | None:
-        """The mesh of nodes and ranks of a node; None for "none"."""
-        return None if self.mesh == "none" else Mesh.of(self.mesh, self.ranks)
+    def step_options(self) -> StepOptions:
+        """The engine's options of moment, place and order, read from their texts."""
+        places = offload_of(self.offload)
+        if places.uses_disk:
+            places = replace(places, directory=self.offload_directory)
+        return StepOptions.of(self.ranks, offload=places, mesh=self.mesh, zeropp=self.zeropp, reduction=self.reduction)
 
     @cached_property
     def _model(self) -> Decoder:
@@ -163,12 +160,6 @@ class Options:
         """The one asked for, or the optimizer's."""
         lr: float = self.build_optimizer().lr  # type: ignore[attr-defined]
         return lr
-
-    @property
-    def places(self) -> Offload:
-        """The places of all state: the device, or the host or the disk where offload is asked for."""
-        found = offload_of(self.offload)
-        return replace(found, directory=self.offload_directory) if found.uses_disk else found
 
     @property
     def layout_name(self) -> str:
@@ -222,10 +213,8 @@ class Options:
     def engine_settings(self, model: Decoder) -> dict[str, Any]:
         """The arguments of an engine beside rank, model and optimizer."""
         return {"stage": self.stage, "policy": self.policy(), "layout": self.layout_name, "recompute": self.recompute,
-                "clip_norm": self.clip_norm, "groups": companions(self.build_optimizer(), model),
-                "schedule": self.schedule(), "gather": self.gather, "reduction": self.reduction, "offload": self.places,
-                "seed": self.seed,
-                "mesh": self.on_mesh, "zeropp": self.zeropp}
+                "clip_norm": self.clip_norm, "groups": other_groups(self.build_optimizer(), model),
+                "schedule": self.schedule(), "gather": self.gather, "seed": self.seed} | self.step_options.arguments()
 
 
 # -- optimizers by name, each with a learning rate that suits a small GPT ----------------------------------------------
@@ -237,7 +226,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = MappingProxyType({type(one).__name__.lower
     optim.Adan(lr=0.002), optim.KFAC(lr=0.05), optim.LAMB(lr=0.01), optim.LARS(lr=2.0), optim.Lion(lr=0.001),
     optim.Momentum(lr=0.1), optim.Muon(lr=0.05), optim.RMSprop(lr=0.0005), optim.SGD(lr=0.2), optim.Shampoo(lr=0.1),
     optim.SOAP(lr=0.01))})
-COMPANION = "adamw"  # updates what an optimizer of matrices does not: vectors, and embeddings
+OTHER_OPTIMIZER = "adamw"  # updates what an optimizer of matrices does not: vectors, and embeddings
 
 
 def optimizer_named(name: str, lr: float | None = None) -> Optimizer:
@@ -254,7 +243,7 @@ def is_of_matrices(optimizer: Optimizer) -> bool:
     return optimizer.cut in ("matrix", "layer")
 
 
-def companions(optimizer: Optimizer, model: Model) -> list[Group]:
+def other_groups(optimizer: Optimizer, model: Model) -> list[Group]:
     """AdamW for vectors, embeddings and a tied head, where the optimizer is one of matrices; else no group.
 
     Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers", which are what it is for.
@@ -263,7 +252,7 @@ def companions(optimizer: Optimizer, model: Model) -> list[Group]:
     rest = [name for name in model.shapes if name not in hidden]
     if not is_of_matrices(optimizer) or not rest:
         return []
-    return [Group(*rest, optimizer=OPTIMIZERS[COMPANION])]
+    return [Group(*rest, optimizer=OPTIMIZERS[OTHER_OPTIMIZER])]
 
 
 # -- a run: a record for every step as it is taken, and what it came to -----------------------------------------------
@@ -412,7 +401,7 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
         peak_nbytes=tuple(peak.peak_nbytes for peak in peaks),
         sent_nbytes={purpose: nbytes for purpose, nbytes in sent.items() if any(nbytes) or purpose in PURPOSES[:2]},
         sent_across_nbytes=(tuple(sum(step.sent_across_nbytes for step in of_rank.steps) for of_rank in found)
-                            if options.on_mesh else ()),
+                            if options.step_options.mesh else ()),
         digest=first.digest, last_step=Traces(of_rank.last_step for of_rank in found) if keep_last_step else None,
         resumed_from=first.resumed_from, differences=first.differences)
 
@@ -633,16 +622,16 @@ def _headline(options: Options) -> str:
     config = model.config
     updated = f"{options.optimizer.lower()} (lr {options.learning_rate:g}"
     if is_of_matrices(optimizer):
-        updated += f"; vectors and embeddings by {COMPANION}"
+        updated += f"; vectors and embeddings by {OTHER_OPTIMIZER}"
     return (f"{model.parameter_count:,} parameters, {config.layers} blocks of {config.channels} channels, "
             f"ZeRO-{options.stage} on {counted(options.ranks, 'rank')}{_on_nodes(options)}, layout "
             f"{options.layout_name}, {options.formats}, {updated})")
 
 
 def _on_nodes(options: Options) -> str:
-    zeropp = ZeroPlusPlus.parse(options.zeropp)
+    mesh, zeropp = options.step_options.mesh, options.step_options.zeropp
     sharing = f"with {zeropp}" if zeropp else "sharded inside nodes"
-    return f" ({options.mesh}, {sharing})" if options.on_mesh else ""
+    return f" ({mesh}, {sharing})" if mesh else ""
 
 
 def require_learned(found: Trained) -> None:

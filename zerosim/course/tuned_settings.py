@@ -145,7 +145,7 @@ def _not_in_fsdp(config: PlanConfig, settings: Candidate) -> Iterator[str]:
     if settings.options.offload.text not in ("none", HOST):
         yield "CPUOffloadPolicy takes parameters, gradients and the optimizer's state to the host, none of them alone."
     if settings.options.offload.uses_disk:
-        yield "Offload to disk: FSDP has none; all of it lies on the host there, if that has the memory."
+        yield "Offload to disk: FSDP has none; all of it rests on the host there, if that has the memory."
     yield from _recomputation(settings)
 
 

@@ -82,7 +82,7 @@ ALL_OFFLOADS = ("none", "optimizer=host", "optimizer=host+gradients=host", "host
 class Tried:
     """A candidate with its seconds of a step, the part exposed to communication, and the most bytes that it holds.
 
-    ``held_nbytes`` have the runtime's overhead in them; ``host_nbytes`` lie on the host, ``disk_nbytes`` on disk.
+    ``held_nbytes`` have the runtime's overhead in them; ``host_nbytes`` rest on the host, ``disk_nbytes`` on disk.
     ``replayed`` says that the engine ran without data and was replayed; else all numbers are the plan's, or the seconds
     real ones, of which nobody knows which are exposed. ``estimated_seconds`` are the plan's in any case, of buckets
     that are units.

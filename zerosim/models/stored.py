@@ -105,9 +105,9 @@ def find_weights(path: Path, names: Mapping[str, StoredNames], shapes: Mapping[s
         odd = next((tensor for _, tensor in parts if not is_floating(tensor.dtype)), None)
         if odd is not None:
             raise ValueError(f"{path}: {odd.name} is of type {odd.dtype}, and {name} is to be of floating point")
-        lies = [tuple(reversed(tensor.shape)) if there.transposed else tensor.shape for _, tensor in parts]
-        joined = (*lies[0][:-1], sum(shape[-1] for shape in lies)) if lies[0] else ()
-        if joined != shapes[name] or any(shape[:-1] != joined[:-1] for shape in lies):
+        stored = [tuple(reversed(tensor.shape)) if there.transposed else tensor.shape for _, tensor in parts]
+        joined = (*stored[0][:-1], sum(shape[-1] for shape in stored)) if stored[0] else ()
+        if joined != shapes[name] or any(shape[:-1] != joined[:-1] for shape in stored):
             said = ", ".join(f"{tensor.name} {tensor.shape}" for _, tensor in parts)
             raise ValueError(f"{path}: {name} is of shape {shapes[name]}, and there is {said}; build the model that "
                              "the file is of")

@@ -284,9 +284,6 @@ class Model:
         _refuse_duplicates("unit", (unit.name for unit in units))
         _refuse_duplicates("parameter", (name for unit in units for name in unit.names))
         _refuse_late_owners(units)
-        for unit in units:
-            if hasattr(unit, "borrows"):
-                raise ValueError(f"unit {unit.name!r} says what it borrows, which is called tied_weights now")
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -365,7 +365,7 @@ class NumpyKernels(BlockKernels):
     def divide_rounded(self, x: Array, divisor: float, out: Array) -> None:
         """out = x/divisor, the divisor and the quotient in float32 (float64 if x or out is), rounded once to out.
 
-        A divisor beyond float32's range is none that overflows: see `split_divisor`.
+        The divisor itself may lie beyond float32's range: see `split_divisor`.
         """
         check_operands("divide_rounded", x=x, out=out)
         self.run_blocks(_division_by(divisor, work_type(x, out)), (x,), out, in_place=True)

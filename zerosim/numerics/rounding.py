@@ -46,7 +46,7 @@ def round_to(
       infinite (NaN in e4m3). `saturate=True` gives the largest number in place of every overflow and infinity.
 
     Raises ValueError for an unknown mode or format, an x that is not of floating point, an `out` or `bits` of the
-    wrong shape or type, and `bits` missing or given in vain.
+    wrong shape or type, `bits` missing where the mode is stochastic, and `bits` given where it is not.
     """
     fmt = format_of(fmt)
     values = _container(x, "round_to")

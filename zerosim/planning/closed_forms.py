@@ -50,7 +50,7 @@ TENSOR_NORMS = 2  # of each tensor that has its own: LAMB's of weights and updat
 
 @dataclass(frozen=True, slots=True)
 class ShardedStates:
-    """The three model states, each True where it is cut among the ranks; what is not lies whole on every rank."""
+    """The three model states, each True where it is cut among the ranks; what is not is whole on every rank."""
 
     parameters_sharded: bool
     gradients_sharded: bool
@@ -58,7 +58,7 @@ class ShardedStates:
 
     @property
     def gathers_after_update(self) -> bool:
-        """True where each rank updates its part of parameters that lie whole on all ranks."""
+        """True where each rank updates its part of parameters that are whole on all ranks."""
         return self.optimizer_sharded and not self.parameters_sharded
 
 
@@ -399,7 +399,7 @@ def moved_nbytes(job: Job, state_nbytes: int | None = None) -> dict[str, int]:
 
 
 def _move_gradients(job: Job, found: Counter[str]) -> None:
-    """Gradients go to where they rest as they are made: sums of shares each micro-batch, or addends but the last's.
+    """Gradients move to where they rest as they are made: sums of shares each micro-batch, or addends but the last's.
 
     Added by micro-batch, all ranks' addends of a share go there one by one. On a mesh a share of a node's sum comes
     back once a step, for the addition across nodes, and goes again.
@@ -409,20 +409,20 @@ def _move_gradients(job: Job, found: Counter[str]) -> None:
     if place == DEVICE:
         return
     resting, reduced = policy.accumulate_dtype.itemsize, policy.reduce_dtype.itemsize
-    arrives = FP32.itemsize if options.parts.gradients else reduced  # sums of what was quantized are fp32
+    received = FP32.itemsize if options.parts.gradients else reduced  # what was quantized is added up in fp32
     if job.states.gradients_sharded:
         share = job.held(True)
         times = k * (job.ranks if options.by_micro_batch else 1)  # an addend of each rank, or a sum
-        found[TO_HOST] += times * share * arrives
+        found[TO_HOST] += times * share * received
         written, read = times * share * resting, (times - 1) * share * resting
     else:
-        whole, taken = sum(job.padded_lengths), job.held(job.reduces_to_shards) * reduced
+        whole, sums = sum(job.padded_lengths), job.held(job.reduces_to_shards) * reduced
         made = policy.compute_dtype.itemsize
         tied = sum(job.padded_lengths[owner] for owner in {owner for _, owner in job.tied})  # completed as it rests
-        found[TO_HOST] += (k - 1) * (whole * made + tied * (resting - made)) + taken // reduced * arrives
+        found[TO_HOST] += (k - 1) * (whole * made + tied * (resting - made)) + sums // reduced * received
         found[TO_DEVICE] += (k > 1) * whole * resting
         read = (k - 1) * whole * resting
-        written = read + taken
+        written = read + sums
     if options.replicas > 1:
         share, rests = job.held(True), job.reduced_dtype.itemsize
         found[TO_DEVICE] += share * rests
@@ -480,14 +480,14 @@ def _move_parameters(job: Job, found: Counter[str]) -> None:
     own = [cut[1] for cut in job.unit_cuts] if states.parameters_sharded else job.padded_lengths
     if job.options.parts.hpz:  # then from secondary shards, on the device
         times = [1] * len(times)
-    brought = sum(n * length for n, length in zip(times, own, strict=True)) * itemsize
+    fetched = sum(n * length for n, length in zip(times, own, strict=True)) * itemsize
     if states.gathers_after_update:
-        brought += job.held(True) * itemsize
+        fetched += job.held(True) * itemsize
         gathered = job.held(False) * itemsize
         found[TO_HOST] += gathered
         found[TO_DISK] += gathered * (place == DISK)
-    found[TO_DEVICE] += brought
-    found[FROM_DISK] += brought * (place == DISK)
+    found[TO_DEVICE] += fetched
+    found[FROM_DISK] += fetched * (place == DISK)
 
 
 def updated_elements(job: Job) -> int:

@@ -2,7 +2,7 @@
 
 Legend: N ranks. An optimizer is a value that says for a tensor's shape which slots it keeps, and where that state may
 be cut: anywhere (then a rank's is that of its flat share), or on borders of tensors (then ranks own whole tensors, and
-the fullest one is counted). What a convention counts lies whole on every rank or is cut among them, as three indicators
+the fullest one is counted). What a convention counts is whole on every rank or is cut among them, as three indicators
 say (`closed_forms.ShardedStates`): parameters, gradients, and all that the optimizer reads and writes.
 """
 
@@ -69,10 +69,11 @@ ADAM_STATE_NBYTES = per_parameter_nbytes(ADAM)
 class Convention:
     """Bytes that a text or a tool counts for each parameter, by kind, beside the optimizer's own state.
 
-    `gradient_copy` are gradients in fp32 that lie with the optimizer's state, `whole_layer` bytes for each parameter of
-    the largest layer, whole on every rank. With `master_is_parameter` there is no master where the parameters that a
-    rank's optimizer updates lie on that rank. `state_itemsize` is that of state which the optimizer declares in fp32.
-    `stages` are those that the source itself gives numbers for; the others follow by the same bytes.
+    `gradient_copy` are gradients in fp32 that rest with the optimizer's state, `whole_layer` bytes for each
+    parameter of the largest layer, whole on every rank. With `master_is_parameter` there is no master where the
+    parameters that a rank's optimizer updates are on that rank. `state_itemsize` is that of state which the
+    optimizer declares in fp32. `stages` are those that the source itself gives numbers for; the others follow by
+    the same bytes.
     """
 
     name: str

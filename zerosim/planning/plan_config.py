@@ -214,33 +214,17 @@ class PlanConfig:
         return Plan(self, tuple(self.row(stage, policy) for stage in self.stages for policy in self.policies))
 
     def row(self, stage: int, policy: str) -> PlanRow:
-        """Bytes and seconds of a stage under a recomputation policy."""
-        job, flops = self.job(stage, policy), self.flops(policy)
+        """A stage under a recomputation policy: what is held, sent and moved, and the seconds of it."""
+        job, flops, most = self.job(stage, policy), self.flops(policy), self.capacities_nbytes
         moved, host_seconds, disk_seconds = self.transfers(job)
-        transient, has_units = self.transient_memory(stage, policy), self.has_units
-        update, computed = self.update_seconds(job), self.unit_seconds(policy)
-        # All micro-batches but the first and the last take as long, and nothing is under way between two.
-        communication, exposed = communication_seconds(after_backward(job), update, self.network)
-        k = self.micro_batches
-        for number, times in Counter([*[0] * (k > 1), *[1] * (k - 2), k - 1]).items():
-            one = communication_seconds(micro_batch(job, number), computed, self.network)
-            communication, exposed = communication + times * one[0], exposed + times * one[1]
         return PlanRow(
-            stage, policy, convention_of(self.convention).name, **self.resting_nbytes(stage),
-            activations_nbytes=self.activations_nbytes(policy), gathered_nbytes=transient.gathered_nbytes * has_units,
-            secondary_nbytes=transient.secondary_nbytes * has_units,
-            buckets_nbytes=transient.in_flight_nbytes * has_units,
-            transient_nbytes=transient.fullest_nbytes(self.batch) * has_units,
-            capacity_nbytes=self.device.reported_nbytes,
+            stage, policy, convention_of(self.convention).name, **self.held_nbytes(stage, policy),
             sent_nbytes_per_step=max(map(sum, zip(*sent_nbytes(job).values(), strict=True))),
-            flops_per_step=flops.hardware, model_flops_per_step=flops.model,
-            compute_seconds=k * sum(computed.values()),
-            communication_seconds=communication, exposed_communication_seconds=exposed,
-            update_seconds=sum(update.values()),
             host_transfer_nbytes_per_step=moved[TO_HOST] + moved[TO_DEVICE], host_transfer_seconds=host_seconds,
             disk_transfer_nbytes_per_step=moved[TO_DISK] + moved[FROM_DISK], disk_transfer_seconds=disk_seconds,
-            peak_flops_per_second=self.machine.peak_flops_per_second,
-            host_capacity_nbytes=self.capacities_nbytes[HOST], disk_capacity_nbytes=self.capacities_nbytes[DISK])
+            flops_per_step=flops.hardware, model_flops_per_step=flops.model, **self.seconds(job, policy),
+            peak_flops_per_second=self.machine.peak_flops_per_second, capacity_nbytes=most[DEVICE],
+            host_capacity_nbytes=most[HOST], disk_capacity_nbytes=most[DISK])
 
     def fits(self, stage: int, policy: str) -> bool:
         """True where the device holds it, and host and disk do: the row's own answer, without its seconds."""
@@ -266,6 +250,17 @@ class PlanConfig:
                    tied_lengths=tuple(model.units[owner].tensors[0].parameters for _, owner in model.tied),
                    normed_tensors=normed_tensors(self.optimizer, len(model.tensors)),
                    options=self.options if self.has_units else replace(self.options, overlap=False, prefetch=0))
+
+    def held_nbytes(self, stage: int, policy: str) -> dict[str, int]:
+        """Bytes that a rank of zerosim's engine holds, by fields of a row: at rest, at most of each kind that comes and
+        goes, and at the fullest moment. What is gathered or on its way is 0 where no unit is known."""
+        transient, has_units = self.transient_memory(stage, policy), self.has_units
+        return self.resting_nbytes(stage) | {
+            "activations_nbytes": self.activations_nbytes(policy),
+            "gathered_nbytes": transient.gathered_nbytes * has_units,
+            "secondary_nbytes": transient.secondary_nbytes * has_units,
+            "buckets_nbytes": transient.in_flight_nbytes * has_units,
+            "transient_nbytes": transient.fullest_nbytes(self.batch) * has_units}
 
     def resting_nbytes(self, stage: int) -> dict[str, int]:
         """Bytes held from step to step, on the device and on the host, and the runtime's overhead, by fields of a row.
@@ -356,6 +351,19 @@ class PlanConfig:
                 for unit, length in enumerate(self.model.unit_lengths)
                 for phase, products in (("forward", 2), ("backward", 4))}
 
+    def seconds(self, job: Job, policy: str) -> dict[str, Any]:
+        """Seconds of a step by fields of a row, transfers to host and disk apart.
+
+        All micro-batches but the first and the last take as long, and nothing is under way between two.
+        """
+        computed, update, k = self.unit_seconds(policy), self.update_seconds(job), self.micro_batches
+        communication, exposed = communication_seconds(after_backward(job), update, self.network)
+        for number, times in Counter([*[0] * (k > 1), *[1] * (k - 2), k - 1]).items():
+            one = communication_seconds(micro_batch(job, number), computed, self.network)
+            communication, exposed = communication + times * one[0], exposed + times * one[1]
+        return {"compute_seconds": k * sum(computed.values()), "communication_seconds": communication,
+                "exposed_communication_seconds": exposed, "update_seconds": sum(update.values())}
+
     def unit_seconds(self, policy: str) -> dict[Place, float]:
         """Seconds of each unit's arithmetic at each of its places in a micro-batch, by the roofline."""
         found, machine = self.arithmetic(policy), self.machine
@@ -381,7 +389,7 @@ class PlanConfig:
     def fewest_ranks(self) -> int | None:
         """The smallest power of two of ranks on which some row fits.
 
-        None where no number of ranks helps, up to the most that are planned for: what lies whole on each rank is too
+        None where no number of ranks helps, up to the most that are planned for: what is whole on each rank is too
         much. Ranks are taken to be on one node.
         """
         network, alone = Network(self.network.inside), replace(self.options, mesh=None, zeropp=None)

@@ -17,7 +17,7 @@ class PlanRow:
 
     Activations, what is gathered, secondary shards (hpZ), and ``buckets_nbytes``, gradients on their way with the
     buffers of collectives, are each at its own fullest moment; ``transient_nbytes`` is all that comes and goes, the
-    micro-batch's tokens too, at the fullest moment of all, and part of the total. ``host_nbytes`` lie on the host,
+    micro-batch's tokens too, at the fullest moment of all, and part of the total. ``host_nbytes`` rest on the host,
     ``disk_nbytes`` on disk, each of a rank's share of the capacity there, and ``host_transfer_nbytes_per_step`` and
     ``disk_transfer_nbytes_per_step`` go there and back; 0 without offload.
     """

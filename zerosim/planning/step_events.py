@@ -452,7 +452,8 @@ def _updated(job: Job, held: int) -> Iterator[StepEvent]:
     gathered, places = job.states.gathers_after_update, job.options.offload
     off_device = places.parameters != DEVICE  # each unit comes to the device then, and goes again
     ahead = gathered and job.options.overlap and not off_device
-    agreement = [HeldBytes(BUFFER, sign * AGREEMENT_NBYTES * job.ranks) for sign in (1, -1)]
+    agreement = at_once(CollectiveIssue("all_gather", 0, AGREEMENT_NBYTES * job.ranks, job.ranks),
+                        AGREEMENT_NBYTES * job.ranks)  # that files are written
     for unit, length in enumerate(lengths):
         yield At("update", unit)
         if ahead and places.optimizer == DEVICE:

@@ -22,11 +22,11 @@ def reduce_scatter_halving(me: PendingCall, x: Array, out: Array) -> Exchanges:
     partial, start = x, 0
     for (low, count), landing in zip(kept_ranges(me), me.buffers, strict=True):
         partner = me.index ^ count
-        gone = low ^ count
-        kept_bounds, gone_bounds = me.bounds(low, count), me.bounds(gone, count)
+        sent = low ^ count
+        kept_bounds, sent_bounds = me.bounds(low, count), me.bounds(sent, count)
         kept = partial[kept_bounds.start - start:kept_bounds.stop - start]
-        leaving = partial[gone_bounds.start - start:gone_bounds.stop - start]
-        yield Exchange(leaving, partner, landing, partner, tuple(range(gone, gone + count)))
+        leaving = partial[sent_bounds.start - start:sent_bounds.stop - start]
+        yield Exchange(leaving, partner, landing, partner, tuple(range(sent, sent + count)))
         me.combine(landing, kept, landing)
         partial, start = landing, kept_bounds.start
     me.copy(partial, out)

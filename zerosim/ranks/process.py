@@ -133,7 +133,10 @@ Raised = TypeVar("Raised", bound=BaseException)
 
 
 def clear_frames(error: BaseException, until: BaseException | None = None) -> None:
-    """Empties the frames of an error and of those behind it, ``until`` one whose are not ours; none that still runs."""
+    """Empties the frames of an error, and of the errors that led to it, as far as ``until``, whose frames stay.
+
+    A frame that still runs stays, too.
+    """
     functions = [function for raised in _behind(error, until) for function in _functions_of(raised)]
     for raised in _behind(error, until):
         traceback.clear_frames(raised.__traceback__)

@@ -174,13 +174,13 @@ class Engine(Shown):
         return result
 
     def abandon(self) -> None:
-        """Drops the gradients of a step that will not be finished.
+        """Drops the gradients of a step that will not be finished; taken again, it draws the same random numbers.
 
         Where the run has been stopped, what is under way cannot be waited for: each part forgets it first.
         """
         self._observer.forget()
         self._update.forget()
-        self._counts = self._counts.next_step()
+        self._counts = StepCounts(self._counts.scale, self._counts.step)
         with ExitStack() as parts:
             for part in (self.gradients.reset, self.store.abandon, self._unsharder.weights_change,
                          self._unsharder.reshard_all,

@@ -28,8 +28,8 @@ Agree = Callable[[int], str]  # from a micro-batch's number to the text that mus
 
 @dataclass(slots=True)
 class StepCounts:
-    """An engine's counts: of steps, skipped and abandoned ones too, and in the step under way its loss scale S, its
-    forwards, and the tokens and places of each micro-batch whose backward is done."""
+    """An engine's counts: of steps, skipped ones too, abandoned ones not, and in the step under way its loss scale S,
+    its forwards, and the tokens and places of each micro-batch whose backward is done."""
 
     scale: float
     step: int = 0

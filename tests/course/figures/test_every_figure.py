@@ -248,7 +248,7 @@ REFUSALS = [
     (lambda: figures.spacing_data(exponents=(100, 120)),
      r"the gaps of fp8_e4m3, fp16: none of the weights from 2\^100 to 2\^120 is a number of that format"),
     (lambda: figures.lost_updates_data([1e-3], [3, 4]), "a number of steps for each update, found 2 for 1 updates"),
-    (lambda: figures.published_data(("shapes",)), "no run settles a published number about shapes; those that runs se"),
+    (lambda: figures.published_data(("shapes",)), "no run checks a published number about shapes; those that runs ch"),
     (lambda: figures.timeline_of("nothing", {}), "a timeline was asked for of no runs"),
     (lambda: figures.draw(["memory", "rings"], "never"),
      "no figure is called 'rings'; the figures are activations, .*; did you mean 'ring'"),

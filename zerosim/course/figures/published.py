@@ -6,7 +6,7 @@ Legend: each row's ratio is the published number over the measured one; 1 where 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zerosim.course.published_runs import Settled, settled
+from zerosim.course.published_runs import Checked, checked
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style
 from zerosim.display.style import BLUE, VERMILLION
 
@@ -19,33 +19,33 @@ NAMES = {"states": "model states and traffic", "activations": "activations"}
 
 @dataclass(frozen=True, slots=True)
 class PublishedData:
-    """Published numbers of some subjects, each settled by a run."""
+    """Published numbers of some subjects, each checked by a run."""
 
-    settled: tuple[Settled, ...]
+    checked: tuple[Checked, ...]
 
     @property
     def agreeing(self) -> dict[str, list[float]]:
         """Published over measured where they agree, by subject."""
-        found = {subject: [one.ratio for one in self.settled if one.row.closes and one.row.subject == subject]
+        found = {subject: [one.ratio for one in self.checked if one.row.closes and one.row.subject == subject]
                  for subject in SUBJECTS}
         return {subject: ratios for subject, ratios in found.items() if ratios}
 
     @property
-    def differing(self) -> list[Settled]:
+    def differing(self) -> list[Checked]:
         """Numbers that do not agree."""
-        return [one for one in self.settled if not one.row.closes]
+        return [one for one in self.checked if not one.row.closes]
 
     @property
-    def shown(self) -> list[Settled]:
+    def shown(self) -> list[Checked]:
         """Those of them that have a label; the others are counted alone."""
         return [one for one in self.differing if one.row.label]
 
 
 def published_data(subjects: Sequence[str] = SUBJECTS) -> PublishedData:
-    """Runs, without data, what settles the published numbers of these subjects; ValueError where no run settles any."""
-    found = tuple(settled(*subjects))
+    """Runs, without data, what checks the published numbers of these subjects; ValueError where no run checks any."""
+    found = tuple(checked(*subjects))
     if not found:
-        raise ValueError(f"no run settles a published number about {', '.join(subjects)}; those that runs settle are "
+        raise ValueError(f"no run checks a published number about {', '.join(subjects)}; those that runs check are "
                          f"about {', '.join(SUBJECTS)}")
     return PublishedData(found)
 
@@ -104,7 +104,7 @@ def _number(value: float) -> str:
     return f"{value:.2e}".replace("e-0", "e-") if value < 1e-3 else f"{value:.4g}"
 
 
-def _values(one: Settled) -> str:
+def _values(one: Checked) -> str:
     """``21.5 → 38.5 GB``"""
     unit = {"times": "", "vectors": "Ψ", "1e9 parameters": "billion"}.get(one.row.unit, one.row.unit)
     return f"{_number(one.row.stated)} → {_number(one.measured)} {unit}".rstrip()
@@ -112,9 +112,9 @@ def _values(one: Settled) -> str:
 
 def _subtitle(data: PublishedData) -> str:
     shown, differ = len(data.shown), len(data.differing)
-    agree = len(data.settled) - differ
+    agree = len(data.checked) - differ
     which = f"the {differ}" if shown == differ else f"{shown} of the {differ}"
-    return (f"Runs without data settle {agree + differ} of the published numbers that come with the package. {agree} "
+    return (f"Runs without data check {agree + differ} of the published numbers that come with the package. {agree} "
             f"agree, to the last digit or to 0.1%.\nBelow are {which} that do not: published (diamond) beside measured "
             "(disk), and why.")
 
