@@ -468,7 +468,7 @@ class _Search:
         return self._config(candidate).row(candidate.stage, candidate.recompute)
 
     def _try_all(self, rows: Sequence[tuple[Candidate, PlanRow]], sizes: Sequence[int | None]) -> None:
-        """The candidates that a plan answers; of the others the first of a stage that has none yet, and those whose lower
+        """The candidates that a plan answers; of the others the first of a stage that has none, and those whose lower
         bound is below the fastest so far; then other buckets."""
         for candidate, row in sorted(rows, key=lambda one: not self._is_planned(one[0])):
             tried = {one.settings.stage for one in self.tried}
