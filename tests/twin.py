@@ -119,6 +119,8 @@ class Twin:
                 first, frozen = unit.initial(name, 0, math.prod(shape)), self.rule[name].optimizer is None
                 at_rest = self.compute_dtype(name) if frozen else self.policy.master_dtype
                 with np.errstate(all="ignore"):
+                    if self.policy.master_from == "compute":
+                        first = first.astype(self.compute_dtype(name))
                     self.weights[name] = first.astype(at_rest)
                 self.state[name] = {} if frozen else {
                     key: np.zeros(slot.shape, self.policy.state_dtype if slot.format == "fp32"

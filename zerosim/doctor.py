@@ -128,7 +128,7 @@ def examine() -> Doctor:
 def requirable(names: Sequence[str]) -> list[str]:
     """The names of these backends in the report.
 
-    Raises ValueError for a name that is none.
+    Raises ValueError for an unknown name.
     """
     unknown = [name for name in names if name not in REQUIRABLE]
     if unknown:

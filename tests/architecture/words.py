@@ -25,7 +25,6 @@ FORMER_NAMES = {
     "zerosim/connect.py": ("patience_seconds",),
     "zerosim/planning/__init__.py": ("RENAMED = ",),
     "zerosim/planning/plan.py": ("dialect",),
-    "zerosim/zero/engine.py": ("RENAMED = ",),
 }
 HOUSE_WORD = re.compile(rf"(?<![a-z])(?:{'|'.join(HOUSE_WORDS)})(?![a-z])", re.IGNORECASE)
 FILES, LINES = 26, 8_500  # of the reading path

@@ -44,7 +44,7 @@ def test_every_other_algorithm_stands_beside_it_with_where_they_cross_or_why_it_
     for name, other in others.items():
         assert other["seconds"] == cost.cost("all_reduce", name, ceil_cut(14 * 10**9, 8), 1, NVLINK).seconds
     first, second, *_ = data_of(6 * 10**6, 6, "pcie4", "all_gather")["others"]
-    assert first == {"algorithm": "doubling", "refused": "needs a power of two of ranks, and 6 is none"}
+    assert first == {"algorithm": "doubling", "refused": "needs a power of two of ranks, which 6 is not"}
     assert second["refused"] is None
 
 

@@ -149,7 +149,7 @@ SAID = {  # of each command: switches, and what stands among the words
         ("--nbytes 5 --ranks 1 --link pcie3", ["One rank sends nothing, by any algorithm."]),
         ("--nbytes 5 --ranks 2 --link pcie3", ["ring and rabenseifner take as long as each other at every size."]),
         ("--nbytes 6 --ranks 6 --link pcie3 --collective reduce_scatter", [
-            "halving needs a power of two of ranks, and 6 is none."])],
+            "halving needs a power of two of ranks, which 6 is not."])],
     "plan": [
         ("--model gpt2 --ranks 4 --stage 2,3 --recompute block --explain --measure", [
             "ZeRO-3 is the cheapest that fits with a margin", "4 ranks of h100-80 over nvlink4", "2 block", "3 block",

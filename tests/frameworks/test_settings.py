@@ -45,8 +45,8 @@ def changed(found, base):
 
 
 ZERO, ADAM = "zero_optimization", zs.optim.Adam()
-BF16 = zs.Policy("bf16", average="divide_then_sum")
-FP16 = zs.Policy("fp16", average="divide_then_sum", loss_scale=loss_scale.Dynamic("deepspeed", 2.0**16, 1000, 2))
+BF16 = zs.Policy("bf16", average="divide_then_sum", master_from="compute")
+FP16 = replace(BF16, compute="fp16", loss_scale=loss_scale.Dynamic("deepspeed", 2.0**16, 1000, 2))
 HALF = {"fp16": {"enabled": True}}
 KEYS = [  # a configuration, another one, and the arguments in which they differ
     (of(), of(stage=0), {"stage": 0, "policy": zs.Policy(average="sum_then_divide"), "overlap": False, "prefetch": 0,
@@ -62,12 +62,12 @@ KEYS = [  # a configuration, another one, and the arguments in which they differ
     (of(), of("gradient_clipping", 0.5), {"clip_norm": 0.5}),
     (of(), of("bf16", "enabled", True), {"policy": BF16, "bucket_nbytes": 10**9}),
     (of("bf16", {"enabled": True}), of("bf16", {"enabled": True, "bf16_master_weights_and_grads": True}),
-     {"policy": replace(BF16, master="bf16")}),
+     {"policy": replace(BF16, master="bf16", master_from="first_values")}),
     (of("bf16", {"enabled": True}), of("bf16", {"enabled": True, "bf16_master_weights_and_grads": True,
                                                 "bf16_optimizer_states": True}),
-     {"policy": replace(BF16, master="bf16", state="bf16")}),
+     {"policy": replace(BF16, master="bf16", master_from="first_values", state="bf16")}),
     (of("bf16", {"enabled": True}, stage=1), of("bf16", {"enabled": True}, stage=0),
-     {"stage": 0, "policy": zs.Policy("bf16", average="sum_then_divide")}),
+     {"stage": 0, "policy": replace(BF16, average="sum_then_divide")}),
     (of("bf16", {"enabled": True}), of("communication_data_type", "fp32", bf16={"enabled": True}),
      {"policy": replace(BF16, reduce="fp32"), "bucket_nbytes": 2 * 10**9}),
     (of("bf16", {"enabled": True}), of("data_types", "grad_accum_dtype", "fp32", bf16={"enabled": True}),
@@ -79,7 +79,7 @@ KEYS = [  # a configuration, another one, and the arguments in which they differ
                              "min_loss_scale": 4}),
      {"policy": replace(FP16, loss_scale=loss_scale.Dynamic("deepspeed", 512.0, 7, 3, smallest=4))}),
     (of(**HALF), of("fp16", {"enabled": True, "fp16_master_weights_and_grads": True}),
-     {"policy": replace(FP16, master="fp16")}),
+     {"policy": replace(FP16, master="fp16", master_from="first_values")}),
     (of(), of(ZERO, "reduce_bucket_size", 5e5), {"bucket_nbytes": 2 * 10**6}),
     (of(), of(ZERO, "stage3_prefetch_bucket_size", 0), {"prefetch": 0}),
     (of(), of(ZERO, "stage3_prefetch_bucket_size", 10), {"prefetch": 1}),
@@ -219,6 +219,19 @@ def test_what_changes_nothing_is_ignored_by_name_and_what_is_not_the_same_is_sai
         assert any("refuses that at stage 0" in line for line in wide.differences) == (stage == 0)
 
 
+def test_masters_that_are_not_to_begin_as_in_the_program_are_named_among_the_differences():
+    for settings in (read(of("bf16", "enabled", True)), zs.from_fsdp(mp_policy={"param_dtype": "bf16"})):
+        there = settings.policy.master_from
+        assert there == {"DeepSpeed": "compute", "FSDP": "first_values"}[settings.program]
+        here = {"compute": "first_values", "first_values": "compute"}[there]
+        otherwise = replace(settings, policy=replace(settings.policy, master_from=here))
+        assert otherwise.differences == (*settings.differences, f"policy.master_from='{here}': masters begin as "
+                                         f"'{there}' there, and have other bits")
+        assert replace(otherwise, policy=settings.policy) == settings
+        in_fp32 = replace(settings.policy, compute="fp32", master_from=here)
+        assert replace(settings, policy=in_fp32).differences == settings.differences
+
+
 @pytest.mark.parametrize(("kind", "params", "expected"), [
     # Of DeepSpeed's classes with an lr of 0.01, stepped by hand: their factors in steps 1, 2, 3, 6, 9, 30.
     ("WarmupLR", {"warmup_type": "linear", "warmup_num_steps": 4, "warmup_min_lr": 0.002},
@@ -263,16 +276,20 @@ VARIANTS = {"stage 0": of(stage=0), "stage 1": of(stage=1), "stage 2": of(stage=
                                         "reduce_bucket_size": 9})}
 
 
-def test_the_engines_of_all_configurations_train_to_the_same_bits_in_bf16():
+def test_the_engines_of_all_configurations_train_to_the_same_bits_in_bf16_if_their_masters_begin_alike():
     """4 ranks: where the mean divides, by a power of two, changes no bit."""
     found = {name: trained(read(config | {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "bf16"}},
                                 model=WIDE))[0] for name, config in VARIANTS.items()}
     fsdp = {"mesh": (4,), "mp_policy": {"param_dtype": "bfloat16"}}
-    found |= {"FSDP": trained(zs.from_fsdp(**fsdp, root_units=("layer2",)))[0],
-              "kept": trained(zs.from_fsdp(**fsdp, reshard_after_forward=False))[0]}
+    root, kept = zs.from_fsdp(**fsdp, root_units=("layer2",)), zs.from_fsdp(**fsdp, reshard_after_forward=False)
+    found |= {name: trained(replace(one, policy=replace(one.policy, master_from="compute")))[0]
+              for name, one in (("FSDP", root), ("kept", kept))}
     first = found["stage 0"]
     for name, weights in found.items():
         assert all(np.array_equal(weights[key], first[key]) for key in first), name
+    own = trained(root)[0]
+    assert all(np.array_equal(own[key], weights) for key, weights in trained(kept)[0].items())
+    assert not any(np.array_equal(own[key], first[key]) for key in first if key.endswith("weight"))
 
 
 @pytest.mark.parametrize("settings", [

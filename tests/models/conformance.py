@@ -1,4 +1,4 @@
-"""Every layer as one row: what goes in, its two functions, what it saves.
+"""Every layer as one row: what goes in, its two functions, what it means, what it saves.
 
 Legend: B batch, T tokens, C channels, H heads, V vocabulary, M rows, I inputs, O outputs.
 """
@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from tests.models import meaning
 from tests.models.contexts import normal
 from tests.ranks.data import FLOATS
 from zerosim.models import Context, layers, llama
+from zerosim.numerics import random
 
 Arrays = dict[str, np.ndarray]
 TOKENS = np.array([[4, 0, 4, 1], [1, 1, 2, 0]])  # no token names row 3
@@ -19,7 +21,8 @@ TOKENS = np.array([[4, 0, 4, 1], [1, 1, 2, 0]])  # no token names row 3
 
 @dataclass(frozen=True)
 class Layer:
-    """``forward(ctx, arrays)`` -> (y, saved); ``backward(ctx, arrays, saved, dy)`` -> gradients, by array.
+    """``forward(ctx, arrays)`` -> (y, saved); ``backward(ctx, arrays, saved, dy)`` -> gradients, by array;
+    ``paper(arrays)`` -> y in float64, as its paper has it.
 
     ``shapes`` are those of the arrays, x first, and ``large`` those of a case in which statistics make sense;
     ``beside`` gives the bytes that forward charges beside y, of arrays in fp16. ``rounds_inside``: what is multiplied a
@@ -29,6 +32,7 @@ class Layer:
     shapes: dict[str, tuple[int, ...]]
     forward: Callable[[Context, Arrays], tuple[np.ndarray, Any]]
     backward: Callable[[Context, Arrays, Any, np.ndarray], Arrays]
+    paper: Callable[[Arrays], np.ndarray]
     large: dict[str, tuple[int, ...]]
     beside: Callable[[Arrays], int] = lambda arrays: 0
     takes_out: bool = False
@@ -51,7 +55,7 @@ def _linear(shapes: dict[str, tuple[int, ...]], large: dict[str, tuple[int, ...]
         return {"x": layers.linear_backward(ctx, a["w"], saved, dy, found["w"], found.get("b"))} | found
 
     return Layer(shapes, lambda ctx, a, **out: layers.linear_forward(ctx, a["x"], a["w"], a.get("b"), **out), backward,
-                 large, takes_out=True)
+                 lambda a: a["x"] @ a["w"] + a.get("b", 0), large, takes_out=True)
 
 
 def _layernorm_backward(ctx: Context, a: Arrays, saved: Any, dy: np.ndarray) -> Arrays:
@@ -65,17 +69,28 @@ def _embedding_backward(ctx: Context, a: Arrays, saved: Any, dy: np.ndarray) -> 
     return {"w": dw}
 
 
-def _elementwise(name: str, beside: Callable[[Arrays], int], **options: Any) -> Layer:
+def _elementwise(name: str, paper: Callable[[np.ndarray], np.ndarray], beside: Callable[[Arrays], int],
+                 **options: Any) -> Layer:
     forward, backward = getattr(layers, f"{name}_forward"), getattr(layers, f"{name}_backward")
     return Layer({"x": (5, 7)}, lambda ctx, a, **out: forward(ctx, a["x"], **out, **options),
-                 lambda ctx, a, saved, dy: {"x": backward(ctx, saved, dy, **options)}, {"x": (70001,)}, beside,
-                 takes_out=True)
+                 lambda ctx, a, saved, dy: {"x": backward(ctx, saved, dy, **options)}, lambda a: paper(a["x"]),
+                 {"x": (70001,)}, beside, takes_out=True)
 
 
 def _attention(keep: str, beside: Callable[[Arrays], int], heads: int = 3, shared: int | None = None) -> Layer:
+    def paper(a: Arrays) -> np.ndarray:
+        keys = shared or heads
+        of_all = meaning.heads_of(a["x"], 36 // (heads + 2 * keys))
+        return meaning.attention(of_all[:heads], of_all[heads:-keys], of_all[-keys:])
+
     return Layer({"x": (2, 7, 36)}, lambda ctx, a: layers.attention_forward(ctx, a["x"], heads, keep, shared),
-                 lambda ctx, a, saved, dy: {"x": layers.attention_backward(ctx, saved, dy)}, {"x": (1, 150, 36)},
-                 beside, rounds_inside=True)
+                 lambda ctx, a, saved, dy: {"x": layers.attention_backward(ctx, saved, dy)}, paper,
+                 {"x": (1, 150, 36)}, beside, rounds_inside=True)
+
+
+def _dropped(x: np.ndarray) -> np.ndarray:
+    words = random.bits((0, "dropout of micro-batch 0", 0, "here"), 0, x.size).reshape(x.shape)
+    return np.where(words < 2**30, 0, x / 0.75)
 
 
 def _rmsnorm_backward(ctx: Context, a: Arrays, saved: Any, dy: np.ndarray) -> Arrays:
@@ -83,20 +98,26 @@ def _rmsnorm_backward(ctx: Context, a: Arrays, saved: Any, dy: np.ndarray) -> Ar
     return {"x": llama.rmsnorm_backward(ctx, a["w"], saved, dy, dw), "w": dw}
 
 
+def _rms(a: Arrays) -> np.ndarray:
+    return meaning.rmsnorm(a["x"], a["w"], 1e-5)
+
+
 LAYERS: dict[str, Layer] = {
     "linear": _linear({"x": (3, 4), "w": (4, 5), "b": (5,)}, {"x": (64, 64), "w": (64, 16), "b": (16,)}),
     "linear without bias": _linear({"x": (3, 4), "w": (4, 5)}, {"x": (64, 64), "w": (64, 16)}),
     "embedding": Layer({"w": (5, 3)}, lambda ctx, a: layers.embedding_forward(ctx, TOKENS, a["w"]), _embedding_backward,
-                       {"w": (5, 300)}),
+                       lambda a: a["w"][TOKENS], {"w": (5, 300)}),
     "layernorm": Layer({"x": (2, 3, 5), "w": (5,), "b": (5,)},
                        lambda ctx, a, **out: layers.layernorm_forward(ctx, a["x"], a["w"], a["b"], **out),
-                       _layernorm_backward, {"x": (300, 64), "w": (64,), "b": (64,)},
+                       _layernorm_backward, lambda a: meaning.layernorm(a["x"], a["w"], a["b"], 1e-5),
+                       {"x": (300, 64), "w": (64,), "b": (64,)},
                        lambda a: 2 * 4 * a["x"].size // a["w"].size, takes_out=True),
-    "relu": _elementwise("relu", lambda a: -(-a["x"].size // 8)),
-    "gelu": _elementwise("gelu", lambda a: 0),
-    "exact gelu": _elementwise("gelu", lambda a: 0, exact=True),
+    "relu": _elementwise("relu", meaning.relu, lambda a: -(-a["x"].size // 8)),
+    "gelu": _elementwise("gelu", meaning.gelu, lambda a: 0),
+    "exact gelu": _elementwise("gelu", meaning.exact_gelu, lambda a: 0, exact=True),
     "dropout": Layer({"x": (5, 7)}, lambda ctx, a: layers.dropout_forward(ctx, a["x"], 0.25, "here"),
-                     lambda ctx, a, saved, dy: {"x": layers.dropout_backward(ctx, saved, dy, 0.25)}, {"x": (70001,)}),
+                     lambda ctx, a, saved, dy: {"x": layers.dropout_backward(ctx, saved, dy, 0.25)},
+                     lambda a: _dropped(a["x"]), {"x": (70001,)}),
     "attention": _attention("probabilities", lambda a: 2 * len(a["x"]) * 3 * a["x"].shape[1] ** 2),
     "attention again": _attention("nothing", lambda a: 0),
     "attention tiled": _attention("tiled", lambda a: 4 * len(a["x"]) * 3 * a["x"].shape[1]),
@@ -105,12 +126,13 @@ LAYERS: dict[str, Layer] = {
     "attention of one key, tiled": _attention("tiled", lambda a: 4 * len(a["x"]) * 4 * a["x"].shape[1], 4, 1),
     "rmsnorm": Layer({"x": (6, 5), "w": (5,)},
                      lambda ctx, a, **out: llama.rmsnorm_forward(ctx, a["x"], a["w"], 1e-5, **out), _rmsnorm_backward,
-                     {"x": (300, 64), "w": (64,)}, lambda a: 4 * a["x"].size // a["w"].size, takes_out=True),
+                     _rms, {"x": (300, 64), "w": (64,)}, lambda a: 4 * a["x"].size // a["w"].size, takes_out=True),
     "rmsnorm of heads": Layer({"x": (3, 2, 4), "w": (4,)},
                               lambda ctx, a: llama.rmsnorm_forward(ctx, a["x"], a["w"], 1e-5), _rmsnorm_backward,
-                              {"x": (100, 3, 64), "w": (64,)}, lambda a: 4 * a["x"].size // a["w"].size),
+                              _rms, {"x": (100, 3, 64), "w": (64,)}, lambda a: 4 * a["x"].size // a["w"].size),
     "swiglu": Layer({"x": (5, 14)}, lambda ctx, a: llama.swiglu_forward(ctx, a["x"]),
-                    lambda ctx, a, saved, dy: {"x": llama.swiglu_backward(ctx, saved, dy)}, {"x": (701, 200)}),
+                    lambda ctx, a, saved, dy: {"x": llama.swiglu_backward(ctx, saved, dy)},
+                    lambda a: meaning.swiglu(*np.split(a["x"], 2, -1)), {"x": (701, 200)}),
 }
 
 

@@ -1,4 +1,5 @@
-"""Every layer: its backward is its forward's slope, it rounds once, saves and notes what it says, with data or without.
+"""Every layer: it is what its paper says, forward and backward, rounds once, saves and notes what it says, with data or
+without.
 
 Below: what single layers promise beyond that.
 """
@@ -10,8 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.models import meaning
 from tests.models.conformance import LAYERS, rounded
-from tests.models.contexts import bits_of, context, normal, recorded, slope
+from tests.models.contexts import bits_of, context, normal, recorded
 from tests.ranks.data import FLOATS
 from zerosim.models import Context, layers
 from zerosim.numerics import kernels, random
@@ -31,14 +33,17 @@ def both(ctx, layer, arrays, dy=None):
 
 
 @every_layer
-def test_a_layers_backward_is_the_slope_of_its_forward(layer):
-    """Central differences of step 1e-5 err by step² times a third derivative of order 1, and by 1e-16/step."""
-    ctx, arrays = context("fp64"), layer.arrays("fp64")
-    y, saved = layer.forward(ctx, arrays)
+def test_a_layer_is_what_its_paper_says_and_its_backward_the_slope_of_that(layer):
+    """But for some dozen roundings of float64, of sums of terms of order 1 to 10."""
+    ctx = context("fp64")
+    for large in (True, False):
+        arrays = layer.arrays("fp64", large=large)
+        y, saved = layer.forward(ctx, arrays)
+        np.testing.assert_allclose(y, layer.paper(arrays), rtol=1e-12, atol=1e-13)
     c = normal("fp64", y.shape, 8)
     for key, found in layer.backward(ctx, arrays, saved, c).items():
-        wanted = slope(lambda: float(np.sum(layer.forward(ctx, arrays)[0] * c)), arrays[key])
-        np.testing.assert_allclose(found, wanted, rtol=1e-7, atol=1e-9, err_msg=key)
+        wanted = meaning.gradient(lambda x, key=key: np.sum(layer.paper(arrays | {key: x}) * c), arrays[key])
+        np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-13, err_msg=key)
 
 
 @every_layer
@@ -203,9 +208,7 @@ def test_the_exact_gelu_is_exact_however_small_it_is_and_near_the_other(name):
     erf = np.array([math.erf(v / math.sqrt(2)) for v in x], np.float32)
     lossy = np.float32(0.5) * x.astype(np.float32) * (1 + erf)
     assert (abs(lossy - exact) > np.maximum(allowed, 0.01 * abs(exact))).any(), "1 + erf loses its digits below -4"
-    wide = x.astype(np.float64)
-    np.testing.assert_allclose(tanh, 0.5 * wide * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3))),
-                               rtol=0, atol=8 * limits.eps * 12)
+    np.testing.assert_allclose(tanh, meaning.gelu(x.astype(np.float64)), rtol=0, atol=8 * limits.eps * 12)
     assert 1e-4 < abs(tanh - found).max() < 1e-3
 
 
@@ -298,6 +301,11 @@ def test_an_element_is_dropped_by_its_own_word_whatever_it_is_and_wherever_block
     border = np.empty(3, np.float32)
     kernels.NumpyKernels().drop(np.ones(3, np.float32), lambda span: np.uint32([6, 7, 8])[span], 7, 2.0, border)
     assert border.tolist() == [0, 2, 2]
+
+
+def test_every_seed_step_micro_batch_and_place_draws_random_words_of_its_own():
+    drawn = [(0, 0, 0, "a"), (1, 0, 0, "a"), (0, 1, 0, "a"), (0, 0, 1, "a"), (0, 0, 0, "b")]
+    assert len({layers.draw_for(*of, slice(0, 8)).tobytes() for of in drawn}) == len(drawn)
 
 
 def test_rate_0_is_the_identity_without_a_copy_and_draws_nothing():

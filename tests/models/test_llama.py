@@ -1,19 +1,15 @@
-"""Llama: its shapes, rotary positions, shared keys and values.
+"""Llama: its shapes, turned heads, shared keys and values.
 
 What every model, layer and policy promises is held for it in `test_models`, `test_layers` and `test_gpt_activations`.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
+from tests.models import meaning
 from tests.models.contexts import bits_of, context, normal
-from tests.models.runs import batch_of, run_of
-from zerosim.models import Llama, layers, llama, rotary
+from zerosim.models import Llama, layers, llama
 from zerosim.numerics import kernels
-
-NANO = llama.PRESETS["llama-nano"]
 
 
 @pytest.mark.parametrize("name", llama.PRESETS)
@@ -23,17 +19,19 @@ def test_the_parameters_are_two_tables_and_per_block_two_norms_and_matrices_with
     block = 2 * c + c * (c + 2 * k) + c * c + 3 * c * of.feed_forward
     assert Llama(name).parameter_count == 2 * of.vocabulary * c + of.layers * block + c
     assert Llama(name, tied=True).parameter_count == Llama(name).parameter_count - of.vocabulary * c
+    assert (of.base, of.epsilon) == (10_000, 1e-5), "RoFormer's, and Llama 2's"
     assert not any("bias" in parameter for parameter in Llama(name).shapes)
 
 
-def test_a_score_depends_on_how_far_apart_query_and_key_are_and_not_on_where() -> None:
-    x = np.broadcast_to(normal("fp64", (1, 1, 16)), (1, 50, 16)).copy()  # the same query and key at every place
-    kernels.NumpyKernels().rotate(x, 2, rotary.frequencies(8, 100.0, None))
-    scores = x[0, :, :8] @ x[0, :, 8:].T
-    for apart in (0, 1, 7, -20):
-        along = np.diagonal(scores, apart)
-        np.testing.assert_allclose(along, along[0], rtol=1e-12)
-    assert len(np.unique(np.diagonal(scores[:, ::-1]).round(9))) == 50
+def test_heads_are_turned_from_place_0_on_and_back_and_those_after_them_are_left_alone() -> None:
+    x, thetas, k = normal("fp64", (2, 9, 24)), meaning.frequencies(8, 100.0), kernels.NumpyKernels()
+    first, second, third = meaning.heads_of(x, 8)
+    found = x.copy()
+    k.rotate(found, 2, tuple(thetas))
+    wanted = np.concatenate([meaning.turned(first, thetas), meaning.turned(second, thetas), third], 2)
+    np.testing.assert_allclose(found, wanted, atol=1e-14)  # a few roundings of numbers of order 1
+    k.rotate(found, 2, tuple(thetas), back=True)
+    np.testing.assert_allclose(found, x, atol=1e-14)
 
 
 @pytest.mark.parametrize("keep", layers.KEEP)
@@ -55,12 +53,3 @@ def test_shared_keys_and_values_are_copies_whose_gradients_are_added_up(keep: st
     # Each copy's gradient is rounded before it is added here, and the sum alone there.
     bound = (sharing + 1) * 2.0 ** (-24 if dtype == "fp32" else -8) * abs(sums).sum(3)
     assert (abs(dqkv[:, :, 30:].astype(np.float64) - sums.sum(3)) <= bound).all()
-
-
-def test_the_base_of_the_angles_and_the_sharing_change_the_loss() -> None:
-    losses = set()
-    for config in (NANO, replace(NANO, base=100.0), replace(NANO, key_value_heads=2), replace(NANO, epsilon=0.1),
-                   replace(NANO, head_norms=True), replace(NANO, biases=("qkv",))):
-        run = run_of(Llama(config), scatter=0.2)
-        losses.add(run.loss(*batch_of(run.model)))
-    assert len(losses) == 6

@@ -98,10 +98,12 @@ def test_growth_stops_before_infinity_and_an_overflow_there_is_one_like_any_othe
     assert scales(scaler, [1]) == [2.0**126]
 
 
-def test_a_static_scale_never_moves() -> None:
+def test_a_static_scale_never_moves_and_counts_the_overflows_in_a_row() -> None:
     scaler, other = loss_scale.Static(8).start(), loss_scale.Static(2).start()
     assert (repr(scaler), scaler == other) == ("StaticScaler(scale=8.0)", False)
-    assert scales(scaler, [0, 1, 1, 0]) == [8.0] * 4
+    for pattern, in_a_row in (([0, 1, 1], 2), ([0], 0), ([1], 1)):
+        assert set(scales(scaler, pattern)) == {8.0}
+        assert scaler.in_a_row == in_a_row
     other.restore(scaler.state())
     assert (other.scale, other.state()) == (8, {"scale": 8.0})
 

@@ -18,8 +18,15 @@ def test_the_words_of_a_key_never_change() -> None:
     assert bits(KEY, 0, 4).tolist() == [1659959328, 677029399, 3503973107, 4055742417]
     assert bits(KEY, 10**15, 2).tolist() == [3050724329, 3880108]
     assert bits(KEY, 5, 0).shape == (0,)
-    assert uniform(KEY, 0, 2).tolist() == [words / 2**24 for words in (1659959328 >> 8, 677029399 >> 8)]
-    assert normal(KEY, 0, 2).tolist() == pytest.approx([0.7560701966285706, 0.5993631482124329], rel=1e-6)
+
+
+def test_uniform_numbers_are_the_words_upper_bits_and_normal_ones_the_cosines_of_box_and_muller() -> None:
+    words = bits(KEY, 0, 2000)
+    assert uniform(KEY, 0, 2000).tolist() == [int(word) // 2**8 / 2**24 for word in words]
+    first, second = ((words[start::2] + 0.5) / 2**32 for start in (0, 1))
+    wanted = np.sqrt(-2 * np.log(first)) * np.cos(2 * np.pi * second)
+    # One rounding to fp32, and float64's own.
+    np.testing.assert_allclose(normal(KEY, 0, 1000), wanted, rtol=2.0**-24 + 1e-13)
 
 
 @given(start=st.integers(0, 2**40), cuts=st.lists(st.integers(0, 40), max_size=5), count=st.integers(0, 40))

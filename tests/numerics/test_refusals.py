@@ -147,6 +147,8 @@ POLICIES: list[Refusal] = [
     *[(partial(zs.Policy, "fp64", **other), f"compute='fp64' is for checking gradients, which matmul={matmul!r}, "
        f"master={master!r} would hide in roundings; take matmul=None, master='fp32'")
       for other, matmul, master in (({"matmul": "fp8"}, "fp8", "fp32"), ({"master": "bf16"}, None, "bf16"))],
+    (lambda: zs.Policy("bf16", master_from="computed"), "masters do not begin as 'computed'; choose one of "
+     "first_values, compute; did you mean 'compute'?"),
     (lambda: zs.Policy(matmul="fp16"), "matmul='fp16' is no way to multiply; choose one of None, 'fp8'"),
     (lambda: zs.Policy(average="splitt"),
      "no averaging rule 'splitt'; choose one of cast_then_divide, sum_then_divide, divide_then_sum, split, "

@@ -1,4 +1,4 @@
-"""Headers of safetensors files that are none, and what is said of them."""
+"""Headers that no safetensors file can have, and what is said of them."""
 
 import json
 
@@ -14,15 +14,15 @@ def stored(dtype="F32", shape=(2,), place=(0, 8)):
 
 
 HARMED = [  # a header, or its text, before 8 bytes of tensors; and what is said
-    ('{"a', "has a header that is none of a safetensors file (Unterminated string"),
-    ("[" * 100_000, "has a header that is none of a safetensors file ("),
-    ('"a text"', "has a header that is none of a safetensors file ("),
+    ('{"a', "has a header that a safetensors file cannot have (Unterminated string"),
+    ("[" * 100_000, "has a header that a safetensors file cannot have ("),
+    ('"a text"', "has a header that a safetensors file cannot have ("),
     ('{"a": %s, "a": %s}' % ((json.dumps(stored()),) * 2), "(a name stands in it twice)"),
-    ({"a": 5}, "has a header that is none"),
-    ({"a": {"dtype": "F32"}}, "has a header that is none of a safetensors file ('shape')"),
-    ({"__metadata__": {"x": 5}, "a": stored()}, "(a text of its metadata is none)"),
-    ({"a": stored(shape=(-2,))}, "(the tensor a has a shape or place that is none: [-2], 0 to 8)"),
-    ({"a": stored(shape=(2.0,))}, "(the tensor a has a shape or place that is none: [2.0], 0 to 8)"),
+    ({"a": 5}, "has a header that a safetensors file cannot have"),
+    ({"a": {"dtype": "F32"}}, "has a header that a safetensors file cannot have ('shape')"),
+    ({"__metadata__": {"x": 5}, "a": stored()}, "(its metadata hold something else than texts)"),
+    ({"a": stored(shape=(-2,))}, "(the tensor a has a shape or a place that no tensor can have: [-2], 0 to 8)"),
+    ({"a": stored(shape=(2.0,))}, "(the tensor a has a shape or a place that no tensor can have: [2.0], 0 to 8)"),
     ({"a": stored(shape=(3,))}, "(the tensor a (3,) of F32 takes 12 bytes, not 8)"),
     ({"a": stored(place=(4, 12))}, "the tensor a begins at byte ..., where ... is the next; take another copy"),
     ({"a": stored(), "b": stored(place=(4, 12))}, "the tensor b begins at byte"),

@@ -19,7 +19,8 @@ CASES = {
     "layout": ("per_unit", "contiguous", "whole_matrices"),
     "optimizer": (ADAM, SGD, *ELEMENTWISE[1:], *NORMED, *MATRIX[:3], zs.optim.SOAP(every=2), zs.optim.Adafactor()),
     "compute": FORMATS, "reduce": (None, *FORMATS), "accumulate": (None, *FORMATS),
-    "master": ("fp32", "fp32", "as compute"), "state": ("fp32", "fp32", "fp16", "bf16"),
+    "master": ("fp32", "fp32", "as compute"), "master_from": ("first_values", "compute"),
+    "state": ("fp32", "fp32", "fp16", "bf16"),
     "groups": ("none", "none", "one is frozen", "weights are frozen", "another lr", "another optimizer", "in fp32"),
     "clip_norm": (None, None, 0.01, 0.5, 10.0), "debug": (False, True), "seed": range(5), "row": ROWS,
     "nodes": (None, None, None, 2, 3, 4)}
@@ -45,7 +46,8 @@ def made(case):
     groups = groups_of(case["groups"], model, case["seed"])
     master = compute if case["master"] == "as compute" and not any(group.compute for group in groups) else "fp32"
     policy = zs.Policy(compute, reduce=case["reduce"], accumulate=case["accumulate"], master=master,
-                       state=case["state"], loss_scale=1024.0 if compute == "fp16" else 1.0)
+                       master_from=case["master_from"], state=case["state"],
+                       loss_scale=1024.0 if compute == "fp16" else 1.0)
     ranks, steps = case["ranks"], case["steps"]
     large, many = (4, 2) if isinstance(model, Decoder) else (8, 2 + 32 // ranks**2)  # which are dear
     ranks, nodes, row = min(ranks, large), case["nodes"], case["row"]

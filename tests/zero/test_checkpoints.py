@@ -345,6 +345,7 @@ def test_what_is_different_where_a_checkpoint_is_loaded_is_said(tmp_path, good):
         (2, {"recompute": "tiled"}, ["attention: saved with by whole rows, here tiled"]),
         (2, {"layout": "contiguous"}, ["layout: saved with per_unit"]),
         (2, {"policy": zs.Policy("bf16", reduce="fp32")}, ["formats: "]), (2, {"seed": 3}, ["seed: "]),
+        (2, {"policy": zs.Policy("bf16", master_from="compute")}, []),
         (2, {"clip_norm": 1.0}, ["clip_norm: saved with None, here 1.0"]),
         (2, {"schedule": zs.optim.Warmup(10)}, [
             "schedule: saved with None, here Warmup(steps=10), of which the next is 0.3"]),
@@ -452,8 +453,8 @@ def test_a_save_that_cannot_be_written_is_said_by_every_rank_and_what_was_there_
     (tmp_path / "foreign" / "index.json").write_text("{}")
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
-    for place, words in [(tmp_path / "file", "rank 0: .*file: (File exists|Not a directory)"),
-                         (tmp_path / "file" / "x", "rank 0: .*: Not a directory"),
+    onto = "rank 0: .*/file is a file, and a checkpoint is a folder of files; name another folder, or move the file"
+    for place, words in [(tmp_path / "file", onto), (tmp_path / "file" / "x", onto),
                          (tmp_path / "foreign", "foreign/index.json is of no zerosim checkpoint")] + [
                              (closed, "Permission denied")] * (os.geteuid() != 0):
         assert_refused_by_all(zs.Cluster(2).run(program, zs.Engine.save, [place]), words)
@@ -487,7 +488,9 @@ def test_what_is_under_way_is_refused(tmp_path):
     for progress in ({"x": np.zeros(2)}, {1: 2}, float("nan")):
         refused("progress=.*come back from JSON", lambda engine, it=progress: engine.save(tmp_path / "c", it))
     refused("None is no path", lambda engine: engine.save(None))
-    refused("is no path", lambda engine: engine.load("c\0"))
+    for path in ("c\0", ""):
+        for call in (zs.Engine.save, zs.Engine.load, zs.Engine.load_weights):
+            refused("is no path; name a folder or a file", lambda engine, call=call, path=path: call(engine, path))
     refused("loaded inside a block", back, save, inside)
     refused("in the middle of a step, after 1 micro-batches, whose gradients are those of stage",
             lambda engine: engine.load(tmp_path / "c"), stage=2)

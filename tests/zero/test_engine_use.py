@@ -84,6 +84,30 @@ def test_a_loop_by_hand_is_the_step_and_leaves_nothing_gathered(stage, loop):
         assert not any("gathered_parameter" in held for _, held in found)
 
 
+@pytest.mark.parametrize("stage", zs.STAGES)
+def test_a_step_that_raised_or_was_abandoned_has_the_same_dropout_when_taken_again_and_a_skipped_one_has_not(stage):
+    model = MODELS["dropout"]()
+    data = batches(model, 2, 2, 3)
+
+    def disturbed(rank):
+        engine = zs.Engine(rank, model, ADAM, stage=stage)
+        for step in data:
+            mine = step[rank.index]
+            engine.backward(engine.forward(*mine[1]))
+            engine.abandon()
+            unknown = [*mine, (mine[0][0] + 99, mine[0][1])]
+            assert_refused(lambda engine=engine, unknown=unknown: engine.step(unknown), "tokens from")
+            engine.step(mine)
+        return bits(flat_state(engine)["master"])
+
+    expected = outcome(model, data, stage=stage)
+    assert list(zs.Cluster(2).run(disturbed)) == [result["master"] for result in expected]
+    overflows = zs.Policy("fp16", loss_scale=zs.numerics.loss_scale.Dynamic("torch", initial=2.0**100))
+    for result in run(model, [data[0]] * 2, stage=stage, policy=overflows):
+        assert result["skipped"] == [True, True]
+        assert result["losses"][0] != result["losses"][1], "of the same weights and data"
+
+
 @pytest.mark.parametrize(("stage", "mesh"), [*((stage, None) for stage in zs.STAGES), (0, (2, 2)), (2, (2, 2))])
 def test_beside_a_backward_that_is_said_to_be_the_last_gradients_are_reduced_at_every_stage(stage, mesh):
     """With overlap; where nobody says it, those that rest partial wait for reduce(). The bits are those of the step, in

@@ -1,7 +1,6 @@
 """Weights in Hugging Face's files: names, shapes and bits as its libraries have them, there and back."""
 
 import json
-import math
 from pathlib import Path
 
 import ml_dtypes
@@ -10,9 +9,8 @@ import pytest
 
 import zerosim as zs
 from tests.support import assert_refused
-from tests.zero.training import ADAM, BF16, MODELS, alone, bits
-from tests.zero.units import Gain
-from zerosim.models import MLP, Model
+from tests.zero.training import ADAM, BF16, MODELS, bits
+from zerosim.models import MLP, Llama, LlamaConfig
 from zerosim.zero import CheckpointError, export_weights
 
 TYPES = {"F32": np.dtype(np.float32), "BF16": np.dtype(ml_dtypes.bfloat16), "BOOL": np.dtype(bool)}
@@ -45,7 +43,7 @@ def saved(folder, model, ranks=3, **options):
     def program(rank):
         engine = zs.Engine(rank, model, ADAM, **{"stage": 3, "policy": BF16} | options)
         for group in engine.param_groups:
-            group.master += np.float32(rank.index + 1)
+            group.master += np.random.default_rng(rank.index).random(group.master.size, np.float32)
         engine.save(folder)
         return {name: engine.state(name)["master"] for name in model.shapes}
     return zs.Cluster(ranks).run(program)[0]
@@ -99,6 +97,10 @@ def test_a_gpt_is_exported_and_loaded_under_the_names_of_gpt2_in_one_file_or_sev
                                                  "lm_head.weight": bare["wte.weight"]})
     rounded = {name: array.astype(ml_dtypes.bfloat16) for name, array in masters.items()}
     assert same(loaded(tmp_path / "bare.safetensors", model, kind="parameter"), rounded)
+    begun = zs.Policy("bf16", master_from="compute")  # what is loaded begins as first values do
+    wide = {name: array.astype(np.float32) for name, array in rounded.items()}
+    assert same(loaded(file, model, policy=begun), wide)
+    assert not same(wide, masters)
     (file,) = export_weights(tmp_path / "c", tmp_path / "narrow", kind="parameter")
     assert {array.dtype for array in read(file).values()} == {np.dtype(ml_dtypes.bfloat16)}
 
@@ -118,83 +120,37 @@ def test_an_untied_head_is_transposed_and_other_models_keep_their_names(tmp_path
         assert len(export_weights(tmp_path / name, tmp_path / "each" / name, shard_nbytes=1)) == len(masters) + 1
 
 
-def test_llama_names_join_queries_keys_and_values_and_gate_and_up_transposed(tmp_path):
-    """Of weights that have the names and shapes of a block with two query heads and one of keys: C 6, H·D 8, F 5."""
-    shapes = {"wte": (7, 6), "block0.attention_norm.weight": (6,), "block0.attention.qkv.weight": (6, 16),
-              "block0.attention.qkv.bias": (16,), "block0.attention.projection.weight": (8, 6),
-              "block0.ffn_norm.weight": (6,), "block0.ffn.gate_up.weight": (6, 10), "block0.ffn.down.weight": (5, 6),
-              "norm.weight": (6,), "lm_head.weight": (6, 7)}
+def of_llama(masters, of):
+    """These weights as `transformers` has them: outputs by inputs, what is joined here in matrices of its own."""
+    queries, keys = (heads * of.head_channels for heads in (of.heads, of.key_value_heads))
+    parts = {"attention_norm": {"input_layernorm": 0}, "ffn_norm": {"post_attention_layernorm": 0},
+             "attention.qkv": {"self_attn.q_proj": 0, "self_attn.k_proj": queries, "self_attn.v_proj": queries + keys},
+             "attention.projection": {"self_attn.o_proj": 0}, "attention.query_norm": {"self_attn.q_norm": 0},
+             "attention.key_norm": {"self_attn.k_norm": 0}, "ffn.down": {"mlp.down_proj": 0},
+             "ffn.gate_up": {"mlp.gate_proj": 0, "mlp.up_proj": of.feed_forward}}
+    found = {"model.embed_tokens.weight": masters["wte"], "model.norm.weight": masters["norm.weight"]}
+    for name, array in masters.items():
+        block, _, rest = name.partition(".")
+        layer, _, parameter = rest.rpartition(".")
+        if name == "lm_head.weight":
+            found[name] = array.T
+        elif block.startswith("block"):
+            pieces = np.split(array, [*parts[layer].values()][1:], axis=-1)
+            found |= {f"model.layers.{block.removeprefix('block')}.{there}.{parameter}": piece.T
+                      for there, piece in zip(parts[layer], pieces, strict=True)}
+    return found
 
-    class Holder(Gain):
-        """Parameters of any names and shapes, which no pass uses."""
-        shapes = property(lambda self: shapes)
 
-    model = Model([Holder("all", ())])
+BIASED = LlamaConfig(2, 6, 4, 8, 7, key_value_heads=2, head_channels=4, feed_forward=5,
+                     biases=("qkv", "projection", "feed_forward"))
+
+
+@pytest.mark.parametrize("model", [MODELS["llama"](), MODELS["qwen"](), Llama(BIASED)], ids=["llama", "qwen", "biased"])
+def test_every_weight_of_a_llama_has_its_name_and_form_there_and_comes_back(model, tmp_path):
     masters = saved(tmp_path / "c", model)
     (file,) = export_weights(tmp_path / "c", tmp_path)
-    found, block = read(file), "model.layers.0."
-    qkv, bias = masters["block0.attention.qkv.weight"], masters["block0.attention.qkv.bias"]
-    for name, columns in (("q", slice(8)), ("k", slice(8, 12)), ("v", slice(12, 16))):
-        assert bits(found[f"{block}self_attn.{name}_proj.weight"]) == bits(qkv[:, columns].T)
-        assert bits(found[f"{block}self_attn.{name}_proj.bias"]) == bits(bias[columns])
-    assert bits(found[f"{block}mlp.up_proj.weight"]) == bits(masters["block0.ffn.gate_up.weight"][:, 5:].T)
-    assert bits(found[f"{block}post_attention_layernorm.weight"]) == bits(masters["block0.ffn_norm.weight"])
-    assert {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"} < found.keys()
-    assert sum(array.size for array in found.values()) == sum(map(math.prod, shapes.values()))
-    assert same(loaded(file, model, ranks=5), masters)
-
-
-def loss_of_llama(w, config, x, target):
-    """The mean loss in float64 of weights under their names there, as `transformers` computes it: a pair that is turned
-    lies half a head apart, and heads that share a key lie side by side."""
-    width, group = config.head_channels, config.heads // config.key_value_heads
-    angles = np.outer(np.arange(x.shape[1]), config.base ** (-np.arange(0, width, 2) / width))
-    cos, sin = (np.tile(turn(angles), 2) for turn in (np.cos, np.sin))
-
-    def normed(h, name):
-        return h / np.sqrt((h * h).mean(-1, keepdims=True) + config.epsilon) * w[name] if name in w else h
-
-    def turned(h):
-        return h * cos + np.concatenate([-h[..., width // 2:], h[..., :width // 2]], -1) * sin
-
-    h = w["model.embed_tokens.weight"].astype(np.float64)[x]
-    for index in range(config.layers):
-        block = f"model.layers.{index}."
-        attention, mlp = block + "self_attn.", block + "mlp."
-        a = normed(h, block + "input_layernorm.weight")
-        q, k, v = ((a @ w[f"{attention}{name}_proj.weight"].T + w.get(f"{attention}{name}_proj.bias", 0)).reshape(
-            *x.shape, -1, width).swapaxes(1, 2) for name in "qkv")
-        q, k = (turned(normed(one, f"{attention}{name}_norm.weight")) for one, name in ((q, "q"), (k, "k")))
-        scores = np.exp(q @ np.repeat(k, group, 1).swapaxes(2, 3) / math.sqrt(width)) * np.tri(x.shape[1])
-        o = scores / scores.sum(-1, keepdims=True) @ np.repeat(v, group, 1)
-        h = h + o.swapaxes(1, 2).reshape(*x.shape, -1) @ w[attention + "o_proj.weight"].T
-        a = normed(h, block + "post_attention_layernorm.weight")
-        gate, up = (a @ w[f"{mlp}{name}_proj.weight"].T for name in ("gate", "up"))
-        h = h + gate / (1 + np.exp(-gate)) * up @ w[mlp + "down_proj.weight"].T
-    scores = np.exp(normed(h, "model.norm.weight") @ w.get("lm_head.weight", w["model.embed_tokens.weight"]).T)
-    return -np.log(np.take_along_axis(scores, target[..., None], -1)[..., 0] / scores.sum(-1)).mean()
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen"])
-def test_every_weight_of_a_llama_has_a_name_there_comes_back_and_gives_the_loss_that_it_gives_there(name, tmp_path):
-    model = MODELS[name]()
-    masters = saved(tmp_path / "c", model)
-    (file,) = export_weights(tmp_path / "c", tmp_path)
-    assert all(there.startswith(("model.", "lm_head.")) for there in read(file))
-    assert ("model.layers.1.self_attn.q_norm.weight" in read(file)) == (name == "qwen")
+    assert same(read(file), of_llama(masters, model.config))
     assert same(loaded(file, model, ranks=3), masters)
-
-    def loss(rank):
-        engine = zs.Engine(rank, model, ADAM)
-        rng = np.random.default_rng(1)
-        engine.param_group.master += rng.normal(0, 0.3, engine.layout.length).astype(np.float32)
-        engine.save(tmp_path / "d")
-        return engine.forward(x, target).loss
-
-    x, target = np.random.default_rng(0).integers(0, model.config.vocabulary, (2, 3, model.config.context))
-    found = alone(loss)
-    (file,) = export_weights(tmp_path / "d", tmp_path / "e")
-    assert found == pytest.approx(loss_of_llama(read(file), model.config, x, target), rel=1e-6)
 
 
 def test_weights_that_do_not_fit_are_refused_by_name_and_nothing_is_changed(tmp_path):

@@ -218,19 +218,6 @@ def test_an_engine_used_wrongly_says_what_to_do(misuse, text, options):
         **{"rank": rank, "model": ODD, "optimizer": SGD, **options}))), literally(text))
 
 
-def test_old_names_of_the_engine_work_and_warn():
-    def program(rank):
-        engine, found = zs.Engine(rank, ODD, SGD, stage=1), []
-        for old, new in (("states", "param_group"), ("families", "param_groups"), ("refresh", "all_gather_parameters")):
-            with pytest.warns(DeprecationWarning, match=f"engine.{old} is now engine.{new}"):
-                found.append(getattr(engine, old) == getattr(engine, new))
-        with pytest.raises(AttributeError, match="'Engine' object has no attribute 'named_parameters'"):
-            _ = engine.named_parameters
-        return found
-
-    assert alone(program) == [True, True, True]
-
-
 # -- ranks that disagree, before their replicas drift apart -----------------------------------------------------------
 
 EQUAL_UNITS = Model([LinearUnit("a", 3, 3), LinearUnit("b", 3, 3)])  # shapes alone do not tell which is gathered

@@ -8,7 +8,20 @@ import pytest
 import zerosim as zs
 from tests.twin import Twin
 from tests.zero.optimizers import OwnSGD
-from tests.zero.training import ADAM, BF16, ODD, SGD, assert_runs_equal_the_twin, batches, bits, outcome, run, twin_of
+from tests.zero.training import (
+    ADAM,
+    BF16,
+    ODD,
+    SGD,
+    assert_runs_equal_the_twin,
+    batches,
+    bits,
+    flat_state,
+    outcome,
+    rules_of,
+    run,
+    twin_of,
+)
 from tests.zero.units import gained
 from zerosim.models import GPT
 
@@ -62,6 +75,31 @@ def test_a_parameter_in_fp32_is_its_own_master_and_does_change_bits():
     rest = 6 * 3 + 2 + 5 * 2 + 2  # padding to a multiple of 2 included: 20 + 12
     assert (mixed["held"]["parameter"], mixed["held"]["master"]) == (2 * rest + 4 * 6, 4 * rest)
     assert bits(mixed["master"]) != bits(plain["master"])
+
+
+@pytest.mark.parametrize("compute", ["bf16", "fp16"])
+def test_masters_from_the_compute_format_begin_as_its_numbers_and_have_other_bits_after_a_step_too(compute):
+    model, data, groups = gained(), batches(gained(), 3, 1, 1), (zs.Group("scale.*", compute="fp32"),)
+
+    def begun(rank, policy, stage):
+        return flat_state(zs.Engine(rank, model, ADAM, policy=policy, stage=stage, groups=groups))
+
+    found = []
+    for policy in (zs.Policy(compute), zs.Policy(compute, master_from="compute")):
+        twin = Twin(model, ADAM, 3, policy, "per_unit", "local_first", rules_of(groups, model, ADAM, policy))
+        for stage in zs.STAGES:
+            for state in zs.Cluster(3).run(begun, policy, stage):
+                assert (bits(state["master"]), bits(state["parameter"])) == (bits(twin.master), bits(twin.compute))
+        taken, _ = assert_runs_equal_the_twin(model, data, policy=policy, groups=groups)
+        found.append((dict(twin.weights), taken.weights, bits(twin.compute), bits(taken.compute)))
+    for one, other in zip(found[0][:2], found[1][:2], strict=True):
+        for name in model.shapes:  # biases begin as 0, and what computes in fp32 is its own master
+            assert (np.mean(one[name] != other[name]) > 0.5) == name.endswith("weight")
+    for name, weights in found[1][0].items():
+        dtype = np.float32 if name == "scale.gain" else zs.format_of(compute).dtype
+        assert bits(weights.astype(dtype).astype(np.float32)) == bits(weights)
+    assert found[0][2] == found[1][2]
+    assert found[0][3] != found[1][3]
 
 
 def test_a_parameter_that_some_ranks_use_is_averaged_over_all():

@@ -123,7 +123,7 @@ def collective_cost(question: CostQuestion) -> CollectiveCost:
 
     def beside(name: str) -> Other:
         if (collective, name) in POWERS_OF_TWO and ranks & (ranks - 1):
-            return Other(name, refused=f"needs a power of two of ranks, and {ranks} is none")
+            return Other(name, refused=f"needs a power of two of ranks, which {ranks} is not")
         theirs = curve(collective, name, ranks, network)
         points = break_even(own, theirs)
         first = faster_at(own, theirs, min((point.nbytes / 2 for point in points), default=Fraction(1)))

@@ -82,7 +82,7 @@ class NamedFigure:
 
 
 def _is_list(value: Any) -> bool:
-    """True for a list, a tuple or an array, with something in it; a text is none."""
+    """True for a list, a tuple or an array, with something in it, and no text."""
     return isinstance(value, Collection) and not isinstance(value, str) and len(value) > 0
 
 

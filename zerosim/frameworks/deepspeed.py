@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from zerosim.frameworks.settings import (
+    MASTER_FROM,
     Findings,
     FrameworkSettings,
     Section,
@@ -32,7 +33,7 @@ from zerosim.models.units import Model
 from zerosim.numerics.checks import is_count, is_number
 from zerosim.numerics.loss_scale import Dynamic, Static
 from zerosim.numerics.places import DEVICE, DISK, HOST, NOTHING, Offload
-from zerosim.numerics.policy import Policy
+from zerosim.numerics.policy import FIRST_VALUES, Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.optim import SGD, AdaGrad, Adam, AdamW, Lion, Momentum, Optimizer
 from zerosim.options import StepOptions
@@ -136,7 +137,7 @@ def from_deepspeed(config: str | Path | Mapping[str, Any], *, model: Sized | Non
 
 
 def _read(config: str | Path | Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """The configuration and its name in errors; ValueError for a file that is none, or has a key twice."""
+    """The configuration and its name in errors; ValueError for a file that holds no configuration, or a key twice."""
     if isinstance(config, Mapping):
         return config, "this configuration of DeepSpeed"
     if not isinstance(config, str | Path):
@@ -229,9 +230,11 @@ def _policy(top: Section, zero: Section, states: ShardedStates, zeropp: ZeroPlus
     if compute == "bf16" and accumulate == "fp32" and not states.optimizer_sharded:
         findings.differ("data_types.grad_accum_dtype='fp32': bf16 gradients add up in fp32 here; DeepSpeed refuses "
                         "that at stage 0 from version 0.17.6 on, and takes it at stages 1 to 3")
+    master = compute if any(narrow) else "fp32"
     return Policy(compute, reduce=top.take("communication_data_type", None, format_or_none),
                   accumulate=accumulate, average=_average(top, zero, states, zeropp, findings),
-                  loss_scale=scaling if enabled["fp16"] else 1.0, master=compute if any(narrow) else "fp32",
+                  loss_scale=scaling if enabled["fp16"] else 1.0, master=master,
+                  master_from=FIRST_VALUES if compute == master else MASTER_FROM["DeepSpeed"],
                   state="bf16" if narrow_state else "fp32")
 
 

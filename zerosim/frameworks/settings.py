@@ -16,13 +16,15 @@ from typing import Any
 
 from zerosim.numerics.checks import did_you_mean, is_count, is_finite_number
 from zerosim.numerics.places import NOTHING
-from zerosim.numerics.policy import BY_RANK, Policy
+from zerosim.numerics.policy import BY_RANK, FIRST_VALUES, FROM_COMPUTE, Policy
 from zerosim.optim import Optimizer
 from zerosim.options import PLAIN, StepOptions
 
 NO_KEYS: Mapping[str, str] = MappingProxyType({})
 FORMATS_BY_NAME = {"fp32": "fp32", "float32": "fp32", "float": "fp32", "fp16": "fp16", "float16": "fp16",
                    "half": "fp16", "bf16": "bf16", "bfloat16": "bf16"}
+# DeepSpeed casts the model before it makes masters of it; FSDP's shards are masters, and are cast when gathered.
+MASTER_FROM = {"DeepSpeed": FROM_COMPUTE, "FSDP": FIRST_VALUES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class FrameworkSettings:
 
     Fields that are None were not said. ``batch`` is sequences of a rank's micro-batch, ``micro_batches`` those of a
     step. ``ignored`` has the names of settings that change nothing here, ``differences`` a sentence for each that is
-    not quite the same.
+    not quite the same; one where masters are not to begin as in the program is added by itself.
     """
 
     program: str
@@ -47,6 +49,14 @@ class FrameworkSettings:
     options: StepOptions = PLAIN
     ignored: tuple[str, ...] = ()
     differences: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        begin = replace(self.policy, master_from=MASTER_FROM[self.program])
+        said = (f"policy.master_from={self.policy.master_from!r}: masters begin as {begin.master_from!r} there, and "
+                "have other bits")
+        others = tuple(sentence for sentence in self.differences if not sentence.startswith("policy.master_from="))
+        differs = self.policy.first_format != begin.first_format
+        object.__setattr__(self, "differences", (*others, *[said] * differs))
 
     def engine_arguments(self) -> dict[str, Any]:
         """The options of ``zs.Engine(rank, model, optimizer, **options)``; the optimizer is the settings' own, or

@@ -757,7 +757,7 @@ Function = Callable[[Mapping[str, TrackedArray], TrackedArray], TrackedArray]
 
 
 class _Named(dict[str, TrackedArray]):
-    """Tracked weights by name, which says what names there are where one is asked for that is none of them."""
+    """Tracked weights by name, which list the names that there are where another one is asked for."""
 
     def __missing__(self, name: object) -> NoReturn:
         raise unknown_name(f"the function of a unit asked for w[{name!r}]", name, self, "there are")

@@ -74,7 +74,7 @@ def shipped() -> Corpus:
 
 
 def read(path: str | Path) -> Corpus:
-    """A text file of any language in UTF-8; ValueError, in one sentence, for what is none."""
+    """A text file of any language in UTF-8; ValueError, in one sentence, for anything else."""
     path = Path(path)
     try:
         found = path.read_bytes()

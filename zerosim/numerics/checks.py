@@ -28,7 +28,7 @@ def did_you_mean(name: object, known: Iterable[str], *, most: int = 1, likeness:
 
 
 def unknown_name(asked: str, name: object, known: Collection[str], offer: str = "choose one of") -> ValueError:
-    """The refusal of a name that is none of those known: what was asked, what there is, and the nearest.
+    """The refusal of an unknown name: what was asked, what there is, and the nearest.
 
     >>> unknown_name("no shape is called 'rings'", "rings", ["ring", "tree"])
     ValueError("no shape is called 'rings'; choose one of ring, tree; did you mean 'ring'?")

@@ -13,6 +13,7 @@ from zerosim.numerics.loss_scale import LossScaler, Scaling, scaling_of
 MEANS = ("sum_then_divide", "divide_then_sum", "split", "premultiply")  # by which a collective averages
 AVERAGES = ("cast_then_divide", *MEANS)  # or adds up alone, and what reads the sum divides
 MATMULS = (None, "fp8")
+FIRST_VALUES, FROM_COMPUTE = MASTERS_FROM = ("first_values", "compute")  # what masters begin as
 BY_RANK, BY_MICRO_BATCH = REDUCTIONS = ("rank", "micro_batch")  # the orders in which gradients are added
 
 
@@ -26,6 +27,8 @@ class Policy:
     reduce). ``average``: where the mean over ranks divides; ``cast_then_divide`` sums in the reduce format, casts to
     fp32 and divides there, once. ``loss_scale``: the factor S of the loss, or a rule of `numerics.loss_scale`.
     ``master``: the weights that the optimizer updates; where that is the compute format, there is no second copy.
+    ``master_from``: what masters begin as, the model's "first_values", as under FSDP, or those rounded to the format of
+    "compute" first, as under DeepSpeed, which casts the model before it makes masters of it; loaded weights too.
     ``state``: the optimizer's fp32 state at rest. Less than fp32 for these two is there to be seen failing.
     ``matmul``: "fp8" is an experiment: values enter matrix products in e4m3, gradients in e5m2, a scale per tensor.
     ``compute="fp64"`` is for checking gradients: finite differences are sharp in it. Updates are made in fp32 as ever.
@@ -44,6 +47,7 @@ class Policy:
     state: str = "fp32"
     output: str | None = None
     matmul: str | None = None
+    master_from: str = FIRST_VALUES
 
     def __post_init__(self) -> None:
         optional = [name for name in (self.reduce, self.accumulate, self.wire, self.output) if name is not None]
@@ -51,6 +55,8 @@ class Policy:
             format_of(name)
         if self.average not in AVERAGES:
             raise unknown_name(f"no averaging rule {self.average!r}", self.average, AVERAGES)
+        if self.master_from not in MASTERS_FROM:
+            raise unknown_name(f"masters do not begin as {self.master_from!r}", self.master_from, MASTERS_FROM)
         if self.matmul not in MATMULS:
             raise ValueError(f"matmul={self.matmul!r} is no way to multiply; choose one of None, 'fp8'")
         rule = scaling_of(self.loss_scale)
@@ -115,6 +121,11 @@ class Policy:
     def master_dtype(self) -> np.dtype[Any]:
         """The dtype of the weights that the optimizer updates."""
         return _dtype_of(self.master)
+
+    @property
+    def first_format(self) -> str:
+        """The format to which a trained weight's first value is rounded, before its master and its copy are made."""
+        return self.compute if self.master_from == FROM_COMPUTE and self.compute != "fp64" else self.master
 
     @property
     def state_dtype(self) -> np.dtype[Any]:

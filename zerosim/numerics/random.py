@@ -40,7 +40,7 @@ def uniform(key: Key, start: int, count: int) -> npt.NDArray[np.float32]:
     return (bits(key, start, count) >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
-@np.errstate(all="ignore")  # a number that is too small for float32 is none to warn of
+@np.errstate(all="ignore")  # no warning of a number that is too small for float32
 def normal(key: Key, start: int, count: int) -> npt.NDArray[np.float32]:
     """Standard normal numbers (count,): the cosine half of Box and Muller's transform (1958), element i from words
     2i and 2i + 1, computed in float64 and rounded once."""

@@ -141,11 +141,11 @@ def read_header(path: Path) -> TensorFile:
         header = json.loads(text.decode(), object_pairs_hook=_without_doubles)
         metadata = header.pop(METADATA, {})
         if not all(isinstance(value, str) for value in metadata.values()):
-            raise ValueError("a text of its metadata is none")
+            raise ValueError("its metadata hold something else than texts")
         unread = [(name, entry["dtype"]) for name, entry in header.items() if entry["dtype"] not in DTYPES]
         tensors = {} if unread else {name: _stored(name, entry, 8 + length) for name, entry in header.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} has a header that is none of a safetensors file ({error}); take another copy of it"
+        raise ValueError(f"{path} has a header that a safetensors file cannot have ({error}); take another copy of it"
                          ) from None
     for name, code in unread:
         raise ValueError(f"{path}: the tensor {name} is of type {code!r}, which zerosim does not read; it reads "
@@ -164,7 +164,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _stored(name: str, entry: Mapping[str, Any], start: int) -> StoredTensor:
     code, shape, (low, high) = entry["dtype"], entry["shape"], entry["data_offsets"]
     if any(type(number) is not int or number < 0 for number in (*shape, low, high)):
-        raise ValueError(f"the tensor {name} has a shape or place that is none: {shape}, {low} to {high}")
+        raise ValueError(f"the tensor {name} has a shape or a place that no tensor can have: {shape}, {low} to {high}")
     found = StoredTensor(name, DTYPES[code], tuple(shape), start + low)
     if found.nbytes != high - low:
         raise ValueError(f"the tensor {name} {found.shape} of {code} takes {found.nbytes} bytes, not {high - low}")

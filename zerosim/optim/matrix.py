@@ -120,7 +120,7 @@ class Muon(MatrixOptimizer):
         return self.for_group({"lr": lr, "vector_lr": self.vector_lr * (lr / self.lr) if self.lr else 0.0})
 
     def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
-        """One step on a matrix w (I, O), or on a piece w (n,) of a tensor that is none."""
+        """One step on a matrix w (I, O), or on a piece w (n,) of a tensor that is no matrix."""
         require_tensor(self, w, g, state, step)
         if w.ndim != 2:
             lr = self.vector_lr if self.lr else 0.0
@@ -269,7 +269,7 @@ class Shampoo(MatrixOptimizer):
         return {"left": Slot((shape[0], shape[0])), "right": Slot((shape[1], shape[1]))}
 
     def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
-        """One step on a matrix w (I, O), or on a piece w (n,) of a tensor that is none."""
+        """One step on a matrix w (I, O), or on a piece w (n,) of a tensor that is no matrix."""
         require_tensor(self, w, g, state, step)
         if w.ndim != 2:
             ctx.kernels.step_blocks(self._vector_block, w, state["v"], g, scratch=2)
@@ -319,7 +319,7 @@ class SOAP(MatrixOptimizer):
         return own | {"left": left, "right": right, "left_basis": left, "right_basis": right}
 
     def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
-        """One step on a matrix w (I, O), or on a piece w (n,) of a tensor that is none."""
+        """One step on a matrix w (I, O), or on a piece w (n,) of a tensor that is no matrix."""
         require_tensor(self, w, g, state, step)
         if w.ndim != 2:
             AdamW(self.lr, self.beta1, self.beta2, self.epsilon, self.weight_decay).update(ctx, w, g, state, step)

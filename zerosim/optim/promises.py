@@ -45,7 +45,7 @@ def require_cut_and_needs(optimizer: Optimizer) -> None:
 
 
 def checked_slots(optimizer: Optimizer, shape: tuple[int, ...]) -> dict[str, Slot]:
-    """The slots for a tensor of this shape; BrokenPromise for what are none."""
+    """The slots for a tensor of this shape; BrokenPromise where `slots` returns something else."""
     slots: Any = optimizer.slots(shape)  # a user's may return anything
     if not isinstance(slots, dict) or not all(isinstance(slot, Slot) and slot.format in FORMATS
                                               for slot in slots.values()):

@@ -96,7 +96,7 @@ def place_of_call() -> str:
 def refuse_dropped(call: Call, methods: str) -> None:
     """Raises ValueError where a statement of the user's program makes a call and nothing else: its result is lost.
 
-    ``methods`` is the file of what is called. A result that goes anywhere, into a name, a return or a sum, is none.
+    ``methods`` is the file of what is called. A result that goes anywhere, into a name, a return or a sum, is not lost.
     """
     frame = sys._getframe(1)
     while frame.f_code.co_filename == methods and frame.f_back is not None:

@@ -101,7 +101,7 @@ class NullCluster(Cluster):
 
     def __init__(self, ranks: int, *, representative: int | None = None, capacity_nbytes: int | None = None,
                  trace_rows: int | None = None) -> None:
-        """Raises ValueError for less than one rank, and for a representative that is none of them."""
+        """Raises ValueError for less than one rank, and for a representative that is not one of them."""
         self.representative = representative
         super().__init__(ranks, capacity_nbytes=capacity_nbytes, trace_rows=trace_rows, processor=NoData())
 

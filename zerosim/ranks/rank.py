@@ -461,7 +461,7 @@ class Rank:
         """A handle in the group of these ranks, in this order; each of them asks for it, at the same place.
 
         Nothing is sent, because all know the members. Memory and trace are shared with this rank. Raises ValueError for
-        ranks that there are not, or twice, and where this rank is none of them.
+        ranks that there are not, or twice, and where this rank is not among them.
         """
         named = [checked_member(index, self.size, "member of a group") for index in members]
         if self.index not in named or len(set(named)) < len(named):

@@ -112,7 +112,7 @@ class TrainingState:
         return {"ranks": str(self.rank.size), **self.settings,
                 "layout": ", ".join(f"{group.layout.name} (units {crc32(' '.join(group.layout.units).encode())})"
                                     for group in self.param_groups),
-                "formats": "; ".join(str(group.policy) for group in self.param_groups),
+                "formats": "; ".join(_said(group.policy) for group in self.param_groups),
                 "clip_norm": str(self.update.clip_norm),
                 **({"delayed update": "True"} if self.update.transfers.offload.delayed_update else {}),
                 "schedule": _schedule_text(self.update, steps_taken + 1)}
@@ -138,7 +138,7 @@ def model_text(model: Model) -> str:
 def _said(thing: Any) -> str:
     """The class, and what a dataclass has been given, but for what makes first values, which a checkpoint replaces."""
     given = [(one.name, getattr(thing, one.name)) for one in (fields(thing) if is_dataclass(thing) else ())
-             if one.name not in ("seed", "initializers")]
+             if one.name not in ("seed", "initializers", "master_from")]
     return re.sub(" at 0x[0-9a-f]+", "", f"{type(thing).__name__}({', '.join(f'{k}={v!r}' for k, v in given)})")
 
 
@@ -247,7 +247,7 @@ def save(path: str | Path, training: TrainingState, progress: Any) -> None:
 
 def path_of(path: Any) -> Path:
     """The path that a user names; ValueError for what is none."""
-    if not isinstance(path, str | os.PathLike) or "\0" in str(path):
+    if not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path):
         raise ValueError(f"{path!r} is no path; name a folder or a file, as 'my-run'")
     return Path(path)
 
@@ -292,6 +292,9 @@ def _begin(folder: Path, until_saved: ExitStack) -> int:
     Nobody else saves there until then. What killed runs and failed saves left is removed: on a full disk it is in the
     way.
     """
+    if not_folder := next((one for one in (folder, *folder.parents) if one.exists() and not one.is_dir()), None):
+        raise ValueError(f"{not_folder} is a file, and a checkpoint is a folder of files; name another folder, or move "
+                         "the file away")
     folder.mkdir(parents=True, exist_ok=True)
     until_saved.enter_context(only_writer(folder))
     index = folder / INDEX

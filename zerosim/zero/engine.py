@@ -9,14 +9,13 @@ Source: Rajbhandari et al. 2020 (ZeRO), section 5; Micikevicius et al. 2018 (mix
 """
 
 import math
-import warnings
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +48,6 @@ from zerosim.zero.update import Schedule, Squares, StepResult, Update
 from zerosim.zero.whole_tensors import whole_state
 from zerosim.zero.zeropp import collectives_of
 
-RENAMED = {"refresh": "all_gather_parameters", "states": "param_group", "families": "param_groups"}
 Batch = tuple[np.ndarray, np.ndarray]
 
 
@@ -182,13 +180,13 @@ class Engine(Shown):
         return result
 
     def abandon(self) -> None:
-        """Drops the gradients of a step that will not be finished.
+        """Drops the gradients of a step that will not be finished; taken again, it draws the same random numbers.
 
         Where the run has been stopped, what is under way cannot be waited for: each part forgets it first.
         """
         self._observer.forget()
         self._update.forget()
-        self._counts = self._counts.next_step()
+        self._counts = StepCounts(self._counts.scale, self._counts.step)
         with ExitStack() as parts:
             for part in (self.gradients.reset, self.transfers.abandon, self._unsharder.gather.forget,
                          self._unsharder.reshard_all,
@@ -519,14 +517,6 @@ class Engine(Shown):
     def __repr__(self) -> str:
         return (f"<Engine of rank {self.rank.index} of {self.rank.size}: {type(self.optimizer).__name__}, "
                 f"{self.stage}, {self.steps_taken} steps taken>")
-
-    if not TYPE_CHECKING:
-        def __getattr__(self, name: str) -> Any:
-            """Finds what has been renamed, with a DeprecationWarning."""
-            if name not in RENAMED:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            warnings.warn(f"engine.{name} is now engine.{RENAMED[name]}", DeprecationWarning, stacklevel=2)
-            return getattr(self, RENAMED[name])
 
 
 # -- what must be the same on all ranks -------------------------------------------------------------------------------

@@ -36,8 +36,8 @@ LARGEST_POWER = 32  # of S, whose square fp32's products still hold with room fo
 
 @dataclass(slots=True)
 class StepCounts:
-    """An engine's counts: of steps, skipped and abandoned ones too, and in the step under way its loss scale S, its
-    forwards, and the tokens and places of each micro-batch whose backward is done."""
+    """An engine's counts: of steps, skipped ones too, abandoned ones not, and in the step under way its loss scale S,
+    its forwards, and the tokens and places of each micro-batch whose backward is done."""
 
     scale: float
     step: int = 0

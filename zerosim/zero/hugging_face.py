@@ -193,6 +193,6 @@ def _fill(weights: StoredWeights, training: TrainingState) -> None:
                 for start, values in weights.by_name[name].blocks(one.start, one.array.size):
                     training.rank.memory.hold(values, "workspace", name)
                     # As first values are: rounded to the master's format, and from there to the copy's.
-                    rounded = values if group.frozen else round_to(values, group.policy.master)
+                    rounded = values if group.frozen else round_to(values, group.policy.first_format)
                     with group.transfers.writing(one.array[start:start + len(values)]) as target:
                         kernels.cast_pack(rounded, target)

@@ -350,7 +350,7 @@ class ParamGroup:
         """The first values of a stretch of a parameter, which itself begins at the parameter's element ``start``."""
         values = first(name, start + span.start, span.stop - span.start)
         # Weights are cast from the master, whatever its format, from the start.
-        return values if self.frozen else round_to(values, self.policy.master)
+        return values if self.frozen else round_to(values, self.policy.first_format)
 
 
 def elements_of(array: np.ndarray, piece: Piece, placement: Placement) -> np.ndarray:

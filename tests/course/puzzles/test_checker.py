@@ -38,6 +38,8 @@ def test_an_array_that_is_held_may_come_from_numpy_and_a_mean_from_any_algorithm
     for algorithm in ("tree", "doubling", "naive"):
         answer = answer_of("mean", ("all_reduce(x)", f"all_reduce(x, algorithm={algorithm!r})"))
         assert puzzles.check("mean", answer).passed, algorithm
+    in_a_group = answer_of("mean", ("rank.all_reduce(x)", "rank.new_group(range(rank.size)).all_reduce(x)"))
+    assert puzzles.check("mean", in_a_group).passed, "whose messages a silenced rank does not hear either"
 
 
 WASTEFUL = {  # what it says where a star is lost, by measure, and the change of the solution

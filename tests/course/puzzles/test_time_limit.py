@@ -66,21 +66,13 @@ def short(monkeypatch):
 ENDLESS = "it has not ended after 0.05 seconds of the processor; look for a loop that never ends."
 
 
-def test_an_answer_that_never_ends_is_refused_also_where_it_catches_interrupts(short):
+def test_an_answer_that_never_ends_is_refused_also_where_it_catches_interrupts_or_ignores_ctrl_c(short):
     for name, answer, case in (("ring", turning, "N=4 (n=4)"), ("ring", calling, "N=4 (n=4)"),
-                               ("mean", catching, "N=4 (n=1)"), ("mean", catching_a_few, "N=4 (n=1)")):
+                               ("mean", catching, "N=4 (n=1)"), ("mean", catching_a_few, "N=4 (n=1)"),
+                               ("ring", ignoring, "N=4 (n=4)")):
         assert refusal(name, answer) == f"On {case} {ENDLESS}"
     graded = grading.grade_ddp(lambda *given: turning(None, None))
     assert f"On N=4 {ENDLESS}" in graded.sentence
-
-
-def test_an_answer_that_ignores_ctrl_c_is_refused_all_the_same(short):
-    """It runs in the main thread, where a signal would do, if nobody ignored it."""
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        assert refusal("ring", ignoring) == f"On N=4 (n=4) {ENDLESS}"
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_any_block_may_be_limited_as_the_reading_of_a_file_is(short):

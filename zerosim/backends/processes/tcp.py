@@ -157,7 +157,7 @@ class TCPChannel(Channel):
                 reason = "it does not know this job's key"
             except (EOFError, ConnectionError):
                 reason = None
-            except (OSError, AssertionError, ValueError, TypeError):  # of a first frame that is none
+            except (OSError, AssertionError, ValueError, TypeError):  # what came is no first frame
                 reason = "it does not speak as a process of zerosim does"
             if reason is not None:
                 refused[connection] = f"{host} was refused: {reason}"
@@ -217,7 +217,7 @@ class TCPChannel(Channel):
                 return connection
             except AuthenticationError:
                 self._refused("what answers there does not know this job's key")
-            except AssertionError:  # a challenge that is none
+            except AssertionError:  # what came is no challenge
                 self._refused("it does not speak as a process of zerosim does")
             except FileNotFoundError as found:
                 self._refused(f"rank 0 left no key in {found.filename} here; where processes have other files or users "
@@ -301,7 +301,7 @@ class TCPChannel(Channel):
                     self._pass_on((what, source, to), data)
                 if to in (None, self.index):
                     self._take(what, source, data)
-        except (OSError, EOFError, ValueError, TypeError, LookupError):  # its end, or a frame that is none
+        except (OSError, EOFError, ValueError, TypeError, LookupError):  # its end, or no frame
             if not self._closing:
                 self._lost({rank} if self.index == 0 else {0})
 

@@ -9,7 +9,16 @@ from zerosim.course.puzzles.compare import wrong_result
 from zerosim.course.puzzles.judging import judged
 from zerosim.course.puzzles.puzzle import Answer, Case, Puzzle
 from zerosim.course.puzzles.score import Measured, Refused, Score
-from zerosim.course.puzzles.watching import Audit, SilencedRank, measured, refuse_unheard, run
+from zerosim.course.puzzles.watching import (
+    Audit,
+    AuditedRank,
+    SilencedRank,
+    audited,
+    measured,
+    refuse_few_bytes,
+    refuse_unheard,
+    run,
+)
 from zerosim.numerics.arrays import checksum
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
@@ -67,12 +76,8 @@ def attempt(puzzle: Puzzle, case: Case, answer: Answer, *, seed: int = 0, debug:
         rank, what = wrong
         raise Refused(f"On {case.where} rank {rank} {what}")
     _refuse_forbidden_calls(puzzle, case, cluster)
-    sent, least = sum(cluster.trace.sent_nbytes()), case.least_sent_nbytes
-    if least is None:
-        least = sum(sum(one.nbytes) for one in case.collectives)
-    if sent < least:
-        raise Refused(f"On {case.where} the ranks sent {sent:,} bytes in all where {least:,} "
-                      "have to travel: what one rank knows of another's data must come in a message")
+    least = case.least_sent_nbytes
+    refuse_few_bytes(case.where, cluster, sum(sum(one.nbytes) for one in case.collectives) if least is None else least)
     row = measured(cluster, case.title, case.target)
     if said := case.look(cluster.trace):
         raise Refused(f"On {case.where} {said}")
@@ -86,7 +91,9 @@ def _run(cluster: Cluster, puzzle: Puzzle, case: Case, answer: Answer, *, audit:
 
     def program(rank: Rank) -> Any:
         if audit is not None:
-            audit.enter(rank.memory)
+            from greenlet import getcurrent
+
+            seen = audit[getcurrent()] = AuditedRank(rank.memory)
         given = case.arguments(rank)
         before = [_bits(value) for value in given]
         result = answer(SilencedRank.of(rank) if silenced else rank, *given)
@@ -95,7 +102,8 @@ def _run(cluster: Cluster, puzzle: Puzzle, case: Case, answer: Answer, *, audit:
                 changed.append((rank.index, name))
         del given
         if audit is not None:
-            audit.look()
+            seen.pause()  # what the rank returns is now all that it holds
+            seen.resume()
         return result
 
     found = list(run(cluster, case.where, program))
@@ -137,9 +145,9 @@ def _audit(puzzle: Puzzle, answer: Answer) -> None:
     if not puzzle.audit_length:
         return
     case = puzzle.case(AUDIT_RANKS, puzzle.audit_length)
-    with Audit() as audit:
+    with audited() as audit:
         attempt(puzzle, case, answer, audit=audit)
-        for index, rank in enumerate(audit.ranks.values()):
+        for index, rank in enumerate(audit.values()):
             missed = [nbytes for nbytes, share in ((rank.missed_at_rest_nbytes, AT_REST_SHARDS),
                                                    (rank.missed_in_between_nbytes, case.scratch_shards))
                       if nbytes > share * case.shard_nbytes]

@@ -22,7 +22,7 @@ from zerosim.course.puzzles.expected import traffic
 from zerosim.course.puzzles.judging import judged
 from zerosim.course.puzzles.puzzle import Answer, held_copy
 from zerosim.course.puzzles.score import Measured, Measures, Refused, Score
-from zerosim.course.puzzles.watching import SilencedRank, measured, measures, refuse_unheard, run
+from zerosim.course.puzzles.watching import SilencedRank, measured, measures, refuse_few_bytes, refuse_unheard, run
 from zerosim.models.layers import Context, Gradients
 from zerosim.models.one_pass import first_weights, one_pass
 from zerosim.models.small import MLP
@@ -180,7 +180,7 @@ def _ddp_on(factory: Answer, ranks: int) -> Measured:
             own = one_pass(model(0), expected.before, FP32, *batch(rank, step)).gradients
             refuse_gradients(where, mean, expected.mean, own, ranks)
             refuse_loss(where, loss, expected.loss)
-    refuse_silence(ranks, cluster, 1 + 2 * STEPS)
+    refuse_few_copies(ranks, cluster, 1 + 2 * STEPS)
     engine = engine_measures(ranks, 0)
     broadcasts = Measures.of(0, [traffic("broadcast", length, ranks) for length in LENGTHS])
     return measured(cluster, TITLE, Measures(engine.peak_nbytes, engine.sent_nbytes + broadcasts.sent_nbytes,
@@ -234,7 +234,7 @@ def _sharded_on(factory: Answer, ranks: int) -> Measured:
         for step, (before, after) in enumerate(pairwise(unsharded_run())):
             refuse_update(f"N={ranks} after step {step} rank {rank}", parameters[step + 1], before, after)
     refuse_states(ranks, [held for _, held in found])
-    refuse_silence(ranks, cluster, STEPS)
+    refuse_few_copies(ranks, cluster, STEPS)
     shards = sum(-(-length // ranks) for length in LENGTHS)
     return measured(cluster, TITLE, Measures.of(
         8 * sum(LENGTHS) + 8 * shards, [traffic("all_gather", length, ranks) for length in LENGTHS] * STEPS))
@@ -285,7 +285,7 @@ def _fsdp_on(factory: Answer, ranks: int) -> Measured:
         if held > rest:
             raise Refused(f"On N={ranks} rank {rank} holds {held:,} bytes after a step where {rest:,} are enough: "
                           "between steps only shards of weights and state may stay")
-    refuse_silence(ranks, cluster, 2 * STEPS - 1)  # all know the first values
+    refuse_few_copies(ranks, cluster, 2 * STEPS - 1)  # all know the first values
     target = engine_measures(ranks, 3)
     row, most = measured(cluster, TITLE, target), target.peak_nbytes + 2 * 4 * LARGEST
     if row.peak_nbytes > most:
@@ -395,12 +395,10 @@ def copied(found: Any, what: str, shapes: Mapping[str, tuple[int, ...]]) -> Arra
     return {name: found[name].copy() for name in shapes}
 
 
-def refuse_silence(ranks: int, cluster: Cluster, copies: int) -> None:
+def refuse_few_copies(ranks: int, cluster: Cluster, copies: int) -> None:
     """Raises Refused unless so many copies of P values reached, or came together from, each of the N-1 other ranks."""
-    sent, least = sum(cluster.trace.sent_nbytes()), copies * (ranks - 1) * 4 * sum(LENGTHS)
-    if sent < least:
-        raise Refused(f"On N={ranks} the ranks sent {sent:,} bytes in all where {least:,} have to travel: what one "
-                      "rank knows of another's data must come in a message, and be updated by its owner alone")
+    refuse_few_bytes(f"N={ranks}", cluster, copies * (ranks - 1) * 4 * sum(LENGTHS),
+                     ", and be updated by its owner alone")
 
 
 def refuse_loss(where: str, found: Any, expected: float) -> None:

@@ -7,8 +7,7 @@ import traceback
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,14 @@ from zerosim.planning.hardware import MOST, Device, Link, Machine, Network
 from zerosim.planning.recording import record
 from zerosim.planning.timeline import replay
 from zerosim.ranks.cluster import Cluster
-from zerosim.ranks.errors import PACKAGE, DeadlockError, MismatchError, OutOfMemoryError, PendingWorkError
+from zerosim.ranks.errors import (
+    PACKAGE,
+    DeadlockError,
+    MismatchError,
+    OutOfMemoryError,
+    PendingWorkError,
+    text_of,
+)
 from zerosim.ranks.memory import Memory
 from zerosim.ranks.process import Interrupts, guarded
 from zerosim.ranks.rank import Rank, Work
@@ -47,6 +53,14 @@ def run(cluster: Cluster, where: str, program: Callable[..., Any], *args: Any) -
             raise Refused(f"On {where} {error}") from error
         except BaseException as error:  # sys.exit() too must not end the check, as if all were well
             raise Refused(explained(where, error)) from error
+
+
+def refuse_few_bytes(where: str, cluster: Cluster, least: int, more: str = "") -> None:
+    """Refuses a run in which all ranks together sent less than what has to travel; ``more`` ends the sentence."""
+    sent = sum(cluster.trace.sent_nbytes())
+    if sent < least:
+        raise Refused(f"On {where} the ranks sent {sent:,} bytes in all where {least:,} have to travel: what one rank "
+                      f"knows of another's data must come in a message{more}")
 
 
 def measured(cluster: Cluster, title: str, target: Measures) -> Measured:
@@ -112,7 +126,7 @@ def limited(where: str) -> Iterator[None]:
             raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, *timer)
-        signal.signal(signal.SIGALRM, handler)
+        signal.signal(signal.SIGALRM, handler or signal.SIG_DFL)  # None: one that is not Python's
     if said:
         raise Refused(f"On {where} {said}")
 
@@ -127,16 +141,8 @@ def explained(where: str, error: BaseException) -> str:
             return f"On {where} {_first_sentence(str(error))}"
     raised = next((note for note in getattr(error, "__notes__", ()) if note.startswith("raised by")), "")
     who = raised.removeprefix("raised by ").partition(" of ")[0] or "a rank"
-    said = _first_sentence(_text(error))
+    said = _first_sentence(text_of(error))
     return f"On {where} {who} raised {type(error).__name__}{_line(error)}" + (f": {said}" if said else "")
-
-
-def _text(error: BaseException) -> str:
-    """The text of an error; nothing where saying it fails."""
-    try:
-        return str(error)
-    except Exception:
-        return ""
 
 
 def _line(error: BaseException) -> str:
@@ -162,6 +168,9 @@ class SilencedRank(Rank):
 
     def _collective(self, *args: Any, **options: Any) -> Any:
         return _poisoned(super()._collective(*args, **options))
+
+    def _joined(self, members: Sequence[int], *number: int) -> Rank:
+        return SilencedRank.of(super()._joined(members, *number))
 
     @classmethod
     def of(cls, rank: Rank) -> "SilencedRank":
@@ -189,76 +198,58 @@ def refuse_unheard(where: str, attempt: Callable[[], object]) -> None:
                   "data where no message brought them; a rank knows its arguments, and what others send it")
 
 
-@dataclass(slots=True)
 class AuditedRank:
-    """One rank: its memory, the bytes that it made, and the most of them that its memory has not counted."""
+    """The bytes that one rank really holds, of NumPy's arrays and all else, beside those that its memory counts.
 
-    memory: Memory
-    live_nbytes: int
-    missed_at_rest_nbytes: int = 0
-    missed_in_between_nbytes: int = 0
-
-
-class Audit:
-    """Sees what each rank really holds, beside what its memory counts, in the ``with`` block: NumPy's arrays too.
-
-    Python's tracer counts the bytes of all; since exactly one rank runs at a time, what is made between two switches is
-    the running rank's. ``ranks`` are those that have entered, in the order of their entry.
+    Python's tracer counts the bytes of all; since exactly one rank runs at a time, what is made between `resume` and
+    `pause` is the running rank's.
     """
 
-    def __init__(self) -> None:
-        self.ranks: dict[Any, AuditedRank] = {}
-        self._began = 0
-        self._traced_before = False
-        self._previous: Callable[..., None] | None = None
+    def __init__(self, memory: Memory) -> None:
+        self.memory, self.live_nbytes = memory, memory.now_nbytes
+        self.missed_at_rest_nbytes = self.missed_in_between_nbytes = 0  # the most that its memory has not counted
+        self.resume()
 
-    def __enter__(self) -> "Audit":
-        import greenlet
-
-        self._traced_before = tracemalloc.is_tracing()
-        if not self._traced_before:
-            tracemalloc.start()
-        self._previous = greenlet.settrace(self._switched)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        import greenlet
-
-        greenlet.settrace(self._previous)
-        self.ranks.clear()
-        if not self._traced_before:
-            tracemalloc.stop()
-
-    def enter(self, memory: Memory) -> None:
-        """Called by a rank's program before it makes anything."""
-        from greenlet import getcurrent
-
-        self.ranks[getcurrent()] = AuditedRank(memory, memory.now_nbytes)
-        self._begin(memory)
-
-    def look(self) -> None:
-        """Called by a rank's program at its end, when what it returns is all that it holds."""
-        from greenlet import getcurrent
-
-        self._end(self.ranks[getcurrent()])
-        self._begin(self.ranks[getcurrent()].memory)
-
-    def _switched(self, event: str, args: tuple[Any, Any]) -> None:
-        origin, target = args
-        if origin in self.ranks:
-            self._end(self.ranks[origin])
-        self._begin(self.ranks[target].memory if target in self.ranks else None)
-
-    def _begin(self, memory: Memory | None) -> None:
-        if memory is not None:
-            memory.reset_peak()
+    def resume(self) -> None:
+        """The rank begins, or goes on."""
+        self.memory.reset_peak()
         tracemalloc.reset_peak()
         self._began = tracemalloc.get_traced_memory()[0]
 
-    def _end(self, rank: AuditedRank) -> None:
+    def pause(self) -> None:
+        """Another one goes on, or the rank has ended."""
         now, peak = tracemalloc.get_traced_memory()
-        peak += rank.live_nbytes - self._began
-        rank.live_nbytes += now - self._began
-        at_rest = rank.live_nbytes - rank.memory.now_nbytes
-        rank.missed_at_rest_nbytes = max(rank.missed_at_rest_nbytes, at_rest)
-        rank.missed_in_between_nbytes = max(rank.missed_in_between_nbytes, peak - rank.memory.peak_nbytes)
+        peak += self.live_nbytes - self._began
+        self.live_nbytes += now - self._began
+        self.missed_at_rest_nbytes = max(self.missed_at_rest_nbytes, self.live_nbytes - self.memory.now_nbytes)
+        self.missed_in_between_nbytes = max(self.missed_in_between_nbytes, peak - self.memory.peak_nbytes)
+
+
+Audit = dict[Any, AuditedRank]  # by greenlet, in the order in which ranks begin
+
+
+@contextmanager
+def audited() -> Iterator[Audit]:
+    """An empty audit, to which the ranks that run in the ``with`` block add themselves before they make anything."""
+    import greenlet
+
+    ranks: Audit = {}
+
+    def switched(event: str, ends: tuple[Any, Any]) -> None:
+        origin, target = ends
+        if origin in ranks:
+            ranks[origin].pause()
+        if target in ranks:
+            ranks[target].resume()
+
+    traced_before = tracemalloc.is_tracing()
+    if not traced_before:
+        tracemalloc.start()
+    previous = greenlet.settrace(switched)
+    try:
+        yield ranks
+    finally:
+        greenlet.settrace(previous)
+        ranks.clear()
+        if not traced_before:
+            tracemalloc.stop()

@@ -61,8 +61,8 @@ def repair(rank, shards, layer, x, gradient):
 '''
 
 HINTS = (
-    "There are three mistakes: a mean that is none, a ring that goes the other way, which shows in bits from N = 3 on, "
-    "and something that stays in memory. The checker names one after the other.",
+    "There are three mistakes: a sum in place of a mean, a ring that goes the other way, which shows in bits from N = "
+    "3 on, and something that stays in memory. The checker names one after the other.",
     "A list of gathered weights keeps all of them. Gather inside the loop, and let go before the next turn.",
     "The ring goes to the right: send to (index + 1) % N, receive from (index - 1) % N, begin with chunk index - 1, "
     "and count down. rank.reduce_scatter(gradient) does the same.",
