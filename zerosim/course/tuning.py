@@ -470,11 +470,11 @@ class _Search:
     def _try_all(self, rows: Sequence[tuple[Candidate, PlanRow]], sizes: Sequence[int | None]) -> None:
         """The candidates that a plan answers; of the others the first of a stage that has none, and those whose lower
         bound is below the fastest so far; then other buckets."""
+        first: dict[int, Candidate] = {}
         for candidate, row in sorted(rows, key=lambda one: not self._is_planned(one[0])):
-            tried = {one.settings.stage for one in self.tried}
+            leads = first.setdefault(candidate.stage, candidate) is candidate
             best = min((one.step_seconds for one in self.tried), default=float("inf"))
-            if (self.timed or self._is_planned(candidate) or candidate.stage not in tried
-                    or row.least_seconds < best):
+            if leads or self.timed or self._is_planned(candidate) or row.least_seconds < best:
                 self._try(candidate, row)
             else:
                 self.slower += 1
