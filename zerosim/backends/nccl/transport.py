@@ -21,7 +21,7 @@ import numpy as np
 from zerosim.backends import CAUSE_SECONDS, FAREWELL_SECONDS
 from zerosim.backends.nccl.adapter import NCCL, TYPES, Communicator, DeviceStreams, adds
 from zerosim.backends.processes.cluster import LISTEN_SECONDS
-from zerosim.backends.processes.control import Channel, Elements, lost_text, mismatched_message
+from zerosim.backends.processes.control import Channel, Elements, check_message_fits, lost_text
 from zerosim.numerics.arrays import copy_elements, on_device, words
 from zerosim.ranks.call import (
     Array,
@@ -485,9 +485,9 @@ class NCCLProcessTransport(NCCLTransport):
                 arrived = self._arrived[key, number, source]
                 while not arrived:
                     yield None
-                if (arrived[0].shape, arrived[0].dtype) != (out.shape, out.dtype):
-                    raise mismatched_message(source, arrived[0], self._index, out)
-                copy_elements(arrived.popleft().elements, out)
+                found = arrived.popleft()
+                check_message_fits(source, found.elements, found.where, self._index, out)
+                copy_elements(found.elements, out)
             yield delivery
 
     def heard(self, rank: int, message: Elements) -> None:

@@ -21,6 +21,7 @@ from zerosim.ranks.errors import (
     MismatchError,
     RankPosition,
     RemoteError,
+    Shaped,
     add_note,
     deadlock_text,
     left_over_text,
@@ -177,16 +178,6 @@ class Elements:
     elements: np.ndarray
     where: str
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """That of the elements."""
-        return self.elements.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """That of the elements."""
-        return self.elements.dtype
-
 
 @dataclass(frozen=True, slots=True)
 class Joining:
@@ -305,9 +296,10 @@ def disagreement(calls: Mapping[int, tuple[MadeCall, ...]]) -> MismatchError | N
     return None
 
 
-def mismatched_message(sender: int, sent: Sending | Elements, receiver: int, out: Any) -> MismatchError:
-    """The error about a message that does not fit where the receiver's program waits for it."""
-    return MismatchError(message_mismatch_text(sender, sent, receiver, out, sent.where, place_of_call()))
+def check_message_fits(sender: int, sent: Shaped, sent_at: str, receiver: int, out: Shaped) -> None:
+    """Raises MismatchError for a message that does not fit where the receiver's program waits for it."""
+    if (sent.shape, sent.dtype) != (out.shape, out.dtype):
+        raise MismatchError(message_mismatch_text(sender, sent, receiver, out, sent_at, place_of_call()))
 
 
 def absent(message: Waiting, latest: Latest) -> list[int]:
@@ -397,6 +389,5 @@ class AnnouncedCalls:
         if not sendings:
             return False
         sending = sendings.pop(0)
-        if (sending.shape, sending.dtype) != (me.out.shape, me.out.dtype):
-            raise mismatched_message(me.source, sending, me.rank, me.out)
+        check_message_fits(me.source, sending, sending.where, me.rank, me.out)
         return True
