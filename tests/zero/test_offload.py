@@ -451,5 +451,5 @@ def test_a_copy_to_the_host_is_let_arrive_once_however_many_follow_before_it_is_
         engine.step([(tokens, tokens)] * 3)
 
     zs.NullCluster(2, representative=0).run(program)
-    assert len(times) > 100
+    assert len(times) > 40
     assert set(times) <= {1, 2}
