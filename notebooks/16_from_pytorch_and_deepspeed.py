@@ -25,6 +25,8 @@
 # [DeepSpeed's configuration](https://www.deepspeed.ai/docs/config-json/) (0.19.8).
 
 # %%
+from dataclasses import replace
+
 import numpy as np
 
 import zerosim as zs
@@ -359,6 +361,34 @@ except ValueError as refused:
     print(f"\n{refused}")
 
 # %% [markdown]
+# From the file to an engine that trains is one line, `settings.engine(rank, model)`; the optimizer is the file's own.
+# DeepSpeed casts the model to bf16 first and makes its fp32 masters of that; under FSDP they are the fp32 first values.
+# After how many steps does it show in the weights that compute?
+
+# %%
+def weights_that_compute(rank, settings, data, steps):
+    """(P,) after so many steps on the rank's two samples."""
+    engine = settings.engine(rank, MODEL)  # the line
+    for _ in range(steps):
+        engine.step(settings.micro_batches_of(*data[rank.index]))
+    return np.concatenate([engine.state(name)["parameter"].reshape(-1) for name in MODEL.shapes])
+
+
+settings = zs.from_deepspeed(ds_config(2), ranks=2, model=MODEL)
+as_fsdp = replace(settings, policy=replace(settings.policy, master_from="first_values"))
+print(as_fsdp.differences[-1], "\n")
+_, data = normal_numbers(2)
+differing = []
+for steps in range(4):
+    one, other = (zs.Cluster(2).run(weights_that_compute, found, data, steps)[0]
+                  for found in (settings, as_fsdp))
+    differing.append((steps, f"{np.count_nonzero(one != other)} of {one.size}"))
+zs.draw.table(["steps", "bf16 weights that differ"], differing)
+
+# %% [markdown]
+# Before the first step none: both round the same number. The update then moves masters that are not the same. DeepSpeed
+# itself, on gloo, has the bits of `from_deepspeed`'s engine: [how it was run](../docs/from_pytorch_and_deepspeed.md).
+#
 # The same settings make a plan, in which the model is as large as one likes:
 
 # %%

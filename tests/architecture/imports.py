@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "options": {"numerics", "ranks"},  # of a step: what an engine takes and a plan counts
     "zero": {"numerics", "ranks", "models", "optim", "options", "shown"},
     "planning": {"numerics", "ranks", "models", "optim", "options", "shown"},
-    "frameworks": {"numerics", "ranks", "models", "optim", "options", "planning"},
+    "frameworks": {"numerics", "ranks", "models", "optim", "options", "zero", "planning"},
     "backends": {"numerics", "ranks"},
     "connect": {"ranks", "backends"},
     "testing": {"numerics", "ranks", "models", "optim", "zero"},

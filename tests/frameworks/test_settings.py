@@ -276,6 +276,43 @@ VARIANTS = {"stage 0": of(stage=0), "stage 1": of(stage=1), "stage 2": of(stage=
                                         "reduce_bucket_size": 9})}
 
 
+def test_settings_make_an_engine_with_their_optimizer_or_a_given_one_whose_step_has_their_micro_batches():
+    own = zs.optim.AdamW(2e-3, weight_decay=0.1)
+    config = of("gradient_accumulation_steps", 3, optimizer={
+        "type": "AdamW", "params": {"lr": 2e-3, "weight_decay": 0.1}})
+    settings, rng = read(config, model=WIDE), np.random.default_rng(0)
+    x, target = rng.standard_normal((4, 6, 3)), rng.standard_normal((4, 6, 2))
+
+    def program(rank, makes, optimizer, by_hand):
+        mine = x[rank.index], target[rank.index]
+        engine = makes(rank, optimizer)
+        engine.step([tuple(part[i:i + 2] for part in mine) for i in (0, 2, 4)] if by_hand
+                    else settings.micro_batches_of(*mine))
+        return engine.optimizer, np.concatenate([engine.state(name)["master"].reshape(-1) for name in WIDE.shapes])
+
+    def made(makes, optimizer, *, by_hand=False):
+        return zs.Cluster(4).run(program, makes, optimizer, by_hand)[0]
+
+    def plain(rank, optimizer):
+        return zs.Engine(rank, WIDE, optimizer, **settings.engine_arguments())
+
+    sgd = zs.optim.SGD(lr=0.1)
+    for asked, expected in ((None, own), (sgd, sgd)):
+        optimizer, weights = made(lambda rank, optimizer: settings.engine(rank, WIDE, optimizer), asked)
+        assert optimizer == expected
+        assert np.array_equal(weights, made(plain, expected, by_hand=True)[1])
+    unsaid = zs.from_fsdp(mesh=(4,))
+    assert [len(x) for x, _ in unsaid.micro_batches_of(x[0], target[0])] == [6]
+    for call, words in (
+            (lambda: zs.Cluster(2).run(lambda rank: settings.engine(rank, WIDE)), "are of 4 ranks, and the program "
+             r"runs on 2; run it on zs.Cluster\(4\), or read the settings for 2"),
+            (lambda: zs.Cluster(4).run(lambda rank: unsaid.engine(rank, WIDE)), "of FSDP name no optimizer; pass one"),
+            (lambda: settings.micro_batches_of(x[0][:5], target[0]), "takes 3 x 2 samples of a rank, found x of 5 and "
+             "targets of 6"),
+            (lambda: unsaid.micro_batches_of(x[0], target[0][1:]), "found x of 6 and targets of 5")):
+        assert_refused(call, words)
+
+
 def test_the_engines_of_all_configurations_train_to_the_same_bits_in_bf16_if_their_masters_begin_alike():
     """4 ranks: where the mean divides, by a power of two, changes no bit."""
     found = {name: trained(read(config | {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "bf16"}},

@@ -428,3 +428,28 @@ def test_weights_that_are_loaded_take_the_place_of_those_that_a_delayed_update_h
 def test_places_that_cannot_be_are_refused_with_what_to_do(make, said):
     with pytest.raises(ValueError, match=said):
         make()
+
+
+def test_a_copy_to_the_host_is_let_arrive_once_however_many_follow_before_it_is_waited_for(monkeypatch):
+    """And once more where it is waited for: not before each of the copies that follow."""
+    times = []
+
+    def copy_beside(_, source, target):
+        number = len(times)
+        times.append(0)
+
+        def arrived():
+            times[number] += 1
+
+        return arrived
+
+    monkeypatch.setattr(kernels.NullKernels, "copy_beside", copy_beside, raising=False)
+
+    def program(rank):
+        engine = zs.Engine(rank, zs.models.GPT("gpt-nano"), ADAM, stage=1, policy=BF16, offload="host")
+        tokens = rank.xp.zeros((1, 8), "int64")
+        engine.step([(tokens, tokens)] * 3)
+
+    zs.NullCluster(2, representative=0).run(program)
+    assert len(times) > 40
+    assert set(times) <= {1, 2}

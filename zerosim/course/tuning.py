@@ -468,14 +468,13 @@ class _Search:
         return self._config(candidate).row(candidate.stage, candidate.recompute)
 
     def _try_all(self, rows: Sequence[tuple[Candidate, PlanRow]], sizes: Sequence[int | None]) -> None:
-        """The best by estimate of each stage; of the others, those whose lower bound is below the fastest so far; then
-        other buckets."""
-        first = {candidate.stage: candidate for candidate, _ in reversed(rows)}
-        leaders = [(candidate, row) for candidate, row in rows if first[candidate.stage] == candidate]
-        for candidate, row in [*leaders, *(one for one in rows if one not in leaders)]:
+        """The candidates that a plan answers; of the others the first of a stage that has none, and those whose lower
+        bound is below the fastest so far; then other buckets."""
+        first: dict[int, Candidate] = {}
+        for candidate, row in sorted(rows, key=lambda one: not self._is_planned(one[0])):
+            leads = first.setdefault(candidate.stage, candidate) is candidate
             best = min((one.step_seconds for one in self.tried), default=float("inf"))
-            if (first[candidate.stage] == candidate or self.timed or self._is_planned(candidate)
-                    or row.least_seconds < best):
+            if leads or self.timed or self._is_planned(candidate) or row.least_seconds < best:
                 self._try(candidate, row)
             else:
                 self.slower += 1

@@ -14,11 +14,16 @@ from textwrap import fill
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
+from zerosim.models.units import Model
 from zerosim.numerics.checks import did_you_mean, is_count, is_finite_number
 from zerosim.numerics.places import NOTHING
 from zerosim.numerics.policy import BY_RANK, FIRST_VALUES, FROM_COMPUTE, Policy
 from zerosim.optim import Optimizer
 from zerosim.options import PLAIN, StepOptions
+from zerosim.ranks.rank import Rank
+from zerosim.zero.engine import Engine
 
 NO_KEYS: Mapping[str, str] = MappingProxyType({})
 FORMATS_BY_NAME = {"fp32": "fp32", "float32": "fp32", "float": "fp32", "fp16": "fp16", "float16": "fp16",
@@ -29,7 +34,7 @@ MASTER_FROM = {"DeepSpeed": FROM_COMPUTE, "FSDP": FIRST_VALUES}
 
 @dataclass(frozen=True, slots=True)
 class FrameworkSettings:
-    """The settings that a ``program`` was given, as arguments of an engine and of a plan.
+    """The settings that a ``program`` was given, as an engine or its arguments, and as those of a plan.
 
     Fields that are None were not said. ``batch`` is sequences of a rank's micro-batch, ``micro_batches`` those of a
     step. ``ignored`` has the names of settings that change nothing here, ``differences`` a sentence for each that is
@@ -57,6 +62,38 @@ class FrameworkSettings:
         others = tuple(sentence for sentence in self.differences if not sentence.startswith("policy.master_from="))
         differs = self.policy.first_format != begin.first_format
         object.__setattr__(self, "differences", (*others, *[said] * differs))
+
+    def engine(self, rank: Rank, model: Model, optimizer: Optimizer | None = None) -> Engine:
+        """The engine of these settings on one rank, in a rank program; ``optimizer`` stands in place of their own.
+
+        Raises ValueError where they are of another number of ranks, and where there is no optimizer.
+
+        >>> import zerosim as zs
+        >>> found = zs.from_fsdp(mesh=(2,))
+        >>> zs.Cluster(2).run(lambda rank: found.engine(rank, zs.models.MLP([3, 2]), zs.optim.SGD(lr=0.1)))[0]
+        <Engine of rank 0 of 2: SGD, Stage(SHARDED, SHARDED, SHARDED), 0 steps taken>
+        """
+        if self.ranks not in (None, rank.size):
+            raise ValueError(f"these settings of {self.program} are of {self.ranks} ranks, and the program runs on "
+                             f"{rank.size}; run it on zs.Cluster({self.ranks}), or read the settings for {rank.size}")
+        chosen = self.optimizer if optimizer is None else optimizer
+        if chosen is None:
+            raise ValueError(f"these settings of {self.program} name no optimizer; pass one, as "
+                             "settings.engine(rank, model, zs.optim.AdamW(lr=...))")
+        return Engine(rank, model, chosen, **self.engine_arguments())
+
+    def micro_batches_of(self, x: np.ndarray, target: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        """A rank's samples of one step, x (k·B, ...) and target (k·B, ...), as the k pairs that ``engine.step`` takes.
+
+        B is ``batch`` and k ``micro_batches``; of settings that do not say them, all samples and 1. Raises ValueError
+        for another number of samples.
+        """
+        k = self.micro_batches or 1
+        samples = k * self.batch if self.batch else len(x)
+        if (len(x), len(target)) != (samples, samples) or samples % k:
+            raise ValueError(f"a step of these settings takes {k} x {self.batch or 'equally many'} samples of a rank, "
+                             f"found x of {len(x)} and targets of {len(target)}")
+        return [(x[i:i + samples // k], target[i:i + samples // k]) for i in range(0, samples, samples // k)]
 
     def engine_arguments(self) -> dict[str, Any]:
         """The options of ``zs.Engine(rank, model, optimizer, **options)``; the optimizer is the settings' own, or

@@ -93,11 +93,6 @@ class Usage:
     exposed_offload_seconds: float
     idle_seconds: Mapping[str, float]
 
-    @property
-    def hidden_seconds(self) -> float:
-        """Communication for which the program did not stand still."""
-        return self.communication_seconds - self.exposed_seconds
-
 
 def replay(recording: Recording, machine: Machine) -> "Timeline":
     """The times at which everything in the recording would happen on this machine.
@@ -185,17 +180,10 @@ class Timeline:
         """The share of all devices' peak that the model's own arithmetic takes; 0 where the step takes no time.
 
         ``model_flops`` are those of all ranks; None takes the recording's, without spans called "recompute". What units
-        recompute inside themselves stands in no span: with such a policy, say the number.
+        recompute inside themselves stands in no span: with such a policy, say the number; `flops` has them all.
         Source: Chowdhery et al. 2022 (PaLM), appendix B.
         """
         flops = self.flops(recomputed=False) if model_flops is None else model_flops
-        return self._utilization(flops)
-
-    def hardware_flops_utilization(self) -> float:
-        """The share of all devices' peak that all arithmetic takes, the recomputed too."""
-        return self._utilization(self.flops())
-
-    def _utilization(self, flops: int) -> float:
         peak = self.machine.peak_flops_per_second * self.ranks
         return flops / (peak * self.step_seconds) if self.step_seconds else 0.0
 

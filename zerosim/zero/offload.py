@@ -199,6 +199,7 @@ class OffloadStore(Store):
         self._writes: list[tuple[DiskVector, AnyArray, Outcome, Transfer]] = []
         # Between device and host, not waited for yet, and what waits for the copy.
         self._under_way: list[tuple[Transfer, Callable[[], None]]] = []
+        self._to_host: list[Callable[[], None]] = []  # those of them that have not been let arrive
         self._drafting = False
         self._failure: OSError | None = None  # of a file, in the update under way
         self._pool = ThreadPoolExecutor(THREADS) if offload.uses_disk and has_data(
@@ -331,6 +332,8 @@ class OffloadStore(Store):
         if here == HOST:
             self._arrive()
         self._under_way.append((row, self.rank.kernels.copy_beside(source, target)))
+        if here == HOST:
+            self._to_host.append(self._under_way[-1][1])
         if wait:
             self._wait_for(*self._under_way.pop())
 
@@ -405,7 +408,7 @@ class OffloadStore(Store):
     def wait(self, direction: str | None = None) -> None:
         """Waits for what is under way between device and host, one way or both."""
         awaited = [one for one in self._under_way if direction in (None, one[0].direction)]
-        self._under_way = [one for one in self._under_way if one not in awaited]
+        self._under_way = [one for one in self._under_way if direction not in (None, one[0].direction)]
         for one in awaited:
             self._wait_for(*one)
 
@@ -416,9 +419,9 @@ class OffloadStore(Store):
     def _arrive(self) -> None:
         """Lets copies to the host arrive, before it computes with them or writes them, and before the next one begins;
         in the trace the program waits where it asks to."""
-        for row, arrived in self._under_way:
-            if row.direction == TO_HOST:
-                arrived()
+        to_host, self._to_host = self._to_host, []
+        for arrived in to_host:
+            arrived()
 
     # -- the disk -----------------------------------------------------------------------------------------------------
 
@@ -542,6 +545,7 @@ class OffloadStore(Store):
         """Forgets what is under way, and drops drafts."""
         writes, self._writes, copies, self._under_way = self._writes, [], self._under_way, []
         self.forget_ahead()
+        self._to_host = []
         for _, arrived in copies:
             arrived()
         for _, _, future, _ in writes:
