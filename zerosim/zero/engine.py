@@ -1,7 +1,9 @@
 """The engine: one rank's training step under any placement of parameters, gradients and optimizer state.
 
 A step is: forward and backward of each micro-batch, unit by unit, each unit's weights unsharded as long as its ``with``
-block; reduce; update; all-gather of parameters. `Engine` is where it happens; argument checks stand at the end.
+block; reduce; update; all-gather of parameters. `Engine` is where it happens; argument checks stand at the end. It is
+the grown form of `tiny.DDP`, `tiny.ZeRO1`, `tiny.ZeRO2` and `tiny.ZeRO3`. `zero.plugs` chooses its parts by the
+options asked for; without any they are those of `param_group`, `unshard`, `gradients` and `update`.
 
 Legend: n elements of the padded vector, s of this rank's shard, u of one padded unit; N ranks, k micro-batches;
 B batch, I inputs, O outputs, T tokens of a sample; S loss scale.
@@ -82,7 +84,7 @@ class Engine(Shown):
 
     Options that change no bit, but for buckets of quantized values: ``bucket_nbytes`` is the most that one collective
     moves (None: a unit); ``overlap`` lets reductions and the all-gather of parameters run beside other work, and
-    ``copy_in_flight`` lets what is then under way arrive in a second copy, hidden until it is waited for; ``prefetch``
+    ``copy_in_flight`` lets buckets under way arrive in a second copy, hidden until they are waited for; ``prefetch``
     gathers so many units ahead; ``keep_gathered`` ("all", or units' names) keeps units from forward to backward (None:
     those whose weights others share). ``offload`` places state on the host or on disk: "host", "disk" or an `Offload`,
     of which ``delayed_update`` alone changes bits.
@@ -128,9 +130,9 @@ class Engine(Shown):
         settings = settings_of(model, optimizer, self.policy, groups)
         plugs = plugs_of(rank, self.stage, self.policy, self.options, copy_in_flight=copy_in_flight)
         first, self.store = initializer_of(model, weights), plugs.store
-        self.param_groups = [plugs.param_group(plugs.shards, model, of_group, first, partial(
-            plugs.lay_out, layout, ranks=plugs.shards.size), self.stage, self.store)
-            for of_group in settings_by_group(settings)]
+        lay_out = partial(plugs.lay_out, layout, ranks=plugs.shards.size)
+        self.param_groups = [plugs.param_group(plugs.shards, model, of_group, first, lay_out, self.stage, self.store)
+                             for of_group in settings_by_group(settings)]
         self.store.finish()
         self._observer = observer_of(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
                                      self.loss_scale)
@@ -516,7 +518,7 @@ class Engine(Shown):
 
 
 def _agreement(optimizer: Optimizer, loss_scale: LossScaler, update: Update, settings: str, micro_batch: int) -> str:
-    """The text that is compared when a gradient is reduced: what would make replicas drift apart unseen."""
+    """The text that is compared when a gradient is reduced: what would make ranks drift apart unseen."""
     step = update.steps_taken + 1  # a run that was broken off may have updated some ranks and not others
     factor = update.lr_factor(step)
     scheduled = "" if factor is None else f", lr times {factor:g}"

@@ -381,8 +381,7 @@ class Reducer:
                             source=source, target=target, dtype=dtype, purpose="gradients", **self.options.issued)
 
     def _collect_all(self, addends: np.ndarray) -> None:
-        """Reduces all units in the buckets that backward would have filled: blocks are quantized in a bucket, and bits
-        do not depend on when it leaves."""
+        """Reduces all units in the buckets that backward would have filled: bits do not depend on when they leave."""
         for unit, span in reversed(list(self.layout.units.items())):
             with self.rank.trace.span(unit):
                 self._collect(span, self.store.read(addends[span]))

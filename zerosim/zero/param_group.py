@@ -130,7 +130,7 @@ class StepContext:
     step: int  # counted from 1, skipped ones not
     clip_factor: float
     lr_factor: float | None  # the schedule's, of every lr
-    factors: Mapping[str, Any]  # by weight: those that K-FAC's `FactorObserver` has averaged
+    factors: Mapping[str, Any]  # by weight: what the engine's observer of layers has averaged
 
 
 # -- what a rank holds ------------------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ class Workplace:
 class Store:
     """One rank's state between its uses, in arrays of its device, with which the parts of a step compute as they are.
 
-    A store of `zero.offload` keeps some of it elsewhere; the parts of a step do not see which they have. ``device`` is
+    An option's store may keep some of it elsewhere; the parts of a step do not see which they have. ``device`` is
     where forward, backward and collectives compute, ``workplace`` where the optimizer does.
     """
 
@@ -295,8 +295,8 @@ def start_bucket(rank: Rank, store: Store, bucket: Bucket, have: Placement, want
     """Begins to bring a bucket from one placement to another; packs it where it is in pieces.
 
     What arrives is put into ``target``, with ``add`` onto what is there; before, nothing has to be there. ``issued``
-    are options of the collective, as async_op. All parameters and gradients go this way, but for whole tensors, and for
-    what is quantized or adds in another order.
+    are options of the collective, as async_op. All parameters and gradients go this way, but for whole tensors and what
+    an option sends in another form.
     """
     chunk = bucket.cut[rank.index + 1] - bucket.cut[rank.index]
     vector = packed(store, source, chunk if have is SHARDED else bucket.length, dtype)
