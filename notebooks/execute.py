@@ -1,4 +1,4 @@
-"""Executes each notebook's text (``NN_name.py``) and writes the executed copy (``NN_name.ipynb``) beside it.
+"""Executes each notebook's text (``texts/NN_name.py``) and writes the executed copy (``NN_name.ipynb``) here.
 
 Two executions give the same file: cells are named by their number; no times, no versions of Python and no accidents of
 how output arrived in pieces are recorded.
@@ -16,8 +16,9 @@ from nbclient import NotebookClient
 import zerosim as zs
 
 HERE = Path(__file__).parent
+TEXTS = HERE / "texts"
 METADATA = {
-    "jupytext": {"formats": "ipynb,py:percent"},
+    "jupytext": {"formats": "ipynb,texts//py:percent"},
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
@@ -54,10 +55,10 @@ def with_puzzles(text: str) -> str:
 
 def main(names: list[str]) -> None:
     """Executes the texts named, or all whose name begins with a digit, and the puzzles."""
-    for text in [Path(name) for name in names] or [*sorted(HERE.glob("[0-9]*.py")), HERE / "puzzles.py"]:
+    for text in [Path(name) for name in names] or [*sorted(TEXTS.glob("[0-9]*.py")), TEXTS / "puzzles.py"]:
         if text.name == "puzzles.py":
             text.write_text(with_puzzles(text.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
-        copy = text.with_suffix(".ipynb")
+        copy = HERE / f"{text.stem}.ipynb"
         copy.write_text(written(text), encoding="utf-8", newline="\n")
         print(f"{text} -> {copy}")
 

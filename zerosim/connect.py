@@ -2,7 +2,6 @@
 
 import os
 import sys
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +26,7 @@ LAUNCHERS = ("mpiexec", "mpirun")
 
 def connect(backend: str = "mpi", *, device: str | None = None, share_devices: bool = False,
             capacity_nbytes: int | None = None, debug: bool = False, blas_threads: int = 1,
-            trace_rows: int | None = None, timeout_seconds: float = TIMEOUT_SECONDS,
-            patience_seconds: float | None = None) -> "ProcessCluster":
+            trace_rows: int | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> "ProcessCluster":
     """The cluster of all processes of this job; ``connect().run(program)`` runs ``program(rank)`` on each of them.
 
     Under ``mpiexec -n 4`` there are 4 ranks; without a launcher there is one. Start scripts as ``mpiexec -n 4 python
@@ -42,12 +40,8 @@ def connect(backend: str = "mpi", *, device: str | None = None, share_devices: b
     ``timeout_seconds`` tells the others for what, so that a deadlock is explained. Other options are `Cluster`'s.
 
     Raises BackendError where the backend cannot be had, or knows nothing of the other processes that a launcher has
-    started, and ValueError for an unknown one, or for a device that it does not have. ``patience_seconds`` is the
-    former name of ``timeout_seconds``, with a DeprecationWarning.
+    started, and ValueError for an unknown one, or for a device that it does not have.
     """
-    if patience_seconds is not None:
-        warnings.warn("patience_seconds= is now called timeout_seconds=", DeprecationWarning, stacklevel=2)
-        timeout_seconds = patience_seconds
     if backend not in BACKENDS:
         raise ValueError(f"no backend {backend!r}; choose one of {', '.join(BACKENDS)}")
     number = _number(device or DEFAULT_DEVICES[backend])

@@ -25,6 +25,11 @@ def notebooks() -> list[Path]:
     return sorted(found, key=lambda path: (not path.name[0].isdigit(), path.name))
 
 
+def text_of(path: Path) -> Path:
+    """The text of which an executed copy was made."""
+    return path.parent / "texts" / f"{path.stem}.py"
+
+
 def notebook_pages(draw: Draw) -> list[Page]:
     """The list of notebooks, and a page for each; ``draw`` turns the formulas of a text into what a browser shows."""
     pages = [notebook_page(path, draw) for path in notebooks()]
@@ -36,9 +41,7 @@ def notebook_page(path: Path, draw: Draw) -> Page:
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     title = heading("".join(cells[0]["source"]), path.name)
     parts = [part for number, cell in enumerate(cells) for part in _cell(path.stem, number, cell, draw)]
-    beside = (f"[Executed notebook]({path.name}){{ download }} · [its text]({path.stem}.py){{ download }}"
-              if path.with_suffix(".py").exists() else f"[Executed notebook]({path.name}){{ download }}")
-    parts.insert(1, beside)
+    parts.insert(1, f"[Executed notebook]({path.name}){{ download }} · [its text](texts/{path.stem}.py){{ download }}")
     return Page(f"{FOLDER}/{path.stem}.md", title, "\n\n".join(parts) + "\n", f"{FOLDER}/{path.name}", SECTION)
 
 

@@ -28,7 +28,7 @@ def pages(draw: Draw) -> list[Page]:
 
 def copies() -> dict[str, Path]:
     """Files that are copied as they are, by their place in the site."""
-    texts = [path for path in notebook_pages.notebooks() for path in (path, path.with_suffix(".py")) if path.exists()]
+    texts = [path for path in notebook_pages.notebooks() for path in (path, notebook_pages.text_of(path))]
     prose = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     code = [ROOT / name for text in prose for name in CODE.findall(text.read_text(encoding="utf-8"))]
     found = {str(path.relative_to(ROOT).as_posix()): path for path in [*figure_pages.beside(), *texts, *code]}

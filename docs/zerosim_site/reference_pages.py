@@ -39,7 +39,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "testing": ("zerosim.testing",),
 }
 IMPORT = re.compile(r"^\s*from (zerosim[\w.]*) import ([^#\n]+)", re.M)
-READ = ("README.md", "docs/*.md", "notebooks/*.py")
+READ = ("README.md", "docs/*.md", "notebooks/texts/*.py")
 TITLES = {"course.puzzles": "puzzles", "course.figures": "figures"}
 
 

@@ -19,13 +19,6 @@ HOUSE_WORDS = (
     "absorb", "alike", "borrow", "borrows", "carriage", "carrier", "deaf", "dialect", "doubts", "families", "kin",
     "lender", "lending", "lent", "let_go", "levers", "party", "patience", "pencil", "reckon", "reckoned", "refresh",
     "rooted", "spoiler", "spoilers", "told", "torn", "twin", "upstairs")
-# Former public names, which still work with a DeprecationWarning; the words of a file's other lines count.
-FORMER_NAMES = {
-    "zerosim/cli/predictions.py": ("--dialect",),
-    "zerosim/connect.py": ("patience_seconds",),
-    "zerosim/planning/__init__.py": ("RENAMED = ",),
-    "zerosim/planning/plan.py": ("dialect",),
-}
 HOUSE_WORD = re.compile(rf"(?<![a-z])(?:{'|'.join(HOUSE_WORDS)})(?![a-z])", re.IGNORECASE)
 FILES, LINES = 26, 8_500  # of the reading path
 STEP = re.compile(r"^\d+\. \[`(zerosim/[\w/]+\.py)`\]\((.+?)\)(.*)$", re.M)
@@ -40,10 +33,9 @@ def forbidden_words(source: Source) -> list[str]:
 
 def house_words(source: Source) -> list[str]:
     """The lines of a file of the package with a word that the field does not use, names in the code included."""
-    former = FORMER_NAMES.get(source.path, ())
     return [f"{source.path}:{number}: says {match.group()!r}; the field has a word for it"
             for number, line in enumerate(source.text.splitlines(), 1)
-            if (match := HOUSE_WORD.search(line)) and not any(name in line for name in former)]
+            if (match := HOUSE_WORD.search(line))]
 
 
 def faults_of_the_path(page: str, files: int = FILES, lines: int = LINES) -> list[str]:

@@ -76,7 +76,7 @@ def resolved(dotted: str) -> Any:
 
 def imported_by_readers() -> set[tuple[str, str]]:
     """(module, name) of all that the README, docs/ and the notebooks import from the package's floors."""
-    texts = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "notebooks").glob("*.py")]
+    texts = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "notebooks/texts").glob("*.py")]
     found = [pair for path in texts for pair in IMPORT.findall(path.read_text(encoding="utf-8"))]
     return {(module, name.strip()) for module, names in found
             for name in names.partition("#")[0].strip("()").split(",") if name.strip()}

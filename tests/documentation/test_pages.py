@@ -65,7 +65,7 @@ def test_every_notebook_has_a_page_in_order_and_its_copies_lie_beside_it(site):
     assert (index, listed[:len(numbered)]) == ("index", numbered)
     for path in notebook_files():
         assert site[f"notebooks/{path.stem}.md"].section == "Notebooks"
-        assert {f"notebooks/{path.name}", f"notebooks/{path.stem}.py"} <= pages.copies().keys()
+        assert {f"notebooks/{path.name}", f"notebooks/texts/{path.stem}.py"} <= pages.copies().keys()
 
 
 def test_a_notebooks_page_has_its_words_its_code_its_output_and_its_picture(site):

@@ -24,8 +24,16 @@ from zerosim.course.puzzles import solutions
 from zerosim.display import drawing
 
 FOLDER = ROOT / "notebooks"
-TEXTS = sorted(FOLDER.glob("[0-9]*.py"))
-FIRST, PUZZLES = FOLDER / "01_the_worked_example.py", FOLDER / "puzzles.py"
+OF_TEXTS = FOLDER / "texts"
+TEXTS = sorted(OF_TEXTS.glob("[0-9]*.py"))
+FIRST, PUZZLES = OF_TEXTS / "01_the_worked_example.py", OF_TEXTS / "puzzles.py"
+
+
+def copy_of(text: Path) -> Path:
+    """The executed copy of a text."""
+    return FOLDER / f"{text.stem}.ipynb"
+
+
 EVERY = pytest.mark.parametrize("text", [*TEXTS, PUZZLES], ids=lambda text: text.stem)
 NUMBERED = pytest.mark.parametrize("text", TEXTS, ids=lambda text: text.stem)
 
@@ -87,13 +95,13 @@ def skip_without_processes(text: Path) -> None:
 
 
 def test_every_text_has_its_copy_and_every_copy_its_text():
-    assert sorted(FOLDER.glob("*.ipynb")) == [text.with_suffix(".ipynb") for text in (*TEXTS, PUZZLES)]
+    assert sorted(FOLDER.glob("*.ipynb")) == [copy_of(text) for text in (*TEXTS, PUZZLES)]
 
 
 @EVERY
 def test_a_copy_has_the_cells_of_its_text_and_records_no_times_and_no_versions(text):
-    notebook = json.loads(text.with_suffix(".ipynb").read_text(encoding="utf-8"))
-    assert [cell for cell, _ in committed(text.with_suffix(".ipynb"))] == cells(text.read_text(encoding="utf-8"))
+    notebook = json.loads(copy_of(text).read_text(encoding="utf-8"))
+    assert [cell for cell, _ in committed(copy_of(text))] == cells(text.read_text(encoding="utf-8"))
     assert notebook["metadata"]["language_info"] == {"name": "python"}
     assert {json.dumps(cell["metadata"]) for cell in notebook["cells"]} == {"{}"}
     assert [cell["id"] for cell in notebook["cells"]] == [f"cell-{i:02d}" for i in range(len(notebook["cells"]))]
@@ -110,7 +118,7 @@ def test_no_line_of_code_is_longer_than_jupyterlab_shows_on_a_small_laptop(text)
 @EVERY
 def test_a_copy_shows_what_the_cells_show_now(text):
     skip_without_processes(text)
-    outputs = [outputs for cell, outputs in committed(text.with_suffix(".ipynb")) if cell.kind == "code"]
+    outputs = [outputs for cell, outputs in committed(copy_of(text)) if cell.kind == "code"]
     assert [one for cell in outputs for one in cell if one["output_type"] == "error"] == []
     assert printed_then(text, outputs) == [cell.printed for cell in shown(text)]
     for kind, method in (("text/plain", "__repr__"), ("text/html", "_repr_html_")):
@@ -122,7 +130,7 @@ def test_a_copy_shows_what_the_cells_show_now(text):
 @pytest.mark.parametrize("text", chosen(TEXTS[::4], TEXTS), ids=lambda text: text.stem)
 def test_a_copys_pictures_are_those_that_the_cells_draw_now(text):
     pictures = 0
-    for (_, outputs), cell in zip([both for both in committed(text.with_suffix(".ipynb")) if both[0].kind == "code"],
+    for (_, outputs), cell in zip([both for both in committed(copy_of(text)) if both[0].kind == "code"],
                                   shown(text), strict=True):
         then = picture_in(outputs)
         assert (then is not None) == hasattr(cell.displayed, "_repr_png_")
@@ -159,7 +167,7 @@ def test_jupyter_executes_the_text_into_the_same_file(text):
     spec = importlib.util.spec_from_file_location("execute", FOLDER / "execute.py")
     execute = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(execute)
-    copy = text.with_suffix(".ipynb")
+    copy = copy_of(text)
     for picture in filter(None, (picture_in(outputs) for _, outputs in committed(copy))):
         skip_if_drawn_elsewhere(picture[0])
     assert execute.written(text) == copy.read_text(encoding="utf-8"), "it has changed: read it, then `make notebooks`"
@@ -198,7 +206,7 @@ def test_who_forgets_to_divide_has_other_moments_and_the_same_weights_after_both
 
 
 def test_who_forgets_to_divide_by_the_scale_has_huge_moments_and_almost_the_same_weights():
-    text, _, _ = changed(FOLDER / "03_mixed_precision_and_loss_scaling.py").partition("cluster = zs.Cluster(3)")
+    text, _, _ = changed(OF_TEXTS / "03_mixed_precision_and_loss_scaling.py").partition("cluster = zs.Cluster(3)")
     code = "\n".join(line for line in text.splitlines() if line != "zs.draw.mixed_precision()")
     found = []
     for source in (code, code.replace("np.float32(scale * rank.size)", "np.float32(rank.size)")):
@@ -212,7 +220,7 @@ def test_who_forgets_to_divide_by_the_scale_has_huge_moments_and_almost_the_same
 
 def test_the_notebook_about_processes_runs_without_them_and_says_so(monkeypatch):
     monkeypatch.setattr("zerosim.course.running.LAUNCHERS", ("no-such-launcher",))
-    text = FOLDER / "15_from_laptop_to_gpus.py"
+    text = OF_TEXTS / "15_from_laptop_to_gpus.py"
     printed = [cell.printed for cell in executed(text.read_text(encoding="utf-8"))]
     assert any(found.startswith("processes over MPI cannot be had") for found in printed)
     assert "on threads the bits of the package's all-reduce" in printed[-1]

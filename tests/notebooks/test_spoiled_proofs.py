@@ -9,7 +9,7 @@ from tests.architecture.source import ROOT
 from tests.backends.worlds import mpi_missing
 from tests.notebooks.cells import changed, needed_by_proof
 
-TEXTS = {text.name[:2]: text for text in sorted((ROOT / "notebooks").glob("[0-9]*.py"))}
+TEXTS = {text.name[:2]: text for text in sorted((ROOT / "notebooks/texts").glob("[0-9]*.py"))}
 MISTAKES = {  # by notebook: what each is, and what it changes in the text
     "01": {
         "no mean": [("divisor=2):", "divisor=1):")],

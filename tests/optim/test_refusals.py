@@ -164,19 +164,3 @@ def test_what_cannot_be_is_refused_in_words_that_help():
 def test_a_signature_says_in_words_what_a_hyperparameter_may_be():
     assert "lr: Annotated[float, it is a finite number, 0 or more] = 0.001" in \
         str(inspect.signature(optim.Adam)).replace("typing.", "")
-
-
-def test_an_update_that_still_takes_a_group_is_warned_of_and_one_that_cannot_do_without_is_refused():
-    with pytest.warns(DeprecationWarning, match=r"Old\.update takes group, which is no longer .* read self\.lr") as own:
-        class Old(optim.Adam):
-            def update(self, ctx, w, g, state, step, group=None):
-                super().update(ctx, w, g, state, step)
-    assert own[0].filename == __file__  # Python shows a DeprecationWarning only to those whose line it is
-    w, expected = np.ones(4, np.float32), np.ones(4, np.float32)
-    for optimizer, of in ((Old(lr=0.1).with_lr(0.2), w), (optim.Adam(lr=0.2), expected)):
-        optimizer.apply(CTX, of, np.ones_like(of), new_state(optimizer, of.shape), 1)
-    np.testing.assert_array_equal(w, expected)
-    with pytest.raises(TypeError, match=r"Older\.direction takes group, which is no longer passed"):
-        class Older(optim.Adam):
-            def direction(self, ctx, w, g, state, step, group, out):
-                out[...] = g

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -141,20 +139,6 @@ class Optimizer(ABC):
 
     cut: ClassVar[Cut]
     needs: ClassVar[frozenset[str]] = frozenset()
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Warns of a ``group`` among a method's arguments, which earlier versions passed; TypeError where it has no
-        default, since nothing is passed for it any more."""
-        super().__init_subclass__(**options)
-        for name in {"update", "advance", "direction"} & vars(cls).keys():
-            method = vars(cls)[name]
-            group = inspect.signature(method).parameters.get("group") if callable(method) else None
-            if group is not None:
-                text = (f"{cls.__name__}.{name} takes group, which is no longer passed: the optimizer has the "
-                        "hyperparameters of the step itself. Leave group out, and read self.lr")
-                if group.default is inspect.Parameter.empty:
-                    raise TypeError(text)
-                warnings.warn(text, DeprecationWarning, stacklevel=3)  # below ABCMeta
 
     def __post_init__(self) -> None:
         """Raises ValueError for a hyperparameter that is not in the range of its annotation."""
