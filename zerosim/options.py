@@ -90,6 +90,10 @@ class StepOptions:
         """The parts of ZeRO++ that are on: without a ``zeropp``, none."""
         return self.zeropp or ZeroPlusPlus()
 
+    def said_of_ranks(self) -> list[str]:
+        """In words: the groups of ranks on which bits depend."""
+        return [f"on a mesh of {self.mesh}"] * bool(self.mesh) + [f"with {self.zeropp}"] * bool(self.zeropp)
+
     def arguments(self) -> dict[str, Any]:
         """The options by name, as `zerosim.Engine` takes them."""
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -34,6 +34,7 @@ MAY_IMPORT = {
 }
 # Through here, inside functions, a thing asks for its display when somebody looks: the one import that goes upwards.
 DOOR = "zerosim/shown.py"
+PLUGS = "zerosim.zero.plugs"  # the one place that knows the options of a step
 # The file that fetches a module by a name in quotes, when somebody asks for it. A test of what
 # `import zerosim` loads holds that the facade's backends and puzzles are loaded in no other way.
 BY_NAME = "zerosim/__init__.py"
@@ -93,7 +94,7 @@ def circle(sources: Iterable[Source]) -> list[str]:
 def halves(sources: Iterable[Source]) -> list[str]:
     """Modules that one other module alone imports, and no package offers: the second half of that one.
 
-    A backend, a lesson and a command may be imported by one.
+    A backend, a lesson and a command may be imported by one, and an option by the file that chooses among them.
     """
     sources = list(sources)
     importers: dict[str, set[str]] = {}
@@ -104,7 +105,8 @@ def halves(sources: Iterable[Source]) -> list[str]:
     return [f"{source.path}: is imported by {', '.join(importers[source.module])} alone" for source in sources
             if len(importers.get(source.module, ())) == 1 and not importers[source.module] & packages
             and source.module not in packages and source.path not in THOUGHTS
-            and source.floor not in {"backends", "course", "cli"}]
+            and source.floor not in {"backends", "course", "cli"}
+            and importers[source.module] != {PLUGS}]
 
 
 def _nodes_but_the_door(source: Source) -> list[ast.AST]:

@@ -51,7 +51,7 @@ def everything(engine):
     held = {f"{kind} {index}": getattr(group, kind) for index, group in enumerate(engine.param_groups)
             for kind in ("parameter", "master")}
     held |= {str(key): slot for group in engine.param_groups for key, slot in group.own_slots.items()}
-    own = {name: bits(engine.transfers.at("host", array)) for name, array in held.items()}
+    own = {name: bits(engine.store.saved(array)) for name, array in held.items()}
     return own | {"taken": engine.steps_taken, "scale": engine.loss_scale.state()}
 
 

@@ -42,12 +42,11 @@ from zerosim.ranks.trace import PURPOSES, Trace, Traces
 from zerosim.zero.checkpoint import INDEX
 from zerosim.zero.engine import Batch, Engine
 from zerosim.zero.layout import layout_of
-from zerosim.zero.micro_batch_order import is_by_micro_batch
 from zerosim.zero.offload import OffloadError
 from zerosim.zero.param_group import Group
 from zerosim.zero.placements import STAGES, stage_of
+from zerosim.zero.plugs import check_options
 from zerosim.zero.skipped import unreported_skips
-from zerosim.zero.zeropp import check_parts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -108,9 +107,7 @@ class Options:
         Recompute.parse(self.recompute)
         if self.lr is not None and (not is_finite_number(self.lr) or self.lr <= 0):
             raise ValueError(f"lr={self.lr!r} must be a positive number")
-        if options.zeropp is not None:
-            check_parts(options.zeropp, stage, policy)
-        is_by_micro_batch(self.reduction, stage, policy, mesh=options.mesh)
+        check_options(options, stage, policy)
         if not options.offload.uses_disk and self.offload_directory is not None:
             raise ValueError(f"offload_directory={self.offload_directory!r} is of offload to disk, which was not asked "
                              "for; ask for it, or leave the directory out")
@@ -486,7 +483,7 @@ def _step(engine: Engine, options: Options, number: int, micro_batches: Sequence
     sent = {purpose: trace.sent_nbytes(purpose) - before[purpose] for purpose in PURPOSES}
     kept.rows += trace.rows
     mean = engine.rank.all_reduce(np.array([np.mean(result.losses)]), op="mean")  # after what is counted
-    mesh = engine.mesh
+    mesh = engine.options.mesh
     step = TrainingStep(number, float(mean[0]), result.norm, result.scale, result.skipped, options.tokens_per_step,
                         peak, sent, mesh.nbytes_across(engine.rank.index, kept) if mesh else 0)
     return step, result.losses

@@ -34,7 +34,6 @@ from zerosim.numerics.arrays import AnyArray, has_data
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.files import UNFINISHED, only_writer, write_durably
 from zerosim.numerics.loss_scale import Static
-from zerosim.numerics.places import DISK, HOST
 from zerosim.numerics.policy import BY_MICRO_BATCH
 from zerosim.numerics.safetensors import (
     BLOCK_NBYTES,
@@ -49,7 +48,8 @@ from zerosim.numerics.safetensors import (
 )
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.together import all_or_none
-from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
+from zerosim.zero.factors import Factors, empty_factor
+from zerosim.zero.gradients import Accumulator, Observer, StepCounts
 from zerosim.zero.layout import ParameterPiece
 from zerosim.zero.micro_batch_order import OF_THE_CUT
 from zerosim.zero.param_group import ParamGroup, elements_of
@@ -98,14 +98,13 @@ class TrainingState:
     param_groups: Sequence[ParamGroup]
     update: Update
     gradients: Accumulator
-    observer: FactorObserver
+    observer: Observer
     counts: StepCounts
     settings: Mapping[str, str]
 
     def values(self, resting: AnyArray) -> AnyArray:
         """The values of an array at rest: itself, or of one on disk a copy on the host."""
-        transfers = self.param_groups[0].transfers
-        return transfers.at(HOST, resting) if transfers.place_of(resting) == DISK else resting
+        return self.param_groups[0].store.saved(resting)
 
     def all_settings(self, steps_taken: int) -> dict[str, str]:
         """In words, by name: what the bits of a training that goes on depend on, beside what is restored."""
@@ -113,8 +112,7 @@ class TrainingState:
                 "layout": ", ".join(f"{group.layout.name} (units {crc32(' '.join(group.layout.units).encode())})"
                                     for group in self.param_groups),
                 "formats": "; ".join(_said(group.policy) for group in self.param_groups),
-                "clip_norm": str(self.update.clip_norm),
-                **({"delayed update": "True"} if self.update.transfers.offload.delayed_update else {}),
+                **self.update.settings(),
                 "schedule": _schedule_text(self.update, steps_taken + 1)}
 
 
@@ -517,7 +515,7 @@ def _plan(folder: Path, training: TrainingState) -> LoadPlan:
     if content["micro_batches"]:
         for weight in rows:
             inputs, outputs = content["parameters"][weight]["shape"]
-            factors[weight] = training.observer.empty(inputs, weight), training.observer.empty(outputs, weight)
+            factors[weight] = empty_factor(training.rank, inputs, weight), empty_factor(training.rank, outputs, weight)
         wanted += _of_step(training, factors)
     sources = sorted((source for one in wanted
                       for source in checkpoint.sources(_key_of(one, content), one.shape, one.start, one.array)),
@@ -546,8 +544,7 @@ def _fill(plan: LoadPlan, training: TrainingState, counts: StepCounts) -> None:
     training.observer.rows, training.observer.sums = plan.rows, plan.factors
     for reducer in training.gradients.reducers.values():
         reducer.micro_batch = content["micro_batches"]
-    if update.on_host:
-        update.on_host.after_load()
+    update.after_load()
 
 
 def _read(training: TrainingState, sources: Sequence[Source], *, check_only: bool) -> int:
@@ -558,7 +555,7 @@ def _read(training: TrainingState, sources: Sequence[Source], *, check_only: boo
     for block, target in read_sources(sources, buffer):
         nbytes += block.nbytes
         if not check_only:
-            with training.update.transfers.writing(target) as room:
+            with training.param_groups[0].store.writing(target) as room:
                 rank.kernels.cast_pack(block, room)
     return nbytes
 

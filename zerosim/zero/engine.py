@@ -1,7 +1,9 @@
 """The engine: one rank's training step under any placement of parameters, gradients and optimizer state.
 
 A step is: forward and backward of each micro-batch, unit by unit, each unit's weights unsharded as long as its ``with``
-block; reduce; update; all-gather of parameters. `Engine` is where it happens; argument checks stand at the end.
+block; reduce; update; all-gather of parameters. `Engine` is where it happens; argument checks stand at the end. It is
+the grown form of `tiny.DDP`, `tiny.ZeRO1`, `tiny.ZeRO2` and `tiny.ZeRO3`. `zero.plugs` chooses its parts by the
+options asked for; without any they are those of `param_group`, `unshard`, `gradients` and `update`.
 
 Legend: n elements of the padded vector, s of this rank's shard, u of one padded unit; N ranks, k micro-batches;
 B batch, I inputs, O outputs, T tokens of a sample; S loss scale.
@@ -24,29 +26,26 @@ from zerosim.models.layers import Context, draw_for
 from zerosim.models.one_pass import initializer_of
 from zerosim.models.units import TILED, Model, Recompute, Unit, Weights
 from zerosim.numerics.arrays import contiguous
-from zerosim.numerics.checks import FP32, is_count, is_number, require_count, unknown_name
+from zerosim.numerics.checks import FP32, is_count, is_number, unknown_name
 from zerosim.numerics.loss_scale import LossScaler
-from zerosim.numerics.places import Offload, offload_of
+from zerosim.numerics.places import Offload
 from zerosim.numerics.policy import BY_RANK, Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.optim.base import Optimizer
 from zerosim.optim.promises import require_cut_and_needs, require_usable
+from zerosim.options import StepOptions
 from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.rank import Rank
 from zerosim.shown import Shown
 from zerosim.zero import checkpoint, hugging_face
-from zerosim.zero.gradients import Accumulator, FactorObserver, Factors, StepCounts
-from zerosim.zero.hybrid import hybrid_groups
+from zerosim.zero.gradients import Accumulator, StepCounts
 from zerosim.zero.layout import Layout
-from zerosim.zero.micro_batch_order import ExactSquares, is_by_micro_batch, refuse_factors
-from zerosim.zero.offload import OffloadTransfers
-from zerosim.zero.param_group import Group, ParamGroup, Settings, param_groups, settings_of
-from zerosim.zero.placements import BucketOptions, Stage, Transfers, stage_of
+from zerosim.zero.param_group import Group, ParamGroup, Settings, settings_by_group, settings_of
+from zerosim.zero.placements import Stage, stage_of
+from zerosim.zero.plugs import observer_of, plugs_of
 from zerosim.zero.skipped import SkippedSteps
-from zerosim.zero.unshard import ParameterAllGather, Unsharder
-from zerosim.zero.update import Schedule, Squares, StepResult, Update
+from zerosim.zero.update import Schedule, StepResult, Update
 from zerosim.zero.whole_tensors import whole_state
-from zerosim.zero.zeropp import collectives_of
 
 Batch = tuple[np.ndarray, np.ndarray]
 
@@ -85,7 +84,7 @@ class Engine(Shown):
 
     Options that change no bit, but for buckets of quantized values: ``bucket_nbytes`` is the most that one collective
     moves (None: a unit); ``overlap`` lets reductions and the all-gather of parameters run beside other work, and
-    ``copy_in_flight`` lets what is then under way arrive in a second copy, hidden until it is waited for; ``prefetch``
+    ``copy_in_flight`` lets buckets under way arrive in a second copy, hidden until they are waited for; ``prefetch``
     gathers so many units ahead; ``keep_gathered`` ("all", or units' names) keeps units from forward to backward (None:
     those whose weights others share). ``offload`` places state on the host or on disk: "host", "disk" or an `Offload`,
     of which ``delayed_update`` alone changes bits.
@@ -122,36 +121,33 @@ class Engine(Shown):
         weights: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         _check_parts(rank, model, optimizer)
-        keep = _check_options(model, bucket_nbytes, prefetch, keep_gathered, seed, overlap=overlap, gather=gather,
-                              copy_in_flight=copy_in_flight)
-        self.rank, self.model, self.optimizer, self.seed, self.reduction = rank, model, optimizer, seed, reduction
+        keep = _check_options(model, keep_gathered, seed, gather=gather, copy_in_flight=copy_in_flight)
+        self.options = StepOptions.of(rank.size, bucket_nbytes=bucket_nbytes, overlap=overlap, prefetch=prefetch,
+                                      offload=offload, mesh=mesh, zeropp=zeropp, reduction=reduction)
+        self.rank, self.model, self.optimizer, self.seed = rank, model, optimizer, seed
         self.stage, self.policy, self.recompute = stage_of(stage), Policy.of(policy), Recompute.parse(recompute)
-        self.mesh = None if mesh is None else Mesh.of(mesh, rank.size)
-        self.zeropp = ZeroPlusPlus.on_mesh(zeropp, self.mesh, rank.size)
-        by_micro_batch = is_by_micro_batch(reduction, self.stage, self.policy, mesh=self.mesh)
-        bucket_options = BucketOptions(bucket_nbytes, overlap, copy_in_flight, by_micro_batch)
         self.loss_scale = self.policy.start_scaling()
         settings = settings_of(model, optimizer, self.policy, groups)
-        unit_gather, quantized = collectives_of(self.zeropp, rank, self.mesh, self.stage, self.policy, bucket_options)
-        shards, replicas = (rank, None) if self.zeropp or not self.mesh else hybrid_groups(rank, self.mesh, self.stage)
-        asked = offload_of(offload)
-        self.transfers = Transfers(rank) if asked.is_none else OffloadTransfers(rank, asked)
-        first = initializer_of(model, weights)
-        self.param_groups = param_groups(shards, model, settings, first, layout, self.stage, self.transfers, replicas)
-        self.transfers.drain()
-        self._observer = FactorObserver(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
-                                        self.loss_scale)
-        if by_micro_batch:
-            refuse_factors(self.param_groups)
-        self._all_gathers = {group: ParameterAllGather(group, bucket_options) for group in self.param_groups}
-        self._update = Update(self._all_gathers, SkippedSteps(rank, self.loss_scale), clip_norm, schedule,
-                              ExactSquares() if by_micro_batch else Squares())
+        plugs = plugs_of(rank, self.stage, self.policy, self.options, copy_in_flight=copy_in_flight)
+        first, self.store = initializer_of(model, weights), plugs.store
+        lay_out = partial(plugs.lay_out, layout, ranks=plugs.shards.size)
+        self.param_groups = [plugs.param_group(plugs.shards, model, of_group, first, lay_out, self.stage, self.store)
+                             for of_group in settings_by_group(settings)]
+        self.store.finish()
+        self._observer = observer_of(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
+                                     self.loss_scale)
+        plugs.check(self.param_groups)
+        self._all_gathers = {group: plugs.all_gather(group, plugs.buckets) for group in self.param_groups}
+        self._update = plugs.update(self._all_gathers, SkippedSteps(rank, self.loss_scale), clip_norm, schedule,
+                                    plugs.squares)
         agree = partial(_agreement, optimizer, self.loss_scale, self._update,
                         _digest(model, settings, first, None if weights else 16, (clip_norm, seed)))
-        self.gradients = Accumulator(self.param_groups, bucket_options, agree, quantized)
-        self._unsharder = Unsharder(model, self.param_groups, unit_gather, keep=keep, prefetch=prefetch)
+        self.gradients = Accumulator(self.param_groups, {
+            group: plugs.reducer(group, plugs.buckets, agree, plugs.reduction)
+            for group in self.param_groups if not group.frozen})
+        self._unsharder = plugs.unsharder(model, self.param_groups, plugs.gather, keep=keep, prefetch=prefetch)
         self._weights = object()  # another one after each update
-        self._factors: dict[str, Factors] = {}
+        self._factors: dict[str, Any] = {}
         self._counts = StepCounts(self.loss_scale.scale)
 
     # -- a step and its parts -----------------------------------------------------------------------------------------
@@ -188,7 +184,7 @@ class Engine(Shown):
         self._update.forget()
         self._counts = StepCounts(self._counts.scale, self._counts.step)
         with ExitStack() as parts:
-            for part in (self.gradients.reset, self.transfers.abandon, self._unsharder.gather.forget,
+            for part in (self.gradients.reset, self.store.abandon, self._unsharder.weights_change,
                          self._unsharder.reshard_all,
                          *(all_gather.abandon for all_gather in self._all_gathers.values())):
                 parts.callback(part)
@@ -254,7 +250,7 @@ class Engine(Shown):
             raise ValueError("update() was called inside a block `with engine.weights(unit)`, whose weights would then "
                              "be those of before; end the block first")
         self._unsharder.reshard_all()  # a forward without a backward may have left units gathered
-        self._unsharder.gather.forget()
+        self._unsharder.weights_change()
         with self.rank.trace.span("update"):
             result = self._update.step(tuple(losses), self._factors, tuple(self._counts.tokens),
                                        tuple(self._counts.places))
@@ -507,9 +503,8 @@ class Engine(Shown):
         return checkpoint.state_dict(self._training_state())
 
     def _training_state(self) -> checkpoint.TrainingState:
-        on_mesh = [f"on a mesh of {self.mesh}"] * bool(self.mesh) + [f"with {self.zeropp}"] * bool(self.zeropp)
-        settings = {"stage": " ".join([str(self.stage), *on_mesh]), "seed": str(self.seed),
-                    "model": checkpoint.model_text(self.model), "reduction": self.reduction,
+        settings = {"stage": " ".join([str(self.stage), *self.options.said_of_ranks()]), "seed": str(self.seed),
+                    "model": checkpoint.model_text(self.model), "reduction": self.options.reduction,
                     "attention": "tiled" if self.recompute.inside == TILED else "by whole rows"}
         return checkpoint.TrainingState(self.rank, self.model, self.param_groups, self._update, self.gradients,
                                         self._observer, self._counts, settings)
@@ -523,7 +518,7 @@ class Engine(Shown):
 
 
 def _agreement(optimizer: Optimizer, loss_scale: LossScaler, update: Update, settings: str, micro_batch: int) -> str:
-    """The text that is compared when a gradient is reduced: what would make replicas drift apart unseen."""
+    """The text that is compared when a gradient is reduced: what would make ranks drift apart unseen."""
     step = update.steps_taken + 1  # a run that was broken off may have updated some ranks and not others
     factor = update.lr_factor(step)
     scheduled = "" if factor is None else f", lr times {factor:g}"
@@ -561,11 +556,8 @@ def _check_parts(rank: Rank, model: Model, optimizer: Optimizer) -> None:
     require_cut_and_needs(optimizer)
 
 
-def _check_options(model: Model, bucket_nbytes: Any, prefetch: Any, keep_gathered: Any, seed: Any,
-                   **switches: Any) -> frozenset[str]:
+def _check_options(model: Model, keep_gathered: Any, seed: Any, **switches: Any) -> frozenset[str]:
     """The units that stay gathered; ValueError for what is no count or switch, and for units that there are not."""
-    require_count("bucket_nbytes", bucket_nbytes, 1, "a number of bytes", none="for one collective per unit")
-    require_count("prefetch", prefetch, 0, "a number of units")
     if not is_count(seed):
         raise ValueError(f"seed={seed!r} must be a whole number")
     for name, switch in switches.items():

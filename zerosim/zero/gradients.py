@@ -5,33 +5,25 @@ parts of units that share a weight, and hands it to the `Reducer` of its param g
 ``param_group.gradient``. Kept PARTIAL, the addends of all micro-batches are summed first and reduced once: by `reduce`,
 or with overlap in buckets as the last backward goes. Kept SHARDED or REPLICATED, each micro-batch's gradient is reduced
 in buckets as its backward goes, then added. At k > 1 the two orders differ in bits. In the end ``param_group.reduced``
-has the sum over ranks. With overlap, one bucket is under way while backward fills the next. What K-FAC needs of each
-layer goes the same way beside the gradients: `FactorObserver` adds it up over micro-batches, and reduces it over ranks.
+has the sum over ranks. With overlap, one bucket is under way while backward fills the next.
 
 Legend: n elements of the padded vector, s of this rank's shard, u of one padded unit; N ranks, k micro-batches; S loss
-scale; M rows (samples, or tokens) of a micro-batch, I inputs and O outputs of a layer.
+scale.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from zerosim.models.units import Unit
 from zerosim.numerics.arrays import is_same_memory, may_share_memory
-from zerosim.numerics.loss_scale import LossScaler
-from zerosim.numerics.places import DEVICE
-from zerosim.ranks.rank import Rank
-from zerosim.zero.hybrid import AcrossNodes
 from zerosim.zero.layout import Bucket, Parts, buckets
 from zerosim.zero.param_group import ParamGroup, ReducedGradient
-from zerosim.zero.placements import PARTIAL, SHARDED, BucketMove, BucketOptions, Move, Placement
-from zerosim.zero.zeropp import QuantizedReduceScatter
+from zerosim.zero.placements import PARTIAL, SHARDED, BucketOptions, Move, Placement, start_bucket
 
 Agree = Callable[[int], str]  # from a micro-batch's number to the text that must be the same on all ranks
-Factors = tuple[np.ndarray, np.ndarray]  # of a layer: A (I, I) of its inputs, G (O, O) of its output gradients
-LARGEST_POWER = 32  # of S, whose square fp32's products still hold with room for gradients
 
 
 @dataclass(slots=True)
@@ -57,10 +49,8 @@ class Accumulator:
     other units' part is added first, its own second, in the accumulate format, and the sum is reduced once.
     """
 
-    def __init__(self, param_groups: Sequence[ParamGroup], options: BucketOptions, agree: Agree,
-                 quantized: QuantizedReduceScatter | None = None) -> None:
-        self.param_groups, self.rank = param_groups, param_groups[0].rank
-        self.reducers = {group: Reducer(group, options, agree, quantized) for group in param_groups if not group.frozen}
+    def __init__(self, param_groups: Sequence[ParamGroup], reducers: Mapping[ParamGroup, "Reducer"]) -> None:
+        self.param_groups, self.rank, self.reducers = param_groups, param_groups[0].rank, reducers
         self._buffers: dict[str, dict[ParamGroup, np.ndarray]] = {}  # by unit: the vectors of which it was given views
         self._tied: dict[str, np.ndarray] = {}  # by parameter: what the units wrote that share it and do not own it
         self.is_last = False  # from the beginning of the step's last backward on, where that is known
@@ -100,8 +90,8 @@ class Accumulator:
     def _grad_buffer(self, group: ParamGroup, unit: str) -> np.ndarray:
         if not group.frozen:
             return self.reducers[group].grad_buffer(unit)
-        lies = group.layout.units[unit]
-        return self.rank.memory.alloc(lies.stop - lies.start, group.policy.compute_dtype, "unit_gradient", unit)
+        span = group.layout.units[unit]
+        return self.rank.memory.alloc(span.stop - span.start, group.policy.compute_dtype, "unit_gradient", unit)
 
     def _group_of(self, name: str) -> ParamGroup:
         return next(group for group in self.param_groups if name in group.layout.by_name)
@@ -191,42 +181,79 @@ class Accumulator:
             move.drop()
 
 
+class Reduction:
+    """The way from the addends of all ranks to their sum, for one param group: a ring.
+
+    ``agreement`` is the text that must be the same on all ranks. Subclasses take another way; one with
+    ``bits_depend_on_buckets`` is handed the buckets that backward fills, whenever they leave.
+    """
+
+    bits_depend_on_buckets = False
+
+    def __init__(self, group: ParamGroup, options: BucketOptions) -> None:
+        self.group, self.options = group, options
+
+    @property
+    def ranks(self) -> int:
+        """N, whose addends are summed."""
+        return self.group.rank.size
+
+    def start(self, bucket: Bucket, want: Placement, *, source: Parts, target: Parts, dtype: np.dtype[Any],
+              agreement: str, add: bool = False, async_op: bool = False) -> Move:
+        """Begins to sum a bucket of addends; the sum is put into ``target``, with ``add`` onto what is there."""
+        group = self.group
+        return start_bucket(group.rank.agreeing(agreement), group.store, bucket, PARTIAL, want, policy=group.policy,
+                            source=source, target=target, dtype=dtype, purpose="gradients", add=add, async_op=async_op,
+                            **self.options.issued)
+
+    def first_placement(self, want: Placement) -> Placement:
+        """The placement of the sums that `start` makes, where ``want`` is that of the whole reduction."""
+        return want
+
+    def bucket_summed(self, sums: np.ndarray, bucket: Bucket, agreement: str) -> None:
+        """Takes the next step with a bucket whose sum is final: there is none."""
+
+    def finish(self, sums: np.ndarray, agreement: str) -> None:
+        """Takes the next step with what `bucket_summed` has not been given: there is none."""
+
+    def forget(self) -> list[Move]:
+        """Forgets the step; returns what is under way, for the caller to drop."""
+        return []
+
+
 class Reducer:
     """The gradients of one trained param group, added to what rests and reduced over ranks, in buckets."""
 
     def __init__(self, param_group: ParamGroup, options: BucketOptions, agree: Agree,
-                 quantized: QuantizedReduceScatter | None) -> None:
+                 reduction: Callable[..., Reduction] = Reduction) -> None:
         self.param_group, self.rank, self.policy = param_group, param_group.rank, param_group.policy
-        self.layout, self.placement = param_group.layout, param_group.stage.gradients
-        self.options, self.agree, self._quantized = options, agree, quantized
+        self.layout, self.placement, self.store = param_group.layout, param_group.stage.gradients, param_group.store
+        self.options, self.agree = options, agree
+        self.reduction = reduction(param_group, options)
         self.micro_batch = 0  # of the backward under way; between two, how many are done
         self._collected: list[tuple[slice, np.ndarray]] = []  # stretches of the vector, and this rank's addends of them
         self._under_way: tuple[Bucket, Move] | None = None
         self._reduces_now = self.placement is not PARTIAL  # in the backward that goes, or only after it
-        self._crosses_now = False  # so too across nodes
+        self._is_final = False  # a sum of the backward that goes, known to be the step's last
         self._sum: np.ndarray | None = None  # of PARTIAL gradients, over ranks, from the first bucket on
-        self.transfers, self.settle = param_group.transfers, param_group.transfers.settling("gradient")
-        self._across = None if param_group.replicas is None else AcrossNodes(
-            param_group.replicas, self.layout, self.rank.index, self.policy, options, self.transfers)
 
     # -- during backward ----------------------------------------------------------------------------------------------
 
     def begin_backward(self, *, last: bool) -> None:
         """Opens a micro-batch. With overlap, addends that rest PARTIAL are reduced as a step's last backward goes."""
-        self._crosses_now = last and self.options.overlap
-        # What is made on the device, and rests elsewhere, would have to come back.
-        self._reduces_now = self.placement is not PARTIAL or self._crosses_now or (last and self.settle is not None)
+        self._is_final = last and self.options.overlap
+        self._reduces_now = self.placement is not PARTIAL or self._is_final
 
     def grad_buffer(self, unit: str) -> np.ndarray:
         """The array into which a unit's backward writes (u,), in the compute dtype: that at rest, or new memory."""
-        lies = self.layout.units[unit]
-        same_format = self.policy.accumulate_dtype == self.policy.compute_dtype
-        if self.placement is PARTIAL and self.micro_batch == 0 and same_format and self.settle is None:
-            return self.param_group.gradient[lies]
-        gradient = self.rank.memory.alloc(lies.stop - lies.start, self.policy.compute_dtype, "unit_gradient", unit)
-        padding = self.layout.padding(lies.start, lies.stop)
+        span = self.layout.units[unit]
+        resting = self.param_group.gradient[span] if self.placement is PARTIAL and self.micro_batch == 0 else None
+        if resting is not None and resting.dtype == self.policy.compute_dtype and self.store.is_array(resting):
+            return resting
+        gradient = self.rank.memory.alloc(span.stop - span.start, self.policy.compute_dtype, "unit_gradient", unit)
+        padding = self.layout.padding(span.start, span.stop)
         if not self.rank.memory.debug:
-            gradient[padding.start - lies.start:] = 0
+            gradient[padding.start - span.start:] = 0
         return gradient
 
     def accumulate(self, unit: str, gradient: np.ndarray) -> None:
@@ -234,37 +261,35 @@ class Reducer:
 
         The first micro-batch of a step, number 0, sets what rests; later ones add to it.
         """
-        lies = self.layout.units[unit]
+        span = self.layout.units[unit]
         if self.placement is PARTIAL:
-            resting = self.param_group.gradient[lies]
-            if self.settle is not None and not self._reduces_now:
-                self.settle(gradient, resting, self.micro_batch > 0)
-                return
-            if self.settle is None or self.micro_batch > 0 or gradient.dtype != resting.dtype:
-                resting = self.transfers.at(DEVICE, resting, read=self.micro_batch > 0)
-                if self.micro_batch > 0:
-                    self.rank.kernels.add_rounded(resting, gradient, resting)
-                elif not may_share_memory(gradient, resting):
-                    self.rank.kernels.cast_pack(gradient, resting)
-                gradient = resting
+            gradient = self._accumulated(gradient, self.param_group.gradient[span])
         if self._reduces_now:
-            self._collect(lies, gradient)
+            self._collect(span, gradient)
 
-    def _collect(self, lies: slice, gradient: np.ndarray) -> None:
+    def _accumulated(self, gradient: np.ndarray, resting: np.ndarray) -> np.ndarray:
+        """The addends (u,) of all micro-batches up to this one, where they rest."""
+        if self.micro_batch > 0:
+            self.rank.kernels.add_rounded(resting, gradient, resting)
+        elif not may_share_memory(gradient, resting):
+            self.rank.kernels.cast_pack(gradient, resting)
+        return resting
+
+    def _collect(self, span: slice, gradient: np.ndarray) -> None:
         """Fills the bucket, and reduces it when it is full; without a limit a unit is a bucket.
 
         Backward comes from the end of the vector, and so buckets are filled from there.
         """
         limit = self.options.limit(self.policy.reduce_dtype)
         if limit is None:
-            self._collected.append((lies, gradient))
+            self._collected.append((span, gradient))
             self._flush()
             return
-        high = lies.stop
-        while high > lies.start:
+        high = span.stop
+        while high > span.start:
             room = limit - sum(len(addends) for _, addends in self._collected)
-            low = max(lies.start, high - room)
-            self._collected.append((slice(low, high), gradient[low - lies.start:high - lies.start]))
+            low = max(span.start, high - room)
+            self._collected.append((slice(low, high), gradient[low - span.start:high - span.start]))
             if high - low == room:
                 self._flush()
             high = low
@@ -276,16 +301,17 @@ class Reducer:
         collected = sorted(self._collected, key=lambda one: one[0].start)
         self._collected = []
         self._wait()
-        bucket = Bucket(self.layout, tuple(lies for lies, _ in collected))
+        bucket = Bucket(self.layout, tuple(span for span, _ in collected))
         want, target = self.placement, self.param_group.gradient
         if self.placement is PARTIAL:  # all addends of the step are here
-            want = self.param_group.stage.optimizer if self._across is None else SHARDED
+            want = self.reduction.first_placement(self.param_group.stage.optimizer)
             if self._sum is None:
                 self._sum = self._target(want, self.policy.reduce_dtype)
             target = self._sum
-        self._under_way = bucket, self._move(
-            bucket, PARTIAL, want, bucket.in_stretches([addends for _, addends in collected]),
-            self._parts(bucket, target, want), self.policy.reduce_dtype, async_op=self.options.overlap,
+        self._under_way = bucket, self.reduction.start(
+            bucket, want, source=bucket.in_stretches([addends for _, addends in collected]),
+            target=self._parts(bucket, target, want), dtype=self.policy.reduce_dtype,
+            agreement=self.agree(self.micro_batch), async_op=self.options.overlap,
             add=self.micro_batch > 0 and self.placement is not PARTIAL)
         if not self.options.overlap:
             self._wait()
@@ -296,22 +322,21 @@ class Reducer:
             return
         (bucket, move), self._under_way = self._under_way, None
         move.wait()
-        if self._across is not None and self._crosses_now:
-            shard = self.param_group.gradient if self._sum is None else self._sum
-            self._across.start(shard, bucket.ranges, self.agree(self.micro_batch))
+        if self._is_final:
+            sums = self.param_group.gradient if self._sum is None else self._sum
+            self.reduction.bucket_summed(sums, bucket, self.agree(self.micro_batch))
 
     def end_of_backward(self) -> None:
         """Closes a micro-batch: what waits in a bucket that is not full is reduced; no bucket has two in it."""
         self._flush()
         self._wait()
-        self.transfers.drain()
         self.micro_batch += 1
 
     def reset(self) -> list[Move]:
         """Drops what was collected; returns the buckets that are under way, for the caller to drop."""
         self._collected, self.micro_batch, self._sum = [], 0, None
         under_way, self._under_way = self._under_way, None
-        return [*([] if under_way is None else under_way[1:]), *([] if self._across is None else self._across.forget())]
+        return [*([] if under_way is None else under_way[1:]), *self.reduction.forget()]
 
     # -- after backward -----------------------------------------------------------------------------------------------
 
@@ -320,19 +345,19 @@ class Reducer:
 
         It is to be divided by S·N·k, and by the share of places that have a token.
         """
-        divisor = self.policy.divisor(self.param_group.ranks, self.micro_batch, scale) * token_share
-        total, have = self.param_group.gradient, self.placement
-        if self._across is not None:  # the sums of nodes, in shards, are the addends of the second step
-            total, have = self._redistributed(total, have, SHARDED)
-            self._across.finish(total, self.agree(self.micro_batch))
-        total, have = self._redistributed(total, have, self.param_group.stage.optimizer)
+        divisor = self.policy.divisor(self.reduction.ranks, self.micro_batch, scale) * token_share
+        want = self.param_group.stage.optimizer
+        total, have = self._redistributed(self.param_group.gradient, self.placement,
+                                          self.reduction.first_placement(want))
+        self.reduction.finish(total, self.agree(self.micro_batch))
+        total, have = self._redistributed(total, have, want)
         self.param_group.reduced = ReducedGradient(total, have, divisor)
 
     def _redistributed(self, total: np.ndarray, have: Placement, want: Placement) -> tuple[np.ndarray, Placement]:
         """The sum over the ranks that have a shard each, and how it rests."""
         if have is want or (have is not PARTIAL and want is SHARDED):
             return total, have  # the same, or the optimizer reads its slices of the replicated sum
-        if self._quantized is not None and have is PARTIAL and self._sum is None:
+        if self.reduction.bits_depend_on_buckets and have is PARTIAL and self._sum is None:
             self._collect_all(total)
         found, self._sum = self._sum, None
         if found is None:  # no bucket has been reduced during backward
@@ -342,17 +367,24 @@ class Reducer:
             ranges = [slice(region.low, region.high) for region in self.layout.regions]
             for bucket in buckets(self.layout, ranges, self.options.limit(dtype)):
                 with self.rank.trace.span(bucket.region_name):
-                    source = [(here, self.transfers.at(DEVICE, part))
-                              for here, part in self._parts(bucket, total, have)]
-                    self._move(bucket, have, want, source, self._parts(bucket, found, want), dtype).wait()
+                    self._start(bucket, have, want, self._parts(bucket, total, have),
+                                self._parts(bucket, found, want), dtype).wait()
         return found, want
 
+    def _start(self, bucket: Bucket, have: Placement, want: Placement, source: Parts, target: Parts,
+               dtype: np.dtype) -> Move:
+        """Begins to sum a bucket of addends, or to gather one of sums."""
+        agreement = self.agree(self.micro_batch)
+        if have is PARTIAL:
+            return self.reduction.start(bucket, want, source=source, target=target, dtype=dtype, agreement=agreement)
+        return start_bucket(self.rank.agreeing(agreement), self.store, bucket, have, want, policy=self.policy,
+                            source=source, target=target, dtype=dtype, purpose="gradients", **self.options.issued)
+
     def _collect_all(self, addends: np.ndarray) -> None:
-        """Reduces all units in the buckets that backward would have filled: blocks are quantized in a bucket, and bits
-        do not depend on when it leaves."""
-        for unit, lies in reversed(list(self.layout.units.items())):
+        """Reduces all units in the buckets that backward would have filled: bits do not depend on when they leave."""
+        for unit, span in reversed(list(self.layout.units.items())):
             with self.rank.trace.span(unit):
-                self._collect(lies, self.transfers.at(DEVICE, addends[lies]))
+                self._collect(span, self.store.read(addends[span]))
         self._flush()
         self._wait()
 
@@ -360,7 +392,7 @@ class Reducer:
         """In place where an all-reduce can be; else a new array in the format that arrives."""
         if self.placement is PARTIAL and want is not SHARDED and dtype == self.param_group.gradient.dtype:
             return self.param_group.gradient
-        gradient: np.ndarray = self.transfers.alloc(self.param_group.length(want), dtype, "gradient",
+        gradient: np.ndarray = self.store.alloc(self.param_group.length(want), dtype, "gradient",
                                                     "reduced gradient")
         self.param_group.clear_padding(gradient, want)
         return gradient
@@ -368,77 +400,22 @@ class Reducer:
     def _parts(self, bucket: Bucket, array: np.ndarray, placement: Placement) -> Parts:
         return bucket.own_in_shard(self.rank.index, array) if placement is SHARDED else bucket.in_vector(array)
 
-    def _move(self, bucket: Bucket, have: Placement, want: Placement, source: Parts, target: Parts, dtype: np.dtype,
-              *, async_op: bool = False, add: bool = False) -> Move:
-        if self._quantized is not None and have is PARTIAL:
-            return self._quantized.start(bucket, source, target, agreement=self.agree(self.micro_batch), dtype=dtype,
-                                         async_op=async_op, add=add, settle=self.settle)
-        return BucketMove(self.rank.agreeing(self.agree(self.micro_batch)), bucket, have, want, policy=self.policy,
-                          source=source, target=target, dtype=dtype, purpose="gradients", async_op=async_op,
-                          copy_in_flight=self.options.copy_in_flight, add=add, settle=self.settle,
-                          by_micro_batch=self.options.by_micro_batch and have is PARTIAL)
 
+class Observer:
+    """Takes what layers hand over for the optimizer beside gradients: nothing, unless one needs it (`zero.factors`)."""
 
-class FactorObserver:
-    """The factors A and G of one rank's layers (K-FAC); ``wanted`` names the weights that are updated with them.
+    share = 1.0  # of the places that have a target, in the micro-batch of the backward under way
 
-    A is the mean over rows of x xᵀ, G that of g gᵀ, with g the gradient of a row's own loss with respect to the layer's
-    output: backward hands over dy = S·g/M, or S·g/(M·f) where the loss is the mean over the share f of places that have
-    a target; g is 0 in the others. Source: Martens & Grosse 2015 (arXiv:1503.05671), section 3.
-    """
-
-    def __init__(self, rank: Rank, wanted: frozenset[str], loss_scale: LossScaler) -> None:
-        self.rank, self.wanted, self.loss_scale = rank, wanted, loss_scale
-        self.share = 1.0  # f, of the micro-batch of the backward under way
-        self.sums: dict[str, Factors] = {}
+    def __init__(self) -> None:
+        self.sums: dict[str, Any] = {}
         self.rows: dict[str, int] = {}
 
     def observe(self, weight: str, x: np.ndarray, dy: np.ndarray) -> None:
-        """Adds the products of one micro-batch: x (M, I), dy (M, O)."""
-        if weight not in self.wanted:
-            return
-        rows = x.shape[0]
-        dy, scale = self._within_range(dy)
-        products = (self._product(x, weight), self._product(dy, weight))
-        self.rank.kernels.multiply_rounded(products[0], 1 / rows, products[0])
-        # S = 0 gives inf: the step is skipped, as its gradients are no numbers
-        factor = rows * self.share**2 / scale**2 if scale**2 else math.inf
-        self.rank.kernels.multiply_rounded(products[1], factor, products[1])
-        for total, product in zip(self.sums.get(weight, ()), products, strict=False):
-            self.rank.kernels.add_rounded(total, product, product)
-        self.sums[weight] = products
-        self.rows[weight] = self.rows.get(weight, 0) + 1
+        """Adds what one micro-batch gives: x (M, I), dy (M, O)."""
 
-    def _within_range(self, dy: np.ndarray) -> tuple[np.ndarray, float]:
-        """dy and its scale S; both divided by a power of two where S² would come near the ends of fp32's range."""
-        scale = self.loss_scale.scale
-        power = math.frexp(scale)[1] - 1
-        if abs(power) <= LARGEST_POWER:
-            return dy, scale
-        out = self.rank.kernels.scratch("scaled output gradients", dy.size, np.float32).reshape(dy.shape)
-        self.rank.kernels.divide_rounded(dy, math.ldexp(1.0, power), out)
-        return out, math.ldexp(scale, -power)
-
-    def _product(self, x: np.ndarray, name: str) -> np.ndarray:
-        out = self.empty(x.shape[1], name)
-        self.rank.kernels.matmul(x.T, x, out=out)
-        return out
-
-    def empty(self, n: int, weight: str) -> np.ndarray:
-        """Memory for a factor (n, n) of a weight."""
-        return self.rank.memory.alloc((n, n), np.float32, "workspace", f"factor of {weight}")
-
-    def averaged(self) -> dict[str, Factors]:
-        """The means over ranks and micro-batches, by weight: two all-reduces each, under the purpose "state"."""
-        found = {}
-        for weight, factors in self.sums.items():
-            for factor in factors:
-                self.rank.all_reduce(factor, out=factor, purpose="state")
-                self.rank.kernels.divide_rounded(factor, self.rank.size * self.rows[weight], factor)
-            found[weight] = factors
-        self.forget()
-        return found
+    def averaged(self) -> dict[str, Any]:
+        """The means over ranks and micro-batches, by weight."""
+        return {}
 
     def forget(self) -> None:
         """Drops what was observed."""
-        self.sums, self.rows = {}, {}

@@ -172,8 +172,7 @@ def load_weights(path: str | Path, training: TrainingState, abandon: Callable[[]
     abandon()
     with training.update.changing_state(f"load of weights from {str(path)!r}"):
         together(rank, partial(_fill, found, training))
-    if training.update.on_host:
-        training.update.on_host.delayed = {}  # of the weights of before
+    training.update.after_load(masters=False)
 
 
 def _found(path: Path, training: TrainingState) -> StoredWeights:
@@ -194,5 +193,5 @@ def _fill(weights: StoredWeights, training: TrainingState) -> None:
                     training.rank.memory.hold(values, "workspace", name)
                     # As first values are: rounded to the master's format, and from there to the copy's.
                     rounded = values if group.frozen else round_to(values, group.policy.first_format)
-                    with group.transfers.writing(one.array[start:start + len(values)]) as target:
+                    with group.store.writing(one.array[start:start + len(values)]) as target:
                         kernels.cast_pack(rounded, target)

@@ -11,18 +11,16 @@ boundary of accumulation); PyTorch's FSDP calls it HYBRID_SHARD.
 Legend: M nodes of R ranks; s elements of a rank's shard, 1/R of the padded vector.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 
-from zerosim.numerics.places import DEVICE
-from zerosim.numerics.policy import Policy
 from zerosim.ranks.call import ceil_cut
-from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.rank import Rank
+from zerosim.zero.gradients import Reduction
 from zerosim.zero.layout import Bucket, Layout, Region, UnitShapes, buckets, lay_out
-from zerosim.zero.placements import PARTIAL, REPLICATED, BucketMove, BucketOptions, Stage, Transfers
+from zerosim.zero.param_group import ParamGroup
+from zerosim.zero.placements import PARTIAL, REPLICATED, SHARDED, BucketOptions, Move, Placement, Stage, start_bucket
 
 
 def lay_out_inside(name: str, shapes: UnitShapes, ranks: int, nodes: int) -> Layout:
@@ -47,52 +45,56 @@ def lay_out_across(inside: Layout, rank: int, nodes: int) -> Layout:
     return Layout(inside.name, nodes, (), {}, tuple(regions))
 
 
-def hybrid_groups(rank: Rank, mesh: Mesh, stage: Stage) -> tuple[Rank, Rank | None]:
-    """Handles of the rank in its node, whose ranks have a shard each, and among those that have the same shard: none
-    where there is one node.
-
-    Raises ValueError for gradients that would be whole inside a node while those of other nodes are to be added.
-    """
+def check_hybrid(stage: Stage) -> None:
+    """Raises ValueError for gradients that would be whole inside a node while those of other nodes are to be added."""
     if stage.gradients is REPLICATED:
         raise ValueError(f"on a mesh gradients rest as addends or as shards until nodes add theirs, and {stage} keeps "
                          "them replicated; take PARTIAL or SHARDED gradients, as ZeRO's stages have")
-    return mesh.inside(rank), mesh.across(rank) if mesh.nodes > 1 else None
 
 
-class AcrossNodes:
-    """The second step of a reduction, across nodes: of the shards of one param group's gradient, where they rest.
+class HybridReduction(Reduction):
+    """A reduction in two steps: inside the node, to shards, and then of the shards across nodes, where they rest.
 
-    With overlap, stretches leave as soon as the last backward has their sum inside the node, one bucket at a time.
+    ``replicas`` is a handle among the ranks that have the same shard. With overlap, stretches leave as soon as the last
+    backward has their sum inside the node, one bucket at a time.
     """
 
-    def __init__(self, rank: Rank, inside: Layout, place: int, policy: Policy, options: BucketOptions,
-                 transfers: Transfers) -> None:
-        self.rank, self.inside, self.place, self.policy, self.options = rank, inside, place, policy, options
-        self.transfers = transfers
-        self.layout = lay_out_across(inside, place, rank.size)
-        self._under_way: BucketMove | None = None
+    def __init__(self, group: ParamGroup, options: BucketOptions, replicas: Rank) -> None:
+        super().__init__(group, options)
+        self.replicas, self.inside, self.place = replicas, group.layout, group.rank.index
+        self.layout = lay_out_across(self.inside, self.place, replicas.size)
+        self._under_way: Move | None = None
         self._has_begun = False
 
-    def start(self, shard: np.ndarray, ranges: Iterable[slice], agreement: str) -> None:
-        """Begins to add up these stretches of the whole vector, of which the shard (s,) has a part of each, after those
-        that are under way."""
+    @property
+    def ranks(self) -> int:
+        """N = M·R, whose addends are summed."""
+        return super().ranks * self.replicas.size
+
+    def first_placement(self, want: Placement) -> Placement:
+        """Shards: the sums of nodes are the addends of the second step."""
+        return SHARDED
+
+    def bucket_summed(self, sums: np.ndarray, bucket: Bucket, agreement: str) -> None:
+        """Begins to add up these stretches of the whole vector, of which the shard ``sums`` (s,) has a part of each,
+        after those that are under way."""
         self._wait()
         self._has_begun = True
-        own = [self.inside.owned(self.place, lies.start, lies.stop) for lies in ranges]
-        own = [lies for lies in own if lies.start < lies.stop]
+        own = [self.inside.owned(self.place, span.start, span.stop) for span in bucket.ranges]
+        own = [span for span in own if span.start < span.stop]
         if own:
-            self._under_way = self._move(shard, Bucket(self.layout, tuple(own)), agreement, async_op=True)
+            self._under_way = self._start_across(sums, Bucket(self.layout, tuple(own)), agreement, async_op=True)
 
-    def finish(self, shard: np.ndarray, agreement: str) -> None:
+    def finish(self, sums: np.ndarray, agreement: str) -> None:
         """Leaves the sum over nodes in the shard (s,)."""
         self._wait()
         if not self._has_begun:
             ranges = [slice(region.low, region.high) for region in self.layout.regions if region.low < region.high]
-            for bucket in buckets(self.layout, ranges, self.options.limit(self.policy.reduce_dtype)):
-                with self.rank.trace.span(bucket.region_name):
-                    self._move(shard, bucket, agreement, async_op=False).wait()
+            for bucket in buckets(self.layout, ranges, self.options.limit(self.group.policy.reduce_dtype)):
+                with self.replicas.trace.span(bucket.region_name):
+                    self._start_across(sums, bucket, agreement, async_op=False).wait()
 
-    def forget(self) -> list[BucketMove]:
+    def forget(self) -> list[Move]:
         """Forgets the step; returns what is under way, for the caller to drop."""
         move, self._under_way, self._has_begun = self._under_way, None, False
         return [] if move is None else [move]
@@ -102,9 +104,9 @@ class AcrossNodes:
         if move is not None:
             move.wait()
 
-    def _move(self, shard: np.ndarray, bucket: Bucket, agreement: str, *, async_op: bool) -> BucketMove:
-        target = bucket.in_vector(shard)
-        source = [(here, self.transfers.at(DEVICE, part)) for here, part in target]
-        return BucketMove(self.rank.agreeing(agreement), bucket, PARTIAL, REPLICATED, policy=self.policy, source=source,
-                          target=target, dtype=self.policy.reduce_dtype, purpose="gradients", async_op=async_op,
-                          copy_in_flight=self.options.copy_in_flight, settle=self.transfers.settling("gradient"))
+    def _start_across(self, shard: np.ndarray, bucket: Bucket, agreement: str, *, async_op: bool) -> Move:
+        parts = bucket.in_vector(shard)
+        policy = self.group.policy
+        return start_bucket(self.replicas.agreeing(agreement), self.group.store, bucket, PARTIAL, REPLICATED,
+                            policy=policy, source=parts, target=parts, dtype=policy.reduce_dtype, purpose="gradients",
+                            async_op=async_op, **self.options.issued)

@@ -22,33 +22,27 @@ from typing import Any
 import numpy as np
 
 from zerosim.numerics.arrays import has_data, spans, to_host
-from zerosim.numerics.checks import FP32, unknown_name
-from zerosim.numerics.policy import AVERAGES, BY_RANK, REDUCTIONS, Policy
+from zerosim.numerics.checks import FP32
+from zerosim.numerics.policy import AVERAGES, Policy
+from zerosim.zero.gradients import Reduction
+from zerosim.zero.layout import Bucket, Parts
 from zerosim.zero.param_group import ParamGroup
-from zerosim.zero.placements import SHARDED, Stage
+from zerosim.zero.placements import SHARDED, Move, Placement, Stage, packed, put_parts
 from zerosim.zero.update import Squares
 
 OF_THE_CUT = ("ranks", "stage", "layout")  # settings on which bits depend by rank, and do not by micro-batch
 
 
-def is_by_micro_batch(reduction: Any, stage: Stage, policy: Policy, *, mesh: Any = None) -> bool:
-    """True for "micro_batch". Raises ValueError for an unknown order, and where that one cannot be kept."""
-    if reduction not in REDUCTIONS:
-        raise unknown_name(f"no order of additions is called reduction={reduction!r}", reduction, REDUCTIONS)
-    if reduction == BY_RANK:
-        return False
+def check_order(stage: Stage, policy: Policy) -> None:
+    """Raises ValueError for a stage or a policy under which the order of micro-batches cannot be kept."""
     if stage.gradients is not SHARDED:
         raise ValueError("reduction='micro_batch' adds the gradient of every micro-batch at the owner of each element, "
                          f"and those of {stage} rest {stage.gradients.value}; take stage 2 or 3, or another Stage with "
                          "SHARDED gradients")
-    if mesh:
-        raise ValueError("reduction='micro_batch' adds the gradients of all ranks in one order, and on a mesh each "
-                         "node's are added first; leave mesh and zeropp out, or take reduction='rank'")
     if policy.wire is not None or policy.average != AVERAGES[0]:
         raise ValueError("reduction='micro_batch' sends gradients as they are, one by one, and the policy asks for "
                          f"wire={policy.wire!r}, average={policy.average!r}, which are of sums over ranks; leave both "
                          "out, or take reduction='rank'")
-    return True
 
 
 def refuse_factors(groups: Sequence[ParamGroup]) -> None:
@@ -59,6 +53,24 @@ def refuse_factors(groups: Sequence[ParamGroup]) -> None:
                 raise ValueError(f"reduction='micro_batch' is an order without ranks, and {type(optimizer).__name__} "
                                  f"needs factors of {name}, which are added in that of ranks; take another optimizer, "
                                  "or reduction='rank'")
+
+
+class OrderedReduction(Reduction):
+    """The addends of all ranks arrive at their owner as they are, and it adds one after the other, in rank order."""
+
+    def start(self, bucket: Bucket, want: Placement, *, source: Parts, target: Parts, dtype: np.dtype[Any],
+              agreement: str, add: bool = False, async_op: bool = False) -> Move:
+        """Begins to send a bucket of addends, which are put into ``target`` one by one, with ``add`` onto what is
+        there."""
+        rank, store = self.group.rank, self.group.store
+        vector = packed(store, source, bucket.length, dtype)
+        found = rank.agreeing(agreement).all_to_all(vector, splits=bucket.cut, async_op=async_op, purpose="gradients")
+
+        def put(arrived: np.ndarray) -> None:
+            for number, addend in enumerate(arrived.reshape(rank.size, -1)):
+                put_parts(store, target, addend, add=add or number > 0)
+
+        return Move(found, put, async_op=async_op)
 
 
 class ExactSquares(Squares):

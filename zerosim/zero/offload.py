@@ -1,8 +1,8 @@
 """Offload: state that rests on the host or on disk, and every move between there and the device.
 
 What rests on the host is an array in ``rank.memory.host``, what rests on disk a `DiskVector` in ``rank.memory.disk``;
-`OffloadTransfers` brings either to where it is computed with, and back, and notes the bytes in the trace. It has the
-methods of `Transfers`, which serves the engine's parts where all state rests on the device.
+`OffloadStore` brings either to where it is computed with, and back, and notes the bytes in the trace. What the parts of
+a step do otherwise with such a store is in `zero.offloaded_step`.
 
 Files are read ahead and written behind by a few threads. State that an update writes goes into a second file (a draft),
 which takes the first one's place when the whole update is written on every rank: so a disk that is full or fails leaves
@@ -17,7 +17,7 @@ import os
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkstemp
@@ -31,8 +31,7 @@ from zerosim.numerics.places import DEVICE, DISK, FROM_DISK, HOST, TO_DEVICE, TO
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.together import all_or_none
 from zerosim.ranks.transfers import Transfer, TransferWait, begin_transfer
-from zerosim.zero.param_group import ParamGroup, elements_of
-from zerosim.zero.placements import SHARDED, Settle, Transfers
+from zerosim.zero.placements import Store, Workplace
 
 Outcome = Future[OSError | None] | None  # of what a thread does; None without data
 THREADS = 2  # of one rank
@@ -138,8 +137,7 @@ class StoredVector:
 
 
 class DiskVector:
-    """A vector on disk, or a range of one: shape and dtype of an array, whose values `OffloadTransfers` reads and
-    writes."""
+    """A vector on disk, or a range of one: shape and dtype of an array, of which `OffloadStore` moves the values."""
 
     def __init__(self, stored: StoredVector, start: int, shape: tuple[int, ...]) -> None:
         self.stored, self.start, self.shape = stored, start, shape
@@ -182,7 +180,7 @@ def _in_a_thread(places: Sequence[tuple[Callable[[memoryview, int], None], int, 
     return None
 
 
-class OffloadTransfers(Transfers):
+class OffloadStore(Store):
     """Moves one rank's state between its device, its host and its disk.
 
     A GPU copies on a stream of its own, beside what it computes. Of what leaves it one array at most is under way,
@@ -192,6 +190,9 @@ class OffloadTransfers(Transfers):
     def __init__(self, rank: Rank, offload: Offload) -> None:
         super().__init__(rank)
         self.offload, self.update_place = offload, DEVICE if offload.optimizer == DEVICE else HOST
+        if self.update_place == HOST:
+            self.workplace = Workplace(rank.kernels.on_host, rank.memory.host, do_nothing)
+        self.read_next: Mapping[str, Any] | None = None  # the vectors of which the first stretch is needed next
         self._open_file = offload.open_file or ScratchFile
         self._stored: list[StoredVector] = []
         self._ahead: dict[tuple[StoredVector, int, int], tuple[AnyArray, Outcome, Transfer]] = {}
@@ -257,6 +258,13 @@ class OffloadTransfers(Transfers):
             return DISK
         return DEVICE if self.memory.host.kind_of(x) is None else HOST
 
+    def is_array(self, x: Any) -> bool:
+        """True for state that rests in an array of the device, which a collective can fill."""
+        return self.place_of(x) == DEVICE
+
+    def _place(self, workplace: Workplace) -> str:
+        return DEVICE if workplace is self.device else HOST
+
     def _room(self, place: str, like: Any) -> Any:
         """New memory on the device or the host for a copy of state."""
         memory, kind = (self.memory, "communication_buffer") if place == DEVICE else (self.memory.host, "workspace")
@@ -290,12 +298,20 @@ class OffloadTransfers(Transfers):
             self.move(x, room, of=of, wait=wait)
         return room
 
-    def read_in_stretches(self, gradient: Any) -> Iterator[Any]:
+    def read(self, x: Any, at: Workplace | None = None) -> Any:
+        """The values where they are computed with: ``x`` itself if it rests there, else a copy."""
+        return self.at(self._place(at or self.device), x)
+
+    def saved(self, x: Any) -> Any:
+        """The array itself, or of one on disk a copy on the host."""
+        return self.at(HOST, x) if self.place_of(x) == DISK else x
+
+    def in_stretches(self, x: Any) -> Iterator[Any]:
         """The values of a gradient, where it rests on the device or the host; from the disk they come to the host."""
         place = DEVICE if self.offload.gradients == DEVICE else HOST
-        for here in self._stretches(len(gradient)):
-            self.read_ahead(gradient[self._after(here)])
-            yield self.at(place, gradient[here])
+        for here in self._stretches(len(x)):
+            self.read_ahead(x[self._after(here)])
+            yield self.at(place, x[here])
 
     def move(self, source: Any, target: Any, *, of: Any = None, wait: bool = True) -> None:
         """target = source, of one shape and type, wherever they lie; beside the program, unless ``wait`` is asked for.
@@ -330,23 +346,33 @@ class OffloadTransfers(Transfers):
                 return str(kind)
         return "workspace"
 
-    def settling(self, kind: str) -> Settle | None:
-        """`settle` for a kind of state that rests elsewhere than on the device; None for one that rests there."""
-        return None if self.offload.place_of(kind) == DEVICE else self.settle
-
-    def settle(self, values: Any, resting: Any, add: bool = False) -> None:
-        """Puts what is on the device where it rests elsewhere, with ``add`` onto what is there; the host rounds."""
+    def put(self, values: Any, resting: Any, *, add: bool = False) -> None:
+        """Puts what is on the device where it rests, with ``add`` onto what is there; the host rounds what rests there.
+        """
+        if self.is_array(resting):
+            super().put(values, resting, add=add)
+            return
         if not add and values.dtype == resting.dtype:
             self.move(values, resting, of=resting, wait=False)
             return
         for here in self._stretches(len(values)):
-            arrived, kernels = self.at(HOST, values[here], of=resting, wait=False), self.kernels_at(HOST)
+            arrived, kernels = self.at(HOST, values[here], of=resting, wait=False), self.rank.kernels.on_host
             with self.staged({"": resting[here]}, HOST, read=("",) * add) as arrays:
                 self._arrive()
                 if add:
                     kernels.add_rounded(arrays[""], arrived, arrays[""])
                 else:
                     kernels.cast_pack(arrived, arrays[""])
+
+    def cast(self, values: Any, resting: Any, at: Workplace) -> None:
+        """resting = values, rounded at their place and brought from there."""
+        with self.staged({"": resting}, self._place(at), read=()) as arrays:
+            at.kernels.cast_pack(values, arrays[""])
+
+    def updating_whole(self, resting: Mapping[str, Any], at: Workplace,
+                       unchanged: Collection[str] = ()) -> AbstractContextManager[dict[str, Any]]:
+        """The arrays at a place; those that are not ``unchanged`` rest anew at the end of the block."""
+        return self.staged(resting, self._place(at), written=resting.keys() - unchanged)
 
     @contextmanager
     def staged(self, resting: Mapping[str, Any], place: str, *, read: Collection[str] | None = None,
@@ -362,14 +388,22 @@ class OffloadTransfers(Transfers):
             if copies[name] is not x and (written is None or name in written):
                 self.move(copies[name], x)
 
-    def in_stretches(self, resting: Mapping[str, Any], count: int,
-                     unchanged: Collection[str] = ()) -> Iterator[tuple[slice, dict[str, Any]]]:
+    def updating(self, resting: Mapping[str, Any], count: int,
+                 unchanged: Collection[str] = ()) -> Iterator[tuple[slice, dict[str, Any]]]:
         """The arrays (count,) where the update is computed: themselves, or copies, stretch by stretch."""
         for here in self._stretches(count):
             self.read_ahead(*(x[self._after(here)] for x in resting.values()))
             with self.staged({name: x[here] for name, x in resting.items()}, self.update_place,
                              written=resting.keys() - unchanged) as arrays:
+                if here.stop == count and self.read_next is not None:
+                    self.read_first(self.read_next)
+                    self.read_next = None
                 yield here, arrays
+
+    def note(self, kind: str, nbytes: int) -> None:
+        """Notes the memory traffic of arithmetic on state of a kind, where that is the device's."""
+        if self.offload.place_of(kind) == DEVICE:
+            super().note(kind, nbytes)
 
     def wait(self, direction: str | None = None) -> None:
         """Waits for what is under way between device and host, one way or both."""
@@ -400,7 +434,7 @@ class OffloadTransfers(Transfers):
                     self._ahead[key] = self._start_read(x)
 
     def read_first(self, resting: Mapping[str, Any]) -> None:
-        """Begins to read the arrays that `in_stretches` will ask for first."""
+        """Begins to read the arrays that `updating` will ask for first."""
         self.read_ahead(*(x[self._after(slice(0))] for x in resting.values()))
 
     def _read(self, x: DiskVector) -> AnyArray:
@@ -471,7 +505,7 @@ class OffloadTransfers(Transfers):
                             "is what rested before. Make room, place less on disk, or name another directory, and try "
                             "again", str(self.offload.directory or Path()))
 
-    def drain(self) -> None:
+    def finish(self) -> None:
         """Waits for all transfers that are under way."""
         self.wait()
         while self._writes:
@@ -486,7 +520,7 @@ class OffloadTransfers(Transfers):
         """
         if not (needed and self.offload.optimizer == DISK):
             yield
-            self.drain()
+            self.finish()
             return
         self._drafting, self._failure = True, None
         try:
@@ -495,7 +529,7 @@ class OffloadTransfers(Transfers):
                 for low, high in stored.missing():
                     kept = DiskVector(stored, low, (high - low,))
                     self._write(self._read(kept), kept)
-            self.drain()
+            self.finish()
             all_or_none(self.rank, self._raise_failure, error=OffloadError)
             for stored in self._stored:
                 stored.end_update(keep=True)
@@ -526,76 +560,3 @@ class OffloadTransfers(Transfers):
             if future is not None:
                 future.result()
         self._ahead = {}
-
-
-# -- the update that the host computes --------------------------------------------------------------------------------
-
-
-class HostUpdate:
-    """The update that the host computes, and the way of the parameters that it makes, in the compute format.
-
-    They wait on the host, as ``updated_parameter`` of their param group, until the whole update is known to be good,
-    and go to the parameters then; or, where the update is delayed, when the next one is: ``delayed`` has them so long,
-    by param group. Where parameters rest beside the optimizer's state, they are written there at once: none waits.
-
-    Raises ValueError for a delayed update of parameters that are their own masters, and could not stay behind them.
-    Source of the delayed update: Ren et al. 2021 (ZeRO-Offload), section 5.2.
-    """
-
-    def __init__(self, groups: Sequence[ParamGroup]) -> None:
-        self.groups, self.transfers, self.offload = groups, groups[0].transfers, groups[0].transfers.offload
-        self.delayed: dict[ParamGroup, Any] = {}
-        if self.offload.delayed_update and any(group.parameter_is_master for group in groups):
-            raise ValueError("a delayed update needs masters beside the parameters, which go on for a step with what "
-                             "they are, and in fp32 they are one; compute in bf16 or fp16, or leave delayed_update out")
-
-    def begin(self, group: ParamGroup) -> None:
-        """Makes room for one update of a group. Where the parameter is the master, what is updated is a copy."""
-        group.updated_parameter, stage = None, group.stage
-        if self.offload.parameters != self.offload.optimizer or self.offload.delayed_update:
-            updated = group.updated_parameter = group.rank.memory.host.alloc(
-                group.length(stage.optimizer), group.policy.compute_dtype, "parameter", "updated")
-            for piece in group.regions_held(stage.optimizer) if group.parameter_is_master else []:
-                self.transfers.move(elements_of(group.parameter, piece, stage.parameters),
-                                    elements_of(updated, piece, stage.optimizer))
-
-    def bring_to_disk(self) -> None:
-        """Brings them to parameters on disk, which is a part of the update."""
-        if self.offload.parameters == DISK:
-            self._bring()
-
-    def publish(self, all_gathers: Mapping[ParamGroup, Any]) -> None:
-        """Brings them to where else parameters rest, and lets the other ranks have them."""
-        if self.offload.parameters != DISK:
-            self._bring()
-        for group in self._due():
-            for region in group.layout.regions:
-                all_gathers[group].shard_updated(region)
-            self.transfers.drain()
-        self.delayed = self._made() if self.offload.delayed_update else {}
-
-    def after_load(self) -> None:
-        """Makes those that a delayed update has left: they are the masters, rounded."""
-        self.delayed = {}
-        for group in self.groups if self.offload.delayed_update else []:
-            self.begin(group)
-            for piece in group.pieces:
-                master = group.master_elements(piece)
-                for here in spans(piece.count, group.rank.kernels.STRETCH):
-                    group.cast(piece, here, self.transfers.at(HOST, master[here]), HOST)
-            self.delayed[group], group.updated_parameter = group.updated_parameter, None
-
-    def _made(self) -> dict[ParamGroup, Any]:
-        return {group: group.updated_parameter for group in self.groups}
-
-    def _due(self) -> dict[ParamGroup, Any]:
-        """Those that go to the parameters at the end of this update."""
-        return self.delayed if self.offload.delayed_update else self._made()
-
-    def _bring(self) -> None:
-        for group, updated in self._due().items():
-            stage = group.stage
-            narrower = SHARDED if SHARDED in (stage.parameters, stage.optimizer) else stage.optimizer
-            for piece in group.regions_held(narrower) if updated is not None else []:
-                self.transfers.move(elements_of(updated, piece, stage.optimizer),
-                                    elements_of(group.parameter, piece, stage.parameters))

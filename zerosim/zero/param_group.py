@@ -8,7 +8,7 @@ Legend: n elements of a param group's padded vector, s of this rank's shard; an 
 placement.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -21,14 +21,12 @@ import numpy as np
 from zerosim.models.initializers import Initializer
 from zerosim.models.units import Model
 from zerosim.numerics.formats import format_of
-from zerosim.numerics.places import DEVICE
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.rounding import round_to
 from zerosim.optim.base import Optimizer, Slot
 from zerosim.ranks.rank import Rank
-from zerosim.zero.hybrid import lay_out_inside
-from zerosim.zero.layout import LayoutEntry, ParameterPiece, Piece, Region, lay_out
-from zerosim.zero.placements import REPLICATED, SHARDED, Placement, Stage, Transfers
+from zerosim.zero.layout import Layout, LayoutEntry, ParameterPiece, Piece, Region, UnitShapes
+from zerosim.zero.placements import REPLICATED, SHARDED, Placement, Stage, Store, Workplace
 
 # -- what a user asks for ---------------------------------------------------------------------------------------------
 
@@ -132,48 +130,44 @@ class StepContext:
     step: int  # counted from 1, skipped ones not
     clip_factor: float
     lr_factor: float | None  # the schedule's, of every lr
-    factors: Mapping[str, Any]  # by weight: those that K-FAC's `FactorObserver` has averaged
+    factors: Mapping[str, Any]  # by weight: what the engine's observer of layers has averaged
 
 
 # -- what a rank holds ------------------------------------------------------------------------------------------------
 
 
-def param_groups(rank: Rank, model: Model, settings: Mapping[str, Settings], first: Initializer, layout: str,
-                 stage: Stage, transfers: Transfers, replicas: Rank | None = None) -> list["ParamGroup"]:
+def settings_by_group(settings: Mapping[str, Settings]) -> list[dict[str, Settings]]:
     """One for each policy, of trained and of frozen parameters, in the order in which the model first names one."""
     found: dict[tuple[Policy, bool], dict[str, Settings]] = {}
     for name, one in settings.items():
         found.setdefault((one.policy, one.optimizer is None), {})[name] = one
-    return [ParamGroup(rank, model, of_group, first, layout, stage, transfers, replicas) for of_group in found.values()]
+    return list(found.values())
 
 
 class ParamGroup:
     """Weights, gradients, master weights and optimizer state of some parameters, each under its placement, on one rank.
 
-    ``rank`` is a handle among those that have a shard each, ``replicas`` one among those that have the same, on a mesh.
-    ``settings`` are those of its parameters, by name, ``first`` makes their first values. ``transfers`` brings state
-    that does not rest on the device there, and back. ``reduced`` is there between reduce() and update() alone, and
-    ``updated_parameter`` in an update that the host computes, where its results wait: see `offload.HostUpdate`.
+    ``rank`` is a handle among those that have a shard each, ``settings`` are those of its parameters, by name,
+    ``first`` makes their first values. ``lay_out`` cuts its vector among the ranks, ``store`` keeps what rests.
+    ``reduced`` is there between reduce() and update() alone.
     """
 
-    def __init__(self, rank: Rank, model: Model, settings: Mapping[str, Settings], first: Initializer, layout: str,
-                 stage: Stage, transfers: Transfers, replicas: Rank | None) -> None:
-        self.rank, self.model, self.stage, self.transfers, self.replicas = rank, model, stage, transfers, replicas
+    def __init__(self, rank: Rank, model: Model, settings: Mapping[str, Settings], first: Initializer,
+                 lay_out: Callable[[UnitShapes], Layout], stage: Stage, store: Store) -> None:
+        self.rank, self.model, self.stage, self.store = rank, model, stage, store
         self.policy = next(one.policy for one in settings.values())
         self.optimizers = {name: one.optimizer for name, one in settings.items() if one.optimizer is not None}
         self.frozen = not self.optimizers
         of_units = {unit.name: {name: shape for name, shape in unit.shapes.items() if name in settings}
                     for unit in model.units}
         shapes = {unit: shapes for unit, shapes in of_units.items() if shapes}
-        self.layout = lay_out(layout, shapes, rank.size) if replicas is None else lay_out_inside(
-            layout, shapes, rank.size, replicas.size)
+        self.layout = lay_out(shapes)
         self.parameter = self._alloc(stage.parameters, self.policy.compute_dtype, "parameter")
         self.gradient = rank.xp.empty(0, np.float32) if self.frozen else self._alloc(
             stage.gradients, self.policy.accumulate_dtype, "gradient")
         self.master = self.parameter if self.parameter_is_master else self._alloc(
             stage.optimizer, self.policy.master_dtype, "master")
         self.reduced: ReducedGradient | None = None
-        self.updated_parameter: Any = None
         # What this rank updates, parameter by parameter.
         self.pieces = [] if self.frozen else self.layout.by_parameter(self.regions_held(stage.optimizer))
         self.slots: dict[str, np.ndarray] = {}  # one vector beside the master: slots that every parameter has
@@ -186,11 +180,6 @@ class ParamGroup:
         """True where no second copy is kept: it would have the same format, and the rank's parameters cover it."""
         covered = self.stage.parameters is REPLICATED or self.stage.optimizer is SHARDED
         return self.frozen or (self.policy.compute_dtype == self.policy.master_dtype and covered)
-
-    @property
-    def ranks(self) -> int:
-        """N, over which gradients are summed."""
-        return self.rank.size * (1 if self.replicas is None else self.replicas.size)
 
     @property
     def master_placement(self) -> Placement:
@@ -249,9 +238,7 @@ class ParamGroup:
     # -- the update of one piece --------------------------------------------------------------------------------------
 
     def master_elements(self, piece: ParameterPiece) -> np.ndarray:
-        """The piece of the master, or of `updated_parameter`, a copy of it where the parameter is the master."""
-        if self.parameter_is_master and self.updated_parameter is not None:
-            return elements_of(self.updated_parameter, piece, self.stage.optimizer)
+        """The piece of the master."""
         return elements_of(self.master, piece, self.master_placement)
 
     def gradient_sum(self, piece: Piece) -> np.ndarray:
@@ -270,37 +257,36 @@ class ParamGroup:
         return {MASTER: self.master_elements(piece), GRADIENT: self.gradient_sum(piece),
                 **{name: self.slot(piece, name) for name in self.slots_of(piece.entry)}}
 
-    def cast(self, piece: ParameterPiece, here: slice, master: np.ndarray, place: str) -> int:
-        """Rounds a stretch of an updated master (n,) at ``place`` to the parameter's format, as far as this rank has
-        both; returns the bytes that this reads and writes."""
+    def cast(self, piece: ParameterPiece, here: slice, master: np.ndarray, at: Workplace) -> int:
+        """Rounds a stretch of an updated master (n,) to the parameter's format, as far as this rank has both; returns
+        the bytes that this reads and writes."""
         if self.parameter_is_master:
             return 0
-        low = piece.vector.start + here.start
-        high, rank = low + len(master), self.rank.index
-        if self.updated_parameter is not None:
-            target = elements_of(self.updated_parameter, piece, self.stage.optimizer)[here]
-        elif self.stage.parameters is REPLICATED:
-            target = self.parameter[low:high]
-        else:
-            cut = self.layout.cut(low, high)
-            target, master = self.parameter[self.layout.owned(rank, low, high)], master[cut[rank]:cut[rank + 1]]
-        with self.transfers.staged({"": target}, place, read=()) as arrays:
-            self.transfers.kernels_at(place).cast_pack(master, arrays[""])
+        master, target = self.cast_target(piece, here, master)
+        self.store.cast(master, target, at)
         return int(master.nbytes + target.nbytes)
 
+    def cast_target(self, piece: ParameterPiece, here: slice, master: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The elements of the master, and of the parameter, that this rank has both of."""
+        low = piece.vector.start + here.start
+        high, rank = low + len(master), self.rank.index
+        if self.stage.parameters is REPLICATED:
+            return master, self.parameter[low:high]
+        cut = self.layout.cut(low, high)
+        return master[cut[rank]:cut[rank + 1]], self.parameter[self.layout.owned(rank, low, high)]
+
     def note_update(self, arrays: Mapping[str, np.ndarray], cast_nbytes: int) -> None:
-        """Notes what an update on the device costs: the gradient is read, the rest read and written, and what is cast.
+        """Notes what an update costs: the gradient is read, the rest read and written, and what is cast.
 
         The operations per element differ from one optimizer to the next, and none takes longer than its memory traffic.
         """
-        if self.transfers.update_place == DEVICE:
-            self.rank.trace.compute(nbytes=2 * sum(x.nbytes for x in arrays.values()) - arrays[GRADIENT].nbytes
-                                    + cast_nbytes)
+        self.store.note("optimizer_state",
+                        2 * sum(x.nbytes for x in arrays.values()) - arrays[GRADIENT].nbytes + cast_nbytes)
 
     # -- what is made at the start ------------------------------------------------------------------------------------
 
     def _alloc(self, placement: Placement, dtype: np.dtype, kind: str, name: str = "") -> np.ndarray:
-        array: np.ndarray = self.transfers.alloc(self.length(placement), dtype, kind, name or kind)
+        array: np.ndarray = self.store.alloc(self.length(placement), dtype, kind, name or kind)
         self.clear_padding(array, placement)
         return array
 
@@ -310,7 +296,7 @@ class ParamGroup:
         if not self.rank.memory.debug:
             held = self.regions_held(placement)
             for piece, high in zip(held, [*(after.shard.start for after in held[1:]), len(array)], strict=True):
-                self.transfers.clear(array[piece.shard.stop:high])
+                self.store.clear(array[piece.shard.stop:high])
 
     def _make_slots(self) -> None:
         """A slot that every parameter has lies in one vector beside the master; any other is an array of its own."""
@@ -321,16 +307,16 @@ class ParamGroup:
         for name, dtype in sorted(shared, key=str):
             self.slots[name] = self._alloc(self.stage.optimizer, dtype, "optimizer_state", name)
             for piece in self.regions_held(self.stage.optimizer):
-                self.transfers.clear(elements_of(self.slots[name], piece, self.stage.optimizer))
+                self.store.clear(elements_of(self.slots[name], piece, self.stage.optimizer))
         for piece in self.pieces:
             for name, slot in kept[piece.entry.name].items():
                 dtype, is_flat = self.slot_dtype(slot), self.is_flat(piece.entry, name)
                 if is_flat and (name, dtype) in shared:
                     own = elements_of(self.slots[name], piece, self.stage.optimizer)
                 else:
-                    own = self.transfers.alloc(piece.count if is_flat else slot.shape, dtype, "optimizer_state",
+                    own = self.store.alloc(piece.count if is_flat else slot.shape, dtype, "optimizer_state",
                                                f"{piece.entry.name} {name}")
-                    self.transfers.clear(own)
+                    self.store.clear(own)
                 self.own_slots[piece.entry.name, name] = own
 
     def _initialize(self, first: Initializer) -> None:
@@ -343,7 +329,7 @@ class ParamGroup:
             for piece in self.regions_held(placement):
                 target, start = elements_of(array, piece, placement), piece.vector.start
                 for entry, low, high in self.layout.entries_in(start, piece.vector.stop):
-                    self.transfers.fill(target[low - start:high - start],
+                    self.store.fill(target[low - start:high - start],
                                         partial(self._first_values, first, entry.name, low - entry.low))
 
     def _first_values(self, first: Initializer, name: str, start: int, span: slice) -> np.ndarray:

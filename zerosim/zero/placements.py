@@ -1,6 +1,7 @@
 """Placements of state on ranks, and the whole of ZeRO's communication: the change from one placement to another.
 
-Last `Transfers`, by which the engine's parts reach what rests on their rank: on the device, or elsewhere (offload).
+Then two things that all parts of a step share: the `Store`, which makes the vectors that rest on a rank and gives and
+takes their values, and `start_bucket`, by which a stretch of such vectors goes from one placement to another.
 
 Legend: n elements, N ranks.
 Source of the stages: Rajbhandari, Rasley, Ruwase & He 2020 (ZeRO), section 5.
@@ -8,16 +9,16 @@ Source of the stages: Rajbhandari, Rasley, Ruwase & He 2020 (ZeRO), section 5.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from zerosim.numerics.arrays import AnyArray, copy_elements
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.kernels import do_nothing
-from zerosim.numerics.places import DEVICE, NOTHING
 from zerosim.numerics.policy import Policy
 from zerosim.ranks.call import Cut, checked_cut, checked_output, checked_vector
 from zerosim.ranks.rank import Rank
@@ -88,18 +89,16 @@ def stage_of(stage: int | Stage) -> Stage:
 
 
 def redistribute(rank: Rank, vector: np.ndarray, have: Placement, want: Placement, cut: Cut, *, policy: Policy,
-                 out: np.ndarray | None = None, async_op: bool = False, copy_in_flight: bool = True,
-                 purpose: str = "unspecified") -> Any:
+                 out: np.ndarray | None = None, async_op: bool = False, **others: Any) -> Any:
     """Changes the placement of one vector, cut among the ranks by ``cut``; returns it as it then rests on this rank.
 
     PARTIAL to REPLICATED is an all-reduce, PARTIAL to SHARDED a reduce-scatter, SHARDED to REPLICATED an all-gather,
     REPLICATED to SHARDED a slice (no message, no copy), equal is nothing. ``vector`` is (n,), or the own chunk where
-    it is SHARDED; ``async_op`` and ``copy_in_flight`` are those of the rank's collectives. Raises ValueError for what
-    would unsum a sum.
+    it is SHARDED; ``async_op`` and others are options of the rank's collectives. Raises ValueError for what would unsum
+    a sum.
     """
     cut = _checked(rank, vector, have, want, cut)
-    options: dict[str, Any] = {"splits": cut, "out": out, "async_op": async_op, "copy_in_flight": copy_in_flight,
-                               "purpose": purpose}
+    options: dict[str, Any] = {"splits": cut, "out": out, "async_op": async_op, **others}
     match have, want:
         case (Placement.PARTIAL, Placement.REPLICATED):
             return rank.all_reduce(vector, **options, **policy.reduction)
@@ -137,119 +136,33 @@ def _checked(rank: Rank, vector: np.ndarray, have: Placement, want: Placement, c
     return whole
 
 
-# -- buckets on their way ----------------------------------------------------------------------------------------------
-
-Settle = Callable[[Any, Any, bool], None]  # what is on the device, where it rests, and whether it is added to that
+# -- state where it rests on a rank ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class BucketOptions:
-    """The engine's options of these names, see `Engine`: the most bytes of a bucket, and how it travels."""
+class Workplace:
+    """The arithmetic of a place, its memory, and the note of what is computed there."""
 
-    bucket_nbytes: int | None = None
-    overlap: bool = False
-    copy_in_flight: bool = False
-    by_micro_batch: bool = False
-
-    def limit(self, dtype: np.dtype[Any]) -> int | None:
-        """The elements that a bucket takes: at least one; None for no limit."""
-        return None if self.bucket_nbytes is None else max(1, self.bucket_nbytes // dtype.itemsize)
+    kernels: Any
+    memory: Any
+    note: Callable[..., None]
 
 
-class Move(Protocol):
-    """A vector on its way to its target, until it is waited for or dropped."""
+class Store:
+    """One rank's state between its uses, in arrays of its device, with which the parts of a step compute as they are.
 
-    def wait(self) -> None:
-        """Waits, and puts what arrived into the target."""
-
-    def drop(self) -> None:
-        """Waits, and drops what arrived."""
-
-
-def packed(rank: Rank, parts: Parts, length: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """The parts as one vector of this format: the only part itself, or a copy in a charged buffer."""
-    if len(parts) == 1 and parts[0][1].dtype == dtype:
-        return parts[0][1]
-    vector = rank.memory.alloc(length, dtype, "communication_buffer", "bucket")
-    for here, elements in parts:
-        rank.kernels.cast_pack(elements, vector[here])
-    return vector
-
-
-def put(rank: Rank, values: np.ndarray, resting: Any, *, add: bool, settle: Settle | None) -> None:
-    """resting = values, with ``add`` resting + values, rounded to its format; ``settle`` does so where that is not on
-    the device."""
-    if settle is not None:
-        settle(values, resting, add)
-    elif add:
-        rank.kernels.add_rounded(resting, values, resting)
-    else:
-        rank.kernels.cast_pack(values, resting)
-
-
-class BucketMove:
-    """A bucket on its way from one placement to another; packed where it is in pieces, asynchronous if asked for.
-
-    Collectives on parameters and gradients are called from here alone, but for those on whole tensors and on quantized
-    values. ``wait`` puts what arrived into ``target``, with ``add`` onto what is there; before, nothing has to be
-    there. Copies and sums are rounded to the target's format, by ``settle`` for a target that is not on the device.
-    ``by_micro_batch``, of PARTIAL to SHARDED: the ranks' addends arrive as they are, and their owner adds one after the
-    other to the target, in the order of ranks.
+    An option's store may keep some of it elsewhere; the parts of a step do not see which they have. ``device`` is
+    where forward, backward and collectives compute, ``workplace`` where the optimizer does.
     """
-
-    def __init__(self, rank: Rank, bucket: Bucket, have: Placement, want: Placement, *, policy: Policy, source: Parts,
-                 target: Parts, dtype: np.dtype[Any], purpose: str, async_op: bool = False,
-                 copy_in_flight: bool = False, add: bool = False, by_micro_batch: bool = False,
-                 settle: Settle | None = None) -> None:
-        self.rank, self.target, self.add, self.async_op, self.settle = rank, target, add, async_op, settle
-        self._addends = rank.size if by_micro_batch else 1
-        chunk = bucket.cut[rank.index + 1] - bucket.cut[rank.index]
-        vector = packed(rank, source, chunk if have is SHARDED else bucket.length, dtype)
-        copied = add or settle or by_micro_batch
-        self._in_place = not copied and len(target) == 1 and target[0][1].dtype == dtype
-        if by_micro_batch:
-            self._found = rank.all_to_all(vector, splits=bucket.cut, async_op=async_op, purpose=purpose)
-        else:
-            self._found = redistribute(rank, vector, have, want, bucket.cut, policy=policy, async_op=async_op,
-                                       out=target[0][1] if self._in_place else None, copy_in_flight=copy_in_flight,
-                                       purpose=purpose)
-
-    def wait(self) -> None:
-        """Waits where there is something to wait for, and unpacks where the bucket did not arrive in place."""
-        found = self._found.wait() if self.async_op else self._found
-        self._found = None
-        if self._in_place:
-            return
-        for number, addend in enumerate(found.reshape(self._addends, -1)):
-            for here, resting in self.target:
-                put(self.rank, addend[here], resting, add=self.add or number > 0, settle=self.settle)
-
-    def drop(self) -> None:
-        """Waits, and drops what arrived."""
-        if self.async_op:
-            self._found.wait()
-
-
-# -- state where it rests ----------------------------------------------------------------------------------------------
-
-
-class Transfers:
-    """Brings one rank's state to where it is computed with, and back: all of it rests on the device, and nothing moves.
-
-    `zero.offload.OffloadTransfers` does the same for state that rests on the host or on disk.
-    """
-
-    offload, update_place = NOTHING, DEVICE  # what rests elsewhere, and where the optimizer's update is computed
 
     def __init__(self, rank: Rank) -> None:
         self.rank, self.memory = rank, rank.memory
+        self.device = self.workplace = Workplace(rank.kernels, rank.memory, rank.trace.compute)
 
-    def kernels_at(self, place: str) -> Any:
-        """The arithmetic of the device, or of the host."""
-        return self.rank.kernels if place == DEVICE else self.rank.kernels.on_host
+    # -- vectors ------------------------------------------------------------------------------------------------------
 
     def alloc(self, shape: int | tuple[int, ...], dtype: Any, kind: str, name: str) -> Any:
-        """A new array for state of a kind, charged where that rests."""
+        """A new vector, or array, for state of a kind, charged where that rests."""
         return self.memory.alloc(shape, dtype, kind, name)
 
     def fill(self, x: Any, values: Callable[[slice], AnyArray]) -> None:
@@ -261,45 +174,134 @@ class Transfers:
         x[...] = 0
 
     def writing(self, x: Any) -> AbstractContextManager[Any]:
-        """The array itself, to be written to where it rests; or room on the host, whose values go to the disk."""
+        """Room for new values of x, which rest there at the end of the block."""
         return nullcontext(x)
 
-    def place_of(self, x: Any) -> str:
-        """The place where an array lies."""
-        return DEVICE
+    def is_array(self, x: Any) -> bool:
+        """True for state that rests in an array of the device, which a collective can fill."""
+        return True
 
-    def at(self, place: str, x: Any, *, read: bool = True) -> Any:
-        """The elements on the device or the host: ``x`` itself, or a copy, or room for one where ``read`` is False."""
+    # -- values -------------------------------------------------------------------------------------------------------
+
+    def read(self, x: Any, at: Workplace | None = None) -> Any:
+        """The values where they are computed with: on the device, or at another place."""
         return x
 
-    def read_in_stretches(self, gradient: Any) -> Iterable[Any]:
-        """The values of a gradient, where the host or the device can read them."""
-        return [gradient]
+    def saved(self, x: Any) -> Any:
+        """The values as a file takes them."""
+        return x
 
-    def move(self, source: Any, target: Any, *, wait: bool = True) -> None:
-        """target = source, of one shape and type, wherever they lie."""
-        copy_elements(source, target)
+    def in_stretches(self, x: Any) -> Iterable[Any]:
+        """The values of a gradient (n,), in parts that a workplace can read one after the other."""
+        return [x]
 
-    def settling(self, kind: str) -> Settle | None:
-        """The function that puts values on the device where a kind of state rests, if that is elsewhere."""
-        return None
+    def put(self, values: Any, x: Any, *, add: bool = False) -> None:
+        """x = values of the device, with ``add`` x + values, rounded to the format of x."""
+        if add:
+            self.rank.kernels.add_rounded(x, values, x)
+        else:
+            self.rank.kernels.cast_pack(values, x)
 
-    def staged(self, resting: Mapping[str, Any], place: str, *, read: Collection[str] | None = None,
-               written: Collection[str] | None = None) -> AbstractContextManager[dict[str, Any]]:
-        """The arrays at the place that computes: themselves, or copies, which go back at the end of the block.
+    def cast(self, values: Any, x: Any, at: Workplace) -> None:
+        """x = values, rounded at their place."""
+        at.kernels.cast_pack(values, x)
 
-        ``read`` and ``written`` name those whose values are needed, and those that change (None: all).
+    def move(self, values: Any, x: Any) -> None:
+        """x = values of the device, of the same type."""
+        copy_elements(values, x)
+
+    def finish(self) -> None:
+        """Waits for what is on its way to where it rests: nothing."""
+
+    def abandon(self) -> None:
+        """Forgets what is on its way: nothing."""
+
+    # -- updates ------------------------------------------------------------------------------------------------------
+
+    def updating(self, resting: Mapping[str, Any], count: int,
+                 unchanged: Collection[str] = ()) -> Iterator[tuple[slice, dict[str, Any]]]:
+        """The vectors (count,) at the workplace, stretch by stretch; those that are not ``unchanged`` rest anew then.
         """
-        return nullcontext(dict(resting))
-
-    def in_stretches(self, resting: Mapping[str, Any], count: int,
-                     unchanged: Collection[str] = ()) -> Iterator[tuple[slice, dict[str, Any]]]:
-        """The arrays (count,) where the update is computed, as `staged`, stretch by stretch."""
         yield slice(0, count), dict(resting)
 
-    def transaction(self, needed: bool = True) -> AbstractContextManager[None]:
-        """Lets all that the block writes to disk take effect at its end, or none of it, where that is ``needed``."""
-        return nullcontext()
+    def updating_whole(self, resting: Mapping[str, Any], at: Workplace,
+                       unchanged: Collection[str] = ()) -> AbstractContextManager[dict[str, Any]]:
+        """The arrays at a place; those that are not ``unchanged`` rest anew at the end of the block."""
+        return nullcontext(dict(resting))
 
-    # Where nothing moves, nothing is read ahead, under way, or to be waited for.
-    read_ahead = read_first = wait = drain = abandon = forget_ahead = staticmethod(do_nothing)
+    def note(self, kind: str, nbytes: int) -> None:
+        """Notes the memory traffic of arithmetic on state of a kind, where that is the device's."""
+        self.rank.trace.compute(nbytes=nbytes)
+
+
+# -- buckets on their way ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BucketOptions:
+    """The most bytes of a bucket (None: a unit), whether it travels beside other work, and further options of its
+    collectives."""
+
+    bucket_nbytes: int | None = None
+    overlap: bool = False
+    issued: Mapping[str, Any] = field(default_factory=dict)
+
+    def limit(self, dtype: np.dtype[Any]) -> int | None:
+        """The elements that a bucket takes: at least one; None for no limit."""
+        return None if self.bucket_nbytes is None else max(1, self.bucket_nbytes // dtype.itemsize)
+
+
+class Move:
+    """A bucket on its way, and what is done with it when it has arrived, as ``put``.
+
+    ``found`` is a Work if ``async_op``, else what has arrived.
+    """
+
+    def __init__(self, found: Any, put: Callable[[np.ndarray], object], *, async_op: bool) -> None:
+        self._found, self._put, self._async_op = found, put, async_op
+
+    def wait(self) -> None:
+        """Waits where there is something to wait for, and puts what arrived into its target."""
+        found, self._found = self._found.wait() if self._async_op else self._found, None
+        self._put(found)
+
+    def drop(self) -> None:
+        """Waits, and drops what arrived."""
+        if self._async_op:
+            self._found.wait()
+
+
+def packed(store: Store, parts: Parts, length: int, dtype: np.dtype[Any]) -> np.ndarray:
+    """The parts as one vector of this format: the only part itself, or a copy in a charged buffer."""
+    values = [(here, store.read(part)) for here, part in parts]
+    if len(values) == 1 and values[0][1].dtype == dtype:
+        only: np.ndarray = values[0][1]
+        return only
+    vector = store.memory.alloc(length, dtype, "communication_buffer", "bucket")
+    for here, elements in values:
+        store.rank.kernels.cast_pack(elements, vector[here])
+    return vector
+
+
+def put_parts(store: Store, target: Parts, found: np.ndarray, *, add: bool = False) -> None:
+    """Puts a bucket that has arrived into the parts of its target, with ``add`` onto what is there."""
+    for here, resting in target:
+        store.put(found[here], resting, add=add)
+
+
+def start_bucket(rank: Rank, store: Store, bucket: Bucket, have: Placement, want: Placement, *, policy: Policy,
+                 source: Parts, target: Parts, dtype: np.dtype[Any], purpose: str, add: bool = False,
+                 **issued: Any) -> Move:
+    """Begins to bring a bucket from one placement to another; packs it where it is in pieces.
+
+    What arrives is put into ``target``, with ``add`` onto what is there; before, nothing has to be there. ``issued``
+    are options of the collective, as async_op. All parameters and gradients go this way, but for whole tensors and what
+    an option sends in another form.
+    """
+    chunk = bucket.cut[rank.index + 1] - bucket.cut[rank.index]
+    vector = packed(store, source, chunk if have is SHARDED else bucket.length, dtype)
+    in_place = not add and len(target) == 1 and target[0][1].dtype == dtype and store.is_array(target[0][1])
+    found = redistribute(rank, vector, have, want, bucket.cut, policy=policy,
+                         out=target[0][1] if in_place else None, purpose=purpose, **issued)
+    put = do_nothing if in_place else partial(put_parts, store, target, add=add)
+    return Move(found, put, async_op=issued.get("async_op", False))

@@ -15,19 +15,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from zerosim.models.units import Model, Unit, Weights
-from zerosim.numerics.places import DEVICE, DISK, TO_DEVICE
 from zerosim.zero.layout import Bucket, Parts, Region, buckets
-from zerosim.zero.offload import OffloadError
 from zerosim.zero.param_group import ParamGroup
-from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, BucketOptions, Move, Settle
+from zerosim.zero.placements import REPLICATED, SHARDED, BucketOptions, Move, start_bucket
 
 
-def _all_gather(param_group: ParamGroup, bucket: Bucket, source: Parts, target: Parts, *, agreement: str,
-                async_op: bool, copy_in_flight: bool, settle: Settle | None = None) -> BucketMove:
-    source = [(here, param_group.transfers.at(DEVICE, part)) for here, part in source]
-    return BucketMove(param_group.rank.agreeing(agreement), bucket, SHARDED, REPLICATED, policy=param_group.policy,
-                      source=source, target=target, dtype=param_group.parameter.dtype, purpose="parameters",
-                      async_op=async_op, copy_in_flight=copy_in_flight, settle=settle)
+def _all_gather(param_group: ParamGroup, bucket: Bucket, source: Parts, target: Parts, agreement: str,
+                options: BucketOptions, *, async_op: bool) -> Move:
+    return start_bucket(param_group.rank.agreeing(agreement), param_group.store, bucket, SHARDED, REPLICATED,
+                        policy=param_group.policy, source=source, target=target, dtype=param_group.parameter.dtype,
+                        purpose="parameters", async_op=async_op, **options.issued)
 
 
 @dataclass(slots=True)
@@ -53,11 +50,10 @@ class UnitGather:
 
     def start(self, group: ParamGroup, name: str, whole: np.ndarray, *, async_op: bool) -> Iterator[Move]:
         """Begins to gather one unit (u,)."""
-        lies = group.layout.units[name]
-        for bucket in buckets(group.layout, [lies], self.options.limit(whole.dtype)):
+        span = group.layout.units[name]
+        for bucket in buckets(group.layout, [span], self.options.limit(whole.dtype)):
             yield _all_gather(group, bucket, bucket.own_in_shard(group.rank.index, group.parameter),
-                              self.target(bucket, lies, whole), agreement=f"weights of {name}", async_op=async_op,
-                              copy_in_flight=self.options.copy_in_flight)
+                              self.target(bucket, span, whole), f"weights of {name}", self.options, async_op=async_op)
 
     def own_parts(self, group: ParamGroup, name: str) -> Iterator[np.ndarray]:
         """The parts of this rank's shard that a gather of the unit begins with."""
@@ -65,27 +61,25 @@ class UnitGather:
             yield from (part for _, part in bucket.own_in_shard(group.rank.index, group.parameter))
 
     @staticmethod
-    def target(bucket: Bucket, lies: slice, whole: np.ndarray) -> Parts:
-        """The place of a bucket, one stretch, in the unit (u,) that lies there."""
+    def target(bucket: Bucket, span: slice, whole: np.ndarray) -> Parts:
+        """The place of a bucket, one stretch, in the unit (u,) of this span."""
         (part,) = bucket.ranges
-        return bucket.in_stretches([whole[part.start - lies.start:part.stop - lies.start]])
+        return bucket.in_stretches([whole[part.start - span.start:part.stop - span.start]])
 
     def forget(self) -> None:
         """Drops what was kept of weights that change now: nothing."""
 
 
 class Unsharder:
-    """Gives out one rank's weights, unit by unit, from wherever they rest.
+    """Gives out one rank's weights, unit by unit.
 
     ``keep`` names the units that stay unsharded from forward to the end of backward, ``prefetch`` how many units ahead
-    are gathered, ``gather`` how.
+    are gathered, ``gather`` how; None where parameters are whole at rest, and are given out as they are.
     """
 
-    def __init__(self, model: Model, param_groups: Sequence[ParamGroup], gather: UnitGather, *,
+    def __init__(self, model: Model, param_groups: Sequence[ParamGroup], gather: UnitGather | None, *,
                  keep: frozenset[str], prefetch: int) -> None:
         self.model, self.param_groups, self.rank = model, param_groups, param_groups[0].rank
-        self.is_sharded, self.transfers = param_groups[0].stage.parameters is SHARDED, param_groups[0].transfers
-        self.rests_elsewhere = self.is_sharded or self.transfers.offload.parameters != DEVICE
         self.keep, self.prefetch, self.gather = keep, prefetch, gather
         self._unsharded: dict[str, UnshardedUnit] = {}
         self.open_blocks = 0
@@ -130,12 +124,15 @@ class Unsharder:
         It is forgotten first: waiting fails where a run has been stopped, and nothing of that run may stay here.
         """
         self._ahead = []
-        self.transfers.forget_ahead()
         unused = [self._unsharded.pop(name) for name, unit in list(self._unsharded.items()) if not unit.users]
         for unsharded in unused:
             unsharded.wait()
             self._free(unsharded)
-        self.transfers.wait()
+
+    def weights_change(self) -> None:
+        """Drops what a gather has kept of the weights of before."""
+        if self.gather is not None:
+            self.gather.forget()
 
     def _views(self, name: str, whole: dict[ParamGroup, np.ndarray]) -> Weights:
         views = {}
@@ -150,44 +147,29 @@ class Unsharder:
         return [(group, group.layout.units[name]) for group in self.param_groups if name in group.layout.units]
 
     def _unshard(self, name: str, *, users: int) -> dict[ParamGroup, np.ndarray]:
-        if not self.rests_elsewhere:
-            return {group: group.parameter[lies] for group, lies in self._groups_of(name)}
-        unsharded = self._unsharded.get(name) or self._start_unshard(name, async_op=False)
+        if self.gather is None:
+            return {group: group.parameter[span] for group, span in self._groups_of(name)}
+        unsharded = self._unsharded.get(name) or self._start_unshard(self.gather, name, async_op=False)
         unsharded.wait()
-        self.transfers.wait(TO_DEVICE)
         unsharded.users += users
         return unsharded.whole
 
-    def _start_unshard(self, name: str, *, async_op: bool) -> UnshardedUnit:
+    def _start_unshard(self, gather: UnitGather, name: str, *, async_op: bool) -> UnshardedUnit:
         unsharded = self._unsharded[name] = UnshardedUnit({})
-        for group, lies in self._groups_of(name):
-            whole = self.rank.memory.alloc(lies.stop - lies.start, group.parameter.dtype, "gathered_parameter", name)
+        for group, span in self._groups_of(name):
+            whole = self.rank.memory.alloc(span.stop - span.start, group.parameter.dtype, "gathered_parameter", name)
             unsharded.whole[group] = whole
-            if self.is_sharded:
-                unsharded.all_gathers += self.gather.start(group, name, whole, async_op=async_op)
-            else:
-                self.transfers.move(group.parameter[lies], whole, wait=False)
+            unsharded.all_gathers += gather.start(group, name, whole, async_op=async_op)
         return unsharded
 
     def _prefetch(self, name: str) -> None:
         """Begins to gather the units that are asked for after this one."""
         if name in self._ahead:
             del self._ahead[:self._ahead.index(name) + 1]
-        if self.rests_elsewhere:
+        if self.gather is not None:
             for next_name in self._ahead[:self.prefetch]:
                 if next_name not in self._unsharded:
-                    self._start_unshard(next_name, async_op=True)
-        if self.transfers.offload.parameters == DISK:
-            for next_name in self._ahead[self.prefetch:self.prefetch + 1]:
-                self.transfers.read_ahead(*self._resting_parts(next_name))
-
-    def _resting_parts(self, name: str) -> Iterator[np.ndarray]:
-        """The vectors that this rank brings from where they rest to unshard a unit; none if that is done."""
-        for group, lies in self._groups_of(name) if name not in self._unsharded else []:
-            if self.is_sharded:
-                yield from self.gather.own_parts(group, name)
-            else:
-                yield group.parameter[lies]
+                    self._start_unshard(self.gather, next_name, async_op=True)
 
     def _reshard(self, name: str, *, users: int, keep: bool) -> None:
         unsharded = self._unsharded.get(name)
@@ -215,8 +197,7 @@ class ParameterAllGather:
         ranges = [slice(region.low, region.high) for region in param_group.layout.regions]
         self._buckets = buckets(param_group.layout, ranges, options.limit(param_group.parameter.dtype))
         self._waiting: list[Bucket] = []
-        self._under_way: list[BucketMove] = []
-        self.settle = param_group.transfers.settling("parameter")
+        self._under_way: list[Move] = []
 
     @property
     def is_out_of_date(self) -> bool:
@@ -229,27 +210,24 @@ class ParameterAllGather:
             return
         if region is self.param_group.layout.regions[0]:
             self._waiting = list(self._buckets)
-        overlap = self.options.overlap and self.settle is None  # or all buckets would be on the device at once
-        while overlap and self._waiting and self._waiting[0].ranges[-1].stop <= region.high:
+        while self.options.overlap and self._waiting and self._waiting[0].ranges[-1].stop <= region.high:
             self._under_way.append(self._start(self._waiting.pop(0), async_op=True))
 
     def finish(self) -> None:
         """Waits for what is under way, and gathers the rest; if that fails, all of it is still to be gathered."""
         try:
-            transfers = self.param_group.transfers
-            with transfers.transaction(transfers.offload.parameters == DISK):
-                while self._under_way:
-                    self._under_way.pop(0).wait()
-                for bucket in self._waiting:
-                    with self.param_group.rank.trace.span(bucket.region_name):
-                        self._start(bucket, async_op=False).wait()
-        except BaseException as error:
+            self._finish()
+        except BaseException:
             self._under_way, self._waiting = [], list(self._buckets)
-            if isinstance(error, OffloadError):  # which says that nothing has changed, of this all-gather
-                raise OffloadError(f"the step's update is made, and its all-gather of parameters is not; call "
-                                   f"all_gather_parameters() again before the next step. {error}") from None
             raise
         self._waiting = []
+
+    def _finish(self) -> None:
+        while self._under_way:
+            self._under_way.pop(0).wait()
+        for bucket in self._waiting:
+            with self.param_group.rank.trace.span(bucket.region_name):
+                self._start(bucket, async_op=False).wait()
 
     def replaced(self) -> None:
         """Marks all parameters as equal on all ranks, which a load makes them."""
@@ -262,8 +240,8 @@ class ParameterAllGather:
             for move in under_way:
                 move.drop()
 
-    def _start(self, bucket: Bucket, *, async_op: bool) -> BucketMove:
+    def _start(self, bucket: Bucket, *, async_op: bool) -> Move:
         group = self.param_group
         return _all_gather(group, bucket, bucket.own_in_vector(group.rank.index, group.parameter),
-                           bucket.in_vector(group.parameter), agreement="all-gather of parameters", async_op=async_op,
-                           copy_in_flight=self.options.copy_in_flight, settle=self.settle)
+                           bucket.in_vector(group.parameter), "all-gather of parameters", self.options,
+                           async_op=async_op)

@@ -21,10 +21,8 @@ import numpy as np
 
 from zerosim.numerics.arrays import spans
 from zerosim.numerics.checks import FP32, is_number
-from zerosim.numerics.places import DEVICE, DISK, HOST
 from zerosim.optim.base import UpdateContext, upcast
 from zerosim.zero.layout import ParameterPiece, Region
-from zerosim.zero.offload import HostUpdate
 from zerosim.zero.param_group import GRADIENT, MASTER, ParamGroup, StepContext
 from zerosim.zero.placements import SHARDED
 from zerosim.zero.skipped import SkippedSteps
@@ -78,8 +76,6 @@ class Update:
         if clip_norm is not None and not (is_number(clip_norm) and clip_norm > 0):
             raise ValueError(f"clip_norm={clip_norm!r} must be positive; pass None for no clipping")
         self.all_gathers, self.trained = all_gathers, [group for group in all_gathers if not group.frozen]
-        self.transfers = self.trained[0].transfers
-        self.on_host = HostUpdate(self.trained) if self.transfers.update_place == HOST else None
         self.skipped_steps, self.loss_scale = skipped_steps, skipped_steps.loss_scale
         self.clip_norm, self.schedule, self.squares = clip_norm, schedule, squares
         self.steps_taken = 0
@@ -97,11 +93,7 @@ class Update:
         if not skipped:
             step = self.steps_taken + 1
             clip_factor = self.clip_norm / norm if self.clip_norm is not None and norm > self.clip_norm else 1.0
-            try:
-                self._take(StepContext(step, clip_factor, self.lr_factor(step), factors))
-            finally:
-                for group in self.trained:
-                    group.updated_parameter = None
+            self._take(StepContext(step, clip_factor, self.lr_factor(step), factors))
         self.loss_scale.update(skipped)
         if skipped:
             self.skipped_steps.report(self.trained, self.steps_taken)
@@ -109,42 +101,64 @@ class Update:
         return StepResult(losses, skipped, math.nan if skipped else norm, scale, tokens, places)
 
     def _take(self, context: StepContext) -> None:
-        """Updates everything that this rank updates, and brings what the host has updated to the parameters."""
-        named = f"update of step {context.step}"
-        with self.changing_state(named, in_place=self.transfers.offload.optimizer != DISK):
+        """Updates everything that this rank updates, and lets the other ranks have it region by region."""
+        with self.changing_state(f"update of step {context.step}"):
             for group in self.trained:
-                if self.on_host:
-                    self.on_host.begin(group)
-                tensor_norms = _tensor_norms(group, context, self.squares)
-                for region in group.layout.regions:
-                    _update_region(group, region, context, tensor_norms)
-                    if not self.on_host:
-                        self.all_gathers[group].shard_updated(region)
+                self._update_group(group, context)
             self.steps_taken = context.step
-            if self.on_host:
-                self.on_host.bring_to_disk()
-        if self.on_host:
-            self._under_way = named  # what follows is in place
-            self.on_host.publish(self.all_gathers)
-            self._under_way = None
+
+    def _update_group(self, group: ParamGroup, context: StepContext) -> None:
+        tensor_norms = _tensor_norms(group, context, self.squares)
+        for region in group.layout.regions:
+            self._update_region(group, region, context, tensor_norms)
+            self._region_updated(group, region)
+
+    def _region_updated(self, group: ParamGroup, region: Region) -> None:
+        self.all_gathers[group].shard_updated(region)
+
+    def _update_region(self, group: ParamGroup, region: Region, context: StepContext,
+                       tensor_norms: Mapping[str, Norms]) -> None:
+        """Updates what this rank updates of one region, tensor by tensor in the order of the vector, and casts it."""
+        own = {piece.entry.name: piece for piece in group.pieces_in(region)}
+        for entry, _, _ in group.layout.entries_in(region.low, region.high):
+            piece = own.get(entry.name)
+            anywhere = group.optimizers[entry.name].cut_of(entry.shape) == "anywhere"
+            if not anywhere and group.spans_ranks(entry):
+                update_gathered(group, entry, piece, context)
+            elif piece is not None:
+                if anywhere:
+                    self._update_piece(group, piece, context, tensor_norms.get(entry.name))
+                else:
+                    update_tensor(group, piece, context)
+
+    def _update_piece(self, group: ParamGroup, piece: ParameterPiece, context: StepContext,
+                      norms: Norms | None) -> None:
+        """One step on a piece of a parameter whose state may be cut anywhere, block by block."""
+        optimizer, store, at_rest = group.optimizer(piece.entry, context), group.store, group.at_rest(piece)
+        ctx, cast_nbytes = UpdateContext(store.workplace.kernels, norms=norms), 0
+        for here, arrays in store.updating(at_rest, piece.count, unchanged=(GRADIENT,)):
+            for w, g, state in _blocks(group, arrays, context):
+                optimizer.apply(ctx, w, g, state, context.step)
+            cast_nbytes += group.cast(piece, here, arrays[MASTER], store.workplace)
+        group.note_update(at_rest, cast_nbytes)
 
     def lr_factor(self, step: int) -> float | None:
         """The schedule's factor of every lr in a step, counted from 1; None without a schedule."""
         return None if self.schedule is None else float(self.schedule(step))
 
     @contextmanager
-    def changing_state(self, what: str, *, in_place: bool = True) -> Iterator[None]:
-        """The block goes from one whole state to the next. If it fails no step may follow, but after a change that is
-        not made ``in_place``: then all is as before."""
-        self._under_way, taken = what, self.steps_taken
-        try:
-            with self.transfers.transaction():
-                yield
-        except BaseException:
-            if not in_place:
-                self._under_way, self.steps_taken = None, taken
-            raise
+    def changing_state(self, what: str) -> Iterator[None]:
+        """The block goes from one whole state to the next. If it fails no step may follow."""
+        self._under_way = what
+        yield
         self._under_way = None
+
+    def after_load(self, *, masters: bool = True) -> None:
+        """Follows a load of all state, or of parameters and ``masters`` alone: here nothing is made of them."""
+
+    def settings(self) -> dict[str, str]:
+        """In words, by name: what the bits of a training that goes on depend on here, beside a schedule."""
+        return {"clip_norm": str(self.clip_norm)}
 
     def forget(self) -> None:
         """Drops the reduced gradients."""
@@ -181,7 +195,7 @@ def _overflowed(groups: Sequence[ParamGroup]) -> bool:
     """True on every rank when any rank saw inf or NaN in what it updates."""
     rank, gradients = groups[0].rank, _gradients(groups)
     mine = not all(rank.kernels.all_finite(x) for gradient in gradients
-                   for x in groups[0].transfers.read_in_stretches(gradient))
+                   for x in groups[0].store.in_stretches(gradient))
     _note_scan(groups[0], gradients)
     return bool(groups[0].all_gather_scalars(np.array([mine], np.uint8)).any())
 
@@ -203,7 +217,7 @@ def _sum_of_squares(group: ParamGroup, gradient: np.ndarray, squares: Squares) -
     """The sum of a piece's squares, block by block, however it is cut in stretches."""
     divisor = group.reduced_gradient.divisor
     total: float = 0
-    for x in group.transfers.read_in_stretches(gradient):
+    for x in group.store.in_stretches(gradient):
         kernels = group.rank.kernels.serving(x)
         for block in spans(len(x), kernels.BLOCK):
             total += squares.of(kernels, x[block], divisor)
@@ -211,9 +225,8 @@ def _sum_of_squares(group: ParamGroup, gradient: np.ndarray, squares: Squares) -
 
 
 def _note_scan(group: ParamGroup, gradients: Sequence[np.ndarray]) -> None:
-    """Notes what a look at all gradients reads, where the device reads it."""
-    if group.transfers.offload.gradients == DEVICE:
-        group.rank.trace.compute(nbytes=sum(gradient.nbytes for gradient in gradients))
+    """Notes what a look at all gradients reads."""
+    group.store.note("gradient", sum(gradient.nbytes for gradient in gradients))
 
 
 def _gradients(groups: Sequence[ParamGroup]) -> list[np.ndarray]:
@@ -237,51 +250,10 @@ def _norm_from_squares(squares: np.ndarray) -> float:
 # -- the optimizer on what this rank owns -----------------------------------------------------------------------------
 
 
-def _update_region(group: ParamGroup, region: Region, context: StepContext, tensor_norms: Mapping[str, Norms]) -> None:
-    """Updates what this rank updates of one region, tensor by tensor in the order of the vector, and casts it."""
-    own = {piece.entry.name: piece for piece in group.pieces_in(region)}
-    for entry, _, _ in group.layout.entries_in(region.low, region.high):
-        piece = own.get(entry.name)
-        anywhere = group.optimizers[entry.name].cut_of(entry.shape) == "anywhere"
-        if not anywhere and group.spans_ranks(entry):
-            update_gathered(group, entry, piece, context)
-        elif piece is not None:
-            if anywhere:
-                _update_piece(group, piece, context, tensor_norms.get(entry.name))
-            else:
-                update_tensor(group, piece, context)
-
-
-def _update_piece(group: ParamGroup, piece: ParameterPiece, context: StepContext, norms: Norms | None) -> None:
-    """One step on a piece of a parameter whose state may be cut anywhere, block by block."""
-    optimizer, transfers, at_rest = group.optimizer(piece.entry, context), group.transfers, group.at_rest(piece)
-    ctx, cast_nbytes = UpdateContext(_kernels(group), norms=norms), 0
-    for here, arrays in transfers.in_stretches(at_rest, piece.count, unchanged=(GRADIENT,)):
-        if here.stop == piece.count:
-            _read_next(group, piece)
-        for w, g, state in _blocks(group, arrays, context):
-            optimizer.apply(ctx, w, g, state, context.step)
-        cast_nbytes += group.cast(piece, here, arrays[MASTER], transfers.update_place)
-    group.note_update(at_rest, cast_nbytes)
-
-
-def _read_next(group: ParamGroup, piece: ParameterPiece) -> None:
-    """Begins to read from disk what the update of the next piece needs first, where that is of elements."""
-    if group.transfers.offload.optimizer == DISK:
-        for after in group.pieces[group.pieces.index(piece) + 1:][:1]:
-            if group.optimizers[after.entry.name].cut_of(after.entry.shape) == "anywhere":
-                group.transfers.read_first(group.at_rest(after))
-
-
-def _kernels(group: ParamGroup) -> Any:
-    """The arithmetic of the place where the update is made."""
-    return group.transfers.kernels_at(group.transfers.update_place)
-
-
 def _blocks(group: ParamGroup, arrays: Mapping[str, np.ndarray],
             context: StepContext) -> Iterator[tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]:
     """(w, g, state) of a stretch in blocks, all fp32 (n,): the arrays themselves, or copies that are rounded back."""
-    kernels, divisor = _kernels(group), group.reduced_gradient.divisor
+    kernels, divisor = group.store.workplace.kernels, group.reduced_gradient.divisor
     gradient, state = arrays[GRADIENT], {name: x for name, x in arrays.items() if name != GRADIENT}
     g32 = kernels.scratch("gradient", min(kernels.BLOCK, len(gradient)), FP32)
     for here in spans(len(gradient), kernels.BLOCK):
@@ -314,14 +286,15 @@ def _squares(group: ParamGroup, piece: ParameterPiece, context: StepContext, squ
 
     The direction is that of the moments as they rest, rounded to their format: `_update_piece` finds the same.
     """
-    optimizer, kernels, at_rest = group.optimizer(piece.entry, context), _kernels(group), group.at_rest(piece)
+    optimizer, store, at_rest = group.optimizer(piece.entry, context), group.store, group.at_rest(piece)
+    kernels = store.workplace.kernels
     ctx, direction = UpdateContext(kernels), kernels.scratch("direction", min(kernels.BLOCK, piece.count), FP32)
     weights: float = 0
     directions: float = 0
-    for _, arrays in group.transfers.in_stretches(at_rest, piece.count, unchanged=(GRADIENT, MASTER)):
+    for _, arrays in store.updating(at_rest, piece.count, unchanged=(GRADIENT, MASTER)):
         for w, g, state in _blocks(group, arrays, context):
             optimizer.advance(ctx, w, g, state, context.step)
-    for _, arrays in group.transfers.in_stretches(at_rest, piece.count, unchanged=at_rest.keys()):
+    for _, arrays in store.updating(at_rest, piece.count, unchanged=at_rest.keys()):
         for w, g, state in _blocks(group, arrays, context):
             optimizer.direction(ctx, w, g, state, context.step, direction[:len(w)])
             weights += squares.of(kernels, w)

@@ -10,25 +10,23 @@ from functools import partial
 import numpy as np
 
 from zerosim.numerics.checks import FP32, work_type
-from zerosim.numerics.kernels import do_nothing
-from zerosim.numerics.places import DEVICE
 from zerosim.optim.base import UpdateContext, upcast
 from zerosim.zero.layout import LayoutEntry, ParameterPiece
 from zerosim.zero.param_group import GRADIENT, MASTER, ParamGroup, StepContext
-from zerosim.zero.placements import SHARDED, Placement
+from zerosim.zero.placements import SHARDED, Placement, Workplace
 
 # -- updates of whole tensors ------------------------------------------------------------------------------------------
 
 
 def update_tensor(group: ParamGroup, piece: ParameterPiece, context: StepContext) -> None:
     """One step on a tensor that lies whole on this rank."""
-    entry, transfers = piece.entry, group.transfers
+    entry, place = piece.entry, group.store.workplace
     at_rest = group.at_rest(piece)
-    with transfers.staged(at_rest, transfers.update_place, written=at_rest.keys() - {GRADIENT}) as arrays:
+    with group.store.updating_whole(at_rest, place, unchanged=(GRADIENT,)) as arrays:
         shaped = {name: x.reshape(entry.shape) if name in (MASTER, GRADIENT) or group.is_flat(entry, name) else x
                   for name, x in arrays.items()}
-        _step(group, entry, shaped, context, transfers.update_place)
-        cast_nbytes = group.cast(piece, slice(0, piece.count), arrays[MASTER], transfers.update_place)
+        _step(group, entry, shaped, context, place)
+        cast_nbytes = group.cast(piece, slice(0, piece.count), arrays[MASTER], place)
     group.note_update(at_rest, cast_nbytes)
 
 
@@ -37,7 +35,7 @@ def update_gathered(group: ParamGroup, entry: LayoutEntry, piece: ParameterPiece
 
     Every rank takes part in the gathers; only those that own a piece compute, on the device.
     """
-    reduced, cut, transfers = group.reduced_gradient, group.layout.cut(entry.low, entry.high), group.transfers
+    reduced, cut, store = group.reduced_gradient, group.layout.cut(entry.low, entry.high), group.store
     flat = [name for name in group.slots_of(entry) if group.is_flat(entry, name)]
     own = {name: _own_slot(group, entry, name) for name in flat}
     own[MASTER] = group.master_elements(piece) if piece is not None else _own(
@@ -48,25 +46,22 @@ def update_gathered(group: ParamGroup, entry: LayoutEntry, piece: ParameterPiece
         return
     others = {name: group.own_slots[entry.name, name] for name in group.slots_of(entry) if name not in flat}
     here = slice(cut[group.rank.index], cut[group.rank.index + 1])
-    with transfers.staged(others, DEVICE) as arrays:
-        _step(group, entry, whole | arrays, context, DEVICE)
+    with store.updating_whole(others, store.device) as arrays:
+        _step(group, entry, whole | arrays, context, store.device)
     for name, part in own.items():
-        transfers.move(whole[name].reshape(-1)[here], part)
-    cast_nbytes = group.cast(piece, slice(0, piece.count), whole[MASTER].reshape(-1)[here], DEVICE)
+        store.move(whole[name].reshape(-1)[here], part)
+    cast_nbytes = group.cast(piece, slice(0, piece.count), whole[MASTER].reshape(-1)[here], store.device)
     group.note_update(whole | others, cast_nbytes)
 
 
 def _step(group: ParamGroup, entry: LayoutEntry, arrays: Mapping[str, np.ndarray], context: StepContext,
-          place: str) -> None:
+          place: Workplace) -> None:
     """One update of a whole tensor, of its parameter's shape, in fp32, with copies in workspace."""
-    rank = group.rank
-    memory, note = (rank.memory, rank.trace.compute) if place == DEVICE else (rank.memory.host, do_nothing)
-    empty = partial(memory.alloc, dtype=FP32, kind="workspace", name=entry.name)
+    empty, kernels = partial(place.memory.alloc, dtype=FP32, kind="workspace", name=entry.name), place.kernels
     g = empty(entry.shape)
-    kernels = group.transfers.kernels_at(place)
     kernels.gradient_block(arrays[GRADIENT], group.reduced_gradient.divisor, context.clip_factor, g)
-    factors = tuple(group.transfers.at(place, factor) for factor in context.factors.get(entry.name, ()))
-    ctx = UpdateContext(kernels, factors=factors or None, alloc=empty, note=note)
+    factors = tuple(group.store.read(factor, place) for factor in context.factors.get(entry.name, ()))
+    ctx = UpdateContext(kernels, factors=factors or None, alloc=empty, note=place.note)
     with upcast(kernels, lambda _, shape: empty(shape),
                 {name: x for name, x in arrays.items() if name != GRADIENT}) as wide:
         group.optimizer(entry, context).apply(
@@ -112,13 +107,13 @@ def _whole(group: ParamGroup, entry: LayoutEntry, array: np.ndarray, placement: 
 
 def _all_gather(group: ParamGroup, entry: LayoutEntry, own: np.ndarray) -> np.ndarray:
     """The whole tensor, of which each rank has ``own``, in its shape; a parameter lies in one region."""
-    found: np.ndarray = group.rank.all_gather(group.transfers.at(DEVICE, own),
-                                              splits=group.layout.cut(entry.low, entry.high), purpose="state")
+    found: np.ndarray = group.rank.all_gather(
+        group.store.read(own), splits=group.layout.cut(entry.low, entry.high), purpose="state")
     return found.reshape(entry.shape)
 
 
 def _copy(group: ParamGroup, entry: LayoutEntry, whole: np.ndarray) -> np.ndarray:
-    found: np.ndarray = group.transfers.at(DEVICE, whole).reshape(entry.shape).copy()
+    found: np.ndarray = group.store.read(whole).reshape(entry.shape).copy()
     return found
 
 

@@ -17,39 +17,35 @@ one padded unit.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.places import DEVICE
 from zerosim.numerics.policy import AVERAGES, Policy
 from zerosim.numerics.quantization import Blockwise, ZeroPlusPlus
 from zerosim.ranks.call import Cut
 from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.rank import Rank
+from zerosim.zero.gradients import Reduction
 from zerosim.zero.hybrid import neighbors_joined
 from zerosim.zero.layout import Bucket, Layout, Parts, buckets
 from zerosim.zero.param_group import ParamGroup
-from zerosim.zero.placements import REPLICATED, SHARDED, BucketMove, BucketOptions, Move, Settle, Stage, packed, put
+from zerosim.zero.placements import (
+    REPLICATED,
+    SHARDED,
+    BucketOptions,
+    Move,
+    Placement,
+    Stage,
+    packed,
+    put_parts,
+    start_bucket,
+)
 from zerosim.zero.unshard import UnitGather
 
 BUFFER = "communication_buffer"
-
-
-def collectives_of(asked: ZeroPlusPlus | None, rank: Rank, mesh: Mesh | None, stage: Stage, policy: Policy,
-                   options: BucketOptions) -> "tuple[UnitGather, QuantizedReduceScatter | None]":
-    """The way in which an engine gathers units, and its reduce-scatter of gradients, None where that is a ring.
-
-    Raises ValueError as `check_parts` does.
-    """
-    if asked is None:
-        return UnitGather(options), None
-    assert mesh is not None, "ZeroPlusPlus.on_mesh refuses it"
-    check_parts(asked, stage, policy)
-    quantized = None if asked.gradients is None else QuantizedReduceScatter(rank, mesh, asked.gradients)
-    return ZeroPlusPlusGather(rank, mesh, asked, options), quantized
 
 
 def check_parts(asked: ZeroPlusPlus, stage: Stage, policy: Policy) -> None:
@@ -65,13 +61,13 @@ def check_parts(asked: ZeroPlusPlus, stage: Stage, policy: Policy) -> None:
 
 
 def all_gather_quantized(rank: Rank, bucket: Bucket, own: np.ndarray, target: Parts, form: Blockwise, *,
-                         async_op: bool, copy_in_flight: bool) -> "QuantizedMove":
+                         async_op: bool, **issued: Any) -> Move:
     """The chunk that this rank owns of a bucket, quantized, to all ranks, and what comes back into ``target``."""
     splits = (0, *accumulate(form.nbytes(high - low) for low, high in pairwise(bucket.cut)))
     clear_padding_of(rank, bucket, own, [rank.index])
     sent = rank.memory.alloc(form.nbytes(len(own)), np.uint8, BUFFER, "quantized")
     form.quantize(rank.kernels, own, sent)
-    found = rank.all_gather(sent, splits=splits, async_op=async_op, copy_in_flight=copy_in_flight, purpose="parameters")
+    found = rank.all_gather(sent, splits=splits, async_op=async_op, purpose="parameters", **issued)
     ((_, whole),) = target
 
     def finish(arrived: np.ndarray) -> None:
@@ -79,7 +75,7 @@ def all_gather_quantized(rank: Rank, bucket: Bucket, own: np.ndarray, target: Pa
             form.dequantize(rank.kernels, arrived[splits[owner]:splits[owner + 1]],
                             whole[bucket.cut[owner]:bucket.cut[owner + 1]])
 
-    return QuantizedMove(found, finish, async_op=async_op)
+    return Move(found, finish, async_op=async_op)
 
 
 def clear_padding_of(rank: Rank, bucket: Bucket, vector: np.ndarray, owners: Sequence[int]) -> None:
@@ -87,28 +83,11 @@ def clear_padding_of(rank: Rank, bucket: Bucket, vector: np.ndarray, owners: Seq
     """
     at = 0
     for owner in owners if rank.memory.debug else ():
-        for lies, cut in zip(bucket.ranges, bucket.cuts, strict=True):
-            low, high = lies.start + cut[owner], lies.start + cut[owner + 1]
+        for span, cut in zip(bucket.ranges, bucket.cuts, strict=True):
+            low, high = span.start + cut[owner], span.start + cut[owner + 1]
             padding = bucket.layout.padding(low, high)
             vector[at + padding.start - low:at + high - low] = 0
             at += high - low
-
-
-class QuantizedMove:
-    """Bytes on their way, and what is done with them when they are there."""
-
-    def __init__(self, found: Any, finish: Callable[[np.ndarray], None], *, async_op: bool) -> None:
-        self._found, self._finish, self._async_op = found, finish, async_op
-
-    def wait(self) -> None:
-        """Waits, and finishes."""
-        found, self._found = self._found.wait() if self._async_op else self._found, None
-        self._finish(found)
-
-    def drop(self) -> None:
-        """Waits, and drops what arrived."""
-        if self._async_op:
-            self._found.wait()
 
 
 class ZeroPlusPlusGather(UnitGather):
@@ -122,35 +101,35 @@ class ZeroPlusPlusGather(UnitGather):
 
     def start(self, group: ParamGroup, name: str, whole: np.ndarray, *, async_op: bool) -> Iterator[Move]:
         """Begins to gather one unit (u,): from secondary shards where there are any."""
-        lies, place = group.layout.units[name], self.inside.index
+        span, place = group.layout.units[name], self.inside.index
         inside = self._layouts.setdefault(group, neighbors_joined(group.layout, self.mesh.nodes))
         shard = self._secondary.get((group, name))
         if shard is None:
             yield from self._start_across(group, name, whole, async_op=async_op)
             if self.asked.hpz:
-                cut = inside.cut(lies.start, lies.stop)
-                yield SecondaryShard(self, group, name, whole[cut[place]:cut[place + 1]])
+                cut = inside.cut(span.start, span.stop)
+                yield SecondaryShard(partial(self.keep, group, name), whole[cut[place]:cut[place + 1]])
             return
-        first = inside.owned(place, lies.start, lies.stop).start
-        for bucket in buckets(inside, [lies], self.options.limit(whole.dtype)):
+        first = inside.owned(place, span.start, span.stop).start
+        for bucket in buckets(inside, [span], self.options.limit(whole.dtype)):
             (part,) = bucket.ranges
             own = inside.owned(place, part.start, part.stop)
             elements = shard[own.start - first:own.stop - first]
-            yield BucketMove(self.inside.agreeing(f"weights of {name}"), bucket, SHARDED, REPLICATED,
-                             policy=group.policy, source=[(slice(0, len(elements)), elements)],
-                             target=self.target(bucket, lies, whole), dtype=whole.dtype, purpose="parameters",
-                             async_op=async_op, copy_in_flight=self.options.copy_in_flight)
+            yield start_bucket(self.inside.agreeing(f"weights of {name}"), group.store, bucket, SHARDED, REPLICATED,
+                               policy=group.policy, source=[(slice(0, len(elements)), elements)],
+                               target=self.target(bucket, span, whole), dtype=whole.dtype, purpose="parameters",
+                               async_op=async_op, **self.options.issued)
 
     def _start_across(self, group: ParamGroup, name: str, whole: np.ndarray, *, async_op: bool) -> Iterator[Move]:
-        form, lies = self.asked.weights, group.layout.units[name]
+        form, span = self.asked.weights, group.layout.units[name]
         if form is None:
             yield from super().start(group, name, whole, async_op=async_op)
             return
-        for bucket in buckets(group.layout, [lies], self.options.limit(whole.dtype)):
+        for bucket in buckets(group.layout, [span], self.options.limit(whole.dtype)):
             ((_, own),) = bucket.own_in_shard(group.rank.index, group.parameter)
             yield all_gather_quantized(
-                group.rank.agreeing(f"weights of {name}"), bucket, group.transfers.at(DEVICE, own),
-                self.target(bucket, lies, whole), form, async_op=async_op, copy_in_flight=self.options.copy_in_flight)
+                group.rank.agreeing(f"weights of {name}"), bucket, group.store.read(own),
+                self.target(bucket, span, whole), form, async_op=async_op, **self.options.issued)
 
     def own_parts(self, group: ParamGroup, name: str) -> Iterator[np.ndarray]:
         """None where a secondary shard is there."""
@@ -170,36 +149,29 @@ class ZeroPlusPlusGather(UnitGather):
         self._secondary.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class SecondaryShard:
-    """A rank's part (u/R,) of a unit, to be kept as its secondary shard when the unit is there."""
+class SecondaryShard(Move):
+    """A rank's part (u/R,) of a unit, kept as its secondary shard when the unit is there."""
 
-    gather: ZeroPlusPlusGather
-    group: ParamGroup
-    name: str
-    part: np.ndarray
-
-    def wait(self) -> None:
-        """Keeps it."""
-        self.gather.keep(self.group, self.name, self.part)
-
-    def drop(self) -> None:
-        """Keeps nothing."""
+    def __init__(self, keep: Callable[[np.ndarray], None], part: np.ndarray) -> None:
+        super().__init__(part, keep, async_op=False)
 
 
-class QuantizedReduceScatter:
+class QuantizedReduction(Reduction):
     """qgZ: quantized all-to-all inside nodes, sums, and the same across nodes."""
 
-    def __init__(self, rank: Rank, mesh: Mesh, form: Blockwise) -> None:
-        self.rank, self.mesh, self.form = rank, mesh, form
-        self.inside, self.across = mesh.inside(rank), mesh.across(rank)
+    bits_depend_on_buckets = True  # a block is of one bucket
 
-    def start(self, bucket: Bucket, source: Parts, target: Parts, *, agreement: str, dtype: np.dtype[Any],
-              async_op: bool, add: bool, settle: Settle | None) -> Move:
-        """Begins to reduce a bucket's addends: the first of the two all-to-alls. The second, when this is waited for,
-        leaves the sum of this rank's chunk in ``target``; ``add`` and ``settle`` are those of `BucketMove`.
+    def __init__(self, group: ParamGroup, options: BucketOptions, mesh: Mesh, form: Blockwise) -> None:
+        super().__init__(group, options)
+        self.rank, self.mesh, self.form = group.rank, mesh, form
+        self.inside, self.across = mesh.inside(group.rank), mesh.across(group.rank)
+
+    def start(self, bucket: Bucket, want: Placement, *, source: Parts, target: Parts, dtype: np.dtype[Any],
+              agreement: str, add: bool = False, async_op: bool = False) -> Move:
+        """Begins to reduce a bucket's addends to shards: the first of the two all-to-alls. The second, when this is
+        waited for, puts the sum of this rank's chunk into ``target``, with ``add`` onto what is there.
         """
-        vector, cut = packed(self.rank, source, bucket.length, dtype), bucket.cut
+        vector, cut = packed(self.group.store, source, bucket.length, dtype), bucket.cut
         _, place = self.mesh.place(self.rank.index)
         clear_padding_of(self.rank, bucket, vector, range(self.rank.size))
         slices = [self.mesh.members_across(i) for i in range(self.mesh.ranks_per_node)]
@@ -214,10 +186,9 @@ class QuantizedReduceScatter:
             splits, sent = self._quantized([sums[low:high] for low, high in pairwise(ends)], each=1)
             arrived = self.across.agreeing(agreement).all_to_all(sent, splits=splits, purpose="gradients")
             total = self._sums(arrived, [cut[self.rank.index + 1] - cut[self.rank.index]], self.mesh.nodes)
-            for here, resting in target:
-                put(self.rank, total[here], resting, add=add, settle=settle)
+            put_parts(self.group.store, target, total, add=add)
 
-        return QuantizedMove(found, finish, async_op=async_op)
+        return Move(found, finish, async_op=async_op)
 
     def _quantized(self, chunks: Sequence[np.ndarray], *, each: int) -> tuple[Cut, np.ndarray]:
         """The chunks as bytes, one after the other, and where every ``each`` of them begin."""
