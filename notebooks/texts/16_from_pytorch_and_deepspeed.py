@@ -387,7 +387,8 @@ zs.draw.table(["steps", "bf16 weights that differ"], differing)
 
 # %% [markdown]
 # Before the first step none: both round the same number. The update then moves masters that are not the same. DeepSpeed
-# itself, on gloo, has the bits of `from_deepspeed`'s engine: [how it was run](../docs/from_pytorch_and_deepspeed.md).
+# itself has the bits of `from_deepspeed`'s engine under stages 1, 2 and 3:
+# [how it was run](../docs/from_pytorch_and_deepspeed.md#deepspeed-itself).
 #
 # The same settings make a plan, in which the model is as large as one likes:
 

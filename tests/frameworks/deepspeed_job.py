@@ -6,6 +6,7 @@ reads configurations, first weights and batches from FOLDER/job.pickle, and rank
 FOLDER/found.pickle: for each configuration those that compute, by name, as fp32.
 """
 
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -25,7 +26,9 @@ def main(folder: Path, rank: int) -> None:
     found = [trained(config, job["weights"], [step[rank] for step in job["data"]]) for config in job["configs"]]
     if rank == 0:
         (folder / "found.pickle").write_bytes(pickle.dumps(found))
-    dist.destroy_process_group()
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # an ordinary end aborts now and then: "terminate called without an active exception"
 
 
 def trained(config: dict[str, Any], weights: dict[str, np.ndarray], data: list) -> dict[str, np.ndarray]:

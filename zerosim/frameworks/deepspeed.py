@@ -230,6 +230,9 @@ def _policy(top: Section, zero: Section, states: ShardedStates, zeropp: ZeroPlus
     if compute == "bf16" and accumulate == "fp32" and not states.optimizer_sharded:
         findings.differ("data_types.grad_accum_dtype='fp32': bf16 gradients add up in fp32 here; DeepSpeed refuses "
                         "that at stage 0 from version 0.17.6 on, and takes it at stages 1 to 3")
+    if compute != "fp32" and not states.optimizer_sharded:
+        findings.differ("zero_optimization.stage=0: in 16 bits every optimizer but FusedAdam first takes a step on "
+                        "zero gradients there, which counts in bias correction and decays weights")
     master = compute if any(narrow) else "fp32"
     return Policy(compute, reduce=top.take("communication_data_type", None, format_or_none),
                   accumulate=accumulate, average=_average(top, zero, states, zeropp, findings),
