@@ -21,7 +21,7 @@ WITHOUT_LINK = {"A note on mixed-precision training"}  # none is known
 
 def texts() -> list[Path]:
     """The package's code, tables and pages, and the notebooks' texts."""
-    return [path for folder, endings in (("zerosim", ("py", "toml")), ("docs", ("md",)), ("notebooks", ("py",)))
+    return [path for folder, endings in (("zerosim", ("py", "toml")), ("docs", ("md",)), ("notebooks/texts", ("py",)))
             for ending in endings for path in sorted((ROOT / folder).rglob(f"*.{ending}"))
             if path.stem != "references"] + [ROOT / "README.md"]
 
@@ -75,7 +75,7 @@ def test_every_paper_that_is_linked_is_a_references():
         assert papers(path.read_text(encoding="utf-8")) <= known, path
 
 
-@pytest.mark.parametrize("text", sorted((ROOT / "notebooks").glob("[0-9]*.py")), ids=lambda text: text.stem)
+@pytest.mark.parametrize("text", sorted((ROOT / "notebooks/texts").glob("[0-9]*.py")), ids=lambda text: text.stem)
 def test_every_notebook_links_what_it_rests_on_and_says_who_and_when(text):
     words = text.read_text(encoding="utf-8")
     assert [one for one in lesson.references() if one.link and one.link in words] != []

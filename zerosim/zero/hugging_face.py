@@ -75,8 +75,8 @@ def export_weights(checkpoint: str | Path, out: str | Path, *, shard_nbytes: int
         dtype = DTYPES[tensors.get(f"{kind}/{name}", {"dtype": "F32"})["dtype"]]  # without elements it is in no file
         for part, width in zip(there.names, _widths(name, there, shapes), strict=True):
             columns = slice(start, start + width)
-            lies = (*shape[:-1], width) if shape else ()
-            kinds[part] = dtype, tuple(reversed(lies)) if there.transposed else lies
+            whole = (*shape[:-1], width) if shape else ()
+            kinds[part] = dtype, tuple(reversed(whole)) if there.transposed else whole
             arrays[part] = partial(_whole, source, f"{kind}/{name}", shape, dtype, columns, transposed=there.transposed)
             start += width
     folder.mkdir(parents=True, exist_ok=True)

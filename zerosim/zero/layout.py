@@ -111,8 +111,8 @@ class Layout(Shown):
     def views(self, vector: np.ndarray) -> dict[str, np.ndarray]:
         """The parameters by name, as views of the flat vector (n,). Raises ValueError for another shape."""
         self._check_whole(vector)
-        return {name: view for unit, lies in self.units.items()
-                for name, view in self.unit_views(unit, vector[lies]).items()}
+        return {name: view for unit, span in self.units.items()
+                for name, view in self.unit_views(unit, vector[span]).items()}
 
     def flattened(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
         """The flat vector (n,), fp32, of values by parameter's name, each in its own shape; padding is 0.
@@ -180,8 +180,7 @@ class Layout(Shown):
 
     def valid_regions(self) -> list[Piece]:
         """The whole vector without padding, region by region: as `valid`, for who holds all of it as one shard."""
-        lies = [slice(region.low, region.valid_high) for region in self.regions]
-        return [Piece(here, here) for here in lies]
+        return [Piece(here, here) for here in (slice(region.low, region.valid_high) for region in self.regions)]
 
     def parameter_pieces(self, rank: int) -> list[ParameterPiece]:
         """The rank's elements, parameter by parameter in the order of the vector; empty pieces are left out."""
@@ -361,13 +360,13 @@ class Bucket:
 
     @property
     def is_packed(self) -> bool:
-        """False for a single stretch, whose vector is the stretch as it lies."""
+        """False for a single stretch, whose vector is the stretch itself."""
         return len(self.ranges) > 1
 
     @cached_property
     def cuts(self) -> list[Cut]:
         """The owners' boundaries inside each stretch."""
-        return [self.layout.cut(lies.start, lies.stop) for lies in self.ranges]
+        return [self.layout.cut(span.start, span.stop) for span in self.ranges]
 
     @cached_property
     def cut(self) -> Cut:
@@ -386,16 +385,16 @@ class Bucket:
 
     def in_vector(self, vector: np.ndarray) -> Parts:
         """The parts of the bucket's vector in the layout's vector (n,)."""
-        return self.in_stretches([vector[lies] for lies in self.ranges])
+        return self.in_stretches([vector[span] for span in self.ranges])
 
     def own_in_vector(self, rank: int, vector: np.ndarray) -> Parts:
         """The parts of the rank's chunk in the layout's vector (n,)."""
-        return _joined(vector[lies.start + cut[rank]:lies.start + cut[rank + 1]]
-                       for lies, cut in zip(self.ranges, self.cuts, strict=True))
+        return _joined(vector[span.start + cut[rank]:span.start + cut[rank + 1]]
+                       for span, cut in zip(self.ranges, self.cuts, strict=True))
 
     def own_in_shard(self, rank: int, shard: np.ndarray) -> Parts:
         """The parts of the rank's chunk in its shard (s,)."""
-        own = [shard[self.layout.owned(rank, lies.start, lies.stop)] for lies in self.ranges]
+        own = [shard[self.layout.owned(rank, span.start, span.stop)] for span in self.ranges]
         return _joined(own) if self.is_packed else [(slice(0, len(own[0])), own[0])]
 
 
@@ -412,14 +411,14 @@ def _joined(pieces: Iterable[np.ndarray]) -> Parts:
 def buckets(layout: Layout, ranges: Iterable[slice], limit: int | None) -> list[Bucket]:
     """The stretches in buckets of at most ``limit`` elements, cut where one does not fit; None: a bucket for each."""
     if limit is None:
-        return [Bucket(layout, (lies,)) for lies in ranges]
+        return [Bucket(layout, (span,)) for span in ranges]
     found: list[Bucket] = []
     open_: list[slice] = []
     room = limit
-    for lies in ranges:
-        low = lies.start
-        while low < lies.stop:
-            high = min(lies.stop, low + room)
+    for span in ranges:
+        low = span.start
+        while low < span.stop:
+            high = min(span.stop, low + room)
             open_.append(slice(low, high))
             low, room = high, room - (high - low)
             if room == 0:
