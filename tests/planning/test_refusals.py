@@ -181,7 +181,7 @@ def test_a_plan_that_cannot_be_made_is_refused():
         *((gpt2(**{option: 3}, offload="host"), "no link is called 3; there are nvlink2") for option in (
             "link", "host_link", "disk_link", "between")),
         (gpt2(convention=[]), "no accounting convention is called []; there are zero-paper"),
-        (gpt2(tokens=4096), "learned places for 1024"),
+        (gpt2(tokens=4096), "learned positions for 1024"),
         (gpt2(utilization=1.5), "is the share of the peak that products reach, above 0 and at most 1"),
         (gpt2(compute="fp8_e4m3"), "do not rest in 8 bits"),
         (gpt2(optimizer="adamw"), "take one of zs.optim's, as zs.optim.AdamW() is"),

@@ -126,7 +126,7 @@ class PlanConfig:
         object.__setattr__(self, "tokens", checked_count("tokens", tokens, 1))
         if transformer and transformer.positions and self.sequence > transformer.positions:
             raise ValueError(f"sequences of {self.sequence} tokens were asked for, and {self.model.name} has learned "
-                             f"places for {transformer.positions}; take shorter ones")
+                             f"positions for {transformer.positions}; take shorter ones")
         if (bucket := self.options.bucket_nbytes) is not None:
             raise ValueError(f"bucket_nbytes={bucket}: a plan is of buckets of a unit, since others cut units into "
                              "unequal chunks, and no rank would stand for all; leave it out")
