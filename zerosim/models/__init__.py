@@ -2,7 +2,7 @@
 
 from zerosim.models import autodiff
 from zerosim.models.gpt import GPT, PRESETS, Decoder, GPTConfig, generate, logits_of
-from zerosim.models.initializers import Constants, Normal, Ones, Zeros
+from zerosim.models.initializers import Constants, Filled, Normal
 from zerosim.models.layers import Context
 from zerosim.models.llama import Llama, LlamaConfig, decoder
 from zerosim.models.losses import CrossEntropy, HalfSquaredError, Loss
@@ -12,7 +12,7 @@ from zerosim.models.rotary import LinearScaling, Llama3Scaling
 from zerosim.models.small import MLP, four_weights
 from zerosim.models.units import BLOCK, NONE, LinearUnit, Model, Recompute, Unit, segment
 
-__all__ = ["BLOCK", "GPT", "MLP", "NONE", "PRESETS", "Constants", "Context", "CrossEntropy", "Decoder", "GPTConfig",
-           "HalfSquaredError", "LinearScaling", "LinearUnit", "Llama", "Llama3Scaling", "LlamaConfig", "Loss", "Model",
-           "Normal", "Ones", "Pass", "Recompute", "Unit", "Zeros", "autodiff", "decoder", "first_weights",
+__all__ = ["BLOCK", "GPT", "MLP", "NONE", "PRESETS", "Constants", "Context", "CrossEntropy", "Decoder", "Filled",
+           "GPTConfig", "HalfSquaredError", "LinearScaling", "LinearUnit", "Llama", "Llama3Scaling", "LlamaConfig",
+           "Loss", "Model", "Normal", "Pass", "Recompute", "Unit", "autodiff", "decoder", "first_weights",
            "four_weights", "from_hugging_face", "generate", "logits_of", "one_pass", "segment"]

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from zerosim.models import layers
-from zerosim.models.initializers import Initializer, Normal, Ones, Zeros
+from zerosim.models.initializers import Filled, Initializer, Normal
 from zerosim.models.layers import Context, Gradients, require_at_rest, rows_of
 from zerosim.models.losses import CrossEntropy, Normalization
 from zerosim.models.units import ALL, SELECTIVE, SUB_BLOCK, TILED, Model, Unit, Weights, require_inside
@@ -234,9 +234,9 @@ class BlockPart(ABC):
     def initializer(self, name: str) -> Initializer:
         """Zeros for biases, ones for the norms' weights, normal values for the others, by the seed and the name."""
         if name.endswith(".bias"):
-            return Zeros()
+            return Filled(0)
         if name in self.norm.shapes or name in self.between:
-            return Ones()
+            return Filled(1)
         return Normal(self.seed, DEVIATION / (2 * self.config.layers)**0.5 if name == self.full(self.closing)
                       else DEVIATION)
 
@@ -503,7 +503,7 @@ class Head(Unit):
     def initializer(self, name: str) -> Initializer:
         """Ones and zeros for the norm, GPT-2's normal values for the projection."""
         if name in self.norm.shapes:
-            return Zeros() if name.endswith(".bias") else Ones()
+            return Filled(0 if name.endswith(".bias") else 1)
         return Normal(self.seed, DEVIATION)
 
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:

@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ class ModelType:
 
 # They change nothing of a forward pass and its loss: what a file is, what is returned, how a text is written, and what
 # is dropped in training, which the engine is asked for itself.
-IDLE = frozenset((
+NO_EFFECT = frozenset((
     "architectures", "attn_implementation", "bos_token_id", "chunk_size_feed_forward", "cls_token_id",
     "decoder_start_token_id", "dtype", "eos_token_id", "finetuning_task", "gradient_checkpointing", "id2label",
     "initializer_range", "is_decoder", "label2id", "model_type", "name_or_path", "num_labels", "output_attentions",
@@ -115,23 +116,12 @@ def _bloom(of: Fields) -> Transformer:
 
 
 def _llama(of: Fields, *, always: tuple[str, ...] = (), head_norms: bool = False) -> Transformer:
-    asked = {"qkv": of["attention_bias"], "projection": of["attention_bias"], "feed_forward": of["mlp_bias"]}
+    attention_bias = of.get("attention_bias", False)  # a key that some types have not
+    asked = {"qkv": attention_bias, "projection": attention_bias, "feed_forward": of.get("mlp_bias", False)}
     return llama(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
                  of["intermediate_size"], of["num_key_value_heads"], of["max_position_embeddings"],
                  biases=tuple(layer for layer in LINEAR_LAYERS if asked[layer] or layer in always),
                  tied=of["tie_word_embeddings"], head_channels=of["head_dim"], head_norms=head_norms)
-
-
-def _mistral(of: Fields) -> Transformer:
-    return _llama({**of, "attention_bias": False, "mlp_bias": False})
-
-
-def _qwen2(of: Fields) -> Transformer:
-    return _llama({**of, "attention_bias": False, "mlp_bias": False}, always=("qkv",))
-
-
-def _qwen3(of: Fields) -> Transformer:
-    return _llama({**of, "mlp_bias": False}, head_norms=True)
 
 
 def _t5(of: Fields) -> Transformer:
@@ -282,13 +272,14 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         runs=Runs(ROTARY_KEYS, _llama_numbers, ROTARY_ONLY, LLAMA)),
     # Left out, these have 8 or 32 key and value heads, and 128 channels in each: numbers of one model.
     "mistral": ModelType(
-        (*ROTARY_FIELDS, "num_key_value_heads"), ROTARY_OPTIONS, _mistral,
+        (*ROTARY_FIELDS, "num_key_value_heads"), ROTARY_OPTIONS, _llama,
         runs=Runs({**ROTARY_KEYS, "sliding_window": 4096}, _mistral_numbers, ROTARY_ONLY, LLAMA)),
     "qwen2": ModelType(
-        (*ROTARY_FIELDS, "num_key_value_heads"), ROTARY_OPTIONS, _qwen2,
+        (*ROTARY_FIELDS, "num_key_value_heads"), ROTARY_OPTIONS, partial(_llama, always=("qkv",)),
         runs=Runs({**ROTARY_KEYS, **WINDOWS}, _qwen_numbers, QWEN_ONLY, LLAMA)),
     "qwen3": ModelType(
-        (*ROTARY_FIELDS, "num_key_value_heads", "head_dim"), {**ROTARY_OPTIONS, "attention_bias": False}, _qwen3,
+        (*ROTARY_FIELDS, "num_key_value_heads", "head_dim"), {**ROTARY_OPTIONS, "attention_bias": False},
+        partial(_llama, head_norms=True),
         runs=Runs({**ROTARY_KEYS, **WINDOWS}, _qwen_numbers, QWEN_ONLY, LLAMA)),
     "t5": ModelType(
         ("d_model", "d_kv", "d_ff", "num_layers", "num_heads", "vocab_size"),
@@ -424,7 +415,7 @@ def config_of_fields(name: str, found: Any, context: int | None = None,
         raise ValueError(f"{name} has the model_type {kind!r}: the engine has no such layers; it has those of {trained}"
                          "; zerosim plan counts it")
     only = {**ONLY, **row.runs.only}
-    known = {*IDLE, *only, *row.runs.keys, *row.required, *row.optional, *row.aliases, *ignore}
+    known = {*NO_EFFECT, *only, *row.runs.keys, *row.required, *row.optional, *row.aliases, *ignore}
     for key, value in found.items():
         if key not in known and not key.startswith("_") and value is not None:
             raise ValueError(f"{name} says {key}={value!r}, and zerosim does not know whether that changes what a "

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from zerosim.models import layers
-from zerosim.models.initializers import Initializer, Normal, Zeros
+from zerosim.models.initializers import Filled, Initializer, Normal
 from zerosim.models.layers import Context, Gradients
 from zerosim.models.losses import HalfSquaredError, Loss
 from zerosim.numerics.checks import require_positive
@@ -193,7 +193,7 @@ class LinearUnit(Unit):
     The parameters are ``name.weight`` (I, O) and ``name.bias`` (O,). Saves x, and for ReLU one bit per
     output, for GELU its input. The ``first`` unit of a model computes no gradient of its input, which nobody
     would read. ``initializers`` replaces, under "weight" and "bias", what makes the first values: by default
-    Normal(seed, deviation 1/sqrt(I)) and Zeros.
+    Normal(seed, deviation 1/sqrt(I)) and Filled(0).
     """
 
     name: str
@@ -237,7 +237,7 @@ class LinearUnit(Unit):
     def initializer(self, name: str) -> Initializer:
         """The initializer of one parameter, which makes its first values."""
         weight = Normal(self.seed, 1 / math.sqrt(self.inputs))
-        defaults: dict[str, Initializer] = {"weight": weight, "bias": Zeros()}
+        defaults: dict[str, Initializer] = {"weight": weight, "bias": Filled(0)}
         return {**defaults, **self.initializers}[name.removeprefix(f"{self.name}.")]
 
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
