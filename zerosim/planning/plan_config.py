@@ -9,10 +9,10 @@ collectives. Both are folds over the same events (`step_events`), under the same
 
 The seconds of a step are those of two streams, one that computes and one that communicates: what is issued goes to the
 end of the communication stream, which does one thing after the other; the program goes on, and stands still at a wait
-until what it waits for is done: that is what is exposed. Arithmetic takes what `step_arithmetic` says, a collective what
+until what it waits for is done: that is what is exposed. Arithmetic takes what `step_arithmetic` says, collectives what
 `cost` says, and the update reads and writes at the memory's rate. A replay (`timeline`) takes as long, as tests hold,
-but where transfers run beside it (offload) or an optimizer multiplies whole matrices. Here every rank does the same at
-the same time, so one is enough.
+but where transfers run beside it (offload) or an optimizer multiplies whole matrices. Every rank does the same at the
+same time, so one is enough.
 
 With `offload` state rests on the host or on disk, and the optimizer's is updated on the host. What moves is counted
 by `closed_forms.moved_nbytes`; its seconds are those of one message each way, one after the other and beside nothing,
