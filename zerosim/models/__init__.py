@@ -10,9 +10,9 @@ from zerosim.models.model_types import from_hugging_face
 from zerosim.models.one_pass import Pass, first_weights, one_pass
 from zerosim.models.rotary import LinearScaling, Llama3Scaling
 from zerosim.models.small import MLP, four_weights
-from zerosim.models.units import BLOCK, NONE, LinearUnit, Model, Recompute, Unit, segment
+from zerosim.models.units import LinearUnit, Model, Recompute, Unit
 
-__all__ = ["BLOCK", "GPT", "MLP", "NONE", "PRESETS", "Constants", "Context", "CrossEntropy", "Decoder", "Filled",
-           "GPTConfig", "HalfSquaredError", "LinearScaling", "LinearUnit", "Llama", "Llama3Scaling", "LlamaConfig",
-           "Loss", "Model", "Normal", "Pass", "Recompute", "Unit", "autodiff", "decoder", "first_weights",
-           "four_weights", "from_hugging_face", "generate", "logits_of", "one_pass", "segment"]
+__all__ = ["GPT", "MLP", "PRESETS", "Constants", "Context", "CrossEntropy", "Decoder", "Filled", "GPTConfig",
+           "HalfSquaredError", "LinearScaling", "LinearUnit", "Llama", "Llama3Scaling", "LlamaConfig", "Loss", "Model",
+           "Normal", "Pass", "Recompute", "Unit", "autodiff", "decoder", "first_weights", "four_weights",
+           "from_hugging_face", "generate", "logits_of", "one_pass"]

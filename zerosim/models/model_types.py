@@ -29,17 +29,17 @@ from zerosim.numerics.checks import LINEAR_LAYERS, checked_count, did_you_mean, 
 CONFIG = "config.json"
 OTHER_WEIGHTS = re.compile(r"pytorch_model.*\.bin|.*\.safetensors")  # where the usual ones are not there
 Fields = Mapping[str, Any]
-Names = tuple[tuple[str, tuple[str, ...], bool], ...]  # a pattern here, the names there, and whether transposed there
+Names = tuple[tuple[str, tuple[str, ...], bool], ...]  # a pattern here, the names in files, whether transposed
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
     """The keys of a model type's configurations that the engine needs beside the sizes, and its weights.
 
-    ``keys`` are read, with what they are where they are left out (null is said, and stays None); ``numbers`` makes of
-    them, of the transformer and of the longest sequence the numbers of a config, and raises ValueError for what the
-    engine has not. ``only``: keys that change what is computed, each with the values that the engine has. ``names``:
-    its weights, here and there.
+    ``keys`` are read, with what they are where they are left out (null is said, and stays None). ``numbers`` computes
+    further fields of a config from them, from the transformer and from the longest sequence, and raises ValueError for
+    what the engine has not. ``only``: keys that change what is computed, each with the values that the engine has.
+    ``names``: its weights, here and in files.
     """
 
     keys: Fields
@@ -134,10 +134,6 @@ def _t5(of: Fields) -> Transformer:
 # -- Model types: what the engine runs ---------------------------------------------------------------------------------
 
 
-def _gpt2_numbers(of: Fields, model: Transformer, tokens: int) -> dict[str, Any]:
-    return {"epsilon": of["layer_norm_epsilon"]}
-
-
 def _llama_numbers(of: Fields, model: Transformer, tokens: int) -> dict[str, Any]:
     rotary = _rotary_fields(of)
     older = rotary.pop("type", "default")
@@ -226,8 +222,8 @@ LLAMA: Names = (
 
 
 def stored_names(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, StoredNames]:
-    """The names there of a model's parameters, by their names here: those of the first type that has all of them, or
-    their own."""
+    """The names in files of a model's parameters, by their names here: those of the first type that has all of them,
+    or their own."""
     for table in dict.fromkeys(row.runs.names for row in MODEL_TYPES.values() if row.runs is not None):
         found = {name: one for name in shapes if (one := _named(name, shapes[name], table)) is not None}
         if found.keys() == shapes.keys():
@@ -257,7 +253,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         {"n_inner": 0, "tie_word_embeddings": True, "add_cross_attention": False}, _gpt2,
         {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
          "max_position_embeddings": "n_positions"},
-        Runs({"layer_norm_epsilon": 1e-5}, _gpt2_numbers,
+        Runs({"layer_norm_epsilon": 1e-5}, lambda of, *_: {"epsilon": of["layer_norm_epsilon"]},
              {"activation_function": ("gelu_new", "gelu_pytorch_tanh"), "scale_attn_weights": (True,),
               "scale_attn_by_inverse_layer_idx": (False,), "reorder_and_upcast_attn": (False,)}, GPT2)),
     "opt": ModelType(

@@ -39,9 +39,8 @@ class Recompute:
     ``inside`` is what a unit keeps where it has a choice: "all"; "sub_block": the inputs of attention and of the
     feed-forward network; "selective": all but the attention probabilities; "tiled": all but the probabilities, which
     exist tile by tile only, and one log-sum-exp for each of their rows.
-    Made by `segment`, or taken from `NAMED`: `NONE`, `BLOCK` and the three finer ones.
 
-    >>> segment(2).segments(5)
+    >>> Recompute(2).segments(5)
     [range(0, 2), range(2, 4), range(4, 5)]
     """
 
@@ -93,12 +92,6 @@ class Recompute:
         return "+".join([between, *inside])
 
 
-def segment(k: int) -> Recompute:
-    """Keep the input of every k-th unit; ValueError unless k is a whole number of at least 1."""
-    require_positive("segment(k)", k=k)
-    return Recompute(k)
-
-
 def require_inside(where: str, inside: Any) -> None:
     """Raises ValueError unless a unit can keep this of its inside."""
     if inside not in INSIDE:
@@ -106,9 +99,7 @@ def require_inside(where: str, inside: Any) -> None:
                          f"{', '.join(map(repr, INSIDE))}")
 
 
-NONE = Recompute()
-BLOCK = Recompute(1)
-NAMED = {"none": NONE, "block": BLOCK} | {inside: Recompute(None, inside) for inside in INSIDE[1:]}
+NAMED = {"none": Recompute(), "block": Recompute(1)} | {inside: Recompute(None, inside) for inside in INSIDE[1:]}
 
 
 # -- Units and models --------------------------------------------------------------------------------------------------
