@@ -300,7 +300,7 @@ def _offload(zero: Section, states: ShardedStates, findings: Findings) -> Offloa
 def _mesh(zero: Section, states: ShardedStates, ranks: int | None, ranks_per_node: int | None,
           findings: Findings) -> tuple[Mesh | None, ZeroPlusPlus | None]:
     """Nodes by ranks of a node, of MiCS (hybrid sharding) or of ZeRO++."""
-    mics = zero.take("mics_shard_size", -1, _mics)
+    mics = zero.take("mics_shard_size", -1, lambda size: -1 if size == -1 else count(1)(size))
     if zero.take("mics_hierarchical_params_gather", False, flag):
         findings.differ("zero_optimization.mics_hierarchical_params_gather: shards are gathered by one ring here")
     hpz = zero.take("zero_hpz_partition_size", 1, count())
@@ -329,10 +329,6 @@ def _mesh(zero: Section, states: ShardedStates, ranks: int | None, ranks_per_nod
                             "each update here, and in every forward there")
         return Mesh(ranks // size, size), None if mics > 0 else plus
     return None, None
-
-
-def _mics(value: Any) -> int:
-    return -1 if value == -1 else count(1)(value)
 
 
 # -- sizes, which are numbers of elements there -----------------------------------------------------------------------

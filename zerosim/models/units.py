@@ -21,7 +21,7 @@ from zerosim.models import layers
 from zerosim.models.initializers import Filled, Initializer, Normal
 from zerosim.models.layers import Context, Gradients
 from zerosim.models.losses import HalfSquaredError, Loss
-from zerosim.numerics.checks import require_positive
+from zerosim.numerics.checks import require_integers
 
 # -- Recomputation policies --------------------------------------------------------------------------------------------
 # Between units: the inputs of some units are saved and the others run again (Chen et al. 2016, arXiv:1604.06174,
@@ -50,7 +50,7 @@ class Recompute:
     def __post_init__(self) -> None:
         """Raises ValueError for a segment of less than one unit, and for an inside that there is not."""
         if self.units_per_segment is not None:
-            require_positive("segment(k)", k=self.units_per_segment)
+            require_integers("segment(k)", 1, k=self.units_per_segment)
         require_inside("Recompute", self.inside)
 
     @classmethod
@@ -199,7 +199,7 @@ class LinearUnit(Unit):
     def __post_init__(self) -> None:
         """Raises ValueError for a width below 1, an unknown activation, or an initializer of no parameter."""
         where = f"LinearUnit({self.name!r})"
-        require_positive(where, inputs=self.inputs, outputs=self.outputs)
+        require_integers(where, 1, inputs=self.inputs, outputs=self.outputs)
         require_activation(where, self.activation)
         unknown = sorted(self.initializers.keys() - self._local_shapes.keys())
         if unknown:
