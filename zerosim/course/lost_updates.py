@@ -433,8 +433,8 @@ def _cures(found: LostUpdates) -> Iterator[Part | str]:
         rows.append((METHODS[method] if method != last else "", fmt, *cells))
         last = method
     yield marked_table("", "", *columns, rows=rows)
-    yield "Arrived: how far w has moved, beside how far it should have moved. With stochastic"
-    yield f"rounding: the mean of {len(found.seeds)} seeds, and its uncertainty."
+    yield "Arrived: how far w has moved, beside how far it should have moved."
+    yield f"Stochastic rounding: the mean of {len(found.seeds)} seeds, and its uncertainty."
 
 
 def _outcome_cells(found: LostUpdates, method: Method, fmt: str, update: float) -> tuple[str, str]:
@@ -571,7 +571,8 @@ def _sizes(found: LostUpdates) -> Iterator[Part | str]:
     yield marked_table(">g", ">SGD: lr·g", f"w in {fmt}", ">Adam", f"w in {fmt}", rows=(
         (rough(s.gradient), rough(s.sgd_update), _verdict(s.sgd_lost, fitted(s.sgd_result)), rough(s.adam_update),
          _verdict(s.adam_lost, fitted(s.adam_result))) for s in found.first_steps))
-    yield f"Adam's first update is lr·g/(|g| + ε), with ε = {Adam().epsilon:g}. The largest lr at which it is lost:"
+    yield f"Adam's first update is lr·g/(|g| + ε), with ε = {Adam().epsilon:g}."
+    yield "The largest lr at which it is lost:"
     limits = {(t.format, t.direction): rough(t.lost_up_to) for t in found.thresholds}
     yield marked_table("format", ">lr, downwards", ">lr, upwards", rows=(
         (name, limits[name, "down"], limits[name, "up"]) for name in dict.fromkeys(name for name, _ in limits)))
@@ -675,4 +676,5 @@ def _formats(found: LostUpdates) -> Iterator[Part | str]:
     yield marked_table("format", ">mantissa", ">gap at 1", ">normal from", ">smallest", ">0 up to", ">largest", rows=(
         (f.format, str(f.mantissa_bits), rough(f.gap_at_one), rough(f.smallest_normal), rough(f.smallest_subnormal),
          rough(f.zero_up_to), rough(f.largest, 5)) for f in found.format_facts))
-    yield f"In {found.underflows[0].format}: " + ", ".join(f"{u.value:g} → {rough(u.stored, 5)}" for u in found.underflows)
+    yield f"In {found.underflows[0].format}:"
+    yield "   ".join(f"{u.value:g} → {rough(u.stored, 5)}" for u in found.underflows)

@@ -411,7 +411,7 @@ def has_wide_range(fmt: str) -> bool:
 
 def _overflows(found: Precision) -> Iterator[Part | str]:
     """The same training in two units, with every loss scaling."""
-    fmt, unit = found.question.format, found.trials[-1].unit
+    unit = found.trials[-1].unit
     yield Heading(3, "Overflow in backward, and in forward")
     yield f"A small network with inputs from {LOWEST:g} to {HIGHEST:g}; and again in another unit, where"
     yield f"inputs and targets are {short(unit)} times as large. Losses are in the first unit."
