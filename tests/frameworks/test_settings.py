@@ -393,7 +393,8 @@ def test_an_argument_of_fully_shard_changes_the_arguments_that_it_names_and_no_o
 @pytest.mark.parametrize(("arguments", "words"), [
     ({"reshard_after_forwards": True}, "reshard_after_forwards=True is no key that is known; did you mean"),
     ({"shard_placement_fn": len}, "shard_placement_fn=...along no dimension"),
-    ({"ignored_params": {1}}, "ignored_params={1}: every parameter is sharded here"),
+    ({"ignored_params": {1}},
+     "ignored_params={1}: every parameter is sharded here; a Group with frozen=True freezes some"),
     ({"dp_mesh_dims": "dp"}, "dp_mesh_dims='dp': ...pass mesh=(2, 4)"),
     ({"reshard_after_forward": 3, "mesh": (8,)}, "reshard_after_forward=3 must divide the ranks"),
     ({"reshard_after_forward": "yes"}, "reshard_after_forward='yes' must be True, False, None or a number of ranks"),

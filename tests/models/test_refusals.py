@@ -29,7 +29,6 @@ from zerosim.models import (
     layers,
     llama,
     one_pass,
-    segment,
     text,
     units,
 )
@@ -262,8 +261,8 @@ UNITS = [
     *((lambda of=of: Recompute.parse(of), "names no policy; write 'none', 'block' or 'segment(k)' with k of at")
       for of in ("", "all", "segment", "segment()", "segment(0)", "segment(-1)", "segment(2", "Block", "none+tiled",
                  "block+", "+tiled", "tiled+block", "block+all", "tiled+selective")),
-    *((lambda k=k: segment(k), f"^segment(k) was given k={k}; k is a whole number, 1 or more")
-      for k in (0, -2, 1.5, True, None)),
+    *((lambda k=k: Recompute(k), f"^segment(k) was given k={k}; k is a whole number, 1 or more")
+      for k in (0, -2, 1.5, True)),
     (lambda: Recompute(None, "half"), "Recompute was asked to keep 'half' of the inside of a unit; it keeps one of 'all"
      "', 'sub_block', 'selective', 'tiled'"),
     *((lambda length=length: CORPUS("short", np.zeros(length, np.uint8)).require_length(8),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.models.contexts import bits_of, context, normal, recorded
-from zerosim.models import BLOCK, MLP, NONE, HalfSquaredError, LinearUnit, Recompute, segment
+from zerosim.models import MLP, HalfSquaredError, LinearUnit, Recompute
 
 
 @pytest.mark.parametrize(("activation", "nbytes"), [
@@ -69,8 +69,8 @@ def test_a_model_knows_its_parameters_in_the_order_of_the_flat_vector():
 
 
 @pytest.mark.parametrize(("text", "policy"), [
-    ("none", NONE), ("block", BLOCK), ("segment(1)", BLOCK), ("segment(2)", segment(2)),
-    (" segment( 12 ) ", segment(12)), ("sub_block", Recompute(None, "sub_block")),
+    ("none", Recompute()), ("block", Recompute(1)), ("segment(1)", Recompute(1)), ("segment(2)", Recompute(2)),
+    (" segment( 12 ) ", Recompute(12)), ("sub_block", Recompute(None, "sub_block")),
     ("selective", Recompute(None, "selective")), ("tiled", Recompute(None, "tiled")),
     ("block+selective", Recompute(1, "selective")), ("segment(3) + tiled", Recompute(3, "tiled"))])
 def test_a_text_names_a_policy_which_prints_as_such_a_text(text, policy):
@@ -80,7 +80,7 @@ def test_a_text_names_a_policy_which_prints_as_such_a_text(text, policy):
 
 @given(st.integers(1, 12), st.integers(0, 40))
 def test_segments_hold_every_unit_once_and_in_order_and_the_last_may_be_shorter(k, unit_count):
-    segments = segment(k).segments(unit_count)
+    segments = Recompute(k).segments(unit_count)
     assert [unit for run in segments for unit in run] == list(range(unit_count))
     assert all(len(run) == k for run in segments[:-1])
-    assert NONE.segments(unit_count) == []
+    assert Recompute().segments(unit_count) == []

@@ -17,7 +17,7 @@ HARMED = [  # a header, or its text, before 8 bytes of tensors; and what is said
     ('{"a', "has a header that a safetensors file cannot have (Unterminated string"),
     ("[" * 100_000, "has a header that a safetensors file cannot have ("),
     ('"a text"', "has a header that a safetensors file cannot have ("),
-    ('{"a": %s, "a": %s}' % ((json.dumps(stored()),) * 2), "(a name stands in it twice)"),
+    ('{"a": %s, "a": %s}' % ((json.dumps(stored()),) * 2), "(the key 'a' stands there twice)"),
     ({"a": 5}, "has a header that a safetensors file cannot have"),
     ({"a": {"dtype": "F32"}}, "has a header that a safetensors file cannot have ('shape')"),
     ({"__metadata__": {"x": 5}, "a": stored()}, "(its metadata hold something else than texts)"),

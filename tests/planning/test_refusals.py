@@ -181,7 +181,7 @@ def test_a_plan_that_cannot_be_made_is_refused():
         *((gpt2(**{option: 3}, offload="host"), "no link is called 3; there are nvlink2") for option in (
             "link", "host_link", "disk_link", "between")),
         (gpt2(convention=[]), "no accounting convention is called []; there are zero-paper"),
-        (gpt2(tokens=4096), "learned places for 1024"),
+        (gpt2(tokens=4096), "learned positions for 1024"),
         (gpt2(utilization=1.5), "is the share of the peak that products reach, above 0 and at most 1"),
         (gpt2(compute="fp8_e4m3"), "do not rest in 8 bits"),
         (gpt2(optimizer="adamw"), "take one of zs.optim's, as zs.optim.AdamW() is"),
@@ -304,11 +304,11 @@ def test_what_is_wrong_with_a_file_of_hardware_is_said_with_its_name_and_place(t
 def test_a_device_of_ones_own_may_leave_its_host_link_out_until_something_is_offloaded(tmp_path):
     path = tmp_path / "own.toml"
     offloaded = gpt2(device="mine", hardware=path, offload="optimizer=host")
-    for text, said in ((OWN_DEVICE, "the device mine does not say by which link it hangs on its host; name one"),
+    for text, said in ((OWN_DEVICE, "the device mine does not say by which link it is connected to its host; name one"),
                        (OWN_DEVICE + 'host_link = "pcie6"\n', "no link is called 'pcie6'")):
         path.write_text(text)
         refuses([(partial(offloaded, link="pcie5"), said), (partial(zs.plan, "gpt2", device="mine", hardware=path),
-                 "the device mine does not say by which link those of a node hang together; name one, as nvlink4")])
+                 "the device mine does not say by which link the devices of a node are connected; name one")])
         assert zs.plan("gpt2", device="mine", hardware=path, link="pcie5").rows
         assert offloaded(host_link="pcie5", link="pcie5").rows
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerosim.models import LinearUnit, Model, Normal, Ones, Unit, autodiff, layers
+from zerosim.models import Filled, LinearUnit, Model, Normal, Unit, autodiff, layers
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,5 +125,5 @@ def gated(w, x):
 def differentiated() -> Model:
     """Linear, a unit whose backward is found, linear."""
     shapes = {"up": (5, 8), "gate": (5, 8), "norm": (8,), "bias": (8,), "gain": (), "spare": (2, 3)}
-    found = autodiff.AutodiffUnit("gated", shapes, gated, {"norm": Ones()}, seed=5)
+    found = autodiff.AutodiffUnit("gated", shapes, gated, {"norm": Filled(1)}, seed=5)
     return Model([LinearUnit("first", 3, 5, "relu", first=True), found, LinearUnit("last", 8, 2)])

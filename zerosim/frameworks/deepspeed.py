@@ -31,6 +31,7 @@ from zerosim.frameworks.settings import (
 )
 from zerosim.models.units import Model
 from zerosim.numerics.checks import is_count, is_number
+from zerosim.numerics.files import without_repeats
 from zerosim.numerics.loss_scale import Dynamic, Static
 from zerosim.numerics.places import DEVICE, DISK, HOST, NOTHING, Offload
 from zerosim.numerics.policy import FIRST_VALUES, Policy
@@ -143,7 +144,7 @@ def _read(config: str | Path | Mapping[str, Any]) -> tuple[Mapping[str, Any], st
     if not isinstance(config, str | Path):
         raise ValueError(f"a configuration of DeepSpeed is a dict or the path of a JSON file, found {config!r}")
     try:
-        given = json.loads(Path(config).read_text(encoding="utf-8"), object_pairs_hook=_without_repeats)
+        given = json.loads(Path(config).read_text(encoding="utf-8"), object_pairs_hook=without_repeats)
     except OSError as error:
         raise ValueError(f"no configuration can be read from {str(config)!r}: {error.strerror}") from None
     except ValueError as error:
@@ -151,14 +152,6 @@ def _read(config: str | Path | Mapping[str, Any]) -> tuple[Mapping[str, Any], st
     if not isinstance(given, Mapping):
         raise ValueError(f"{str(config)!r} holds {type(given).__name__}, and a configuration is an object with keys")
     return given, str(config)
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} stands there twice")
-    return found
 
 
 def _stage(value: Any) -> int:
@@ -307,7 +300,7 @@ def _offload(zero: Section, states: ShardedStates, findings: Findings) -> Offloa
 def _mesh(zero: Section, states: ShardedStates, ranks: int | None, ranks_per_node: int | None,
           findings: Findings) -> tuple[Mesh | None, ZeroPlusPlus | None]:
     """Nodes by ranks of a node, of MiCS (hybrid sharding) or of ZeRO++."""
-    mics = zero.take("mics_shard_size", -1, _mics)
+    mics = zero.take("mics_shard_size", -1, lambda size: -1 if size == -1 else count(1)(size))
     if zero.take("mics_hierarchical_params_gather", False, flag):
         findings.differ("zero_optimization.mics_hierarchical_params_gather: shards are gathered by one ring here")
     hpz = zero.take("zero_hpz_partition_size", 1, count())
@@ -336,10 +329,6 @@ def _mesh(zero: Section, states: ShardedStates, ranks: int | None, ranks_per_nod
                             "each update here, and in every forward there")
         return Mesh(ranks // size, size), None if mics > 0 else plus
     return None, None
-
-
-def _mics(value: Any) -> int:
-    return -1 if value == -1 else count(1)(value)
 
 
 # -- sizes, which are numbers of elements there -----------------------------------------------------------------------

@@ -25,7 +25,7 @@ from zerosim.ranks.mesh import Mesh
 STRATEGIES: Mapping[str, tuple[bool, bool]] = {
     "FULL_SHARD": (True, False), "SHARD_GRAD_OP": (False, False), "HYBRID_SHARD": (True, True),
     "_HYBRID_SHARD_ZERO2": (False, True), "NO_SHARD": (True, False)}
-ALL_SHARDED = "every parameter is sharded here; a Group with optimizer=None freezes some"
+ALL_SHARDED = "every parameter is sharded here; a Group with frozen=True freezes some"
 NO_EQUIVALENT = {
     "shard_placement_fn": "a unit is cut in N equal parts of one flat vector, and along no dimension",
     "ignored_params": ALL_SHARDED, "ignored_modules": ALL_SHARDED, "ignored_states": ALL_SHARDED,

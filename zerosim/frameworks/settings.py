@@ -166,7 +166,7 @@ class Findings:
 
 
 class Section:
-    """One object of settings, whose keys are taken one after the other; `close` speaks of those that nobody took."""
+    """One object of settings, whose keys are taken one after the other; `close` notes those that were not taken."""
 
     def __init__(self, given: object, name: str, findings: Findings) -> None:
         self.prefix, self.findings, self.known = f"{name}." if name else "", findings, list[str]()

@@ -2,7 +2,7 @@
 
 from zerosim.models import autodiff
 from zerosim.models.gpt import GPT, PRESETS, Decoder, GPTConfig, generate, logits_of
-from zerosim.models.initializers import Constants, Normal, Ones, Zeros
+from zerosim.models.initializers import Constants, Filled, Normal
 from zerosim.models.layers import Context
 from zerosim.models.llama import Llama, LlamaConfig, decoder
 from zerosim.models.losses import CrossEntropy, HalfSquaredError, Loss
@@ -10,9 +10,9 @@ from zerosim.models.model_types import from_hugging_face
 from zerosim.models.one_pass import Pass, first_weights, one_pass
 from zerosim.models.rotary import LinearScaling, Llama3Scaling
 from zerosim.models.small import MLP, four_weights
-from zerosim.models.units import BLOCK, NONE, LinearUnit, Model, Recompute, Unit, segment
+from zerosim.models.units import LinearUnit, Model, Recompute, Unit
 
-__all__ = ["BLOCK", "GPT", "MLP", "NONE", "PRESETS", "Constants", "Context", "CrossEntropy", "Decoder", "GPTConfig",
+__all__ = ["GPT", "MLP", "PRESETS", "Constants", "Context", "CrossEntropy", "Decoder", "Filled", "GPTConfig",
            "HalfSquaredError", "LinearScaling", "LinearUnit", "Llama", "Llama3Scaling", "LlamaConfig", "Loss", "Model",
-           "Normal", "Ones", "Pass", "Recompute", "Unit", "Zeros", "autodiff", "decoder", "first_weights",
-           "four_weights", "from_hugging_face", "generate", "logits_of", "one_pass", "segment"]
+           "Normal", "Pass", "Recompute", "Unit", "autodiff", "decoder", "first_weights", "four_weights",
+           "from_hugging_face", "generate", "logits_of", "one_pass"]

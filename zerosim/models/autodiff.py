@@ -29,7 +29,7 @@ from typing import Any, ClassVar, NoReturn, cast
 import numpy as np
 
 from zerosim.models import layers
-from zerosim.models.initializers import Initializer, Normal, Zeros
+from zerosim.models.initializers import Filled, Initializer, Normal
 from zerosim.models.layers import Context, Gradients
 from zerosim.models.units import Unit, Weights
 from zerosim.numerics.arrays import Array, copy_elements, has_data
@@ -199,6 +199,14 @@ def _in_place(sign: str) -> Callable[..., NoReturn]:
                     f"write y = y {sign} x, which makes another array")
 
 
+def _operator(name: str) -> Callable[[TrackedArray, Any], TrackedArray]:
+    return lambda self, other: _elementwise(name, self, other)
+
+
+def _reflected(name: str) -> Callable[[TrackedArray, Any], TrackedArray]:
+    return lambda self, other: _elementwise(name, other, self)
+
+
 _compared = _refused("be compared: a comparison has no gradient", "use maximum(x, y), relu(), or a constant array as a "
                      "mask to multiply by")
 
@@ -244,29 +252,10 @@ class TrackedArray:
         return f"TrackedArray({self.shape}, {self.dtype}{', constant' if self.value.number is None else ''})"
 
     # Elementwise operations; each rounds once.
-    def __add__(self, other: Any) -> TrackedArray:
-        return _elementwise("add", self, other)
-
-    def __sub__(self, other: Any) -> TrackedArray:
-        return _elementwise("subtract", self, other)
-
-    def __mul__(self, other: Any) -> TrackedArray:
-        return _elementwise("multiply", self, other)
-
-    def __truediv__(self, other: Any) -> TrackedArray:
-        return _elementwise("divide", self, other)
-
-    def __radd__(self, other: Any) -> TrackedArray:
-        return _elementwise("add", other, self)
-
-    def __rsub__(self, other: Any) -> TrackedArray:
-        return _elementwise("subtract", other, self)
-
-    def __rmul__(self, other: Any) -> TrackedArray:
-        return _elementwise("multiply", other, self)
-
-    def __rtruediv__(self, other: Any) -> TrackedArray:
-        return _elementwise("divide", other, self)
+    __add__, __radd__ = _operator("add"), _reflected("add")
+    __sub__, __rsub__ = _operator("subtract"), _reflected("subtract")
+    __mul__, __rmul__ = _operator("multiply"), _reflected("multiply")
+    __truediv__, __rtruediv__ = _operator("divide"), _reflected("divide")
 
     def __neg__(self) -> TrackedArray:
         return _elementwise("negative", self)
@@ -770,7 +759,7 @@ class AutodiffUnit(Unit):
     ``parameters`` has the shape of each by its local name, under which ``w`` has it; its full name is
     ``name.local``. ``ties`` are parameters of earlier units, by full name, with the unit that each belongs to.
     ``initializers`` makes first values, by local name: by default Normal(seed, 1/sqrt(first length)) for two dimensions
-    or more, else Zeros. The ``first`` unit of a model computes no gradient of its input.
+    or more, else Filled(0). The ``first`` unit of a model computes no gradient of its input.
 
     The function must be pure, and run no other way the next time: recomputation calls it again.
     """
@@ -811,7 +800,7 @@ class AutodiffUnit(Unit):
         """The initializer of one parameter, which makes its first values."""
         local = name.removeprefix(f"{self.name}.")
         shape = self.parameters[local]
-        default = Normal(self.seed, 1 / math.sqrt(max(1, shape[0]))) if len(shape) > 1 else Zeros()
+        default = Normal(self.seed, 1 / math.sqrt(max(1, shape[0]))) if len(shape) > 1 else Filled(0)
         return self.initializers.get(local, default)
 
     def forward(self, ctx: Context, w: Weights, x: Array) -> tuple[Array, Any]:

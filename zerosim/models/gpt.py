@@ -20,12 +20,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from zerosim.models import layers
-from zerosim.models.initializers import Initializer, Normal, Ones, Zeros
+from zerosim.models.initializers import Filled, Initializer, Normal
 from zerosim.models.layers import Context, Gradients, require_at_rest, rows_of
 from zerosim.models.losses import CrossEntropy, Normalization
 from zerosim.models.units import ALL, SELECTIVE, SUB_BLOCK, TILED, Model, Unit, Weights, require_inside
 from zerosim.numerics import random
-from zerosim.numerics.checks import is_count, is_number, require_integer, require_positive, require_shape, unknown_name
+from zerosim.numerics.checks import is_count, is_number, require_integers, require_shape, unknown_name
 
 # -- Shapes ------------------------------------------------------------------------------------------------------------
 
@@ -53,10 +53,10 @@ class DecoderConfig(ABC):
 
     def __post_init__(self) -> None:
         where = type(self).__name__
-        require_positive(where, layers=self.layers, channels=self.channels, heads=self.heads, context=self.context,
+        require_integers(where, 1, layers=self.layers, channels=self.channels, heads=self.heads, context=self.context,
                          vocabulary=self.vocabulary)
         object.__setattr__(self, "feed_forward", self.feed_forward or 4 * self.channels)
-        require_positive(where, feed_forward=self.feed_forward)
+        require_integers(where, 1, feed_forward=self.feed_forward)
         layers.require_rate(where, "dropout", self.dropout)
         if not is_number(self.epsilon) or not self.epsilon > 0:
             raise ValueError(f"{where} was given epsilon={self.epsilon!r}; it keeps a norm from dividing by 0, so take "
@@ -234,9 +234,9 @@ class BlockPart(ABC):
     def initializer(self, name: str) -> Initializer:
         """Zeros for biases, ones for the norms' weights, normal values for the others, by the seed and the name."""
         if name.endswith(".bias"):
-            return Zeros()
+            return Filled(0)
         if name in self.norm.shapes or name in self.between:
-            return Ones()
+            return Filled(1)
         return Normal(self.seed, DEVIATION / (2 * self.config.layers)**0.5 if name == self.full(self.closing)
                       else DEVIATION)
 
@@ -503,7 +503,7 @@ class Head(Unit):
     def initializer(self, name: str) -> Initializer:
         """Ones and zeros for the norm, GPT-2's normal values for the projection."""
         if name in self.norm.shapes:
-            return Zeros() if name.endswith(".bias") else Ones()
+            return Filled(0 if name.endswith(".bias") else 1)
         return Normal(self.seed, DEVIATION)
 
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
@@ -550,7 +550,7 @@ class Decoder(Model):
         ``normalization`` is the loss's: over the rank's own tokens, or "global". Raises ValueError for a preset that
         there is not, a seed that is no whole number, and units of no whole number of blocks.
         """
-        require_integer(type(self).__name__, seed=seed)
+        require_integers(type(self).__name__, seed=seed)
         self.config, self.tied, self.seed = self.config_of(config), bool(tied), seed
         self.granularity, self.normalization = units, normalization
         super().__init__([Embed(self.config, seed), *_units(type(self).__name__, self.config, seed, units),
@@ -642,8 +642,8 @@ def generate(logits: Logits, tokens: Any, count: int, *, context: int, temperatu
     Raises ValueError for no tokens to continue, a negative temperature, and logits that are NaN or infinite.
     """
     written = [int(token) for token in tokens]
-    require_integer("generate", seed=seed, count=count)
-    require_positive("generate", context=context)
+    require_integers("generate", seed=seed, count=count)
+    require_integers("generate", 1, context=context)
     if not written:
         raise ValueError("generate was asked to continue no tokens; give it one or more, as a prompt")
     if not is_number(temperature) or temperature < 0:

@@ -27,21 +27,14 @@ class Normal:
 
 
 @dataclass(frozen=True, slots=True)
-class Zeros:
-    """Zeros."""
+class Filled:
+    """The same value everywhere, as 0 in a bias and 1 in a norm's weight."""
+
+    value: float
 
     def __call__(self, name: str, start: int, count: int) -> np.ndarray:
         """fp32 (count,)."""
-        return np.zeros(count, np.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class Ones:
-    """Ones."""
-
-    def __call__(self, name: str, start: int, count: int) -> np.ndarray:
-        """fp32 (count,)."""
-        return np.ones(count, np.float32)
+        return np.full(count, self.value, np.float32)
 
 
 @dataclass(frozen=True, slots=True)

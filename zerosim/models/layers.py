@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, overload
 import numpy as np
 
 from zerosim.numerics import random
-from zerosim.numerics.checks import is_number, require_matrix, require_positive, require_shape
+from zerosim.numerics.checks import is_number, require_integers, require_matrix, require_shape
 from zerosim.numerics.kernels import NumpyKernels, do_nothing
 from zerosim.numerics.layer_kernels import packed_nbytes
 from zerosim.numerics.policy import Policy
@@ -386,7 +386,7 @@ def attention_forward(ctx: Context, qkv: np.ndarray, heads: int, keep: str = "pr
     if keep not in KEEP:
         raise ValueError(f"{where} was given keep={keep!r}; choose one of {', '.join(KEEP)}")
     shared = heads if key_value_heads is None else key_value_heads
-    require_positive(where, heads=heads, key_value_heads=shared)
+    require_integers(where, 1, heads=heads, key_value_heads=shared)
     if heads % shared or qkv.ndim != 3 or qkv.shape[2] % (heads + 2 * shared):
         raise ValueError(f"{where} asked for qkv (B, T, C + 2K) of {heads} heads of queries, {shared} of keys, which "
                          f"divide them, and {shared} of values, and found shape {qkv.shape}; they lie side by side")

@@ -23,7 +23,7 @@ from zerosim.models.gpt import PROBABILITIES, Attention, BlockPart, Decoder, Dec
 from zerosim.models.layers import OWN_OUTPUT, Context, Gradients, require_at_rest, rows_of
 from zerosim.models.rotary import RotaryScaling, frequencies
 from zerosim.models.units import Weights
-from zerosim.numerics.checks import is_finite_number, require_biases, require_positive, require_shape, unknown_name
+from zerosim.numerics.checks import is_finite_number, require_biases, require_integers, require_shape, unknown_name
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class LlamaConfig(DecoderConfig):
         derived = {"key_value_heads": self.heads, "head_channels": self.channels // self.heads}
         for name, value in derived.items():
             object.__setattr__(self, name, getattr(self, name) or value)
-        require_positive(where, **{name: getattr(self, name) for name in derived})
+        require_integers(where, 1, **{name: getattr(self, name) for name in derived})
         if self.heads % self.key_value_heads:
             raise ValueError(f"{where} was given {self.heads} heads that share {self.key_value_heads} of keys and "
                              "values; take a number that divides the heads")

@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,17 @@ from zerosim.numerics.checks import LINEAR_LAYERS, checked_count, did_you_mean, 
 CONFIG = "config.json"
 OTHER_WEIGHTS = re.compile(r"pytorch_model.*\.bin|.*\.safetensors")  # where the usual ones are not there
 Fields = Mapping[str, Any]
-Names = tuple[tuple[str, tuple[str, ...], bool], ...]  # a pattern here, the names there, and whether transposed there
+Names = tuple[tuple[str, tuple[str, ...], bool], ...]  # a pattern here, the names in files, whether transposed
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
     """The keys of a model type's configurations that the engine needs beside the sizes, and its weights.
 
-    ``keys`` are read, with what they are where they are left out (null is said, and stays None); ``numbers`` makes of
-    them, of the transformer and of the longest sequence the numbers of a config, and raises ValueError for what the
-    engine has not. ``only``: keys that change what is computed, each with the values that the engine has. ``names``:
-    its weights, here and there.
+    ``keys`` are read, with what they are where they are left out (null is said, and stays None). ``numbers`` computes
+    further fields of a config from them, from the transformer and from the longest sequence, and raises ValueError for
+    what the engine has not. ``only``: keys that change what is computed, each with the values that the engine has.
+    ``names``: its weights, here and in files.
     """
 
     keys: Fields
@@ -66,7 +67,7 @@ class ModelType:
 
 # They change nothing of a forward pass and its loss: what a file is, what is returned, how a text is written, and what
 # is dropped in training, which the engine is asked for itself.
-IDLE = frozenset((
+NO_EFFECT = frozenset((
     "architectures", "attn_implementation", "bos_token_id", "chunk_size_feed_forward", "cls_token_id",
     "decoder_start_token_id", "dtype", "eos_token_id", "finetuning_task", "gradient_checkpointing", "id2label",
     "initializer_range", "is_decoder", "label2id", "model_type", "name_or_path", "num_labels", "output_attentions",
@@ -115,23 +116,12 @@ def _bloom(of: Fields) -> Transformer:
 
 
 def _llama(of: Fields, *, always: tuple[str, ...] = (), head_norms: bool = False) -> Transformer:
-    asked = {"qkv": of["attention_bias"], "projection": of["attention_bias"], "feed_forward": of["mlp_bias"]}
+    attention_bias = of.get("attention_bias", False)  # a key that some types have not
+    asked = {"qkv": attention_bias, "projection": attention_bias, "feed_forward": of.get("mlp_bias", False)}
     return llama(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
                  of["intermediate_size"], of["num_key_value_heads"], of["max_position_embeddings"],
                  biases=tuple(layer for layer in LINEAR_LAYERS if asked[layer] or layer in always),
                  tied=of["tie_word_embeddings"], head_channels=of["head_dim"], head_norms=head_norms)
-
-
-def _mistral(of: Fields) -> Transformer:
-    return _llama({**of, "attention_bias": False, "mlp_bias": False})
-
-
-def _qwen2(of: Fields) -> Transformer:
-    return _llama({**of, "attention_bias": False, "mlp_bias": False}, always=("qkv",))
-
-
-def _qwen3(of: Fields) -> Transformer:
-    return _llama({**of, "mlp_bias": False}, head_norms=True)
 
 
 def _t5(of: Fields) -> Transformer:
@@ -142,10 +132,6 @@ def _t5(of: Fields) -> Transformer:
 
 
 # -- Model types: what the engine runs ---------------------------------------------------------------------------------
-
-
-def _gpt2_numbers(of: Fields, model: Transformer, tokens: int) -> dict[str, Any]:
-    return {"epsilon": of["layer_norm_epsilon"]}
 
 
 def _llama_numbers(of: Fields, model: Transformer, tokens: int) -> dict[str, Any]:
@@ -236,8 +222,8 @@ LLAMA: Names = (
 
 
 def stored_names(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, StoredNames]:
-    """The names there of a model's parameters, by their names here: those of the first type that has all of them, or
-    their own."""
+    """The names in files of a model's parameters, by their names here: those of the first type that has all of them,
+    or their own."""
     for table in dict.fromkeys(row.runs.names for row in MODEL_TYPES.values() if row.runs is not None):
         found = {name: one for name in shapes if (one := _named(name, shapes[name], table)) is not None}
         if found.keys() == shapes.keys():
@@ -267,7 +253,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         {"n_inner": 0, "tie_word_embeddings": True, "add_cross_attention": False}, _gpt2,
         {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
          "max_position_embeddings": "n_positions"},
-        Runs({"layer_norm_epsilon": 1e-5}, _gpt2_numbers,
+        Runs({"layer_norm_epsilon": 1e-5}, lambda of, *_: {"epsilon": of["layer_norm_epsilon"]},
              {"activation_function": ("gelu_new", "gelu_pytorch_tanh"), "scale_attn_weights": (True,),
               "scale_attn_by_inverse_layer_idx": (False,), "reorder_and_upcast_attn": (False,)}, GPT2)),
     "opt": ModelType(
@@ -282,13 +268,14 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         runs=Runs(ROTARY_KEYS, _llama_numbers, ROTARY_ONLY, LLAMA)),
     # Left out, these have 8 or 32 key and value heads, and 128 channels in each: numbers of one model.
     "mistral": ModelType(
-        (*ROTARY_FIELDS, "num_key_value_heads"), ROTARY_OPTIONS, _mistral,
+        (*ROTARY_FIELDS, "num_key_value_heads"), ROTARY_OPTIONS, _llama,
         runs=Runs({**ROTARY_KEYS, "sliding_window": 4096}, _mistral_numbers, ROTARY_ONLY, LLAMA)),
     "qwen2": ModelType(
-        (*ROTARY_FIELDS, "num_key_value_heads"), ROTARY_OPTIONS, _qwen2,
+        (*ROTARY_FIELDS, "num_key_value_heads"), ROTARY_OPTIONS, partial(_llama, always=("qkv",)),
         runs=Runs({**ROTARY_KEYS, **WINDOWS}, _qwen_numbers, QWEN_ONLY, LLAMA)),
     "qwen3": ModelType(
-        (*ROTARY_FIELDS, "num_key_value_heads", "head_dim"), {**ROTARY_OPTIONS, "attention_bias": False}, _qwen3,
+        (*ROTARY_FIELDS, "num_key_value_heads", "head_dim"), {**ROTARY_OPTIONS, "attention_bias": False},
+        partial(_llama, head_norms=True),
         runs=Runs({**ROTARY_KEYS, **WINDOWS}, _qwen_numbers, QWEN_ONLY, LLAMA)),
     "t5": ModelType(
         ("d_model", "d_kv", "d_ff", "num_layers", "num_heads", "vocab_size"),
@@ -424,7 +411,7 @@ def config_of_fields(name: str, found: Any, context: int | None = None,
         raise ValueError(f"{name} has the model_type {kind!r}: the engine has no such layers; it has those of {trained}"
                          "; zerosim plan counts it")
     only = {**ONLY, **row.runs.only}
-    known = {*IDLE, *only, *row.runs.keys, *row.required, *row.optional, *row.aliases, *ignore}
+    known = {*NO_EFFECT, *only, *row.runs.keys, *row.required, *row.optional, *row.aliases, *ignore}
     for key, value in found.items():
         if key not in known and not key.startswith("_") and value is not None:
             raise ValueError(f"{name} says {key}={value!r}, and zerosim does not know whether that changes what a "

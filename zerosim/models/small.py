@@ -6,7 +6,7 @@ from itertools import pairwise
 from zerosim.models.initializers import Constants
 from zerosim.models.losses import HalfSquaredError
 from zerosim.models.units import LinearUnit, Model, require_activation
-from zerosim.numerics.checks import is_number, require_integer, require_list
+from zerosim.numerics.checks import is_number, require_integers, require_list
 
 
 class MLP(Model):
@@ -24,7 +24,7 @@ class MLP(Model):
         whole number.
         """
         require_list("MLP", "widths", widths, 2, "MLP([4, 8, 2]): the width of the input and that of each layer")
-        require_integer("MLP", seed=seed)
+        require_integers("MLP", seed=seed)
         require_activation("MLP", activation)  # also where no layer but the last would have it
         last = len(widths) - 2
         super().__init__([

@@ -1,8 +1,8 @@
 """Weights in safetensors files under the names that others give them, read range by range.
 
-Either one file, ``model.safetensors``, or several, with an index ``model.safetensors.index.json``. Where there the
-matrices of linear layers are kept as (outputs, inputs), they are transposed; where several are kept that lie side by
-side here (queries, keys and values), they are joined.
+Either one file, ``model.safetensors``, or several, with an index ``model.safetensors.index.json``. Matrices of linear
+layers that a file keeps as (outputs, inputs) are transposed; several that lie side by side here (queries, keys and
+values) are joined.
 
 Source of the index: the page "Serialization" of `huggingface_hub`
 (https://github.com/huggingface/huggingface_hub, docs/source/en/package_reference), as of 2026.
@@ -32,7 +32,7 @@ NO_WEIGHTS = re.compile(r"(.*\.)?(attn\.(masked_)?bias|rotary_emb\.inv_freq)")
 
 @dataclass(frozen=True, slots=True)
 class StoredNames:
-    """The names of one weight there: of one tensor, or of those that are joined along the last axis."""
+    """The names of one weight in files: of one tensor, or of those that are joined along the last axis."""
 
     names: tuple[str, ...]
     transposed: bool = False

@@ -169,8 +169,8 @@ def config_of_transformer(of: Transformer, *, tokens: int | None = None, **numbe
         found = LlamaConfig(context=tokens or of.tokens or 1, key_value_heads=of.key_value_heads,
                             head_channels=of.head_channels, biases=of.biases, head_norms=of.head_norms, **sizes)
     if found is None or transformer_of(found, tied=of.tied) != replace(of, fused=True, tokens=found.context):
-        raise ValueError("zerosim's layers make models of GPT-2's kind, with learned places, biases and plain blocks, "
-                         "and of Llama's, with rotary places, RMSNorm and gates, and this is another")
+        raise ValueError("zerosim's layers make models of GPT-2's kind, with learned positions, biases and plain "
+                         "blocks, and of Llama's, with rotary positions, RMSNorm and gates, and this is another")
     if found.learned_positions and tokens and tokens > of.positions:
         raise ValueError(f"a context of {tokens} was asked for, and there are {of.positions} learned positions; take "
                          "shorter sequences")

@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from zerosim.models import layers
-from zerosim.models.initializers import Initializer, Normal, Zeros
+from zerosim.models.initializers import Filled, Initializer, Normal
 from zerosim.models.layers import Context, Gradients
 from zerosim.models.losses import HalfSquaredError, Loss
-from zerosim.numerics.checks import require_positive
+from zerosim.numerics.checks import require_integers
 
 # -- Recomputation policies --------------------------------------------------------------------------------------------
 # Between units: the inputs of some units are saved and the others run again (Chen et al. 2016, arXiv:1604.06174,
@@ -39,9 +39,8 @@ class Recompute:
     ``inside`` is what a unit keeps where it has a choice: "all"; "sub_block": the inputs of attention and of the
     feed-forward network; "selective": all but the attention probabilities; "tiled": all but the probabilities, which
     exist tile by tile only, and one log-sum-exp for each of their rows.
-    Made by `segment`, or taken from `NAMED`: `NONE`, `BLOCK` and the three finer ones.
 
-    >>> segment(2).segments(5)
+    >>> Recompute(2).segments(5)
     [range(0, 2), range(2, 4), range(4, 5)]
     """
 
@@ -51,7 +50,7 @@ class Recompute:
     def __post_init__(self) -> None:
         """Raises ValueError for a segment of less than one unit, and for an inside that there is not."""
         if self.units_per_segment is not None:
-            require_positive("segment(k)", k=self.units_per_segment)
+            require_integers("segment(k)", 1, k=self.units_per_segment)
         require_inside("Recompute", self.inside)
 
     @classmethod
@@ -93,12 +92,6 @@ class Recompute:
         return "+".join([between, *inside])
 
 
-def segment(k: int) -> Recompute:
-    """Keep the input of every k-th unit; ValueError unless k is a whole number of at least 1."""
-    require_positive("segment(k)", k=k)
-    return Recompute(k)
-
-
 def require_inside(where: str, inside: Any) -> None:
     """Raises ValueError unless a unit can keep this of its inside."""
     if inside not in INSIDE:
@@ -106,9 +99,7 @@ def require_inside(where: str, inside: Any) -> None:
                          f"{', '.join(map(repr, INSIDE))}")
 
 
-NONE = Recompute()
-BLOCK = Recompute(1)
-NAMED = {"none": NONE, "block": BLOCK} | {inside: Recompute(None, inside) for inside in INSIDE[1:]}
+NAMED = {"none": Recompute(), "block": Recompute(1)} | {inside: Recompute(None, inside) for inside in INSIDE[1:]}
 
 
 # -- Units and models --------------------------------------------------------------------------------------------------
@@ -193,7 +184,7 @@ class LinearUnit(Unit):
     The parameters are ``name.weight`` (I, O) and ``name.bias`` (O,). Saves x, and for ReLU one bit per
     output, for GELU its input. The ``first`` unit of a model computes no gradient of its input, which nobody
     would read. ``initializers`` replaces, under "weight" and "bias", what makes the first values: by default
-    Normal(seed, deviation 1/sqrt(I)) and Zeros.
+    Normal(seed, deviation 1/sqrt(I)) and Filled(0).
     """
 
     name: str
@@ -208,7 +199,7 @@ class LinearUnit(Unit):
     def __post_init__(self) -> None:
         """Raises ValueError for a width below 1, an unknown activation, or an initializer of no parameter."""
         where = f"LinearUnit({self.name!r})"
-        require_positive(where, inputs=self.inputs, outputs=self.outputs)
+        require_integers(where, 1, inputs=self.inputs, outputs=self.outputs)
         require_activation(where, self.activation)
         unknown = sorted(self.initializers.keys() - self._local_shapes.keys())
         if unknown:
@@ -237,7 +228,7 @@ class LinearUnit(Unit):
     def initializer(self, name: str) -> Initializer:
         """The initializer of one parameter, which makes its first values."""
         weight = Normal(self.seed, 1 / math.sqrt(self.inputs))
-        defaults: dict[str, Initializer] = {"weight": weight, "bias": Zeros()}
+        defaults: dict[str, Initializer] = {"weight": weight, "bias": Filled(0)}
         return {**defaults, **self.initializers}[name.removeprefix(f"{self.name}.")]
 
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:

@@ -177,11 +177,12 @@ def require_matrix(where: str, what: str, found: Any, axes: str) -> None:
                          "two dimensions")
 
 
-def require_integer(where: str, **numbers: Any) -> None:
-    """Raises ValueError unless every number is an integer."""
+def require_integers(where: str, least: int | None = None, /, **numbers: Any) -> None:
+    """Raises ValueError unless every number is an integer, of at least so much where a least is given."""
     for what, number in numbers.items():
-        if not is_count(number):
-            raise ValueError(f"{where} was given {what}={number!r}; {what} is a whole number")
+        if not is_count(number) or (least is not None and number < least):
+            raise ValueError(f"{where} was given {what}={number!r}; {what} is a whole number"
+                             + ("" if least is None else f", {least} or more"))
 
 
 def require_list(where: str, what: str, found: Any, least: int, example: str) -> None:
@@ -199,10 +200,3 @@ def require_biases(where: str, biases: Any) -> None:
     if not isinstance(biases, tuple) or any(layer not in LINEAR_LAYERS for layer in biases):
         raise ValueError(f"{where} was given biases={biases!r}; name the layers that have one in a tuple: "
                          f"{', '.join(LINEAR_LAYERS)}")
-
-
-def require_positive(where: str, **counts: Any) -> None:
-    """Raises ValueError unless every count is an integer of at least 1."""
-    for what, count in counts.items():
-        if not is_count(count) or count < 1:
-            raise ValueError(f"{where} was given {what}={count!r}; {what} is a whole number, 1 or more")

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and JSON objects that say nothing twice."""
 
 import errno
 import os
@@ -8,6 +8,15 @@ from pathlib import Path
 from typing import Any
 
 UNFINISHED = ".unfinished"
+
+
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The pairs of a JSON object, for its reader's ``object_pairs_hook``; ValueError for a key that it has twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} stands there twice")
+    return found
 
 
 def write_whole(path: Path, content: bytes) -> Path:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from zerosim.numerics.arrays import AnyArray, as_bytes, spans, to_host
-from zerosim.numerics.files import write_durably
+from zerosim.numerics.files import without_repeats, write_durably
 from zerosim.numerics.formats import FORMATS
 
 BLOCK_NBYTES = 1 << 16
@@ -138,7 +138,7 @@ def read_header(path: Path) -> TensorFile:
                              f"to have {length}; take another copy of it")
         text = file.read(length)
     try:
-        header = json.loads(text.decode(), object_pairs_hook=_without_doubles)
+        header = json.loads(text.decode(), object_pairs_hook=without_repeats)
         metadata = header.pop(METADATA, {})
         if not all(isinstance(value, str) for value in metadata.values()):
             raise ValueError("its metadata hold something else than texts")
@@ -152,13 +152,6 @@ def read_header(path: Path) -> TensorFile:
                          f"{', '.join(DTYPES)}; convert it")
     _check_places(path, tensors, 8 + length, nbytes)
     return TensorFile(path, tensors, metadata, nbytes, crc32(text))
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name stands in it twice")
-    return found
 
 
 def _stored(name: str, entry: Mapping[str, Any], start: int) -> StoredTensor:

@@ -230,8 +230,8 @@ def sent_nbytes(job: Job) -> dict[str, list[int]]:
 
     Source: Rajbhandari et al. 2020, section 7; its 2Ψ and 3Ψ are the limit of many ranks, `vectors_sent`.
     """
-    return {"gradients": _sent_gradients(job), "parameters": _sent_parameters(job),
-            "control": _sent_control(job)}
+    control = sum(job.control_nbytes) * (job.shards - 1) + _agreed_nbytes(job)  # from each rank to all
+    return {"gradients": _sent_gradients(job), "parameters": _sent_parameters(job), "control": [control] * job.ranks}
 
 
 def _sent_gradients(job: Job) -> list[int]:
@@ -259,11 +259,6 @@ def _sent_parameters(job: Job) -> list[int]:
     if job.states.optimizer_sharded:
         return _rings(job, "all_gather", job.region_cuts, job.policy.compute_dtype)
     return [0] * job.ranks
-
-
-def _sent_control(job: Job) -> list[int]:
-    """Flags and partial norms from each rank to all; and that all files are written, where state rests on disk."""
-    return [sum(job.control_nbytes) * (job.shards - 1) + _agreed_nbytes(job)] * job.ranks
 
 
 def _agreed_nbytes(job: Job) -> int:

@@ -120,7 +120,7 @@ class Link:
     date: str
 
     def __post_init__(self) -> None:
-        # An ideal link, of no latency, may be asked about; one that is faster than light may not.
+        # A latency of 0 is an ideal link; an infinite rate is refused.
         _check_fields(self, f"link {self.name!r}", bytes_per_second=positive,
                       latency_seconds=partial(positive, or_zero=True), source=checked_text, date=checked_text)
 
@@ -375,8 +375,8 @@ class Hardware:
 
         Raises ValueError for a device that does not say, and for no link.
         """
-        return self._link(name, self.device(device).link, f"the device {device} does not say by which link those of a "
-                          "node hang together; name one, as nvlink4 or pcie5")
+        return self._link(name, self.device(device).link, f"the device {device} does not say by which link the devices "
+                          "of a node are connected; name one, as nvlink4 or pcie5")
 
     def network(self, ranks: int, link: str, nodes: int = 1, between: str | None = None) -> Network:
         """The network of N ranks by the names of its links; `between` None is `BETWEEN` where nodes are several.
@@ -392,7 +392,7 @@ class Hardware:
         Raises ValueError for a device that does not say, and for no link.
         """
         return self._link(name, self.device(device).host_link, f"the device {device} does not say by which link it "
-                          "hangs on its host; name one, as pcie5")
+                          "is connected to its host; name one, as pcie5")
 
     def _link(self, name: str | None, own: str | None, unsaid: str) -> Link:
         """The link named, or the device's own; that too where the name is a short one of its kind: nvlink3 for

@@ -4,16 +4,14 @@ Legend: N ranks, k micro-batches of B sequences of L tokens; P parameters; s tho
 its share P/N; α seconds of latency, β bytes per second of a link, one way.
 
 `plan` takes names, `PlanConfig` holds what they stand for, `Plan` is the rows. Bytes are exact for what is counted;
-seconds rest on peak rates, on a share of the peak that arithmetic is taken to reach, and on the α-β
-model of collectives. Both are folds over the same events (`step_events`), under the same options.
+seconds rest on peak rates, on a share of the peak that arithmetic is taken to reach, and on the α-β model of
+collectives. Both are folds over the same events (`step_events`), under the same options.
 
 The seconds of a step are those of two streams, one that computes and one that communicates: what is issued goes to the
 end of the communication stream, which does one thing after the other; the program goes on, and stands still at a wait
-until what it waits for is done: that is what is exposed. A piece of arithmetic, as the layers note it
-(`step_arithmetic`), takes as long as its operations at a share of the device's peak, or as its bytes at the memory's
-rate, whichever is longer; a collective takes what the α-β model says, the update reads and writes at the memory's rate.
-It is the model of `timeline`, which replays a recording, and tests hold that both say the same seconds of a step, but
-where transfers run beside it (offload) or an optimizer multiplies whole matrices. Here every rank does the same at the
+until what it waits for is done: that is what is exposed. Arithmetic takes what `step_arithmetic` says, collectives what
+`cost` says, and the update reads and writes at the memory's rate. A replay (`timeline`) takes as long, as tests hold,
+but where transfers run beside it (offload) or an optimizer multiplies whole matrices. Every rank does the same at the
 same time, so one is enough.
 
 With `offload` state rests on the host or on disk, and the optimizer's is updated on the host. What moves is counted
@@ -126,7 +124,7 @@ class PlanConfig:
         object.__setattr__(self, "tokens", checked_count("tokens", tokens, 1))
         if transformer and transformer.positions and self.sequence > transformer.positions:
             raise ValueError(f"sequences of {self.sequence} tokens were asked for, and {self.model.name} has learned "
-                             f"places for {transformer.positions}; take shorter ones")
+                             f"positions for {transformer.positions}; take shorter ones")
         if (bucket := self.options.bucket_nbytes) is not None:
             raise ValueError(f"bucket_nbytes={bucket}: a plan is of buckets of a unit, since others cut units into "
                              "unequal chunks, and no rank would stand for all; leave it out")
