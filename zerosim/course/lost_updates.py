@@ -434,13 +434,15 @@ def _cures(found: LostUpdates) -> Iterator[Part | str]:
         last = method
     yield marked_table("", "", *columns, rows=rows)
     yield "Arrived: how far w has moved, beside how far it should have moved."
+    if any(outcome.share == 0 and _waits(outcome) for outcome in found.outcomes):
+        yield "* Nothing is lost: w moves as soon as Kahan's remainder reaches half a gap."
     yield f"Stochastic rounding: the mean of {len(found.seeds)} seeds, and its uncertainty."
 
 
 def _outcome_cells(found: LostUpdates, method: Method, fmt: str, update: float) -> tuple[str, str]:
     outcome = found.outcome(method, fmt, update)
     if outcome.share == 0:
-        return fitted(outcome.result), "0 %"
+        return fitted(outcome.result), "0 %" + "*" * _waits(outcome)
     if not math.isfinite(outcome.share):
         return rough(outcome.result), "-"
     if outcome.standard_error is None:
@@ -448,6 +450,11 @@ def _outcome_cells(found: LostUpdates, method: Method, fmt: str, update: float) 
     error = outcome.standard_error / abs(update * found.question.steps)
     share = f"{100 * outcome.share:.0f}±{100 * error:.0f} %" if error < 9.5 else "noise"
     return fitted(round(outcome.result, 7), 9), share
+
+
+def _waits(outcome: Outcome) -> bool:
+    """True when w has not moved only because Kahan's remainder is below half a gap, but still grows."""
+    return bool(outcome.remainder) and (outcome.remainder_half_gap or 0.0) <= abs(outcome.update)
 
 
 # -- 3: the weights at which fp32 loses the popular example's update --------------------------------------------------
