@@ -252,8 +252,8 @@ def _small_gradients(found: Precision) -> Iterator[Part | str]:
     yield marked_table(
         ">S", ">rounded: 0", ">subnormal", ">inf", ">computed: 0", ">subnormal", ">inf", ">logits: 0",
         rows=map(_scale_cells, seen.rounded, seen.computed, seen.at_output))
-    yield "Rounded: S times the fp32 gradients. Computed: a backward all in the format, from"
-    yield "S times the loss; logits: where it begins. Subnormal: with fewer bits."
+    yield "Rounded: S times the fp32 gradients. Computed: a backward all in the format,"
+    yield "from S times the loss; logits: where it begins. Subnormal: with fewer bits."
     for tensor in seen.worst:
         yield f"  Lost with S = 1 in {tensor.name}: {tensor.lost:,} of {tensor.elements:,}"
 
