@@ -243,8 +243,8 @@ def losses_by_tensor(exact: Mapping[str, Array], found: Mapping[str, Array], fmt
             yield TensorLoss(name, exact[name].size, lost[name])
 
 
+def _small_gradients(found: Precision) -> Iterator[Part | str]:
     """The fates of the gradients at several loss scales."""
-    """What the format makes of the gradients at several loss scales."""
     question, seen = found.question, found.underflows
     yield Heading(1, f"Small gradients in {question.format}")
     yield f"{question.model} on {seen.text}, after AdamW (lr {TEXT_LR:g}) in fp32, steps: {question.steps:,}."
