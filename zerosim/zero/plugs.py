@@ -105,9 +105,9 @@ def _plug_mesh(plugs: Plugs, options: StepOptions) -> None:
 
 def _plug_offload(plugs: Plugs, options: StepOptions) -> None:
     places = options.offload
-    plugs.store = OffloadStore(plugs.store.rank, places)
+    plugs.store = store = OffloadStore(plugs.store.rank, places)
     plugs.param_group, plugs.reducer = OffloadedParamGroup, OffloadedReducer
     plugs.unsharder, plugs.all_gather = OffloadedUnsharder, OffloadedAllGather
     plugs.update = OffloadedUpdate if places.optimizer == DEVICE else HostUpdate
     if plugs.gather is None and places.parameters != DEVICE:
-        plugs.gather = CopyToDevice()
+        plugs.gather = CopyToDevice(store)
