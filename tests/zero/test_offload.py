@@ -227,13 +227,14 @@ class Failing(Kept):
 
 FAULTS = [("open", errno.ENOSPC), ("open", errno.EACCES), ("write", errno.ENOSPC), ("write", errno.EIO),
           ("write", "short"), ("read", errno.EIO), ("read", "short")]
-EARLY, LATE, LAST_BUT_ONE, LAST = (lambda n: -(-n // 4)), (lambda n: -(-3 * n // 4)), (lambda n: n - 1), (lambda n: n)
+PLACES = {"early": lambda n: -(-n // 4), "late": lambda n: -(-3 * n // 4), "last but one": lambda n: n - 1,
+          "last": lambda n: n}  # among the calls of a step
 
 
 @pytest.mark.parametrize(("stage", "optimizer", "mesh", "delayed", "fault", "place"), [
-    *covering(zs.STAGES, [ADAM, zs.optim.LAMB()], [None, (2, 1)], [False, True], FAULTS, [EARLY, LATE], count=14),
+    *covering(zs.STAGES, [ADAM, zs.optim.LAMB()], [None, (2, 1)], [False, True], FAULTS, ["early", "late"], count=14),
     *((stage, ADAM, None, delayed, ("write", errno.EIO), place) for stage, delayed, place in covering(
-        zs.STAGES, [True, False], [LAST, LAST_BUT_ONE], count=8))])
+        zs.STAGES, [True, False], ["last", "last but one"], count=8))])
 def test_a_disk_that_fails_raises_in_the_step_it_concerns_and_the_step_may_be_taken_again(
         stage, optimizer, mesh, delayed, fault, place):
     """One rank's disk fails; the others hear of it. Where the last writes are those of an all-gather of parameters, the
@@ -242,13 +243,13 @@ def test_a_disk_that_fails_raises_in_the_step_it_concerns_and_the_step_may_be_ta
     options = {"optimizer": optimizer, "stage": stage, "mesh": mesh, "offload": offload}
     kept, (what, way) = Failing(data, **options), fault
     kept.step(0)
-    kept.fail(what, way, place(kept.counted(what, lambda: kept.step(1))))
+    kept.fail(what, way, PLACES[place](kept.counted(what, lambda: kept.step(1))))
     said = "a short " if way == "short" else os.strerror(way)
     with pytest.raises(OffloadError, match=said) as raised:
         kept.step(2)
     assert re.search("rank 1.*what rested before", str(raised.value))
     to_gather = "call all_gather_parameters() again before the next step" in str(raised.value)
-    assert to_gather == (stage in (1, 2)) or place in (EARLY, LATE)
+    assert to_gather == (stage in (1, 2)) or place in ("early", "late")
     assert {engine.steps_taken for engine in kept.engines} == {2 + to_gather}
     if to_gather:
         kept.all(zs.Engine.all_gather_parameters)

@@ -131,7 +131,7 @@ class Engine(Shown):
         plugs = plugs_of(rank, self.stage, self.policy, self.options)
         first, self.store = initializer_of(model, weights), plugs.store
         lay_out = partial(plugs.lay_out, layout, ranks=plugs.shards.size)
-        buckets = BucketOptions(self.options.bucket_nbytes, self.options.overlap, copy_in_flight)
+        buckets = BucketOptions(self.options.bucket_nbytes, self.options.overlap, {"copy_in_flight": copy_in_flight})
         self.param_groups = [
             plugs.param_group(plugs.shards, model, of_group, first, lay_out, self.stage, self.store, buckets)
             for of_group in settings_by_group(settings)]

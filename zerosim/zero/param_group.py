@@ -245,7 +245,7 @@ class ParamGroup:
         in_place = not add and len(target) == 1 and target[0][1].dtype == dtype and self.store.is_array(target[0][1])
         found = redistribute(rank.agreeing(agreement), vector, have, want, bucket.cut, policy=self.policy,
                              out=target[0][1] if in_place else None, purpose=purpose, async_op=async_op,
-                             copy_in_flight=self.options.copy_in_flight)
+                             **self.options.issued)
         put = do_nothing if in_place else partial(put_parts, self.store, target, add=add)
         return Move(found, put, async_op=async_op)
 

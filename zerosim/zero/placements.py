@@ -9,7 +9,7 @@ Source of the stages: Rajbhandari, Rasley, Ruwase & He 2020 (ZeRO), section 5.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -237,11 +237,12 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class BucketOptions:
-    """The most bytes of a bucket (None: a unit), whether it travels beside other work, and arrives in a second copy."""
+    """The most bytes of a bucket (None: a unit), whether it travels beside other work, and further options of its
+    collectives."""
 
     bucket_nbytes: int | None = None
     overlap: bool = False
-    copy_in_flight: bool = False
+    issued: Mapping[str, Any] = field(default_factory=dict)
 
     def limit(self, dtype: np.dtype[Any]) -> int | None:
         """The elements that a bucket takes: at least one; None for no limit."""

@@ -118,7 +118,7 @@ class ZeroPlusPlusGather(UnitGather):
             ((_, own),) = bucket.own_in_shard(group.rank.index, group.parameter)
             yield all_gather_quantized(
                 group.rank.agreeing(f"weights of {name}"), bucket, group.store.read(own),
-                self.target(bucket, span, whole), form, async_op=async_op, copy_in_flight=group.options.copy_in_flight)
+                self.target(bucket, span, whole), form, async_op=async_op, **group.options.issued)
 
     def own_parts(self, group: ParamGroup, name: str) -> Iterator[np.ndarray]:
         """None where a secondary shard is there."""
