@@ -285,7 +285,7 @@ def algorithm_of(operation: str, name: str, ranks: int) -> Algorithm:
     if name == NATIVE:
         return Algorithm(_unknown_steps)
     if str(name).startswith("hierarchical"):
-        hierarchical.mesh_of_name(operation, name, ranks)  # raises ValueError where no such mesh is
+        hierarchical.node_size(operation, name, ranks)  # raises ValueError where there are no such nodes
         return HIERARCHICAL[operation]
     rows = ALGORITHMS[operation]
     if str(name) not in rows:

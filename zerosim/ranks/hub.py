@@ -59,7 +59,7 @@ class RunOptions:
     interrupts: Interrupts
 
 
-class Event(NamedTuple):
+class RunEvent(NamedTuple):
     """A hop that has just been made, with a copy of the values that arrived; or, where ``hop`` is None, a collective
     that has just been carried out, before any of its ranks goes on.
 
@@ -269,7 +269,7 @@ class Hub(Backend):
         self.incomplete: dict[tuple[GroupKey, int], dict[int, PendingCall]] = {}
         self.complete: deque[list[PendingCall]] = deque()
         self.exchanges: dict[int, PendingExchange] = {}
-        self.messages: deque[Event] = deque()
+        self.messages: deque[RunEvent] = deque()
         self.under_way: list[PendingCall] = []  # the collective that is being carried out, for a look at it
         self.failure: tuple[int, BaseException] | None = None
         self.aftermath: list[tuple[int, BaseException]] = []
@@ -321,7 +321,7 @@ class Hub(Backend):
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
-    def drive(self, programs: Sequence[Callable[[], Any]]) -> Generator[Event, None, None]:
+    def drive(self, programs: Sequence[Callable[[], Any]]) -> Generator[RunEvent, None, None]:
         """Runs the programs to their end; a watched hub yields every message, and every hop made hop by hop, or every
         collective when it has ended.
 
@@ -391,7 +391,7 @@ class Hub(Backend):
 
     # -- collectives and messages ---------------------------------------------------------------------------------
 
-    def _carry_out(self, calls: list[PendingCall]) -> Generator[Event, None, None]:
+    def _carry_out(self, calls: list[PendingCall]) -> Generator[RunEvent, None, None]:
         call, self.under_way = calls[0].call, calls
         for me in calls:
             if me.call != call:
@@ -400,11 +400,11 @@ class Hub(Backend):
         check_private_memory(calls)
         for delivery in self._awaited(self.transport.collective(calls)):
             if self.watch == "hop":
-                yield Event(call, delivery.hop, self.transport.seen(call.key, delivery))
+                yield RunEvent(call, delivery.hop, self.transport.seen(call.key, delivery))
         for me in calls:
             self._wake(call.group[me.index], me)
         if self.watch == "collective":
-            yield Event(call, None, np.empty(0, call.dtype))
+            yield RunEvent(call, None, np.empty(0, call.dtype))
         self.under_way = []
 
     def _awaited(self, deliveries: Iterable[Delivery | None]) -> Iterator[Delivery]:
@@ -438,7 +438,7 @@ class Hub(Backend):
         for delivery in self._awaited(self.transport.message(sender.key, [message], ends)):
             if self.watch:
                 hop = Hop(0, sender.rank, receiver.rank, (), send.nbytes)
-                self.messages.append(Event(None, hop, self.transport.seen(sender.key, delivery)))
+                self.messages.append(RunEvent(None, hop, self.transport.seen(sender.key, delivery)))
         for me in (sender, receiver):
             if me.done:
                 self.exchanges.pop(me.rank, None)
