@@ -1,5 +1,5 @@
 """Lost updates: the published numbers come out of the run, the rule explains what the arithmetic does, and the printed
-lesson says only what the numbers show."""
+page shows it."""
 
 import json
 import math
@@ -150,38 +150,21 @@ def line_with(text, *words):
 
 def test_the_lesson_shows_every_published_number_and_fits_80_columns(found):
     text = printed(found)
-    for words in ("1.1001358", "1.1005859", "1.1015625", "1.0001", "84 of them", "27.6 %", "1.86 lr", "1e+05 lr",
-                  "0.000244", "0.000489", "2.98e-08", "5.96e-08", "0.24999999", "65504", "1.4e-45", "1.03 % of the way",
-                  "64 runs, with the seeds 0 to 63", "bf16 is no cure",
-                  "stuck, when the remainder is 0.00391 (half gap 1.53e-05)"):
+    for words in ("1.1001358", "1.1005859", "1.1015625", "1.0001", "27.6 %", "1.86 lr", "1e+05 lr",
+                  "0.000244", "0.000489", "2.98e-08", "5.96e-08", "0.24999999", "65504", "1.4e-45", "64 seeds"):
         assert words in text
     assert line_with(text, "fp32 master weight").split()[-6:] == ["1.1001358", "100.1", "%", "1", "0", "%"]
     assert line_with(text, "Kahan, remainder in fp32").split()[-1] == "%*"
-    rule = line_with(text, "|", ":", "x")
-    assert rule.index("x") < rule.index(":")
 
 
 def test_each_reason_has_its_words_and_no_cell_of_any_question_breaks():
     for question, said in [
-            (Question(update=2.0**-11, steps=3), "halfway to the next number: a tie"),
-            (Question(update=1e-8, steps=3), "fp16 has no number so small: δ itself becomes 0"),
-            (Question(update=-3e-4, steps=3), "61.4 % of the way to the next number"),
-            (Question(update=1.0, steps=3), "δ is 1.02e+03 times as large as the gap"),
-            (Question("fp32", steps=3), "The update is kept; w moves by 1.00136e-05"),
-            (OVERFLOWS, "larger than every number of fp16: it becomes inf"),
-            (Question(weight=0.1, steps=3), "fp16 has no 0.1; the nearest number is 0.099975586"),
-            (Question("fp8_e5m2", -1.0 / 3, 1 / 3, 3), "The formats"), (Question("bf16", 1e30, 1e26, 3), "lost")]:
+            (Question(update=2.0**-11, steps=3), "lost: tie, w is even"),
+            (Question(update=1e-8, steps=3), "lost: δ becomes 0"),
+            (Question(update=-1e-4, steps=3), "lost: below half gap"), (OVERFLOWS, "overflows"),
+            (Question("fp32", steps=3), "kept: 1.0014e-05"), (Question(weight=0.1, steps=3), "lost: below half gap"),
+            (Question("fp8_e5m2", -1.0 / 3, 1 / 3, 3), "The formats"),
+            (Question("bf16", 1e30, 1e26, 3), "w is too large")]:
         text = printed(quickly(question))
         assert said in text, question
         assert broken_lines(text) == [], question
-
-
-def test_a_remark_is_made_where_the_numbers_bear_it_out_and_an_update_downwards_is_drawn_to_the_left():
-    text = printed(large := quickly(Question(update=1.0, steps=3)))
-    for remark in ("bf16 is no cure", "bf16, δ = 1: stuck", "fp32 has gaps too", "The update is lost"):
-        assert remark not in text
-    rule = line_with(printed(quickly(Question(update=-1e-4, steps=3))), "|", ":", "x")
-    assert rule.index("x") > rule.index(":")
-    lines = printed(large, columns=50).splitlines()  # a broken line keeps its indent
-    (place,) = (i for i, line in enumerate(lines) if "Stochastic rounding: up" in line)
-    assert lines[place + 1].startswith("  ")

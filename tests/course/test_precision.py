@@ -1,10 +1,9 @@
 """The lesson on mixed precision: each gradient is counted once, as exact arithmetic says, what is counted on a text is
-what training leaves, and its words say only what the numbers show."""
+what training leaves, and all of it is printed."""
 
 import math
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -139,45 +138,9 @@ def answer(question):
 
 def test_every_part_is_printed_in_80_columns(found):
     text, seen = printed(found), found.underflows
-    for words in ("gpt-nano on moby_dick", "1. Small gradients in fp16", "becomes 0", "subnormal",
-                  f"Without scaling {seen.computed[0].lost:,} of 6,960 gradients", f"{seen.computed[0].subnormal:,}",
+    for words in ("gpt-nano on moby_dick", "1. Small gradients in fp16", "subnormal",
+                  f"{seen.worst[0].name}: {seen.worst[0].lost:,} of", f"{seen.computed[0].subnormal:,}",
                   "2. Dynamic loss scaling", "deepspeed-legacy (2)", "    15  overflow    128             64",
-                  "3. Overflow in backward, and in forward", "x 32768", "16 of 17, gave up", "bf16 and fp32 come to",
-                  "4. What rests between steps: 24 steps of Adam, lr = 0.0001", "m and v in fp16", "experiment"):
+                  "3. Overflow in backward, and in forward", "x 32768", "16 of 17, gave up",
+                  "4. What rests between steps: 24 steps of Adam, lr = 0.0001"):
         assert words in text
-
-
-def counted_as(found, computed=(), rounded=(), **of_the_rest):
-    """The lesson's words where these counts are so at every scale."""
-    seen = found.underflows
-    rows = {"computed": tuple(replace(fates, **dict(computed)) for fates in seen.computed),
-            "rounded": tuple(replace(fates, **dict(rounded)) for fates in seen.rounded)}
-    return printed(replace(found, underflows=replace(seen, **rows, **of_the_rest)))
-
-
-def test_the_histogram_counts_every_gradient_and_its_lines_follow_one_another(found):
-    lines = list(lesson.histogram(found, zs.FORMATS["fp16"]))
-    assert sum(int(line[2].replace(",", "")) for line in lines) == sum(b.elements for b in found.underflows.binades)
-    borders = [(line[0], line[1]) for line in lines]
-    assert all(low == high for (low, _), (_, high) in pairwise(borders))
-    assert "2^-14" in {low for low, _ in borders}
-    assert {line[4] for line in lines if line[0] in ("2^-14", "2^-10")} == {""}
-    assert [line[4] for line in lines if line[1] == "2^-14"] == ["subnormal"]
-    assert [line[4] for line in lines if line[0] == "2^-25"] == ["subnormal"]
-    assert [line[4] for line in lines if line[1] == "2^-25"] == ["[red]becomes 0[/]"]
-    assert max(len(line[3]) for line in lines) == 28
-
-
-def test_remarks_are_made_where_the_numbers_bear_them_out_and_nowhere_else(found):
-    text = printed(answer(PrecisionQuestion("bf16", "gpt-nano", 3)))
-    for remark in ("Without scaling", "is too much", "overflow in backward", "gives up", "m and v in", "qkv"):
-        assert remark not in text
-    text = counted_as(found, {"lost": 0, "not_finite": 0}, worst=())
-    assert "Nothing becomes 0 without scaling: fp16 reaches down far enough" in text
-    assert "is too much" not in text
-    text = counted_as(found, {"lost": 3}, {"lost": 0})
-    assert "3 come out as 0 with every S: sums that cancel, and no underflow." in text
-    tensor = replace(found.underflows.worst[0], name="block0.attention.qkv.weight", elements=300)
-    for lost in (150, 199):
-        text = counted_as(found, worst=(replace(tensor, lost=lost),))
-        assert ("Two thirds of a qkv weight are queries and keys" in text) is (lost == 199)

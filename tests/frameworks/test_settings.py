@@ -165,6 +165,7 @@ REFUSED = [
     (of(ZERO, "mics_shard_size", 3), "zero_optimization.mics_shard_size=3 must divide the 4 ranks"),
     (of(ZERO, {"stage": 3, "mics_shard_size": 2, "zero_quantized_weights": True}), "take one of the two"),
     (of(ZERO, "zero_quantized_weights", True), "ZeRO++ needs to know the nodes; pass ranks_per_node="),
+    (of("optimizer", {"type": 5}), "optimizer.type=5 must be a text, or null"),
     (of("optimizer", {"type": "OneBitAdam"}), "optimizer.type='OneBitAdam': those that are read are Adam"),
     (of("optimizer", {"type": "Adam", "params": {"weight_decay": 0.1, "adam_w_mode": False}}), "added to the gradient"),
     (of("optimizer", {"type": "SGD", "params": {"weight_decay": 0.1}}), "optimizer.params.weight_decay=0.1 of SGD"),

@@ -4,7 +4,7 @@ Legend: B batch, T tokens, C channels, H heads, V vocabulary, M rows, I inputs, 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,9 +58,15 @@ def _linear(shapes: dict[str, tuple[int, ...]], large: dict[str, tuple[int, ...]
                  lambda a: a["x"] @ a["w"] + a.get("b", 0), large, takes_out=True)
 
 
-def _layernorm_backward(ctx: Context, a: Arrays, saved: Any, dy: np.ndarray) -> Arrays:
-    dw, db = _spare(ctx, a, "w", "b")
-    return {"x": layers.layernorm_backward(ctx, a["w"], saved, dy, dw, db), "w": dw, "b": db}
+def _norm(paper: Callable[..., np.ndarray], shape: tuple[int, ...], large: tuple[int, ...], *names: str) -> Layer:
+    def backward(ctx: Context, a: Arrays, saved: Any, dy: np.ndarray) -> Arrays:
+        found = dict(zip(names, _spare(ctx, a, *names), strict=True))
+        return {"x": layers.norm_backward(ctx, a["w"], saved, dy, *found.values())} | found
+
+    return Layer({"x": shape} | dict.fromkeys(names, shape[-1:]),
+                 lambda ctx, a, **out: layers.norm_forward(ctx, *a.values(), **out), backward,
+                 lambda a: paper(*a.values(), 1e-5), {"x": large} | dict.fromkeys(names, large[-1:]),
+                 lambda a: len(names) * 4 * a["x"].size // a["w"].size, takes_out=True)
 
 
 def _embedding_backward(ctx: Context, a: Arrays, saved: Any, dy: np.ndarray) -> Arrays:
@@ -83,7 +89,10 @@ def _attention(keep: str, beside: Callable[[Arrays], int], heads: int = 3, share
         of_all = meaning.heads_of(a["x"], 36 // (heads + 2 * keys))
         return meaning.attention(of_all[:heads], of_all[heads:-keys], of_all[-keys:])
 
-    return Layer({"x": (2, 7, 36)}, lambda ctx, a: layers.attention_forward(ctx, a["x"], heads, keep, shared),
+    def forward(ctx: Context, a: Arrays) -> tuple[np.ndarray, Any]:
+        return layers.attention_forward(replace(ctx, keep=keep), a["x"], heads, shared)
+
+    return Layer({"x": (2, 7, 36)}, forward,
                  lambda ctx, a, saved, dy: {"x": layers.attention_backward(ctx, saved, dy)}, paper,
                  {"x": (1, 150, 36)}, beside, rounds_inside=True)
 
@@ -93,43 +102,26 @@ def _dropped(x: np.ndarray) -> np.ndarray:
     return np.where(words < 2**30, 0, x / 0.75)
 
 
-def _rmsnorm_backward(ctx: Context, a: Arrays, saved: Any, dy: np.ndarray) -> Arrays:
-    (dw,) = _spare(ctx, a, "w")
-    return {"x": llama.rmsnorm_backward(ctx, a["w"], saved, dy, dw), "w": dw}
-
-
-def _rms(a: Arrays) -> np.ndarray:
-    return meaning.rmsnorm(a["x"], a["w"], 1e-5)
-
-
 LAYERS: dict[str, Layer] = {
     "linear": _linear({"x": (3, 4), "w": (4, 5), "b": (5,)}, {"x": (64, 64), "w": (64, 16), "b": (16,)}),
     "linear without bias": _linear({"x": (3, 4), "w": (4, 5)}, {"x": (64, 64), "w": (64, 16)}),
     "embedding": Layer({"w": (5, 3)}, lambda ctx, a: layers.embedding_forward(ctx, TOKENS, a["w"]), _embedding_backward,
                        lambda a: a["w"][TOKENS], {"w": (5, 300)}),
-    "layernorm": Layer({"x": (2, 3, 5), "w": (5,), "b": (5,)},
-                       lambda ctx, a, **out: layers.layernorm_forward(ctx, a["x"], a["w"], a["b"], **out),
-                       _layernorm_backward, lambda a: meaning.layernorm(a["x"], a["w"], a["b"], 1e-5),
-                       {"x": (300, 64), "w": (64,), "b": (64,)},
-                       lambda a: 2 * 4 * a["x"].size // a["w"].size, takes_out=True),
+    "layernorm": _norm(meaning.layernorm, (2, 3, 5), (300, 64), "w", "b"),
     "relu": _elementwise("relu", meaning.relu, lambda a: -(-a["x"].size // 8)),
     "gelu": _elementwise("gelu", meaning.gelu, lambda a: 0),
     "exact gelu": _elementwise("gelu", meaning.exact_gelu, lambda a: 0, exact=True),
     "dropout": Layer({"x": (5, 7)}, lambda ctx, a: layers.dropout_forward(ctx, a["x"], 0.25, "here"),
                      lambda ctx, a, saved, dy: {"x": layers.dropout_backward(ctx, saved, dy, 0.25)},
                      lambda a: _dropped(a["x"]), {"x": (70001,)}),
-    "attention": _attention("probabilities", lambda a: 2 * len(a["x"]) * 3 * a["x"].shape[1] ** 2),
-    "attention again": _attention("nothing", lambda a: 0),
+    "attention": _attention("all", lambda a: 2 * len(a["x"]) * 3 * a["x"].shape[1] ** 2),
+    "attention again": _attention("selective", lambda a: 0),
     "attention tiled": _attention("tiled", lambda a: 4 * len(a["x"]) * 3 * a["x"].shape[1]),
-    "attention of shared keys": _attention("probabilities", lambda a: 2 * len(a["x"]) * 6 * a["x"].shape[1] ** 2, 6, 3),
-    "attention of one key, again": _attention("nothing", lambda a: 0, 4, 1),
+    "attention of shared keys": _attention("all", lambda a: 2 * len(a["x"]) * 6 * a["x"].shape[1] ** 2, 6, 3),
+    "attention of one key, again": _attention("selective", lambda a: 0, 4, 1),
     "attention of one key, tiled": _attention("tiled", lambda a: 4 * len(a["x"]) * 4 * a["x"].shape[1], 4, 1),
-    "rmsnorm": Layer({"x": (6, 5), "w": (5,)},
-                     lambda ctx, a, **out: llama.rmsnorm_forward(ctx, a["x"], a["w"], 1e-5, **out), _rmsnorm_backward,
-                     _rms, {"x": (300, 64), "w": (64,)}, lambda a: 4 * a["x"].size // a["w"].size, takes_out=True),
-    "rmsnorm of heads": Layer({"x": (3, 2, 4), "w": (4,)},
-                              lambda ctx, a: llama.rmsnorm_forward(ctx, a["x"], a["w"], 1e-5), _rmsnorm_backward,
-                              _rms, {"x": (100, 3, 64), "w": (64,)}, lambda a: 4 * a["x"].size // a["w"].size),
+    "rmsnorm": _norm(meaning.rmsnorm, (6, 5), (300, 64), "w"),
+    "rmsnorm of heads": _norm(meaning.rmsnorm, (3, 2, 4), (100, 3, 64), "w"),
     "swiglu": Layer({"x": (5, 14)}, lambda ctx, a: llama.swiglu_forward(ctx, a["x"]),
                     lambda ctx, a, saved, dy: {"x": llama.swiglu_backward(ctx, saved, dy)},
                     lambda a: meaning.swiglu(*np.split(a["x"], 2, -1)), {"x": (701, 200)}),

@@ -3,6 +3,8 @@
 Legend: B batch, T tokens, C channels, H heads, D = C/H.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from tests.models.contexts import bits_of, context, normal, recorded
 from tests.ranks.data import FLOATS
 from zerosim.models import layers
 
-KEEPS = ["probabilities", "nothing", "tiled"]
+KEEPS = ["all", "selective", "tiled"]
 FORMATS = ["fp16", "bf16", "fp32", "fp64"]
 # B, T, C, H: one token; odd everything; around a strip of 64 and a tile of 128 rows; more heads than a group takes.
 SHAPES = [(3, 1, 4, 2), (2, 7, 6, 3), (1, 64, 8, 1), (2, 65, 6, 2), (1, 128, 8, 2), (1, 200, 15, 5), (2, 90, 60, 30)]
@@ -20,7 +22,7 @@ ROUNDING = {"fp16": 2.0**-11, "bf16": 2.0**-8, "fp32": 2.0**-24, "fp64": 2.0**-5
 
 def both(name: str, qkv: np.ndarray, do: np.ndarray, heads: int, keep: str) -> tuple[np.ndarray, np.ndarray]:
     """o (B, T, C) and dqkv (B, T, 3C)."""
-    o, kept = layers.attention_forward(context(name), qkv, heads, keep)
+    o, kept = layers.attention_forward(replace(context(name), keep=keep), qkv, heads)
     return o, layers.attention_backward(context(name), kept, do)
 
 
@@ -70,7 +72,7 @@ def test_strips_and_tiles_compute_what_the_whole_formula_does(keep, shape):
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 def test_16_bit_attention_rounds_p_and_ds_and_the_results_and_nothing_else(name):
     qkv, do, heads = inputs(name, (4, 33, 32, 2))
-    o, dqkv = both(name, qkv, do, heads, "probabilities")
+    o, dqkv = both(name, qkv, do, heads, "all")
 
     def rounded(x: np.ndarray) -> np.ndarray:
         return x.astype(np.float32).astype(FLOATS[name]).astype(np.float64)
@@ -91,7 +93,7 @@ def test_16_bit_attention_rounds_p_and_ds_and_the_results_and_nothing_else(name)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_probabilities_computed_again_give_the_bits_of_those_that_were_kept(name, shape):
     qkv, do, heads = inputs(name, shape)
-    results = (both(name, qkv, do, heads, keep) for keep in ("probabilities", "nothing"))
+    results = (both(name, qkv, do, heads, keep) for keep in ("all", "selective"))
     for kept, again in zip(*results, strict=True):
         np.testing.assert_array_equal(bits_of(kept), bits_of(again))
     p = layers.attention_forward(context(name), qkv, heads)[1].p
@@ -106,7 +108,7 @@ def test_tiled_attention_differs_by_four_roundings_of_what_it_adds_up(name, shap
     # P is rounded after or before the division by its sum, and dS once each; results are rounded once each; the fp32
     # sums of up to T terms are made in another order.
     bound = 4 * ROUNDING[name] + shape[1] * ROUNDING["fp32"]
-    whole, tiled = (both(name, qkv, do, heads, keep) for keep in ("probabilities", "tiled"))
+    whole, tiled = (both(name, qkv, do, heads, keep) for keep in ("all", "tiled"))
     for one, other, magnitude in zip(whole, tiled, (terms["|o|"], terms["|dqkv|"]), strict=True):
         difference = abs(one.astype(np.float64) - other.astype(np.float64))
         assert (difference <= bound * magnitude + 2.0**-24).all()  # and fp16's smallest subnormal
@@ -129,7 +131,7 @@ def test_scores_beyond_the_range_of_the_exponential_give_one_and_zero(keep):
 def test_tiled_attention_never_holds_a_square_of_the_tokens():
     qkv, do, heads = inputs("bf16", (1, 1500, 4, 1))
     ctx, recorder = recorded("bf16")
-    _, kept = layers.attention_forward(ctx, qkv, heads, "tiled")
+    _, kept = layers.attention_forward(replace(ctx, keep="tiled"), qkv, heads)
     layers.attention_backward(ctx, kept, do)
     assert max(int(np.prod(shape)) for _, _, shape, _ in recorder.allocated) < 1500 * 1500 // 100
     # Scratch: a dozen tiles of 128 x 128 in fp32, and wide copies of rows (T, 3C).

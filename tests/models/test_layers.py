@@ -220,14 +220,14 @@ def test_the_exact_gelu_is_exact_however_small_it_is_and_near_the_other(name):
 def test_layernorms_output_computed_again_has_the_bits_that_it_had(name, shape):
     x, w, b = (normal(name, of, seed) for seed, of in enumerate((shape, shape[-1:], shape[-1:])))
     ctx = context(name)
-    y, kept = layers.layernorm_forward(ctx, x, w, b)
-    layers.layernorm_forward(ctx, *LAYERS["layernorm"].arrays(name).values())  # scratch is used in between
-    np.testing.assert_array_equal(bits_of(layers.layernorm_output(ctx, w, b, kept)), bits_of(y))
+    y, kept = layers.norm_forward(ctx, x, w, b)
+    layers.norm_forward(ctx, *LAYERS["layernorm"].arrays(name).values())  # scratch is used in between
+    np.testing.assert_array_equal(bits_of(layers.norm_output(ctx, kept, w, b)), bits_of(y))
 
 
 def test_layernorms_variance_is_that_of_the_deviations_not_a_difference_of_squares():
     x = (1e4 + normal("fp32", (4, 256))).astype(np.float32)
-    y, _ = layers.layernorm_forward(context("fp32"), x, np.ones(256, np.float32), np.zeros(256, np.float32))
+    y, _ = layers.norm_forward(context("fp32"), x, np.ones(256, np.float32), np.zeros(256, np.float32))
     wide = x.astype(np.float64)
     exact = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-5)
     # The mean is one of float32, off by up to 1e4·2⁻²⁴ = 6e-4, which shifts a row.
@@ -238,12 +238,12 @@ def test_layernorms_variance_is_that_of_the_deviations_not_a_difference_of_squar
 
 def test_layernorm_makes_equal_values_the_bias_and_takes_weights_in_fp32_beside_16_bit_activations():
     x, w, b = np.full((2, 3), 7, np.float32), normal("fp32", (3,), 1), normal("fp32", (3,), 2)
-    y, kept = layers.layernorm_forward(context("fp32"), x, w, b, epsilon=0.25)
+    y, kept = layers.norm_forward(context("fp32"), x, w, b, epsilon=0.25)
     np.testing.assert_array_equal(y, [b, b])
     np.testing.assert_array_equal(kept[2], [2, 2])  # 1/√(0 + 0.25)
     x, ctx = normal("bf16", (4, 3)), context("bf16")
-    y, kept = layers.layernorm_forward(ctx, x, w, b)
-    low, _ = layers.layernorm_forward(ctx, x, *(a.astype(FLOATS["bf16"]) for a in (w, b)))
+    y, kept = layers.norm_forward(ctx, x, w, b)
+    low, _ = layers.norm_forward(ctx, x, *(a.astype(FLOATS["bf16"]) for a in (w, b)))
     assert y.dtype == FLOATS["bf16"]
     assert (bits_of(y) != bits_of(low)).any()
     assert LAYERS["layernorm"].backward(ctx, {"w": w, "b": b}, kept, x)["w"].dtype == np.float32

@@ -28,6 +28,7 @@ from zerosim.frameworks.settings import (
     flag,
     format_or_none,
     number,
+    text_or_none,
 )
 from zerosim.models.units import Model
 from zerosim.numerics.checks import is_count, is_number
@@ -277,7 +278,7 @@ def _offload(zero: Section, states: ShardedStates, findings: Findings) -> Offloa
                                      ("param", states.parameters_sharded, "stage 3")):
         section = zero.section(f"offload_{kind}")
         places[kind] = PLACES[section.take("device", "none", choice(*PLACES))]
-        folders[kind] = section.take("nvme_path", None, str)
+        folders[kind] = section.take("nvme_path", None, text_or_none)
         section.take("ratio", 1.0, _only(1, "a rank's optimizer state rests in one place here"))
         section.close(ON_DISK_ONLY, {"super_offload": "there are no superchips here"})
         if places[kind] != DEVICE and not is_sharded:
@@ -398,7 +399,7 @@ def _kept(units: Mapping[str, int], distance: int) -> tuple[str, ...]:
 
 def _optimizer(section: Section, findings: Findings) -> Optimizer | None:
     """The optimizer, or None where the program makes one itself."""
-    asked = section.take("type", None, str)
+    asked = section.take("type", None, text_or_none)
     params = section.section("params")
     section.close(("legacy_fusion",))
     if asked is None:
@@ -483,7 +484,7 @@ FALLS = {"WarmupLR": "none", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosin
 
 
 def _schedule(section: Section, optimizer: Optimizer | None, findings: Findings) -> WarmupSchedule | None:
-    asked = section.take("type", None, str)
+    asked = section.take("type", None, text_or_none)
     params = section.section("params")
     section.close()
     if asked is None:

@@ -249,6 +249,13 @@ def choice(*names: str) -> Callable[[Any], str]:
     return check
 
 
+def text_or_none(value: Any) -> str | None:
+    """A text, or None."""
+    if value is not None and not isinstance(value, str):
+        raise ValueError("must be a text, or null")
+    return value
+
+
 def format_or_none(value: Any) -> str | None:
     """The format of a name such as "bf16" or of a torch.dtype, or None."""
     if value is None:

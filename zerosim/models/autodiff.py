@@ -619,22 +619,25 @@ def _unless_weight(x: TrackedArray) -> TrackedArray:
 
 
 def layernorm(x: TrackedArray, w: TrackedArray, b: TrackedArray, epsilon: float = layers.EPSILON) -> TrackedArray:
-    """LayerNorm over the last axis: x (..., C), w and b (C,); see `layers.layernorm_forward`."""
+    """LayerNorm over the last axis: x (..., C), w and b (C,); see `layers.norm_forward`."""
     x, of_w, of_b = _unless_weight(x), w.value, b.value.outline
-    y, saved = layers.layernorm_forward(x.graph.context, x._array, w._array, b._array, epsilon)
+    y, saved = layers.norm_forward(x.graph.context, _rows(x._array), w._array, b._array, epsilon=epsilon)
 
     def backward(graph: Graph, dy: Array) -> list[Array | None]:
         dw, db = graph.gradient_room(of_w), graph.gradient_room(of_b)
-        return [layers.layernorm_backward(graph.context, graph.elements(of_w), saved, dy, dw, db), dw, db]
+        dx = layers.norm_backward(graph.context, graph.elements(of_w), saved, _rows(dy), dw, db)
+        return [dx.reshape(dy.shape), dw, db]
 
-    return x.graph.result(y, [x, w, b], backward)
+    return x.graph.result(y.reshape(x.shape), [x, w, b], backward)
 
 
 def attention(qkv: TrackedArray, heads: int, key_value_heads: int | None = None) -> TrackedArray:
     """Causal attention of (B, T, C + 2K) -> (B, T, C), which keeps its probabilities; see `layers.attention_forward`.
     """
-    return _by_layer(partial(layers.attention_forward, heads=heads, key_value_heads=key_value_heads),
-                     layers.attention_backward, qkv)
+    def forward(ctx: Context, qkv: Array) -> tuple[Array, Any]:
+        return layers.attention_forward(replace(ctx, keep=layers.ALL), qkv, heads, key_value_heads)
+
+    return _by_layer(forward, layers.attention_backward, qkv)
 
 
 def dropout(x: TrackedArray, rate: float, name: str) -> TrackedArray:

@@ -21,11 +21,19 @@ import numpy as np
 
 from zerosim.models import layers
 from zerosim.models.initializers import Filled, Initializer, Normal
-from zerosim.models.layers import Context, Gradients, require_at_rest, rows_of
+from zerosim.models.layers import ALL, SUB_BLOCK, Context, Gradients, require_at_rest, rows_of
 from zerosim.models.losses import CrossEntropy, Normalization
-from zerosim.models.units import ALL, SELECTIVE, SUB_BLOCK, TILED, Model, Unit, Weights, require_inside
+from zerosim.models.units import Model, Unit, Weights
 from zerosim.numerics import random
-from zerosim.numerics.checks import is_count, is_number, require_integers, require_shape, unknown_name
+from zerosim.numerics.checks import (
+    LINEAR_LAYERS,
+    checked_heads,
+    is_count,
+    is_number,
+    require_integers,
+    require_shape,
+    unknown_name,
+)
 
 # -- Shapes ------------------------------------------------------------------------------------------------------------
 
@@ -49,6 +57,7 @@ class DecoderConfig(ABC):
     epsilon: float = 1e-5
     feed_forward: int = 0
     learned_positions: ClassVar[bool] = False
+    layer_norm: ClassVar[bool] = False
     last_norm: ClassVar[str]
 
     def __post_init__(self) -> None:
@@ -62,9 +71,9 @@ class DecoderConfig(ABC):
             raise ValueError(f"{where} was given epsilon={self.epsilon!r}; it keeps a norm from dividing by 0, so take "
                              "a small positive number, as 1e-5")
 
-    @abstractmethod
     def norm(self, name: str) -> Norm:
-        """The norm whose parameters have this name."""
+        """The norm whose parameters have this name: a LayerNorm, or an RMSNorm."""
+        return Norm(name, self.channels, self.epsilon, self.layer_norm)
 
     @abstractmethod
     def parts(self, block: str, seed: int) -> list[BlockPart]:
@@ -77,17 +86,23 @@ class GPTConfig(DecoderConfig):
     channels too."""
 
     learned_positions: ClassVar[bool] = True
+    layer_norm: ClassVar[bool] = True
     last_norm: ClassVar[str] = "ln_f"
+    biases: ClassVar[tuple[str, ...]] = LINEAR_LAYERS
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.channels % self.heads:
-            raise ValueError(f"GPTConfig was given {self.channels} channels in {self.heads} heads; all heads are "
-                             "equally wide, so take a number of heads that divides the channels")
+        checked_heads("a GPTConfig", self.channels, self.heads)
 
-    def norm(self, name: str) -> Norm:
-        """A LayerNorm."""
-        return LayerNorm(name, self.channels, self.epsilon)
+    @property
+    def key_value_heads(self) -> int:
+        """Every head has its own."""
+        return self.heads
+
+    @property
+    def head_channels(self) -> int:
+        """C/H."""
+        return self.channels // self.heads
 
     def parts(self, block: str, seed: int) -> list[BlockPart]:
         """Attention, and a feed-forward network round a GELU."""
@@ -112,22 +127,18 @@ PRESETS: Mapping[str, GPTConfig] = {
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm of the rows of x (M, C), as a layer with parameters of a name: ``name.weight`` (C,), and what it adds.
-
-    ``functions`` are the layer's own: forward, its output again, backward.
-    """
+    """A norm of the rows of x (M, C) as a layer with parameters of a name: LayerNorm's ``name.weight`` and
+    ``name.bias`` (C,), or RMSNorm's weight alone."""
 
     name: str
     channels: int
     epsilon: float
-    parameters: ClassVar[tuple[str, ...]]
-    functions: ClassVar[tuple[Callable[..., tuple[np.ndarray, Any]], Callable[..., np.ndarray],
-                              Callable[..., np.ndarray]]]
+    biased: bool
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """(C,) each."""
-        return {f"{self.name}.{parameter}": (self.channels,) for parameter in self.parameters}
+        return {f"{self.name}.{parameter}": (self.channels,) for parameter in ("weight", "bias")[:1 + self.biased]}
 
     def of(self, arrays: Weights) -> list[np.ndarray]:
         """The arrays of the parameters, in their order."""
@@ -135,22 +146,15 @@ class Norm:
 
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
         """y (M, C), and what is saved, from which `output` makes y again: x and its rows' statistics."""
-        return self.functions[0](ctx, x, *self.of(w), self.epsilon)
+        return layers.norm_forward(ctx, x, *self.of(w), epsilon=self.epsilon)
 
     def output(self, ctx: Context, w: Weights, saved: Any) -> np.ndarray:
         """The same y (M, C) again."""
-        return self.functions[1](ctx, *self.of(w), saved)
+        return layers.norm_output(ctx, saved, *self.of(w))
 
     def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, grads: Gradients) -> np.ndarray:
         """dy (M, C) -> dx (M, C), and the gradients of the parameters."""
-        return self.functions[2](ctx, self.of(w)[0], saved, dy, *self.of(grads))
-
-
-class LayerNorm(Norm):
-    """LayerNorm, with a bias."""
-
-    parameters: ClassVar[tuple[str, ...]] = ("weight", "bias")
-    functions = layers.layernorm_forward, layers.layernorm_output, layers.layernorm_backward
+        return layers.norm_backward(ctx, self.of(w)[0], saved, dy, *self.of(grads))
 
 
 # -- Blocks: two residual parts each, in units of any number of parts --------------------------------------------------
@@ -165,7 +169,6 @@ class LayerNorm(Norm):
 # GPT-2's first values: deviation 0.02 (Radford et al. 2018, section 4.1), and where a residual is added 1/√(number of
 # residual parts) of it (Radford et al. 2019, section 2.3).
 DEVIATION = 0.02
-PROBABILITIES = {ALL: "probabilities", SELECTIVE: "nothing", SUB_BLOCK: "nothing", TILED: "tiled"}
 
 
 # What backward needs of a part: what the norm and what the middle saved, and the closing linear layer's input (M, I).
@@ -176,7 +179,8 @@ SavedByPart = tuple[Any, Any, np.ndarray]
 class BlockPart(ABC):
     """y = x + dropout(closing(middle(opening(norm(x))))): x (B, T, C) -> y (B, T, C). ``block`` is its prefix.
 
-    ``norm_name`` and the linear layers' names are those of parameters; ``biased`` are the linear layers with a bias.
+    ``norm_name`` and the linear layers' names are those of parameters; ``called`` is what a config's biases call these
+    layers.
     """
 
     block: str
@@ -186,6 +190,7 @@ class BlockPart(ABC):
     norm_name: ClassVar[str]
     opening: ClassVar[str]
     closing: ClassVar[str]
+    called: ClassVar[tuple[str, str]]
 
     @property
     def name(self) -> str:
@@ -199,14 +204,15 @@ class BlockPart(ABC):
 
     @property
     def biased(self) -> tuple[str, ...]:
-        """Both."""
-        return self.opening, self.closing
+        """The linear layers with a bias."""
+        layers = zip((self.opening, self.closing), self.called, strict=True)
+        return tuple(layer for layer, called in layers if called in self.config.biases)
 
     @cached_property
     def norm(self) -> Norm:
         """The norm that the part begins with."""
-        of: DecoderConfig = self.config
-        return of.norm(f"{self.block}.{self.norm_name}")
+        norm: Norm = self.config.norm(f"{self.block}.{self.norm_name}")
+        return norm
 
     @property
     def between(self) -> dict[str, tuple[int, ...]]:
@@ -241,8 +247,8 @@ class BlockPart(ABC):
                       else DEVIATION)
 
     @abstractmethod
-    def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray, shape: tuple[int, ...],
-                       keep: str) -> tuple[np.ndarray, Any]:
+    def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray,
+                       shape: tuple[int, ...]) -> tuple[np.ndarray, Any]:
         """h (M, O) -> (M, I), and what backward needs; ``shape`` is (B, T, C)."""
 
     @abstractmethod
@@ -254,24 +260,24 @@ class BlockPart(ABC):
 
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
         """y (B, T, C), and what the context says is saved: x alone, or a SavedByPart."""
-        saved = self._run(ctx, w, x, ctx.keep)
+        saved = self._run(ctx, w, x)
         y = layers.linear_forward(ctx, saved[-1], *self._of(self.closing, w))[0]
         y = layers.dropout_forward(ctx, y.reshape(x.shape), self.config.dropout, self.name)[0]
         _add_to(ctx, y, x)
         return y, x if ctx.keep == SUB_BLOCK else saved
 
-    def _run(self, ctx: Context, w: Weights, x: np.ndarray, keep: str) -> SavedByPart:
+    def _run(self, ctx: Context, w: Weights, x: np.ndarray) -> SavedByPart:
         """Everything up to the input of the closing linear layer: what backward computes again of a sub-block."""
         h, norm = self.norm.forward(ctx, w, rows_of(x))
         h = layers.linear_forward(ctx, h, *self._of(self.opening, w))[0]
-        h, middle = self.middle_forward(ctx, w, h, x.shape, keep)
+        h, middle = self.middle_forward(ctx, w, h, x.shape)
         return norm, middle, h
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
     def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, grads: Gradients) -> np.ndarray:
         """dy (B, T, C) -> dx (B, T, C), and the gradients of the parameters; drops what it needs no more."""
-        norm, middle, closing = self._run(ctx, w, saved, ALL) if ctx.keep == SUB_BLOCK else saved
+        norm, middle, closing = self._run(replace(ctx, keep=ALL), w, saved) if ctx.keep == SUB_BLOCK else saved
         del saved
         dh = layers.dropout_backward(ctx, self.name, dy, self.config.dropout)
         dh = self._linear(ctx, w, self.closing, closing, rows_of(dh), grads)
@@ -295,54 +301,62 @@ class BlockPart(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Attention(BlockPart):
-    """Causal attention of H heads between qkv (C, 3C) and projection (C, C)."""
+    """Causal attention of H heads between qkv (C, O), O = (H + 2·H_kv)·D, and projection (H·D, C)."""
 
     local_name: ClassVar[str] = "attention"
     norm_name: ClassVar[str] = "ln_1"
     opening: ClassVar[str] = "attention.qkv"
     closing: ClassVar[str] = "attention.projection"
+    called: ClassVar[tuple[str, str]] = ("qkv", "projection")
 
     @property
     def widths(self) -> tuple[int, int]:
-        """3C, C."""
-        return 3 * self.config.channels, self.config.channels
+        """O, H·D."""
+        of = self.config
+        return (of.heads + 2 * of.key_value_heads) * of.head_channels, of.heads * of.head_channels
 
-    def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray, shape: tuple[int, ...],
-                       keep: str) -> tuple[np.ndarray, Any]:
-        """h (M, 3C) -> (M, C)."""
-        o, saved = layers.attention_forward(ctx, h.reshape(*shape[:2], h.shape[1]), self.config.heads,
-                                            keep=PROBABILITIES[keep])
+    def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray,
+                       shape: tuple[int, ...]) -> tuple[np.ndarray, Any]:
+        """h (M, O) -> (M, H·D)."""
+        qkv = h.reshape(*shape[:2], h.shape[1])
+        o, saved = layers.attention_forward(ctx, qkv, self.config.heads, self.config.key_value_heads)
         return rows_of(o), saved
 
     def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, shape: tuple[int, ...],
                         grads: Gradients) -> np.ndarray:
-        """dy (M, C) -> dh (M, 3C)."""
-        return rows_of(layers.attention_backward(ctx, saved, dy.reshape(shape)))
+        """dy (M, H·D) -> dh (M, O)."""
+        return rows_of(layers.attention_backward(ctx, saved, dy.reshape(*shape[:2], dy.shape[1])))
 
 
 @dataclass(frozen=True, eq=False)
 class FeedForward(BlockPart):
-    """A GELU in its tanh form, as GPT-2 has it, between up (C, F) and down (F, C)."""
+    """A GELU in its tanh form, as GPT-2 has it, between up (C, F) and down (F, C).
+
+    ``functions`` are the middle's own, of rows: forward and backward.
+    """
 
     local_name: ClassVar[str] = "ffn"
     norm_name: ClassVar[str] = "ln_2"
     opening: ClassVar[str] = "ffn.up"
     closing: ClassVar[str] = "ffn.down"
+    called: ClassVar[tuple[str, str]] = ("feed_forward", "feed_forward")
+    functions: ClassVar[tuple[Callable[..., tuple[np.ndarray, Any]], Callable[..., np.ndarray]]] = (
+        layers.gelu_forward, layers.gelu_backward)
 
     @property
     def widths(self) -> tuple[int, int]:
         """F, F."""
         return self.config.feed_forward, self.config.feed_forward
 
-    def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray, shape: tuple[int, ...],
-                       keep: str) -> tuple[np.ndarray, Any]:
-        """h (M, F) -> (M, F)."""
-        return layers.gelu_forward(ctx, h)
+    def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray,
+                       shape: tuple[int, ...]) -> tuple[np.ndarray, Any]:
+        """h (M, O) -> (M, F)."""
+        return self.functions[0](ctx, h)
 
     def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, shape: tuple[int, ...],
                         grads: Gradients) -> np.ndarray:
-        """dy (M, F) -> dh (M, F)."""
-        return layers.gelu_backward(ctx, saved, dy)
+        """dy (M, F) -> dh (M, O)."""
+        return self.functions[1](ctx, saved, dy)
 
 
 class BlockUnit(Unit):
@@ -374,9 +388,8 @@ class BlockUnit(Unit):
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
         """y (B, T, C), and what each part saved.
 
-        Raises ValueError for an x of another shape or dtype, and for a ctx.keep that there is not.
+        Raises ValueError for an x of another shape or dtype.
         """
-        require_inside(f"unit {self.name!r}", ctx.keep)
         channels = self.parts[0].config.channels
         require_shape(f"unit {self.name!r}", "x", x, (*x.shape[:2], channels), "x has C channels for each of B x T "
                       "tokens")
@@ -551,25 +564,26 @@ class Decoder(Model):
         there is not, a seed that is no whole number, and units of no whole number of blocks.
         """
         require_integers(type(self).__name__, seed=seed)
-        self.config, self.tied, self.seed = self.config_of(config), bool(tied), seed
+        found = find_config(type(self).__name__, config, self.config_class, self.presets)
+        self.config, self.tied, self.seed = found, bool(tied), seed
         self.granularity, self.normalization = units, normalization
         super().__init__([Embed(self.config, seed), *_units(type(self).__name__, self.config, seed, units),
                           Head(self.config, seed, tied=self.tied)], CrossEntropy(normalization))
-
-    @classmethod
-    def config_of(cls, config: Any) -> Any:
-        """The config of a preset's name, or a config itself; ValueError for anything else."""
-        if isinstance(config, cls.config_class):
-            return config
-        if not isinstance(config, str) or config not in cls.presets:
-            raise unknown_name(f"{cls.__name__} was asked for {config!r}, which is no {cls.config_class.__name__} and "
-                               "no preset", config, cls.presets, "the presets are")
-        return cls.presets[config]
 
     def without_dropout(self) -> Decoder:
         """The same model, units and names, in which nothing is dropped: for evaluation, and for what it writes."""
         return type(self)(replace(self.config, dropout=0.0), tied=self.tied, seed=self.seed, units=self.granularity,
                           normalization=self.normalization)
+
+
+def find_config(where: str, config: Any, kind: type, presets: Mapping[str, Any]) -> Any:
+    """The config of a preset's name, or one of this kind itself; ValueError for anything else."""
+    if isinstance(config, kind):
+        return config
+    if not isinstance(config, str) or config not in presets:
+        raise unknown_name(f"{where} was asked for {config!r}, which is no {kind.__name__} and no preset", config,
+                           presets, "the presets are")
+    return presets[config]
 
 
 class GPT(Decoder):

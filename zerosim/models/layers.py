@@ -25,6 +25,18 @@ from zerosim.numerics.policy import Policy
 
 Gradients = dict[str, np.ndarray]
 
+# What a unit keeps of its inside for backward, where it has a choice: everything; its parts' inputs alone; everything
+# but attention's probabilities; or the same, and these never whole, but tile by tile.
+ALL, SUB_BLOCK, SELECTIVE, TILED = INSIDE = ("all", "sub_block", "selective", "tiled")
+
+
+def require_inside(where: str, inside: Any) -> None:
+    """Raises ValueError unless a unit can keep this of its inside."""
+    if inside not in INSIDE:
+        raise ValueError(f"{where} was asked to keep {inside!r} of the inside of a unit; it keeps one of "
+                         f"{', '.join(map(repr, INSIDE))}")
+
+
 # -- The context -------------------------------------------------------------------------------------------------------
 
 
@@ -55,6 +67,7 @@ class Context:
     output gradient (M, O). ``gradients(unit)`` says where the gradients of a unit's parameters are to be written: one
     array of the parameter's shape per name, in the parameter's own format (the compute dtype, or its group's).
     ``draw(name, span)`` gives random words: those of the first micro-batch of the first step, if nothing is said.
+    ``keep`` is what units keep of their inside. Raises ValueError for another.
     """
 
     xp: Any
@@ -65,7 +78,10 @@ class Context:
     gradients: Callable[[Any], Gradients]
     draw: Callable[[str, slice], np.ndarray] = draw_first
     observe: Callable[[str, np.ndarray, np.ndarray], None] = do_nothing
-    keep: str = "all"
+    keep: str = ALL
+
+    def __post_init__(self) -> None:
+        require_inside("a context", self.keep)
 
     @classmethod
     def standalone(cls, policy: Policy, kernels: NumpyKernels | None = None) -> Context:
@@ -239,56 +255,66 @@ def embedding_backward(ctx: Context, saved: np.ndarray, dy: np.ndarray, dw: np.n
     ctx.note(flops=dy.size, nbytes=dy.nbytes + dw.nbytes)
 
 
-# -- LayerNorm (Ba, Kiros & Hinton 2016, arXiv:1607.06450, section 3) --------------------------------------------------
-# Its output is not saved: it can be computed again from its input and two fp32 numbers per row.
+# -- Norms -------------------------------------------------------------------------------------------------------------
+# LayerNorm (Ba, Kiros & Hinton 2016, arXiv:1607.06450, section 3), and RMSNorm (Zhang & Sennrich 2019,
+# arXiv:1910.07467, section 4), which neither subtracts a mean nor adds a bias. The output is not saved: it can be
+# computed again from its input and one or two fp32 numbers per row.
 
 EPSILON = 1e-5
-SavedByLayerNorm = tuple[np.ndarray, np.ndarray, np.ndarray]
+SavedByNorm = tuple[np.ndarray, np.ndarray | None, np.ndarray]
 
 
-def layernorm_forward(ctx: Context, x: np.ndarray, w: np.ndarray, b: np.ndarray, epsilon: float = EPSILON,
-                      out: np.ndarray | None = None) -> tuple[np.ndarray, SavedByLayerNorm]:
-    """y = (x - mean)/√(variance + ε)·w + b over the last axis: x, y (..., C), w and b (C,) of any format.
+def norm_forward(ctx: Context, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, *, epsilon: float = EPSILON,
+                 out: np.ndarray | None = None) -> tuple[np.ndarray, SavedByNorm]:
+    """y = (x - mean)/√(variance + ε)·w + b over the last axis, or, without b, x/√(mean of x² + ε)·w, in fp32, rounded
+    once: x and y (M, …, C), w and b (C,) of any format.
 
-    Saves x and, in fp32, mean and 1/√(variance + ε) (M,) each. Raises ValueError for shapes that do not fit.
+    Saves x and, in fp32, mean (None without b) and 1/√(...) (M, …). Raises ValueError for shapes that do not fit.
     """
-    where = "layernorm_forward"
+    where, name = "norm_forward", _norm_name(b)
     if not is_number(epsilon) or epsilon < 0:
         raise ValueError(f"{where} was given epsilon={epsilon!r}; it is added to a variance, so take 0 or a small "
                          "positive number")
     require_shape(where, "w", w, x.shape[-1:], "w has one element per channel of x")
-    require_shape(where, "b", b, x.shape[-1:], "b has one element per channel of x")
+    if b is not None:
+        require_shape(where, "b", b, x.shape[-1:], "b has one element per channel of x")
     require_at_rest(ctx, where, x=x)
-    y = out_or_new(ctx, where, out, x.shape, "layernorm.y", saved=x)
-    rows, results = rows_of(x), rows_of(y)
-    if out is not None and not ctx.xp.may_share_memory(results, out):
-        raise ValueError(f"{where} asked for an out whose rows can be numbered, and found strides {out.strides}; give "
-                         "it contiguous memory, or leave it out")
-    mean, rstd = (ctx.empty(rows.shape[0], dtype=ctx.wide_dtype, name=f"layernorm.{name}") for name in ("mean", "rstd"))
-    ctx.kernels.normalize_rows(rows, w, b, epsilon, mean, rstd, results)
-    ctx.note(flops=8 * x.size, nbytes=x.nbytes + y.nbytes + mean.nbytes + rstd.nbytes)
+    y = out_or_new(ctx, where, out, x.shape, f"{name}.y", saved=x)
+    mean = None if b is None else ctx.empty(x.shape[:-1], dtype=ctx.wide_dtype, name=f"{name}.mean")
+    rstd = ctx.empty(x.shape[:-1], dtype=ctx.wide_dtype, name=f"{name}.rstd")
+    ctx.kernels.normalize_rows(x, w, b, epsilon, mean, rstd, y)
+    statistics_nbytes = rstd.nbytes * (1 if mean is None else 2)
+    ctx.note(flops=(5 if b is None else 8) * x.size, nbytes=x.nbytes + y.nbytes + statistics_nbytes)
     return y, (x, mean, rstd)
 
 
-def layernorm_output(ctx: Context, w: np.ndarray, b: np.ndarray, saved: SavedByLayerNorm) -> np.ndarray:
+def norm_output(ctx: Context, saved: SavedByNorm, w: np.ndarray, b: np.ndarray | None = None,
+                out: np.ndarray | None = None) -> np.ndarray:
     """The output again, from what was saved: the same bits."""
     x, mean, rstd = saved
-    y = ctx.empty(x.shape, "activation", name="layernorm.y")
-    ctx.kernels.scale_rows(rows_of(x), w, b, mean, rstd, rows_of(y))
-    ctx.note(flops=4 * x.size, nbytes=x.nbytes + y.nbytes)
+    y = out_or_new(ctx, "norm_output", out, x.shape, f"{_norm_name(b)}.y", saved=x)
+    ctx.kernels.scale_rows(x, w, b, mean, rstd, y)
+    ctx.note(flops=(2 if b is None else 4) * x.size, nbytes=x.nbytes + y.nbytes)
     return y
 
 
-def layernorm_backward(ctx: Context, w: np.ndarray, saved: SavedByLayerNorm, dy: np.ndarray, dw: np.ndarray,
-                       db: np.ndarray) -> np.ndarray:
-    """dx (..., C) in fp32, rounded once; writes dw = Σ_M dy·x̂ and db = Σ_M dy, each added up in fp32, rounded once."""
+def norm_backward(ctx: Context, w: np.ndarray, saved: SavedByNorm, dy: np.ndarray, dw: np.ndarray,
+                  db: np.ndarray | None = None, out: np.ndarray | None = None) -> np.ndarray:
+    """dx (M, …, C) in fp32, rounded once; writes dw = Σ dy·x̂ and db = Σ dy, each added up in fp32, rounded once.
+
+    ``out`` may be dy.
+    """
     x, mean, rstd = saved
-    require_shape("layernorm_backward", "dy", dy, x.shape, OWN_OUTPUT)
-    require_at_rest(ctx, "layernorm_backward", dy=dy)
-    dx = ctx.empty(x.shape, "activation_gradient", name="layernorm.dx")
-    ctx.kernels.normalize_rows_gradient(rows_of(x), w, mean, rstd, rows_of(dy), rows_of(dx), dw, db)
-    ctx.note(flops=14 * x.size, nbytes=x.nbytes + dy.nbytes + dx.nbytes)
+    require_shape("norm_backward", "dy", dy, x.shape, OWN_OUTPUT)
+    require_at_rest(ctx, "norm_backward", dy=dy)
+    dx = ctx.empty(x.shape, "activation_gradient", name=f"{_norm_name(db)}.dx") if out is None else out
+    ctx.kernels.normalize_rows_gradient(x, w, mean, rstd, dy, dx, dw, db)
+    ctx.note(flops=(10 if db is None else 14) * x.size, nbytes=x.nbytes + dy.nbytes + dx.nbytes)
     return dx
+
+
+def _norm_name(b: np.ndarray | None) -> str:
+    return "rmsnorm" if b is None else "layernorm"
 
 
 def rows_of(x: np.ndarray) -> np.ndarray:
@@ -351,8 +377,6 @@ def gelu_backward(ctx: Context, saved: np.ndarray, dy: np.ndarray, *, exact: boo
 # Vaswani et al. 2017 (arXiv:1706.03762), section 3.2; Korthikanti et al. 2022 (arXiv:2205.05198), section 5, for
 # leaving out P alone; Dao et al. 2022 (arXiv:2205.14135) for tiles.
 
-KEEP = ("probabilities", "nothing", "tiled")
-
 # Operations per score, beside the products of matrices.
 SOFTMAX = 5  # ·1/√D, - maximum, exp, the sum, the division
 FROM_LOG_SUM = 3  # ·1/√D, - log-sum-exp, exp
@@ -372,19 +396,18 @@ class SavedAttention:
     o: np.ndarray | None = None
 
 
-def attention_forward(ctx: Context, qkv: np.ndarray, heads: int, keep: str = "probabilities",
+def attention_forward(ctx: Context, qkv: np.ndarray, heads: int,
                       key_value_heads: int | None = None) -> tuple[np.ndarray, SavedAttention]:
-    """o (B, T, C) = softmax(QKᵀ/√D, over the past) V from qkv (B, T, C + 2K); ``keep`` says what backward gets.
+    """o (B, T, C) = softmax(QKᵀ/√D, over the past) V from qkv (B, T, C + 2K); ctx.keep says what backward gets.
 
     K = H_kv·D for H_kv ``key_value_heads``, H if nothing is said: H/H_kv heads share them (Ainslie et al. 2023).
 
-    "probabilities" and "nothing" give the same bits; "tiled" rounds P before it is divided by its sum, and adds in
-    another order: o and the gradients differ by at most four roundings to the compute dtype, and T to fp32, of the sum
-    of the magnitudes of what they are sums of. Raises ValueError for shapes, heads and keeps that cannot be.
+    Where all is kept backward gets P, where it is tiled log-sum-exps, else neither; with P and without, bits are the
+    same. "tiled" rounds P before it is divided by its sum, and adds in another order: o and the gradients differ by at
+    most four roundings to the compute dtype, and T to fp32, of the sum of the magnitudes of what they are sums of.
+    Raises ValueError for shapes and heads that cannot be.
     """
     where = "attention_forward"
-    if keep not in KEEP:
-        raise ValueError(f"{where} was given keep={keep!r}; choose one of {', '.join(KEEP)}")
     shared = heads if key_value_heads is None else key_value_heads
     require_integers(where, 1, heads=heads, key_value_heads=shared)
     if heads % shared or qkv.ndim != 3 or qkv.shape[2] % (heads + 2 * shared):
@@ -394,11 +417,11 @@ def attention_forward(ctx: Context, qkv: np.ndarray, heads: int, keep: str = "pr
     batch, tokens, channels = qkv.shape[0], qkv.shape[1], qkv.shape[2] // (heads + 2 * shared) * heads
     o = ctx.empty((batch, tokens, channels), name="attention.o")
     _note(ctx, qkv, heads, channels, products=2, per_score=SOFTMAX)
-    if keep == "tiled":
+    if ctx.keep == TILED:
         log_sums = ctx.empty((batch, heads, tokens), dtype=ctx.wide_dtype, name="attention.log_sums")
         ctx.kernels.attend_tiled(qkv, heads, log_sums, o)
         return o, SavedAttention(heads, channels, qkv, log_sums=log_sums, o=o)
-    p = ctx.empty((batch, heads, tokens, tokens), name="attention.p") if keep == "probabilities" else None
+    p = ctx.empty((batch, heads, tokens, tokens), name="attention.p") if ctx.keep == ALL else None
     ctx.kernels.attend(qkv, heads, p, o)
     return o, SavedAttention(heads, channels, qkv, p)
 

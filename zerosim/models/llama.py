@@ -1,4 +1,4 @@
-"""Llama's model: its shape and presets, RMSNorm, rotary attention with shared keys and values, and SwiGLU.
+"""Llama's model: its shape and presets, rotary attention with shared keys and values, and SwiGLU.
 
 The walk through a block, its ends and what recomputation keeps are those of `zerosim.models.gpt`; here is what differs.
 Mistral and Qwen are of this kind: Qwen 2 has biases in its qkv, Qwen 3 a norm of each head's queries and keys.
@@ -19,11 +19,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from zerosim.models import gpt, layers
-from zerosim.models.gpt import PROBABILITIES, Attention, BlockPart, Decoder, DecoderConfig, FeedForward, Norm
+from zerosim.models.gpt import Attention, BlockPart, Decoder, DecoderConfig, FeedForward
 from zerosim.models.layers import OWN_OUTPUT, Context, Gradients, require_at_rest, rows_of
 from zerosim.models.rotary import RotaryScaling, frequencies
 from zerosim.models.units import Weights
-from zerosim.numerics.checks import is_finite_number, require_biases, require_integers, require_shape, unknown_name
+from zerosim.numerics.checks import checked_heads, is_finite_number, require_biases, require_integers, require_shape
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,10 @@ class LlamaConfig(DecoderConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         where = "LlamaConfig"
-        if not self.head_channels and self.channels % self.heads:
-            raise ValueError(f"{where} was given {self.channels} channels in {self.heads} heads, which do not divide "
-                             "them; take a number of heads that does, or say head_channels")
-        derived = {"key_value_heads": self.heads, "head_channels": self.channels // self.heads}
-        for name, value in derived.items():
-            object.__setattr__(self, name, getattr(self, name) or value)
-        require_integers(where, 1, **{name: getattr(self, name) for name in derived})
-        if self.heads % self.key_value_heads:
-            raise ValueError(f"{where} was given {self.heads} heads that share {self.key_value_heads} of keys and "
-                             "values; take a number that divides the heads")
+        require_integers(where, 0, key_value_heads=self.key_value_heads, head_channels=self.head_channels)
+        derived = checked_heads("a LlamaConfig", self.channels, self.heads, self.key_value_heads, self.head_channels)
+        for name, value in zip(("key_value_heads", "head_channels"), derived, strict=True):
+            object.__setattr__(self, name, value)
         if self.head_channels % 2:
             raise ValueError(f"{where} was given heads of {self.head_channels} channels; rotary positions turn pairs "
                              "of them, so take an even number")
@@ -76,10 +70,6 @@ class LlamaConfig(DecoderConfig):
         """Radians by which each plane of a head turns from one place to the next (D/2,)."""
         return frequencies(self.head_channels, self.base, self.scaling)
 
-    def norm(self, name: str) -> Norm:
-        """An RMSNorm."""
-        return RMSNorm(name, self.channels, self.epsilon)
-
     def parts(self, block: str, seed: int) -> list[BlockPart]:
         """Attention, and a gated feed-forward network."""
         return [RotaryAttention(block, self, seed), GatedFeedForward(block, self, seed)]
@@ -92,53 +82,6 @@ PRESETS: Mapping[str, LlamaConfig] = {
     "llama-micro": LlamaConfig(layers=4, channels=128, heads=4, context=64, vocabulary=256, key_value_heads=2,
                                feed_forward=352),
 }
-
-
-# -- RMSNorm (Zhang & Sennrich 2019, arXiv:1910.07467, section 4) ------------------------------------------------------
-
-
-def rmsnorm_forward(ctx: Context, x: np.ndarray, w: np.ndarray, epsilon: float,
-                    out: np.ndarray | None = None) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
-    """y = x·w/√(mean of x² + ε) over the last axis, in fp32, rounded once: x, y (M, …, C), w (C,).
-
-    Saves x and, in fp32, 1/√(mean of x² + ε) (M, …). Raises ValueError for shapes that do not fit.
-    """
-    require_shape("rmsnorm_forward", "w", w, x.shape[-1:], "w has one element per channel of x")
-    require_at_rest(ctx, "rmsnorm_forward", x=x)
-    y = layers.out_or_new(ctx, "rmsnorm_forward", out, x.shape, "rmsnorm.y", saved=x)
-    rstd = ctx.empty(x.shape[:-1], dtype=ctx.wide_dtype, name="rmsnorm.rstd")
-    ctx.kernels.normalize_rows(x, w, None, epsilon, None, rstd, y)
-    ctx.note(flops=5 * x.size, nbytes=x.nbytes + y.nbytes + rstd.nbytes)
-    return y, (x, rstd)
-
-
-def rmsnorm_output(ctx: Context, w: np.ndarray, saved: tuple[np.ndarray, np.ndarray],
-                   out: np.ndarray | None = None) -> np.ndarray:
-    """The output again, from what was saved: the same bits."""
-    x, rstd = saved
-    y = layers.out_or_new(ctx, "rmsnorm_output", out, x.shape, "rmsnorm.y", saved=x)
-    ctx.kernels.scale_rows(x, w, None, None, rstd, y)
-    ctx.note(flops=2 * x.size, nbytes=x.nbytes + y.nbytes)
-    return y
-
-
-def rmsnorm_backward(ctx: Context, w: np.ndarray, saved: tuple[np.ndarray, np.ndarray], dy: np.ndarray, dw: np.ndarray,
-                     out: np.ndarray | None = None) -> np.ndarray:
-    """dx (M, …, C) in fp32, rounded once; writes dw = Σ dy·x̂, added up in fp32, rounded once; ``out`` may be dy."""
-    x, rstd = saved
-    require_shape("rmsnorm_backward", "dy", dy, x.shape, OWN_OUTPUT)
-    require_at_rest(ctx, "rmsnorm_backward", dy=dy)
-    dx = ctx.empty(x.shape, "activation_gradient", name="rmsnorm.dx") if out is None else out
-    ctx.kernels.normalize_rows_gradient(x, w, None, rstd, dy, dx, dw, None)
-    ctx.note(flops=10 * x.size, nbytes=x.nbytes + dy.nbytes + dx.nbytes)
-    return dx
-
-
-class RMSNorm(Norm):
-    """RMSNorm, which neither subtracts a mean nor adds a bias."""
-
-    parameters: ClassVar[tuple[str, ...]] = ("weight",)
-    functions = rmsnorm_forward, rmsnorm_output, rmsnorm_backward
 
 
 # -- SwiGLU ------------------------------------------------------------------------------------------------------------
@@ -173,26 +116,12 @@ class GatedFeedForward(FeedForward):
 
     norm_name: ClassVar[str] = "ffn_norm"
     opening: ClassVar[str] = "ffn.gate_up"
+    functions = swiglu_forward, swiglu_backward
 
     @property
     def widths(self) -> tuple[int, int]:
         """2F, F."""
         return 2 * self.config.feed_forward, self.config.feed_forward
-
-    @property
-    def biased(self) -> tuple[str, ...]:
-        """Both, or none."""
-        return (self.opening, self.closing) if "feed_forward" in self.config.biases else ()
-
-    def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray, shape: tuple[int, ...],
-                       keep: str) -> tuple[np.ndarray, Any]:
-        """h (M, 2F) -> (M, F)."""
-        return swiglu_forward(ctx, h)
-
-    def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, shape: tuple[int, ...],
-                        grads: Gradients) -> np.ndarray:
-        """dy (M, F) -> dh (M, 2F)."""
-        return swiglu_backward(ctx, saved, dy)
 
 
 # -- Rotary positions, shared keys and values, norms of heads ----------------------------------------------------------
@@ -208,31 +137,18 @@ class RotaryAttention(Attention):
     norm_name: ClassVar[str] = "attention_norm"
 
     @property
-    def widths(self) -> tuple[int, int]:
-        """O, H·D."""
-        of = self.config
-        return (of.heads + 2 * of.key_value_heads) * of.head_channels, of.heads * of.head_channels
-
-    @property
-    def biased(self) -> tuple[str, ...]:
-        """Those that the config names."""
-        return tuple(layer for layer in (self.opening, self.closing) if layer.split(".")[1] in self.config.biases)
-
-    @property
     def between(self) -> dict[str, tuple[int, ...]]:
         """The norms' weights of queries and of keys (D,)."""
         names = ("query_norm", "key_norm") if self.config.head_norms else ()
         return {self.full(f"attention.{name}"): (self.config.head_channels,) for name in names}
 
-    def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray, shape: tuple[int, ...],
-                       keep: str) -> tuple[np.ndarray, Any]:
+    def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray,
+                       shape: tuple[int, ...]) -> tuple[np.ndarray, Any]:
         """h (M, O) -> (M, H·D)."""
         qkv, rstds = self._norm_heads(ctx, w, h) if self.between else (h, ())
-        qkv = qkv.reshape(*shape[:2], -1)
-        self._turn(ctx, qkv)
-        o, saved = layers.attention_forward(ctx, qkv, self.config.heads, keep=PROBABILITIES[keep],
-                                            key_value_heads=self.config.key_value_heads)
-        return rows_of(o), (replace(saved, qkv=h.reshape(qkv.shape)), rstds)
+        self._turn(ctx, qkv.reshape(*shape[:2], -1))
+        o, saved = super().middle_forward(ctx, w, qkv, shape)
+        return o, (replace(saved, qkv=h.reshape(saved.qkv.shape)), rstds)
 
     def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, shape: tuple[int, ...],
                         grads: Gradients) -> np.ndarray:
@@ -243,11 +159,10 @@ class RotaryAttention(Attention):
             qkv, _ = self._norm_heads(ctx, w, h, rstds)
             attention = replace(attention, qkv=qkv.reshape(attention.qkv.shape))
             self._turn(ctx, attention.qkv)
-        dqkv = layers.attention_backward(ctx, attention, dy.reshape(*shape[:2], -1))
-        self._turn(ctx, dqkv, back=True)
-        dh = rows_of(dqkv)
+        dh = super().middle_backward(ctx, w, attention, dy, shape, grads)
+        self._turn(ctx, dh.reshape(attention.qkv.shape), back=True)
         for (name, x, dx), rstd in zip(self._heads_of(h, dh), rstds, strict=True):
-            rmsnorm_backward(ctx, w[name], (x, rstd), dx, grads[name], out=dx)
+            layers.norm_backward(ctx, w[name], (x, None, rstd), dx, grads[name], out=dx)
         return dh
 
     def _turn(self, ctx: Context, qkv: np.ndarray, *, back: bool = False) -> None:
@@ -266,9 +181,9 @@ class RotaryAttention(Attention):
         ctx.kernels.cast_pack(h[:, values:], qkv[:, values:])
         for index, (name, x, y) in enumerate(self._heads_of(h, qkv)):
             if rstds:
-                rmsnorm_output(ctx, w[name], (x, rstds[index]), out=y)
+                layers.norm_output(ctx, (x, None, rstds[index]), w[name], out=y)
             else:
-                found.append(rmsnorm_forward(ctx, x, w[name], of.epsilon, out=y)[1][1])
+                found.append(layers.norm_forward(ctx, x, w[name], epsilon=of.epsilon, out=y)[1][2])
         return qkv, found
 
     def _heads_of(self, *arrays: np.ndarray) -> Iterator[tuple[Any, ...]]:
@@ -300,13 +215,8 @@ class Llama(Decoder):
 
 def config_of(config: Any) -> DecoderConfig:
     """The config of a preset's name, of a GPT or of a Llama, or a config itself; ValueError for anything else."""
-    presets: Mapping[str, DecoderConfig] = {**gpt.PRESETS, **PRESETS}
-    if isinstance(config, DecoderConfig):
-        return config
-    if not isinstance(config, str) or config not in presets:
-        raise unknown_name(f"a model was asked for by {config!r}, which is no config and no preset", config, presets,
-                           "the presets are")
-    return presets[config]
+    found: DecoderConfig = gpt.find_config("a model", config, DecoderConfig, {**gpt.PRESETS, **PRESETS})
+    return found
 
 
 def decoder(config: DecoderConfig | str, **options: Any) -> Decoder:

@@ -19,7 +19,7 @@ import numpy as np
 
 from zerosim.models import layers
 from zerosim.models.initializers import Filled, Initializer, Normal
-from zerosim.models.layers import Context, Gradients
+from zerosim.models.layers import INSIDE, Context, Gradients, require_inside
 from zerosim.models.losses import HalfSquaredError, Loss
 from zerosim.numerics.checks import require_integers
 
@@ -29,7 +29,7 @@ from zerosim.numerics.checks import require_integers
 # section 5), or never makes it whole (Dao et al. 2022, arXiv:2205.14135, section 3.1).
 
 SEGMENT = re.compile(r"segment\(\s*(\d+)\s*\)")
-ALL, SUB_BLOCK, SELECTIVE, TILED = INSIDE = ("all", "sub_block", "selective", "tiled")
+ALL, SUB_BLOCK, SELECTIVE, TILED = INSIDE
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +90,6 @@ class Recompute:
             return "+".join(inside) or "none"
         between = "block" if self.units_per_segment == 1 else f"segment({self.units_per_segment})"
         return "+".join([between, *inside])
-
-
-def require_inside(where: str, inside: Any) -> None:
-    """Raises ValueError unless a unit can keep this of its inside."""
-    if inside not in INSIDE:
-        raise ValueError(f"{where} was asked to keep {inside!r} of the inside of a unit; it keeps one of "
-                         f"{', '.join(map(repr, INSIDE))}")
 
 
 NAMED = {"none": Recompute(), "block": Recompute(1)} | {inside: Recompute(None, inside) for inside in INSIDE[1:]}

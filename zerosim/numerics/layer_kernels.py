@@ -689,7 +689,7 @@ def normalize_rows_gradient(k: BlockKernels, x: Array, w: Array, mean: Array | N
         k.apply(np.multiply, [wide_dy, normal], gradient)
         k.add_column_sums(gradient.reshape(-1, columns), sums[0])
         if db is not None:
-            k.add_column_sums(wide_dy, sums[1])
+            k.add_column_sums(wide_dy.reshape(-1, columns), sums[1])
         k.apply(np.multiply, [wide_dy, PerColumn(w)], gradient)
         along = PerRow(k.row_products(gradient, normal))
         if mean is None:
