@@ -156,8 +156,8 @@ PRESETS_TEXT = ("GPT was asked for 'gpt-mikro', which is no GPTConfig and no pre
                 "o, ...; did you mean 'gpt-micro'?")
 GPTS = [
     (lambda: replace(NANO, layers=0), "GPTConfig was given layers=0; layers is a whole number, 1 or more"),
-    (lambda: replace(NANO, heads=5), "GPTConfig was given 12 channels in 5 heads; all heads are equally wide, so take a"
-     " number of heads that divides the channels"),
+    (lambda: replace(NANO, heads=5), "a GPTConfig of 12 channels was asked for 5 heads, which do not divide them; take "
+     "a number of heads that does$"),
     (lambda: replace(NANO, dropout=1.0), "GPTConfig was given dropout=1.0; it is the share of elements that are dropped"
      ", from 0 to less than 1"),
     (lambda: replace(NANO, epsilon=0), "GPTConfig was given epsilon=0; it keeps a norm from dividing by 0, so take a"
@@ -179,9 +179,9 @@ GPTS = [
 LLAMA = llama.PRESETS["llama-nano"]
 LLAMAS = [
     (lambda: replace(LLAMA, context=0), "LlamaConfig was given context=0; context is a whole number, 1 or more"),
-    (lambda: replace(LLAMA, heads=5, head_channels=0), "LlamaConfig was given 12 channels in 5 heads, which do not divi"
-     "de them; take a number of heads that does, or say head_channels"),
-    (lambda: replace(LLAMA, key_value_heads=3), "given 2 heads that share 3 of keys and values; take a number that di"),
+    (lambda: replace(LLAMA, heads=5, head_channels=0), "a LlamaConfig of 12 channels was asked for 5 heads, which do no"
+     "t divide them; take a number of heads that does, or say head_channels$"),
+    (lambda: replace(LLAMA, key_value_heads=3), "2 heads were asked to share 3 key and value heads; each of these ser"),
     (lambda: replace(LLAMA, feed_forward=-1), "given feed_forward=-1; feed_forward is a whole number, 1 or more"),
     (lambda: replace(LLAMA, head_channels=5), "was given heads of 5 channels; rotary positions turn pairs of them, so"),
     (lambda: replace(LLAMA, base=0), "was given base=0; the rotary angles are its powers, so take a positive number"),
@@ -194,8 +194,8 @@ LLAMAS = [
      "ets are llama-nano, llama-micro; did you mean 'llama-micro'?"),
     (lambda: GPT(LLAMA), "^GPT was asked for LlamaConfig(...), which is no GPTConfig and no preset"),
     (lambda: Llama(NANO), "^Llama was asked for GPTConfig(...), which is no LlamaConfig and no preset"),
-    (lambda: decoder("lama-micro"), "a model was asked for by 'lama-micro', which is no config and no preset; the prese"
-     "ts are gpt-nano, gpt-micro, ...; did you mean 'llama-micro'?"),
+    (lambda: decoder("lama-micro"), "a model was asked for 'lama-micro', which is no DecoderConfig and no preset; the p"
+     "resets are gpt-nano, gpt-micro, ...; did you mean 'llama-micro'?"),
     (lambda: layers.attention_forward(CTX, z(2, 3, 12), 4, key_value_heads=3), "of 4 heads of queries, 3 of keys, whi"),
     (lambda: llama.swiglu_forward(CTX, z(2, 3)), "asked for gate and up side by side (M, 2F), and found shape (2, 3)"),
     (lambda: llama.swiglu_backward(CTX, z(2, 4), z(2, 4)), "^swiglu_backward asked for dy of shape (2, 2), and found"),

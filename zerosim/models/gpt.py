@@ -25,7 +25,15 @@ from zerosim.models.layers import ALL, SUB_BLOCK, Context, Gradients, require_at
 from zerosim.models.losses import CrossEntropy, Normalization
 from zerosim.models.units import Model, Unit, Weights
 from zerosim.numerics import random
-from zerosim.numerics.checks import LINEAR_LAYERS, is_count, is_number, require_integers, require_shape, unknown_name
+from zerosim.numerics.checks import (
+    LINEAR_LAYERS,
+    checked_heads,
+    is_count,
+    is_number,
+    require_integers,
+    require_shape,
+    unknown_name,
+)
 
 # -- Shapes ------------------------------------------------------------------------------------------------------------
 
@@ -84,9 +92,7 @@ class GPTConfig(DecoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.channels % self.heads:
-            raise ValueError(f"GPTConfig was given {self.channels} channels in {self.heads} heads; all heads are "
-                             "equally wide, so take a number of heads that divides the channels")
+        checked_heads("a GPTConfig", self.channels, self.heads)
 
     @property
     def key_value_heads(self) -> int:
@@ -558,25 +564,26 @@ class Decoder(Model):
         there is not, a seed that is no whole number, and units of no whole number of blocks.
         """
         require_integers(type(self).__name__, seed=seed)
-        self.config, self.tied, self.seed = self.config_of(config), bool(tied), seed
+        found = find_config(type(self).__name__, config, self.config_class, self.presets)
+        self.config, self.tied, self.seed = found, bool(tied), seed
         self.granularity, self.normalization = units, normalization
         super().__init__([Embed(self.config, seed), *_units(type(self).__name__, self.config, seed, units),
                           Head(self.config, seed, tied=self.tied)], CrossEntropy(normalization))
-
-    @classmethod
-    def config_of(cls, config: Any) -> Any:
-        """The config of a preset's name, or a config itself; ValueError for anything else."""
-        if isinstance(config, cls.config_class):
-            return config
-        if not isinstance(config, str) or config not in cls.presets:
-            raise unknown_name(f"{cls.__name__} was asked for {config!r}, which is no {cls.config_class.__name__} and "
-                               "no preset", config, cls.presets, "the presets are")
-        return cls.presets[config]
 
     def without_dropout(self) -> Decoder:
         """The same model, units and names, in which nothing is dropped: for evaluation, and for what it writes."""
         return type(self)(replace(self.config, dropout=0.0), tied=self.tied, seed=self.seed, units=self.granularity,
                           normalization=self.normalization)
+
+
+def find_config(where: str, config: Any, kind: type, presets: Mapping[str, Any]) -> Any:
+    """The config of a preset's name, or one of this kind itself; ValueError for anything else."""
+    if isinstance(config, kind):
+        return config
+    if not isinstance(config, str) or config not in presets:
+        raise unknown_name(f"{where} was asked for {config!r}, which is no {kind.__name__} and no preset", config,
+                           presets, "the presets are")
+    return presets[config]
 
 
 class GPT(Decoder):

@@ -23,7 +23,7 @@ from zerosim.models.gpt import Attention, BlockPart, Decoder, DecoderConfig, Fee
 from zerosim.models.layers import OWN_OUTPUT, Context, Gradients, require_at_rest, rows_of
 from zerosim.models.rotary import RotaryScaling, frequencies
 from zerosim.models.units import Weights
-from zerosim.numerics.checks import is_finite_number, require_biases, require_integers, require_shape, unknown_name
+from zerosim.numerics.checks import checked_heads, is_finite_number, require_biases, require_integers, require_shape
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,10 @@ class LlamaConfig(DecoderConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         where = "LlamaConfig"
-        if not self.head_channels and self.channels % self.heads:
-            raise ValueError(f"{where} was given {self.channels} channels in {self.heads} heads, which do not divide "
-                             "them; take a number of heads that does, or say head_channels")
-        derived = {"key_value_heads": self.heads, "head_channels": self.channels // self.heads}
-        for name, value in derived.items():
-            object.__setattr__(self, name, getattr(self, name) or value)
-        require_integers(where, 1, **{name: getattr(self, name) for name in derived})
-        if self.heads % self.key_value_heads:
-            raise ValueError(f"{where} was given {self.heads} heads that share {self.key_value_heads} of keys and "
-                             "values; take a number that divides the heads")
+        require_integers(where, 0, key_value_heads=self.key_value_heads, head_channels=self.head_channels)
+        derived = checked_heads("a LlamaConfig", self.channels, self.heads, self.key_value_heads, self.head_channels)
+        for name, value in zip(("key_value_heads", "head_channels"), derived, strict=True):
+            object.__setattr__(self, name, value)
         if self.head_channels % 2:
             raise ValueError(f"{where} was given heads of {self.head_channels} channels; rotary positions turn pairs "
                              "of them, so take an even number")
@@ -221,13 +215,8 @@ class Llama(Decoder):
 
 def config_of(config: Any) -> DecoderConfig:
     """The config of a preset's name, of a GPT or of a Llama, or a config itself; ValueError for anything else."""
-    presets: Mapping[str, DecoderConfig] = {**gpt.PRESETS, **PRESETS}
-    if isinstance(config, DecoderConfig):
-        return config
-    if not isinstance(config, str) or config not in presets:
-        raise unknown_name(f"a model was asked for by {config!r}, which is no config and no preset", config, presets,
-                           "the presets are")
-    return presets[config]
+    found: DecoderConfig = gpt.find_config("a model", config, DecoderConfig, {**gpt.PRESETS, **PRESETS})
+    return found
 
 
 def decoder(config: DecoderConfig | str, **options: Any) -> Decoder:

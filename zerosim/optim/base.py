@@ -206,21 +206,8 @@ class Optimizer(ABC):
 
 
 def require_update(optimizer: Optimizer, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
-    """Raises ValueError unless w, g and the state are flat fp32 of one length and ``step`` is 1 or more."""
-    where = f"{type(optimizer).__name__}.update"
-    slots = optimizer.slots(w.shape)
-    if state.keys() != slots.keys():
-        raise ValueError(f"{where} asked for the state {_listed(slots)}, and found {_listed(state)}; "
-                         "allocate what slots() names, as zeros")
-    for name, array in {"w": w, "g": g, **state}.items():
-        if array.ndim != 1 or array.dtype != np.float32 or array.shape != w.shape:
-            raise ValueError(f"{where} asked for {name} in flat float32, of w's {w.size} elements, and found "
-                             f"{array.dtype} of shape {array.shape}; hand it the fp32 shards")
-    _require_step(where, step)
-
-
-def require_tensor(optimizer: Optimizer, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
-    """Raises ValueError unless w and g are fp32 of one shape, the state what slots() says of it, and step 1 or more.
+    """Raises ValueError unless w and g are fp32 of one shape, the state what slots() says of it, and step 1 or more;
+    what may be cut anywhere is flat.
 
     A flat piece of a matrix, which comes with the state of a matrix, is refused: the rest of it would be missing.
     """
@@ -233,15 +220,14 @@ def require_tensor(optimizer: Optimizer, w: np.ndarray, g: np.ndarray, state: St
                              "and pays in bytes sent, or give this parameter an elementwise optimizer by a Group")
         raise ValueError(f"{where} asked for the state {_listed(slots)} of a tensor {w.shape}, and found "
                          f"{_listed(state)}; allocate what slots() names, as zeros")
+    flat = optimizer.cut_of(w.shape) == "anywhere"
+    remedy = "hand it flat fp32 shards" if flat else "hand it the whole tensor in its own shape"
     wanted = {"w": w.shape, "g": w.shape} | {name: slot.shape for name, slot in slots.items()}
     for name, array in {"w": w, "g": g, **state}.items():
-        if array.dtype != np.float32 or array.shape != wanted[name]:
-            raise ValueError(f"{where} asked for {name} in float32 of shape {wanted[name]}, and found {array.dtype} of "
-                             f"shape {array.shape}; hand it the whole tensor in its own shape")
-    _require_step(where, step)
-
-
-def _require_step(where: str, step: int) -> None:
+        shape = (w.size,) if flat else wanted[name]
+        if array.dtype != np.float32 or array.shape != shape:
+            raise ValueError(f"{where} asked for {name} in float32 of shape {shape}, and found {array.dtype} of shape "
+                             f"{array.shape}; {remedy}")
     if not is_count(step) or step < 1:
         raise ValueError(f"{where} was asked for step {step}; count steps from 1, since at 0 the corrections "
                          "of the moments, 1 - beta**step, are 0")

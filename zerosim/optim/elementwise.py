@@ -87,8 +87,8 @@ class Adam(Elementwise):
     def update_block(self, step: int, w: np.ndarray, m: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray,
                      root: np.ndarray) -> None:
         correction1, correction2, decay = 1.0 - self.beta1**step, 1.0 - self.beta2**step, self.decay
-        move_average(m, g, self.beta1, change)
-        move_square_average(v, g, self.beta2, change)
+        move_average(self.beta1, m, g, change)
+        move_square_average(self.beta2, v, g, change)
         corrected_root(v, correction2, self.epsilon, root)
         np.divide(m, correction1, out=change)
         np.multiply(change, self.lr, out=change)
@@ -173,7 +173,7 @@ class RMSprop(Elementwise):
 
     def update_block(self, step: int, w: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray,
                      root: np.ndarray) -> None:
-        move_square_average(v, g, self.alpha, change)
+        move_square_average(self.alpha, v, g, change)
         _subtract_quotient(w, g, v, self.lr, self.epsilon, change, root)
 
 
@@ -201,7 +201,7 @@ class Lion(Elementwise):
         if decay != 1.0:
             np.multiply(w, decay, out=w)
         np.subtract(w, change, out=w)
-        move_average(m, g, self.beta2, part)
+        move_average(self.beta2, m, g, part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +227,11 @@ class Adan(Elementwise):
         corrections = [1.0 - beta**step for beta in (self.beta1, self.beta2, self.beta3)]
         np.subtract(g, g if step == 1 else before, out=d)
         np.copyto(before, g)
-        move_average(m, g, self.beta1, part)
-        move_average(v, d, self.beta2, part)
+        move_average(self.beta1, m, g, part)
+        move_average(self.beta2, v, d, part)
         np.multiply(d, self.beta2, out=d)
         np.add(g, d, out=d)
-        move_square_average(n, d, self.beta3, part)
+        move_square_average(self.beta3, n, d, part)
         np.divide(v, corrections[1], out=d)
         np.multiply(d, self.beta2, out=d)
         np.divide(m, corrections[0], out=part)

@@ -28,7 +28,7 @@ from zerosim.optim.base import (
     State,
     UpdateContext,
     one_of,
-    require_tensor,
+    require_update,
 )
 from zerosim.optim.elementwise import AdamW
 
@@ -121,7 +121,7 @@ class Muon(MatrixOptimizer):
 
     def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """One step on a matrix w (I, O), or on a piece w (n,) of a tensor that is no matrix."""
-        require_tensor(self, w, g, state, step)
+        require_update(self, w, g, state, step)
         if w.ndim != 2:
             lr = self.vector_lr if self.lr else 0.0
             AdamW(lr, self.beta1, self.beta2, self.epsilon, self.weight_decay).update(ctx, w, g, state, step)
@@ -133,7 +133,7 @@ class Muon(MatrixOptimizer):
         rate, decay = self.lr * max(1.0, w.shape[1] / w.shape[0])**0.5, 1.0 - self.lr * self.weight_decay
         ctx.kernels.step_blocks(self._look_ahead, b, g, moved, scratch=0)
         orthogonalize(ctx, moved, self.iteration, self.iterations)
-        ctx.kernels.step_blocks(partial(_move, rate, decay), w, moved, scratch=0)
+        move(ctx, w, moved, rate, decay)
 
     def _look_ahead(self, b: np.ndarray, g: np.ndarray, moved: np.ndarray) -> None:
         np.multiply(b, self.momentum, out=b)
@@ -143,8 +143,12 @@ class Muon(MatrixOptimizer):
             np.add(moved, g, out=moved)
 
 
+def move(ctx: UpdateContext, w: np.ndarray, change: np.ndarray, rate: float, decay: float = 1.0) -> None:
+    """w = decay·w - rate·change, in place; the change is overwritten."""
+    ctx.kernels.step_blocks(partial(_move, rate, decay), w, change, scratch=0)
+
+
 def _move(rate: float, decay: float, w: np.ndarray, change: np.ndarray) -> None:
-    """w = decay·w - rate·change; the change is overwritten."""
     np.multiply(change, rate, out=change)
     if decay != 1.0:
         np.multiply(w, decay, out=w)
@@ -175,14 +179,14 @@ class Adafactor(Optimizer):
 
     def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """One step on a whole tensor w, in its own shape."""
-        require_tensor(self, w, g, state, step)
+        require_update(self, w, g, state, step)
         if not w.size:
             return
         u = ctx.empty(w.shape)
         (self._matrix_direction if w.ndim == 2 else self._vector_direction)(ctx, g, state, step, u)
         alpha = min(self.lr, step**-0.5) * max(self.epsilon2, _rms(ctx, w))
         alpha /= max(1.0, _rms(ctx, u) / self.threshold)
-        ctx.kernels.step_blocks(partial(_move, alpha, 1.0), w, u, scratch=0)
+        move(ctx, w, u, alpha)
 
     def _matrix_direction(self, ctx: UpdateContext, g: np.ndarray, state: State, step: int, u: np.ndarray) -> None:
         """Moves the means and writes g/√V."""
@@ -205,7 +209,7 @@ class Adafactor(Optimizer):
     def _move_mean(self, step: int, mean: np.ndarray, squares: np.ndarray, part: np.ndarray) -> None:
         """mean = β·mean + (1-β)·(squares + ε₁); the squares are overwritten."""
         np.add(squares, self.epsilon1, out=squares)
-        move_average(mean, squares, 1.0 - step**-self.decay, part)
+        move_average(1.0 - step**-self.decay, mean, squares, part)
 
 
 def _rms(ctx: UpdateContext, x: np.ndarray) -> float:
@@ -228,21 +232,7 @@ def between(ctx: UpdateContext, left: np.ndarray, x: np.ndarray, right: np.ndarr
 
 def move_factor(ctx: UpdateContext, factor: np.ndarray, product: np.ndarray, kept: float) -> None:
     """factor = kept·factor + (1-kept)·product, in place; the product is left as it is."""
-    ctx.kernels.step_blocks(partial(_average, kept), factor, product)
-
-
-def _average(kept: float, factor: np.ndarray, product: np.ndarray, part: np.ndarray) -> None:
-    move_average(factor, product, kept, part)
-
-
-def subtract(ctx: UpdateContext, w: np.ndarray, direction: np.ndarray, rate: float) -> None:
-    """w -= rate·direction, in place."""
-    ctx.kernels.step_blocks(partial(_subtract, rate), w, direction)
-
-
-def _subtract(rate: float, w: np.ndarray, direction: np.ndarray, part: np.ndarray) -> None:
-    np.multiply(direction, rate, out=part)
-    np.subtract(w, part, out=w)
+    ctx.kernels.step_blocks(partial(move_average, kept), factor, product)
 
 
 def _product(ctx: UpdateContext, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -270,7 +260,7 @@ class Shampoo(MatrixOptimizer):
 
     def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """One step on a matrix w (I, O), or on a piece w (n,) of a tensor that is no matrix."""
-        require_tensor(self, w, g, state, step)
+        require_update(self, w, g, state, step)
         if w.ndim != 2:
             ctx.kernels.step_blocks(self._vector_block, w, state["v"], g, scratch=2)
             return
@@ -279,7 +269,7 @@ class Shampoo(MatrixOptimizer):
         for factor, root in zip(factors, roots, strict=True):
             ctx.kernels.accumulate(factor, root)
             ctx.symmetric_power(factor, -0.25, self.epsilon, root)
-        subtract(ctx, w, between(ctx, roots[0], g, roots[1]), self.lr)
+        move(ctx, w, between(ctx, roots[0], g, roots[1]), self.lr)
 
     def _vector_block(self, w: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray, root: np.ndarray) -> None:
         np.multiply(g, g, out=change)
@@ -320,7 +310,7 @@ class SOAP(MatrixOptimizer):
 
     def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """One step on a matrix w (I, O), or on a piece w (n,) of a tensor that is no matrix."""
-        require_tensor(self, w, g, state, step)
+        require_update(self, w, g, state, step)
         if w.ndim != 2:
             AdamW(self.lr, self.beta1, self.beta2, self.epsilon, self.weight_decay).update(ctx, w, g, state, step)
             return
@@ -330,18 +320,16 @@ class SOAP(MatrixOptimizer):
 
     def _adam_step(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """Adam on the rotated gradient, and back; ``step`` counts those that moved w."""
-        left, right, decay = state["left_basis"], state["right_basis"], 1.0 - self.lr * self.weight_decay
+        left, right = state["left_basis"], state["right_basis"]
         turned = between(ctx, left.T, g, right)
         ctx.kernels.step_blocks(self._move_moments, state["m"], state["v"], g, turned)
         turned = between(ctx, left.T, state["m"], right)
         ctx.kernels.step_blocks(partial(self._divide, step), turned, state["v"])
-        if decay != 1.0:
-            ctx.kernels.multiply_rounded(w, decay, w)
-        subtract(ctx, w, between(ctx, left, turned, right.T), self.lr)
+        move(ctx, w, between(ctx, left, turned, right.T), self.lr, 1.0 - self.lr * self.weight_decay)
 
     def _move_moments(self, m: np.ndarray, v: np.ndarray, g: np.ndarray, turned: np.ndarray, part: np.ndarray) -> None:
-        move_average(m, g, self.beta1, part)
-        move_square_average(v, turned, self.beta2, part)
+        move_average(self.beta1, m, g, part)
+        move_square_average(self.beta2, v, turned, part)
 
     def _divide(self, step: int, turned: np.ndarray, v: np.ndarray, root: np.ndarray) -> None:
         corrected_root(v, 1.0 - self.beta2**step, self.epsilon, root)
@@ -389,7 +377,7 @@ class KFAC(Optimizer):
 
     def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
         """One step on a weight w (I, O)."""
-        require_tensor(self, w, g, state, step)
+        require_update(self, w, g, state, step)
         kept = min(1.0 - 1.0 / step, self.decay)
         for name, factor in zip(("inputs", "outputs"), _factors_in(ctx, w), strict=True):
             move_factor(ctx, state[name], factor, kept)
@@ -397,7 +385,7 @@ class KFAC(Optimizer):
         inputs, outputs = ctx.empty(state["inputs"].shape), ctx.empty(state["outputs"].shape)
         ctx.symmetric_power(state["inputs"], -1.0, root * balance, inputs)
         ctx.symmetric_power(state["outputs"], -1.0, root / balance, outputs)
-        subtract(ctx, w, between(ctx, inputs, g, outputs), self.lr)
+        move(ctx, w, between(ctx, inputs, g, outputs), self.lr)
 
 
 def _balance(ctx: UpdateContext, inputs: np.ndarray, outputs: np.ndarray) -> float:

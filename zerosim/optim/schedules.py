@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from zerosim.numerics.checks import is_count, is_finite_number
+from zerosim.numerics.checks import is_finite_number, require_integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Warmup:
 
     def __post_init__(self) -> None:
         """Raises ValueError for fewer than one step."""
-        _require_steps("Warmup", steps=self.steps)
+        require_integers("Warmup", 1, steps=self.steps)
 
     def __call__(self, step: int) -> float:
         """min(1, step/steps)."""
@@ -43,8 +43,8 @@ class WarmupCosine:
 
     def __post_init__(self) -> None:
         """Raises ValueError for what are no steps, a warmup that does not end before the run does, a final below 0."""
-        _require_steps("WarmupCosine", steps=self.steps)
-        _require_steps("WarmupCosine", least=0, warmup=self.warmup)
+        require_integers("WarmupCosine", 1, steps=self.steps)
+        require_integers("WarmupCosine", 0, warmup=self.warmup)
         if not (is_finite_number(self.final) and self.final >= 0):
             raise ValueError(f"WarmupCosine was given final={self.final!r}; it is a finite factor of lr, 0 or more")
         if self.warmup >= self.steps:
@@ -59,9 +59,3 @@ class WarmupCosine:
             return step / self.warmup
         share = min(1.0, (step - self.warmup) / (self.steps - self.warmup))
         return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * share))
-
-
-def _require_steps(where: str, least: int = 1, **counts: int) -> None:
-    for name, count in counts.items():
-        if not is_count(count) or count < least:
-            raise ValueError(f"{where} was given {name}={count!r}; it is a number of steps, {least} or more")

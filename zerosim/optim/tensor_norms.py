@@ -59,8 +59,8 @@ class LAMB(TensorNormOptimizer):
         ctx.kernels.step_blocks(self._move_moments, state["m"], state["v"], g)
 
     def _move_moments(self, m: np.ndarray, v: np.ndarray, g: np.ndarray, part: np.ndarray) -> None:
-        move_average(m, g, self.beta1, part)
-        move_square_average(v, g, self.beta2, part)
+        move_average(self.beta1, m, g, part)
+        move_square_average(self.beta2, v, g, part)
 
     def direction(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
                   out: np.ndarray) -> None:
