@@ -446,12 +446,8 @@ class Backend:
     """
 
     knows_the_others = True  # False where one rank stands for all
+    library: str | None = None  # whose collectives ``algorithm="native"`` asks for: MPI, NCCL
     results: Sequence[Any]  # of the ranks that run here
-
-    @property
-    def library(self) -> str | None:
-        """The library whose collectives ``algorithm="native"`` asks for, MPI or NCCL; None where there is none."""
-        return None
 
     # -- for a rank's program, as `Rank` asks -------------------------------------------------------------------------
 

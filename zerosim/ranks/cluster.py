@@ -13,14 +13,14 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from zerosim.numerics.arrays import Integers
 from zerosim.numerics.checks import is_count, require_count
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.call import Backend
 from zerosim.ranks.errors import RankUseError
-from zerosim.ranks.hub import CollectiveEvent, HopEvent, Hub, InProcess, RunOptions, Transport, Watch
+from zerosim.ranks.hub import Hub, InProcess, RunEvent, RunOptions, Transport, Watch
 from zerosim.ranks.memory import Memories, Memory
 from zerosim.ranks.process import Interrupts, blas_limited_to, guarded, patient_interrupts
 from zerosim.ranks.rank import Rank, RankState
@@ -70,7 +70,7 @@ class Processor:
 
 # -- The cluster -----------------------------------------------------------------------------------------------------
 
-Events = Generator[HopEvent | CollectiveEvent, None, None]
+Events = Generator[RunEvent, None, None]
 
 
 @guarded
@@ -155,9 +155,9 @@ class Cluster(ShownRuns):
                 pass
         return self.runs[-1].results
 
-    def events(self, program: RankProgram, *args: Any, hop_by_hop: bool = False) -> Generator[HopEvent, None, None]:
-        """Like ``run``, but yields a HopEvent after every hop made; ``hop_by_hop`` makes those of the ring too."""
-        return cast("Generator[HopEvent, None, None]", self.drive(program, args, hop_by_hop=hop_by_hop, watch="hop"))
+    def events(self, program: RankProgram, *args: Any, hop_by_hop: bool = False) -> Events:
+        """Like ``run``, but yields a RunEvent after every hop made; ``hop_by_hop`` makes those of the ring too."""
+        return self.drive(program, args, hop_by_hop=hop_by_hop, watch="hop")
 
     def drive(self, program: RankProgram, args: tuple[Any, ...], *, hop_by_hop: bool = False,
               watch: Watch | None = None, interrupts: Interrupts | None = None) -> Events:
@@ -196,7 +196,7 @@ class Cluster(ShownRuns):
                 state.end()
             self._running = self.backend = handled = None
 
-    def _next(self, steps: Events) -> HopEvent | CollectiveEvent | None:
+    def _next(self, steps: Events) -> RunEvent | None:
         """Runs on to the next event; the caller's own BLAS threads are limited only meanwhile."""
         with blas_limited_to(self.blas_threads), self.device_scope():
             return next(steps, None)

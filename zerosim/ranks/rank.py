@@ -70,8 +70,6 @@ class RankState:
             kept_rows=self.trace_rows)
         self.memory.trace = self.trace
         self.calls.clear()
-        self.pending.clear()
-        self.deferred_checks.clear()
 
     def end(self) -> None:
         """The run is over."""

@@ -61,7 +61,7 @@ class ProcessBackend(Backend):
     def __init__(self, channel: Channel, transport: Transport, options: RunOptions, *, debug: bool,
                  timeout_seconds: float) -> None:
         self.channel, self.transport, self.timeout_seconds = channel, transport, timeout_seconds
-        self.interrupts = options.interrupts
+        self.interrupts, self.library = options.interrupts, transport.library
         transport.begin(options)
         transport.say = self._say
         self.thread = threading.get_ident()
@@ -83,11 +83,6 @@ class ProcessBackend(Backend):
         self.lock = threading.RLock()
         self.not_over: dict[int, Waiting] = {}
         self.parts = itertools.count()
-
-    @property
-    def library(self) -> str | None:
-        """The library whose own collectives ``native`` asks for."""
-        return self.transport.library
 
     # -- called by the program's rank -----------------------------------------------------------------------------
 
@@ -302,7 +297,9 @@ class ProcessBackend(Backend):
     def _moved(self) -> bool:
         moved = False
         for me in self.not_agreed.copy():
-            if self._is_agreed(me):
+            with self.lock:
+                agreed = self.announced is not None and self.announced.reached(me)
+            if agreed:
                 self.not_agreed.remove(me)
                 if me not in self.begun:
                     self.begun[me] = self._deliveries(me)
@@ -317,10 +314,6 @@ class ProcessBackend(Backend):
                         break
                     moved = True
         return moved
-
-    def _is_agreed(self, me: Pending) -> bool:
-        with self.lock:
-            return self.announced is not None and self.announced.reached(me)
 
     def _is_over(self) -> bool:
         """True where the run has failed: here, elsewhere, or for all."""
