@@ -183,10 +183,10 @@ class Engine(Shown):
         parts are abandoned whichever of them fails.
         """
         self._counts = StepCounts(self._counts.scale, self._counts.step)
-        with ExitStack() as parts:
-            for part in (self._observer, self._update, self.gradients, self.store, self._unsharder,
-                         *self._all_gathers.values()):
-                parts.callback(part.abandon)
+        parts: list[Any] = [self._observer, self._update, self.gradients, self.store, self._unsharder]
+        with ExitStack() as each:
+            for part in (*parts, *self._all_gathers.values()):
+                each.callback(part.abandon)
 
     def forward(self, x: np.ndarray, target: np.ndarray) -> Tape:
         """x (B, I), target (B, O) -> a tape with the loss, for one backward.
