@@ -34,8 +34,6 @@ from zerosim.ranks.transfers import Transfer, TransferWait, begin_transfer
 from zerosim.zero.placements import Store, Workplace
 
 Outcome = Future[OSError | None]  # of what a thread does
-NOTHING: Outcome = Future()  # is done without data
-NOTHING.set_result(None)
 THREADS = 2  # of one rank
 WRITES_BEHIND = 4  # at most so many writes are under way, each with its memory on the host
 
@@ -467,8 +465,10 @@ class OffloadStore(Store):
 
     def _submit(self, what: str, x: DiskVector, values: AnyArray, parts: list[tuple[bool, int, int]]) -> Outcome:
         """Lets a thread read or write."""
-        if self._pool is None:
-            return NOTHING
+        if self._pool is None:  # there are no data
+            done = Outcome()
+            done.set_result(None)
+            return done
         itemsize = x.dtype.itemsize
         places = [(getattr(x.stored.draft if in_draft else x.stored.file, what), (low - x.start) * itemsize,
                    (high - x.start) * itemsize, low * itemsize) for in_draft, low, high in parts]
