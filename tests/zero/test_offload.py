@@ -8,6 +8,7 @@ is what flows and no more, in `tests/course/test_measured.py`.
 import errno
 import os
 import re
+import sys
 import threading
 from dataclasses import replace
 from functools import partial
@@ -297,6 +298,52 @@ def test_an_update_that_fails_keeps_nothing_of_what_the_host_has_updated_and_may
         return engine.steps_taken
 
     assert alone(program) == 2
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_ctrl_c_before_any_line_of_an_update_on_disk_leaves_what_was_before_or_says_that_it_is_half_done(delayed, tmp_path):
+    """Also between two vectors whose drafts take effect: the one has the new values, the other those of before."""
+    asked = zs.Offload("disk", directory=tmp_path, delayed_update=delayed)
+    pairs, ends = [pair for ((pair,),) in batches(MODEL, 1, 1, 3)], set()
+
+    def update(engine, counts, at):
+        def before_line(frame, event, _):
+            line = frame.f_code.co_filename, frame.f_lineno
+            if event == "line" and "/zerosim/zero/offload" in line[0]:
+                counts[line] = counts.get(line, 0) + 1
+                if at == (*line, counts[line]):
+                    raise KeyboardInterrupt
+            return before_line
+        engine.step(*pairs[0])
+        engine.backward(engine.forward(*pairs[1]), last=True)
+        engine.reduce()
+        sys.settrace(before_line)
+        try:
+            engine.update()
+        finally:
+            sys.settrace(None)
+
+    def states(rank, at):
+        engine, counts = zs.Engine(rank, MODEL, ADAM, policy=BF16, offload=asked), {}
+        if at is None:
+            update(engine, counts, at)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                update(engine, counts, at)
+            engine.abandon()
+            try:
+                engine.step(*pairs[1])
+            except ValueError as error:
+                return re.search("update of step 2 was broken off|$", str(error)).group(), counts
+            if engine.steps_taken == 3:  # it was over
+                return "taken", counts
+        return [bits(value) for value in flat_state(engine).values()], counts
+
+    expected, counts = alone(states, None)
+    for (name, line), count in counts.items():
+        found, _ = alone(states, (name, line, 1 + count // 2))
+        ends.add(found if isinstance(found, str) else "repeated" if found == expected else (name, line))
+    assert ends == {"update of step 2 was broken off", "repeated", "taken"}
 
 
 def test_files_have_no_names_and_a_directory_that_cannot_hold_them_is_named(tmp_path):

@@ -196,6 +196,7 @@ class OffloadStore(Store):
         self._to_host: list[Callable[[], None]] = []  # those of them that have not been let arrive
         self._drafting = False
         self._failure: OSError | None = None  # of a file, in the update under way
+        self.has_taken_effect = False  # some of what the update under way, or the last one, has written to disk
         self._pool = ThreadPoolExecutor(THREADS) if offload.uses_disk and has_data(
             rank.kernels.empty(0, np.float32)) else None
 
@@ -512,7 +513,7 @@ class OffloadStore(Store):
             yield
             self.finish()
             return
-        self._drafting, self._failure = True, None
+        self._drafting, self._failure, self.has_taken_effect = True, None, False
         try:
             yield
             for stored in self._stored:
@@ -522,6 +523,7 @@ class OffloadStore(Store):
                         self._write(self._read(kept), kept)
             self.finish()
             all_or_none(self.rank, self._raise_failure, error=OffloadError)
+            self.has_taken_effect = True
             for stored in self._stored:
                 stored.end_update(keep=True)
         finally:

@@ -195,29 +195,28 @@ class HostUpdate(OffloadedUpdate):
         return super().settings() | ({"delayed update": "True"} if self.offload.delayed_update else {})
 
     def _take(self, context: StepContext) -> None:
-        named, taken = f"update of step {context.step}", self.steps_taken
+        taken = self.steps_taken
         try:
-            try:
-                with self.changing_state(named):
-                    for group in self.trained:
-                        self._make_room(group)
-                        self._update_group(group, context)
-                    self.steps_taken = context.step
-                    if self.offload.parameters == DISK:
-                        self._put_parameters()
-            except BaseException:
-                if self.offload.optimizer == DISK:  # nothing has changed
-                    self._changing, self.steps_taken = None, taken
-                raise
-            self._changing = named  # what follows is in place
-            if self.offload.parameters != DISK:
-                self._put_parameters()
-            for due in self._due():
-                for region in due.layout.regions:
-                    self.all_gathers[due].shard_updated(region)
-                self.store.finish()
-            self.delayed = self._updated() if self.offload.delayed_update else {}
-            self._changing = None
+            with Update.changing_state(self, f"update of step {context.step}"):  # until parameters are in place
+                try:
+                    with self.store.transaction():
+                        for group in self.trained:
+                            self._make_room(group)
+                            self._update_group(group, context)
+                        self.steps_taken = context.step
+                        if self.offload.parameters == DISK:
+                            self._put_parameters()
+                except BaseException:
+                    if self.offload.optimizer == DISK and not self.store.has_taken_effect:  # nothing has changed
+                        self._changing, self.steps_taken = None, taken
+                    raise
+                if self.offload.parameters != DISK:
+                    self._put_parameters()
+                for due in self._due():
+                    for region in due.layout.regions:
+                        self.all_gathers[due].shard_updated(region)
+                    self.store.finish()
+                self.delayed = self._updated() if self.offload.delayed_update else {}
         finally:
             for group in self.trained:
                 group.updated_parameter = None
