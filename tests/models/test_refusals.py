@@ -124,8 +124,8 @@ GPTS = [
      "a number of heads that does$"),
     (lambda: replace(NANO, dropout=1.0), "GPTConfig was given dropout=1.0; it is the share of elements that are dropped"
      ", from 0 to less than 1"),
-    (lambda: replace(NANO, epsilon=0), "GPTConfig was given epsilon=0; it keeps a norm from dividing by 0, so take a"
-     " small positive number, as 1e-5"),
+    *((lambda of=of: replace(NANO, epsilon=of), f"GPTConfig was given epsilon={of}; it keeps a norm from dividing by 0,"
+       " so take a small positive number, as 1e-5") for of in (0, float("inf"))),
     *((lambda of=of: GPT("gpt-nano", units=of), f"GPT was asked for units={of!r}; a unit is a 'block', a 'sub_block', "
        "or a whole number of blocks, 1 o") for of in ("blocks", 0, -1, 1.5, None, True)),
     (lambda: GPT("gpt-mikro"), PRESETS_TEXT),

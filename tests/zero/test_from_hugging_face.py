@@ -217,6 +217,14 @@ def test_published_configurations_are_taken_as_they_are_and_count_what_their_che
 LLAMA, GPT2, QWEN, MISTRAL = (CONFIGS[kind] for kind in ("llama 3", "gpt2", "qwen 3", "mistral"))
 SLIDING = {"use_sliding_window": True, "sliding_window": 8}
 BLOOM = {"model_type": "bloom", "hidden_size": 8, "n_layer": 1, "n_head": 2, "vocab_size": 9}
+
+class WithDict:
+    """A configuration's class, given in place of a configuration."""
+
+    def to_dict(self):
+        return LLAMA
+
+
 REFUSED = [
     (LLAMA | {"rope_parameters": {"rope_type": kind, "factor": 2.0}}, f"config.json: rope_type={kind!r} turns queries "
      "and keys as the engine cannot; it has default, linear, llama3") for kind in ("dynamic", "yarn", "longrope")] + [
@@ -228,6 +236,8 @@ REFUSED = [
     (LLAMA | {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling={...} and rope_parameters={...} are tw"
      "o names of one; say one"),
     (LLAMA | {"rope_parameters": LLAMA3 | {"factor": 0}}, "config.json: Llama3Scaling was given factor=0; take a posi"),
+    (LLAMA | {"rope_parameters": LLAMA3 | {"rope_theta": 0}}, "config.json: LlamaConfig was given base=0; the rot"),
+    (LLAMA | {"rms_norm_eps": math.inf}, "config.json: LlamaConfig was given epsilon=inf; it keeps a norm from div"),
     (LLAMA | {"rope_parameters": LLAMA3 | {"low_freq_factor": 4.0}}, "given low=4.0 and high=4.0, turns in the origin"),
     (LLAMA | {"partial_rotary_factor": 0.5}, "config.json says partial_rotary_factor=0.5, which the engine has not; it"
      " has 1"),
@@ -257,6 +267,8 @@ REFUSED = [
      "l, qwen2, qwen3; zerosim plan counts it"),
     ({"model_type": "gemma"}, "has the model_type 'gemma', which zerosim cannot count; it counts gpt2, "),
     (7, "a model was asked for by 7; name a Hugging Face folder or its config.json, or give the configuration itself"),
+    (WithDict, "a model was asked for by <class '...WithDict'>; name a Hugging Face folder or its config.json"),
+    ("x" * 5000, "xxx was asked for, and cannot be read: File name too long"),
 ]
 
 
@@ -282,7 +294,8 @@ def test_weights_of_other_files_or_of_another_model_are_refused_and_a_configurat
     for file in folder.glob("model*"):
         file.rename(tmp_path / file.name)
     assert from_hugging_face(folder).first is None
-    for other in ("pytorch_model-1.bin", "adapter_model.safetensors"):
+    for other in ("pytorch_model-1.bin", "adapter_model.safetensors", "pytorch_model.bin.index.json", "tf_model.h5",
+                  "llama.Q8_0.gguf", "consolidated.00.pth", "model.fp16.safetensors"):
         (folder / other).write_bytes(b"")
         assert_refused(lambda: from_hugging_face(folder), f"has its weights in {other}; zerosim reads model.safe")
         (folder / other).unlink()
@@ -291,6 +304,44 @@ def test_weights_of_other_files_or_of_another_model_are_refused_and_a_configurat
     (folder / "config.json").write_text(json.dumps(LLAMA | {"num_hidden_layers": 1}))
     assert_refused(lambda: from_hugging_face(folder), "model.layers.1.* is of no weight of this model")
     assert_refused(lambda: from_hugging_face(tmp_path / "none"), "none was asked for, and is not there")
+
+
+def test_a_folder_that_is_not_whole_is_refused_by_the_file_that_is_missing_or_cannot_be_read(tmp_path):
+    folder, _ = folder_of("llama 3", tmp_path)
+    second = sorted(folder.glob("model-*"))[1]
+    content = second.read_bytes()
+    second.unlink()
+    words = f"{second.name}', and there is no such file beside it; take the whole folder"
+    assert_refused(lambda: from_hugging_face(folder), words)
+    done = ask("train", "--model", str(folder), "--steps", "1")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert words in done.stderr
+    second.write_bytes(content)
+    from_hugging_face(folder)
+    (folder / "model.safetensors").symlink_to(tmp_path / "nowhere")  # as in a cache without its blobs
+    assert_refused(lambda: from_hugging_face(folder), "model.safetensors cannot be read: No such file or directory; ta")
+    (folder / "model.safetensors").unlink()
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(config.replace("{", '{"vocab_size": 7, ', 1))
+    assert_refused(lambda: from_hugging_face(folder), "is not JSON: the key 'vocab_size' stands there twice")
+
+
+def test_of_one_file_and_several_the_one_is_read_as_transformers_does_and_what_is_no_number_is_refused(tmp_path):
+    folder, weights = folder_of("llama 3", tmp_path)
+
+    def first(rank):
+        return zs.Engine(rank, from_hugging_face(folder), zs.optim.SGD(lr=1.0), stage=3).state("norm.weight")["master"]
+    masters = {name: array + np.float32(name == "norm.weight") for name, array in weights.items()}
+    model = from_hugging_face(folder)
+    alone(lambda rank: zs.Engine(rank, model, zs.optim.SGD(lr=1.0), weights=masters).save(tmp_path / "other"))
+    export_weights(tmp_path / "other", folder / "one.safetensors")
+    (folder / "one.safetensors").rename(folder / "model.safetensors")
+    assert bits(alone(first)) == bits(masters["norm.weight"])
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    place = content.index(masters["norm.weight"].tobytes())
+    content[place:place + 4] = np.float32(np.nan).tobytes()
+    (folder / "model.safetensors").write_bytes(content)
+    assert_refused(lambda: zs.Cluster(2).run(first), "norm.weight has NaN, inf or numbers beyond fp32 in 1 of 24 val")
 
 
 @pytest.mark.parametrize(("kind", "other", "words"), [

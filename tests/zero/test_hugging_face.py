@@ -177,12 +177,20 @@ def test_weights_that_do_not_fit_are_refused_by_name_and_nothing_is_changed(tmp_
     refused("the tensor transformer.h.2.ln_1.bias is of no weight of this model; build the model that the file is of")
     write(tmp_path / "x.safetensors", weights | {"lm_head.weight": -weights["transformer.wte.weight"]})
     refused("lm_head.weight is .* another than the embedding, to which the head is tied here")
+    for spoiled in (np.nan, -np.inf):  # in the last row, of which one rank alone keeps a part
+        table = weights[wpe].copy()
+        table[-1, -1] = spoiled
+        write(tmp_path / "x.safetensors", weights | {wpe: table})
+        refused(f"x.safetensors: {wpe} has NaN, inf or numbers beyond fp32 in 1 of .* values; look at where they")
     (tmp_path / "x.safetensors").write_bytes(file.read_bytes()[:-1])
     refused("was cut off")
     refused("No such file", tmp_path / "none.safetensors")
     refused("No such file", tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../one/model.safetensors"}}')
     refused("names files of other folders", tmp_path)
+    for name in ("model-00001-of-00002.safetensors", "..", "a\0b"):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+        refused("names .*, and there is no such file beside it; take the whole folder", tmp_path)
     assert_refused(lambda: export_weights(tmp_path / "one", tmp_path), "holds no checkpoint")
     assert_refused(lambda: export_weights(tmp_path / "c", tmp_path / "one", shard_nbytes=4000), "are others: model.")
     assert export_weights(tmp_path / "c", tmp_path / "one") == [file]

@@ -30,6 +30,7 @@ from zerosim.numerics.checks import (
     LINEAR_LAYERS,
     checked_heads,
     is_count,
+    is_finite_number,
     is_number,
     require_integers,
     require_shape,
@@ -68,7 +69,7 @@ class DecoderConfig(ABC):
         object.__setattr__(self, "feed_forward", self.feed_forward or 4 * self.channels)
         require_integers(where, 1, feed_forward=self.feed_forward)
         layers.require_rate(where, "dropout", self.dropout)
-        if not is_number(self.epsilon) or not self.epsilon > 0:
+        if not is_finite_number(self.epsilon) or not self.epsilon > 0:
             raise ValueError(f"{where} was given epsilon={self.epsilon!r}; it keeps a norm from dividing by 0, so take "
                              "a small positive number, as 1e-5")
 

@@ -25,9 +25,11 @@ from zerosim.models.rotary import LinearScaling, Llama3Scaling, RotaryScaling
 from zerosim.models.stored import ONE_FILE, WEIGHTS_INDEX, StoredNames, find_weights, has_weights
 from zerosim.models.transformer import Transformer, bloom, config_of_transformer, gpt, llama, opt, t5
 from zerosim.numerics.checks import LINEAR_LAYERS, checked_count, did_you_mean, require_count
+from zerosim.numerics.files import without_repeats
 
 CONFIG = "config.json"
-OTHER_WEIGHTS = re.compile(r"pytorch_model.*\.bin|.*\.safetensors")  # where the usual ones are not there
+OTHER_WEIGHTS = re.compile(  # where the usual ones are not there
+    r".*\.(safetensors|gguf)|(pytorch_model|model|consolidated|tf_model|flax_model).*\.(bin|pth?|h5|msgpack|index\.json)")
 Fields = Mapping[str, Any]
 Names = tuple[tuple[str, tuple[str, ...], bool], ...]  # a pattern here, the names in files, whether transposed
 
@@ -138,7 +140,7 @@ def _llama_numbers(of: Fields, model: Transformer, tokens: int) -> dict[str, Any
     rotary = _rotary_fields(of)
     older = rotary.pop("type", "default")
     kind = rotary.pop("rope_type", older)
-    base = rotary.pop("rope_theta", None) or of["rope_theta"]
+    base = rotary.pop("rope_theta", of["rope_theta"])
     if not isinstance(kind, str) or kind not in SCALINGS:
         raise ValueError(f"rope_type={kind!r} turns queries and keys as the engine cannot; it has "
                          f"{', '.join(SCALINGS)}")
@@ -296,9 +298,9 @@ def read_fields(source: Any) -> tuple[str, Any]:
     """The fields of a configuration, and a name to say where they are from: of a config.json on disk, of the folder
     that holds one, of a mapping, or of an object with ``to_dict``, as `transformers` has them.
 
-    Raises ValueError for a file that is not there or is not JSON, and for anything else.
+    Raises ValueError for a file that is not there, is not JSON or says a key twice, and for anything else.
     """
-    if hasattr(source, "to_dict"):
+    if hasattr(source, "to_dict") and not isinstance(source, type):
         source = source.to_dict()
     if isinstance(source, Mapping):
         return CONFIG, dict(source)
@@ -306,9 +308,9 @@ def read_fields(source: Any) -> tuple[str, Any]:
         raise ValueError(f"a model was asked for by {source!r}; name a Hugging Face folder or its config.json, or give "
                          "the configuration itself")
     file = Path(source)
-    file = file / CONFIG if file.is_dir() else file
     try:
-        return str(file), json.loads(file.read_text("utf-8"))
+        file = file / CONFIG if file.is_dir() else file
+        return str(file), json.loads(file.read_text("utf-8"), object_pairs_hook=without_repeats)
     except FileNotFoundError:
         raise ValueError(f"{file} was asked for, and is not there; give the path of a model's config.json") from None
     except OSError as error:
@@ -393,7 +395,11 @@ def from_hugging_face(source: Any, *, context: int | None = None, dropout: float
     folder = Path(source) if isinstance(source, str | Path) else None
     if folder is not None and folder.is_dir():
         if has_weights(folder):
-            model.first = find_weights(folder, stored_names(model.shapes), model.shapes)
+            try:
+                model.first = find_weights(folder, stored_names(model.shapes), model.shapes)
+            except OSError as error:
+                raise ValueError(f"{error.filename} cannot be read: {error.strerror}; take another copy of the folder, "
+                                 f"or name {name} for values that are drawn") from None
         elif others := sorted(file.name for file in folder.iterdir() if OTHER_WEIGHTS.fullmatch(file.name)):
             raise ValueError(f"{folder} has its weights in {others[0]}; zerosim reads {ONE_FILE}, or several by "
                              f"{WEIGHTS_INDEX}; save them so by save_pretrained, or name {name} for values that are "

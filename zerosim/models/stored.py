@@ -11,6 +11,7 @@ Legend: a matrix (I, O), inputs by outputs, as a linear layer has it here.
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class StoredWeight:
 
     def blocks(self, start: int, count: int) -> Iterator[tuple[int, Array]]:
         """``count`` elements from ``start`` on, in blocks of whole rows: each block's place among them, and fp32
-        (n,)."""
+        (n,). Raises ValueError for what is no number of fp32."""
         if not count:
             return
         per_row = math.prod(self.shape[1:])
@@ -59,7 +60,13 @@ class StoredWeight:
             arrays = [np.concatenate(arrays)]
         for row in range(first, last, rows_at_once):
             stop = min(row + rows_at_once, last)
-            flat = np.concatenate([array[row:stop] for array in arrays], axis=-1).reshape(-1).astype(np.float32)
+            with np.errstate(over="ignore"):
+                flat = np.concatenate([array[row:stop] for array in arrays], axis=-1).reshape(-1).astype(np.float32)
+            if spoiled := int((~np.isfinite(flat)).sum()):
+                files, names = zip(*((str(path), tensor.name) for path, tensor in self.parts), strict=True)
+                raise ValueError(f"{', '.join(dict.fromkeys(files))}: {', '.join(names)} has NaN, inf or numbers "
+                                 f"beyond fp32 in {spoiled} of {flat.size} values; look at where they come from, or "
+                                 "take another copy")
             low, high = max(start, row * per_row), min(start + count, stop * per_row)
             yield low - start, flat[low - row * per_row:high - row * per_row]
 
@@ -89,8 +96,8 @@ class StoredWeights:
 
 
 def has_weights(folder: Path) -> bool:
-    """True for a folder with a safetensors file or an index under their usual names."""
-    return (folder / ONE_FILE).exists() or (folder / WEIGHTS_INDEX).exists()
+    """True for a folder with a safetensors file or an index under their usual names, or a link that leads nowhere."""
+    return any(os.path.lexists(folder / name) for name in (ONE_FILE, WEIGHTS_INDEX))
 
 
 def find_weights(path: Path, names: Mapping[str, StoredNames], shapes: Mapping[str, tuple[int, ...]]) -> StoredWeights:
@@ -140,7 +147,7 @@ def _tensors(path: Path) -> dict[str, tuple[Path, StoredTensor]]:
     """All tensors by name, of a file or of a folder's files."""
     if path.is_dir():
         index = path / WEIGHTS_INDEX
-        if not index.exists():
+        if os.path.lexists(path / ONE_FILE) or not index.exists():  # as `transformers`, of both
             path /= ONE_FILE
         else:
             try:
@@ -150,6 +157,9 @@ def _tensors(path: Path) -> dict[str, tuple[Path, StoredTensor]]:
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise ValueError(f"{index} is no index of safetensors files ({type(error).__name__}: {error}); take "
                                  "another copy of it") from None
+            if missing := [file for file in files if not (path / file).is_file()]:
+                raise ValueError(f"{index} names {missing[0]!r}, and there is no such file beside it; take the whole "
+                                 "folder")
             return {name: (path / file, tensor) for file in files
                     for name, tensor in read_header(path / file).tensors.items()}
     return {name: (path, tensor) for name, tensor in read_header(path).tensors.items()}

@@ -10,7 +10,7 @@ Legend: a matrix (I, O), inputs by outputs, as a linear layer has it here.
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from zerosim.zero.checkpoint import (
     MASTER,
     PARAMETER,
     Checkpoint,
+    Resting,
     TrainingState,
     open_checkpoint,
     path_of,
@@ -35,6 +36,7 @@ from zerosim.zero.checkpoint import (
     resting_of,
     together,
 )
+from zerosim.zero.param_group import ParamGroup
 
 SUFFIX = ".safetensors"
 FILES = re.compile(r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json")
@@ -163,7 +165,8 @@ def load_weights(path: str | Path, training: TrainingState, abandon: Callable[[]
 
     ``path`` is a safetensors file, or a folder with one or with an index. Optimizer state stays as it is; ``abandon``
     drops a step under way, once all weights have been found. There are no checksums in these files. Raises
-    CheckpointError on every rank where one does not find all weights in the right shapes: then nothing was changed.
+    CheckpointError on every rank where one does not find all weights in the right shapes, and numbers of fp32 in its
+    part of them: then nothing was changed.
     """
     folder = path_of(path)
     training.update.refuse_if_broken_off()  # which left optimizer state that is in no file of weights
@@ -180,18 +183,28 @@ def _found(path: Path, training: TrainingState) -> StoredWeights:
     if path.is_dir():
         refuse_other_model(path, training.model)
     shapes = {entry.name: entry.shape for group in training.param_groups for entry in group.layout.entries}
-    return find_weights(path, stored_names(shapes), shapes)
+    found = find_weights(path, stored_names(shapes), shapes)
+    for _, one, name in _weights_at_rest(training):
+        for _ in found.by_name[name].blocks(one.start, one.array.size):  # refused before anything is changed
+            pass
+    return found
 
 
-def _fill(weights: StoredWeights, training: TrainingState) -> None:
-    kernels = training.rank.kernels
+def _weights_at_rest(training: TrainingState) -> Iterator[tuple[ParamGroup, Resting, str]]:
+    """This rank's parts of all weights, in every copy, each with its param group and its parameter's name."""
     for group in training.param_groups:
         for one in resting_of(group, owned=False):
             kind, _, name = one.key.partition("/")
             if kind in (MASTER, PARAMETER):
-                for start, values in weights.by_name[name].blocks(one.start, one.array.size):
-                    training.rank.memory.hold(values, "workspace", name)
-                    # As first values are: rounded to the master's format, and from there to the copy's.
-                    rounded = values if group.frozen else round_to(values, group.policy.first_format)
-                    with group.store.writing(one.array[start:start + len(values)]) as target:
-                        kernels.cast_pack(rounded, target)
+                yield group, one, name
+
+
+def _fill(weights: StoredWeights, training: TrainingState) -> None:
+    kernels = training.rank.kernels
+    for group, one, name in _weights_at_rest(training):
+        for start, values in weights.by_name[name].blocks(one.start, one.array.size):
+            training.rank.memory.hold(values, "workspace", name)
+            # As first values are: rounded to the master's format, and from there to the copy's.
+            rounded = values if group.frozen else round_to(values, group.policy.first_format)
+            with group.store.writing(one.array[start:start + len(values)]) as target:
+                kernels.cast_pack(rounded, target)
