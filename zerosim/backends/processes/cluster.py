@@ -420,28 +420,22 @@ class OwnResult(Results):
         self._index, self._ranks = index, ranks
 
     def __getitem__(self, index: Any) -> Any:
-        if index not in (self._index, self._index - self._ranks):
-            self._elsewhere(index)
-        return self._values[0]
+        if index in (self._index, self._index - self._ranks):
+            return self._values[0]
+        asked = f"rank {index}" if isinstance(index, int) and -self._ranks <= index < self._ranks else repr(index)
+        raise IndexError(f"results[{index!r}] asks for the result of {asked}, but this process ran rank {self._index} "
+                         f"of {self._ranks} and has its result alone: results[{self._index}]. "
+                         "cluster.gather(value) gives every process the values of all")
 
     def __iter__(self) -> Iterator[Any]:
         # A sequence's own way stops at the first IndexError, and would seem to have gone through all results.
-        for index in range(self._ranks):
-            if index != self._index:
-                self._elsewhere(index)
-        return iter(self._values)
+        return iter([self[index] for index in range(self._ranks)])
 
     def __len__(self) -> int:
         return self._ranks
 
     def __repr__(self) -> str:
         return f"rank {self._index}: {self._values[0]!r}"
-
-    def _elsewhere(self, index: object) -> NoReturn:
-        asked = f"rank {index}" if isinstance(index, int) and -self._ranks <= index < self._ranks else repr(index)
-        raise IndexError(f"results[{index!r}] asks for the result of {asked}, but this process ran rank {self._index} "
-                         f"of {self._ranks} and has its result alone: results[{self._index}]. "
-                         "cluster.gather(value) gives every process the values of all")
 
 
 class ProcessCluster(Cluster):
