@@ -71,6 +71,14 @@ def test_rows_of_a_table_by_tokens_have_the_slope_as_gradient_also_of_a_tied_tab
     zs.testing.check_gradients(model, tokens, normal("fp64", (6, 5), 7), weights=weights, elements=None)
 
 
+def test_no_gradient_goes_through_what_is_detached():
+    unit, x = autodiff.AutodiffUnit("unit", {"w": (4,)}, lambda w, x: x.detach() * x + w["w"].detach()), np.arange(4.0)
+    ctx, w = Context.standalone(zs.Policy("fp64")), {"unit.w": np.ones(4)}
+    y, saved = unit.forward(ctx, w, x)
+    dx, gradients = unit.backward(ctx, w, saved, np.ones(4))
+    assert (y.tolist(), dx.tolist(), gradients) == ([1, 2, 5, 10], [0, 1, 2, 3], {"unit.w": None})
+
+
 def test_dropout_draws_the_same_mask_backward_by_its_name():
     unit = autodiff.AutodiffUnit("unit", {"w": (4,)}, lambda w, x: autodiff.dropout(x * w["w"], 0.5, "here"))
     zs.testing.check_gradients(unit, normal("fp64", (3, 4)), weights={"unit.w": normal("fp64", (4,))}, elements=None)

@@ -309,15 +309,12 @@ class TrackedArray:
     def reshape(self, *shape: Any) -> TrackedArray:
         """The same elements in another shape, lengths or a tuple of them, copied."""
         asked: tuple[int, ...] = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
-        before = self.shape
-        return _moved("reshape", self, lambda x: x.reshape(asked), lambda dy: dy.reshape(before))
+        return _moved("reshape", self, lambda x: x.reshape(asked), self._array.reshape(asked).shape)
 
     def transpose(self, *axes: int) -> TrackedArray:
         """The axes in another order, reversed if none are given; the elements are copied."""
         order = axes or tuple(range(self.ndim))[::-1]
-        back = tuple(int(one) for one in np.argsort(order))
-        shape = tuple(self.shape[one] for one in order)
-        return _moved("transpose", self, lambda x: x.transpose(order), lambda dy: dy.transpose(back), shape)
+        return _moved("transpose", self, lambda x: x.transpose(order), tuple(self.shape[one] for one in order))
 
     @property
     def T(self) -> TrackedArray:
@@ -331,7 +328,7 @@ class TrackedArray:
             raise TypeError(f"a tracked array is indexed by integers, slices, ... and None, found {key!r}; rows of a "
                             "table are embedding(tokens, w)")
         keys = keys if ... in keys else (*keys, ...)
-        return _sliced(self, keys)
+        return _moved("slice", self, lambda x: x[keys], self._array[keys].shape)
 
     def detach(self) -> TrackedArray:
         """The same values as a constant, through which no gradient goes; of a weight, a copy."""
@@ -615,7 +612,7 @@ def _by_layer(forward: Callable[..., Any], backward: Callable[..., Array], x: Tr
 
 def _unless_weight(x: TrackedArray) -> TrackedArray:
     """x, or its copy where it is a weight, which no layer may save."""
-    return x if x.value.name is None else _moved("copy", x, _itself, _itself)
+    return x if x.value.name is None else _moved("copy", x, lambda array: array, x.shape)
 
 
 def layernorm(x: TrackedArray, w: TrackedArray, b: TrackedArray, epsilon: float = layers.EPSILON) -> TrackedArray:
@@ -678,44 +675,30 @@ def maximum(x: TrackedArray, y: Any) -> TrackedArray:
 # -- Elements that are moved -------------------------------------------------------------------------------------------
 
 
-def _moved(name: str, x: TrackedArray, there: Callable[[Array], Array], back: Callable[[Array], Array],
-           shape: tuple[int, ...] | None = None) -> TrackedArray:
-    """A copy of x's elements, arranged by ``there``, whose gradient is arranged by ``back``; of this ``shape``, where
-    arrays without data cannot tell."""
+def _moved(name: str, x: TrackedArray, view: Callable[[Array], Array], shape: tuple[int, ...]) -> TrackedArray:
+    """A copy, of this shape, of the elements of x that the view shows; the gradient is written through the same view,
+    and that of all others is 0."""
     of_x = x.value.outline
-    y = x.graph.context.empty(there(x._array).shape if shape is None else shape, dtype=x.dtype, name=f"autodiff.{name}")
-    _copy(x.graph.context, there, x._array, y)
+    y = x.graph.context.empty(shape, dtype=x.dtype, name=f"autodiff.{name}")
+    if has_data(y):
+        copy_elements(view(x._array), y)
+    x.graph.context.note(nbytes=x._array.nbytes + y.nbytes)
 
     def backward(graph: Graph, dy: Array) -> list[Array | None]:
         dx = graph.gradient_room(of_x)
-        _copy(graph.context, back, dy, dx)
+        if dx.size != dy.size:
+            dx.fill(0)
+        if has_data(dx):
+            copy_elements(dy, view(dx))
+        graph.context.note(nbytes=2 * dy.nbytes)
         return [dx]
 
     return x.graph.result(y, [x], backward)
 
 
-def _copy(ctx: Context, arranged: Callable[[Array], Array], source: Array, out: Array) -> None:
+def _copy(ctx: Context, source: Array, out: Array) -> None:
     ctx.note(nbytes=source.nbytes + out.nbytes)
-    if has_data(out):
-        copy_elements(arranged(source), out)
-
-
-def _sliced(x: TrackedArray, keys: tuple[Any, ...]) -> TrackedArray:
-    of_x = x.value.outline
-    y = x.graph.context.empty(x._array[keys].shape, dtype=x.dtype, name="autodiff.slice")
-    _copy(x.graph.context, lambda array: array[keys], x._array, y)
-
-    def backward(graph: Graph, dy: Array) -> list[Array | None]:
-        dx = graph.gradient_room(of_x)
-        dx.fill(0)
-        _copy(graph.context, _itself, dy, dx[keys])
-        return [dx]
-
-    return x.graph.result(y, [x], backward)
-
-
-def _itself(x: Array) -> Array:
-    return x
+    copy_elements(source, out)
 
 
 def concatenate(parts: Sequence[TrackedArray], axis: int = -1) -> TrackedArray:
@@ -730,13 +713,13 @@ def concatenate(parts: Sequence[TrackedArray], axis: int = -1) -> TrackedArray:
                             name="autodiff.concatenate")
     for x, place in zip(parts, places, strict=True):
         require_shape("concatenate", "a part", x, y[place].shape, "parts differ along their axis alone")
-        _copy(graph.context, _itself, x._array, y[place])
+        _copy(graph.context, x._array, y[place])
 
     def backward(graph: Graph, dy: Array) -> list[Array | None]:
         found: list[Array | None] = []
         for outline, place in zip(outlines, places, strict=True):
             dx = graph.gradient_room(outline)
-            _copy(graph.context, _itself, dy[place], dx)
+            _copy(graph.context, dy[place], dx)
             found.append(dx)
         return found
 

@@ -76,8 +76,8 @@ class DecoderConfig(ABC):
         return Norm(name, self.channels, self.epsilon, self.layer_norm)
 
     @abstractmethod
-    def parts(self, block: str, seed: int) -> list[BlockPart]:
-        """The parts of a block of this name."""
+    def sub_blocks(self, block: str, seed: int) -> list[SubBlock]:
+        """The sub-blocks of a block of this name."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class GPTConfig(DecoderConfig):
         """C/H."""
         return self.channels // self.heads
 
-    def parts(self, block: str, seed: int) -> list[BlockPart]:
+    def sub_blocks(self, block: str, seed: int) -> list[SubBlock]:
         """Attention, and a feed-forward network round a GELU."""
         return [Attention(block, self, seed), FeedForward(block, self, seed)]
 
@@ -157,26 +157,25 @@ class Norm:
         return layers.norm_backward(ctx, self.of(w)[0], saved, dy, *self.of(grads))
 
 
-# -- Blocks: two residual parts each, in units of any number of parts --------------------------------------------------
-# Pre-norm. A part is x + dropout(closing(middle(opening(norm(x))))), opening and closing linear: in GPT-2, qkv and
+# -- Blocks: two residual sub-blocks each, in units of any number -----------------------------------------------------
+# Pre-norm. A sub-block is x + dropout(closing(middle(opening(norm(x))))), opening and closing linear: in GPT-2, qkv and
 # projection round attention, up and down round a GELU.
 #
-# The context chooses what a part saves (`Context.keep`): "all", everything that backward needs; "selective", all but
-# the attention probabilities; "tiled", the same, with a log-sum-exp for each of their rows; "sub_block", the part's
-# input alone. The norm's output is never saved, but computed again from its input.
+# The context chooses what a sub-block saves (`Context.keep`): its input alone, or what backward needs, with attention's
+# probabilities, without, or in tiles. The norm's output is never saved, but computed again from its input.
 
 
 # GPT-2's first values: deviation 0.02 (Radford et al. 2018, section 4.1), and where a residual is added 1/√(number of
-# residual parts) of it (Radford et al. 2019, section 2.3).
+# residual sub-blocks) of it (Radford et al. 2019, section 2.3).
 DEVIATION = 0.02
 
 
-# What backward needs of a part: what the norm and what the middle saved, and the closing linear layer's input (M, I).
-SavedByPart = tuple[Any, Any, np.ndarray]
+# What backward needs: what the norm and what the middle saved, and the closing linear layer's input (M, I).
+SavedBySubBlock = tuple[Any, Any, np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
-class BlockPart(ABC):
+class SubBlock(ABC):
     """y = x + dropout(closing(middle(opening(norm(x))))): x (B, T, C) -> y (B, T, C). ``block`` is its prefix.
 
     ``norm_name`` and the linear layers' names are those of parameters; ``called`` is what a config's biases call these
@@ -184,7 +183,7 @@ class BlockPart(ABC):
     """
 
     block: str
-    config: Any  # of the part's own kind
+    config: Any  # of the sub-block's own kind
     seed: int
     local_name: ClassVar[str]
     norm_name: ClassVar[str]
@@ -194,7 +193,7 @@ class BlockPart(ABC):
 
     @property
     def name(self) -> str:
-        """The part's full name."""
+        """The sub-block's full name."""
         return f"{self.block}.{self.local_name}"
 
     @property
@@ -210,7 +209,7 @@ class BlockPart(ABC):
 
     @cached_property
     def norm(self) -> Norm:
-        """The norm that the part begins with."""
+        """The norm that the sub-block begins with."""
         norm: Norm = self.config.norm(f"{self.block}.{self.norm_name}")
         return norm
 
@@ -259,14 +258,14 @@ class BlockPart(ABC):
     # -- forward ------------------------------------------------------------------------------------------------------
 
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
-        """y (B, T, C), and what the context says is saved: x alone, or a SavedByPart."""
+        """y (B, T, C), and what the context says is saved: x alone, or a SavedBySubBlock."""
         saved = self._run(ctx, w, x)
         y = layers.linear_forward(ctx, saved[-1], *self._of(self.closing, w))[0]
         y = layers.dropout_forward(ctx, y.reshape(x.shape), self.config.dropout, self.name)[0]
         _add_to(ctx, y, x)
         return y, x if ctx.keep == SUB_BLOCK else saved
 
-    def _run(self, ctx: Context, w: Weights, x: np.ndarray) -> SavedByPart:
+    def _run(self, ctx: Context, w: Weights, x: np.ndarray) -> SavedBySubBlock:
         """Everything up to the input of the closing linear layer: what backward computes again of a sub-block."""
         h, norm = self.norm.forward(ctx, w, rows_of(x))
         h = layers.linear_forward(ctx, h, *self._of(self.opening, w))[0]
@@ -300,7 +299,7 @@ class BlockPart(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Attention(BlockPart):
+class Attention(SubBlock):
     """Causal attention of H heads between qkv (C, O), O = (H + 2·H_kv)·D, and projection (H·D, C)."""
 
     local_name: ClassVar[str] = "attention"
@@ -329,7 +328,7 @@ class Attention(BlockPart):
 
 
 @dataclass(frozen=True, eq=False)
-class FeedForward(BlockPart):
+class FeedForward(SubBlock):
     """A GELU in its tanh form, as GPT-2 has it, between up (C, F) and down (F, C).
 
     ``functions`` are the middle's own, of rows: forward and backward.
@@ -360,52 +359,52 @@ class FeedForward(BlockPart):
 
 
 class BlockUnit(Unit):
-    """Parts one after the other, gathered and freed together: x (B, T, C) -> y (B, T, C)."""
+    """Sub-blocks one after the other, gathered and freed together: x (B, T, C) -> y (B, T, C)."""
 
-    def __init__(self, name: str, parts: Sequence[BlockPart]) -> None:
-        self.name, self.parts = name, tuple(parts)
+    def __init__(self, name: str, sub_blocks: Sequence[SubBlock]) -> None:
+        self.name, self.sub_blocks = name, tuple(sub_blocks)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The parts' parameters, in their order."""
-        return {name: shape for part in self.parts for name, shape in part.shapes.items()}
+        """The sub-blocks' parameters, in their order."""
+        return {name: shape for one in self.sub_blocks for name, shape in one.shapes.items()}
 
     @property
     def factored(self) -> frozenset[str]:
         """The weights of all linear layers."""
-        return frozenset(part.full(layer) for part in self.parts for layer in (part.opening, part.closing))
+        return frozenset(one.full(layer) for one in self.sub_blocks for layer in (one.opening, one.closing))
 
     @property
     def in_compute_format(self) -> frozenset[str]:
         """The parameters of linear layers: norms read theirs in any format."""
-        return frozenset(name for part in self.parts for name in part.shapes
-                         if name not in part.norm.shapes and name not in part.between)
+        return frozenset(name for one in self.sub_blocks for name in one.shapes
+                         if name not in one.norm.shapes and name not in one.between)
 
     def initializer(self, name: str) -> Initializer:
         """The initializer of one parameter, which makes its first values."""
-        return next(part for part in self.parts if name in part.shapes).initializer(name)
+        return next(one for one in self.sub_blocks if name in one.shapes).initializer(name)
 
     def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
-        """y (B, T, C), and what each part saved.
+        """y (B, T, C), and what each sub-block saved.
 
         Raises ValueError for an x of another shape or dtype.
         """
-        channels = self.parts[0].config.channels
+        channels = self.sub_blocks[0].config.channels
         require_shape(f"unit {self.name!r}", "x", x, (*x.shape[:2], channels), "x has C channels for each of B x T "
                       "tokens")
         require_at_rest(ctx, f"unit {self.name!r}", x=x)
         saved = []
-        for part in self.parts:
-            x, of_part = part.forward(ctx, w, x)
-            saved.append(of_part)
-            del of_part
+        for one in self.sub_blocks:
+            x, of_one = one.forward(ctx, w, x)
+            saved.append(of_one)
+            del of_one
         return x, saved
 
     def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray) -> tuple[np.ndarray, Gradients]:
         """dx (B, T, C), and the gradient of each parameter; uses ``saved`` up."""
         grads = ctx.gradients(self)
-        for part in reversed(self.parts):
-            dy = part.backward(ctx, w, saved.pop(), dy, grads)
+        for one in reversed(self.sub_blocks):
+            dy = one.backward(ctx, w, saved.pop(), dy, grads)
         return dy, grads
 
 
@@ -605,15 +604,15 @@ class GPT(Decoder):
 
 
 def _units(where: str, config: DecoderConfig, seed: int, units: Any) -> list[BlockUnit]:
-    blocks = [config.parts(f"block{index}", seed) for index in range(config.layers)]
+    blocks = [config.sub_blocks(f"block{index}", seed) for index in range(config.layers)]
     if units == "sub_block":
-        return [BlockUnit(part.name, [part]) for block in blocks for part in block]
+        return [BlockUnit(one.name, [one]) for block in blocks for one in block]
     per_unit = 1 if units == "block" else units
     if not is_count(per_unit) or per_unit < 1:
         raise ValueError(f"{where} was asked for units={units!r}; a unit is a 'block', a 'sub_block', or a whole "
                          "number of blocks, 1 or more")
     return [BlockUnit(_name(start, min(start + per_unit, len(blocks)) - 1),
-                      [part for block in blocks[start:start + per_unit] for part in block])
+                      [one for block in blocks[start:start + per_unit] for one in block])
             for start in range(0, len(blocks), per_unit)]
 
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from zerosim.models import gpt, layers
-from zerosim.models.gpt import Attention, BlockPart, Decoder, DecoderConfig, FeedForward
+from zerosim.models.gpt import Attention, Decoder, DecoderConfig, FeedForward, SubBlock
 from zerosim.models.layers import OWN_OUTPUT, Context, Gradients, require_at_rest, rows_of
 from zerosim.models.rotary import RotaryScaling, frequencies
 from zerosim.models.units import Weights
@@ -70,7 +70,7 @@ class LlamaConfig(DecoderConfig):
         """Radians by which each plane of a head turns from one place to the next (D/2,)."""
         return frequencies(self.head_channels, self.base, self.scaling)
 
-    def parts(self, block: str, seed: int) -> list[BlockPart]:
+    def sub_blocks(self, block: str, seed: int) -> list[SubBlock]:
         """Attention, and a gated feed-forward network."""
         return [RotaryAttention(block, self, seed), GatedFeedForward(block, self, seed)]
 

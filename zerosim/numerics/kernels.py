@@ -86,6 +86,14 @@ def corrected_root(average: Array, correction: float, epsilon: float, out: Array
     np.add(out, epsilon, out=out)
 
 
+def descend(rate: float, decay: float, w: Array, change: Array) -> None:
+    """w = decay·w - rate·change; the change is overwritten."""
+    np.multiply(change, rate, out=change)
+    if decay != 1.0:
+        np.multiply(w, decay, out=w)
+    np.subtract(w, change, out=w)
+
+
 # -- Whole matrices ----------------------------------------------------------------------------------------------------
 # A symmetric matrix A (m, m); a matrix X (r, c); all float32. Decompositions are LAPACK's, in float64, and rounded to
 # float32 once: the factors that optimizers keep are far too ill conditioned for float32. Sums are float64 too. On a

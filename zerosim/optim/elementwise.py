@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from zerosim.numerics.kernels import corrected_root, move_average, move_square_average
+from zerosim.numerics.kernels import corrected_root, descend, move_average, move_square_average
 from zerosim.optim.base import (
     AtLeastZero,
     Cut,
@@ -192,15 +192,11 @@ class Lion(Elementwise):
 
     def update_block(self, step: int, w: np.ndarray, m: np.ndarray, g: np.ndarray, change: np.ndarray,
                      part: np.ndarray) -> None:
-        decay = 1.0 - self.lr * self.weight_decay
         np.multiply(m, self.beta1, out=change)
         np.multiply(g, 1.0 - self.beta1, out=part)
         np.add(change, part, out=change)
         np.sign(change, out=change)
-        np.multiply(change, self.lr, out=change)
-        if decay != 1.0:
-            np.multiply(w, decay, out=w)
-        np.subtract(w, change, out=w)
+        descend(self.lr, 1.0 - self.lr * self.weight_decay, w, change)
         move_average(self.beta2, m, g, part)
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Self
 
 import numpy as np
 
-from zerosim.numerics.kernels import corrected_root, move_average, move_square_average
+from zerosim.numerics.kernels import corrected_root, descend, move_average, move_square_average
 from zerosim.optim.base import (
     AtLeastZero,
     Count,
@@ -145,14 +145,7 @@ class Muon(MatrixOptimizer):
 
 def move(ctx: UpdateContext, w: np.ndarray, change: np.ndarray, rate: float, decay: float = 1.0) -> None:
     """w = decay·w - rate·change, in place; the change is overwritten."""
-    ctx.kernels.step_blocks(partial(_move, rate, decay), w, change, scratch=0)
-
-
-def _move(rate: float, decay: float, w: np.ndarray, change: np.ndarray) -> None:
-    np.multiply(change, rate, out=change)
-    if decay != 1.0:
-        np.multiply(w, decay, out=w)
-    np.subtract(w, change, out=w)
+    ctx.kernels.step_blocks(partial(descend, rate, decay), w, change, scratch=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from zerosim.numerics.kernels import corrected_root, move_average, move_square_average
+from zerosim.numerics.kernels import corrected_root, descend, move_average, move_square_average
 from zerosim.optim.base import AtLeastZero, Cut, DecayRate, Optimizer, Slot, State, UpdateContext, require_update
 from zerosim.optim.promises import require_halves
 
@@ -85,8 +85,7 @@ class LAMB(TensorNormOptimizer):
     def _move(self, step: int, rate: float, w: np.ndarray, m: np.ndarray, v: np.ndarray, u: np.ndarray,
               root: np.ndarray) -> None:
         self._direction(step, w, m, v, u, root)
-        np.multiply(u, rate, out=u)
-        np.subtract(w, u, out=w)
+        descend(rate, 1.0, w, u)
 
 
 @dataclass(frozen=True, slots=True)

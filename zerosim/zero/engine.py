@@ -41,7 +41,7 @@ from zerosim.zero import checkpoint, hugging_face
 from zerosim.zero.gradients import Accumulator, StepCounts
 from zerosim.zero.layout import Layout
 from zerosim.zero.param_group import Group, ParamGroup, Settings, settings_by_group, settings_of
-from zerosim.zero.placements import Stage, stage_of
+from zerosim.zero.placements import BucketOptions, Stage, stage_of
 from zerosim.zero.plugs import observer_of, plugs_of
 from zerosim.zero.skipped import SkippedSteps
 from zerosim.zero.update import Schedule, StepResult, Update
@@ -128,23 +128,24 @@ class Engine(Shown):
         self.stage, self.policy, self.recompute = stage_of(stage), Policy.of(policy), Recompute.parse(recompute)
         self.loss_scale = self.policy.start_scaling()
         settings = settings_of(model, optimizer, self.policy, groups)
-        plugs = plugs_of(rank, self.stage, self.policy, self.options, copy_in_flight=copy_in_flight)
+        plugs = plugs_of(rank, self.stage, self.policy, self.options)
         first, self.store = initializer_of(model, weights), plugs.store
         lay_out = partial(plugs.lay_out, layout, ranks=plugs.shards.size)
-        self.param_groups = [plugs.param_group(plugs.shards, model, of_group, first, lay_out, self.stage, self.store)
-                             for of_group in settings_by_group(settings)]
+        buckets = BucketOptions(self.options.bucket_nbytes, self.options.overlap, {"copy_in_flight": copy_in_flight})
+        self.param_groups = [
+            plugs.param_group(plugs.shards, model, of_group, first, lay_out, self.stage, self.store, buckets)
+            for of_group in settings_by_group(settings)]
         self.store.finish()
         self._observer = observer_of(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
                                      self.loss_scale)
         plugs.check(self.param_groups)
-        self._all_gathers = {group: plugs.all_gather(group, plugs.buckets) for group in self.param_groups}
+        self._all_gathers = {group: plugs.all_gather(group) for group in self.param_groups}
         self._update = plugs.update(self._all_gathers, SkippedSteps(rank, self.loss_scale), clip_norm, schedule,
                                     plugs.squares)
         agree = partial(_agreement, optimizer, self.loss_scale, self._update,
                         _digest(model, settings, first, None if weights else 16, (clip_norm, seed)))
         self.gradients = Accumulator(self.param_groups, {
-            group: plugs.reducer(group, plugs.buckets, agree, plugs.reduction)
-            for group in self.param_groups if not group.frozen})
+            group: plugs.reducer(group, agree, plugs.reduction) for group in self.param_groups if not group.frozen})
         self._unsharder = plugs.unsharder(model, self.param_groups, plugs.gather, keep=keep, prefetch=prefetch)
         self._weights = object()  # another one after each update
         self._factors: dict[str, Any] = {}
@@ -494,7 +495,7 @@ class Engine(Shown):
         self.abandon()
         self._weights = object()
         for all_gather in self._all_gathers.values():
-            all_gather.replaced()
+            all_gather.weights_change()
         return self._counts
 
     def state_dict(self) -> dict[str, np.ndarray]:

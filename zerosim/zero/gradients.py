@@ -13,15 +13,16 @@ scale.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from zerosim.models.units import Unit
 from zerosim.numerics.arrays import is_same_memory, may_share_memory
-from zerosim.zero.layout import Bucket, Parts, buckets
+from zerosim.zero.layout import Bucket, Parts
 from zerosim.zero.param_group import ParamGroup, ReducedGradient
-from zerosim.zero.placements import PARTIAL, SHARDED, BucketOptions, Move, Placement, start_bucket
+from zerosim.zero.placements import PARTIAL, SHARDED, Move, Placement
 
 Agree = Callable[[int], str]  # from a micro-batch's number to the text that must be the same on all ranks
 
@@ -190,8 +191,8 @@ class Reduction:
 
     bits_depend_on_buckets = False
 
-    def __init__(self, group: ParamGroup, options: BucketOptions) -> None:
-        self.group, self.options = group, options
+    def __init__(self, group: ParamGroup) -> None:
+        self.group = group
 
     @property
     def ranks(self) -> int:
@@ -201,10 +202,8 @@ class Reduction:
     def start(self, bucket: Bucket, want: Placement, *, source: Parts, target: Parts, dtype: np.dtype[Any],
               agreement: str, add: bool = False, async_op: bool = False) -> Move:
         """Begins to sum a bucket of addends; the sum is put into ``target``, with ``add`` onto what is there."""
-        group = self.group
-        return start_bucket(group.rank.agreeing(agreement), group.store, bucket, PARTIAL, want, policy=group.policy,
-                            source=source, target=target, dtype=dtype, purpose="gradients", add=add, async_op=async_op,
-                            **self.options.issued)
+        return self.group.start_bucket(bucket, PARTIAL, want, source=source, target=target, dtype=dtype,
+                                       purpose="gradients", agreement=agreement, add=add, async_op=async_op)
 
     def first_placement(self, want: Placement) -> Placement:
         """The placement of the sums that `start` makes, where ``want`` is that of the whole reduction."""
@@ -224,12 +223,11 @@ class Reduction:
 class Reducer:
     """The gradients of one trained param group, added to what rests and reduced over ranks, in buckets."""
 
-    def __init__(self, param_group: ParamGroup, options: BucketOptions, agree: Agree,
-                 reduction: Callable[..., Reduction] = Reduction) -> None:
+    def __init__(self, param_group: ParamGroup, agree: Agree,
+                 reduction: Callable[[ParamGroup], Reduction] = Reduction) -> None:
         self.param_group, self.rank, self.policy = param_group, param_group.rank, param_group.policy
         self.layout, self.placement, self.store = param_group.layout, param_group.stage.gradients, param_group.store
-        self.options, self.agree = options, agree
-        self.reduction = reduction(param_group, options)
+        self.options, self.agree, self.reduction = param_group.options, agree, reduction(param_group)
         self.micro_batch = 0  # of the backward under way; between two, how many are done
         self._collected: list[tuple[slice, np.ndarray]] = []  # stretches of the vector, and this rank's addends of them
         self._under_way: tuple[Bucket, Move] | None = None
@@ -365,20 +363,13 @@ class Reducer:
             dtype = self.policy.reduce_dtype if have is PARTIAL else total.dtype
             found = self._target(want, dtype)
             ranges = [slice(region.low, region.high) for region in self.layout.regions]
-            for bucket in buckets(self.layout, ranges, self.options.limit(dtype)):
+            start = self.reduction.start if have is PARTIAL else partial(
+                self.param_group.start_bucket, have=have, purpose="gradients")  # addends are summed, sums are gathered
+            for bucket in self.param_group.buckets(ranges, dtype):
                 with self.rank.trace.span(bucket.region_name):
-                    self._start(bucket, have, want, self._parts(bucket, total, have),
-                                self._parts(bucket, found, want), dtype).wait()
+                    start(bucket, want=want, source=self._parts(bucket, total, have), dtype=dtype,
+                          target=self._parts(bucket, found, want), agreement=self.agree(self.micro_batch)).wait()
         return found, want
-
-    def _start(self, bucket: Bucket, have: Placement, want: Placement, source: Parts, target: Parts,
-               dtype: np.dtype) -> Move:
-        """Begins to sum a bucket of addends, or to gather one of sums."""
-        agreement = self.agree(self.micro_batch)
-        if have is PARTIAL:
-            return self.reduction.start(bucket, want, source=source, target=target, dtype=dtype, agreement=agreement)
-        return start_bucket(self.rank.agreeing(agreement), self.store, bucket, have, want, policy=self.policy,
-                            source=source, target=target, dtype=dtype, purpose="gradients", **self.options.issued)
 
     def _collect_all(self, addends: np.ndarray) -> None:
         """Reduces all units in the buckets that backward would have filled: bits do not depend on when they leave."""
@@ -392,8 +383,7 @@ class Reducer:
         """In place where an all-reduce can be; else a new array in the format that arrives."""
         if self.placement is PARTIAL and want is not SHARDED and dtype == self.param_group.gradient.dtype:
             return self.param_group.gradient
-        gradient: np.ndarray = self.store.alloc(self.param_group.length(want), dtype, "gradient",
-                                                    "reduced gradient")
+        gradient: np.ndarray = self.store.alloc(self.param_group.length(want), dtype, "gradient", "reduced gradient")
         self.param_group.clear_padding(gradient, want)
         return gradient
 

@@ -1,7 +1,7 @@
 """Placements of state on ranks, and the whole of ZeRO's communication: the change from one placement to another.
 
-Then two things that all parts of a step share: the `Store`, which makes the vectors that rest on a rank and gives and
-takes their values, and `start_bucket`, by which a stretch of such vectors goes from one placement to another.
+Then what all parts of a step share: the `Store`, which makes the vectors that rest on a rank and gives and takes their
+values, and a `Move`, a bucket of such vectors on its way from one placement to another.
 
 Legend: n elements, N ranks.
 Source of the stages: Rajbhandari, Rasley, Ruwase & He 2020 (ZeRO), section 5.
@@ -11,18 +11,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from zerosim.numerics.arrays import AnyArray, copy_elements
 from zerosim.numerics.checks import is_count
-from zerosim.numerics.kernels import do_nothing
 from zerosim.numerics.policy import Policy
 from zerosim.ranks.call import Cut, checked_cut, checked_output, checked_vector
 from zerosim.ranks.rank import Rank
-from zerosim.zero.layout import Bucket, Parts
+from zerosim.zero.layout import Parts
 
 
 class Placement(Enum):
@@ -287,21 +285,3 @@ def put_parts(store: Store, target: Parts, found: np.ndarray, *, add: bool = Fal
     """Puts a bucket that has arrived into the parts of its target, with ``add`` onto what is there."""
     for here, resting in target:
         store.put(found[here], resting, add=add)
-
-
-def start_bucket(rank: Rank, store: Store, bucket: Bucket, have: Placement, want: Placement, *, policy: Policy,
-                 source: Parts, target: Parts, dtype: np.dtype[Any], purpose: str, add: bool = False,
-                 **issued: Any) -> Move:
-    """Begins to bring a bucket from one placement to another; packs it where it is in pieces.
-
-    What arrives is put into ``target``, with ``add`` onto what is there; before, nothing has to be there. ``issued``
-    are options of the collective, as async_op. All parameters and gradients go this way, but for whole tensors and what
-    an option sends in another form.
-    """
-    chunk = bucket.cut[rank.index + 1] - bucket.cut[rank.index]
-    vector = packed(store, source, chunk if have is SHARDED else bucket.length, dtype)
-    in_place = not add and len(target) == 1 and target[0][1].dtype == dtype and store.is_array(target[0][1])
-    found = redistribute(rank, vector, have, want, bucket.cut, policy=policy,
-                         out=target[0][1] if in_place else None, purpose=purpose, **issued)
-    put = do_nothing if in_place else partial(put_parts, store, target, add=add)
-    return Move(found, put, async_op=issued.get("async_op", False))

@@ -75,7 +75,8 @@ class Update:
                  clip_norm: float | None, schedule: Schedule | None, squares: Squares) -> None:
         if clip_norm is not None and not (is_number(clip_norm) and clip_norm > 0):
             raise ValueError(f"clip_norm={clip_norm!r} must be positive; pass None for no clipping")
-        self.all_gathers, self.trained = all_gathers, [group for group in all_gathers if not group.frozen]
+        self.all_gathers = all_gathers
+        self.trained: Sequence[ParamGroup] = [group for group in all_gathers if not group.frozen]
         self.skipped_steps, self.loss_scale = skipped_steps, skipped_steps.loss_scale
         self.clip_norm, self.schedule, self.squares = clip_norm, schedule, squares
         self.steps_taken = 0

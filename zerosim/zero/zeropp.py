@@ -16,7 +16,7 @@ Legend: M nodes of R ranks, N = M·R; rank (m, i) is the one at place i of node 
 one padded unit.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
@@ -30,19 +30,9 @@ from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.rank import Rank
 from zerosim.zero.gradients import Reduction
 from zerosim.zero.hybrid import neighbors_joined
-from zerosim.zero.layout import Bucket, Layout, Parts, buckets
+from zerosim.zero.layout import Bucket, Layout, Parts
 from zerosim.zero.param_group import ParamGroup
-from zerosim.zero.placements import (
-    REPLICATED,
-    SHARDED,
-    BucketOptions,
-    Move,
-    Placement,
-    Stage,
-    packed,
-    put_parts,
-    start_bucket,
-)
+from zerosim.zero.placements import REPLICATED, SHARDED, Move, Placement, Stage, packed, put_parts
 from zerosim.zero.unshard import UnitGather
 
 BUFFER = "communication_buffer"
@@ -93,8 +83,7 @@ def clear_padding_of(rank: Rank, bucket: Bucket, vector: np.ndarray, owners: Seq
 class ZeroPlusPlusGather(UnitGather):
     """The gathers of hpZ and qwZ: across nodes once after each update, then inside."""
 
-    def __init__(self, rank: Rank, mesh: Mesh, asked: ZeroPlusPlus, options: BucketOptions) -> None:
-        super().__init__(options)
+    def __init__(self, rank: Rank, mesh: Mesh, asked: ZeroPlusPlus) -> None:
         self.mesh, self.asked, self.inside = mesh, asked, mesh.inside(rank)
         self._secondary: dict[tuple[ParamGroup, str], np.ndarray] = {}
         self._layouts: dict[ParamGroup, Layout] = {}  # among the ranks of a node
@@ -108,28 +97,28 @@ class ZeroPlusPlusGather(UnitGather):
             yield from self._start_across(group, name, whole, async_op=async_op)
             if self.asked.hpz:
                 cut = inside.cut(span.start, span.stop)
-                yield SecondaryShard(partial(self.keep, group, name), whole[cut[place]:cut[place + 1]])
+                yield Move(whole[cut[place]:cut[place + 1]], partial(self.keep, group, name), async_op=False)
             return
         first = inside.owned(place, span.start, span.stop).start
-        for bucket in buckets(inside, [span], self.options.limit(whole.dtype)):
+        for bucket in group.buckets([span], whole.dtype, inside):
             (part,) = bucket.ranges
             own = inside.owned(place, part.start, part.stop)
             elements = shard[own.start - first:own.stop - first]
-            yield start_bucket(self.inside.agreeing(f"weights of {name}"), group.store, bucket, SHARDED, REPLICATED,
-                               policy=group.policy, source=[(slice(0, len(elements)), elements)],
-                               target=self.target(bucket, span, whole), dtype=whole.dtype, purpose="parameters",
-                               async_op=async_op, **self.options.issued)
+            yield group.start_bucket(
+                bucket, SHARDED, REPLICATED, source=[(slice(0, len(elements)), elements)],
+                target=self.target(bucket, span, whole), dtype=whole.dtype, purpose="parameters",
+                agreement=f"weights of {name}", rank=self.inside, async_op=async_op)
 
     def _start_across(self, group: ParamGroup, name: str, whole: np.ndarray, *, async_op: bool) -> Iterator[Move]:
         form, span = self.asked.weights, group.layout.units[name]
         if form is None:
             yield from super().start(group, name, whole, async_op=async_op)
             return
-        for bucket in buckets(group.layout, [span], self.options.limit(whole.dtype)):
+        for bucket in group.buckets([span], whole.dtype):
             ((_, own),) = bucket.own_in_shard(group.rank.index, group.parameter)
             yield all_gather_quantized(
                 group.rank.agreeing(f"weights of {name}"), bucket, group.store.read(own),
-                self.target(bucket, span, whole), form, async_op=async_op, **self.options.issued)
+                self.target(bucket, span, whole), form, async_op=async_op, **group.options.issued)
 
     def own_parts(self, group: ParamGroup, name: str) -> Iterator[np.ndarray]:
         """None where a secondary shard is there."""
@@ -137,23 +126,16 @@ class ZeroPlusPlusGather(UnitGather):
             yield from super().own_parts(group, name)
 
     def keep(self, group: ParamGroup, name: str, part: np.ndarray) -> None:
-        """Keeps this rank's part of a unit inside its node."""
+        """Keeps this rank's part (u/R,) of a unit inside its node, as its secondary shard."""
         shard = self.inside.memory.alloc(len(part), part.dtype, "secondary_parameter", name)
         self.inside.kernels.cast_pack(part, shard)
         self._secondary[group, name] = shard
 
-    def forget(self) -> None:
+    def weights_change(self) -> None:
         """Drops the secondary shards, which are of weights that change now."""
         for shard in self._secondary.values():
             self.inside.memory.free(shard)
         self._secondary.clear()
-
-
-class SecondaryShard(Move):
-    """A rank's part (u/R,) of a unit, kept as its secondary shard when the unit is there."""
-
-    def __init__(self, keep: Callable[[np.ndarray], None], part: np.ndarray) -> None:
-        super().__init__(part, keep, async_op=False)
 
 
 class QuantizedReduction(Reduction):
@@ -161,8 +143,8 @@ class QuantizedReduction(Reduction):
 
     bits_depend_on_buckets = True  # a block is of one bucket
 
-    def __init__(self, group: ParamGroup, options: BucketOptions, mesh: Mesh, form: Blockwise) -> None:
-        super().__init__(group, options)
+    def __init__(self, group: ParamGroup, mesh: Mesh, form: Blockwise) -> None:
+        super().__init__(group)
         self.rank, self.mesh, self.form = group.rank, mesh, form
         self.inside, self.across = mesh.inside(group.rank), mesh.across(group.rank)
 
