@@ -1,6 +1,6 @@
 """Ranks that disagree, and ranks that wait for each other: the text says who, in which call, and where.
 
-How two calls differ, in every world, `tests/backends/test_failures.py` has.
+How two calls or messages differ, in every world, `tests/backends/test_failures.py` has.
 """
 
 import re
@@ -48,13 +48,6 @@ def a_work_on_the_way(rank: zs.Rank) -> None:
     works[0].wait()
 
 
-def a_message_of_another_size(rank: zs.Rank) -> None:
-    if rank.index == 0:
-        rank.send(np.ones(3), 1)
-    else:
-        rank.recv(np.empty(4), 0)
-
-
 # The program, its ranks, and who asks for what; @n stands for the n-th line of the program.
 MISMATCHES: list[tuple[Callable[[zs.Rank], None], int, str]] = [
     (another_root, 4, "ranks [0, 3] are in broadcast(call 0, (4,), float64, algorithm=tree) @1; rank 1 is in "
@@ -66,8 +59,6 @@ MISMATCHES: list[tuple[Callable[[zs.Rank], None], int, str]] = [
                       "all_gather(call 0, (4,) -> (12,), float64) @2. Look "),
     (a_work_on_the_way, 2, "rank 0 is in all_reduce(call 0, (2,), float64) @1; rank 1 is in all_reduce(call 0, (3,), "
                            "float64) @1. Look "),
-    (a_message_of_another_size, 2,
-     "rank 0 sends ((3,), float64) @2 to rank 1, which expects ((4,), float64) @4; both "),
 ]
 
 
