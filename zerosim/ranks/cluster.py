@@ -166,14 +166,11 @@ class Cluster(ShownRuns):
             raise ValueError(f"run() takes a function of a rank, found {program!r}; "
                              "write run(program), not run(program())")
         self._enter()
-        try:
-            self.backend = backend = self._backend(
-                RunOptions(hop_by_hop or self.debug, watch, interrupts or Interrupts()))
-        except BaseException:
-            self._running = None
-            raise
+        backend: Backend | None = None
         handled: BaseException | None = None  # not this run's, and so left as it is
         try:
+            options = RunOptions(hop_by_hop or self.debug, watch, interrupts or Interrupts())
+            self.backend = backend = self._backend(options)
             for state in self.states:
                 state.begin(backend)
             programs = [functools.partial(_body, rank, program, args) for rank in self.ranks]
@@ -189,7 +186,8 @@ class Cluster(ShownRuns):
                         raise
             self.runs.append(Run(self._results(backend.results), self.trace))
         except BaseException as error:
-            backend.release(error, handled)
+            if backend is not None:
+                backend.release(error, handled)
             raise
         finally:
             for state in self.states:
