@@ -82,12 +82,12 @@ class Engine(Shown):
     independent of the number of ranks; see `zerosim.zero.micro_batch_order`. ``weights`` are the first values of all
     parameters by name, the same on every rank, in place of the model's own; `state` gives them out again.
 
-    Options that change no bit, but for buckets of quantized values: ``bucket_nbytes`` is the most that one collective
-    moves (None: a unit); ``overlap`` lets reductions and the all-gather of parameters run beside other work, and
-    ``copy_in_flight`` lets buckets under way arrive in a second copy, hidden until they are waited for; ``prefetch``
-    gathers so many units ahead; ``keep_gathered`` ("all", or units' names) keeps units from forward to backward (None:
-    those whose weights others share). ``offload`` places state on the host or on disk: "host", "disk" or an `Offload`,
-    of which ``delayed_update`` alone changes bits.
+    Options that change no bit, except that buckets cut what ZeRO++ quantizes: ``bucket_nbytes`` is the most that one
+    collective moves (None: a unit); ``overlap`` lets reductions and the all-gather of parameters run beside other work,
+    and ``copy_in_flight`` lets buckets under way arrive in a second copy, hidden until they are waited for;
+    ``prefetch`` is the number of units gathered ahead; ``keep_gathered`` ("all", or units' names) keeps units from
+    forward to backward (None: those whose weights others share). ``offload`` places state on the host or on disk:
+    "host", "disk" or an `Offload`, of which ``delayed_update`` alone changes bits.
 
     ``step`` does all; ``forward``, ``backward``, ``reduce``, ``update``, ``all_gather_parameters`` are its parts, for
     who writes the loop by hand. Raises ValueError for options that cannot be or would change nothing, OffloadError for
@@ -179,16 +179,14 @@ class Engine(Shown):
     def abandon(self) -> None:
         """Drops the gradients of a step that will not be finished; taken again, it draws the same random numbers.
 
-        Where the run has been stopped, what is under way cannot be waited for: each part forgets it first.
+        Where the run has been stopped, what is under way cannot be waited for: each part forgets it first. The other
+        parts are abandoned whichever of them fails.
         """
-        self._observer.forget()
-        self._update.forget()
         self._counts = StepCounts(self._counts.scale, self._counts.step)
-        with ExitStack() as parts:
-            for part in (self.gradients.reset, self.store.abandon, self._unsharder.weights_change,
-                         self._unsharder.reshard_all,
-                         *(all_gather.abandon for all_gather in self._all_gathers.values())):
-                parts.callback(part)
+        parts: list[Any] = [self._observer, self._update, self.gradients, self.store, self._unsharder]
+        with ExitStack() as each:
+            for part in (*parts, *self._all_gathers.values()):
+                each.callback(part.abandon)
 
     def forward(self, x: np.ndarray, target: np.ndarray) -> Tape:
         """x (B, I), target (B, O) -> a tape with the loss, for one backward.
@@ -240,7 +238,7 @@ class Engine(Shown):
         with self.rank.trace.span("reduce"):
             self.gradients.reduce(self._scale_of_step(), self._token_share())
             self._factors = self._observer.averaged()
-        self.gradients.reset()
+        self.gradients.abandon()  # the sums are the optimizer's
 
     def update(self, losses: Sequence[float] = ()) -> StepResult:
         """One optimizer step on what this rank updates, and its cast to the compute format; or none on overflow.
@@ -250,8 +248,7 @@ class Engine(Shown):
         if self._unsharder.open_blocks:  # whole weights that were gathered would stay as they are
             raise ValueError("update() was called inside a block `with engine.weights(unit)`, whose weights would then "
                              "be those of before; end the block first")
-        self._unsharder.reshard_all()  # a forward without a backward may have left units gathered
-        self._unsharder.weights_change()
+        self._unsharder.abandon()  # a forward without a backward may have left units gathered
         with self.rank.trace.span("update"):
             result = self._update.step(tuple(losses), self._factors, tuple(self._counts.tokens),
                                        tuple(self._counts.places))
@@ -281,7 +278,7 @@ class Engine(Shown):
         self._unsharder.set_prefetch_order(range(len(units)))
         for index, unit in enumerate(units):
             if index in starts:
-                inputs[index] = self._checkpoint(x)
+                inputs[index] = self._keep_input(x)
             x, saved_here = self._forward_unit(ctx, unit, x, "forward")
             saved.append(None if starts else saved_here)
             del saved_here
@@ -311,7 +308,7 @@ class Engine(Shown):
         again = segment[:-1] if segment.start in tape.inputs else range(0)
         return [*again, *reversed(segment)]
 
-    def _checkpoint(self, x: np.ndarray) -> np.ndarray:
+    def _keep_input(self, x: np.ndarray) -> np.ndarray:
         """Keeps a unit's input for the second forward; the batch itself is kept as the input that it is."""
         if self.rank.memory.kind_of(x) == "activation":
             self.rank.memory.reclassify(x, "checkpointed_input")

@@ -55,7 +55,7 @@ class Accumulator:
         self._buffers: dict[str, dict[ParamGroup, np.ndarray]] = {}  # by unit: the vectors of which it was given views
         self._tied: dict[str, np.ndarray] = {}  # by parameter: what the units wrote that share it and do not own it
         self.is_last = False  # from the beginning of the step's last backward on, where that is known
-        self._is_going = False  # a backward, and stays so if it fails
+        self._is_in_backward = False  # which stays so if it fails
 
     @property
     def micro_batch(self) -> int:
@@ -71,7 +71,7 @@ class Accumulator:
         if self.is_last:
             raise ValueError("backward(last=True) has been called in this step, whose gradients may have been reduced "
                              "since; call reduce() and update(), or abandon()")
-        self.is_last, self._is_going = last, True
+        self.is_last, self._is_in_backward = last, True
         for reducer in self.reducers.values():
             reducer.begin_backward(last=last)
 
@@ -158,11 +158,11 @@ class Accumulator:
         """Closes a micro-batch in every reducer."""
         for reducer in self.reducers.values():
             reducer.end_of_backward()
-        self._is_going = False
+        self._is_in_backward = False
 
     def refuse_if_broken_off(self) -> None:
         """Raises ValueError after a backward that failed on this rank."""
-        if self._is_going:
+        if self._is_in_backward:
             raise ValueError("a backward of this step was broken off, and the gradients of some units are there, "
                              "others not; drop them by abandon()")
 
@@ -172,13 +172,13 @@ class Accumulator:
         for reducer in self.reducers.values():
             reducer.reduce(scale, token_share)
 
-    def reset(self) -> None:
+    def abandon(self) -> None:
         """Drops this step's gradients: the next micro-batch is the first."""
         self._buffers.clear()
         self._tied.clear()
-        self.is_last = self._is_going = False
-        under_way = [move for reducer in self.reducers.values() for move in reducer.reset()]
-        for move in under_way:  # when all has been reset: waiting fails where a run has been stopped
+        self.is_last = self._is_in_backward = False
+        under_way = [move for reducer in self.reducers.values() for move in reducer.abandon()]
+        for move in under_way:  # when all is forgotten: waiting fails where a run has been stopped
             move.drop()
 
 
@@ -215,7 +215,7 @@ class Reduction:
     def finish(self, sums: np.ndarray, agreement: str) -> None:
         """Takes the next step with what `bucket_summed` has not been given: there is none."""
 
-    def forget(self) -> list[Move]:
+    def abandon(self) -> list[Move]:
         """Forgets the step; returns what is under way, for the caller to drop."""
         return []
 
@@ -231,8 +231,8 @@ class Reducer:
         self.micro_batch = 0  # of the backward under way; between two, how many are done
         self._collected: list[tuple[slice, np.ndarray]] = []  # stretches of the vector, and this rank's addends of them
         self._under_way: tuple[Bucket, Move] | None = None
-        self._reduces_now = self.placement is not PARTIAL  # in the backward that goes, or only after it
-        self._is_final = False  # a sum of the backward that goes, known to be the step's last
+        self._reduces_now = self.placement is not PARTIAL  # in the backward under way, or only after it
+        self._is_final = False  # a sum of the backward under way, known to be the step's last
         self._sum: np.ndarray | None = None  # of PARTIAL gradients, over ranks, from the first bucket on
 
     # -- during backward ----------------------------------------------------------------------------------------------
@@ -330,11 +330,11 @@ class Reducer:
         self._wait()
         self.micro_batch += 1
 
-    def reset(self) -> list[Move]:
+    def abandon(self) -> list[Move]:
         """Drops what was collected; returns the buckets that are under way, for the caller to drop."""
         self._collected, self.micro_batch, self._sum = [], 0, None
         under_way, self._under_way = self._under_way, None
-        return [*([] if under_way is None else under_way[1:]), *self.reduction.forget()]
+        return [*([] if under_way is None else under_way[1:]), *self.reduction.abandon()]
 
     # -- after backward -----------------------------------------------------------------------------------------------
 
@@ -407,5 +407,5 @@ class Observer:
         """The means over ranks and micro-batches, by weight."""
         return {}
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
         """Drops what was observed."""

@@ -93,7 +93,7 @@ class HybridReduction(Reduction):
                 with self.replicas.trace.span(bucket.region_name):
                     self._start_across(sums, bucket, agreement, async_op=False).wait()
 
-    def forget(self) -> list[Move]:
+    def abandon(self) -> list[Move]:
         """Forgets the step; returns what is under way, for the caller to drop."""
         move, self._under_way, self._has_begun = self._under_way, None, False
         return [] if move is None else [move]

@@ -33,7 +33,7 @@ from zerosim.ranks.together import all_or_none
 from zerosim.ranks.transfers import Transfer, TransferWait, begin_transfer
 from zerosim.zero.placements import Store, Workplace
 
-Outcome = Future[OSError | None] | None  # of what a thread does; None without data
+Outcome = Future[OSError | None]  # of what a thread does
 THREADS = 2  # of one rank
 WRITES_BEHIND = 4  # at most so many writes are under way, each with its memory on the host
 
@@ -98,15 +98,15 @@ class StoredVector:
     accounts: list[AnyArray] = field(default_factory=list)
     written: list[tuple[int, int]] = field(default_factory=list)  # of the draft, rising and apart
 
-    def newest(self, low: int, high: int) -> list[tuple[Any, int, int]]:
-        """The files in which the range's newest elements lie, piece by piece."""
+    def newest(self, low: int, high: int) -> list[tuple[bool, int, int]]:
+        """The range piece by piece, each with True where its newest elements lie in the draft."""
         found, at = [], low
         for first, last in self.written:
             first, last = max(first, at), min(last, high)
             if first < last:
-                found += [(self.file, at, first)] * (at < first) + [(self.draft, first, last)]
+                found += [(False, at, first)] * (at < first) + [(True, first, last)]
                 at = last
-        return found + [(self.file, at, high)] * (at < high)
+        return found + [(False, at, high)] * (at < high)
 
     @property
     def has_draft(self) -> bool:
@@ -120,12 +120,6 @@ class StoredVector:
             self.written.remove((first, last))
             low, high = min(low, first), max(high, last)
         self.written = sorted([*self.written, (low, high)])
-
-    def missing(self) -> list[tuple[int, int]]:
-        """The ranges that a draft, where there is one, has not."""
-        edges = [0, *(edge for one in self.written for edge in one), self.length]
-        unwritten = [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high]
-        return unwritten if self.has_draft else []
 
     def end_update(self, *, keep: bool) -> None:
         """Ends an update: the draft takes the file's place, or is dropped."""
@@ -189,10 +183,10 @@ class OffloadStore(Store):
 
     def __init__(self, rank: Rank, offload: Offload) -> None:
         super().__init__(rank)
-        self.offload, self.update_place = offload, DEVICE if offload.optimizer == DEVICE else HOST
-        if self.update_place == HOST:
+        self.offload = offload
+        if offload.optimizer != DEVICE:
             self.workplace = Workplace(rank.kernels.on_host, rank.memory.host, do_nothing)
-        self.read_next: Mapping[str, Any] | None = None  # the vectors of which the first stretch is needed next
+        self.read_next: Mapping[str, Any] = {}  # the vectors of which the first stretch is needed next
         self._open_file = offload.open_file or ScratchFile
         self._stored: list[StoredVector] = []
         self._ahead: dict[tuple[StoredVector, int, int], tuple[AnyArray, Outcome, Transfer]] = {}
@@ -371,7 +365,7 @@ class OffloadStore(Store):
 
     def updating_whole(self, resting: Mapping[str, Any], at: Workplace,
                        unchanged: Collection[str] = ()) -> AbstractContextManager[dict[str, Any]]:
-        """The arrays at a place; those that are not ``unchanged`` rest anew at the end of the block."""
+        """The arrays at a place; those not ``unchanged`` are put back where they rest at the end of the block."""
         return self.staged(resting, self._place(at), written=resting.keys() - unchanged)
 
     @contextmanager
@@ -393,11 +387,10 @@ class OffloadStore(Store):
         """The arrays (count,) where the update is computed: themselves, or copies, stretch by stretch."""
         for here in self._stretches(count):
             self.read_ahead(*(x[self._after(here)] for x in resting.values()))
-            with self.staged({name: x[here] for name, x in resting.items()}, self.update_place,
-                             written=resting.keys() - unchanged) as arrays:
-                if here.stop == count and self.read_next is not None:
-                    self.read_first(self.read_next)
-                    self.read_next = None
+            with self.updating_whole({name: x[here] for name, x in resting.items()}, self.workplace,
+                                     unchanged) as arrays:
+                if here.stop == count:
+                    self.read_ahead(*(x[self._after(slice(0))] for x in self.read_next.values()))
                 yield here, arrays
 
     def note(self, kind: str, nbytes: int) -> None:
@@ -433,10 +426,6 @@ class OffloadStore(Store):
                 if key not in self._ahead:
                     self._ahead[key] = self._start_read(x)
 
-    def read_first(self, resting: Mapping[str, Any]) -> None:
-        """Begins to read the arrays that `updating` will ask for first."""
-        self.read_ahead(*(x[self._after(slice(0))] for x in resting.values()))
-
     def _read(self, x: DiskVector) -> AnyArray:
         """The values on the host, in new memory."""
         key = (x.stored, x.start, x.size)
@@ -468,20 +457,21 @@ class OffloadStore(Store):
                 self._failed(error, target)
                 return
             stored.note_written(target.start, target.stop)
-        file = stored.file if stored.draft is None else stored.draft
         row = begin_transfer(self.rank.trace, TO_DISK, stored.kind, target.nbytes)
-        future = self._submit("write", target, values, [(file, target.start, target.stop)])
+        future = self._submit("write", target, values, [(stored.draft is not None, target.start, target.stop)])
         self._writes.append((target, values, future, row))
         if len(self._writes) > WRITES_BEHIND:
             self._finish_write()
 
-    def _submit(self, what: str, x: DiskVector, values: AnyArray, parts: list[tuple[Any, int, int]]) -> Outcome:
-        """Lets a thread read or write; None without data."""
-        if self._pool is None:
-            return None
+    def _submit(self, what: str, x: DiskVector, values: AnyArray, parts: list[tuple[bool, int, int]]) -> Outcome:
+        """Lets a thread read or write."""
+        if self._pool is None:  # there are no data
+            done = Outcome()
+            done.set_result(None)
+            return done
         itemsize = x.dtype.itemsize
-        places = [(getattr(file, what), (low - x.start) * itemsize, (high - x.start) * itemsize, low * itemsize)
-                  for file, low, high in parts]
+        places = [(getattr(x.stored.draft if in_draft else x.stored.file, what), (low - x.start) * itemsize,
+                   (high - x.start) * itemsize, low * itemsize) for in_draft, low, high in parts]
         return self._pool.submit(_in_a_thread, places, [as_bytes(values)])
 
     def _finish_write(self) -> None:
@@ -490,7 +480,7 @@ class OffloadStore(Store):
 
     def _finish(self, future: Outcome, row: Transfer, x: DiskVector) -> None:
         self._wait_for(row)
-        if future is not None and (error := future.result()) is not None:
+        if (error := future.result()) is not None:
             self._failed(error, x)
 
     def _failed(self, error: OSError, x: DiskVector) -> None:
@@ -526,9 +516,10 @@ class OffloadStore(Store):
         try:
             yield
             for stored in self._stored:
-                for low, high in stored.missing():
-                    kept = DiskVector(stored, low, (high - low,))
-                    self._write(self._read(kept), kept)
+                for is_new, low, high in stored.newest(0, stored.length) if stored.has_draft else []:
+                    if not is_new:
+                        kept = DiskVector(stored, low, (high - low,))
+                        self._write(self._read(kept), kept)
             self.finish()
             all_or_none(self.rank, self._raise_failure, error=OffloadError)
             for stored in self._stored:
@@ -549,14 +540,12 @@ class OffloadStore(Store):
         for _, arrived in copies:
             arrived()
         for _, _, future, _ in writes:
-            if future is not None:
-                future.result()  # a file that is written to is not to be read in the next step
+            future.result()  # a file that is written to is not to be read in the next step
         for stored in self._stored:
             stored.end_update(keep=False)
 
     def forget_ahead(self) -> None:
         """Drops what was read ahead and not asked for."""
         for _, future, _ in self._ahead.values():
-            if future is not None:
-                future.result()
+            future.result()
         self._ahead = {}

@@ -169,7 +169,7 @@ class OffloadedUpdate(Update):
             if group.optimizers[after.entry.name].cut_of(after.entry.shape) == "anywhere":
                 self.store.read_next = group.at_rest(after)
         super()._update_piece(group, piece, context, norms)
-        self.store.read_next = None
+        self.store.read_next = {}
 
 
 class HostUpdate(OffloadedUpdate):
@@ -207,9 +207,9 @@ class HostUpdate(OffloadedUpdate):
                         self._put_parameters()
             except BaseException:
                 if self.offload.optimizer == DISK:  # nothing has changed
-                    self._under_way, self.steps_taken = None, taken
+                    self._changing, self.steps_taken = None, taken
                 raise
-            self._under_way = named  # what follows is in place
+            self._changing = named  # what follows is in place
             if self.offload.parameters != DISK:
                 self._put_parameters()
             for due in self._due():
@@ -217,7 +217,7 @@ class HostUpdate(OffloadedUpdate):
                     self.all_gathers[due].shard_updated(region)
                 self.store.finish()
             self.delayed = self._updated() if self.offload.delayed_update else {}
-            self._under_way = None
+            self._changing = None
         finally:
             for group in self.trained:
                 group.updated_parameter = None

@@ -218,13 +218,12 @@ class Store:
 
     def updating(self, resting: Mapping[str, Any], count: int,
                  unchanged: Collection[str] = ()) -> Iterator[tuple[slice, dict[str, Any]]]:
-        """The vectors (count,) at the workplace, stretch by stretch; those that are not ``unchanged`` rest anew then.
-        """
+        """The vectors (count,) at the workplace, stretch by stretch; those not ``unchanged`` are put back each time."""
         yield slice(0, count), dict(resting)
 
     def updating_whole(self, resting: Mapping[str, Any], at: Workplace,
                        unchanged: Collection[str] = ()) -> AbstractContextManager[dict[str, Any]]:
-        """The arrays at a place; those that are not ``unchanged`` rest anew at the end of the block."""
+        """The arrays at a place; those not ``unchanged`` are put back where they rest at the end of the block."""
         return nullcontext(dict(resting))
 
     def note(self, kind: str, nbytes: int) -> None:

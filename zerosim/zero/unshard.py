@@ -26,7 +26,7 @@ class UnshardedUnit:
 
     whole: dict[ParamGroup, np.ndarray]  # (u,) each
     all_gathers: list[Move] = field(default_factory=list)  # under way
-    users: int = 0  # open blocks outside forward and backward, which count none: one that is broken off leaves none
+    users: int = 0  # open blocks outside forward and backward, whose own may be broken off
     kept: bool = False  # until the end of backward, when no block uses it
 
     def wait(self) -> None:
@@ -111,7 +111,7 @@ class Unsharder:
         self._ahead = [self.model.units[index].name for index in order]
 
     def reshard_all(self) -> None:
-        """Frees what was kept or prefetched: after backward, before the weights change, and of an abandoned step.
+        """Frees what was kept or prefetched: after backward, and of an abandoned step.
 
         It is forgotten first: waiting fails where a run has been stopped, and nothing of that run may stay here.
         """
@@ -121,10 +121,13 @@ class Unsharder:
             unsharded.wait()
             self._free(unsharded)
 
-    def weights_change(self) -> None:
-        """Drops what a gather has kept of the weights of before."""
-        if self.gather is not None:
-            self.gather.weights_change()
+    def abandon(self) -> None:
+        """Frees all that was gathered, and what a gather has kept, of weights that change now."""
+        try:
+            self.reshard_all()
+        finally:
+            if self.gather is not None:
+                self.gather.weights_change()
 
     def _views(self, name: str, whole: dict[ParamGroup, np.ndarray]) -> Weights:
         views = {}

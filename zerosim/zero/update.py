@@ -65,7 +65,7 @@ class Squares:
     def roots(self, group: ParamGroup, mine: Sequence[Sequence[float]]) -> list[float]:
         """The root of each sum over owners; ``mine`` has a row for each owner whose sums this rank computes."""
         table = group.all_gather_scalars(np.array(mine, np.float64).reshape(-1)).reshape(-1, len(mine[0]))
-        return [_norm_from_squares(column) for column in table.T]
+        return [math.sqrt(total) for total in np.add.accumulate(table)[-1]]  # from rank 0 on, as no other sum adds
 
 
 class Update:
@@ -80,7 +80,7 @@ class Update:
         self.skipped_steps, self.loss_scale = skipped_steps, skipped_steps.loss_scale
         self.clip_norm, self.schedule, self.squares = clip_norm, schedule, squares
         self.steps_taken = 0
-        self._under_way: str | None = None  # an update or a load that has begun, and stays so if it fails
+        self._changing: str | None = None  # an update or a load that has begun, which stays so if it fails
 
     def step(self, losses: tuple[float, ...], factors: Mapping[str, Any], tokens: tuple[int, ...],
              places: tuple[int, ...]) -> StepResult:
@@ -98,7 +98,7 @@ class Update:
         self.loss_scale.update(skipped)
         if skipped:
             self.skipped_steps.report(self.trained, self.steps_taken)
-        self.forget()
+        self.abandon()
         return StepResult(losses, skipped, math.nan if skipped else norm, scale, tokens, places)
 
     def _take(self, context: StepContext) -> None:
@@ -150,9 +150,9 @@ class Update:
     @contextmanager
     def changing_state(self, what: str) -> Iterator[None]:
         """The block goes from one whole state to the next. If it fails no step may follow."""
-        self._under_way = what
+        self._changing = what
         yield
-        self._under_way = None
+        self._changing = None
 
     def after_load(self, *, masters: bool = True) -> None:
         """Follows a load of all state, or of parameters and ``masters`` alone: here nothing is made of them."""
@@ -161,7 +161,7 @@ class Update:
         """In words, by name: what the bits of a training that goes on depend on here, beside a schedule."""
         return {"clip_norm": str(self.clip_norm)}
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
         """Drops the reduced gradients."""
         for group in self.trained:
             group.reduced = None
@@ -173,8 +173,8 @@ class Update:
 
     def refuse_if_broken_off(self) -> None:
         """Raises ValueError after an update, or a load, that failed on this rank."""
-        if self._under_way is not None:
-            raise ValueError(f"the {self._under_way} was broken off, and some weights are those from before, others "
+        if self._changing is not None:
+            raise ValueError(f"the {self._changing} was broken off, and some weights are those from before, others "
                              "those from after it; make a new engine, or load a checkpoint")
 
     @property
@@ -240,14 +240,6 @@ def _owners(group: ParamGroup) -> Sequence[int]:
     return [group.rank.index] if group.stage.optimizer is SHARDED else range(group.rank.size)
 
 
-def _norm_from_squares(squares: np.ndarray) -> float:
-    """The root of (N,) sums of squares, added from rank 0 on; NaN where there is one among them."""
-    total = 0.0
-    for of_owner in squares.tolist():
-        total += of_owner
-    return math.sqrt(total)
-
-
 # -- the optimizer on what this rank owns -----------------------------------------------------------------------------
 
 
@@ -277,13 +269,13 @@ def _tensor_norms(group: ParamGroup, context: StepContext, squares: Squares) -> 
     for owner in _owners(group):
         pieces = {piece.entry.name: piece for piece in group.layout.parameter_pieces(owner)}
         mine.append([one for name in names for one in (
-            _squares(group, pieces[name], context, squares) if name in pieces else (0, 0))])
+            _advance_and_measure(group, pieces[name], context, squares) if name in pieces else (0, 0))])
     roots = squares.roots(group, mine)
     return {name: (weights, direction) for name, weights, direction in zip(names, roots[::2], roots[1::2], strict=True)}
 
 
-def _squares(group: ParamGroup, piece: ParameterPiece, context: StepContext, squares: Squares) -> Norms:
-    """The sums of squares of a piece's weights and of the direction in which its moments, moved now, point.
+def _advance_and_measure(group: ParamGroup, piece: ParameterPiece, context: StepContext, squares: Squares) -> Norms:
+    """Moves a piece's moments; returns the sums of squares of its weights, and of the direction that they give.
 
     The direction is that of the moments as they rest, rounded to their format: `_update_piece` finds the same.
     """

@@ -50,24 +50,6 @@ def check_parts(asked: ZeroPlusPlus, stage: Stage, policy: Policy) -> None:
                          "with quantized_gradients owners add in fp32, so leave them out of the policy")
 
 
-def all_gather_quantized(rank: Rank, bucket: Bucket, own: np.ndarray, target: Parts, form: Blockwise, *,
-                         async_op: bool, **issued: Any) -> Move:
-    """The chunk that this rank owns of a bucket, quantized, to all ranks, and what comes back into ``target``."""
-    splits = (0, *accumulate(form.nbytes(high - low) for low, high in pairwise(bucket.cut)))
-    clear_padding_of(rank, bucket, own, [rank.index])
-    sent = rank.memory.alloc(form.nbytes(len(own)), np.uint8, BUFFER, "quantized")
-    form.quantize(rank.kernels, own, sent)
-    found = rank.all_gather(sent, splits=splits, async_op=async_op, purpose="parameters", **issued)
-    ((_, whole),) = target
-
-    def finish(arrived: np.ndarray) -> None:
-        for owner in range(rank.size):
-            form.dequantize(rank.kernels, arrived[splits[owner]:splits[owner + 1]],
-                            whole[bucket.cut[owner]:bucket.cut[owner + 1]])
-
-    return Move(found, finish, async_op=async_op)
-
-
 def clear_padding_of(rank: Rank, bucket: Bucket, vector: np.ndarray, owners: Sequence[int]) -> None:
     """Sets the padding in these owners' chunks of a bucket to zero: in debug mode it is NaN, and a block has one scale.
     """
@@ -110,15 +92,24 @@ class ZeroPlusPlusGather(UnitGather):
                 agreement=f"weights of {name}", rank=self.inside, async_op=async_op)
 
     def _start_across(self, group: ParamGroup, name: str, whole: np.ndarray, *, async_op: bool) -> Iterator[Move]:
-        form, span = self.asked.weights, group.layout.units[name]
+        form, span, rank = self.asked.weights, group.layout.units[name], group.rank.agreeing(f"weights of {name}")
         if form is None:
             yield from super().start(group, name, whole, async_op=async_op)
             return
         for bucket in group.buckets([span], whole.dtype):
-            ((_, own),) = bucket.own_in_shard(group.rank.index, group.parameter)
-            yield all_gather_quantized(
-                group.rank.agreeing(f"weights of {name}"), bucket, group.store.read(own),
-                self.target(bucket, span, whole), form, async_op=async_op, **group.options.issued)
+            ((_, resting),) = bucket.own_in_shard(rank.index, group.parameter)
+            own, ((_, target),) = group.store.read(resting), self.target(bucket, span, whole)
+            clear_padding_of(rank, bucket, own, [rank.index])
+            sent = rank.memory.alloc(form.nbytes(len(own)), np.uint8, BUFFER, "quantized")
+            form.quantize(rank.kernels, own, sent)
+            splits = (0, *accumulate(form.nbytes(high - low) for low, high in pairwise(bucket.cut)))
+            found = rank.all_gather(sent, splits=splits, async_op=async_op, purpose="parameters",
+                                    **group.options.issued)
+            yield Move(found, partial(self._dequantize, form, bucket.cut, splits, target), async_op=async_op)
+
+    def _dequantize(self, form: Blockwise, cut: Cut, splits: Cut, target: np.ndarray, arrived: np.ndarray) -> None:
+        for (low, high), (first, last) in zip(pairwise(cut), pairwise(splits), strict=True):
+            form.dequantize(self.inside.kernels, arrived[first:last], target[low:high])
 
     def own_parts(self, group: ParamGroup, name: str) -> Iterator[np.ndarray]:
         """None where a secondary shard is there."""
