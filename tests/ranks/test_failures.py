@@ -13,6 +13,7 @@ import pytest
 import zerosim as zs
 from tests.ranks.asking import KINDS, works
 from tests.ranks.programs import Boom
+from tests.support import assert_refused
 from zerosim.ranks import RankStopped
 
 WAITING = [
@@ -175,8 +176,7 @@ def test_what_the_caller_still_holds_of_a_failed_run_or_of_another_error_stays_a
 
     program = made()
     for _ in range(2):
-        with pytest.raises(Boom, match="here"):
-            zs.Cluster(1).run(program)
+        assert_refused(lambda: zs.Cluster(1).run(program), "here", Boom)
         assert kept.pop()().tolist() == [1, 1, 1]
     for failing, error in ((program, Boom), (lambda rank: rank.recv(np.empty(1), 1 - rank.index), zs.DeadlockError)):
         try:

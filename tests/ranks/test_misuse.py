@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.ranks.asking import in_another_thread, works
+from tests.support import assert_refused
 
 USES: dict[str, Callable[[zs.Rank], Any]] = {
     "a collective": lambda rank: rank.all_reduce(np.ones(4)),
@@ -40,8 +41,7 @@ def test_a_rank_is_used_by_its_own_program_in_its_own_run_and_thread_alone(use: 
 
     def threaded(rank):
         if rank.index == 1:
-            with pytest.raises(zs.RankUseError, match=THREAD):
-                in_another_thread(lambda: USES[use](rank))()
+            assert_refused(lambda: in_another_thread(lambda: USES[use](rank))(), THREAD, zs.RankUseError)
         return rank.all_reduce(np.array([rank.index])).tolist()
 
     for rank in cluster.ranks:
@@ -65,16 +65,12 @@ def test_a_work_can_only_be_waited_for_by_its_own_program_in_its_own_run() -> No
         rank.barrier()
         works_of[1 - rank.index].wait()
 
-    with pytest.raises(zs.RankUseError, match=r"^rank 1 was used outside its own program"):
-        cluster.run(swapped)
-    with pytest.raises(zs.RankUseError, match=OUTSIDE):
-        works_of[0].wait()
-    with pytest.raises(zs.PendingWorkError, match="was read before wait"):
-        works_of[0].result  # noqa: B018
+    assert_refused(lambda: cluster.run(swapped), r"^rank 1 was used outside its own program", zs.RankUseError)
+    assert_refused(works_of[0].wait, OUTSIDE, zs.RankUseError)
+    assert_refused(lambda: works_of[0].result, "was read before wait", zs.PendingWorkError)
     text = (r"(?m)^rank 0 waited for all_reduce\(call 0, \(2,\), float64\), which was issued in an earlier run and "
             r"ended with it; wait in the run that issues$")
-    with pytest.raises(zs.RankUseError, match=text):
-        cluster.run(lambda rank: works_of[rank.index].wait())
+    assert_refused(lambda: cluster.run(lambda rank: works_of[rank.index].wait()), text, zs.RankUseError)
     assert works(cluster)
 
 
@@ -190,8 +186,7 @@ def a_shard(rank: zs.Rank, x: np.ndarray) -> None:
 ], ids=lambda value: getattr(value, "__name__", ""))
 def test_in_debug_mode_a_result_that_a_statement_drops_is_an_error_and_otherwise_as_before(program, text) -> None:
     run = partial(zs.Cluster.run, program=lambda rank: program(rank, np.ones(4)))
-    with pytest.raises(ValueError, match=text):
-        run(zs.Cluster(2, debug=True))
+    assert_refused(lambda: run(zs.Cluster(2, debug=True)), text)
     assert list(run(zs.Cluster(2))) == [None, None]
 
 

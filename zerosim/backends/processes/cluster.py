@@ -132,7 +132,7 @@ class ProcessBackend(Backend):
             try:
                 self.transport.new_group(parent, key, group_id)
             except self.transport.errors as error:
-                self._await_cause(forget_frames(error))
+                self._await_cause(error)
             self._rendezvous(key, b"")
         self.interrupts.raise_pending()
 
@@ -140,6 +140,7 @@ class ProcessBackend(Backend):
         """Raises RankStopped when the message has come about another rank's failure, which the library's error may be
         about: that rank, or one that heard of it first, has aborted the call. Without such a message: the error itself.
         """
+        forget_frames(error)  # they hold the call's arrays, which would count as held while the error is kept
         deadline = time.monotonic() + CAUSE_SECONDS
         while time.monotonic() < deadline:
             self._read()
@@ -309,10 +310,14 @@ class ProcessBackend(Backend):
         for me, deliveries in list(self.begun.items()):
             # A message that is not agreed on yet is posted, and no more.
             if not me.done and (me not in self.not_agreed or getgeneratorstate(deliveries) == GEN_CREATED):
-                for delivery in deliveries:
-                    if delivery is None:
-                        break
-                    moved = True
+                try:
+                    for delivery in deliveries:
+                        if delivery is None:
+                            break
+                        moved = True
+                except self.transport.errors as error:
+                    add_note(error, f"raised by {self.library} when it was asked for {me.describe()}")
+                    self._await_cause(error)
         return moved
 
     def _is_over(self) -> bool:
