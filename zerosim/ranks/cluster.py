@@ -87,6 +87,7 @@ class Cluster(ShownRuns):
     """
 
     representative: int | None = None  # the one rank that runs and stands for all, where that is so
+    _where = ""  # what the cluster adds when it names itself
 
     def __init__(self, ranks: int, *, capacity_nbytes: int | None = None, debug: bool = False, seed: int = 0,
                  blas_threads: int = 1, trace_rows: int | None = None, processor: Processor | None = None,
@@ -208,7 +209,7 @@ class Cluster(ShownRuns):
         self._running = threading.get_ident()
 
     def __repr__(self) -> str:
-        return f"<Cluster of {len(self.ranks)} ranks, {len(self.runs)} runs>"
+        return f"<{type(self).__name__} of {self.ranks[0].size} ranks{self._where}, {len(self.runs)} runs>"
 
 
 @guarded
