@@ -16,13 +16,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-import numpy as np
-
 from zerosim.models import gpt, layers
 from zerosim.models.gpt import Attention, Decoder, DecoderConfig, FeedForward, SubBlock
 from zerosim.models.layers import OWN_OUTPUT, Context, Gradients, require_at_rest, rows_of
 from zerosim.models.rotary import RotaryScaling, frequencies
 from zerosim.models.units import Weights
+from zerosim.numerics.arrays import Array
 from zerosim.numerics.checks import checked_heads, is_finite_number, require_biases, require_integers, require_shape
 
 
@@ -87,7 +86,7 @@ PRESETS: Mapping[str, LlamaConfig] = {
 # -- SwiGLU ------------------------------------------------------------------------------------------------------------
 
 
-def swiglu_forward(ctx: Context, h: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def swiglu_forward(ctx: Context, h: Array) -> tuple[Array, Array]:
     """y (M, F) = silu(gate)·up, silu(x) = x/(1 + e⁻ˣ), in fp32, rounded once; gate and up side by side in h (M, 2F).
 
     Saves h. Raises ValueError for an odd number of columns. Source: Shazeer 2020 (arXiv:2002.05202), section 2.
@@ -101,7 +100,7 @@ def swiglu_forward(ctx: Context, h: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return y, h
 
 
-def swiglu_backward(ctx: Context, saved: np.ndarray, dy: np.ndarray) -> np.ndarray:
+def swiglu_backward(ctx: Context, saved: Array, dy: Array) -> Array:
     """dy (M, F) -> dh (M, 2F), in fp32, rounded once."""
     require_shape("swiglu_backward", "dy", dy, (saved.shape[0], saved.shape[1] // 2), OWN_OUTPUT)
     require_at_rest(ctx, "swiglu_backward", dy=dy)
@@ -142,16 +141,15 @@ class RotaryAttention(Attention):
         names = ("query_norm", "key_norm") if self.config.head_norms else ()
         return {self.full(f"attention.{name}"): (self.config.head_channels,) for name in names}
 
-    def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray,
-                       shape: tuple[int, ...]) -> tuple[np.ndarray, Any]:
+    def middle_forward(self, ctx: Context, w: Weights, h: Array, shape: tuple[int, ...]) -> tuple[Array, Any]:
         """h (M, O) -> (M, H·D)."""
         qkv, rstds = self._norm_heads(ctx, w, h) if self.between else (h, ())
         self._turn(ctx, qkv.reshape(*shape[:2], -1))
         o, saved = super().middle_forward(ctx, w, qkv, shape)
         return o, (replace(saved, qkv=h.reshape(saved.qkv.shape)), rstds)
 
-    def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, shape: tuple[int, ...],
-                        grads: Gradients) -> np.ndarray:
+    def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: Array, shape: tuple[int, ...],
+                        grads: Gradients) -> Array:
         """dy (M, H·D) -> dh (M, O), and the gradients of the heads' norms."""
         attention, rstds = saved
         h = rows_of(attention.qkv)
@@ -165,15 +163,15 @@ class RotaryAttention(Attention):
             layers.norm_backward(ctx, w[name], (x, None, rstd), dx, grads[name], out=dx)
         return dh
 
-    def _turn(self, ctx: Context, qkv: np.ndarray, *, back: bool = False) -> None:
+    def _turn(self, ctx: Context, qkv: Array, *, back: bool = False) -> None:
         """Turns the queries and keys of qkv (B, T, O) in place."""
         of = self.config
         ctx.kernels.rotate(qkv, of.heads + of.key_value_heads, of.frequencies, back=back)
         turned = qkv.size // (of.heads + 2 * of.key_value_heads) * (of.heads + of.key_value_heads)
         ctx.note(flops=3 * turned, nbytes=2 * turned * qkv.itemsize)
 
-    def _norm_heads(self, ctx: Context, w: Weights, h: np.ndarray,
-                    rstds: Sequence[np.ndarray] = ()) -> tuple[np.ndarray, Sequence[np.ndarray]]:
+    def _norm_heads(self, ctx: Context, w: Weights, h: Array,
+                    rstds: Sequence[Array] = ()) -> tuple[Array, Sequence[Array]]:
         """A copy of h (M, O) in which each query and key is normed, and the norms' statistics, or with these again."""
         of, found = self.config, list(rstds)
         qkv = ctx.empty(h.shape, name="attention.normed")
@@ -186,7 +184,7 @@ class RotaryAttention(Attention):
                 found.append(layers.norm_forward(ctx, x, w[name], epsilon=of.epsilon, out=y)[1][2])
         return qkv, found
 
-    def _heads_of(self, *arrays: np.ndarray) -> Iterator[tuple[Any, ...]]:
+    def _heads_of(self, *arrays: Array) -> Iterator[tuple[Any, ...]]:
         """For each norm of heads its weight's name, and of each array (M, O) the heads that it is of (M, h, D)."""
         of = self.config
         places = slice(of.heads), slice(of.heads, of.heads + of.key_value_heads)
