@@ -346,8 +346,8 @@ class OffloadStore(Store):
 
     @contextmanager
     def brought(self, resting: Mapping[str, Any], at: Workplace, *, read: Collection[str] | None = None,
-               written: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
-        """Brings arrays to a place: those that rest there themselves, of the others copies, which go back at the end."""
+                written: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
+        """Brings copies of arrays to a place, and back at the end of the block; what rests there is there itself."""
         place = self._place(at)
         copies = {name: self.at(place, x, read=read is None or name in read) for name, x in resting.items()}
         yield copies

@@ -229,11 +229,11 @@ class Store:
         """The vectors (count,) at the workplace, stretch by stretch; those not ``unchanged`` are put back each time."""
         for here in self.stretches(count, *resting.values()):
             with self.brought({name: x[here] for name, x in resting.items()}, self.workplace,
-                             written=resting.keys() - unchanged) as arrays:
+                              written=resting.keys() - unchanged) as arrays:
                 yield here, arrays
 
     def brought(self, resting: Mapping[str, Any], at: Workplace, *, read: Collection[str] | None = None,
-               written: Collection[str] | None = None) -> AbstractContextManager[dict[str, Any]]:
+                written: Collection[str] | None = None) -> AbstractContextManager[dict[str, Any]]:
         """Brings arrays to a place, and back where they rest at the end of the block.
 
         ``read`` and ``written`` name those whose values are needed, and those that change (None: all).
