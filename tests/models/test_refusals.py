@@ -154,7 +154,7 @@ LLAMAS = [
     *((lambda of=of: Llama3Scaling(**{"factor": 8.0, "low": 1.0, "high": 4.0, "original_context": 64} | of), said)
       for of, said in (({"factor": 0}, "^Llama3Scaling was given factor=0; take a positive number$"),
                        ({"original_context": "64"}, "original_context='64'; take a positive number$"),
-                       ({"high": 1.0}, "given low=1.0 and high=1.0, turns in the original context; high is to be more"))),
+                       ({"high": 1.0}, "given low=1.0 and high=1.0, turns in the original context; high is to be"))),
     (lambda: replace(LLAMA, scaling=8.0), "was given scaling=8.0; it is a LinearScaling, a Llama3Scaling or None$"),
     (lambda: replace(LLAMA, biases=("ffn",)), "was given biases=('ffn',); name the layers that have one in a tuple: q"
      "kv, projection, feed_forward"),
