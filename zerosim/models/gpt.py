@@ -8,14 +8,12 @@ H heads, V vocabulary.
 Source: Radford et al. 2019, "Language models are unsupervised multitask learners", section 2.3.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -25,6 +23,7 @@ from zerosim.models.layers import ALL, SUB_BLOCK, Context, Gradients, require_at
 from zerosim.models.losses import CrossEntropy, Normalization
 from zerosim.models.units import Model, Unit, Weights
 from zerosim.numerics import random
+from zerosim.numerics.arrays import Array
 from zerosim.numerics.checks import (
     LINEAR_LAYERS,
     checked_heads,
@@ -34,6 +33,7 @@ from zerosim.numerics.checks import (
     require_shape,
     unknown_name,
 )
+from zerosim.numerics.ranges import Count, CountOrZero, Range, require_ranges
 
 # -- Shapes ------------------------------------------------------------------------------------------------------------
 
@@ -48,35 +48,29 @@ class DecoderConfig(ABC):
     Raises ValueError for counts below one and a rate outside [0, 1).
     """
 
-    layers: int
-    channels: int
-    heads: int
-    context: int
-    vocabulary: int
-    dropout: float = 0.0
-    epsilon: float = 1e-5
-    feed_forward: int = 0
+    layers: Count
+    channels: Count
+    heads: Count
+    context: Count
+    vocabulary: Count
+    dropout: Annotated[float, layers.RATE] = 0.0
+    epsilon: Annotated[float, Range("it keeps a norm from dividing by 0, so take a small positive number, as 1e-5",
+                                    lambda value: is_number(value) and value > 0)] = 1e-5
+    feed_forward: CountOrZero = 0
     learned_positions: ClassVar[bool] = False
     layer_norm: ClassVar[bool] = False
     last_norm: ClassVar[str]
 
     def __post_init__(self) -> None:
-        where = type(self).__name__
-        require_integers(where, 1, layers=self.layers, channels=self.channels, heads=self.heads, context=self.context,
-                         vocabulary=self.vocabulary)
+        require_ranges(self)
         object.__setattr__(self, "feed_forward", self.feed_forward or 4 * self.channels)
-        require_integers(where, 1, feed_forward=self.feed_forward)
-        layers.require_rate(where, "dropout", self.dropout)
-        if not is_number(self.epsilon) or not self.epsilon > 0:
-            raise ValueError(f"{where} was given epsilon={self.epsilon!r}; it keeps a norm from dividing by 0, so take "
-                             "a small positive number, as 1e-5")
 
-    def norm(self, name: str) -> Norm:
+    def norm(self, name: str) -> "Norm":
         """The norm whose parameters have this name: a LayerNorm, or an RMSNorm."""
         return Norm(name, self.channels, self.epsilon, self.layer_norm)
 
     @abstractmethod
-    def sub_blocks(self, block: str, seed: int) -> list[SubBlock]:
+    def sub_blocks(self, block: str, seed: int) -> "list[SubBlock]":
         """The sub-blocks of a block of this name."""
 
 
@@ -104,7 +98,7 @@ class GPTConfig(DecoderConfig):
         """C/H."""
         return self.channels // self.heads
 
-    def sub_blocks(self, block: str, seed: int) -> list[SubBlock]:
+    def sub_blocks(self, block: str, seed: int) -> "list[SubBlock]":
         """Attention, and a feed-forward network round a GELU."""
         return [Attention(block, self, seed), FeedForward(block, self, seed)]
 
@@ -140,19 +134,19 @@ class Norm:
         """(C,) each."""
         return {f"{self.name}.{parameter}": (self.channels,) for parameter in ("weight", "bias")[:1 + self.biased]}
 
-    def of(self, arrays: Weights) -> list[np.ndarray]:
+    def of(self, arrays: Weights) -> list[Array]:
         """The arrays of the parameters, in their order."""
         return [arrays[name] for name in self.shapes]
 
-    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
+    def forward(self, ctx: Context, w: Weights, x: Array) -> tuple[Array, Any]:
         """y (M, C), and what is saved, from which `output` makes y again: x and its rows' statistics."""
         return layers.norm_forward(ctx, x, *self.of(w), epsilon=self.epsilon)
 
-    def output(self, ctx: Context, w: Weights, saved: Any) -> np.ndarray:
+    def output(self, ctx: Context, w: Weights, saved: Any) -> Array:
         """The same y (M, C) again."""
         return layers.norm_output(ctx, saved, *self.of(w))
 
-    def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, grads: Gradients) -> np.ndarray:
+    def backward(self, ctx: Context, w: Weights, saved: Any, dy: Array, grads: Gradients) -> Array:
         """dy (M, C) -> dx (M, C), and the gradients of the parameters."""
         return layers.norm_backward(ctx, self.of(w)[0], saved, dy, *self.of(grads))
 
@@ -171,7 +165,7 @@ DEVIATION = 0.02
 
 
 # What backward needs: what the norm and what the middle saved, and the closing linear layer's input (M, I).
-SavedBySubBlock = tuple[Any, Any, np.ndarray]
+SavedBySubBlock = tuple[Any, Any, Array]
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,7 +226,7 @@ class SubBlock(ABC):
         """A parameter's full name."""
         return f"{self.block}.{layer}.{parameter}"
 
-    def _of(self, layer: str, arrays: Weights) -> tuple[np.ndarray, np.ndarray | None]:
+    def _of(self, layer: str, arrays: Weights) -> tuple[Array, Array | None]:
         """The arrays of a layer's weight and, where it has one, its bias."""
         return arrays[self.full(layer)], arrays[self.full(layer, "bias")] if layer in self.biased else None
 
@@ -246,18 +240,17 @@ class SubBlock(ABC):
                       else DEVIATION)
 
     @abstractmethod
-    def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray,
-                       shape: tuple[int, ...]) -> tuple[np.ndarray, Any]:
+    def middle_forward(self, ctx: Context, w: Weights, h: Array, shape: tuple[int, ...]) -> tuple[Array, Any]:
         """h (M, O) -> (M, I), and what backward needs; ``shape`` is (B, T, C)."""
 
     @abstractmethod
-    def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, shape: tuple[int, ...],
-                        grads: Gradients) -> np.ndarray:
+    def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: Array, shape: tuple[int, ...],
+                        grads: Gradients) -> Array:
         """dy (M, I) -> dh (M, O), and the gradients of the middle's parameters."""
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
-    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
+    def forward(self, ctx: Context, w: Weights, x: Array) -> tuple[Array, Any]:
         """y (B, T, C), and what the context says is saved: x alone, or a SavedBySubBlock."""
         saved = self._run(ctx, w, x)
         y = layers.linear_forward(ctx, saved[-1], *self._of(self.closing, w))[0]
@@ -265,7 +258,7 @@ class SubBlock(ABC):
         _add_to(ctx, y, x)
         return y, x if ctx.keep == SUB_BLOCK else saved
 
-    def _run(self, ctx: Context, w: Weights, x: np.ndarray) -> SavedBySubBlock:
+    def _run(self, ctx: Context, w: Weights, x: Array) -> SavedBySubBlock:
         """Everything up to the input of the closing linear layer: what backward computes again of a sub-block."""
         h, norm = self.norm.forward(ctx, w, rows_of(x))
         h = layers.linear_forward(ctx, h, *self._of(self.opening, w))[0]
@@ -274,7 +267,7 @@ class SubBlock(ABC):
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
-    def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, grads: Gradients) -> np.ndarray:
+    def backward(self, ctx: Context, w: Weights, saved: Any, dy: Array, grads: Gradients) -> Array:
         """dy (B, T, C) -> dx (B, T, C), and the gradients of the parameters; drops what it needs no more."""
         norm, middle, closing = self._run(replace(ctx, keep=ALL), w, saved) if ctx.keep == SUB_BLOCK else saved
         del saved
@@ -290,8 +283,7 @@ class SubBlock(ABC):
         _add_to(ctx, dx, dy)
         return dx
 
-    def _linear(self, ctx: Context, w: Weights, layer: str, x: np.ndarray, dy: np.ndarray,
-                grads: Gradients) -> np.ndarray:
+    def _linear(self, ctx: Context, w: Weights, layer: str, x: Array, dy: Array, grads: Gradients) -> Array:
         """One linear layer back: x (M, I), dy (M, O) -> dx (M, I)."""
         name = self.full(layer)
         ctx.observe(name, x, dy)
@@ -314,15 +306,14 @@ class Attention(SubBlock):
         of = self.config
         return (of.heads + 2 * of.key_value_heads) * of.head_channels, of.heads * of.head_channels
 
-    def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray,
-                       shape: tuple[int, ...]) -> tuple[np.ndarray, Any]:
+    def middle_forward(self, ctx: Context, w: Weights, h: Array, shape: tuple[int, ...]) -> tuple[Array, Any]:
         """h (M, O) -> (M, H·D)."""
         qkv = h.reshape(*shape[:2], h.shape[1])
         o, saved = layers.attention_forward(ctx, qkv, self.config.heads, self.config.key_value_heads)
         return rows_of(o), saved
 
-    def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, shape: tuple[int, ...],
-                        grads: Gradients) -> np.ndarray:
+    def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: Array, shape: tuple[int, ...],
+                        grads: Gradients) -> Array:
         """dy (M, H·D) -> dh (M, O)."""
         return rows_of(layers.attention_backward(ctx, saved, dy.reshape(*shape[:2], dy.shape[1])))
 
@@ -339,7 +330,7 @@ class FeedForward(SubBlock):
     opening: ClassVar[str] = "ffn.up"
     closing: ClassVar[str] = "ffn.down"
     called: ClassVar[tuple[str, str]] = ("feed_forward", "feed_forward")
-    functions: ClassVar[tuple[Callable[..., tuple[np.ndarray, Any]], Callable[..., np.ndarray]]] = (
+    functions: ClassVar[tuple[Callable[..., tuple[Array, Any]], Callable[..., Array]]] = (
         layers.gelu_forward, layers.gelu_backward)
 
     @property
@@ -347,13 +338,12 @@ class FeedForward(SubBlock):
         """F, F."""
         return self.config.feed_forward, self.config.feed_forward
 
-    def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray,
-                       shape: tuple[int, ...]) -> tuple[np.ndarray, Any]:
+    def middle_forward(self, ctx: Context, w: Weights, h: Array, shape: tuple[int, ...]) -> tuple[Array, Any]:
         """h (M, O) -> (M, F)."""
         return self.functions[0](ctx, h)
 
-    def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, shape: tuple[int, ...],
-                        grads: Gradients) -> np.ndarray:
+    def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: Array, shape: tuple[int, ...],
+                        grads: Gradients) -> Array:
         """dy (M, F) -> dh (M, O)."""
         return self.functions[1](ctx, saved, dy)
 
@@ -384,7 +374,7 @@ class BlockUnit(Unit):
         """The initializer of one parameter, which makes its first values."""
         return next(one for one in self.sub_blocks if name in one.shapes).initializer(name)
 
-    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
+    def forward(self, ctx: Context, w: Weights, x: Array) -> tuple[Array, Any]:
         """y (B, T, C), and what each sub-block saved.
 
         Raises ValueError for an x of another shape or dtype.
@@ -400,7 +390,7 @@ class BlockUnit(Unit):
             del of_one
         return x, saved
 
-    def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray) -> tuple[np.ndarray, Gradients]:
+    def backward(self, ctx: Context, w: Weights, saved: Any, dy: Array) -> tuple[Array, Gradients]:
         """dx (B, T, C), and the gradient of each parameter; uses ``saved`` up."""
         grads = ctx.gradients(self)
         for one in reversed(self.sub_blocks):
@@ -408,7 +398,7 @@ class BlockUnit(Unit):
         return dy, grads
 
 
-def _add_to(ctx: Context, y: np.ndarray, x: np.ndarray) -> None:
+def _add_to(ctx: Context, y: Array, x: Array) -> None:
     """y += x, rounded once."""
     ctx.kernels.add_rounded(y, x, y)
     ctx.note(flops=y.size, nbytes=3 * y.nbytes)
@@ -446,7 +436,7 @@ class Embed(Unit):
         """Normal values of GPT-2's deviation."""
         return Normal(self.seed, DEVIATION)
 
-    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
+    def forward(self, ctx: Context, w: Weights, x: Array) -> tuple[Array, Any]:
         """tokens (B, T) -> y (B, T, C); saves the tokens.
 
         Raises ValueError for another number of dimensions, for more tokens than the context has places, and for a token
@@ -465,7 +455,7 @@ class Embed(Unit):
         y, _ = layers.dropout_forward(ctx, y, self.config.dropout, self.name)
         return y, tokens
 
-    def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray) -> tuple[None, Gradients]:
+    def backward(self, ctx: Context, w: Weights, saved: Any, dy: Array) -> tuple[None, Gradients]:
         """dy (B, T, C) -> None, and the gradients of the tables; a place that no token took has zeros."""
         dy = layers.dropout_backward(ctx, self.name, dy, self.config.dropout)
         grads = ctx.gradients(self)
@@ -518,14 +508,14 @@ class Head(Unit):
             return Filled(0 if name.endswith(".bias") else 1)
         return Normal(self.seed, DEVIATION)
 
-    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
+    def forward(self, ctx: Context, w: Weights, x: Array) -> tuple[Array, Any]:
         """logits (B, T, V); saves x and its statistics."""
         h, saved = self.norm.forward(ctx, w, rows_of(x))
         logits = ctx.empty((*x.shape[:2], self.config.vocabulary), dtype=ctx.output_dtype, name="head.logits")
         ctx.matmul(h, w["wte"].T if self.tied else w["lm_head.weight"], logits.reshape(h.shape[0], -1))
         return logits, saved
 
-    def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray) -> tuple[np.ndarray, Gradients]:
+    def backward(self, ctx: Context, w: Weights, saved: Any, dy: Array) -> tuple[Array, Gradients]:
         """dlogits (B, T, V), of any format -> dx (B, T, C) and the gradients, that of a tied wte among them."""
         d = ctx.cast(rows_of(dy), "activation_gradient", "head.dlogits")
         grads = ctx.gradients(self)
@@ -569,7 +559,7 @@ class Decoder(Model):
         super().__init__([Embed(self.config, seed), *_units(type(self).__name__, self.config, seed, units),
                           Head(self.config, seed, tied=self.tied)], CrossEntropy(normalization))
 
-    def without_dropout(self) -> Decoder:
+    def without_dropout(self) -> "Decoder":
         """The same model, units and names, in which nothing is dropped: for evaluation, and for what it writes."""
         return type(self)(replace(self.config, dropout=0.0), tied=self.tied, seed=self.seed, units=self.granularity,
                           normalization=self.normalization)
@@ -622,11 +612,11 @@ def _name(first: int, last: int) -> str:
 
 # -- Continuing a text, token by token ---------------------------------------------------------------------------------
 
-Logits = Callable[[np.ndarray], np.ndarray]
+Logits = Callable[[Array], Array]
 
 
 def logits_of(ctx: Context, model: Decoder, weights: Callable[[Unit], AbstractContextManager[Weights]],
-              tokens: np.ndarray) -> np.ndarray:
+              tokens: Array) -> Array:
     """Forward without dropout, and nothing saved: tokens (B, t) -> logits (B, t, V) in the policy's output format.
 
     ``weights(unit)`` gives a unit's weights for a ``with`` block, as an engine does: gathering, so that where they rest
@@ -640,7 +630,7 @@ def logits_of(ctx: Context, model: Decoder, weights: Callable[[Unit], AbstractCo
 
 
 def generate(logits: Logits, tokens: Any, count: int, *, context: int, temperature: float = 1.0,
-             seed: int = 0) -> np.ndarray:
+             seed: int = 0) -> Array:
     """``tokens`` (t,) and ``count`` more, int64 (t + count,), each drawn from the softmax of its logits/temperature.
 
     ``logits`` takes the last tokens (1, t), at most ``context`` of them, and returns (1, t, V). At temperature 0 the
@@ -671,7 +661,7 @@ def generate(logits: Logits, tokens: Any, count: int, *, context: int, temperatu
     return np.array(written, np.int64)
 
 
-def _choose(logits: np.ndarray, temperature: float, u: float) -> int:
+def _choose(logits: Array, temperature: float, u: float) -> int:
     """The token (V,) into whose share of [0, 1) u falls; ties at temperature 0 go to the first."""
     if temperature == 0:
         return int(logits.argmax())
