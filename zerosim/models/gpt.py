@@ -8,14 +8,12 @@ H heads, V vocabulary.
 Source: Radford et al. 2019, "Language models are unsupervised multitask learners", section 2.3.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -35,6 +33,7 @@ from zerosim.numerics.checks import (
     require_shape,
     unknown_name,
 )
+from zerosim.numerics.ranges import Count, CountOrZero, Range, require_ranges
 
 # -- Shapes ------------------------------------------------------------------------------------------------------------
 
@@ -49,35 +48,29 @@ class DecoderConfig(ABC):
     Raises ValueError for counts below one and a rate outside [0, 1).
     """
 
-    layers: int
-    channels: int
-    heads: int
-    context: int
-    vocabulary: int
-    dropout: float = 0.0
-    epsilon: float = 1e-5
-    feed_forward: int = 0
+    layers: Count
+    channels: Count
+    heads: Count
+    context: Count
+    vocabulary: Count
+    dropout: Annotated[float, layers.RATE] = 0.0
+    epsilon: Annotated[float, Range("it keeps a norm from dividing by 0, so take a small positive number, as 1e-5",
+                                    lambda value: is_number(value) and value > 0)] = 1e-5
+    feed_forward: CountOrZero = 0
     learned_positions: ClassVar[bool] = False
     layer_norm: ClassVar[bool] = False
     last_norm: ClassVar[str]
 
     def __post_init__(self) -> None:
-        where = type(self).__name__
-        require_integers(where, 1, layers=self.layers, channels=self.channels, heads=self.heads, context=self.context,
-                         vocabulary=self.vocabulary)
+        require_ranges(self)
         object.__setattr__(self, "feed_forward", self.feed_forward or 4 * self.channels)
-        require_integers(where, 1, feed_forward=self.feed_forward)
-        layers.require_rate(where, "dropout", self.dropout)
-        if not is_number(self.epsilon) or not self.epsilon > 0:
-            raise ValueError(f"{where} was given epsilon={self.epsilon!r}; it keeps a norm from dividing by 0, so take "
-                             "a small positive number, as 1e-5")
 
-    def norm(self, name: str) -> Norm:
+    def norm(self, name: str) -> "Norm":
         """The norm whose parameters have this name: a LayerNorm, or an RMSNorm."""
         return Norm(name, self.channels, self.epsilon, self.layer_norm)
 
     @abstractmethod
-    def sub_blocks(self, block: str, seed: int) -> list[SubBlock]:
+    def sub_blocks(self, block: str, seed: int) -> "list[SubBlock]":
         """The sub-blocks of a block of this name."""
 
 
@@ -105,7 +98,7 @@ class GPTConfig(DecoderConfig):
         """C/H."""
         return self.channels // self.heads
 
-    def sub_blocks(self, block: str, seed: int) -> list[SubBlock]:
+    def sub_blocks(self, block: str, seed: int) -> "list[SubBlock]":
         """Attention, and a feed-forward network round a GELU."""
         return [Attention(block, self, seed), FeedForward(block, self, seed)]
 
@@ -566,7 +559,7 @@ class Decoder(Model):
         super().__init__([Embed(self.config, seed), *_units(type(self).__name__, self.config, seed, units),
                           Head(self.config, seed, tied=self.tied)], CrossEntropy(normalization))
 
-    def without_dropout(self) -> Decoder:
+    def without_dropout(self) -> "Decoder":
         """The same model, units and names, in which nothing is dropped: for evaluation, and for what it writes."""
         return type(self)(replace(self.config, dropout=0.0), tied=self.tied, seed=self.seed, units=self.granularity,
                           normalization=self.normalization)
