@@ -9,7 +9,6 @@ import pytest
 
 import zerosim as zs
 from zerosim.numerics import arrays, formats, kernels, loss_scale, random, rounding
-from zerosim.numerics.checks import is_number
 
 K = kernels.NumpyKernels()
 Z = np.zeros
@@ -158,7 +157,7 @@ POLICIES: list[Refusal] = [
        "range, or zs.numerics.loss_scale.Dynamic('torch')") for scale in ("big", True, loss_scale.Dynamic, None)],
     *[(call, f"Static was given loss_scale={scale!r}; {SCALE}") for scale in (0, -1, float("inf"), float("nan"), "8",
                                                                              None, 10**400)
-      for call in (partial(loss_scale.Static, scale), *[partial(zs.Policy, loss_scale=scale)] * is_number(scale))],
+      for call in (partial(loss_scale.Static, scale), *[partial(zs.Policy, loss_scale=scale)] * isinstance(scale, int | float))],
     (lambda: loss_scale.Dynamic("deepsped"), "no dynamic loss scaler is called 'deepsped'; choose one of torch, "
      "deepspeed, deepspeed-legacy; did you mean 'deepspeed'?"),
     *[(partial(loss_scale.Dynamic, **{name: value}), f"Dynamic was given {name}={value!r}; {text}")
