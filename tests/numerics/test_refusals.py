@@ -155,9 +155,10 @@ POLICIES: list[Refusal] = [
      "premultiply; did you mean 'split'?"),
     *[(partial(zs.Policy, loss_scale=scale), f"loss_scale={scale!r} must be a positive finite number of fp32's normal "
        "range, or zs.numerics.loss_scale.Dynamic('torch')") for scale in ("big", True, loss_scale.Dynamic, None)],
-    *[(call, f"Static was given loss_scale={scale!r}; {SCALE}") for scale in (0, -1, float("inf"), float("nan"), "8",
-                                                                             None, 10**400)
-      for call in (partial(loss_scale.Static, scale), *[partial(zs.Policy, loss_scale=scale)] * isinstance(scale, int | float))],
+    *[(partial(loss_scale.Static, scale), f"Static was given loss_scale={scale!r}; {SCALE}") for scale in (
+        0, -1, float("inf"), float("nan"), "8", None, 10**400)],
+    *[(partial(zs.Policy, loss_scale=scale), f"Static was given loss_scale={scale!r}; {SCALE}") for scale in (
+        0.0, float("inf"), float("nan"))],
     (lambda: loss_scale.Dynamic("deepsped"), "no dynamic loss scaler is called 'deepsped'; choose one of torch, "
      "deepspeed, deepspeed-legacy; did you mean 'deepspeed'?"),
     *[(partial(loss_scale.Dynamic, **{name: value}), f"Dynamic was given {name}={value!r}; {text}")
