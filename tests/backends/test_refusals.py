@@ -27,7 +27,7 @@ from tests.ranks import programs
 from tests.ranks.asking import ask as asked
 from tests.support import ask, assert_command_refuses, assert_refused
 from zerosim.backends.cupy.kernels import CupyKernels
-from zerosim.backends.nccl.adapter import ID_NBYTES, NCCL, load
+from zerosim.backends.nccl.adapter import NCCL, load
 from zerosim.backends.nccl.cluster import Card, check_cards, together
 from zerosim.backends.processes.cluster import OwnResult
 
@@ -336,4 +336,4 @@ def test_the_doubles_calls_and_constants_are_those_of_a_cupy_that_is_installed(c
         inside = first.partition("(")[2].rpartition(")")[0].split(",")
         assert [p.split()[-1].split("=")[0] for p in inside if p.strip() != "self"] == parameters.split(), first
     assert {name: getattr(nccl, name) for name in fake_nccl.CONSTANTS} == fake_nccl.CONSTANTS
-    assert len(nccl.get_unique_id()) == ID_NBYTES
+    assert len(nccl.get_unique_id()) == 128

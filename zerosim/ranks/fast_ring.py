@@ -80,16 +80,12 @@ def all_gather(cut: Cut, inputs: list[np.ndarray], outs: list[np.ndarray]) -> No
 def ring_sum(kernels: Kernels, addends: list[np.ndarray], outs: list[np.ndarray]) -> None:
     """Adds the addends from left to right, block by block, so that the partial sum stays in cache (on a GPU in
     registers); writes all outs."""
-    put: Any = setitem if on_host(addends[0]) else _put_on_device
+    put: Any = setitem if on_host(addends[0]) else lambda out, here, x: copy_elements(x, out[here])
     for here in spans(len(addends[0]), kernels.BLOCK):
         total = outs[0][here]
         kernels.sum_rounded([x[here] for x in addends], total)
         for out in outs[1:]:
             put(out, here, total)
-
-
-def _put_on_device(out: np.ndarray, here: slice, x: np.ndarray) -> None:
-    copy_elements(x, out[here])
 
 
 def worth_stacking(cut: Cut, ranks: int) -> bool:
