@@ -14,7 +14,7 @@ K = kernels.NumpyKernels()
 Z = np.zeros
 F2, F4, I8 = np.float16, np.float32, np.int64
 FLOATING = "bfloat16, float16, float32, float64, float8_e4m3fn, float8_e5m2"
-SCALE = "must be a positive finite number of fp32's normal range"
+SCALE = "it is a positive finite number of fp32's normal range; 1.0 scales nothing"
 NULL = arrays.NullArray(3, F4)
 STATIC, TORCH, DEEPSPEED, LEGACY = (loss_scale.Static(8), *map(loss_scale.Dynamic, loss_scale.SCALERS))
 Refusal = tuple[Callable[[], object], str]
@@ -153,18 +153,21 @@ POLICIES: list[Refusal] = [
     (lambda: zs.Policy(average="splitt"),
      "no averaging rule 'splitt'; choose one of cast_then_divide, sum_then_divide, divide_then_sum, split, "
      "premultiply; did you mean 'split'?"),
-    *[(partial(zs.Policy, loss_scale=scale), f"loss_scale={scale!r} {SCALE}") for scale in (
-        0.0, float("inf"), float("nan"), "big", True, loss_scale.Dynamic, None)],
-    *[(partial(loss_scale.Static, scale), f"loss_scale={scale!r} {SCALE}; 1.0 scales nothing") for scale in (
+    *[(partial(zs.Policy, loss_scale=scale), f"loss_scale={scale!r} must be a positive finite number of fp32's normal "
+       "range, or zs.numerics.loss_scale.Dynamic('torch')") for scale in ("big", True, loss_scale.Dynamic, None)],
+    *[(partial(loss_scale.Static, scale), f"Static was given loss_scale={scale!r}; {SCALE}") for scale in (
         0, -1, float("inf"), float("nan"), "8", None, 10**400)],
+    *[(partial(zs.Policy, loss_scale=scale), f"Static was given loss_scale={scale!r}; {SCALE}") for scale in (
+        0.0, float("inf"), float("nan"))],
     (lambda: loss_scale.Dynamic("deepsped"), "no dynamic loss scaler is called 'deepsped'; choose one of torch, "
      "deepspeed, deepspeed-legacy; did you mean 'deepspeed'?"),
-    *[(partial(loss_scale.Dynamic, **{name: value}), f"{name}={value!r} {text}") for name, value, text in (
-        ("initial", 0, SCALE), ("initial", "2", SCALE), ("smallest", -1, SCALE),
-        ("window", 0, "must be a number of steps, 1 or more"), ("window", 1.5, "must be a number of steps"),
-        ("window", True, "must be a number of steps"), ("hysteresis", 0, "must be a number of steps"),
-        ("factor", 1, "must be a number above 1; 2.0 moves the exponent alone"),
-        ("factor", float("nan"), "must be a number above 1"), ("factor", float("inf"), "must be a number above 1"))],
+    *[(partial(loss_scale.Dynamic, **{name: value}), f"Dynamic was given {name}={value!r}; {text}")
+      for name, text, *values in (
+        ("initial", SCALE, 0, "2"), ("smallest", SCALE, -1),
+        ("hysteresis", "hysteresis is a whole number, 1 or more", 0),
+        ("window", "window is a whole number, 1 or more", 0, 1.5, True),
+        ("factor", "factor is a number above 1; 2.0 moves the exponent alone", 1, float("nan"), float("inf")))
+      for value in values],
     *[(partial(loss_scale.Dynamic, **{name: value}), "the kind 'torch' shrinks on every overflow, without end, and was "
        f"given {name}={value!r}; take 'deepspeed', or leave it out") for name, value in (
         ("hysteresis", 2), ("smallest", 0.5))],

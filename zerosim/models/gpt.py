@@ -11,7 +11,7 @@ Source: Radford et al. 2019, "Language models are unsupervised multitask learner
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
@@ -44,8 +44,9 @@ class DecoderConfig(ABC):
 
     ``dropout`` is the rate after the embedding and after both residual projections of each block; the attention
     probabilities have none, since tiled attention never holds them. ``epsilon`` is the norms', ``feed_forward`` F, the
-    width of the feed-forward network's inside; 0 makes it 4C.
-    Raises ValueError for counts below one and a rate outside [0, 1).
+    width of the feed-forward network's inside; 0 makes it 4C. Unless a kind of config is asked for them, every head has
+    keys and values of its own, and C/H channels.
+    Raises ValueError for counts below one, a rate outside [0, 1), and heads that do not divide the channels.
     """
 
     layers: Count
@@ -57,13 +58,20 @@ class DecoderConfig(ABC):
     epsilon: Annotated[float, Range("it keeps a norm from dividing by 0, so take a small positive number, as 1e-5",
                                     lambda value: is_number(value) and value > 0)] = 1e-5
     feed_forward: CountOrZero = 0
+    key_value_heads: int = field(init=False, repr=False)
+    head_channels: int = field(init=False, repr=False)
     learned_positions: ClassVar[bool] = False
     layer_norm: ClassVar[bool] = False
     last_norm: ClassVar[str]
 
     def __post_init__(self) -> None:
         require_ranges(self)
-        object.__setattr__(self, "feed_forward", self.feed_forward or 4 * self.channels)
+        shared, width = checked_heads(f"a {type(self).__name__}", self.channels, self.heads,
+                                      getattr(self, "key_value_heads", 0), getattr(self, "head_channels", None))
+        derived = {"feed_forward": self.feed_forward or 4 * self.channels, "key_value_heads": shared,
+                   "head_channels": width}
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     def norm(self, name: str) -> "Norm":
         """The norm whose parameters have this name: a LayerNorm, or an RMSNorm."""
@@ -76,27 +84,12 @@ class DecoderConfig(ABC):
 
 @dataclass(frozen=True)
 class GPTConfig(DecoderConfig):
-    """GPT-2's: learned positions, LayerNorm, biases everywhere. Raises ValueError for heads that do not divide the
-    channels too."""
+    """GPT-2's: learned positions, LayerNorm, biases everywhere."""
 
     learned_positions: ClassVar[bool] = True
     layer_norm: ClassVar[bool] = True
     last_norm: ClassVar[str] = "ln_f"
     biases: ClassVar[tuple[str, ...]] = LINEAR_LAYERS
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checked_heads("a GPTConfig", self.channels, self.heads)
-
-    @property
-    def key_value_heads(self) -> int:
-        """Every head has its own."""
-        return self.heads
-
-    @property
-    def head_channels(self) -> int:
-        """C/H."""
-        return self.channels // self.heads
 
     def sub_blocks(self, block: str, seed: int) -> "list[SubBlock]":
         """Attention, and a feed-forward network round a GELU."""

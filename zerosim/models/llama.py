@@ -20,7 +20,7 @@ from zerosim.models.layers import OWN_OUTPUT, Context, Gradients, require_at_res
 from zerosim.models.rotary import RotaryScaling, frequencies
 from zerosim.models.units import Weights
 from zerosim.numerics.arrays import Array
-from zerosim.numerics.checks import checked_heads, is_finite_number, require_biases, require_shape
+from zerosim.numerics.checks import is_finite_number, require_biases, require_shape
 from zerosim.numerics.ranges import CountOrZero, Flag, Range
 
 
@@ -48,9 +48,6 @@ class LlamaConfig(DecoderConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_biases("LlamaConfig", self.biases)
-        derived = checked_heads("a LlamaConfig", self.channels, self.heads, self.key_value_heads, self.head_channels)
-        for name, value in zip(("key_value_heads", "head_channels"), derived, strict=True):
-            object.__setattr__(self, name, value)
         if self.head_channels % 2:
             raise ValueError(f"LlamaConfig was given heads of {self.head_channels} channels; rotary positions turn "
                              "pairs of them, so take an even number")

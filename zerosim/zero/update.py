@@ -115,6 +115,7 @@ class Update:
             self._region_updated(group, region)
 
     def _region_updated(self, group: ParamGroup, region: Region) -> None:
+        """Lets the other ranks have it, unless an option has them wait."""
         self.all_gathers[group].shard_updated(region)
 
     def _update_region(self, group: ParamGroup, region: Region, context: StepContext,

@@ -155,10 +155,10 @@ class QuantizedReduction(Reduction):
 
         def finish(arrived: np.ndarray) -> None:
             sums = self._sums(arrived, lengths, self.mesh.ranks_per_node)
-            ends = (0, *accumulate(lengths))
-            splits, sent = self._quantized([sums[low:high] for low, high in pairwise(ends)], each=1)
-            arrived = self.across.agreeing(agreement).all_to_all(sent, splits=splits, purpose="gradients")
-            total = self._sums(arrived, [cut[self.rank.index + 1] - cut[self.rank.index]], self.mesh.nodes)
+            of_nodes = [sums[low:high] for low, high in pairwise((0, *accumulate(lengths)))]
+            splits, sent = self._quantized(of_nodes, each=1)
+            found = self.across.agreeing(agreement).all_to_all(sent, splits=splits, purpose="gradients")
+            total = self._sums(found, [cut[self.rank.index + 1] - cut[self.rank.index]], self.mesh.nodes)
             put_parts(self.group.store, target, total, add=add)
 
         return Move(found, finish, async_op=async_op)
