@@ -389,7 +389,7 @@ class Rank:
         copied = async_op and (copy_in_flight or memory.debug or out is None)  # what arrives, until wait()
 
         # Memory: a copy of the input where it will change, the result, the algorithm's buffers.
-        rule, captured = mean_rule(call.average, self.size, x.dtype), x
+        rule, captured = mean_rule(call.average, self.size, x.dtype) if call.average else MeanRule(), x
         if rule.before or (copied and in_place) or (async_op and memory.debug):
             captured = memory.alloc(x.shape, x.dtype, BUFFER, "captured input", like=x)
             if rule.before:
