@@ -149,11 +149,7 @@ class OffloadedUpdate(Update):
     """
 
     trained: Sequence[OffloadedParamGroup]
-
-    @property
-    def store(self) -> OffloadStore:
-        """The store of all that is updated."""
-        return self.trained[0].store
+    store: OffloadStore
 
     @contextmanager
     def changing_state(self, what: str) -> Iterator[None]:
