@@ -121,8 +121,7 @@ PLACES = st.integers(0, 24)
 @example([(0, 8), (16, 2)])  # rank 1 writes what rank 0 reads, from where it has begun to
 @example([(2, 8), (16, 0)])
 @example([(0, 8), (0, 0)])  # rank 1 writes what both read
-@example([(0, 8), (4, 12)])  # one beside the other
-@example([(0, 8), (16, 4)])
+@example([(8, 16), (24, 4), (0, 20)])  # one ends where the next begins
 def test_a_result_over_what_another_rank_reads_or_writes_is_refused_and_nothing_else(places: list) -> None:
     """Each rank reads and writes a part of one array; they may read the same, and write what no other touches."""
     memory = np.arange(30.0)
