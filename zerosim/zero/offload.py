@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkstemp
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -82,36 +82,34 @@ class ScratchFile:
             view, start = view[done:], start + done
 
 
+class ChargedFile(NamedTuple):
+    """A file, None without data, and what stands for its bytes in the rank's account of the disk."""
+
+    file: Any
+    account: AnyArray
+
+
 @dataclass(slots=True, eq=False)
 class StoredVector:
-    """A whole vector (n,) on disk: its file, and during an update the draft with the ranges that are new.
-
-    ``accounts`` stand for the bytes of both in the rank's account of the disk.
-    """
+    """A whole vector (n,) on disk: its file, and during an update the draft with the ranges that are new."""
 
     kind: str
     name: str
     dtype: np.dtype[Any]
     length: int
-    file: Any = None  # without data there is none
+    old: Any = None  # a ChargedFile, as the draft
     draft: Any = None
-    accounts: list[AnyArray] = field(default_factory=list)
     written: list[tuple[int, int]] = field(default_factory=list)  # of the draft, rising and apart
 
-    def newest(self, low: int, high: int) -> list[tuple[bool, int, int]]:
-        """The range piece by piece, each with True where its newest elements lie in the draft."""
+    def newest(self, low: int, high: int) -> list[tuple[ChargedFile, int, int]]:
+        """The files in which the range's newest elements lie, piece by piece."""
         found, at = [], low
         for first, last in self.written:
             first, last = max(first, at), min(last, high)
             if first < last:
-                found += [(False, at, first)] * (at < first) + [(True, first, last)]
+                found += [(self.old, at, first)] * (at < first) + [(self.draft, first, last)]
                 at = last
-        return found + [(False, at, high)] * (at < high)
-
-    @property
-    def has_draft(self) -> bool:
-        """True from an update's first write on; without data there is no file to ask."""
-        return len(self.accounts) > 1
+        return found + [(self.old, at, high)] * (at < high)
 
     def note_written(self, low: int, high: int) -> None:
         """Adds a range of the draft."""
@@ -123,11 +121,7 @@ class StoredVector:
 
     def end_update(self, *, keep: bool) -> None:
         """Ends an update: the draft takes the file's place, or is dropped."""
-        if self.has_draft:
-            if keep:
-                self.file = self.draft
-            del self.accounts[0 if keep else 1]
-        self.draft, self.written = None, []
+        self.old, self.draft, self.written = (keep and self.draft) or self.old, None, []
 
 
 class DiskVector:
@@ -213,18 +207,17 @@ class OffloadStore(Store):
         length, dtype = int(np.prod(shape, dtype=np.int64)), np.dtype(dtype)
         stored = StoredVector(kind, name, dtype, length)
         try:
-            stored.file = self._new_file(stored)
+            stored.old = self._new_file(stored)
         except OSError as error:
             raise self._explained(error, f"{kind} {name}") from None
         if kind != "gradient":
             self._stored.append(stored)
         return DiskVector(stored, 0, shape)
 
-    def _new_file(self, stored: StoredVector) -> Any:
+    def _new_file(self, stored: StoredVector) -> ChargedFile:
         file = None if self._pool is None else self._open_file(
             Path(self.offload.directory or ""), stored.length * stored.dtype.itemsize)
-        stored.accounts.append(self.memory.disk.alloc(stored.length, stored.dtype, stored.kind, stored.name))
-        return file
+        return ChargedFile(file, self.memory.disk.alloc(stored.length, stored.dtype, stored.kind, stored.name))
 
     def clear(self, x: Any) -> None:
         """Sets new elements to zero; a new file has zeros."""
@@ -422,27 +415,27 @@ class OffloadStore(Store):
             self._read(DiskVector(stored, key[1], (key[2],)))  # and drops it
         if self._drafting and stored in self._stored:
             try:
-                if not stored.has_draft:
+                if stored.draft is None:
                     stored.draft = self._new_file(stored)
             except OSError as error:
                 self._failed(error, target)
                 return
             stored.note_written(target.start, target.stop)
         row = begin_transfer(self.rank.trace, TO_DISK, stored.kind, target.nbytes)
-        future = self._submit("write", target, values, [(stored.draft is not None, target.start, target.stop)])
+        future = self._submit("write", target, values, [(stored.draft or stored.old, target.start, target.stop)])
         self._writes.append((target, values, future, row))
         if len(self._writes) > WRITES_BEHIND:
             self._finish_write()
 
-    def _submit(self, what: str, x: DiskVector, values: AnyArray, parts: list[tuple[bool, int, int]]) -> Outcome:
+    def _submit(self, what: str, x: DiskVector, values: AnyArray, parts: list[tuple[ChargedFile, int, int]]) -> Outcome:
         """Lets a thread read or write."""
         if self._pool is None:  # there are no data
             done = Outcome()
             done.set_result(None)
             return done
         itemsize = x.dtype.itemsize
-        places = [(getattr(x.stored.draft if in_draft else x.stored.file, what), (low - x.start) * itemsize,
-                   (high - x.start) * itemsize, low * itemsize) for in_draft, low, high in parts]
+        places = [(getattr(part.file, what), (low - x.start) * itemsize, (high - x.start) * itemsize, low * itemsize)
+                  for part, low, high in parts]
         return self._pool.submit(_in_a_thread, places, [as_bytes(values)])
 
     def _finish_write(self) -> None:
@@ -487,8 +480,8 @@ class OffloadStore(Store):
         try:
             yield
             for stored in self._stored:
-                for is_new, low, high in stored.newest(0, stored.length) if stored.has_draft else []:
-                    if not is_new:
+                for file, low, high in stored.newest(0, stored.length) if stored.draft else []:
+                    if file is stored.old:
                         kept = DiskVector(stored, low, (high - low,))
                         self._write(self._read(kept), kept)
             self.finish()

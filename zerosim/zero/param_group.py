@@ -26,7 +26,7 @@ from zerosim.numerics.policy import Policy
 from zerosim.numerics.rounding import round_to
 from zerosim.optim.base import Optimizer, Slot
 from zerosim.ranks.rank import Rank
-from zerosim.zero.layout import Bucket, Layout, LayoutEntry, ParameterPiece, Parts, Piece, Region, UnitShapes, buckets
+from zerosim.zero.layout import Bucket, Layout, LayoutEntry, ParameterPiece, Parts, Piece, UnitShapes, buckets
 from zerosim.zero.placements import (
     REPLICATED,
     SHARDED,
@@ -36,8 +36,6 @@ from zerosim.zero.placements import (
     Stage,
     Store,
     Workplace,
-    packed,
-    put_parts,
     redistribute,
 )
 
@@ -213,10 +211,6 @@ class ParamGroup:
         """The valid stretches that this rank holds under a placement, region by region: its own, or all of each."""
         return self.layout.valid(self.rank.index) if placement is SHARDED else self.layout.valid_regions()
 
-    def pieces_in(self, region: Region) -> list[ParameterPiece]:
-        """The pieces of one region that this rank updates."""
-        return [piece for piece in self.pieces if region.low <= piece.vector.start < region.high]
-
     def all_gather_scalars(self, mine: np.ndarray) -> np.ndarray:
         """The values of all ranks, in rank order; nothing is sent where each knows all."""
         if self.stage.optimizer is not SHARDED:
@@ -241,12 +235,12 @@ class ParamGroup:
         """
         rank = rank or self.rank
         chunk = bucket.cut[rank.index + 1] - bucket.cut[rank.index]
-        vector = packed(self.store, source, chunk if have is SHARDED else bucket.length, dtype)
+        vector = self.store.packed(source, chunk if have is SHARDED else bucket.length, dtype)
         in_place = not add and len(target) == 1 and target[0][1].dtype == dtype and self.store.is_array(target[0][1])
         found = redistribute(rank.agreeing(agreement), vector, have, want, bucket.cut, policy=self.policy,
                              out=target[0][1] if in_place else None, purpose=purpose, async_op=async_op,
                              **self.options.issued)
-        put = do_nothing if in_place else partial(put_parts, self.store, target, add=add)
+        put = do_nothing if in_place else partial(self.store.put_parts, target, add=add)
         return Move(found, put, async_op=async_op)
 
     # -- one parameter ------------------------------------------------------------------------------------------------

@@ -216,6 +216,22 @@ class Store:
         """x = values of the device, of the same type."""
         copy_elements(values, x)
 
+    def packed(self, parts: Parts, length: int, dtype: np.dtype[Any]) -> np.ndarray:
+        """The parts as one vector of this format: the only part itself, or a copy in a charged buffer."""
+        values = [(here, self.read(part)) for here, part in parts]
+        if len(values) == 1 and values[0][1].dtype == dtype:
+            only: np.ndarray = values[0][1]
+            return only
+        vector = self.memory.alloc(length, dtype, "communication_buffer", "bucket")
+        for here, elements in values:
+            self.rank.kernels.cast_pack(elements, vector[here])
+        return vector
+
+    def put_parts(self, target: Parts, found: np.ndarray, *, add: bool = False) -> None:
+        """Puts a bucket that has arrived into the parts of its target, with ``add`` onto what is there."""
+        for here, resting in target:
+            self.put(found[here], resting, add=add)
+
     def finish(self) -> None:
         """Waits for what is on its way to where it rests: nothing."""
 
@@ -280,21 +296,3 @@ class Move:
         """Waits, and drops what arrived."""
         if self._async_op:
             self._found.wait()
-
-
-def packed(store: Store, parts: Parts, length: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """The parts as one vector of this format: the only part itself, or a copy in a charged buffer."""
-    values = [(here, store.read(part)) for here, part in parts]
-    if len(values) == 1 and values[0][1].dtype == dtype:
-        only: np.ndarray = values[0][1]
-        return only
-    vector = store.memory.alloc(length, dtype, "communication_buffer", "bucket")
-    for here, elements in values:
-        store.rank.kernels.cast_pack(elements, vector[here])
-    return vector
-
-
-def put_parts(store: Store, target: Parts, found: np.ndarray, *, add: bool = False) -> None:
-    """Puts a bucket that has arrived into the parts of its target, with ``add`` onto what is there."""
-    for here, resting in target:
-        store.put(found[here], resting, add=add)
