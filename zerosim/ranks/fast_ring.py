@@ -12,10 +12,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.numerics.arrays import copy_elements, has_data, on_host, spans
-from zerosim.numerics.kernels import NullKernels, NumpyKernels
-from zerosim.ranks.call import Call, Cut, PendingCall, chunk_lengths, largest_chunk
-
-Kernels = NumpyKernels | NullKernels
+from zerosim.ranks.call import Call, Cut, Kernels, PendingCall, chunk_lengths, largest_chunk
 
 STACK_CHUNK = 2048       # below this chunk length a NumPy call costs more than its additions: add all chunks at once
 STACK_ELEMENTS = 1 << 23  # the most elements that stacking may copy
