@@ -98,6 +98,12 @@ def block(w, x):
     return linear(linear(h, "ffn.up").gelu(), "ffn.down") + x
 
 
+def test_attention_keeps_its_probabilities_whatever_blocks_keep():
+    unit, (ctx, recorder) = autodiff.AutodiffUnit("u", {}, lambda w, x: autodiff.attention(x, 2)), recorded("bf16")
+    unit.forward(replace(ctx, keep="tiled"), {}, normal("bf16", (2, 3, 12)))
+    assert [name for _, name, *_ in recorder.allocated] == ["attention.o", "attention.p"]
+
+
 @pytest.mark.parametrize("format", ["fp32", "bf16", "fp16"])
 def test_a_transformers_block_has_the_bits_of_the_one_by_hand(format):
     by_hand, weights = GPT(NANO), first_weights(GPT(NANO))
