@@ -23,7 +23,7 @@ import zerosim as zs
 from tests.cases import chosen, covering
 from tests.support import assert_refused, fresh
 from tests.zero.drawn import ON_DISK, drawn, made
-from tests.zero.training import ADAM, BF16, HUGE, MODELS, ODD, SGD, alone, batches, bits, finish, flat_state
+from tests.zero.training import ADAM, BF16, HUGE, MODELS, ODD, SGD, Kept, alone, batches, bits, finish, flat_state
 from zerosim.numerics import loss_scale
 from zerosim.zero import CheckpointError
 
@@ -436,26 +436,21 @@ def test_a_file_that_fails_when_it_is_read_again_stops_the_engine_until_a_load_s
     folder, file = tmp_path / "c", files_of(good)[0].name
     shutil.copytree(good, folder)
 
-    def run(rank):
-        engine = zs.Engine(rank, ODD, ADAM, stage=3, policy=BF16)
+    kept, undisturbed = (Kept(ODD, batches(ODD, 2, 1, 1, seed=5), stage=3, policy=BF16) for _ in range(2))
 
+    def disturb(engine):
         def abandon():  # between the check and what follows it
             zs.Engine.abandon(engine)
             (folder / file).write_bytes((good / file).read_bytes()[:-1])
 
         engine.abandon = abandon
         assert_refused(lambda: engine.load(folder), f"{file} was cut off inside the tensor", CheckpointError)
-        batch = batches(ODD, 2, 1, 1, seed=5)[0][rank.index]
-        assert_refused(lambda: engine.step(batch), "the load of .* was broken off, and some weights are")
-        engine.load(good)
-        return str(engine.step(batch))
+        assert_refused(lambda: engine.step(kept.data[0][engine.rank.index]), "the load of .* was broken off, and some")
 
-    def undisturbed(rank):
-        engine = zs.Engine(rank, ODD, ADAM, stage=3, policy=BF16)
-        engine.load(good)
-        return str(engine.step(batches(ODD, 2, 1, 1, seed=5)[0][rank.index]))
-
-    assert list(zs.Cluster(2).run(run)) == list(zs.Cluster(2).run(undisturbed))
+    kept.all(disturb)
+    for engines in (kept, undisturbed):
+        engines.all(lambda engine: engine.load(good))
+    assert list(map(str, kept.step(0))) == list(map(str, undisturbed.step(0)))
 
 
 def test_what_is_under_way_is_refused(tmp_path):

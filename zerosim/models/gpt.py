@@ -188,7 +188,7 @@ class SubBlock(ABC):
     def widths(self) -> tuple[int, int]:
         """Outputs of the opening linear layer, inputs of the closing one."""
 
-    @property
+    @cached_property
     def biased(self) -> tuple[str, ...]:
         """The linear layers with a bias."""
         layers = zip((self.opening, self.closing), self.called, strict=True)

@@ -236,8 +236,9 @@ def save(path: str | Path, training: TrainingState, progress: Any) -> None:
             all_or_none(rank, partial(_write_shard, folder / _name(this, rank.index, rank.size), training))
             all_or_none(rank, partial(_write_index, folder, this, training, json.loads(text)), only=0)
         except CheckpointError:
-            if rank.index == 0 and not _names_number(folder, this):  # on a full disk they would be in the way
-                _remove_shards(folder, lambda number: number == this)
+            with suppress(OSError):  # of an index that cannot be read, and may be the new one's
+                if rank.index == 0 and _named(folder) != this:  # on a full disk they would be in the way
+                    _remove_shards(folder, lambda number: number == this)
             raise
         if rank.index == 0:
             _remove_shards(folder, lambda number: number != this)
@@ -298,8 +299,7 @@ def _begin(folder: Path, until_saved: ExitStack) -> int:
     index = folder / INDEX
     if index.exists() and FORMAT not in index.read_text(encoding="utf-8", errors="replace"):
         raise ValueError(f"{index} is of no zerosim checkpoint, and would be overwritten; name another folder")
-    with suppress(ValueError):  # without a whole index, nothing says which shards are whole
-        named = open_checkpoint(folder).content["number"]
+    if (named := _named(folder)) is not None:  # without a whole index, nothing says which shards are whole
         _remove_shards(folder, lambda number: number != named)
     return 1 + max((int(match[1]) for match in map(SHARD.fullmatch, _names(folder)) if match), default=0)
 
@@ -362,14 +362,11 @@ def _remove_shards(folder: Path, which: Callable[[int], bool]) -> None:
                 (folder / name).unlink()
 
 
-def _names_number(folder: Path, number: int) -> bool:
-    """True where the index is of the checkpoint of this number, or cannot be read."""
-    try:
-        return bool(open_checkpoint(folder).content["number"] == number)
-    except ValueError:
-        return False
-    except OSError:
-        return True
+def _named(folder: Path) -> Any:
+    """The number of the checkpoint whose index is there; None without a whole one."""
+    with suppress(ValueError):
+        return open_checkpoint(folder).content["number"]
+    return None
 
 
 # -- Loading -----------------------------------------------------------------------------------------------------------

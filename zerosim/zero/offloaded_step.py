@@ -241,7 +241,7 @@ class HostUpdate(OffloadedUpdate):
             for piece in group.pieces:
                 master = group.master_elements(piece)
                 for here in spans(piece.count, group.rank.kernels.STRETCH):
-                    group.cast(piece, here, self.store.at(HOST, master[here]), self.store.workplace)
+                    group.cast(piece, here, self.store.at(HOST, master[here]))
             self.delayed[group], group.updated_parameter = group.updated_parameter, None
 
     def _put_parameters(self, due: Mapping[OffloadedParamGroup, Any]) -> None:

@@ -27,17 +27,7 @@ from zerosim.numerics.rounding import round_to
 from zerosim.optim.base import Optimizer, Slot
 from zerosim.ranks.rank import Rank
 from zerosim.zero.layout import Bucket, Layout, LayoutEntry, ParameterPiece, Parts, Piece, UnitShapes, buckets
-from zerosim.zero.placements import (
-    REPLICATED,
-    SHARDED,
-    BucketOptions,
-    Move,
-    Placement,
-    Stage,
-    Store,
-    Workplace,
-    redistribute,
-)
+from zerosim.zero.placements import REPLICATED, SHARDED, BucketOptions, Move, Placement, Stage, Store, redistribute
 
 # -- what a user asks for ---------------------------------------------------------------------------------------------
 
@@ -289,13 +279,13 @@ class ParamGroup:
         return {MASTER: self.master_elements(piece), GRADIENT: self.gradient_sum(piece),
                 **{name: self.slot(piece, name) for name in self.slots_of(piece.entry)}}
 
-    def cast(self, piece: ParameterPiece, here: slice, master: np.ndarray, at: Workplace) -> int:
-        """Rounds a stretch of an updated master (n,) to the parameter's format, as far as this rank has both; returns
-        the bytes that this reads and writes."""
+    def cast(self, piece: ParameterPiece, here: slice, master: np.ndarray, *, on_device: bool = False) -> int:
+        """Rounds a stretch of an updated master (n,) to the parameter's format, as far as this rank has both, at the
+        optimizer's workplace or on the device; returns the bytes that this reads and writes."""
         if self.parameter_is_master:
             return 0
         master, target = self.cast_target(piece, here, master)
-        self.store.cast(master, target, at)
+        self.store.cast(master, target, self.store.device if on_device else self.store.workplace)
         return int(master.nbytes + target.nbytes)
 
     def cast_target(self, piece: ParameterPiece, here: slice, master: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

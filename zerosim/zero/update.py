@@ -142,7 +142,7 @@ class Update:
         for here, arrays in store.updating(at_rest, piece.count, unchanged=(GRADIENT,)):
             for w, g, state in _blocks(group, arrays, context):
                 optimizer.apply(ctx, w, g, state, context.step)
-            cast_nbytes += group.cast(piece, here, arrays[MASTER], store.workplace)
+            cast_nbytes += group.cast(piece, here, arrays[MASTER])
         group.note_update(at_rest, cast_nbytes)
 
     def lr_factor(self, step: int) -> float | None:

@@ -26,7 +26,7 @@ def update_tensor(group: ParamGroup, piece: ParameterPiece, context: StepContext
         shaped = {name: x.reshape(entry.shape) if name in (MASTER, GRADIENT) or group.is_flat(entry, name) else x
                   for name, x in arrays.items()}
         _step(group, entry, shaped, context, place)
-        cast_nbytes = group.cast(piece, slice(0, piece.count), arrays[MASTER], place)
+        cast_nbytes = group.cast(piece, slice(0, piece.count), arrays[MASTER])
     group.note_update(at_rest, cast_nbytes)
 
 
@@ -50,7 +50,7 @@ def update_gathered(group: ParamGroup, entry: LayoutEntry, piece: ParameterPiece
         _step(group, entry, whole | arrays, context, store.device)
     for name, part in own.items():
         store.move(whole[name].reshape(-1)[here], part)
-    cast_nbytes = group.cast(piece, slice(0, piece.count), whole[MASTER].reshape(-1)[here], store.device)
+    cast_nbytes = group.cast(piece, slice(0, piece.count), whole[MASTER].reshape(-1)[here], on_device=True)
     group.note_update(whole | others, cast_nbytes)
 
 
