@@ -18,9 +18,9 @@ from benchmarks.gpu_check.processes import ROOT, Ended, Started
 from benchmarks.gpu_check.report import FAILED, LEFT_OUT, PARTS, RAN, Check, Machine, Part, Writer, Wrong
 from tests.backends import doubles
 from tests.backends.test_one_suite import assert_same
-from tests.backends.worlds import TORCHRUN, Processes
+from tests.backends.worlds import HERE, TORCHRUN, Processes
 from tests.ranks import programs
-from tests.support import ask, assert_command_refuses, assert_refused
+from tests.support import ask, assert_command_refuses, assert_refused, fresh
 from zerosim.backends.cupy.kernels import CupyKernels
 from zerosim.models import GPTConfig
 from zerosim.numerics import arrays
@@ -203,6 +203,13 @@ def test_processes_that_share_a_card_send_and_add_as_ranks_of_one_process(compil
     world = Processes("a double that is shared", 3, TORCHRUN, "nccl", doubled_gpus=4, device="cuda:0",
                       share_devices=True)
     assert_same(world, programs.every_collective, "bf16", (7,))
+
+
+def test_the_suite_can_be_asked_for_one_world_alone_whatever_other_worlds_its_tests_want() -> None:
+    found = fresh("-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", "-W", "default", *suite.CONFORMANCE,
+                  *suite.FAILURES, ZEROSIM_TEST_WORLD=HERE.name)
+    assert f"[{HERE.name}]" in found
+    assert "MPI" not in found
 
 
 @pytest.mark.slow
