@@ -378,9 +378,9 @@ REFUSED = {
         ("--weights 1,2,3,nan", "weights must be finite numbers, found"),
         ("--weights a,b,c,d", "numbers separated by commas"), ("--data 1,2", "a sample is x1,x2:t"),
         *((f"--data {text}", "write for example") for text in ("1,3", "a,b:c", "1,2,3:4", "1,3:5;")),
-        ("--steps 0", "at least one step, found steps=0"),
+        ("--steps 0", "steps=0 must be a whole number, 1 or more"),
         ("--optimizer lion", "optimizer='lion'; choose one of adam, sgd"),
-        ("--ranks 0", "at least one rank, found"), ("--ranks 3 --data 1,2:3", "found 1 samples for 3 ranks")],
+        ("--ranks 0", "ranks=0 must be a"), ("--ranks 3 --data 1,2:3", "found 1 samples for 3 ranks")],
     "lost-updates": [
         ("--weight nan", "the weight must be a finite number, found nan"),
         ("--weight 1e6", "fp16 has no number as large as the weight 1e+06: its largest is 65504; take a smaller"),
