@@ -22,7 +22,6 @@ MISSING = {world: reason for world in ALL if (reason := world.missing()) is not 
 WORLDS: dict[str, Callable[[World], Any]] = {
     "world": lambda world: True,
     "library": lambda world: world.library,    # which carries the messages
-    "checking": lambda world: world.checks,  # finds out that ranks send what others do not expect
     "mpi": lambda world: world in MPI}
 
 

@@ -165,8 +165,7 @@ def test_a_rank_that_has_finished_hears_of_a_failure_that_comes_while_it_sleeps(
     backend = backend_of(channel, hub.Transport())
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: backend._read())
     monkeypatch.setattr("zerosim.backends.processes.cluster.time", clock)
-    with pytest.raises(LookupError, match="gone"):
-        list(backend.drive([lambda: None]))
+    assert_refused(lambda: list(backend.drive([lambda: None])), "gone", LookupError)
 
 
 def test_a_rank_that_waits_for_the_end_of_a_run_says_nothing_that_the_next_run_could_hear() -> None:

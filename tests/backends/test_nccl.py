@@ -19,6 +19,7 @@ from tests.backends.fake_cuda import RaceError
 from tests.backends.worlds import SECONDS, Job
 from tests.ranks import programs
 from tests.ranks.asking import ROWS, allowed, ask
+from tests.support import assert_refused
 from zerosim.backends.nccl.adapter import DeviceStreams
 from zerosim.backends.nccl.cluster import NCCLProcessCluster
 from zerosim.backends.processes.tcp import TCPChannel
@@ -211,8 +212,7 @@ def test_an_error_of_a_device_is_raised_and_not_waited_for_without_end(gpus, ran
         left = list(answers)
         doubles.cupy.cuda.runtime.streamQuery = lambda pointer: left.pop(0) if len(left) > 1 else left[0]
 
-    with pytest.raises(doubles.cupy.cuda.runtime.CUDARuntimeError, match="700"):
-        cluster.run(program)
+    assert_refused(lambda: cluster.run(program), "700", doubles.cupy.cuda.runtime.CUDARuntimeError)
     assert {comm.state for comm in doubles.nccl.alive} == {"aborted"}
     assert not any(memory.now_nbytes for memory in cluster.memory)
 

@@ -59,16 +59,3 @@ def normal(name: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
 def bits_of(x: np.ndarray) -> np.ndarray:
     """The bit patterns of an array: equal means equal bits."""
     return x.view({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[x.dtype.itemsize])
-
-
-def slope(function: Any, x: np.ndarray, step: float = 1e-5) -> np.ndarray:
-    """Central differences of a scalar function of x (float64), element by element: the error is of order step²."""
-    gradient = np.empty_like(x)
-    for index in np.ndindex(x.shape):
-        kept = x[index]
-        x[index] = kept + step
-        above = function()
-        x[index] = kept - step
-        gradient[index] = (above - function()) / (2 * step)
-        x[index] = kept
-    return gradient

@@ -71,6 +71,14 @@ def test_rows_of_a_table_by_tokens_have_the_slope_as_gradient_also_of_a_tied_tab
     zs.testing.check_gradients(model, tokens, normal("fp64", (6, 5), 7), weights=weights, elements=None)
 
 
+def test_no_gradient_goes_through_what_is_detached():
+    unit, x = autodiff.AutodiffUnit("unit", {"w": (4,)}, lambda w, x: x.detach() * x + w["w"].detach()), np.arange(4.0)
+    ctx, w = Context.standalone(zs.Policy("fp64")), {"unit.w": np.ones(4)}
+    y, saved = unit.forward(ctx, w, x)
+    dx, gradients = unit.backward(ctx, w, saved, np.ones(4))
+    assert (y.tolist(), dx.tolist(), gradients) == ([1, 2, 5, 10], [0, 1, 2, 3], {"unit.w": None})
+
+
 def test_dropout_draws_the_same_mask_backward_by_its_name():
     unit = autodiff.AutodiffUnit("unit", {"w": (4,)}, lambda w, x: autodiff.dropout(x * w["w"], 0.5, "here"))
     zs.testing.check_gradients(unit, normal("fp64", (3, 4)), weights={"unit.w": normal("fp64", (4,))}, elements=None)
@@ -88,6 +96,12 @@ def block(w, x):
     x = linear(autodiff.attention(linear(h, "attention.qkv"), NANO.heads), "attention.projection") + x
     h = autodiff.layernorm(x, w["ln_2.weight"], w["ln_2.bias"])
     return linear(linear(h, "ffn.up").gelu(), "ffn.down") + x
+
+
+def test_attention_keeps_its_probabilities_whatever_blocks_keep():
+    unit, (ctx, recorder) = autodiff.AutodiffUnit("u", {}, lambda w, x: autodiff.attention(x, 2)), recorded("bf16")
+    unit.forward(replace(ctx, keep="tiled"), {}, normal("bf16", (2, 3, 12)))
+    assert [name for _, name, *_ in recorder.allocated] == ["attention.o", "attention.p"]
 
 
 @pytest.mark.parametrize("format", ["fp32", "bf16", "fp16"])
@@ -171,7 +185,7 @@ SAYS = {
     "np.sum": lambda w, x: np.sum(x),
     "np.concatenate": lambda w, x: np.concatenate([x, x]),
     "np.multiply was asked to write into an array": lambda w, x: np.multiply(x, x, out=np.ones((3, 4))),
-    "np.power is tracked where the exponent is a number": lambda w, x: np.power(2.0, x),
+    "a power, np.power too, is tracked where the exponent is a number": lambda w, x: np.power(2.0, x),
     "be written into": changed(item),
     **{f"be changed in place by {sign}": changed(change) for sign, change in (
         ("+=", lambda x: operator.iadd(x, 1)), ("*=", lambda x: operator.imul(x, 2)),
@@ -181,7 +195,8 @@ SAYS = {
     "become a NumPy array": lambda w, x: np.asarray(x),
     "become a number": lambda w, x: x + float(x),
     "must return a tracked array ... found ndarray": lambda w, x: np.ones(3),
-    "raised to the power ...; the exponent is a number": lambda w, x: x ** x,
+    "where the exponent is a number; write (np.log(x) * y).exp() for x to the power y": lambda w, x: x ** x,
+    "np.floor_divide is not tracked": lambda w, x: x // 2,
     "indexed by integers, slices, ... and None, found": lambda w, x: x[[0, 1]],
     "add takes tracked arrays, numbers and NumPy arrays, found str": lambda w, x: x + "1",
 }

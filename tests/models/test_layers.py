@@ -5,6 +5,7 @@ Below: what single layers promise beyond that.
 """
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from tests.models import meaning
 from tests.models.conformance import LAYERS, rounded
 from tests.models.contexts import bits_of, context, normal, recorded
 from tests.ranks.data import FLOATS
+from tests.support import assert_refused, literally
 from zerosim.models import Context, layers
 from zerosim.numerics import kernels, random
 
@@ -71,6 +73,8 @@ def test_a_layer_charges_its_output_and_what_it_saves_and_keeps_its_input_itself
     charged = {name: math.prod(shape) * dtype.itemsize for _, name, shape, dtype in recorder.allocated}
     assert sum(charged.values()) == y.nbytes + layer.beside(arrays)
     assert {kind for kind, *_ in recorder.allocated} == {"activation"}
+    if layer.takes_out and np.ndim(arrays.get("w", 0)) < 2:  # norms and activation functions read x and write the rest
+        assert recorder.nbytes == arrays["x"].nbytes + sum(charged.values())
     if not charged.keys() & {"relu.bits", "here.dropped", "embedding.y"}:  # which save no input
         first = getattr(saved, "qkv", saved[0] if isinstance(saved, tuple) else saved)
         assert first is arrays["x"]
@@ -102,6 +106,29 @@ def test_a_users_errstate_changes_no_bit_of_a_layer(layer, name):
         strict = both(context(name), layer, arrays)
     for what, values in plain.items():
         np.testing.assert_array_equal(bits_of(strict[what]), bits_of(values), what)
+
+
+@every_layer
+def test_a_layer_refuses_what_is_wider_than_at_rest_and_what_is_of_another_shape(layer):
+    ctx, arrays = context("fp16"), layer.arrays("fp16")
+    (y, saved), forward, back = layer.forward(ctx, arrays), partial(layer.forward, ctx), partial(layer.backward, ctx)
+    wider = r"_{} computes in float16, and found \w+ in float32; round it first, with ctx\.cast\(\w+\)$"
+    for key, array in arrays.items():
+        twice = np.concatenate([array, array])
+        if key == "x" or arrays["w"].ndim == 2:  # norms read their weights in any format
+            assert_refused(partial(forward, arrays | {key: array.astype(np.float32)}), wider.format("forward"))
+        if key != "x" and "x" in arrays:
+            said = literally(f"_forward asked for {key} of shape {array.shape}, and found {twice.shape}; ")
+            assert_refused(partial(forward, arrays | {key: twice}), f"{said}.* (column|channel) of [xw]$")
+    assert_refused(partial(back, arrays, saved, y.astype(np.float32)), wider.format("backward"))
+    twice = np.concatenate([y, y])
+    if layer is not LAYERS["dropout"]:  # which has no shape of its own
+        assert_refused(partial(back, arrays, saved, twice), literally(
+            f"_backward asked for dy ... found ...{twice.shape}; hand it the gradient of this layer's own output$"))
+    if layer.takes_out:
+        assert_refused(partial(forward, arrays, out=y.astype(np.float32)), wider.format("forward"))
+        assert_refused(partial(forward, arrays, out=twice), literally(
+            f"_forward asked for out of shape {y.shape}, and found {twice.shape}; give it the shape of the result"))
 
 
 @pytest.mark.parametrize("layer", [layer for layer in LAYERS.values() if layer.takes_out],
@@ -217,12 +244,13 @@ def test_the_exact_gelu_is_exact_however_small_it_is_and_near_the_other(name):
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("shape", [(1, 1), (5, 7), (3, 4, 33), (700, 260), (2, 70000)])
-def test_layernorms_output_computed_again_has_the_bits_that_it_had(name, shape):
+def test_a_norms_output_computed_again_has_the_bits_that_it_had(name, shape):
     x, w, b = (normal(name, of, seed) for seed, of in enumerate((shape, shape[-1:], shape[-1:])))
     ctx = context(name)
-    y, kept = layers.norm_forward(ctx, x, w, b)
-    layers.norm_forward(ctx, *LAYERS["layernorm"].arrays(name).values())  # scratch is used in between
-    np.testing.assert_array_equal(bits_of(layers.norm_output(ctx, kept, w, b)), bits_of(y))
+    for weights in ((w, b), (w,)):
+        y, kept = layers.norm_forward(ctx, x, *weights)
+        layers.norm_forward(ctx, *LAYERS["layernorm"].arrays(name).values())  # scratch is used in between
+        np.testing.assert_array_equal(bits_of(layers.norm_output(ctx, kept, *weights)), bits_of(y))
 
 
 def test_layernorms_variance_is_that_of_the_deviations_not_a_difference_of_squares():

@@ -20,6 +20,7 @@ from zerosim.models import (
     HalfSquaredError,
     LinearUnit,
     Llama,
+    Llama3Scaling,
     Model,
     Recompute,
     decoder,
@@ -42,70 +43,35 @@ def z(*shape, dtype=np.float16):
     return np.zeros(shape, dtype)
 
 
-def linear(x=(3, 4), w=(4, 5), b=(5,), out=None):
-    return layers.linear_forward(CTX, z(*x), z(*w), z(*b), out if out is None else z(*out))
+def linear_back(dw=(4, 5), db=(5,)):
+    return layers.linear_backward(CTX, z(4, 5), z(3, 4), z(3, 5), z(*dw), z(*db))
 
 
-def linear_back(dy=(3, 5), dw=(4, 5), db=(5,)):
-    return layers.linear_backward(CTX, z(4, 5), z(3, 4), z(*dy), z(*dw), z(*db))
-
-
-def norm(**changed):
-    return layers.norm_forward(CTX, **{"x": z(2, 4), "w": z(4), "b": z(4)} | changed)
-
-
-def norm_back(dy):
-    saved = layers.norm_forward(CTX, z(2, 4), z(4), z(4))[1]
-    return layers.norm_backward(CTX, z(4), saved, dy, z(4), z(4))
-
-
-def relu_back(*shape):
-    return layers.relu_backward(CTX, layers.relu_forward(CTX, z(2, 8))[1], z(*shape))
-
-
-def attention_back(dy):
-    return layers.attention_backward(CTX, layers.attention_forward(CTX, z(2, 3, 12), 2)[1], dy)
+def norm(**options):
+    return layers.norm_forward(CTX, z(2, 4), z(4), z(4), **options)
 
 
 X = z(4, 4)
 WIDE = z(2, 2, dtype=np.float32)
-WIDER = "computes in float16, and found {0} in float32; round it first, with ctx.cast({0})$"
 LAYERS = [
-    (lambda: linear(x=(4,)), "^linear_forward asked for x of shape (B, I), and found (4,); reshape it to two dimensio"),
-    (lambda: linear(w=(4,)), "^linear_forward asked for w of shape (I, O), and found (4,)"),
-    (lambda: linear(w=(5, 4), b=(4,)), "asked for w of shape (4, 4), and found (5, 4); w needs a row for each column"),
-    (lambda: linear(b=(4,)), "asked for b of shape (5,), and found (4,); a bias has one element per column"),
-    (lambda: linear(out=(5, 3)), "asked for out of shape (3, 5), and found (5, 3); give it the shape of"),
+    (lambda: layers.linear_forward(CTX, z(4), z(4, 5)),
+     "^linear_forward asked for x of shape (B, I), and found (4,); reshape it to two dimensions$"),
+    (lambda: layers.linear_forward(CTX, z(3, 4), z(4)), "^linear_forward asked for w of shape (I, O), and found (4,)"),
     *((call, "found one that shares memory with x, which it saves for backward") for call in (
         lambda: layers.linear_forward(CTX, X, X.copy(), out=X), lambda: layers.gelu_forward(CTX, X, out=X[:]))),
-    (lambda: linear_back(dy=(3, 4)), "^linear_backward asked for dy of shape (3, 5), and found (3, 4); hand it the gr"),
     (lambda: linear_back(dw=(5, 4)), "asked for dw of shape (4, 5), and found (5, 4); the gradient has the shape of t"),
     (lambda: linear_back(db=(4,)), "asked for db of shape (5,), and found (4,); the gradient has the shape of the bia"),
-    (lambda: layers.linear_forward(CTX, WIDE, z(2, 2)), WIDER.format("x")),
-    (lambda: layers.linear_forward(CTX, z(2, 2), WIDE), WIDER.format("w")),
-    (lambda: layers.linear_backward(CTX, z(2, 2), z(2, 2), WIDE, z(2, 2)), WIDER.format("dy")),
-    (lambda: layers.relu_forward(CTX, z(2, 2), out=WIDE), WIDER.format("out")),
-    (lambda: relu_back(3, 8), "asked for dy with one element per bit that was saved (2 bytes of them), and found shape "
-     "(3, 8); hand it the gradient of this layer's own"),
-    (lambda: layers.gelu_backward(CTX, z(2, 8), z(3, 8)), "^gelu_backward asked for dy of shape (2, 8), and found (3,"),
     (lambda: kernels.NumpyKernels().gelu(np.zeros(3), np.zeros(4)), "gelu needs arrays of one shape, got x (3,), out"),
     (lambda: kernels.NumpyKernels().gelu_gradient(np.zeros(3), np.zeros(3, int), np.zeros(3)),
      "gelu_gradient computes in floating point ... got dy of type int64"),
-    (lambda: norm(w=z(3)), "^norm_forward asked for w of shape (4,), and found (3,); w has one element per chann"),
-    (lambda: norm(b=z(1, 4)), "asked for b of shape (4,), and found (1, 4); b has one element per"),
-    (lambda: norm(x=np.zeros((2, 4))), "computes in float16, and found x in float64"),
     (lambda: norm(epsilon=-1), "was given epsilon=-1; it is added to a variance, so take 0 or a small positive number"),
     (lambda: norm(epsilon="1e-5"), "was given epsilon='1e-5'"),
-    (lambda: norm(out=z(3, 4)), "asked for out of shape (2, 4), and found (3, 4)"),
-    (lambda: norm_back(z(4, 2)), "^norm_backward asked for dy of shape (2, 4), and found (4, 2)"),
     (lambda: layers.embedding_forward(CTX, np.zeros((2, 3)), z(5, 3)),
      "^embedding_forward asked for tokens as integers, and found float64; a token is the index of a row"),
-    (lambda: layers.embedding_forward(CTX, np.array([0, 5]), z(5, 3)),
-     "asked for tokens from 0 to 4, and found 0 to 5; take a vocabulary that has them all"),
-    (lambda: layers.embedding_forward(CTX, np.array([-1, 2]), z(5, 3)), "asked for tokens from 0 to 4, and found -1 t"),
+    *((lambda tokens=tokens: layers.embedding_forward(CTX, np.array(tokens), z(5, 3)),
+       f"asked for tokens from 0 to 4, and found {min(tokens)} to {max(tokens)}; take a vocabulary that has them all")
+      for tokens in ([0, 5], [-1, 2])),
     (lambda: layers.embedding_forward(CTX, z(2, dtype=int), z(5)), "asked for w of shape (V, C), and found (5,)"),
-    (lambda: layers.embedding_backward(CTX, z(2, 3, dtype=int), z(3, 2, 4), z(5, 4)),
-     "^embedding_backward asked for dy of shape (2, 3, 4), and found (3, "),
     *((lambda rate=rate: layers.dropout_forward(CTX, z(3), rate, "here"),
        f"^dropout_forward was given rate={rate!r}; it is the share of elements that are dropped, from 0 to less than "
        "1$")
@@ -115,8 +81,7 @@ LAYERS = [
        f"shape {shape}; ")
       for shape in ((3, 12), (2, 3, 14))),
     (lambda: layers.attention_forward(CTX, z(2, 3, 12), 0), "was given heads=0; heads is a whole number, 1 or more"),
-    (lambda: attention_back(z(2, 3, 12)), "^attention_backward asked for dy of shape (2, 3, 4), and found (2, 3, 1"),
-    (lambda: attention_back(z(2, 3, 4, dtype=np.float32)), "attention_backward computes in float16, and found dy in f"),
+    (lambda: layers.attention_forward(CTX, z(2, 3, 12), 4, 3), "of 4 heads of queries, 3 of keys, which divide them"),
 ]
 
 
@@ -156,8 +121,8 @@ PRESETS_TEXT = ("GPT was asked for 'gpt-mikro', which is no GPTConfig and no pre
                 "o, ...; did you mean 'gpt-micro'?")
 GPTS = [
     (lambda: replace(NANO, layers=0), "GPTConfig was given layers=0; layers is a whole number, 1 or more"),
-    (lambda: replace(NANO, heads=5), "GPTConfig was given 12 channels in 5 heads; all heads are equally wide, so take a"
-     " number of heads that divides the channels"),
+    (lambda: replace(NANO, heads=5), "a GPTConfig of 12 channels was asked for 5 heads, which do not divide them; take "
+     "a number of heads that does$"),
     (lambda: replace(NANO, dropout=1.0), "GPTConfig was given dropout=1.0; it is the share of elements that are dropped"
      ", from 0 to less than 1"),
     (lambda: replace(NANO, epsilon=0), "GPTConfig was given epsilon=0; it keeps a norm from dividing by 0, so take a"
@@ -179,26 +144,29 @@ GPTS = [
 LLAMA = llama.PRESETS["llama-nano"]
 LLAMAS = [
     (lambda: replace(LLAMA, context=0), "LlamaConfig was given context=0; context is a whole number, 1 or more"),
-    (lambda: replace(LLAMA, heads=5, head_channels=0), "LlamaConfig was given 12 channels in 5 heads, which do not divi"
-     "de them; take a number of heads that does, or say head_channels"),
-    (lambda: replace(LLAMA, key_value_heads=3), "given 2 heads that share 3 of keys and values; take a number that di"),
-    (lambda: replace(LLAMA, feed_forward=-1), "given feed_forward=-1; feed_forward is a whole number, 1 or more"),
+    (lambda: replace(LLAMA, heads=5, head_channels=0), "a LlamaConfig of 12 channels was asked for 5 heads, which do no"
+     "t divide them; take a number of heads that does, or say head_channels$"),
+    (lambda: replace(LLAMA, key_value_heads=3), "2 heads were asked to share 3 key and value heads; each of these ser"),
+    (lambda: replace(LLAMA, feed_forward=-1), "given feed_forward=-1; feed_forward is a whole number, 0 or more"),
     (lambda: replace(LLAMA, head_channels=5), "was given heads of 5 channels; rotary positions turn pairs of them, so"),
     (lambda: replace(LLAMA, base=0), "was given base=0; the rotary angles are its powers, so take a positive number"),
     (lambda: replace(LLAMA, base=np.inf), "was given base=inf; the rotary angles are its powers"),
+    *((lambda of=of: Llama3Scaling(**{"factor": 8.0, "low": 1.0, "high": 4.0, "original_context": 64} | of), said)
+      for of, said in (({"factor": 0}, "^Llama3Scaling was given factor=0; take a positive number$"),
+                       ({"original_context": "64"}, "original_context='64'; take a positive number$"),
+                       ({"high": 1.0}, "given low=1.0 and high=1.0, turns in the original context; high is to be"))),
+    (lambda: replace(LLAMA, scaling=8.0), "was given scaling=8.0; it is a LinearScaling, a Llama3Scaling or None$"),
     (lambda: replace(LLAMA, biases=("ffn",)), "was given biases=('ffn',); name the layers that have one in a tuple: q"
      "kv, projection, feed_forward"),
     (lambda: replace(LLAMA, biases="qkv"), "LlamaConfig was given biases='qkv'; name the layers that have one in a"),
-    (lambda: replace(LLAMA, head_norms="no"), "LlamaConfig was given head_norms='no'; it is True or False"),
+    (lambda: replace(LLAMA, head_norms="no"), "LlamaConfig was given head_norms='no'; head_norms is True or False"),
     (lambda: Llama("llama-mikro"), "^Llama was asked for 'llama-mikro', which is no LlamaConfig and no preset; the pres"
      "ets are llama-nano, llama-micro; did you mean 'llama-micro'?"),
     (lambda: GPT(LLAMA), "^GPT was asked for LlamaConfig(...), which is no GPTConfig and no preset"),
     (lambda: Llama(NANO), "^Llama was asked for GPTConfig(...), which is no LlamaConfig and no preset"),
-    (lambda: decoder("lama-micro"), "a model was asked for by 'lama-micro', which is no config and no preset; the prese"
-     "ts are gpt-nano, gpt-micro, ...; did you mean 'llama-micro'?"),
-    (lambda: layers.attention_forward(CTX, z(2, 3, 12), 4, key_value_heads=3), "of 4 heads of queries, 3 of keys, whi"),
+    (lambda: decoder("lama-micro"), "a model was asked for 'lama-micro', which is no DecoderConfig and no preset; the p"
+     "resets are gpt-nano, gpt-micro, ...; did you mean 'llama-micro'?"),
     (lambda: llama.swiglu_forward(CTX, z(2, 3)), "asked for gate and up side by side (M, 2F), and found shape (2, 3)"),
-    (lambda: llama.swiglu_backward(CTX, z(2, 4), z(2, 4)), "^swiglu_backward asked for dy of shape (2, 2), and found"),
 ]
 
 

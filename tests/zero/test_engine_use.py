@@ -13,13 +13,28 @@ import pytest
 import zerosim as zs
 from tests.cases import covering
 from tests.support import assert_refused
-from tests.zero.optimizers import Plain
-from tests.zero.training import ADAM, BF16, MODELS, ODD, SGD, alone, batches, bits, finish, flat_state, outcome, run
+from tests.zero.training import (
+    ADAM,
+    BF16,
+    MODELS,
+    ODD,
+    SGD,
+    Kept,
+    alone,
+    batches,
+    bits,
+    finish,
+    master_of,
+    masters,
+    run,
+)
 from tests.zero.units import tied
 from zerosim.models import GPT, MLP
 from zerosim.numerics import kernels
 from zerosim.ranks import RankUseError, trace
 
+WIDE = MODELS["wide"]()
+FACTORED = {"optimizer": zs.optim.KFAC(), "layout": "whole_matrices", "groups": [zs.Group("*.bias", optimizer=ADAM)]}
 X, T = np.zeros((2, 3), np.float32), np.zeros((2, 2), np.float32)
 
 
@@ -69,18 +84,17 @@ def a_step_behind_a_backward_that_was_broken_off(engine, mine, other):
     a_step_behind_an_evaluation_and_steps_that_were_abandoned, a_step_behind_a_backward_that_was_broken_off]))
 def test_a_loop_by_hand_is_the_step_and_leaves_nothing_gathered(stage, loop):
     for model, options in ((tied(), {"keep_gathered": "all", "prefetch": 2}), (tied(), {"policy": BF16}),
-                           (GPT("gpt-nano", normalization="global"), {})):
+                           (GPT("gpt-nano", normalization="global"), {}), (ODD, FACTORED)):
         data = batches(model, 2, 2, 2)
 
         def by_hand(rank, model=model, options=options, data=data):
-            engine = zs.Engine(rank, model, ADAM, stage=stage, **options)
+            engine = zs.Engine(rank, model, stage=stage, **{"optimizer": ADAM} | options)
             for step in data:
                 loop(engine, step[rank.index], step[1 - rank.index])
-            return bits(flat_state(engine)["master"]), rank.memory.now_nbytes_by_kind
+            return master_of(engine), rank.memory.now_nbytes_by_kind
 
-        expected = outcome(model, data, stage=stage, **options)
         found = zs.Cluster(2).run(by_hand)
-        assert [master for master, _ in found] == [result["master"] for result in expected]
+        assert [master for master, _ in found] == masters(model, data, stage=stage, **options)
         assert not any("gathered_parameter" in held for _, held in found)
 
 
@@ -98,10 +112,9 @@ def test_a_step_that_raised_or_was_abandoned_has_the_same_dropout_when_taken_aga
             unknown = [*mine, (mine[0][0] + 99, mine[0][1])]
             assert_refused(lambda engine=engine, unknown=unknown: engine.step(unknown), "tokens from")
             engine.step(mine)
-        return bits(flat_state(engine)["master"])
+        return master_of(engine)
 
-    expected = outcome(model, data, stage=stage)
-    assert list(zs.Cluster(2).run(disturbed)) == [result["master"] for result in expected]
+    assert list(zs.Cluster(2).run(disturbed)) == masters(model, data, stage=stage)
     overflows = zs.Policy("fp16", loss_scale=zs.numerics.loss_scale.Dynamic("torch", initial=2.0**100))
     for result in run(model, [data[0]] * 2, stage=stage, policy=overflows):
         assert result["skipped"] == [True, True]
@@ -121,9 +134,9 @@ def test_beside_a_backward_that_is_said_to_be_the_last_gradients_are_reduced_at_
             for j, (x, target) in enumerate(step[rank.index]):
                 engine.backward(engine.forward(x, target), last=said and j == 1)
             finish(engine)
-        return bits(flat_state(engine)["master"])
+        return master_of(engine)
 
-    expected = [result["master"] for result in outcome(model, data, **options)]
+    expected = masters(model, data, **options)
     for says in ((False,) * 3, (True,) * 3, (True, False, True)):
         cluster = zs.Cluster(len(data[0]))
         assert list(cluster.run(by_hand, says)) == expected
@@ -135,15 +148,9 @@ def test_beside_a_backward_that_is_said_to_be_the_last_gradients_are_reduced_at_
 
 def test_a_rank_that_overlaps_and_one_that_does_not_still_agree_on_what_they_reduce():
     """The option is each rank's own affair: no collective differs."""
-    model, data = MODELS["wide"](), batches(MODELS["wide"](), 2, 1, 2)
-
-    def program(rank):
-        engine = zs.Engine(rank, model, ADAM, stage=2, overlap=rank.index == 0)
-        for step in data:
-            engine.step(step[rank.index])
-        return b"".join(bits(engine.state(name)["master"]) for name in model.shapes)
-
-    assert list(zs.Cluster(2).run(program)) == [result["master"] for result in outcome(model, data, stage=2)]
+    kept = Kept(WIDE, batches(WIDE, 2, 1, 2), stage=2, of_rank=lambda index: {"overlap": index == 0})
+    kept.step(0, 1)
+    assert kept.masters == masters(WIDE, kept.data, stage=2)
 
 
 @pytest.mark.parametrize("stage", zs.STAGES)
@@ -169,7 +176,7 @@ def test_state_shows_the_mean_gradient_between_reduce_and_update_only(stage):
 @pytest.mark.parametrize("stage", zs.STAGES)
 def test_weights_that_an_engine_gave_out_are_first_values_of_another_of_any_ranks_stage_and_format(stage):
     """SGD has no state but the weights: the next step is that of the engine that goes on."""
-    model, data, frozen = MODELS["wide"](), batches(MODELS["wide"](), 3, 1, 3), [zs.Group("layer1.*", frozen=True)]
+    model, data, frozen = WIDE, batches(WIDE, 3, 1, 3), [zs.Group("layer1.*", frozen=True)]
 
     def program(rank, weights=None, steps=slice(None), **options):
         engine = zs.Engine(rank, model, SGD, weights=weights, **options)
@@ -221,37 +228,27 @@ class Broken(Exception):
     """What a rank fails with."""
 
 
-class Kept:
-    """A cluster and its engines, which live through several runs, after one step."""
-
-    def __init__(self, stage=None, options=None, optimizer=ADAM):
-        model, options = tied(), {"stage": stage} | (options or {})
-        self.data, self.cluster = batches(model, 2, 2, 2), zs.Cluster(2)
-        self.make = lambda rank: zs.Engine(rank, model, optimizer, **options)
-        self.engines = self.cluster.run(self.make)
-        self.step(0)
-
-    def step(self, index):
-        return self.all(lambda engine: engine.step(self.data[index][engine.rank.index]))
-
-    def all(self, do):
-        """The results of what every engine does."""
-        return list(self.cluster.run(lambda rank: do(self.engines[rank.index])))
+def kept_engines(optimizer=ADAM, **options):
+    """Engines after one step on a model whose units share a weight."""
+    kept = Kept(tied(), batches(tied(), 2, 2, 2), optimizer, **options)
+    kept.step(0)
+    return kept
 
 
-@pytest.mark.parametrize(("options", "struck"), covering(
+@pytest.mark.parametrize(("options", "struck"), list(itertools.product(
     [{"stage": 0}, {"stage": 1, "policy": BF16}, {"stage": 2, "overlap": True},
      {"stage": 3, "overlap": True, "prefetch": 1, "policy": BF16}],
-    [(zs.Rank, "_collective", 1), (kernels.NumpyKernels, "matmul", 7)]), ids=str)
+    [(zs.Rank, "_collective", 1), (kernels.NumpyKernels, "matmul", 7), (type(ADAM), "update", 1)])), ids=str)
 def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it_is_half_done(
         options, struck, monkeypatch, tmp_path):
     """A rank fails at each of its collectives in turn, or at a product of forward or backward, also between units that
-    share a weight. Half done are steps with collectives after the first update; a checkpoint makes them whole."""
-    before, (of, name, stride) = Kept(options=options), struck
+    share a weight; or a rank fails at an update. Half done are steps that fail at one, or with collectives after the
+    first: these engines go no further, and a checkpoint makes them whole."""
+    before, (of, name, stride) = kept_engines(**options), struck
     before.all(lambda engine: engine.save(tmp_path))
     real, expected, refused = getattr(of, name), before.step(1), []
     for failing in itertools.count(1, stride):
-        kept, calls = Kept(options=options), itertools.count(1)
+        kept, calls = kept_engines(**options), itertools.count(1)
 
         def fails(owner, *args, calls=calls, failing=failing, **others):
             if getattr(owner, "index", 1) == 1 and next(calls) == failing:
@@ -270,6 +267,11 @@ def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it
             again = kept.step(1)
         except ValueError as error:
             refused.append(re.search("of step 2 was broken off|the other ranks have not yet", str(error)))
+            if of is type(ADAM):
+                for further in (zs.Engine.all_gather_parameters, lambda engine: engine.save(tmp_path),
+                                lambda engine: engine.load_weights(tmp_path)):
+                    assert_refused(lambda kept=kept, further=further: kept.all(further),
+                                   "update of step 2 was broken off.* make a new engine|not yet; call")
             kept.all(lambda engine: engine.load(tmp_path))
             assert kept.step(1) == expected
         else:
@@ -277,34 +279,7 @@ def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it
             assert not refused
     assert failing > 2
     assert all(refused)
-    assert bool(refused) == (options["stage"] in (1, 2) and of is zs.Rank)
-
-
-def test_an_engine_whose_update_was_broken_off_on_one_rank_goes_no_further(tmp_path):
-    """In its second region, with or without overlap; loaded from a checkpoint it is whole again."""
-    class FailsOnce(Plain):
-        updates = 0
-
-        def update(self, ctx, w, g, state, step):
-            FailsOnce.updates += 1
-            if FailsOnce.updates == 2:
-                raise Broken
-            super().update(ctx, w, g, state, step)
-
-    for stage, overlap in itertools.product(zs.STAGES, (False, True)):
-        options = {"overlap": overlap, "policy": BF16}
-        FailsOnce.updates = 2
-        kept, expected = Kept(stage, options, FailsOnce()), Kept(stage, options, FailsOnce()).step(1)
-        kept.all(lambda engine: engine.save(tmp_path))
-        FailsOnce.updates = 0
-        with pytest.raises(Broken):
-            kept.step(1)
-        for further in (zs.Engine.all_gather_parameters, lambda engine, kept=kept: engine.step(kept.data[1][0]),
-                        lambda engine: engine.save(tmp_path), lambda engine: engine.load_weights(tmp_path)):
-            assert_refused(lambda kept=kept, further=further: kept.all(further),
-                           "update of step 2 was broken off, and some weights .* make a new engine")
-        kept.all(lambda engine: engine.load(tmp_path))
-        assert kept.step(1) == expected
+    assert bool(refused) == (of is type(ADAM) or (options["stage"] in (1, 2) and of is zs.Rank))
 
 
 @pytest.mark.slow
@@ -313,7 +288,7 @@ def test_an_engine_whose_update_was_broken_off_on_one_rank_goes_no_further(tmp_p
 @pytest.mark.parametrize("struck", [0, 1])
 def test_ctrl_c_before_any_line_of_a_step_leaves_engines_that_repeat_it_or_refuse(options, struck):
     """Each line of the folder is struck once, about the middle of the times that it runs."""
-    expected, times, odd = Kept(options=options).step(1), {}, []
+    expected, times, odd = kept_engines(**options).step(1), {}, []
 
     def step(kept, counts, at):
         def before_line(frame, event, _):
@@ -335,10 +310,10 @@ def test_ctrl_c_before_any_line_of_a_step_leaves_engines_that_repeat_it_or_refus
 
         kept.all(program)
 
-    step(Kept(options=options), times, None)
+    step(kept_engines(**options), times, None)
     assert len(times) > 300
     for (name, line), count in times.items():
-        kept = Kept(options=options)
+        kept = kept_engines(**options)
         with pytest.raises(KeyboardInterrupt):
             step(kept, {}, (name, line, 1 + count // 2))
         try:
@@ -353,7 +328,7 @@ def test_ctrl_c_before_any_line_of_a_step_leaves_engines_that_repeat_it_or_refus
 
 @pytest.mark.parametrize("stage", zs.STAGES)
 def test_ranks_that_have_taken_different_numbers_of_steps_are_stopped(stage):
-    kept = Kept(stage, {})
+    kept = kept_engines(stage=stage)
     with pytest.raises(zs.MismatchError, match=r"step 1, micro-batch(.|\n)*step 2, micro-batch"):
         kept.cluster.run(lambda rank: (kept.engines[1] if rank.index else kept.make(rank)).step(kept.data[1][0]))
 
@@ -418,17 +393,13 @@ def test_zeros_travel_as_padding_of_gradients_whatever_the_memory_held_before(st
 
 @pytest.mark.parametrize("stage", zs.STAGES)
 def test_an_engine_lives_on_in_the_next_run_and_writes_its_arithmetic_into_that_runs_trace(stage):
-    model = ODD
-    data, cluster = batches(model, 3, 1, 2), zs.Cluster(3)
-    engines = cluster.run(lambda rank: zs.Engine(rank, model, ADAM, stage=stage))
-    for step in data:
-        cluster.run(lambda rank, step=step: engines[rank.index].step(step[rank.index]) and None)
+    kept = Kept(ODD, batches(ODD, 3, 1, 2), stage=stage)
+    kept.step(0, 1)
     computed = [[[row for row in of_rank.rows if isinstance(row, trace.Compute)] for of_rank in run.trace]
-                for run in cluster.runs[1:]]
+                for run in kept.cluster.runs[1:]]
     assert computed[0] == computed[1], "the same step again"
     assert sum(row.flops for row in computed[0][0]) > 0
-    found = cluster.run(lambda rank: bits(flat_state(engines[rank.index])["master"]))
-    assert list(found) == [result["master"] for result in outcome(model, data, stage=stage)]
+    assert kept.masters == masters(ODD, kept.data, stage=stage)
 
 
 @pytest.mark.parametrize("optimizer", [zs.optim.Adam(), zs.optim.LAMB()], ids=["Adam", "LAMB"])

@@ -10,7 +10,7 @@ import zerosim as zs
 from tests.cases import covering
 from tests.numerics.test_loss_scale import PATTERN, TRACES
 from tests.support import assert_refused
-from tests.zero.training import ADAM, BF16, HUGE, MODELS, assert_runs_equal_the_twin, batches, bits, flat_state, outcome
+from tests.zero.training import ADAM, BF16, HUGE, MODELS, assert_runs_equal_the_twin, batches, master_of, outcome
 from zerosim.models import MLP, LinearUnit, Model
 from zerosim.numerics import loss_scale
 
@@ -85,12 +85,12 @@ def test_without_a_dynamic_scale_the_first_skipped_step_is_a_warning_and_several
     def program(rank):
         engine, mine = zs.Engine(rank, ODD, ADAM, stage=stage, policy=policy), good[rank.index]
         culprit = [bad] if rank.index == 1 else mine
-        before = bits(flat_state(engine)["master"])
+        before = master_of(engine)
         skipped = [engine.step(step).skipped for step in (culprit, culprit)]
         with pytest.raises(zs.NonFiniteGradients) as caught:
             engine.step(culprit)
         assert f"3 steps in a row were {expected}" in str(caught.value)
-        unchanged = bits(flat_state(engine)["master"]) == before
+        unchanged = master_of(engine) == before
         after = [engine.step(step).skipped for step in (mine, culprit, culprit, mine)]
         return skipped, unchanged, after, engine.steps_taken
 
@@ -142,15 +142,15 @@ def test_a_scaler_that_gives_up_says_so_with_the_rank_changes_nothing_and_the_en
 
     def program(rank):
         engine = zs.Engine(rank, ODD, ADAM, stage=stage, policy=policy)
-        before, seen, bad = flat_state(engine)["master"], [], [HUGE] if rank.index == 1 else good[rank.index]
+        before, seen, bad = master_of(engine), [], [HUGE] if rank.index == 1 else good[rank.index]
         for _ in range(2):
             seen.append(engine.step(bad).skipped)
         with pytest.raises(loss_scale.LossScaleExhausted,
                            match=r"overflowed at the smallest loss scale, 1: no scale would help"):
             engine.step(bad)
-        unchanged = bits(flat_state(engine)["master"]) == bits(before)
+        unchanged = master_of(engine) == before
         result = engine.step(good[rank.index])
-        return seen, unchanged, result.skipped, result.scale, bits(flat_state(engine)["master"]) == bits(before)
+        return seen, unchanged, result.skipped, result.scale, master_of(engine) == before
 
     assert list(zs.Cluster(3).run(program)) == [([True, True], True, False, 1.0, False)] * 3
 
@@ -166,10 +166,10 @@ def test_a_scale_that_has_come_to_0_skips_every_step_and_raises_nothing(stage):
             engine = zs.Engine(rank, ODD, optimizer, stage=stage, policy=policy, **options)
             for _ in range(166):
                 engine.loss_scale.update(True)
-            before = flat_state(engine)["master"]
+            before = master_of(engine)
             results = [engine.step(step[rank.index]) for step in data]
             assert [(result.skipped, result.scale) for result in results] == [(True, 0.0)] * 2
-            assert bits(flat_state(engine)["master"]) == bits(before)
+            assert master_of(engine) == before
 
     zs.Cluster(2).run(program)
 

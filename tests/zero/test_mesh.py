@@ -7,13 +7,12 @@ import pytest
 
 import zerosim as zs
 from tests.cases import covering
-from tests.support import assert_refused, literally
 from tests.zero.drawn import ON_DISK
-from tests.zero.training import ADAM, BF16, MODELS, ODD, alone, batches, bits, flat_state, job_of, outcome, run
+from tests.zero.training import ADAM, BF16, MODELS, ODD, Kept, batches, bits, job_of, masters, outcome, run
 from zerosim.models import MLP
 from zerosim.numerics import quantization
 from zerosim.planning import closed_forms
-from zerosim.zero import PARTIAL, REPLICATED, SHARDED
+from zerosim.zero import PARTIAL, SHARDED
 
 WIDE = MODELS["wide"]()
 HPZ, QWZ = zs.ZeroPlusPlus(hpz=True), zs.ZeroPlusPlus(quantized_weights="int8")
@@ -47,28 +46,24 @@ def test_states_are_held_once_in_each_node_and_nodes_hear_of_each_other_once_a_s
 
 def test_a_checkpoint_of_a_mesh_is_loaded_on_any_other(tmp_path):
     data = batches(WIDE, 6, 1, 2)
+    first = Kept(WIDE, data, stage=3, mesh=(3, 2))
+    first.step(0)
+    first.all(lambda engine: engine.save(tmp_path / "a"))
+    first.step(1)
 
-    def first(rank, mesh):
-        engine = zs.Engine(rank, WIDE, ADAM, stage=3, mesh=mesh)
-        engine.step(data[0][rank.index])
-        engine.save(tmp_path / "a")
-        engine.step(data[1][rank.index])
-        return [bits(engine.state(name)["m"]) for name in WIDE.shapes]
+    def then(ranks, mesh):
+        kept = Kept(WIDE, [step[:ranks] for step in data], stage=2, mesh=mesh)
+        differences = kept.all(lambda engine: engine.load(tmp_path / "a").differences)
+        kept.step(1)
+        return kept.masters[0], differences[ranks - 1]
 
-    def then(rank, mesh):
-        engine = zs.Engine(rank, WIDE, ADAM, stage=2, mesh=mesh)
-        report = engine.load(tmp_path / "a")
-        engine.step(data[1][rank.index])
-        return [bits(engine.state(name)["m"]) for name in WIDE.shapes], report.differences
-
-    saved = zs.Cluster(6).run(first, (3, 2))[0]
     sizes = [file.stat().st_size for file in sorted(tmp_path.glob("a/shard*"))]
     assert min(sizes[:2]) > 2 * max(sizes[2:]), "the first node writes; the others have the same"
-    found, differences = zs.Cluster(6).run(then, (3, 2))[4]
-    assert found == saved
+    found, differences = then(6, (3, 2))
+    assert found == first.masters[0]
     assert "on a mesh of 3x2, here" in differences[0]
-    assert zs.Cluster(6).run(then, (2, 3))[0][0] != saved, "another order of additions"
-    assert zs.Cluster(3).run(then, None)[0][1]
+    assert then(6, (2, 3))[0] != found, "another order of additions"
+    assert then(3, None)[1]
 
 
 # -- ZeRO++ -----------------------------------------------------------------------------------------------------------
@@ -97,30 +92,26 @@ def test_a_step_that_broke_off_leaves_no_secondary_shard_and_the_next_ones_have_
     """One rank does not get beyond a unit; the others have gathered it, or are about to."""
     model = MODELS["deep"]()
     data = batches(model, 4, 1, 3)
-    whole = [bits(one["master"]) for one in run(model, data, stage=3, policy=BF16)]
+    whole = masters(model, data, stage=3, policy=BF16)
     for number in range(len(model.units)):
-        cluster = zs.Cluster(4)
-        engines = cluster.run(lambda rank: zs.Engine(rank, model, ADAM, stage=3, policy=BF16, mesh=(2, 2), zeropp=HPZ,
-                                                     prefetch=prefetch))
+        kept = Kept(model, data, stage=3, policy=BF16, mesh=(2, 2), zeropp=HPZ, prefetch=prefetch)
 
-        def broken_off(rank, engines=engines, number=number):
-            if rank.index < 2:
-                engines[rank.index].step(data[1][rank.index])
+        def broken_off(engine, number=number):
+            if engine.rank.index < 2:
+                engine.step(data[1][engine.rank.index])
             try:
                 for unit in model.units[:number]:
-                    with engines[rank.index].weights(unit):
+                    with engine.weights(unit):
                         pass
                 raise RuntimeError("this rank goes no further")
             finally:
-                engines[rank.index].abandon()
+                engine.abandon()
 
-        cluster.run(lambda rank, engines=engines: engines[rank.index].step(data[0][rank.index]))
+        kept.step(0)
         with pytest.raises(RuntimeError, match="no further"):
-            cluster.run(broken_off)
-        for step in data[1:]:
-            cluster.run(lambda rank, engines=engines, step=step: engines[rank.index].step(step[rank.index]))
-        found = cluster.run(lambda rank, engines=engines: flat_state(engines[rank.index]))
-        assert [bits(one["master"]) for one in found] == whole
+            kept.all(broken_off)
+        kept.step(1, 2)
+        assert kept.masters == whole
 
 
 def test_the_secondary_shard_is_a_share_of_the_node_and_gone_when_weights_change():
@@ -257,21 +248,3 @@ def test_a_quantized_run_learns_what_the_exact_one_learns():
     assert losses[0][-1] < 0.6 * losses[0][0]
     assert losses[1][-1] == pytest.approx(losses[0][-1], rel=0.1)
     assert losses[1][-1] != losses[0][-1]
-
-
-@pytest.mark.parametrize(("options", "text"), [
-    ({"zeropp": "hqz", "mesh": (1, 1)}, "zeropp='hqz' names no parts of ZeRO++; write some of hpz, qwz and qgz, as "),
-    ({"zeropp": 3, "mesh": (1, 1)}, "zeropp=3 names no parts"), ({"zeropp": "hpz=int8"}, "names no parts of ZeRO++"),
-    ({"zeropp": "qgz=int8+qgz"}, "zeropp='qgz=int8+qgz' names qgz twice; leave one out"),
-    ({"zeropp": HPZ, "stage": 3}, "saves what crosses nodes, and there is no mesh; name one, as 1x1"),
-    ({"zeropp": HPZ, "mesh": (1, 1), "stage": 2}, "hpZ and qwZ are about the gathers of sharded parameters, and St"),
-    ({"zeropp": QWZ, "mesh": (1, 1), "stage": 0}, "has none; take stage=3, or quantized_gradients alone"),
-    ({"zeropp": QGZ, "mesh": (1, 1), "stage": 0}, "qgZ reduces gradients to shards, and Stage(REPLICATED, PARTIAL, "),
-    ({"zeropp": QGZ, "mesh": (1, 1), "stage": zs.Stage(SHARDED, REPLICATED, SHARDED)}, "take stage 1, 2 or 3"),
-    ({"zeropp": QGZ, "mesh": (1, 1), "stage": 3, "policy": zs.Policy("bf16", wire="fp32")}, "wire='fp32' and average="),
-    ({"zeropp": QGZ, "mesh": (1, 1), "stage": 3, "policy": zs.Policy(average="split")}, "with quantized_gradients own"),
-])
-def test_what_would_change_nothing_or_make_no_sense_is_refused(options, text):
-    assert_refused(lambda: alone(lambda rank: zs.Engine(rank, WIDE, ADAM, **options)), literally(text))
-    assert_refused(lambda: zs.ZeroPlusPlus(hpz="yes"), literally("hpz='yes' must be True or False"))
-    assert_refused(lambda: zs.ZeroPlusPlus(quantized_weights="fp8"), literally("no quantized format 'fp8'"))

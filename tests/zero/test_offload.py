@@ -25,14 +25,15 @@ from tests.zero.training import (
     BF16,
     MODELS,
     ODD,
+    Kept,
     alone,
     batches,
     bits,
     flat_state,
     held_anywhere,
     job_of,
+    masters,
     outcome,
-    run,
 )
 from zerosim.models import MLP
 from zerosim.numerics import kernels
@@ -204,105 +205,76 @@ class FailingFile(ScratchFile):
         return 0 if self._count("write") else super().pwrite(values[:27], start)
 
 
-FAULTS = {"open": (errno.ENOSPC, errno.EACCES), "write": (errno.ENOSPC, errno.EIO, "short"),
-          "read": (errno.EIO, "short")}
+class Failing(Kept):
+    """Engines with state on disk, of which rank 1's files fail as ``plan`` says."""
+
+    def __init__(self, data, optimizer=ADAM, offload=ON_DISK, **options):
+        self.calls, self.plan = [], {}
+        failing = replace(offload, open_file=partial(FailingFile, calls=self.calls, plan=self.plan))
+        super().__init__(ODD, data, optimizer, policy=BF16, **options,
+                         of_rank=lambda index: {"offload": failing if index == 1 else offload})
+
+    def counted(self, what, do):
+        """The calls that something takes."""
+        before = self.calls.count(what)
+        do()
+        return self.calls.count(what) - before
+
+    def fail(self, what, way, after):
+        """Lets a call fail, so many after the last one."""
+        self.plan[what] = (way, self.calls.count(what) + after)
 
 
-@pytest.mark.parametrize(("stage", "optimizer"), covering(zs.STAGES, [ADAM, zs.optim.LAMB()]), ids=str)
+FAULTS = [("open", errno.ENOSPC), ("open", errno.EACCES), ("write", errno.ENOSPC), ("write", errno.EIO),
+          ("write", "short"), ("read", errno.EIO), ("read", "short")]
+PLACES = {"early": lambda n: -(-n // 4), "late": lambda n: -(-3 * n // 4), "last but one": lambda n: n - 1,
+          "last": lambda n: n}  # among the calls of a step
+
+
+@pytest.mark.parametrize(("stage", "optimizer", "mesh", "delayed", "fault", "place"), [
+    *covering(zs.STAGES, [ADAM, zs.optim.LAMB()], [None, (2, 1)], [False, True], FAULTS, ["early", "late"], count=14),
+    *((stage, ADAM, None, delayed, ("write", errno.EIO), place) for stage, delayed, place in covering(
+        zs.STAGES, [True, False], ["last", "last but one"], count=8))])
 def test_a_disk_that_fails_raises_in_the_step_it_concerns_and_the_step_may_be_taken_again(
-        stage, optimizer):
-    """One rank's disk fails at calls spread over the third step, in every way; the others hear of it."""
-    model, ranks = ODD, 2
-    data = batches(model, ranks, 2, 4)
-    mesh = (2, 1) if optimizer is ADAM else None
-    whole = [bits(one["master"]) for one in run(model, data, stage=stage, policy=BF16, optimizer=optimizer, mesh=mesh)]
-    faults = [(what, way, part) for part in (1, 3) for what, ways in FAULTS.items() for way in ways]
-    for what, way, part in chosen(faults[stage + 4 * (optimizer is ADAM)::8], faults):
-        calls, plan, cluster = [], {}, zs.Cluster(ranks)
-        failing = replace(ON_DISK, open_file=partial(FailingFile, calls=calls, plan=plan))
-        engines = cluster.run(lambda rank, failing=failing: zs.Engine(
-            rank, model, optimizer, stage=stage, policy=BF16, mesh=mesh,
-            offload=failing if rank.index == 1 else ON_DISK))
-
-        def step(number, engines=engines):
-            return lambda rank: engines[rank.index].step(data[number][rank.index])
-
-        cluster.run(step(0))
-        before = calls.count(what)
-        cluster.run(step(1))
-        plan[what] = (way, calls.count(what) + max(1, (calls.count(what) - before) * part // 4))
-        said = "a short " if way == "short" else os.strerror(way)
-        with pytest.raises(OffloadError, match=said) as raised:
-            cluster.run(step(2))
-        assert re.search("rank 1.*what rested before", str(raised.value))
-        for number in (2, 3):
-            cluster.run(step(number))
-        found = cluster.run(lambda rank, engines=engines: flat_state(engines[rank.index]))
-        assert [bits(one["master"]) for one in found] == whole, (what, way, part)
-        assert {engine.steps_taken for engine in engines} == {4}
-
-
-@pytest.mark.parametrize(("stage", "delayed"), [(0, True), (1, True), (2, False), (3, True)])
-def test_parameters_on_disk_that_cannot_be_written_are_those_of_before_or_still_to_be_gathered(stage, delayed):
-    """The last writes of a step: of a delayed update, or of the all-gather of parameters that the update left whole."""
-    model, cluster, calls, plan = ODD, zs.Cluster(2), [], {}
-    data, asked = batches(model, 2, 1, 5), replace(ON_DISK, delayed_update=delayed)
-    whole = [bits(one["master"]) for one in run(model, data, stage=stage, policy=BF16, offload=asked)]
-    failing = replace(asked, open_file=partial(FailingFile, calls=calls, plan=plan))
-    engines = cluster.run(lambda rank: zs.Engine(rank, model, ADAM, stage=stage, policy=BF16,
-                                                 offload=failing if rank.index == 1 else asked))
-
-    def step(number):
-        cluster.run(lambda rank: engines[rank.index].step(data[number][rank.index]))
-        return calls.count("write")
-
-    _, before, last = map(step, range(3))
-    each = last - before
-    for number, from_the_end in ((3, 0), (4, 1)):
-        plan["write"] = (errno.EIO, calls.count("write") + each - from_the_end)
-        with pytest.raises(OffloadError, match="Input/output error") as raised:
-            step(number)
-        to_gather = "call all_gather_parameters() again before the next step" in str(raised.value)
-        assert to_gather == (stage in (1, 2))
-        assert {engine.steps_taken for engine in engines} == {number + to_gather}
-        plan.clear()
-        if to_gather:
-            cluster.run(lambda rank: engines[rank.index].all_gather_parameters())
-        else:
-            step(number)
-    found = cluster.run(lambda rank: flat_state(engines[rank.index]))
-    assert [bits(one["master"]) for one in found] == whole
+        stage, optimizer, mesh, delayed, fault, place):
+    """One rank's disk fails; the others hear of it. Where the last writes are those of an all-gather of parameters, the
+    update is whole, and that is to be made again."""
+    data, offload = batches(ODD, 2, 2, 4), replace(ON_DISK, delayed_update=delayed)
+    options = {"optimizer": optimizer, "stage": stage, "mesh": mesh, "offload": offload}
+    kept, (what, way) = Failing(data, **options), fault
+    kept.step(0)
+    kept.fail(what, way, PLACES[place](kept.counted(what, lambda: kept.step(1))))
+    said = "a short " if way == "short" else os.strerror(way)
+    with pytest.raises(OffloadError, match=said) as raised:
+        kept.step(2)
+    assert re.search("rank 1.*what rested before", str(raised.value))
+    to_gather = "call all_gather_parameters() again before the next step" in str(raised.value)
+    assert to_gather == (stage in (1, 2)) or place in ("early", "late")
+    assert {engine.steps_taken for engine in kept.engines} == {2 + to_gather}
+    if to_gather:
+        kept.all(zs.Engine.all_gather_parameters)
+    kept.step(*range(2 + to_gather, 4))
+    assert kept.masters == masters(ODD, data, policy=BF16, **options)
+    assert {engine.steps_taken for engine in kept.engines} == {4}
 
 
 @pytest.mark.parametrize("asked", [ON_DISK, zs.Offload("disk", directory=DISK)], ids=str)
 def test_a_load_whose_last_write_fails_raises_on_every_rank_and_may_be_made_again(asked, tmp_path):
-    data, calls, plan, cluster = batches(ODD, 2, 1, 3), [], {}, zs.Cluster(2)
-    whole = [bits(one["master"]) for one in run(ODD, data, stage=2, policy=BF16, offload=asked)]
-    failing = replace(asked, open_file=partial(FailingFile, calls=calls, plan=plan))
-    engines = cluster.run(lambda rank: zs.Engine(rank, ODD, ADAM, stage=2, policy=BF16,
-                                                 offload=failing if rank.index == 1 else asked))
+    kept = Failing(batches(ODD, 2, 1, 3), stage=2, offload=asked)
 
-    def step(number):
-        cluster.run(lambda rank: engines[rank.index].step(data[number][rank.index]))
-
-    def load(rank):
+    def load(engine):
         try:
-            return engines[rank.index].load(tmp_path) and ""
+            return engine.load(tmp_path) and ""
         except OffloadError as error:
             return str(error)
 
-    step(0)
-    cluster.run(lambda rank: engines[rank.index].save(tmp_path))
-    before = calls.count("write")
-    assert not any(cluster.run(load))
-    of_a_load = calls.count("write") - before
-    plan["write"] = (errno.EIO, calls.count("write") + of_a_load)
-    for said in cluster.run(load):
-        assert re.search("rank 1: .*Input/output error", said), said
-    assert not any(cluster.run(load))
-    step(1)
-    step(2)
-    assert [bits(one["master"]) for one in cluster.run(lambda rank: flat_state(engines[rank.index]))] == whole
+    kept.step(0)
+    kept.all(lambda engine: engine.save(tmp_path))
+    kept.fail("write", errno.EIO, kept.counted("write", lambda: kept.all(load)))
+    assert all(re.search("rank 1: .*Input/output error", said) for said in kept.all(load))
+    assert kept.all(load) == ["", ""]
+    kept.step(1, 2)
+    assert kept.masters == masters(ODD, kept.data, stage=2, policy=BF16, offload=asked)
 
 
 @pytest.mark.parametrize("delayed", [False, True])
@@ -362,14 +334,7 @@ def test_a_delayed_update_computes_each_step_with_the_parameters_of_the_step_bef
     model, ranks = MODELS["deep"](), 2
     data, policy = batches(model, ranks, 1, 6), zs.Policy("bf16")
 
-    def delayed(rank, places, begin=0, end=6):
-        engine = zs.Engine(rank, model, ADAM, stage=stage, policy=policy, offload=places, mesh=mesh)
-        if begin:
-            engine.load(tmp_path)
-        for step in range(begin, end):
-            engine.step(data[step][rank.index])
-        if end < 6:
-            engine.save(tmp_path)
+    def state(engine):
         return {name: bits(values) for name, values in flat_state(engine).items()}
 
     def by_hand(rank):
@@ -379,17 +344,24 @@ def test_a_delayed_update_computes_each_step_with_the_parameters_of_the_step_bef
             casts.append(group.parameter.copy())
             group.parameter[...] = casts[max(0, len(casts) - 2)]
             engine.step(step[rank.index])
-        found = {name: bits(values) for name, values in flat_state(engine).items()}
+        found = state(engine)
         group.parameter[...] = casts[-1]
-        return found | {"parameter": bits(flat_state(engine)["parameter"])}
+        return found | {"parameter": state(engine)["parameter"]}
 
     both = (zs.Offload("host", "host", delayed_update=True), zs.Offload("disk", directory=DISK, delayed_update=True))
     for places in chosen(both[stage % 2:stage % 2 + 1], both):
-        expected, found = list(zs.Cluster(ranks).run(by_hand)), list(zs.Cluster(ranks).run(delayed, places))
-        assert found == expected
-        zs.Cluster(ranks).run(delayed, places, 0, 3)
-        assert list(zs.Cluster(ranks).run(delayed, places, 3, 6)) == expected, "a checkpoint has what is not published"
-    assert found != list(zs.Cluster(ranks).run(delayed, zs.Offload("host", "host")))
+        whole, first, then, at_once = (Kept(model, data, stage=stage, policy=policy, offload=offload, mesh=mesh)
+                                       for offload in (places, places, places, zs.Offload("host", "host")))
+        whole.step(*range(6))
+        expected = list(zs.Cluster(ranks).run(by_hand))
+        assert whole.all(state) == expected
+        first.step(0, 1, 2)
+        first.all(lambda engine: engine.save(tmp_path))
+        then.all(lambda engine: engine.load(tmp_path))
+        then.step(3, 4, 5)
+        assert then.all(state) == expected, "a checkpoint has what is not published"
+        at_once.step(*range(6))
+        assert at_once.all(state) != expected
 
 
 def test_weights_that_are_loaded_take_the_place_of_those_that_a_delayed_update_has_not_brought(tmp_path):
@@ -408,26 +380,6 @@ def test_weights_that_are_loaded_take_the_place_of_those_that_a_delayed_update_h
         return bits(flat_state(engine)["parameter"]) == bits(first)
 
     assert all(zs.Cluster(2).run(program))
-
-
-# -- refusals ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("make", "said"), [
-    (partial(zs.Offload, "gpu"), r"optimizer='gpu'.*device, host, disk"),
-    (partial(zs.Offload, "host", directory="x"), "nothing rests on disk"),
-    (partial(zs.Offload, "disk", directory=3), r"directory=3\) must be a folder's path"),
-    (partial(zs.Offload, delayed_update=True), "leave delayed_update out"),
-    (partial(zs.Offload, "disk", delayed_update=1), "must be True or False"),
-    (partial(zs.Offload, parameters="disk"), "place the optimizer on disk too"),
-    (partial(zs.Offload, "host", "disk"), "gradients on disk, and the optimizer's state on the host"),
-    (partial(held_by_place, zs.Cluster(1), offload="cpu"), "must be 'host' or 'disk'"),
-    (partial(outcome, MODEL, batches(MODEL, 1, 1, 1), offload=zs.Offload("host", delayed_update=True)),
-     "a delayed update needs masters beside the parameters"),
-])
-def test_places_that_cannot_be_are_refused_with_what_to_do(make, said):
-    with pytest.raises(ValueError, match=said):
-        make()
 
 
 def test_a_copy_to_the_host_is_let_arrive_once_however_many_follow_before_it_is_waited_for(monkeypatch):

@@ -95,10 +95,44 @@ def run(model: Model, data: list, cluster: zs.Cluster | None = None, **options: 
     return (cluster or zs.Cluster(len(data[0]))).run(lambda rank: train(rank, model, data, **options))
 
 
+def master_of(engine: zs.Engine) -> bytes:
+    """The whole master, as bits."""
+    return bits(flat_state(engine)["master"])
+
+
+def masters(model: Model, data: list, cluster: zs.Cluster | None = None, **options: object) -> list[bytes]:
+    """The whole masters of one training run, by rank, as bits."""
+    return [bits(result["master"]) for result in run(model, data, cluster, **options)]
+
+
 def outcome(model: Model, data: list, cluster: zs.Cluster | None = None, **options: object) -> list[dict]:
     """All of a run that may not depend on an option, by rank: arrays as bits."""
     return [{key: bits(value) if isinstance(value, np.ndarray) else str(value) for key, value in result.items()}
             for result in run(model, data, cluster, **options)]
+
+
+class Kept:
+    """A cluster and its engines, which live through several runs; ``of_rank`` gives the options of some ranks alone."""
+
+    def __init__(self, model: Model, data: list, optimizer: Optimizer = ADAM, *, of_rank=lambda index: {}, **options):
+        self.data, self.cluster = data, zs.Cluster(len(data[0]))
+        self.make = lambda rank: zs.Engine(rank, model, optimizer, **options | of_rank(rank.index))
+        self.engines = self.cluster.run(self.make)
+
+    def all(self, do) -> list:
+        """The results of what every engine does."""
+        return list(self.cluster.run(lambda rank: do(self.engines[rank.index])))
+
+    def step(self, *numbers: int) -> list[zs.StepResult]:
+        """Takes these steps; what the last of them came to on each rank."""
+        for number in numbers:
+            found = self.all(lambda engine, number=number: engine.step(self.data[number][engine.rank.index]))
+        return found
+
+    @property
+    def masters(self) -> list[bytes]:
+        """Every rank's whole masters, as bits."""
+        return self.all(master_of)
 
 
 def alone(program, *args):

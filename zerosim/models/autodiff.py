@@ -27,6 +27,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from zerosim.models import layers
 from zerosim.models.initializers import Filled, Initializer, Normal
@@ -187,31 +188,22 @@ class Graph:
 # -- Tracked arrays ----------------------------------------------------------------------------------------------------
 
 
+def _refusal(what: str, remedy: str) -> TypeError:
+    return TypeError(f"a tracked array cannot {what}; {remedy}")
+
+
 def _refused(what: str, remedy: str) -> Callable[..., NoReturn]:
     def method(self: TrackedArray, *arguments: Any, **options: Any) -> NoReturn:
-        raise TypeError(f"a tracked array cannot {what}; {remedy}")
+        raise _refusal(what, remedy)
 
     return method
 
 
-def _in_place(sign: str) -> Callable[..., NoReturn]:
-    return _refused(f"be changed in place by {sign}=, since backward may need what it was",
-                    f"write y = y {sign} x, which makes another array")
+COMPARISONS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
+SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/", "power": "**", "matmul": "@"}
 
 
-def _operator(name: str) -> Callable[[TrackedArray, Any], TrackedArray]:
-    return lambda self, other: _elementwise(name, self, other)
-
-
-def _reflected(name: str) -> Callable[[TrackedArray, Any], TrackedArray]:
-    return lambda self, other: _elementwise(name, other, self)
-
-
-_compared = _refused("be compared: a comparison has no gradient", "use maximum(x, y), relu(), or a constant array as a "
-                     "mask to multiply by")
-
-
-class TrackedArray:
+class TrackedArray(NDArrayOperatorsMixin):
     """An array whose operations are noted: +, -, *, /, **, @, methods, slices, and the functions of this module.
 
     Operands are broadcast as NumPy broadcasts. It has no elements to look at, since what one computed from them would
@@ -251,21 +243,7 @@ class TrackedArray:
     def __repr__(self) -> str:
         return f"TrackedArray({self.shape}, {self.dtype}{', constant' if self.value.number is None else ''})"
 
-    # Elementwise operations; each rounds once.
-    __add__, __radd__ = _operator("add"), _reflected("add")
-    __sub__, __rsub__ = _operator("subtract"), _reflected("subtract")
-    __mul__, __rmul__ = _operator("multiply"), _reflected("multiply")
-    __truediv__, __rtruediv__ = _operator("divide"), _reflected("divide")
-
-    def __neg__(self) -> TrackedArray:
-        return _elementwise("negative", self)
-
-    def __pow__(self, exponent: float) -> TrackedArray:
-        if not is_number(exponent):
-            raise TypeError(f"a tracked array was raised to the power {exponent!r}; the exponent is a number: write "
-                            "(y * x.log()).exp() for x to the power y")
-        return _elementwise("power", self, exponent)
-
+    # Elementwise operations; each rounds once. Operators are NumPy's functions, by its own mixin.
     def exp(self) -> TrackedArray:
         """e to the power of each element."""
         return _elementwise("exp", self)
@@ -290,13 +268,7 @@ class TrackedArray:
         """See `layers.gelu_forward`."""
         return _by_layer(partial(layers.gelu_forward, exact=exact), partial(layers.gelu_backward, exact=exact), self)
 
-    # Products, sums, shapes.
-    def __matmul__(self, other: Any) -> TrackedArray:
-        return _product(self, self.graph.operand(other, "@"))
-
-    def __rmatmul__(self, other: Any) -> TrackedArray:
-        return _product(self.graph.operand(other, "@"), self)
-
+    # Sums, shapes.
     def sum(self, axis: int | tuple[int, ...] | None = None, *, keepdims: bool = False) -> TrackedArray:
         """The sum over some axes, or over all: added one after the other in fp32, rounded once."""
         return _summed(self, _axes(self, axis), 1, keepdims=keepdims)
@@ -309,15 +281,12 @@ class TrackedArray:
     def reshape(self, *shape: Any) -> TrackedArray:
         """The same elements in another shape, lengths or a tuple of them, copied."""
         asked: tuple[int, ...] = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
-        before = self.shape
-        return _moved("reshape", self, lambda x: x.reshape(asked), lambda dy: dy.reshape(before))
+        return _moved("reshape", self, lambda x: x.reshape(asked), self._array.reshape(asked).shape)
 
     def transpose(self, *axes: int) -> TrackedArray:
         """The axes in another order, reversed if none are given; the elements are copied."""
         order = axes or tuple(range(self.ndim))[::-1]
-        back = tuple(int(one) for one in np.argsort(order))
-        shape = tuple(self.shape[one] for one in order)
-        return _moved("transpose", self, lambda x: x.transpose(order), lambda dy: dy.transpose(back), shape)
+        return _moved("transpose", self, lambda x: x.transpose(order), tuple(self.shape[one] for one in order))
 
     @property
     def T(self) -> TrackedArray:
@@ -331,7 +300,7 @@ class TrackedArray:
             raise TypeError(f"a tracked array is indexed by integers, slices, ... and None, found {key!r}; rows of a "
                             "table are embedding(tokens, w)")
         keys = keys if ... in keys else (*keys, ...)
-        return _sliced(self, keys)
+        return _moved("slice", self, lambda x: x[keys], self._array[keys].shape)
 
     def detach(self) -> TrackedArray:
         """The same values as a constant, through which no gradient goes; of a weight, a copy."""
@@ -340,12 +309,8 @@ class TrackedArray:
         return self.graph.tracked(copy, constant=True)
 
     # Refusals.
-    __iadd__, __isub__, __imul__ = _in_place("+"), _in_place("-"), _in_place("*")
-    __itruediv__, __ipow__, __imatmul__ = _in_place("/"), _in_place("**"), _in_place("@")
     __setitem__ = _refused("be written into, since backward may need what it was",
                            "build the result from parts, by concatenate() or a sum with masks")
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _compared
-    __hash__ = None  # type: ignore[assignment]
     __bool__ = _refused("decide a branch: which way it went has no gradient", "compute both, and mix them by a mask")
     __float__ = __int__ = _refused("become a number, which would be a constant", "go on with the array itself")
     __array__ = _refused("become a NumPy array, of which nothing would be tracked",
@@ -354,17 +319,24 @@ class TrackedArray:
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None,
                         **options: Any) -> TrackedArray:
         """An elementwise function or product of NumPy that is tracked; TypeError for any other, by its name."""
-        name = f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")
+        kind, name = ufunc.__name__, f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")
+        if kind in COMPARISONS:
+            raise _refusal("be compared: a comparison has no gradient",
+                           "use maximum(x, y), relu(), or a constant array as a mask to multiply by")
+        if out is not None and isinstance(out[0], TrackedArray) and kind in SIGNS:
+            raise _refusal(f"be changed in place by {SIGNS[kind]}=, since backward may need what it was",
+                           f"write y = y {SIGNS[kind]} x, which makes another array")
         if out is not None:
             raise TypeError(f"{name} was asked to write into an array; results of tracked operations are arrays of "
                             "their own, so leave out= away (y += x of a NumPy array y is one, too)")
-        if method != "__call__" or options or ufunc.__name__ not in UFUNCS:
+        if method != "__call__" or options or kind not in UFUNCS:
             raise _untracked(name)
         if ufunc is np.matmul:
             return _product(*[self.graph.operand(x, name) for x in inputs])
         if ufunc is np.power and not (isinstance(inputs[0], TrackedArray) and is_number(inputs[1])):
-            raise TypeError("np.power is tracked where the exponent is a number; write (np.log(x) * y).exp()")
-        return _elementwise(ufunc.__name__, *inputs)
+            raise TypeError("a power, np.power too, is tracked where the exponent is a number; write "
+                            "(np.log(x) * y).exp() for x to the power y")
+        return _elementwise(kind, *inputs)
 
     def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> NoReturn:
         """TypeError, by the function's name."""
@@ -615,7 +587,7 @@ def _by_layer(forward: Callable[..., Any], backward: Callable[..., Array], x: Tr
 
 def _unless_weight(x: TrackedArray) -> TrackedArray:
     """x, or its copy where it is a weight, which no layer may save."""
-    return x if x.value.name is None else _moved("copy", x, _itself, _itself)
+    return x if x.value.name is None else _moved("copy", x, lambda array: array, x.shape)
 
 
 def layernorm(x: TrackedArray, w: TrackedArray, b: TrackedArray, epsilon: float = layers.EPSILON) -> TrackedArray:
@@ -666,8 +638,8 @@ def softmax(x: TrackedArray) -> TrackedArray:
         kernels = x.graph.context.kernels
         rows = kernels.wide("rows", x._array, x.graph.context.wide_dtype)
         kernels.round_into(kernels.row_maxima(rows), maxima[..., 0])
-    exponentials = (x - x.graph.tracked(maxima, constant=True)).exp()
-    return exponentials / exponentials.sum(-1, keepdims=True)
+    exponentials = _elementwise("subtract", x, x.graph.tracked(maxima, constant=True)).exp()
+    return _elementwise("divide", exponentials, exponentials.sum(-1, keepdims=True))
 
 
 def maximum(x: TrackedArray, y: Any) -> TrackedArray:
@@ -678,44 +650,30 @@ def maximum(x: TrackedArray, y: Any) -> TrackedArray:
 # -- Elements that are moved -------------------------------------------------------------------------------------------
 
 
-def _moved(name: str, x: TrackedArray, there: Callable[[Array], Array], back: Callable[[Array], Array],
-           shape: tuple[int, ...] | None = None) -> TrackedArray:
-    """A copy of x's elements, arranged by ``there``, whose gradient is arranged by ``back``; of this ``shape``, where
-    arrays without data cannot tell."""
+def _moved(name: str, x: TrackedArray, view: Callable[[Array], Array], shape: tuple[int, ...]) -> TrackedArray:
+    """A copy, of this shape, of the elements of x that the view shows; the gradient is written through the same view,
+    and that of all others is 0."""
     of_x = x.value.outline
-    y = x.graph.context.empty(there(x._array).shape if shape is None else shape, dtype=x.dtype, name=f"autodiff.{name}")
-    _copy(x.graph.context, there, x._array, y)
+    y = x.graph.context.empty(shape, dtype=x.dtype, name=f"autodiff.{name}")
+    if has_data(y):
+        copy_elements(view(x._array), y)
+    x.graph.context.note(nbytes=x._array.nbytes + y.nbytes)
 
     def backward(graph: Graph, dy: Array) -> list[Array | None]:
         dx = graph.gradient_room(of_x)
-        _copy(graph.context, back, dy, dx)
+        if dx.size != dy.size:
+            dx.fill(0)
+        if has_data(dx):
+            copy_elements(dy, view(dx))
+        graph.context.note(nbytes=2 * dy.nbytes)
         return [dx]
 
     return x.graph.result(y, [x], backward)
 
 
-def _copy(ctx: Context, arranged: Callable[[Array], Array], source: Array, out: Array) -> None:
+def _copy(ctx: Context, source: Array, out: Array) -> None:
     ctx.note(nbytes=source.nbytes + out.nbytes)
-    if has_data(out):
-        copy_elements(arranged(source), out)
-
-
-def _sliced(x: TrackedArray, keys: tuple[Any, ...]) -> TrackedArray:
-    of_x = x.value.outline
-    y = x.graph.context.empty(x._array[keys].shape, dtype=x.dtype, name="autodiff.slice")
-    _copy(x.graph.context, lambda array: array[keys], x._array, y)
-
-    def backward(graph: Graph, dy: Array) -> list[Array | None]:
-        dx = graph.gradient_room(of_x)
-        dx.fill(0)
-        _copy(graph.context, _itself, dy, dx[keys])
-        return [dx]
-
-    return x.graph.result(y, [x], backward)
-
-
-def _itself(x: Array) -> Array:
-    return x
+    copy_elements(source, out)
 
 
 def concatenate(parts: Sequence[TrackedArray], axis: int = -1) -> TrackedArray:
@@ -730,13 +688,13 @@ def concatenate(parts: Sequence[TrackedArray], axis: int = -1) -> TrackedArray:
                             name="autodiff.concatenate")
     for x, place in zip(parts, places, strict=True):
         require_shape("concatenate", "a part", x, y[place].shape, "parts differ along their axis alone")
-        _copy(graph.context, _itself, x._array, y[place])
+        _copy(graph.context, x._array, y[place])
 
     def backward(graph: Graph, dy: Array) -> list[Array | None]:
         found: list[Array | None] = []
         for outline, place in zip(outlines, places, strict=True):
             dx = graph.gradient_room(outline)
-            _copy(graph.context, _itself, dy[place], dx)
+            _copy(graph.context, dy[place], dx)
             found.append(dx)
         return found
 

@@ -8,14 +8,12 @@ H heads, V vocabulary.
 Source: Radford et al. 2019, "Language models are unsupervised multitask learners", section 2.3.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -25,7 +23,17 @@ from zerosim.models.layers import ALL, SUB_BLOCK, Context, Gradients, require_at
 from zerosim.models.losses import CrossEntropy, Normalization
 from zerosim.models.units import Model, Unit, Weights
 from zerosim.numerics import random
-from zerosim.numerics.checks import LINEAR_LAYERS, is_count, is_number, require_integers, require_shape, unknown_name
+from zerosim.numerics.arrays import Array
+from zerosim.numerics.checks import (
+    LINEAR_LAYERS,
+    checked_heads,
+    is_count,
+    is_number,
+    require_integers,
+    require_shape,
+    unknown_name,
+)
+from zerosim.numerics.ranges import Count, CountOrZero, Range, require_ranges
 
 # -- Shapes ------------------------------------------------------------------------------------------------------------
 
@@ -36,69 +44,54 @@ class DecoderConfig(ABC):
 
     ``dropout`` is the rate after the embedding and after both residual projections of each block; the attention
     probabilities have none, since tiled attention never holds them. ``epsilon`` is the norms', ``feed_forward`` F, the
-    width of the feed-forward network's inside; 0 makes it 4C.
-    Raises ValueError for counts below one and a rate outside [0, 1).
+    width of the feed-forward network's inside; 0 makes it 4C. Unless a kind of config is asked for them, every head has
+    keys and values of its own, and C/H channels.
+    Raises ValueError for counts below one, a rate outside [0, 1), and heads that do not divide the channels.
     """
 
-    layers: int
-    channels: int
-    heads: int
-    context: int
-    vocabulary: int
-    dropout: float = 0.0
-    epsilon: float = 1e-5
-    feed_forward: int = 0
+    layers: Count
+    channels: Count
+    heads: Count
+    context: Count
+    vocabulary: Count
+    dropout: Annotated[float, layers.RATE] = 0.0
+    epsilon: Annotated[float, Range("it keeps a norm from dividing by 0, so take a small positive number, as 1e-5",
+                                    lambda value: is_number(value) and value > 0)] = 1e-5
+    feed_forward: CountOrZero = 0
+    key_value_heads: int = field(init=False, repr=False)
+    head_channels: int = field(init=False, repr=False)
     learned_positions: ClassVar[bool] = False
     layer_norm: ClassVar[bool] = False
     last_norm: ClassVar[str]
 
     def __post_init__(self) -> None:
-        where = type(self).__name__
-        require_integers(where, 1, layers=self.layers, channels=self.channels, heads=self.heads, context=self.context,
-                         vocabulary=self.vocabulary)
-        object.__setattr__(self, "feed_forward", self.feed_forward or 4 * self.channels)
-        require_integers(where, 1, feed_forward=self.feed_forward)
-        layers.require_rate(where, "dropout", self.dropout)
-        if not is_number(self.epsilon) or not self.epsilon > 0:
-            raise ValueError(f"{where} was given epsilon={self.epsilon!r}; it keeps a norm from dividing by 0, so take "
-                             "a small positive number, as 1e-5")
+        require_ranges(self)
+        shared, width = checked_heads(f"a {type(self).__name__}", self.channels, self.heads,
+                                      getattr(self, "key_value_heads", 0), getattr(self, "head_channels", None))
+        derived = {"feed_forward": self.feed_forward or 4 * self.channels, "key_value_heads": shared,
+                   "head_channels": width}
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
-    def norm(self, name: str) -> Norm:
+    def norm(self, name: str) -> "Norm":
         """The norm whose parameters have this name: a LayerNorm, or an RMSNorm."""
         return Norm(name, self.channels, self.epsilon, self.layer_norm)
 
     @abstractmethod
-    def parts(self, block: str, seed: int) -> list[BlockPart]:
-        """The parts of a block of this name."""
+    def sub_blocks(self, block: str, seed: int) -> "list[SubBlock]":
+        """The sub-blocks of a block of this name."""
 
 
 @dataclass(frozen=True)
 class GPTConfig(DecoderConfig):
-    """GPT-2's: learned positions, LayerNorm, biases everywhere. Raises ValueError for heads that do not divide the
-    channels too."""
+    """GPT-2's: learned positions, LayerNorm, biases everywhere."""
 
     learned_positions: ClassVar[bool] = True
     layer_norm: ClassVar[bool] = True
     last_norm: ClassVar[str] = "ln_f"
     biases: ClassVar[tuple[str, ...]] = LINEAR_LAYERS
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.channels % self.heads:
-            raise ValueError(f"GPTConfig was given {self.channels} channels in {self.heads} heads; all heads are "
-                             "equally wide, so take a number of heads that divides the channels")
-
-    @property
-    def key_value_heads(self) -> int:
-        """Every head has its own."""
-        return self.heads
-
-    @property
-    def head_channels(self) -> int:
-        """C/H."""
-        return self.channels // self.heads
-
-    def parts(self, block: str, seed: int) -> list[BlockPart]:
+    def sub_blocks(self, block: str, seed: int) -> "list[SubBlock]":
         """Attention, and a feed-forward network round a GELU."""
         return [Attention(block, self, seed), FeedForward(block, self, seed)]
 
@@ -134,43 +127,42 @@ class Norm:
         """(C,) each."""
         return {f"{self.name}.{parameter}": (self.channels,) for parameter in ("weight", "bias")[:1 + self.biased]}
 
-    def of(self, arrays: Weights) -> list[np.ndarray]:
+    def of(self, arrays: Weights) -> list[Array]:
         """The arrays of the parameters, in their order."""
         return [arrays[name] for name in self.shapes]
 
-    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
+    def forward(self, ctx: Context, w: Weights, x: Array) -> tuple[Array, Any]:
         """y (M, C), and what is saved, from which `output` makes y again: x and its rows' statistics."""
         return layers.norm_forward(ctx, x, *self.of(w), epsilon=self.epsilon)
 
-    def output(self, ctx: Context, w: Weights, saved: Any) -> np.ndarray:
+    def output(self, ctx: Context, w: Weights, saved: Any) -> Array:
         """The same y (M, C) again."""
         return layers.norm_output(ctx, saved, *self.of(w))
 
-    def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, grads: Gradients) -> np.ndarray:
+    def backward(self, ctx: Context, w: Weights, saved: Any, dy: Array, grads: Gradients) -> Array:
         """dy (M, C) -> dx (M, C), and the gradients of the parameters."""
         return layers.norm_backward(ctx, self.of(w)[0], saved, dy, *self.of(grads))
 
 
-# -- Blocks: two residual parts each, in units of any number of parts --------------------------------------------------
-# Pre-norm. A part is x + dropout(closing(middle(opening(norm(x))))), opening and closing linear: in GPT-2, qkv and
+# -- Blocks: two residual sub-blocks each, in units of any number -----------------------------------------------------
+# Pre-norm. A sub-block is x + dropout(closing(middle(opening(norm(x))))), opening and closing linear: in GPT-2, qkv and
 # projection round attention, up and down round a GELU.
 #
-# The context chooses what a part saves (`Context.keep`): "all", everything that backward needs; "selective", all but
-# the attention probabilities; "tiled", the same, with a log-sum-exp for each of their rows; "sub_block", the part's
-# input alone. The norm's output is never saved, but computed again from its input.
+# The context chooses what a sub-block saves (`Context.keep`): its input alone, or what backward needs, with attention's
+# probabilities, without, or in tiles. The norm's output is never saved, but computed again from its input.
 
 
 # GPT-2's first values: deviation 0.02 (Radford et al. 2018, section 4.1), and where a residual is added 1/√(number of
-# residual parts) of it (Radford et al. 2019, section 2.3).
+# residual sub-blocks) of it (Radford et al. 2019, section 2.3).
 DEVIATION = 0.02
 
 
-# What backward needs of a part: what the norm and what the middle saved, and the closing linear layer's input (M, I).
-SavedByPart = tuple[Any, Any, np.ndarray]
+# What backward needs: what the norm and what the middle saved, and the closing linear layer's input (M, I).
+SavedBySubBlock = tuple[Any, Any, Array]
 
 
 @dataclass(frozen=True, eq=False)
-class BlockPart(ABC):
+class SubBlock(ABC):
     """y = x + dropout(closing(middle(opening(norm(x))))): x (B, T, C) -> y (B, T, C). ``block`` is its prefix.
 
     ``norm_name`` and the linear layers' names are those of parameters; ``called`` is what a config's biases call these
@@ -178,7 +170,7 @@ class BlockPart(ABC):
     """
 
     block: str
-    config: Any  # of the part's own kind
+    config: Any  # of the sub-block's own kind
     seed: int
     local_name: ClassVar[str]
     norm_name: ClassVar[str]
@@ -188,7 +180,7 @@ class BlockPart(ABC):
 
     @property
     def name(self) -> str:
-        """The part's full name."""
+        """The sub-block's full name."""
         return f"{self.block}.{self.local_name}"
 
     @property
@@ -196,7 +188,7 @@ class BlockPart(ABC):
     def widths(self) -> tuple[int, int]:
         """Outputs of the opening linear layer, inputs of the closing one."""
 
-    @property
+    @cached_property
     def biased(self) -> tuple[str, ...]:
         """The linear layers with a bias."""
         layers = zip((self.opening, self.closing), self.called, strict=True)
@@ -204,7 +196,7 @@ class BlockPart(ABC):
 
     @cached_property
     def norm(self) -> Norm:
-        """The norm that the part begins with."""
+        """The norm that the sub-block begins with."""
         norm: Norm = self.config.norm(f"{self.block}.{self.norm_name}")
         return norm
 
@@ -227,7 +219,7 @@ class BlockPart(ABC):
         """A parameter's full name."""
         return f"{self.block}.{layer}.{parameter}"
 
-    def _of(self, layer: str, arrays: Weights) -> tuple[np.ndarray, np.ndarray | None]:
+    def _of(self, layer: str, arrays: Weights) -> tuple[Array, Array | None]:
         """The arrays of a layer's weight and, where it has one, its bias."""
         return arrays[self.full(layer)], arrays[self.full(layer, "bias")] if layer in self.biased else None
 
@@ -241,26 +233,25 @@ class BlockPart(ABC):
                       else DEVIATION)
 
     @abstractmethod
-    def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray,
-                       shape: tuple[int, ...]) -> tuple[np.ndarray, Any]:
+    def middle_forward(self, ctx: Context, w: Weights, h: Array, shape: tuple[int, ...]) -> tuple[Array, Any]:
         """h (M, O) -> (M, I), and what backward needs; ``shape`` is (B, T, C)."""
 
     @abstractmethod
-    def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, shape: tuple[int, ...],
-                        grads: Gradients) -> np.ndarray:
+    def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: Array, shape: tuple[int, ...],
+                        grads: Gradients) -> Array:
         """dy (M, I) -> dh (M, O), and the gradients of the middle's parameters."""
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
-    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
-        """y (B, T, C), and what the context says is saved: x alone, or a SavedByPart."""
+    def forward(self, ctx: Context, w: Weights, x: Array) -> tuple[Array, Any]:
+        """y (B, T, C), and what the context says is saved: x alone, or a SavedBySubBlock."""
         saved = self._run(ctx, w, x)
         y = layers.linear_forward(ctx, saved[-1], *self._of(self.closing, w))[0]
         y = layers.dropout_forward(ctx, y.reshape(x.shape), self.config.dropout, self.name)[0]
         _add_to(ctx, y, x)
         return y, x if ctx.keep == SUB_BLOCK else saved
 
-    def _run(self, ctx: Context, w: Weights, x: np.ndarray) -> SavedByPart:
+    def _run(self, ctx: Context, w: Weights, x: Array) -> SavedBySubBlock:
         """Everything up to the input of the closing linear layer: what backward computes again of a sub-block."""
         h, norm = self.norm.forward(ctx, w, rows_of(x))
         h = layers.linear_forward(ctx, h, *self._of(self.opening, w))[0]
@@ -269,7 +260,7 @@ class BlockPart(ABC):
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
-    def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, grads: Gradients) -> np.ndarray:
+    def backward(self, ctx: Context, w: Weights, saved: Any, dy: Array, grads: Gradients) -> Array:
         """dy (B, T, C) -> dx (B, T, C), and the gradients of the parameters; drops what it needs no more."""
         norm, middle, closing = self._run(replace(ctx, keep=ALL), w, saved) if ctx.keep == SUB_BLOCK else saved
         del saved
@@ -285,8 +276,7 @@ class BlockPart(ABC):
         _add_to(ctx, dx, dy)
         return dx
 
-    def _linear(self, ctx: Context, w: Weights, layer: str, x: np.ndarray, dy: np.ndarray,
-                grads: Gradients) -> np.ndarray:
+    def _linear(self, ctx: Context, w: Weights, layer: str, x: Array, dy: Array, grads: Gradients) -> Array:
         """One linear layer back: x (M, I), dy (M, O) -> dx (M, I)."""
         name = self.full(layer)
         ctx.observe(name, x, dy)
@@ -294,7 +284,7 @@ class BlockPart(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Attention(BlockPart):
+class Attention(SubBlock):
     """Causal attention of H heads between qkv (C, O), O = (H + 2·H_kv)·D, and projection (H·D, C)."""
 
     local_name: ClassVar[str] = "attention"
@@ -309,21 +299,20 @@ class Attention(BlockPart):
         of = self.config
         return (of.heads + 2 * of.key_value_heads) * of.head_channels, of.heads * of.head_channels
 
-    def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray,
-                       shape: tuple[int, ...]) -> tuple[np.ndarray, Any]:
+    def middle_forward(self, ctx: Context, w: Weights, h: Array, shape: tuple[int, ...]) -> tuple[Array, Any]:
         """h (M, O) -> (M, H·D)."""
         qkv = h.reshape(*shape[:2], h.shape[1])
         o, saved = layers.attention_forward(ctx, qkv, self.config.heads, self.config.key_value_heads)
         return rows_of(o), saved
 
-    def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, shape: tuple[int, ...],
-                        grads: Gradients) -> np.ndarray:
+    def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: Array, shape: tuple[int, ...],
+                        grads: Gradients) -> Array:
         """dy (M, H·D) -> dh (M, O)."""
         return rows_of(layers.attention_backward(ctx, saved, dy.reshape(*shape[:2], dy.shape[1])))
 
 
 @dataclass(frozen=True, eq=False)
-class FeedForward(BlockPart):
+class FeedForward(SubBlock):
     """A GELU in its tanh form, as GPT-2 has it, between up (C, F) and down (F, C).
 
     ``functions`` are the middle's own, of rows: forward and backward.
@@ -334,7 +323,7 @@ class FeedForward(BlockPart):
     opening: ClassVar[str] = "ffn.up"
     closing: ClassVar[str] = "ffn.down"
     called: ClassVar[tuple[str, str]] = ("feed_forward", "feed_forward")
-    functions: ClassVar[tuple[Callable[..., tuple[np.ndarray, Any]], Callable[..., np.ndarray]]] = (
+    functions: ClassVar[tuple[Callable[..., tuple[Array, Any]], Callable[..., Array]]] = (
         layers.gelu_forward, layers.gelu_backward)
 
     @property
@@ -342,68 +331,67 @@ class FeedForward(BlockPart):
         """F, F."""
         return self.config.feed_forward, self.config.feed_forward
 
-    def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray,
-                       shape: tuple[int, ...]) -> tuple[np.ndarray, Any]:
+    def middle_forward(self, ctx: Context, w: Weights, h: Array, shape: tuple[int, ...]) -> tuple[Array, Any]:
         """h (M, O) -> (M, F)."""
         return self.functions[0](ctx, h)
 
-    def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, shape: tuple[int, ...],
-                        grads: Gradients) -> np.ndarray:
+    def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: Array, shape: tuple[int, ...],
+                        grads: Gradients) -> Array:
         """dy (M, F) -> dh (M, O)."""
         return self.functions[1](ctx, saved, dy)
 
 
 class BlockUnit(Unit):
-    """Parts one after the other, gathered and freed together: x (B, T, C) -> y (B, T, C)."""
+    """Sub-blocks one after the other, gathered and freed together: x (B, T, C) -> y (B, T, C)."""
 
-    def __init__(self, name: str, parts: Sequence[BlockPart]) -> None:
-        self.name, self.parts = name, tuple(parts)
+    def __init__(self, name: str, sub_blocks: Sequence[SubBlock]) -> None:
+        self.name, self.sub_blocks = name, tuple(sub_blocks)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The parts' parameters, in their order."""
-        return {name: shape for part in self.parts for name, shape in part.shapes.items()}
+        """The sub-blocks' parameters, in their order."""
+        return {name: shape for one in self.sub_blocks for name, shape in one.shapes.items()}
 
     @property
     def factored(self) -> frozenset[str]:
         """The weights of all linear layers."""
-        return frozenset(part.full(layer) for part in self.parts for layer in (part.opening, part.closing))
+        return frozenset(one.full(layer) for one in self.sub_blocks for layer in (one.opening, one.closing))
 
     @property
     def in_compute_format(self) -> frozenset[str]:
         """The parameters of linear layers: norms read theirs in any format."""
-        return frozenset(name for part in self.parts for name in part.shapes
-                         if name not in part.norm.shapes and name not in part.between)
+        return frozenset(name for one in self.sub_blocks for name in one.shapes
+                         if name not in one.norm.shapes and name not in one.between)
 
     def initializer(self, name: str) -> Initializer:
         """The initializer of one parameter, which makes its first values."""
-        return next(part for part in self.parts if name in part.shapes).initializer(name)
+        return next(one for one in self.sub_blocks if name in one.shapes).initializer(name)
 
-    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
-        """y (B, T, C), and what each part saved.
+    def forward(self, ctx: Context, w: Weights, x: Array) -> tuple[Array, Any]:
+        """y (B, T, C), and what each sub-block saved.
 
         Raises ValueError for an x of another shape or dtype.
         """
-        channels = self.parts[0].config.channels
+        channels = self.sub_blocks[0].config.channels
         require_shape(f"unit {self.name!r}", "x", x, (*x.shape[:2], channels), "x has C channels for each of B x T "
                       "tokens")
         require_at_rest(ctx, f"unit {self.name!r}", x=x)
         saved = []
-        for part in self.parts:
-            x, of_part = part.forward(ctx, w, x)
-            saved.append(of_part)
-            del of_part
+        for one in self.sub_blocks:
+            x, of_one = one.forward(ctx, w, x)
+            saved.append(of_one)
+            del of_one
         return x, saved
 
-    def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray) -> tuple[np.ndarray, Gradients]:
+    def backward(self, ctx: Context, w: Weights, saved: Any, dy: Array) -> tuple[Array, Gradients]:
         """dx (B, T, C), and the gradient of each parameter; uses ``saved`` up."""
         grads = ctx.gradients(self)
-        for part in reversed(self.parts):
-            dy = part.backward(ctx, w, saved.pop(), dy, grads)
+        for one in reversed(self.sub_blocks):
+            dy = one.backward(ctx, w, saved.pop(), dy, grads)
         return dy, grads
 
 
-def _add_to(ctx: Context, y: np.ndarray, x: np.ndarray) -> None:
+def _add_to(ctx: Context, y: Array, x: Array) -> None:
     """y += x, rounded once."""
     ctx.kernels.add_rounded(y, x, y)
     ctx.note(flops=y.size, nbytes=3 * y.nbytes)
@@ -441,7 +429,7 @@ class Embed(Unit):
         """Normal values of GPT-2's deviation."""
         return Normal(self.seed, DEVIATION)
 
-    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
+    def forward(self, ctx: Context, w: Weights, x: Array) -> tuple[Array, Any]:
         """tokens (B, T) -> y (B, T, C); saves the tokens.
 
         Raises ValueError for another number of dimensions, for more tokens than the context has places, and for a token
@@ -460,7 +448,7 @@ class Embed(Unit):
         y, _ = layers.dropout_forward(ctx, y, self.config.dropout, self.name)
         return y, tokens
 
-    def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray) -> tuple[None, Gradients]:
+    def backward(self, ctx: Context, w: Weights, saved: Any, dy: Array) -> tuple[None, Gradients]:
         """dy (B, T, C) -> None, and the gradients of the tables; a place that no token took has zeros."""
         dy = layers.dropout_backward(ctx, self.name, dy, self.config.dropout)
         grads = ctx.gradients(self)
@@ -513,14 +501,14 @@ class Head(Unit):
             return Filled(0 if name.endswith(".bias") else 1)
         return Normal(self.seed, DEVIATION)
 
-    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
+    def forward(self, ctx: Context, w: Weights, x: Array) -> tuple[Array, Any]:
         """logits (B, T, V); saves x and its statistics."""
         h, saved = self.norm.forward(ctx, w, rows_of(x))
         logits = ctx.empty((*x.shape[:2], self.config.vocabulary), dtype=ctx.output_dtype, name="head.logits")
         ctx.matmul(h, w["wte"].T if self.tied else w["lm_head.weight"], logits.reshape(h.shape[0], -1))
         return logits, saved
 
-    def backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray) -> tuple[np.ndarray, Gradients]:
+    def backward(self, ctx: Context, w: Weights, saved: Any, dy: Array) -> tuple[Array, Gradients]:
         """dlogits (B, T, V), of any format -> dx (B, T, C) and the gradients, that of a tied wte among them."""
         d = ctx.cast(rows_of(dy), "activation_gradient", "head.dlogits")
         grads = ctx.gradients(self)
@@ -558,25 +546,26 @@ class Decoder(Model):
         there is not, a seed that is no whole number, and units of no whole number of blocks.
         """
         require_integers(type(self).__name__, seed=seed)
-        self.config, self.tied, self.seed = self.config_of(config), bool(tied), seed
+        found = find_config(type(self).__name__, config, self.config_class, self.presets)
+        self.config, self.tied, self.seed = found, bool(tied), seed
         self.granularity, self.normalization = units, normalization
         super().__init__([Embed(self.config, seed), *_units(type(self).__name__, self.config, seed, units),
                           Head(self.config, seed, tied=self.tied)], CrossEntropy(normalization))
 
-    @classmethod
-    def config_of(cls, config: Any) -> Any:
-        """The config of a preset's name, or a config itself; ValueError for anything else."""
-        if isinstance(config, cls.config_class):
-            return config
-        if not isinstance(config, str) or config not in cls.presets:
-            raise unknown_name(f"{cls.__name__} was asked for {config!r}, which is no {cls.config_class.__name__} and "
-                               "no preset", config, cls.presets, "the presets are")
-        return cls.presets[config]
-
-    def without_dropout(self) -> Decoder:
+    def without_dropout(self) -> "Decoder":
         """The same model, units and names, in which nothing is dropped: for evaluation, and for what it writes."""
         return type(self)(replace(self.config, dropout=0.0), tied=self.tied, seed=self.seed, units=self.granularity,
                           normalization=self.normalization)
+
+
+def find_config(where: str, config: Any, kind: type, presets: Mapping[str, Any]) -> Any:
+    """The config of a preset's name, or one of this kind itself; ValueError for anything else."""
+    if isinstance(config, kind):
+        return config
+    if not isinstance(config, str) or config not in presets:
+        raise unknown_name(f"{where} was asked for {config!r}, which is no {kind.__name__} and no preset", config,
+                           presets, "the presets are")
+    return presets[config]
 
 
 class GPT(Decoder):
@@ -598,15 +587,15 @@ class GPT(Decoder):
 
 
 def _units(where: str, config: DecoderConfig, seed: int, units: Any) -> list[BlockUnit]:
-    blocks = [config.parts(f"block{index}", seed) for index in range(config.layers)]
+    blocks = [config.sub_blocks(f"block{index}", seed) for index in range(config.layers)]
     if units == "sub_block":
-        return [BlockUnit(part.name, [part]) for block in blocks for part in block]
+        return [BlockUnit(one.name, [one]) for block in blocks for one in block]
     per_unit = 1 if units == "block" else units
     if not is_count(per_unit) or per_unit < 1:
         raise ValueError(f"{where} was asked for units={units!r}; a unit is a 'block', a 'sub_block', or a whole "
                          "number of blocks, 1 or more")
     return [BlockUnit(_name(start, min(start + per_unit, len(blocks)) - 1),
-                      [part for block in blocks[start:start + per_unit] for part in block])
+                      [one for block in blocks[start:start + per_unit] for one in block])
             for start in range(0, len(blocks), per_unit)]
 
 
@@ -616,11 +605,11 @@ def _name(first: int, last: int) -> str:
 
 # -- Continuing a text, token by token ---------------------------------------------------------------------------------
 
-Logits = Callable[[np.ndarray], np.ndarray]
+Logits = Callable[[Array], Array]
 
 
 def logits_of(ctx: Context, model: Decoder, weights: Callable[[Unit], AbstractContextManager[Weights]],
-              tokens: np.ndarray) -> np.ndarray:
+              tokens: Array) -> Array:
     """Forward without dropout, and nothing saved: tokens (B, t) -> logits (B, t, V) in the policy's output format.
 
     ``weights(unit)`` gives a unit's weights for a ``with`` block, as an engine does: gathering, so that where they rest
@@ -634,7 +623,7 @@ def logits_of(ctx: Context, model: Decoder, weights: Callable[[Unit], AbstractCo
 
 
 def generate(logits: Logits, tokens: Any, count: int, *, context: int, temperature: float = 1.0,
-             seed: int = 0) -> np.ndarray:
+             seed: int = 0) -> Array:
     """``tokens`` (t,) and ``count`` more, int64 (t + count,), each drawn from the softmax of its logits/temperature.
 
     ``logits`` takes the last tokens (1, t), at most ``context`` of them, and returns (1, t, V). At temperature 0 the
@@ -665,7 +654,7 @@ def generate(logits: Logits, tokens: Any, count: int, *, context: int, temperatu
     return np.array(written, np.int64)
 
 
-def _choose(logits: np.ndarray, temperature: float, u: float) -> int:
+def _choose(logits: Array, temperature: float, u: float) -> int:
     """The token (V,) into whose share of [0, 1) u falls; ties at temperature 0 go to the first."""
     if temperature == 0:
         return int(logits.argmax())

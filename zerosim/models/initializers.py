@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from zerosim.numerics import random
+from zerosim.numerics.arrays import Array
 
-Initializer = Callable[[str, int, int], np.ndarray]
+Initializer = Callable[[str, int, int], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Normal:
     seed: int
     deviation: float
 
-    def __call__(self, name: str, start: int, count: int) -> np.ndarray:
+    def __call__(self, name: str, start: int, count: int) -> Array:
         """fp32 (count,)."""
         return random.normal((self.seed, "init", 0, name), start, count) * np.float32(self.deviation)
 
@@ -32,7 +33,7 @@ class Filled:
 
     value: float
 
-    def __call__(self, name: str, start: int, count: int) -> np.ndarray:
+    def __call__(self, name: str, start: int, count: int) -> Array:
         """fp32 (count,)."""
         return np.full(count, self.value, np.float32)
 
@@ -43,6 +44,6 @@ class Constants:
 
     values: tuple[float, ...]
 
-    def __call__(self, name: str, start: int, count: int) -> np.ndarray:
+    def __call__(self, name: str, start: int, count: int) -> Array:
         """fp32 (count,)."""
         return np.array(self.values[start:start + count], np.float32)

@@ -18,12 +18,14 @@ from typing import Any, Literal, Protocol, overload
 import numpy as np
 
 from zerosim.numerics import random
+from zerosim.numerics.arrays import Array
 from zerosim.numerics.checks import is_number, require_integers, require_matrix, require_shape
 from zerosim.numerics.kernels import NumpyKernels, do_nothing
 from zerosim.numerics.layer_kernels import packed_nbytes
 from zerosim.numerics.policy import Policy
+from zerosim.numerics.ranges import Range, require_range
 
-Gradients = dict[str, np.ndarray]
+Gradients = dict[str, Array]
 
 # What a unit keeps of its inside for backward, where it has a choice: everything; its parts' inputs alone; everything
 # but attention's probabilities; or the same, and these never whole, but tile by tile.
@@ -43,11 +45,11 @@ def require_inside(where: str, inside: Any) -> None:
 class Workspace(Protocol):
     """The source of arrays that outlive a kernel: a rank's memory."""
 
-    def alloc(self, shape: int | tuple[int, ...], dtype: Any, kind: str, name: str = "") -> np.ndarray:
+    def alloc(self, shape: int | tuple[int, ...], dtype: Any, kind: str, name: str = "") -> Array:
         """A new uninitialized array, charged to ``kind``."""
 
 
-def draw_for(seed: int, step: int, number: int, name: str, span: slice) -> np.ndarray:
+def draw_for(seed: int, step: int, number: int, name: str, span: slice) -> Array:
     """Some of the random words of micro-batch ``number`` of a step, uint32.
 
     The number is part of the key: no two micro-batches share a word, however many each of them draws.
@@ -76,8 +78,8 @@ class Context:
     workspace: Workspace | None
     note: Callable[..., None]
     gradients: Callable[[Any], Gradients]
-    draw: Callable[[str, slice], np.ndarray] = draw_first
-    observe: Callable[[str, np.ndarray, np.ndarray], None] = do_nothing
+    draw: Callable[[str, slice], Array] = draw_first
+    observe: Callable[[str, Array, Array], None] = do_nothing
     keep: str = ALL
 
     def __post_init__(self) -> None:
@@ -103,8 +105,7 @@ class Context:
         """The dtype of arithmetic inside a kernel: float64 where values rest in float64, else float32."""
         return np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
 
-    def empty(self, shape: int | tuple[int, ...], kind: str = "activation", dtype: Any = None,
-              name: str = "") -> np.ndarray:
+    def empty(self, shape: int | tuple[int, ...], kind: str = "activation", dtype: Any = None, name: str = "") -> Array:
         """A new uninitialized array charged to ``kind``; in the compute dtype unless another is given."""
         dtype = self.dtype if dtype is None else np.dtype(dtype)
         if self.workspace is None:
@@ -116,8 +117,7 @@ class Context:
         """The dtype of the model's last output, which the loss reads."""
         return self.policy.output_dtype
 
-    def matmul(self, a: np.ndarray, b: np.ndarray, out: np.ndarray, bias: np.ndarray | None = None,
-               gradient: str | None = None) -> None:
+    def matmul(self, a: Array, b: Array, out: Array, bias: Array | None = None, gradient: str | None = None) -> None:
         """out (M, N) = a (M, K) @ b (K, N) + bias (N,), added up in fp32, rounded once; and what it cost.
 
         ``gradient`` ("a" or "b") names the operand that is a gradient: in the fp8 experiment it is rounded to e5m2,
@@ -132,7 +132,7 @@ class Context:
                     for name, x in (("a", a), ("b", b)))
         self.kernels.matmul(a, b, bias=bias, out=out)
 
-    def cast(self, x: np.ndarray, kind: str = "input", name: str = "") -> np.ndarray:
+    def cast(self, x: Array, kind: str = "input", name: str = "") -> Array:
         """``x`` in the compute dtype: itself where it is so already, else a new array, nearest even."""
         if x.dtype == self.dtype:
             return x
@@ -141,7 +141,7 @@ class Context:
         return out
 
 
-def require_at_rest(ctx: Context, where: str, **arrays: np.ndarray | None) -> None:
+def require_at_rest(ctx: Context, where: str, **arrays: Array | None) -> None:
     """Raises ValueError unless all arrays are in the compute dtype.
 
     A wider input would be computed with silently, and would hide a rounding that the hardware makes.
@@ -157,8 +157,8 @@ def require_at_rest(ctx: Context, where: str, **arrays: np.ndarray | None) -> No
 OWN_OUTPUT = "hand it the gradient of this layer's own output"
 
 
-def out_or_new(ctx: Context, where: str, out: np.ndarray | None, shape: tuple[int, ...], name: str,
-               saved: np.ndarray | None = None) -> np.ndarray:
+def out_or_new(ctx: Context, where: str, out: Array | None, shape: tuple[int, ...], name: str,
+               saved: Array | None = None) -> Array:
     """A new activation, or the caller's ``out`` where that fits and does not overwrite what is saved."""
     if out is None:
         return ctx.empty(shape, name=name)
@@ -170,8 +170,8 @@ def out_or_new(ctx: Context, where: str, out: np.ndarray | None, shape: tuple[in
     return out
 
 
-def linear_forward(ctx: Context, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None,
-                   out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+def linear_forward(ctx: Context, x: Array, w: Array, b: Array | None = None,
+                   out: Array | None = None) -> tuple[Array, Array]:
     """y = x @ w + b, rounded once: x (B, I), w (I, O), b (O,) -> y (B, O); saves x.
 
     Raises ValueError for shapes that do not fit and for arrays that are not in the compute dtype.
@@ -189,17 +189,17 @@ def linear_forward(ctx: Context, x: np.ndarray, w: np.ndarray, b: np.ndarray | N
 
 
 @overload
-def linear_backward(ctx: Context, w: np.ndarray, saved: np.ndarray, dy: np.ndarray, dw: np.ndarray,
-                    db: np.ndarray | None = None, *, input_gradient: Literal[True] = True) -> np.ndarray: ...
+def linear_backward(ctx: Context, w: Array, saved: Array, dy: Array, dw: Array,
+                    db: Array | None = None, *, input_gradient: Literal[True] = True) -> Array: ...
 
 
 @overload
-def linear_backward(ctx: Context, w: np.ndarray, saved: np.ndarray, dy: np.ndarray, dw: np.ndarray,
-                    db: np.ndarray | None = None, *, input_gradient: bool) -> np.ndarray | None: ...
+def linear_backward(ctx: Context, w: Array, saved: Array, dy: Array, dw: Array,
+                    db: Array | None = None, *, input_gradient: bool) -> Array | None: ...
 
 
-def linear_backward(ctx: Context, w: np.ndarray, saved: np.ndarray, dy: np.ndarray, dw: np.ndarray,
-                    db: np.ndarray | None = None, *, input_gradient: bool = True) -> np.ndarray | None:
+def linear_backward(ctx: Context, w: Array, saved: Array, dy: Array, dw: Array,
+                    db: Array | None = None, *, input_gradient: bool = True) -> Array | None:
     """dw = xᵀ @ dy, db = Σ_B dy, dx = dy @ wᵀ, each added up in fp32 and rounded once.
 
     w (I, O), saved = x (B, I), dy (B, O). Writes dw (I, O) and db (O,); returns dx (B, I), or None where
@@ -225,7 +225,7 @@ def linear_backward(ctx: Context, w: np.ndarray, saved: np.ndarray, dy: np.ndarr
 
 # -- Embedding ---------------------------------------------------------------------------------------------------------
 
-def embedding_forward(ctx: Context, tokens: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def embedding_forward(ctx: Context, tokens: Array, w: Array) -> tuple[Array, Array]:
     """y[..., :] = w[tokens]: tokens (B, T) of integers, w (V, C) -> y (B, T, C); saves the tokens.
 
     Raises ValueError for tokens that are no integers, or that the table has not.
@@ -245,7 +245,7 @@ def embedding_forward(ctx: Context, tokens: np.ndarray, w: np.ndarray) -> tuple[
     return y, tokens
 
 
-def embedding_backward(ctx: Context, saved: np.ndarray, dy: np.ndarray, dw: np.ndarray) -> None:
+def embedding_backward(ctx: Context, saved: Array, dy: Array, dw: Array) -> None:
     """Writes dw (V, C): for each row the sum of dy (B, T, C) over its tokens, in the order of the batch, in fp32,
     rounded once; 0 for rows that no token named."""
     require_matrix("embedding_backward", "dw", dw, "(V, C)")
@@ -261,11 +261,11 @@ def embedding_backward(ctx: Context, saved: np.ndarray, dy: np.ndarray, dw: np.n
 # computed again from its input and one or two fp32 numbers per row.
 
 EPSILON = 1e-5
-SavedByNorm = tuple[np.ndarray, np.ndarray | None, np.ndarray]
+SavedByNorm = tuple[Array, Array | None, Array]
 
 
-def norm_forward(ctx: Context, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, *, epsilon: float = EPSILON,
-                 out: np.ndarray | None = None) -> tuple[np.ndarray, SavedByNorm]:
+def norm_forward(ctx: Context, x: Array, w: Array, b: Array | None = None, *, epsilon: float = EPSILON,
+                 out: Array | None = None) -> tuple[Array, SavedByNorm]:
     """y = (x - mean)/√(variance + ε)·w + b over the last axis, or, without b, x/√(mean of x² + ε)·w, in fp32, rounded
     once: x and y (M, …, C), w and b (C,) of any format.
 
@@ -288,8 +288,7 @@ def norm_forward(ctx: Context, x: np.ndarray, w: np.ndarray, b: np.ndarray | Non
     return y, (x, mean, rstd)
 
 
-def norm_output(ctx: Context, saved: SavedByNorm, w: np.ndarray, b: np.ndarray | None = None,
-                out: np.ndarray | None = None) -> np.ndarray:
+def norm_output(ctx: Context, saved: SavedByNorm, w: Array, b: Array | None = None, out: Array | None = None) -> Array:
     """The output again, from what was saved: the same bits."""
     x, mean, rstd = saved
     y = out_or_new(ctx, "norm_output", out, x.shape, f"{_norm_name(b)}.y", saved=x)
@@ -298,8 +297,8 @@ def norm_output(ctx: Context, saved: SavedByNorm, w: np.ndarray, b: np.ndarray |
     return y
 
 
-def norm_backward(ctx: Context, w: np.ndarray, saved: SavedByNorm, dy: np.ndarray, dw: np.ndarray,
-                  db: np.ndarray | None = None, out: np.ndarray | None = None) -> np.ndarray:
+def norm_backward(ctx: Context, w: Array, saved: SavedByNorm, dy: Array, dw: Array,
+                  db: Array | None = None, out: Array | None = None) -> Array:
     """dx (M, …, C) in fp32, rounded once; writes dw = Σ dy·x̂ and db = Σ dy, each added up in fp32, rounded once.
 
     ``out`` may be dy.
@@ -313,18 +312,18 @@ def norm_backward(ctx: Context, w: np.ndarray, saved: SavedByNorm, dy: np.ndarra
     return dx
 
 
-def _norm_name(b: np.ndarray | None) -> str:
+def _norm_name(b: Array | None) -> str:
     return "rmsnorm" if b is None else "layernorm"
 
 
-def rows_of(x: np.ndarray) -> np.ndarray:
+def rows_of(x: Array) -> Array:
     """(..., C) as (M, C)."""
     return x.reshape(-1, x.shape[-1])
 
 
 # -- Activation functions ----------------------------------------------------------------------------------------------
 
-def relu_forward(ctx: Context, x: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+def relu_forward(ctx: Context, x: Array, out: Array | None = None) -> tuple[Array, Array]:
     """y = max(x, 0), x and y of n elements; saves a bit per element. NaN stays NaN; ``out`` may be x."""
     require_at_rest(ctx, "relu_forward", x=x)
     y = out_or_new(ctx, "relu_forward", out, x.shape, "relu.y")
@@ -334,7 +333,7 @@ def relu_forward(ctx: Context, x: np.ndarray, out: np.ndarray | None = None) -> 
     return y, bits
 
 
-def relu_backward(ctx: Context, saved: np.ndarray, dy: np.ndarray) -> np.ndarray:
+def relu_backward(ctx: Context, saved: Array, dy: Array) -> Array:
     """dx = dy where x was positive or NaN, else 0: a choice, not a product, so no NaN is multiplied by 0.
 
     saved (⌈n/8⌉,) uint8, dy and dx of n elements. Raises ValueError for a dy of another length or dtype.
@@ -349,8 +348,7 @@ def relu_backward(ctx: Context, saved: np.ndarray, dy: np.ndarray) -> np.ndarray
     return dx
 
 
-def gelu_forward(ctx: Context, x: np.ndarray, out: np.ndarray | None = None, *,
-                 exact: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def gelu_forward(ctx: Context, x: Array, out: Array | None = None, *, exact: bool = False) -> tuple[Array, Array]:
     """y = x/2 · (1 + tanh(√(2/π)·(x + 0.044715 x³))), the tanh form, in fp32, rounded once; saves x.
 
     ``exact``: y = x·Φ(x), Φ the normal distribution function. x and y of n elements.
@@ -363,7 +361,7 @@ def gelu_forward(ctx: Context, x: np.ndarray, out: np.ndarray | None = None, *,
     return y, x
 
 
-def gelu_backward(ctx: Context, saved: np.ndarray, dy: np.ndarray, *, exact: bool = False) -> np.ndarray:
+def gelu_backward(ctx: Context, saved: Array, dy: Array, *, exact: bool = False) -> Array:
     """dx = dy · d gelu/dx at the saved x, in fp32, rounded once; n elements in and out, ``exact`` as it was forward."""
     require_shape("gelu_backward", "dy", dy, saved.shape, OWN_OUTPUT)
     require_at_rest(ctx, "gelu_backward", dy=dy)
@@ -390,14 +388,14 @@ class SavedAttention:
 
     heads: int
     channels: int
-    qkv: np.ndarray
-    p: np.ndarray | None = None
-    log_sums: np.ndarray | None = None
-    o: np.ndarray | None = None
+    qkv: Array
+    p: Array | None = None
+    log_sums: Array | None = None
+    o: Array | None = None
 
 
-def attention_forward(ctx: Context, qkv: np.ndarray, heads: int,
-                      key_value_heads: int | None = None) -> tuple[np.ndarray, SavedAttention]:
+def attention_forward(ctx: Context, qkv: Array, heads: int,
+                      key_value_heads: int | None = None) -> tuple[Array, SavedAttention]:
     """o (B, T, C) = softmax(QKᵀ/√D, over the past) V from qkv (B, T, C + 2K); ctx.keep says what backward gets.
 
     K = H_kv·D for H_kv ``key_value_heads``, H if nothing is said: H/H_kv heads share them (Ainslie et al. 2023).
@@ -426,7 +424,7 @@ def attention_forward(ctx: Context, qkv: np.ndarray, heads: int,
     return o, SavedAttention(heads, channels, qkv, p)
 
 
-def attention_backward(ctx: Context, saved: SavedAttention, dy: np.ndarray) -> np.ndarray:
+def attention_backward(ctx: Context, saved: SavedAttention, dy: Array) -> Array:
     """do (B, T, C) -> dqkv (B, T, C + 2K); of shared keys and values, the sum over their heads.
 
     dV = Pᵀ dO; dS = P·(dP - Σ P·dP) with dP = dO Vᵀ; dQ = dS K/√D; dK = dSᵀ Q/√D.
@@ -448,7 +446,7 @@ def attention_backward(ctx: Context, saved: SavedAttention, dy: np.ndarray) -> n
     return dqkv
 
 
-def _note(ctx: Context, qkv: np.ndarray, heads: int, channels: int, products: int, per_score: int) -> None:
+def _note(ctx: Context, qkv: Array, heads: int, channels: int, products: int, per_score: int) -> None:
     """Products of matrices, 2·B·T²·C operations each, and what each of B·H·T² scores costs beside them: all of them,
     as published formulas count them, those of the future too."""
     batch, tokens = qkv.shape[:2]
@@ -459,31 +457,28 @@ def _note(ctx: Context, qkv: np.ndarray, heads: int, channels: int, products: in
 # -- Dropout (Srivastava et al. 2014, section 10, with the scaling by 1/(1 - rate) in training) ------------------------
 # No mask is saved: the same random words are drawn again.
 
-def dropout_forward(ctx: Context, x: np.ndarray, rate: float, name: str) -> tuple[np.ndarray, str]:
+RATE = Range("it is the share of elements that are dropped, from 0 to less than 1",
+             lambda value: is_number(value) and 0 <= value < 1)
+
+
+def dropout_forward(ctx: Context, x: Array, rate: float, name: str) -> tuple[Array, str]:
     """y = x/(1 - rate) where the word drawn for the element is at least rate·2³², else 0; rate 0 returns x itself.
 
     ``name`` says which random numbers these are: one for each place of the model. Saves the name. Raises ValueError
     for a rate outside [0, 1).
     """
-    require_rate("dropout_forward", "rate", rate)
+    require_range("dropout_forward", "rate", rate, RATE)
     require_at_rest(ctx, "dropout_forward", x=x)
     return (x if rate == 0 else _dropped(ctx, x, rate, name, "activation")), name
 
 
-def dropout_backward(ctx: Context, saved: str, dy: np.ndarray, rate: float) -> np.ndarray:
+def dropout_backward(ctx: Context, saved: str, dy: Array, rate: float) -> Array:
     """dx = dy/(1 - rate) where the element was let through, else 0: the same words are drawn again."""
     require_at_rest(ctx, "dropout_backward", dy=dy)
     return dy if rate == 0 else _dropped(ctx, dy, rate, saved, "activation_gradient")
 
 
-def require_rate(where: str, name: str, rate: float) -> None:
-    """Raises ValueError for a rate outside [0, 1)."""
-    if not is_number(rate) or not 0 <= rate < 1:
-        raise ValueError(f"{where} was given {name}={rate!r}; it is the share of elements that are dropped, from 0 to "
-                         "less than 1")
-
-
-def _dropped(ctx: Context, x: np.ndarray, rate: float, name: str, kind: str) -> np.ndarray:
+def _dropped(ctx: Context, x: Array, rate: float, name: str, kind: str) -> Array:
     y = ctx.empty(x.shape, kind, name=f"{name}.dropped")
     ctx.kernels.drop(x, partial(ctx.draw, name), round(rate * 2**32), 1 / (1 - rate), y)
     ctx.note(flops=x.size, nbytes=x.nbytes + y.nbytes)

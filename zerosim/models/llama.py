@@ -9,21 +9,19 @@ Sources: Touvron et al. 2023, "Llama 2" (arXiv:2307.09288), section 2.2; Ainslie
 Qwen Team 2025, "Qwen3 Technical Report" (arXiv:2505.09388), section 2, for the norms of heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import Annotated, Any, ClassVar
 
 from zerosim.models import gpt, layers
-from zerosim.models.gpt import Attention, BlockPart, Decoder, DecoderConfig, FeedForward
+from zerosim.models.gpt import Attention, Decoder, DecoderConfig, FeedForward, SubBlock
 from zerosim.models.layers import OWN_OUTPUT, Context, Gradients, require_at_rest, rows_of
 from zerosim.models.rotary import RotaryScaling, frequencies
 from zerosim.models.units import Weights
-from zerosim.numerics.checks import is_finite_number, require_biases, require_integers, require_shape, unknown_name
+from zerosim.numerics.arrays import Array
+from zerosim.numerics.checks import is_finite_number, require_biases, require_shape
+from zerosim.numerics.ranges import CountOrZero, Flag, Range
 
 
 @dataclass(frozen=True)
@@ -37,46 +35,29 @@ class LlamaConfig(DecoderConfig):
     Raises ValueError for heads that do not divide, heads of odd width, which cannot be turned, and other biases.
     """
 
-    key_value_heads: int = 0
-    head_channels: int = 0
-    base: float = 10_000.0
-    scaling: RotaryScaling | None = None
+    key_value_heads: CountOrZero = 0
+    head_channels: CountOrZero = 0
+    base: Annotated[float, Range("the rotary angles are its powers, so take a positive number, as 10000",
+                                 lambda value: is_finite_number(value) and value > 0)] = 10_000.0
+    scaling: Annotated[RotaryScaling | None, Range("it is a LinearScaling, a Llama3Scaling or None",
+                                                   lambda value: isinstance(value, RotaryScaling | None))] = None
     biases: tuple[str, ...] = ()
-    head_norms: bool = False
+    head_norms: Flag = False
     last_norm: ClassVar[str] = "norm"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        where = "LlamaConfig"
-        if not self.head_channels and self.channels % self.heads:
-            raise ValueError(f"{where} was given {self.channels} channels in {self.heads} heads, which do not divide "
-                             "them; take a number of heads that does, or say head_channels")
-        derived = {"key_value_heads": self.heads, "head_channels": self.channels // self.heads}
-        for name, value in derived.items():
-            object.__setattr__(self, name, getattr(self, name) or value)
-        require_integers(where, 1, **{name: getattr(self, name) for name in derived})
-        if self.heads % self.key_value_heads:
-            raise ValueError(f"{where} was given {self.heads} heads that share {self.key_value_heads} of keys and "
-                             "values; take a number that divides the heads")
+        require_biases("LlamaConfig", self.biases)
         if self.head_channels % 2:
-            raise ValueError(f"{where} was given heads of {self.head_channels} channels; rotary positions turn pairs "
-                             "of them, so take an even number")
-        if not is_finite_number(self.base) or not self.base > 0:
-            raise ValueError(f"{where} was given base={self.base!r}; the rotary angles are its powers, so take a "
-                             "positive number, as 10000")
-        if self.scaling is not None and not isinstance(self.scaling, RotaryScaling):
-            raise ValueError(f"{where} was given scaling={self.scaling!r}; it is a LinearScaling, a Llama3Scaling or "
-                             "None")
-        require_biases(where, self.biases)
-        if not isinstance(self.head_norms, bool):
-            raise ValueError(f"{where} was given head_norms={self.head_norms!r}; it is True or False")
+            raise ValueError(f"LlamaConfig was given heads of {self.head_channels} channels; rotary positions turn "
+                             "pairs of them, so take an even number")
 
     @cached_property
     def frequencies(self) -> tuple[float, ...]:
         """Radians by which each plane of a head turns from one place to the next (D/2,)."""
         return frequencies(self.head_channels, self.base, self.scaling)
 
-    def parts(self, block: str, seed: int) -> list[BlockPart]:
+    def sub_blocks(self, block: str, seed: int) -> list[SubBlock]:
         """Attention, and a gated feed-forward network."""
         return [RotaryAttention(block, self, seed), GatedFeedForward(block, self, seed)]
 
@@ -93,7 +74,7 @@ PRESETS: Mapping[str, LlamaConfig] = {
 # -- SwiGLU ------------------------------------------------------------------------------------------------------------
 
 
-def swiglu_forward(ctx: Context, h: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def swiglu_forward(ctx: Context, h: Array) -> tuple[Array, Array]:
     """y (M, F) = silu(gate)·up, silu(x) = x/(1 + e⁻ˣ), in fp32, rounded once; gate and up side by side in h (M, 2F).
 
     Saves h. Raises ValueError for an odd number of columns. Source: Shazeer 2020 (arXiv:2002.05202), section 2.
@@ -107,7 +88,7 @@ def swiglu_forward(ctx: Context, h: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return y, h
 
 
-def swiglu_backward(ctx: Context, saved: np.ndarray, dy: np.ndarray) -> np.ndarray:
+def swiglu_backward(ctx: Context, saved: Array, dy: Array) -> Array:
     """dy (M, F) -> dh (M, 2F), in fp32, rounded once."""
     require_shape("swiglu_backward", "dy", dy, (saved.shape[0], saved.shape[1] // 2), OWN_OUTPUT)
     require_at_rest(ctx, "swiglu_backward", dy=dy)
@@ -148,16 +129,15 @@ class RotaryAttention(Attention):
         names = ("query_norm", "key_norm") if self.config.head_norms else ()
         return {self.full(f"attention.{name}"): (self.config.head_channels,) for name in names}
 
-    def middle_forward(self, ctx: Context, w: Weights, h: np.ndarray,
-                       shape: tuple[int, ...]) -> tuple[np.ndarray, Any]:
+    def middle_forward(self, ctx: Context, w: Weights, h: Array, shape: tuple[int, ...]) -> tuple[Array, Any]:
         """h (M, O) -> (M, H·D)."""
         qkv, rstds = self._norm_heads(ctx, w, h) if self.between else (h, ())
         self._turn(ctx, qkv.reshape(*shape[:2], -1))
         o, saved = super().middle_forward(ctx, w, qkv, shape)
         return o, (replace(saved, qkv=h.reshape(saved.qkv.shape)), rstds)
 
-    def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: np.ndarray, shape: tuple[int, ...],
-                        grads: Gradients) -> np.ndarray:
+    def middle_backward(self, ctx: Context, w: Weights, saved: Any, dy: Array, shape: tuple[int, ...],
+                        grads: Gradients) -> Array:
         """dy (M, H·D) -> dh (M, O), and the gradients of the heads' norms."""
         attention, rstds = saved
         h = rows_of(attention.qkv)
@@ -171,15 +151,15 @@ class RotaryAttention(Attention):
             layers.norm_backward(ctx, w[name], (x, None, rstd), dx, grads[name], out=dx)
         return dh
 
-    def _turn(self, ctx: Context, qkv: np.ndarray, *, back: bool = False) -> None:
+    def _turn(self, ctx: Context, qkv: Array, *, back: bool = False) -> None:
         """Turns the queries and keys of qkv (B, T, O) in place."""
         of = self.config
         ctx.kernels.rotate(qkv, of.heads + of.key_value_heads, of.frequencies, back=back)
         turned = qkv.size // (of.heads + 2 * of.key_value_heads) * (of.heads + of.key_value_heads)
         ctx.note(flops=3 * turned, nbytes=2 * turned * qkv.itemsize)
 
-    def _norm_heads(self, ctx: Context, w: Weights, h: np.ndarray,
-                    rstds: Sequence[np.ndarray] = ()) -> tuple[np.ndarray, Sequence[np.ndarray]]:
+    def _norm_heads(self, ctx: Context, w: Weights, h: Array,
+                    rstds: Sequence[Array] = ()) -> tuple[Array, Sequence[Array]]:
         """A copy of h (M, O) in which each query and key is normed, and the norms' statistics, or with these again."""
         of, found = self.config, list(rstds)
         qkv = ctx.empty(h.shape, name="attention.normed")
@@ -192,7 +172,7 @@ class RotaryAttention(Attention):
                 found.append(layers.norm_forward(ctx, x, w[name], epsilon=of.epsilon, out=y)[1][2])
         return qkv, found
 
-    def _heads_of(self, *arrays: np.ndarray) -> Iterator[tuple[Any, ...]]:
+    def _heads_of(self, *arrays: Array) -> Iterator[tuple[Any, ...]]:
         """For each norm of heads its weight's name, and of each array (M, O) the heads that it is of (M, h, D)."""
         of = self.config
         places = slice(of.heads), slice(of.heads, of.heads + of.key_value_heads)
@@ -221,13 +201,8 @@ class Llama(Decoder):
 
 def config_of(config: Any) -> DecoderConfig:
     """The config of a preset's name, of a GPT or of a Llama, or a config itself; ValueError for anything else."""
-    presets: Mapping[str, DecoderConfig] = {**gpt.PRESETS, **PRESETS}
-    if isinstance(config, DecoderConfig):
-        return config
-    if not isinstance(config, str) or config not in presets:
-        raise unknown_name(f"a model was asked for by {config!r}, which is no config and no preset", config, presets,
-                           "the presets are")
-    return presets[config]
+    found: DecoderConfig = gpt.find_config("a model", config, DecoderConfig, {**gpt.PRESETS, **PRESETS})
+    return found
 
 
 def decoder(config: DecoderConfig | str, **options: Any) -> Decoder:

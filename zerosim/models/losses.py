@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol, get_args
 import numpy as np
 
 from zerosim.models.layers import Context, require_at_rest
-from zerosim.numerics.arrays import BLOCK, spans
+from zerosim.numerics.arrays import BLOCK, Array, spans
 from zerosim.numerics.checks import require_shape
 
 
@@ -28,13 +28,13 @@ class Loss(Protocol):
     def is_global(self) -> bool:
         """True where the mean is over the valid targets of all ranks, which the engine counts by ``tokens``."""
 
-    def tokens(self, ctx: Context, target: np.ndarray) -> int:
+    def tokens(self, ctx: Context, target: Array) -> int:
         """The number of targets that are valid."""
 
-    def forward(self, ctx: Context, y: np.ndarray, target: np.ndarray) -> tuple[float, Any]:
+    def forward(self, ctx: Context, y: Array, target: Array) -> tuple[float, Any]:
         """The loss of this batch, unscaled, and what backward needs."""
 
-    def backward(self, ctx: Context, saved: Any, scale: float) -> np.ndarray:
+    def backward(self, ctx: Context, saved: Any, scale: float) -> Array:
         """The gradient of ``scale`` times the loss with respect to y, in the compute dtype."""
 
 
@@ -45,12 +45,11 @@ class HalfSquaredError:
     integer_targets: ClassVar[bool] = False
     is_global: ClassVar[bool] = False
 
-    def tokens(self, ctx: Context, target: np.ndarray) -> int:
+    def tokens(self, ctx: Context, target: Array) -> int:
         """All of them."""
         return target.size
 
-    def forward(self, ctx: Context, y: np.ndarray,
-                target: np.ndarray) -> tuple[float, tuple[np.ndarray, np.ndarray]]:
+    def forward(self, ctx: Context, y: Array, target: Array) -> tuple[float, tuple[Array, Array]]:
         """The loss; saves y and target.
 
         Differences are fp32, their squares are added up in float64 and the mean is rounded to fp32 once (all in
@@ -69,7 +68,7 @@ class HalfSquaredError:
         ctx.note(flops=3 * y.size, nbytes=y.nbytes + target.nbytes)
         return _mean(ctx, 0.5 * total, y.shape[0]), (y, target)
 
-    def backward(self, ctx: Context, saved: tuple[np.ndarray, np.ndarray], scale: float) -> np.ndarray:
+    def backward(self, ctx: Context, saved: tuple[Array, Array], scale: float) -> Array:
         """dy = (y - target)·(scale/B): (B, O); the factor is divided in double, the rest is fp32."""
         y, target = saved
         dy = ctx.empty(y.shape, "activation_gradient", name="loss.dy")
@@ -79,12 +78,12 @@ class HalfSquaredError:
         return dy
 
 
-def _scaled_difference(factor: float, y: np.ndarray, target: np.ndarray, dy: np.ndarray) -> None:
+def _scaled_difference(factor: float, y: Array, target: Array, dy: Array) -> None:
     np.subtract(y, target, out=dy)
     dy *= factor
 
 
-def _sum_of_squares(ctx: Context, y: np.ndarray, target: np.ndarray) -> float:
+def _sum_of_squares(ctx: Context, y: Array, target: Array) -> float:
     """Σ(y - target)², in float64; one block of differences is all the memory this takes."""
     differences = ctx.empty(min(BLOCK, y.size), "workspace", ctx.wide_dtype, name="loss.differences")
     total = 0.0
@@ -131,11 +130,11 @@ class CrossEntropy:
         """True where the engine counts the tokens of all ranks."""
         return self.normalization == "global"
 
-    def tokens(self, ctx: Context, target: np.ndarray) -> int:
+    def tokens(self, ctx: Context, target: Array) -> int:
         """The number of targets that are valid."""
         return ctx.kernels.count_targets(target)
 
-    def forward(self, ctx: Context, y: np.ndarray, target: np.ndarray) -> tuple[float, Any]:
+    def forward(self, ctx: Context, y: Array, target: Array) -> tuple[float, Any]:
         """The mean loss: logits y (..., V) of any format, V classes from 0; -1 for no target.
 
         The log-sum-exp of a row is fp32, the losses are added up in float64, and the mean is rounded to fp32 once.
@@ -162,7 +161,7 @@ class CrossEntropy:
         ctx.note(flops=4 * rows.size, nbytes=rows.nbytes)
         return _mean(ctx, total, count), (y, classes, log_sums, count)
 
-    def backward(self, ctx: Context, saved: tuple[Any, ...], scale: float) -> np.ndarray:
+    def backward(self, ctx: Context, saved: tuple[Any, ...], scale: float) -> Array:
         """dlogits = (softmax(logits) - [class = target])·(scale/count), in the logits' format; 0 without a target.
 
         The factor is divided in double, the rest is fp32, rounded once.

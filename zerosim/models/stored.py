@@ -64,7 +64,7 @@ class StoredWeight:
             yield low - start, flat[low - row * per_row:high - row * per_row]
 
     @cached_property
-    def _arrays(self) -> list[np.ndarray]:
+    def _arrays(self) -> list[Array]:
         """The parts as they lie in the files, each (I, O_p); nothing is read before it is looked at."""
         found = [np.memmap(path, np.uint8, "r", tensor.start, tensor.nbytes).view(tensor.dtype).reshape(
             tensor.shape or (1,)) for path, tensor in self.parts]

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from zerosim.numerics import random
+from zerosim.numerics.arrays import Array
 
 VOCABULARY = 256
 SHIPPED = "moby_dick"
@@ -23,7 +24,7 @@ class Corpus:
     """A text as tokens (n,) uint8, of which the first ``trained`` are for training and the rest is held out."""
 
     name: str
-    tokens: np.ndarray
+    tokens: Array
 
     @property
     def trained(self) -> int:
@@ -47,7 +48,7 @@ class Corpus:
                 "model of a shorter context"
             )
 
-    def batch(self, seed: int, step: int, number: int, rows: int, context: int) -> tuple[np.ndarray, np.ndarray]:
+    def batch(self, seed: int, step: int, number: int, rows: int, context: int) -> tuple[Array, Array]:
         """Micro-batch ``number`` of a step: tokens (B, T) int64 and the tokens that follow each of them, (B, T).
 
         Rank r's j-th micro-batch has the number j·N + r. It depends on the arguments and the text alone: not on its
@@ -57,12 +58,12 @@ class Corpus:
         starts = (words * np.uint64(self.trained - context)) >> np.uint64(32)
         return self._sequences(starts.astype(np.int64), context)
 
-    def held_out(self, rows: int, context: int) -> tuple[np.ndarray, np.ndarray]:
+    def held_out(self, rows: int, context: int) -> tuple[Array, Array]:
         """Sequences (B, T) from the end of the text, evenly spread, and the tokens that follow."""
         last = len(self.tokens) - context - 1
         return self._sequences(np.linspace(self.trained, last, rows).astype(np.int64), context)
 
-    def _sequences(self, starts: np.ndarray, context: int) -> tuple[np.ndarray, np.ndarray]:
+    def _sequences(self, starts: Array, context: int) -> tuple[Array, Array]:
         at = starts[:, None] + np.arange(context)
         return self.tokens[at].astype(np.int64), self.tokens[at + 1].astype(np.int64)
 
@@ -96,7 +97,7 @@ def read(path: str | Path) -> Corpus:
     return Corpus(path.name, np.frombuffer(found, np.uint8))
 
 
-def readable(tokens: np.ndarray) -> str:
+def readable(tokens: Array) -> str:
     """Tokens as text; bytes that are no UTF-8 show as the replacement character, control characters as spaces."""
     text = np.asarray(tokens).astype(np.uint8).tobytes().decode("utf-8", errors="replace")
     return "".join(c if c == "\n" or c.isprintable() else " " for c in text)

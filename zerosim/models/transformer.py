@@ -14,7 +14,7 @@ from typing import Any
 
 from zerosim.models.gpt import DecoderConfig, GPTConfig
 from zerosim.models.llama import LlamaConfig
-from zerosim.numerics.checks import LINEAR_LAYERS, checked_count, count_fields, require_biases
+from zerosim.numerics.checks import LINEAR_LAYERS, checked_count, checked_heads, count_fields, require_biases
 
 MOST_BLOCKS = 10_000  # each is looked at, and so is every moment of its activations
 
@@ -56,20 +56,17 @@ class Transformer:
 
     def __post_init__(self) -> None:
         count_fields(self, channels=1, blocks=1, heads=1, vocabulary=1)
-        if not self.head_channels and self.channels % self.heads:
-            raise ValueError(f"a transformer of {self.channels} channels was asked for {self.heads} heads, which do "
-                             "not divide them; take a number of heads that does, or say head_channels")
-        derived = {"head_channels": self.channels // self.heads, "key_value_heads": self.heads,
-                   "feed_forward": 4 * self.channels, "positions": 0, "encoder_blocks": 0, "relative_buckets": 0,
-                   "tokens": 0}
+        count_fields(self, head_channels=0, key_value_heads=0, feed_forward=0, positions=0, encoder_blocks=0,
+                     relative_buckets=0, tokens=0)
+        shared, width = checked_heads("a transformer", self.channels, self.heads, self.key_value_heads,
+                                      self.head_channels)
+        derived = {"key_value_heads": shared, "head_channels": width,
+                   "feed_forward": self.feed_forward or 4 * self.channels}
         for name, value in derived.items():
-            object.__setattr__(self, name, checked_count(name, getattr(self, name), 0) or value)
+            object.__setattr__(self, name, value)
         if (blocks := self.blocks + self.encoder_blocks) > MOST_BLOCKS:
             raise ValueError(f"a transformer of {blocks:,} blocks was asked for; zerosim plans up to {MOST_BLOCKS:,}, "
                              "so take fewer")
-        if self.heads % self.key_value_heads:
-            raise ValueError(f"{self.heads} heads were asked to share {self.key_value_heads} key and value heads; each "
-                             "of these serves as many heads as the others, so take a number that divides the heads")
         require_biases("a transformer", self.biases)
 
     @property

@@ -15,12 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import numpy as np
-
 from zerosim.models import layers
 from zerosim.models.initializers import Filled, Initializer, Normal
 from zerosim.models.layers import INSIDE, Context, Gradients, require_inside
 from zerosim.models.losses import HalfSquaredError, Loss
+from zerosim.numerics.arrays import Array
 from zerosim.numerics.checks import require_integers
 
 # -- Recomputation policies --------------------------------------------------------------------------------------------
@@ -97,7 +96,7 @@ NAMED = {"none": Recompute(), "block": Recompute(1)} | {inside: Recompute(None, 
 
 # -- Units and models --------------------------------------------------------------------------------------------------
 
-Weights = Mapping[str, np.ndarray]
+Weights = Mapping[str, Array]
 ACTIVATIONS = (None, "relu", "gelu")
 
 
@@ -117,12 +116,11 @@ class Unit(ABC):
         """Each parameter's shape by its full name, used by no other unit, in the order of the flat vector."""
 
     @abstractmethod
-    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
+    def forward(self, ctx: Context, w: Weights, x: Array) -> tuple[Array, Any]:
         """The output, and what backward needs. ``w`` holds every parameter in its own format at rest."""
 
     @abstractmethod
-    def backward(self, ctx: Context, w: Weights, saved: Any,
-                 dy: np.ndarray) -> tuple[np.ndarray | None, Gradients]:
+    def backward(self, ctx: Context, w: Weights, saved: Any, dy: Array) -> tuple[Array | None, Gradients]:
         """The gradient of the input (or None), and that of each parameter, in ctx.gradients(self), in the
         parameter's own format."""
 
@@ -155,7 +153,7 @@ class Unit(ABC):
         """Elements of all parameters together."""
         return sum(math.prod(shape) for shape in self.shapes.values())
 
-    def initial(self, name: str, start: int, count: int) -> np.ndarray:
+    def initial(self, name: str, start: int, count: int) -> Array:
         """First values of elements start to start+count, fp32 (count,); any cut gives the same bits.
 
         Raises ValueError for a name that is not the unit's and for elements that the parameter does not have.
@@ -224,7 +222,7 @@ class LinearUnit(Unit):
         defaults: dict[str, Initializer] = {"weight": weight, "bias": Filled(0)}
         return {**defaults, **self.initializers}[name.removeprefix(f"{self.name}.")]
 
-    def forward(self, ctx: Context, w: Weights, x: np.ndarray) -> tuple[np.ndarray, Any]:
+    def forward(self, ctx: Context, w: Weights, x: Array) -> tuple[Array, Any]:
         """x (B, I) -> y (B, O); saves x and what the activation keeps."""
         h, saved_x = layers.linear_forward(ctx, x, w[f"{self.name}.weight"], w.get(f"{self.name}.bias"))
         if self.activation == "relu":
@@ -235,8 +233,7 @@ class LinearUnit(Unit):
             y, saved = h, None
         return y, (saved_x, saved)
 
-    def backward(self, ctx: Context, w: Weights, saved: Any,
-                 dy: np.ndarray) -> tuple[np.ndarray | None, Gradients]:
+    def backward(self, ctx: Context, w: Weights, saved: Any, dy: Array) -> tuple[Array | None, Gradients]:
         """dy (B, O) -> dx (B, I), or None for the first unit; writes the gradients of weight and bias."""
         x, saved_by_activation = saved
         if self.activation == "relu":

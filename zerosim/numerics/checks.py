@@ -192,6 +192,23 @@ def require_list(where: str, what: str, found: Any, least: int, example: str) ->
                          f"{example}")
 
 
+def checked_heads(where: str, channels: int, heads: int, key_value_heads: int = 0,
+                  head_channels: int | None = None) -> tuple[int, int]:
+    """The heads of keys and of values (0: as many as there are) and a head's channels (0 or None: C/H).
+
+    Raises ValueError for heads that do not divide the channels, unless each head's are said, and for heads of keys that
+    do not divide the heads.
+    """
+    if not head_channels and channels % heads:
+        raise ValueError(f"{where} of {channels} channels was asked for {heads} heads, which do not divide them; take "
+                         f"a number of heads that does{'' if head_channels is None else ', or say head_channels'}")
+    shared = key_value_heads or heads
+    if heads % shared:
+        raise ValueError(f"{heads} heads were asked to share {shared} key and value heads; each of these serves as "
+                         "many heads as the others, so take a number that divides the heads")
+    return shared, head_channels or channels // heads
+
+
 LINEAR_LAYERS = ("qkv", "projection", "feed_forward")  # of a transformer's block, by what they are for
 
 

@@ -65,7 +65,7 @@ from zerosim.numerics.null_arrays import NullArray, NullModule
 # Scalars are Python floats, that is double, up to the moment when they meet an array; 1 - β and 1 - β^t are therefore
 # correct to the last bit of a float32, which 1 - float32(β) is not (float32's 1 - 0.999 is 0.00099998713).
 
-def move_average(average: Array, x: Array, beta: float, scratch: Array) -> None:
+def move_average(beta: float, average: Array, x: Array, scratch: Array) -> None:
     """average = β·average + (1-β)·x; x is left as it is, unless it is the scratch. Every operation rounds, in the order
     in which the line is read."""
     np.multiply(average, beta, out=average)
@@ -73,10 +73,10 @@ def move_average(average: Array, x: Array, beta: float, scratch: Array) -> None:
     np.add(average, scratch, out=average)
 
 
-def move_square_average(average: Array, x: Array, beta: float, scratch: Array) -> None:
+def move_square_average(beta: float, average: Array, x: Array, scratch: Array) -> None:
     """average = β·average + (1-β)·(x·x); x is left as it is, unless it is the scratch."""
     np.multiply(x, x, out=scratch)
-    move_average(average, scratch, beta, scratch)
+    move_average(beta, average, scratch, scratch)
 
 
 def corrected_root(average: Array, correction: float, epsilon: float, out: Array) -> None:
@@ -84,6 +84,14 @@ def corrected_root(average: Array, correction: float, epsilon: float, out: Array
     np.divide(average, correction, out=out)
     np.sqrt(out, out=out)
     np.add(out, epsilon, out=out)
+
+
+def descend(rate: float, decay: float, w: Array, change: Array) -> None:
+    """w = decay·w - rate·change; the change is overwritten."""
+    np.multiply(change, rate, out=change)
+    if decay != 1.0:
+        np.multiply(w, decay, out=w)
+    np.subtract(w, change, out=w)
 
 
 # -- Whole matrices ----------------------------------------------------------------------------------------------------

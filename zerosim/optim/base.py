@@ -4,48 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from zerosim.numerics.checks import FP32, is_count, is_finite_number, is_number
+from zerosim.numerics.arrays import Array
+from zerosim.numerics.checks import FP32, is_count, is_number
 from zerosim.numerics.kernels import NumpyKernels, do_nothing
+from zerosim.numerics.ranges import Range, require_ranges
 
 Cut = Literal["anywhere", "tensor", "matrix", "layer"]
-State = Mapping[str, np.ndarray]
+State = Mapping[str, Array]
 
 
-# -- Hyperparameters ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """The values that a hyperparameter may have; ``text`` says it of ``{name}``."""
-
-    text: str
-    has: Callable[[Any], bool]
-
-    def __repr__(self) -> str:
-        return self.text.replace("{name}", "it")  # in the signatures that help() shows
-
-
-def one_of(choices: Collection[str]) -> Range:
-    """The range of a hyperparameter that is a name."""
-    return Range(f"choose one of {', '.join(choices)}", lambda value: value in choices)
-
-
-# An optimizer annotates its fields with these, as in ``lr: AtLeastZero = 1e-3``.
-AtLeastZero = Annotated[float, Range("{name} is a finite number, 0 or more",
-                                     lambda value: is_finite_number(value) and value >= 0)]
-Positive = Annotated[float, Range("{name} is a finite number above 0: something is divided by it",
-                                  lambda value: is_finite_number(value) and value > 0)]
+# An optimizer's fields have ranges: this one, or those of `zerosim.numerics.ranges`.
 DecayRate = Annotated[float, Range("{name} lies in [0, 1): at 1 the moment would never leave 0",
                                    lambda value: is_number(value) and 0 <= value < 1)]
-Count = Annotated[int, Range("{name} is a whole number, 1 or more", lambda value: is_count(value) and value >= 1)]
-Flag = Annotated[bool, Range("{name} is True or False", lambda value: isinstance(value, bool))]
 
 
 # -- State, and the context of an update ------------------------------------------------------------------------------
@@ -70,39 +47,39 @@ class UpdateContext:
 
     kernels: NumpyKernels
     norms: tuple[float, float] | None = None
-    factors: tuple[np.ndarray, np.ndarray] | None = None
-    alloc: Callable[[tuple[int, ...]], np.ndarray] | None = None
+    factors: tuple[Array, Array] | None = None
+    alloc: Callable[[tuple[int, ...]], Array] | None = None
     note: Callable[..., None] = do_nothing
 
-    def empty(self, shape: tuple[int, ...]) -> np.ndarray:
+    def empty(self, shape: tuple[int, ...]) -> Array:
         """Workspace in fp32, not initialized, for as long as the update runs."""
         return self.kernels.empty(shape, np.float32) if self.alloc is None else self.alloc(shape)
 
-    def matmul(self, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    def matmul(self, a: Array, b: Array, out: Array) -> None:
         """out (M, N) = a (M, K) @ b (K, N), and what it cost."""
         self.kernels.matmul(a, b, out=out)
         self.note(flops=2 * a.shape[0] * a.shape[1] * b.shape[1], nbytes=a.nbytes + b.nbytes + out.nbytes)
 
-    def symmetric_power(self, a: np.ndarray, exponent: float, damping: float, out: np.ndarray) -> None:
+    def symmetric_power(self, a: Array, exponent: float, damping: float, out: Array) -> None:
         """out = (a + damping·I)^exponent of a symmetric a (n, n), by its eigenvectors, and what that cost: 9n³ for
         them (Golub & Van Loan 2013, section 8.3) and 2n³ for the product."""
         self.kernels.symmetric_power(a, exponent, damping, out)
         self.note(flops=11 * len(a)**3, nbytes=2 * a.nbytes)
 
-    def eigenvectors(self, a: np.ndarray, out: np.ndarray) -> None:
+    def eigenvectors(self, a: Array, out: Array) -> None:
         """out (n, n): the eigenvectors of a symmetric a (n, n), and what they cost: 9n³ (see `symmetric_power`)."""
         self.kernels.eigenvectors(a, out)
         self.note(flops=9 * len(a)**3, nbytes=2 * a.nbytes)
 
-    def orthogonal_factor(self, a: np.ndarray, out: np.ndarray) -> None:
+    def orthogonal_factor(self, a: Array, out: Array) -> None:
         """out: the Q of a = QR (n, n), and what it cost: 8n³/3 (Golub & Van Loan 2013, section 5.2)."""
         self.kernels.orthogonal_factor(a, out)
         self.note(flops=8 * len(a)**3 // 3, nbytes=2 * a.nbytes)
 
 
 @contextmanager
-def upcast(kernels: Any, empty: Callable[[str, tuple[int, ...]], np.ndarray],
-           at_rest: Mapping[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+def upcast(kernels: Any, empty: Callable[[str, tuple[int, ...]], Array],
+           at_rest: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
     """The arrays in fp32: those that are so already themselves, the others as copies, in ``empty(name, shape)``.
 
     On exit what was written to a copy is rounded to its array's format, to nearest even, once.
@@ -142,12 +119,7 @@ class Optimizer(ABC):
 
     def __post_init__(self) -> None:
         """Raises ValueError for a hyperparameter that is not in the range of its annotation."""
-        for field in dataclasses.fields(cast(Any, self)):  # a dataclass calls this
-            value = getattr(self, field.name)
-            for allowed in getattr(field.type, "__metadata__", ()):
-                if isinstance(allowed, Range) and not allowed.has(value):
-                    raise ValueError(f"{type(self).__name__} was given {field.name}={value!r}; "
-                                     f"{allowed.text.format(name=field.name)}")
+        require_ranges(self)  # a dataclass calls this
 
     @abstractmethod
     def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
@@ -158,7 +130,7 @@ class Optimizer(ABC):
         return self.cut
 
     @abstractmethod
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
+    def update(self, ctx: UpdateContext, w: Array, g: Array, state: State, step: int) -> None:
         """One step, in place: w and every slot of ``state`` change, g (unscaled, averaged) does not.
 
         All arrays are fp32: flat and of one length where the tensor may be cut anywhere; else w and g in the
@@ -167,7 +139,7 @@ class Optimizer(ABC):
         do not fit.
         """
 
-    def apply(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
+    def apply(self, ctx: UpdateContext, w: Array, g: Array, state: State, step: int) -> None:
         """``update``, and BrokenPromise where it left another array in the place of a slot: what is not written into
         the slot that it was handed is lost when the step is over."""
         handed = dict(state)
@@ -205,22 +177,9 @@ class Optimizer(ABC):
 # -- What an update is handed ------------------------------------------------------------------------------------------
 
 
-def require_update(optimizer: Optimizer, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
-    """Raises ValueError unless w, g and the state are flat fp32 of one length and ``step`` is 1 or more."""
-    where = f"{type(optimizer).__name__}.update"
-    slots = optimizer.slots(w.shape)
-    if state.keys() != slots.keys():
-        raise ValueError(f"{where} asked for the state {_listed(slots)}, and found {_listed(state)}; "
-                         "allocate what slots() names, as zeros")
-    for name, array in {"w": w, "g": g, **state}.items():
-        if array.ndim != 1 or array.dtype != np.float32 or array.shape != w.shape:
-            raise ValueError(f"{where} asked for {name} in flat float32, of w's {w.size} elements, and found "
-                             f"{array.dtype} of shape {array.shape}; hand it the fp32 shards")
-    _require_step(where, step)
-
-
-def require_tensor(optimizer: Optimizer, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
-    """Raises ValueError unless w and g are fp32 of one shape, the state what slots() says of it, and step 1 or more.
+def require_update(optimizer: Optimizer, w: Array, g: Array, state: State, step: int) -> None:
+    """Raises ValueError unless w and g are fp32 of one shape, the state what slots() says of it, and step 1 or more;
+    what may be cut anywhere is flat.
 
     A flat piece of a matrix, which comes with the state of a matrix, is refused: the rest of it would be missing.
     """
@@ -233,15 +192,14 @@ def require_tensor(optimizer: Optimizer, w: np.ndarray, g: np.ndarray, state: St
                              "and pays in bytes sent, or give this parameter an elementwise optimizer by a Group")
         raise ValueError(f"{where} asked for the state {_listed(slots)} of a tensor {w.shape}, and found "
                          f"{_listed(state)}; allocate what slots() names, as zeros")
+    flat = optimizer.cut_of(w.shape) == "anywhere"
+    remedy = "hand it flat fp32 shards" if flat else "hand it the whole tensor in its own shape"
     wanted = {"w": w.shape, "g": w.shape} | {name: slot.shape for name, slot in slots.items()}
     for name, array in {"w": w, "g": g, **state}.items():
-        if array.dtype != np.float32 or array.shape != wanted[name]:
-            raise ValueError(f"{where} asked for {name} in float32 of shape {wanted[name]}, and found {array.dtype} of "
-                             f"shape {array.shape}; hand it the whole tensor in its own shape")
-    _require_step(where, step)
-
-
-def _require_step(where: str, step: int) -> None:
+        shape = (w.size,) if flat else wanted[name]
+        if array.dtype != np.float32 or array.shape != shape:
+            raise ValueError(f"{where} asked for {name} in float32 of shape {shape}, and found {array.dtype} of shape "
+                             f"{array.shape}; {remedy}")
     if not is_count(step) or step < 1:
         raise ValueError(f"{where} was asked for step {step}; count steps from 1, since at 0 the corrections "
                          "of the moments, 1 - beta**step, are 0")

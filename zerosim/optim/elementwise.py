@@ -12,18 +12,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from zerosim.numerics.kernels import corrected_root, move_average, move_square_average
-from zerosim.optim.base import (
-    AtLeastZero,
-    Cut,
-    DecayRate,
-    Flag,
-    Optimizer,
-    Slot,
-    State,
-    UpdateContext,
-    require_update,
-)
+from zerosim.numerics.arrays import Array
+from zerosim.numerics.kernels import corrected_root, descend, move_average, move_square_average
+from zerosim.numerics.ranges import AtLeastZero, Flag
+from zerosim.optim.base import Cut, DecayRate, Optimizer, Slot, State, UpdateContext, require_update
 
 
 class Elementwise(Optimizer):
@@ -46,7 +38,7 @@ class Elementwise(Optimizer):
         """The slots that it keeps, each of the parameter's shape."""
         return {name: Slot(shape, format) for name, format in self.keeps.items()}
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
+    def update(self, ctx: UpdateContext, w: Array, g: Array, state: State, step: int) -> None:
         """One step on w and every slot (n,), with g (n,), block by block."""
         require_update(self, w, g, state, step)
         ctx.kernels.step_blocks(partial(self.update_block, step), w, *(state[name] for name in self.keeps), g,
@@ -60,7 +52,7 @@ class SGD(Elementwise):
     scratch: ClassVar[int] = 1
     lr: AtLeastZero
 
-    def update_block(self, step: int, w: np.ndarray, g: np.ndarray, change: np.ndarray) -> None:
+    def update_block(self, step: int, w: Array, g: Array, change: Array) -> None:
         np.multiply(g, self.lr, out=change)
         np.subtract(w, change, out=w)
 
@@ -84,11 +76,10 @@ class Adam(Elementwise):
         """The share of a weight that decay leaves in one step."""
         return 1.0
 
-    def update_block(self, step: int, w: np.ndarray, m: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray,
-                     root: np.ndarray) -> None:
+    def update_block(self, step: int, w: Array, m: Array, v: Array, g: Array, change: Array, root: Array) -> None:
         correction1, correction2, decay = 1.0 - self.beta1**step, 1.0 - self.beta2**step, self.decay
-        move_average(m, g, self.beta1, change)
-        move_square_average(v, g, self.beta2, change)
+        move_average(self.beta1, m, g, change)
+        move_square_average(self.beta2, v, g, change)
         corrected_root(v, correction2, self.epsilon, root)
         np.divide(m, correction1, out=change)
         np.multiply(change, self.lr, out=change)
@@ -129,7 +120,7 @@ class Momentum(Elementwise):
     momentum: DecayRate = 0.9
     nesterov: Flag = False
 
-    def update_block(self, step: int, w: np.ndarray, b: np.ndarray, g: np.ndarray, change: np.ndarray) -> None:
+    def update_block(self, step: int, w: Array, b: Array, g: Array, change: Array) -> None:
         np.multiply(b, self.momentum, out=b)
         np.add(b, g, out=b)
         if self.nesterov:
@@ -152,8 +143,7 @@ class AdaGrad(Elementwise):
     lr: AtLeastZero = 1e-2
     epsilon: AtLeastZero = 1e-10
 
-    def update_block(self, step: int, w: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray,
-                     root: np.ndarray) -> None:
+    def update_block(self, step: int, w: Array, v: Array, g: Array, change: Array, root: Array) -> None:
         np.multiply(g, g, out=change)
         np.add(v, change, out=v)
         _subtract_quotient(w, g, v, self.lr, self.epsilon, change, root)
@@ -171,9 +161,8 @@ class RMSprop(Elementwise):
     alpha: DecayRate = 0.99
     epsilon: AtLeastZero = 1e-8
 
-    def update_block(self, step: int, w: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray,
-                     root: np.ndarray) -> None:
-        move_square_average(v, g, self.alpha, change)
+    def update_block(self, step: int, w: Array, v: Array, g: Array, change: Array, root: Array) -> None:
+        move_square_average(self.alpha, v, g, change)
         _subtract_quotient(w, g, v, self.lr, self.epsilon, change, root)
 
 
@@ -190,18 +179,13 @@ class Lion(Elementwise):
     beta2: DecayRate = 0.99
     weight_decay: AtLeastZero = 0.0
 
-    def update_block(self, step: int, w: np.ndarray, m: np.ndarray, g: np.ndarray, change: np.ndarray,
-                     part: np.ndarray) -> None:
-        decay = 1.0 - self.lr * self.weight_decay
+    def update_block(self, step: int, w: Array, m: Array, g: Array, change: Array, part: Array) -> None:
         np.multiply(m, self.beta1, out=change)
         np.multiply(g, 1.0 - self.beta1, out=part)
         np.add(change, part, out=change)
         np.sign(change, out=change)
-        np.multiply(change, self.lr, out=change)
-        if decay != 1.0:
-            np.multiply(w, decay, out=w)
-        np.subtract(w, change, out=w)
-        move_average(m, g, self.beta2, part)
+        descend(self.lr, 1.0 - self.lr * self.weight_decay, w, change)
+        move_average(self.beta2, m, g, part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,16 +206,16 @@ class Adan(Elementwise):
     epsilon: AtLeastZero = 1e-8
     weight_decay: AtLeastZero = 0.0
 
-    def update_block(self, step: int, w: np.ndarray, m: np.ndarray, v: np.ndarray, n: np.ndarray, before: np.ndarray,
-                     g: np.ndarray, d: np.ndarray, part: np.ndarray) -> None:
+    def update_block(self, step: int, w: Array, m: Array, v: Array, n: Array, before: Array,
+                     g: Array, d: Array, part: Array) -> None:
         corrections = [1.0 - beta**step for beta in (self.beta1, self.beta2, self.beta3)]
         np.subtract(g, g if step == 1 else before, out=d)
         np.copyto(before, g)
-        move_average(m, g, self.beta1, part)
-        move_average(v, d, self.beta2, part)
+        move_average(self.beta1, m, g, part)
+        move_average(self.beta2, v, d, part)
         np.multiply(d, self.beta2, out=d)
         np.add(g, d, out=d)
-        move_square_average(n, d, self.beta3, part)
+        move_square_average(self.beta3, n, d, part)
         np.divide(v, corrections[1], out=d)
         np.multiply(d, self.beta2, out=d)
         np.divide(m, corrections[0], out=part)
@@ -244,8 +228,7 @@ class Adan(Elementwise):
             np.divide(w, 1.0 + self.lr * self.weight_decay, out=w)
 
 
-def _subtract_quotient(w: np.ndarray, g: np.ndarray, v: np.ndarray, lr: float, epsilon: float, change: np.ndarray,
-                       root: np.ndarray) -> None:
+def _subtract_quotient(w: Array, g: Array, v: Array, lr: float, epsilon: float, change: Array, root: Array) -> None:
     """w -= lr·g/(√v + ε)."""
     np.sqrt(v, out=root)
     np.add(root, epsilon, out=root)

@@ -15,21 +15,10 @@ from typing import Annotated, ClassVar, Self
 
 import numpy as np
 
-from zerosim.numerics.kernels import corrected_root, move_average, move_square_average
-from zerosim.optim.base import (
-    AtLeastZero,
-    Count,
-    Cut,
-    DecayRate,
-    Flag,
-    Optimizer,
-    Positive,
-    Slot,
-    State,
-    UpdateContext,
-    one_of,
-    require_tensor,
-)
+from zerosim.numerics.arrays import Array
+from zerosim.numerics.kernels import corrected_root, descend, move_average, move_square_average
+from zerosim.numerics.ranges import AtLeastZero, Count, Flag, Positive, one_of
+from zerosim.optim.base import Cut, DecayRate, Optimizer, Slot, State, UpdateContext, require_update
 from zerosim.optim.elementwise import AdamW
 
 # -- Newton-Schulz iterations: a matrix made orthogonal by products alone ----------------------------------------------
@@ -40,7 +29,7 @@ from zerosim.optim.elementwise import AdamW
 COEFFICIENTS = MappingProxyType({"cubic": (1.5, -0.5, 0.0), "quintic": (3.4445, -4.7750, 2.0315)})
 
 
-def orthogonalize(ctx: UpdateContext, x: np.ndarray, iteration: str = "quintic", steps: int = 5) -> None:
+def orthogonalize(ctx: UpdateContext, x: Array, iteration: str = "quintic", steps: int = 5) -> None:
     """x (r, c), in place, is divided by its Frobenius norm and iterated; zeros stay zeros. Raises KeyError for another
     iteration than "cubic" and "quintic".
 
@@ -68,7 +57,7 @@ def orthogonalize(ctx: UpdateContext, x: np.ndarray, iteration: str = "quintic",
         kernels.step_blocks(partial(_weighted_sum, a, 1.0), x, change, scratch=0)
 
 
-def _weighted_sum(weight: float, others: float, x: np.ndarray, other: np.ndarray) -> None:
+def _weighted_sum(weight: float, others: float, x: Array, other: Array) -> None:
     """x = weight·x + others·other; the other is overwritten."""
     np.multiply(x, weight, out=x)
     np.multiply(other, others, out=other)
@@ -119,23 +108,23 @@ class Muon(MatrixOptimizer):
         """This optimizer with another lr for matrices, and ``vector_lr`` changed in proportion."""
         return self.for_group({"lr": lr, "vector_lr": self.vector_lr * (lr / self.lr) if self.lr else 0.0})
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
+    def update(self, ctx: UpdateContext, w: Array, g: Array, state: State, step: int) -> None:
         """One step on a matrix w (I, O), or on a piece w (n,) of a tensor that is no matrix."""
-        require_tensor(self, w, g, state, step)
+        require_update(self, w, g, state, step)
         if w.ndim != 2:
             lr = self.vector_lr if self.lr else 0.0
             AdamW(lr, self.beta1, self.beta2, self.epsilon, self.weight_decay).update(ctx, w, g, state, step)
         elif w.size:
             self._matrix_step(ctx, w, g, state["b"])
 
-    def _matrix_step(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, b: np.ndarray) -> None:
+    def _matrix_step(self, ctx: UpdateContext, w: Array, g: Array, b: Array) -> None:
         moved = ctx.empty(w.shape)
         rate, decay = self.lr * max(1.0, w.shape[1] / w.shape[0])**0.5, 1.0 - self.lr * self.weight_decay
         ctx.kernels.step_blocks(self._look_ahead, b, g, moved, scratch=0)
         orthogonalize(ctx, moved, self.iteration, self.iterations)
-        ctx.kernels.step_blocks(partial(_move, rate, decay), w, moved, scratch=0)
+        move(ctx, w, moved, rate, decay)
 
-    def _look_ahead(self, b: np.ndarray, g: np.ndarray, moved: np.ndarray) -> None:
+    def _look_ahead(self, b: Array, g: Array, moved: Array) -> None:
         np.multiply(b, self.momentum, out=b)
         np.add(b, g, out=b)
         np.multiply(b, self.momentum if self.nesterov else 1.0, out=moved)
@@ -143,12 +132,9 @@ class Muon(MatrixOptimizer):
             np.add(moved, g, out=moved)
 
 
-def _move(rate: float, decay: float, w: np.ndarray, change: np.ndarray) -> None:
-    """w = decay·w - rate·change; the change is overwritten."""
-    np.multiply(change, rate, out=change)
-    if decay != 1.0:
-        np.multiply(w, decay, out=w)
-    np.subtract(w, change, out=w)
+def move(ctx: UpdateContext, w: Array, change: Array, rate: float, decay: float = 1.0) -> None:
+    """w = decay·w - rate·change, in place; the change is overwritten."""
+    ctx.kernels.step_blocks(partial(descend, rate, decay), w, change, scratch=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,18 +159,18 @@ class Adafactor(Optimizer):
         """A mean for each row and for each column of a matrix; one for each element of anything else."""
         return {"rows": Slot(shape[:1]), "columns": Slot(shape[1:])} if len(shape) == 2 else {"v": Slot(shape)}
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
+    def update(self, ctx: UpdateContext, w: Array, g: Array, state: State, step: int) -> None:
         """One step on a whole tensor w, in its own shape."""
-        require_tensor(self, w, g, state, step)
+        require_update(self, w, g, state, step)
         if not w.size:
             return
         u = ctx.empty(w.shape)
         (self._matrix_direction if w.ndim == 2 else self._vector_direction)(ctx, g, state, step, u)
         alpha = min(self.lr, step**-0.5) * max(self.epsilon2, _rms(ctx, w))
         alpha /= max(1.0, _rms(ctx, u) / self.threshold)
-        ctx.kernels.step_blocks(partial(_move, alpha, 1.0), w, u, scratch=0)
+        move(ctx, w, u, alpha)
 
-    def _matrix_direction(self, ctx: UpdateContext, g: np.ndarray, state: State, step: int, u: np.ndarray) -> None:
+    def _matrix_direction(self, ctx: UpdateContext, g: Array, state: State, step: int, u: Array) -> None:
         """Moves the means and writes g/√V."""
         means = {name: ctx.empty(state[name].shape) for name in ("rows", "columns")}
         ctx.kernels.mean_squares(g, means["rows"], means["columns"])
@@ -192,23 +178,23 @@ class Adafactor(Optimizer):
             ctx.kernels.step_blocks(partial(self._move_mean, step), state[name], mean)
         ctx.kernels.divide_by_roots(g, state["rows"], state["columns"], u)
 
-    def _vector_direction(self, ctx: UpdateContext, g: np.ndarray, state: State, step: int, u: np.ndarray) -> None:
+    def _vector_direction(self, ctx: UpdateContext, g: Array, state: State, step: int, u: Array) -> None:
         """Moves V and writes g/√V."""
         ctx.kernels.step_blocks(partial(self._vector_block, step), state["v"], g, u)
 
-    def _vector_block(self, step: int, v: np.ndarray, g: np.ndarray, u: np.ndarray, part: np.ndarray) -> None:
+    def _vector_block(self, step: int, v: Array, g: Array, u: Array, part: Array) -> None:
         np.multiply(g, g, out=u)
         self._move_mean(step, v, u, part)
         np.sqrt(v, out=part)
         np.divide(g, part, out=u)
 
-    def _move_mean(self, step: int, mean: np.ndarray, squares: np.ndarray, part: np.ndarray) -> None:
+    def _move_mean(self, step: int, mean: Array, squares: Array, part: Array) -> None:
         """mean = β·mean + (1-β)·(squares + ε₁); the squares are overwritten."""
         np.add(squares, self.epsilon1, out=squares)
-        move_average(mean, squares, 1.0 - step**-self.decay, part)
+        move_average(1.0 - step**-self.decay, mean, squares, part)
 
 
-def _rms(ctx: UpdateContext, x: np.ndarray) -> float:
+def _rms(ctx: UpdateContext, x: Array) -> float:
     """The root of the mean square, added up in float64."""
     return float((ctx.kernels.sum_of_squares(x) / x.size)**0.5)
 
@@ -216,36 +202,22 @@ def _rms(ctx: UpdateContext, x: np.ndarray) -> float:
 # -- Factors for each side of a matrix ---------------------------------------------------------------------------------
 # They are kept in fp32; their roots, inverses and eigenvectors are computed in float64.
 
-def outer_products(ctx: UpdateContext, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def outer_products(ctx: UpdateContext, g: Array) -> tuple[Array, Array]:
     """G Gᵀ (I, I) and Gᵀ G (O, O)."""
     return _product(ctx, g, g.T), _product(ctx, g.T, g)
 
 
-def between(ctx: UpdateContext, left: np.ndarray, x: np.ndarray, right: np.ndarray) -> np.ndarray:
+def between(ctx: UpdateContext, left: Array, x: Array, right: Array) -> Array:
     """left @ x @ right (I, O), from the left."""
     return _product(ctx, _product(ctx, left, x), right)
 
 
-def move_factor(ctx: UpdateContext, factor: np.ndarray, product: np.ndarray, kept: float) -> None:
+def move_factor(ctx: UpdateContext, factor: Array, product: Array, kept: float) -> None:
     """factor = kept·factor + (1-kept)·product, in place; the product is left as it is."""
-    ctx.kernels.step_blocks(partial(_average, kept), factor, product)
+    ctx.kernels.step_blocks(partial(move_average, kept), factor, product)
 
 
-def _average(kept: float, factor: np.ndarray, product: np.ndarray, part: np.ndarray) -> None:
-    move_average(factor, product, kept, part)
-
-
-def subtract(ctx: UpdateContext, w: np.ndarray, direction: np.ndarray, rate: float) -> None:
-    """w -= rate·direction, in place."""
-    ctx.kernels.step_blocks(partial(_subtract, rate), w, direction)
-
-
-def _subtract(rate: float, w: np.ndarray, direction: np.ndarray, part: np.ndarray) -> None:
-    np.multiply(direction, rate, out=part)
-    np.subtract(w, part, out=w)
-
-
-def _product(ctx: UpdateContext, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _product(ctx: UpdateContext, a: Array, b: Array) -> Array:
     out = ctx.empty((a.shape[0], b.shape[1]))
     ctx.matmul(a, b, out)
     return out
@@ -268,9 +240,9 @@ class Shampoo(MatrixOptimizer):
             return {"v": Slot(shape)}
         return {"left": Slot((shape[0], shape[0])), "right": Slot((shape[1], shape[1]))}
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
+    def update(self, ctx: UpdateContext, w: Array, g: Array, state: State, step: int) -> None:
         """One step on a matrix w (I, O), or on a piece w (n,) of a tensor that is no matrix."""
-        require_tensor(self, w, g, state, step)
+        require_update(self, w, g, state, step)
         if w.ndim != 2:
             ctx.kernels.step_blocks(self._vector_block, w, state["v"], g, scratch=2)
             return
@@ -279,9 +251,9 @@ class Shampoo(MatrixOptimizer):
         for factor, root in zip(factors, roots, strict=True):
             ctx.kernels.accumulate(factor, root)
             ctx.symmetric_power(factor, -0.25, self.epsilon, root)
-        subtract(ctx, w, between(ctx, roots[0], g, roots[1]), self.lr)
+        move(ctx, w, between(ctx, roots[0], g, roots[1]), self.lr)
 
-    def _vector_block(self, w: np.ndarray, v: np.ndarray, g: np.ndarray, change: np.ndarray, root: np.ndarray) -> None:
+    def _vector_block(self, w: Array, v: Array, g: Array, change: Array, root: Array) -> None:
         np.multiply(g, g, out=change)
         np.add(v, change, out=v)
         np.add(v, self.epsilon, out=root)
@@ -318,9 +290,9 @@ class SOAP(MatrixOptimizer):
         left, right = Slot((shape[0], shape[0])), Slot((shape[1], shape[1]))
         return own | {"left": left, "right": right, "left_basis": left, "right_basis": right}
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
+    def update(self, ctx: UpdateContext, w: Array, g: Array, state: State, step: int) -> None:
         """One step on a matrix w (I, O), or on a piece w (n,) of a tensor that is no matrix."""
-        require_tensor(self, w, g, state, step)
+        require_update(self, w, g, state, step)
         if w.ndim != 2:
             AdamW(self.lr, self.beta1, self.beta2, self.epsilon, self.weight_decay).update(ctx, w, g, state, step)
             return
@@ -328,27 +300,25 @@ class SOAP(MatrixOptimizer):
             self._adam_step(ctx, w, g, state, step - 1)
         self._turn(ctx, g, state, step)
 
-    def _adam_step(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
+    def _adam_step(self, ctx: UpdateContext, w: Array, g: Array, state: State, step: int) -> None:
         """Adam on the rotated gradient, and back; ``step`` counts those that moved w."""
-        left, right, decay = state["left_basis"], state["right_basis"], 1.0 - self.lr * self.weight_decay
+        left, right = state["left_basis"], state["right_basis"]
         turned = between(ctx, left.T, g, right)
         ctx.kernels.step_blocks(self._move_moments, state["m"], state["v"], g, turned)
         turned = between(ctx, left.T, state["m"], right)
         ctx.kernels.step_blocks(partial(self._divide, step), turned, state["v"])
-        if decay != 1.0:
-            ctx.kernels.multiply_rounded(w, decay, w)
-        subtract(ctx, w, between(ctx, left, turned, right.T), self.lr)
+        move(ctx, w, between(ctx, left, turned, right.T), self.lr, 1.0 - self.lr * self.weight_decay)
 
-    def _move_moments(self, m: np.ndarray, v: np.ndarray, g: np.ndarray, turned: np.ndarray, part: np.ndarray) -> None:
-        move_average(m, g, self.beta1, part)
-        move_square_average(v, turned, self.beta2, part)
+    def _move_moments(self, m: Array, v: Array, g: Array, turned: Array, part: Array) -> None:
+        move_average(self.beta1, m, g, part)
+        move_square_average(self.beta2, v, turned, part)
 
-    def _divide(self, step: int, turned: np.ndarray, v: np.ndarray, root: np.ndarray) -> None:
+    def _divide(self, step: int, turned: Array, v: Array, root: Array) -> None:
         corrected_root(v, 1.0 - self.beta2**step, self.epsilon, root)
         np.divide(turned, 1.0 - self.beta1**step, out=turned)
         np.divide(turned, root, out=turned)
 
-    def _turn(self, ctx: UpdateContext, g: np.ndarray, state: State, step: int) -> None:
+    def _turn(self, ctx: UpdateContext, g: Array, state: State, step: int) -> None:
         """Moves the factors, and the bases where it is their turn."""
         for side, product in zip(("left", "right"), outer_products(ctx, g), strict=True):
             factor, basis = state[side], state[f"{side}_basis"]
@@ -387,9 +357,9 @@ class KFAC(Optimizer):
                              "layout='whole_matrices' for weights; give the others another optimizer by a Group")
         return {"inputs": Slot((shape[0], shape[0])), "outputs": Slot((shape[1], shape[1]))}
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
+    def update(self, ctx: UpdateContext, w: Array, g: Array, state: State, step: int) -> None:
         """One step on a weight w (I, O)."""
-        require_tensor(self, w, g, state, step)
+        require_update(self, w, g, state, step)
         kept = min(1.0 - 1.0 / step, self.decay)
         for name, factor in zip(("inputs", "outputs"), _factors_in(ctx, w), strict=True):
             move_factor(ctx, state[name], factor, kept)
@@ -397,16 +367,16 @@ class KFAC(Optimizer):
         inputs, outputs = ctx.empty(state["inputs"].shape), ctx.empty(state["outputs"].shape)
         ctx.symmetric_power(state["inputs"], -1.0, root * balance, inputs)
         ctx.symmetric_power(state["outputs"], -1.0, root / balance, outputs)
-        subtract(ctx, w, between(ctx, inputs, g, outputs), self.lr)
+        move(ctx, w, between(ctx, inputs, g, outputs), self.lr)
 
 
-def _balance(ctx: UpdateContext, inputs: np.ndarray, outputs: np.ndarray) -> float:
+def _balance(ctx: UpdateContext, inputs: Array, outputs: Array) -> float:
     """π: the root of how much larger A's mean eigenvalue is than B's; 1 where one of them is 0 or not finite."""
     first, second = (ctx.kernels.trace(factor) / max(1, len(factor)) for factor in (inputs, outputs))
     return float((first / second)**0.5) if 0 < first < math.inf and 0 < second < math.inf else 1.0
 
 
-def _factors_in(ctx: UpdateContext, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _factors_in(ctx: UpdateContext, w: Array) -> tuple[Array, Array]:
     """The factors of a context, for a weight (I, O); ValueError without them, and for those of another layer."""
     if ctx.factors is None:
         raise ValueError("KFAC.update needs the layer's factors, and found none in its context; an engine observes "

@@ -19,6 +19,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from zerosim.numerics import random
+from zerosim.numerics.arrays import Array
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.rounding import round_to
@@ -221,9 +222,9 @@ class TensorTrial:
     """
 
     tensor: Shape
-    w: np.ndarray
-    gradients: list[np.ndarray]
-    state: dict[str, np.ndarray]
+    w: Array
+    gradients: list[Array]
+    state: dict[str, Array]
     slots: dict[str, Slot]
 
     def copy(self) -> TensorTrial:
@@ -237,7 +238,7 @@ class TensorTrial:
                             {name: slot.reshape(-1)[a:b].copy() for name, slot in self.state.items()}, self.slots)
                 for a, b in pairwise(bounds)]
 
-    def bits(self) -> dict[str, np.ndarray]:
+    def bits(self) -> dict[str, Array]:
         """Weights and state as integers, all NaN as one."""
         arrays = {"w": self.w, **self.state}
         return {name: np.where(x != x, np.float32(np.nan), x).astype(np.float32).reshape(-1).view(np.uint32)

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.numerics.arrays import Array
 from zerosim.numerics.checks import FP32, require_shape
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import NumpyKernels
@@ -26,7 +27,7 @@ class Stepper:
     ([0.5, -1.5], 1, ['m', 'v'])
     """
 
-    def __init__(self, optimizer: Optimizer, weights: np.ndarray) -> None:
+    def __init__(self, optimizer: Optimizer, weights: Array) -> None:
         if not isinstance(optimizer, Optimizer):
             raise ValueError(f"a Stepper takes an optimizer with its settings, found {optimizer!r}; write "
                              "zs.optim.Adam(lr=...)")
@@ -43,7 +44,7 @@ class Stepper:
         self.state = {name: np.zeros(slot.shape, format_of(slot.format).dtype)
                       for name, slot in checked_slots(optimizer, weights.shape).items()}
 
-    def step(self, gradient: np.ndarray) -> None:
+    def step(self, gradient: Array) -> None:
         """One step on a gradient of the weights' shape, rounded to fp32."""
         gradient = np.asarray(gradient)
         require_shape("a Stepper", "a gradient", gradient, self.weights.shape, "it has an element for each weight")

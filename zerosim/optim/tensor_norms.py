@@ -14,8 +14,10 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from zerosim.numerics.kernels import corrected_root, move_average, move_square_average
-from zerosim.optim.base import AtLeastZero, Cut, DecayRate, Optimizer, Slot, State, UpdateContext, require_update
+from zerosim.numerics.arrays import Array
+from zerosim.numerics.kernels import corrected_root, descend, move_average, move_square_average
+from zerosim.numerics.ranges import AtLeastZero
+from zerosim.optim.base import Cut, DecayRate, Optimizer, Slot, State, UpdateContext, require_update
 from zerosim.optim.promises import require_halves
 
 
@@ -27,12 +29,11 @@ class TensorNormOptimizer(Optimizer):
     needs: ClassVar[frozenset[str]] = frozenset({"tensor_norm"})
 
     @abstractmethod
-    def advance(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
+    def advance(self, ctx: UpdateContext, w: Array, g: Array, state: State, step: int) -> None:
         """Moves the moments (n,) by g (n,)."""
 
     @abstractmethod
-    def direction(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-                  out: np.ndarray) -> None:
+    def direction(self, ctx: UpdateContext, w: Array, g: Array, state: State, step: int, out: Array) -> None:
         """Writes the vector (n,) whose norm counts, from moments that have been moved."""
 
 
@@ -53,40 +54,36 @@ class LAMB(TensorNormOptimizer):
         """The two moments, m and v."""
         return {"m": Slot(shape), "v": Slot(shape)}
 
-    def advance(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
+    def advance(self, ctx: UpdateContext, w: Array, g: Array, state: State, step: int) -> None:
         """m = β1·m + (1-β1)·g; v = β2·v + (1-β2)·(g·g)."""
         require_update(self, w, g, state, step)
         ctx.kernels.step_blocks(self._move_moments, state["m"], state["v"], g)
 
-    def _move_moments(self, m: np.ndarray, v: np.ndarray, g: np.ndarray, part: np.ndarray) -> None:
-        move_average(m, g, self.beta1, part)
-        move_square_average(v, g, self.beta2, part)
+    def _move_moments(self, m: Array, v: Array, g: Array, part: Array) -> None:
+        move_average(self.beta1, m, g, part)
+        move_square_average(self.beta2, v, g, part)
 
-    def direction(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-                  out: np.ndarray) -> None:
+    def direction(self, ctx: UpdateContext, w: Array, g: Array, state: State, step: int, out: Array) -> None:
         """Writes u (n,)."""
         ctx.kernels.step_blocks(partial(self._direction, step), w, state["m"], state["v"], out)
 
-    def _direction(self, step: int, w: np.ndarray, m: np.ndarray, v: np.ndarray, u: np.ndarray,
-                   root: np.ndarray) -> None:
+    def _direction(self, step: int, w: Array, m: Array, v: Array, u: Array, root: Array) -> None:
         corrected_root(v, 1.0 - self.beta2**step, self.epsilon, root)
         np.divide(m, 1.0 - self.beta1**step, out=u)
         np.divide(u, root, out=u)
         np.multiply(w, self.weight_decay, out=root)
         np.add(u, root, out=u)
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
+    def update(self, ctx: UpdateContext, w: Array, g: Array, state: State, step: int) -> None:
         """The second half of a step: moves w (n,) by moments that have been moved."""
         weights, direction = norms_in(ctx, self)
         require_update(self, w, g, state, step)
         rate = self.lr * (weights / direction if weights > 0 and direction > 0 else 1.0)
         ctx.kernels.step_blocks(partial(self._move, step, rate), w, state["m"], state["v"], scratch=2)
 
-    def _move(self, step: int, rate: float, w: np.ndarray, m: np.ndarray, v: np.ndarray, u: np.ndarray,
-              root: np.ndarray) -> None:
+    def _move(self, step: int, rate: float, w: Array, m: Array, v: Array, u: Array, root: Array) -> None:
         self._direction(step, w, m, v, u, root)
-        np.multiply(u, rate, out=u)
-        np.subtract(w, u, out=w)
+        descend(rate, 1.0, w, u)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +103,15 @@ class LARS(TensorNormOptimizer):
         """The buffer b."""
         return {"b": Slot(shape)}
 
-    def advance(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
+    def advance(self, ctx: UpdateContext, w: Array, g: Array, state: State, step: int) -> None:
         """Moves nothing: the buffer takes up a gradient that the norms have scaled."""
         require_update(self, w, g, state, step)
 
-    def direction(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int,
-                  out: np.ndarray) -> None:
+    def direction(self, ctx: UpdateContext, w: Array, g: Array, state: State, step: int, out: Array) -> None:
         """Writes g (n,)."""
         ctx.kernels.cast_pack(g, out)
 
-    def update(self, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State, step: int) -> None:
+    def update(self, ctx: UpdateContext, w: Array, g: Array, state: State, step: int) -> None:
         """The second half of a step, on w and b (n,), with g (n,)."""
         weights, gradient = norms_in(ctx, self)
         require_update(self, w, g, state, step)
@@ -123,7 +119,7 @@ class LARS(TensorNormOptimizer):
         rate = self.lr * (self.trust * weights / divisor if weights > 0 and divisor > 0 else 1.0)
         ctx.kernels.step_blocks(partial(self._move, rate), w, state["b"], g)
 
-    def _move(self, rate: float, w: np.ndarray, b: np.ndarray, g: np.ndarray, part: np.ndarray) -> None:
+    def _move(self, rate: float, w: Array, b: Array, g: Array, part: Array) -> None:
         np.multiply(w, self.weight_decay, out=part)
         np.add(g, part, out=part)
         np.multiply(part, rate, out=part)
@@ -141,8 +137,7 @@ def norms_in(ctx: UpdateContext, optimizer: Optimizer) -> tuple[float, float]:
     return ctx.norms
 
 
-def with_norms(optimizer: Optimizer, ctx: UpdateContext, w: np.ndarray, g: np.ndarray, state: State,
-               step: int) -> UpdateContext:
+def with_norms(optimizer: Optimizer, ctx: UpdateContext, w: Array, g: Array, state: State, step: int) -> UpdateContext:
     """The context of an update of a whole tensor w (n,): where norms are needed, moves the moments and measures them.
 
     Other optimizers get the context back as it is. Raises ValueError for one that needs norms and does not say of what.

@@ -29,7 +29,7 @@ from zerosim.planning.cuts import Cut, ceil_cut
 from zerosim.ranks import collectives
 from zerosim.ranks.call import Call
 from zerosim.ranks.collectives import lockstep_without_data, steps_of, without_data
-from zerosim.ranks.hierarchical import mesh_of_name
+from zerosim.ranks.hierarchical import node_size
 from zerosim.ranks.logarithmic import Fold
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -220,8 +220,7 @@ def _ends(shape: CollectiveShape) -> Ints:
 
 def _hierarchical(shape: CollectiveShape) -> Iterator[Level]:
     """The rings of all nodes at once, over slices, and those across nodes, over the chunks of each slice."""
-    mesh = mesh_of_name(shape.operation, shape.algorithm, shape.ranks)
-    chunks = np.diff(shape.array(shape.cut)).reshape(mesh.nodes, mesh.ranks_per_node)
+    chunks = np.diff(shape.array(shape.cut)).reshape(-1, node_size(shape.operation, shape.algorithm, shape.ranks))
 
     def rings(operation: str, lengths: Ints, places: Ints) -> Iterator[Level]:
         """A ring for each row of lengths, (rings, members), of the ranks at its places, (rings, members)."""
@@ -236,7 +235,7 @@ def _hierarchical(shape: CollectiveShape) -> Iterator[Level]:
             yield Level(sources, destinations, np.concatenate([level.nbytes for level in together]), together[0].times)
 
     everyone = np.arange(shape.ranks).reshape(chunks.shape)
-    slices = np.tile(chunks.sum(axis=0), (mesh.nodes, 1))
+    slices = np.tile(chunks.sum(axis=0), (len(chunks), 1))
     if shape.operation != "all_gather":
         yield from rings("reduce_scatter", slices, everyone)
         yield from rings("reduce_scatter", chunks.T, everyone.T)

@@ -13,14 +13,14 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from zerosim.numerics.arrays import Integers
 from zerosim.numerics.checks import is_count, require_count
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.call import Backend
 from zerosim.ranks.errors import RankUseError
-from zerosim.ranks.hub import CollectiveEvent, HopEvent, Hub, InProcess, RunOptions, Transport, Watch
+from zerosim.ranks.hub import Hub, InProcess, RunEvent, RunOptions, Transport, Watch
 from zerosim.ranks.memory import Memories, Memory
 from zerosim.ranks.process import Interrupts, blas_limited_to, guarded, patient_interrupts
 from zerosim.ranks.rank import Rank, RankState
@@ -70,7 +70,7 @@ class Processor:
 
 # -- The cluster -----------------------------------------------------------------------------------------------------
 
-Events = Generator[HopEvent | CollectiveEvent, None, None]
+Events = Generator[RunEvent, None, None]
 
 
 @guarded
@@ -87,6 +87,7 @@ class Cluster(ShownRuns):
     """
 
     representative: int | None = None  # the one rank that runs and stands for all, where that is so
+    _where = ""  # what the cluster adds when it names itself
 
     def __init__(self, ranks: int, *, capacity_nbytes: int | None = None, debug: bool = False, seed: int = 0,
                  blas_threads: int = 1, trace_rows: int | None = None, processor: Processor | None = None,
@@ -155,9 +156,9 @@ class Cluster(ShownRuns):
                 pass
         return self.runs[-1].results
 
-    def events(self, program: RankProgram, *args: Any, hop_by_hop: bool = False) -> Generator[HopEvent, None, None]:
-        """Like ``run``, but yields a HopEvent after every hop made; ``hop_by_hop`` makes those of the ring too."""
-        return cast("Generator[HopEvent, None, None]", self.drive(program, args, hop_by_hop=hop_by_hop, watch="hop"))
+    def events(self, program: RankProgram, *args: Any, hop_by_hop: bool = False) -> Events:
+        """Like ``run``, but yields a RunEvent after every hop made; ``hop_by_hop`` makes those of the ring too."""
+        return self.drive(program, args, hop_by_hop=hop_by_hop, watch="hop")
 
     def drive(self, program: RankProgram, args: tuple[Any, ...], *, hop_by_hop: bool = False,
               watch: Watch | None = None, interrupts: Interrupts | None = None) -> Events:
@@ -166,14 +167,11 @@ class Cluster(ShownRuns):
             raise ValueError(f"run() takes a function of a rank, found {program!r}; "
                              "write run(program), not run(program())")
         self._enter()
-        try:
-            self.backend = backend = self._backend(
-                RunOptions(hop_by_hop or self.debug, watch, interrupts or Interrupts()))
-        except BaseException:
-            self._running = None
-            raise
+        backend: Backend | None = None
         handled: BaseException | None = None  # not this run's, and so left as it is
         try:
+            options = RunOptions(hop_by_hop or self.debug, watch, interrupts or Interrupts())
+            self.backend = backend = self._backend(options)
             for state in self.states:
                 state.begin(backend)
             programs = [functools.partial(_body, rank, program, args) for rank in self.ranks]
@@ -189,14 +187,15 @@ class Cluster(ShownRuns):
                         raise
             self.runs.append(Run(self._results(backend.results), self.trace))
         except BaseException as error:
-            backend.release(error, handled)
+            if backend is not None:
+                backend.release(error, handled)
             raise
         finally:
             for state in self.states:
                 state.end()
             self._running = self.backend = handled = None
 
-    def _next(self, steps: Events) -> HopEvent | CollectiveEvent | None:
+    def _next(self, steps: Events) -> RunEvent | None:
         """Runs on to the next event; the caller's own BLAS threads are limited only meanwhile."""
         with blas_limited_to(self.blas_threads), self.device_scope():
             return next(steps, None)
@@ -210,7 +209,7 @@ class Cluster(ShownRuns):
         self._running = threading.get_ident()
 
     def __repr__(self) -> str:
-        return f"<Cluster of {len(self.ranks)} ranks, {len(self.runs)} runs>"
+        return f"<{type(self).__name__} of {self.ranks[0].size} ranks{self._where}, {len(self.runs)} runs>"
 
 
 @guarded

@@ -118,11 +118,6 @@ def all_gather_ring(me: PendingCall, x: Array, out: Array) -> Exchanges:
         yield Exchange(me.chunk(out, sent), me.neighbor(1), landing, me.neighbor(-1), (sent,))
 
 
-def no_buffers(me: PendingCall) -> list[Buffer]:
-    """Nothing beside ``x`` and ``out``."""
-    return []
-
-
 # -- Collectives with a root, and the all-to-all ---------------------------------------------------------------------
 
 
@@ -222,7 +217,7 @@ class Algorithm:
     """
 
     steps: Callable[..., Exchanges]
-    buffers: Callable[[PendingCall], list[Buffer]] = no_buffers
+    buffers: Callable[[PendingCall], list[Buffer]] = lambda me: []  # none beside ``x`` and ``out``
     power_of_two: bool = False
     folds: bool = False
     cuts: bool = True
@@ -285,7 +280,7 @@ def algorithm_of(operation: str, name: str, ranks: int) -> Algorithm:
     if name == NATIVE:
         return Algorithm(_unknown_steps)
     if str(name).startswith("hierarchical"):
-        hierarchical.mesh_of_name(operation, name, ranks)  # raises ValueError where no such mesh is
+        hierarchical.node_size(operation, name, ranks)  # raises ValueError where there are no such nodes
         return HIERARCHICAL[operation]
     rows = ALGORITHMS[operation]
     if str(name) not in rows:
@@ -382,20 +377,6 @@ class Delivery(NamedTuple):
         return cls(Hop(step, source, destination, sender.chunks if sender else (), moved.nbytes), sent, out)
 
 
-class Runner:
-    """One rank's generator: the exchange that it waits for, and with whom its halves are still open."""
-
-    def __init__(self, steps: Exchanges) -> None:
-        self.steps = steps
-        self.advance()
-
-    def advance(self) -> None:
-        """Runs the generator to its next exchange; ``waiting`` is None when it has none left."""
-        self.waiting: Exchange | None = next(self.steps, None)
-        self.to = None if self.waiting is None else self.waiting.to
-        self.source = None if self.waiting is None else self.waiting.source
-
-
 def steps_of(me: PendingCall) -> Exchanges:
     """The generator of one rank's part in a call."""
     return row_of(me.call).steps(me, me.x, me.out)
@@ -406,27 +387,30 @@ def lockstep(steps: Mapping[int, Exchanges]) -> Iterator[list[Delivery]]:
 
     Who asks for the next step has moved them.
     """
-    runners = {index: Runner(its) for index, its in steps.items()}
-    step, arrived = 0, list(runners)  # at an exchange that is new; of the others nothing can move yet
-    while any(runners[rank].waiting is not None for rank in arrived):
-        ends = {(rank, to) for rank in arrived if (to := runners[rank].to) is not None}
-        ends |= {(source, rank) for rank in arrived if (source := runners[rank].source) is not None}
-        moved = [(source, to) for source, to in sorted(ends)
-                 if (source not in runners or runners[source].to == to)
-                 and (to not in runners or runners[to].source == source)]
-        yield [Delivery.between(step, source, to, runners[source].waiting if source in runners else None,
-                                runners[to].waiting if to in runners else None) for source, to in moved]
-        for source, to in moved:
-            if source in runners:
-                runners[source].to = None
-            if to in runners:
-                runners[to].source = None
-        arrived = [rank for rank in sorted({end for pair in moved for end in pair} & runners.keys())
-                   if runners[rank].to is None and runners[rank].source is None]
+    waiting: dict[int, Exchange | None] = {}  # the exchange that each rank has come to; None at its generator's end
+    sends: dict[int, int] = {}  # the halves of these that have not moved yet, with whom
+    receives: dict[int, int] = {}
+    step, arrived = 0, list(steps)  # at an exchange that is new; of the others nothing can move yet
+    while arrived:
         for rank in arrived:
-            runners[rank].advance()
+            waiting[rank] = exchange = next(steps[rank], None)
+            if exchange is not None and exchange.to is not None:
+                sends[rank] = exchange.to
+            if exchange is not None and exchange.source is not None:
+                receives[rank] = exchange.source
+        ends = {(rank, sends[rank]) for rank in arrived if rank in sends}
+        ends |= {(receives[rank], rank) for rank in arrived if rank in receives}
+        moved = [(source, to) for source, to in sorted(ends) if (source not in steps or sends.get(source) == to)
+                 and (to not in steps or receives.get(to) == source)]
+        if moved:
+            yield [Delivery.between(step, source, to, waiting.get(source), waiting.get(to)) for source, to in moved]
+        for source, to in moved:
+            sends.pop(source, None)
+            receives.pop(to, None)
+        arrived = [rank for rank in sorted({end for pair in moved for end in pair} & steps.keys())
+                   if rank not in sends and rank not in receives]
         step += 1
-    assert all(runner.waiting is None for runner in runners.values()), "the algorithm waits for itself"
+    assert not any(waiting.values()), "the algorithm waits for itself"
 
 
 def expand(call: Call) -> list[Hop]:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from zerosim.ranks.call import Call
 
@@ -153,17 +153,8 @@ class RankPosition(NamedTuple):
         return f"in {self.what} at {self.where}{for_whom}"
 
 
-class Shaped(Protocol):
-    """An array, or a note about one."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> Any: ...
-
-
-def message_mismatch_text(sender: int, send: Shaped, receiver: int, out: Shaped, sent_at: str, expected_at: str) -> str:
-    """The text about a message that does not fit where it arrives."""
+def message_mismatch_text(sender: int, send: Any, receiver: int, out: Any, sent_at: str, expected_at: str) -> str:
+    """The text about a message that does not fit where it arrives; ``send`` and ``out`` have its shape and dtype."""
     return (f"rank {sender} sends ({send.shape}, {send.dtype}) at {sent_at} to rank {receiver}, which expects "
             f"({out.shape}, {out.dtype}) at {expected_at}; both sides must name the same shape and dtype")
 

@@ -16,57 +16,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from zerosim.numerics.checks import is_count
 from zerosim.ranks.call import Array, Buffer, Cut, Exchanges, PendingCall
 
 OPERATIONS = ("reduce_scatter", "all_gather", "all_reduce")
 
 
-@dataclass(frozen=True, slots=True)
-class MeshShape:
-    """M nodes of R ranks each, and which rank stands where.
-
-    Raises ValueError for what are no counts.
-    """
-
-    nodes: int
-    ranks_per_node: int
-
-    def __post_init__(self) -> None:
-        for name in ("nodes", "ranks_per_node"):
-            if not is_count(getattr(self, name)) or getattr(self, name) < 1:
-                raise ValueError(f"a mesh has so many nodes of so many ranks each, 1 or more, found {name}="
-                                 f"{getattr(self, name)!r}; write (2, 4) for two nodes of four ranks")
-
-    @property
-    def ranks(self) -> int:
-        """N."""
-        return self.nodes * self.ranks_per_node
-
-    def place(self, rank: int) -> tuple[int, int]:
-        """(m, i): the rank's node, and its place there."""
-        return divmod(rank, self.ranks_per_node)
-
-    def members_inside(self, rank: int) -> list[int]:
-        """The ranks of this rank's node."""
-        first = rank - self.place(rank)[1]
-        return list(range(first, first + self.ranks_per_node))
-
-    def members_across(self, rank: int) -> list[int]:
-        """The ranks at this rank's place, one of each node."""
-        return list(range(self.place(rank)[1], self.ranks, self.ranks_per_node))
-
-
 # -- The generators: chunks are packed slice by slice, so that a node's part of the work is a ring over slices ---------
 
 
-def mesh_of_call(me: PendingCall) -> MeshShape:
-    """The mesh of a call's ranks, by the name of its algorithm."""
-    return mesh_of_name(me.call.operation, me.call.algorithm, me.size)
-
-
-def mesh_of_name(operation: str, name: str, ranks: int) -> MeshShape:
-    """The mesh that ``hierarchical(R)`` names for N ranks.
+def node_size(operation: str, name: str, ranks: int) -> int:
+    """R, which ``hierarchical(R)`` names for N ranks.
 
     Raises ValueError for a collective that goes no such way, for another form, and for an R that does not divide N.
     """
@@ -80,7 +39,7 @@ def mesh_of_name(operation: str, name: str, ranks: int) -> MeshShape:
     if ranks % ranks_per_node:
         raise ValueError(f"{operation} by {name} needs whole nodes of {ranks_per_node} ranks, and this group has "
                          f"{ranks}; take a number that divides it, or ring")
-    return MeshShape(ranks // ranks_per_node, ranks_per_node)
+    return ranks_per_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +103,15 @@ class InTwoSteps:
         return [*self.packed_buffer(me), *self.ring_buffers(inside), *self.ring_buffers(across)]
 
 
+def _node_size(me: PendingCall) -> int:
+    return node_size(me.call.operation, me.call.algorithm, me.size)
+
+
 def _parts(me: PendingCall, packed: Array) -> tuple[PendingCall, PendingCall]:
     """The rank's parts in the ring inside its node, of the packed vector, and in the one across, of its slice."""
-    mesh = mesh_of_call(me)
-    node, place = mesh.place(me.index)
-    chunks = [[me.length(m * mesh.ranks_per_node + i) for m in range(mesh.nodes)] for i in range(mesh.ranks_per_node)]
+    each = _node_size(me)
+    node, place = divmod(me.index, each)
+    chunks = [[me.length(rank) for rank in range(i, me.size, each)] for i in range(each)]
     slices: Cut = (0, *accumulate(map(sum, chunks)))
     own = packed[slices[place]:slices[place + 1]]
     return (_part(me, place, slices, packed), _part(me, node, (0, *accumulate(chunks[place])), own))
@@ -161,13 +124,15 @@ def _part(me: PendingCall, index: int, cut: Cut, x: Array) -> PendingCall:
 
 def _inside(me: PendingCall, steps: Exchanges) -> Exchanges:
     """The exchanges of a ring inside the node, by ranks and chunks of the whole call: a slice has one of each node."""
-    mesh = mesh_of_call(me)
-    return _among(steps, mesh.members_inside(me.index), [mesh.members_across(i) for i in range(mesh.ranks_per_node)])
+    each = _node_size(me)
+    first = me.index - me.index % each
+    return _among(steps, range(first, first + each), [range(i, me.size, each) for i in range(each)])
 
 
 def _across(me: PendingCall, steps: Exchanges) -> Exchanges:
     """The exchanges of a ring across nodes, by ranks and chunks of the whole call."""
-    members = mesh_of_call(me).members_across(me.index)
+    each = _node_size(me)
+    members = range(me.index % each, me.size, each)
     return _among(steps, members, [[member] for member in members])
 
 
@@ -192,9 +157,9 @@ def _unpack(me: PendingCall, packed: Array, out: Array) -> None:
 
 def _places(me: PendingCall) -> Iterable[tuple[slice, slice]]:
     """The place of each chunk in the packed vector, and in the vector."""
-    mesh, at = mesh_of_call(me), 0
-    for i in range(mesh.ranks_per_node):
-        for m in range(mesh.nodes):
-            there = me.bounds(m * mesh.ranks_per_node + i)
+    each, at = _node_size(me), 0
+    for i in range(each):
+        for rank in range(i, me.size, each):
+            there = me.bounds(rank)
             yield slice(at, at + there.stop - there.start), there
             at += there.stop - there.start

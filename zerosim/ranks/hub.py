@@ -13,10 +13,15 @@ it and agree, and moves a message when both its halves are there. Same program, 
 import random
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from zerosim.numerics.arrays import copy_elements, poison, start
 from zerosim.ranks import fast_ring
@@ -54,21 +59,16 @@ class RunOptions:
     interrupts: Interrupts
 
 
-class HopEvent(NamedTuple):
-    """A hop that has just been made: its call, the hop, and a copy of the values that arrived.
+class RunEvent(NamedTuple):
+    """A hop that has just been made, with a copy of the values that arrived; or, where ``hop`` is None, a collective
+    that has just been carried out, before any of its ranks goes on.
 
     ``call`` is None for a message that the program sent itself.
     """
 
     call: Call | None
-    hop: Hop
+    hop: Any
     values: Array
-
-
-class CollectiveEvent(NamedTuple):
-    """A collective that has just been carried out, before any of its ranks goes on."""
-
-    call: Call
 
 
 # -- The transport ---------------------------------------------------------------------------------------------------
@@ -224,27 +224,17 @@ class InProcess(Transport):
 
 def check_private_memory(calls: Sequence[PendingCall]) -> None:
     """Raises ValueError where one rank's result would be written over what another one reads or writes."""
-    spans = []
-    for me in calls:
-        for array, writes in ((me.out, True), (me.x, False)):
-            if array.nbytes:
-                low = start(array)
-                spans.append((low, low + array.nbytes, me.index, writes))
-    spans.sort()
-    written, read = (0, -1), [(0, -1)]  # the farthest end so far, and whose; of two ranks, where they only read
-    for low, high, rank, writes in spans:
-        for end, other in [written, *(read if writes else [])]:
-            if low < end and other != rank:
-                raise ValueError(
-                    f"ranks {min(rank, other)} and {max(rank, other)} handed the same memory to a collective that "
-                    "writes to it, but a rank's memory is its own; give each rank an array of its own"
-                )
-        if writes:
-            written = max(written, (high, rank))
-        else:
-            others = [pair for pair in read if pair[1] != rank]
-            mine = max([pair for pair in read if pair[1] == rank] + [(high, rank)])
-            read = sorted([*others, mine])[-2:]
+    writes = sorted((start(me.out), start(me.out) + me.out.nbytes, me.index) for me in calls if me.out.nbytes)
+    shared = [(rank, other) for (_, end, rank), (begin, _, other) in pairwise(writes) if begin < end]
+    for me in calls if not shared else ():
+        if me.x.nbytes:
+            low = start(me.x)
+            first = bisect_right(writes, low, key=itemgetter(1))  # of these, which do not overlap, one may be its own
+            shared += [(me.index, other) for begin, _, other in writes[first:first + 2]
+                       if begin < low + me.x.nbytes and other != me.index]
+    if shared:
+        raise ValueError(f"ranks {min(shared[0])} and {max(shared[0])} handed the same memory to a collective that "
+                         "writes to it, but a rank's memory is its own; give each rank an array of its own")
 
 
 # -- The hub ---------------------------------------------------------------------------------------------------------
@@ -266,6 +256,7 @@ class Hub(Backend):
 
     def __init__(self, size: int, transport: Transport, options: RunOptions, *, seed: int) -> None:
         self.transport, self.watch, self.interrupts = transport, options.watch, options.interrupts
+        self.library = transport.library
         transport.begin(options)
         self.chance = random.Random(seed) if seed else None  # None: ranks run in their order
         self.stacks = stacks()
@@ -278,17 +269,13 @@ class Hub(Backend):
         self.incomplete: dict[tuple[GroupKey, int], dict[int, PendingCall]] = {}
         self.complete: deque[list[PendingCall]] = deque()
         self.exchanges: dict[int, PendingExchange] = {}
-        self.messages: deque[HopEvent] = deque()
+        self.messages: deque[RunEvent] = deque()
         self.under_way: list[PendingCall] = []  # the collective that is being carried out, for a look at it
         self.failure: tuple[int, BaseException] | None = None
         self.aftermath: list[tuple[int, BaseException]] = []
         self.stopping = False
 
     # -- called by ranks, inside their greenlets ------------------------------------------------------------------
-
-    @property
-    def library(self) -> str | None:
-        return self.transport.library
 
     def check_use(self, rank: int) -> None:
         """Raises RankUseError unless the caller is rank ``rank``'s own program, in this hub's thread."""
@@ -334,7 +321,7 @@ class Hub(Backend):
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
-    def drive(self, programs: Sequence[Callable[[], Any]]) -> Generator[HopEvent | CollectiveEvent, None, None]:
+    def drive(self, programs: Sequence[Callable[[], Any]]) -> Generator[RunEvent, None, None]:
         """Runs the programs to their end; a watched hub yields every message, and every hop made hop by hop, or every
         collective when it has ended.
 
@@ -404,7 +391,7 @@ class Hub(Backend):
 
     # -- collectives and messages ---------------------------------------------------------------------------------
 
-    def _carry_out(self, calls: list[PendingCall]) -> Generator[HopEvent | CollectiveEvent, None, None]:
+    def _carry_out(self, calls: list[PendingCall]) -> Generator[RunEvent, None, None]:
         call, self.under_way = calls[0].call, calls
         for me in calls:
             if me.call != call:
@@ -413,11 +400,11 @@ class Hub(Backend):
         check_private_memory(calls)
         for delivery in self._awaited(self.transport.collective(calls)):
             if self.watch == "hop":
-                yield HopEvent(call, delivery.hop, self.transport.seen(call.key, delivery))
+                yield RunEvent(call, delivery.hop, self.transport.seen(call.key, delivery))
         for me in calls:
             self._wake(call.group[me.index], me)
         if self.watch == "collective":
-            yield CollectiveEvent(call)
+            yield RunEvent(call, None, np.empty(0, call.dtype))
         self.under_way = []
 
     def _awaited(self, deliveries: Iterable[Delivery | None]) -> Iterator[Delivery]:
@@ -451,7 +438,7 @@ class Hub(Backend):
         for delivery in self._awaited(self.transport.message(sender.key, [message], ends)):
             if self.watch:
                 hop = Hop(0, sender.rank, receiver.rank, (), send.nbytes)
-                self.messages.append(HopEvent(None, hop, self.transport.seen(sender.key, delivery)))
+                self.messages.append(RunEvent(None, hop, self.transport.seen(sender.key, delivery)))
         for me in (sender, receiver):
             if me.done:
                 self.exchanges.pop(me.rank, None)

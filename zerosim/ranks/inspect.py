@@ -16,7 +16,7 @@ from zerosim.ranks.call import Call, Hop, PendingCall
 from zerosim.ranks.cluster import Cluster, RankProgram
 from zerosim.ranks.collectives import expand
 from zerosim.ranks.errors import RankUseError
-from zerosim.ranks.hub import CollectiveEvent, HopEvent, Hub, Watch
+from zerosim.ranks.hub import Hub, RunEvent, Watch
 from zerosim.ranks.process import Interrupts, patient_interrupts
 from zerosim.ranks.rank import RankState
 from zerosim.ranks.trace import Row, Trace
@@ -152,14 +152,12 @@ class Steps(Iterator[Step], ShownSteps):
         self.last = step
         return step
 
-    def _step(self, event: HopEvent | CollectiveEvent) -> Step:
+    def _step(self, event: RunEvent) -> Step:
         hub, cluster = self.cluster.backend, self.cluster
         assert isinstance(hub, Hub), "other backends yield no events"
         self.taken += 1
         with cluster.device_scope():
             ranks = look(hub, cluster.states, self.last.ranks if self.last else ())
-        if isinstance(event, CollectiveEvent):
-            return Step(self.taken, event.call, None, np.empty(0, event.call.dtype), ranks, self.by)
         return Step(self.taken, *event, ranks, self.by)
 
     def close(self) -> None:

@@ -7,17 +7,26 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from zerosim.ranks.hierarchical import MeshShape
+from zerosim.numerics.checks import is_count
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import Collective, Message, Trace
 
 
 @dataclass(frozen=True, slots=True)
-class Mesh(MeshShape):
+class Mesh:
     """M nodes of R ranks each, with the groups that a rank program needs, and the bytes that its traces send across.
 
     Raises ValueError for what are no counts.
     """
+
+    nodes: int
+    ranks_per_node: int
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "ranks_per_node"):
+            if not is_count(getattr(self, name)) or getattr(self, name) < 1:
+                raise ValueError(f"a mesh has so many nodes of so many ranks each, 1 or more, found {name}="
+                                 f"{getattr(self, name)!r}; write (2, 4) for two nodes of four ranks")
 
     @classmethod
     def of(cls, asked: "Mesh | Sequence[int] | str", ranks: int) -> "Mesh":
@@ -35,6 +44,24 @@ class Mesh(MeshShape):
             raise ValueError(f"a mesh of {asked.nodes} nodes with {asked.ranks_per_node} ranks each has {asked.ranks} "
                              f"ranks, and there are {ranks}; take nodes and ranks of a node that multiply to {ranks}")
         return asked
+
+    @property
+    def ranks(self) -> int:
+        """N."""
+        return self.nodes * self.ranks_per_node
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """(m, i): the rank's node, and its place there."""
+        return divmod(rank, self.ranks_per_node)
+
+    def members_inside(self, rank: int) -> list[int]:
+        """The ranks of this rank's node."""
+        first = rank - self.place(rank)[1]
+        return list(range(first, first + self.ranks_per_node))
+
+    def members_across(self, rank: int) -> list[int]:
+        """The ranks at this rank's place, one of each node."""
+        return list(range(self.place(rank)[1], self.ranks, self.ranks_per_node))
 
     def __str__(self) -> str:
         return f"{self.nodes}x{self.ranks_per_node}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from zerosim.ranks.errors import BackendError
 
@@ -19,17 +19,7 @@ MISSING = ("ranks of one process take turns as greenlets, and this Python has no
            "run in any")
 
 
-class Stacks(Protocol):
-    """A maker of stacks, which knows the one that runs."""
-
-    def current(self) -> Any:
-        """The stack that runs now."""
-
-    def new(self, body: Callable[[], None]) -> Any:
-        """A stack for ``body``, which begins when it is switched to."""
-
-
-def stacks() -> Stacks:
+def stacks() -> Greenlets | SuspendedStacks:
     """The stacks of this Python; raises BackendError where it has none."""
     try:
         return Greenlets()

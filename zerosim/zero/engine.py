@@ -41,7 +41,7 @@ from zerosim.zero import checkpoint, hugging_face
 from zerosim.zero.gradients import Accumulator, StepCounts
 from zerosim.zero.layout import Layout
 from zerosim.zero.param_group import Group, ParamGroup, Settings, settings_by_group, settings_of
-from zerosim.zero.placements import Stage, stage_of
+from zerosim.zero.placements import BucketOptions, Stage, stage_of
 from zerosim.zero.plugs import observer_of, plugs_of
 from zerosim.zero.skipped import SkippedSteps
 from zerosim.zero.update import Schedule, StepResult, Update
@@ -82,12 +82,12 @@ class Engine(Shown):
     independent of the number of ranks; see `zerosim.zero.micro_batch_order`. ``weights`` are the first values of all
     parameters by name, the same on every rank, in place of the model's own; `state` gives them out again.
 
-    Options that change no bit, but for buckets of quantized values: ``bucket_nbytes`` is the most that one collective
-    moves (None: a unit); ``overlap`` lets reductions and the all-gather of parameters run beside other work, and
-    ``copy_in_flight`` lets buckets under way arrive in a second copy, hidden until they are waited for; ``prefetch``
-    gathers so many units ahead; ``keep_gathered`` ("all", or units' names) keeps units from forward to backward (None:
-    those whose weights others share). ``offload`` places state on the host or on disk: "host", "disk" or an `Offload`,
-    of which ``delayed_update`` alone changes bits.
+    Options that change no bit, except that buckets cut what ZeRO++ quantizes: ``bucket_nbytes`` is the most that one
+    collective moves (None: a unit); ``overlap`` lets reductions and the all-gather of parameters run beside other work,
+    and ``copy_in_flight`` lets buckets under way arrive in a second copy, hidden until they are waited for;
+    ``prefetch`` is the number of units gathered ahead; ``keep_gathered`` ("all", or units' names) keeps units from
+    forward to backward (None: those whose weights others share). ``offload`` places state on the host or on disk:
+    "host", "disk" or an `Offload`, of which ``delayed_update`` alone changes bits.
 
     ``step`` does all; ``forward``, ``backward``, ``reduce``, ``update``, ``all_gather_parameters`` are its parts, for
     who writes the loop by hand. Raises ValueError for options that cannot be or would change nothing, OffloadError for
@@ -128,23 +128,24 @@ class Engine(Shown):
         self.stage, self.policy, self.recompute = stage_of(stage), Policy.of(policy), Recompute.parse(recompute)
         self.loss_scale = self.policy.start_scaling()
         settings = settings_of(model, optimizer, self.policy, groups)
-        plugs = plugs_of(rank, self.stage, self.policy, self.options, copy_in_flight=copy_in_flight)
+        plugs = plugs_of(rank, self.stage, self.policy, self.options)
         first, self.store = initializer_of(model, weights), plugs.store
         lay_out = partial(plugs.lay_out, layout, ranks=plugs.shards.size)
-        self.param_groups = [plugs.param_group(plugs.shards, model, of_group, first, lay_out, self.stage, self.store)
-                             for of_group in settings_by_group(settings)]
+        buckets = BucketOptions(self.options.bucket_nbytes, self.options.overlap, {"copy_in_flight": copy_in_flight})
+        self.param_groups = [
+            plugs.param_group(plugs.shards, model, of_group, first, lay_out, self.stage, self.store, buckets)
+            for of_group in settings_by_group(settings)]
         self.store.finish()
         self._observer = observer_of(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
                                      self.loss_scale)
         plugs.check(self.param_groups)
-        self._all_gathers = {group: plugs.all_gather(group, plugs.buckets) for group in self.param_groups}
+        self._all_gathers = {group: plugs.all_gather(group) for group in self.param_groups}
         self._update = plugs.update(self._all_gathers, SkippedSteps(rank, self.loss_scale), clip_norm, schedule,
                                     plugs.squares)
         agree = partial(_agreement, optimizer, self.loss_scale, self._update,
                         _digest(model, settings, first, None if weights else 16, (clip_norm, seed)))
         self.gradients = Accumulator(self.param_groups, {
-            group: plugs.reducer(group, plugs.buckets, agree, plugs.reduction)
-            for group in self.param_groups if not group.frozen})
+            group: plugs.reducer(group, agree, plugs.reduction) for group in self.param_groups if not group.frozen})
         self._unsharder = plugs.unsharder(model, self.param_groups, plugs.gather, keep=keep, prefetch=prefetch)
         self._weights = object()  # another one after each update
         self._factors: dict[str, Any] = {}
@@ -178,16 +179,14 @@ class Engine(Shown):
     def abandon(self) -> None:
         """Drops the gradients of a step that will not be finished; taken again, it draws the same random numbers.
 
-        Where the run has been stopped, what is under way cannot be waited for: each part forgets it first.
+        Where the run has been stopped, what is under way cannot be waited for: each part forgets it first. The other
+        parts are abandoned whichever of them fails.
         """
-        self._observer.forget()
-        self._update.forget()
         self._counts = StepCounts(self._counts.scale, self._counts.step)
-        with ExitStack() as parts:
-            for part in (self.gradients.reset, self.store.abandon, self._unsharder.weights_change,
-                         self._unsharder.reshard_all,
-                         *(all_gather.abandon for all_gather in self._all_gathers.values())):
-                parts.callback(part)
+        parts: list[Any] = [self._observer, self._update, self.gradients, self.store, self._unsharder]
+        with ExitStack() as each:
+            for part in (*parts, *self._all_gathers.values()):
+                each.callback(part.abandon)
 
     def forward(self, x: np.ndarray, target: np.ndarray) -> Tape:
         """x (B, I), target (B, O) -> a tape with the loss, for one backward.
@@ -239,7 +238,7 @@ class Engine(Shown):
         with self.rank.trace.span("reduce"):
             self.gradients.reduce(self._scale_of_step(), self._token_share())
             self._factors = self._observer.averaged()
-        self.gradients.reset()
+        self.gradients.abandon()  # the sums are the optimizer's
 
     def update(self, losses: Sequence[float] = ()) -> StepResult:
         """One optimizer step on what this rank updates, and its cast to the compute format; or none on overflow.
@@ -249,8 +248,7 @@ class Engine(Shown):
         if self._unsharder.open_blocks:  # whole weights that were gathered would stay as they are
             raise ValueError("update() was called inside a block `with engine.weights(unit)`, whose weights would then "
                              "be those of before; end the block first")
-        self._unsharder.reshard_all()  # a forward without a backward may have left units gathered
-        self._unsharder.weights_change()
+        self._unsharder.abandon()  # a forward without a backward may have left units gathered
         with self.rank.trace.span("update"):
             result = self._update.step(tuple(losses), self._factors, tuple(self._counts.tokens),
                                        tuple(self._counts.places))
@@ -258,7 +256,7 @@ class Engine(Shown):
                 with self.rank.trace.span("skipped"):
                     pass
         self._factors, self._weights = {}, object()
-        self._counts = self._counts.next_step()
+        self._counts = StepCounts(self._counts.scale, self._counts.step + 1)
         return result
 
     def all_gather_parameters(self) -> None:
@@ -280,7 +278,7 @@ class Engine(Shown):
         self._unsharder.set_prefetch_order(range(len(units)))
         for index, unit in enumerate(units):
             if index in starts:
-                inputs[index] = self._checkpoint(x)
+                inputs[index] = self._keep_input(x)
             x, saved_here = self._forward_unit(ctx, unit, x, "forward")
             saved.append(None if starts else saved_here)
             del saved_here
@@ -310,7 +308,7 @@ class Engine(Shown):
         again = segment[:-1] if segment.start in tape.inputs else range(0)
         return [*again, *reversed(segment)]
 
-    def _checkpoint(self, x: np.ndarray) -> np.ndarray:
+    def _keep_input(self, x: np.ndarray) -> np.ndarray:
         """Keeps a unit's input for the second forward; the batch itself is kept as the input that it is."""
         if self.rank.memory.kind_of(x) == "activation":
             self.rank.memory.reclassify(x, "checkpointed_input")
@@ -494,7 +492,7 @@ class Engine(Shown):
         self.abandon()
         self._weights = object()
         for all_gather in self._all_gathers.values():
-            all_gather.replaced()
+            all_gather.weights_change()
         return self._counts
 
     def state_dict(self) -> dict[str, np.ndarray]:

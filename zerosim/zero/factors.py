@@ -71,9 +71,9 @@ class FactorObserver(Observer):
                 self.rank.all_reduce(factor, out=factor, purpose="state")
                 self.rank.kernels.divide_rounded(factor, self.rank.size * self.rows[weight], factor)
             found[weight] = factors
-        self.forget()
+        self.abandon()
         return found
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
         """Drops what was observed."""
         self.sums, self.rows = {}, {}

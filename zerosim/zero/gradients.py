@@ -13,15 +13,16 @@ scale.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from zerosim.models.units import Unit
 from zerosim.numerics.arrays import is_same_memory, may_share_memory
-from zerosim.zero.layout import Bucket, Parts, buckets
+from zerosim.zero.layout import Bucket, Parts
 from zerosim.zero.param_group import ParamGroup, ReducedGradient
-from zerosim.zero.placements import PARTIAL, SHARDED, BucketOptions, Move, Placement, start_bucket
+from zerosim.zero.placements import PARTIAL, SHARDED, Move, Placement
 
 Agree = Callable[[int], str]  # from a micro-batch's number to the text that must be the same on all ranks
 
@@ -37,10 +38,6 @@ class StepCounts:
     tokens: list[int] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
 
-    def next_step(self) -> "StepCounts":
-        """The counts when the next step begins."""
-        return StepCounts(self.scale, self.step + 1)
-
 
 class Accumulator:
     """One step's gradients of one rank: micro-batch after micro-batch, unit after unit.
@@ -54,7 +51,7 @@ class Accumulator:
         self._buffers: dict[str, dict[ParamGroup, np.ndarray]] = {}  # by unit: the vectors of which it was given views
         self._tied: dict[str, np.ndarray] = {}  # by parameter: what the units wrote that share it and do not own it
         self.is_last = False  # from the beginning of the step's last backward on, where that is known
-        self._is_going = False  # a backward, and stays so if it fails
+        self._is_in_backward = False  # which stays so if it fails
 
     @property
     def micro_batch(self) -> int:
@@ -70,7 +67,7 @@ class Accumulator:
         if self.is_last:
             raise ValueError("backward(last=True) has been called in this step, whose gradients may have been reduced "
                              "since; call reduce() and update(), or abandon()")
-        self.is_last, self._is_going = last, True
+        self.is_last, self._is_in_backward = last, True
         for reducer in self.reducers.values():
             reducer.begin_backward(last=last)
 
@@ -142,7 +139,7 @@ class Accumulator:
 
     def _with_tied(self, group: ParamGroup, unit: str, gradient: np.ndarray) -> np.ndarray:
         """The unit's gradient (u,), completed with what other units wrote for the weights that it owns."""
-        tied = [entry for entry in group.layout.unit_entries(unit) if entry.name in self._tied]
+        tied = [entry for entry in group.layout.by_unit[unit] if entry.name in self._tied]
         if tied and gradient.dtype != group.policy.accumulate_dtype:
             sums = self.rank.memory.alloc(len(gradient), group.policy.accumulate_dtype, "unit_gradient", unit)
             self.rank.kernels.cast_pack(gradient, sums)
@@ -157,11 +154,11 @@ class Accumulator:
         """Closes a micro-batch in every reducer."""
         for reducer in self.reducers.values():
             reducer.end_of_backward()
-        self._is_going = False
+        self._is_in_backward = False
 
     def refuse_if_broken_off(self) -> None:
         """Raises ValueError after a backward that failed on this rank."""
-        if self._is_going:
+        if self._is_in_backward:
             raise ValueError("a backward of this step was broken off, and the gradients of some units are there, "
                              "others not; drop them by abandon()")
 
@@ -171,13 +168,13 @@ class Accumulator:
         for reducer in self.reducers.values():
             reducer.reduce(scale, token_share)
 
-    def reset(self) -> None:
+    def abandon(self) -> None:
         """Drops this step's gradients: the next micro-batch is the first."""
         self._buffers.clear()
         self._tied.clear()
-        self.is_last = self._is_going = False
-        under_way = [move for reducer in self.reducers.values() for move in reducer.reset()]
-        for move in under_way:  # when all has been reset: waiting fails where a run has been stopped
+        self.is_last = self._is_in_backward = False
+        under_way = [move for reducer in self.reducers.values() for move in reducer.abandon()]
+        for move in under_way:  # when all is forgotten: waiting fails where a run has been stopped
             move.drop()
 
 
@@ -190,8 +187,8 @@ class Reduction:
 
     bits_depend_on_buckets = False
 
-    def __init__(self, group: ParamGroup, options: BucketOptions) -> None:
-        self.group, self.options = group, options
+    def __init__(self, group: ParamGroup) -> None:
+        self.group = group
 
     @property
     def ranks(self) -> int:
@@ -201,10 +198,8 @@ class Reduction:
     def start(self, bucket: Bucket, want: Placement, *, source: Parts, target: Parts, dtype: np.dtype[Any],
               agreement: str, add: bool = False, async_op: bool = False) -> Move:
         """Begins to sum a bucket of addends; the sum is put into ``target``, with ``add`` onto what is there."""
-        group = self.group
-        return start_bucket(group.rank.agreeing(agreement), group.store, bucket, PARTIAL, want, policy=group.policy,
-                            source=source, target=target, dtype=dtype, purpose="gradients", add=add, async_op=async_op,
-                            **self.options.issued)
+        return self.group.start_bucket(bucket, PARTIAL, want, source=source, target=target, dtype=dtype,
+                                       purpose="gradients", agreement=agreement, add=add, async_op=async_op)
 
     def first_placement(self, want: Placement) -> Placement:
         """The placement of the sums that `start` makes, where ``want`` is that of the whole reduction."""
@@ -216,7 +211,7 @@ class Reduction:
     def finish(self, sums: np.ndarray, agreement: str) -> None:
         """Takes the next step with what `bucket_summed` has not been given: there is none."""
 
-    def forget(self) -> list[Move]:
+    def abandon(self) -> list[Move]:
         """Forgets the step; returns what is under way, for the caller to drop."""
         return []
 
@@ -224,17 +219,16 @@ class Reduction:
 class Reducer:
     """The gradients of one trained param group, added to what rests and reduced over ranks, in buckets."""
 
-    def __init__(self, param_group: ParamGroup, options: BucketOptions, agree: Agree,
-                 reduction: Callable[..., Reduction] = Reduction) -> None:
+    def __init__(self, param_group: ParamGroup, agree: Agree,
+                 reduction: Callable[[ParamGroup], Reduction] = Reduction) -> None:
         self.param_group, self.rank, self.policy = param_group, param_group.rank, param_group.policy
         self.layout, self.placement, self.store = param_group.layout, param_group.stage.gradients, param_group.store
-        self.options, self.agree = options, agree
-        self.reduction = reduction(param_group, options)
+        self.options, self.agree, self.reduction = param_group.options, agree, reduction(param_group)
         self.micro_batch = 0  # of the backward under way; between two, how many are done
         self._collected: list[tuple[slice, np.ndarray]] = []  # stretches of the vector, and this rank's addends of them
         self._under_way: tuple[Bucket, Move] | None = None
-        self._reduces_now = self.placement is not PARTIAL  # in the backward that goes, or only after it
-        self._is_final = False  # a sum of the backward that goes, known to be the step's last
+        self._reduces_now = self.placement is not PARTIAL  # in the backward under way, or only after it
+        self._is_final = False  # a sum of the backward under way, known to be the step's last
         self._sum: np.ndarray | None = None  # of PARTIAL gradients, over ranks, from the first bucket on
 
     # -- during backward ----------------------------------------------------------------------------------------------
@@ -332,11 +326,11 @@ class Reducer:
         self._wait()
         self.micro_batch += 1
 
-    def reset(self) -> list[Move]:
+    def abandon(self) -> list[Move]:
         """Drops what was collected; returns the buckets that are under way, for the caller to drop."""
         self._collected, self.micro_batch, self._sum = [], 0, None
         under_way, self._under_way = self._under_way, None
-        return [*([] if under_way is None else under_way[1:]), *self.reduction.forget()]
+        return [*([] if under_way is None else under_way[1:]), *self.reduction.abandon()]
 
     # -- after backward -----------------------------------------------------------------------------------------------
 
@@ -365,20 +359,13 @@ class Reducer:
             dtype = self.policy.reduce_dtype if have is PARTIAL else total.dtype
             found = self._target(want, dtype)
             ranges = [slice(region.low, region.high) for region in self.layout.regions]
-            for bucket in buckets(self.layout, ranges, self.options.limit(dtype)):
+            start = self.reduction.start if have is PARTIAL else partial(
+                self.param_group.start_bucket, have=have, purpose="gradients")  # addends are summed, sums are gathered
+            for bucket in self.param_group.buckets(ranges, dtype):
                 with self.rank.trace.span(bucket.region_name):
-                    self._start(bucket, have, want, self._parts(bucket, total, have),
-                                self._parts(bucket, found, want), dtype).wait()
+                    start(bucket, want=want, source=self._parts(bucket, total, have), dtype=dtype,
+                          target=self._parts(bucket, found, want), agreement=self.agree(self.micro_batch)).wait()
         return found, want
-
-    def _start(self, bucket: Bucket, have: Placement, want: Placement, source: Parts, target: Parts,
-               dtype: np.dtype) -> Move:
-        """Begins to sum a bucket of addends, or to gather one of sums."""
-        agreement = self.agree(self.micro_batch)
-        if have is PARTIAL:
-            return self.reduction.start(bucket, want, source=source, target=target, dtype=dtype, agreement=agreement)
-        return start_bucket(self.rank.agreeing(agreement), self.store, bucket, have, want, policy=self.policy,
-                            source=source, target=target, dtype=dtype, purpose="gradients", **self.options.issued)
 
     def _collect_all(self, addends: np.ndarray) -> None:
         """Reduces all units in the buckets that backward would have filled: bits do not depend on when they leave."""
@@ -392,8 +379,7 @@ class Reducer:
         """In place where an all-reduce can be; else a new array in the format that arrives."""
         if self.placement is PARTIAL and want is not SHARDED and dtype == self.param_group.gradient.dtype:
             return self.param_group.gradient
-        gradient: np.ndarray = self.store.alloc(self.param_group.length(want), dtype, "gradient",
-                                                    "reduced gradient")
+        gradient: np.ndarray = self.store.alloc(self.param_group.length(want), dtype, "gradient", "reduced gradient")
         self.param_group.clear_padding(gradient, want)
         return gradient
 
@@ -417,5 +403,5 @@ class Observer:
         """The means over ranks and micro-batches, by weight."""
         return {}
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
         """Drops what was observed."""

@@ -18,9 +18,9 @@ import numpy as np
 from zerosim.ranks.call import ceil_cut
 from zerosim.ranks.rank import Rank
 from zerosim.zero.gradients import Reduction
-from zerosim.zero.layout import Bucket, Layout, Region, UnitShapes, buckets, lay_out
+from zerosim.zero.layout import Bucket, Layout, Region, UnitShapes, lay_out
 from zerosim.zero.param_group import ParamGroup
-from zerosim.zero.placements import PARTIAL, REPLICATED, SHARDED, BucketOptions, Move, Placement, Stage, start_bucket
+from zerosim.zero.placements import PARTIAL, REPLICATED, SHARDED, Move, Placement, Stage
 
 
 def lay_out_inside(name: str, shapes: UnitShapes, ranks: int, nodes: int) -> Layout:
@@ -59,10 +59,9 @@ class HybridReduction(Reduction):
     backward has their sum inside the node, one bucket at a time.
     """
 
-    def __init__(self, group: ParamGroup, options: BucketOptions, replicas: Rank) -> None:
-        super().__init__(group, options)
-        self.replicas, self.inside, self.place = replicas, group.layout, group.rank.index
-        self.layout = lay_out_across(self.inside, self.place, replicas.size)
+    def __init__(self, group: ParamGroup, replicas: Rank) -> None:
+        super().__init__(group)
+        self.replicas, self.layout = replicas, lay_out_across(group.layout, group.rank.index, replicas.size)
         self._under_way: Move | None = None
         self._has_begun = False
 
@@ -80,7 +79,7 @@ class HybridReduction(Reduction):
         after those that are under way."""
         self._wait()
         self._has_begun = True
-        own = [self.inside.owned(self.place, span.start, span.stop) for span in bucket.ranges]
+        own = [self.group.layout.owned(self.group.rank.index, span.start, span.stop) for span in bucket.ranges]
         own = [span for span in own if span.start < span.stop]
         if own:
             self._under_way = self._start_across(sums, Bucket(self.layout, tuple(own)), agreement, async_op=True)
@@ -90,11 +89,11 @@ class HybridReduction(Reduction):
         self._wait()
         if not self._has_begun:
             ranges = [slice(region.low, region.high) for region in self.layout.regions if region.low < region.high]
-            for bucket in buckets(self.layout, ranges, self.options.limit(self.group.policy.reduce_dtype)):
+            for bucket in self.group.buckets(ranges, self.group.policy.reduce_dtype, self.layout):
                 with self.replicas.trace.span(bucket.region_name):
                     self._start_across(sums, bucket, agreement, async_op=False).wait()
 
-    def forget(self) -> list[Move]:
+    def abandon(self) -> list[Move]:
         """Forgets the step; returns what is under way, for the caller to drop."""
         move, self._under_way, self._has_begun = self._under_way, None, False
         return [] if move is None else [move]
@@ -106,7 +105,6 @@ class HybridReduction(Reduction):
 
     def _start_across(self, shard: np.ndarray, bucket: Bucket, agreement: str, *, async_op: bool) -> Move:
         parts = bucket.in_vector(shard)
-        policy = self.group.policy
-        return start_bucket(self.replicas.agreeing(agreement), self.group.store, bucket, PARTIAL, REPLICATED,
-                            policy=policy, source=parts, target=parts, dtype=policy.reduce_dtype, purpose="gradients",
-                            async_op=async_op, **self.options.issued)
+        return self.group.start_bucket(
+            bucket, PARTIAL, REPLICATED, source=parts, target=parts, dtype=self.group.policy.reduce_dtype,
+            purpose="gradients", agreement=agreement, rank=self.replicas, async_op=async_op)

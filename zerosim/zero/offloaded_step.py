@@ -8,7 +8,7 @@ Sources: Ren et al. 2021 (ZeRO-Offload), sections 4 and 5.2; Rajbhandari et al. 
 Legend: u elements of one padded unit.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,122 +25,10 @@ from zerosim.zero.unshard import ParameterAllGather, UnitGather, Unsharder
 from zerosim.zero.update import Norms, Update
 
 
-def store_of(group: ParamGroup) -> OffloadStore:
-    """The group's store, which knows where things rest."""
-    assert isinstance(group.store, OffloadStore), "these parts are chosen together with their store"
-    return group.store
-
-
-# -- gradients ---------------------------------------------------------------------------------------------------------
-
-
-class OffloadedReducer(Reducer):
-    """The gradients of a param group, some of which rest on the host or on disk."""
-
-    def begin_backward(self, *, last: bool) -> None:
-        """Opens a micro-batch. What the last one makes on the device, and would have to come back, is reduced at once.
-        """
-        super().begin_backward(last=last)
-        self._reduces_now = self._reduces_now or (last and self._rests_elsewhere)
-
-    @property
-    def _rests_elsewhere(self) -> bool:
-        return store_of(self.param_group).offload.gradients != DEVICE
-
-    def _accumulated(self, gradient: np.ndarray, resting: np.ndarray) -> np.ndarray:
-        if not self._rests_elsewhere:
-            return super()._accumulated(gradient, resting)
-        add = self.micro_batch > 0
-        if not self._reduces_now:
-            self.store.put(gradient, resting, add=add)
-            return gradient
-        if not add and gradient.dtype == resting.dtype:
-            return gradient
-        return super()._accumulated(gradient, store_of(self.param_group).at(DEVICE, resting, read=add))
-
-    def end_of_backward(self) -> None:
-        """Closes a micro-batch, when all that left the device has arrived."""
-        super().end_of_backward()
-        store_of(self.param_group).finish()
-
-
-# -- parameters --------------------------------------------------------------------------------------------------------
-
-
-class CopyToDevice(UnitGather):
-    """The gather of a unit whose parameters are whole on the host or on disk: a copy."""
-
-    def start(self, group: ParamGroup, name: str, whole: np.ndarray, *, async_op: bool) -> Iterator[Move]:
-        """Begins to copy one unit (u,); `OffloadedUnsharder` waits for it."""
-        store_of(group).move(group.parameter[group.layout.units[name]], whole, wait=False)
-        return iter(())
-
-    def own_parts(self, group: ParamGroup, name: str) -> Iterator[np.ndarray]:
-        """The unit's parameters."""
-        yield group.parameter[group.layout.units[name]]
-
-
-class OffloadedUnsharder(Unsharder):
-    """Gives out weights that come from the host or the disk."""
-
-    @property
-    def _store(self) -> OffloadStore:
-        return store_of(self.param_groups[0])
-
-    def reshard_all(self) -> None:
-        """Frees what was kept or prefetched, and what was read ahead."""
-        self._store.forget_ahead()
-        super().reshard_all()
-        self._store.wait()
-
-    def _unshard(self, name: str, *, users: int) -> dict[ParamGroup, np.ndarray]:
-        whole = super()._unshard(name, users=users)
-        if self.gather is not None:
-            self._store.wait(TO_DEVICE)
-        return whole
-
-    def _prefetch(self, name: str) -> None:
-        """Begins to gather the units that are asked for next, and to read the one after them from disk."""
-        super()._prefetch(name)
-        if self._store.offload.parameters == DISK and self.gather is not None:
-            for next_name in self._ahead[self.prefetch:self.prefetch + 1]:
-                for group, _ in self._groups_of(next_name) if next_name not in self._unsharded else []:
-                    self._store.read_ahead(*self.gather.own_parts(group, next_name))
-
-
-class OffloadedAllGather(ParameterAllGather):
-    """Makes parameters on the host or on disk equal again: after the update, or all buckets would be on the device."""
-
-    def shard_updated(self, region: Region) -> None:
-        """Marks this rank's shard of a region as updated."""
-        if self._store.offload.parameters == DEVICE:
-            super().shard_updated(region)
-        elif self.is_needed and region is self.param_group.layout.regions[0]:
-            self._waiting = list(self._buckets)
-
-    @property
-    def _store(self) -> OffloadStore:
-        return store_of(self.param_group)
-
-    def finish(self) -> None:
-        """Gathers; what is written to disk takes effect on all ranks or on none."""
-        try:
-            super().finish()
-        except OffloadError as error:  # which says that nothing has changed, of this all-gather
-            raise OffloadError(f"the step's update is made, and its all-gather of parameters is not; call "
-                               f"all_gather_parameters() again before the next step. {error}") from None
-
-    def _finish(self) -> None:
-        with self._store.transaction(self._store.offload.parameters == DISK):
-            super()._finish()
-
-
-# -- the update --------------------------------------------------------------------------------------------------------
-
-
 class OffloadedParamGroup(ParamGroup):
     """A param group with room for what the host's update makes: see `HostUpdate`."""
 
+    store: OffloadStore
     updated_parameter: Any = None  # in the compute format, in an update by the host alone
 
     def master_elements(self, piece: ParameterPiece) -> np.ndarray:
@@ -156,16 +44,112 @@ class OffloadedParamGroup(ParamGroup):
         return master, elements_of(self.updated_parameter, piece, self.stage.optimizer)[here]
 
 
+class OffloadedReducer(Reducer):
+    """The gradients of a param group, some of which rest on the host or on disk."""
+
+    store: OffloadStore
+
+    def begin_backward(self, *, last: bool) -> None:
+        """Opens a micro-batch. What the last one makes on the device, and would have to come back, is reduced at once.
+        """
+        super().begin_backward(last=last)
+        self._reduces_now = self._reduces_now or (last and self.store.offload.gradients != DEVICE)
+
+    def _accumulated(self, gradient: np.ndarray, resting: np.ndarray) -> np.ndarray:
+        if self.store.offload.gradients == DEVICE:
+            return super()._accumulated(gradient, resting)
+        add = self.micro_batch > 0
+        if not self._reduces_now:
+            self.store.put(gradient, resting, add=add)
+            return gradient
+        if not add and gradient.dtype == resting.dtype:
+            return gradient
+        return super()._accumulated(gradient, self.store.at(DEVICE, resting, read=add))
+
+    def end_of_backward(self) -> None:
+        """Closes a micro-batch, when all that left the device has arrived."""
+        super().end_of_backward()
+        self.store.finish()
+
+
+class CopyToDevice(UnitGather):
+    """The gather of a unit whose parameters are whole on the host or on disk: a copy."""
+
+    def __init__(self, store: OffloadStore) -> None:
+        self.store = store
+
+    def start(self, group: ParamGroup, name: str, whole: np.ndarray, *, async_op: bool) -> Iterator[Move]:
+        """Begins to copy one unit (u,); `OffloadedUnsharder` waits for it."""
+        self.store.move(group.parameter[group.layout.units[name]], whole, wait=False)
+        return iter(())
+
+    def own_parts(self, group: ParamGroup, name: str) -> Iterator[np.ndarray]:
+        """The unit's parameters."""
+        yield group.parameter[group.layout.units[name]]
+
+
+class OffloadedUnsharder(Unsharder):
+    """Gives out weights that come from the host or the disk."""
+
+    param_groups: Sequence[OffloadedParamGroup]
+
+    def reshard_all(self) -> None:
+        """Frees what was kept or prefetched, and what was read ahead."""
+        store = self.param_groups[0].store
+        store.forget_ahead()
+        super().reshard_all()
+        store.wait()
+
+    def _unshard(self, name: str, *, users: int) -> dict[ParamGroup, np.ndarray]:
+        whole = super()._unshard(name, users=users)
+        if self.gather is not None:
+            self.param_groups[0].store.wait(TO_DEVICE)
+        return whole
+
+    def _prefetch(self, name: str) -> None:
+        """Begins to gather the units that are asked for next, and to read the one after them from disk."""
+        super()._prefetch(name)
+        store = self.param_groups[0].store
+        if store.offload.parameters == DISK and self.gather is not None:
+            for next_name in self._ahead[self.prefetch:self.prefetch + 1]:
+                for group, _ in self._groups_of(next_name) if next_name not in self._unsharded else []:
+                    store.read_ahead(*self.gather.own_parts(group, next_name))
+
+
+class OffloadedAllGather(ParameterAllGather):
+    """Makes parameters on the host or on disk equal again: after the update, or all buckets would be on the device."""
+
+    param_group: OffloadedParamGroup
+
+    def shard_updated(self, region: Region) -> None:
+        """Marks this rank's shard of a region as updated."""
+        if self.param_group.store.offload.parameters == DEVICE:
+            super().shard_updated(region)
+        elif self.is_needed and region is self.param_group.layout.regions[0]:
+            self._waiting = list(self._buckets)
+
+    def finish(self) -> None:
+        """Gathers; what is written to disk takes effect on all ranks or on none."""
+        try:
+            super().finish()
+        except OffloadError as error:  # which says that nothing has changed, of this all-gather
+            raise OffloadError(f"the step's update is made, and its all-gather of parameters is not; call "
+                               f"all_gather_parameters() again before the next step. {error}") from None
+
+    def _finish(self) -> None:
+        store = self.param_group.store
+        with store.transaction(store.offload.parameters == DISK):
+            super()._finish()
+
+
 class OffloadedUpdate(Update):
     """The optimizer's part of a step on state that rests elsewhere, computed on the device.
 
     What it writes to disk takes effect at its end on all ranks, or on none: then the step may be taken again.
     """
 
-    @property
-    def store(self) -> OffloadStore:
-        """The store of all that is updated."""
-        return store_of(self.trained[0])
+    trained: Sequence[OffloadedParamGroup]
+    store: OffloadStore
 
     @contextmanager
     def changing_state(self, what: str) -> Iterator[None]:
@@ -181,15 +165,15 @@ class OffloadedUpdate(Update):
             if group.optimizers[after.entry.name].cut_of(after.entry.shape) == "anywhere":
                 self.store.read_next = group.at_rest(after)
         super()._update_piece(group, piece, context, norms)
-        self.store.read_next = None
+        self.store.read_next = {}
 
 
 class HostUpdate(OffloadedUpdate):
     """The update that the host computes, and the way of the parameters that it makes, in the compute format.
 
-    They wait on the host, as ``updated_parameter`` of their param group, until the whole update is known to be good,
-    and go to the parameters then; or, where the update is delayed, when the next one is: ``delayed`` has them so long,
-    by param group. Where parameters rest beside the optimizer's state, they are written there at once: none waits.
+    An updated parameter waits on the host, at its param group, until the whole update is known to be good, and goes to
+    the parameter then; or, where the update is delayed, when the next one is: ``delayed`` has it so long, by param
+    group. Where parameters rest beside the optimizer's state, they are written there at once: none waits.
 
     Raises ValueError for a delayed update of parameters that are their own masters, and could not stay behind them.
     Source of the delayed update: Ren et al. 2021 (ZeRO-Offload), section 5.2.
@@ -197,9 +181,8 @@ class HostUpdate(OffloadedUpdate):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.groups: list[Any] = self.trained  # each an OffloadedParamGroup
-        self.offload, self.delayed = self.store.offload, dict[ParamGroup, Any]()
-        if self.offload.delayed_update and any(group.parameter_is_master for group in self.groups):
+        self.offload, self.delayed = self.store.offload, dict[OffloadedParamGroup, Any]()
+        if self.offload.delayed_update and any(group.parameter_is_master for group in self.trained):
             raise ValueError("a delayed update needs masters beside the parameters, which go on for a step with what "
                              "they are, and in fp32 they are one; compute in bf16 or fp16, or leave delayed_update out")
 
@@ -212,30 +195,35 @@ class HostUpdate(OffloadedUpdate):
         try:
             try:
                 with self.changing_state(named):
-                    for group in self.groups:
+                    for group in self.trained:
+                        self._make_room(group)
                         self._update_group(group, context)
                     self.steps_taken = context.step
+                    updated: dict[OffloadedParamGroup, Any] = {group: group.updated_parameter for group in self.trained}
+                    due = self.delayed if self.offload.delayed_update else updated
                     if self.offload.parameters == DISK:
-                        self._bring()
+                        self._put_parameters(due)
             except BaseException:
                 if self.offload.optimizer == DISK:  # nothing has changed
-                    self._under_way, self.steps_taken = None, taken
+                    self._changing, self.steps_taken = None, taken
                 raise
-            self._under_way = named  # what follows is in place
-            self._publish()
-            self._under_way = None
+            self._changing = named  # what follows is in place
+            if self.offload.parameters != DISK:
+                self._put_parameters(due)
+            for group in due:
+                for region in group.layout.regions:
+                    self.all_gathers[group].shard_updated(region)
+                self.store.finish()
+            self.delayed = updated if self.offload.delayed_update else {}
+            self._changing = None
         finally:
-            for group in self.groups:
+            for group in self.trained:
                 group.updated_parameter = None
 
-    def _update_group(self, group: ParamGroup, context: StepContext) -> None:
-        self._begin(group)
-        super()._update_group(group, context)
-
     def _region_updated(self, group: ParamGroup, region: Region) -> None:
-        """Nobody has it yet: see `_publish`."""
+        """Lets no rank gather it yet: all regions follow when the update is known to be good."""
 
-    def _begin(self, group: Any) -> None:
+    def _make_room(self, group: OffloadedParamGroup) -> None:
         """Makes room for one update of a group. Where the parameter is the master, what is updated is a copy."""
         group.updated_parameter, stage = None, group.stage
         if self.offload.parameters != self.offload.optimizer or self.offload.delayed_update:
@@ -245,37 +233,20 @@ class HostUpdate(OffloadedUpdate):
                 self.store.move(elements_of(group.parameter, piece, stage.parameters),
                                 elements_of(updated, piece, stage.optimizer))
 
-    def _publish(self) -> None:
-        """Brings them to where parameters rest, unless that was a part of the update, and lets the other ranks have
-        them."""
-        if self.offload.parameters != DISK:
-            self._bring()
-        for group in self._due():
-            for region in group.layout.regions:
-                self.all_gathers[group].shard_updated(region)
-            self.store.finish()
-        self.delayed = self._made() if self.offload.delayed_update else {}
-
     def after_load(self, *, masters: bool = True) -> None:
-        """Makes those that a delayed update has left: they are the ``masters``, rounded; without them, none."""
+        """Makes what a delayed update has left: the ``masters``, rounded; without them, nothing."""
         self.delayed = {}
-        for group in self.groups if self.offload.delayed_update and masters else []:
-            self._begin(group)
+        for group in self.trained if self.offload.delayed_update and masters else []:
+            self._make_room(group)
             for piece in group.pieces:
                 master = group.master_elements(piece)
                 for here in spans(piece.count, group.rank.kernels.STRETCH):
-                    group.cast(piece, here, self.store.at(HOST, master[here]), self.store.workplace)
+                    group.cast(piece, here, self.store.at(HOST, master[here]))
             self.delayed[group], group.updated_parameter = group.updated_parameter, None
 
-    def _made(self) -> dict[ParamGroup, Any]:
-        return {group: group.updated_parameter for group in self.groups}
-
-    def _due(self) -> dict[ParamGroup, Any]:
-        """Those that go to the parameters at the end of this update."""
-        return self.delayed if self.offload.delayed_update else self._made()
-
-    def _bring(self) -> None:
-        for group, updated in self._due().items():
+    def _put_parameters(self, due: Mapping[OffloadedParamGroup, Any]) -> None:
+        """Brings updated parameters to where parameters rest, as far as they are not there."""
+        for group, updated in due.items():
             stage = group.stage
             narrower = SHARDED if SHARDED in (stage.parameters, stage.optimizer) else stage.optimizer
             for piece in group.regions_held(narrower) if updated is not None else []:

@@ -8,7 +8,7 @@ Legend: n elements of a param group's padded vector, s of this rank's shard; an 
 placement.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -21,12 +21,13 @@ import numpy as np
 from zerosim.models.initializers import Initializer
 from zerosim.models.units import Model
 from zerosim.numerics.formats import format_of
+from zerosim.numerics.kernels import do_nothing
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.rounding import round_to
 from zerosim.optim.base import Optimizer, Slot
 from zerosim.ranks.rank import Rank
-from zerosim.zero.layout import Layout, LayoutEntry, ParameterPiece, Piece, Region, UnitShapes
-from zerosim.zero.placements import REPLICATED, SHARDED, Placement, Stage, Store, Workplace
+from zerosim.zero.layout import Bucket, Layout, LayoutEntry, ParameterPiece, Parts, Piece, UnitShapes, buckets
+from zerosim.zero.placements import REPLICATED, SHARDED, BucketOptions, Move, Placement, Stage, Store, redistribute
 
 # -- what a user asks for ---------------------------------------------------------------------------------------------
 
@@ -148,13 +149,13 @@ class ParamGroup:
     """Weights, gradients, master weights and optimizer state of some parameters, each under its placement, on one rank.
 
     ``rank`` is a handle among those that have a shard each, ``settings`` are those of its parameters, by name,
-    ``first`` makes their first values. ``lay_out`` cuts its vector among the ranks, ``store`` keeps what rests.
-    ``reduced`` is there between reduce() and update() alone.
+    ``first`` makes their first values. ``lay_out`` cuts its vector among the ranks, ``store`` keeps what rests, in
+    buckets with these ``options`` it goes to other ranks. ``reduced`` is there between reduce() and update() alone.
     """
 
     def __init__(self, rank: Rank, model: Model, settings: Mapping[str, Settings], first: Initializer,
-                 lay_out: Callable[[UnitShapes], Layout], stage: Stage, store: Store) -> None:
-        self.rank, self.model, self.stage, self.store = rank, model, stage, store
+                 lay_out: Callable[[UnitShapes], Layout], stage: Stage, store: Store, options: BucketOptions) -> None:
+        self.rank, self.model, self.stage, self.store, self.options = rank, model, stage, store, options
         self.policy = next(one.policy for one in settings.values())
         self.optimizers = {name: one.optimizer for name, one in settings.items() if one.optimizer is not None}
         self.frozen = not self.optimizers
@@ -200,16 +201,37 @@ class ParamGroup:
         """The valid stretches that this rank holds under a placement, region by region: its own, or all of each."""
         return self.layout.valid(self.rank.index) if placement is SHARDED else self.layout.valid_regions()
 
-    def pieces_in(self, region: Region) -> list[ParameterPiece]:
-        """The pieces of one region that this rank updates."""
-        return [piece for piece in self.pieces if region.low <= piece.vector.start < region.high]
-
     def all_gather_scalars(self, mine: np.ndarray) -> np.ndarray:
         """The values of all ranks, in rank order; nothing is sent where each knows all."""
         if self.stage.optimizer is not SHARDED:
             return mine
         found: np.ndarray = self.rank.all_gather(mine, purpose="control")
         return found
+
+    # -- on the way to other ranks ------------------------------------------------------------------------------------
+
+    def buckets(self, ranges: Iterable[slice], dtype: np.dtype, layout: Layout | None = None) -> list[Bucket]:
+        """These stretches of the vector, or of that of another ``layout``, in buckets of this format."""
+        return buckets(layout or self.layout, ranges, self.options.limit(dtype))
+
+    def start_bucket(self, bucket: Bucket, have: Placement, want: Placement, *, source: Parts, target: Parts,
+                     dtype: np.dtype, purpose: str, agreement: str, rank: Rank | None = None, add: bool = False,
+                     async_op: bool = False) -> Move:
+        """Begins to bring a bucket from one placement to another; packs it where it is in pieces.
+
+        What arrives is put into ``target``, with ``add`` onto what is there; before, nothing has to be there. ``rank``
+        is a handle among others than those that have a shard each. All parameters and gradients go this way, but for
+        whole tensors and what an option sends in another form.
+        """
+        rank = rank or self.rank
+        chunk = bucket.cut[rank.index + 1] - bucket.cut[rank.index]
+        vector = self.store.packed(source, chunk if have is SHARDED else bucket.length, dtype)
+        in_place = not add and len(target) == 1 and target[0][1].dtype == dtype and self.store.is_array(target[0][1])
+        found = redistribute(rank.agreeing(agreement), vector, have, want, bucket.cut, policy=self.policy,
+                             out=target[0][1] if in_place else None, purpose=purpose, async_op=async_op,
+                             **self.options.issued)
+        put = do_nothing if in_place else partial(self.store.put_parts, target, add=add)
+        return Move(found, put, async_op=async_op)
 
     # -- one parameter ------------------------------------------------------------------------------------------------
 
@@ -257,13 +279,13 @@ class ParamGroup:
         return {MASTER: self.master_elements(piece), GRADIENT: self.gradient_sum(piece),
                 **{name: self.slot(piece, name) for name in self.slots_of(piece.entry)}}
 
-    def cast(self, piece: ParameterPiece, here: slice, master: np.ndarray, at: Workplace) -> int:
-        """Rounds a stretch of an updated master (n,) to the parameter's format, as far as this rank has both; returns
-        the bytes that this reads and writes."""
+    def cast(self, piece: ParameterPiece, here: slice, master: np.ndarray, *, on_device: bool = False) -> int:
+        """Rounds a stretch of an updated master (n,) to the parameter's format, as far as this rank has both, at the
+        optimizer's workplace or on the device; returns the bytes that this reads and writes."""
         if self.parameter_is_master:
             return 0
         master, target = self.cast_target(piece, here, master)
-        self.store.cast(master, target, at)
+        self.store.cast(master, target, self.store.device if on_device else self.store.workplace)
         return int(master.nbytes + target.nbytes)
 
     def cast_target(self, piece: ParameterPiece, here: slice, master: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -315,7 +337,7 @@ class ParamGroup:
                     own = elements_of(self.slots[name], piece, self.stage.optimizer)
                 else:
                     own = self.store.alloc(piece.count if is_flat else slot.shape, dtype, "optimizer_state",
-                                               f"{piece.entry.name} {name}")
+                                           f"{piece.entry.name} {name}")
                     self.store.clear(own)
                 self.own_slots[piece.entry.name, name] = own
 

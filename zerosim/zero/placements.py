@@ -1,7 +1,7 @@
 """Placements of state on ranks, and the whole of ZeRO's communication: the change from one placement to another.
 
-Then two things that all parts of a step share: the `Store`, which makes the vectors that rest on a rank and gives and
-takes their values, and `start_bucket`, by which a stretch of such vectors goes from one placement to another.
+Then what all parts of a step share: the `Store`, which makes the vectors that rest on a rank and gives and takes their
+values, and a `Move`, a bucket of such vectors on its way from one placement to another.
 
 Legend: n elements, N ranks.
 Source of the stages: Rajbhandari, Rasley, Ruwase & He 2020 (ZeRO), section 5.
@@ -11,18 +11,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from zerosim.numerics.arrays import AnyArray, copy_elements
 from zerosim.numerics.checks import is_count
-from zerosim.numerics.kernels import do_nothing
 from zerosim.numerics.policy import Policy
 from zerosim.ranks.call import Cut, checked_cut, checked_output, checked_vector
 from zerosim.ranks.rank import Rank
-from zerosim.zero.layout import Bucket, Parts
+from zerosim.zero.layout import Parts
 
 
 class Placement(Enum):
@@ -167,7 +165,10 @@ class Store:
 
     def fill(self, x: Any, values: Callable[[slice], AnyArray]) -> None:
         """x (n,) becomes what ``values`` gives for each range, rounded once to its type."""
-        self.rank.kernels.serving(x).fill(x, values)
+        for here in self.stretches(len(x)):
+            with self.writing(x[here]) as room:
+                self.rank.kernels.serving(room).fill(room, lambda span, first=here.start: values(
+                    slice(first + span.start, first + span.stop)))
 
     def clear(self, x: Any) -> None:
         """Sets new elements to zero."""
@@ -191,6 +192,10 @@ class Store:
         """The values as a file takes them."""
         return x
 
+    def stretches(self, count: int, *vectors: Any) -> Iterable[slice]:
+        """The ranges in which so many elements of these vectors come to where they are computed with: one."""
+        return [slice(0, count)]
+
     def in_stretches(self, x: Any) -> Iterable[Any]:
         """The values of a gradient (n,), in parts that a workplace can read one after the other."""
         return [x]
@@ -204,11 +209,28 @@ class Store:
 
     def cast(self, values: Any, x: Any, at: Workplace) -> None:
         """x = values, rounded at their place."""
-        at.kernels.cast_pack(values, x)
+        with self.brought({"": x}, at, read=()) as arrays:
+            at.kernels.cast_pack(values, arrays[""])
 
     def move(self, values: Any, x: Any) -> None:
         """x = values of the device, of the same type."""
         copy_elements(values, x)
+
+    def packed(self, parts: Parts, length: int, dtype: np.dtype[Any]) -> np.ndarray:
+        """The parts as one vector of this format: the only part itself, or a copy in a charged buffer."""
+        values = [(here, self.read(part)) for here, part in parts]
+        if len(values) == 1 and values[0][1].dtype == dtype:
+            only: np.ndarray = values[0][1]
+            return only
+        vector = self.memory.alloc(length, dtype, "communication_buffer", "bucket")
+        for here, elements in values:
+            self.rank.kernels.cast_pack(elements, vector[here])
+        return vector
+
+    def put_parts(self, target: Parts, found: np.ndarray, *, add: bool = False) -> None:
+        """Puts a bucket that has arrived into the parts of its target, with ``add`` onto what is there."""
+        for here, resting in target:
+            self.put(found[here], resting, add=add)
 
     def finish(self) -> None:
         """Waits for what is on its way to where it rests: nothing."""
@@ -220,13 +242,18 @@ class Store:
 
     def updating(self, resting: Mapping[str, Any], count: int,
                  unchanged: Collection[str] = ()) -> Iterator[tuple[slice, dict[str, Any]]]:
-        """The vectors (count,) at the workplace, stretch by stretch; those that are not ``unchanged`` rest anew then.
-        """
-        yield slice(0, count), dict(resting)
+        """The vectors (count,) at the workplace, stretch by stretch; those not ``unchanged`` are put back each time."""
+        for here in self.stretches(count, *resting.values()):
+            with self.brought({name: x[here] for name, x in resting.items()}, self.workplace,
+                              written=resting.keys() - unchanged) as arrays:
+                yield here, arrays
 
-    def updating_whole(self, resting: Mapping[str, Any], at: Workplace,
-                       unchanged: Collection[str] = ()) -> AbstractContextManager[dict[str, Any]]:
-        """The arrays at a place; those that are not ``unchanged`` rest anew at the end of the block."""
+    def brought(self, resting: Mapping[str, Any], at: Workplace, *, read: Collection[str] | None = None,
+                written: Collection[str] | None = None) -> AbstractContextManager[dict[str, Any]]:
+        """Brings arrays to a place, and back where they rest at the end of the block.
+
+        ``read`` and ``written`` name those whose values are needed, and those that change (None: all).
+        """
         return nullcontext(dict(resting))
 
     def note(self, kind: str, nbytes: int) -> None:
@@ -269,39 +296,3 @@ class Move:
         """Waits, and drops what arrived."""
         if self._async_op:
             self._found.wait()
-
-
-def packed(store: Store, parts: Parts, length: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """The parts as one vector of this format: the only part itself, or a copy in a charged buffer."""
-    values = [(here, store.read(part)) for here, part in parts]
-    if len(values) == 1 and values[0][1].dtype == dtype:
-        only: np.ndarray = values[0][1]
-        return only
-    vector = store.memory.alloc(length, dtype, "communication_buffer", "bucket")
-    for here, elements in values:
-        store.rank.kernels.cast_pack(elements, vector[here])
-    return vector
-
-
-def put_parts(store: Store, target: Parts, found: np.ndarray, *, add: bool = False) -> None:
-    """Puts a bucket that has arrived into the parts of its target, with ``add`` onto what is there."""
-    for here, resting in target:
-        store.put(found[here], resting, add=add)
-
-
-def start_bucket(rank: Rank, store: Store, bucket: Bucket, have: Placement, want: Placement, *, policy: Policy,
-                 source: Parts, target: Parts, dtype: np.dtype[Any], purpose: str, add: bool = False,
-                 **issued: Any) -> Move:
-    """Begins to bring a bucket from one placement to another; packs it where it is in pieces.
-
-    What arrives is put into ``target``, with ``add`` onto what is there; before, nothing has to be there. ``issued``
-    are options of the collective, as async_op. All parameters and gradients go this way, but for whole tensors and what
-    an option sends in another form.
-    """
-    chunk = bucket.cut[rank.index + 1] - bucket.cut[rank.index]
-    vector = packed(store, source, chunk if have is SHARDED else bucket.length, dtype)
-    in_place = not add and len(target) == 1 and target[0][1].dtype == dtype and store.is_array(target[0][1])
-    found = redistribute(rank, vector, have, want, bucket.cut, policy=policy,
-                         out=target[0][1] if in_place else None, purpose=purpose, **issued)
-    put = do_nothing if in_place else partial(put_parts, store, target, add=add)
-    return Move(found, put, async_op=issued.get("async_op", False))

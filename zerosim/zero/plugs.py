@@ -33,7 +33,7 @@ from zerosim.zero.offloaded_step import (
     OffloadedUpdate,
 )
 from zerosim.zero.param_group import ParamGroup
-from zerosim.zero.placements import SHARDED, BucketOptions, Stage, Store
+from zerosim.zero.placements import SHARDED, Stage, Store
 from zerosim.zero.unshard import ParameterAllGather, UnitGather, Unsharder
 from zerosim.zero.update import Squares, Update
 from zerosim.zero.zeropp import QuantizedReduction, ZeroPlusPlusGather, check_parts
@@ -44,7 +44,6 @@ class Plugs:
     """The parts of one rank's engine. ``shards`` is a handle of the rank among those that have a shard each."""
 
     shards: Rank
-    buckets: BucketOptions
     store: Store
     gather: UnitGather | None
     lay_out: Callable[..., Layout] = lay_out
@@ -58,11 +57,10 @@ class Plugs:
     check: Callable[[Sequence[ParamGroup]], None] = do_nothing
 
 
-def plugs_of(rank: Rank, stage: Stage, policy: Policy, options: StepOptions, *, copy_in_flight: bool) -> Plugs:
+def plugs_of(rank: Rank, stage: Stage, policy: Policy, options: StepOptions) -> Plugs:
     """The parts of an engine with these options; raises ValueError as `check_options` does."""
     check_options(options, stage, policy)
-    buckets = BucketOptions(options.bucket_nbytes, options.overlap, {"copy_in_flight": copy_in_flight})
-    plugs = Plugs(rank, buckets, Store(rank), UnitGather(buckets) if stage.parameters is SHARDED else None)
+    plugs = Plugs(rank, Store(rank), UnitGather() if stage.parameters is SHARDED else None)
     if options.by_micro_batch:
         plugs.reduction, plugs.squares, plugs.check = OrderedReduction, ExactSquares(), refuse_factors
     if options.zeropp:
@@ -92,7 +90,7 @@ def observer_of(rank: Rank, wanted: frozenset[str], loss_scale: LossScaler) -> O
 def _plug_zeropp(plugs: Plugs, options: StepOptions) -> None:
     asked, mesh = options.parts, cast(Mesh, options.mesh)  # there is none without a mesh
     if plugs.gather:
-        plugs.gather = ZeroPlusPlusGather(plugs.shards, mesh, asked, plugs.buckets)
+        plugs.gather = ZeroPlusPlusGather(plugs.shards, mesh, asked)
     if asked.gradients is not None:
         plugs.reduction = partial(QuantizedReduction, mesh=mesh, form=asked.gradients)
 
@@ -107,9 +105,9 @@ def _plug_mesh(plugs: Plugs, options: StepOptions) -> None:
 
 def _plug_offload(plugs: Plugs, options: StepOptions) -> None:
     places = options.offload
-    plugs.store = OffloadStore(plugs.store.rank, places)
+    plugs.store = store = OffloadStore(plugs.store.rank, places)
     plugs.param_group, plugs.reducer = OffloadedParamGroup, OffloadedReducer
     plugs.unsharder, plugs.all_gather = OffloadedUnsharder, OffloadedAllGather
     plugs.update = OffloadedUpdate if places.optimizer == DEVICE else HostUpdate
     if plugs.gather is None and places.parameters != DEVICE:
-        plugs.gather = CopyToDevice(plugs.buckets)
+        plugs.gather = CopyToDevice(store)

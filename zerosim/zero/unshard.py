@@ -15,16 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from zerosim.models.units import Model, Unit, Weights
-from zerosim.zero.layout import Bucket, Parts, Region, buckets
+from zerosim.zero.layout import Bucket, Parts, Region
 from zerosim.zero.param_group import ParamGroup
-from zerosim.zero.placements import REPLICATED, SHARDED, BucketOptions, Move, start_bucket
-
-
-def _all_gather(param_group: ParamGroup, bucket: Bucket, source: Parts, target: Parts, agreement: str,
-                options: BucketOptions, *, async_op: bool) -> Move:
-    return start_bucket(param_group.rank.agreeing(agreement), param_group.store, bucket, SHARDED, REPLICATED,
-                        policy=param_group.policy, source=source, target=target, dtype=param_group.parameter.dtype,
-                        purpose="parameters", async_op=async_op, **options.issued)
+from zerosim.zero.placements import REPLICATED, SHARDED, Move
 
 
 @dataclass(slots=True)
@@ -33,7 +26,7 @@ class UnshardedUnit:
 
     whole: dict[ParamGroup, np.ndarray]  # (u,) each
     all_gathers: list[Move] = field(default_factory=list)  # under way
-    users: int = 0  # open blocks outside forward and backward, which count none: one that is broken off leaves none
+    users: int = 0  # open blocks outside forward and backward, whose own may be broken off
     kept: bool = False  # until the end of backward, when no block uses it
 
     def wait(self) -> None:
@@ -45,19 +38,18 @@ class UnshardedUnit:
 class UnitGather:
     """The all-gathers of one unit's parameters of one param group, a bucket each."""
 
-    def __init__(self, options: BucketOptions) -> None:
-        self.options = options
-
     def start(self, group: ParamGroup, name: str, whole: np.ndarray, *, async_op: bool) -> Iterator[Move]:
         """Begins to gather one unit (u,)."""
         span = group.layout.units[name]
-        for bucket in buckets(group.layout, [span], self.options.limit(whole.dtype)):
-            yield _all_gather(group, bucket, bucket.own_in_shard(group.rank.index, group.parameter),
-                              self.target(bucket, span, whole), f"weights of {name}", self.options, async_op=async_op)
+        for bucket in group.buckets([span], whole.dtype):
+            yield group.start_bucket(
+                bucket, SHARDED, REPLICATED, source=bucket.own_in_shard(group.rank.index, group.parameter),
+                target=self.target(bucket, span, whole), dtype=whole.dtype, purpose="parameters",
+                agreement=f"weights of {name}", async_op=async_op)
 
     def own_parts(self, group: ParamGroup, name: str) -> Iterator[np.ndarray]:
         """The parts of this rank's shard that a gather of the unit begins with."""
-        for bucket in buckets(group.layout, [group.layout.units[name]], self.options.limit(group.parameter.dtype)):
+        for bucket in group.buckets([group.layout.units[name]], group.parameter.dtype):
             yield from (part for _, part in bucket.own_in_shard(group.rank.index, group.parameter))
 
     @staticmethod
@@ -66,8 +58,8 @@ class UnitGather:
         (part,) = bucket.ranges
         return bucket.in_stretches([whole[part.start - span.start:part.stop - span.start]])
 
-    def forget(self) -> None:
-        """Drops what was kept of weights that change now: nothing."""
+    def weights_change(self) -> None:
+        """Drops what was kept of the weights of before: nothing."""
 
 
 class Unsharder:
@@ -119,7 +111,7 @@ class Unsharder:
         self._ahead = [self.model.units[index].name for index in order]
 
     def reshard_all(self) -> None:
-        """Frees what was kept or prefetched: after backward, before the weights change, and of an abandoned step.
+        """Frees what was kept or prefetched: after backward, and of an abandoned step.
 
         It is forgotten first: waiting fails where a run has been stopped, and nothing of that run may stay here.
         """
@@ -129,10 +121,13 @@ class Unsharder:
             unsharded.wait()
             self._free(unsharded)
 
-    def weights_change(self) -> None:
-        """Drops what a gather has kept of the weights of before."""
-        if self.gather is not None:
-            self.gather.forget()
+    def abandon(self) -> None:
+        """Frees all that was gathered, and what a gather has kept, of weights that change now."""
+        try:
+            self.reshard_all()
+        finally:
+            if self.gather is not None:
+                self.gather.weights_change()
 
     def _views(self, name: str, whole: dict[ParamGroup, np.ndarray]) -> Weights:
         views = {}
@@ -190,12 +185,11 @@ class ParameterAllGather:
     With overlap, a bucket leaves as soon as its regions are updated, while the optimizer still works on the others.
     """
 
-    def __init__(self, param_group: ParamGroup, options: BucketOptions) -> None:
-        self.param_group, self.options = param_group, options
-        stage = param_group.stage
+    def __init__(self, param_group: ParamGroup) -> None:
+        self.param_group, stage = param_group, param_group.stage
         self.is_needed = stage.parameters is REPLICATED and stage.optimizer is SHARDED and not param_group.frozen
         ranges = [slice(region.low, region.high) for region in param_group.layout.regions]
-        self._buckets = buckets(param_group.layout, ranges, options.limit(param_group.parameter.dtype))
+        self._buckets = param_group.buckets(ranges, param_group.parameter.dtype)
         self._waiting: list[Bucket] = []
         self._under_way: list[Move] = []
 
@@ -210,7 +204,7 @@ class ParameterAllGather:
             return
         if region is self.param_group.layout.regions[0]:
             self._waiting = list(self._buckets)
-        while self.options.overlap and self._waiting and self._waiting[0].ranges[-1].stop <= region.high:
+        while self.param_group.options.overlap and self._waiting and self._waiting[0].ranges[-1].stop <= region.high:
             self._under_way.append(self._start(self._waiting.pop(0), async_op=True))
 
     def finish(self) -> None:
@@ -229,7 +223,7 @@ class ParameterAllGather:
             with self.param_group.rank.trace.span(bucket.region_name):
                 self._start(bucket, async_op=False).wait()
 
-    def replaced(self) -> None:
+    def weights_change(self) -> None:
         """Marks all parameters as equal on all ranks, which a load makes them."""
         self._waiting = []
 
@@ -242,6 +236,7 @@ class ParameterAllGather:
 
     def _start(self, bucket: Bucket, *, async_op: bool) -> Move:
         group = self.param_group
-        return _all_gather(group, bucket, bucket.own_in_vector(group.rank.index, group.parameter),
-                           bucket.in_vector(group.parameter), "all-gather of parameters", self.options,
-                           async_op=async_op)
+        return group.start_bucket(
+            bucket, SHARDED, REPLICATED, source=bucket.own_in_vector(group.rank.index, group.parameter),
+            target=bucket.in_vector(group.parameter), dtype=group.parameter.dtype, purpose="parameters",
+            agreement="all-gather of parameters", async_op=async_op)

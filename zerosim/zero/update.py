@@ -65,7 +65,7 @@ class Squares:
     def roots(self, group: ParamGroup, mine: Sequence[Sequence[float]]) -> list[float]:
         """The root of each sum over owners; ``mine`` has a row for each owner whose sums this rank computes."""
         table = group.all_gather_scalars(np.array(mine, np.float64).reshape(-1)).reshape(-1, len(mine[0]))
-        return [_norm_from_squares(column) for column in table.T]
+        return [math.sqrt(total) for total in np.add.accumulate(table)[-1]]  # from rank 0 on, as no other sum adds
 
 
 class Update:
@@ -75,11 +75,13 @@ class Update:
                  clip_norm: float | None, schedule: Schedule | None, squares: Squares) -> None:
         if clip_norm is not None and not (is_number(clip_norm) and clip_norm > 0):
             raise ValueError(f"clip_norm={clip_norm!r} must be positive; pass None for no clipping")
-        self.all_gathers, self.trained = all_gathers, [group for group in all_gathers if not group.frozen]
+        self.all_gathers = all_gathers
+        self.trained: Sequence[ParamGroup] = [group for group in all_gathers if not group.frozen]
+        self.store = self.trained[0].store
         self.skipped_steps, self.loss_scale = skipped_steps, skipped_steps.loss_scale
         self.clip_norm, self.schedule, self.squares = clip_norm, schedule, squares
         self.steps_taken = 0
-        self._under_way: str | None = None  # an update or a load that has begun, and stays so if it fails
+        self._changing: str | None = None  # an update or a load that has begun, which stays so if it fails
 
     def step(self, losses: tuple[float, ...], factors: Mapping[str, Any], tokens: tuple[int, ...],
              places: tuple[int, ...]) -> StepResult:
@@ -97,7 +99,7 @@ class Update:
         self.loss_scale.update(skipped)
         if skipped:
             self.skipped_steps.report(self.trained, self.steps_taken)
-        self.forget()
+        self.abandon()
         return StepResult(losses, skipped, math.nan if skipped else norm, scale, tokens, places)
 
     def _take(self, context: StepContext) -> None:
@@ -114,12 +116,13 @@ class Update:
             self._region_updated(group, region)
 
     def _region_updated(self, group: ParamGroup, region: Region) -> None:
+        """Lets the other ranks have it, unless an option has them wait."""
         self.all_gathers[group].shard_updated(region)
 
     def _update_region(self, group: ParamGroup, region: Region, context: StepContext,
                        tensor_norms: Mapping[str, Norms]) -> None:
         """Updates what this rank updates of one region, tensor by tensor in the order of the vector, and casts it."""
-        own = {piece.entry.name: piece for piece in group.pieces_in(region)}
+        own = {piece.entry.name: piece for piece in group.pieces if region.low <= piece.vector.start < region.high}
         for entry, _, _ in group.layout.entries_in(region.low, region.high):
             piece = own.get(entry.name)
             anywhere = group.optimizers[entry.name].cut_of(entry.shape) == "anywhere"
@@ -139,7 +142,7 @@ class Update:
         for here, arrays in store.updating(at_rest, piece.count, unchanged=(GRADIENT,)):
             for w, g, state in _blocks(group, arrays, context):
                 optimizer.apply(ctx, w, g, state, context.step)
-            cast_nbytes += group.cast(piece, here, arrays[MASTER], store.workplace)
+            cast_nbytes += group.cast(piece, here, arrays[MASTER])
         group.note_update(at_rest, cast_nbytes)
 
     def lr_factor(self, step: int) -> float | None:
@@ -149,9 +152,9 @@ class Update:
     @contextmanager
     def changing_state(self, what: str) -> Iterator[None]:
         """The block goes from one whole state to the next. If it fails no step may follow."""
-        self._under_way = what
+        self._changing = what
         yield
-        self._under_way = None
+        self._changing = None
 
     def after_load(self, *, masters: bool = True) -> None:
         """Follows a load of all state, or of parameters and ``masters`` alone: here nothing is made of them."""
@@ -160,7 +163,7 @@ class Update:
         """In words, by name: what the bits of a training that goes on depend on here, beside a schedule."""
         return {"clip_norm": str(self.clip_norm)}
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
         """Drops the reduced gradients."""
         for group in self.trained:
             group.reduced = None
@@ -172,8 +175,8 @@ class Update:
 
     def refuse_if_broken_off(self) -> None:
         """Raises ValueError after an update, or a load, that failed on this rank."""
-        if self._under_way is not None:
-            raise ValueError(f"the {self._under_way} was broken off, and some weights are those from before, others "
+        if self._changing is not None:
+            raise ValueError(f"the {self._changing} was broken off, and some weights are those from before, others "
                              "those from after it; make a new engine, or load a checkpoint")
 
     @property
@@ -193,23 +196,21 @@ class Update:
 
 def _overflowed(groups: Sequence[ParamGroup]) -> bool:
     """True on every rank when any rank saw inf or NaN in what it updates."""
-    rank, gradients = groups[0].rank, _gradients(groups)
-    mine = not all(rank.kernels.all_finite(x) for gradient in gradients
+    mine = not all(groups[0].rank.kernels.all_finite(x) for gradient in _scanned(groups)
                    for x in groups[0].store.in_stretches(gradient))
-    _note_scan(groups[0], gradients)
     return bool(groups[0].all_gather_scalars(np.array([mine], np.uint8)).any())
 
 
 def _gradient_norm(groups: Sequence[ParamGroup], squares: Squares) -> float:
     """The global norm of the mean gradient: every element of every parameter of the groups counted once."""
     mine = []
+    _scanned(groups)
     for owner in _owners(groups[0]):
         total: float = 0  # plain additions: from CPython 3.12 on sum() compensates, which gives other bits
         for group in groups:
             for piece in group.layout.parameter_pieces(owner):
                 total += _sum_of_squares(group, group.gradient_sum(piece), squares)
         mine.append([total])
-    _note_scan(groups[0], _gradients(groups))
     return squares.roots(groups[0], mine)[0]
 
 
@@ -224,27 +225,16 @@ def _sum_of_squares(group: ParamGroup, gradient: np.ndarray, squares: Squares) -
     return total
 
 
-def _note_scan(group: ParamGroup, gradients: Sequence[np.ndarray]) -> None:
-    """Notes what a look at all gradients reads."""
-    group.store.note("gradient", sum(gradient.nbytes for gradient in gradients))
-
-
-def _gradients(groups: Sequence[ParamGroup]) -> list[np.ndarray]:
-    """The sums of gradients that this rank updates with, without padding."""
-    return [group.gradient_sum(piece) for group in groups for piece in group.regions_held(group.stage.optimizer)]
+def _scanned(groups: Sequence[ParamGroup]) -> list[np.ndarray]:
+    """The sums of gradients that this rank updates with, without padding; notes what a look at them reads."""
+    found = [group.gradient_sum(piece) for group in groups for piece in group.regions_held(group.stage.optimizer)]
+    groups[0].store.note("gradient", sum(gradient.nbytes for gradient in found))
+    return found
 
 
 def _owners(group: ParamGroup) -> Sequence[int]:
     """The ranks whose partial sums this one computes: itself where state is sharded, else all."""
     return [group.rank.index] if group.stage.optimizer is SHARDED else range(group.rank.size)
-
-
-def _norm_from_squares(squares: np.ndarray) -> float:
-    """The root of (N,) sums of squares, added from rank 0 on; NaN where there is one among them."""
-    total = 0.0
-    for of_owner in squares.tolist():
-        total += of_owner
-    return math.sqrt(total)
 
 
 # -- the optimizer on what this rank owns -----------------------------------------------------------------------------
@@ -276,13 +266,13 @@ def _tensor_norms(group: ParamGroup, context: StepContext, squares: Squares) -> 
     for owner in _owners(group):
         pieces = {piece.entry.name: piece for piece in group.layout.parameter_pieces(owner)}
         mine.append([one for name in names for one in (
-            _squares(group, pieces[name], context, squares) if name in pieces else (0, 0))])
+            _advance_and_measure(group, pieces[name], context, squares) if name in pieces else (0, 0))])
     roots = squares.roots(group, mine)
     return {name: (weights, direction) for name, weights, direction in zip(names, roots[::2], roots[1::2], strict=True)}
 
 
-def _squares(group: ParamGroup, piece: ParameterPiece, context: StepContext, squares: Squares) -> Norms:
-    """The sums of squares of a piece's weights and of the direction in which its moments, moved now, point.
+def _advance_and_measure(group: ParamGroup, piece: ParameterPiece, context: StepContext, squares: Squares) -> Norms:
+    """Moves a piece's moments; returns the sums of squares of its weights, and of the direction that they give.
 
     The direction is that of the moments as they rest, rounded to their format: `_update_piece` finds the same.
     """

@@ -16,7 +16,7 @@ Legend: M nodes of R ranks, N = M·R; rank (m, i) is the one at place i of node 
 one padded unit.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
@@ -30,19 +30,9 @@ from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.rank import Rank
 from zerosim.zero.gradients import Reduction
 from zerosim.zero.hybrid import neighbors_joined
-from zerosim.zero.layout import Bucket, Layout, Parts, buckets
+from zerosim.zero.layout import Bucket, Layout, Parts
 from zerosim.zero.param_group import ParamGroup
-from zerosim.zero.placements import (
-    REPLICATED,
-    SHARDED,
-    BucketOptions,
-    Move,
-    Placement,
-    Stage,
-    packed,
-    put_parts,
-    start_bucket,
-)
+from zerosim.zero.placements import REPLICATED, SHARDED, Move, Placement, Stage
 from zerosim.zero.unshard import UnitGather
 
 BUFFER = "communication_buffer"
@@ -60,24 +50,6 @@ def check_parts(asked: ZeroPlusPlus, stage: Stage, policy: Policy) -> None:
                          "with quantized_gradients owners add in fp32, so leave them out of the policy")
 
 
-def all_gather_quantized(rank: Rank, bucket: Bucket, own: np.ndarray, target: Parts, form: Blockwise, *,
-                         async_op: bool, **issued: Any) -> Move:
-    """The chunk that this rank owns of a bucket, quantized, to all ranks, and what comes back into ``target``."""
-    splits = (0, *accumulate(form.nbytes(high - low) for low, high in pairwise(bucket.cut)))
-    clear_padding_of(rank, bucket, own, [rank.index])
-    sent = rank.memory.alloc(form.nbytes(len(own)), np.uint8, BUFFER, "quantized")
-    form.quantize(rank.kernels, own, sent)
-    found = rank.all_gather(sent, splits=splits, async_op=async_op, purpose="parameters", **issued)
-    ((_, whole),) = target
-
-    def finish(arrived: np.ndarray) -> None:
-        for owner in range(rank.size):
-            form.dequantize(rank.kernels, arrived[splits[owner]:splits[owner + 1]],
-                            whole[bucket.cut[owner]:bucket.cut[owner + 1]])
-
-    return Move(found, finish, async_op=async_op)
-
-
 def clear_padding_of(rank: Rank, bucket: Bucket, vector: np.ndarray, owners: Sequence[int]) -> None:
     """Sets the padding in these owners' chunks of a bucket to zero: in debug mode it is NaN, and a block has one scale.
     """
@@ -93,8 +65,7 @@ def clear_padding_of(rank: Rank, bucket: Bucket, vector: np.ndarray, owners: Seq
 class ZeroPlusPlusGather(UnitGather):
     """The gathers of hpZ and qwZ: across nodes once after each update, then inside."""
 
-    def __init__(self, rank: Rank, mesh: Mesh, asked: ZeroPlusPlus, options: BucketOptions) -> None:
-        super().__init__(options)
+    def __init__(self, rank: Rank, mesh: Mesh, asked: ZeroPlusPlus) -> None:
         self.mesh, self.asked, self.inside = mesh, asked, mesh.inside(rank)
         self._secondary: dict[tuple[ParamGroup, str], np.ndarray] = {}
         self._layouts: dict[ParamGroup, Layout] = {}  # among the ranks of a node
@@ -108,28 +79,37 @@ class ZeroPlusPlusGather(UnitGather):
             yield from self._start_across(group, name, whole, async_op=async_op)
             if self.asked.hpz:
                 cut = inside.cut(span.start, span.stop)
-                yield SecondaryShard(partial(self.keep, group, name), whole[cut[place]:cut[place + 1]])
+                yield Move(whole[cut[place]:cut[place + 1]], partial(self.keep, group, name), async_op=False)
             return
         first = inside.owned(place, span.start, span.stop).start
-        for bucket in buckets(inside, [span], self.options.limit(whole.dtype)):
+        for bucket in group.buckets([span], whole.dtype, inside):
             (part,) = bucket.ranges
             own = inside.owned(place, part.start, part.stop)
             elements = shard[own.start - first:own.stop - first]
-            yield start_bucket(self.inside.agreeing(f"weights of {name}"), group.store, bucket, SHARDED, REPLICATED,
-                               policy=group.policy, source=[(slice(0, len(elements)), elements)],
-                               target=self.target(bucket, span, whole), dtype=whole.dtype, purpose="parameters",
-                               async_op=async_op, **self.options.issued)
+            yield group.start_bucket(
+                bucket, SHARDED, REPLICATED, source=[(slice(0, len(elements)), elements)],
+                target=self.target(bucket, span, whole), dtype=whole.dtype, purpose="parameters",
+                agreement=f"weights of {name}", rank=self.inside, async_op=async_op)
 
     def _start_across(self, group: ParamGroup, name: str, whole: np.ndarray, *, async_op: bool) -> Iterator[Move]:
-        form, span = self.asked.weights, group.layout.units[name]
+        form, span, rank = self.asked.weights, group.layout.units[name], group.rank.agreeing(f"weights of {name}")
         if form is None:
             yield from super().start(group, name, whole, async_op=async_op)
             return
-        for bucket in buckets(group.layout, [span], self.options.limit(whole.dtype)):
-            ((_, own),) = bucket.own_in_shard(group.rank.index, group.parameter)
-            yield all_gather_quantized(
-                group.rank.agreeing(f"weights of {name}"), bucket, group.store.read(own),
-                self.target(bucket, span, whole), form, async_op=async_op, **self.options.issued)
+        for bucket in group.buckets([span], whole.dtype):
+            ((_, resting),) = bucket.own_in_shard(rank.index, group.parameter)
+            own, ((_, target),) = group.store.read(resting), self.target(bucket, span, whole)
+            clear_padding_of(rank, bucket, own, [rank.index])
+            sent = rank.memory.alloc(form.nbytes(len(own)), np.uint8, BUFFER, "quantized")
+            form.quantize(rank.kernels, own, sent)
+            splits = (0, *accumulate(form.nbytes(high - low) for low, high in pairwise(bucket.cut)))
+            found = rank.all_gather(sent, splits=splits, async_op=async_op, purpose="parameters",
+                                    **group.options.issued)
+            yield Move(found, partial(self._dequantize, form, bucket.cut, splits, target), async_op=async_op)
+
+    def _dequantize(self, form: Blockwise, cut: Cut, splits: Cut, target: np.ndarray, arrived: np.ndarray) -> None:
+        for (low, high), (first, last) in zip(pairwise(cut), pairwise(splits), strict=True):
+            form.dequantize(self.inside.kernels, arrived[first:last], target[low:high])
 
     def own_parts(self, group: ParamGroup, name: str) -> Iterator[np.ndarray]:
         """None where a secondary shard is there."""
@@ -137,23 +117,16 @@ class ZeroPlusPlusGather(UnitGather):
             yield from super().own_parts(group, name)
 
     def keep(self, group: ParamGroup, name: str, part: np.ndarray) -> None:
-        """Keeps this rank's part of a unit inside its node."""
+        """Keeps this rank's part (u/R,) of a unit inside its node, as its secondary shard."""
         shard = self.inside.memory.alloc(len(part), part.dtype, "secondary_parameter", name)
         self.inside.kernels.cast_pack(part, shard)
         self._secondary[group, name] = shard
 
-    def forget(self) -> None:
+    def weights_change(self) -> None:
         """Drops the secondary shards, which are of weights that change now."""
         for shard in self._secondary.values():
             self.inside.memory.free(shard)
         self._secondary.clear()
-
-
-class SecondaryShard(Move):
-    """A rank's part (u/R,) of a unit, kept as its secondary shard when the unit is there."""
-
-    def __init__(self, keep: Callable[[np.ndarray], None], part: np.ndarray) -> None:
-        super().__init__(part, keep, async_op=False)
 
 
 class QuantizedReduction(Reduction):
@@ -161,8 +134,8 @@ class QuantizedReduction(Reduction):
 
     bits_depend_on_buckets = True  # a block is of one bucket
 
-    def __init__(self, group: ParamGroup, options: BucketOptions, mesh: Mesh, form: Blockwise) -> None:
-        super().__init__(group, options)
+    def __init__(self, group: ParamGroup, mesh: Mesh, form: Blockwise) -> None:
+        super().__init__(group)
         self.rank, self.mesh, self.form = group.rank, mesh, form
         self.inside, self.across = mesh.inside(group.rank), mesh.across(group.rank)
 
@@ -171,7 +144,7 @@ class QuantizedReduction(Reduction):
         """Begins to reduce a bucket's addends to shards: the first of the two all-to-alls. The second, when this is
         waited for, puts the sum of this rank's chunk into ``target``, with ``add`` onto what is there.
         """
-        vector, cut = packed(self.group.store, source, bucket.length, dtype), bucket.cut
+        vector, cut = self.group.store.packed(source, bucket.length, dtype), bucket.cut
         _, place = self.mesh.place(self.rank.index)
         clear_padding_of(self.rank, bucket, vector, range(self.rank.size))
         slices = [self.mesh.members_across(i) for i in range(self.mesh.ranks_per_node)]
@@ -182,11 +155,11 @@ class QuantizedReduction(Reduction):
 
         def finish(arrived: np.ndarray) -> None:
             sums = self._sums(arrived, lengths, self.mesh.ranks_per_node)
-            ends = (0, *accumulate(lengths))
-            splits, sent = self._quantized([sums[low:high] for low, high in pairwise(ends)], each=1)
-            arrived = self.across.agreeing(agreement).all_to_all(sent, splits=splits, purpose="gradients")
-            total = self._sums(arrived, [cut[self.rank.index + 1] - cut[self.rank.index]], self.mesh.nodes)
-            put_parts(self.group.store, target, total, add=add)
+            of_nodes = [sums[low:high] for low, high in pairwise((0, *accumulate(lengths)))]
+            splits, sent = self._quantized(of_nodes, each=1)
+            found = self.across.agreeing(agreement).all_to_all(sent, splits=splits, purpose="gradients")
+            total = self._sums(found, [cut[self.rank.index + 1] - cut[self.rank.index]], self.mesh.nodes)
+            self.group.store.put_parts(target, total, add=add)
 
         return Move(found, finish, async_op=async_op)
 

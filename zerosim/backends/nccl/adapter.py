@@ -3,18 +3,18 @@
 Signatures are those of CuPy 14.2 with NCCL 2.32 (asked of the library itself, without a GPU, on 2026-11-21).
 """
 
+import math
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import numpy as np
-
 from zerosim.backends import DRAIN_SECONDS
 from zerosim.backends.cupy.host import event_after
 from zerosim.numerics.arrays import start
 from zerosim.numerics.kernels import NumpyKernels
+from zerosim.ranks.call import PendingCall, chunk_lengths
 from zerosim.ranks.errors import BackendError, ranks_text
 from zerosim.ranks.hub import POLL_SECONDS
 from zerosim.ranks.process import guarded
@@ -25,62 +25,57 @@ TYPES = {"int8": "NCCL_INT8", "uint8": "NCCL_UINT8", "int32": "NCCL_INT32", "uin
          "float32": "NCCL_FLOAT32", "float64": "NCCL_FLOAT64"}
 BYTES = "NCCL_UINT8"
 OPS = {"sum": "NCCL_SUM", "mean": "NCCL_SUM", "max": "NCCL_MAX", "min": "NCCL_MIN"}  # a mean is divided by the rank
-ID_NBYTES = 128  # of a communicator's unique id
 HOW_TO_INSTALL = "pip install nvidia-nccl-cu12 (for CuPy's cupy-cuda12x; nvidia-nccl-cu13 for cupy-cuda13x)"
 
 
 @guarded
 class Communicator:
-    """One rank's place in one group. Arrays are contiguous and on the rank's device; a stream is its raw pointer."""
+    """One rank's place in one group; its calls are made inside `NCCL.group`. Arrays are contiguous and on the rank's
+    device; a stream is its raw pointer."""
 
     def __init__(self, nccl: Any, inner: Any) -> None:
         self._nccl, self._inner = nccl, inner
 
     def send(self, x: Any, peer: int, stream: int) -> None:
         """Sends x to the group's rank ``peer``."""
-        count, kind = self._moved(x)
-        self._inner.send(start(x), count, kind, peer, stream)
+        self._inner.send(start(x), *self._moved(x), peer, stream)
 
     def recv(self, out: Any, peer: int, stream: int) -> None:
         """Receives out from the group's rank ``peer``."""
-        count, kind = self._moved(out)
-        self._inner.recv(start(out), count, kind, peer, stream)
+        self._inner.recv(start(out), *self._moved(out), peer, stream)
 
-    def broadcast(self, x: Any, out: Any, root: int, stream: int) -> None:
-        """out = the root's x; elsewhere x is not looked at."""
-        count, kind = self._moved(out)
-        self._inner.broadcast(start(x), start(out), count, kind, root, stream)
+    def native(self, me: PendingCall, stream: int) -> None:
+        """NCCL's own collective: one rank's calls, inside a group with those of the other ranks that are here.
 
-    def all_gather(self, x: Any, out: Any, stream: int) -> None:
-        """out (N·n,) = the x (n,) of all ranks, in order."""
-        count, kind = self._moved(x)
-        self._inner.allGather(start(x), start(out), count, kind, stream)
-
-    def all_reduce(self, x: Any, out: Any, op: str, stream: int) -> None:
-        """out (n,) = the sum, maximum or minimum of the x (n,) of all ranks."""
-        self._inner.allReduce(start(x), start(out), x.size, self._added(x), self._op(op), stream)
-
-    def reduce_scatter(self, x: Any, out: Any, op: str, stream: int) -> None:
-        """out (n,) = this rank's chunk of the same of x (N·n,)."""
-        self._inner.reduceScatter(start(x), start(out), out.size, self._added(x), self._op(op), stream)
-
-    def reduce(self, x: Any, out: Any, op: str, root: int, stream: int) -> None:
-        """out (n,) = the same at the root; elsewhere out is None."""
-        into = 0 if out is None else start(out)
-        self._inner.reduce(start(x), into, x.size, self._added(x), self._op(op), root, stream)
+        Equal chunks have a call of NCCL's own. Uneven ones become a reduce or a broadcast for each that is not empty.
+        """
+        call, x, out, nccl, to = me.call, me.x, me.out, self._inner, start(me.out)
+        chunks = [(owner, me.bounds(owner), owner == me.index) for owner in range(me.size) if me.length(owner)]
+        even = len(set(chunk_lengths(call.cut).tolist())) == 1
+        kind, op = self._moved(x)[1], getattr(self._nccl, OPS[call.op])
+        match call.operation if call.length else "nothing":
+            case "reduce_scatter" if even:
+                nccl.reduceScatter(start(x), to, out.size, kind, op, stream)
+            case "reduce_scatter":
+                for owner, here, mine in chunks:
+                    nccl.reduce(start(x[here]), to if mine else 0, x[here].size, kind, op, owner, stream)
+            case "all_gather" if even:
+                nccl.allGather(start(x), to, *self._moved(x), stream)
+            case "all_gather":
+                for owner, here, mine in chunks:
+                    chunk = out[here]
+                    nccl.broadcast(start(x if mine else chunk), start(chunk), *self._moved(chunk), owner, stream)
+            case "all_reduce":
+                nccl.allReduce(start(x), to, x.size, kind, op, stream)
+            case "broadcast":
+                nccl.broadcast(start(x), to, *self._moved(out), call.root, stream)
+            case "reduce":
+                nccl.reduce(start(x), to if call.root == me.index else 0, x.size, kind, op, call.root, stream)
 
     def _moved(self, x: Any) -> tuple[int, int]:
         """(count, type) under which NCCL moves an array bit for bit."""
         name = TYPES.get(x.dtype.name)
         return (x.nbytes, getattr(self._nccl, BYTES)) if name is None else (x.size, getattr(self._nccl, name))
-
-    def _added(self, x: Any) -> int:
-        kind: int = getattr(self._nccl, TYPES[x.dtype.name])
-        return kind
-
-    def _op(self, op: str) -> int:
-        number: int = getattr(self._nccl, OPS[op])
-        return number
 
     def check(self) -> None:
         """Raises NCCL's error where something has gone wrong since it was asked to do it."""
@@ -148,12 +143,6 @@ def load() -> Any:
 
 
 @guarded
-def adds(dtype: np.dtype[Any]) -> bool:
-    """True for the types in which NCCL adds."""
-    return dtype.name in TYPES
-
-
-@guarded
 def version_text(number: int) -> str:
     """``2.32.3`` for 23203: a digit or two for each part since NCCL 2.9, one for the minor one before.
 
@@ -211,12 +200,7 @@ class DeviceStreams:
         self._device = xp.cuda.Device(device)
         with self._device:
             self.stream = xp.cuda.Stream(non_blocking=True)
-
-    @property
-    def pointer(self) -> int:
-        """The communication stream, as NCCL takes it."""
-        pointer: int = self.stream.ptr
-        return pointer
+        self.pointer: int = self.stream.ptr  # of the communication stream, as NCCL takes it
 
     def select(self) -> None:
         """Makes the device the thread's current one."""
@@ -268,12 +252,11 @@ class DeviceStreams:
 
         Gives up after some seconds, and where the device is broken.
         """
-        deadline = time.monotonic() + DRAIN_SECONDS
         with suppress(Exception):  # an error has brought us here, and that one is to be raised
-            while not self.idle() and time.monotonic() < deadline:
-                time.sleep(POLL_SECONDS)
+            self.synchronize(DRAIN_SECONDS)
 
-    def synchronize(self) -> None:
-        """Waits until both streams are idle, so that Ctrl-C is heard meanwhile."""
-        while not self.idle():
+    def synchronize(self, seconds: float = math.inf) -> None:
+        """Waits until both streams are idle, for so long at the most, so that Ctrl-C is heard meanwhile."""
+        deadline = time.monotonic() + seconds
+        while not self.idle() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)

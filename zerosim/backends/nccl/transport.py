@@ -8,7 +8,6 @@ wait for that one. The host waits for neither.
 
 import sys
 import threading
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -18,25 +17,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from zerosim.backends import CAUSE_SECONDS, FAREWELL_SECONDS
-from zerosim.backends.nccl.adapter import NCCL, TYPES, Communicator, DeviceStreams, adds
+from zerosim.backends import FAREWELL_SECONDS
+from zerosim.backends.nccl.adapter import NCCL, TYPES, Communicator, DeviceStreams
 from zerosim.backends.processes.cluster import LISTEN_SECONDS
 from zerosim.backends.processes.control import Channel, Elements, check_message_fits, lost_text
 from zerosim.numerics.arrays import copy_elements, on_device, words
-from zerosim.ranks.call import (
-    Array,
-    Call,
-    Exchanges,
-    GroupKey,
-    Pending,
-    PendingCall,
-    PendingExchange,
-    chunk_lengths,
-)
+from zerosim.ranks.call import Array, Call, Exchanges, GroupKey, Pending, PendingCall, PendingExchange
 from zerosim.ranks.collectives import Delivery, lockstep, sent_by, steps_of
 from zerosim.ranks.errors import BackendError, MismatchError, RankStopped, place_of_call, ranks_text
 from zerosim.ranks.hub import Deliveries, RunOptions, Transport
-from zerosim.ranks.process import forget_frames, guarded
+from zerosim.ranks.process import guarded
 
 # -- ``algorithm="native"``: NCCL's own collectives, whose order of additions is the library's -----------------------
 # Sums are within the bound that `backends.mpi` states: NCCL adds in the format, or in fp32 and rounds at the end, in an
@@ -50,37 +40,9 @@ MESSAGES = ("gather", "all_to_all")  # in NCCL these are sends and receives
 
 def check_adds(call: Call) -> None:
     """Raises ValueError for a sum in a type in which NCCL does not add."""
-    if "reduce" in call.operation and not adds(call.dtype):
+    if "reduce" in call.operation and call.dtype.name not in TYPES:
         raise ValueError(f"{call.operation} by 'native' of {call.dtype}: through CuPy NCCL adds in "
                          f"{', '.join(TYPES)}; leave algorithm= out for our own ring, which adds in every format")
-
-
-def enqueue_native(me: PendingCall, comm: Communicator, stream: int) -> None:
-    """Makes one rank's calls of one collective, inside a group with those of the other ranks that are here.
-
-    Equal chunks have a call of NCCL's own. Uneven ones become a reduce or a broadcast for each that is not empty.
-    """
-    call, x, out, op, root = me.call, me.x, me.out, me.call.op, me.call.root
-    owners = [owner for owner in range(call.ranks) if me.length(owner)]
-    even = len(set(chunk_lengths(call.cut).tolist())) == 1
-    match call.operation if call.length else "nothing":
-        case "reduce_scatter" if even:
-            comm.reduce_scatter(x, out, op, stream)
-        case "reduce_scatter":
-            for owner in owners:
-                comm.reduce(me.chunk(x, owner), out if owner == me.index else None, op, owner, stream)
-        case "all_gather" if even:
-            comm.all_gather(x, out, stream)
-        case "all_gather":
-            for owner in owners:
-                chunk = me.chunk(out, owner)
-                comm.broadcast(x if owner == me.index else chunk, chunk, owner, stream)
-        case "all_reduce":
-            comm.all_reduce(x, out, op, stream)
-        case "broadcast":
-            comm.broadcast(x, out, root, stream)
-        case "reduce":
-            comm.reduce(x, out if root == me.index else None, op, root, stream)
 
 
 # -- Communicators: of each group one for each of its ranks that is here -----------------------------------------------
@@ -341,7 +303,7 @@ class NCCLTransport(Transport):
                 for me in parts:
                     streams = self.streams[call.group[me.index]]
                     streams.select()
-                    enqueue_native(me, communicators[me.index], streams.pointer)
+                    communicators[me.index].native(me, streams.pointer)
         for me in parts:
             me.finish(sent_by(call.normalized(), me.index))
 
@@ -450,21 +412,10 @@ class NCCLProcessTransport(NCCLTransport):
         return self._observed(me, repeat(None) if lacks_a_half else super().message(key, step, ends))
 
     def _observed(self, me: Pending, deliveries: Iterable[Delivery | None]) -> Deliveries:
-        """Remembers the end of a part. Where NCCL raises an error because another rank has failed, a message about that
-        comes soon, and stops this rank; without one the error is this rank's own."""
+        """Remembers the end of a part."""
         number, self._begun = self._begun, self._begun + 1
-        try:
-            yield from deliveries
-            self._ends.append((number, self._done.get(me) or self._own_streams.finished()))
-            return
-        except self.errors as error:
-            error.add_note(f"raised by NCCL when it was asked for {me.describe()}")
-            # The error's frames hold the call's arrays, which would count as held while the error is kept.
-            refused = forget_frames(error)
-        deadline = time.monotonic() + CAUSE_SECONDS
-        while time.monotonic() < deadline:
-            yield None
-        raise refused
+        yield from deliveries
+        self._ends.append((number, self._done.get(me) or self._own_streams.finished()))
 
     def over(self) -> list[int]:
         """The parts to whose end the device has come since the last call."""

@@ -21,7 +21,6 @@ from zerosim.ranks.errors import (
     MismatchError,
     RankPosition,
     RemoteError,
-    Shaped,
     add_note,
     deadlock_text,
     left_over_text,
@@ -296,7 +295,7 @@ def disagreement(calls: Mapping[int, tuple[MadeCall, ...]]) -> MismatchError | N
     return None
 
 
-def check_message_fits(sender: int, sent: Shaped, sent_at: str, receiver: int, out: Shaped) -> None:
+def check_message_fits(sender: int, sent: Any, sent_at: str, receiver: int, out: Any) -> None:
     """Raises MismatchError for a message that does not fit where the receiver's program waits for it."""
     if (sent.shape, sent.dtype) != (out.shape, out.dtype):
         raise MismatchError(message_mismatch_text(sender, sent, receiver, out, sent_at, place_of_call()))

@@ -20,7 +20,7 @@ from zerosim.display.style import ink_on, rank_color
 from zerosim.numerics.formats import format_of
 from zerosim.ranks.call import ceil_cut
 from zerosim.ranks.cluster import Cluster
-from zerosim.ranks.hub import HopEvent
+from zerosim.ranks.hub import RunEvent
 from zerosim.ranks.rank import Rank
 
 MOST_RANKS = 5
@@ -102,7 +102,7 @@ def _program(rank: Rank, length: int, dtype: np.dtype) -> None:
     rank.all_gather(chunk, length=length)
 
 
-def _message(event: HopEvent, boards: Sequence[Board], ranks: int) -> RingMessage:
+def _message(event: RunEvent, boards: Sequence[Board], ranks: int) -> RingMessage:
     """The hop as a message of the last board's sender; its values must say the same as the board."""
     hop = event.hop
     chunk = hop.chunks[0]
