@@ -30,7 +30,7 @@ from zerosim.numerics.units import counted
 from zerosim.optim.base import Optimizer
 from zerosim.optim.elementwise import SGD, Adam
 from zerosim.ranks.cluster import Cluster
-from zerosim.ranks.hub import HopEvent
+from zerosim.ranks.hub import RunEvent
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import KINDS, Collective, Compute, Held, Row, SpanBegin, Trace
 from zerosim.shown import Shown
@@ -341,7 +341,7 @@ class ReplayedStep:
     stage: Stage
     number: int  # from 1
     events: list[ReplayEvent]
-    hops: dict[int, list[HopEvent]]  # by call number
+    hops: dict[int, list[RunEvent]]  # by call number
     recorders: list[StepRecorder]  # per rank
     sent_nbytes: list[int]  # per rank, parameters and gradients
 
@@ -421,7 +421,7 @@ def replay(example: Example, stage: int | Stage) -> Replay:
 
 def _replayed_step(cluster: Cluster, example: Example, engines: Sequence[WatchedEngine], step: int) -> ReplayedStep:
     """The next step of a run, recorded."""
-    hops: defaultdict[int, list[HopEvent]] = defaultdict(list)
+    hops: defaultdict[int, list[RunEvent]] = defaultdict(list)
     with unreported_skips():
         for event in cluster.events(one_step, example, engines, step, hop_by_hop=True):
             assert event.call is not None, "the example sends no messages beside its collectives"
@@ -562,7 +562,7 @@ def _happened(found: ReplayedStep, *, hops: bool) -> Table:
     return _table(caption, "", "event", "rank", "values", "sent B", "holds B", rows=rows)
 
 
-def _hop(made: HopEvent) -> str:
+def _hop(made: RunEvent) -> str:
     """One message: who to whom, which chunks, which values."""
     hop = made.hop
     carried = _numbers(made.values) if made.values.size else "nothing (0 bytes)"
