@@ -18,7 +18,7 @@ import zerosim as zs
 from tests.backends.fake_cuda import RaceError
 from tests.backends.worlds import SECONDS, Job
 from tests.ranks import programs
-from tests.ranks.asking import ROWS, allowed, ask
+from tests.ranks.asking import ROWS, TABLE, allowed, ask
 from tests.support import assert_refused
 from zerosim.backends.nccl.adapter import DeviceStreams
 from zerosim.backends.nccl.cluster import NCCLProcessCluster
@@ -81,7 +81,9 @@ def test_native_is_one_group_of_the_librarys_own_collective(gpus, operation: str
     for ranks in WORLDS:
         for uneven in (0, 1):
             doubles = gpus(ranks)
-            zs.NCCLCluster(ranks).run(asked, operation, "native", np.float32, 4 * ranks + uneven)
+            found = zs.NCCLCluster(ranks).run(asked, operation, "native", np.int32, 4 * ranks + uneven)
+            wanted = zs.Cluster(ranks).run(asked, operation, TABLE[operation][0], np.int32, 4 * ranks + uneven)
+            assert arrays.sha256(list(found)) == arrays.sha256(list(wanted)), (ranks, uneven)
             if OWN[operation][0] is None and ranks == 1:
                 assert doubles.nccl.log == []
                 continue

@@ -121,6 +121,7 @@ PLACES = st.integers(0, 24)
 @example([(0, 8), (16, 2)])  # rank 1 writes what rank 0 reads, from where it has begun to
 @example([(2, 8), (16, 0)])
 @example([(0, 8), (0, 0)])  # rank 1 writes what both read
+@example([(8, 16), (24, 4), (0, 20)])  # one ends where the next begins
 def test_a_result_over_what_another_rank_reads_or_writes_is_refused_and_nothing_else(places: list) -> None:
     """Each rank reads and writes a part of one array; they may read the same, and write what no other touches."""
     memory = np.arange(30.0)
@@ -141,6 +142,15 @@ def test_a_result_over_what_another_rank_reads_or_writes_is_refused_and_nothing_
     else:
         zs.Cluster(len(places)).run(program)
         assert all((part(out) == wanted).all() for _, out in places)
+
+
+def test_a_result_over_what_another_rank_reads_behind_its_own_result_is_refused() -> None:
+    memory = np.arange(16.0)
+
+    def program(rank: zs.Rank) -> None:
+        rank.reduce_scatter(memory[8 * rank.index:8 * rank.index + 8], out=memory[4 * rank.index:4 * rank.index + 4])
+
+    assert_ends(zs.Cluster(2), program, ValueError, "ranks 0 and 1 handed the same memory")
 
 
 def a_statement(rank: zs.Rank, x: np.ndarray) -> None:
