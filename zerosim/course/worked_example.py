@@ -228,26 +228,21 @@ def _range(span: slice) -> range:
     return range(span.start, span.stop)
 
 
-@dataclass(frozen=True, slots=True)
-class WatchedEngine:
-    """One rank's engine from step to step, and the passes through its units since somebody last took them."""
-
-    engine: Engine
-    passes: list[UnitPass]
+Watched = tuple[Engine, list[UnitPass]]  # one rank's, and the passes through its units since these were last taken
 
 
-def watched_engine(rank: Rank, example: Example, stage: int | Stage) -> WatchedEngine:
+def watched_engine(rank: Rank, example: Example, stage: int | Stage) -> Watched:
     """The rank program that begins a training run."""
     passes: list[UnitPass] = []
     model = four_weights(example.weights)
     watched = Model([WatchedUnit(unit, passes) for unit in model.units], model.loss)
-    return WatchedEngine(Engine(rank, watched, example.make_optimizer(), stage=stage, policy=Policy(example.compute),
-                                layout=example.layout, recompute=example.recompute), passes)
+    return Engine(rank, watched, example.make_optimizer(), stage=stage, policy=Policy(example.compute),
+                  layout=example.layout, recompute=example.recompute), passes
 
 
-def one_step(rank: Rank, example: Example, engines: Sequence[WatchedEngine], step: int) -> StepRecorder:
+def one_step(rank: Rank, example: Example, engines: Sequence[Watched], step: int) -> StepRecorder:
     """The rank program: one training step, written out with the engine's pieces, and a look after each of them."""
-    engine, recorder = engines[rank.index].engine, StepRecorder()
+    (engine, passes), recorder = engines[rank.index], StepRecorder()
     recorder.look(engine, "start")
     x, target = example.sample(rank.index, step)
     tape = engine.forward(np.array([x]), np.array([[target]]))
@@ -260,8 +255,8 @@ def one_step(rank: Rank, example: Example, engines: Sequence[WatchedEngine], ste
     recorder.look(engine, "update")
     engine.all_gather_parameters()
     recorder.look(engine, "end")
-    recorder.passes[:] = engines[rank.index].passes
-    engines[rank.index].passes.clear()
+    recorder.passes[:] = passes
+    passes.clear()
     return recorder
 
 
@@ -419,7 +414,7 @@ def replay(example: Example, stage: int | Stage) -> Replay:
     return Replay(example, stage_of(stage), steps, cluster.memory.peak_nbytes_by_kind)
 
 
-def _replayed_step(cluster: Cluster, example: Example, engines: Sequence[WatchedEngine], step: int) -> ReplayedStep:
+def _replayed_step(cluster: Cluster, example: Example, engines: Sequence[Watched], step: int) -> ReplayedStep:
     """The next step of a run, recorded."""
     hops: defaultdict[int, list[RunEvent]] = defaultdict(list)
     with unreported_skips():
@@ -429,7 +424,7 @@ def _replayed_step(cluster: Cluster, example: Example, engines: Sequence[Watched
     recorders = list(cluster.runs[-1].results)
     sent = [sum(trace.sent_nbytes(purpose) for purpose in SHOWN_PURPOSES) for trace in cluster.trace]
     events = events_of(cluster.trace, [recorder.snapshots["start"].held_nbytes for recorder in recorders])
-    return ReplayedStep(example, engines[0].engine.stage, step, events, dict(hops), recorders, sent)
+    return ReplayedStep(example, engines[0][0].stage, step, events, dict(hops), recorders, sent)
 
 
 def stages_named(text: str) -> list[int]:
