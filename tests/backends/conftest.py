@@ -6,6 +6,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,24 +23,26 @@ MISSING = {world: reason for world in ALL if (reason := world.missing()) is not 
 WORLDS: dict[str, Callable[[World], Any]] = {
     "world": lambda world: True,
     "library": lambda world: world.library,    # which carries the messages
-    "checking": lambda world: world.checks,  # finds out that ranks send what others do not expect
     "mpi": lambda world: world in MPI}
+NOWHERE, NO_CASE = "nowhere", SimpleNamespace(params={})
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Each world that the test wants and that is there."""
+    """Each world that the test wants and that is there; NOWHERE, and so left out, where there is none."""
     matters, alone = getattr(metafunc.module, "matters", WORLDS["world"]), "partners" not in metafunc.fixturenames
     for name in WORLDS.keys() & set(metafunc.fixturenames):
         metafunc.parametrize(name, [
             pytest.param(world, id=world.name, marks=[pytest.mark.gpu] * (world in GPUS))
             for world in ALL if world not in MISSING and WORLDS[name](world) and matters(world)
-            and (alone or world.ranks > 1)])
+            and (alone or world.ranks > 1)] or [NOWHERE])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the tests of a card, or of CuPy, where there is none: ``lack`` says so in one line for all."""
+    """Leaves out the tests of a card, of CuPy or of a world, where there is none: ``lack`` says so in one line for all.
+    """
     lacking = {"card": lacking_gpus(1), "cupy": importlib.util.find_spec("cupy") is None}
-    there = [item for item in items if not any(lacking.get(name) for name in getattr(item, "fixturenames", ()))]
+    there = [item for item in items if not any(lacking.get(name) for name in getattr(item, "fixturenames", ()))
+             and NOWHERE not in map(getattr(item, "callspec", NO_CASE).params.get, WORLDS)]
     kept = set(there)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = there

@@ -94,8 +94,7 @@ class ndarray:
     T = property(lambda self: self._view(self._a.T))
     data = property(lambda self: SimpleNamespace(
         ptr=self._a.ctypes.data, copy_from_device_async=lambda source, nbytes: self._copy_from(source.ptr, nbytes)))
-    flags = property(lambda self: SimpleNamespace(c_contiguous=self._a.flags.c_contiguous,
-                                                  f_contiguous=self._a.flags.f_contiguous, owndata=self.base is None))
+    flags = property(lambda self: SimpleNamespace(c_contiguous=self._a.flags.c_contiguous))
 
     def _view(self, a: np.ndarray) -> ndarray:
         if not np.may_share_memory(a, self._a) and a.size:

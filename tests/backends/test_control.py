@@ -17,9 +17,6 @@ from tests.support import assert_refused
 from zerosim.backends.nccl.cluster import NCCLProcessCluster
 from zerosim.backends.processes.cluster import SPINS, OwnResult, ProcessBackend
 from zerosim.backends.processes.control import (
-    COLLECTIVE,
-    RECEIVE,
-    SEND,
     Channel,
     Counts,
     Entered,
@@ -27,6 +24,7 @@ from zerosim.backends.processes.control import (
     Finished,
     Value,
     Waiting,
+    count,
     unmet,
     verdict,
 )
@@ -35,76 +33,74 @@ from zerosim.numerics import kernels
 from zerosim.ranks import call as calls
 from zerosim.ranks import errors, hub, process
 
-GROUP = (0, 1, 2), ()
+GROUP, X = ((0, 1, 2), ()), np.empty(6, np.float32)
 DEADLOCK, MISMATCH = zs.DeadlockError, zs.MismatchError
+Asked = str | tuple[int | None, int | None]  # a collective, or an exchange: to whom, from whom
+History = tuple[Asked | list[Asked], ...]  # what a rank has asked for; in a list what it waits for
 
 
-def call(number: int, operation: str = "all_reduce", line: int = 1) -> errors.MadeCall:
+def call(number: int, operation: str = "all_reduce") -> errors.MadeCall:
     """A collective of three ranks."""
-    made = calls.Call(number, (), GROUP[0], operation, "ring", (6,), np.dtype(np.float32), (0, 2, 4, 6))
-    return errors.MadeCall(made, f"a.py:{line} in f")
+    made = calls.Call(number, (), GROUP[0], operation, "ring", (6,), X.dtype, (0, 2, 4, 6))
+    return errors.MadeCall(made, f"a.py:{1 + (operation != 'all_reduce')} in f")
 
 
-def in_call(number: int, *, issued: int | None = None, operation: str = "all_reduce") -> Waiting:
-    """The control message of a rank that waits in a collective, after ``issued`` of them."""
-    its = call(number, operation, 1 + (operation != "all_reduce"))
-    needs = tuple((rank, (GROUP, COLLECTIVE, None), number + 1) for rank in GROUP[0])
-    return Waiting(str(its.call), its.where, counts(number + 1 if issued is None else issued), (its,), needs)
+def part(rank: int, asked: Asked, made: list[errors.MadeCall]) -> calls.Pending:
+    """The rank's part; a collective is one more of those that it has made."""
+    if isinstance(asked, str):
+        made.append(call(len(made), asked))
+        return calls.PendingCall(made[-1].call, rank, kernels.NumpyKernels(), X, X)
+    to, source = asked
+    return calls.PendingExchange(rank, None if to is None else X, to, None if source is None else X, source, GROUP)
 
 
-def counts(collectives: int = 0, sends: tuple[int, int] | None = None, receives: tuple[int, int] | None = None
-           ) -> Counts:
-    """The numbers of collectives, and of messages: (rank, how many)."""
-    issued: Counts = {(GROUP, COLLECTIVE, None): collectives} if collectives else {}
-    return issued | {(GROUP, kind, some[0]): some[1] for kind, some in ((SEND, sends), (RECEIVE, receives)) if some}
+def said(rank: int, history: History) -> Waiting | Finished:
+    """The last control message of a rank that waits, or has finished."""
+    issued: Counts = {}
+    made, waiting = list[errors.MadeCall](), list[calls.Pending]()
+    for asked in history:
+        me = part(rank, asked[0] if isinstance(asked, list) else asked, made)
+        count(issued, me)
+        waiting += [me] * isinstance(asked, list)
+    return Waiting.of(waiting[0], "a.py:1 in f", issued, made) if waiting else Finished(issued, tuple(made))
 
 
-def in_message(sends: tuple[int, int] | None = None, receives: tuple[int, int] | None = None) -> Waiting:
-    """The control message of rank 0, which waits in its last exchange."""
-    needs = [(some[0], (GROUP, kind, 0), some[1]) for kind, some in ((RECEIVE, sends), (SEND, receives)) if some]
-    return Waiting("a message", "a.py:2 in f", counts(0, sends, receives), (), tuple(needs))
-
-
-def finished(*ranks: tuple[Any, ...]) -> dict[int, Finished]:
-    return {rank: Finished(counts(*of)) for rank, of in enumerate(ranks)}
-
-
-IDLE, MET = Finished(counts()), Finished(counts(0, (0, 1), (0, 1)))
-GOING_ON: list[dict[int, Any]] = [
-    {0: in_call(0), 1: in_call(0)},  # one rank is at work
-    {rank: in_call(4) for rank in range(3)},  # all have issued the call: they are only slow
-    {0: in_call(0, issued=2), 1: in_call(1), 2: in_call(1)},  # who waits in the next call keeps nobody waiting
-    {0: in_message(receives=(1, 1)), 1: Finished(counts(sends=(0, 1))), 2: IDLE},  # its message was sent
-    {0: in_message((1, 2)), 1: Finished(counts(receives=(0, 2))), 2: IDLE},  # its receive was asked for
-    {0: in_message((1, 1), (2, 1)), 1: MET, 2: MET},  # both halves of an exchange are met
-    finished(*((1, ((rank + 1) % 3, 2), ((rank - 1) % 3, 2)) for rank in range(3)))]
-STUCK: list[tuple[dict[int, Any], type[Exception], str]] = [
-    ({0: in_call(1), 1: in_call(1), 2: Finished(counts(1))}, DEADLOCK,
+SUM, OTHER = "all_reduce", "reduce_scatter"
+GOING_ON: list[list[History | None]] = [  # of each rank, None where it is at work
+    [([SUM],), ([SUM],), None],
+    [(*[SUM] * 4, [SUM])] * 3,  # all have issued the call: they are only slow
+    [([SUM], SUM), (SUM, [SUM]), (SUM, [SUM])],  # who waits in the next call keeps nobody waiting
+    [([(None, 1)],), ((0, None),), ()],  # its message was sent
+    [((1, None), [(1, None)]), ((None, 0), (None, 0)), ()],  # its receive was asked for
+    [([(1, 2)],), ((0, 0),), ((0, 0),)],  # both halves of an exchange are met
+    [(SUM, *[((rank + 1) % 3, (rank - 1) % 3)] * 2) for rank in range(3)]]
+STUCK: list[tuple[list[History | None], type[Exception], str]] = [
+    ([(SUM, [SUM]), (SUM, [SUM]), (SUM,)], DEADLOCK,
      r"(?s)ranks 0-1: in all_reduce\(call 1, \(6,\), float32\) at a\.py:1 in f, waiting for rank 2.*rank 2: finished"),
-    ({0: in_call(0), 2: in_call(0, operation="reduce_scatter")}, MISMATCH,
-     r"rank 0 is in all_reduce\(call 0, \(6,\), float32\) at a\.py:1 in f; "
-     r"rank 2 is in reduce_scatter\(call 0, \(6,\), float32\) at a\.py:2 in f\. "),
-    ({0: in_call(0), 1: in_call(0), 2: Finished(counts(1), (call(0, "reduce_scatter"),))}, MISMATCH, "reduce_scatter"),
-    ({0: in_message(receives=(1, 1)), 1: IDLE, 2: IDLE}, DEADLOCK, "a message at a.py:2"),
-    ({0: in_message((1, 2)), 1: Finished(counts(receives=(0, 1))), 2: IDLE}, DEADLOCK, "a message at a.py:2"),
-    ({0: in_message((1, 1), (2, 1)), 1: MET, 2: IDLE}, DEADLOCK, "a message"),
-    ({0: in_message((1, 1), (2, 1)), 1: IDLE, 2: MET}, DEADLOCK, "a message"),
-    (finished((0, (1, 2)), (0, None, (0, 1)), ()), DEADLOCK, "rank 0 has sent 2 to rank 1, which has received 1"),
-    (finished((1,), (1,), (2,)), DEADLOCK, "rank 0 has entered 1, rank 1 has entered 1, rank 2 has entered 2"),
-    ({rank: Finished(counts(1), (call(0, ["reduce", "broadcast"][rank == 1]),)) for rank in range(3)}, MISMATCH, "")]
+    ([([SUM],), None, ([OTHER],)], MISMATCH, r"rank 0 is in all_reduce\(call 0, \(6,\), float32\) at a\.py:1 in f; "
+                                             r"rank 2 is in reduce_scatter\(call 0, \(6,\), float32\) at a\.py:2 in"),
+    ([([SUM],), ([SUM],), (OTHER,)], MISMATCH, "rank 2 is in reduce_scatter"),
+    ([([(None, 1)],), (), ()], DEADLOCK, r"rank 0: in recv\(\(6,\), float32\) from rank 1 at a.py:1"),
+    ([((1, None), [(1, None)]), ((None, 0),), ()], DEADLOCK, r"rank 0: in send\(\(6,\), float32\) to rank 1 at a.py:1"),
+    ([([(1, 2)],), ((0, 0),), ()], DEADLOCK, "to rank 1 and recv"),
+    ([([(1, 2)],), (), ((0, 0),)], DEADLOCK, "to rank 1 and recv"),
+    ([((1, None), (1, None)), ((None, 0),), ()], DEADLOCK, "rank 0 has sent 2 to rank 1, which has received 1"),
+    ([(SUM,), (SUM,), (SUM, SUM)], DEADLOCK, "rank 0 has entered 1, rank 1 has entered 1, rank 2 has entered 2"),
+    ([("reduce",), ("broadcast",), ("reduce",)], MISMATCH, r"ranks \[0, 2\] are in reduce")]
 
 
 def test_a_verdict_is_found_where_nobody_can_go_on_or_something_is_left_over_and_only_there() -> None:
-    def judge(latest: dict[int, Any]) -> None:
-        over = len(latest) == 3 and all(isinstance(message, Finished) for message in latest.values())
-        found = unmet(latest) if over else verdict(latest, 3)
+    def judge(histories: list[History | None]) -> None:
+        latest = {rank: said(rank, history) for rank, history in enumerate(histories) if history is not None}
+        ended = {rank: message for rank, message in latest.items() if isinstance(message, Finished)}
+        found = unmet(ended) if len(ended) == 3 else verdict(latest, 3)
         if found is not None:
             raise found
 
-    for latest in GOING_ON:
-        judge(latest)
-    for latest, error, said in STUCK:
-        assert_refused(partial(judge, latest), said, error)
+    for histories in GOING_ON:
+        judge(histories)
+    for histories, error, text in STUCK:
+        assert_refused(partial(judge, histories), text, error)
 
 
 def backend_of(channel: Any, links: hub.Transport, *, debug: bool = False, timeout_seconds: float = 5.0
@@ -165,8 +161,7 @@ def test_a_rank_that_has_finished_hears_of_a_failure_that_comes_while_it_sleeps(
     backend = backend_of(channel, hub.Transport())
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: backend._read())
     monkeypatch.setattr("zerosim.backends.processes.cluster.time", clock)
-    with pytest.raises(LookupError, match="gone"):
-        list(backend.drive([lambda: None]))
+    assert_refused(lambda: list(backend.drive([lambda: None])), "gone", LookupError)
 
 
 def test_a_rank_that_waits_for_the_end_of_a_run_says_nothing_that_the_next_run_could_hear() -> None:

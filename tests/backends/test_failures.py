@@ -9,7 +9,7 @@ import zerosim as zs
 from tests.backends.fake_cuda import RaceError
 from tests.backends.test_one_suite import assert_same
 from tests.backends.worlds import DOUBLES, HERE, MPI, World
-from tests.cases import THOROUGH, chosen
+from tests.cases import THOROUGH
 from tests.ranks import programs
 from zerosim.backends.processes.control import raised_elsewhere
 from zerosim.ranks import errors
@@ -80,26 +80,13 @@ def test_in_debug_mode_ranks_that_disagree_are_told_what_each_of_them_asked_for(
 
 
 @pytest.mark.usefixtures("partners")
-def test_in_debug_mode_works_under_way_hold_nothing_when_ranks_have_disagreed_beside_them(world: World) -> None:
-    for what in CALLS:
-        errors = errors_of(world, programs.disagrees_beside_works, what, debug=True)
-        assert {type(error) for error in errors} == {zs.MismatchError}, what
-
-
-@pytest.mark.usefixtures("partners")
-def test_without_debug_a_mismatch_is_an_error_too_and_never_a_wrong_result(checking: World) -> None:
-    for what in (*CALLS[:2], "a message of another length"):
-        assert {type(error) for error in errors_of(checking, programs.disagrees, what)} == {zs.MismatchError}, what
-
-
-@pytest.mark.usefixtures("partners")
 @pytest.mark.parametrize("debug", [False, True], ids=["plain", "debug"])
 def test_a_program_cannot_catch_what_ranks_have_done_wrong_together_and_go_on(world: World, debug: bool) -> None:
-    for what in chosen(CALLS[:1], CALLS[:2]) if world.checks or debug else ():
-        errors = errors_of(world, programs.catches_that_it_disagrees, what, debug=debug)
-        assert {type(error) for error in errors} == {zs.MismatchError}, what
-    errors = errors_of(world, programs.catches_what_it_can, debug=debug)
-    assert {type(error) for error in errors} == {zs.DeadlockError}
+    """Without debug mode ranks that send what others do not expect are found where messages say how long they are."""
+    asked = [*((programs.catches_that_it_disagrees, what) for what in CALLS[:4 if debug else 2]),
+             (programs.disagrees, "a message of another length")]
+    for program, what in asked if debug or world.checks else ():
+        assert {type(error) for error in errors_of(world, program, what, debug=debug)} == {zs.MismatchError}, what
 
 
 @pytest.mark.usefixtures("partners")
@@ -112,8 +99,10 @@ def test_a_rank_that_does_not_come_is_named_as_the_one_that_all_wait_for(world: 
             assert said in str(error)
 
 
-def test_receives_that_nobody_sends_are_a_deadlock_that_shows_every_rank(world: World) -> None:
-    for error in errors_of(world, programs.everyone_receives):
+@pytest.mark.parametrize("debug", [False, True], ids=["plain", "debug"])
+def test_receives_that_nobody_sends_are_a_deadlock_that_shows_every_rank(world: World, debug: bool) -> None:
+    """No program can catch it and go on, either."""
+    for error in errors_of(world, programs.everyone_receives, debug=debug):
         assert isinstance(error, zs.DeadlockError)
         for rank in range(world.ranks):
             assert (f"rank {rank}: in recv((4,), float32) from rank {(rank + 1) % world.ranks} at programs.py"

@@ -18,9 +18,9 @@ from benchmarks.gpu_check.processes import ROOT, Ended, Started
 from benchmarks.gpu_check.report import FAILED, LEFT_OUT, PARTS, RAN, Check, Machine, Part, Writer, Wrong
 from tests.backends import doubles
 from tests.backends.test_one_suite import assert_same
-from tests.backends.worlds import TORCHRUN, Processes
+from tests.backends.worlds import HERE, TORCHRUN, Processes
 from tests.ranks import programs
-from tests.support import ask, assert_command_refuses, assert_refused
+from tests.support import ask, assert_command_refuses, assert_refused, fresh
 from zerosim.backends.cupy.kernels import CupyKernels
 from zerosim.models import GPTConfig
 from zerosim.numerics import arrays
@@ -205,6 +205,13 @@ def test_processes_that_share_a_card_send_and_add_as_ranks_of_one_process(compil
     assert_same(world, programs.every_collective, "bf16", (7,))
 
 
+def test_the_suite_can_be_asked_for_one_world_alone_whatever_other_worlds_its_tests_want() -> None:
+    found = fresh("-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", "-W", "default", *suite.CONFORMANCE,
+                  *suite.FAILURES, ZEROSIM_TEST_WORLD=HERE.name)
+    assert f"[{HERE.name}]" in found
+    assert "MPI" not in found
+
+
 @pytest.mark.slow
 def test_the_tests_for_gpus_pass_on_a_double_of_one_in_every_process(gpus, tmp_path, monkeypatch) -> None:
     """Else nobody runs them where there is no GPU."""
@@ -302,8 +309,7 @@ def test_a_kernels_share_is_that_of_the_copys_bandwidth(monkeypatch, stand_in: A
     assert_refused(lambda: speed.remark(found), "the copy moves 4000 GB/s; below 85% of it: adam_step 60%$", Wrong)
     assert speed.elements_for(140 << 30) == speed.ELEMENTS
     assert speed.elements_for(8 << 30) == 1 << 26
-    with pytest.raises(ValueError, match="end what else runs on it"):
-        speed.elements_for(1 << 20)
+    assert_refused(lambda: speed.elements_for(1 << 20), "end what else runs on it")
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
@@ -408,7 +414,7 @@ def test_what_is_as_it_should_be_is_remarked_on() -> None:
     assert collectives.answer([Ended(0, 'NCCL says\n{"rows": []}\n', "", 1.0)]) == {"rows": []}
 
 
-@pytest.mark.parametrize(("remark", "found", "said"), [
+@pytest.mark.parametrize(("remark", "found", "said", "error"), [(*row, Wrong)[:4] for row in [
     (suite.usable, {"backends": [{"name": "CuPy", "usable": False, "reason": "no GPU"}]}, "^CuPy: no GPU$"),
     (suite.remark, {**TESTED, "skipped": [*SKIPPED, "SKIPPED [3] a.py:1: CuPy is installed, but NCCL is not"]},
      r"skipped, though there is a GPU: SKIPPED \[3\] a.py:1: CuPy is installed, but NCCL is not$"),
@@ -426,13 +432,9 @@ def test_what_is_as_it_should_be_is_remarked_on() -> None:
     (training.remark_on_offload, {"different": ["stage 2, disk"]}, "^other bits than without offload: stage 2, disk$"),
     (training.remark_on_memory, {**COUNTED, "pool_used_nbytes": 8},
      "2,000,000,000 bytes are counted, and the pool has handed out 8"),
-    (collectives.remark, {**GOOD, "ring_has_the_simulators_bits": False}, "other bits")])
-def test_what_is_not_as_it_should_be_is_wrong(remark: Any, found: Any, said: str) -> None:
-    assert_refused(lambda: remark(found), said, Wrong)
-
-
-@pytest.mark.parametrize(("end", "said"), [
-    (Ended(None, "", "", 120.0), "did not end within 120 seconds.*NCCL_MAX_CTAS"),
-    (Ended(3, "", "duplicate GPU", 1.0), "exit code 3: duplicate GPU")])
-def test_a_job_on_one_card_that_hangs_or_fails_is_an_error(end: Ended, said: str) -> None:
-    assert_refused(lambda: collectives.answer([Ended(0, "{}", "", 1.0), end]), said, RuntimeError)
+    (collectives.remark, {**GOOD, "ring_has_the_simulators_bits": False}, "other bits"),
+    (collectives.answer, [Ended(None, "", "", 120.0)], "did not end within 120 seconds.*NCCL_MAX_CTAS", RuntimeError),
+    (collectives.answer, [Ended(0, "{}", "", 1.0), Ended(3, "", "duplicate GPU", 1.0)], "exit code 3: duplicate GPU",
+     RuntimeError)]])
+def test_what_is_not_as_it_should_be_is_wrong(remark: Any, found: Any, said: str, error: type[Exception]) -> None:
+    assert_refused(lambda: remark(found), said, error)

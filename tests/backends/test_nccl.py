@@ -18,7 +18,8 @@ import zerosim as zs
 from tests.backends.fake_cuda import RaceError
 from tests.backends.worlds import SECONDS, Job
 from tests.ranks import programs
-from tests.ranks.asking import ROWS, allowed, ask
+from tests.ranks.asking import ROWS, TABLE, allowed, ask
+from tests.support import assert_refused
 from zerosim.backends.nccl.adapter import DeviceStreams
 from zerosim.backends.nccl.cluster import NCCLProcessCluster
 from zerosim.backends.processes.tcp import TCPChannel
@@ -80,7 +81,9 @@ def test_native_is_one_group_of_the_librarys_own_collective(gpus, operation: str
     for ranks in WORLDS:
         for uneven in (0, 1):
             doubles = gpus(ranks)
-            zs.NCCLCluster(ranks).run(asked, operation, "native", np.float32, 4 * ranks + uneven)
+            found = zs.NCCLCluster(ranks).run(asked, operation, "native", np.int32, 4 * ranks + uneven)
+            wanted = zs.Cluster(ranks).run(asked, operation, TABLE[operation][0], np.int32, 4 * ranks + uneven)
+            assert arrays.sha256(list(found)) == arrays.sha256(list(wanted)), (ranks, uneven)
             if OWN[operation][0] is None and ranks == 1:
                 assert doubles.nccl.log == []
                 continue
@@ -211,8 +214,7 @@ def test_an_error_of_a_device_is_raised_and_not_waited_for_without_end(gpus, ran
         left = list(answers)
         doubles.cupy.cuda.runtime.streamQuery = lambda pointer: left.pop(0) if len(left) > 1 else left[0]
 
-    with pytest.raises(doubles.cupy.cuda.runtime.CUDARuntimeError, match="700"):
-        cluster.run(program)
+    assert_refused(lambda: cluster.run(program), "700", doubles.cupy.cuda.runtime.CUDARuntimeError)
     assert {comm.state for comm in doubles.nccl.alive} == {"aborted"}
     assert not any(memory.now_nbytes for memory in cluster.memory)
 

@@ -27,7 +27,7 @@ from tests.ranks import programs
 from tests.ranks.asking import ask as asked
 from tests.support import ask, assert_command_refuses, assert_refused
 from zerosim.backends.cupy.kernels import CupyKernels
-from zerosim.backends.nccl.adapter import ID_NBYTES, NCCL, load
+from zerosim.backends.nccl.adapter import NCCL, load
 from zerosim.backends.nccl.cluster import Card, check_cards, together
 from zerosim.backends.processes.cluster import OwnResult
 
@@ -109,7 +109,7 @@ def reducing(rank: zs.Rank, operation: str, algorithm: str, dtype: Any) -> None:
 
 
 ON_CUPY = [
-    (None, r"ranks on a GPU need CuPy, and importing it said: .*; pip install 'zerosim\[gpu\]'"),
+    (None, r"ranks on a GPU need CuPy, and importing it said: import of cupy halted; .*; pip install 'zerosim\[gpu\]'"),
     (cupy_that_finds(version="13.6.0"), r"CuPy 14 or later, which has bfloat16, and found 13\.6\.0; pip install"),
     (cupy_that_finds("cudaErrorNoDevice: no CUDA-capable device is detected"),
      r"CUDA found no GPU that can be used: cudaErrorNoDevice: .*; look at nvidia-smi, and at CUDA_VISIBLE_DEVICES"),
@@ -231,14 +231,6 @@ def test_what_is_missing_or_cannot_be_is_refused_in_words(monkeypatch, given: di
     assert_refused(call, said, error)
 
 
-def test_a_cupy_that_cannot_be_imported_is_named_with_its_reason(monkeypatch, tmp_path) -> None:
-    monkeypatch.delitem(sys.modules, "cupy", raising=False)
-    (tmp_path / "cupy.py").write_text("raise ImportError('libcuda.so.1: cannot open', name='cupy._core')")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert_refused(lambda: zs.NCCLCluster(2), r"importing it said: libcuda.so.1: cannot open; pip install",
-                   zs.BackendError)
-
-
 def test_what_one_process_misses_every_process_is_told() -> None:
     told: list[Any] = []
 
@@ -336,4 +328,4 @@ def test_the_doubles_calls_and_constants_are_those_of_a_cupy_that_is_installed(c
         inside = first.partition("(")[2].rpartition(")")[0].split(",")
         assert [p.split()[-1].split("=")[0] for p in inside if p.strip() != "self"] == parameters.split(), first
     assert {name: getattr(nccl, name) for name in fake_nccl.CONSTANTS} == fake_nccl.CONSTANTS
-    assert len(nccl.get_unique_id()) == ID_NBYTES
+    assert len(nccl.get_unique_id()) == 128

@@ -26,7 +26,7 @@ MINUTES = 600.0  # instead of seconds, after which a busy machine would be taken
 
 def main(port: str, key: str) -> None:
     """Serves tasks."""
-    cluster.DRAIN_SECONDS = cluster.FAREWELL_SECONDS = MINUTES
+    cluster.CAUSE_SECONDS = cluster.DRAIN_SECONDS = cluster.FAREWELL_SECONDS = MINUTES
     clusters: dict[Any, ProcessCluster] = {}
     index = int(os.environ["RANK"]) if "RANK" in os.environ else world().rank
     with Client(("127.0.0.1", int(port)), authkey=bytes.fromhex(key)) as line, ExitStack() as in_place:
@@ -74,7 +74,7 @@ def connected(task: Task, index: int, in_place: ExitStack) -> ProcessCluster:
     from zerosim.backends.nccl import transport
     from zerosim.backends.nccl.cluster import NCCLProcessCluster
 
-    transport.CAUSE_SECONDS = transport.FAREWELL_SECONDS = MINUTES
+    transport.FAREWELL_SECONDS = MINUTES
     if task.options.get("share_devices"):
         os.environ.update(on_one_card(index))  # NCCL reads it when it is first used
     if "RANK" in os.environ:

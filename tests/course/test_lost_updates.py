@@ -100,7 +100,7 @@ def test_seeds_alone_decide_stochastic_rounding_not_chunks_of_random_words_nor_o
 
 
 def test_fp32_loses_1e_8_at_1_and_at_a_half_and_upwards_at_a_quarter(found):
-    assert {s.weight: (s.down_lost, s.up_lost) for s in found.survivors} == {
+    assert {down.weight: (down.lost, up.lost) for down, up in found.popular} == {
         1.0: (True, True), 0.5: (True, True), 0.25: (False, True), 0.1: (False, False)}
     assert found.popular_limit == shortest(np.nextafter(np.float32(0.25), np.float32(0)))
 

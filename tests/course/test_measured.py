@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import zerosim as zs
@@ -47,6 +47,9 @@ OPTIONS = [PLAIN, {"overlap": True, "prefetch": 0}, {"overlap": False, "prefetch
        wider=st.sampled_from([None, "accumulate", "reduce", "wire"]),
        nodes=st.sampled_from([None, None, 1, 2, 3]),
        zeropp=st.sampled_from(["none", "flat", "hpz", "qwz", "hpz+qwz+qgz"]), by_micro_batch=st.booleans())
+@example(blocks=1, heads=1, width=1, tokens=1, vocabulary=2, tied=False, kind="GPT", ranks=1, batch=1, k=1, stage=2,
+         compute="bf16", policy="none", optimizer=zs.optim.SGD(lr=0.1), overlap=False, prefetch=0, wider="accumulate",
+         offload=zs.Offload("host", "host"), nodes=2, zeropp="none", by_micro_batch=False)
 def test_an_estimate_is_the_measurement_to_the_byte_for_any_decoder_stage_policy_and_option(
         blocks, heads, width, tokens, vocabulary, tied, kind, ranks, batch, k, stage, compute, policy, optimizer,
         overlap, prefetch, offload, wider, nodes, zeropp, by_micro_batch):

@@ -195,6 +195,14 @@ def test_the_printed_replay_shows_every_number_and_fits_80_columns(found):
     assert hop not in printed(found.view(full=True))
 
 
+def test_every_all_gather_shows_the_values_that_it_has_gathered(two_steps):
+    """Of either layer: the new ones where it comes after the update, those of the step before in stage 3."""
+    for number, stage in two_steps.stages.items():
+        text = printed(lesson.Replays(EXAMPLE, {number: stage})).partition("What happens in step 2")[0]
+        assert ("has w1 2.0996094" in text, "has w3 1.0996094" in text) == (number in {1, 2},) * 2
+        assert ("has w1 2, w2 -3" in text) is (number == 3)
+
+
 def test_all_stages_fit_one_screen_unless_they_are_asked_for_in_full(two_steps):
     text = printed(two_steps)
     assert broken_lines(text) == []

@@ -98,6 +98,12 @@ def block(w, x):
     return linear(linear(h, "ffn.up").gelu(), "ffn.down") + x
 
 
+def test_attention_keeps_its_probabilities_whatever_blocks_keep():
+    unit, (ctx, recorder) = autodiff.AutodiffUnit("u", {}, lambda w, x: autodiff.attention(x, 2)), recorded("bf16")
+    unit.forward(replace(ctx, keep="tiled"), {}, normal("bf16", (2, 3, 12)))
+    assert [name for _, name, *_ in recorder.allocated] == ["attention.o", "attention.p"]
+
+
 @pytest.mark.parametrize("format", ["fp32", "bf16", "fp16"])
 def test_a_transformers_block_has_the_bits_of_the_one_by_hand(format):
     by_hand, weights = GPT(NANO), first_weights(GPT(NANO))
@@ -179,7 +185,7 @@ SAYS = {
     "np.sum": lambda w, x: np.sum(x),
     "np.concatenate": lambda w, x: np.concatenate([x, x]),
     "np.multiply was asked to write into an array": lambda w, x: np.multiply(x, x, out=np.ones((3, 4))),
-    "np.power is tracked where the exponent is a number": lambda w, x: np.power(2.0, x),
+    "a power, np.power too, is tracked where the exponent is a number": lambda w, x: np.power(2.0, x),
     "be written into": changed(item),
     **{f"be changed in place by {sign}": changed(change) for sign, change in (
         ("+=", lambda x: operator.iadd(x, 1)), ("*=", lambda x: operator.imul(x, 2)),
@@ -189,7 +195,8 @@ SAYS = {
     "become a NumPy array": lambda w, x: np.asarray(x),
     "become a number": lambda w, x: x + float(x),
     "must return a tracked array ... found ndarray": lambda w, x: np.ones(3),
-    "raised to the power ...; the exponent is a number": lambda w, x: x ** x,
+    "where the exponent is a number; write (np.log(x) * y).exp() for x to the power y": lambda w, x: x ** x,
+    "np.floor_divide is not tracked": lambda w, x: x // 2,
     "indexed by integers, slices, ... and None, found": lambda w, x: x[[0, 1]],
     "add takes tracked arrays, numbers and NumPy arrays, found str": lambda w, x: x + "1",
 }

@@ -20,6 +20,7 @@ from zerosim.models import (
     HalfSquaredError,
     LinearUnit,
     Llama,
+    Llama3Scaling,
     Model,
     Recompute,
     decoder,
@@ -146,14 +147,19 @@ LLAMAS = [
     (lambda: replace(LLAMA, heads=5, head_channels=0), "a LlamaConfig of 12 channels was asked for 5 heads, which do no"
      "t divide them; take a number of heads that does, or say head_channels$"),
     (lambda: replace(LLAMA, key_value_heads=3), "2 heads were asked to share 3 key and value heads; each of these ser"),
-    (lambda: replace(LLAMA, feed_forward=-1), "given feed_forward=-1; feed_forward is a whole number, 1 or more"),
+    (lambda: replace(LLAMA, feed_forward=-1), "given feed_forward=-1; feed_forward is a whole number, 0 or more"),
     (lambda: replace(LLAMA, head_channels=5), "was given heads of 5 channels; rotary positions turn pairs of them, so"),
     (lambda: replace(LLAMA, base=0), "was given base=0; the rotary angles are its powers, so take a positive number"),
     (lambda: replace(LLAMA, base=np.inf), "was given base=inf; the rotary angles are its powers"),
+    *((lambda of=of: Llama3Scaling(**{"factor": 8.0, "low": 1.0, "high": 4.0, "original_context": 64} | of), said)
+      for of, said in (({"factor": 0}, "^Llama3Scaling was given factor=0; take a positive number$"),
+                       ({"original_context": "64"}, "original_context='64'; take a positive number$"),
+                       ({"high": 1.0}, "given low=1.0 and high=1.0, turns in the original context; high is to be"))),
+    (lambda: replace(LLAMA, scaling=8.0), "was given scaling=8.0; it is a LinearScaling, a Llama3Scaling or None$"),
     (lambda: replace(LLAMA, biases=("ffn",)), "was given biases=('ffn',); name the layers that have one in a tuple: q"
      "kv, projection, feed_forward"),
     (lambda: replace(LLAMA, biases="qkv"), "LlamaConfig was given biases='qkv'; name the layers that have one in a"),
-    (lambda: replace(LLAMA, head_norms="no"), "LlamaConfig was given head_norms='no'; it is True or False"),
+    (lambda: replace(LLAMA, head_norms="no"), "LlamaConfig was given head_norms='no'; head_norms is True or False"),
     (lambda: Llama("llama-mikro"), "^Llama was asked for 'llama-mikro', which is no LlamaConfig and no preset; the pres"
      "ets are llama-nano, llama-micro; did you mean 'llama-micro'?"),
     (lambda: GPT(LLAMA), "^GPT was asked for LlamaConfig(...), which is no GPTConfig and no preset"),

@@ -11,6 +11,7 @@ import pytest
 
 from tests.cases import chosen, covering
 from tests.numerics.oracle import ROWS, Row, awkward_floats, by_low, by_row, cast, same
+from tests.support import assert_refused
 from zerosim.numerics import arrays, kernels, rounding
 
 BLOCK, SMALL, SMALL_SUM = arrays.BLOCK, arrays.SMALL, kernels.SMALL_SUM
@@ -88,6 +89,15 @@ def test_results_depend_on_neither_blocks_nor_memory_nor_the_users_error_state(r
         assert same(np.ascontiguousarray(out), applied(apply, xs, dtype)), name
         scalar = applied(apply, [x.reshape(30)[:1].reshape(()) for x in xs], dtype)
         assert same(scalar, applied(apply, [x.reshape(30)[:1] for x in xs], dtype).reshape(())), name
+
+
+def test_another_shape_and_whole_numbers_are_refused_by_every_operation() -> None:
+    for dtypes, dtype, apply in operations(ROWS[1], F32).values():
+        x, *others = inputs(dtypes, 6)
+        for out in (np.empty(7, dtype), np.empty((1, 6), dtype)):
+            assert_refused(partial(apply, x, *others, out), r"needs (arrays of one shape|out of shape \(6,\))")
+        for of, out in ((x, np.empty(6, np.int64)), (np.ones(6, np.int64), np.empty(6, dtype))):
+            assert_refused(partial(apply, of, *others, out), "of type int64|int64 and|and int64|in the type of out")
 
 
 @by_low

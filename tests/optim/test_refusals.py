@@ -139,8 +139,8 @@ REFUSED = [
     (lambda: WarmupCosine(-1, 5), "^WarmupCosine was given warmup=-1; warmup is a whole number, 0 or more"),
     (lambda: WarmupCosine(0, "5"), "^WarmupCosine was given steps='5'; steps is a whole number, 1 or more"),
     (lambda: WarmupCosine(5, 5), "^WarmupCosine was given warmup=5 of steps=5; the cosine needs steps after the"),
-    (lambda: WarmupCosine(1, 5, final=-0.1), "^WarmupCosine was given final=-0.1; it is a finite factor of lr, 0 or m"),
-    (lambda: WarmupCosine(1, 5, final=math.nan), "^WarmupCosine was given final=nan; it is a finite factor of lr"),
+    (lambda: WarmupCosine(1, 5, final=-0.1), "^WarmupCosine was given final=-0.1; final is a finite number, 0 or more"),
+    (lambda: WarmupCosine(1, 5, final=math.nan), "^WarmupCosine was given final=nan; final is a finite number"),
 ]
 
 

@@ -4,11 +4,13 @@ Legend: n elements, N ranks, chunk i = vector[cut[i]:cut[i + 1]]. A rank's *vect
 whose own chunk is its input where chunks are gathered.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import pytest
 
 import zerosim as zs
 from tests.ranks.oracles import ceil_cut
@@ -88,6 +90,20 @@ def works(cluster: zs.Cluster) -> bool:
     ranks = len(cluster.ranks)
     results = cluster.run(lambda rank: rank.all_reduce(np.array([rank.index + 1])).tolist())
     return list(results) == [[sum(range(ranks + 1))]] * ranks and cluster.memory.now_nbytes == before
+
+
+def assert_ends(cluster: zs.Cluster, program: Callable[..., Any], error: type[BaseException], words: str = "",
+                *notes: str) -> BaseException:
+    """The run ends by this error, with text that the words (a pattern) match, and with these notes; what it took is
+    given back, and the cluster works again. Returns the error."""
+    before = cluster.memory.now_nbytes, len(cluster.runs)
+    with pytest.raises(error) as caught:
+        cluster.run(program)
+    assert re.search(words, str(caught.value)), caught.value
+    assert not notes or caught.value.__notes__ == [*notes]
+    assert (cluster.memory.now_nbytes, len(cluster.runs)) == before
+    assert works(cluster)
+    return caught.value
 
 
 def in_another_thread(function: Callable[[], Any]) -> Callable[[], Any]:

@@ -387,26 +387,23 @@ def mismatch(what: str, ranks: int, *, all_heard: bool = True) -> str:
                      "dtypes or options that differ.$")
 
 
-def disagrees_beside_works(rank: zs.Rank, what: str) -> None:
-    """Several asynchronous collectives are under way when the last rank asks for something else."""
+def catches_that_it_disagrees(rank: zs.Rank, what: str) -> None:
+    """Several asynchronous collectives are under way when the last rank asks for something else; and every rank goes on
+    whatever it is told of that."""
     xs = [vector(rank, 5 * rank.size + i, np.float32, i) for i in range(3)]
     begun = [rank.all_reduce(xs[0], async_op=True), rank.reduce_scatter(xs[1], op="mean", async_op=True),
              rank.all_reduce(xs[2], out=xs[2], async_op=True)]
-    disagrees(rank, what)
-    for work in begun:
-        work.wait()
-
-
-def catches_that_it_disagrees(rank: zs.Rank, what: str) -> None:
-    """Every rank goes on whatever it is told of the call in which they disagree."""
     with suppress(Exception):
-        disagrees_beside_works(rank, what)
+        disagrees(rank, what)
+        for work in begun:
+            work.wait()
     rank.barrier()
 
 
 def everyone_receives(rank: zs.Rank) -> None:
-    """Nobody sends."""
-    rank.recv(vector(rank, 4, np.float32), (rank.index + 1) % rank.size)
+    """Nobody sends, and nobody minds."""
+    with suppress(Exception):
+        rank.recv(vector(rank, 4, np.float32), (rank.index + 1) % rank.size)
 
 
 def answers_after_it_has_heard(rank: zs.Rank) -> Any:
@@ -436,12 +433,6 @@ def goes_on_whatever_happens(rank: zs.Rank) -> int:
     except BaseException:
         return rank.index
     return -1
-
-
-def catches_what_it_can(rank: zs.Rank) -> None:
-    """Nobody sends, and nobody minds."""
-    with suppress(Exception):
-        everyone_receives(rank)
 
 
 def fails_beside_a_new_group(rank: zs.Rank, seed: int) -> None:

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.ranks.asking import KINDS, works
+from tests.ranks.asking import KINDS, assert_ends, works
 from tests.ranks.programs import Boom
+from tests.support import assert_refused
 from zerosim.ranks import RankStopped
 
 WAITING = [
@@ -47,13 +48,10 @@ def test_the_other_ranks_are_stopped_with_their_finally_blocks_run(kind: dict, w
             seen.append(("stopped", rank.index))
         seen.append(("went on", rank.index))
 
-    cluster = zs.Cluster(4, **kind)
-    with pytest.raises(Boom):
-        cluster.run(program)
+    assert_ends(zs.Cluster(4, **kind), program, Boom)
     # A seeded schedule may fail before a rank has come to its try block.
     assert set(seen) <= {("stopped", 0), ("stopped", 1), ("stopped", 3)}
     assert len(seen) == len(set(seen)) == (3 if not kind.get("seed") else len(seen))
-    assert works(cluster)
 
 
 def test_cleaning_up_may_use_the_memory_and_is_noted_when_it_fails() -> None:
@@ -68,12 +66,8 @@ def test_cleaning_up_may_use_the_memory_and_is_noted_when_it_fails() -> None:
             if rank.index == 0:
                 raise OSError("the second")
 
-    cluster = zs.Cluster(3)
-    with pytest.raises(Boom, match="the first") as caught:
-        cluster.run(program)
-    assert caught.value.__notes__ == ["raised by rank 1 of 3",
-                                      "rank 0 raised OSError('the second') when it was stopped"]
-    assert works(cluster)
+    assert_ends(zs.Cluster(3), program, Boom, "the first", "raised by rank 1 of 3",
+                "rank 0 raised OSError('the second') when it was stopped")
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), KeyboardInterrupt(), AssertionError("so"),
@@ -85,13 +79,7 @@ def test_any_kind_of_exception_comes_out(error: BaseException) -> None:
             raise error
         rank.barrier()
 
-    cluster = zs.Cluster(2)
-    with pytest.raises(type(error)) as caught:
-        cluster.run(program)
-    assert caught.value is error
-    assert caught.value.__notes__ == ["raised by rank 1 of 2"]
-    assert cluster.runs == []
-    assert works(cluster)
+    assert assert_ends(zs.Cluster(2), program, type(error), "", "raised by rank 1 of 2") is error
 
 
 # -- what an error that is looked at keeps ----------------------------------------------------------------------------
@@ -175,8 +163,7 @@ def test_what_the_caller_still_holds_of_a_failed_run_or_of_another_error_stays_a
 
     program = made()
     for _ in range(2):
-        with pytest.raises(Boom, match="here"):
-            zs.Cluster(1).run(program)
+        assert_refused(lambda: zs.Cluster(1).run(program), "here", Boom)
         assert kept.pop()().tolist() == [1, 1, 1]
     for failing, error in ((program, Boom), (lambda rank: rank.recv(np.empty(1), 1 - rank.index), zs.DeadlockError)):
         try:

@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import zerosim as zs
-from tests.ranks.asking import in_another_thread, works
+from tests.ranks.asking import assert_ends, in_another_thread, works
+from tests.support import assert_refused
 
 USES: dict[str, Callable[[zs.Rank], Any]] = {
     "a collective": lambda rank: rank.all_reduce(np.ones(4)),
@@ -40,21 +41,17 @@ def test_a_rank_is_used_by_its_own_program_in_its_own_run_and_thread_alone(use: 
 
     def threaded(rank):
         if rank.index == 1:
-            with pytest.raises(zs.RankUseError, match=THREAD):
-                in_another_thread(lambda: USES[use](rank))()
+            assert_refused(lambda: in_another_thread(lambda: USES[use](rank))(), THREAD, zs.RankUseError)
         return rank.all_reduce(np.array([rank.index])).tolist()
 
     for rank in cluster.ranks:
         with pytest.raises(zs.RankUseError, match=OUTSIDE):
             USES[use](rank)
-    with pytest.raises(zs.RankUseError, match=OTHERS) as caught:
-        cluster.run(anothers)
-    assert caught.value.__notes__ == ["raised by rank 1 of 3"]
+    assert_ends(cluster, anothers, zs.RankUseError, OTHERS, "raised by rank 1 of 3")
     for rank in handed.values():
         with pytest.raises(zs.RankUseError, match=OUTSIDE):
             USES[use](rank)
     assert list(cluster.run(threaded)) == [[3]] * 3
-    assert works(cluster)
 
 
 def test_a_work_can_only_be_waited_for_by_its_own_program_in_its_own_run() -> None:
@@ -65,17 +62,12 @@ def test_a_work_can_only_be_waited_for_by_its_own_program_in_its_own_run() -> No
         rank.barrier()
         works_of[1 - rank.index].wait()
 
-    with pytest.raises(zs.RankUseError, match=r"^rank 1 was used outside its own program"):
-        cluster.run(swapped)
-    with pytest.raises(zs.RankUseError, match=OUTSIDE):
-        works_of[0].wait()
-    with pytest.raises(zs.PendingWorkError, match="was read before wait"):
-        works_of[0].result  # noqa: B018
+    assert_refused(lambda: cluster.run(swapped), r"^rank 1 was used outside its own program", zs.RankUseError)
+    assert_refused(works_of[0].wait, OUTSIDE, zs.RankUseError)
+    assert_refused(lambda: works_of[0].result, "was read before wait", zs.PendingWorkError)
     text = (r"(?m)^rank 0 waited for all_reduce\(call 0, \(2,\), float64\), which was issued in an earlier run and "
             r"ended with it; wait in the run that issues$")
-    with pytest.raises(zs.RankUseError, match=text):
-        cluster.run(lambda rank: works_of[rank.index].wait())
-    assert works(cluster)
+    assert_ends(cluster, lambda rank: works_of[rank.index].wait(), zs.RankUseError, text)
 
 
 # -- clusters ---------------------------------------------------------------------------------------------------------
@@ -88,9 +80,7 @@ INSIDE = REENTERED.format("by one of its ranks, or in the midst of a step_throug
 def test_a_running_cluster_cannot_be_entered_again() -> None:
     """Not by its own program, not while it is stepped through, not by another thread, nor are its steps taken there."""
     cluster = zs.Cluster(2)
-    with pytest.raises(zs.RankUseError, match=INSIDE) as caught:
-        cluster.run(lambda rank: cluster.run(lambda inner: None))
-    assert caught.value.__notes__ == ["raised by rank 0 of 2"]
+    assert_ends(cluster, lambda rank: cluster.run(lambda inner: None), zs.RankUseError, INSIDE, "raised by rank 0 of 2")
     with zs.step_through(lambda rank: rank.all_reduce(np.ones(2)), cluster=cluster) as steps:
         next(steps)
         for other in (lambda: cluster.run(lambda rank: None), lambda: next(zs.step_through(print, cluster=cluster))):
@@ -116,11 +106,8 @@ def test_a_failure_in_a_nested_cluster_is_that_of_the_rank_that_ran_it() -> None
             zs.Cluster(2).run(lambda inner: rank.barrier())
         rank.barrier()
 
-    cluster = zs.Cluster(3)
-    with pytest.raises(zs.RankUseError, match="rank 1 was used outside its own program") as caught:
-        cluster.run(program)
-    assert caught.value.__notes__ == ["raised by rank 0 of 2", "raised by rank 1 of 3"]
-    assert works(cluster)
+    assert_ends(zs.Cluster(3), program, zs.RankUseError, "rank 1 was used outside its own program",
+                "raised by rank 0 of 2", "raised by rank 1 of 3")
 
 
 # -- memory that ranks share ------------------------------------------------------------------------------------------
@@ -134,6 +121,7 @@ PLACES = st.integers(0, 24)
 @example([(0, 8), (16, 2)])  # rank 1 writes what rank 0 reads, from where it has begun to
 @example([(2, 8), (16, 0)])
 @example([(0, 8), (0, 0)])  # rank 1 writes what both read
+@example([(8, 16), (24, 4), (0, 20)])  # one ends where the next begins
 def test_a_result_over_what_another_rank_reads_or_writes_is_refused_and_nothing_else(places: list) -> None:
     """Each rank reads and writes a part of one array; they may read the same, and write what no other touches."""
     memory = np.arange(30.0)
@@ -154,6 +142,15 @@ def test_a_result_over_what_another_rank_reads_or_writes_is_refused_and_nothing_
     else:
         zs.Cluster(len(places)).run(program)
         assert all((part(out) == wanted).all() for _, out in places)
+
+
+def test_a_result_over_what_another_rank_reads_behind_its_own_result_is_refused() -> None:
+    memory = np.arange(16.0)
+
+    def program(rank: zs.Rank) -> None:
+        rank.reduce_scatter(memory[8 * rank.index:8 * rank.index + 8], out=memory[4 * rank.index:4 * rank.index + 4])
+
+    assert_ends(zs.Cluster(2), program, ValueError, "ranks 0 and 1 handed the same memory")
 
 
 def a_statement(rank: zs.Rank, x: np.ndarray) -> None:
@@ -190,8 +187,7 @@ def a_shard(rank: zs.Rank, x: np.ndarray) -> None:
 ], ids=lambda value: getattr(value, "__name__", ""))
 def test_in_debug_mode_a_result_that_a_statement_drops_is_an_error_and_otherwise_as_before(program, text) -> None:
     run = partial(zs.Cluster.run, program=lambda rank: program(rank, np.ones(4)))
-    with pytest.raises(ValueError, match=text):
-        run(zs.Cluster(2, debug=True))
+    assert_refused(lambda: run(zs.Cluster(2, debug=True)), text)
     assert list(run(zs.Cluster(2))) == [None, None]
 
 

@@ -49,6 +49,13 @@ def test_the_rules_of_a_mean_differ_where_n_is_no_power_of_two() -> None:
     # What split divides by before is a power of two, which is exact where nothing overflows or becomes subnormal.
     assert found.pop("split") == found["sum_then_divide"]
     assert len(set(found.values())) == 3
+    alone, peaks = zs.Cluster(1), set()
+    for options in ({"op": "sum"}, *({"op": "mean", "average": rule} for rule in call.MEANS)):
+        alone.run(lambda rank, options=options: rank.reduce_scatter(np.ones(9, BF16), **options))
+        peaks.add(alone.memory.peak_nbytes[0])
+        alone.runs.clear()
+        alone.memory[0].reset_peak()
+    assert len(peaks) == 1, "of one rank no rule needs a copy"
     assert len(set(means(4).values())) == 1
 
 

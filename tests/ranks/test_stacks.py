@@ -11,6 +11,10 @@ import pytest
 from greenlet import getcurrent, greenlet
 
 import zerosim as zs
+from tests.ranks import programs
+from tests.ranks.asking import KINDS
+from tests.ranks.test_determinism import told
+from zerosim.numerics import arrays
 from zerosim.ranks import stacks as of_ranks
 from zerosim.ranks.stacks import Greenlets, SuspendedStacks
 
@@ -63,28 +67,6 @@ class Browser:
         return SuspendedStacks(self.wait, self.promise, self.begin)
 
 
-def trained(rank, stage):
-    data = np.random.default_rng(rank.index)
-    engine = zs.Engine(rank, zs.models.MLP([8, 16, 4]), zs.optim.Adam(), stage=stage, policy="bf16", overlap=True,
-                       prefetch=1)
-    losses = [engine.step([(data.normal(size=(4, 8)), data.normal(size=(4, 4)))]).losses for _ in range(2)]
-    return losses, {name: array.tobytes() for name, array in engine.state_dict().items()}
-
-
-def deadlocked(rank):
-    return rank.recv(np.empty(1, np.float32), source=(rank.index + 1) % rank.size)
-
-
-def disagreeing(rank):
-    return rank.all_reduce(np.zeros(1 + rank.index, np.float32))
-
-
-def failing(rank):
-    if rank.index == 1:
-        raise KeyError("mine")
-    rank.all_reduce(np.zeros(2, np.float32))
-
-
 def nested(rank):
     inner = zs.Cluster(2).run(lambda one: one.all_reduce(np.full(2, one.index + 1.0, np.float32)).tolist())
     return rank.all_reduce(np.full(2, float(rank.index), np.float32)).tolist(), list(inner)
@@ -103,16 +85,17 @@ def outcome(run):
     """What a run returns, or the text of what it raises."""
     try:
         return repr(run())
-    except (KeyError, zs.DeadlockError, zs.MismatchError) as error:
+    except (programs.Boom, zs.DeadlockError, zs.MismatchError) as error:
         return f"{type(error).__name__}: {error}"
 
 
 RUNS = {
-    **{f"stage {stage}": lambda stage=stage, debug=debug: list(zs.Cluster(3, debug=debug).run(trained, stage))
-       for stage, debug in ((1, False), (3, True))},
-    **{program.__name__: lambda program=program: list(zs.Cluster(3).run(program))
-       for program in (deadlocked, disagreeing, failing, nested)},
-    "seeded": lambda: list(zs.Cluster(3, seed=5).run(nested)), "stepped": stepped,
+    **{kind: lambda options=options: told(zs.Cluster(3, **options)) for kind, options in KINDS.items()},
+    "training": lambda: arrays.sha256(list(zs.Cluster(3).run(programs.gpt, 3, "bf16", "overlapping"))),
+    **{program.__name__: lambda program=program, args=args: list(zs.Cluster(3).run(program, *args))
+       for program, *args in ((nested,), (programs.fails, 1, "work"), (programs.disagrees, "another shape"),
+                              (programs.everyone_receives,))},
+    "stepped": stepped,
 }
 
 
@@ -130,4 +113,4 @@ def test_a_python_without_either_is_refused_with_what_is_missing(monkeypatch):
     assert isinstance(of_ranks.stacks(), Greenlets)
     monkeypatch.setitem(sys.modules, "greenlet", None)
     with pytest.raises(zs.BackendError, match=r"this Python has none: pip install greenlet\. In a browser they"):
-        zs.Cluster(2).run(trained, 0)
+        zs.Cluster(2).run(nested)

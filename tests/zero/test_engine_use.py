@@ -34,6 +34,7 @@ from zerosim.numerics import kernels
 from zerosim.ranks import RankUseError, trace
 
 WIDE = MODELS["wide"]()
+FACTORED = {"optimizer": zs.optim.KFAC(), "layout": "whole_matrices", "groups": [zs.Group("*.bias", optimizer=ADAM)]}
 X, T = np.zeros((2, 3), np.float32), np.zeros((2, 2), np.float32)
 
 
@@ -83,11 +84,11 @@ def a_step_behind_a_backward_that_was_broken_off(engine, mine, other):
     a_step_behind_an_evaluation_and_steps_that_were_abandoned, a_step_behind_a_backward_that_was_broken_off]))
 def test_a_loop_by_hand_is_the_step_and_leaves_nothing_gathered(stage, loop):
     for model, options in ((tied(), {"keep_gathered": "all", "prefetch": 2}), (tied(), {"policy": BF16}),
-                           (GPT("gpt-nano", normalization="global"), {})):
+                           (GPT("gpt-nano", normalization="global"), {}), (ODD, FACTORED)):
         data = batches(model, 2, 2, 2)
 
         def by_hand(rank, model=model, options=options, data=data):
-            engine = zs.Engine(rank, model, ADAM, stage=stage, **options)
+            engine = zs.Engine(rank, model, stage=stage, **{"optimizer": ADAM} | options)
             for step in data:
                 loop(engine, step[rank.index], step[1 - rank.index])
             return master_of(engine), rank.memory.now_nbytes_by_kind

@@ -46,28 +46,24 @@ def test_states_are_held_once_in_each_node_and_nodes_hear_of_each_other_once_a_s
 
 def test_a_checkpoint_of_a_mesh_is_loaded_on_any_other(tmp_path):
     data = batches(WIDE, 6, 1, 2)
+    first = Kept(WIDE, data, stage=3, mesh=(3, 2))
+    first.step(0)
+    first.all(lambda engine: engine.save(tmp_path / "a"))
+    first.step(1)
 
-    def first(rank, mesh):
-        engine = zs.Engine(rank, WIDE, ADAM, stage=3, mesh=mesh)
-        engine.step(data[0][rank.index])
-        engine.save(tmp_path / "a")
-        engine.step(data[1][rank.index])
-        return [bits(engine.state(name)["m"]) for name in WIDE.shapes]
+    def then(ranks, mesh):
+        kept = Kept(WIDE, [step[:ranks] for step in data], stage=2, mesh=mesh)
+        differences = kept.all(lambda engine: engine.load(tmp_path / "a").differences)
+        kept.step(1)
+        return kept.masters[0], differences[ranks - 1]
 
-    def then(rank, mesh):
-        engine = zs.Engine(rank, WIDE, ADAM, stage=2, mesh=mesh)
-        report = engine.load(tmp_path / "a")
-        engine.step(data[1][rank.index])
-        return [bits(engine.state(name)["m"]) for name in WIDE.shapes], report.differences
-
-    saved = zs.Cluster(6).run(first, (3, 2))[0]
     sizes = [file.stat().st_size for file in sorted(tmp_path.glob("a/shard*"))]
     assert min(sizes[:2]) > 2 * max(sizes[2:]), "the first node writes; the others have the same"
-    found, differences = zs.Cluster(6).run(then, (3, 2))[4]
-    assert found == saved
+    found, differences = then(6, (3, 2))
+    assert found == first.masters[0]
     assert "on a mesh of 3x2, here" in differences[0]
-    assert zs.Cluster(6).run(then, (2, 3))[0][0] != saved, "another order of additions"
-    assert zs.Cluster(3).run(then, None)[0][1]
+    assert then(6, (2, 3))[0] != found, "another order of additions"
+    assert then(3, None)[1]
 
 
 # -- ZeRO++ -----------------------------------------------------------------------------------------------------------

@@ -301,7 +301,7 @@ def test_an_update_that_fails_keeps_nothing_of_what_the_host_has_updated_and_may
 
 
 @pytest.mark.parametrize("delayed", [False, True])
-def test_ctrl_c_before_any_line_of_an_update_on_disk_leaves_what_was_before_or_says_that_it_is_half_done(delayed, tmp_path):
+def test_ctrl_c_before_any_line_of_an_update_on_disk_leaves_what_was_before_or_it_is_said_half_done(delayed, tmp_path):
     """Also between two vectors whose drafts take effect: the one has the new values, the other those of before."""
     asked = zs.Offload("disk", directory=tmp_path, delayed_update=delayed)
     pairs, ends = [pair for ((pair,),) in batches(MODEL, 1, 1, 3)], set()
@@ -381,14 +381,7 @@ def test_a_delayed_update_computes_each_step_with_the_parameters_of_the_step_bef
     model, ranks = MODELS["deep"](), 2
     data, policy = batches(model, ranks, 1, 6), zs.Policy("bf16")
 
-    def delayed(rank, places, begin=0, end=6):
-        engine = zs.Engine(rank, model, ADAM, stage=stage, policy=policy, offload=places, mesh=mesh)
-        if begin:
-            engine.load(tmp_path)
-        for step in range(begin, end):
-            engine.step(data[step][rank.index])
-        if end < 6:
-            engine.save(tmp_path)
+    def state(engine):
         return {name: bits(values) for name, values in flat_state(engine).items()}
 
     def by_hand(rank):
@@ -398,17 +391,24 @@ def test_a_delayed_update_computes_each_step_with_the_parameters_of_the_step_bef
             casts.append(group.parameter.copy())
             group.parameter[...] = casts[max(0, len(casts) - 2)]
             engine.step(step[rank.index])
-        found = {name: bits(values) for name, values in flat_state(engine).items()}
+        found = state(engine)
         group.parameter[...] = casts[-1]
-        return found | {"parameter": bits(flat_state(engine)["parameter"])}
+        return found | {"parameter": state(engine)["parameter"]}
 
     both = (zs.Offload("host", "host", delayed_update=True), zs.Offload("disk", directory=DISK, delayed_update=True))
     for places in chosen(both[stage % 2:stage % 2 + 1], both):
-        expected, found = list(zs.Cluster(ranks).run(by_hand)), list(zs.Cluster(ranks).run(delayed, places))
-        assert found == expected
-        zs.Cluster(ranks).run(delayed, places, 0, 3)
-        assert list(zs.Cluster(ranks).run(delayed, places, 3, 6)) == expected, "a checkpoint has what is not published"
-    assert found != list(zs.Cluster(ranks).run(delayed, zs.Offload("host", "host")))
+        whole, first, then, at_once = (Kept(model, data, stage=stage, policy=policy, offload=offload, mesh=mesh)
+                                       for offload in (places, places, places, zs.Offload("host", "host")))
+        whole.step(*range(6))
+        expected = list(zs.Cluster(ranks).run(by_hand))
+        assert whole.all(state) == expected
+        first.step(0, 1, 2)
+        first.all(lambda engine: engine.save(tmp_path))
+        then.all(lambda engine: engine.load(tmp_path))
+        then.step(3, 4, 5)
+        assert then.all(state) == expected, "a checkpoint has what is not published"
+        at_once.step(*range(6))
+        assert at_once.all(state) != expected
 
 
 def test_weights_that_are_loaded_take_the_place_of_those_that_a_delayed_update_has_not_brought(tmp_path):

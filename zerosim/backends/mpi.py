@@ -191,10 +191,7 @@ class MPIChannel(Channel):
     """Carries pickled control messages."""
 
     def __init__(self, comm: Any) -> None:
-        from mpi4py import MPI
-
-        self._mpi = MPI
-        self._comm = comm.Dup()
+        self._mpi, self._comm = mpi(), comm.Dup()
         self._leaving: list[Any] = []
         super().__init__(self._comm.rank, self._comm.size)
 

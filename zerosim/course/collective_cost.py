@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 from rich.markup import escape
@@ -242,32 +243,25 @@ def _rate(bytes_per_second: float | None) -> str:
 
 
 def _others(found: CollectiveCost) -> Iterator[Part | str]:
-    """All algorithms from the fastest on, and where each crosses the one that was asked about."""
+    """All algorithms from the fastest on, and the sizes at which each is faster than the one that was asked about."""
     asked = found.cost
     priced = sorted([asked, *(other.cost for other in found.others if other.cost)], key=lambda cost: cost.seconds)
-    yield marked_table("algorithm", ">steps", ">sent at most", ">time", ">bus bandwidth", rows=[
+    faster = {other.algorithm: _faster(other) for other in found.others if other.cost} | {asked.algorithm: ""}
+    yield marked_table("algorithm", ">steps", ">sent at most", ">time", f"faster than {asked.algorithm}", rows=[
         (f"[bold]{cost.algorithm}[/]" if cost is asked else cost.algorithm, f"{cost.steps:,}",
-         bytes_text(max(cost.sent.nbytes)), seconds_text(cost.seconds), _rate(cost.bus_bytes_per_second))
-        for cost in priced])
+         bytes_text(max(cost.sent.nbytes)), seconds_text(cost.seconds), faster[cost.algorithm]) for cost in priced])
     yield ""
-    for other in found.others:
-        yield _crossover(asked.algorithm, other)
-    yield ""
+    yield from (f"{other.algorithm} {other.refused}." for other in found.others if other.refused)
 
 
-def _crossover(asked: str, other: Other) -> str:
-    """The sizes at which one of two algorithms is faster than the other, in a sentence."""
-    name = other.algorithm
-    if other.cost is None:
-        return f"{name} {other.refused}."
-    first = other.faster_at_first
+def _faster(other: Other) -> str:
+    """The sizes at which it is faster than the algorithm that was asked about."""
     if not other.points:
-        slower, faster = (name, asked) if first == 0 else (asked, name)
-        return (f"{asked} and {name} take as long as each other at every size." if first is None else
-                f"{faster} is faster than {slower} at every size.")
-    names = {0: asked, 1: name, None: "neither"}
-    above = [f"{names[point.faster_above]} above {bytes_text(float(point.nbytes))}" for point in other.points]
-    return ", ".join([f"{names[first]} is faster below {bytes_text(float(other.points[0].nbytes))}", *above]) + "."
+        return {0: "never", 1: "always", None: "as fast"}[other.faster_at_first]
+    bounds = [bytes_text(float(point.nbytes)) for point in other.points]
+    ranges = [f"below {bounds[0]}", *(f"{low} to {high}" for low, high in pairwise(bounds)), f"above {bounds[-1]}"]
+    fastest = (other.faster_at_first, *(point.faster_above for point in other.points))
+    return ", ".join(sizes for sizes, who in zip(ranges, fastest, strict=True) if who == 1)
 
 
 def _wall(found: CollectiveCost) -> Iterator[str]:

@@ -83,7 +83,8 @@ def fits(fmt: str, weight: float) -> bool:
 @dataclass(frozen=True, slots=True)
 class LostUpdates(Shown):
     """All answers. ``exact`` is w + steps·δ for each of ``updates``; ``seeds`` are those of stochastic rounding;
-    ``popular_limit`` is the largest w that fp32 changes by adding the popular example's update."""
+    ``popular`` has, for several w, fp32 with the popular example's update subtracted and added, and ``popular_limit``
+    is the largest w that it changes there when it is added."""
 
     question: LostUpdatesQuestion
     additions: tuple[Addition, ...]
@@ -91,7 +92,7 @@ class LostUpdates(Shown):
     exact: tuple[float, ...]
     seeds: tuple[int, ...]
     outcomes: tuple[Outcome, ...]
-    survivors: tuple[Survivor, ...]
+    popular: tuple[tuple[Addition, Addition], ...]
     popular_limit: float
     first_steps: tuple[FirstStep, ...]
     thresholds: tuple[Threshold, ...]
@@ -135,7 +136,8 @@ def lost_updates(question: LostUpdatesQuestion, *, seeds: tuple[int, ...] = SEED
         tuple(map(task.exact, task.updates)),
         seeds,
         tuple(all_outcomes(task, question.formats, seeds)),
-        tuple(survivors(POPULAR_WEIGHTS, POPULAR_UPDATE)),
+        tuple((add_once("fp32", weight, -POPULAR_UPDATE), add_once("fp32", weight, POPULAR_UPDATE))
+              for weight in POPULAR_WEIGHTS),
         largest_that_moves(POPULAR_UPDATE),
         tuple(first_steps(question.format, question.weight, POPULAR_LR, FIRST_GRADIENTS)),
         tuple(adam_threshold(name, direction, question.weight) for name in fitting for direction in DIRECTIONS),
@@ -460,24 +462,6 @@ def _waits(outcome: Outcome) -> bool:
 # -- 3: the weights at which fp32 loses the popular example's update --------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Survivor:
-    """fp32 with a small update: what w becomes when it is subtracted and when it is added."""
-
-    weight: float
-    gap_below: float
-    gap_above: float
-    down_lost: bool
-    up_lost: bool
-
-
-def survivors(weights: Sequence[float], update: float) -> Iterator[Survivor]:
-    """The weights with whether fp32 keeps w - update and w + update."""
-    for weight in weights:
-        down, up = (add_once("fp32", weight, change) for change in (-update, update))
-        yield Survivor(weight, 2 * down.half_gap, 2 * up.half_gap, down.lost, up.lost)
-
-
 def largest_that_moves(update: float) -> float:
     """The largest number of fp32 that changes when the update is added; found by bisection."""
     # The bisection's last float64 is near the end of those that round to the number looked for.
@@ -505,8 +489,8 @@ def _popular(found: LostUpdates) -> Iterator[Part | str]:
     update = short(POPULAR_UPDATE)
     yield Heading(3, f'"In fp32 the value will change"? (lr·g = {POPULAR_LR:g} · {POPULAR_GRADIENT:g} = {update})')
     yield marked_table(">w", ">gap below", f"w - {update}", ">gap above", f"w + {update}", rows=(
-        (short(s.weight), rough(s.gap_below), _verdict(s.down_lost), rough(s.gap_above), _verdict(s.up_lost))
-        for s in found.survivors))
+        (short(down.weight), *(cell for one in (down, up) for cell in (rough(2 * one.half_gap), _verdict(one.lost))))
+        for down, up in found.popular))
     yield f"All in fp32. The largest w at which + {update} changes anything: {short(found.popular_limit)}."
 
 

@@ -540,25 +540,22 @@ def evaluate(engine: Engine, options: Options, weights: Weights, corpus: Corpus,
 
 
 class TrainingBar:
-    """A progress bar, with loss, tokens per second, loss scale and rank 0's peak bytes of the latest step."""
+    """A progress bar, with tokens per second, and the latest step's loss, loss scale and peak bytes of rank 0."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress = progress
         self._task = progress.add_task("training", total=total, said="")
-        self._last = time.perf_counter()
-        self._seconds = 0.0  # of a step, a running mean
+        self.begin("training")
 
     def begin(self, what: str) -> None:
         """The steps that follow are those of another run."""
         self._progress.update(self._task, description=what, said="")
-        self._last, self._seconds = time.perf_counter(), 0.0
+        self._begun, self._tokens = time.perf_counter(), 0
 
     def on_step(self, step: TrainingStep) -> None:
         """One step is done."""
-        now = time.perf_counter()
-        seconds, self._last = now - self._last, now
-        self._seconds = seconds if not self._seconds else 0.9 * self._seconds + 0.1 * seconds
-        rate = step.tokens / max(self._seconds, 1e-9)
+        self._tokens += step.tokens
+        rate = self._tokens / max(time.perf_counter() - self._begun, 1e-9)
         self._progress.update(self._task, advance=1, said=f"loss {step.loss:.3f}  {rate:,.0f} tokens/s  "
                                                           f"scale {step.scale:g}  {step.peak_nbytes / 1e6:,.1f} MB")
 
@@ -747,7 +744,6 @@ def comparison_view(found: Comparison, text_name: str) -> View:
 
 
 def _comparison_parts(found: Comparison) -> Iterator[Part | str]:
-    options = found.runs[0].options
     yield ""
     yield marked_table("", *(f"{RIGHT}{value}" for value in found.values), rows=_rows(found))
     yield ""
@@ -759,16 +755,11 @@ def _comparison_parts(found: Comparison) -> Iterator[Part | str]:
         return
     if found.all_same_bits:
         yield f"All {len(found.runs)} runs saw the same losses and ended in the same weights, bit for bit."
-        return
-    if len(found.same_bits) == len(found.runs):
+    elif len(found.same_bits) == len(found.runs):
         yield "No two runs ended in the same weights."
     else:
         groups = "; ".join(", ".join(map(str, values)) for values in found.same_bits)
         yield f"These ended in the same weights, bit for bit: {groups}."
-    if found.over == "stage" and options.micro_batches > 1:
-        yield "Stages 0 and 1 add up micro-batches before they reduce, stages 2 and 3 reduce each."
-    if found.over == "recompute" and "tiled" in found.values:
-        yield "Tiled attention adds in another order; all other policies recompute the same bits."
 
 
 def _rows(found: Comparison) -> list[tuple[str, ...]]:

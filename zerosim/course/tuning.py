@@ -339,39 +339,39 @@ def _signature() -> Signature:
 tune.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
-def _several(asked: Any) -> list[Any]:
-    """One, several, or several in a text with commas between."""
+def _several(name: str, asked: Any, offer: str) -> list[Any]:
+    """One, several, or several in a text with commas between; ValueError, with what to name, for none."""
     if isinstance(asked, str):
         return [text.strip() for text in asked.split(",")]
-    return list(asked) if isinstance(asked, Iterable) else [asked]
+    found = list(asked) if isinstance(asked, Iterable) else [asked]
+    if not found:
+        raise ValueError(f"{name}={asked!r} leaves nothing to search; name {offer}")
+    return found
 
 
 def _counts(name: str, asked: Any, least: int = 1) -> list[int]:
-    """The numbers asked for, each once, rising; ValueError for what is none, and for nothing."""
+    """The numbers asked for, each once, rising; ValueError for what is none."""
+    several = _several(name, asked, "one number at least")
     try:
-        found = [int(one) if isinstance(one, str) else one for one in _several(asked)]
+        found = [int(one) if isinstance(one, str) else one for one in several]
     except ValueError:
         raise ValueError(f"{name}={asked!r} must be numbers, as in 1,2") from None
-    if not found:
-        raise ValueError(f"{name}={asked!r} leaves nothing to search; name one number at least")
     return sorted({checked_count(name, one, least) for one in found})
 
 
 def _buckets(asked: Any, whole_nbytes: int) -> list[int | None]:
     """Bytes of buckets, None for a unit, each once; a bucket of more than the model is one of the model."""
     names = {None: None, UNIT: None, MODEL: whole_nbytes}
-    found = [names[one] if isinstance(one, str | None) and one in names else
-             min(nbytes_of(one, "bucket_nbytes", least=1), whole_nbytes) for one in _several(asked)]
-    if not found:
-        raise ValueError(f"bucket_nbytes={asked!r} leaves nothing to search; name {UNIT}, {MODEL}, or bytes, as 25MB")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(
+        names[one] if isinstance(one, str | None) and one in names else
+        min(nbytes_of(one, "bucket_nbytes", least=1), whole_nbytes)
+        for one in _several("bucket_nbytes", asked, f"{UNIT}, {MODEL}, or bytes, as 25MB")))
 
 
 def _offloads(asked: Any) -> list[Offload]:
-    """The places asked for, each once, in their order; ValueError for what is none, and for nothing."""
-    several = [asked] if isinstance(asked, Offload) else _several(ALL_OFFLOADS if asked == "all" else asked)
-    if not several:
-        raise ValueError(f"offload={asked!r} leaves nothing to search; name one place at least, as none")
+    """The places asked for, each once, in their order; ValueError for what is none."""
+    several = [asked] if isinstance(asked, Offload) else _several(
+        "offload", ALL_OFFLOADS if asked == "all" else asked, "one place at least, as none")
     return list(dict.fromkeys(map(offload_of, several)))
 
 
@@ -417,13 +417,12 @@ class _Run:
 
 
 class _Search:
-    """The runs of a search, each made once, and what it has found so far."""
+    """A search: what there is to choose from, and what it has found so far."""
 
     def __init__(self, configs: Mapping[Offload, PlanConfig], global_batch: int, refused: dict[str, str], *,
                  timed: bool) -> None:
         self.configs, self.global_batch, self.refused, self.timed = configs, global_batch, refused, timed
         self.config = next(iter(configs.values()))
-        self.runs: dict[Candidate, _Run] = {}
         self.tried: list[Tried] = []
         self.missing_nbytes: list[int] = []  # of what does not fit
         self.slower = self.farther = 0
@@ -492,7 +491,7 @@ class _Search:
             self.tried.append(_planned(candidate, row))
             return
         try:
-            run = self._run(candidate)
+            run = (_timed if self.timed else _measured)(self._config(candidate), candidate)
         except ValueError as error:
             self.refused[candidate.title] = str(error)
             return
@@ -507,13 +506,6 @@ class _Search:
         """True where a replay would say what the plan says."""
         return (not self.timed and candidate.options.bucket_nbytes is None and candidate.options.offload.is_none
                 and is_cut_anywhere(self.config.optimizer))
-
-    def _run(self, candidate: Candidate) -> _Run:
-        """The candidate's step, timed, or run without data and replayed: each once."""
-        if candidate not in self.runs:
-            config = self._config(candidate)
-            self.runs[candidate] = (_timed if self.timed else _measured)(config, candidate)
-        return self.runs[candidate]
 
 
 def _planned(candidate: Candidate, row: PlanRow) -> Tried:

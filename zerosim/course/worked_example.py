@@ -24,12 +24,13 @@ from zerosim.models.initializers import Initializer
 from zerosim.models.layers import Context, Gradients
 from zerosim.models.small import four_weights
 from zerosim.models.units import Model, Recompute, Unit, Weights
+from zerosim.numerics.checks import require_count
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.units import counted
 from zerosim.optim.base import Optimizer
 from zerosim.optim.elementwise import SGD, Adam
-from zerosim.ranks.call import Hop
 from zerosim.ranks.cluster import Cluster
+from zerosim.ranks.hub import RunEvent
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import KINDS, Collective, Compute, Held, Row, SpanBegin, Trace
 from zerosim.shown import Shown
@@ -76,22 +77,17 @@ class Example:
 
     def __post_init__(self) -> None:
         if len(self.weights) != len(NAMES):
-            raise ValueError(
-                f"the example has four weights {', '.join(NAMES)}, found {len(self.weights)}: {self.weights}"
-            )
+            raise ValueError(f"the example has four weights {', '.join(NAMES)}, found {len(self.weights)}: "
+                             f"{self.weights}")
         if not all(map(math.isfinite, self.weights)):
             raise ValueError(f"the example's weights must be finite numbers, found {self.weights}")
-        if self.ranks < 1:
-            raise ValueError(f"the example needs at least one rank, found ranks={self.ranks}")
-        if self.steps < 1:
-            raise ValueError(f"the example takes at least one step, found steps={self.steps}")
+        require_count("ranks", self.ranks, 1)
+        require_count("steps", self.steps, 1)
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"the example's optimizer={self.optimizer!r}; choose one of {', '.join(OPTIMIZERS)}")
         if self.samples is not None and len(self.samples) != self.ranks:
-            raise ValueError(
-                f"every rank trains on one sample: found {len(self.samples)} samples for {self.ranks} ranks; "
-                "give as many, separated by semicolons"
-            )
+            raise ValueError(f"every rank trains on one sample: found {len(self.samples)} samples for {self.ranks} "
+                             "ranks; give as many, separated by semicolons")
         Policy(self.compute)
         Recompute.parse(self.recompute)
 
@@ -232,26 +228,21 @@ def _range(span: slice) -> range:
     return range(span.start, span.stop)
 
 
-@dataclass(frozen=True, slots=True)
-class WatchedEngine:
-    """One rank's engine from step to step, and the passes through its units since somebody last took them."""
-
-    engine: Engine
-    passes: list[UnitPass]
+Watched = tuple[Engine, list[UnitPass]]  # one rank's, and the passes through its units since these were last taken
 
 
-def watched_engine(rank: Rank, example: Example, stage: int | Stage) -> WatchedEngine:
+def watched_engine(rank: Rank, example: Example, stage: int | Stage) -> Watched:
     """The rank program that begins a training run."""
     passes: list[UnitPass] = []
     model = four_weights(example.weights)
     watched = Model([WatchedUnit(unit, passes) for unit in model.units], model.loss)
-    return WatchedEngine(Engine(rank, watched, example.make_optimizer(), stage=stage, policy=Policy(example.compute),
-                                layout=example.layout, recompute=example.recompute), passes)
+    return Engine(rank, watched, example.make_optimizer(), stage=stage, policy=Policy(example.compute),
+                  layout=example.layout, recompute=example.recompute), passes
 
 
-def one_step(rank: Rank, example: Example, engines: Sequence[WatchedEngine], step: int) -> StepRecorder:
+def one_step(rank: Rank, example: Example, engines: Sequence[Watched], step: int) -> StepRecorder:
     """The rank program: one training step, written out with the engine's pieces, and a look after each of them."""
-    engine, recorder = engines[rank.index].engine, StepRecorder()
+    (engine, passes), recorder = engines[rank.index], StepRecorder()
     recorder.look(engine, "start")
     x, target = example.sample(rank.index, step)
     tape = engine.forward(np.array([x]), np.array([[target]]))
@@ -264,8 +255,8 @@ def one_step(rank: Rank, example: Example, engines: Sequence[WatchedEngine], ste
     recorder.look(engine, "update")
     engine.all_gather_parameters()
     recorder.look(engine, "end")
-    recorder.passes[:] = engines[rank.index].passes
-    engines[rank.index].passes.clear()
+    recorder.passes[:] = passes
+    passes.clear()
     return recorder
 
 
@@ -338,14 +329,6 @@ def _event_of(row: Row) -> ReplayEvent | None:
 
 
 @dataclass(frozen=True, slots=True)
-class HopValues:
-    """A message and the values that arrived with it."""
-
-    hop: Hop
-    values: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class ReplayedStep:
     """One step of the example under one stage: the events in order, each rank's records, and the results."""
 
@@ -353,7 +336,7 @@ class ReplayedStep:
     stage: Stage
     number: int  # from 1
     events: list[ReplayEvent]
-    hops: dict[int, list[HopValues]]  # by call number
+    hops: dict[int, list[RunEvent]]  # by call number
     recorders: list[StepRecorder]  # per rank
     sent_nbytes: list[int]  # per rank, parameters and gradients
 
@@ -431,17 +414,17 @@ def replay(example: Example, stage: int | Stage) -> Replay:
     return Replay(example, stage_of(stage), steps, cluster.memory.peak_nbytes_by_kind)
 
 
-def _replayed_step(cluster: Cluster, example: Example, engines: Sequence[WatchedEngine], step: int) -> ReplayedStep:
+def _replayed_step(cluster: Cluster, example: Example, engines: Sequence[Watched], step: int) -> ReplayedStep:
     """The next step of a run, recorded."""
-    hops: defaultdict[int, list[HopValues]] = defaultdict(list)
+    hops: defaultdict[int, list[RunEvent]] = defaultdict(list)
     with unreported_skips():
         for event in cluster.events(one_step, example, engines, step, hop_by_hop=True):
             assert event.call is not None, "the example sends no messages beside its collectives"
-            hops[event.call.number].append(HopValues(event.hop, tuple(exact(event.values.astype(np.float32)))))
+            hops[event.call.number].append(event)
     recorders = list(cluster.runs[-1].results)
     sent = [sum(trace.sent_nbytes(purpose) for purpose in SHOWN_PURPOSES) for trace in cluster.trace]
     events = events_of(cluster.trace, [recorder.snapshots["start"].held_nbytes for recorder in recorders])
-    return ReplayedStep(example, engines[0].engine.stage, step, events, dict(hops), recorders, sent)
+    return ReplayedStep(example, engines[0][0].stage, step, events, dict(hops), recorders, sent)
 
 
 def stages_named(text: str) -> list[int]:
@@ -545,7 +528,6 @@ def _stage(number: int, found: Replay, *, hops: bool) -> Iterator[Part | str]:
         if step.recorders[0].skipped:
             yield TextLine("Some gradient was inf or NaN: every rank skipped the step, and nothing has changed.", 0)
     yield _results(found.steps, "What it comes to")
-    yield TextLine(_cast_remark(found.steps[-1]), 0)
     yield _memory(found)
     yield TextLine("Sent by each rank in a step, parameters and gradients: "
                    f"{_listed(found.steps[0].sent_nbytes)} bytes", 0)
@@ -575,10 +557,10 @@ def _happened(found: ReplayedStep, *, hops: bool) -> Table:
     return _table(caption, "", "event", "rank", "values", "sent B", "holds B", rows=rows)
 
 
-def _hop(made: HopValues) -> str:
+def _hop(made: RunEvent) -> str:
     """One message: who to whom, which chunks, which values."""
     hop = made.hop
-    carried = _numbers(made.values) if made.values else "nothing (0 bytes)"
+    carried = _numbers(made.values) if made.values.size else "nothing (0 bytes)"
     return f"[dim]hop {hop.step}, {hop.source} → {hop.destination}, chunk {_listed(hop.chunks)}: {carried}[/]"
 
 
@@ -596,8 +578,7 @@ def _values(found: ReplayedStep, event: ReplayEvent, rank: int, seen: list[int])
     if event.op in ("reduce_scatter", "all_reduce"):
         return _owned("sum", _of_unit(event, found.held_part("reduced", "reduce", rank)))
     if event.op == "all_gather":
-        last = [one for one in found.events if one.op == "all_gather"][-1]
-        moment = "end" if event is last and found.stage.parameters.value == "replicated" else "start"
+        moment = "end" if "update" in (one.op for one in found.events[:found.events.index(event)]) else "start"
         whole = dict(enumerate(exact(found.whole("parameter", moment, rank))))
         return _owned("has", _of_unit(event, whole))
     if event.op == "update":
@@ -634,15 +615,6 @@ def _results(steps: Sequence[ReplayedStep], caption: str) -> Table:
         rows += [(str(step.number) if row[0] == NAMES[0] else "", *row) for row in of_weights]
     return _table(caption, "step", "", "mean gradient", *steps[0].slots, "fp32 master",
                   f"{steps[0].example.compute} copy", rows=rows)
-
-
-def _cast_remark(found: ReplayedStep) -> str:
-    """One weight whose printed value is not the one that the compute format has; nothing where there is none."""
-    for name, value, cast in zip(NAMES, exact(found.whole("master", "end")),
-                                 _decimals(found.whole("parameter", "end")), strict=True):
-        if short(value) != cast:
-            return f"Texts print {short(value)} for {name} throughout; its {found.example.compute} copy is {cast}."
-    return ""
 
 
 def _memory(found: Replay) -> Table:

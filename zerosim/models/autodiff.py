@@ -27,6 +27,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from zerosim.models import layers
 from zerosim.models.initializers import Filled, Initializer, Normal
@@ -187,31 +188,22 @@ class Graph:
 # -- Tracked arrays ----------------------------------------------------------------------------------------------------
 
 
+def _refusal(what: str, remedy: str) -> TypeError:
+    return TypeError(f"a tracked array cannot {what}; {remedy}")
+
+
 def _refused(what: str, remedy: str) -> Callable[..., NoReturn]:
     def method(self: TrackedArray, *arguments: Any, **options: Any) -> NoReturn:
-        raise TypeError(f"a tracked array cannot {what}; {remedy}")
+        raise _refusal(what, remedy)
 
     return method
 
 
-def _in_place(sign: str) -> Callable[..., NoReturn]:
-    return _refused(f"be changed in place by {sign}=, since backward may need what it was",
-                    f"write y = y {sign} x, which makes another array")
+COMPARISONS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
+SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/", "power": "**", "matmul": "@"}
 
 
-def _operator(name: str) -> Callable[[TrackedArray, Any], TrackedArray]:
-    return lambda self, other: _elementwise(name, self, other)
-
-
-def _reflected(name: str) -> Callable[[TrackedArray, Any], TrackedArray]:
-    return lambda self, other: _elementwise(name, other, self)
-
-
-_compared = _refused("be compared: a comparison has no gradient", "use maximum(x, y), relu(), or a constant array as a "
-                     "mask to multiply by")
-
-
-class TrackedArray:
+class TrackedArray(NDArrayOperatorsMixin):
     """An array whose operations are noted: +, -, *, /, **, @, methods, slices, and the functions of this module.
 
     Operands are broadcast as NumPy broadcasts. It has no elements to look at, since what one computed from them would
@@ -251,21 +243,7 @@ class TrackedArray:
     def __repr__(self) -> str:
         return f"TrackedArray({self.shape}, {self.dtype}{', constant' if self.value.number is None else ''})"
 
-    # Elementwise operations; each rounds once.
-    __add__, __radd__ = _operator("add"), _reflected("add")
-    __sub__, __rsub__ = _operator("subtract"), _reflected("subtract")
-    __mul__, __rmul__ = _operator("multiply"), _reflected("multiply")
-    __truediv__, __rtruediv__ = _operator("divide"), _reflected("divide")
-
-    def __neg__(self) -> TrackedArray:
-        return _elementwise("negative", self)
-
-    def __pow__(self, exponent: float) -> TrackedArray:
-        if not is_number(exponent):
-            raise TypeError(f"a tracked array was raised to the power {exponent!r}; the exponent is a number: write "
-                            "(y * x.log()).exp() for x to the power y")
-        return _elementwise("power", self, exponent)
-
+    # Elementwise operations; each rounds once. Operators are NumPy's functions, by its own mixin.
     def exp(self) -> TrackedArray:
         """e to the power of each element."""
         return _elementwise("exp", self)
@@ -290,13 +268,7 @@ class TrackedArray:
         """See `layers.gelu_forward`."""
         return _by_layer(partial(layers.gelu_forward, exact=exact), partial(layers.gelu_backward, exact=exact), self)
 
-    # Products, sums, shapes.
-    def __matmul__(self, other: Any) -> TrackedArray:
-        return _product(self, self.graph.operand(other, "@"))
-
-    def __rmatmul__(self, other: Any) -> TrackedArray:
-        return _product(self.graph.operand(other, "@"), self)
-
+    # Sums, shapes.
     def sum(self, axis: int | tuple[int, ...] | None = None, *, keepdims: bool = False) -> TrackedArray:
         """The sum over some axes, or over all: added one after the other in fp32, rounded once."""
         return _summed(self, _axes(self, axis), 1, keepdims=keepdims)
@@ -337,12 +309,8 @@ class TrackedArray:
         return self.graph.tracked(copy, constant=True)
 
     # Refusals.
-    __iadd__, __isub__, __imul__ = _in_place("+"), _in_place("-"), _in_place("*")
-    __itruediv__, __ipow__, __imatmul__ = _in_place("/"), _in_place("**"), _in_place("@")
     __setitem__ = _refused("be written into, since backward may need what it was",
                            "build the result from parts, by concatenate() or a sum with masks")
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _compared
-    __hash__ = None  # type: ignore[assignment]
     __bool__ = _refused("decide a branch: which way it went has no gradient", "compute both, and mix them by a mask")
     __float__ = __int__ = _refused("become a number, which would be a constant", "go on with the array itself")
     __array__ = _refused("become a NumPy array, of which nothing would be tracked",
@@ -351,17 +319,24 @@ class TrackedArray:
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None,
                         **options: Any) -> TrackedArray:
         """An elementwise function or product of NumPy that is tracked; TypeError for any other, by its name."""
-        name = f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")
+        kind, name = ufunc.__name__, f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")
+        if kind in COMPARISONS:
+            raise _refusal("be compared: a comparison has no gradient",
+                           "use maximum(x, y), relu(), or a constant array as a mask to multiply by")
+        if out is not None and isinstance(out[0], TrackedArray) and kind in SIGNS:
+            raise _refusal(f"be changed in place by {SIGNS[kind]}=, since backward may need what it was",
+                           f"write y = y {SIGNS[kind]} x, which makes another array")
         if out is not None:
             raise TypeError(f"{name} was asked to write into an array; results of tracked operations are arrays of "
                             "their own, so leave out= away (y += x of a NumPy array y is one, too)")
-        if method != "__call__" or options or ufunc.__name__ not in UFUNCS:
+        if method != "__call__" or options or kind not in UFUNCS:
             raise _untracked(name)
         if ufunc is np.matmul:
             return _product(*[self.graph.operand(x, name) for x in inputs])
         if ufunc is np.power and not (isinstance(inputs[0], TrackedArray) and is_number(inputs[1])):
-            raise TypeError("np.power is tracked where the exponent is a number; write (np.log(x) * y).exp()")
-        return _elementwise(ufunc.__name__, *inputs)
+            raise TypeError("a power, np.power too, is tracked where the exponent is a number; write "
+                            "(np.log(x) * y).exp() for x to the power y")
+        return _elementwise(kind, *inputs)
 
     def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> NoReturn:
         """TypeError, by the function's name."""
@@ -663,8 +638,8 @@ def softmax(x: TrackedArray) -> TrackedArray:
         kernels = x.graph.context.kernels
         rows = kernels.wide("rows", x._array, x.graph.context.wide_dtype)
         kernels.round_into(kernels.row_maxima(rows), maxima[..., 0])
-    exponentials = (x - x.graph.tracked(maxima, constant=True)).exp()
-    return exponentials / exponentials.sum(-1, keepdims=True)
+    exponentials = _elementwise("subtract", x, x.graph.tracked(maxima, constant=True)).exp()
+    return _elementwise("divide", exponentials, exponentials.sum(-1, keepdims=True))
 
 
 def maximum(x: TrackedArray, y: Any) -> TrackedArray:

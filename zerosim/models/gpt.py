@@ -8,14 +8,12 @@ H heads, V vocabulary.
 Source: Radford et al. 2019, "Language models are unsupervised multitask learners", section 2.3.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -36,6 +34,7 @@ from zerosim.numerics.checks import (
     require_shape,
     unknown_name,
 )
+from zerosim.numerics.ranges import Count, CountOrZero, Range, require_ranges
 
 # -- Shapes ------------------------------------------------------------------------------------------------------------
 
@@ -46,67 +45,54 @@ class DecoderConfig(ABC):
 
     ``dropout`` is the rate after the embedding and after both residual projections of each block; the attention
     probabilities have none, since tiled attention never holds them. ``epsilon`` is the norms', ``feed_forward`` F, the
-    width of the feed-forward network's inside; 0 makes it 4C.
-    Raises ValueError for counts below one and a rate outside [0, 1).
+    width of the feed-forward network's inside; 0 makes it 4C. Unless a kind of config is asked for them, every head has
+    keys and values of its own, and C/H channels.
+    Raises ValueError for counts below one, a rate outside [0, 1), and heads that do not divide the channels.
     """
 
-    layers: int
-    channels: int
-    heads: int
-    context: int
-    vocabulary: int
-    dropout: float = 0.0
-    epsilon: float = 1e-5
-    feed_forward: int = 0
+    layers: Count
+    channels: Count
+    heads: Count
+    context: Count
+    vocabulary: Count
+    dropout: Annotated[float, layers.RATE] = 0.0
+    epsilon: Annotated[float, Range("it keeps a norm from dividing by 0, so take a small positive number, as 1e-5",
+                                    lambda value: is_finite_number(value) and value > 0)] = 1e-5
+    feed_forward: CountOrZero = 0
+    key_value_heads: int = field(init=False, repr=False)
+    head_channels: int = field(init=False, repr=False)
     learned_positions: ClassVar[bool] = False
     layer_norm: ClassVar[bool] = False
     last_norm: ClassVar[str]
 
     def __post_init__(self) -> None:
-        where = type(self).__name__
-        require_integers(where, 1, layers=self.layers, channels=self.channels, heads=self.heads, context=self.context,
-                         vocabulary=self.vocabulary)
-        object.__setattr__(self, "feed_forward", self.feed_forward or 4 * self.channels)
-        require_integers(where, 1, feed_forward=self.feed_forward)
-        layers.require_rate(where, "dropout", self.dropout)
-        if not is_finite_number(self.epsilon) or not self.epsilon > 0:
-            raise ValueError(f"{where} was given epsilon={self.epsilon!r}; it keeps a norm from dividing by 0, so take "
-                             "a small positive number, as 1e-5")
+        require_ranges(self)
+        shared, width = checked_heads(f"a {type(self).__name__}", self.channels, self.heads,
+                                      getattr(self, "key_value_heads", 0), getattr(self, "head_channels", None))
+        derived = {"feed_forward": self.feed_forward or 4 * self.channels, "key_value_heads": shared,
+                   "head_channels": width}
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
-    def norm(self, name: str) -> Norm:
+    def norm(self, name: str) -> "Norm":
         """The norm whose parameters have this name: a LayerNorm, or an RMSNorm."""
         return Norm(name, self.channels, self.epsilon, self.layer_norm)
 
     @abstractmethod
-    def sub_blocks(self, block: str, seed: int) -> list[SubBlock]:
+    def sub_blocks(self, block: str, seed: int) -> "list[SubBlock]":
         """The sub-blocks of a block of this name."""
 
 
 @dataclass(frozen=True)
 class GPTConfig(DecoderConfig):
-    """GPT-2's: learned positions, LayerNorm, biases everywhere. Raises ValueError for heads that do not divide the
-    channels too."""
+    """GPT-2's: learned positions, LayerNorm, biases everywhere."""
 
     learned_positions: ClassVar[bool] = True
     layer_norm: ClassVar[bool] = True
     last_norm: ClassVar[str] = "ln_f"
     biases: ClassVar[tuple[str, ...]] = LINEAR_LAYERS
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checked_heads("a GPTConfig", self.channels, self.heads)
-
-    @property
-    def key_value_heads(self) -> int:
-        """Every head has its own."""
-        return self.heads
-
-    @property
-    def head_channels(self) -> int:
-        """C/H."""
-        return self.channels // self.heads
-
-    def sub_blocks(self, block: str, seed: int) -> list[SubBlock]:
+    def sub_blocks(self, block: str, seed: int) -> "list[SubBlock]":
         """Attention, and a feed-forward network round a GELU."""
         return [Attention(block, self, seed), FeedForward(block, self, seed)]
 
@@ -203,7 +189,7 @@ class SubBlock(ABC):
     def widths(self) -> tuple[int, int]:
         """Outputs of the opening linear layer, inputs of the closing one."""
 
-    @property
+    @cached_property
     def biased(self) -> tuple[str, ...]:
         """The linear layers with a bias."""
         layers = zip((self.opening, self.closing), self.called, strict=True)
@@ -567,7 +553,7 @@ class Decoder(Model):
         super().__init__([Embed(self.config, seed), *_units(type(self).__name__, self.config, seed, units),
                           Head(self.config, seed, tied=self.tied)], CrossEntropy(normalization))
 
-    def without_dropout(self) -> Decoder:
+    def without_dropout(self) -> "Decoder":
         """The same model, units and names, in which nothing is dropped: for evaluation, and for what it writes."""
         return type(self)(replace(self.config, dropout=0.0), tied=self.tied, seed=self.seed, units=self.granularity,
                           normalization=self.normalization)

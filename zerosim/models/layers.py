@@ -23,6 +23,7 @@ from zerosim.numerics.checks import is_number, require_integers, require_matrix,
 from zerosim.numerics.kernels import NumpyKernels, do_nothing
 from zerosim.numerics.layer_kernels import packed_nbytes
 from zerosim.numerics.policy import Policy
+from zerosim.numerics.ranges import Range, require_range
 
 Gradients = dict[str, Array]
 
@@ -456,13 +457,17 @@ def _note(ctx: Context, qkv: Array, heads: int, channels: int, products: int, pe
 # -- Dropout (Srivastava et al. 2014, section 10, with the scaling by 1/(1 - rate) in training) ------------------------
 # No mask is saved: the same random words are drawn again.
 
+RATE = Range("it is the share of elements that are dropped, from 0 to less than 1",
+             lambda value: is_number(value) and 0 <= value < 1)
+
+
 def dropout_forward(ctx: Context, x: Array, rate: float, name: str) -> tuple[Array, str]:
     """y = x/(1 - rate) where the word drawn for the element is at least rate·2³², else 0; rate 0 returns x itself.
 
     ``name`` says which random numbers these are: one for each place of the model. Saves the name. Raises ValueError
     for a rate outside [0, 1).
     """
-    require_rate("dropout_forward", "rate", rate)
+    require_range("dropout_forward", "rate", rate, RATE)
     require_at_rest(ctx, "dropout_forward", x=x)
     return (x if rate == 0 else _dropped(ctx, x, rate, name, "activation")), name
 
@@ -471,13 +476,6 @@ def dropout_backward(ctx: Context, saved: str, dy: Array, rate: float) -> Array:
     """dx = dy/(1 - rate) where the element was let through, else 0: the same words are drawn again."""
     require_at_rest(ctx, "dropout_backward", dy=dy)
     return dy if rate == 0 else _dropped(ctx, dy, rate, saved, "activation_gradient")
-
-
-def require_rate(where: str, name: str, rate: float) -> None:
-    """Raises ValueError for a rate outside [0, 1)."""
-    if not is_number(rate) or not 0 <= rate < 1:
-        raise ValueError(f"{where} was given {name}={rate!r}; it is the share of elements that are dropped, from 0 to "
-                         "less than 1")
 
 
 def _dropped(ctx: Context, x: Array, rate: float, name: str, kind: str) -> Array:

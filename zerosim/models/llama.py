@@ -9,12 +9,10 @@ Sources: Touvron et al. 2023, "Llama 2" (arXiv:2307.09288), section 2.2; Ainslie
 Qwen Team 2025, "Qwen3 Technical Report" (arXiv:2505.09388), section 2, for the norms of heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from zerosim.models import gpt, layers
 from zerosim.models.gpt import Attention, Decoder, DecoderConfig, FeedForward, SubBlock
@@ -22,7 +20,8 @@ from zerosim.models.layers import OWN_OUTPUT, Context, Gradients, require_at_res
 from zerosim.models.rotary import RotaryScaling, frequencies
 from zerosim.models.units import Weights
 from zerosim.numerics.arrays import Array
-from zerosim.numerics.checks import checked_heads, is_finite_number, require_biases, require_integers, require_shape
+from zerosim.numerics.checks import is_finite_number, require_biases, require_shape
+from zerosim.numerics.ranges import CountOrZero, Flag, Range
 
 
 @dataclass(frozen=True)
@@ -36,33 +35,22 @@ class LlamaConfig(DecoderConfig):
     Raises ValueError for heads that do not divide, heads of odd width, which cannot be turned, and other biases.
     """
 
-    key_value_heads: int = 0
-    head_channels: int = 0
-    base: float = 10_000.0
-    scaling: RotaryScaling | None = None
+    key_value_heads: CountOrZero = 0
+    head_channels: CountOrZero = 0
+    base: Annotated[float, Range("the rotary angles are its powers, so take a positive number, as 10000",
+                                 lambda value: is_finite_number(value) and value > 0)] = 10_000.0
+    scaling: Annotated[RotaryScaling | None, Range("it is a LinearScaling, a Llama3Scaling or None",
+                                                   lambda value: isinstance(value, RotaryScaling | None))] = None
     biases: tuple[str, ...] = ()
-    head_norms: bool = False
+    head_norms: Flag = False
     last_norm: ClassVar[str] = "norm"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        where = "LlamaConfig"
-        require_integers(where, 0, key_value_heads=self.key_value_heads, head_channels=self.head_channels)
-        derived = checked_heads("a LlamaConfig", self.channels, self.heads, self.key_value_heads, self.head_channels)
-        for name, value in zip(("key_value_heads", "head_channels"), derived, strict=True):
-            object.__setattr__(self, name, value)
+        require_biases("LlamaConfig", self.biases)
         if self.head_channels % 2:
-            raise ValueError(f"{where} was given heads of {self.head_channels} channels; rotary positions turn pairs "
-                             "of them, so take an even number")
-        if not is_finite_number(self.base) or not self.base > 0:
-            raise ValueError(f"{where} was given base={self.base!r}; the rotary angles are its powers, so take a "
-                             "positive number, as 10000")
-        if self.scaling is not None and not isinstance(self.scaling, RotaryScaling):
-            raise ValueError(f"{where} was given scaling={self.scaling!r}; it is a LinearScaling, a Llama3Scaling or "
-                             "None")
-        require_biases(where, self.biases)
-        if not isinstance(self.head_norms, bool):
-            raise ValueError(f"{where} was given head_norms={self.head_norms!r}; it is True or False")
+            raise ValueError(f"LlamaConfig was given heads of {self.head_channels} channels; rotary positions turn "
+                             "pairs of them, so take an even number")
 
     @cached_property
     def frequencies(self) -> tuple[float, ...]:

@@ -7,16 +7,18 @@ scaling; for Llama 3.1's `apply_scaling` in the reference code of Meta's `llama-
 (https://github.com/meta-llama/llama-models, models/llama3/model.py), as of 2024.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from zerosim.numerics.arrays import Array
 from zerosim.numerics.checks import is_finite_number
+from zerosim.numerics.ranges import Range, require_ranges
+
+Number = Annotated[float, Range("take a positive number", lambda value: is_finite_number(value) and value > 0)]
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,10 @@ class RotaryScaling(ABC):
     Raises ValueError for numbers that are not finite and positive.
     """
 
-    factor: float
+    factor: Number
 
     def __post_init__(self) -> None:
-        for name in (one.name for one in fields(self)):
-            value = getattr(self, name)
-            if not is_finite_number(value) or not value > 0:
-                raise ValueError(f"{type(self).__name__} was given {name}={value!r}; take a positive number")
+        require_ranges(self)
 
     @abstractmethod
     def scaled(self, frequencies: Array) -> Array:
@@ -63,9 +62,9 @@ class Llama3Scaling(RotaryScaling):
     Raises ValueError unless ``high`` is more than ``low``, too.
     """
 
-    low: float
-    high: float
-    original_context: float
+    low: Number
+    high: Number
+    original_context: Number
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,18 +14,17 @@ grows beyond fp32's largest number. torch's is an fp32 number: shrunk past the s
 every step is skipped, since 0/0 is no gradient.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 
 from zerosim.numerics.checks import is_count, is_number, require_count, unknown_name
 from zerosim.numerics.formats import FORMATS
+from zerosim.numerics.ranges import Count, Range, require_range, require_ranges
 
 SCALERS = ("torch", "deepspeed", "deepspeed-legacy")
 LARGEST = FORMATS["fp32"].largest  # S meets gradients in fp32
@@ -78,11 +77,8 @@ class Scaling(Protocol):
         """The scaler at the start of a run."""
 
 
-def require_scale(what: str, scale: object) -> None:
-    """Raises ValueError unless a scale is a positive finite number of fp32's normal range."""
-    if not is_number(scale) or not FORMATS["fp32"].smallest_normal <= scale <= LARGEST:  # type: ignore[operator]
-        raise ValueError(f"{what}={scale!r} must be a positive finite number of fp32's normal range; "
-                         "1.0 scales nothing")
+SCALE = Range("it is a positive finite number of fp32's normal range; 1.0 scales nothing",
+              lambda value: is_number(value) and FORMATS["fp32"].smallest_normal <= value <= LARGEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +92,7 @@ class Static:
     skips: int | None = field(default=10, repr=False)
 
     def __post_init__(self) -> None:
-        require_scale("loss_scale", self.scale)
+        require_range("Static", "loss_scale", self.scale, SCALE)
         require_count("skips", self.skips, 1, "a number of steps",
                       none="where no number of skipped steps in a row is an error")
 
@@ -129,22 +125,18 @@ class Dynamic:
     """
 
     kind: str = "torch"
-    initial: float = 2.0**16
-    window: int = 2000
-    hysteresis: int = 1
-    factor: float = 2.0
-    smallest: float = 1.0
+    initial: Annotated[float, SCALE] = 2.0**16
+    window: Count = 2000
+    hysteresis: Count = 1
+    factor: Annotated[float, Range("{name} is a number above 1; 2.0 moves the exponent alone",
+                                   lambda value: is_number(value) and 1 < value <= LARGEST)] = 2.0
+    smallest: Annotated[float, SCALE] = 1.0
 
     def __post_init__(self) -> None:
         """Raises ValueError for an unknown kind and for settings that it does not have or that cannot be."""
         if self.kind not in SCALERS:
             raise unknown_name(f"no dynamic loss scaler is called {self.kind!r}", self.kind, SCALERS)
-        require_scale("initial", self.initial)
-        require_scale("smallest", self.smallest)
-        for name in ("window", "hysteresis"):
-            require_count(name, getattr(self, name), 1, "a number of steps")
-        if not is_number(self.factor) or not 1 < self.factor <= LARGEST:
-            raise ValueError(f"factor={self.factor!r} must be a number above 1; 2.0 moves the exponent alone")
+        require_ranges(self)
         if self.kind != "torch":
             if self.initial < self.smallest:
                 raise ValueError(f"initial={self.initial!r} lies below smallest={self.smallest!r}; begin at the "

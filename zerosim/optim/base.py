@@ -4,49 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from zerosim.numerics.arrays import Array
-from zerosim.numerics.checks import FP32, is_count, is_finite_number, is_number
+from zerosim.numerics.checks import FP32, is_count, is_number
 from zerosim.numerics.kernels import NumpyKernels, do_nothing
+from zerosim.numerics.ranges import Range, require_ranges
 
 Cut = Literal["anywhere", "tensor", "matrix", "layer"]
 State = Mapping[str, Array]
 
 
-# -- Hyperparameters ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """The values that a hyperparameter may have; ``text`` says it of ``{name}``."""
-
-    text: str
-    has: Callable[[Any], bool]
-
-    def __repr__(self) -> str:
-        return self.text.replace("{name}", "it")  # in the signatures that help() shows
-
-
-def one_of(choices: Collection[str]) -> Range:
-    """The range of a hyperparameter that is a name."""
-    return Range(f"choose one of {', '.join(choices)}", lambda value: value in choices)
-
-
-# An optimizer annotates its fields with these, as in ``lr: AtLeastZero = 1e-3``.
-AtLeastZero = Annotated[float, Range("{name} is a finite number, 0 or more",
-                                     lambda value: is_finite_number(value) and value >= 0)]
-Positive = Annotated[float, Range("{name} is a finite number above 0: something is divided by it",
-                                  lambda value: is_finite_number(value) and value > 0)]
+# An optimizer's fields have ranges: this one, or those of `zerosim.numerics.ranges`.
 DecayRate = Annotated[float, Range("{name} lies in [0, 1): at 1 the moment would never leave 0",
                                    lambda value: is_number(value) and 0 <= value < 1)]
-Count = Annotated[int, Range("{name} is a whole number, 1 or more", lambda value: is_count(value) and value >= 1)]
-Flag = Annotated[bool, Range("{name} is True or False", lambda value: isinstance(value, bool))]
 
 
 # -- State, and the context of an update ------------------------------------------------------------------------------
@@ -143,12 +119,7 @@ class Optimizer(ABC):
 
     def __post_init__(self) -> None:
         """Raises ValueError for a hyperparameter that is not in the range of its annotation."""
-        for field in dataclasses.fields(cast(Any, self)):  # a dataclass calls this
-            value = getattr(self, field.name)
-            for allowed in getattr(field.type, "__metadata__", ()):
-                if isinstance(allowed, Range) and not allowed.has(value):
-                    raise ValueError(f"{type(self).__name__} was given {field.name}={value!r}; "
-                                     f"{allowed.text.format(name=field.name)}")
+        require_ranges(self)  # a dataclass calls this
 
     @abstractmethod
     def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:

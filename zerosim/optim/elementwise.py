@@ -14,17 +14,8 @@ import numpy as np
 
 from zerosim.numerics.arrays import Array
 from zerosim.numerics.kernels import corrected_root, descend, move_average, move_square_average
-from zerosim.optim.base import (
-    AtLeastZero,
-    Cut,
-    DecayRate,
-    Flag,
-    Optimizer,
-    Slot,
-    State,
-    UpdateContext,
-    require_update,
-)
+from zerosim.numerics.ranges import AtLeastZero, Flag
+from zerosim.optim.base import Cut, DecayRate, Optimizer, Slot, State, UpdateContext, require_update
 
 
 class Elementwise(Optimizer):

@@ -17,20 +17,8 @@ import numpy as np
 
 from zerosim.numerics.arrays import Array
 from zerosim.numerics.kernels import corrected_root, descend, move_average, move_square_average
-from zerosim.optim.base import (
-    AtLeastZero,
-    Count,
-    Cut,
-    DecayRate,
-    Flag,
-    Optimizer,
-    Positive,
-    Slot,
-    State,
-    UpdateContext,
-    one_of,
-    require_update,
-)
+from zerosim.numerics.ranges import AtLeastZero, Count, Flag, Positive, one_of
+from zerosim.optim.base import Cut, DecayRate, Optimizer, Slot, State, UpdateContext, require_update
 from zerosim.optim.elementwise import AdamW
 
 # -- Newton-Schulz iterations: a matrix made orthogonal by products alone ----------------------------------------------

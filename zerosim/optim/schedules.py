@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from zerosim.numerics.checks import is_finite_number, require_integers
+from zerosim.numerics.ranges import AtLeastZero, Count, CountOrZero, require_ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,11 @@ class Constant:
 class Warmup:
     """Rises from 1/steps to 1 in so many steps, and stays."""
 
-    steps: int
+    steps: Count
 
     def __post_init__(self) -> None:
         """Raises ValueError for fewer than one step."""
-        require_integers("Warmup", 1, steps=self.steps)
+        require_ranges(self)
 
     def __call__(self, step: int) -> float:
         """min(1, step/steps)."""
@@ -37,16 +37,13 @@ class WarmupCosine:
     Loshchilov & Hutter 2017 (arXiv:1608.03983), equation 5, without restarts.
     """
 
-    warmup: int
-    steps: int
-    final: float = 0.0
+    warmup: CountOrZero
+    steps: Count
+    final: AtLeastZero = 0.0
 
     def __post_init__(self) -> None:
         """Raises ValueError for what are no steps, a warmup that does not end before the run does, a final below 0."""
-        require_integers("WarmupCosine", 1, steps=self.steps)
-        require_integers("WarmupCosine", 0, warmup=self.warmup)
-        if not (is_finite_number(self.final) and self.final >= 0):
-            raise ValueError(f"WarmupCosine was given final={self.final!r}; it is a finite factor of lr, 0 or more")
+        require_ranges(self)
         if self.warmup >= self.steps:
             raise ValueError(
                 f"WarmupCosine was given warmup={self.warmup} of steps={self.steps}; the cosine needs steps "

@@ -16,7 +16,8 @@ import numpy as np
 
 from zerosim.numerics.arrays import Array
 from zerosim.numerics.kernels import corrected_root, descend, move_average, move_square_average
-from zerosim.optim.base import AtLeastZero, Cut, DecayRate, Optimizer, Slot, State, UpdateContext, require_update
+from zerosim.numerics.ranges import AtLeastZero
+from zerosim.optim.base import Cut, DecayRate, Optimizer, Slot, State, UpdateContext, require_update
 from zerosim.optim.promises import require_halves
 
 

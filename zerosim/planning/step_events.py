@@ -368,7 +368,7 @@ def resting_issue(job: Job, unit: int) -> tuple[CollectiveIssue, int]:
 
 
 def across_issue(job: Job, unit: int) -> tuple[int, int, CollectiveIssue]:
-    """The all-reduce of a unit's shards across nodes: bytes of its buffers, bytes freed when it has begun, the call.
+    """The all-reduce of a unit's shards across nodes: bytes of its buffers, of what more there is before, the call.
 
     Shards are added up where they rest, if that is on the device and in the format in which they travel. Else they are
     cast into a buffer, and come back in another; and what rests elsewhere comes to the device first.
@@ -377,7 +377,8 @@ def across_issue(job: Job, unit: int) -> tuple[int, int, CollectiveIssue]:
     off_device, cast = job.options.offload.gradients != DEVICE, job.reduced_dtype != reduced
     fetched = shard * job.reduced_dtype.itemsize * off_device
     buffers = shard * reduced.itemsize * (cast + (cast or off_device)) + hops_nbytes(job, shard // nodes, nodes)
-    return (buffers + fetched * (not cast), fetched * cast,
+    freed = max(0, fetched + shard * reduced.itemsize - buffers) * cast  # when it is cast, before the other buffers
+    return (buffers + fetched * (not cast), freed,
             CollectiveIssue("all_reduce", unit, shard * reduced.itemsize, nodes, ACROSS))
 
 

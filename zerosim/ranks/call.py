@@ -216,38 +216,32 @@ class Hop:
     nbytes: int
 
 
+Array = Any  # numpy's, cupy's, or an array without data when a call is only expanded
+
 # -- Means: the averaging rules by name ------------------------------------------------------------------------------
 # Where a mean over N ranks divides decides what overflows or underflows. Every multiplication and division is computed
 # in fp32 and rounded once to the array's format.
 
 
+Kernels = NumpyKernels | NullKernels
+Scaling = Callable[[Kernels, Array, Array], None]
+
+
 @dataclass(frozen=True, slots=True)
 class MeanRule:
-    """The work of a mean on each contribution before the sum, and with the sum: divide, or multiply by a factor."""
+    """The work of a mean: ``before(kernels, x, out)`` scales each contribution x (n,) to out (n,), None where it stays
+    as it is; the sum is divided by ``divide_after``."""
 
-    divide_before: float = 1.0
-    multiply_before: float = 1.0
+    before: Scaling | None = None
     divide_after: float = 1.0
 
-    @property
-    def changes_input(self) -> bool:
-        return (self.divide_before, self.multiply_before) != (1.0, 1.0)
 
-    def before(self, kernels: NumpyKernels, x: np.ndarray, out: np.ndarray) -> None:
-        """Writes the scaled contribution, (n,), to ``out``."""
-        if self.multiply_before != 1.0:
-            kernels.multiply_rounded(x, self.multiply_before, out)
-        else:
-            kernels.divide_rounded(x, self.divide_before, out)
-
-    def after(self, kernels: NumpyKernels, total: np.ndarray) -> None:
-        """Scales the sum, (n,), in place."""
-        if self.divide_after != 1.0:
-            kernels.divide_rounded(total, self.divide_after, total)
+def _scaling(operation: str, number: float) -> Scaling | None:
+    return None if number == 1 else lambda kernels, x, out: getattr(kernels, operation)(x, number, out)
 
 
 def mean_rule(name: str, ranks: int, dtype: np.dtype) -> MeanRule:
-    """The factors of a rule for N ranks.
+    """The work of a rule for N ranks.
 
     ``sum_then_divide`` can overflow, ``divide_then_sum`` underflow; ``split`` divides by a power of two before and by
     the rest after; ``premultiply`` multiplies by 1/N rounded to the format, which biases bf16 by +0.195 % at N = 3.
@@ -257,13 +251,13 @@ def mean_rule(name: str, ranks: int, dtype: np.dtype) -> MeanRule:
         case "sum_then_divide":
             return MeanRule(divide_after=ranks)
         case "divide_then_sum":
-            return MeanRule(divide_before=ranks)
+            return MeanRule(_scaling("divide_rounded", ranks))
         case "split":
             before, after = split_factors(ranks)
-            return MeanRule(divide_before=before, divide_after=after)
+            return MeanRule(_scaling("divide_rounded", before), after)
         case "premultiply":
             inverse = 1 / ranks if dtype == np.float64 else float(round_to(np.float32(1 / ranks), format_of(dtype)))
-            return MeanRule(multiply_before=inverse)
+            return MeanRule(_scaling("multiply_rounded", inverse))
     raise unknown_name(f"no averaging rule {name!r}", name, MEANS)
 
 
@@ -283,9 +277,6 @@ def split_factors(ranks: int) -> tuple[int, float]:
 
 # -- One rank's part -------------------------------------------------------------------------------------------------
 
-Array = Any  # numpy's, cupy's, or an array without data when a call is only expanded
-
-
 @dataclass(slots=True, eq=False)
 class PendingCall:
     """One rank's part in a call, from its issue until its result is there; algorithms know it as ``me``.
@@ -298,7 +289,7 @@ class PendingCall:
 
     call: Call
     index: int
-    kernels: NumpyKernels | NullKernels
+    kernels: Kernels
     x: Array
     out: Array
     buffers: list[Array] = field(default_factory=list)

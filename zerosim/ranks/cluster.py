@@ -87,6 +87,7 @@ class Cluster(ShownRuns):
     """
 
     representative: int | None = None  # the one rank that runs and stands for all, where that is so
+    _where = ""  # what the cluster adds when it names itself
 
     def __init__(self, ranks: int, *, capacity_nbytes: int | None = None, debug: bool = False, seed: int = 0,
                  blas_threads: int = 1, trace_rows: int | None = None, processor: Processor | None = None,
@@ -166,14 +167,11 @@ class Cluster(ShownRuns):
             raise ValueError(f"run() takes a function of a rank, found {program!r}; "
                              "write run(program), not run(program())")
         self._enter()
-        try:
-            self.backend = backend = self._backend(
-                RunOptions(hop_by_hop or self.debug, watch, interrupts or Interrupts()))
-        except BaseException:
-            self._running = None
-            raise
+        backend: Backend | None = None
         handled: BaseException | None = None  # not this run's, and so left as it is
         try:
+            options = RunOptions(hop_by_hop or self.debug, watch, interrupts or Interrupts())
+            self.backend = backend = self._backend(options)
             for state in self.states:
                 state.begin(backend)
             programs = [functools.partial(_body, rank, program, args) for rank in self.ranks]
@@ -189,7 +187,8 @@ class Cluster(ShownRuns):
                         raise
             self.runs.append(Run(self._results(backend.results), self.trace))
         except BaseException as error:
-            backend.release(error, handled)
+            if backend is not None:
+                backend.release(error, handled)
             raise
         finally:
             for state in self.states:
@@ -210,7 +209,7 @@ class Cluster(ShownRuns):
         self._running = threading.get_ident()
 
     def __repr__(self) -> str:
-        return f"<Cluster of {len(self.ranks)} ranks, {len(self.runs)} runs>"
+        return f"<{type(self).__name__} of {self.ranks[0].size} ranks{self._where}, {len(self.runs)} runs>"
 
 
 @guarded

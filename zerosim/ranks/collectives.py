@@ -118,11 +118,6 @@ def all_gather_ring(me: PendingCall, x: Array, out: Array) -> Exchanges:
         yield Exchange(me.chunk(out, sent), me.neighbor(1), landing, me.neighbor(-1), (sent,))
 
 
-def no_buffers(me: PendingCall) -> list[Buffer]:
-    """Nothing beside ``x`` and ``out``."""
-    return []
-
-
 # -- Collectives with a root, and the all-to-all ---------------------------------------------------------------------
 
 
@@ -222,7 +217,7 @@ class Algorithm:
     """
 
     steps: Callable[..., Exchanges]
-    buffers: Callable[[PendingCall], list[Buffer]] = no_buffers
+    buffers: Callable[[PendingCall], list[Buffer]] = lambda me: []  # none beside ``x`` and ``out``
     power_of_two: bool = False
     folds: bool = False
     cuts: bool = True

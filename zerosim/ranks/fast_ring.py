@@ -12,10 +12,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.numerics.arrays import copy_elements, has_data, on_host, spans
-from zerosim.numerics.kernels import NullKernels, NumpyKernels
-from zerosim.ranks.call import Call, Cut, PendingCall, chunk_lengths, largest_chunk
-
-Kernels = NumpyKernels | NullKernels
+from zerosim.ranks.call import Call, Cut, Kernels, PendingCall, chunk_lengths, largest_chunk
 
 STACK_CHUNK = 2048       # below this chunk length a NumPy call costs more than its additions: add all chunks at once
 STACK_ELEMENTS = 1 << 23  # the most elements that stacking may copy
@@ -80,16 +77,12 @@ def all_gather(cut: Cut, inputs: list[np.ndarray], outs: list[np.ndarray]) -> No
 def ring_sum(kernels: Kernels, addends: list[np.ndarray], outs: list[np.ndarray]) -> None:
     """Adds the addends from left to right, block by block, so that the partial sum stays in cache (on a GPU in
     registers); writes all outs."""
-    put: Any = setitem if on_host(addends[0]) else _put_on_device
+    put: Any = setitem if on_host(addends[0]) else lambda out, here, x: copy_elements(x, out[here])
     for here in spans(len(addends[0]), kernels.BLOCK):
         total = outs[0][here]
         kernels.sum_rounded([x[here] for x in addends], total)
         for out in outs[1:]:
             put(out, here, total)
-
-
-def _put_on_device(out: np.ndarray, here: slice, x: np.ndarray) -> None:
-    copy_elements(x, out[here])
 
 
 def worth_stacking(cut: Cut, ranks: int) -> bool:

@@ -103,6 +103,7 @@ class NullCluster(Cluster):
                  trace_rows: int | None = None) -> None:
         """Raises ValueError for less than one rank, and for a representative that is not one of them."""
         self.representative = representative
+        self._where = ", all" if representative is None else f", rank {representative} for all"
         super().__init__(ranks, capacity_nbytes=capacity_nbytes, trace_rows=trace_rows, processor=NoData())
 
     def _present(self, group: tuple[int, ...]) -> tuple[int, ...]:
@@ -115,7 +116,3 @@ class NullCluster(Cluster):
 
     def _backend(self, options: RunOptions) -> Backend:
         return super()._backend(options) if self.representative is None else Representative()
-
-    def __repr__(self) -> str:
-        here = "all" if self.representative is None else f"rank {self.representative} for all"
-        return f"<NullCluster of {self.ranks[0].size} ranks, {here}, {len(self.runs)} runs>"

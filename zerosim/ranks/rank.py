@@ -389,11 +389,10 @@ class Rank:
         copied = async_op and (copy_in_flight or memory.debug or out is None)  # what arrives, until wait()
 
         # Memory: a copy of the input where it will change, the result, the algorithm's buffers.
-        rule = mean_rule(call.average, self.size, x.dtype) if call.average is not None else None
-        scaled, captured = rule is not None and rule.changes_input, x
-        if scaled or (copied and in_place) or (async_op and memory.debug):
+        rule, captured = mean_rule(call.average, self.size, x.dtype) if call.average else MeanRule(), x
+        if rule.before or (copied and in_place) or (async_op and memory.debug):
             captured = memory.alloc(x.shape, x.dtype, BUFFER, "captured input", like=x)
-            if scaled and rule is not None:
+            if rule.before:
                 rule.before(state.kernels.serving(x), x.reshape(-1), captured.reshape(-1))
             else:
                 copy_elements(x, captured)
@@ -419,7 +418,7 @@ class Rank:
             return _finish(state, backend, me, out, shape, rule)
         return Work(state, backend, me, partial(_finish, state, backend, me, out, shape, rule, async_op=True),
                     out=out, x=None if in_place else x,
-                    copy=None if in_place or scaled or captured is x else captured)
+                    copy=None if in_place or rule.before or captured is x else captured)
 
     # -- other handles of this rank -------------------------------------------------------------------------------
 
@@ -476,7 +475,7 @@ class Rank:
 
 
 def _finish(state: RankState, backend: Backend, me: PendingCall, out: Array | None, shape: tuple[int, ...],
-            rule: MeanRule | None, *, async_op: bool = False) -> np.ndarray | None:
+            rule: MeanRule, *, async_op: bool = False) -> np.ndarray | None:
     """Waits for the rank's part and returns the result where the caller wants it, after a mean's last division.
 
     No closure: a frame that is cleared after an error keeps those.
@@ -488,8 +487,8 @@ def _finish(state: RankState, backend: Backend, me: PendingCall, out: Array | No
     me.release()
     if not me.call.gets_result(me.index):
         return None
-    if rule is not None:
-        rule.after(state.kernels.serving(landing), landing)
+    if rule.divide_after != 1:
+        state.kernels.serving(landing).divide_rounded(landing, rule.divide_after, landing)
     if out is None:
         if async_op:
             state.memory.reclassify(landing, "workspace")

@@ -46,8 +46,8 @@ from zerosim.numerics.safetensors import (
     read_header,
     write_tensors,
 )
+from zerosim.ranks import together
 from zerosim.ranks.rank import Rank
-from zerosim.ranks.together import all_or_none
 from zerosim.zero.factors import Factors, empty_factor
 from zerosim.zero.gradients import Accumulator, Observer, StepCounts
 from zerosim.zero.layout import ParameterPiece
@@ -70,7 +70,7 @@ class CheckpointError(ValueError):
     """
 
 
-together = partial(all_or_none, error=CheckpointError)
+all_or_none = partial(together.all_or_none, error=CheckpointError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class TrainingState:
         return {"ranks": str(self.rank.size), **self.settings,
                 "layout": ", ".join(f"{group.layout.name} (units {crc32(' '.join(group.layout.units).encode())})"
                                     for group in self.param_groups),
-                "formats": "; ".join(_said(group.policy) for group in self.param_groups),
+                "formats": "; ".join(_settings_text(group.policy) for group in self.param_groups),
                 **self.update.settings(),
                 "schedule": _schedule_text(self.update, steps_taken + 1)}
 
@@ -119,7 +119,7 @@ class TrainingState:
 def _schedule_text(update: Update, step: int) -> str:
     """The schedule in words, as far as it has any, and its factor of the next lr, where it has one: it may end."""
     schedule: Any = update.schedule
-    said = f"{_said(schedule)}, of which the next is " if is_dataclass(schedule) else ""
+    said = f"{_settings_text(schedule)}, of which the next is " if is_dataclass(schedule) else ""
     try:
         return f"{said}{update.lr_factor(step)}"
     except Exception as error:
@@ -129,11 +129,11 @@ def _schedule_text(update: Update, step: int) -> str:
 def model_text(model: Model) -> str:
     """The passes of a model in words: a decoder's config, or a checksum of its units; and its loss."""
     units = str(model.config) if isinstance(model, Decoder) else (
-        f"{type(model).__name__} (units {crc32(' '.join(map(_said, model.units)).encode())})")
-    return f"{units}, {_said(model.loss)}"
+        f"{type(model).__name__} (units {crc32(' '.join(map(_settings_text, model.units)).encode())})")
+    return f"{units}, {_settings_text(model.loss)}"
 
 
-def _said(thing: Any) -> str:
+def _settings_text(thing: Any) -> str:
     """The class, and what a dataclass has been given, but for what makes first values, which a checkpoint replaces."""
     given = [(one.name, getattr(thing, one.name)) for one in (fields(thing) if is_dataclass(thing) else ())
              if one.name not in ("seed", "initializers", "master_from")]
@@ -229,15 +229,16 @@ def save(path: str | Path, training: TrainingState, progress: Any) -> None:
     rank = rank.agreeing(f"save to {str(path)!r} after {training.update.steps_taken} steps, "
                          f"{training.gradients.micro_batch} micro-batches, progress {text}")
     with rank.trace.span("save"), ExitStack() as until_saved:
-        number = np.array([together(rank, partial(_begin, folder, until_saved), only=0) or 0], np.int64)
+        number = np.array([all_or_none(rank, partial(_begin, folder, until_saved), only=0) or 0], np.int64)
         rank.broadcast(number, out=number, purpose="control")
         this = int(number[0])
         try:
-            together(rank, partial(_write_shard, folder / _name(this, rank.index, rank.size), training))
-            together(rank, partial(_write_index, folder, this, training, json.loads(text)), only=0)
+            all_or_none(rank, partial(_write_shard, folder / _name(this, rank.index, rank.size), training))
+            all_or_none(rank, partial(_write_index, folder, this, training, json.loads(text)), only=0)
         except CheckpointError:
-            if rank.index == 0 and not _names_number(folder, this):  # on a full disk they would be in the way
-                _remove_shards(folder, lambda number: number == this)
+            with suppress(OSError):  # of an index that cannot be read, and may be the new one's
+                if rank.index == 0 and _named(folder) != this:  # on a full disk they would be in the way
+                    _remove_shards(folder, lambda number: number == this)
             raise
         if rank.index == 0:
             _remove_shards(folder, lambda number: number != this)
@@ -298,8 +299,7 @@ def _begin(folder: Path, until_saved: ExitStack) -> int:
     index = folder / INDEX
     if index.exists() and FORMAT not in index.read_text(encoding="utf-8", errors="replace"):
         raise ValueError(f"{index} is of no zerosim checkpoint, and would be overwritten; name another folder")
-    with suppress(ValueError):  # without a whole index, nothing says which shards are whole
-        named = open_checkpoint(folder).content["number"]
+    if (named := _named(folder)) is not None:  # without a whole index, nothing says which shards are whole
         _remove_shards(folder, lambda number: number != named)
     return 1 + max((int(match[1]) for match in map(SHARD.fullmatch, _names(folder)) if match), default=0)
 
@@ -362,14 +362,11 @@ def _remove_shards(folder: Path, which: Callable[[int], bool]) -> None:
                 (folder / name).unlink()
 
 
-def _names_number(folder: Path, number: int) -> bool:
-    """True where the index is of the checkpoint of this number, or cannot be read."""
-    try:
-        return bool(open_checkpoint(folder).content["number"] == number)
-    except ValueError:
-        return False
-    except OSError:
-        return True
+def _named(folder: Path) -> Any:
+    """The number of the checkpoint whose index is there; None without a whole one."""
+    with suppress(ValueError):
+        return open_checkpoint(folder).content["number"]
+    return None
 
 
 # -- Loading -----------------------------------------------------------------------------------------------------------
@@ -480,11 +477,11 @@ def load(path: str | Path, training: TrainingState, abandon: Callable[[], StepCo
     rank, update = training.rank.agreeing(f"load of {str(path)!r}"), training.update
     _require_data(training)
     with rank.trace.span("load"):
-        plan = together(rank, partial(_plan, folder, training))
+        plan = all_or_none(rank, partial(_plan, folder, training))
         _require_same_checkpoint(rank, folder, plan.content)
         counts = abandon()
         with update.changing_state(f"load of {str(path)!r}"):
-            together(rank, partial(_fill, plan, training, counts))
+            all_or_none(rank, partial(_fill, plan, training, counts))
     return Restored(plan.content["progress"], plan.differences, plan.nbytes)
 
 

@@ -256,7 +256,7 @@ class Engine(Shown):
                 with self.rank.trace.span("skipped"):
                     pass
         self._factors, self._weights = {}, object()
-        self._counts = self._counts.next_step()
+        self._counts = StepCounts(self._counts.scale, self._counts.step + 1)
         return result
 
     def all_gather_parameters(self) -> None:

@@ -38,10 +38,6 @@ class StepCounts:
     tokens: list[int] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
 
-    def next_step(self) -> "StepCounts":
-        """The counts when the next step begins."""
-        return StepCounts(self.scale, self.step + 1)
-
 
 class Accumulator:
     """One step's gradients of one rank: micro-batch after micro-batch, unit after unit.
@@ -143,7 +139,7 @@ class Accumulator:
 
     def _with_tied(self, group: ParamGroup, unit: str, gradient: np.ndarray) -> np.ndarray:
         """The unit's gradient (u,), completed with what other units wrote for the weights that it owns."""
-        tied = [entry for entry in group.layout.unit_entries(unit) if entry.name in self._tied]
+        tied = [entry for entry in group.layout.by_unit[unit] if entry.name in self._tied]
         if tied and gradient.dtype != group.policy.accumulate_dtype:
             sums = self.rank.memory.alloc(len(gradient), group.policy.accumulate_dtype, "unit_gradient", unit)
             self.rank.kernels.cast_pack(gradient, sums)

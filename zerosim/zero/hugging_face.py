@@ -30,11 +30,11 @@ from zerosim.zero.checkpoint import (
     Checkpoint,
     Resting,
     TrainingState,
+    all_or_none,
     open_checkpoint,
     path_of,
     read_sources,
     resting_of,
-    together,
 )
 from zerosim.zero.param_group import ParamGroup
 
@@ -171,10 +171,10 @@ def load_weights(path: str | Path, training: TrainingState, abandon: Callable[[]
     folder = path_of(path)
     training.update.refuse_if_broken_off()  # which left optimizer state that is in no file of weights
     rank = training.rank.agreeing(f"load of weights from {str(path)!r}")
-    found = together(rank, partial(_found, folder, training))
+    found = all_or_none(rank, partial(_found, folder, training))
     abandon()
     with training.update.changing_state(f"load of weights from {str(path)!r}"):
-        together(rank, partial(_fill, found, training))
+        all_or_none(rank, partial(_fill, found, training))
     training.update.after_load(masters=False)
 
 

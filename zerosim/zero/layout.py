@@ -98,15 +98,19 @@ class Layout(Shown):
         """The entries by their parameter's name."""
         return {entry.name: entry for entry in self.entries}
 
-    def unit_entries(self, unit: str) -> list[LayoutEntry]:
-        """The entries of one unit, in order."""
-        return self._by_unit.get(unit, [])
+    @cached_property
+    def by_unit(self) -> dict[str, list[LayoutEntry]]:
+        """The entries of each unit, in order."""
+        found: dict[str, list[LayoutEntry]] = {unit: [] for unit in self.units}
+        for entry in self.entries:
+            found[entry.unit].append(entry)
+        return found
 
     def unit_views(self, unit: str, whole: np.ndarray) -> dict[str, np.ndarray]:
         """The parameters of one unit by name, as views of its padded vector (u,)."""
         start = self.units[unit].start
         return {entry.name: whole[entry.low - start:entry.high - start].reshape(entry.shape)
-                for entry in self.unit_entries(unit)}
+                for entry in self.by_unit[unit]}
 
     def views(self, vector: np.ndarray) -> dict[str, np.ndarray]:
         """The parameters by name, as views of the flat vector (n,). Raises ValueError for another shape."""
@@ -204,13 +208,6 @@ class Layout(Shown):
             start, stop = max(low, entry.low), min(high, entry.high)
             if start < stop:
                 yield entry, start, stop
-
-    @cached_property
-    def _by_unit(self) -> dict[str, list[LayoutEntry]]:
-        found: dict[str, list[LayoutEntry]] = {}
-        for entry in self.entries:
-            found.setdefault(entry.unit, []).append(entry)
-        return found
 
     @cached_property
     def _cuts(self) -> dict[tuple[int, int], Cut]:

@@ -27,7 +27,7 @@ from zerosim.numerics.policy import AVERAGES, Policy
 from zerosim.zero.gradients import Reduction
 from zerosim.zero.layout import Bucket, Parts
 from zerosim.zero.param_group import ParamGroup
-from zerosim.zero.placements import SHARDED, Move, Placement, Stage, packed, put_parts
+from zerosim.zero.placements import SHARDED, Move, Placement, Stage
 from zerosim.zero.update import Squares
 
 OF_THE_CUT = ("ranks", "stage", "layout")  # settings on which bits depend by rank, and do not by micro-batch
@@ -63,12 +63,12 @@ class OrderedReduction(Reduction):
         """Begins to send a bucket of addends, which are put into ``target`` one by one, with ``add`` onto what is
         there."""
         rank, store = self.group.rank, self.group.store
-        vector = packed(store, source, bucket.length, dtype)
+        vector = store.packed(source, bucket.length, dtype)
         found = rank.agreeing(agreement).all_to_all(vector, splits=bucket.cut, async_op=async_op, purpose="gradients")
 
         def put(arrived: np.ndarray) -> None:
             for number, addend in enumerate(arrived.reshape(rank.size, -1)):
-                put_parts(store, target, addend, add=add or number > 0)
+                store.put_parts(target, addend, add=add or number > 0)
 
         return Move(found, put, async_op=async_op)
 

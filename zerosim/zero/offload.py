@@ -15,13 +15,13 @@ Sources: Ren et al. 2021 (ZeRO-Offload), section 4; Rajbhandari et al. 2021 (ZeR
 import errno
 import os
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkstemp
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -82,36 +82,34 @@ class ScratchFile:
             view, start = view[done:], start + done
 
 
+class ChargedFile(NamedTuple):
+    """A file, None without data, and what stands for its bytes in the rank's account of the disk."""
+
+    file: Any
+    account: AnyArray
+
+
 @dataclass(slots=True, eq=False)
 class StoredVector:
-    """A whole vector (n,) on disk: its file, and during an update the draft with the ranges that are new.
-
-    ``accounts`` stand for the bytes of both in the rank's account of the disk.
-    """
+    """A whole vector (n,) on disk: its file, and during an update the draft with the ranges that are new."""
 
     kind: str
     name: str
     dtype: np.dtype[Any]
     length: int
-    file: Any = None  # without data there is none
+    old: Any = None  # a ChargedFile, as the draft
     draft: Any = None
-    accounts: list[AnyArray] = field(default_factory=list)
     written: list[tuple[int, int]] = field(default_factory=list)  # of the draft, rising and apart
 
-    def newest(self, low: int, high: int) -> list[tuple[bool, int, int]]:
-        """The range piece by piece, each with True where its newest elements lie in the draft."""
+    def newest(self, low: int, high: int) -> list[tuple[ChargedFile, int, int]]:
+        """The files in which the range's newest elements lie, piece by piece."""
         found, at = [], low
         for first, last in self.written:
             first, last = max(first, at), min(last, high)
             if first < last:
-                found += [(False, at, first)] * (at < first) + [(True, first, last)]
+                found += [(self.old, at, first)] * (at < first) + [(self.draft, first, last)]
                 at = last
-        return found + [(False, at, high)] * (at < high)
-
-    @property
-    def has_draft(self) -> bool:
-        """True from an update's first write on; without data there is no file to ask."""
-        return len(self.accounts) > 1
+        return found + [(self.old, at, high)] * (at < high)
 
     def note_written(self, low: int, high: int) -> None:
         """Adds a range of the draft."""
@@ -123,11 +121,7 @@ class StoredVector:
 
     def end_update(self, *, keep: bool) -> None:
         """Ends an update: the draft takes the file's place, or is dropped."""
-        if self.has_draft:
-            if keep:
-                self.file = self.draft
-            del self.accounts[0 if keep else 1]
-        self.draft, self.written = None, []
+        self.old, self.draft, self.written = (keep and self.draft) or self.old, None, []
 
 
 class DiskVector:
@@ -183,9 +177,8 @@ class OffloadStore(Store):
 
     def __init__(self, rank: Rank, offload: Offload) -> None:
         super().__init__(rank)
-        self.offload = offload
-        if offload.optimizer != DEVICE:
-            self.workplace = Workplace(rank.kernels.on_host, rank.memory.host, do_nothing)
+        self.offload, self.host = offload, Workplace(rank.kernels.on_host, rank.memory.host, do_nothing)
+        self.workplace = self.device if offload.optimizer == DEVICE else self.host
         self.read_next: Mapping[str, Any] = {}  # the vectors of which the first stretch is needed next
         self._open_file = offload.open_file or ScratchFile
         self._stored: list[StoredVector] = []
@@ -193,7 +186,6 @@ class OffloadStore(Store):
         self._writes: list[tuple[DiskVector, AnyArray, Outcome, Transfer]] = []
         # Between device and host, not waited for yet, and what waits for the copy.
         self._under_way: list[tuple[Transfer, Callable[[], None]]] = []
-        self._to_host: list[Callable[[], None]] = []  # those of them that have not been let arrive
         self._drafting = False
         self._failure: OSError | None = None  # of a file, in the update under way
         self.has_taken_effect = False  # some of what the update under way, or the last one, has written to disk
@@ -216,25 +208,17 @@ class OffloadStore(Store):
         length, dtype = int(np.prod(shape, dtype=np.int64)), np.dtype(dtype)
         stored = StoredVector(kind, name, dtype, length)
         try:
-            stored.file = self._new_file(stored)
+            stored.old = self._new_file(stored)
         except OSError as error:
             raise self._explained(error, f"{kind} {name}") from None
         if kind != "gradient":
             self._stored.append(stored)
         return DiskVector(stored, 0, shape)
 
-    def _new_file(self, stored: StoredVector) -> Any:
+    def _new_file(self, stored: StoredVector) -> ChargedFile:
         file = None if self._pool is None else self._open_file(
             Path(self.offload.directory or ""), stored.length * stored.dtype.itemsize)
-        stored.accounts.append(self.memory.disk.alloc(stored.length, stored.dtype, stored.kind, stored.name))
-        return file
-
-    def fill(self, x: Any, values: Callable[[slice], AnyArray]) -> None:
-        """x (n,) becomes what ``values`` gives for each range, rounded once to its type."""
-        for here in self._stretches(len(x)):
-            with self.writing(x[here]) as room:
-                self.rank.kernels.serving(room).fill(room, lambda span, first=here.start: values(
-                    slice(first + span.start, first + span.stop)))
+        return ChargedFile(file, self.memory.disk.alloc(stored.length, stored.dtype, stored.kind, stored.name))
 
     def clear(self, x: Any) -> None:
         """Sets new elements to zero; a new file has zeros."""
@@ -244,7 +228,7 @@ class OffloadStore(Store):
     @contextmanager
     def writing(self, x: Any) -> Iterator[Any]:
         """The array itself, to be written to where it rests; or room on the host, whose values go to the disk."""
-        with self.staged({"": x}, HOST if self.place_of(x) == DISK else self.place_of(x), read=()) as room:
+        with self.brought({"": x}, self.device if self.is_array(x) else self.host, read=()) as room:
             yield room[""]
 
     def place_of(self, x: Any) -> str:
@@ -254,7 +238,6 @@ class OffloadStore(Store):
         return DEVICE if self.memory.host.kind_of(x) is None else HOST
 
     def is_array(self, x: Any) -> bool:
-        """True for state that rests in an array of the device, which a collective can fill."""
         return self.place_of(x) == DEVICE
 
     def _place(self, workplace: Workplace) -> str:
@@ -265,13 +248,12 @@ class OffloadStore(Store):
         memory, kind = (self.memory, "communication_buffer") if place == DEVICE else (self.memory.host, "workspace")
         return memory.alloc(like.shape, like.dtype, kind, "offload")
 
-    def _stretches(self, count: int) -> Iterable[slice]:
-        """The ranges in which so many elements are moved."""
-        return spans(count, self.rank.kernels.STRETCH)
-
-    def _after(self, here: slice) -> slice:
-        """The stretch that follows."""
-        return slice(here.stop, here.stop + self.rank.kernels.STRETCH)
+    def stretches(self, count: int, *vectors: Any) -> Iterator[slice]:
+        """The ranges in which so many elements are moved; meanwhile the next one of each vector is read from disk."""
+        stretch = self.rank.kernels.STRETCH
+        for here in spans(count, stretch):
+            self.read_ahead(*(x[here.stop:here.stop + stretch] for x in vectors))
+            yield here
 
     # -- moves --------------------------------------------------------------------------------------------------------
 
@@ -304,8 +286,7 @@ class OffloadStore(Store):
     def in_stretches(self, x: Any) -> Iterator[Any]:
         """The values of a gradient, where it rests on the device or the host; from the disk they come to the host."""
         place = DEVICE if self.offload.gradients == DEVICE else HOST
-        for here in self._stretches(len(x)):
-            self.read_ahead(x[self._after(here)])
+        for here in self.stretches(len(x), x):
             yield self.at(place, x[here])
 
     def move(self, source: Any, target: Any, *, of: Any = None, wait: bool = True) -> None:
@@ -327,8 +308,6 @@ class OffloadStore(Store):
         if here == HOST:
             self._arrive()
         self._under_way.append((row, self.rank.kernels.copy_beside(source, target)))
-        if here == HOST:
-            self._to_host.append(self._under_way[-1][1])
         if wait:
             self._wait_for(*self._under_way.pop())
 
@@ -350,33 +329,20 @@ class OffloadStore(Store):
         if not add and values.dtype == resting.dtype:
             self.move(values, resting, of=resting, wait=False)
             return
-        for here in self._stretches(len(values)):
+        for here in self.stretches(len(values)):
             arrived, kernels = self.at(HOST, values[here], of=resting, wait=False), self.rank.kernels.on_host
-            with self.staged({"": resting[here]}, HOST, read=("",) * add) as arrays:
+            with self.brought({"": resting[here]}, self.host, read=("",) * add) as arrays:
                 self._arrive()
                 if add:
                     kernels.add_rounded(arrays[""], arrived, arrays[""])
                 else:
                     kernels.cast_pack(arrived, arrays[""])
 
-    def cast(self, values: Any, resting: Any, at: Workplace) -> None:
-        """resting = values, rounded at their place and brought from there."""
-        with self.staged({"": resting}, self._place(at), read=()) as arrays:
-            at.kernels.cast_pack(values, arrays[""])
-
-    def updating_whole(self, resting: Mapping[str, Any], at: Workplace,
-                       unchanged: Collection[str] = ()) -> AbstractContextManager[dict[str, Any]]:
-        """The arrays at a place; those not ``unchanged`` are put back where they rest at the end of the block."""
-        return self.staged(resting, self._place(at), written=resting.keys() - unchanged)
-
     @contextmanager
-    def staged(self, resting: Mapping[str, Any], place: str, *, read: Collection[str] | None = None,
-               written: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
-        """The arrays at the place that computes: those that rest there themselves, of the others copies, which go back
-        at the end of the block.
-
-        ``read`` and ``written`` name those whose values are needed, and those that change (None: all).
-        """
+    def brought(self, resting: Mapping[str, Any], at: Workplace, *, read: Collection[str] | None = None,
+                written: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
+        """Brings copies of arrays to a place, and back at the end of the block; what rests there is there itself."""
+        place = self._place(at)
         copies = {name: self.at(place, x, read=read is None or name in read) for name, x in resting.items()}
         yield copies
         for name, x in resting.items():
@@ -385,14 +351,11 @@ class OffloadStore(Store):
 
     def updating(self, resting: Mapping[str, Any], count: int,
                  unchanged: Collection[str] = ()) -> Iterator[tuple[slice, dict[str, Any]]]:
-        """The arrays (count,) where the update is computed: themselves, or copies, stretch by stretch."""
-        for here in self._stretches(count):
-            self.read_ahead(*(x[self._after(here)] for x in resting.values()))
-            with self.updating_whole({name: x[here] for name, x in resting.items()}, self.workplace,
-                                     unchanged) as arrays:
-                if here.stop == count:
-                    self.read_ahead(*(x[self._after(slice(0))] for x in self.read_next.values()))
-                yield here, arrays
+        """The vectors at the workplace, stretch by stretch; beside the last one what is needed next is read."""
+        for here, arrays in super().updating(resting, count, unchanged):
+            if here.stop == count:
+                self.read_ahead(*(x[:self.rank.kernels.STRETCH] for x in self.read_next.values()))
+            yield here, arrays
 
     def note(self, kind: str, nbytes: int) -> None:
         """Notes the memory traffic of arithmetic on state of a kind, where that is the device's."""
@@ -413,9 +376,10 @@ class OffloadStore(Store):
     def _arrive(self) -> None:
         """Lets copies to the host arrive, before it computes with them or writes them, and before the next one begins;
         in the trace the program waits where it asks to."""
-        to_host, self._to_host = self._to_host, []
-        for arrived in to_host:
-            arrived()
+        for number, (row, arrived) in enumerate(self._under_way):
+            if row.direction == TO_HOST:
+                arrived()
+                self._under_way[number] = row, do_nothing
 
     # -- the disk -----------------------------------------------------------------------------------------------------
 
@@ -452,27 +416,27 @@ class OffloadStore(Store):
             self._read(DiskVector(stored, key[1], (key[2],)))  # and drops it
         if self._drafting and stored in self._stored:
             try:
-                if not stored.has_draft:
+                if stored.draft is None:
                     stored.draft = self._new_file(stored)
             except OSError as error:
                 self._failed(error, target)
                 return
             stored.note_written(target.start, target.stop)
         row = begin_transfer(self.rank.trace, TO_DISK, stored.kind, target.nbytes)
-        future = self._submit("write", target, values, [(stored.draft is not None, target.start, target.stop)])
+        future = self._submit("write", target, values, [(stored.draft or stored.old, target.start, target.stop)])
         self._writes.append((target, values, future, row))
         if len(self._writes) > WRITES_BEHIND:
             self._finish_write()
 
-    def _submit(self, what: str, x: DiskVector, values: AnyArray, parts: list[tuple[bool, int, int]]) -> Outcome:
+    def _submit(self, what: str, x: DiskVector, values: AnyArray, parts: list[tuple[ChargedFile, int, int]]) -> Outcome:
         """Lets a thread read or write."""
         if self._pool is None:  # there are no data
             done = Outcome()
             done.set_result(None)
             return done
         itemsize = x.dtype.itemsize
-        places = [(getattr(x.stored.draft if in_draft else x.stored.file, what), (low - x.start) * itemsize,
-                   (high - x.start) * itemsize, low * itemsize) for in_draft, low, high in parts]
+        places = [(getattr(part.file, what), (low - x.start) * itemsize, (high - x.start) * itemsize, low * itemsize)
+                  for part, low, high in parts]
         return self._pool.submit(_in_a_thread, places, [as_bytes(values)])
 
     def _finish_write(self) -> None:
@@ -517,8 +481,8 @@ class OffloadStore(Store):
         try:
             yield
             for stored in self._stored:
-                for is_new, low, high in stored.newest(0, stored.length) if stored.has_draft else []:
-                    if not is_new:
+                for file, low, high in stored.newest(0, stored.length) if stored.draft else []:
+                    if file is stored.old:
                         kept = DiskVector(stored, low, (high - low,))
                         self._write(self._read(kept), kept)
             self.finish()
@@ -538,7 +502,6 @@ class OffloadStore(Store):
         """Forgets what is under way, and drops drafts."""
         writes, self._writes, copies, self._under_way = self._writes, [], self._under_way, []
         self.forget_ahead()
-        self._to_host = []
         for _, arrived in copies:
             arrived()
         for _, _, future, _ in writes:

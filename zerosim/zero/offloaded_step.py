@@ -8,7 +8,7 @@ Sources: Ren et al. 2021 (ZeRO-Offload), sections 4 and 5.2; Rajbhandari et al. 
 Legend: u elements of one padded unit.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -149,11 +149,7 @@ class OffloadedUpdate(Update):
     """
 
     trained: Sequence[OffloadedParamGroup]
-
-    @property
-    def store(self) -> OffloadStore:
-        """The store of all that is updated."""
-        return self.trained[0].store
+    store: OffloadStore
 
     @contextmanager
     def changing_state(self, what: str) -> Iterator[None]:
@@ -185,7 +181,7 @@ class HostUpdate(OffloadedUpdate):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.offload, self.delayed = self.store.offload, dict[ParamGroup, Any]()
+        self.offload, self.delayed = self.store.offload, dict[OffloadedParamGroup, Any]()
         if self.offload.delayed_update and any(group.parameter_is_master for group in self.trained):
             raise ValueError("a delayed update needs masters beside the parameters, which go on for a step with what "
                              "they are, and in fp32 they are one; compute in bf16 or fp16, or leave delayed_update out")
@@ -204,19 +200,22 @@ class HostUpdate(OffloadedUpdate):
                             self._make_room(group)
                             self._update_group(group, context)
                         self.steps_taken = context.step
+                        updated: dict[OffloadedParamGroup, Any] = {
+                            group: group.updated_parameter for group in self.trained}
+                        due = self.delayed if self.offload.delayed_update else updated
                         if self.offload.parameters == DISK:
-                            self._put_parameters()
+                            self._put_parameters(due)
                 except BaseException:
                     if self.offload.optimizer == DISK and not self.store.has_taken_effect:  # nothing has changed
                         self._changing, self.steps_taken = None, taken
                     raise
                 if self.offload.parameters != DISK:
-                    self._put_parameters()
-                for due in self._due():
-                    for region in due.layout.regions:
-                        self.all_gathers[due].shard_updated(region)
+                    self._put_parameters(due)
+                for group in due:
+                    for region in group.layout.regions:
+                        self.all_gathers[group].shard_updated(region)
                     self.store.finish()
-                self.delayed = self._updated() if self.offload.delayed_update else {}
+                self.delayed = updated if self.offload.delayed_update else {}
         finally:
             for group in self.trained:
                 group.updated_parameter = None
@@ -242,18 +241,12 @@ class HostUpdate(OffloadedUpdate):
             for piece in group.pieces:
                 master = group.master_elements(piece)
                 for here in spans(piece.count, group.rank.kernels.STRETCH):
-                    group.cast(piece, here, self.store.at(HOST, master[here]), self.store.workplace)
+                    group.cast(piece, here, self.store.at(HOST, master[here]))
             self.delayed[group], group.updated_parameter = group.updated_parameter, None
 
-    def _updated(self) -> dict[ParamGroup, Any]:
-        return {group: group.updated_parameter for group in self.trained}
-
-    def _due(self) -> dict[ParamGroup, Any]:
-        """The updated parameters that take the place of the parameters at the end of this update."""
-        return self.delayed if self.offload.delayed_update else self._updated()
-
-    def _put_parameters(self) -> None:
-        for group, updated in self._due().items():
+    def _put_parameters(self, due: Mapping[OffloadedParamGroup, Any]) -> None:
+        """Brings updated parameters to where parameters rest, as far as they are not there."""
+        for group, updated in due.items():
             stage = group.stage
             narrower = SHARDED if SHARDED in (stage.parameters, stage.optimizer) else stage.optimizer
             for piece in group.regions_held(narrower) if updated is not None else []:

@@ -26,20 +26,8 @@ from zerosim.numerics.policy import Policy
 from zerosim.numerics.rounding import round_to
 from zerosim.optim.base import Optimizer, Slot
 from zerosim.ranks.rank import Rank
-from zerosim.zero.layout import Bucket, Layout, LayoutEntry, ParameterPiece, Parts, Piece, Region, UnitShapes, buckets
-from zerosim.zero.placements import (
-    REPLICATED,
-    SHARDED,
-    BucketOptions,
-    Move,
-    Placement,
-    Stage,
-    Store,
-    Workplace,
-    packed,
-    put_parts,
-    redistribute,
-)
+from zerosim.zero.layout import Bucket, Layout, LayoutEntry, ParameterPiece, Parts, Piece, UnitShapes, buckets
+from zerosim.zero.placements import REPLICATED, SHARDED, BucketOptions, Move, Placement, Stage, Store, redistribute
 
 # -- what a user asks for ---------------------------------------------------------------------------------------------
 
@@ -213,10 +201,6 @@ class ParamGroup:
         """The valid stretches that this rank holds under a placement, region by region: its own, or all of each."""
         return self.layout.valid(self.rank.index) if placement is SHARDED else self.layout.valid_regions()
 
-    def pieces_in(self, region: Region) -> list[ParameterPiece]:
-        """The pieces of one region that this rank updates."""
-        return [piece for piece in self.pieces if region.low <= piece.vector.start < region.high]
-
     def all_gather_scalars(self, mine: np.ndarray) -> np.ndarray:
         """The values of all ranks, in rank order; nothing is sent where each knows all."""
         if self.stage.optimizer is not SHARDED:
@@ -241,12 +225,12 @@ class ParamGroup:
         """
         rank = rank or self.rank
         chunk = bucket.cut[rank.index + 1] - bucket.cut[rank.index]
-        vector = packed(self.store, source, chunk if have is SHARDED else bucket.length, dtype)
+        vector = self.store.packed(source, chunk if have is SHARDED else bucket.length, dtype)
         in_place = not add and len(target) == 1 and target[0][1].dtype == dtype and self.store.is_array(target[0][1])
         found = redistribute(rank.agreeing(agreement), vector, have, want, bucket.cut, policy=self.policy,
                              out=target[0][1] if in_place else None, purpose=purpose, async_op=async_op,
                              **self.options.issued)
-        put = do_nothing if in_place else partial(put_parts, self.store, target, add=add)
+        put = do_nothing if in_place else partial(self.store.put_parts, target, add=add)
         return Move(found, put, async_op=async_op)
 
     # -- one parameter ------------------------------------------------------------------------------------------------
@@ -295,13 +279,13 @@ class ParamGroup:
         return {MASTER: self.master_elements(piece), GRADIENT: self.gradient_sum(piece),
                 **{name: self.slot(piece, name) for name in self.slots_of(piece.entry)}}
 
-    def cast(self, piece: ParameterPiece, here: slice, master: np.ndarray, at: Workplace) -> int:
-        """Rounds a stretch of an updated master (n,) to the parameter's format, as far as this rank has both; returns
-        the bytes that this reads and writes."""
+    def cast(self, piece: ParameterPiece, here: slice, master: np.ndarray, *, on_device: bool = False) -> int:
+        """Rounds a stretch of an updated master (n,) to the parameter's format, as far as this rank has both, at the
+        optimizer's workplace or on the device; returns the bytes that this reads and writes."""
         if self.parameter_is_master:
             return 0
         master, target = self.cast_target(piece, here, master)
-        self.store.cast(master, target, at)
+        self.store.cast(master, target, self.store.device if on_device else self.store.workplace)
         return int(master.nbytes + target.nbytes)
 
     def cast_target(self, piece: ParameterPiece, here: slice, master: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -165,7 +165,10 @@ class Store:
 
     def fill(self, x: Any, values: Callable[[slice], AnyArray]) -> None:
         """x (n,) becomes what ``values`` gives for each range, rounded once to its type."""
-        self.rank.kernels.serving(x).fill(x, values)
+        for here in self.stretches(len(x)):
+            with self.writing(x[here]) as room:
+                self.rank.kernels.serving(room).fill(room, lambda span, first=here.start: values(
+                    slice(first + span.start, first + span.stop)))
 
     def clear(self, x: Any) -> None:
         """Sets new elements to zero."""
@@ -189,6 +192,10 @@ class Store:
         """The values as a file takes them."""
         return x
 
+    def stretches(self, count: int, *vectors: Any) -> Iterable[slice]:
+        """The ranges in which so many elements of these vectors come to where they are computed with: one."""
+        return [slice(0, count)]
+
     def in_stretches(self, x: Any) -> Iterable[Any]:
         """The values of a gradient (n,), in parts that a workplace can read one after the other."""
         return [x]
@@ -202,11 +209,28 @@ class Store:
 
     def cast(self, values: Any, x: Any, at: Workplace) -> None:
         """x = values, rounded at their place."""
-        at.kernels.cast_pack(values, x)
+        with self.brought({"": x}, at, read=()) as arrays:
+            at.kernels.cast_pack(values, arrays[""])
 
     def move(self, values: Any, x: Any) -> None:
         """x = values of the device, of the same type."""
         copy_elements(values, x)
+
+    def packed(self, parts: Parts, length: int, dtype: np.dtype[Any]) -> np.ndarray:
+        """The parts as one vector of this format: the only part itself, or a copy in a charged buffer."""
+        values = [(here, self.read(part)) for here, part in parts]
+        if len(values) == 1 and values[0][1].dtype == dtype:
+            only: np.ndarray = values[0][1]
+            return only
+        vector = self.memory.alloc(length, dtype, "communication_buffer", "bucket")
+        for here, elements in values:
+            self.rank.kernels.cast_pack(elements, vector[here])
+        return vector
+
+    def put_parts(self, target: Parts, found: np.ndarray, *, add: bool = False) -> None:
+        """Puts a bucket that has arrived into the parts of its target, with ``add`` onto what is there."""
+        for here, resting in target:
+            self.put(found[here], resting, add=add)
 
     def finish(self) -> None:
         """Waits for what is on its way to where it rests: nothing."""
@@ -219,11 +243,17 @@ class Store:
     def updating(self, resting: Mapping[str, Any], count: int,
                  unchanged: Collection[str] = ()) -> Iterator[tuple[slice, dict[str, Any]]]:
         """The vectors (count,) at the workplace, stretch by stretch; those not ``unchanged`` are put back each time."""
-        yield slice(0, count), dict(resting)
+        for here in self.stretches(count, *resting.values()):
+            with self.brought({name: x[here] for name, x in resting.items()}, self.workplace,
+                              written=resting.keys() - unchanged) as arrays:
+                yield here, arrays
 
-    def updating_whole(self, resting: Mapping[str, Any], at: Workplace,
-                       unchanged: Collection[str] = ()) -> AbstractContextManager[dict[str, Any]]:
-        """The arrays at a place; those not ``unchanged`` are put back where they rest at the end of the block."""
+    def brought(self, resting: Mapping[str, Any], at: Workplace, *, read: Collection[str] | None = None,
+                written: Collection[str] | None = None) -> AbstractContextManager[dict[str, Any]]:
+        """Brings arrays to a place, and back where they rest at the end of the block.
+
+        ``read`` and ``written`` name those whose values are needed, and those that change (None: all).
+        """
         return nullcontext(dict(resting))
 
     def note(self, kind: str, nbytes: int) -> None:
@@ -266,21 +296,3 @@ class Move:
         """Waits, and drops what arrived."""
         if self._async_op:
             self._found.wait()
-
-
-def packed(store: Store, parts: Parts, length: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """The parts as one vector of this format: the only part itself, or a copy in a charged buffer."""
-    values = [(here, store.read(part)) for here, part in parts]
-    if len(values) == 1 and values[0][1].dtype == dtype:
-        only: np.ndarray = values[0][1]
-        return only
-    vector = store.memory.alloc(length, dtype, "communication_buffer", "bucket")
-    for here, elements in values:
-        store.rank.kernels.cast_pack(elements, vector[here])
-    return vector
-
-
-def put_parts(store: Store, target: Parts, found: np.ndarray, *, add: bool = False) -> None:
-    """Puts a bucket that has arrived into the parts of its target, with ``add`` onto what is there."""
-    for here, resting in target:
-        store.put(found[here], resting, add=add)

@@ -77,6 +77,7 @@ class Update:
             raise ValueError(f"clip_norm={clip_norm!r} must be positive; pass None for no clipping")
         self.all_gathers = all_gathers
         self.trained: Sequence[ParamGroup] = [group for group in all_gathers if not group.frozen]
+        self.store = self.trained[0].store
         self.skipped_steps, self.loss_scale = skipped_steps, skipped_steps.loss_scale
         self.clip_norm, self.schedule, self.squares = clip_norm, schedule, squares
         self.steps_taken = 0
@@ -115,12 +116,13 @@ class Update:
             self._region_updated(group, region)
 
     def _region_updated(self, group: ParamGroup, region: Region) -> None:
+        """Lets the other ranks have it, unless an option has them wait."""
         self.all_gathers[group].shard_updated(region)
 
     def _update_region(self, group: ParamGroup, region: Region, context: StepContext,
                        tensor_norms: Mapping[str, Norms]) -> None:
         """Updates what this rank updates of one region, tensor by tensor in the order of the vector, and casts it."""
-        own = {piece.entry.name: piece for piece in group.pieces_in(region)}
+        own = {piece.entry.name: piece for piece in group.pieces if region.low <= piece.vector.start < region.high}
         for entry, _, _ in group.layout.entries_in(region.low, region.high):
             piece = own.get(entry.name)
             anywhere = group.optimizers[entry.name].cut_of(entry.shape) == "anywhere"
@@ -140,7 +142,7 @@ class Update:
         for here, arrays in store.updating(at_rest, piece.count, unchanged=(GRADIENT,)):
             for w, g, state in _blocks(group, arrays, context):
                 optimizer.apply(ctx, w, g, state, context.step)
-            cast_nbytes += group.cast(piece, here, arrays[MASTER], store.workplace)
+            cast_nbytes += group.cast(piece, here, arrays[MASTER])
         group.note_update(at_rest, cast_nbytes)
 
     def lr_factor(self, step: int) -> float | None:
@@ -194,23 +196,21 @@ class Update:
 
 def _overflowed(groups: Sequence[ParamGroup]) -> bool:
     """True on every rank when any rank saw inf or NaN in what it updates."""
-    rank, gradients = groups[0].rank, _gradients(groups)
-    mine = not all(rank.kernels.all_finite(x) for gradient in gradients
+    mine = not all(groups[0].rank.kernels.all_finite(x) for gradient in _scanned(groups)
                    for x in groups[0].store.in_stretches(gradient))
-    _note_scan(groups[0], gradients)
     return bool(groups[0].all_gather_scalars(np.array([mine], np.uint8)).any())
 
 
 def _gradient_norm(groups: Sequence[ParamGroup], squares: Squares) -> float:
     """The global norm of the mean gradient: every element of every parameter of the groups counted once."""
     mine = []
+    _scanned(groups)
     for owner in _owners(groups[0]):
         total: float = 0  # plain additions: from CPython 3.12 on sum() compensates, which gives other bits
         for group in groups:
             for piece in group.layout.parameter_pieces(owner):
                 total += _sum_of_squares(group, group.gradient_sum(piece), squares)
         mine.append([total])
-    _note_scan(groups[0], _gradients(groups))
     return squares.roots(groups[0], mine)[0]
 
 
@@ -225,14 +225,11 @@ def _sum_of_squares(group: ParamGroup, gradient: np.ndarray, squares: Squares) -
     return total
 
 
-def _note_scan(group: ParamGroup, gradients: Sequence[np.ndarray]) -> None:
-    """Notes what a look at all gradients reads."""
-    group.store.note("gradient", sum(gradient.nbytes for gradient in gradients))
-
-
-def _gradients(groups: Sequence[ParamGroup]) -> list[np.ndarray]:
-    """The sums of gradients that this rank updates with, without padding."""
-    return [group.gradient_sum(piece) for group in groups for piece in group.regions_held(group.stage.optimizer)]
+def _scanned(groups: Sequence[ParamGroup]) -> list[np.ndarray]:
+    """The sums of gradients that this rank updates with, without padding; notes what a look at them reads."""
+    found = [group.gradient_sum(piece) for group in groups for piece in group.regions_held(group.stage.optimizer)]
+    groups[0].store.note("gradient", sum(gradient.nbytes for gradient in found))
+    return found
 
 
 def _owners(group: ParamGroup) -> Sequence[int]:

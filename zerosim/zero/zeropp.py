@@ -32,7 +32,7 @@ from zerosim.zero.gradients import Reduction
 from zerosim.zero.hybrid import neighbors_joined
 from zerosim.zero.layout import Bucket, Layout, Parts
 from zerosim.zero.param_group import ParamGroup
-from zerosim.zero.placements import REPLICATED, SHARDED, Move, Placement, Stage, packed, put_parts
+from zerosim.zero.placements import REPLICATED, SHARDED, Move, Placement, Stage
 from zerosim.zero.unshard import UnitGather
 
 BUFFER = "communication_buffer"
@@ -144,7 +144,7 @@ class QuantizedReduction(Reduction):
         """Begins to reduce a bucket's addends to shards: the first of the two all-to-alls. The second, when this is
         waited for, puts the sum of this rank's chunk into ``target``, with ``add`` onto what is there.
         """
-        vector, cut = packed(self.group.store, source, bucket.length, dtype), bucket.cut
+        vector, cut = self.group.store.packed(source, bucket.length, dtype), bucket.cut
         _, place = self.mesh.place(self.rank.index)
         clear_padding_of(self.rank, bucket, vector, range(self.rank.size))
         slices = [self.mesh.members_across(i) for i in range(self.mesh.ranks_per_node)]
@@ -155,11 +155,11 @@ class QuantizedReduction(Reduction):
 
         def finish(arrived: np.ndarray) -> None:
             sums = self._sums(arrived, lengths, self.mesh.ranks_per_node)
-            ends = (0, *accumulate(lengths))
-            splits, sent = self._quantized([sums[low:high] for low, high in pairwise(ends)], each=1)
-            arrived = self.across.agreeing(agreement).all_to_all(sent, splits=splits, purpose="gradients")
-            total = self._sums(arrived, [cut[self.rank.index + 1] - cut[self.rank.index]], self.mesh.nodes)
-            put_parts(self.group.store, target, total, add=add)
+            of_nodes = [sums[low:high] for low, high in pairwise((0, *accumulate(lengths)))]
+            splits, sent = self._quantized(of_nodes, each=1)
+            found = self.across.agreeing(agreement).all_to_all(sent, splits=splits, purpose="gradients")
+            total = self._sums(found, [cut[self.rank.index + 1] - cut[self.rank.index]], self.mesh.nodes)
+            self.group.store.put_parts(target, total, add=add)
 
         return Move(found, finish, async_op=async_op)
 

@@ -112,9 +112,6 @@ class CuPyCluster(Cluster):
         ValueError for what is no number of a device."""
         if not is_count(device) or device < 0:
             raise ValueError(f"device={device!r} must be the number of a GPU, 0 or more; 0 is the first")
-        self.device = device
+        self.device, self._where = device, f" on device {device}"
         super().__init__(ranks, capacity_nbytes=capacity_nbytes, debug=debug, seed=seed, blas_threads=blas_threads,
                          trace_rows=trace_rows, processor=CuPyDevice(cupy_on(device), device))
-
-    def __repr__(self) -> str:
-        return f"<CuPyCluster of {len(self.ranks)} ranks on device {self.device}, {len(self.runs)} runs>"

@@ -3,6 +3,7 @@
 Signatures are those of CuPy 14.2 with NCCL 2.32 (asked of the library itself, without a GPU, on 2026-11-21).
 """
 
+import math
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,6 @@ TYPES = {"int8": "NCCL_INT8", "uint8": "NCCL_UINT8", "int32": "NCCL_INT32", "uin
          "float32": "NCCL_FLOAT32", "float64": "NCCL_FLOAT64"}
 BYTES = "NCCL_UINT8"
 OPS = {"sum": "NCCL_SUM", "mean": "NCCL_SUM", "max": "NCCL_MAX", "min": "NCCL_MIN"}  # a mean is divided by the rank
-ID_NBYTES = 128  # of a communicator's unique id
 HOW_TO_INSTALL = "pip install nvidia-nccl-cu12 (for CuPy's cupy-cuda12x; nvidia-nccl-cu13 for cupy-cuda13x)"
 
 
@@ -252,12 +252,11 @@ class DeviceStreams:
 
         Gives up after some seconds, and where the device is broken.
         """
-        deadline = time.monotonic() + DRAIN_SECONDS
         with suppress(Exception):  # an error has brought us here, and that one is to be raised
-            while not self.idle() and time.monotonic() < deadline:
-                time.sleep(POLL_SECONDS)
+            self.synchronize(DRAIN_SECONDS)
 
-    def synchronize(self) -> None:
-        """Waits until both streams are idle, so that Ctrl-C is heard meanwhile."""
-        while not self.idle():
+    def synchronize(self, seconds: float = math.inf) -> None:
+        """Waits until both streams are idle, for so long at the most, so that Ctrl-C is heard meanwhile."""
+        deadline = time.monotonic() + seconds
+        while not self.idle() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)

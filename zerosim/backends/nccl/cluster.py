@@ -62,15 +62,13 @@ class NCCLCluster(Cluster):
         super().__init__(ranks, capacity_nbytes=capacity_nbytes, debug=debug, seed=seed, blas_threads=blas_threads,
                          trace_rows=trace_rows, processor=Devices(cupy))
         self.devices = devices_for(ranks, device_count(cupy), devices, share=share_devices)  # of each rank
+        self._where = f" on devices {self.devices}"
         streams = {rank: DeviceStreams(cupy, device, cupy_kernels()) for rank, device in enumerate(self.devices)}
         self._transport = NCCLTransport(streams, Communicators(NCCL(), self.devices))
 
     def close(self) -> None:
         """Gives NCCL's memory back; the next run makes new communicators."""
         self._transport.destroy()
-
-    def __repr__(self) -> str:
-        return f"<NCCLCluster of {len(self.ranks)} ranks on devices {self.devices}, {len(self.runs)} runs>"
 
 
 # -- A cluster of processes that have a GPU each, on one machine or on many ------------------------------------------

@@ -8,7 +8,6 @@ wait for that one. The host waits for neither.
 
 import sys
 import threading
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from zerosim.backends import CAUSE_SECONDS, FAREWELL_SECONDS
+from zerosim.backends import FAREWELL_SECONDS
 from zerosim.backends.nccl.adapter import NCCL, TYPES, Communicator, DeviceStreams
 from zerosim.backends.processes.cluster import LISTEN_SECONDS
 from zerosim.backends.processes.control import Channel, Elements, check_message_fits, lost_text
@@ -27,7 +26,7 @@ from zerosim.ranks.call import Array, Call, Exchanges, GroupKey, Pending, Pendin
 from zerosim.ranks.collectives import Delivery, lockstep, sent_by, steps_of
 from zerosim.ranks.errors import BackendError, MismatchError, RankStopped, place_of_call, ranks_text
 from zerosim.ranks.hub import Deliveries, RunOptions, Transport
-from zerosim.ranks.process import forget_frames, guarded
+from zerosim.ranks.process import guarded
 
 # -- ``algorithm="native"``: NCCL's own collectives, whose order of additions is the library's -----------------------
 # Sums are within the bound that `backends.mpi` states: NCCL adds in the format, or in fp32 and rounds at the end, in an
@@ -413,21 +412,10 @@ class NCCLProcessTransport(NCCLTransport):
         return self._observed(me, repeat(None) if lacks_a_half else super().message(key, step, ends))
 
     def _observed(self, me: Pending, deliveries: Iterable[Delivery | None]) -> Deliveries:
-        """Remembers the end of a part. Where NCCL raises an error because another rank has failed, a message about that
-        comes soon, and stops this rank; without one the error is this rank's own."""
+        """Remembers the end of a part."""
         number, self._begun = self._begun, self._begun + 1
-        try:
-            yield from deliveries
-            self._ends.append((number, self._done.get(me) or self._own_streams.finished()))
-            return
-        except self.errors as error:
-            error.add_note(f"raised by NCCL when it was asked for {me.describe()}")
-            # The error's frames hold the call's arrays, which would count as held while the error is kept.
-            refused = forget_frames(error)
-        deadline = time.monotonic() + CAUSE_SECONDS
-        while time.monotonic() < deadline:
-            yield None
-        raise refused
+        yield from deliveries
+        self._ends.append((number, self._done.get(me) or self._own_streams.finished()))
 
     def over(self) -> list[int]:
         """The parts to whose end the device has come since the last call."""

@@ -132,7 +132,7 @@ class ProcessBackend(Backend):
             try:
                 self.transport.new_group(parent, key, group_id)
             except self.transport.errors as error:
-                self._await_cause(forget_frames(error))
+                self._await_cause(error)
             self._rendezvous(key, b"")
         self.interrupts.raise_pending()
 
@@ -140,6 +140,7 @@ class ProcessBackend(Backend):
         """Raises RankStopped when the message has come about another rank's failure, which the library's error may be
         about: that rank, or one that heard of it first, has aborted the call. Without such a message: the error itself.
         """
+        forget_frames(error)  # they hold the call's arrays, which would count as held while the error is kept
         deadline = time.monotonic() + CAUSE_SECONDS
         while time.monotonic() < deadline:
             self._read()
@@ -309,10 +310,14 @@ class ProcessBackend(Backend):
         for me, deliveries in list(self.begun.items()):
             # A message that is not agreed on yet is posted, and no more.
             if not me.done and (me not in self.not_agreed or getgeneratorstate(deliveries) == GEN_CREATED):
-                for delivery in deliveries:
-                    if delivery is None:
-                        break
-                    moved = True
+                try:
+                    for delivery in deliveries:
+                        if delivery is None:
+                            break
+                        moved = True
+                except self.transport.errors as error:
+                    add_note(error, f"raised by {self.library} when it was asked for {me.describe()}")
+                    self._await_cause(error)
         return moved
 
     def _is_over(self) -> bool:
@@ -420,28 +425,22 @@ class OwnResult(Results):
         self._index, self._ranks = index, ranks
 
     def __getitem__(self, index: Any) -> Any:
-        if index not in (self._index, self._index - self._ranks):
-            self._elsewhere(index)
-        return self._values[0]
+        if index in (self._index, self._index - self._ranks):
+            return self._values[0]
+        asked = f"rank {index}" if isinstance(index, int) and -self._ranks <= index < self._ranks else repr(index)
+        raise IndexError(f"results[{index!r}] asks for the result of {asked}, but this process ran rank {self._index} "
+                         f"of {self._ranks} and has its result alone: results[{self._index}]. "
+                         "cluster.gather(value) gives every process the values of all")
 
     def __iter__(self) -> Iterator[Any]:
         # A sequence's own way stops at the first IndexError, and would seem to have gone through all results.
-        for index in range(self._ranks):
-            if index != self._index:
-                self._elsewhere(index)
-        return iter(self._values)
+        return iter([self[index] for index in range(self._ranks)])
 
     def __len__(self) -> int:
         return self._ranks
 
     def __repr__(self) -> str:
         return f"rank {self._index}: {self._values[0]!r}"
-
-    def _elsewhere(self, index: object) -> NoReturn:
-        asked = f"rank {index}" if isinstance(index, int) and -self._ranks <= index < self._ranks else repr(index)
-        raise IndexError(f"results[{index!r}] asks for the result of {asked}, but this process ran rank {self._index} "
-                         f"of {self._ranks} and has its result alone: results[{self._index}]. "
-                         "cluster.gather(value) gives every process the values of all")
 
 
 class ProcessCluster(Cluster):
