@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,6 @@ from zerosim.cli.shell import (
     Batch,
     Between,
     MeshName,
-    MicroBatches,
     Nodes,
     OptimizerName,
     OwnHardware,
@@ -43,7 +43,19 @@ ConventionName = Annotated[str | None, typer.Option("--convention", help="How by
                                                     "fp32-accumulate, megatron-bf16, megatron-fp16, deepspeed-zero2, "
                                                     "deepspeed-zero3, zero-infinity, fp32, scaling-book; or zerosim, "
                                                     "the engine's own.")]
-Utilization = Annotated[float, typer.Option(help="Share of the dense peak that products are taken to reach.")]
+Utilization = Annotated[float | None, typer.Option(help="Share of the dense peak that products are taken to reach; "
+                                                   "without it, what was measured of the device, and 0.5 of zerosim.")]
+Runtime = Annotated[str, typer.Option(help="Whose step it is: fsdp2 (PyTorch's, with DDP at stage 0 and "
+                                           "ZeroRedundancyOptimizer at 1), deepspeed, megatron, or zerosim.")]
+Margin = Annotated[float, typer.Option(help="Share of the device that is to stay free.")]
+GlobalBatch = Annotated[str | None, typer.Option(help="Sequences of a step on all ranks together, in place of "
+                                                      "--micro-batches.")]
+SomeMicroBatches = Annotated[int | None, typer.Option("--micro-batches", help="k, the micro-batches of a step; without "
+                                                      "it, 1.")]
+Tokens = Annotated[str | None, typer.Option(help="Tokens of a whole training, as 300B: its days and device-hours.")]
+Price = Annotated[float | None, typer.Option(help="Of a device and hour, with --tokens: what the training costs.")]
+Compare = Annotated[str | None, typer.Option(metavar="OPTIONS", help="Another plan side by side, by what differs: "
+                                             "\"--device a100-80 --batch 2\".")]
 Overlap = Annotated[bool, typer.Option("--overlap/--no-overlap", help="Reductions beside backward, the all-gather of "
                                        "parameters beside the update: seconds for bytes.")]
 Prefetch = Annotated[int, typer.Option(help="Units that stage 3 gathers ahead: seconds for bytes.")]
@@ -89,53 +101,69 @@ def plan(
     ctx: typer.Context, model: Model = None, parameters: Parameters = None, largest_layer: LargestLayer = None,
     ranks: Ranks = 8, device: DeviceName = "h100-80", link: LinkName = None, nodes: Nodes = 1, between: Between = None,
     stage: Stage = "all", recompute: Recompute = "usual", attention: Attention = "fused", batch: Batch = 1,
-    sequence: SequenceLength = None, micro_batches: MicroBatches = 1, compute: Compute = "bf16",
-    optimizer: OptimizerName = "adamw", convention: ConventionName = None, utilization: Utilization = 0.5,
-    overlap: Overlap = True, prefetch: Prefetch = 1, offload: Offload = "none",
+    sequence: SequenceLength = None, micro_batches: SomeMicroBatches = None, global_batch: GlobalBatch = None,
+    compute: Compute = "bf16", optimizer: OptimizerName = "adamw", runtime: Runtime = "fsdp2",
+    convention: ConventionName = None, utilization: Utilization = None, margin: Margin = 0.1, tokens: Tokens = None,
+    price: Price = None, overlap: Overlap = True, prefetch: Prefetch = 1, offload: Offload = "none",
     host_link: HostLink = None, disk_link: DiskLink = None, host_capacity: HostCapacity = None,
     disk_capacity: DiskCapacity = None, mesh: MeshName = "none", zeropp: Parts = "none", reduction: Reduction = "rank",
-    hardware: OwnHardware = None, ds_config: DsConfig = None, explain: Explain = False, measure: Measure = False,
-    as_json: AsJson = False,
+    hardware: OwnHardware = None, ds_config: DsConfig = None, compare: Compare = None, explain: Explain = False,
+    measure: Measure = False, as_json: AsJson = False,
 ) -> None:
-    """Does it fit, what does it send, how long is a step: a row for each stage and recomputation policy."""
+    """Does it fit, how long is a step, what does a training take: a row for each stage and recomputation policy."""
     from zerosim.course.plan_view import as_json as plain
     from zerosim.course.plan_view import plan_view
-    from zerosim.course.training import optimizer_named
     from zerosim.planning.plan import plan_config
 
-    asked: dict[str, Any] = {
-        "parameters": parameters, "largest_layer": largest_layer, "ranks": ranks, "device": device, "link": link,
-        "nodes": nodes, "between": between, "stage": stage, "recompute": recompute, "attention": attention,
-        "batch": batch, "tokens": sequence, "micro_batches": micro_batches, "compute": compute,
-        "optimizer": optimizer_named(optimizer, 1e-3), "convention": convention,
-        "utilization": utilization, "overlap": overlap, "prefetch": prefetch, "offload": offload,
-        "host_link": host_link, "disk_link": disk_link, "host_capacity_nbytes": host_capacity,
-        "disk_capacity_nbytes": disk_capacity, "hardware": hardware, "mesh": mesh, "zeropp": zeropp,
-        "reduction": reduction}
     notes: list[str] = []
+    asked = _plan_arguments(ctx.params)
     if ds_config is not None:
         said, notes = read_ds_config(ctx, ds_config, model, ranks)
         asked |= said
-    found = plan_config(model, **asked).plan()
+    found, beside = plan_config(**asked).plan(), None
+    if compare is not None:
+        other = ctx.command.make_context("plan", shlex.split(compare), parent=ctx.parent)
+        beside = plan_config(**asked | {name: value for name, value in _plan_arguments(other.params).items()
+                                        if OPTION_OF.get(name, name) in _typed(other)}).plan()
     measured = {}
     if measure:
         from zerosim.course.measured import measured_row
 
+        if not found.config.is_engine:
+            raise ValueError(f"--measure runs zerosim's engine, and this is a plan of {runtime}; take --runtime zerosim")
         measured = {row: measured_row(found.config, row.stage, row.recompute) for row in found.rows}
-    answer(as_json, lambda: plain(found, measured) | {"notes": notes},
-           lambda: plan_view(found, console().width, explain=explain, measured=measured, notes=notes))
+    answer(as_json, lambda: plain(found, measured, beside) | {"notes": notes},
+           lambda: plan_view(found, console().width, explain=explain, measured=measured, notes=notes, beside=beside))
+
+
+# An option of the command that has another name in Python, and what is no option of a plan.
+OPTION_OF = {"host_capacity_nbytes": "host_capacity", "disk_capacity_nbytes": "disk_capacity"}
+OF_THE_COMMAND = ("ds_config", "explain", "measure", "as_json", "compare")
+
+
+def _plan_arguments(params: dict[str, Any]) -> dict[str, Any]:
+    """The options of `zs.plan` that the command's are."""
+    from zerosim.course.training import optimizer_named
+
+    named = {option: name for name, option in OPTION_OF.items()}
+    return {named.get(name, name): value for name, value in params.items() if name not in OF_THE_COMMAND} | {
+        "optimizer": optimizer_named(params["optimizer"], 1e-3)}
+
+
+def _typed(ctx: Any) -> set[str]:
+    """The options that were typed."""
+    return {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
 
 
 def read_ds_config(ctx: typer.Context, file: str, model: str | None,
                    ranks: int) -> tuple[dict[str, Any], list[str]]:
     """A plan's options that a file of DeepSpeed's says, and notes on what is ignored and different; ValueError for an
-    option that was typed too, but for the ranks, which the file may leave open, and how bytes are counted, of which it
-    says nothing."""
+    option that was typed too, but for the ranks, which the file may leave open, and whose step it is."""
     from zerosim.frameworks import from_deepspeed
 
-    typed = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+    typed = _typed(ctx)
     settings = from_deepspeed(file, model=model, ranks=ranks if "ranks" in typed else None)
-    said = {name: value for name, value in settings.plan_arguments().items() if name not in typed & {"convention"}}
+    said = {name: value for name, value in settings.plan_arguments().items() if name not in typed & {"runtime"}}
     if both := [name for name in said if name in typed and name != "ranks"]:
         raise ValueError(f"--{both[0].replace('_', '-')} was asked for, and {file} says it too, in words or by "
                          "DeepSpeed's default; leave the option out")
@@ -172,7 +200,7 @@ def tune(
         found = found_by(
             model, global_batch=global_batch, batch=batch, prefetch=prefetch, bucket_nbytes=bucket_nbytes,
             offload=offload, seconds=seconds, ranks=ranks, device=device, link=link, nodes=nodes, between=between,
-            stage=stage, recompute=recompute, attention=attention, tokens=sequence, compute=compute,
+            stage=stage, recompute=recompute, attention=attention, sequence=sequence, compute=compute,
             optimizer=optimizer_named(optimizer, 1e-3), utilization=utilization, overlap=overlap, host_link=host_link,
             disk_link=disk_link, host_capacity_nbytes=host_capacity, disk_capacity_nbytes=disk_capacity,
             reduction=reduction, hardware=hardware)

@@ -3,82 +3,114 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.markup import escape
 
 from zerosim.course.measured import Compared
-from zerosim.display.plan_table import KEPT_HERE, PARTS, PYTORCH_KEEPS, UNITS, cells, names_for, places_text, subject
-from zerosim.display.style import percent
+from zerosim.display.plan_table import UNITS, answers, cells, names_for, places_text, subject
+from zerosim.display.style import fitted, percent
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts
 from zerosim.models.units import TILED, Recompute
-from zerosim.numerics.units import bytes_text, counted
+from zerosim.numerics.units import bytes_text, counted, gigabytes
 from zerosim.planning.conventions import is_cut_anywhere
 from zerosim.planning.explanation import explained, options_text
-from zerosim.planning.plan_config import Plan
+from zerosim.planning.plan_config import UTILIZATION, Plan, PlanConfig
 from zerosim.planning.plan_row import PlanRow
+from zerosim.planning.questions import compared, fewest_ranks, largest_batch, largest_model, largest_sequence, training
 
 INDENT = 4  # columns of a terminal beside those of a table
 Measured = Mapping[PlanRow, Sequence[Compared]]
 
 
 def plan_view(found: Plan, columns: int, *, explain: bool = False, measured: Measured | None = None,
-              notes: Iterable[str] = ()) -> View:
-    """The plan for a terminal of so many columns; notes on what was asked, below the remarks; each number's formula,
-    and what runs measure, where asked for."""
+              notes: Iterable[str] = (), beside: Plan | None = None) -> View:
+    """The plan for a terminal of so many columns; another one beside it, notes on what was asked, below the remarks;
+    each number's formula, and what runs measure, where asked for."""
     explanations = [_explanation(found, row) for row in found.rows] if explain else []
     measurements = [_measurement(row, lines) for row, lines in (measured or {}).items()]
-    return View(found.verdict, "", parts(_rows(found, columns), _remarks(found, columns), map(escape, notes),
-                                         *explanations, *measurements))
+    return View(found.verdict, "", parts(map(escape, answers(found)), _rows(found, columns), _beside(found, beside),
+                                         _remarks(found), map(escape, notes), *explanations, *measurements))
 
 
 def _rows(found: Plan, columns: int) -> Iterator[Part | str]:
     """The subject of the plan, and the rows in gigabytes and seconds."""
-    model, rest = map(escape, subject(found.config, found.rows[0].convention))
+    model, rest = map(escape, subject(found.config))
     yield from ("", TextLine(f"[bold]{model}[/]{rest}", indent=0), "")
     names = names_for(found, columns - INDENT)
     spare = names.index("spare") + 1
-    lines = [[*line[:spare], f"[{'green' if row.fits else 'red'}]{line[spare]}[/]", *line[spare + 1:]]
-             for row, line in zip(found.rows, cells(found, names), strict=True)]
+    lines = [[*line[:spare], f"[{'green' if row.has_margin else 'yellow' if row.fits else 'red'}]{line[spare]}[/]",
+              *line[spare + 1:]] for row, line in zip(found.rows, cells(found, names), strict=True)]
     yield marked_table("", *(RIGHT + name for name in names), rows=lines)
     yield ""
 
 
-def _remarks(found: Plan, columns: int) -> Iterator[str]:
+def _beside(found: Plan, other: Plan | None) -> Iterator[Part | str]:
+    """The cheapest rows of two plans side by side."""
+    if other is None:
+        return
+    lines = compared(found, other)
+    if not lines:
+        yield f"Nothing is side by side: {escape(other.verdict)}"
+        return
+    assert found.cheapest and other.cheapest
+    yield TextLine("[bold cyan]side by side[/], each with the cheapest row that fits", indent=0)
+    titles = [(escape(plan.name_of(row)), escape("".join(subject(plan.config))))
+              for plan, row in ((found, found.cheapest), (other, other.cheapest))]
+    yield marked_table("", RIGHT + "A", RIGHT + "B", RIGHT + "B/A", rows=[
+        (name, fitted(one), fitted(two), f"{two / one:.2f}" if one else "") for name, one, two in lines])
+    yield from (f"{letter} is {name} of {of}." for letter, (name, of) in zip("AB", titles, strict=True))
+
+
+def _remarks(found: Plan) -> Iterator[str]:
     """The units, what the numbers rest on, what is left out of them, and the answers to the inverse questions."""
     config = found.config
-    units = f"{UNITS} {PARTS}" if "gathered" in names_for(found, columns - INDENT) else UNITS
-    yield (f"{units} Seconds take arithmetic to reach {percent(config.utilization)} of the dense peak, which is "
-           f"assumed, or what memory allows; bytes and seconds are those of the engine with {options_text(config)}.")
-    if config.decoder is not None:
-        yield (f"Activations are those of zerosim's own layers, which make norms and gates again in backward. PyTorch "
-               f"keeps {PYTORCH_KEEPS / KEPT_HERE:.1f} times as much of a Llama-3-8B block: {PYTORCH_KEEPS:g} hidden "
-               f"states of each token, measured, against {KEPT_HERE:g}. Of a block made again it keeps the input.")
-        yield ("Attention is fused, as FlashAttention is, but in rows that say otherwise."
-               if any(Recompute.parse(policy).inside == TILED for policy in config.policies) else
-               "Attention holds its probabilities, as a fused one does not.")
-    else:
-        yield "Activations are not in the total: their sizes are not known of this model."
+    yield (f"{UNITS} A margin of {percent(config.margin)} of the device, {gigabytes(config.margin_nbytes)} GB, is for the "
+           f"allocator's fragments, and for peaks that no account has.")
+    yield from _rests_on(config)
     if not config.has_units:
-        yield "What is gathered or on its way is not in the total: name the largest layer, and it will be."
+        yield "Activations and what is gathered are not in the total: name a model, or the largest layer."
     if not is_cut_anywhere(config.optimizer):
-        yield (f"What {type(config.optimizer).__name__} works in while it updates whole tensors is not in the total: "
-               "--measure shows it, where the engine runs it.")
+        yield (f"What {type(config.optimizer).__name__} works in while it updates whole tensors is not in the total"
+               + (": --measure shows it, where the engine runs it." if config.is_engine else "."))
     if config.host_link:
         yield (f"Offload: {config.options.offload}; {escape(places_text(config))}. What is moved counts as beside "
                "nothing.")
+    yield from _largest_and_fewest(found)
+    yield ("Tensor, pipeline, sequence and expert parallelism and inference are not planned here: ask Megatron Core or "
+           "torchtitan, and an inference engine such as vLLM.")
+
+
+def _rests_on(config: PlanConfig) -> Iterator[str]:
+    """The sources of bytes and seconds."""
+    if not config.is_engine:
+        yield (f"Bytes are those of {config.runtime}, by an account whose rows --explain lists with their sources; seconds "
+               f"are estimates with {options_text(config)}.")
+        return
+    share = percent(config.utilization or UTILIZATION)
+    yield (f"Bytes and seconds are those of zerosim's engine with {options_text(config)}; arithmetic is taken to reach "
+           f"{share} of the dense peak, or what memory allows. Its layers make norms and gates again in backward, and keep "
+           "less than PyTorch's: plan those with --runtime fsdp2.")
+    if config.decoder is not None and any(Recompute.parse(policy).inside != TILED for policy in config.policies):
+        yield "Attention holds its probabilities where a row says so, as a fused one does not."
+
+
+def _largest_and_fewest(found: Plan) -> Iterator[str]:
+    """The answers to the inverse questions, each with the margin."""
+    config = found.config
     if config.decoder is not None:
-        batch = config.largest_batch()
-        yield (f"Largest micro-batch that fits: {counted(batch, 'sequence')}." if batch
-               else "Not even one sequence fits.")
-    ranks, least = config.fewest_ranks(), found.least_sent
+        batch = largest_batch(config)
+        yield (f"Largest micro-batch: {counted(batch, 'sequence')}. Longest sequence in micro-batches of {config.batch}: "
+               f"{counted(largest_sequence(config), 'token')}." if batch else "Not even one sequence fits.")
+    ranks, least, most = fewest_ranks(config), found.least_sent, largest_model(config)
     yield ("No number of ranks makes it fit." if ranks is None
-           else f"Fewest ranks on which it fits, of powers of two: {ranks:,}.")
+           else f"Fewest ranks on which it fits: {ranks:,}, sharded over all of them.")
+    if most is not None:
+        yield f"Largest model" + (" by its states alone" if config.decoder is None else " of such blocks") + (
+            f": {most.parameters / 1e9:,.4g} billion parameters.")
     if least is not None:
         yield f"Least traffic of what fits: {found.name_of(least)}, {bytes_text(least.sent_nbytes_per_step)} per step."
-    if is_cut_anywhere(config.optimizer):  # of others no number of parameters says what they keep
-        largest = [f"{config.largest_model(stage) / 1e9:,.4g}" for stage in config.stages]
-        yield f"Largest models whose states alone fit, by stage, in 10⁹ parameters: {'; '.join(largest)}."
 
 
 def _explanation(found: Plan, row: PlanRow) -> tuple[Part | str, ...]:
@@ -96,9 +128,15 @@ def _measurement(row: PlanRow, lines: Sequence[Compared]) -> tuple[Part | str, .
                  f"{line.difference_nbytes:+,}" if line.difference_nbytes else "0") for line in lines]))
 
 
-def as_json(found: Plan, measured: Measured | None = None) -> dict[str, Any]:
-    """The plan as plain data, its explanation with it, and the measurements where they were asked for."""
+def as_json(found: Plan, measured: Measured | None = None, beside: Plan | None = None) -> dict[str, Any]:
+    """The plan as plain data, its explanation with it, and the measurements and the other plan where they were asked
+    for."""
     data = found.as_dict()
+    if found.cheapest and (whole := training(found.config, found.cheapest)):
+        data["training"] = asdict(whole)
+    if beside is not None:
+        data["beside"] = {"plan": beside.as_dict(), "compared": [
+            {"what": name, "here": one, "there": other} for name, one, other in compared(found, beside)]}
     for row, line in zip(found.rows, data["rows"], strict=True):
         line["explained"] = [{"what": what, "formula": formula, "value": value}
                              for what, formula, value in explained(found.config, row)]

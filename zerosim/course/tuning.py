@@ -48,7 +48,7 @@ from zerosim.planning.closed_forms import STAGES
 from zerosim.planning.conventions import is_cut_anywhere
 from zerosim.planning.explanation import order_text
 from zerosim.planning.plan import plan_config
-from zerosim.planning.plan_config import PlanConfig
+from zerosim.planning.plan_config import UTILIZATION, PlanConfig
 from zerosim.planning.plan_row import PlanRow
 from zerosim.planning.recording import BEGIN, record
 from zerosim.planning.streams import COMMUNICATION
@@ -68,7 +68,7 @@ MOST_SEQUENCES = 1 << 16  # of a rank in a step, more than anybody takes: every 
 UNIT, MODEL = "unit", "model"  # buckets by name
 REPLAYED, REAL = "replayed", "real"  # seconds
 PLAN_ONLY = {  # options of a plan, and why a search does not take them
-    "convention": "bytes are counted as the engine holds them", "parameters": "a search needs a model's shape",
+    "convention": "bytes are counted as a runtime holds them", "parameters": "a search needs a model's shape",
     "largest_layer": "a model's shape says it", "micro_batches": "global_batch, ranks and batch say how many there are",
     "mesh": "the settings to paste are of one group of all ranks", "zeropp": "it is of a mesh"}
 ALL_OFFLOADS = ("none", "optimizer=host", "optimizer=host+gradients=host", "host",
@@ -209,7 +209,7 @@ def _table(found: Tuned) -> Iterator[Part | str]:
     if found.tried:
         yield marked_table("", *(RIGHT + name for name in (
             "k · B", "ahead", "bucket", "step", "exposed", "held", "tokens/s")), rows=[
-                (" ".join((f"{one.settings.stage}", policy_label(one.settings.recompute),
+                (" ".join((f"{one.settings.stage}", policy_label(one.settings.recompute, config.runtime),
                            off_device(one.settings.options.offload))).rstrip(),
                  f"{one.settings.micro_batches} · {one.settings.batch}", f"{one.settings.options.prefetch}",
                  UNIT if one.settings.options.bucket_nbytes is None else bytes_text(one.settings.options.bucket_nbytes),
@@ -246,7 +246,7 @@ def _assumed(found: Tuned) -> Iterator[str]:
         yield ("Candidates took steps with data on as many ranks in this process, which take turns: seconds are the "
                f"process' CPU time, of all ranks, the shortest of {TIMED} steps after a first; nothing overlaps.")
     else:
-        yield (f"Arithmetic reaches {percent(config.utilization)} of the dense peak, which is assumed, or what memory "
+        yield (f"Arithmetic reaches {percent(config.utilization or UTILIZATION)} of the dense peak, which is assumed, or what memory "
                "allows; messages take α + n/β.")
         if any(one.replayed for one in found.tried):
             yield ("Seconds are the plan's, and of what is offloaded or has other buckets than units those of a run "
@@ -384,7 +384,7 @@ def _configs(model: Any, places: Sequence[Offload], refused: dict[str, str],
         own = {name: value for name, value in options.items()
                if _uses(of, name) or not any(_uses(other, name) for other in places)}
         try:
-            found[of] = plan_config(model, convention="zerosim", offload=of, **own)
+            found[of] = plan_config(model, runtime="zerosim", offload=of, **own)
         except ValueError as error:
             refused[f"offload of {of}"] = str(error)
             if of == places[-1] and not found:
@@ -452,7 +452,7 @@ class _Search:
         """The candidate with the first places under which it fits; None where it fits under none."""
         for number, places in enumerate(self.configs, start=1):
             placed = replace(candidate, options=replace(candidate.options, offload=places))
-            if self._config(placed).fits(placed.stage, placed.recompute):
+            if self._config(placed).has_margin(placed.stage, placed.recompute):
                 self.farther += len(self.configs) - number
                 return placed
             self.missing_nbytes.append(self._row(placed).missing_nbytes)

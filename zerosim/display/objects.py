@@ -10,8 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.display.plan_table import COLUMNS, cells, subject
-from zerosim.display.style import BLUE, GRAY, GREEN, ORANGE, VERMILLION, short
+from zerosim.display.plan_table import ALL, answers, cells, subject
+from zerosim.display.style import (
+    BLUE,
+    GRAY,
+    GREEN,
+    LIGHT_GREEN,
+    ORANGE,
+    PURPLE,
+    SKY_BLUE,
+    VERMILLION,
+    short,
+)
 from zerosim.display.views import MOST_ROWS, Bars, Line, Strip, Table, View, memory_bars, words
 from zerosim.numerics.arrays import has_data, is_poisoned
 from zerosim.numerics.units import counted
@@ -191,7 +201,8 @@ def stage_name(stage: Stage) -> str:
 # -- plans ------------------------------------------------------------------------------------------------------------
 
 PARTS: Mapping[str, str] = MappingProxyType({
-    "parameters": BLUE, "gradients": VERMILLION, "optimizer": ORANGE, "transient": GREEN, "overhead": GRAY})
+    "parameters": BLUE, "gradients": VERMILLION, "optimizer": ORANGE, "activations": GREEN, "logits": LIGHT_GREEN,
+    "gathered": SKY_BLUE, "buckets": PURPLE, "overhead": GRAY})
 
 
 def plan_view(plan: Plan) -> View:
@@ -199,9 +210,9 @@ def plan_view(plan: Plan) -> View:
     bars = Bars(f"What one rank would hold on {plan.config.device.name}",
                 tuple((name, row.parts) for name, row in zip(row_names(plan), plan.rows, strict=True)), PARTS,
                 plan.rows[0].capacity_nbytes)
-    table = Table("Each row, bytes in GB", ("stage and recomputation", *(f">{name}" for name in COLUMNS)),
+    table = Table("Each row, bytes in GB", ("stage and recomputation", *(f">{name}" for name in ALL)),
                   tuple(map(tuple, cells(plan))))
-    return View(plan.verdict, " " + "".join(subject(plan.config, plan.rows[0].convention)) + ".", (bars, table))
+    return View(plan.verdict, "".join(f" {line}" for line in answers(plan)) + " " + "".join(subject(plan.config)) + ".", (bars, table))
 
 
 def row_names(plan: Plan) -> list[str]:

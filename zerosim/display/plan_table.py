@@ -1,47 +1,47 @@
 """A plan as a table of plain text: its columns, and the lines around them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter, methodcaller
 from textwrap import fill
 from typing import Any
 
 from zerosim.numerics.places import DISK, HOST
 from zerosim.numerics.units import counted, gigabytes, seconds_text
+from zerosim.planning.conventions import convention_of
 from zerosim.planning.explanation import options_text
 from zerosim.planning.plan_config import Plan, PlanConfig
-from zerosim.planning.plan_row import fused_policy
+from zerosim.planning.plan_row import STATES, TRANSIENT, PlanRow, fused_policy
+from zerosim.planning.questions import training
 
-# Of each column the field of a row, and the text of its value.
-COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
-    **{kind: (f"{kind}_nbytes", gigabytes) for kind in (
-        "parameters", "gradients", "optimizer", "states", "activations", "gathered", "buckets", "transient", "overhead",
-        "total", "spare")},
-    "sent": ("sent_nbytes_per_step", gigabytes), "compute": ("compute_seconds", seconds_text),
-    "exposed": ("exposed_communication_seconds", seconds_text), "step": ("step_seconds", seconds_text),
-    "MFU": ("model_flops_utilization", "{:.2f}".format)}
-KINDS = ("parameters", "gradients", "optimizer")  # of states, which are their sum
-FEWER = tuple(name for name in COLUMNS if name not in KINDS)
-FEW = ("states", "transient", "overhead", "total", "spare", "sent", "step")
-FEWEST = tuple(name for name in FEW if name != "sent")
-UNITS = ("GB are 10⁹ bytes of one rank. The total is states, transient (all that comes and goes, at the step's fullest "
-         "moment) and overhead.")
-PARTS = ("Activations, gathered and buckets (gradients in flight and collectives' buffers) are each at their own "
-         "fullest; MFU is model FLOPs utilization.")
-# Hidden states that a Llama-3-8B block keeps for backward, in PyTorch and here: measured, and `activations.kept`, by
-# benchmarks/torch_saved_tensors.py, with torch 2.13 (2026-11).
-PYTORCH_KEEPS, KEPT_HERE = 26.0, 15.0
+# Of each column what it shows of a row, and how.
+COLUMNS: Mapping[str, tuple[Callable[[PlanRow], Any], Callable[[Any], str]]] = {
+    **{name: (attrgetter(f"{name}_nbytes"), gigabytes) for name in (
+        "states", "transient", "overhead", "total", "spare")},
+    **{kind: (methodcaller("nbytes_of", kind), gigabytes) for kind in (*STATES, *TRANSIENT)},
+    "sent": (attrgetter("sent_nbytes_per_step"), gigabytes), "compute": (attrgetter("compute_seconds"), seconds_text),
+    "exposed": (attrgetter("exposed_communication_seconds"), seconds_text),
+    "step": (attrgetter("step_seconds"), seconds_text),
+    "tokens/s": (attrgetter("tokens_per_second_per_rank"), "{:,.0f}".format),
+    "MFU": (attrgetter("model_flops_utilization"), "{:.2f}".format)}
+FEWEST = ("states", "transient", "overhead", "total", "spare", "step")
+FEW = (*FEWEST, "tokens/s")
+FEWER = ("states", *TRANSIENT, "overhead", "total", "spare", "sent", "exposed", "step", "tokens/s", "MFU")
+ALL = (*STATES, *FEWER[1:])
+UNITS = ("GB are 10⁹ bytes of one rank, at the step's fullest moment; the parts add up to the total. Transient is all "
+         "that comes and goes: activations, logits, what is gathered, buckets. Tokens/s are of one device.")
 
 
-def cells(found: Plan, names: Iterable[str] = COLUMNS) -> list[list[str]]:
+def cells(found: Plan, names: Iterable[str] = ALL) -> list[list[str]]:
     """For each row its stage and policy, and the named columns."""
     columns, known = [COLUMNS[name] for name in names], found.config.decoder is not None
-    return [[f"{row.stage} {policy_label(row.recompute) if known else 'none'}",
-             *(text(getattr(row, field)) for field, text in columns)]
+    return [[f"{row.stage} {policy_label(row.recompute, row.runtime) if known else 'none'}",
+             *(text(of(row)) for of, text in columns)]
             for row in found.rows]
 
 
-def policy_label(policy: str) -> str:
+def policy_label(policy: str, runtime: str) -> str:
     """A policy in a row of a table: ``block``, or ``block unfused``; attention is fused unless that is said."""
-    named, unfused = fused_policy(policy)
+    named, unfused = fused_policy(policy, runtime)
     return named + " unfused" * unfused
 
 
@@ -53,15 +53,30 @@ def links_text(config: PlanConfig) -> str:
         f", {network.between.name} between {nodes} nodes" if network.between else "")
 
 
-def subject(config: PlanConfig, convention: str) -> tuple[str, str]:
+def subject(config: PlanConfig) -> tuple[str, str]:
     """The subject of a plan: the model's name, and the rest of the line."""
     model, size = config.model.name, f"{config.model.parameters:,} parameters"
+    accounted = config.runtime if config.convention is None else (
+        f"{config.runtime}, states as {convention_of(config.convention).name} counts them")
     parts = [*([] if model == size else [size]), f"{counted(config.ranks, 'rank')} of {config.device.name} "
-             f"{links_text(config)}",
+             f"({gigabytes(config.device.reported_nbytes)} GB) {links_text(config)}",
              f"{counted(config.micro_batches, 'micro-batch')} of {counted(config.batch, 'sequence')} of "
              f"{counted(config.sequence, 'token')}", config.policy.compute, options_text(config),
-             *([_on_nodes(config)] if config.options.mesh else []), f"accounted as {convention}"]
+             *([_on_nodes(config)] if config.options.mesh else []), accounted]
     return model, ": " + ", ".join(parts)
+
+
+def answers(found: Plan) -> Iterator[str]:
+    """Throughput of the cheapest row, and what a whole training of the tokens that were asked for takes and costs."""
+    config, row = found.config, found.cheapest
+    if row is None:
+        return
+    yield (f"{row.tokens_per_second_per_rank:,.0f} tokens per second and device, {row.tokens_per_second:,.0f} in all; MFU "
+           f"{row.model_flops_utilization:.2f}.")
+    if whole := training(config, row):
+        cost = "" if whole.money is None else f", {whole.money:,.0f} at {config.price:g} each"
+        yield (f"{whole.tokens:,} tokens are {counted(whole.steps, 'step')}: {whole.days:,.4g} days, "
+               f"{whole.device_hours:,.0f} device-hours{cost}.")
 
 
 def _on_nodes(config: PlanConfig) -> str:
@@ -79,7 +94,7 @@ def places_text(config: PlanConfig) -> str:
 
 def names_for(found: Plan, width: int) -> Sequence[str]:
     """The columns that a line of so many characters holds: all, or not the kinds of states, or the least."""
-    return next((names for names in (tuple(COLUMNS), FEWER, FEW) if len(_lines(found, names)[0]) <= width), FEWEST)
+    return next((names for names in (ALL, FEWER, FEW) if len(_lines(found, names)[0]) <= width), FEWEST)
 
 
 def text_of(found: Plan) -> str:
@@ -87,7 +102,7 @@ def text_of(found: Plan) -> str:
     Sentences are broken where the table ends."""
     table = _lines(found, FEWER)
     verdict, of, units = (fill(text, len(table[0]), break_long_words=False, break_on_hyphens=False) for text in (
-        found.verdict, "".join(subject(found.config, found.rows[0].convention)), f"{UNITS} {PARTS}"))
+        " ".join([found.verdict, *answers(found)]), "".join(subject(found.config)), UNITS))
     return "\n".join([verdict, of, "", *table, "", units])
 
 

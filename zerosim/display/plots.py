@@ -15,6 +15,7 @@ from zerosim.display.step_plots import step_sheet, step_sheet_data
 from zerosim.display.trace_plots import ring_traffic, ring_traffic_data, trace_order, trace_order_data
 from zerosim.numerics.units import counted
 from zerosim.planning.plan_config import Plan
+from zerosim.planning.plan_row import TRANSIENT
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.inspect import Step
 from zerosim.ranks.memory import Memories, Memory
@@ -60,8 +61,7 @@ def draw_step(step: Step, *, dark: bool = False) -> Axes:
 
 # The parts of what a device must hold, by the names of a row's fields, in the order of the stack; hatched: in a step.
 NAMES: Mapping[str, str] = MappingProxyType({"optimizer": "optimizer and masters", "overhead": "the runtime's own",
-                                             "transient": "what comes and goes, at the step's fullest moment"})
-HATCHED = ("transient",)
+                                             "gathered": "gathered parameters"})
 
 
 def plan_bars(plan: Plan, style: Style = LIGHT) -> Drawing:
@@ -94,4 +94,4 @@ def plan_bars(plan: Plan, style: Style = LIGHT) -> Drawing:
 
 
 def _look(part: str, style: Style) -> dict[str, Any]:
-    return filled(PARTS[part], style, hatched=part in HATCHED)
+    return filled(PARTS[part], style, hatched=part in TRANSIENT)

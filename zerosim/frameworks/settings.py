@@ -22,6 +22,7 @@ from zerosim.numerics.places import NOTHING
 from zerosim.numerics.policy import BY_RANK, FIRST_VALUES, FROM_COMPUTE, Policy
 from zerosim.optim import Optimizer
 from zerosim.options import PLAIN, StepOptions
+from zerosim.planning.plan_row import ZEROSIM
 from zerosim.ranks.rank import Rank
 from zerosim.zero.engine import Engine
 
@@ -30,6 +31,7 @@ FORMATS_BY_NAME = {"fp32": "fp32", "float32": "fp32", "float": "fp32", "fp16": "
                    "half": "fp16", "bf16": "bf16", "bfloat16": "bf16"}
 # DeepSpeed casts the model before it makes masters of it; FSDP's shards are masters, and are cast when gathered.
 MASTER_FROM = {"DeepSpeed": FROM_COMPUTE, "FSDP": FIRST_VALUES}
+RUNTIME = {"DeepSpeed": "deepspeed", "FSDP": "fsdp2"}  # whose bytes and seconds a plan counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +106,14 @@ class FrameworkSettings:
     def plan_arguments(self) -> dict[str, Any]:
         """The options of ``zs.plan(model, **options)``, without what the settings do not say.
 
-        A plan counts what an engine of this policy holds, in buckets of a unit. Parameters that stay gathered from
+        A plan counts what the program itself holds, or of ZeRO++ and of additions by micro-batch, which its account has
+    not, what an engine of this policy does; in buckets of a unit. Parameters that stay gathered from
         forward to backward are those of stage 2 to it.
         """
         given = {name: getattr(self, name) for name in ("ranks", "batch", "micro_batches", "optimizer")}
         stage = 2 if self.keep_gathered == "all" else self.stage
-        given |= {"stage": stage, "compute": self.policy, "convention": "zerosim"} | self.options.arguments()
+        given |= {"stage": stage, "compute": self.policy,
+                  "runtime": ZEROSIM if self.options.zeropp or self.options.by_micro_batch else RUNTIME[self.program]} | self.options.arguments()
         return {name: value for name, value in given.items() if name != "bucket_nbytes" and value is not None}
 
     def __str__(self) -> str:

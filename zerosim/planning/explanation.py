@@ -12,7 +12,7 @@ from zerosim.planning.activations import Block, logits_nbytes
 from zerosim.planning.closed_forms import STAGES, crossing_nbytes, vectors_sent
 from zerosim.planning.conventions import convention_of, formula, is_cut_anywhere, is_sharded, per_parameter_nbytes
 from zerosim.planning.hardware import overheads_nbytes
-from zerosim.planning.plan_config import OPTIMIZER_KINDS, PlanConfig
+from zerosim.planning.plan_config import STATE_KINDS, UTILIZATION, PlanConfig
 from zerosim.planning.plan_row import PlanRow
 
 OFF_DEVICE = {DEVICE: "", HOST: " on the host, nothing on the device", DISK: " on disk, nothing on the device"}
@@ -21,11 +21,15 @@ Explanation = tuple[str, str, str]  # what, the formula with its values, the val
 
 def explained(config: PlanConfig, row: PlanRow) -> list[Explanation]:
     """(what, formula, value) for every number of a row, in the order of its columns."""
-    return [*_states(config, row), *_beside_states(config, row), *_seconds(config, row)]
+    if config.is_engine:
+        return [*_states(config, row), *_beside_states(config, row), *_total(config, row), *_seconds(config, row)]
+    held = [(f"{one.kind}{'' if one.place == DEVICE else f' on the {one.place}'}: {one.what}", one.source,
+             f"{one.nbytes:,}") for one in row.held]
+    return [*held, *_total(config, row), *_seconds(config, row)]
 
 
 def _states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
-    job, states, convention = config.job(row.stage, row.recompute), STAGES[row.stage], convention_of(config.convention)
+    job, states, convention = config.job(row.stage, row.recompute), STAGES[row.stage], convention_of(config.accounting)
     padded, ranks = sum(job.padded_lengths), job.shards
     yield ("parameters of the model, with padding", f"{config.model.parameters:,} -> {padded:,}", f"{padded:,}")
     own, each, what = 0, "its own state", "of whole tensors, beside the optimizer's own state"
@@ -35,29 +39,37 @@ def _states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     yield (f"model states ({convention.name})", f"({formula(states, convention, own)}) bytes, N = {ranks}, {what}",
            f"{row.states_nbytes + row.host_nbytes + row.disk_nbytes:,}")
     places = config.options.offload
-    for kind, nbytes, place in (("parameter", row.parameters_nbytes, places.parameters),
-                                ("gradient", row.gradients_nbytes, places.gradients)):
+    for kind, nbytes, place in (("parameter", row.nbytes_of("parameters"), places.parameters),
+                                ("gradient", row.nbytes_of("gradients"), places.gradients)):
         share = f"/{ranks}" if is_sharded(kind, states) else ""
         yield (kind + "s", f"{convention.kinds(states)[kind]} · {padded:,}{share}{OFF_DEVICE[place]}", f"{nbytes:,}")
     share = f"/{ranks}" if states.optimizer_sharded else ""
-    copies = sum(nbytes for kind, nbytes in convention.kinds(states).items() if kind in OPTIMIZER_KINDS)
+    copies = sum(nbytes for kind, nbytes in convention.kinds(states).items() if kind in STATE_KINDS["optimizer"])
     yield ("optimizer", f"({copies} + {each}) · {padded:,}{share}{OFF_DEVICE[places.optimizer]}",
-           f"{row.optimizer_nbytes:,}")
+           f"{row.nbytes_of('optimizer'):,}")
 
 
 def _beside_states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
-    job, decoder = config.job(row.stage, row.recompute), config.decoder
-    padded = sum(job.padded_lengths)
+    decoder = config.decoder
     if decoder is not None:
         block = Block.of(decoder, config.batch, config.sequence, config.policy.compute_dtype.itemsize)
         peak = activations.peak_nbytes(block, decoder.blocks, row.recompute)
         logits = logits_nbytes(block, decoder.vocabulary, fp32_copy=False)
         yield ("activations", f"{row.recompute} of n = {decoder.blocks} blocks, BLd = {block.stream:,}, BHL² = "
                f"{block.square:,}, keeps {peak.nbytes:,}; logits BLV and the loss are {logits:,}; at the fullest "
-               "moment both, with the gradients that flow back", f"{row.activations_nbytes:,}")
+               "moment of activations both, with the gradients that flow back",
+               f"{config.activations_nbytes(row.recompute):,}")
     yield from _transient(config, row)
     parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in overheads_nbytes(config.overheads).items())
     yield ("overhead of the runtime", f"estimates: {parts}", f"{row.overhead_nbytes:,}")
+
+
+def _total(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
+    """All that is held, beside the capacity, and what is sent."""
+    job = config.job(row.stage, row.recompute)
+    padded = sum(job.padded_lengths)
+    yield ("total", " + ".join(f"{nbytes:,} {kind}" for kind, nbytes in row.parts.items() if nbytes),
+           f"{row.total_nbytes:,}")
     yield ("capacity", f"{config.device.name} reports", f"{row.capacity_nbytes:,}")
     vectors = {purpose: f"{float(times):.4g} Ψ of {purpose}" for purpose, times in vectors_sent(job).items() if times}
     if job.options.zeropp:
@@ -78,14 +90,14 @@ def _transient(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
         return
     job, found = config.job(row.stage, row.recompute), config.transient_memory(row.stage, row.recompute)
     itemsize, largest = job.policy.compute_dtype.itemsize, max(job.padded_lengths)
-    if row.gathered_nbytes:
-        yield ("gathered units", f"{itemsize} · {row.gathered_nbytes // itemsize:,} elements at once: a unit, its "
+    if found.gathered_nbytes:
+        yield ("gathered units", f"{itemsize} · {found.gathered_nbytes // itemsize:,} elements at once: a unit, its "
                f"tied weights, and {job.options.prefetch} ahead; the largest has {largest:,}",
-               f"{row.gathered_nbytes:,}")
-    if row.secondary_nbytes:
+               f"{found.gathered_nbytes:,}")
+    if found.secondary_nbytes:
         whole = itemsize * sum(job.padded_lengths)
         yield ("secondary shards (hpZ)", f"{whole:,} · {job.options.nodes}/{job.ranks}, until the update",
-               f"{row.secondary_nbytes:,}")
+               f"{found.secondary_nbytes:,}")
     two = ", or one that goes back while another is reduced" * (job.options.overlap and job.states.gradients_sharded)
     yield ("gradients in flight", f"{itemsize} · {found.gradients_nbytes // itemsize:,} elements at once: a unit and "
            f"what the users of its weights wrote{two}, or what has been reduced", f"{found.gradients_nbytes:,}")
@@ -94,10 +106,10 @@ def _transient(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     if job.options.by_micro_batch:
         hops = "all ranks' addends to a rank's own chunk, as many elements as the unit has, and its cast where needed"
     yield ("buffers of collectives", hops, f"{found.buffers_nbytes:,}")
-    yield ("buckets", "these two at the moment at which they are most together", f"{row.buckets_nbytes:,}")
+    yield ("buckets", "these two at the moment at which they are most together", f"{found.in_flight_nbytes:,}")
     most = found.fullest(config.batch)
     phase, unit = most.place
-    secondary = f"{most.secondary_nbytes:,} of secondary shards + " if row.secondary_nbytes else ""
+    secondary = f"{most.secondary_nbytes:,} of secondary shards + " if most.secondary_nbytes else ""
     yield ("all that comes and goes", f"{most.gathered_nbytes:,} gathered + {secondary}{most.gradients_nbytes:,} of "
            f"gradients + {most.buffers_nbytes:,} of buffers + {config.batch} · {most.sequence_nbytes:,} of activations "
            f"and tokens, at the fullest moment: {phase}, {config.model.units[unit].name}", f"{row.transient_nbytes:,}")
@@ -125,7 +137,7 @@ def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     made = config.arithmetic(row.recompute)
     bounds = {pieces: pieces.bounds(config.machine) for pieces in {*made.values()}}
     computed, moved = (config.micro_batches * sum(bounds[pieces][way] for pieces in made.values()) for way in (0, 1))
-    yield ("compute", f"of products, norms and all between: {computed:.4g} operations / ({config.utilization:g} · "
+    yield ("compute", f"of products, norms and all between: {computed:.4g} operations / ({config.utilization or UTILIZATION:g} · "
            f"{rate:.4g} per second) of those that these bound, + {moved:.4g} bytes / "
            f"{config.device.memory_bytes_per_second:.4g} per second of those that memory bounds",
            f"{row.compute_seconds:.4g} s")

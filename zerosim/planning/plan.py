@@ -11,30 +11,35 @@ from pathlib import Path
 from typing import Any
 
 from zerosim.models.units import ALL, TILED, Recompute
+from zerosim.numerics.checks import checked_count
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.places import Offload
 from zerosim.numerics.policy import BY_RANK, Policy
 from zerosim.numerics.quantization import ZeroPlusPlus
-from zerosim.numerics.units import count_of, nbytes_of
+from zerosim.numerics.units import count_of, counted, nbytes_of
 from zerosim.optim import Optimizer
 from zerosim.options import StepOptions
 from zerosim.planning.closed_forms import STAGES
 from zerosim.planning.conventions import ADAM, Convention
 from zerosim.planning.hardware import DISK_LINK, presets, read
-from zerosim.planning.plan_config import UTILIZATION, Plan, PlanConfig
+from zerosim.planning.plan_config import KEPT, MARGIN, Plan, PlanConfig
+from zerosim.planning.plan_row import ZEROSIM
 from zerosim.planning.shapes import ModelShape, model_of_parameters, model_shape
 from zerosim.ranks.mesh import Mesh
 
 ATTENTIONS = FUSED, UNFUSED = ("fused", "unfused")
 EVERY_POLICY = ("tiled", "block+tiled", "none", "selective", "sub_block", "block")
 USUAL_POLICIES = {FUSED: ("none", "block"), UNFUSED: ("none", "selective", "block")}
+# Runtimes whose programs reduce gradients in fp32 and add them up so, where 16 bits are computed in.
+WIDE_GRADIENTS = ("fsdp2", "megatron")
 Several = str | int | Iterable[Any]
 
 
 def plan(model: str | ModelShape | None = None, **options: Any) -> Plan:
     """A row of bytes and seconds for each stage and recomputation policy; the options are those of `plan_config`.
 
-    >>> print(plan("llama-2-7b", ranks=8, device="h100-80", recompute="none", batch=4, tokens=2048).verdict)
+    >>> print(plan("llama-2-7b", ranks=8, device="h100-80", recompute="none", batch=4, sequence=2048,
+    ...            runtime="zerosim").verdict)
     ZeRO-3 is the cheapest that fits with a margin: 767.6 ms a step, 37.14 GB to spare; ZeRO-0 misses by 56.35 GB.
     """
     return plan_config(model, **options).plan()
@@ -44,9 +49,11 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                 largest_layer: int | str | None = None, ranks: int = 8, device: str = "h100-80",
                 link: str | None = None, nodes: int = 1, between: str | None = None, stage: Several = "all",
                 recompute: Several = "usual", attention: str = FUSED,
-                batch: int = 1, tokens: int | None = None, micro_batches: int = 1, compute: str | Policy = "bf16",
-                optimizer: Optimizer = ADAM, convention: str | Convention | Policy | None = None,
-                utilization: float = UTILIZATION, overlap: bool = True, prefetch: int = 1,
+                batch: int = 1, sequence: int | None = None, micro_batches: int | None = None,
+                global_batch: int | str | None = None, compute: str | Policy = "bf16", optimizer: Optimizer = ADAM,
+                runtime: str = "fsdp2", convention: str | Convention | Policy | None = None,
+                utilization: float | None = None, margin: float = MARGIN, tokens: int | str | None = None,
+                price: float | None = None, overlap: bool = True, prefetch: int = 1,
                 offload: str | Offload | None = None, host_link: str | None = None,
                 disk_link: str | None = None, host_capacity_nbytes: int | str | None = None,
                 disk_capacity_nbytes: int | str | None = None, hardware: str | Path | None = None,
@@ -55,11 +62,16 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                 zeropp: ZeroPlusPlus | str | None = None, reduction: str = BY_RANK) -> PlanConfig:
     """A checked configuration of a preset's name, a config.json, a ModelShape, or a number of ``parameters``.
 
+    ``runtime`` says whose step it is: that of PyTorch's "fsdp2" (DDP at stage 0, ZeroRedundancyOptimizer at 1),
+    "deepspeed", "megatron" (its distributed optimizer), or "zerosim", the engine here.
     ``stage`` and ``recompute`` are one, several, or "all"; "usual" is to recompute nothing, and blocks. ``attention``
-    "fused", as FlashAttention, never holds the probabilities: the engine's "tiled", where a policy does not say itself
-    what a block keeps; "unfused" holds them, and "usual" recomputes selectively too. ``link`` None is the device's own.
+    "fused", as FlashAttention, never holds the probabilities; "unfused" holds them, which zerosim's engine alone does,
+    and "usual" recomputes selectively too. ``link`` None is the device's own.
+    ``batch`` are sequences of a micro-batch of one rank, of ``sequence`` tokens each, and ``global_batch`` those of a
+    step on all ranks, in place of ``micro_batches``. ``tokens`` are those of a whole training, as "300B", and ``price``
+    is that of a device and hour. ``margin`` is the share of the device that is to stay free.
     ``compute`` is a format, or a Policy for all formats of a step.
-    ``convention`` None is "zero-paper", or "fp32" where that is computed in; "zerosim" is the engine's own.
+    ``convention``, of zerosim's engine alone, counts its states as a text or a tool does; None as the engine holds them.
     ``overlap`` and ``prefetch`` are the engine's options, what goes beside other work and how many units are gathered
     ahead: they spare seconds and cost bytes, and a plan counts both. ``mesh``, nodes and ranks of a node as "2x4", puts
     states in shards inside each node, over the links of as many nodes; with ``zeropp``, as "hpz+qwz+qgz", on all ranks,
@@ -71,7 +83,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     one sentence, for what is not known or cannot be.
     """
     known = presets() if hardware is None else read(_path(hardware, "hardware"))
-    policy = compute if isinstance(compute, Policy) else Policy(_format(compute))
+    policy = compute if isinstance(compute, Policy) else _policy(_format(compute), runtime)
     options, rows = StepOptions.of(ranks, overlap=overlap, prefetch=prefetch, offload=offload, mesh=mesh, zeropp=zeropp,
                                    reduction=reduction), _stages(stage)
     places = options.offload
@@ -88,18 +100,26 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     to_disk = known.link(disk_link or DISK_LINK) if disk_link is not None or places.uses_disk else None
     network = known.network(ranks, known.device_link(device, link).name, options.nodes if options.mesh else nodes,
                             between)
-    if convention is None:
-        convention = "fp32" if policy.compute == "fp32" else "zero-paper"
+    if global_batch is not None:
+        micro_batches = _shared(global_batch, ranks, batch, micro_batches)
     return PlanConfig(
         model=_model(model, parameters, largest_layer), ranks=ranks, device=known.device(device), network=network,
-        policy=policy, stages=rows, recompute=_policies(recompute, attention), batch=batch, tokens=tokens,
-        micro_batches=micro_batches, optimizer=optimizer, convention=policy if convention == "zerosim" else convention,
+        policy=policy, stages=rows, recompute=_policies(recompute, attention, runtime), batch=batch,
+        sequence=checked_count("sequence", sequence, 1) if sequence is not None else 0,
+        micro_batches=1 if micro_batches is None else micro_batches, optimizer=optimizer, runtime=runtime,
+        convention=policy if convention == ZEROSIM else convention, margin=margin, price=price,
+        tokens=None if tokens is None else count_of(tokens, "tokens"),
         utilization=utilization, options=options, host_link=to_host, disk_link=to_disk,
         host_capacity_nbytes=_nbytes(host_capacity_nbytes, "host_capacity_nbytes"),
         disk_capacity_nbytes=_nbytes(disk_capacity_nbytes, "disk_capacity_nbytes"), overheads=overheads)
 
 
 plan.__signature__ = signature(plan_config).replace(return_annotation=Plan)  # type: ignore[attr-defined]  # for a notebook
+
+
+def _policy(format: str, runtime: str) -> Policy:
+    """The formats of a step of a runtime's programs that computes in this one."""
+    return Policy(format, reduce="fp32", accumulate="fp32") if runtime in WIDE_GRADIENTS else Policy(format)
 
 
 def _nbytes(asked: int | str | None, what: str) -> int | None:
@@ -154,17 +174,36 @@ def _only(rows: tuple[int, ...], sharded: str, what: str) -> tuple[int, ...]:
     return found
 
 
-def _policies(asked: Several, attention: str) -> tuple[str, ...]:
-    """The engine's policies: with fused attention tiled ones, but for those that say what a block keeps."""
+def _shared(global_batch: int | str, ranks: int, batch: int, micro_batches: int | None) -> int:
+    """The micro-batches of each rank in a step of so many sequences; ValueError where they do not share it equally."""
+    sequences, each = count_of(global_batch, "global_batch"), checked_count("ranks", ranks, 1) * checked_count("batch", batch, 1)
+    if micro_batches is not None:
+        raise ValueError(f"global_batch={sequences} says how many micro-batches there are, and micro_batches="
+                         f"{micro_batches} was asked for too; leave one of them out")
+    if sequences % each:
+        raise ValueError(f"global_batch={sequences} is no multiple of {each} sequences, a micro-batch of {batch} on each "
+                         f"of {counted(ranks, 'rank')}; take {-(-sequences // each) * each}, or another batch")
+    return sequences // each
+
+
+def _policies(asked: Several, attention: str, runtime: str) -> tuple[str, ...]:
+    """The policies of PyTorch programs as they are; the engine's with fused attention tiled, but for those that say what
+    a block keeps."""
     if attention not in ATTENTIONS:
         raise ValueError(f"attention={attention!r} must be {FUSED}, as FlashAttention is, or {UNFUSED}")
+    engine = runtime == ZEROSIM
+    if attention == UNFUSED and not engine:
+        raise ValueError(f"attention={attention!r} is of zerosim's own engine, and this is a plan of {runtime}, whose "
+                         "attention is fused; leave it out, or take runtime='zerosim'")
     if isinstance(asked, str) and asked == "all":
-        return EVERY_POLICY
+        return EVERY_POLICY if engine else KEPT
     asked = USUAL_POLICIES[attention] if isinstance(asked, str) and asked == "usual" else asked
     try:
         texts = asked.split(",") if isinstance(asked, str) else [str(text) for text in asked]  # type: ignore[union-attr]
     except TypeError:
         raise ValueError(f"recompute={asked!r} must be usual, all, or some policies, as in block,tiled") from None
+    if not engine:
+        return tuple(dict.fromkeys(text.strip() for text in texts))
     policies = [Recompute.parse(text) for text in texts]
     fused = [replace(one, inside=TILED) if attention == FUSED and one.inside == ALL else one for one in policies]
     return tuple(dict.fromkeys(map(str, fused)))

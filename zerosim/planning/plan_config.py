@@ -3,16 +3,17 @@
 Legend: N ranks, k micro-batches of B sequences of L tokens; P parameters; s those that a rank's optimizer updates, P or
 its share P/N; α seconds of latency, β bytes per second of a link, one way.
 
-`plan` takes names, `PlanConfig` holds what they stand for, `Plan` is the rows. Bytes are exact for what is counted;
-seconds rest on peak rates, on a share of the peak that arithmetic is taken to reach, and on the α-β model of
-collectives. Both are folds over the same events (`step_events`), under the same options.
+`plan` takes names, `PlanConfig` holds what they stand for, `Plan` is the rows, `questions` asks for the largest and the
+fewest. Whose step it is says the runtime. Of zerosim's own engine bytes are exact, and seconds rest on peak rates, on a
+share of the peak that arithmetic is taken to reach, and on the α-β model of collectives: both are folds over the same
+events (`step_events`), under the same options. Of PyTorch's, DeepSpeed's and Megatron's bytes are `runtimes.account`,
+and the same events are priced by measured rates (`efficiency`) and by NCCL's own model (`nccl`).
 
 The seconds of a step are those of two streams, one that computes and one that communicates: what is issued goes to the
 end of the communication stream, which does one thing after the other; the program goes on, and stands still at a wait
-until what it waits for is done: that is what is exposed. Arithmetic takes what `step_arithmetic` says, collectives what
-`cost` says, and the update reads and writes at the memory's rate. A replay (`timeline`) takes as long, as tests hold,
-but where transfers run beside it (offload) or an optimizer multiplies whole matrices. Every rank does the same at the
-same time, so one is enough.
+until what it waits for is done: that is what is exposed. Of zerosim's engine a replay (`timeline`) takes as long, as
+tests hold, but where transfers run beside it (offload) or an optimizer multiplies whole matrices. Every rank does the
+same at the same time, so one is enough.
 
 With `offload` state rests on the host or on disk, and the optimizer's is updated on the host. What moves is counted
 by `closed_forms.moved_nbytes`; its seconds are those of one message each way, one after the other and beside nothing,
@@ -24,15 +25,14 @@ section 4 (the disk).
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from zerosim.models.transformer import Transformer
-from zerosim.models.units import Recompute
-from zerosim.numerics.checks import checked_count, count_fields
+from zerosim.models.units import TILED, Recompute
+from zerosim.numerics.checks import checked_count, count_fields, unknown_name
 from zerosim.numerics.places import DEVICE, DIRECTIONS, DISK, FROM_DISK, HOST, TO_DEVICE, TO_DISK, TO_HOST
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.units import gigabytes, seconds_text
@@ -54,6 +54,7 @@ from zerosim.planning.flops import StepFlops, six_n, step_flops
 from zerosim.planning.hardware import (
     DISK_NBYTES,
     HOST_NBYTES,
+    OVERHEADS,
     Device,
     Link,
     Machine,
@@ -61,7 +62,8 @@ from zerosim.planning.hardware import (
     overheads_nbytes,
     positive,
 )
-from zerosim.planning.plan_row import MARGIN, PlanRow
+from zerosim.planning.plan_row import ZEROSIM, PlanRow
+from zerosim.planning.runtimes import RUNTIMES, Held, account
 from zerosim.planning.shapes import ModelShape
 from zerosim.planning.step_activations import Place, fullest_nbytes
 from zerosim.planning.step_arithmetic import Pieces, of_micro_batch, products_alone
@@ -70,23 +72,29 @@ from zerosim.planning.step_folds import Flow, TransientMemory, communication_sec
 from zerosim.shown import ShownPlan
 
 MOST_RANKS = 8192
-MOST_SEQUENCES = 1 << 40  # in a batch that nobody has
 POLICY = Policy("bf16")
 OPTIONS = StepOptions(overlap=True, prefetch=1)  # what frameworks do by default
-UTILIZATION = 0.5  # of the device's dense peak that arithmetic reaches: an assumption, which a plan states
-OPTIMIZER_KINDS = ("master", "gradient_copy", "optimizer_state")  # those that `Offload.optimizer` places
+UTILIZATION = 0.5  # of the device's dense peak that the engine's arithmetic is taken to reach: an assumption
+MARGIN = 0.1  # of the device's memory, which a plan wants spare: an allocator's fragments, and peaks that no model has
+# What `Offload` places by one name, and the kinds of state that it is.
+STATE_KINDS = {"parameters": ("parameter",), "gradients": ("gradient",),
+               "optimizer": ("master", "gradient_copy", "optimizer_state")}
+KEPT = ("none", "selective", "block")  # the policies of recomputation that PyTorch programs have
 
 
 @dataclass(frozen=True, slots=True)
 class PlanConfig:
     """The model to train, the options of its training, and the machine.
 
-    `tokens` None is the model's own context (2048 where it has none). `convention` is an accounting convention's name,
-    or a Policy for zerosim's own. `options` are the engine's, of bytes and of seconds; a bucket is a unit. What they
-    place off the device, the optimizer's state first, moves over `host_link` and `disk_link`; a rank's share of what
-    there is are `host_capacity_nbytes` and `disk_capacity_nbytes` (None: `HOST_NBYTES` and `DISK_NBYTES`). `overheads`
-    replaces bytes of the runtime by name, as `hardware.overheads_nbytes` takes them. Raises ValueError for counts below
-    one, unknown stages, policies and conventions, buckets of bytes, and a utilization outside (0, 1].
+    `runtime` says whose step it is. `sequence` 0 is the model's own context (2048 where it has none). `convention` is of
+    zerosim's engine: an accounting convention's name, or a Policy, and None is the engine's own. `utilization` None is
+    `UTILIZATION` of zerosim, and of others what was measured. `options` are the engine's, of bytes and of seconds; a
+    bucket is a unit. What they place off the device, the optimizer's state first, moves over `host_link` and
+    `disk_link`; a rank's share of what there is are `host_capacity_nbytes` and `disk_capacity_nbytes` (None:
+    `HOST_NBYTES` and `DISK_NBYTES`). `overheads` replaces bytes of the runtime by name. `margin` is the share of the
+    device that is to stay free. `tokens` are those of a whole training, at `price` per device and hour. Raises ValueError
+    for counts below one, unknown stages, policies, runtimes and conventions, buckets of bytes, and shares outside their
+    range.
     """
 
     model: ModelShape
@@ -97,11 +105,15 @@ class PlanConfig:
     stages: tuple[int, ...] = tuple(STAGES)
     recompute: tuple[str, ...] = ("tiled", "block+tiled")
     batch: int = 1
-    tokens: int | None = None
+    sequence: int = 0
     micro_batches: int = 1
     optimizer: Optimizer = ADAM
-    convention: str | Convention | Policy = "zero-paper"
-    utilization: float = UTILIZATION
+    runtime: str = ZEROSIM
+    convention: str | Convention | Policy | None = None
+    utilization: float | None = None
+    margin: float = MARGIN
+    tokens: int | None = None
+    price: float | None = None
     options: StepOptions = OPTIONS
     host_link: Link | None = None
     disk_link: Link | None = None
@@ -115,13 +127,22 @@ class PlanConfig:
             raise ValueError(f"{self.ranks:,} ranks were asked for; every rank's share is looked at, so take "
                              f"{MOST_RANKS:,} at most")
         self._check_names()
-        if positive("the plan", "utilization", self.utilization) > 1:
+        if self.utilization is not None and positive("the plan", "utilization", self.utilization) > 1:
             raise ValueError("the plan: utilization is the share of the peak that products reach, above 0 and at most "
                              f"1, got {self.utilization!r}")
+        if positive("the plan", "margin", self.margin, or_zero=True) >= 1:
+            raise ValueError(f"the plan: margin is the share of the device that is to stay free, from 0 to below 1, got "
+                             f"{self.margin!r}")
+        if self.tokens is not None:
+            checked_count("tokens", self.tokens, 1)
+        if self.price is not None:
+            positive("the plan", "price", self.price, or_zero=True)
+            if self.tokens is None:
+                raise ValueError(f"price={self.price!r} is of a whole training, and no tokens were asked for; say how "
+                                 "many, as tokens='300B'")
         transformer = self.model.transformer
         own = (transformer.tokens or transformer.positions) if transformer else 0
-        tokens = own or 2048 if self.tokens is None else self.tokens
-        object.__setattr__(self, "tokens", checked_count("tokens", tokens, 1))
+        object.__setattr__(self, "sequence", checked_count("sequence", self.sequence, 0) or own or 2048)
         if transformer and transformer.positions and self.sequence > transformer.positions:
             raise ValueError(f"sequences of {self.sequence} tokens were asked for, and {self.model.name} has learned "
                              f"positions for {transformer.positions}; take shorter ones")
@@ -164,7 +185,8 @@ class PlanConfig:
             raise ValueError(f"ZeRO has the stages {', '.join(map(str, STAGES))}, found {unknown[0]!r}")
         for policy in self.recompute:
             Recompute.parse(policy)
-        convention_of(self.convention)
+        convention_of(self.accounting)
+        self._check_runtime()
         optimizer = self.optimizer
         if not isinstance(optimizer, Optimizer):
             raise ValueError(f"optimizer={optimizer!r} does not say what it keeps; take one of zs.optim's, as "
@@ -173,11 +195,35 @@ class PlanConfig:
             raise ValueError(f"what {type(optimizer).__name__} keeps depends on the shapes of tensors, and of "
                              f"{self.model.name} none is known; name a model, or an optimizer such as AdamW")
 
+    def _check_runtime(self) -> None:
+        """Raises ValueError for an unknown runtime, and for what only zerosim's engine has, beside another runtime."""
+        if self.runtime not in RUNTIMES:
+            raise unknown_name(f"no runtime is called {self.runtime!r}", self.runtime, RUNTIMES)
+        if self.is_engine:
+            return
+        options = self.options
+        for name, value, said in (
+                ("convention", self.convention, self.convention is not None),
+                ("zeropp", str(options.zeropp), options.zeropp is not None),
+                ("reduction", options.reduction, options.by_micro_batch),
+                ("recompute", next((one for one in self.recompute if one not in KEPT), None), {*self.recompute} - {*KEPT})):
+            if said:
+                raise ValueError(f"{name}={value!r} is of zerosim's own engine, and this is a plan of {self.runtime}; "
+                                 + (f"take some of {', '.join(KEPT)}, or " if name == "recompute" else
+                                    "leave it out, or ") + "runtime='zerosim'")
+        if self.model.transformer is None:
+            raise ValueError(f"a plan of {self.runtime} counts what each layer keeps, and of {self.model.name} no layer "
+                             "is known; name a model, or take runtime='zerosim' for states and traffic alone")
+
     @property
-    def sequence(self) -> int:
-        """L, tokens of a sequence."""
-        assert self.tokens is not None
-        return self.tokens
+    def is_engine(self) -> bool:
+        """True for a plan of zerosim's own engine."""
+        return self.runtime == ZEROSIM
+
+    @property
+    def accounting(self) -> str | Convention | Policy:
+        """The convention by which zerosim's states are counted: the engine's own where none was asked for."""
+        return self.policy if self.convention is None else self.convention
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -189,6 +235,11 @@ class PlanConfig:
         """Bytes that a rank may hold on the device, on its host and on disk."""
         return {DEVICE: self.device.reported_nbytes, HOST: self.host_capacity_nbytes or HOST_NBYTES,
                 DISK: self.disk_capacity_nbytes or DISK_NBYTES}
+
+    @property
+    def margin_nbytes(self) -> int:
+        """The bytes of the device that are to stay free."""
+        return round(self.margin * self.device.reported_nbytes)
 
     @property
     def has_units(self) -> bool:
@@ -216,23 +267,24 @@ class PlanConfig:
         job, flops, most = self.job(stage, policy), self.flops(policy), self.capacities_nbytes
         moved, host_seconds, disk_seconds = self.transfers(job)
         return PlanRow(
-            stage, policy, convention_of(self.convention).name, **self.held_nbytes(stage, policy),
+            stage, policy, self.runtime, self.ranks, self.held(stage, policy), self.margin_nbytes,
             sent_nbytes_per_step=max(map(sum, zip(*sent_nbytes(job).values(), strict=True))),
             host_transfer_nbytes_per_step=moved[TO_HOST] + moved[TO_DEVICE], host_transfer_seconds=host_seconds,
             disk_transfer_nbytes_per_step=moved[TO_DISK] + moved[FROM_DISK], disk_transfer_seconds=disk_seconds,
             flops_per_step=flops.hardware, model_flops_per_step=flops.model, **self.seconds(job, policy),
+            tokens_per_step=self.ranks * self.micro_batches * self.batch * self.sequence,
             peak_flops_per_second=self.machine.peak_flops_per_second, capacity_nbytes=most[DEVICE],
             host_capacity_nbytes=most[HOST], disk_capacity_nbytes=most[DISK])
 
-    def fits(self, stage: int, policy: str) -> bool:
-        """True where the device holds it, and host and disk do: the row's own answer, without its seconds."""
-        resting, most = self.resting_nbytes(stage), self.capacities_nbytes
-        if resting["host_nbytes"] > most[HOST] or resting["disk_nbytes"] > most[DISK]:
-            return False
-        spare = self.device.reported_nbytes - (sum(resting.values()) - resting["host_nbytes"] - resting["disk_nbytes"])
-        if spare < 0 or not self.has_units:
-            return spare >= 0
-        return self.transient_memory(stage, policy).fullest_nbytes(self.batch) <= spare
+    def has_margin(self, stage: int, policy: str) -> bool:
+        """True where the device holds it with the margin, and host and disk do: the row's answer, without its seconds.
+        """
+        room = self.capacities_nbytes
+        room[DEVICE] -= self.margin_nbytes
+        held = Counter[str]()
+        for one in self.held(stage, policy):
+            held[one.place] += one.nbytes
+        return all(held[place] <= nbytes for place, nbytes in room.items())
 
     # -- bytes --------------------------------------------------------------------------------------------------------
 
@@ -249,29 +301,32 @@ class PlanConfig:
                    normed_tensors=normed_tensors(self.optimizer, len(model.tensors)),
                    options=self.options if self.has_units else replace(self.options, overlap=False, prefetch=0))
 
-    def held_nbytes(self, stage: int, policy: str) -> dict[str, int]:
-        """Bytes that a rank of zerosim's engine holds, by fields of a row: at rest, at most of each kind that comes and
-        goes, and at the fullest moment. What is gathered or on its way is 0 where no unit is known."""
-        transient, has_units = self.transient_memory(stage, policy), self.has_units
-        return self.resting_nbytes(stage) | {
-            "activations_nbytes": self.activations_nbytes(policy),
-            "gathered_nbytes": transient.gathered_nbytes * has_units,
-            "secondary_nbytes": transient.secondary_nbytes * has_units,
-            "buckets_nbytes": transient.in_flight_nbytes * has_units,
-            "transient_nbytes": transient.fullest_nbytes(self.batch) * has_units}
+    def held(self, stage: int, policy: str) -> tuple[Held, ...]:
+        """The account of what a rank holds at the step's fullest moment, wherever it rests."""
+        if not self.is_engine:
+            return account(self.runtime, self.model, self.job(stage, policy), batch=self.batch, tokens=self.sequence,
+                           recompute=policy, optimizer=self.optimizer)
+        rows = self.resting(stage)
+        if self.has_units:
+            most, source = self.transient_memory(stage, policy).fullest(self.batch), "the engine's order, step_events"
+            rows += [Held(kind, what, nbytes, source) for kind, what, nbytes in (
+                ("activations", "activations, their gradients and tokens", self.batch * most.sequence_nbytes),
+                ("gathered", "gathered parameters", most.gathered_nbytes),
+                ("gathered", "secondary shards (hpZ)", most.secondary_nbytes),
+                ("buckets", "gradients in flight", most.gradients_nbytes),
+                ("buckets", "buffers of collectives", most.buffers_nbytes)) if nbytes]
+        return tuple(rows)
 
-    def resting_nbytes(self, stage: int) -> dict[str, int]:
-        """Bytes held from step to step, on the device and on the host, and the runtime's overhead, by fields of a row.
-        """
-        kinds = states_nbytes(self.model, self.ranks, STAGES[stage], self.convention, optimizer=self.optimizer,
+    def resting(self, stage: int) -> list[Held]:
+        """The engine's account of what is held from step to step, and of the runtime's overhead."""
+        convention, places = convention_of(self.accounting), self.options.offload
+        kinds = states_nbytes(self.model, self.ranks, STAGES[stage], convention, optimizer=self.optimizer,
                               nodes=self.options.replicas)
-        places = {"parameters": kinds.get("parameter", 0), "gradients": kinds.get("gradient", 0),
-                  "optimizer": sum(kinds.get(kind, 0) for kind in OPTIMIZER_KINDS)}
-        off = Counter({place: sum(n for name, n in places.items() if getattr(self.options.offload, name) == place)
-                       for place in (HOST, DISK)})
-        return {**{f"{name}_nbytes": n * (getattr(self.options.offload, name) == DEVICE) for name, n in places.items()},
-                "host_nbytes": off[HOST], "disk_nbytes": off[DISK],
-                "overhead_nbytes": sum(overheads_nbytes(self.overheads).values())}
+        states = [(plural, kind, getattr(places, plural)) for plural, of in STATE_KINDS.items() for kind in of]
+        return [*(Held(plural, kind.replace("_", " "), kinds[kind], convention.source, place)
+                  for plural, kind, place in states if kinds.get(kind)),
+                *(Held("overhead", name, nbytes, OVERHEADS[name].source)
+                  for name, nbytes in overheads_nbytes(self.overheads).items() if nbytes)]
 
     def transient_memory(self, stage: int, policy: str) -> TransientMemory:
         """Bytes that come and go in a step."""
@@ -324,10 +379,14 @@ class PlanConfig:
 
     # -- operations and seconds ---------------------------------------------------------------------------------------
 
+    def recomputed(self, policy: str) -> Recompute:
+        """What of a block is computed again: PyTorch's attention is fused, whatever else a policy keeps."""
+        return Recompute.parse(policy) if self.is_engine else Recompute(1 if policy == "block" else None, TILED)
+
     def flops(self, policy: str) -> StepFlops:
         """Operations of all micro-batches of a rank; by 6PD, a third of it forward, where no shape is known."""
         if self.decoder is not None:
-            one = step_flops(self.decoder, self.batch, self.sequence, policy)
+            one = step_flops(self.decoder, self.batch, self.sequence, str(self.recomputed(policy)))
         else:
             forward = six_n(self.model.parameters, self.batch * self.sequence) // 3
             one = StepFlops(forward, 2 * forward, 0)
@@ -337,13 +396,13 @@ class PlanConfig:
     @property
     def machine(self) -> Machine:
         """The machine on which a replay of this step takes as long as its row."""
-        return Machine(self.device, self.network, self.policy.compute, self.utilization, host_link=self.host_link,
-                       disk_link=self.disk_link)
+        return Machine(self.device, self.network, self.policy.compute, self.utilization or UTILIZATION,
+                       host_link=self.host_link, disk_link=self.disk_link)
 
     def arithmetic(self, policy: str) -> Mapping[Place, Pieces]:
         """The arithmetic of each unit at each of its places in a micro-batch; 6PD by units where no shape is known."""
         if self.decoder is not None:
-            return of_micro_batch(self.decoder, self.batch, self.sequence, self.policy, Recompute.parse(policy))
+            return of_micro_batch(self.decoder, self.batch, self.sequence, self.policy, self.recomputed(policy))
         each = six_n(self.model.parameters, self.batch * self.sequence) / 6 / self.model.parameters
         return {(phase, unit): products_alone(products * each * length)
                 for unit, length in enumerate(self.model.unit_lengths)
@@ -377,54 +436,6 @@ class PlanConfig:
         for unit, length in enumerate(job.padded_lengths):
             found["update", unit] = updated * length / (total or 1) / rate
         return found
-
-    # -- the inverse questions: each is answered by the same rows -----------------------------------------------------
-
-    def largest_batch(self) -> int:
-        """The most sequences of a micro-batch that fit in some row; 0 where not even one does."""
-        return _largest(lambda batch: replace(self, batch=batch)._some_row_fits(), MOST_SEQUENCES)
-
-    def fewest_ranks(self) -> int | None:
-        """The smallest power of two of ranks on which some row fits.
-
-        None where no number of ranks helps, up to the most that are planned for: what is whole on each rank is too
-        much. Ranks are taken to be on one node.
-        """
-        network, alone = Network(self.network.inside), replace(self.options, mesh=None, zeropp=None)
-        for ranks in (1 << power for power in range(MOST_RANKS.bit_length())):
-            if replace(self, ranks=ranks, network=network, options=alone)._some_row_fits():
-                return ranks
-        return None
-
-    def largest_model(self, stage: int) -> int:
-        """The most parameters whose model states alone, unpadded, fit beside the runtime's overheads in a stage.
-
-        With offload, each where it rests. Raises ValueError for an optimizer whose state depends on the shapes of
-        tensors.
-        Source of the question: Rajbhandari et al. 2020 (ZeRO), table 1.
-        """
-        convention, shards = convention_of(self.convention), self.ranks // self.options.replicas
-        state = per_parameter_nbytes(self.optimizer, convention.state_itemsize)
-        overhead = {DEVICE: sum(overheads_nbytes(self.overheads).values())}
-        kinds = {"optimizer": ("master", "gradient_copy"), "gradients": ("gradient",), "parameters": ("parameter",)}
-        counted: list[tuple[Convention, int, int]] = []  # what is counted, the optimizer's state, capacity
-        for place, capacity in self.capacities_nbytes.items():
-            elsewhere: dict[str, Any] = {name: 0 for kind, names in kinds.items()
-                                         if getattr(self.options.offload, kind) != place for name in names}
-            counted.append((replace(convention, **elsewhere), 0 if "master" in elsewhere else state,
-                            capacity - overhead.get(place, 0)))
-        return _largest(lambda parameters: all(
-            estimate_nbytes(parameters, shards, STAGES[stage], of, optimizer_nbytes=own) <= most
-            for of, own, most in counted), 1 << 60)
-
-    def _some_row_fits(self) -> bool:
-        return any(self.fits(stage, policy) for stage in self.stages for policy in self.policies)
-
-
-def _largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest whole number up to ``most`` for which ``fits`` holds, where what holds for one holds for less; 0 if
-    not even 1."""
-    return bisect_left(range(1, most + 1), True, key=lambda number: not fits(number))
 
 
 # -- the rows ---------------------------------------------------------------------------------------------------------
@@ -460,7 +471,8 @@ class Plan(ShownPlan):
     @property
     def verdict(self) -> str:
         """The cheapest row that fits with a margin, and the one without that comes nearest to it, in one sentence."""
-        best, margin = self.cheapest, f"{gigabytes(MARGIN * self.rows[0].capacity_nbytes)} GB"
+        best, first = self.cheapest, self.rows[0]
+        margin = f"{gigabytes(first.margin_nbytes)} GB"
         others = sorted((row for row in self.rows if row != best and not row.has_margin),
                         key=lambda row: (row.missing_nbytes, -row.spare_nbytes))
         if best is None:
@@ -468,6 +480,8 @@ class Plan(ShownPlan):
         spare = f"{seconds_text(best.step_seconds)} a step, {gigabytes(best.spare_nbytes)} GB to spare"
         text = (f"{self.name_of(best)} is the cheapest that fits with a margin: {spare}" if best.has_margin else
                 f"Nothing fits with a margin of {margin}; {self.name_of(best)} is the cheapest that fits: {spare}")
+        if not self.config.has_units:
+            text = text.replace("fits", "has room for its states, which are all that is counted,", 1)
         if not others:
             return text + "."
         near = others[0]
@@ -481,12 +495,15 @@ class Plan(ShownPlan):
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain data: exact integers in bytes."""
-        model, options = self.config.model, self.config.options
+        config, model, options = self.config, self.config.model, self.config.options
         return {"model": {"name": model.name, "parameters": model.parameters,
                           "largest_unit_parameters": model.largest_unit.parameters},
-                "ranks": self.config.ranks, "device": self.config.device.name,
-                "link": self.config.network.inside.name,
-                "compute": self.config.policy.compute, "overlap": options.overlap, "prefetch": options.prefetch,
+                "runtime": config.runtime, "ranks": config.ranks, "device": config.device.name,
+                "link": config.network.inside.name, "compute": config.policy.compute, "batch": config.batch,
+                "sequence": config.sequence, "micro_batches": config.micro_batches,
+                "margin": config.margin, "tokens": config.tokens, "price": config.price,
+                "convention": convention_of(config.accounting).name if config.is_engine else None,
+                "overlap": options.overlap, "prefetch": options.prefetch,
                 "offload": options.offload.text, "mesh": None if options.mesh is None else str(options.mesh),
                 "zeropp": None if options.zeropp is None else asdict(options.zeropp), "reduction": options.reduction,
                 "rows": [row.as_dict() for row in self.rows], "verdict": self.verdict}

@@ -2,72 +2,91 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from zerosim.models.units import ALL, TILED, Recompute
 from zerosim.numerics.places import DEVICE, DISK, HOST
+from zerosim.planning.runtimes import Held
 
-MARGIN = 0.05  # of the device's memory, which a plan wants spare: an allocator's fragments, and peaks that no model has
+ZEROSIM = "zerosim"  # the runtime that is the engine here
+STATES = ("parameters", "gradients", "optimizer")
+TRANSIENT = ("activations", "logits", "gathered", "buckets")
+KINDS = (*STATES, *TRANSIENT, "overhead")  # of what is held, in the order of a table
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
     """One stage under one recomputation policy: what a rank holds at most and sends in a step, and its seconds.
 
-    Activations, what is gathered, secondary shards (hpZ), and ``buckets_nbytes``, gradients on their way with the
-    buffers of collectives, are each at its own fullest moment; ``transient_nbytes`` is all that comes and goes, the
-    micro-batch's tokens too, at the fullest moment of all, and part of the total. ``host_nbytes`` rest on the host,
-    ``disk_nbytes`` on disk, each of a rank's share of the capacity there, and ``host_transfer_nbytes_per_step`` and
-    ``disk_transfer_nbytes_per_step`` go there and back; 0 without offload.
+    ``held`` are the rows of the runtime's account at the step's fullest moment, so that they add up: bytes by kind, what
+    they are and the source of the formula, each on the device, on the host or on disk. Capacities are a rank's;
+    ``margin_nbytes`` of the device are to stay free. ``host_transfer_nbytes_per_step`` and
+    ``disk_transfer_nbytes_per_step`` go there and back; 0 without offload. ``tokens_per_step`` are those of all ranks.
     """
 
     stage: int
     recompute: str
-    convention: str
-    parameters_nbytes: int
-    gradients_nbytes: int
-    optimizer_nbytes: int
-    activations_nbytes: int
-    gathered_nbytes: int
-    secondary_nbytes: int
-    buckets_nbytes: int
-    transient_nbytes: int
-    overhead_nbytes: int
-    host_nbytes: int
+    runtime: str
+    ranks: int
+    held: tuple[Held, ...]
+    margin_nbytes: int
     capacity_nbytes: int
+    host_capacity_nbytes: int
+    disk_capacity_nbytes: int
     sent_nbytes_per_step: int
     flops_per_step: int
     model_flops_per_step: int
+    tokens_per_step: int
+    peak_flops_per_second: float
     compute_seconds: float
     communication_seconds: float
     exposed_communication_seconds: float
     update_seconds: float
     host_transfer_nbytes_per_step: int
     host_transfer_seconds: float
-    disk_nbytes: int
     disk_transfer_nbytes_per_step: int
     disk_transfer_seconds: float
-    peak_flops_per_second: float
-    host_capacity_nbytes: int
-    disk_capacity_nbytes: int
+
+    def nbytes_of(self, *kinds: str, place: str = DEVICE) -> int:
+        """The bytes of these kinds at a place; of all kinds where none is named."""
+        return sum(one.nbytes for one in self.held if one.place == place and (not kinds or one.kind in kinds))
 
     @property
     def states_nbytes(self) -> int:
         """Parameters, gradients, and all that the optimizer keeps on the device."""
-        return self.parameters_nbytes + self.gradients_nbytes + self.optimizer_nbytes
+        return self.nbytes_of(*STATES)
+
+    @property
+    def transient_nbytes(self) -> int:
+        """All that comes and goes, at the step's fullest moment."""
+        return self.nbytes_of(*TRANSIENT)
+
+    @property
+    def overhead_nbytes(self) -> int:
+        """What the runtime itself takes."""
+        return self.nbytes_of("overhead")
 
     @property
     def parts(self) -> dict[str, int]:
-        """The bytes that the device holds at the step's fullest moment, by what they are."""
-        return {"parameters": self.parameters_nbytes, "gradients": self.gradients_nbytes,
-                "optimizer": self.optimizer_nbytes, "transient": self.transient_nbytes,
-                "overhead": self.overhead_nbytes}
+        """The bytes that the device holds at the step's fullest moment, by kind."""
+        return {kind: self.nbytes_of(kind) for kind in KINDS}
 
     @property
     def total_nbytes(self) -> int:
-        """All parts together."""
-        return sum(self.parts.values())
+        """All that the device holds at the step's fullest moment."""
+        return self.nbytes_of()
+
+    @property
+    def host_nbytes(self) -> int:
+        """The bytes that rest on the host."""
+        return self.nbytes_of(place=HOST)
+
+    @property
+    def disk_nbytes(self) -> int:
+        """The bytes that rest on disk."""
+        return self.nbytes_of(place=DISK)
 
     @property
     def spare_nbytes(self) -> int:
@@ -92,6 +111,11 @@ class PlanRow:
         return {place: nbytes for place, nbytes in over.items() if nbytes > 0}
 
     @property
+    def has_margin(self) -> bool:
+        """True where it fits, and the margin of the device stays free."""
+        return self.fits and self.spare_nbytes >= self.margin_nbytes
+
+    @property
     def least_seconds(self) -> float:
         """A lower bound of the step's seconds, in which all that goes to host and disk, and back, is beside the rest.
         """
@@ -111,34 +135,44 @@ class PlanRow:
         return self.model_flops_per_step / (seconds * self.peak_flops_per_second) if seconds else 0.0
 
     @property
-    def has_margin(self) -> bool:
-        """True where it fits, and `MARGIN` of the device stays free."""
-        return self.fits and self.spare_nbytes >= MARGIN * self.capacity_nbytes
+    def tokens_per_second(self) -> float:
+        """Tokens of all ranks over the seconds of a step; infinite where it takes no time."""
+        return self.tokens_per_step / self.step_seconds if self.step_seconds else math.inf
+
+    @property
+    def tokens_per_second_per_rank(self) -> float:
+        """Tokens of one rank over the seconds of a step."""
+        return self.tokens_per_second / self.ranks
 
     @property
     def title(self) -> str:
         """``ZeRO-2 with block recomputation``."""
-        return f"ZeRO-{self.stage} {recomputation_text(self.recompute)}"
+        return f"ZeRO-{self.stage} {recomputation_text(self.recompute, self.runtime)}"
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, and what follows from them."""
-        computed = ("states_nbytes", "total_nbytes", "spare_nbytes", "fits", "step_seconds",
-                    "model_flops_utilization")
-        return asdict(self) | {name: getattr(self, name) for name in computed}
+        computed = ("states_nbytes", "transient_nbytes", "overhead_nbytes", "total_nbytes", "host_nbytes", "disk_nbytes",
+                    "spare_nbytes", "fits", "has_margin", "step_seconds", "tokens_per_second",
+                    "tokens_per_second_per_rank", "model_flops_utilization")
+        return asdict(self) | {f"{kind}_nbytes": nbytes for kind, nbytes in self.parts.items()} | {
+            name: getattr(self, name) for name in computed}
 
 
-def fused_policy(policy: str) -> tuple[str, bool]:
-    """A policy's name where attention is taken to be fused, as "tiled" has it; and True where it is not."""
+def fused_policy(policy: str, runtime: str = ZEROSIM) -> tuple[str, bool]:
+    """A policy's name where attention is taken to be fused, as the engine's "tiled" has it and every other runtime; and
+    True where it is not."""
+    if runtime != ZEROSIM:
+        return policy, False
     parsed = Recompute.parse(policy)
     return str(replace(parsed, inside=ALL) if parsed.inside == TILED else parsed), parsed.inside == ALL
 
 
-def recomputation_text(policy: str) -> str:
+def recomputation_text(policy: str, runtime: str = ZEROSIM) -> str:
     """A policy in words; attention is taken to be fused unless it is said not to be.
 
     >>> [recomputation_text(policy) for policy in ("tiled", "block+tiled", "block")]
     ['without recomputation', 'with block recomputation', 'with block recomputation, attention unfused']
     """
-    named, unfused = fused_policy(policy)
+    named, unfused = fused_policy(policy, runtime)
     how = "without recomputation" if named == "none" else f"with {named} recomputation"
     return how + ", attention unfused" * unfused

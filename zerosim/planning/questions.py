@@ -1,0 +1,150 @@
+"""The questions that one asks before renting: how long a whole training takes and costs, what is the largest, the fewest.
+
+Each is answered by the rows of plans, with their margin. Legend: N ranks, B sequences of L tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from zerosim.models.transformer import MOST_BLOCKS
+from zerosim.planning.hardware import Network
+from zerosim.planning.plan_config import MOST_RANKS, Plan, PlanConfig
+from zerosim.planning.plan_row import PlanRow
+from zerosim.planning.shapes import ModelShape, model_of, model_of_parameters
+
+MOST_SEQUENCES = 1 << 40  # in a batch that nobody has
+TOKENS_STEP, MOST_TOKENS = 128, 1 << 30  # of a sequence, which kernels take in whole tiles
+DAY, HOUR = 86_400, 3_600  # seconds
+NODE = 8  # ranks of a node, as boards of accelerators are sold
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A whole training of ``tokens``: steps, rounded up, days, device-hours, and money where a price is known."""
+
+    tokens: int
+    steps: int
+    days: float
+    device_hours: float
+    money: float | None
+
+
+def training(config: PlanConfig, row: PlanRow) -> Training | None:
+    """The training of the configuration's tokens by a row's step; None where none were asked for.
+
+    >>> from zerosim.planning import plan_config
+    >>> asked = plan_config("gpt2", runtime="zerosim", ranks=8, stage=0, recompute="none", tokens="300B", price=2)
+    >>> found = training(asked, asked.plan().rows[0])
+    >>> found.steps == -(-300 * 10**9 // (8 * 1024)), round(found.money / found.device_hours)
+    (True, 2)
+    """
+    if config.tokens is None:
+        return None
+    steps = -(-config.tokens // row.tokens_per_step)
+    seconds = steps * row.step_seconds
+    hours = seconds * config.ranks / HOUR
+    return Training(config.tokens, steps, seconds / DAY, hours, None if config.price is None else hours * config.price)
+
+
+# -- the largest and the fewest ---------------------------------------------------------------------------------------
+
+
+def largest_batch(config: PlanConfig) -> int:
+    """The most sequences of a micro-batch that fit in some row with its margin; 0 where not even one does."""
+    return _largest(lambda batch: _fits(replace(config, batch=batch)), MOST_SEQUENCES)
+
+
+def largest_sequence(config: PlanConfig) -> int:
+    """The most tokens of a sequence, in steps of 128, that fit in some row with its margin; no more than the model has
+    learned positions for. 0 where not even 128 do."""
+    transformer = config.model.transformer
+    most = (transformer.positions if transformer else 0) or MOST_TOKENS
+    return TOKENS_STEP * _largest(lambda tiles: _fits(replace(config, sequence=TOKENS_STEP * tiles)), most // TOKENS_STEP)
+
+
+def fewest_ranks(config: PlanConfig) -> int | None:
+    """The fewest ranks on which some row fits with its margin: any number on one node of 8, whole nodes beyond.
+
+    None where no number of ranks helps, up to the most that are planned for: what is whole on each rank is too
+    much. States are sharded over all ranks, and links do not count.
+    """
+    alone, network = replace(config.options, mesh=None, zeropp=None), Network(config.network.inside)
+    numbers = [*range(1, NODE), *range(NODE, MOST_RANKS + 1, NODE)]
+    found = bisect_left(numbers, True, key=lambda ranks: _fits(replace(
+        config, ranks=ranks, network=network, options=alone)))
+    return numbers[found] if found < len(numbers) else None
+
+
+def largest_model(config: PlanConfig) -> ModelShape | None:
+    """The model of the most blocks as the configuration's own of which some row fits with its margin.
+
+    Of a number of parameters alone, the one of most parameters, whose states are all that is counted. None where not
+    even one block fits.
+    """
+    model, of = config.model, config.model.transformer
+
+    def sized(count: int) -> ModelShape:
+        return model_of_parameters(count) if of is None else model_of(model.name, replace(of, blocks=count))
+
+    most = _largest(lambda count: _fits(replace(config, model=sized(count))), 1 << 60 if of is None else MOST_BLOCKS)
+    return sized(most) if most else None
+
+
+def _fits(config: PlanConfig) -> bool:
+    return any(config.has_margin(stage, policy) for stage in config.stages for policy in config.policies)
+
+
+def _largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest whole number up to ``most`` for which ``fits`` holds, where what holds for one holds for less; 0 if
+    not even 1."""
+    return bisect_left(range(1, most + 1), True, key=lambda number: not fits(number))
+
+
+# -- several plans ----------------------------------------------------------------------------------------------------
+
+
+def over_ranks(plan: Plan, numbers: Iterable[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)) -> list[Plan]:
+    """The same plan on other numbers of ranks: one node up to a node's ranks, beyond it whole nodes of as many.
+
+    A plan of one node takes nodes of 8, over its device's own network, which must be known to the plan. Raises
+    ValueError for a number that whole nodes do not make.
+    """
+    config = plan.config
+    network, per_node = config.network, config.network.ranks_per_node or NODE
+    found = []
+    for ranks in numbers:
+        if ranks > per_node and (ranks % per_node or network.between is None):
+            raise ValueError(f"{ranks} ranks are no whole nodes of {per_node}" if ranks % per_node else
+                             f"{ranks} ranks are more than a node's {per_node}, and this plan names no link between nodes; "
+                             "plan two nodes or more, as nodes=2")
+        over = Network(network.inside) if ranks <= per_node else replace(network, ranks_per_node=per_node)
+        found.append(replace(config, ranks=ranks, network=over, options=replace(config.options, mesh=None)).plan())
+    return found
+
+
+QUANTITIES: dict[str, Callable[[PlanConfig, PlanRow], float | None]] = {
+    "held, GB": lambda config, row: row.total_nbytes / 1e9,
+    "spare, GB": lambda config, row: row.spare_nbytes / 1e9,
+    "step, s": lambda config, row: row.step_seconds,
+    "exposed communication, s": lambda config, row: row.exposed_communication_seconds,
+    "tokens per second": lambda config, row: row.tokens_per_second,
+    "tokens per second and device": lambda config, row: row.tokens_per_second_per_rank,
+    "MFU": lambda config, row: row.model_flops_utilization,
+    "days": lambda config, row: found.days if (found := training(config, row)) else None,
+    "device-hours": lambda config, row: found.device_hours if (found := training(config, row)) else None,
+    "money": lambda config, row: found.money if (found := training(config, row)) else None,
+}
+
+
+def compared(one: Plan, other: Plan) -> list[tuple[str, float, float]]:
+    """(quantity, of one plan's cheapest row, of the other's) for all that both know; none where one has no row that
+    fits."""
+    if one.cheapest is None or other.cheapest is None:
+        return []
+    rows = [(name, of(one.config, one.cheapest), of(other.config, other.cheapest)) for name, of in QUANTITIES.items()]
+    return [(name, first, second) for name, first, second in rows if first is not None and second is not None
+            and not math.isinf(first + second)]
