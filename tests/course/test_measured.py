@@ -1,6 +1,7 @@
 """Estimates equal measurements to the byte, part by part, and to the second, on models that run."""
 
 from dataclasses import replace
+from functools import partial
 from fractions import Fraction
 from itertools import product
 
@@ -30,6 +31,8 @@ decoder_of, measured_row, measured_step = measured.decoder_of, measured.measured
 PLAIN, OVERLAPPED = {"overlap": False, "prefetch": 0}, {"overlap": True, "prefetch": 1}
 OPTIONS = [PLAIN, {"overlap": True, "prefetch": 0}, {"overlap": False, "prefetch": 1}, OVERLAPPED,
            {"overlap": True, "prefetch": 2}]
+
+engine_config = partial(plan_config, runtime="zerosim")
 
 
 @settings(max_examples=2000 if THOROUGH else 100)
@@ -62,7 +65,7 @@ def test_an_estimate_is_the_measurement_to_the_byte_for_any_decoder_stage_policy
     model = model_of("any", Transformer(heads * width, blocks, heads, vocabulary, tied=tied, fused=k == 2, **of))
     base = plan_config("gpt2", ranks=1)
     asked = PlanConfig(model, ranks * (nodes or 1), base.device, base.network, zs.Policy(compute, **formats),
-                       batch=batch, tokens=tokens, micro_batches=k, optimizer=optimizer, options=StepOptions.of(
+                       batch=batch, sequence=tokens, micro_batches=k, optimizer=optimizer, options=StepOptions.of(
                            ranks * (nodes or 1), overlap=overlap, prefetch=prefetch, offload=offload,
                            mesh=nodes and zs.Mesh(nodes, ranks),
                            zeropp=zeropp if nodes and stage == 3 and wider != "wire" else None,
@@ -84,7 +87,7 @@ DECODERS = [name for name in PRESETS if name.startswith(("gpt", "llama", "mistra
 def test_the_estimate_of_every_decoder_among_the_presets_is_the_measurement_to_the_byte(name, stage, policy):
     """With a few of its blocks, which differ in nothing; thorough: with all."""
     few = chosen([replace(PRESETS[name], blocks=3)], [PRESETS[name]])[0]
-    asked = replace(plan_config("gpt2", ranks=64, batch=2, micro_batches=2), model=model_of(name, few), tokens=1024)
+    asked = replace(engine_config("gpt2", ranks=64, batch=2, micro_batches=2), model=model_of(name, few), sequence=1024)
     lines = measured_row(asked, stage, policy)
     assert {line.name: line.difference_nbytes for line in lines} == {line.name: 0 for line in lines}
     assert lines[-1].measured_nbytes > 2 * asked.model.parameters // 64
@@ -95,7 +98,7 @@ def test_a_run_with_data_peaks_on_every_rank_where_its_plan_says(row, ranks):
     (stage, options), policy = row, zs.Policy("bf16")
     model = model_of("small", Transformer(12, 3, 3, 19, positions=8, tied=True, fused=True))
     base = plan_config("gpt2", ranks=1)
-    asked = PlanConfig(model, ranks, base.device, base.network, policy, (stage,), ("block",), batch=2, tokens=8,
+    asked = PlanConfig(model, ranks, base.device, base.network, policy, (stage,), ("block",), batch=2, sequence=8,
                        micro_batches=2, optimizer=zs.optim.AdamW(), convention=policy,
                        options=StepOptions(**options))
     (row,), gpt = asked.plan().rows, decoder_of(asked.model)
@@ -161,7 +164,7 @@ def test_a_plan_lasts_as_long_as_the_replay_of_the_engine_without_data(
     if others.get("reduction") and stage < 2:
         others = {}
     few = replace(PRESETS[model], blocks=3, fused=True)
-    asked = plan_config(model_of(model, few), ranks=8, link=link, batch=4, tokens=512, stage=stage, recompute=policy,
+    asked = engine_config(model_of(model, few), ranks=8, link=link, batch=4, sequence=512, stage=stage, recompute=policy,
                         attention="unfused", micro_batches=micro_batches, **options, **others)
     cluster = zs.NullCluster(asked.ranks, representative=0)
     measured.run_planned(cluster, asked, stage, policy)
@@ -175,7 +178,7 @@ def test_on_a_mesh_too_a_plan_lasts_as_long_as_the_replay_over_links_of_two_spee
     if stage not in zs.STAGES:
         stage, options = 3, options | {"zeropp": stage}
     model = model_of("small", Transformer(96, 3, 3, 190, positions=64, tied=True, fused=True))
-    asked = plan_config(model, ranks=ranks, mesh=mesh, link="nvlink4", between="ethernet-100g", batch=4, stage=stage,
+    asked = engine_config(model, ranks=ranks, mesh=mesh, link="nvlink4", between="ethernet-100g", batch=4, stage=stage,
                         recompute="block", micro_batches=3, **options)
     cluster = zs.NullCluster(ranks)
     measured.run_planned(cluster, asked, stage, "block+tiled")
@@ -186,7 +189,7 @@ def test_on_a_mesh_too_a_plan_lasts_as_long_as_the_replay_over_links_of_two_spee
     zs.STAGES, ["optimizer=host", "optimizer=host+gradients=host", "host", "disk"]))
 def test_an_offloaded_plan_differs_from_the_replay_by_its_transfers_alone_which_run_beside_nothing(stage, places):
     model = model_of("small", Transformer(96, 3, 3, 190, positions=64, tied=True, fused=True))
-    asked = plan_config(model, ranks=4, batch=4, micro_batches=2, stage=stage, recompute="none", offload=places,
+    asked = engine_config(model, ranks=4, batch=4, micro_batches=2, stage=stage, recompute="none", offload=places,
                         **PLAIN)
     cluster = zs.NullCluster(asked.ranks, representative=0)
     measured.run_planned(cluster, asked, stage, "tiled")
@@ -200,7 +203,7 @@ def test_an_offloaded_plan_differs_from_the_replay_by_its_transfers_alone_which_
 
 def test_of_an_optimizer_that_multiplies_whole_matrices_the_replay_has_the_products_and_the_plan_has_not():
     model = model_of("small", Transformer(96, 3, 3, 190, positions=64, tied=True, fused=True))
-    asked = plan_config(model, ranks=2, stage=0, recompute="none", optimizer=zs.optim.Muon())
+    asked = engine_config(model, ranks=2, stage=0, recompute="none", optimizer=zs.optim.Muon())
     cluster = zs.NullCluster(asked.ranks, representative=0)
     measured.run_planned(cluster, asked, 0, "tiled")
     replay = timeline.replay(recording.record(cluster.trace).inside("step").on_ranks(2), asked.machine)

@@ -37,13 +37,13 @@ def run_whole(config, settings):
 @pytest.mark.parametrize(("model", "policies", "options"), [
     (SMALL, ("none", "block"), {"nodes": 2, "link": "pcie4", "attention": "unfused",
                                 **chosen([{"stage": "0,3"}], [{}])[0]}),
-    (LLAMA, ("tiled",), {"overlap": False, "compute": "fp32", "tokens": 7}),
+    (LLAMA, ("tiled",), {"overlap": False, "compute": "fp32", "sequence": 7}),
     (SMALL, ("tiled",), {"reduction": "micro_batch"})], ids=["GPT", "Llama", "by micro-batch"])
 def test_the_fastest_is_that_of_running_everything_and_every_plan_says_the_seconds_of_its_replay(
         model, policies, options):
     found = zs.tune(model, global_batch=4 * 4, ranks=4, prefetch="0,2", batch="1,4", recompute=policies,
                     offload="none", bucket_nbytes="unit", **options)
-    config, seconds = plan_config(model, ranks=4, convention="zerosim", **options), {}
+    config, seconds = plan_config(model, ranks=4, runtime="zerosim", **options), {}
     for stage, recompute, batch, ahead in product(config.stages, policies, (1, 4), (0, 2)):
         if ahead and not STAGES[stage].parameters_sharded:
             continue
@@ -95,7 +95,7 @@ def test_each_candidate_takes_the_first_places_under_which_device_host_and_disk_
     places = [zs.Offload(), *map(places_module.offload_of, tuning.ALL_OFFLOADS[1:])]
 
     def row(stage, of):
-        return zs.plan(SMALL, ranks=2, recompute="none", convention="zerosim", stage=stage, offload=of,
+        return zs.plan(SMALL, ranks=2, recompute="none", runtime="zerosim", stage=stage, offload=of,
                        overheads=none).rows[0]
 
     taken = set()
@@ -121,7 +121,7 @@ def test_each_candidate_takes_the_first_places_under_which_device_host_and_disk_
 
 
 def test_a_bucket_that_takes_more_than_the_estimate_of_units_is_dropped_by_what_was_measured():
-    asked = {"global_batch": 2, "ranks": 2, "tokens": 1, "stage": 2, "recompute": "block", "offload": "none"}
+    asked = {"global_batch": 2, "ranks": 2, "sequence": 1, "stage": 2, "recompute": "block", "offload": "none"}
     free, none = plan_config(SMALL).device.reported_nbytes, dict.fromkeys(hardware.OVERHEADS, 0)
     tried = zs.tune(SMALL, **asked, overheads=none).tried
     held = {one.settings.options.bucket_nbytes: one.held_nbytes for one in tried}
@@ -164,7 +164,7 @@ def test_a_bucket_that_cuts_units_is_run_on_every_rank_and_takes_other_seconds()
 
 def test_by_real_seconds_every_candidate_that_fits_takes_steps_here_and_holds_what_it_holds_without_data():
     asked = {"global_batch": 4, "ranks": 2, "batch": 2, "stage": "0,3", "recompute": "none", "offload": "none",
-             "bucket_nbytes": "unit,model", "tokens": 4, "compute": "fp32"}
+             "bucket_nbytes": "unit,model", "sequence": 4, "compute": "fp32"}
     found, replayed = (zs.tune(SMALL, **asked, seconds=seconds) for seconds in ("real", "replayed"))
     held = {one.settings: one.held_nbytes for one in replayed.tried}
     assert (len(found.tried), found.slower, found.refused) == (6, 0, {})  # 1 and 3 prefetches, and a bucket for each

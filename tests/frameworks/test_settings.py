@@ -338,7 +338,7 @@ def test_the_engines_of_all_configurations_train_to_the_same_bits_in_bf16_if_the
     zs.from_fsdp(mesh=(4,), mp_policy={"param_dtype": "bf16", "reduce_dtype": "fp32"}, reshard_after_forward=True),
     zs.from_fsdp(mesh=(4,), sharding_strategy="NO_SHARD")], ids=lambda settings: f"{settings.program} {settings.stage}")
 def test_the_plan_of_the_settings_counts_the_bytes_that_their_engine_sends(settings):
-    plan = zs.plan(SMALL, tokens=4, recompute="none", **settings.plan_arguments())
+    plan = zs.plan(SMALL, sequence=4, recompute="none", **settings.plan_arguments())
     (row,) = plan.rows
     _, cluster = trained(settings, measured.decoder_of(SMALL, 4))
     in_two_steps = sum(cluster.trace[0].sent_nbytes(purpose) for purpose in ("parameters", "gradients", "control"))
@@ -438,7 +438,7 @@ def pasted_by_program(config, candidate):
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=str)
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
 def test_settings_that_were_written_for_deepspeed_are_read_as_the_engines_that_were_written(candidate, compute):
-    config = plan_config(SMALL, ranks=4, compute=compute, tokens=4)
+    config = plan_config(SMALL, ranks=4, compute=compute, sequence=4)
     code, seen = pasted_by_program(config, candidate), {}
     exec(code["zerosim"], {"rank": None, "zs": SimpleNamespace(
         models=zs.models, optim=zs.optim, Policy=zs.Policy, Offload=zs.Offload,
@@ -456,7 +456,7 @@ def test_settings_that_were_written_for_deepspeed_are_read_as_the_engines_that_w
 
 @pytest.mark.parametrize("candidate", [one for one in CANDIDATES if one.stage > 1], ids=str)
 def test_settings_that_were_written_for_fsdp_are_read_as_the_engines_that_were_written(candidate):
-    config = plan_config(SMALL, ranks=4, compute="bf16", tokens=4)
+    config = plan_config(SMALL, ranks=4, compute="bf16", sequence=4)
     seen, ahead = [], []
     block = SimpleNamespace(set_modules_to_forward_prefetch=lambda those: ahead.append(len(those)),
                             set_modules_to_backward_prefetch=lambda those: None)

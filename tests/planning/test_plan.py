@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from inspect import signature
 
 import pytest
@@ -14,9 +15,11 @@ from tests.support import printed
 from zerosim.course import plan_view
 from zerosim.display import plan_table
 from zerosim.options import StepOptions
-from zerosim.planning import CONVENTIONS, STAGES, explained, hardware, plan_config
+from zerosim.planning import explained, hardware, plan_config, questions
+from zerosim.planning.plan_row import KINDS, STATES, TRANSIENT
 
-LLAMA = {"ranks": 8, "device": "h100-80", "link": "nvlink4", "batch": 4, "tokens": 2048}
+LLAMA = {"ranks": 8, "device": "h100-80", "link": "nvlink4", "batch": 4, "sequence": 2048}
+engine_plan, engine_config = (partial(of, runtime="zerosim") for of in (zs.plan, plan_config))
 OFFLOADED = {"ranks": 8, "stage": 2, "recompute": "block", "offload": "optimizer=host"}  # of gpt2
 
 
@@ -31,45 +34,46 @@ def lines_of(found, row):
 @pytest.mark.parametrize(("parameters", "ranks", "gigabytes"), [
     ("7.5e9", 64, [120.0, 31.40625, 16.640625, 1.875]), ("7e9", 8, [112.0, 38.5, 26.25, 14.0])])
 def test_a_number_of_parameters_alone_gives_the_papers_states_and_traffic(parameters, ranks, gigabytes):
-    found = zs.plan(parameters=parameters, ranks=ranks)
+    found = engine_plan(parameters=parameters, ranks=ranks)
     assert [row.states_nbytes / 1e9 for row in found.rows] == gigabytes
-    assert {row.activations_nbytes + row.gathered_nbytes + row.buckets_nbytes for row in found.rows} == {0}
+    assert {row.transient_nbytes for row in found.rows} == {0}
     psi = 2 * int(float(parameters))
     shares = [row.sent_nbytes_per_step / (psi * (ranks - 1) / ranks) for row in found.rows]
     assert shares == pytest.approx([2, 2, 2, 3], abs=1e-6)  # and a few bytes of control
     # Without units nothing goes beside anything, and nothing of it is known.
-    assert found.rows == zs.plan(parameters=parameters, ranks=ranks, overlap=False, prefetch=0).rows
+    assert found.rows == engine_plan(parameters=parameters, ranks=ranks, overlap=False, prefetch=0).rows
 
 
 def test_the_plan_as_data_has_exact_integers_that_add_up_and_the_row_that_sends_least_fits():
-    found = zs.plan("llama-2-7b", **LLAMA, attention="unfused")
+    found = engine_plan("llama-2-7b", **LLAMA, attention="unfused")
     assert found.least_sent.sent_nbytes_per_step == min(row.sent_nbytes_per_step for row in found.rows if row.fits)
     data = json.loads(json.dumps(found.as_dict()))
     assert data["model"] == {"name": "llama-2-7b", "parameters": 6_738_415_616, "largest_unit_parameters": 202_383_360}
     assert len(data["rows"]) == 12
     for row in data["rows"]:
-        assert {"stage", "recompute", "convention", "fits", "flops_per_step", "compute_seconds", "step_seconds",
+        assert {"stage", "recompute", "runtime", "fits", "flops_per_step", "compute_seconds", "step_seconds",
                 "exposed_communication_seconds"} <= row.keys()
         assert all(isinstance(row[name], int) for name in row if name.endswith("nbytes"))
         assert row["total_nbytes"] == sum(row[f"{part}_nbytes"] for part in ("states", "transient", "overhead"))
         assert row["states_nbytes"] == sum(row[f"{part}_nbytes"] for part in ("parameters", "gradients", "optimizer"))
-        parts, tokens = [row[f"{part}_nbytes"] for part in ("activations", "gathered", "buckets")], 4 * 2048
-        assert max(parts) <= row["transient_nbytes"] <= sum(parts) + 16 * tokens
+        assert row["transient_nbytes"] == sum(row[f"{part}_nbytes"] for part in TRANSIENT)
+        assert row["total_nbytes"] == sum(one["nbytes"] for one in row["held"]) > 0
+        assert all(one["source"] for one in row["held"])
         assert row["spare_nbytes"] == row["capacity_nbytes"] - row["total_nbytes"]
         assert row["fits"] == (row["spare_nbytes"] >= 0)
     assert data["verdict"] == (
         "ZeRO-3 with selective recomputation is the cheapest that fits with a margin: 767.7 ms a step, 36.80 GB to "
-        "spare; ZeRO-3 without recomputation, attention unfused has 2.81 GB to spare, less than the margin of 4.28 GB.")
+        "spare; ZeRO-3 without recomputation, attention unfused has 2.81 GB to spare, less than the margin of 8.55 GB.")
 
 
 def test_the_plan_as_data_says_what_was_asked_in_words_that_an_option_takes():
     for asked in ({}, {"mesh": "2x4"}, {"mesh": "4x2", "zeropp": "hpz+qwz", "stage": 3}, {"stage": 2, "reduction":
                   "micro_batch", "offload": "optimizer=host+gradients=host"}):
-        found = zs.plan("gpt2", ranks=8, **asked)
+        found = engine_plan("gpt2", ranks=8, **asked)
         data = json.loads(json.dumps(found.as_dict()))
         again = {"mesh": data["mesh"], "offload": data["offload"], "reduction": data["reduction"],
                  "zeropp": data["zeropp"] and zs.ZeroPlusPlus(**data["zeropp"])}
-        assert zs.plan("gpt2", ranks=8, **asked | again).config == found.config
+        assert engine_plan("gpt2", ranks=8, **asked | again).config == found.config
         for name in {"mesh", "offload", "reduction"} & asked.keys():
             assert again[name] == asked[name]
 
@@ -81,7 +85,7 @@ def test_the_plan_as_data_says_what_was_asked_in_words_that_an_option_takes():
        host_nbytes=st.sampled_from([None, 10**9, 10**11]))
 def test_the_verdict_says_of_each_row_that_it_names_what_the_table_says_and_names_the_fastest_with_a_margin(
         name, ranks, batch, tokens, device, attention, stage, offload, host_nbytes):
-    found = zs.plan(name, parameters=None if name else 10**10, ranks=ranks, batch=batch, tokens=tokens, device=device,
+    found = engine_plan(name, parameters=None if name else 10**10, ranks=ranks, batch=batch, sequence=tokens, device=device,
                     compute="fp16", attention=attention, stage=stage, offload=offload,
                     host_capacity_nbytes=None if offload == "none" else host_nbytes)
     names = {found.name_of(row): row for row in found.rows}
@@ -92,9 +96,9 @@ def test_the_verdict_says_of_each_row_that_it_names_what_the_table_says_and_name
     def named(clause):  # the row of the longest name with which it begins
         return names[next(one for one in longest if clause.startswith(one))]
 
-    said, _, best = found.verdict.rstrip(".").partition("; ")
+    said, _, best = found.verdict.rstrip(".").removeprefix("By its states alone: ").partition("; ")
     free, most = [row for row in found.rows if row.has_margin], found.config.device.reported_nbytes
-    assert all(row.fits and row.spare_nbytes >= 0.05 * most for row in free)
+    assert all(row.fits and row.spare_nbytes >= 0.1 * most - 1 for row in free)
     if not found.fitting:
         assert said.startswith("Nothing fits: ")
         assert found.cheapest is None
@@ -105,7 +109,7 @@ def test_the_verdict_says_of_each_row_that_it_names_what_the_table_says_and_name
         assert said.endswith(f"misses by {' and '.join(missed)}".removesuffix(" of the device"))
         return
     if not free:
-        assert said == f"Nothing fits with a margin of {0.05 * most / 1e9:,.2f} GB"
+        assert said == f"Nothing fits with a margin of {0.1 * most / 1e9:,.2f} GB"
         said, _, best = best.partition("; ")
     row = named(said)
     assert row == found.cheapest
@@ -121,54 +125,47 @@ def test_the_verdict_says_of_each_row_that_it_names_what_the_table_says_and_name
 
 
 @pytest.mark.parametrize("columns", [60, 80, 130, 200])
-@pytest.mark.parametrize("options", [{}, {"attention": "unfused"}, {"offload": "host", "ranks": 64, "nodes": 8}])
-def test_the_columns_of_any_width_add_up_to_the_total_and_to_the_capacity(columns, options):
-    """Each number is rounded to 0.01 GB, so that a sum of four may be off by 0.02."""
-    found = zs.plan("llama-2-7b", **LLAMA | options)
+@pytest.mark.parametrize(("plan_of", "options"), [
+    (zs.plan, {}), (engine_plan, {"attention": "unfused"}), (engine_plan, {"offload": "host", "ranks": 64, "nodes": 8})])
+def test_the_columns_of_any_width_add_up_to_the_total_and_to_the_capacity(columns, plan_of, options):
+    """Each number is rounded to 0.01 GB, so that a sum of eight may be off by 0.04."""
+    found = plan_of("llama-2-7b", **LLAMA | options)
     names = plan_table.names_for(found, columns - plan_view.INDENT)
+    sums = {"states": STATES, "transient": TRANSIENT}
+    parts = [name for name in names if name in KINDS or (name in sums and not {*sums[name]} & {*names})]
     shown = [dict(zip(names, line[1:], strict=True)) for line in plan_table.cells(found, names)]
     assert len(shown) == len(found.rows)
     for line in shown:
-        gb = {name: float(line[name].replace(",", "")) for name in (
-            "states", "transient", "overhead", "total", "spare")}
-        assert gb["states"] + gb["transient"] + gb["overhead"] == pytest.approx(gb["total"], abs=0.02)
+        gb = {name: float(line[name].replace(",", "")) for name in (*parts, "total", "spare")}
+        assert sum(gb[part] for part in parts) == pytest.approx(gb["total"], abs=0.04)
         assert gb["total"] + gb["spare"] == pytest.approx(found.rows[0].capacity_nbytes / 1e9, abs=0.02)
-        if "parameters" in line:
-            assert sum(float(line[kind]) for kind in plan_table.KINDS) == pytest.approx(gb["states"], abs=0.02)
 
 
 def test_attention_is_fused_unless_it_is_not_to_be_and_long_sequences_fit_so():
     def policies(**asked):
-        return [row.recompute for row in zs.plan("gpt2", stage=3, **asked).rows]
+        return [row.recompute for row in engine_plan("gpt2", stage=3, **asked).rows]
 
     assert policies() == ["tiled", "block+tiled"]
     assert policies(attention="unfused") == ["none", "selective", "block"]
     assert policies(recompute="block,selective,segment(2)") == ["block+tiled", "selective", "segment(2)+tiled"]
     assert policies(recompute="all") == policies(recompute="all", attention="unfused")
-    long = {"ranks": 8, "tokens": 65_536, "stage": 3, "recompute": "block"}
-    fused, unfused = (zs.plan("llama-3-8b", **long, attention=attention).rows[0] for attention in ("fused", "unfused"))
+    long = {"ranks": 8, "sequence": 65_536, "stage": 3, "recompute": "block"}
+    fused, unfused = (engine_plan("llama-3-8b", **long, attention=attention).rows[0] for attention in ("fused", "unfused"))
     assert (fused.fits, unfused.fits) == (True, False)
-    assert unfused.activations_nbytes > 32 * 65_536**2 * 2 > 5 * fused.activations_nbytes
+    kept, less = (row.nbytes_of("activations") for row in (unfused, fused))
+    assert kept > 32 * 65_536**2 * 2 > 5 * less
 
 
 def test_the_link_is_the_devices_own_and_is_said():
     for device, link in (("h100-80", "nvlink4"), ("a100-80", "nvlink3"), ("rtx-4090", "pcie4"), ("b200", "nvlink5"),
                          ("mi300x", "xgmi4")):
-        found = zs.plan("gpt2", device=device, recompute="block")
-        assert f"8 ranks of {device} over {link}," in str(found)
-        assert found.rows == zs.plan("gpt2", device=device, recompute="block", link=link).rows
+        found = engine_plan("gpt2", device=device, recompute="block")
+        assert f"8 ranks of {device} ({found.rows[0].capacity_nbytes / 1e9:.2f} GB) over {link}," in " ".join(
+            str(found).split())
+        assert found.rows == engine_plan("gpt2", device=device, recompute="block", link=link).rows
         assert found.as_dict()["link"] == link
-    assert "over nvlink4, infiniband-ndr between 2 nodes" in str(zs.plan("gpt2", nodes=2))
+    assert "over nvlink4, infiniband-ndr between 2 nodes" in " ".join(str(engine_plan("gpt2", nodes=2)).split())
     assert all(of.link in hardware.presets().links for of in hardware.presets().devices.values())
-
-
-def test_a_plan_says_that_pytorch_keeps_more_by_what_was_measured_and_what_is_kept_here():
-    block = zs.planning.Block.of(zs.planning.model_shape("llama-3-8b").transformer, 1, 4096)
-    kept = zs.planning.activations.kept(block, "tiled").nbytes / (2 * block.stream)
-    assert kept == pytest.approx(plan_table.KEPT_HERE, abs=0.05)  # and the statistics
-    words = " ".join(printed(plan_view.plan_view(zs.plan("llama-3-8b", recompute="block"), 80)).split())
-    assert "Activations are those of zerosim's own layers" in words
-    assert "PyTorch keeps 1.7 times as much of a Llama-3-8B block: 26 hidden states" in words
 
 
 @given(name=st.sampled_from(["gpt2", "gpt2-xl", "llama-2-7b", "llama-3-8b", "qwen2-7b", "bloom-7b1"]),
@@ -177,17 +174,18 @@ def test_a_plan_says_that_pytorch_keeps_more_by_what_was_measured_and_what_is_ke
        prefetch=st.integers(0, 2), offload=st.sampled_from(["none", "optimizer=host"]))
 def test_more_sharding_holds_no_more_options_cost_bytes_and_spare_seconds_and_every_number_is_computed(
         name, ranks, batch, k, compute, links, prefetch, offload):
-    asked = {"ranks": ranks, "batch": batch, "micro_batches": k, "compute": compute, "tokens": 256, "link": links,
+    asked = {"ranks": ranks, "batch": batch, "micro_batches": k, "compute": compute, "sequence": 256, "link": links,
              "recompute": "block", "offload": offload}
-    plain, found = (zs.plan(name, **asked, overlap=overlap, prefetch=ahead)
+    plain, found = (engine_plan(name, **asked, overlap=overlap, prefetch=ahead)
                     for overlap, ahead in ((False, 0), (True, prefetch)))
     states = [row.states_nbytes for row in found.rows]
     assert states == sorted(states, reverse=True)
-    assert [row.fits for row in found.rows] == [found.config.fits(row.stage, row.recompute) for row in found.rows]
+    assert [row.has_margin for row in found.rows] == [
+        found.config.has_margin(row.stage, row.recompute) for row in found.rows]
     for without, row in zip(plain.rows, found.rows, strict=True):
         assert 0 <= row.exposed_communication_seconds <= row.communication_seconds * (1 + 1e-12)
         assert row.step_seconds >= row.compute_seconds > 0
-        assert 0 < row.model_flops_utilization <= found.config.utilization
+        assert 0 < row.model_flops_utilization <= 0.5
         assert all(formula and value for formula, value in lines_of(found, row).values())
         assert row.total_nbytes >= without.total_nbytes
         assert row.step_seconds <= without.step_seconds * (1 + 1e-9)
@@ -198,7 +196,7 @@ def test_more_sharding_holds_no_more_options_cost_bytes_and_spare_seconds_and_ev
 def test_arithmetic_takes_longer_than_the_products_alone_which_are_all_that_is_known_without_layers():
     unknown = zs.planning.Transformer(64, 2, 4, 100, gated=True, tokens=32)  # LayerNorm and a gate: no layers here
     for name, ends in (("gpt2", 1.0), ("bloom-560m", 1.0), (zs.planning.model_of("gated", unknown), 0.0), (None, 0.0)):
-        found = zs.plan(name, parameters=None if name else 10**9, recompute="all", stage=3, micro_batches=2)
+        found = engine_plan(name, parameters=None if name else 10**9, recompute="all", stage=3, micro_batches=2)
         for row in found.rows:
             least = row.flops_per_step / (0.5 * row.peak_flops_per_second)
             assert least * (1 + 0.01 * ends) < row.compute_seconds * (1 + 1e-9) < 10 * least, (name, row.recompute)
@@ -211,7 +209,7 @@ def test_arithmetic_takes_longer_than_the_products_alone_which_are_all_that_is_k
 
 def test_a_faster_link_a_faster_device_and_a_higher_utilization_take_no_longer():
     def seconds(**changed):
-        (row,) = zs.plan("gpt2-xl", **{**LLAMA, "tokens": 1024, "stage": 3, "recompute": "block", **changed}).rows
+        (row,) = engine_plan("gpt2-xl", **{**LLAMA, "sequence": 1024, "stage": 3, "recompute": "block", **changed}).rows
         return row.step_seconds
 
     assert seconds(link="nvlink5") < seconds() < seconds(link="pcie3")
@@ -221,7 +219,7 @@ def test_a_faster_link_a_faster_device_and_a_higher_utilization_take_no_longer()
 
 def test_a_plan_in_the_order_of_micro_batches_is_of_sharded_gradients_holds_all_addends_and_says_so():
     asked = {"ranks": 8, "recompute": "block", "micro_batches": 2}
-    by_rank, ordered = (zs.plan("gpt2", **asked, stage=stage, reduction=order)
+    by_rank, ordered = (engine_plan("gpt2", **asked, stage=stage, reduction=order)
                         for stage, order in (("2,3", "rank"), ("all", "micro_batch")))
     for row, other in zip(by_rank.rows, ordered.rows, strict=True):
         assert row.stage == other.stage
@@ -238,19 +236,20 @@ def test_a_plan_in_the_order_of_micro_batches_is_of_sharded_gradients_holds_all_
 
 def test_the_explained_fullest_moment_adds_up_and_the_states_are_the_formulas_value_whatever_the_optimizer():
     for overlap, batch, asked in ((False, 1, {}), (True, 40, {}), (True, 2, {"mesh": "2x4", "zeropp": "hpz"})):
-        found = zs.plan("gpt2", ranks=8, overlap=overlap, batch=batch, **asked)
+        found = engine_plan("gpt2", ranks=8, overlap=overlap, batch=batch, **asked)
         for row in found.rows:
             text = lines_of(found, row)["all that comes and goes"][0].partition(" of activ")[0]
             *fixed, sequences, each = (int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", text))
             assert (sum(fixed) + sequences * each, sequences) == (row.transient_nbytes, batch)
-            said = lines_of(found, row).get("gathered units")
-            assert said is None if row.stage < 3 else said[1] == f"{row.gathered_nbytes:,}"
+            assert ("gathered units" in lines_of(found, row)) == (row.stage == 3)
+            held = {one.what: one.nbytes for one in row.held}
+            assert fixed[0] == held.get("gathered parameters", 0)
     for asked, said in (("hpz", "rings unit by unit"), ("qgz", "rings and all-to-alls unit by unit")):
-        found = zs.plan("gpt2", ranks=8, mesh="2x4", recompute="block", zeropp=asked)
+        found = engine_plan("gpt2", ranks=8, mesh="2x4", recompute="block", zeropp=asked)
         assert lines_of(found, found.rows[0])["communication"][0].startswith(said)
     for optimizer, state in ((zs.optim.SGD(lr=0.1), 0), (zs.optim.AdamW(), 8), (zs.optim.Adan(), 14)):
-        found = zs.plan(parameters=10**9, ranks=8, stage=1, optimizer=optimizer)
-        assert lines_of(found, found.rows[0])["model states (zero-paper)"] == (
+        found = engine_plan(parameters=10**9, ranks=8, stage=1, optimizer=optimizer)
+        assert lines_of(found, found.rows[0])["model states (zerosim)"] == (
             f"(4 + {4 + state}/N) bytes, N = 8, {state} of them the optimizer's own state",
             f"{4 * 10**9 + (4 + state) * 10**9 // 8:,}")
 
@@ -258,44 +257,86 @@ def test_the_explained_fullest_moment_adds_up_and_the_states_are_the_formulas_va
 # -- the inverse questions: one more does not fit ---------------------------------------------------------------------
 
 
-def test_the_largest_batch_and_the_fewest_ranks_fit_and_one_more_or_half_of_them_do_not():
-    asked = plan_config("llama-2-7b", **LLAMA)
-    most = asked.largest_batch()
+def some_row_fits(config):
+    return any(row.has_margin for row in config.plan().rows)
+
+
+@pytest.mark.parametrize("runtime", ["zerosim", "fsdp2"])
+def test_the_largest_batch_sequence_and_model_fit_with_the_margin_and_one_more_does_not(runtime):
+    asked = plan_config("llama-2-7b", **LLAMA, runtime=runtime)
+    most = questions.largest_batch(asked)
     assert most > 4
-    assert [any(row.fits for row in replace(asked, batch=batch).plan().rows) for batch in (most, most + 1)] == [
-        True, False]
-    pulled = replace(asked, stages=(3,), recompute=("block",), options=StepOptions(overlap=True, prefetch=4))
-    assert pulled.largest_batch() < replace(pulled, options=StepOptions()).largest_batch()
-    asked = plan_config("gpt3-175b", ranks=1024, nodes=128, device="a100-80", link="nvlink3", recompute="block")
-    fewest, network = asked.fewest_ranks(), replace(asked.network, between=None, ranks_per_node=None)
-    assert [any(row.fits for row in replace(asked, ranks=n, network=network).plan().rows)
-            for n in (fewest // 2, fewest)] == [False, True]
-    assert plan_config("gpt3-175b", ranks=8, stage=0).fewest_ranks() is None
+    assert [some_row_fits(replace(asked, batch=batch)) for batch in (most, most + 1)] == [True, False]
+    longest = questions.largest_sequence(asked)
+    assert [some_row_fits(replace(asked, sequence=tokens)) for tokens in (longest, longest + 128)] == [True, False]
+    largest = questions.largest_model(asked)
+    more = replace(asked.model.transformer, blocks=largest.transformer.blocks + 1)
+    assert [some_row_fits(replace(asked, model=of)) for of in (
+        largest, zs.planning.model_of("more", more))] == [True, False]
+    assert questions.largest_batch(replace(asked, margin=0.0)) > most
+    assert questions.largest_sequence(plan_config("gpt2", ranks=8, runtime=runtime)) == 1024  # its learned positions
+    pulled = replace(asked, stages=(3,), recompute=asked.recompute[-1:], options=StepOptions(overlap=True, prefetch=4))
+    assert questions.largest_batch(pulled) <= questions.largest_batch(replace(pulled, options=StepOptions()))
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_the_largest_model_is_of_the_optimizer_convention_and_offload_that_are_asked_for(stage):
-    """A plan of so many parameters on one rank, where nothing is padded, fits, and one of one more does not."""
-    for optimizer in (zs.optim.SGD(lr=0.1), zs.optim.Lion(), zs.optim.AdamW(), zs.optim.Adan()):
-        for convention in [*CONVENTIONS, "zerosim"]:
-            largest = []
-            for offload in (None, "optimizer=host"):
-                asked = {"ranks": 1, "stage": stage, "convention": convention, "optimizer": optimizer,
-                         "offload": offload}
-                largest.append(plan_config("gpt2", **asked).largest_model(stage))
-                fits = [zs.plan(parameters=count, **asked).rows[0].fits for count in (largest[-1], largest[-1] + 1)]
-                assert fits == [True, False], asked
-            assert largest[0] <= largest[1]
-    alone, among = (plan_config("gpt2", ranks=ranks).largest_model(stage) for ranks in (1, 64))
-    assert (alone < among) == (stage > 0)
+def test_the_largest_number_of_parameters_is_of_the_optimizer_the_stage_and_the_convention():
+    asked = {"parameters": "1e9", "ranks": 8, "stage": 3}
+    found = [questions.largest_model(engine_config(**asked | other)).parameters for other in (
+        {}, {"optimizer": zs.optim.SGD(lr=0.1)}, {"stage": 0}, {"convention": "megatron-bf16"}, {"margin": 0.5})]
+    assert found[1] > found[0] > max(found[2:])
+    config = engine_config(**asked)
+    assert [some_row_fits(replace(config, model=zs.planning.model_of_parameters(n))) for n in (
+        found[0], found[0] + 8)] == [True, False]  # a share of 8 is what one more costs
+    assert questions.largest_model(engine_config("megatron-1t", ranks=1, stage=0)) is None
+
+
+def test_the_fewest_ranks_are_any_number_on_a_node_and_whole_nodes_beyond():
+    for name, asked in (("llama-2-7b", {"batch": 2, "sequence": 2048}),
+                        ("gpt3-175b", {"device": "a100-80", "recompute": "block"})):
+        config = engine_config(name, **asked)
+        fewest, step = questions.fewest_ranks(config), 1
+        step = 8 if fewest > 8 else 1
+        assert [some_row_fits(replace(config, ranks=n)) for n in (fewest - step, fewest)] == [False, True], name
+        assert fewest % step == 0
+    assert questions.fewest_ranks(engine_config("gpt3-175b", ranks=8, stage=0)) is None
+
+
+# -- a whole training, and plans side by side -------------------------------------------------------------------------
+
+
+def test_days_device_hours_and_money_are_those_of_as_many_steps_and_a_global_batch_is_of_all_ranks():
+    found = zs.plan("gpt2", ranks=8, global_batch=64, batch=4, tokens="10B", price=2.5)
+    assert (found.config.micro_batches, found.rows[0].tokens_per_step) == (2, 64 * 1024)
+    for row in found.rows:
+        whole = questions.training(found.config, row)
+        assert whole.steps == -(-10**10 // (64 * 1024))
+        assert whole.days * 86_400 == pytest.approx(whole.steps * row.step_seconds)
+        assert whole.money == pytest.approx(2.5 * whole.device_hours) == pytest.approx(2.5 * 8 * 24 * whole.days)
+        assert row.tokens_per_second == pytest.approx(8 * row.tokens_per_second_per_rank)
+    assert questions.training(zs.plan("gpt2").config, found.rows[0]) is None
+    text = " ".join(str(found).split())
+    assert f"{found.cheapest.tokens_per_second:,.0f} in all" in text
+    assert "10,000,000,000 tokens are 152,588 steps" in text
+
+
+def test_plans_side_by_side_and_over_numbers_of_ranks_are_their_own_plans():
+    here, there = zs.plan("gpt2-xl", ranks=8), zs.plan("gpt2-xl", ranks=8, device="a100-80", tokens="1B")
+    lines = {what: pair for what, *pair in questions.compared(here, there)}
+    assert lines["step, s"] == [here.cheapest.step_seconds, there.cheapest.step_seconds]
+    assert "days" not in lines  # which only one of them knows
+    over = questions.over_ranks(zs.plan("gpt2-xl", ranks=16, nodes=2, stage=3), [1, 8, 32])
+    assert [plan.config.ranks for plan in over] == [1, 8, 32]
+    assert over[2].rows == zs.plan("gpt2-xl", ranks=32, nodes=4, stage=3).rows
+    totals = [plan.rows[0].total_nbytes for plan in over]
+    assert totals == sorted(totals, reverse=True)
 
 
 # -- offload ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_plan_with_everything_on_disk_has_no_states_on_the_device_and_pays_on_two_links():
-    found = zs.plan("gpt2", ranks=8, stage=3, offload="disk", recompute="block")
-    (row,), (here,) = found.rows, zs.plan("gpt2", ranks=8, stage=3, recompute="block").rows
+    found = engine_plan("gpt2", ranks=8, stage=3, offload="disk", recompute="block")
+    (row,), (here,) = found.rows, engine_plan("gpt2", ranks=8, stage=3, recompute="block").rows
     assert (row.states_nbytes, row.host_nbytes, row.disk_nbytes) == (0, 0, here.states_nbytes)
     links = hardware.link("pcie5"), hardware.link("nvme-pcie4")
     seconds = row.host_transfer_seconds, row.disk_transfer_seconds
@@ -304,40 +345,41 @@ def test_a_plan_with_everything_on_disk_has_no_states_on_the_device_and_pays_on_
         assert taken == pytest.approx(2 * link.latency_seconds + moved / link.bytes_per_second, rel=1e-12)
     assert row.step_seconds > here.step_seconds + row.disk_transfer_seconds - here.update_seconds
     assert lines_of(found, row)["step"][0] == "compute + exposed + update + host + disk"
-    slower = zs.plan("gpt2", ranks=8, stage=3, offload="disk", recompute="block", disk_link="ethernet-10g").rows[0]
+    slower = engine_plan("gpt2", ranks=8, stage=3, offload="disk", recompute="block", disk_link="ethernet-10g").rows[0]
     assert slower.disk_transfer_seconds > 6 * row.disk_transfer_seconds
 
 
 def test_offload_moves_the_optimizers_states_to_the_host_and_pays_on_its_link():
-    asked = {**LLAMA, "tokens": 1024}
-    here, there = (zs.plan("gpt2-xl", **asked, offload=offload) for offload in ("none", "optimizer=host"))
+    asked = {**LLAMA, "sequence": 1024}
+    here, there = (engine_plan("gpt2-xl", **asked, offload=offload) for offload in ("none", "optimizer=host"))
     for row, moved in zip(here.rows, there.rows, strict=True):
-        assert (moved.optimizer_nbytes, moved.host_nbytes) == (0, row.optimizer_nbytes)
-        assert moved.total_nbytes == row.total_nbytes - row.optimizer_nbytes
-    slow = zs.plan("gpt2-xl", **asked, offload="optimizer=host", host_link="pcie3")
+        optimizer = row.nbytes_of("optimizer")
+        assert (moved.nbytes_of("optimizer"), moved.host_nbytes) == (0, optimizer)
+        assert moved.total_nbytes == row.total_nbytes - optimizer
+    slow = engine_plan("gpt2-xl", **asked, offload="optimizer=host", host_link="pcie3")
     assert slow.rows[0].step_seconds > there.rows[0].step_seconds
-    links = [plan_config("gpt2", device="a100-80", **options).host_link
+    links = [engine_config("gpt2", device="a100-80", **options).host_link
              for options in ({"offload": "optimizer=host"}, {"offload": "optimizer=host", "host_link": "pcie3"}, {})]
     assert links == [hardware.link("pcie4"), hardware.link("pcie3"), None]
 
 
 def test_the_transfers_of_a_step_take_two_latencies_and_their_bytes_as_in_a_replay():
-    found = zs.plan("gpt2", **OFFLOADED, overlap=False)
+    found = engine_plan("gpt2", **OFFLOADED, overlap=False)
     (row,), pcie5, share = found.rows, hardware.link("pcie5"), 124_439_808 // 8
     assert row.host_transfer_nbytes_per_step == 4 * share
     assert row.host_transfer_seconds == pytest.approx(2 * 5.7e-6 + 4 * share / pcie5.bytes_per_second, rel=1e-12)
-    (here,) = zs.plan("gpt2", **OFFLOADED | {"offload": "none"}, overlap=False).rows
+    (here,) = engine_plan("gpt2", **OFFLOADED | {"offload": "none"}, overlap=False).rows
     assert (here.host_transfer_nbytes_per_step, here.host_transfer_seconds) == (0, 0.0)
     updated = (2 + 2 * 12 + 4 + 2) * share / hardware.device("h100-80").memory_bytes_per_second  # by the host, now
     assert row.step_seconds == pytest.approx(here.step_seconds - updated + row.host_transfer_seconds, rel=1e-12)
     # No all-gather of parameters goes beside an update that the device does not make.
-    overlapped = [zs.plan("gpt2", **OFFLOADED | {"offload": offload}).rows[0] for offload in ("none", "optimizer=host")]
+    overlapped = [engine_plan("gpt2", **OFFLOADED | {"offload": offload}).rows[0] for offload in ("none", "optimizer=host")]
     assert overlapped[1].exposed_communication_seconds > overlapped[0].exposed_communication_seconds
     assert overlapped[1].transient_nbytes == overlapped[0].transient_nbytes
 
 
 def test_the_explanation_of_offload_fills_in_the_bytes_the_link_and_what_is_not_counted():
-    found = zs.plan("gpt2", **OFFLOADED)
+    found = engine_plan("gpt2", **OFFLOADED)
     lines = lines_of(found, found.rows[0])
     assert lines["to the host and back"] == ("31,109,952 there + 31,109,952 back", "62,219,904")
     assert lines["of that the seconds"] == ("2 · 5.7e-06 + 62,219,904 / 6.3015e+10 over pcie5, beside nothing; the "
@@ -345,7 +387,7 @@ def test_the_explanation_of_offload_fills_in_the_bytes_the_link_and_what_is_not_
     assert lines["step"][0] == "compute + exposed + update + host"
     assert lines["optimizer"] == ("(4 + 8) · 124,439,808/8 on the host, nothing on the device", "0")
     assert lines["parameters"] == ("2 · 124,439,808", "248,879,616")
-    found = zs.plan("gpt2", **OFFLOADED | {"offload": "disk"})
+    found = engine_plan("gpt2", **OFFLOADED | {"offload": "disk"})
     assert lines_of(found, found.rows[0])["gradients"] == ("2 · 124,439,808/8 on disk, nothing on the device", "0")
 
 
@@ -353,30 +395,30 @@ def test_the_explanation_of_offload_fills_in_the_bytes_the_link_and_what_is_not_
 
 
 def test_a_terminal_shows_the_verdict_first_and_a_line_for_each_row_with_columns_set_to_the_right():
-    found = zs.plan("llama-2-7b", **LLAMA, attention="unfused")
+    found = engine_plan("llama-2-7b", **LLAMA, attention="unfused")
     said, table, units = (part.splitlines() for part in str(found).split("\n\n"))
     head, *lines = table
     assert max(map(len, [*said, *units])) <= len(head) < 140
     assert " ".join(said) == (
-        f"{found.verdict} llama-2-7b: 6,738,415,616 parameters, 8 ranks of h100-80 over nvlink4, 1 micro-batch of 4 "
-        "sequences of 2,048 tokens, bf16, overlap and 1 unit ahead, accounted as zero-paper")
-    assert head.split() == ["states", "activations", "gathered", "buckets", "transient", "overhead", "total", "spare",
-                            "sent", "compute", "exposed", "step", "MFU"]
+        f"{found.verdict} {' '.join(plan_table.answers(found))} llama-2-7b: 6,738,415,616 parameters, 8 ranks of h100-80 "
+        "(85.52 GB) over nvlink4, 1 micro-batch of 4 sequences of 2,048 tokens, bf16, overlap and 1 unit ahead, zerosim")
+    assert head.split() == ["states", "activations", "logits", "gathered", "buckets", "overhead", "total", "spare",
+                            "sent", "exposed", "step", "tokens/s", "MFU"]
     assert {len(line) for line in [head, *lines]} == {len(head)}
     policies = {"none": "none unfused", "selective": "selective", "block": "block unfused"}
     assert all(line.startswith(f"{row.stage} {policies[row.recompute]} ") for line, row in zip(
         lines, found.rows, strict=True))
     assert lines[0].split()[3] == "107.81"
-    assert " ".join(units) == f"{plan_table.UNITS} {plan_table.PARTS}"
+    assert " ".join(units) == plan_table.UNITS
     assert repr(found) == f"<Plan of llama-2-7b on 8 ranks: {found.verdict}>"
-    assert str(zs.plan(parameters="7.5e9")).count("7,500,000,000") == 1
+    assert str(engine_plan(parameters="7.5e9")).count("7,500,000,000") == 1
 
 
 def test_policies_and_numbers_are_asked_for_as_one_writes_them():
     for text, policies in (("usual", ["tiled", "block+tiled"]), ("tiled", ["tiled"]), (("sub_block",), ["sub_block"]),
                            ("all", ["tiled", "block+tiled", "none", "selective", "sub_block", "block"])):
-        assert [row.recompute for row in zs.plan("gpt2", stage=3, recompute=text).rows] == policies
-    sizes = {zs.plan(parameters=text).config.model.parameters
+        assert [row.recompute for row in engine_plan("gpt2", stage=3, recompute=text).rows] == policies
+    sizes = {engine_plan(parameters=text).config.model.parameters
              for text in ("7.5B", "7.5e9", "7_500_000_000", "7,500,000,000", 7.5e9)}
     assert sizes == {7_500_000_000}
 

@@ -181,7 +181,7 @@ def test_a_plan_that_cannot_be_made_is_refused():
         *((gpt2(**{option: 3}, offload="host"), "no link is called 3; there are nvlink2") for option in (
             "link", "host_link", "disk_link", "between")),
         (gpt2(convention=[]), "no accounting convention is called []; there are zero-paper"),
-        (gpt2(tokens=4096), "learned positions for 1024"),
+        (gpt2(sequence=4096), "learned positions for 1024"),
         (gpt2(utilization=1.5), "is the share of the peak that products reach, above 0 and at most 1"),
         (gpt2(compute="fp8_e4m3"), "do not rest in 8 bits"),
         (gpt2(optimizer="adamw"), "take one of zs.optim's, as zs.optim.AdamW() is"),
@@ -230,7 +230,7 @@ COUNTED = [
     (model_shape, {"source": "gpt2"}, {"vocabulary_multiple": 1}),
     (states_nbytes, {"model": model_of_parameters(9), "states": STAGES[1]}, {"ranks": 1}),
     (estimate_nbytes, {"states": STAGES[1]}, {"parameters": 1, "ranks": 1, "largest_layer": 0}),
-    (zs.plan, {"model": "gpt2"}, {"ranks": 1, "batch": 1, "micro_batches": 1, "tokens": 1}),
+    (zs.plan, {"model": "gpt2"}, {"ranks": 1, "batch": 1, "micro_batches": 1, "sequence": 1, "tokens": 1}),
     (SlowRank, {"factor": 2}, {"rank": 0}),
     (SlowLink, {"factor": 2}, {"source": 0, "destination": 0}),
     (partial(recording.RecordedTransfer, "to host", "gradient", number=0), {}, {"nbytes": 0}),

@@ -10,6 +10,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from zerosim.models.transformer import llama
 from zerosim.models.units import ALL, TILED, Recompute
 from zerosim.numerics.checks import checked_count
 from zerosim.numerics.formats import format_of
@@ -24,7 +25,7 @@ from zerosim.planning.conventions import ADAM, Convention
 from zerosim.planning.hardware import DISK_LINK, presets, read
 from zerosim.planning.plan_config import KEPT, MARGIN, Plan, PlanConfig
 from zerosim.planning.plan_row import ZEROSIM
-from zerosim.planning.shapes import ModelShape, model_of_parameters, model_shape
+from zerosim.planning.shapes import ModelShape, model_of, model_of_parameters, model_shape
 from zerosim.ranks.mesh import Mesh
 
 ATTENTIONS = FUSED, UNFUSED = ("fused", "unfused")
@@ -60,7 +61,8 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                 overheads: dict[str, int] | None = None,
                 mesh: Mesh | Sequence[int] | str | None = None,
                 zeropp: ZeroPlusPlus | str | None = None, reduction: str = BY_RANK) -> PlanConfig:
-    """A checked configuration of a preset's name, a config.json, a ModelShape, or a number of ``parameters``.
+    """A checked configuration of a preset's name, a config.json, a ModelShape, or a number of ``parameters``, of which
+    zerosim's engine has the states alone, and another runtime a decoder of the usual proportions.
 
     ``runtime`` says whose step it is: that of PyTorch's "fsdp2" (DDP at stage 0, ZeroRedundancyOptimizer at 1),
     "deepspeed", "megatron" (its distributed optimizer), or "zerosim", the engine here.
@@ -103,7 +105,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     if global_batch is not None:
         micro_batches = _shared(global_batch, ranks, batch, micro_batches)
     return PlanConfig(
-        model=_model(model, parameters, largest_layer), ranks=ranks, device=known.device(device), network=network,
+        model=_model(model, parameters, largest_layer, runtime), ranks=ranks, device=known.device(device), network=network,
         policy=policy, stages=rows, recompute=_policies(recompute, attention, runtime), batch=batch,
         sequence=checked_count("sequence", sequence, 1) if sequence is not None else 0,
         micro_batches=1 if micro_batches is None else micro_batches, optimizer=optimizer, runtime=runtime,
@@ -126,21 +128,43 @@ def _nbytes(asked: int | str | None, what: str) -> int | None:
     return None if asked is None else nbytes_of(asked, what)
 
 
+TYPICAL_VOCABULARY = 32_000  # Llama 2's
 COUNT = re.compile(r"[\d.,_]+(?:[kmbt]|e\d+)?", re.IGNORECASE)  # a model that is a number of parameters, as 7B
 
 
 def _model(model: str | ModelShape | None, parameters: int | str | None,
-           largest_layer: int | str | None) -> ModelShape:
+           largest_layer: int | str | None, runtime: str) -> ModelShape:
     if isinstance(model, str) and parameters is None and COUNT.fullmatch(model.strip()):
         model, parameters = None, model
     if (model is None) == (parameters is None):
         raise ValueError("a plan is of a model or of a number of parameters: name one of the two, as gpt2-xl or 7.5e9")
     if parameters is not None:
+        count = count_of(parameters, "parameters")
         largest = None if largest_layer is None else count_of(largest_layer, "largest_layer")
-        return model_of_parameters(count_of(parameters, "parameters"), largest)
+        return typical_decoder(count) if runtime != ZEROSIM and largest is None else model_of_parameters(count, largest)
     if largest_layer is not None:
         raise ValueError("largest_layer goes with a number of parameters; a model's shape has its own layers")
     return model if isinstance(model, ModelShape) else model_shape(_path(model, "model"))
+
+
+def typical_decoder(parameters: int) -> ModelShape:
+    """A Llama of about so many parameters: n blocks of 128n channels in heads of 128, as GPT-3's largest has them.
+
+    >>> found = typical_decoder(175 * 10**9)
+    >>> found.transformer.blocks, found.transformer.channels, f"{found.parameters / 175e9:.3f}"
+    (96, 12288, '1.000')
+
+    The gated feed-forward network takes what is left of the parameters. Raises ValueError where that is less than the
+    channels, since the vocabulary is too large a part.
+    """
+    blocks = max(1, round((parameters / (12 * 128**2)) ** (1 / 3)))
+    channels = 128 * blocks
+    inside = (parameters - 2 * TYPICAL_VOCABULARY * channels - 4 * blocks * channels**2) // (3 * blocks * channels)
+    if inside < channels:
+        raise ValueError(f"a decoder of {parameters:,} parameters has no usual shape; name a model, or take "
+                         "runtime='zerosim' for states and traffic alone")
+    of = llama(channels, blocks, blocks, TYPICAL_VOCABULARY, inside)
+    return model_of(f"a decoder of {blocks} blocks and {channels:,} channels", of)
 
 
 def _path(asked: Any, what: str) -> str | Path:

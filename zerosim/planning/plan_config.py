@@ -481,7 +481,7 @@ class Plan(ShownPlan):
         text = (f"{self.name_of(best)} is the cheapest that fits with a margin: {spare}" if best.has_margin else
                 f"Nothing fits with a margin of {margin}; {self.name_of(best)} is the cheapest that fits: {spare}")
         if not self.config.has_units:
-            text = text.replace("fits", "has room for its states, which are all that is counted,", 1)
+            text = f"By its states alone: {text}"
         if not others:
             return text + "."
         near = others[0]
