@@ -19,7 +19,7 @@ ASKED = {  # the least that one asks of each command
     "replay": ("--stage", "3"), "lost-updates": ("--steps", "3"),
     "precision": ("--model", "gpt-nano", "--steps", "1", "--format", "bf16"),
     "train": (*TINY, "--sample", "2"), "compare": (*TINY, "--values", "0,3"), "cost": RING,
-    "plan": ("--model", "gpt2", "--stage", "2,3"),
+    "plan": ("--model", "gpt2", "--stage", "2,3", "--runtime", "zerosim"),
     "tune": ("--model", "gpt2", "--global-batch", "16", "--stage", "2", "--recompute", "none", "--batch", "2",
              "--bucket-nbytes", "unit", "--offload", "none")}
 # Of what was asked, the answers of the commands without a "question" or "options" say these again.
@@ -99,7 +99,8 @@ def test_help_explains_every_switch_of_every_command():
               "--convention megatron-bf16", "--utilization 0.4", "--no-overlap", "--prefetch 2",
               "--offload optimizer=host", "--offload host", "--offload disk", "--offload disk --disk-link ethernet-10g",
               "--offload host --host-capacity 1GB", "--offload disk --disk-capacity 1MB", "--reduction micro_batch",
-              "--mesh 2x4", "--mesh 2x4 --stage 3 --zeropp hpz"]),
+              "--mesh 2x4", "--mesh 2x4 --stage 3 --zeropp hpz", "--runtime fsdp2", "--margin 0.2", "--global-batch 64",
+              "--tokens 1B", "--tokens 1B --price 2"]),
     ("tune", ["--global-batch 32", "--ranks 4", "--device b200", "--link pcie5", "--nodes 2 --between ethernet-100g",
               "--stage 3", "--recompute block", "--attention unfused", "--batch 1", "--sequence 512", "--compute fp32",
               "--optimizer lion",
@@ -151,16 +152,20 @@ SAID = {  # of each command: switches, and what stands among the words
         ("--nbytes 6 --ranks 6 --link pcie3 --collective reduce_scatter", [
             "halving needs a power of two of ranks, which 6 is not."])],
     "plan": [
-        ("--model gpt2 --ranks 4 --stage 2,3 --recompute block --explain --measure", [
-            "ZeRO-3 is the cheapest that fits with a margin", "4 ranks of h100-80 over nvlink4", "2 block", "3 block",
+        ("--runtime zerosim --model gpt2 --ranks 4 --stage 2,3 --recompute block --explain --measure", [
+            "ZeRO-3 is the cheapest that fits with a margin", "4 ranks of h100-80 (85.52 GB) over nvlink4", "2 block", "3 block",
             "Fewest ranks", "Largest micro-batch",
-            "model states (zero-paper)", "estimated", "those of the engine with overlap and 1 unit ahead."]),
-        ("--model gpt2 --stage 3 --no-overlap --prefetch 0", ["those of the engine with nothing overlapped."]),
-        ("--model gpt2 --stage 3 --prefetch 2", ["those of the engine with overlap and 2 units ahead."]),
-        ("--model gpt2 --mesh 2x4 --zeropp hpz+qwz+qgz --recompute block --explain --measure --stage 3", [
+            "model states (zerosim)", "estimated", "those of zerosim's engine with overlap and 1 unit ahead;"]),
+        ("--runtime zerosim --model gpt2 --stage 3 --no-overlap --prefetch 0", ["engine with nothing overlapped;"]),
+        ("--runtime zerosim --model gpt2 --stage 3 --prefetch 2", ["engine with overlap and 2 units ahead;"]),
+        ("--runtime zerosim --model gpt2 --mesh 2x4 --zeropp hpz+qwz+qgz --recompute block --explain --measure --stage 3", [
             "ZeRO++ (hpz, qwz=int8, qgz=int4) on 2x4", "secondary shards (hpZ)", "from a node's ranks to other nodes"]),
-        ("--model gpt2 --mesh 2x4 --stage 3 --recompute block --explain", ["sharded inside nodes (2x4)", "N = 4, Ψ ="]),
-        ("--model gpt2 --stage 3 --optimizer muon --ranks 1", ["What Muon works in while it updates whole tensors"])],
+        ("--runtime zerosim --model gpt2 --mesh 2x4 --stage 3 --recompute block --explain", [
+            "sharded inside nodes (2x4)", "N = 4, Ψ ="]),
+        ("--model gpt2 --tokens 1B --price 2 --compare=--batch=2", ["tokens per second and device", "1,000,000,000 tokens are 122,071 steps:",
+            "side by side", "device-hours", "B is ZeRO-"]),
+        ("--runtime zerosim --model gpt2 --stage 3 --optimizer muon --ranks 1", [
+            "What Muon works in while it updates whole tensors"])],
     "tune": [
         ("--model gpt2 --global-batch 8 --stage 3 --recompute block --prefetch 1 --offload optimizer=host", [
             "gpt2: 8 ranks of h100-80, 8 sequences of 1,024 tokens a step, bf16, overlapped", "3 block o host 1 · 1 1",
@@ -305,7 +310,7 @@ def test_brackets_in_a_file_of_ones_own_are_printed_as_they_are(tmp_path):
     words = words_of("cost", "--nbytes", "1e9", "--ranks", "4", *own)
     assert "over [red]x[/]: 400 GB/s one way" in words
     assert "[red]x[/] (2025): see [1] and [/bold]." in words
-    assert "over [red]x[/]" in words_of("plan", "--params", "1e9", "--explain", *own)
+    assert "over [red]x[/]" in words_of("plan", "--params", "1e9", "--explain", "--runtime", "zerosim", *own)
 
 
 def test_a_search_replays_on_a_link_of_ones_own(tmp_path):
@@ -315,7 +320,7 @@ def test_a_search_replays_on_a_link_of_ones_own(tmp_path):
 
 
 def test_a_plan_as_json_has_its_rows_formulas_and_measurements():
-    asked = "--model gpt2 --ranks 4 --stage 2,3 --recompute block --explain --measure --json"
+    asked = "--model gpt2 --runtime zerosim --ranks 4 --stage 2,3 --recompute block --explain --measure --json"
     data = json.loads(ask("plan", *asked.split()).stdout)
     assert [(row["stage"], row["recompute"]) for row in data["rows"]] == [(2, "block+tiled"), (3, "block+tiled")]
     assert {line["difference_nbytes"] for row in data["rows"] for line in row["measured"]} == {0}
@@ -324,11 +329,12 @@ def test_a_plan_as_json_has_its_rows_formulas_and_measurements():
 
 
 def test_what_is_spare_is_red_where_a_row_of_a_plan_does_not_fit():
-    found = zs.plan("llama-2-7b", ranks=8)
+    found = zs.plan("llama-2-7b", ranks=8, runtime="zerosim", batch=4)
     (table,) = (part for part in plan_view.plan_view(found, columns=200).parts if hasattr(part, "rows"))
     assert ["[red]" in "".join(row) for row in table.rows] == [not row.fits for row in found.rows]
-    assert ["[green]" in "".join(row) for row in table.rows] == [row.fits for row in found.rows]
-    assert {row.fits for row in found.rows} == {True, False}
+    assert ["[yellow]" in "".join(row) for row in table.rows] == [row.fits > row.has_margin for row in found.rows]
+    assert ["[green]" in "".join(row) for row in table.rows] == [row.has_margin for row in found.rows]
+    assert {(row.fits, row.has_margin) for row in found.rows} == {(True, True), (True, False), (False, False)}
 
 
 def test_a_plan_takes_the_settings_of_a_ds_config_says_what_of_them_is_different_and_refuses_what_says_a_thing_twice(
@@ -340,15 +346,15 @@ def test_a_plan_takes_the_settings_of_a_ds_config_says_what_of_them_is_different
     file.write_text(json.dumps(config))
     data = json.loads(ask(*asked, str(file), "--ranks", "4", "--json").stdout)
     settings = zs.from_deepspeed(config, ranks=4, model="gpt2")
-    rows = zs.plan("gpt2", device="a100-80", **settings.plan_arguments()).as_dict()["rows"]
+    rows = json.loads(json.dumps(zs.plan("gpt2", device="a100-80", **settings.plan_arguments()).as_dict()["rows"]))
     assert [{name: line[name] for name in row} for line, row in zip(data["rows"], rows, strict=True)] == rows
     assert data["notes"] == ["Of DeepSpeed's settings these change nothing here: steps_per_print.",
                              *(f"Not the same as DeepSpeed's: {line}." for line in settings.differences)]
     assert (data["rows"][0]["stage"], data["rows"][0]["host_nbytes"] > 0, data["ranks"]) == (2, True, 4)
     assert len(data["notes"]) > 1
     assert all(" ".join(note.split()) in words_of(*asked, str(file), "--ranks", "4") for note in data["notes"])
-    counted = ask(*asked, str(file), "--convention", "megatron-fp16", "--json")
-    assert {row["convention"] for row in json.loads(counted.stdout)["rows"]} == {"megatron-fp16"}
+    counted = ask(*asked, str(file), "--runtime", "zerosim", "--convention", "megatron-fp16", "--json")
+    assert (data["runtime"], json.loads(counted.stdout)["convention"]) == ("deepspeed", "megatron-fp16")
     for switch in ("--batch 3", "--micro-batches 2", "--stage 2", "--compute fp16", "--offload host"):
         assert_command_refuses(f"{switch.split()[0]} was asked for, and {file} says it too", *asked, str(file),
                                *switch.split())
@@ -359,7 +365,7 @@ def test_a_plan_takes_the_settings_of_a_ds_config_says_what_of_them_is_different
 @pytest.mark.parametrize(("columns", "shown", "hidden"), [
     (80, ["states", "transient", "spare", "step"], ["optimizer", "gathered"]),
     (130, ["gathered", "MFU"], ["optimizer"]),
-    (170, ["parameters", "gradients", "optimizer", "states", "MFU"], [])])
+    (170, ["parameters", "gradients", "optimizer", "activations", "MFU"], ["states"])])
 def test_a_wider_terminal_shows_more_columns_of_a_plan_and_no_line_is_broken(columns, shown, hidden):
     done = ask("plan", "--model", "llama-3.1-405b", "--ranks", "512", "--nodes", "64", "--batch", "4", columns=columns)
     table = re.split(r"\n *\n", done.stdout)[2].splitlines()
@@ -432,6 +438,17 @@ REFUSED = {
          "for; take 0")],
     "plan": [
         ("--mesh 2x4 --nodes 4", "mesh='2x4' has 2 nodes, and nodes=4 were asked for; leave nodes out"),
+        ("--price 2", "price=2.0 is of a whole training, and no tokens were asked for; say how many, as tokens='300B'"),
+        ("--global-batch 12", "global_batch=12 is no multiple of 8 sequences, a micro-batch of 1 on each of 8 ranks; take "
+         "16, or another batch"),
+        ("--global-batch 8 --micro-batches 1", "global_batch=8 says how many micro-batches there are"),
+        ("--margin 1", "margin is the share of the device that is to stay free, from 0 to below 1, got 1.0"),
+        ("--runtime fsdp", "no runtime is called 'fsdp'; choose one of fsdp2, deepspeed, megatron, zerosim; did you mean"),
+        ("--runtime fsdp2 --convention fp32", "convention='fp32' is of zerosim's own engine, and this is a plan of fsdp2; "
+         "leave it out, or runtime='zerosim'"),
+        ("--runtime fsdp2 --recompute segment(2)", "take some of none, selective, block, or runtime='zerosim'"),
+        ("--runtime fsdp2 --attention unfused", "whose attention is fused; leave it out"),
+        ("--runtime fsdp2 --measure", "--measure runs zerosim's engine, and this is a plan of fsdp2"),
         ("--mesh 2x4 --optimizer muon", "Muon updates whole tensors, and a plan of shards inside nodes is of "),
         ("--model bloom-560m --measure", "bloom-560m cannot be measured: zerosim's layers make models of GPT-2's")],
     "tune": [("--bucket-nbytes 0MB", "bucket_nbytes='0MB' must be a whole number, from 1")]}
@@ -450,7 +467,8 @@ def test_wrong_input_is_one_line_and_exit_code_2_before_anything_is_written(comm
 @pytest.mark.parametrize(("command", "short", "long"), [
     ("cost", "--nbytes 14GB --link NVLink --ranks 8", "--nbytes 14000000000 --link nvlink4 --ranks 8"),
     ("plan", "--model gpt2 --device H100 --link nvlink", "--model gpt2 --device h100-80 --link nvlink4"),
-    ("plan", "--params 7B --largest-layer 0.2B --device a100", "--params 7e9 --largest-layer 2e8 --device a100-80"),
+    ("plan", "--params 7B --largest-layer 0.2B --device a100 --runtime zerosim",
+     "--params 7e9 --largest-layer 2e8 --device a100-80 --runtime zerosim"),
     ("plan", "--model 7B --device A100 --link nvlink", "--params 7000000000 --device a100-80 --link nvlink3"),
     ("plan", "--model gpt2 --offload host --device a100 --host-link pcie",
      "--model gpt2 --offload host --device a100-80 --host-link pcie4")])

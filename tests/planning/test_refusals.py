@@ -185,7 +185,7 @@ def test_a_plan_that_cannot_be_made_is_refused():
         (gpt2(utilization=1.5), "is the share of the peak that products reach, above 0 and at most 1"),
         (gpt2(compute="fp8_e4m3"), "do not rest in 8 bits"),
         (gpt2(optimizer="adamw"), "take one of zs.optim's, as zs.optim.AdamW() is"),
-        (plan(parameters=7e9, optimizer=zs.optim.Muon()), "what Muon keeps ... none is known; name a model, or"),
+        (plan(parameters=7e9, optimizer=zs.optim.Muon(), runtime="zerosim"), "what Muon keeps ... none is known; name a model, or"),
         (gpt2(stage="1,2", reduction="micro_batch"), "of sharded gradients, stage 2 or 3, found stage 1"),
         *((gpt2(stage=stage, reduction="microbatch"), "no order of additions is called reduction='microbatch'; choose "
            "one of rank, micro_batch; did you mean 'micro_batch'?") for stage in (1, 3)),
@@ -200,7 +200,7 @@ def test_a_plan_that_cannot_be_made_is_refused():
         (gpt2(offload="disk", optimizer=zs.optim.Muon()), "what it reads from disk is not planned"),
         (gpt2(offload="host", disk_link="nvme-pcie4"), "disk_link='nvme-pcie4' is of offload to disk"),
         (gpt2(overlap=1), "overlap=1 must be True or False"),
-        (gpt2(overheads=5), "overheads are bytes by name, as {'matmul workspace': 0}, got 5"),
+        (gpt2(overheads=5, runtime="zerosim"), "overheads are bytes by name, as {'matmul workspace': 0}, got 5"),
     ])
 
 
@@ -230,7 +230,7 @@ COUNTED = [
     (model_shape, {"source": "gpt2"}, {"vocabulary_multiple": 1}),
     (states_nbytes, {"model": model_of_parameters(9), "states": STAGES[1]}, {"ranks": 1}),
     (estimate_nbytes, {"states": STAGES[1]}, {"parameters": 1, "ranks": 1, "largest_layer": 0}),
-    (zs.plan, {"model": "gpt2"}, {"ranks": 1, "batch": 1, "micro_batches": 1, "sequence": 1, "tokens": 1}),
+    (zs.plan, {"model": "gpt2"}, {"ranks": 1, "batch": 1, "micro_batches": 1, "sequence": 1}),
     (SlowRank, {"factor": 2}, {"rank": 0}),
     (SlowLink, {"factor": 2}, {"source": 0, "destination": 0}),
     (partial(recording.RecordedTransfer, "to host", "gradient", number=0), {}, {"nbytes": 0}),

@@ -132,11 +132,10 @@ def as_json(found: Plan, measured: Measured | None = None, beside: Plan | None =
     """The plan as plain data, its explanation with it, and the measurements and the other plan where they were asked
     for."""
     data = found.as_dict()
-    if found.cheapest and (whole := training(found.config, found.cheapest)):
-        data["training"] = asdict(whole)
-    if beside is not None:
-        data["beside"] = {"plan": beside.as_dict(), "compared": [
-            {"what": name, "here": one, "there": other} for name, one, other in compared(found, beside)]}
+    whole = training(found.config, found.cheapest) if found.cheapest else None
+    data |= {"training": whole and asdict(whole), "beside": beside and {
+        "plan": beside.as_dict(), "compared": [{"what": name, "here": one, "there": other}
+                                               for name, one, other in compared(found, beside)]}}
     for row, line in zip(found.rows, data["rows"], strict=True):
         line["explained"] = [{"what": what, "formula": formula, "value": value}
                              for what, formula, value in explained(found.config, row)]

@@ -204,6 +204,7 @@ class PlanConfig:
         options = self.options
         for name, value, said in (
                 ("convention", self.convention, self.convention is not None),
+                ("overheads", self.overheads, self.overheads is not None),
                 ("zeropp", str(options.zeropp), options.zeropp is not None),
                 ("reduction", options.reduction, options.by_micro_batch),
                 ("recompute", next((one for one in self.recompute if one not in KEPT), None), {*self.recompute} - {*KEPT})):
