@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.display.plan_table import ALL, answers, cells, subject
+from zerosim.display.plan_table import ALL, COLUMNS, answers, cells, subject
 from zerosim.display.style import (
     BLUE,
     GRAY,
@@ -26,6 +26,7 @@ from zerosim.display.views import MOST_ROWS, Bars, Line, Strip, Table, View, mem
 from zerosim.numerics.arrays import has_data, is_poisoned
 from zerosim.numerics.units import counted
 from zerosim.planning.plan_config import Plan
+from zerosim.planning.questions import OverRanks
 from zerosim.ranks.call import Call, Hop
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.inspect import Step, Steps
@@ -215,6 +216,17 @@ def plan_view(plan: Plan) -> View:
     return View(plan.verdict, "".join(f" {line}" for line in answers(plan)) + " " + "".join(subject(plan.config)) + ".", (bars, table))
 
 
+def over_ranks_view(over: OverRanks) -> View:
+    """The cheapest row on each number of ranks."""
+    names = ("total", "spare", "exposed", "step", "tokens/s", "MFU")
+    lines = [(f"{plan.config.ranks:,}", *(("nothing fits", *[""] * len(names)) if row is None else
+                                          (row.title, *(COLUMNS[name][1](COLUMNS[name][0](row)) for name in names))))
+             for plan, row in zip(over.plans, over.rows, strict=True)]
+    table = Table("The cheapest row that fits on each number of ranks; GB of one rank, tokens/s of one device",
+                  (">ranks", "stage and recomputation", *(f">{name}" for name in names)), tuple(lines))
+    return View(over.plans[0].config.model.name, " over ranks", (table,))
+
+
 def row_names(plan: Plan) -> list[str]:
     """``ZeRO-2 block``, of each row."""
     return [f"ZeRO-{label.replace(' none', '')}" for label, in cells(plan, [])]
@@ -279,4 +291,5 @@ def steps_view(steps: Steps) -> View:
 
 VIEWS: Mapping[type, Callable[[Any], View]] = MappingProxyType({
     Cluster: cluster_view, Memory: memory_view, Memories: memories_view, Trace: trace_view, Traces: traces_view,
-    Layout: layout_view, Engine: engine_view, Plan: plan_view, Step: step_view, Steps: steps_view})
+    Layout: layout_view, Engine: engine_view, Plan: plan_view, OverRanks: over_ranks_view,
+    Step: step_view, Steps: steps_view})

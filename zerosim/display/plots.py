@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from zerosim.display.drawing import DARK, LIGHT, Axes, Drawing, Style, filled, stack_bar
 from zerosim.display.memory_plots import memories_bars, memory_curve, memory_curve_data
 from zerosim.display.objects import PARTS, row_names
+from zerosim.display.style import STAGE_COLORS, STAGE_MARKS
 from zerosim.display.step_plots import step_sheet, step_sheet_data
 from zerosim.display.trace_plots import ring_traffic, ring_traffic_data, trace_order, trace_order_data
 from zerosim.numerics.units import counted
 from zerosim.planning.plan_config import Plan
 from zerosim.planning.plan_row import TRANSIENT
+from zerosim.planning.questions import OverRanks
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.inspect import Step
 from zerosim.ranks.memory import Memories, Memory
@@ -29,7 +31,8 @@ PLOTS: Mapping[type, Callable[[Any, Style], Drawing]] = MappingProxyType({
     Memories: memories_bars,
     Trace: lambda trace, style: trace_order(trace_order_data([trace]), style),
     Traces: lambda traces, style: trace_order(trace_order_data(traces), style),
-    Plan: lambda plan, style: plan_bars(plan, style)})
+    Plan: lambda plan, style: plan_bars(plan, style),
+    OverRanks: lambda over, style: over_ranks_curves(over, style)})
 
 
 def plot(thing: Any, *, dark: bool = False) -> "Figure":
@@ -91,6 +94,38 @@ def plan_bars(plan: Plan, style: Style = LIGHT) -> Drawing:
                      for name, row in zip(row_names(plan), plan.rows, strict=True))
     words = f"{plan.verdict} Stacked bars: {said}. The device has {capacity / 1e9:,.2f} GB."
     return Drawing("plan", title, words, style, figure)
+
+
+def over_ranks_curves(over: OverRanks, style: Style = LIGHT) -> Drawing:
+    """Two curves over N of the cheapest row: tokens per second of one device, and bytes that it holds."""
+    fitting = [(n, row) for n, row in zip(over.numbers, over.rows, strict=True) if row is not None]
+    if not fitting:
+        raise ValueError("nothing fits on any of these numbers of ranks, so there is nothing to draw; name larger ones")
+    config, (numbers, rows) = over.plans[0].config, zip(*fitting, strict=True)
+    title = f"{config.model.name} on {config.device.name}, over the number of ranks"
+    said = "; ".join(f"N = {n:,}: {row.title}, {row.tokens_per_second_per_rank:,.0f} tokens/s, "
+                     f"{row.total_nbytes / 1e9:,.1f} GB" for n, row in fitting)
+    with style.figure(11.0, 4.6, title, "The cheapest setting that fits on each number, with its stage.") as figure:
+        panels = figure.panels(1, 2, left=0.9, right=0.3, top=1.2, bottom=0.8, wspace=0.24)[0]
+        for axes, values, name in ((panels[0], [row.tokens_per_second_per_rank for row in rows],
+                                    "tokens per second of one device"),
+                                   (panels[1], [row.total_nbytes / 1e9 for row in rows], "held by one rank (GB)")):
+            axes.plot(numbers, values, color=style.muted, linewidth=1.2)
+            for n, row, value in zip(numbers, rows, values, strict=True):
+                axes.plot([n], [value], marker=STAGE_MARKS[row.stage], color=STAGE_COLORS[row.stage], markersize=9)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(numbers, [f"{n:,}" for n in numbers], rotation=45 * (len(numbers) > 8))
+            axes.set_ylim(0, max(values) * 1.15)
+            axes.grid()
+            axes.set_xlabel("N, ranks")
+            axes.set_title(name)
+        panels[1].axhline(rows[0].capacity_nbytes / 1e9, color=style.ink, linestyle="--", linewidth=1.2)
+        panels[1].set_ylim(0, rows[0].capacity_nbytes / 1e9 * 1.1)
+        for stage in sorted({row.stage for row in rows}):
+            panels[0].plot([], [], marker=STAGE_MARKS[stage], color=STAGE_COLORS[stage], linestyle="", markersize=9,
+                           label=f"ZeRO-{stage}")
+        panels[0].legend(loc="lower left")
+    return Drawing("over_ranks", title, said, style, figure)
 
 
 def _look(part: str, style: Style) -> dict[str, Any]:

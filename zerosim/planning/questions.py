@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from zerosim.models.transformer import MOST_BLOCKS
+from zerosim.numerics.checks import checked_count
 from zerosim.planning.hardware import Network
 from zerosim.planning.plan_config import MOST_RANKS, Plan, PlanConfig
 from zerosim.planning.plan_row import PlanRow
 from zerosim.planning.shapes import ModelShape, model_of, model_of_parameters
+from zerosim.shown import Plotted
 
 MOST_SEQUENCES = 1 << 40  # in a batch that nobody has
 TOKENS_STEP, MOST_TOKENS = 128, 1 << 30  # of a sequence, which kernels take in whole tiles
@@ -107,23 +109,44 @@ def _largest(fits: Callable[[int], bool], most: int) -> int:
 # -- several plans ----------------------------------------------------------------------------------------------------
 
 
-def over_ranks(plan: Plan, numbers: Iterable[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)) -> list[Plan]:
+@dataclass(frozen=True, slots=True, repr=False)
+class OverRanks(Plotted):
+    """One plan on several numbers of ranks, which a notebook shows as a table and ``plot`` draws as curves."""
+
+    plans: tuple[Plan, ...]
+
+    def __repr__(self) -> str:
+        return f"<OverRanks of {self.plans[0].config.model.name}: {', '.join(f'{n:,}' for n in self.numbers)}>"
+
+    @property
+    def numbers(self) -> list[int]:
+        """N of each plan."""
+        return [plan.config.ranks for plan in self.plans]
+
+    @property
+    def rows(self) -> list[PlanRow | None]:
+        """Of each plan the cheapest row that fits; None where none does."""
+        return [plan.cheapest for plan in self.plans]
+
+
+def over_ranks(plan: Plan, numbers: Iterable[int]) -> OverRanks:
     """The same plan on other numbers of ranks: one node up to a node's ranks, beyond it whole nodes of as many.
 
-    A plan of one node takes nodes of 8, over its device's own network, which must be known to the plan. Raises
-    ValueError for a number that whole nodes do not make.
+    Raises ValueError for no numbers, for one that whole nodes do not make, and for several nodes where the plan names
+    no link between them.
     """
-    config = plan.config
-    network, per_node = config.network, config.network.ranks_per_node or NODE
-    found = []
+    config, network = plan.config, plan.config.network
+    per_node, found = network.ranks_per_node or max(NODE, config.ranks), list[Plan]()
     for ranks in numbers:
-        if ranks > per_node and (ranks % per_node or network.between is None):
-            raise ValueError(f"{ranks} ranks are no whole nodes of {per_node}" if ranks % per_node else
-                             f"{ranks} ranks are more than a node's {per_node}, and this plan names no link between nodes; "
-                             "plan two nodes or more, as nodes=2")
-        over = Network(network.inside) if ranks <= per_node else replace(network, ranks_per_node=per_node)
+        if checked_count("ranks", ranks, 1) > per_node and (ranks % per_node or network.between is None):
+            raise ValueError(f"{ranks} ranks are no whole nodes of {per_node}; take a multiple" if ranks % per_node else
+                             f"{ranks} ranks are more than the {per_node} of a node, and this plan names no link between "
+                             "nodes; make it of two nodes or more, as nodes=2")
+        over = Network(network.inside) if ranks <= per_node else network
         found.append(replace(config, ranks=ranks, network=over, options=replace(config.options, mesh=None)).plan())
-    return found
+    if not found:
+        raise ValueError("a plan over ranks was asked for no number of them; name one at least, as [8, 16]")
+    return OverRanks(tuple(found))
 
 
 QUANTITIES: dict[str, Callable[[PlanConfig, PlanRow], float | None]] = {
