@@ -1,0 +1,193 @@
+"""Published times of training steps beside what a plan of the same run predicts, group by group.
+
+    python -m zerosim.course.published_steps            # the table
+    python -m zerosim.course.published_steps torchtitan # and each row of the groups whose names have that in them
+
+Every second row of a group, from its first on, was fitted on; the others were held out, and tell how far predictions
+are off. Rows whose source does not say enough are predicted with what was guessed, fitted on never, and stand apart.
+"""
+
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from importlib.resources import files
+from statistics import fmean, median
+from typing import Any
+
+from zerosim.models.transformer import Transformer
+from zerosim.numerics.policy import Policy
+from zerosim.options import StepOptions
+from zerosim.planning import hardware
+from zerosim.planning.efficiency import Efficiency, efficiency
+from zerosim.planning.flops import six_n_and_attention
+from zerosim.planning.hardware import Device, Link, Network
+from zerosim.planning.plan_config import PlanConfig
+from zerosim.planning.shapes import ModelShape, model_of
+from zerosim.planning.step_events import after_backward, micro_batch
+from zerosim.planning.step_folds import communication_seconds
+
+HOUR = 3600.0
+
+
+@dataclass(frozen=True, eq=False)  # no slots: what is predicted is predicted once, and kept
+class PublishedStep:
+    """One run: the model, how it was trained on what, and the number that was published; `of` is its table's fields."""
+
+    of: Mapping[str, Any]
+    index: int
+    shape: ModelShape
+    device: Device
+    tokens: int
+    ranks: int
+    batch: int
+    micro_batches: int
+    recompute: float | str
+    measured: float
+
+    @property
+    def group(self) -> str:
+        """The name under which its errors are stated."""
+        return str(self.of.get("group", self.of["name"]))
+
+    @property
+    def is_fitted(self) -> bool:
+        """False where the source does not say enough to hold a prediction to it."""
+        return bool(self.of.get("fit", True))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step, by what was measured of it."""
+        of, transformer = self.of, self.transformer
+        tokens = self.tokens * self.batch * self.micro_batches  # of a device
+        peak = self.device.flops_per_second_in("bf16")
+        unit, blocks, channels = of["measured"], transformer.blocks, transformer.channels
+        if unit == "tokens/s":
+            return tokens * self.ranks / self.measured
+        if unit == "tokens/s/device":
+            return tokens / self.measured
+        if unit == "device hours":
+            return float(self.measured * HOUR * tokens / of["run_tokens"][self.index])
+        if unit == "utilization":
+            each = six_n_and_attention(self.shape.parameters, blocks, transformer.query_channels, self.tokens)
+            return tokens * each / (self.measured * peak)
+        each = 1 + self.tokens / (6 * channels) + transformer.vocabulary / (16 * blocks * channels)
+        return 96 * tokens * blocks * channels**2 * each / self.measured
+
+    @property
+    def transformer(self) -> Transformer:
+        """The model's sizes."""
+        assert self.shape.transformer is not None
+        return self.shape.transformer
+
+    @property
+    def reached(self) -> Efficiency:
+        """What the device reaches under this runtime."""
+        of = self.of
+        return efficiency(self.device, of.get("runtime", "fsdp2"), compiled=of["compiled"],
+                          attention=of.get("attention"), linear=of.get("linear"))
+
+    @property
+    def network(self) -> Network:
+        """The links of a node and between nodes."""
+        assert self.device.link is not None
+        inside, each = hardware.link(self.device.link), self.of["ranks_per_node"]
+        if self.ranks <= each:
+            return Network(inside)
+        bits = self.of["node_bits_per_second"]
+        between = hardware.link(hardware.BETWEEN)
+        return Network(inside, replace(between, name=f"{bits / each / 1e9:g} Gb/s a device",
+                                       bytes_per_second=bits / 8 / each), each)
+
+    @cached_property
+    def predicted_seconds(self) -> float:
+        """Seconds of the step by the planner."""
+        of, reached = self.of, self.reached
+        replicas = self.ranks // of["ranks_per_node"]
+        mesh = f"{replicas}x{of['ranks_per_node']}" if of.get("nodes_replicate") else None
+        config = PlanConfig(self.shape, self.ranks, self.device, self.network, batch=self.batch, tokens=self.tokens,
+                            policy=Policy("bf16", reduce=of.get("reduce", "fp32")), micro_batches=self.micro_batches,
+                            options=StepOptions.of(self.ranks, mesh=mesh, overlap=True, prefetch=1))
+        job, update = config.job(of.get("stage", 3)), None
+        update = config.update_seconds(job)
+        computed = reached.unit_seconds(self.transformer, self.batch, self.tokens, self.recompute)
+        network = as_nccl(self.network, self.ranks, reached.network)
+        communication, exposed = communication_seconds(after_backward(job), update, network)
+        k = self.micro_batches
+        for number, times in Counter([*[0] * (k > 1), *[1] * (k - 2), k - 1]).items():
+            one = communication_seconds(micro_batch(job, number), computed, network)
+            communication, exposed = communication + times * one[0], exposed + times * one[1]
+        return (k * sum(computed.values()) + exposed + reached.contention * (communication - exposed)
+                + sum(update.values()))
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured."""
+        return self.predicted_seconds / self.seconds
+
+
+def as_nccl(network: Network, ranks: int, share: float) -> Network:
+    inside = replace(network.inside, bytes_per_second=network.inside.bytes_per_second * 0.8)
+    if network.between is None:
+        return Network(inside)
+    nodes = ranks // network.ranks_per_node
+    latency = ((ranks - nodes) * inside.latency_seconds + nodes * network.between.latency_seconds) / (ranks - 1)
+    between = replace(network.between, latency_seconds=latency,
+                      bytes_per_second=network.between.bytes_per_second * (0.8 if share == 1 else share))
+    return Network(replace(inside, latency_seconds=latency), between, network.ranks_per_node)
+
+
+@cache
+def published_steps() -> tuple[PublishedStep, ...]:
+    """All rows, in the file's order."""
+    tables = tomllib.loads(files("zerosim.course.published").joinpath("steps.toml").read_text("utf-8"))
+    own = {name: Device(name, **fields) for name, fields in tables["device"].items()}
+    found = list[PublishedStep]()
+    for of in tables["group"]:
+        for index, (model, tokens, *numbers) in enumerate(of["rows"]):
+            sizes = dict(tables["model"][model])
+            sizes["biases"] = tuple(sizes.get("biases", Transformer(1, 1, 1, 1).biases))
+            if sizes.get("positions") == 0:
+                sizes["positions"] = tokens
+            found.append(PublishedStep(of, index, model_of(model, Transformer(**sizes)),
+                                       own.get(of["device"]) or hardware.device(of["device"]), tokens, *numbers))
+    return tuple(found)
+
+
+def halves() -> dict[str, tuple[list[PublishedStep], list[PublishedStep]]]:
+    """By group: the rows that are fitted on, every second one from the first, and those that are held out."""
+    groups = dict[str, list[PublishedStep]]()
+    for row in published_steps():
+        groups.setdefault(row.group, []).append(row)
+    return {name: (rows[::2], rows[1::2]) for name, rows in groups.items()}
+
+
+def off(rows: list[PublishedStep]) -> tuple[float, float]:
+    """(median of predicted over measured, mean of how far that is from 1)."""
+    ratios = [row.ratio for row in rows]
+    return median(ratios), fmean(abs(ratio - 1) for ratio in ratios)
+
+
+def table() -> Iterator[str]:
+    """Lines of the groups: rows, median and mean error of both halves."""
+    yield f"{'':34}{'fitted on':>24}   {'held out':>24}"
+    yield f"{'published step times':34}" + 2 * f"{'rows':>6}{'median':>9}{'error':>9}   "
+    for name, both in halves().items():
+        cells = [f"{len(rows):6}{off(rows)[0]:9.2f}{off(rows)[1]:9.1%}   " if rows else 27 * " " for rows in both]
+        yield f"{name + '' if both[0][0].is_fitted else name + ' *':34}" + "".join(cells).rstrip()
+
+
+def main(words: list[str]) -> None:
+    """Prints the table, and the rows of groups that are asked for."""
+    print(*table(), sep="\n")
+    for row in published_steps():
+        if any(word in row.group for word in words):
+            print(f"{row.group:30} {row.shape.name:14} {row.tokens:6} tokens x {row.batch:3} x {row.micro_batches:3} on "
+                  f"{row.ranks:5}, again {row.recompute!s:9} {row.seconds:9.3f} s, predicted {row.predicted_seconds:9.3f},"
+                  f" {row.ratio:.2f}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
