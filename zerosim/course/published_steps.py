@@ -37,7 +37,6 @@ class PublishedStep:
     """One run: the model, how it was trained on what, and the number that was published; `of` is its table's fields."""
 
     of: Mapping[str, Any]
-    index: int
     shape: ModelShape
     device: Device
     tokens: int
@@ -69,7 +68,7 @@ class PublishedStep:
         if unit == "tokens/s/device":
             return tokens / self.measured
         if unit == "device hours":
-            return float(self.measured * HOUR * tokens / of["run_tokens"][self.index])
+            return float(self.measured * HOUR * tokens / of["run_tokens"])
         if unit == "utilization":
             each = six_n_and_attention(self.shape.parameters, blocks, transformer.query_channels, self.tokens)
             return tokens * each / (self.measured * peak)
@@ -146,12 +145,12 @@ def published_steps() -> tuple[PublishedStep, ...]:
     own = {name: Device(name, **fields) for name, fields in tables["device"].items()}
     found = list[PublishedStep]()
     for of in tables["group"]:
-        for index, (model, tokens, *numbers) in enumerate(of["rows"]):
+        for model, tokens, *numbers in of["rows"]:
             sizes = dict(tables["model"][model])
             sizes["biases"] = tuple(sizes.get("biases", Transformer(1, 1, 1, 1).biases))
             if sizes.get("positions") == 0:
                 sizes["positions"] = tokens
-            found.append(PublishedStep(of, index, model_of(model, Transformer(**sizes)),
+            found.append(PublishedStep(of, model_of(model, Transformer(**sizes)),
                                        own.get(of["device"]) or hardware.device(of["device"]), tokens, *numbers))
     return tuple(found)
 
