@@ -88,10 +88,10 @@ def test_each_option_changes_the_seconds_and_the_way_it_should():
     assert plain < seconds("selective") < seconds("block") < 4 / 3 * plain * 1.02
     assert seconds("block+tiled") == seconds(1.0) == seconds("block")
     assert seconds("tiled") == seconds(0.0) == plain < seconds(0.5) < seconds(1.0)
-    assert seconds(linear="fp8") < seconds(compiled=True) < plain
+    assert seconds(linear="fp8", compiled=True) < seconds(compiled=True) < plain
     assert seconds(attention="cudnn") < plain < seconds(attention="flash-attention-1") < seconds(attention="whole")
     assert seconds(runtime="megatron") < seconds(compiled=True)
-    assert 2 * plain * 0.99 < seconds(batch=2) < 2 * plain
+    assert 2 * plain * 0.98 < seconds(batch=2) < 2 * plain
     assert seconds(of=replace(llama, head_norms=True)) > plain
 
 

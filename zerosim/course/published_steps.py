@@ -90,36 +90,32 @@ class PublishedStep:
 
     @property
     def network(self) -> Network:
-        """The links of a node and between nodes."""
+        """The links of a node and between nodes, by their rates."""
         assert self.device.link is not None
         inside, each = hardware.link(self.device.link), self.of["ranks_per_node"]
         if self.ranks <= each:
             return Network(inside)
-        bits = self.of["node_bits_per_second"]
-        between = hardware.link(hardware.BETWEEN)
-        return Network(inside, replace(between, name=f"{bits / each / 1e9:g} Gb/s a device",
-                                       bytes_per_second=bits / 8 / each), each)
+        rate = self.of["node_bits_per_second"] / 8 / each
+        between = replace(hardware.link(hardware.BETWEEN), name=f"{rate / 1e9:g} GB/s a device", bytes_per_second=rate)
+        return Network(inside, between, each)
 
     @cached_property
     def predicted_seconds(self) -> float:
-        """Seconds of the step by the planner."""
-        of, reached = self.of, self.reached
-        replicas = self.ranks // of["ranks_per_node"]
-        mesh = f"{replicas}x{of['ranks_per_node']}" if of.get("nodes_replicate") else None
+        """Seconds of the step by the planner: of arithmetic, of exposed communication, of the update."""
+        of, reached, k = self.of, self.reached, self.micro_batches
+        mesh = f"{self.ranks // of['ranks_per_node']}x{of['ranks_per_node']}" if of.get("nodes_replicate") else None
         config = PlanConfig(self.shape, self.ranks, self.device, self.network, batch=self.batch, tokens=self.tokens,
-                            policy=Policy("bf16", reduce=of.get("reduce", "fp32")), micro_batches=self.micro_batches,
+                            policy=Policy("bf16", reduce=of.get("reduce", "fp32")), micro_batches=k,
                             options=StepOptions.of(self.ranks, mesh=mesh, overlap=True, prefetch=1))
-        job, update = config.job(of.get("stage", 3)), None
-        update = config.update_seconds(job)
+        job = config.job(of.get("stage", 3))
+        update, network = config.update_seconds(job), ring_network(self.network, self.ranks, reached.network)
         computed = reached.unit_seconds(self.transformer, self.batch, self.tokens, self.recompute)
-        network = as_nccl(self.network, self.ranks, reached.network)
         communication, exposed = communication_seconds(after_backward(job), update, network)
-        k = self.micro_batches
         for number, times in Counter([*[0] * (k > 1), *[1] * (k - 2), k - 1]).items():
             one = communication_seconds(micro_batch(job, number), computed, network)
             communication, exposed = communication + times * one[0], exposed + times * one[1]
-        return (k * sum(computed.values()) + exposed + reached.contention * (communication - exposed)
-                + sum(update.values()))
+        return (k * sum(computed.values()) + exposed + sum(update.values())
+                + reached.contention_seconds(communication - exposed, self.network))
 
     @property
     def ratio(self) -> float:
@@ -127,15 +123,16 @@ class PublishedStep:
         return self.predicted_seconds / self.seconds
 
 
-def as_nccl(network: Network, ranks: int, share: float) -> Network:
-    inside = replace(network.inside, bytes_per_second=network.inside.bytes_per_second * 0.8)
-    if network.between is None:
+def ring_network(network: Network, ranks: int, share: float) -> Network:
+    """The network on whose links of one latency a ring of N ranks takes as long as NCCL's: so much of each rate is
+    reached, and of its N - 1 steps as many as there are nodes wait for a network card, the others for a link inside."""
+    inside, between = (link and replace(link, bytes_per_second=link.bytes_per_second * share)
+                       for link in (network.inside, network.between))
+    if between is None or network.ranks_per_node is None:
         return Network(inside)
     nodes = ranks // network.ranks_per_node
-    latency = ((ranks - nodes) * inside.latency_seconds + nodes * network.between.latency_seconds) / (ranks - 1)
-    between = replace(network.between, latency_seconds=latency,
-                      bytes_per_second=network.between.bytes_per_second * (0.8 if share == 1 else share))
-    return Network(replace(inside, latency_seconds=latency), between, network.ranks_per_node)
+    latency = ((ranks - nodes) * inside.latency_seconds + nodes * between.latency_seconds) / ranks
+    return Network(*(replace(link, latency_seconds=latency) for link in (inside, between)), network.ranks_per_node)
 
 
 @cache

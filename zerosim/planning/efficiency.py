@@ -28,7 +28,7 @@ from typing import Any
 from zerosim.models.transformer import Transformer
 from zerosim.models.units import Recompute
 from zerosim.numerics.checks import unknown_name
-from zerosim.planning.hardware import Device
+from zerosim.planning.hardware import Device, Network
 from zerosim.planning.step_activations import Place
 
 ITEMSIZE, FP8_ITEMSIZE = 2, 1
@@ -102,6 +102,17 @@ class Efficiency:
                   for phase, seconds in (("forward", forward), ("backward", backward))}
         return {("forward", 0): embedding, ("backward", 0): embedding, **blocks, ("forward", last): head,
                 ("loss", last): logits, ("backward", last): 2 * head}
+
+    def contention_seconds(self, hidden_seconds: float, network: Network) -> float:
+        """Seconds by which computation gets longer while so many seconds of communication hide behind it.
+
+        What takes memory and processors is bytes that are copied, at a rate up to that of the links inside a node; of
+        a slower network most is waiting.
+        """
+        rate = network.inside.bytes_per_second
+        if network.between is not None and network.ranks_per_node is not None:
+            rate = min(rate, network.between.bytes_per_second * network.ranks_per_node)
+        return self.contention * hidden_seconds * rate / network.inside.bytes_per_second
 
     def _beside(self, of: Transformer, batch: int, tokens: int, way: int) -> float:
         """Seconds of a block beside its products: attention, elementwise operators and casts; way 0 forward, 1 back."""
