@@ -1,16 +1,13 @@
-"""Published times of training steps beside what a plan of the same run predicts, group by group.
-
-    python -m zerosim.course.published_steps            # the table
-    python -m zerosim.course.published_steps torchtitan # and each row of the groups whose names have that in them
+"""Published times of training steps beside what a plan of the same run predicts; the runs stand in published/steps.toml.
 
 Every second row of a group, from its first on, was fitted on; the others were held out, and tell how far predictions
-are off. Rows whose source does not say enough are predicted with what was guessed, fitted on never, and stand apart.
+are off. Where a source does not say enough, the rest is guessed, and nothing is fitted on it or held to it.
+`benchmarks/published_steps.py` prints both halves of each group.
 """
 
-import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.resources import files
@@ -23,7 +20,7 @@ from zerosim.options import StepOptions
 from zerosim.planning import hardware
 from zerosim.planning.efficiency import Efficiency, efficiency
 from zerosim.planning.flops import six_n_and_attention
-from zerosim.planning.hardware import Device, Link, Network
+from zerosim.planning.hardware import Device, Network
 from zerosim.planning.plan_config import PlanConfig
 from zerosim.planning.shapes import ModelShape, model_of
 from zerosim.planning.step_events import after_backward, micro_batch
@@ -72,8 +69,8 @@ class PublishedStep:
         if unit == "utilization":
             each = six_n_and_attention(self.shape.parameters, blocks, transformer.query_channels, self.tokens)
             return tokens * each / (self.measured * peak)
-        each = 1 + self.tokens / (6 * channels) + transformer.vocabulary / (16 * blocks * channels)
-        return 96 * tokens * blocks * channels**2 * each / self.measured
+        beside = self.tokens / (6 * channels) + transformer.vocabulary / (16 * blocks * channels)
+        return 96 * tokens * blocks * channels**2 * (1 + beside) / self.measured
 
     @property
     def transformer(self) -> Transformer:
@@ -126,13 +123,14 @@ class PublishedStep:
 def ring_network(network: Network, ranks: int, share: float) -> Network:
     """The network on whose links of one latency a ring of N ranks takes as long as NCCL's: so much of each rate is
     reached, and of its N - 1 steps as many as there are nodes wait for a network card, the others for a link inside."""
-    inside, between = (link and replace(link, bytes_per_second=link.bytes_per_second * share)
-                       for link in (network.inside, network.between))
+    inside, between = network.inside, network.between
     if between is None or network.ranks_per_node is None:
-        return Network(inside)
+        return Network(replace(inside, bytes_per_second=inside.bytes_per_second * share))
     nodes = ranks // network.ranks_per_node
     latency = ((ranks - nodes) * inside.latency_seconds + nodes * between.latency_seconds) / ranks
-    return Network(*(replace(link, latency_seconds=latency) for link in (inside, between)), network.ranks_per_node)
+    inside, between = (replace(link, latency_seconds=latency, bytes_per_second=link.bytes_per_second * share)
+                       for link in (inside, between))
+    return Network(inside, between, network.ranks_per_node)
 
 
 @cache
@@ -164,26 +162,3 @@ def off(rows: list[PublishedStep]) -> tuple[float, float]:
     """(median of predicted over measured, mean of how far that is from 1)."""
     ratios = [row.ratio for row in rows]
     return median(ratios), fmean(abs(ratio - 1) for ratio in ratios)
-
-
-def table() -> Iterator[str]:
-    """Lines of the groups: rows, median and mean error of both halves."""
-    yield f"{'':34}{'fitted on':>24}   {'held out':>24}"
-    yield f"{'published step times':34}" + 2 * f"{'rows':>6}{'median':>9}{'error':>9}   "
-    for name, both in halves().items():
-        cells = [f"{len(rows):6}{off(rows)[0]:9.2f}{off(rows)[1]:9.1%}   " if rows else 27 * " " for rows in both]
-        yield f"{name + '' if both[0][0].is_fitted else name + ' *':34}" + "".join(cells).rstrip()
-
-
-def main(words: list[str]) -> None:
-    """Prints the table, and the rows of groups that are asked for."""
-    print(*table(), sep="\n")
-    for row in published_steps():
-        if any(word in row.group for word in words):
-            print(f"{row.group:30} {row.shape.name:14} {row.tokens:6} tokens x {row.batch:3} x {row.micro_batches:3} on "
-                  f"{row.ranks:5}, again {row.recompute!s:9} {row.seconds:9.3f} s, predicted {row.predicted_seconds:9.3f},"
-                  f" {row.ratio:.2f}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

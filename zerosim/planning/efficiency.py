@@ -1,17 +1,16 @@
 """The seconds of a step's arithmetic as runtimes reach them: shares of a device's peaks, by measurement and by fit.
 
-Legend: p = B·L tokens of a micro-batch, B sequences of L; d channels, n blocks, V vocabulary; I inputs and O outputs of
-a matrix product.
+Legend: p = B·L tokens of a micro-batch, B sequences of L; I inputs and O outputs of a matrix product.
 
 - A product takes its operations at the share of the peak that large ones were measured to reach, and its operands at
   the memory's rate, one after the other: its first tiles are loaded, and its last ones stored, beside nothing. So small
   and narrow products reach less.
 - Attention takes what its kernel computes, half of the square, at that kernel's measured share; less where L is short.
 - What is elementwise takes the bytes that its operators read and write, by a table: eager ones more than fused ones.
-- Communication behind computation takes memory and processors from it: it adds a share of its own seconds.
+- Communication behind computation takes memory and processors from it, and makes it longer (contention).
 - In fp8, linear layers multiply at its rate; their inputs, weights and gradients are cast first, each once.
 
-Two things are not in it: the launch of a kernel, which is longer than a kernel of very few tokens, and waiting for data.
+Two things are not in it: launches of kernels, which are longer than kernels of very few tokens, and waiting for data.
 
 Sources: Williams, Waterman & Patterson 2009 (the roofline, of which the two times are added here); each constant has
 its own in efficiency.toml. What is fitted stands apart there: on every second published step of
@@ -48,9 +47,8 @@ class Efficiency:
     """What a device reaches under a runtime, in operations and bytes per second.
 
     `products` are those in 16 bits, `linear` those of linear layers; `attention` forward and backward, where `causal`
-    of half the square; `elementwise` bytes by operator; `contention` the share of hidden communication that computation
-    gets longer by; `network` the share of a network's rate. `error` is the mean error of the steps that were held out;
-    None where none is published of this device and runtime.
+    of half the square; `elementwise` bytes by operator; `contention` the share of hidden copies that computation gets
+    longer by; `network` the share of a network's rate. `error` is the mean error of published steps that were held out.
     """
 
     device: Device
@@ -64,8 +62,8 @@ class Efficiency:
     elementwise: Mapping[str, Any]
     contention: float
     network: float
-    fp8: bool = False
-    error: float | None = None
+    fp8: bool
+    error: float
 
     def product_seconds(self, positions: int, inputs: int, outputs: int, *, linear: bool = True) -> float:
         """Seconds of the product (p, I) x (I, O).
@@ -73,7 +71,7 @@ class Efficiency:
         >>> from zerosim.planning.hardware import device
         >>> a100 = efficiency(device("a100-80"), "fsdp2")
         >>> [round(2 * n**3 / a100.product_seconds(n, n, n) / 312e12, 2) for n in (256, 1024, 4096, 16384)]
-        [0.17, 0.44, 0.69, 0.79]
+        [0.21, 0.48, 0.71, 0.8]
         """
         itemsize, rate = (FP8_ITEMSIZE, self.linear) if linear and self.fp8 else (ITEMSIZE, self.products)
         nbytes = itemsize * inputs * (positions + outputs) + ITEMSIZE * positions * outputs
@@ -163,16 +161,13 @@ def efficiency(device: Device, runtime: str = "fsdp2", *, compiled: bool = False
     if name not in tables["attention"]:
         raise unknown_name(f"no kernel of attention is called {name!r}", name, tables["attention"])
     kernel, fitted = tables["attention"][name], tables["fitted"][of_runtime["fitted"]]
-    own, default = tables["products"].get(device.name, {}), tables["products"]["default"]
-    factor = fitted.get(device.name, fitted["default"])
-    rate = device.flops_per_second_in(format) * own.get("share", default["share"]) * factor["factor"]
-    shares = kernel.get(device.name, kernel["default"])
-    peak = device.flops_per_second_in(format) * factor["factor"]
+    factor, own = fitted.get(device.name, fitted["default"]), tables["products"].get(device.name, {})
+    peak, share = device.flops_per_second_in(format) * factor["factor"], tables["products"]["default"] | own
+    rate = peak * share["share"]
+    faster = rate if linear is None else device.flops_per_second_in(linear) * factor["factor"] * share["fp8"]
+    forward, backward = kernel.get(device.name, kernel["default"])
     return Efficiency(
-        device, runtime, rate,
-        rate if linear is None else
-        device.flops_per_second_in(linear) * own.get("fp8", default["fp8"]) * factor["factor"],
-        (shares[0] * peak, shares[1] * peak), kernel["half_tokens"], kernel["causal"],
+        device, runtime, rate, faster, (forward * peak, backward * peak), kernel["half_tokens"], kernel["causal"],
         device.memory_bytes_per_second * of_runtime["memory"],
         tables["elementwise"]["fused" if compiled or of_runtime["fused"] else "eager"], of_runtime["contention"],
-        of_runtime["network"], linear is not None, factor.get("error"))
+        of_runtime["network"], linear is not None, factor["error"])
