@@ -1,4 +1,4 @@
-"""Published times of training steps beside predicted ones: how far the seconds of a plan are off; and the fit of factors.
+"""Published times of training steps beside predicted ones: how far seconds of a plan are off; and the fit of factors.
 
     python benchmarks/published_steps.py               # median and mean error of both halves of each group
     python benchmarks/published_steps.py torchtitan    # and each row of the groups whose names have that in them

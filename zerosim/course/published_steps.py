@@ -1,4 +1,4 @@
-"""Published times of training steps beside what a plan of the same run predicts; the runs stand in published/steps.toml.
+"""Published times of training steps beside what a plan of the same run predicts; the runs are in published/steps.toml.
 
 Every second row of a group, from its first on, was fitted on; the others were held out, and tell how far predictions
 are off. Where a source does not say enough, the rest is guessed, and nothing is fitted on it or held to it.
