@@ -1,0 +1,173 @@
+"""The seconds of a step's arithmetic as runtimes reach them: shares of a device's peaks, by measurement and by fit.
+
+Legend: p = B·L tokens of a micro-batch, B sequences of L; I inputs and O outputs of a matrix product.
+
+- A product takes its operations at the share of the peak that large ones were measured to reach, and its operands at
+  the memory's rate, one after the other: its first tiles are loaded, and its last ones stored, beside nothing. So small
+  and narrow products reach less.
+- Attention takes what its kernel computes, half of the square, at that kernel's measured share; less where L is short.
+- What is elementwise takes the bytes that its operators read and write, by a table: eager ones more than fused ones.
+- Communication behind computation takes memory and processors from it, and makes it longer (contention).
+- In fp8, linear layers multiply at its rate; their inputs, weights and gradients are cast first, each once.
+
+Two things are not in it: launches of kernels, which are longer than kernels of very few tokens, and waiting for data.
+
+Sources: Williams, Waterman & Patterson 2009 (the roofline, of which the two times are added here); each constant has
+its own in efficiency.toml. What is fitted stands apart there: on every second published step of
+`zerosim.course.published`; the other half gives the error.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from zerosim.models.transformer import Transformer
+from zerosim.models.units import Recompute
+from zerosim.numerics.checks import unknown_name
+from zerosim.planning.hardware import Device, Network
+from zerosim.planning.step_activations import Place
+
+ITEMSIZE, FP8_ITEMSIZE = 2, 1
+CAST_NBYTES = 4            # of each element: 2 are read, 1 is written twice, once transposed
+BACKWARD_ATTENTION = 2.5   # five products of L x L for forward's two (Dao et al. 2022, algorithm 4)
+SELECTIVE = "selective"    # torchtitan's list: every second product is made again, and what is elementwise
+
+
+@lru_cache(maxsize=1)
+def constants() -> Mapping[str, Any]:
+    """The tables of efficiency.toml."""
+    return tomllib.loads(files("zerosim.planning").joinpath("efficiency.toml").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Efficiency:
+    """What a device reaches under a runtime, in operations and bytes per second.
+
+    `products` are those in 16 bits, `linear` those of linear layers; `attention` forward and backward, where `causal`
+    of half the square; `elementwise` bytes by operator; `contention` the share of hidden copies that computation gets
+    longer by; `network` the share of a network's rate. `error` is the mean error of published steps that were held out.
+    """
+
+    device: Device
+    runtime: str
+    products: float
+    linear: float
+    attention: tuple[float, float]
+    half_tokens: int
+    causal: bool
+    memory: float
+    elementwise: Mapping[str, Any]
+    contention: float
+    network: float
+    fp8: bool
+    error: float
+
+    def product_seconds(self, positions: int, inputs: int, outputs: int, *, linear: bool = True) -> float:
+        """Seconds of the product (p, I) x (I, O).
+
+        >>> from zerosim.planning.hardware import device
+        >>> a100 = efficiency(device("a100-80"), "fsdp2")
+        >>> [round(2 * n**3 / a100.product_seconds(n, n, n) / 312e12, 2) for n in (256, 1024, 4096, 16384)]
+        [0.21, 0.48, 0.71, 0.8]
+        """
+        itemsize, rate = (FP8_ITEMSIZE, self.linear) if linear and self.fp8 else (ITEMSIZE, self.products)
+        nbytes = itemsize * inputs * (positions + outputs) + ITEMSIZE * positions * outputs
+        return 2 * positions * inputs * outputs / rate + nbytes / self.memory
+
+    def unit_seconds(self, of: Transformer, batch: int, tokens: int,
+                     recompute: float | str = "none") -> dict[Place, float]:
+        """Seconds of each unit of a decoder, forward, in the loss and back, in a micro-batch.
+
+        What runs forward again is in backward: of `recompute` blocks a share, "selective", or what a policy's text says
+        of whole blocks. Raises ValueError for a text that names none.
+        """
+        positions, listed, last = batch * tokens, products(of), of.blocks + 1
+        once = [self.product_seconds(positions, *sizes) for sizes in listed]
+        forward = sum(once) + self._beside(of, batch, tokens, 0)
+        if recompute == SELECTIVE:
+            again = sum(once[1::2]) + self._elementwise_nbytes(of, positions, 0) / self.memory
+        else:
+            share = recompute if isinstance(recompute, float | int) else bool(Recompute.parse(recompute).segments(1))
+            again = share * forward
+        backward = again + 2 * sum(once) + self._beside(of, batch, tokens, 1)
+        embedding = 2 * ITEMSIZE * positions * of.channels / self.memory
+        logits = positions * of.vocabulary * sum(self.elementwise["logits"]) / self.memory
+        head = self.product_seconds(positions, of.channels, of.vocabulary, linear=False)
+        blocks = {(phase, unit): seconds for unit in range(1, last)
+                  for phase, seconds in (("forward", forward), ("backward", backward))}
+        return {("forward", 0): embedding, ("backward", 0): embedding, **blocks, ("forward", last): head,
+                ("loss", last): logits, ("backward", last): 2 * head}
+
+    def contention_seconds(self, hidden_seconds: float, network: Network) -> float:
+        """Seconds by which computation gets longer while so many seconds of communication hide behind it.
+
+        What takes memory and processors is bytes that are copied, at a rate up to that of the links inside a node; of
+        a slower network most is waiting.
+        """
+        rate = network.inside.bytes_per_second
+        if network.between is not None and network.ranks_per_node is not None:
+            rate = min(rate, network.between.bytes_per_second * network.ranks_per_node)
+        return self.contention * hidden_seconds * rate / network.inside.bytes_per_second
+
+    def _beside(self, of: Transformer, batch: int, tokens: int, way: int) -> float:
+        """Seconds of a block beside its products: attention, elementwise operators and casts; way 0 forward, 1 back."""
+        positions, square = batch * tokens, batch * of.heads * tokens**2
+        flops = 4 * square * of.head_channels * (1, BACKWARD_ATTENTION)[way]
+        nbytes = self._elementwise_nbytes(of, positions, way)
+        if self.causal:
+            flops *= (1 + self.half_tokens / tokens) / 2
+        else:
+            nbytes += self.elementwise["probability"][way] * square
+        if self.fp8:
+            nbytes += CAST_NBYTES * sum(positions * outputs if way else inputs * (positions + outputs)
+                                        for inputs, outputs in products(of))
+        return flops / self.attention[way] + nbytes / self.memory
+
+    def _elementwise_nbytes(self, of: Transformer, positions: int, way: int) -> float:
+        """Bytes of a block's elementwise operators."""
+        widths = {"layer_norm" if of.layer_norm else "rms_norm": 2 * of.channels, "residual": 2 * of.channels,
+                  "gate" if of.gated else "gelu": of.feed_forward,
+                  "rotation": (of.query_channels + of.key_channels) * (not of.positions),
+                  "rms_norm of heads": (of.query_channels + of.key_channels) * of.head_norms}
+        return float(positions * sum(width * self.elementwise[name.partition(" ")[0]][way]
+                                     for name, width in widths.items()))
+
+
+def products(of: Transformer) -> list[tuple[int, int]]:
+    """(I, O) of each product of a block, in its order."""
+    channels, queries, keys, inside = of.channels, of.query_channels, of.key_channels, of.feed_forward
+    before = [queries + 2 * keys] if of.fused else [queries, keys, keys]
+    up = [(1 + of.gated) * inside] if of.fused else [inside] * (1 + of.gated)
+    return [*((channels, width) for width in before), (queries, channels), *((channels, width) for width in up),
+            (inside, channels)]
+
+
+def efficiency(device: Device, runtime: str = "fsdp2", *, compiled: bool = False, attention: str | None = None,
+               format: str = "bf16", linear: str | None = None) -> Efficiency:
+    """What a device reaches under a runtime, eager or compiled; its kernel of attention unless another is named.
+
+    `format` is that of products, `linear` that of linear layers, where it is fp8. A device that was not measured has
+    the defaults of its tables. Raises ValueError for a runtime or kernel that the tables lack, and for a format that
+    the device lacks.
+    """
+    tables = constants()
+    if runtime not in tables["runtime"]:
+        raise unknown_name(f"no efficiency of runtime={runtime!r} is known", runtime, tables["runtime"])
+    of_runtime = tables["runtime"][runtime]
+    name = of_runtime["attention"] if attention is None else attention
+    if name not in tables["attention"]:
+        raise unknown_name(f"no kernel of attention is called {name!r}", name, tables["attention"])
+    kernel, fitted = tables["attention"][name], tables["fitted"][of_runtime["fitted"]]
+    factor, own = fitted.get(device.name, fitted["default"]), tables["products"].get(device.name, {})
+    peak, share = device.flops_per_second_in(format) * factor["factor"], tables["products"]["default"] | own
+    rate = peak * share["share"]
+    faster = rate if linear is None else device.flops_per_second_in(linear) * factor["factor"] * share["fp8"]
+    forward, backward = kernel.get(device.name, kernel["default"])
+    return Efficiency(
+        device, runtime, rate, faster, (forward * peak, backward * peak), kernel["half_tokens"], kernel["causal"],
+        device.memory_bytes_per_second * of_runtime["memory"],
+        tables["elementwise"]["fused" if compiled or of_runtime["fused"] else "eager"], of_runtime["contention"],
+        of_runtime["network"], linear is not None, factor["error"])
