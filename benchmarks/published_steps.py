@@ -16,7 +16,7 @@ from math import log
 from statistics import fmean, median
 from typing import Any
 
-from zerosim.course.published_steps import halves, off, published_steps
+from zerosim.course.published.steps import halves, off, published_steps
 from zerosim.planning.efficiency import constants
 
 Place = tuple[dict[str, Any], str, float]  # a table, a key, the step

@@ -44,7 +44,7 @@ def constants() -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Efficiency:
-    """What a device reaches under a runtime, in operations and bytes per second.
+    """Rates that a device reaches under a runtime, in operations and bytes per second.
 
     `products` are those in 16 bits, `linear` those of linear layers; `attention` forward and backward, where `causal`
     of half the square; `elementwise` bytes by operator; `contention` the share of hidden copies that computation gets
@@ -147,7 +147,7 @@ def products(of: Transformer) -> list[tuple[int, int]]:
 
 def efficiency(device: Device, runtime: str = "fsdp2", *, compiled: bool = False, attention: str | None = None,
                format: str = "bf16", linear: str | None = None) -> Efficiency:
-    """What a device reaches under a runtime, eager or compiled; its kernel of attention unless another is named.
+    """The efficiency of a device under a runtime, eager or compiled; its kernel of attention unless another is named.
 
     `format` is that of products, `linear` that of linear layers, where it is fp8. A device that was not measured has
     the defaults of its tables. Raises ValueError for a runtime or kernel that the tables lack, and for a format that

@@ -1,4 +1,4 @@
-"""Published times of training steps beside what a plan of the same run predicts; the runs are in published/steps.toml.
+"""Published times of training steps beside what a plan of the same run predicts; the runs are in steps.toml.
 
 Every second row of a group, from its first on, was fitted on; the others were held out, and tell how far predictions
 are off. Where a source does not say enough, the rest is guessed, and nothing is fitted on it or held to it.
@@ -29,7 +29,7 @@ from zerosim.planning.step_folds import communication_seconds
 HOUR = 3600.0
 
 
-@dataclass(frozen=True, eq=False)  # no slots: what is predicted is predicted once, and kept
+@dataclass(frozen=True, eq=False)  # no slots: what is predicted is kept
 class PublishedStep:
     """One run: the model, how it was trained on what, and the number that was published; `of` is its table's fields."""
 
@@ -80,7 +80,7 @@ class PublishedStep:
 
     @property
     def reached(self) -> Efficiency:
-        """What the device reaches under this runtime."""
+        """The device's efficiency under this runtime."""
         of = self.of
         return efficiency(self.device, of.get("runtime", "fsdp2"), compiled=of["compiled"],
                           attention=of.get("attention"), linear=of.get("linear"))
@@ -136,7 +136,7 @@ def ring_network(network: Network, ranks: int, share: float) -> Network:
 @cache
 def published_steps() -> tuple[PublishedStep, ...]:
     """All rows, in the file's order."""
-    tables = tomllib.loads(files("zerosim.course.published").joinpath("steps.toml").read_text("utf-8"))
+    tables = tomllib.loads(files(__package__).joinpath("steps.toml").read_text("utf-8"))
     own = {name: Device(name, **fields) for name, fields in tables["device"].items()}
     found = list[PublishedStep]()
     for of in tables["group"]:
