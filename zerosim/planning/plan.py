@@ -52,7 +52,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                 recompute: Several = "usual", attention: str = FUSED,
                 batch: int = 1, sequence: int | None = None, micro_batches: int | None = None,
                 global_batch: int | str | None = None, compute: str | Policy = "bf16", optimizer: Optimizer = ADAM,
-                runtime: str = "fsdp2", convention: str | Convention | Policy | None = None,
+                runtime: str = "fsdp2", compiled: bool = False, loss_chunks: int = 1, convention: str | Convention | Policy | None = None,
                 utilization: float | None = None, margin: float = MARGIN, tokens: int | str | None = None,
                 price: float | None = None, overlap: bool = True, prefetch: int = 1,
                 offload: str | Offload | None = None, host_link: str | None = None,
@@ -65,7 +65,8 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     zerosim's engine has the states alone, and another runtime a decoder of the usual proportions.
 
     ``runtime`` says whose step it is: that of PyTorch's "fsdp2" (DDP at stage 0, ZeroRedundancyOptimizer at 1),
-    "deepspeed", "megatron" (its distributed optimizer), or "zerosim", the engine here.
+    "deepspeed", "megatron" (its distributed optimizer), or "zerosim", the engine here. Of all but the last ``compiled``
+    says that kernels are fused by torch.compile, and ``loss_chunks`` in how many parts logits and their loss are made.
     ``stage`` and ``recompute`` are one, several, or "all"; "usual" is to recompute nothing, and blocks. ``attention``
     "fused", as FlashAttention, never holds the probabilities; "unfused" holds them, which zerosim's engine alone does,
     and "usual" recomputes selectively too. ``link`` None is the device's own.
@@ -108,7 +109,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
         model=_model(model, parameters, largest_layer, runtime), ranks=ranks, device=known.device(device), network=network,
         policy=policy, stages=rows, recompute=_policies(recompute, attention, runtime), batch=batch,
         sequence=checked_count("sequence", sequence, 1) if sequence is not None else 0,
-        micro_batches=1 if micro_batches is None else micro_batches, optimizer=optimizer, runtime=runtime,
+        micro_batches=1 if micro_batches is None else micro_batches, optimizer=optimizer, runtime=runtime, compiled=compiled, loss_chunks=loss_chunks,
         convention=policy if convention == ZEROSIM else convention, margin=margin, price=price,
         tokens=None if tokens is None else count_of(tokens, "tokens"),
         utilization=utilization, options=options, host_link=to_host, disk_link=to_disk,

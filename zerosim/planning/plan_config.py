@@ -50,6 +50,7 @@ from zerosim.planning.conventions import (
     per_parameter_nbytes,
     states_nbytes,
 )
+from zerosim.planning.efficiency import Efficiency, efficiency
 from zerosim.planning.flops import StepFlops, six_n, step_flops
 from zerosim.planning.hardware import (
     DISK_NBYTES,
@@ -87,8 +88,9 @@ class PlanConfig:
     """The model to train, the options of its training, and the machine.
 
     `runtime` says whose step it is. `sequence` 0 is the model's own context (2048 where it has none). `convention` is of
-    zerosim's engine: an accounting convention's name, or a Policy, and None is the engine's own. `utilization` None is
-    `UTILIZATION` of zerosim, and of others what was measured. `options` are the engine's, of bytes and of seconds; a
+    zerosim's engine: an accounting convention's name, or a Policy, and None is the engine's own. `compiled` steps
+    are of fused kernels, logits and their loss are made in `loss_chunks` parts, and `kernels` says what a device reaches where that is not what was measured of it.
+    `utilization` None is `UTILIZATION` of zerosim, and of others what was measured. `options` are the engine's, of bytes and of seconds; a
     bucket is a unit. What they place off the device, the optimizer's state first, moves over `host_link` and
     `disk_link`; a rank's share of what there is are `host_capacity_nbytes` and `disk_capacity_nbytes` (None:
     `HOST_NBYTES` and `DISK_NBYTES`). `overheads` replaces bytes of the runtime by name. `margin` is the share of the
@@ -110,6 +112,9 @@ class PlanConfig:
     optimizer: Optimizer = ADAM
     runtime: str = ZEROSIM
     convention: str | Convention | Policy | None = None
+    compiled: bool = False
+    loss_chunks: int = 1
+    kernels: Efficiency | None = None
     utilization: float | None = None
     margin: float = MARGIN
     tokens: int | None = None
@@ -122,7 +127,7 @@ class PlanConfig:
     overheads: dict[str, int] | None = None
 
     def __post_init__(self) -> None:
-        count_fields(self, ranks=1, batch=1, micro_batches=1)
+        count_fields(self, ranks=1, batch=1, micro_batches=1, loss_chunks=1)
         if self.ranks > MOST_RANKS:
             raise ValueError(f"{self.ranks:,} ranks were asked for; every rank's share is looked at, so take "
                              f"{MOST_RANKS:,} at most")
@@ -200,6 +205,10 @@ class PlanConfig:
         if self.runtime not in RUNTIMES:
             raise unknown_name(f"no runtime is called {self.runtime!r}", self.runtime, RUNTIMES)
         if self.is_engine:
+            for name, said in (("compiled", self.compiled), ("loss_chunks", self.loss_chunks > 1)):
+                if said:
+                    raise ValueError(f"{name}={getattr(self, name)!r} is of PyTorch's programs, and this is a plan of "
+                                     "zerosim's own engine; leave it out, or take another runtime")
             return
         options = self.options
         for name, value, said in (
@@ -306,7 +315,8 @@ class PlanConfig:
         """The account of what a rank holds at the step's fullest moment, wherever it rests."""
         if not self.is_engine:
             return account(self.runtime, self.model, self.job(stage, policy), batch=self.batch, tokens=self.sequence,
-                           recompute=policy, optimizer=self.optimizer)
+                           recompute=policy, optimizer=self.optimizer, compiled=self.compiled,
+                           loss_chunks=self.loss_chunks)
         rows = self.resting(stage)
         if self.has_units:
             most, source = self.transient_memory(stage, policy).fullest(self.batch), "the engine's order, step_events"
@@ -395,6 +405,18 @@ class PlanConfig:
         return StepFlops(k * one.forward, k * one.backward, k * one.recomputed)
 
     @property
+    def reached(self) -> Efficiency | None:
+        """The rates that the device reaches under the runtime; None for zerosim's engine, which has no device."""
+        if self.is_engine:
+            return None
+        found = self.kernels or efficiency(self.device, self.runtime, compiled=self.compiled,
+                                           format=self.policy.compute)
+        if self.utilization is None:
+            return found
+        rate = self.utilization * self.machine.peak_flops_per_second
+        return replace(found, products=rate, linear=rate)
+
+    @property
     def machine(self) -> Machine:
         """The machine on which a replay of this step takes as long as its row."""
         return Machine(self.device, self.network, self.policy.compute, self.utilization or UTILIZATION,
@@ -412,18 +434,27 @@ class PlanConfig:
     def seconds(self, job: Job, policy: str) -> dict[str, Any]:
         """Seconds of a step by fields of a row, transfers to host and disk apart.
 
-        All micro-batches but the first and the last take as long, and nothing is under way between two.
+        All micro-batches but the first and the last take as long, and nothing is under way between two. Exposed is what
+        the program stands still for, and by what its arithmetic gets longer beside hidden communication.
         """
         computed, update, k = self.unit_seconds(policy), self.update_seconds(job), self.micro_batches
-        communication, exposed = communication_seconds(after_backward(job), update, self.network)
+        reached = self.reached
+        network = self.network if reached is None else reached.network_of(self.network, self.ranks)
+        communication, exposed = communication_seconds(after_backward(job), update, network)
         for number, times in Counter([*[0] * (k > 1), *[1] * (k - 2), k - 1]).items():
-            one = communication_seconds(micro_batch(job, number), computed, self.network)
+            one = communication_seconds(micro_batch(job, number), computed, network)
             communication, exposed = communication + times * one[0], exposed + times * one[1]
+        if reached is not None:
+            exposed += reached.contention_seconds(communication - exposed, self.network)
         return {"compute_seconds": k * sum(computed.values()), "communication_seconds": communication,
                 "exposed_communication_seconds": exposed, "update_seconds": sum(update.values())}
 
     def unit_seconds(self, policy: str) -> dict[Place, float]:
-        """Seconds of each unit's arithmetic at each of its places in a micro-batch, by the roofline."""
+        """Seconds of each unit's arithmetic at each of its places in a micro-batch: of zerosim's layers by the roofline,
+        of another runtime's at the rates that it reaches."""
+        if self.reached is not None:
+            assert self.decoder is not None
+            return self.reached.unit_seconds(self.decoder, self.batch, self.sequence, policy)
         found, machine = self.arithmetic(policy), self.machine
         seconds = {pieces: pieces.seconds(machine) for pieces in {*found.values()}}  # equal units have the same
         return {place: seconds[pieces] for place, pieces in found.items()}
