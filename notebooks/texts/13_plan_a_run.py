@@ -60,8 +60,8 @@ zs.draw.table(("stage", ">at rest (GB)"), [
     (stage, f"{at_rest_by_hand(llama.unit_lengths, 8, stage) / 1e9:.2f}") for stage in zs.STAGES])
 
 # %% [markdown]
-# So by the formulas **stages 1, 2 and 3 fit** on 80 GB, and stage 1 with room to spare. Now the plan, first of the engine
-# in this package, whose bytes can be proved:
+# So by the formulas **stages 1, 2 and 3 fit** on 80 GB, and stage 1 with room to spare. Now the plan, first of the
+# engine in this package, whose bytes can be proved:
 
 # %%
 plan = zs.plan("llama-2-7b", ranks=8, device="h100-80", batch=4, sequence=2048, runtime="zerosim")
@@ -80,8 +80,8 @@ plan.plot()
 # ## Whose program?
 #
 # That was the engine here. A program of PyTorch's keeps other things: norms' inputs in fp32, both factors of a gate and
-# what becomes of them, logits in fp32. Its account has a row for each, with a source, and was held to peaks that PyTorch's
-# own tracker measured. It is what `zs.plan` shows unless another runtime is named:
+# what becomes of them, logits in fp32. Its account has a row for each, with a source, and was held to peaks that
+# PyTorch's own tracker measured. It is what `zs.plan` shows unless another runtime is named:
 
 # %%
 fsdp = zs.plan("llama-2-7b", ranks=8, device="h100-80", batch=4, sequence=2048, tokens="100B", price=2.5)
@@ -143,7 +143,8 @@ for what, formula, value in zs.planning.explained(gpt2.config, gpt2.rows[0])[:6]
 #
 # Now the test. `zs.NullCluster` runs the real engine and the real layers on arrays without data: each allocation and
 # each message is noted, and nothing is computed. With `representative=0` one rank stands for all. So a step of GPT-2
-# XL, 1,557,611,200 parameters, takes less than a second on a laptop. (`zerosim plan --model gpt2-xl --runtime zerosim --measure`.)
+# XL, 1,557,611,200 parameters, takes less than a second on a laptop. (In a
+# shell: `zerosim plan --model gpt2-xl --runtime zerosim --measure`.)
 
 # %%
 zs.draw.measured(gpt2.config, stage=3)
@@ -176,8 +177,8 @@ for capacity in (needed, needed - 1):
 #
 # * In a shell: `zerosim plan --model llama-2-70b --ranks 64 --nodes 8 --between infiniband-ndr --batch 1`. What fits?
 #   What is the least number of GPUs?
-# * `zs.plan(parameters=1e12, ranks=1024, runtime="zerosim")` knows a number and no shapes. What can it say, and what not?
-#   What does it say without the runtime?
+# * `zs.plan(parameters=1e12, ranks=1024, runtime="zerosim")` knows a number and no shapes. What can it say, and what
+#   not? What does it say without the runtime?
 # * An *accounting convention* counts bytes per parameter (`zs.planning.CONVENTIONS`): programs and papers count from 10
 #   to 20. Plan with `runtime="zerosim", convention="megatron-bf16"`. Which stage gains most weight?
 # * Let `at_rest_by_hand` forget the padding. On which N does the proof notice?

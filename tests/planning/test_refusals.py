@@ -185,7 +185,8 @@ def test_a_plan_that_cannot_be_made_is_refused():
         (gpt2(utilization=1.5), "is the share of the peak that products reach, above 0 and at most 1"),
         (gpt2(compute="fp8_e4m3"), "do not rest in 8 bits"),
         (gpt2(optimizer="adamw"), "take one of zs.optim's, as zs.optim.AdamW() is"),
-        (plan(parameters=7e9, optimizer=zs.optim.Muon(), runtime="zerosim"), "what Muon keeps ... none is known; name a model, or"),
+        (plan(parameters=7e9, optimizer=zs.optim.Muon(), runtime="zerosim"),
+         "what Muon keeps ... none is known; name a model, or"),
         (gpt2(stage="1,2", reduction="micro_batch"), "of sharded gradients, stage 2 or 3, found stage 1"),
         *((gpt2(stage=stage, reduction="microbatch"), "no order of additions is called reduction='microbatch'; choose "
            "one of rank, micro_batch; did you mean 'micro_batch'?") for stage in (1, 3)),

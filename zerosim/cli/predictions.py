@@ -105,7 +105,8 @@ def plan(
     stage: Stage = "all", recompute: Recompute = "usual", attention: Attention = "fused", batch: Batch = 1,
     sequence: SequenceLength = None, micro_batches: SomeMicroBatches = None, global_batch: GlobalBatch = None,
     compute: Compute = "bf16", optimizer: OptimizerName = "adamw", runtime: Runtime = "fsdp2",
-    compiled: Compiled = False, loss_chunks: LossChunks = 1, convention: ConventionName = None, utilization: Utilization = None, margin: Margin = 0.1, tokens: Tokens = None,
+    compiled: Compiled = False, loss_chunks: LossChunks = 1, convention: ConventionName = None,
+    utilization: Utilization = None, margin: Margin = 0.1, tokens: Tokens = None,
     price: Price = None, overlap: Overlap = True, prefetch: Prefetch = 1, offload: Offload = "none",
     host_link: HostLink = None, disk_link: DiskLink = None, host_capacity: HostCapacity = None,
     disk_capacity: DiskCapacity = None, mesh: MeshName = "none", zeropp: Parts = "none", reduction: Reduction = "rank",
@@ -132,7 +133,8 @@ def plan(
         from zerosim.course.measured import measured_row
 
         if not found.config.is_engine:
-            raise ValueError(f"--measure runs zerosim's engine, and this is a plan of {runtime}; take --runtime zerosim")
+            raise ValueError(f"--measure runs zerosim's engine, and this is a plan of {runtime}; take --runtime "
+                             "zerosim")
         measured = {row: measured_row(found.config, row.stage, row.recompute) for row in found.rows}
     answer(as_json, lambda: plain(found, measured, beside) | {"notes": notes},
            lambda: plan_view(found, console().width, explain=explain, measured=measured, notes=notes, beside=beside))

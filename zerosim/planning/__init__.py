@@ -1,8 +1,8 @@
 """Bytes and seconds of a training step, predicted before anything runs; a recorded run is replayed.
 
 `zerosim.plan` makes a plan from names: `plan_config` computes its rows, `plan_row` is one, `explanation` says each
-number with its formula; `questions` asks rows for the largest, the fewest, days and money, and `runtimes` is the account
-of what PyTorch, DeepSpeed and Megatron hold. Below that stand three levels:
+number with its formula; `questions` asks rows for the largest, the fewest, days and money, and `runtimes` is the
+account of what PyTorch, DeepSpeed and Megatron hold. Below that stand three levels:
 
 - *Formulas* that one teaches, a number at once: `closed_forms` (what a step holds at rest, sends, and moves off the
   device), `activations` (what a block keeps), `flops`, `conventions` (how texts and tools count bytes), `collectives`

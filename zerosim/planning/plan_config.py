@@ -26,7 +26,7 @@ section 4 (the disk).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -44,7 +44,6 @@ from zerosim.planning.conventions import (
     ADAM,
     Convention,
     convention_of,
-    estimate_nbytes,
     is_cut_anywhere,
     normed_tensors,
     per_parameter_nbytes,
@@ -87,15 +86,16 @@ KEPT = ("none", "selective", "block")  # the policies of recomputation that PyTo
 class PlanConfig:
     """The model to train, the options of its training, and the machine.
 
-    `runtime` says whose step it is. `sequence` 0 is the model's own context (2048 where it has none). `convention` is of
-    zerosim's engine: an accounting convention's name, or a Policy, and None is the engine's own. `compiled` steps
-    are of fused kernels, logits and their loss are made in `loss_chunks` parts, and `kernels` says what a device reaches where that is not what was measured of it.
-    `utilization` None is `UTILIZATION` of zerosim, and of others what was measured. `options` are the engine's, of bytes and of seconds; a
-    bucket is a unit. What they place off the device, the optimizer's state first, moves over `host_link` and
+    `runtime` says whose step it is. `sequence` 0 is the model's own context (2048 where it has none). `convention` is
+    of zerosim's engine: an accounting convention's name, or a Policy, and None is the engine's own. `compiled` steps
+    are of fused kernels, logits and their loss are made in `loss_chunks` parts, and `kernels` says what a
+    device reaches where that is not what was measured of it.
+    `utilization` None is `UTILIZATION` of zerosim, and of others what was measured. `options` are the engine's, of bytes
+    and of seconds; a bucket is a unit. What they place off the device, the optimizer's state first, moves over `host_link` and
     `disk_link`; a rank's share of what there is are `host_capacity_nbytes` and `disk_capacity_nbytes` (None:
     `HOST_NBYTES` and `DISK_NBYTES`). `overheads` replaces bytes of the runtime by name. `margin` is the share of the
-    device that is to stay free. `tokens` are those of a whole training, at `price` per device and hour. Raises ValueError
-    for counts below one, unknown stages, policies, runtimes and conventions, buckets of bytes, and shares outside their
+    device that is to stay free. `tokens` are those of a whole training, at `price` per device and hour. Raises
+    ValueError for counts below one, unknown stages, policies, runtimes and conventions, buckets of bytes, and shares outside their
     range.
     """
 
@@ -136,8 +136,8 @@ class PlanConfig:
             raise ValueError("the plan: utilization is the share of the peak that products reach, above 0 and at most "
                              f"1, got {self.utilization!r}")
         if positive("the plan", "margin", self.margin, or_zero=True) >= 1:
-            raise ValueError(f"the plan: margin is the share of the device that is to stay free, from 0 to below 1, got "
-                             f"{self.margin!r}")
+            raise ValueError("the plan: margin is the share of the device that is to stay free, from 0 to below 1, "
+                             f"got {self.margin!r}")
         if self.tokens is not None:
             checked_count("tokens", self.tokens, 1)
         if self.price is not None:
@@ -210,20 +210,20 @@ class PlanConfig:
                     raise ValueError(f"{name}={getattr(self, name)!r} is of PyTorch's programs, and this is a plan of "
                                      "zerosim's own engine; leave it out, or take another runtime")
             return
-        options = self.options
+        options, other = self.options, next((one for one in self.recompute if one not in KEPT), None)
         for name, value, said in (
                 ("convention", self.convention, self.convention is not None),
                 ("overheads", self.overheads, self.overheads is not None),
                 ("zeropp", str(options.zeropp), options.zeropp is not None),
                 ("reduction", options.reduction, options.by_micro_batch),
-                ("recompute", next((one for one in self.recompute if one not in KEPT), None), {*self.recompute} - {*KEPT})):
+                ("recompute", other, other is not None)):
             if said:
                 raise ValueError(f"{name}={value!r} is of zerosim's own engine, and this is a plan of {self.runtime}; "
                                  + (f"take some of {', '.join(KEPT)}, or " if name == "recompute" else
                                     "leave it out, or ") + "runtime='zerosim'")
         if self.model.transformer is None:
-            raise ValueError(f"a plan of {self.runtime} counts what each layer keeps, and of {self.model.name} no layer "
-                             "is known; name a model, or take runtime='zerosim' for states and traffic alone")
+            raise ValueError(f"a plan of {self.runtime} counts what each layer keeps, and of {self.model.name} no "
+                             "layer is known; name a model, or take runtime='zerosim' for states and traffic alone")
 
     @property
     def is_engine(self) -> bool:
@@ -450,8 +450,8 @@ class PlanConfig:
                 "exposed_communication_seconds": exposed, "update_seconds": sum(update.values())}
 
     def unit_seconds(self, policy: str) -> dict[Place, float]:
-        """Seconds of each unit's arithmetic at each of its places in a micro-batch: of zerosim's layers by the roofline,
-        of another runtime's at the rates that it reaches."""
+        """Seconds of each unit's arithmetic at each of its places in a micro-batch: of zerosim's layers by the
+        roofline, of another runtime's at the rates that it reaches."""
         if self.reached is not None:
             assert self.decoder is not None
             return self.reached.unit_seconds(self.decoder, self.batch, self.sequence, policy)
