@@ -125,7 +125,7 @@ def test_the_verdict_says_of_each_row_that_it_names_what_the_table_says_and_name
 
 @pytest.mark.parametrize("columns", [60, 80, 130, 200])
 @pytest.mark.parametrize(("plan_of", "options"), [
-    (zs.plan, {}), (engine_plan, {"attention": "unfused"}), 
+    (zs.plan, {}), (engine_plan, {"attention": "unfused"}),
     (engine_plan, {"offload": "host", "ranks": 64, "nodes": 8})])
 def test_the_columns_of_any_width_add_up_to_the_total_and_to_the_capacity(columns, plan_of, options):
     """Each number is rounded to 0.01 GB, so that a sum of eight may be off by 0.04."""
@@ -150,7 +150,7 @@ def test_attention_is_fused_unless_it_is_not_to_be_and_long_sequences_fit_so():
     assert policies(recompute="block,selective,segment(2)") == ["block+tiled", "selective", "segment(2)+tiled"]
     assert policies(recompute="all") == policies(recompute="all", attention="unfused")
     long = {"ranks": 8, "sequence": 65_536, "stage": 3, "recompute": "block"}
-    fused, unfused = (engine_plan("llama-3-8b", **long, attention=attention).rows[0] 
+    fused, unfused = (engine_plan("llama-3-8b", **long, attention=attention).rows[0]
                       for attention in ("fused", "unfused"))
     assert (fused.fits, unfused.fits) == (True, False)
     kept, less = (row.nbytes_of("activations") for row in (unfused, fused))

@@ -103,7 +103,8 @@ def _largest_and_fewest(found: Plan) -> Iterator[str]:
     if config.decoder is not None:
         batch = largest_batch(config)
         yield (f"Largest micro-batch: {counted(batch, 'sequence')}. Longest sequence in micro-batches of "
-               f"{config.batch}: {counted(largest_sequence(config), 'token')}." if batch else "Not even one sequence fits.")
+               f"{config.batch}: {counted(largest_sequence(config), 'token')}." if batch else
+               "Not even one sequence fits.")
     ranks, least, most = fewest_ranks(config), found.least_sent, largest_model(config)
     yield ("No number of ranks makes it fit." if ranks is None
            else f"Fewest ranks on which it fits: {ranks:,}, sharded over all of them.")

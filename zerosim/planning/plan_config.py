@@ -88,15 +88,14 @@ class PlanConfig:
 
     `runtime` says whose step it is. `sequence` 0 is the model's own context (2048 where it has none). `convention` is
     of zerosim's engine: an accounting convention's name, or a Policy, and None is the engine's own. `compiled` steps
-    are of fused kernels, logits and their loss are made in `loss_chunks` parts, and `kernels` says what a
-    device reaches where that is not what was measured of it.
-    `utilization` None is `UTILIZATION` of zerosim, and of others what was measured. `options` are the engine's, of bytes
-    and of seconds; a bucket is a unit. What they place off the device, the optimizer's state first, moves over `host_link` and
-    `disk_link`; a rank's share of what there is are `host_capacity_nbytes` and `disk_capacity_nbytes` (None:
-    `HOST_NBYTES` and `DISK_NBYTES`). `overheads` replaces bytes of the runtime by name. `margin` is the share of the
-    device that is to stay free. `tokens` are those of a whole training, at `price` per device and hour. Raises
-    ValueError for counts below one, unknown stages, policies, runtimes and conventions, buckets of bytes, and shares outside their
-    range.
+    are of fused kernels, logits and their loss are made in `loss_chunks` parts, and `kernels` says what a device
+    reaches where that is not what was measured of it. `utilization` None is `UTILIZATION` of zerosim, and of others
+    what was measured. `options` are the engine's, of bytes and of seconds; a bucket is a unit. What they place off the
+    device, the optimizer's state first, moves over `host_link` and `disk_link`; a rank's share of what there is are
+    `host_capacity_nbytes` and `disk_capacity_nbytes` (None: `HOST_NBYTES` and `DISK_NBYTES`). `overheads` replaces
+    bytes of the runtime by name. `margin` is the share of the device that is to stay free. `tokens` are those of a
+    whole training, at `price` per device and hour. Raises ValueError for counts below one, unknown stages, policies,
+    runtimes and conventions, buckets of bytes, and shares outside their range.
     """
 
     model: ModelShape
