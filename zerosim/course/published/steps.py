@@ -106,7 +106,7 @@ class PublishedStep:
                             options=StepOptions.of(self.ranks, mesh=mesh, overlap=True, prefetch=1))
         job = config.job(of.get("stage", 3))
         update, network = config.update_seconds(job), ring_network(self.network, self.ranks, reached.network)
-        computed = reached.unit_seconds(self.transformer, self.batch, self.tokens, self.recompute)
+        computed = reached.unit_seconds(self.shape, self.batch, self.tokens, self.recompute)
         communication, exposed = communication_seconds(after_backward(job), update, network)
         for number, times in Counter([*[0] * (k > 1), *[1] * (k - 2), k - 1]).items():
             one = communication_seconds(micro_batch(job, number), computed, network)
