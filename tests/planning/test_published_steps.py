@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from zerosim.course.published import steps
-from zerosim.planning import PRESETS, efficiency, hardware
+from zerosim.planning import PRESETS, efficiency, hardware, model_of, model_of_parameters, shapes
 
 DEVICES = hardware.presets().devices
 HELD_OUT = {name: held for name, (_, held) in steps.halves().items() if held and held[0].is_fitted}
@@ -80,7 +80,7 @@ def test_each_option_changes_the_seconds_and_the_way_it_should():
     llama, h100 = PRESETS["llama-3-8b"], DEVICES["h100-80"]
 
     def seconds(recompute="none", of=llama, batch=1, tokens=8192, **options):
-        return sum(efficiency.efficiency(h100, **options).unit_seconds(of, batch, tokens, recompute).values())
+        return sum(efficiency.efficiency(h100, **options).unit_seconds(model_of("model", of), batch, tokens, recompute).values())
 
     plain = seconds()
     assert plain < seconds("selective") < seconds("block") < 4 / 3 * plain * 1.02
@@ -93,6 +93,17 @@ def test_each_option_changes_the_seconds_and_the_way_it_should():
     assert seconds(of=replace(llama, head_norms=True)) > plain
 
 
+def test_a_block_of_experts_takes_as_long_as_the_channels_that_a_token_passes_and_reads_all_weights():
+    dense, experts = PRESETS["llama-3-8b"], shapes.Experts(8, 2, 7168)
+    models = {"dense": dense, "experts": replace(dense, experts=experts),
+              "one dense": replace(dense, experts=replace(experts, dense=(0,)))}
+    reached = efficiency.efficiency(DEVICES["h100-80"])
+    of = {name: reached.unit_seconds(model_of(name, sizes), 4, 4096) for name, sizes in models.items()}
+    assert of["dense"]["forward", 1] < of["experts"]["forward", 1] < 1.1 * of["dense"]["forward", 1]
+    assert of["one dense"]["forward", 1] == of["dense"]["forward", 1]
+    assert of["one dense"]["backward", 2] == of["experts"]["backward", 2]
+
+
 def test_names_that_are_not_known_are_refused_with_those_that_are():
     device = DEVICES["a100-80"]
     with pytest.raises(ValueError, match="no efficiency of runtime='fsdp' is known; choose one of fsdp2, deepspeed"):
@@ -102,7 +113,9 @@ def test_names_that_are_not_known_are_refused_with_those_that_are():
     with pytest.raises(ValueError, match="the device a100-80 has no rate in fp8"):
         efficiency.efficiency(device, linear="fp8")
     with pytest.raises(ValueError, match="recompute='half' names no policy"):
-        efficiency.efficiency(device).unit_seconds(PRESETS["gpt2"], 1, 1024, "half")
+        efficiency.efficiency(device).unit_seconds(model_of("gpt2", PRESETS["gpt2"]), 1, 1024, "half")
+    with pytest.raises(ValueError, match="the seconds of 5 parameters were asked for, which is no decoder of known"):
+        efficiency.efficiency(device).unit_seconds(model_of_parameters(5), 1, 1024)
 
 
 def test_every_constant_has_a_source_and_a_date():

@@ -18,16 +18,18 @@ its own in efficiency.toml. What is fitted stands apart there: on every second p
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 from zerosim.models.transformer import Transformer
 from zerosim.models.units import Recompute
 from zerosim.numerics.checks import unknown_name
 from zerosim.planning.hardware import Device, Network
+from zerosim.planning.shapes import ModelShape, UnitShape
 from zerosim.planning.step_activations import Place
 
 ITEMSIZE, FP8_ITEMSIZE = 2, 1
@@ -40,6 +42,42 @@ SELECTIVE = "selective"    # torchtitan's list: every second product is made aga
 def constants() -> Mapping[str, Any]:
     """The tables of efficiency.toml."""
     return tomllib.loads(files("zerosim.planning").joinpath("efficiency.toml").read_text(encoding="utf-8"))
+
+
+class Product(NamedTuple):
+    """A linear layer of a block, or a stack of so many, each of which a share of the tokens passes."""
+
+    name: str
+    stack: int
+    share: float
+    inputs: int
+    outputs: int
+
+
+def products(of: Transformer, block: UnitShape) -> tuple[Product, ...]:
+    """The linear layers of a block, in its order.
+
+    >>> from zerosim.planning.shapes import PRESETS, model_of
+    >>> gpt2 = PRESETS["gpt2"]
+    >>> [each[3:] for each in products(gpt2, model_of("gpt2", gpt2).units[1])]
+    [(768, 2304), (768, 768), (768, 3072), (3072, 768)]
+    """
+    found = list[Product]()
+    for tensor in block.tensors:
+        layer, _, part = tensor.name.partition(".")[2].rpartition(".")
+        if part == "weight" and len(tensor.shape) > 1:
+            *experts, inputs, outputs = tensor.shape
+            share = of.experts.per_token / of.experts.count if experts and of.experts else 1.0
+            found.append(Product(layer, prod(experts), share, inputs, outputs))
+    return tuple(found)
+
+
+def sizes_of(model: ModelShape) -> Transformer:
+    """The transformer of a decoder; raises ValueError for a model without a shape, and for an encoder-decoder."""
+    if model.transformer is None or model.transformer.encoder_blocks:
+        raise ValueError(f"the seconds of {model.name} were asked for, which is no decoder of known sizes; name a "
+                         "decoder, as llama-2-7b")
+    return model.transformer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +103,7 @@ class Efficiency:
     fp8: bool
     error: float
 
-    def product_seconds(self, positions: int, inputs: int, outputs: int, *, linear: bool = True) -> float:
+    def product_seconds(self, positions: float, inputs: int, outputs: int, *, linear: bool = True) -> float:
         """Seconds of the product (p, I) x (I, O).
 
         >>> from zerosim.planning.hardware import device
@@ -77,29 +115,35 @@ class Efficiency:
         nbytes = itemsize * inputs * (positions + outputs) + ITEMSIZE * positions * outputs
         return 2 * positions * inputs * outputs / rate + nbytes / self.memory
 
-    def unit_seconds(self, of: Transformer, batch: int, tokens: int,
+    def unit_seconds(self, model: ModelShape, batch: int, tokens: int,
                      recompute: float | str = "none") -> dict[Place, float]:
         """Seconds of each unit of a decoder, forward, in the loss and back, in a micro-batch.
 
         What runs forward again is in backward: of `recompute` blocks a share, "selective", or what a policy's text says
         of whole blocks. Raises ValueError for a text that names none.
         """
-        positions, listed, last = batch * tokens, products(of), of.blocks + 1
-        once = [self.product_seconds(positions, *sizes) for sizes in listed]
-        forward = sum(once) + self._beside(of, batch, tokens, 0)
-        if recompute == SELECTIVE:
-            again = sum(once[1::2]) + self._elementwise_nbytes(of, positions, 0) / self.memory
-        else:
-            share = recompute if isinstance(recompute, float | int) else bool(Recompute.parse(recompute).segments(1))
-            again = share * forward
-        backward = again + 2 * sum(once) + self._beside(of, batch, tokens, 1)
+        of, positions, last = sizes_of(model), batch * tokens, len(model.units) - 1
+        share = (recompute if isinstance(recompute, float | int) else recompute != SELECTIVE and
+                 bool(Recompute.parse(recompute).segments(1)))
         embedding = 2 * ITEMSIZE * positions * of.channels / self.memory
-        logits = positions * of.vocabulary * sum(self.elementwise["logits"]) / self.memory
         head = self.product_seconds(positions, of.channels, of.vocabulary, linear=False)
-        blocks = {(phase, unit): seconds for unit in range(1, last)
-                  for phase, seconds in (("forward", forward), ("backward", backward))}
-        return {("forward", 0): embedding, ("backward", 0): embedding, **blocks, ("forward", last): head,
-                ("loss", last): logits, ("backward", last): 2 * head}
+        found: dict[Place, float] = {
+            ("forward", 0): embedding, ("backward", 0): embedding,
+            ("forward", last): head, ("backward", last): 2 * head,
+            ("loss", last): positions * of.vocabulary * sum(self.elementwise["logits"]) / self.memory}
+        of_kind = dict[tuple[Product, ...], tuple[float, float]]()  # equal blocks take as long
+        for unit in range(1, last):
+            listed = products(of, model.units[unit])
+            if listed not in of_kind:
+                once = [each.stack * self.product_seconds(positions * each.share, each.inputs, each.outputs)
+                        for each in listed]
+                forward, back = (self._beside(of, listed, batch, tokens, way) for way in (0, 1))
+                forward += sum(once)
+                again = share * forward if recompute != SELECTIVE else (
+                    sum(once[1::2]) + self._elementwise_nbytes(of, listed, positions, 0) / self.memory)
+                of_kind[listed] = forward, again + 2 * sum(once) + back
+            found["forward", unit], found["backward", unit] = of_kind[listed]
+        return found
 
     def contention_seconds(self, hidden_seconds: float, network: Network) -> float:
         """Seconds by which computation gets longer while so many seconds of communication hide behind it.
@@ -125,37 +169,30 @@ class Efficiency:
                            for link in (inside, between))
         return Network(inside, between, network.ranks_per_node)
 
-    def _beside(self, of: Transformer, batch: int, tokens: int, way: int) -> float:
+    def _beside(self, of: Transformer, listed: Sequence[Product], batch: int, tokens: int, way: int) -> float:
         """Seconds of a block beside its products: attention, elementwise operators and casts; way 0 forward, 1 back."""
-        positions, square = batch * tokens, batch * of.heads * tokens**2
-        flops = 4 * square * of.head_channels * (1, BACKWARD_ATTENTION)[way]
-        nbytes = self._elementwise_nbytes(of, positions, way)
+        positions, square = batch * tokens, batch * tokens**2
+        flops = 2 * square * (of.query_channels + of.attention_channels) * (1, BACKWARD_ATTENTION)[way]
+        nbytes = self._elementwise_nbytes(of, listed, positions, way)
         if self.causal:
             flops *= (1 + self.half_tokens / tokens) / 2
         else:
-            nbytes += self.elementwise["probability"][way] * square
+            nbytes += self.elementwise["probability"][way] * square * of.heads
         if self.fp8:
-            nbytes += CAST_NBYTES * sum(positions * outputs if way else inputs * (positions + outputs)
-                                        for inputs, outputs in products(of))
+            nbytes += CAST_NBYTES * sum(each.stack * (positions * each.share * each.outputs if way else
+                                                      each.inputs * (positions * each.share + each.outputs))
+                                        for each in listed)
         return flops / self.attention[way] + nbytes / self.memory
 
-    def _elementwise_nbytes(self, of: Transformer, positions: int, way: int) -> float:
-        """Bytes of a block's elementwise operators."""
+    def _elementwise_nbytes(self, of: Transformer, listed: Sequence[Product], positions: int, way: int) -> float:
+        """Bytes of a block's elementwise operators; inside the feed-forward network as wide as its last product."""
+        inside = sum(each.stack * each.share * each.inputs for each in listed if each.name.endswith("down"))
         widths = {"layer_norm" if of.layer_norm else "rms_norm": 2 * of.channels, "residual": 2 * of.channels,
-                  "gate" if of.gated else "gelu": of.feed_forward,
+                  "gate" if of.gated else "gelu": inside,
                   "rotation": (of.query_channels + of.key_channels) * (not of.positions),
                   "rms_norm of heads": (of.query_channels + of.key_channels) * of.head_norms}
         return float(positions * sum(width * self.elementwise[name.partition(" ")[0]][way]
                                      for name, width in widths.items()))
-
-
-def products(of: Transformer) -> list[tuple[int, int]]:
-    """(I, O) of each product of a block, in its order."""
-    channels, queries, keys, inside = of.channels, of.query_channels, of.key_channels, of.feed_forward
-    before = [queries + 2 * keys] if of.fused else [queries, keys, keys]
-    up = [(1 + of.gated) * inside] if of.fused else [inside] * (1 + of.gated)
-    return [*((channels, width) for width in before), (queries, channels), *((channels, width) for width in up),
-            (inside, channels)]
 
 
 def efficiency(device: Device, runtime: str = "fsdp2", *, compiled: bool = False, attention: str | None = None,

@@ -280,7 +280,8 @@ class PlanConfig:
             sent_nbytes_per_step=max(map(sum, zip(*sent_nbytes(job).values(), strict=True))),
             host_transfer_nbytes_per_step=moved[TO_HOST] + moved[TO_DEVICE], host_transfer_seconds=host_seconds,
             disk_transfer_nbytes_per_step=moved[TO_DISK] + moved[FROM_DISK], disk_transfer_seconds=disk_seconds,
-            flops_per_step=flops.hardware, model_flops_per_step=flops.model, **self.seconds(job, policy),
+            flops_per_step=flops.hardware, model_flops_per_step=flops.model,
+            **self.seconds(job, self.unit_seconds(policy)),
             tokens_per_step=self.ranks * self.micro_batches * self.batch * self.sequence,
             peak_flops_per_second=self.machine.peak_flops_per_second, capacity_nbytes=most[DEVICE],
             host_capacity_nbytes=most[HOST], disk_capacity_nbytes=most[DISK])
@@ -430,13 +431,13 @@ class PlanConfig:
                 for unit, length in enumerate(self.model.unit_lengths)
                 for phase, products in (("forward", 2), ("backward", 4))}
 
-    def seconds(self, job: Job, policy: str) -> dict[str, Any]:
-        """Seconds of a step by fields of a row, transfers to host and disk apart.
+    def seconds(self, job: Job, computed: Mapping[Place, float]) -> dict[str, float]:
+        """Seconds of a step whose units compute so long, by fields of a row, transfers to host and disk apart.
 
         All micro-batches but the first and the last take as long, and nothing is under way between two. Exposed is what
         the program stands still for, and by what its arithmetic gets longer beside hidden communication.
         """
-        computed, update, k = self.unit_seconds(policy), self.update_seconds(job), self.micro_batches
+        update, k = self.update_seconds(job), self.micro_batches
         reached = self.reached
         network = self.network if reached is None else reached.network_of(self.network, self.ranks)
         communication, exposed = communication_seconds(after_backward(job), update, network)
@@ -452,8 +453,7 @@ class PlanConfig:
         """Seconds of each unit's arithmetic at each of its places in a micro-batch: of zerosim's layers by the
         roofline, of another runtime's at the rates that it reaches."""
         if self.reached is not None:
-            assert self.decoder is not None
-            return self.reached.unit_seconds(self.decoder, self.batch, self.sequence, policy)
+            return self.reached.unit_seconds(self.model, self.batch, self.sequence, policy)
         found, machine = self.arithmetic(policy), self.machine
         seconds = {pieces: pieces.seconds(machine) for pieces in {*found.values()}}  # equal units have the same
         return {place: seconds[pieces] for place, pieces in found.items()}

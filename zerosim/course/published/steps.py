@@ -6,7 +6,6 @@ are off. Where a source does not say enough, the rest is guessed, and nothing is
 """
 
 import tomllib
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -23,8 +22,6 @@ from zerosim.planning.flops import six_n_and_attention
 from zerosim.planning.hardware import Device, Network
 from zerosim.planning.plan_config import PlanConfig
 from zerosim.planning.shapes import ModelShape, model_of
-from zerosim.planning.step_events import after_backward, micro_batch
-from zerosim.planning.step_folds import communication_seconds
 
 HOUR = 3600.0
 
@@ -99,38 +96,22 @@ class PublishedStep:
     @cached_property
     def predicted_seconds(self) -> float:
         """Seconds of the step by the planner: of arithmetic, of exposed communication, of the update."""
-        of, reached, k = self.of, self.reached, self.micro_batches
+        of, reached = self.of, self.reached
         mesh = f"{self.ranks // of['ranks_per_node']}x{of['ranks_per_node']}" if of.get("nodes_replicate") else None
-        config = PlanConfig(self.shape, self.ranks, self.device, self.network, batch=self.batch, tokens=self.tokens,
-                            policy=Policy("bf16", reduce=of.get("reduce", "fp32")), micro_batches=k,
+        config = PlanConfig(self.shape, self.ranks, self.device, self.network, batch=self.batch, sequence=self.tokens,
+                            policy=Policy("bf16", reduce=of.get("reduce", "fp32"), accumulate="fp32"),
+                            micro_batches=self.micro_batches, runtime=reached.runtime, kernels=reached,
+                            recompute=("none",),
                             options=StepOptions.of(self.ranks, mesh=mesh, overlap=True, prefetch=1))
-        job = config.job(of.get("stage", 3))
-        update, network = config.update_seconds(job), ring_network(self.network, self.ranks, reached.network)
-        computed = reached.unit_seconds(self.transformer, self.batch, self.tokens, self.recompute)
-        communication, exposed = communication_seconds(after_backward(job), update, network)
-        for number, times in Counter([*[0] * (k > 1), *[1] * (k - 2), k - 1]).items():
-            one = communication_seconds(micro_batch(job, number), computed, network)
-            communication, exposed = communication + times * one[0], exposed + times * one[1]
-        return (k * sum(computed.values()) + exposed + sum(update.values())
-                + reached.contention_seconds(communication - exposed, self.network))
+        computed = reached.unit_seconds(self.shape, self.batch, self.tokens, self.recompute)
+        found = config.seconds(config.job(of.get("stage", 3)), computed)
+        return float(sum(found[part] for part in (
+            "compute_seconds", "exposed_communication_seconds", "update_seconds")))
 
     @property
     def ratio(self) -> float:
         """Predicted over measured."""
         return self.predicted_seconds / self.seconds
-
-
-def ring_network(network: Network, ranks: int, share: float) -> Network:
-    """The network on whose links of one latency a ring of N ranks takes as long as NCCL's: so much of each rate is
-    reached, and of its N - 1 steps as many as there are nodes wait for a network card, the others for a link inside."""
-    inside, between = network.inside, network.between
-    if between is None or network.ranks_per_node is None:
-        return Network(replace(inside, bytes_per_second=inside.bytes_per_second * share))
-    nodes = ranks // network.ranks_per_node
-    latency = ((ranks - nodes) * inside.latency_seconds + nodes * between.latency_seconds) / ranks
-    inside, between = (replace(link, latency_seconds=latency, bytes_per_second=link.bytes_per_second * share)
-                       for link in (inside, between))
-    return Network(inside, between, network.ranks_per_node)
 
 
 @cache
