@@ -326,10 +326,17 @@ def test_plans_side_by_side_and_over_numbers_of_ranks_are_their_own_plans():
     assert lines["step, s"] == [here.cheapest.step_seconds, there.cheapest.step_seconds]
     assert "days" not in lines  # which only one of them knows
     over = questions.over_ranks(zs.plan("gpt2-xl", ranks=16, nodes=2, stage=3), [1, 8, 32])
-    assert [plan.config.ranks for plan in over] == [1, 8, 32]
-    assert over[2].rows == zs.plan("gpt2-xl", ranks=32, nodes=4, stage=3).rows
-    totals = [plan.rows[0].total_nbytes for plan in over]
+    assert over.numbers == [1, 8, 32]
+    assert over.plans[2].rows == zs.plan("gpt2-xl", ranks=32, nodes=4, stage=3).rows
+    totals = [row.total_nbytes for row in over.rows]
     assert totals == sorted(totals, reverse=True)
+    assert all(f"{n} " in over.plot().drawing.words for n in ("N = 1:", "N = 32:"))
+    assert "nothing fits" in questions.over_ranks(zs.plan("megatron-1t"), [8])._repr_html_()
+    for numbers, said in (([], "no number of them"), ([12], "12 ranks are no whole nodes of 8; take a multiple"),
+                          ([16], "this plan names no link between nodes; make it of two nodes")):
+        plan = zs.plan("gpt2", ranks=16, nodes=2) if numbers == [12] else zs.plan("gpt2")
+        with pytest.raises(ValueError, match=said):
+            questions.over_ranks(plan, numbers)
 
 
 # -- offload ----------------------------------------------------------------------------------------------------------
