@@ -330,7 +330,7 @@ def test_plans_side_by_side_and_over_numbers_of_ranks_are_their_own_plans():
     assert over.plans[2].rows == zs.plan("gpt2-xl", ranks=32, nodes=4, stage=3).rows
     totals = [row.total_nbytes for row in over.rows]
     assert totals == sorted(totals, reverse=True)
-    assert all(f"{n} " in over.plot().drawing.words for n in ("N = 1:", "N = 32:"))
+    assert all(f"{n} " in over.plot().drawing.description for n in ("N = 1:", "N = 32:"))
     assert "nothing fits" in questions.over_ranks(zs.plan("megatron-1t"), [8])._repr_html_()
     for numbers, said in (([], "no number of them"), ([12], "12 ranks are no whole nodes of 8; take a multiple"),
                           ([16], "this plan names no link between nodes; make it of two nodes")):
