@@ -183,29 +183,27 @@ def tune(
     ranks: Ranks = 8, device: DeviceName = "h100-80", link: LinkName = None, nodes: Nodes = 1,
     between: Between = None, stage: Stage = "all", recompute: Recompute = "usual", attention: Attention = "fused",
     batch: Annotated[str, typer.Option(help="all, or some sizes of a micro-batch of one rank, as 1,4.")] = "all",
-    prefetch: Annotated[str, typer.Option(help="Units that stage 3 gathers ahead, as 0,1,2.")] = "0,1,2",
-    bucket_nbytes: Annotated[str, typer.Option(help="unit, model (one bucket for everything), or bytes, as unit,25e6; "
-                                                    "what cuts units is run on every rank.")] = "unit,model",
-    offload: Annotated[str, typer.Option(help="all, or some places that are tried in this order until one fits: none, "
-                                              "host, disk, or kinds one by one, as none,optimizer=host.")] = "all",
-    seconds: Annotated[str, typer.Option(help="replayed on the machine asked about, or real ones: CPU time of "
-                                              "steps taken in this process.")] = "replayed",
+    prefetch: Annotated[str, typer.Option(help="Units that stage 3 gathers ahead, as 0,1,2.")] = "1,2",
+    offload: Annotated[str, typer.Option(help="all that the runtime has, or some places that are tried in this order "
+                                              "until one fits: none, host, disk, or kinds one by one, as "
+                                              "none,optimizer=host.")] = "all",
     sequence: SequenceLength = None, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
-    utilization: Utilization = 0.5, overlap: Overlap = True, host_link: HostLink = None,
-    disk_link: DiskLink = None, host_capacity: HostCapacity = None, disk_capacity: DiskCapacity = None,
-    reduction: Reduction = "rank", hardware: OwnHardware = None, as_json: AsJson = False,
+    runtime: Runtime = "fsdp2", utilization: Utilization = None, margin: Margin = 0.1, tokens: Tokens = None,
+    price: Price = None, overlap: Overlap = True, host_link: HostLink = None, disk_link: DiskLink = None,
+    host_capacity: HostCapacity = None, disk_capacity: DiskCapacity = None, reduction: Reduction = "rank",
+    hardware: OwnHardware = None, as_json: AsJson = False,
 ) -> None:
-    """The fastest settings that fit, for a model, a machine and a global batch, to paste into zerosim, FSDP2 and
-    DeepSpeed."""
+    """The settings to take for a model, a machine and a global batch, the runner-up, and what to paste into the
+    runtime's program."""
     from zerosim.course.training import optimizer_named
     from zerosim.course.tuning import tune as found_by
 
     with busy("searching"):
         found = found_by(
-            model, global_batch=global_batch, batch=batch, prefetch=prefetch, bucket_nbytes=bucket_nbytes,
-            offload=offload, seconds=seconds, ranks=ranks, device=device, link=link, nodes=nodes, between=between,
-            stage=stage, recompute=recompute, attention=attention, sequence=sequence, compute=compute,
-            optimizer=optimizer_named(optimizer, 1e-3), utilization=utilization, overlap=overlap, host_link=host_link,
-            disk_link=disk_link, host_capacity_nbytes=host_capacity, disk_capacity_nbytes=disk_capacity,
-            reduction=reduction, hardware=hardware)
+            model, global_batch=global_batch, batch=batch, prefetch=prefetch, offload=offload, ranks=ranks,
+            device=device, link=link, nodes=nodes, between=between, stage=stage, recompute=recompute,
+            attention=attention, sequence=sequence, compute=compute, optimizer=optimizer_named(optimizer, 1e-3),
+            runtime=runtime, utilization=utilization, margin=margin, tokens=tokens, price=price, overlap=overlap,
+            host_link=host_link, disk_link=disk_link, host_capacity_nbytes=host_capacity,
+            disk_capacity_nbytes=disk_capacity, reduction=reduction, hardware=hardware)
     answer(as_json, found.as_json, found.view)

@@ -1,15 +1,16 @@
-"""Settings of a step as one pastes them: zerosim's engine, PyTorch's FSDP2, DeepSpeed's ds_config; and what is lost.
+"""Settings of a planned step as one pastes them into its program, and what that program has no setting for.
 
-Sources: PyTorch, documentation and source of ``torch.distributed.fsdp.fully_shard`` and of ``FSDPModule``;
-DeepSpeed, documentation "DeepSpeed Configuration JSON" and ``deepspeed/runtime/zero/config.py``, whose sizes of buckets
-are numbers of elements; both as of 2026.
+Sources, as of 2026: PyTorch 2.13, documentation and source of ``fully_shard``, ``FSDPModule``,
+``DistributedDataParallel`` and ``ZeroRedundancyOptimizer``; DeepSpeed 0.19, documentation "DeepSpeed Configuration
+JSON" and ``deepspeed/runtime/zero/config.py``, whose sizes of buckets are numbers of elements; Megatron-LM,
+``megatron/training/arguments.py``.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from textwrap import fill
@@ -17,227 +18,262 @@ from typing import Any
 
 from zerosim import optim
 from zerosim.course.measured import decoder_of
-from zerosim.models.units import SELECTIVE, SUB_BLOCK, TILED, Recompute
 from zerosim.numerics.places import DEVICE, DISK, HOST
-from zerosim.numerics.policy import BY_RANK
-from zerosim.numerics.units import bytes_text, counted
-from zerosim.options import StepOptions
-from zerosim.planning.closed_forms import STAGES
-from zerosim.planning.plan_config import OPTIONS, PlanConfig
-from zerosim.planning.plan_row import recomputation_text
+from zerosim.numerics.policy import BY_RANK, Policy
+from zerosim.numerics.units import counted
+from zerosim.planning.closed_forms import STAGES, ShardedStates
+from zerosim.planning.conventions import is_cut_anywhere
+from zerosim.planning.plan_config import PlanConfig
+from zerosim.planning.plan_row import PlanRow, fused_policy
 
 NVME_PATH = "/local_nvme"
 TORCH = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """Settings of one step: a stage, a recomputation policy, k micro-batches of B sequences, and the other options."""
-
-    stage: int
-    recompute: str
-    batch: int
-    micro_batches: int
-    options: StepOptions = OPTIONS
-
-    @property
-    def title(self) -> str:
-        """``ZeRO-2 with block recomputation, optimizer on the host``."""
-        places = "" if self.options.offload.is_none else f", {self.options.offload}"
-        return f"ZeRO-{self.stage} {recomputation_text(self.recompute)}{places}"
-
-
-@dataclass(frozen=True, slots=True)
 class Pasted:
-    """Settings for one program, as ``code`` (empty where it has none for them), and what they leave out or change."""
+    """Settings for one program, as ``code``, and what else is to do or to know."""
 
     program: str
     code: str
     notes: tuple[str, ...]
 
 
-def pasted(config: PlanConfig, settings: Candidate) -> tuple[Pasted, ...]:
-    """The settings for zerosim, FSDP2 and DeepSpeed."""
-    return (Pasted("zerosim", _engine(config, settings), tuple(_not_in_engine(config))),
-            Pasted("FSDP2", _fsdp(config, settings), tuple(_not_in_fsdp(config, settings))),
-            Pasted("DeepSpeed", _as_text(ds_config(config, settings)), tuple(_not_in_deepspeed(config, settings))))
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A runtime's name, the places that its offload has, in the order in which they are tried, and its settings."""
+
+    name: str
+    offloads: tuple[str, ...]
+    unsaid: Callable[[PlanConfig, ShardedStates, str], str | None]
+    code: Callable[[PlanConfig, PlanRow], str]
+    notes: Callable[[PlanConfig, PlanRow], Iterator[str]]
+
+
+def pasted(config: PlanConfig, row: PlanRow) -> Pasted:
+    """The settings of a row for the program that the plan is of."""
+    program = PROGRAMS[config.runtime]
+    return Pasted(program.name, program.code(config, row), tuple(program.notes(config, row)))
+
+
+def unsaid(config: PlanConfig, stage: int, recompute: str) -> str | None:
+    """The reason why the program has no settings for a stage and a policy under the configuration's options; None where
+    it has."""
+    return PROGRAMS[config.runtime].unsaid(config, STAGES[stage], recompute)
 
 
 # -- zerosim ----------------------------------------------------------------------------------------------------------
 
 
-def _engine(config: PlanConfig, settings: Candidate) -> str:
+def _unsaid_engine(config: PlanConfig, states: ShardedStates, recompute: str) -> str | None:
+    if states.optimizer_sharded and not is_cut_anywhere(config.optimizer):
+        return (f"{type(config.optimizer).__name__} needs whole tensors, and a plan's units are cut anywhere: take "
+                "stage 0, or the engine's layout='whole_matrices', which no plan counts")
+    return None
+
+
+def _engine(config: PlanConfig, row: PlanRow) -> str:
     """Lines of a rank program; without those of a model that the layers here do not make."""
     named = "zs.optim." if hasattr(optim, type(config.optimizer).__name__) else ""
     lines = [f"optimizer = {named}{config.optimizer!r}"]
-    with suppress(ValueError):  # which the search says itself
+    with suppress(ValueError):  # which the notes say
         decoder = decoder_of(config.model, config.sequence)
         lines.insert(0, f"model = zs.models.{type(decoder).__name__}(zs.models.{decoder.config!r}, "
                         f"tied={bool(decoder.units[-1].tied_weights)})")
-    options = settings.options
+    options, policy = config.options, config.policy
+    formats = f"Policy(\"{policy.compute}\")" if policy == Policy(policy.compute) else repr(policy)
     made = "\n".join(fill(line, 76, subsequent_indent="    ", break_long_words=False) for line in lines)
-    return (f"{made}\nengine = zs.Engine(\n    rank, model, optimizer, stage={settings.stage}, "
-            f"policy=zs.Policy(\"{config.policy.compute}\"),\n    recompute=\"{settings.recompute}\", "
-            f"overlap={options.overlap}, prefetch={options.prefetch},\n    bucket_nbytes={options.bucket_nbytes}"
+    return (f"{made}\nengine = zs.Engine(\n    rank, model, optimizer, stage={row.stage}, policy=zs.{formats},\n"
+            f"    recompute=\"{row.recompute}\", overlap={options.overlap}, prefetch={options.prefetch}"
             + ("" if options.offload.is_none else f",\n    offload=\"{options.offload.text}\"")
             + ("" if options.reduction == BY_RANK else f",\n    reduction=\"{options.reduction}\"") + ")\n"
-            f"# each step: {counted(settings.micro_batches, 'micro-batch')} of "
-            f"{counted(settings.batch, 'sequence')} of {counted(config.sequence, 'token')} on each rank")
+            f"# each step: {counted(config.micro_batches, 'micro-batch')} of "
+            f"{counted(config.batch, 'sequence')} of {counted(config.sequence, 'token')} on each rank")
 
 
-def _not_in_engine(config: PlanConfig) -> Iterator[str]:
+def _notes_of_engine(config: PlanConfig, row: PlanRow) -> Iterator[str]:
+    named, _ = fused_policy(row.recompute)
+    if named != row.recompute:
+        yield (f"recompute=\"{row.recompute}\" is the table's {named} with fused attention, which keeps no "
+               "probabilities.")
+    try:
+        decoder_of(config.model, config.sequence)
+    except ValueError:
+        yield (f"zerosim's layers do not make {config.model.name}: the plan is of the engine with such a model, which is "
+               "to be written.")
     if config.policy.compute == "fp16":
-        yield ("fp16 trains with a loss scale: give the policy loss_scale=zs.numerics.loss_scale.Dynamic(); the run "
-               "that was priced had none.")
+        yield "fp16 trains with a loss scale: give the policy loss_scale=zs.numerics.loss_scale.Dynamic()."
     if (of := config.model.transformer) is not None and of.gated:
         yield "base and epsilon are not among a plan's numbers, and change none of them: say the model's own."
 
 
-# -- FSDP2 ------------------------------------------------------------------------------------------------------------
+# -- PyTorch ----------------------------------------------------------------------------------------------------------
 
 
-def _fsdp(config: PlanConfig, settings: Candidate) -> str:
-    """Lines for a model whose blocks are in the list ``blocks``; none for a stage without sharding."""
-    states, policy = STAGES[settings.stage], config.policy
-    if not states.optimizer_sharded:
-        return ""
-    options = [f"reshard_after_forward={states.parameters_sharded}"]
-    lines = []
-    if policy.compute_dtype != policy.master_dtype:
-        lines.append(f"precision = MixedPrecisionPolicy(\n    param_dtype={TORCH[policy.compute]}, "
-                     f"reduce_dtype=torch.{policy.reduce_dtype.name})")
-        options.append("mp_policy=precision")
-    if not settings.options.offload.is_none:
-        options.append("offload_policy=CPUOffloadPolicy()")
-    arguments = ", ".join(options)
-    lines += ["for module in [*blocks, model]:", f"    fully_shard(\n        module, {arguments})"]
-    if states.parameters_sharded and settings.options.prefetch > 1:
-        ahead = settings.options.prefetch
+def _unsaid_fsdp(config: PlanConfig, states: ShardedStates, recompute: str) -> str | None:
+    options, asked = config.options, config.options.offload
+    if not options.overlap:
+        return "reductions always run beside backward in PyTorch; leave overlap as it is"
+    if states.parameters_sharded and not options.prefetch:
+        return "FSDP2 gathers one module ahead in backward, which no argument turns off; take prefetch=1"
+    if asked.is_none:
+        return None
+    if not states.gradients_sharded:
+        return "offload is fully_shard's, and stages 0 and 1 are DistributedDataParallel; take stages 2 and 3"
+    if {asked.optimizer, asked.gradients, asked.parameters} != {HOST}:
+        return ("CPUOffloadPolicy takes parameters, gradients and the optimizer's state to the host, none of them "
+                "alone, and none to disk; take offload='host'")
+    return None
+
+
+def _fsdp(config: PlanConfig, row: PlanRow) -> str:
+    """Lines for a model whose blocks are in the list ``blocks``: DDP's for stages 0 and 1, fully_shard's for others."""
+    states, policy, options = STAGES[row.stage], config.policy, config.options
+    narrow = policy.compute_dtype != policy.master_dtype
+    if not states.gradients_sharded:
+        lines = ["model = DistributedDataParallel(model, gradient_as_bucket_view=True)"]
+        if states.optimizer_sharded:
+            lines += ["optimizer = ZeroRedundancyOptimizer(\n    model.parameters(), "
+                      f"optimizer_class={type(config.optimizer).__name__})"]
+        if narrow:
+            lines += [f"# forward and loss: with torch.autocast(\"cuda\", dtype={TORCH[policy.compute]}):"]
+        if config.micro_batches > 1:
+            lines += [f"# the first {config.micro_batches - 1} of {config.micro_batches} micro-batches: with "
+                      "model.no_sync():"]
+        return "\n".join(lines)
+    lines, arguments = [], [f"reshard_after_forward={states.parameters_sharded}"]
+    if narrow:
+        lines += [f"precision = MixedPrecisionPolicy(\n    param_dtype={TORCH[policy.compute]}, "
+                  f"reduce_dtype=torch.{policy.reduce_dtype.name})"]
+        arguments += ["mp_policy=precision"]
+    arguments += ["offload_policy=CPUOffloadPolicy()"] * (not options.offload.is_none)
+    lines += ["for module in [*blocks, model]:", f"    fully_shard(\n        module, {', '.join(arguments)})"]
+    if states.parameters_sharded and (ahead := options.prefetch) > 1:
         lines += ["for i, block in enumerate(blocks):",
                   f"    block.set_modules_to_forward_prefetch(blocks[i + 1:i + {1 + ahead}])",
                   f"    block.set_modules_to_backward_prefetch(blocks[max(0, i - {ahead}):i][::-1])"]
-    if settings.micro_batches > 1 and not states.gradients_sharded:
-        lines += ["# before the backward of each micro-batch:",
-                  f"model.set_requires_gradient_sync(number == {settings.micro_batches})  # numbers from 1 on"]
     return "\n".join(lines)
 
 
-def _not_in_fsdp(config: PlanConfig, settings: Candidate) -> Iterator[str]:
-    states = STAGES[settings.stage]
-    if not states.optimizer_sharded:
-        yield "fully_shard always shards: stage 0 is DistributedDataParallel there, with buckets of bucket_cap_mb."
-        return
-    if not states.parameters_sharded:
-        yield ("Parameters rest sharded there: they are gathered in forward, unit by unit, and not after the update, "
-               "and stay until backward ends.")
+def _notes_of_fsdp(config: PlanConfig, row: PlanRow) -> Iterator[str]:
+    yield (f"Each step: {counted(config.micro_batches, 'micro-batch')} of {counted(config.batch, 'sequence')} on each "
+           "rank.")
     if config.policy.compute_dtype != config.policy.master_dtype:
-        yield "Make the model in fp32: its shards are the masters, and no 16-bit copy of them rests."
+        yield "Make the model in fp32: what rests are the masters."
     if config.policy.compute == "fp16":
         yield "fp16 needs a gradient scaler of one's own."
-    if settings.options.bucket_nbytes is not None:
-        size = bytes_text(settings.options.bucket_nbytes)
-        yield f"A bucket is what one call shards, here a block; {size} cannot be said."
-    if states.parameters_sharded and not settings.options.prefetch:
-        yield "It gathers one module ahead in backward, which no argument turns off."
-    if not settings.options.overlap:
-        yield "Reductions always run beside backward."
-    yield from _order(settings)
-    if settings.options.offload.text not in ("none", HOST):
-        yield "CPUOffloadPolicy takes parameters, gradients and the optimizer's state to the host, none of them alone."
-    if settings.options.offload.uses_disk:
-        yield "Offload to disk: FSDP has none; all of it rests on the host there, if that has the memory."
-    yield from _recomputation(settings)
+    yield from _recomputation(row)
+
+
+def _recomputation(row: PlanRow) -> Iterator[str]:
+    """Attention and recomputation stand in the model's own code, in PyTorch's and DeepSpeed's programs."""
+    yield "Attention is a fused one, as scaled_dot_product_attention."
+    if row.recompute == "block":
+        yield ("Recomputation is in the model's code: torch.utils.checkpoint.checkpoint around each block; of Hugging "
+               "Face model.gradient_checkpointing_enable().")
+    elif row.recompute == "selective":
+        yield ("Recomputation is in the model's code: torch.utils.checkpoint.checkpoint around each block with "
+               "create_selective_checkpoint_contexts, and the operators that torchtitan saves.")
 
 
 # -- DeepSpeed --------------------------------------------------------------------------------------------------------
 
 
-def ds_config(config: PlanConfig, settings: Candidate) -> dict[str, Any]:
+def _unsaid_deepspeed(config: PlanConfig, states: ShardedStates, recompute: str) -> str | None:
+    asked = config.options.offload
+    if asked.is_none:
+        return None
+    if not states.optimizer_sharded:
+        return "DeepSpeed offloads from stage 1 on; take stages 1, 2 and 3"
+    if asked.gradients != DEVICE:
+        return ("gradients have no place of their own in DeepSpeed, and go to the host with the optimizer's state; "
+                "take offload='optimizer=host'")
+    if not states.parameters_sharded and (asked.parameters != DEVICE or asked.uses_disk):
+        return "DeepSpeed's offload_param and nvme are of stage 3; take that, or offload='optimizer=host'"
+    return None
+
+
+def ds_config(config: PlanConfig, stage: int) -> dict[str, Any]:
     """The configuration as a dict; of the optimizer and its schedule it says nothing."""
-    states, policy = STAGES[settings.stage], config.policy
-    lengths = config.job(settings.stage, settings.recompute).padded_lengths
-    options = settings.options
-    bucket = max(lengths) if options.bucket_nbytes is None else \
-        max(1, options.bucket_nbytes // policy.reduce_dtype.itemsize)
-    zero: dict[str, Any] = {"stage": settings.stage, "overlap_comm": options.overlap, "contiguous_gradients": True,
-                            "reduce_bucket_size": bucket}
+    states, policy, options = STAGES[stage], config.policy, config.options
+    largest = max(config.job(stage).padded_lengths)
+    zero: dict[str, Any] = {"stage": stage, "overlap_comm": options.overlap, "contiguous_gradients": True,
+                            "reduce_bucket_size": largest}
     if states.optimizer_sharded and not states.parameters_sharded:
-        zero["allgather_bucket_size"] = bucket
+        zero["allgather_bucket_size"] = largest
     if states.parameters_sharded:
-        largest = max(lengths)
         zero |= {"stage3_prefetch_bucket_size": options.prefetch * largest,
                  "stage3_max_live_parameters": (1 + options.prefetch) * largest, "stage3_max_reuse_distance": 0,
                  "stage3_param_persistence_threshold": 0}
-    zero |= {name: _deepspeed_device(place) for name, place in _deepspeed_places(settings).items()}
+    zero |= {name: {"device": "nvme", "nvme_path": NVME_PATH, "pin_memory": True} if place == DISK else
+             {"device": "cpu", "pin_memory": True} for name, place in (
+                 ("offload_optimizer", options.offload.optimizer), ("offload_param", options.offload.parameters))
+             if place != DEVICE}
     found: dict[str, Any] = {
-        "train_batch_size": config.ranks * settings.batch * settings.micro_batches,
-        "train_micro_batch_size_per_gpu": settings.batch, "gradient_accumulation_steps": settings.micro_batches}
+        "train_batch_size": config.ranks * config.batch * config.micro_batches,
+        "train_micro_batch_size_per_gpu": config.batch, "gradient_accumulation_steps": config.micro_batches}
     if policy.compute in ("bf16", "fp16"):
         found[policy.compute] = {"enabled": True}
+    if policy.reduce:
+        found["communication_data_type"] = policy.reduce
+    if policy.accumulate:
+        found["data_types"] = {"grad_accum_dtype": policy.accumulate}
     return found | {"zero_optimization": zero}
 
 
-def _deepspeed_places(settings: Candidate) -> dict[str, str]:
-    """The places of DeepSpeed's two sections of offload: only at stage 3 do parameters leave, and has it a disk."""
-    states, asked = STAGES[settings.stage], settings.options.offload
-    places = {"offload_optimizer": asked.optimizer if states.optimizer_sharded else DEVICE,
-              "offload_param": asked.parameters if states.parameters_sharded else DEVICE}
-    return {name: place if states.parameters_sharded else HOST for name, place in places.items() if place != DEVICE}
-
-
-def _deepspeed_device(place: str) -> dict[str, Any]:
-    return {"device": "nvme", "nvme_path": NVME_PATH, "pin_memory": True} if place == DISK else {
-        "device": "cpu", "pin_memory": True}
-
-
-def _as_text(found: dict[str, Any]) -> str:
+def _ds_config_text(config: PlanConfig, row: PlanRow) -> str:
     """JSON, a line for each field, without lines of brackets alone."""
-    return re.sub(r"\s*\n\s*}", "}", json.dumps(found, indent=1)).replace("{\n ", "{", 1)
+    return re.sub(r"\s*\n\s*}", "}", json.dumps(ds_config(config, row.stage), indent=1)).replace("{\n ", "{", 1)
 
 
-def _not_in_deepspeed(config: PlanConfig, settings: Candidate) -> Iterator[str]:
-    states = STAGES[settings.stage]
-    if settings.options.bucket_nbytes is None:
-        yield ("A bucket there is a number of elements, not a unit: this one holds the largest unit, so several small "
-               "units may share it.")
-    if states.parameters_sharded:
-        yield ("Parameters are gathered module by module. How far ahead is a number of elements: here the largest "
-               "unit's, times the units ahead.")
+def _notes_of_deepspeed(config: PlanConfig, row: PlanRow) -> Iterator[str]:
+    yield ("Buckets, and what is fetched ahead, are numbers of elements there, here the largest unit's: several small "
+           "units may share them.")
     if config.policy.compute == "fp16":
         yield "It scales the loss dynamically."
-    yield from _order(settings)
-    yield from _offload_in_deepspeed(settings)
-    yield from _recomputation(settings)
+    if config.options.offload.uses_disk:
+        yield f"nvme_path is a folder of one's own on the disk, in place of {NVME_PATH}."
+    yield from _recomputation(row)
 
 
-def _offload_in_deepspeed(settings: Candidate) -> Iterator[str]:
-    """Notes on the offload that DeepSpeed has elsewhere."""
-    asked, said = settings.options.offload, _deepspeed_places(settings)
-    if asked.is_none:
-        return
-    if not said:
-        yield "It offloads from stage 1 on: at stage 0 all state stays on the device."
-        return
-    if asked.gradients != HOST:
-        yield "Gradients have no place of their own there: they go to the host with the optimizer's state."
-    if asked.parameters != DEVICE and "offload_param" not in said:
-        yield "offload_param is of stage 3 there: parameters stay on the device."
-    if asked.uses_disk:
-        yield (f"nvme_path is a folder of one's own on the disk, in place of {NVME_PATH}." if DISK in said.values() else
-               "nvme is of stage 3 there: what rests on disk here is on the host.")
+# -- Megatron ---------------------------------------------------------------------------------------------------------
 
 
-def _order(settings: Candidate) -> Iterator[str]:
-    if settings.options.by_micro_batch:
-        yield "Gradients are added by rank there, so bits depend on the number of ranks; no setting changes the order."
+def _unsaid_megatron(config: PlanConfig, states: ShardedStates, recompute: str) -> str | None:
+    if states.gradients_sharded:
+        return "Megatron's distributed optimizer is stage 1; take stages 0 and 1, or the runtime fsdp2"
+    if recompute == "selective":
+        return ("Megatron's selective recomputation is of attention's core, which a fused one makes again anyway; "
+                "take recompute='none,block'")
+    if not config.options.offload.is_none:
+        return "no flags of Megatron's offload are written here; take offload='none'"
+    return None
 
 
-def _recomputation(settings: Candidate) -> Iterator[str]:
-    """Attention and recomputation stand in the model's own code, in both programs."""
-    asked = Recompute.parse(settings.recompute)
-    if asked.inside in (SELECTIVE, TILED):
-        yield ("Attention is in the model's code: a fused attention, as scaled_dot_product_attention, keeps no "
-               "probabilities either.")
-    if asked.units_per_segment is not None or asked.inside == SUB_BLOCK:
-        yield (f"Recomputation ({settings.recompute}) is in the model's code: torch.utils.checkpoint.checkpoint around "
-               "what is run again.")
+def _megatron(config: PlanConfig, row: PlanRow) -> str:
+    """The flags of data parallelism, of formats, of the batch and of recomputation."""
+    overlapped, sharded = config.options.overlap, STAGES[row.stage].optimizer_sharded
+    flags = [f"--micro-batch-size {config.batch}",
+             f"--global-batch-size {config.ranks * config.batch * config.micro_batches}",
+             f"--seq-length {config.sequence}",
+             *[f"--{config.policy.compute}"] * (config.policy.compute != "fp32"),
+             *["--use-distributed-optimizer"] * sharded, *["--overlap-grad-reduce"] * overlapped,
+             *["--overlap-param-gather"] * (overlapped and sharded),
+             *["--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"] * (
+                 row.recompute == "block")]
+    return fill(" ".join(flags), 76, break_long_words=False, break_on_hyphens=False)
+
+
+def _notes_of_megatron(config: PlanConfig, row: PlanRow) -> Iterator[str]:
+    yield "These are the flags of data parallelism: tensor, pipeline and context parallelism stay 1."
+
+
+PROGRAMS = {
+    "fsdp2": Program("PyTorch", ("none", "host"), _unsaid_fsdp, _fsdp, _notes_of_fsdp),
+    "deepspeed": Program("DeepSpeed", ("none", "optimizer=host", "optimizer=host+parameters=host",
+                                       "optimizer=disk+parameters=disk"),
+                         _unsaid_deepspeed, _ds_config_text, _notes_of_deepspeed),
+    "megatron": Program("Megatron", ("none",), _unsaid_megatron, _megatron, _notes_of_megatron),
+    "zerosim": Program("zerosim", ("none", "optimizer=host", "optimizer=host+gradients=host", "host",
+                                   "optimizer=disk+gradients=host+parameters=host", "disk"),
+                       _unsaid_engine, _engine, _notes_of_engine)}
