@@ -29,14 +29,15 @@ def places() -> Iterator[Place]:
         yield from ((row, "factor", 0.01) for name, row in factors.items() if name != "default")
     yield runtimes["fsdp2"], "memory", 0.01
     yield runtimes["fsdp2"], "contention", 0.01
-    yield runtimes["deepspeed"], "network", 0.001
+    yield runtimes["deepspeed-2021"], "network", 0.001
 
 
 def loss() -> float:
     """The sum over the groups' fitted halves."""
     runtimes = constants()["runtime"]
-    runtimes["deepspeed"]["memory"] = runtimes["fsdp2"]["memory"]
-    for name in ("deepspeed", "megatron"):
+    for name in ("deepspeed", "deepspeed-2021"):
+        runtimes[name]["memory"] = runtimes["fsdp2"]["memory"]
+    for name in ("deepspeed", "deepspeed-2021", "megatron"):
         runtimes[name]["contention"] = runtimes["fsdp2"]["contention"]
     total = 0.0
     for fitted, _ in halves().values():

@@ -19,7 +19,7 @@ its own in efficiency.toml. What is fitted stands apart there: on every second p
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from math import prod
@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 from zerosim.models.transformer import Transformer
 from zerosim.models.units import Recompute
 from zerosim.numerics.checks import unknown_name
+from zerosim.planning import nccl
 from zerosim.planning.hardware import Device, Network
 from zerosim.planning.shapes import ModelShape, UnitShape
 from zerosim.planning.step_activations import Place
@@ -156,18 +157,9 @@ class Efficiency:
             rate = min(rate, network.between.bytes_per_second * network.ranks_per_node)
         return self.contention * hidden_seconds * rate / network.inside.bytes_per_second
 
-    def network_of(self, network: Network, ranks: int) -> Network:
-        """The network on whose links of one latency a ring of N ranks takes as long as NCCL's: so much of each rate is
-        reached, and of its N - 1 steps as many as there are nodes wait for a network card, the others for a link
-        inside."""
-        inside, between = network.inside, network.between
-        if between is None or network.ranks_per_node is None:
-            return Network(replace(inside, bytes_per_second=inside.bytes_per_second * self.network))
-        nodes = ranks // network.ranks_per_node
-        latency = ((ranks - nodes) * inside.latency_seconds + nodes * between.latency_seconds) / ranks
-        inside, between = (replace(link, latency_seconds=latency, bytes_per_second=link.bytes_per_second * self.network)
-                           for link in (inside, between))
-        return Network(inside, between, network.ranks_per_node)
+    def collective_seconds(self, operation: str, ranks: int, nbytes: int, network: Network) -> float:
+        """Seconds of a collective by NCCL's own model, at the runtime's share of the network."""
+        return nccl.collective_seconds(operation, ranks, nbytes, network) / self.network
 
     def _beside(self, of: Transformer, listed: Sequence[Product], batch: int, tokens: int, way: int) -> float:
         """Seconds of a block beside its products: attention, elementwise operators and casts; way 0 forward, 1 back."""

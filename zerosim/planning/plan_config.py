@@ -438,14 +438,14 @@ class PlanConfig:
         the program stands still for, and by what its arithmetic gets longer beside hidden communication.
         """
         update, k = self.update_seconds(job), self.micro_batches
-        reached = self.reached
-        network = self.network if reached is None else reached.network_of(self.network, self.ranks)
-        communication, exposed = communication_seconds(after_backward(job), update, network)
+        reached, network = self.reached, self.network
+        price = None if reached is None else reached.collective_seconds
+        communication, exposed = communication_seconds(after_backward(job), update, network, price)
         for number, times in Counter([*[0] * (k > 1), *[1] * (k - 2), k - 1]).items():
-            one = communication_seconds(micro_batch(job, number), computed, network)
+            one = communication_seconds(micro_batch(job, number), computed, network, price)
             communication, exposed = communication + times * one[0], exposed + times * one[1]
         if reached is not None:
-            exposed += reached.contention_seconds(communication - exposed, self.network)
+            exposed += reached.contention_seconds(communication - exposed, network)
         return {"compute_seconds": k * sum(computed.values()), "communication_seconds": communication,
                 "exposed_communication_seconds": exposed, "update_seconds": sum(update.values())}
 

@@ -3,8 +3,8 @@
 Legend: N ranks, k micro-batches of B sequences. Activations and tokens grow with B, all else does not.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -149,23 +149,29 @@ def _levels(flow: Flow) -> dict[Place, int]:
 # -- seconds ----------------------------------------------------------------------------------------------------------
 
 
-def communication_seconds(events: Iterable[StepEvent], seconds_at: Mapping[Place, float],
-                          network: Network) -> tuple[float, float]:
+Price = Callable[[str, int, int, Network], float]  # seconds of an operation of N ranks on so many bytes
+
+
+def communication_seconds(events: Iterable[StepEvent], seconds_at: Mapping[Place, float], network: Network,
+                          price: Price | None = None) -> tuple[float, float]:
     """(seconds of communication, seconds for which the program stands still for it) in a step or a part of one.
 
-    ``seconds_at`` are those that a unit computes at each of its places.
+    ``seconds_at`` are those that a unit computes at each of its places. Without a ``price`` collectives are rings, and
+    all-to-alls of pairs, by the α-β model of `cost`.
     """
     clock = free = communication = exposed = 0.0
     ends: dict[tuple[str, int], float] = {}
     prices: dict[tuple[str, int, int, str], float] = {}
     networks = {ALL: network, INSIDE: Network(network.inside), ACROSS: Network(network.between or network.inside)}
+    if price and network.between is not None:
+        networks[ACROSS] = replace(network, ranks_per_node=1)
     for event in events:
         if isinstance(event, At):
             clock += seconds_at.get(event, 0.0)
         elif isinstance(event, CollectiveIssue):
             call = event.operation, event.ranks, event.nbytes, event.where
             if call not in prices:  # a model of many equal units has few
-                prices[call] = _ring(event.operation, event.ranks, networks[event.where]).seconds(event.nbytes)
+                prices[call] = (price or _price)(event.operation, event.ranks, event.nbytes, networks[event.where])
             seconds = prices[call]
             communication += seconds
             ends[event.key] = free = max(clock, free) + seconds
@@ -174,6 +180,10 @@ def communication_seconds(events: Iterable[StepEvent], seconds_at: Mapping[Place
             if end > clock:
                 exposed, clock = exposed + (end - clock), end
     return communication, exposed
+
+
+def _price(operation: str, ranks: int, nbytes: int, network: Network) -> float:
+    return _ring(operation, ranks, network).seconds(nbytes)
 
 
 @lru_cache(maxsize=64)

@@ -79,7 +79,7 @@ class PublishedStep:
     def reached(self) -> Efficiency:
         """The device's efficiency under this runtime."""
         of = self.of
-        return efficiency(self.device, of.get("runtime", "fsdp2"), compiled=of["compiled"],
+        return efficiency(self.device, of.get("rates", of.get("runtime", "fsdp2")), compiled=of["compiled"],
                           attention=of.get("attention"), linear=of.get("linear"))
 
     @property
@@ -100,7 +100,7 @@ class PublishedStep:
         mesh = f"{self.ranks // of['ranks_per_node']}x{of['ranks_per_node']}" if of.get("nodes_replicate") else None
         config = PlanConfig(self.shape, self.ranks, self.device, self.network, batch=self.batch, sequence=self.tokens,
                             policy=Policy("bf16", reduce=of.get("reduce", "fp32"), accumulate="fp32"),
-                            micro_batches=self.micro_batches, runtime=reached.runtime, kernels=reached,
+                            micro_batches=self.micro_batches, runtime=of.get("runtime", "fsdp2"), kernels=reached,
                             recompute=("none",),
                             options=StepOptions.of(self.ranks, mesh=mesh, overlap=True, prefetch=1))
         computed = reached.unit_seconds(self.shape, self.batch, self.tokens, self.recompute)
