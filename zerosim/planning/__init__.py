@@ -5,7 +5,8 @@ number with its formula. Below that stand three levels:
 
 - *Formulas* that one teaches, a number at once: `closed_forms` (what a step holds at rest, sends, and moves off the
   device), `activations` (what a block keeps), `flops`, `conventions` (how texts and tools count bytes), `collectives`
-  and `cost` (the messages of each algorithm, and their seconds), on `shapes` (models) and `hardware` (devices, links).
+  and `cost` (the messages of each algorithm, and their seconds), `nccl` (what NCCL takes for them), on `shapes`
+  (models) and `hardware` (devices, links).
 - *The step in its order*, for what no formula says, the fullest moment and what hides behind what: `step_events`
   (collectives and buffers), `step_activations`, `step_arithmetic`; `step_folds` reads memory and seconds off them.
 - *A run*: `recording` keeps one, `streams` replays it on any machine, `timeline` says what that comes to.
@@ -19,6 +20,7 @@ from zerosim.planning import (
     cost,
     flops,
     hardware,
+    nccl,
     recording,
     shapes,
     step_activations,
@@ -100,6 +102,7 @@ __all__ = [
     "model_of_parameters",
     "model_shape",
     "moved_nbytes",
+    "nccl",
     "padded_unit_lengths",
     "plan_config",
     "record",
