@@ -6,8 +6,8 @@ account of what PyTorch, DeepSpeed and Megatron hold. Below that stand three lev
 
 - *Formulas* that one teaches, a number at once: `closed_forms` (what a step holds at rest, sends, and moves off the
   device), `activations` (what a block keeps), `flops`, `conventions` (how texts and tools count bytes), `collectives`
-  and `cost` (the messages of each algorithm, and their seconds), `efficiency` (what devices reach of their peaks), on
-  `shapes` (models) and `hardware` (devices, links).
+  and `cost` (the messages of each algorithm, and their seconds), `nccl` (what NCCL takes for them), `efficiency` (what
+  devices reach of their peaks), on `shapes` (models) and `hardware` (devices, links).
 - *The step in its order*, for what no formula says, the fullest moment and what hides behind what: `step_events`
   (collectives and buffers), `step_activations`, `step_arithmetic`; `step_folds` reads memory and seconds off them.
 - *A run*: `recording` keeps one, `streams` replays it on any machine, `timeline` says what that comes to.
@@ -22,6 +22,7 @@ from zerosim.planning import (
     efficiency,
     flops,
     hardware,
+    nccl,
     questions,
     recording,
     shapes,
@@ -105,6 +106,7 @@ __all__ = [
     "model_of_parameters",
     "model_shape",
     "moved_nbytes",
+    "nccl",
     "padded_unit_lengths",
     "plan_config",
     "questions",

@@ -19,20 +19,22 @@ CONSTANTS: Mapping[str, Any] = tomllib.loads(
     files("zerosim.planning").joinpath("nccl.toml").read_text(encoding="utf-8"))
 GENERAL, KINDS, PROTOCOLS = CONSTANTS["general"], CONSTANTS["kind"], CONSTANTS["protocol"]
 # How often the whole vector goes over a link of a large ring; an all-to-all makes no ring.
-RING_TIMES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1, "all_to_all": 0}
+RING_TIMES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1}
+OPERATIONS = (*RING_TIMES, "all_to_all")
 
 
 def collective_seconds(operation: str, ranks: int, nbytes: int, network: Network) -> float:
-    """How long NCCL takes for a collective of N ranks on a whole vector of so many bytes: the fastest that it has.
+    """Seconds that NCCL takes for a collective of N ranks on a whole vector of so many bytes, by the fastest that it has.
 
     Of an all-gather that is the vector that is gathered, of an all-to-all what one rank sends, its own part included.
     The ranks fill the network's nodes one after the other. For groups of one rank of each node, which share a node's
-    cards evenly, hand in ``Network(inside, between, 1, cards_per_rank)``.
+    cards evenly, hand in ``Network(inside, between, 1, cards_per_rank)``. A network of one link of kind network has a
+    node for each rank.
 
     >>> from zerosim.planning import hardware
     >>> network = hardware.presets().network(16, "nvlink4", 2, device="h100-80")
     >>> [f"{collective_seconds('all_reduce', 16, nbytes, network) * 1e6:.0f}" for nbytes in (2**16, 2**24, 2**30)]
-    ['30', '177', '4544']
+    ['33', '174', '4645']
 
     Raises ValueError as `algorithm_seconds` does.
     """
@@ -44,36 +46,33 @@ def algorithm_seconds(operation: str, ranks: int, nbytes: int, network: Network)
 
     Raises ValueError for an operation that there is not, counts that cannot be, and links of a kind that is not known.
     """
-    if operation not in RING_TIMES:
-        raise unknown_name(f"NCCL's time is known of no {operation!r}", operation, RING_TIMES)
+    if operation not in OPERATIONS:
+        raise unknown_name(f"NCCL's time is known of no {operation!r}", operation, OPERATIONS)
     ranks, nbytes = checked_count("ranks", ranks, 1), checked_count("nbytes", nbytes, 0)
     if ranks == 1:
         return {("ring", "LL"): PROTOCOLS["LL"]["launch"]["ring"] * 1e-6}
-    here = _Here(ranks, nbytes, network)
+    collective = _Collective(ranks, nbytes, network)
     if operation == "all_to_all":
-        found = {("pairs", "Simple"): here.all_to_all()}
+        found = {("pairs", "Simple"): collective.all_to_all()}
     else:
-        found = {("ring", name): here.ring(name, RING_TIMES[operation], reduces=operation == "all_reduce",
-                                           whole=operation == "broadcast") for name in here.protocols("ring")}
+        found = {("ring", name): collective.ring(name, operation) for name in collective.protocols("ring")}
     if operation == "all_reduce":
-        found |= {("tree", name): here.tree(name) for name in here.protocols("tree")}
-        if here.kind["nvls"] and here.per_node > 1:
+        found |= {("tree", name): collective.tree(name) for name in collective.protocols("tree")}
+        if collective.kind["nvls"] and collective.per_node > 1:
             if nbytes >= GENERAL["nvls_from_nbytes"]:
                 found = {taken: time for taken, time in found.items() if taken[1] == "Simple"}
-            found["nvls", "Simple"] = here.nvls()
+            found["nvls", "Simple"] = collective.nvls()
     return {taken: microseconds * 1e-6 for taken, microseconds in found.items()}
 
 
-class _Here:
+class _Collective:
     """A vector and the ranks that it is for: µs of each algorithm, from rates in GB/s."""
 
     def __init__(self, ranks: int, nbytes: int, network: Network) -> None:
         self.ranks, self.nbytes, self.kind = ranks, nbytes, _kind(network.inside)
-        every_rank_a_node = network.inside.kind == "network"
-        size = 1 if every_rank_a_node else network.ranks_per_node or ranks
-        self.nodes = math.ceil(ranks / size)
+        between = network.between or (network.inside if network.inside.kind == "network" else None)
+        self.nodes = math.ceil(ranks / (network.ranks_per_node or (ranks if between is None else 1)))
         self.per_node = ranks / self.nodes
-        between = network.inside if every_rank_a_node else network.between
         self.line_rate = network.inside.bytes_per_second / 1e9
         self.inside = self.line_rate * self.kind["efficiency"] if self.per_node > 1 else math.inf
         self.between = math.inf if self.nodes == 1 or between is None else (
@@ -87,17 +86,18 @@ class _Here:
         return [name for name in self.kind[algorithm]
                 if name != "LL128" or self.nodes == 1 or self.kind["ll128_between"]]
 
-    def ring(self, protocol: str, times: int, *, reduces: bool, whole: bool) -> float:
-        row, crossing = PROTOCOLS[protocol], times * (self.nodes - 1)
+    def ring(self, protocol: str, operation: str) -> float:
+        row, times = PROTOCOLS[protocol], RING_TIMES[operation]
+        crossing = times * (self.nodes - 1)
         steps = (times * (self.ranks - 1) - crossing) * self.kind["ring"][protocol] + crossing * row["between"]["ring"]
-        if protocol == "Simple" and reduces and self.nodes > 1:
+        if protocol == "Simple" and operation == "all_reduce" and self.nodes > 1:
             steps *= GENERAL["plateau"]
         rate = min(self.inside, self.between) * row["share"]["ring"]
         if protocol == "LL":
             rate = min(rate, self.ll_most)
         fills = protocol == "Simple" or (protocol == "LL128" and self.nodes > 1)
-        return self._time(row["launch"]["ring"] + steps,
-                          rate / (times if whole else times * (self.ranks - 1) / self.ranks), fills=fills)
+        moved = times if operation == "broadcast" else times * (self.ranks - 1) / self.ranks  # of the vector, on a link
+        return self._time(row["launch"]["ring"] + steps, rate / moved, fills=fills)
 
     def tree(self, protocol: str) -> float:
         row, share = PROTOCOLS[protocol], PROTOCOLS[protocol]["share"]["tree"]

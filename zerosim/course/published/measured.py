@@ -15,8 +15,8 @@ class MeasuredCollective:
     """One table: µs of a collective on nodes of eight devices, of sizes that double from ``from_kibibytes`` on.
 
     ``fitted`` tables are those on which the model's constants were fitted. ``algorithm`` is the only one that the run
-    allowed, or empty. ``off`` are the sizes, in KiB, at which the model is more than 20 % away; ``why`` is what is known
-    of them.
+    allowed, or empty. ``off`` are the sizes, in KiB, at which the model is more than 20 % away, and ``why`` says what is
+    known of them.
     """
 
     name: str
@@ -56,7 +56,7 @@ def measured_collectives() -> tuple[MeasuredCollective, ...]:
 
     >>> table = measured_collectives()[0]
     >>> table.name, table.operation, table.microseconds[0], f"{table.errors[64]:+.0%}"
-    ('DGX H100', 'all_reduce', 18.85, '-6%')
+    ('DGX H100', 'all_reduce', 18.85, '-9%')
     """
     text = files(__package__).joinpath("nccl.toml").read_text("utf-8")
     return tuple(MeasuredCollective(**row) for row in tomllib.loads(text)["table"])
