@@ -99,8 +99,8 @@ def _notes_of_engine(config: PlanConfig, row: PlanRow) -> Iterator[str]:
     try:
         decoder_of(config.model, config.sequence)
     except ValueError:
-        yield (f"zerosim's layers do not make {config.model.name}: the plan is of the engine with such a model, which is "
-               "to be written.")
+        yield (f"zerosim's layers do not make {config.model.name}: the plan is of the engine with such a model, which "
+               "is to be written.")
     if config.policy.compute == "fp16":
         yield "fp16 trains with a loss scale: give the policy loss_scale=zs.numerics.loss_scale.Dynamic()."
     if (of := config.model.transformer) is not None and of.gated:

@@ -35,6 +35,7 @@ from zerosim.planning.explanation import order_text
 from zerosim.planning.plan import plan_config
 from zerosim.planning.plan_config import Plan, PlanConfig
 from zerosim.planning.plan_row import PlanRow
+from zerosim.planning.questions import Training, training
 from zerosim.shown import Shown
 
 NEAR = 0.02  # of the fastest's seconds, which a plan cannot tell apart: its own error is larger
@@ -116,11 +117,11 @@ class Tuned(Shown):
             assert self.nearest
             row = self.nearest.row
             how = f"misses by {gigabytes(row.missing_nbytes)} GB" if row.missing_nbytes else (
-                f"has {gigabytes(row.spare_nbytes)} GB to spare")
+                f"has {gigabytes(row.spare_nbytes)} GB to spare, which a smaller margin takes")
             return (f"Nothing fits with a margin of {margin} GB: of {counted(self.too_large, 'candidate')} "
                     f"{self.nearest.title} comes nearest and {how}.")
         row = self.best.row
-        return (f"{self.best.title}: {row.tokens_per_second_per_rank:,.0f} tokens per second and device, "
+        return (f"{self.best.title}: {row.tokens_per_second_per_rank:,.0f} tokens/s per device, "
                 f"{seconds_text(row.step_seconds)} a step, {gigabytes(row.spare_nbytes)} GB to spare."
                 f"{self._runner_up()}")
 
@@ -145,8 +146,8 @@ class Tuned(Shown):
 
     def view(self) -> View:
         """The verdict, the whole training if one was asked for, the candidates, and the settings to paste."""
-        training = [*answers(Plan(self.best.config, (self.best.row,)))][1:] if self.best else []
-        return View(self.verdict, "", parts(map(escape, training), _table(self), map(escape, _assumed(self)),
+        said = answers(Plan(self.best.config, (self.best.row,))) if self.best else ()
+        return View(self.verdict, "", parts(map(escape, said), _table(self), map(escape, _assumed(self)),
                                             _settings(self)))
 
     def as_json(self) -> dict[str, Any]:
@@ -156,7 +157,8 @@ class Tuned(Shown):
             "model": config.model.name, "runtime": config.runtime, "ranks": config.ranks, "device": config.device.name,
             "compute": config.policy.compute, "overlap": config.options.overlap, "reduction": config.options.reduction,
             "global_batch": self.global_batch, "sequence": config.sequence, "margin_nbytes": config.margin_nbytes,
-            "verdict": self.verdict, "decides": self.decides, "too_large": self.too_large, "left_out": self.left_out,
+            "verdict": self.verdict, "training": asdict(self.training) if self.training else None,
+            "decides": self.decides, "too_large": self.too_large, "left_out": self.left_out,
             "rows": [{"batch": one.config.batch, "micro_batches": one.config.micro_batches,
                       "prefetch": one.config.options.prefetch, "offload": one.config.options.offload.text}
                      | one.row.as_dict() for one in self.tried],
@@ -167,6 +169,11 @@ class Tuned(Shown):
     def pasted(self) -> Pasted | None:
         """The best candidate's settings for its program; None where none has the margin."""
         return pasted(self.best.config, self.best.row) if self.best else None
+
+    @property
+    def training(self) -> Training | None:
+        """The whole training by the best candidate's step; None where no tokens were asked for."""
+        return training(self.best.config, self.best.row) if self.best else None
 
     def __str__(self) -> str:
         from zerosim.display.render_text import in_lines
@@ -255,7 +262,9 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", recompu
     those of `zs.plan` and mean the same, ``margin`` among them. Raises ValueError for what cannot be searched, for what
     the program has no settings for, for a model without a known shape, and as `zs.plan` does.
 
-    >>> print(tune("gpt2", global_batch=8, ranks=4, batch=2, recompute="none", runtime="zerosim").verdict)
+    >>> found = tune("gpt2", global_batch=8, ranks=4, batch="1,2", recompute="none", stage=3, runtime="zerosim")
+    >>> found.best.title, found.runner_up.config.batch, found.decides
+    ('ZeRO-3 without recomputation in 1 micro-batch of 2 sequences', 1, 'seconds')
     """
     for name in PLAN_ONLY.keys() & options.keys():
         raise ValueError(f"{name}= is no option of tune: {PLAN_ONLY[name]}; leave it out")
