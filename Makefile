@@ -35,7 +35,7 @@ demo: $(CORE)  ## run the worked example: 4 weights, 2 ranks, ZeRO's stages 0 to
 	@echo "and then               zerosim compare --model gpt-nano,  zerosim --help,  make notebook"
 
 notebook: $(LAB)  ## open JupyterLab on the first notebook (NOTEBOOK=notebooks/04_rings.ipynb opens that one)
-	$(BIN)/jupyter lab $(OPTIONS) $(or $(NOTEBOOK),$(FIRST))
+	$(BIN)/jupyter lab --config=notebooks/lab_config.py $(OPTIONS) $(or $(NOTEBOOK),$(FIRST))
 
 test: $(DEV)  ## run the tests (about 5 minutes of one core)
 	$(ONE_THREAD) $(PYTEST)

@@ -32,7 +32,7 @@ def _fresh(program: str) -> float:
 
 
 def main() -> None:
-    asked = plan_config("megatron-1t", ranks=1024, nodes=128, optimizer=zs.optim.AdamW())
+    asked = plan_config("megatron-1t", ranks=1024, nodes=128, optimizer=zs.optim.AdamW(), runtime="zerosim")
     floor = _fresh("import numpy, ml_dtypes")
 
     def line(name: str, seconds: float) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import zerosim as zs
 from zerosim.course.measured import run_planned
+from zerosim.numerics.places import DISK, HOST
 from zerosim.planning import Device, PlanConfig, Transformer, hardware, model_of, plan_config
 
 V100 = Device("Tesla V100, 32 GB", 32 * 2**30, 32 * 2**30, 900e9, {"bf16": 125e12},
@@ -51,10 +52,10 @@ def configured(case: Case, blocks: int) -> PlanConfig:
                                                      tied=True, fused=True))
     on_disk = case.offload == "disk"
     base = plan_config("gpt2", ranks=case.ranks, link="nvlink2", stage=case.stage, recompute="block",
-                       convention="zerosim", offload=case.offload, disk_link="nvme-pcie4" if on_disk else None,
+                       runtime="zerosim", offload=case.offload, disk_link="nvme-pcie4" if on_disk else None,
                        host_capacity_nbytes=HOST_NBYTES // case.ranks if case.offload else None,
                        disk_capacity_nbytes=DISK_NBYTES // case.ranks if on_disk else None)
-    return replace(base, model=model, tokens=1024, device=V100)
+    return replace(base, model=model, sequence=1024, device=V100, margin=0.0)
 
 
 def capacities(config: PlanConfig) -> tuple[int, int, int]:
@@ -70,12 +71,13 @@ def fits(case: Case, blocks: int) -> bool:
     that an update writes beside the one before.
     """
     config = configured(case, blocks)
-    resting, job, places = config.resting_nbytes(case.stage), config.job(case.stage, "block"), config.options.offload
+    held, job, places = config.held(case.stage, "block"), config.job(case.stage, "block"), config.options.offload
+    on_host, on_disk = (sum(one.nbytes for one in held if one.place == place) for place in (HOST, DISK))
     _, host, disk = capacities(config)
     fresh = 2 * job.held(job.states.optimizer_sharded) if places.parameters != places.optimizer else 0
-    drafts = resting["disk_nbytes"] - (resting["disk_nbytes"] and 2 * job.held(job.states.gradients_sharded))
-    return (resting["host_nbytes"] + fresh + (MOVED_NBYTES if fresh or resting["host_nbytes"] else 0) <= host
-            and resting["disk_nbytes"] + drafts <= disk and config.fits(case.stage, "block"))
+    drafts = on_disk - (on_disk and 2 * job.held(job.states.gradients_sharded))
+    return (on_host + fresh + (MOVED_NBYTES if fresh or on_host else 0) <= host
+            and on_disk + drafts <= disk and config.has_margin(case.stage, "block"))
 
 
 def largest(case: Case) -> int:

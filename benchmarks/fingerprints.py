@@ -483,9 +483,9 @@ def number_cases() -> Iterator[Case]:
 # -- planning ---------------------------------------------------------------------------------------------------------
 
 PLANS: dict[str, dict[str, Any]] = {
-    "llama-2-7b": {"ranks": 8, "batch": 4, "tokens": 2048},
+    "llama-2-7b": {"ranks": 8, "batch": 4, "sequence": 2048},
     "gpt2-xl": {"ranks": 4, "device": "a100-40", "compute": "fp16"},
-    "zero-100b": {"ranks": 512, "nodes": 64, "convention": "zerosim"}, "t5-11b": {"ranks": 16, "nodes": 2},
+    "zero-100b": {"ranks": 512, "nodes": 64, "mesh": "64x8"}, "t5-11b": {"ranks": 16, "nodes": 2},
     "qwen2-72b": {"ranks": 64, "nodes": 8, "recompute": "all", "micro_batches": 4},
     "megatron-1t": {"ranks": 1024, "nodes": 128, "overlap": False, "prefetch": 0},
     "opt-13b": {"ranks": 3, "offload": "optimizer=host", "device": "a100-80", "optimizer": optim.Muon()},
@@ -494,8 +494,8 @@ PLANS: dict[str, dict[str, Any]] = {
 
 def planned(name: str) -> Parts:
     """A plan as text, as data, and with every formula."""
-    asked = planning.plan_config(name, **PLANS[name])
-    found = zs.plan(name, **PLANS[name])
+    asked = planning.plan_config(name, runtime="zerosim", **PLANS[name])
+    found = zs.plan(name, runtime="zerosim", **PLANS[name])
     lines = [line for row in found.rows for line in planning.explained(asked, row)]
     data = json.dumps(found.as_dict(), default=str)
     return {**{f"table {part}": of for part, of in of_text(str(found)).items()},

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 TEXTS = HERE / "texts"
 METADATA = {
     "jupytext": {"formats": "ipynb,texts//py:percent"},
-    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
 

@@ -67,7 +67,7 @@ for name in ("fp32", "fp16", "bf16"):
 # ## Does it fit?
 
 # %%
-zs.plan("llama-2-7b", ranks=8, device="h100", batch=4, tokens=2048)
+zs.plan("llama-2-7b", ranks=8, device="h100", batch=4, sequence=2048)
 
 # %% [markdown]
 # Change the model, the device, the number of ranks; `zs.planning.PRESETS` has the models.

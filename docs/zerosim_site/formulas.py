@@ -20,4 +20,5 @@ def _drawn(formula: re.Match[str]) -> str:
         drawn: str = convert(formula[2], display="block" if formula[1] == "$$" else "inline")
     except Exception as error:
         raise ValueError(f"the formula {formula.group()} cannot be read: {error!r}") from error
-    return drawn
+    # A span of its own: one that is wider than a phone scrolls in it.
+    return f'<span class="formula">{drawn}</span>' if formula[1] == "$$" else drawn

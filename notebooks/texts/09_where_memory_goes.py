@@ -6,7 +6,7 @@
 #       extension: .py
 #       format_name: percent
 #   kernelspec:
-#     display_name: Python 3
+#     display_name: Python 3 (ipykernel)
 #     language: python
 #     name: python3
 # ---
@@ -194,7 +194,7 @@ zs.draw.table(("rows", "stage", "at rest (bytes)", "at most (bytes)", "at the"),
 
 # %%
 config = zs.planning.plan_config("gpt2-xl", ranks=64, device="h100-80", link="nvlink4", batch=4,
-                                 optimizer=ADAM)
+                                 optimizer=ADAM, runtime="zerosim")
 zs.draw.measured(config, stage=3)
 
 # %% [markdown]

@@ -6,7 +6,7 @@
 #       extension: .py
 #       format_name: percent
 #   kernelspec:
-#     display_name: Python 3
+#     display_name: Python 3 (ipykernel)
 #     language: python
 #     name: python3
 # ---
@@ -171,8 +171,8 @@ def by_hand(rank, overlap):
 
     def place(unit):
         """The arrays for the gradients of a unit's parameters."""
-        lies = layout.units[unit.name]
-        length = lies.stop - lies.start
+        stretch = layout.units[unit.name]
+        length = stretch.stop - stretch.start
         whole[unit.name] = rank.memory.alloc(length, BF16.compute_dtype, "unit_gradient", unit.name)
         whole[unit.name][...] = 0
         return layout.unit_views(unit.name, whole[unit.name])
@@ -194,8 +194,8 @@ def by_hand(rank, overlap):
                 dy = unit.backward(ctx, weights, kept.pop(), dy)[0]
                 while under_way:  # the reduction of the layer before
                     under_way.pop().wait()
-                lies = layout.units[unit.name]
-                own = gradient[layout.owned(rank.index, lies.start, lies.stop)]
+                stretch = layout.units[unit.name]
+                own = gradient[layout.owned(rank.index, stretch.start, stretch.stop)]
                 found = rank.reduce_scatter(whole.pop(unit.name), out=own, async_op=overlap,
                                             purpose="gradients")
                 under_way += [found] if overlap else []

@@ -6,7 +6,7 @@
 #       extension: .py
 #       format_name: percent
 #   kernelspec:
-#     display_name: Python 3
+#     display_name: Python 3 (ipykernel)
 #     language: python
 #     name: python3
 # ---
@@ -60,10 +60,11 @@ zs.draw.table(("stage", ">at rest (GB)"), [
     (stage, f"{at_rest_by_hand(llama.unit_lengths, 8, stage) / 1e9:.2f}") for stage in zs.STAGES])
 
 # %% [markdown]
-# So by the formulas **stages 1, 2 and 3 fit** on 80 GB, and stage 1 with room to spare. Now the plan:
+# So by the formulas **stages 1, 2 and 3 fit** on 80 GB, and stage 1 with room to spare. Now the plan, first of the
+# engine in this package, whose bytes can be proved:
 
 # %%
-plan = zs.plan("llama-2-7b", ranks=8, device="h100-80", batch=4, tokens=2048)
+plan = zs.plan("llama-2-7b", ranks=8, device="h100-80", batch=4, sequence=2048, runtime="zerosim")
 plan
 
 # %%
@@ -74,12 +75,25 @@ plan.plot()
 # **With nothing recomputed stage 1 is the first that fits**, 72.34 GB beside the 85.52 that such a GPU reports. What
 # the formulas left out is nearly half of it: 31.35 GB of activations in each stage, which ZeRO does not touch, since
 # each rank has sequences of its own. Then there are gradients on their way and buffers, gathered layers in stage 3, and
-# what the runtime itself takes, which is an estimate. These activations are those of zerosim's own layers; PyTorch
-# would keep 1.7 times as much of such blocks, as measured, and then stage 1 would not fit.
+# what the runtime itself takes, which is an estimate.
 #
-# The seconds are worth less than the bytes. They rest on the rates in data sheets, on the assumption that arithmetic
-# reaches half of them, or what the memory's rate allows, and on latency plus bytes over bandwidth for each message. No
-# GPU has confirmed them.
+# ## Whose program?
+#
+# That was the engine here. A program of PyTorch's keeps other things: norms' inputs in fp32, both factors of a gate and
+# what becomes of them, logits in fp32. Its account has a row for each, with a source, and was held to peaks that
+# PyTorch's own tracker measured. It is what `zs.plan` shows unless another runtime is named:
+
+# %%
+fsdp = zs.plan("llama-2-7b", ranks=8, device="h100-80", batch=4, sequence=2048, tokens="100B", price=2.5)
+fsdp
+
+# %%
+zs.draw.table(("kind", "what", ">GB"), [(one.kind, one.what, f"{one.nbytes / 1e9:.2f}") for one in fsdp.cheapest.held])
+
+# %% [markdown]
+# Seconds are worth less than bytes. Of the engine they rest on the rates in data sheets and on the assumption that
+# arithmetic reaches half of them; of PyTorch's programs on measured rates, fitted to half of the step times that others
+# published: [how far they are off](../docs/plan.md). No GPU of this project's has confirmed them.
 #
 # ## Options
 #
@@ -92,7 +106,7 @@ plan.plot()
 rows = []
 for changed in ({}, {"overlap": False, "prefetch": 0}, {"batch": 2, "micro_batches": 2},
                 {"recompute": "block"}, {"offload": "optimizer=host"}, {"attention": "unfused"}):
-    options = {"ranks": 8, "batch": 4, "tokens": 2048, "recompute": "none"} | changed
+    options = {"ranks": 8, "batch": 4, "sequence": 2048, "recompute": "none", "runtime": "zerosim"} | changed
     found = zs.plan("llama-2-7b", **options)
     row = found.rows[2]
     rows.append((", ".join(f"{name}={value}" for name, value in changed.items()) or "as above",
@@ -107,8 +121,10 @@ zs.draw.table(("ZeRO-2 with", ">held (GB)", "fits", ">sent in a step (GB)", ">a 
 # if the fullest moment is elsewhere. The questions can be turned round, too:
 
 # %%
-print("largest batch of each rank that fits:", plan.config.largest_batch())
-print("fewest ranks:", plan.config.fewest_ranks())
+questions = zs.planning.questions
+print("largest batch of each rank that fits:", questions.largest_batch(plan.config))
+print("longest sequence:", questions.largest_sequence(plan.config))
+print("fewest ranks:", questions.fewest_ranks(plan.config))
 print("what sends least of all that fit:", plan.least_sent.title)
 
 # %% [markdown]
@@ -118,7 +134,7 @@ print("what sends least of all that fit:", plan.least_sent.title)
 
 # %%
 gpt2 = zs.plan("gpt2-xl", ranks=8, stage=3, batch=2, recompute="none", attention="unfused",
-               optimizer=zs.optim.AdamW(), convention="zerosim")
+               optimizer=zs.optim.AdamW(), runtime="zerosim")
 for what, formula, value in zs.planning.explained(gpt2.config, gpt2.rows[0])[:6]:
     print(f"{what}: {value}\n    {formula}")
 
@@ -127,7 +143,8 @@ for what, formula, value in zs.planning.explained(gpt2.config, gpt2.rows[0])[:6]
 #
 # Now the test. `zs.NullCluster` runs the real engine and the real layers on arrays without data: each allocation and
 # each message is noted, and nothing is computed. With `representative=0` one rank stands for all. So a step of GPT-2
-# XL, 1,557,611,200 parameters, takes less than a second on a laptop. (`zerosim plan --model gpt2-xl --measure`.)
+# XL, 1,557,611,200 parameters, takes less than a second on a laptop. (In a
+# shell: `zerosim plan --model gpt2-xl --runtime zerosim --measure`.)
 
 # %%
 zs.draw.measured(gpt2.config, stage=3)
@@ -160,9 +177,10 @@ for capacity in (needed, needed - 1):
 #
 # * In a shell: `zerosim plan --model llama-2-70b --ranks 64 --nodes 8 --between infiniband-ndr --batch 1`. What fits?
 #   What is the least number of GPUs?
-# * `zs.plan(parameters=1e12, ranks=1024)` knows a number and no shapes. What can it say, and what not?
+# * `zs.plan(parameters=1e12, ranks=1024, runtime="zerosim")` knows a number and no shapes. What can it say, and what
+#   not? What does it say without the runtime?
 # * An *accounting convention* counts bytes per parameter (`zs.planning.CONVENTIONS`): programs and papers count from 10
-#   to 20. Plan with `convention="megatron-bf16"`. Which stage gains most weight?
+#   to 20. Plan with `runtime="zerosim", convention="megatron-bf16"`. Which stage gains most weight?
 # * Let `at_rest_by_hand` forget the padding. On which N does the proof notice?
 #
 # ## Proof

@@ -153,16 +153,19 @@ SAID = {  # of each command: switches, and what stands among the words
             "halving needs a power of two of ranks, which 6 is not."])],
     "plan": [
         ("--runtime zerosim --model gpt2 --ranks 4 --stage 2,3 --recompute block --explain --measure", [
-            "ZeRO-3 is the cheapest that fits with a margin", "4 ranks of h100-80 (85.52 GB) over nvlink4", "2 block", "3 block",
+            "ZeRO-3 is the cheapest that fits with a margin", "4 ranks of h100-80 (85.52 GB) over nvlink4", "2 block",
+            "3 block",
             "Fewest ranks", "Largest micro-batch",
             "model states (zerosim)", "estimated", "those of zerosim's engine with overlap and 1 unit ahead;"]),
         ("--runtime zerosim --model gpt2 --stage 3 --no-overlap --prefetch 0", ["engine with nothing overlapped;"]),
         ("--runtime zerosim --model gpt2 --stage 3 --prefetch 2", ["engine with overlap and 2 units ahead;"]),
-        ("--runtime zerosim --model gpt2 --mesh 2x4 --zeropp hpz+qwz+qgz --recompute block --explain --measure --stage 3", [
+        ("--runtime zerosim --model gpt2 --mesh 2x4 --zeropp hpz+qwz+qgz --recompute block --explain --measure "
+         "--stage 3", [
             "ZeRO++ (hpz, qwz=int8, qgz=int4) on 2x4", "secondary shards (hpZ)", "from a node's ranks to other nodes"]),
         ("--runtime zerosim --model gpt2 --mesh 2x4 --stage 3 --recompute block --explain", [
             "sharded inside nodes (2x4)", "N = 4, Ψ ="]),
-        ("--model gpt2 --tokens 1B --price 2 --compare=--batch=2", ["tokens per second and device", "1,000,000,000 tokens are 122,071 steps:",
+        ("--model gpt2 --tokens 1B --price 2 --compare=--batch=2", [
+            "tokens per second and device", "1,000,000,000 tokens are 122,071 steps:",
             "side by side", "device-hours", "B is ZeRO-"]),
         ("--runtime zerosim --model gpt2 --stage 3 --optimizer muon --ranks 1", [
             "What Muon works in while it updates whole tensors"])],
@@ -437,13 +440,13 @@ REFUSED = {
     "plan": [
         ("--mesh 2x4 --nodes 4", "mesh='2x4' has 2 nodes, and nodes=4 were asked for; leave nodes out"),
         ("--price 2", "price=2.0 is of a whole training, and no tokens were asked for; say how many, as tokens='300B'"),
-        ("--global-batch 12", "global_batch=12 is no multiple of 8 sequences, a micro-batch of 1 on each of 8 ranks; take "
-         "16, or another batch"),
+        ("--global-batch 12", "global_batch=12 is no multiple of 8 sequences, a micro-batch of 1 on each of 8 ranks; "
+         "take 16, or another batch"),
         ("--global-batch 8 --micro-batches 1", "global_batch=8 says how many micro-batches there are"),
         ("--margin 1", "margin is the share of the device that is to stay free, from 0 to below 1, got 1.0"),
-        ("--runtime fsdp", "no runtime is called 'fsdp'; choose one of fsdp2, deepspeed, megatron, zerosim; did you mean"),
-        ("--runtime fsdp2 --convention fp32", "convention='fp32' is of zerosim's own engine, and this is a plan of fsdp2; "
-         "leave it out, or runtime='zerosim'"),
+        ("--runtime fsdp", "no runtime is called 'fsdp'; choose one of fsdp2, deepspeed, megatron, zerosim; did you"),
+        ("--runtime fsdp2 --convention fp32", "convention='fp32' is of zerosim's own engine, and this is a plan of "
+         "fsdp2; leave it out, or runtime='zerosim'"),
         ("--runtime fsdp2 --recompute segment(2)", "take some of none, selective, block, or runtime='zerosim'"),
         ("--runtime fsdp2 --attention unfused", "whose attention is fused; leave it out"),
         ("--runtime fsdp2 --measure", "--measure runs zerosim's engine, and this is a plan of fsdp2"),

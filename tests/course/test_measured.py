@@ -1,8 +1,8 @@
 """Estimates equal measurements to the byte, part by part, and to the second, on models that run."""
 
 from dataclasses import replace
-from functools import partial
 from fractions import Fraction
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -164,7 +164,8 @@ def test_a_plan_lasts_as_long_as_the_replay_of_the_engine_without_data(
     if others.get("reduction") and stage < 2:
         others = {}
     few = replace(PRESETS[model], blocks=3, fused=True)
-    asked = engine_config(model_of(model, few), ranks=8, link=link, batch=4, sequence=512, stage=stage, recompute=policy,
+    asked = engine_config(model_of(model, few), ranks=8, link=link, batch=4, sequence=512, stage=stage,
+                          recompute=policy,
                         attention="unfused", micro_batches=micro_batches, **options, **others)
     cluster = zs.NullCluster(asked.ranks, representative=0)
     measured.run_planned(cluster, asked, stage, policy)

@@ -190,7 +190,8 @@ def test_a_plans_bars_are_its_rows_and_add_up():
     assert drawn == [round(row.total_nbytes / 1e9, 6) for row in plan.rows]
     missing = [text.get_text() for text in axes.texts if "misses" in text.get_text()]
     assert len(missing) == sum(not row.fits for row in plan.rows)
-    unfused = zs.plan("llama-2-7b", batch=4, sequence=2048, attention="unfused", runtime="zerosim").plot()  # whose verdict is a long one
+    # Its verdict is a long one.
+    unfused = zs.plan("llama-2-7b", batch=4, sequence=2048, attention="unfused", runtime="zerosim").plot()
     words = max(unfused.texts, key=lambda text: len(text.get_text()))
     assert " ".join(words.get_text().split()).startswith("ZeRO-3 with selective recomputation is the cheapest")
     assert unfused.bbox.x0 < words.get_window_extent().x0 < words.get_window_extent().x1 < unfused.bbox.x1

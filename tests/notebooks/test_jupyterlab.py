@@ -1,4 +1,5 @@
-"""A clone's notebooks in a real JupyterLab, which has never seen and does not trust them: what a reader sees there."""
+"""A clone's notebooks in a real JupyterLab, as `make notebook` starts it, which has never seen and does not trust them:
+what a reader sees there."""
 
 import json
 import os
@@ -26,16 +27,20 @@ PATIENCE_SECONDS = 120  # after which what is there is judged
 WIDTH = 1280  # of a small laptop's screen, in CSS pixels
 HEIGHT = 40_000  # so that JupyterLab, which draws what is in sight, draws all
 
-# What a notebook's page shows, once every cell and every picture is there. An output that is wider than its place has
-# something to scroll, as tables alone may; a line of code is cut where its editor has.
+# What a notebook's page shows, once its kernel, every cell and every picture is there. An output that is wider than its
+# place has something to scroll, as tables alone may; a line of code is cut where its editor has.
 SEEN = """(() => {
   const cells = [...document.querySelectorAll(".jp-Notebook .jp-Cell")];
   const outputs = [...document.querySelectorAll(".jp-Notebook .jp-OutputArea-output")];
   const images = outputs.flatMap(output => [...output.querySelectorAll("img")]);
+  const kernel = document.querySelector(".jp-NotebookPanel .jp-KernelName")?.textContent ?? "";
+  const idle = document.querySelector(".jp-NotebookPanel .jp-Notebook-ExecutionIndicator[data-status=idle]") !== null;
   return {
     cells: cells.length,
-    ready: cells.every(cell => !cell.classList.contains("jp-mod-placeholder")) &&
+    ready: kernel.startsWith("Python") && idle &&
+           cells.every(cell => !cell.classList.contains("jp-mod-placeholder")) &&
            images.every(image => image.complete),
+    unsaved: document.querySelectorAll(".lm-TabBar-tab.jp-mod-dirty").length,
     images: images.map(image => [image.naturalWidth, image.getBoundingClientRect().width,
                                  image.closest(".jp-OutputArea-output").getBoundingClientRect().width]),
     wide: outputs.filter(output => !output.querySelector("table") && output.scrollWidth > output.clientWidth + 1)
@@ -56,6 +61,7 @@ def jupyterlab(folder: Path) -> Iterator[str]:
     environment = {**{name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")},
                    "HOME": str(home), "JUPYTER_PLATFORM_DIRS": "0"}
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0",
+               f"--config={ROOT / 'notebooks/lab_config.py'}",
                f"--ServerApp.root_dir={folder / 'notebooks'}", "--IdentityProvider.token=", "--ServerApp.password="]
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=folder)
@@ -101,7 +107,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tab, str]]:
 
 
 @pytest.mark.parametrize("copy", COPIES, ids=lambda copy: copy.stem)
-def test_a_fresh_jupyterlab_draws_every_figure_none_wider_than_its_cell_and_cuts_no_line_of_code(copy, lab):
+def test_a_fresh_jupyterlab_draws_every_figure_within_its_cell_cuts_no_line_of_code_and_has_nothing_to_save(copy, lab):
     tab, address = lab
     pictures = sum("image/png" in one.get("data", {}) for _, outputs in committed(copy) for one in outputs)
     # A workspace of its own: another would bring back the notebooks that were open in it.
@@ -113,3 +119,4 @@ def test_a_fresh_jupyterlab_draws_every_figure_none_wider_than_its_cell_and_cuts
         assert 100 < width <= place, "a picture is wider than its cell"
     assert found["wide"] == []
     assert found["cut"] == []
+    assert found["unsaved"] == 0

@@ -19,11 +19,11 @@ Hop = tuple[int, int, Fraction, Hashable]  # from, to, bytes of a card, what tel
 def of_a_card(step: Sequence[tuple[int, int]], group: Sequence[int], ranks_per_node: int | None) -> list[Fraction]:
     """Of each message (from, to) of a collective's step, the part that a network card of its node carries."""
     node = {rank: 0 if ranks_per_node is None else rank // ranks_per_node for rank in group}
-    gone = [(node[source], node[to]) for source, to in step if node[source] != node[to]]
+    crossing = [(node[source], node[to]) for source, to in step if node[source] != node[to]]
     cards = Counter(node.values())
     return [Fraction(1) if node[source] == node[to] else max(
-        Fraction(sum(left == node[source] for left, _ in gone), cards[node[source]]),
-        Fraction(sum(entered == node[to] for _, entered in gone), cards[node[to]])) for source, to in step]
+        Fraction(sum(left == node[source] for left, _ in crossing), cards[node[source]]),
+        Fraction(sum(entered == node[to] for _, entered in crossing), cards[node[to]])) for source, to in step]
 
 
 class Naive:

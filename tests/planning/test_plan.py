@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
-from tests.support import printed
 from zerosim.course import plan_view
 from zerosim.display import plan_table
 from zerosim.options import StepOptions
@@ -85,8 +84,8 @@ def test_the_plan_as_data_says_what_was_asked_in_words_that_an_option_takes():
        host_nbytes=st.sampled_from([None, 10**9, 10**11]))
 def test_the_verdict_says_of_each_row_that_it_names_what_the_table_says_and_names_the_fastest_with_a_margin(
         name, ranks, batch, tokens, device, attention, stage, offload, host_nbytes):
-    found = engine_plan(name, parameters=None if name else 10**10, ranks=ranks, batch=batch, sequence=tokens, device=device,
-                    compute="fp16", attention=attention, stage=stage, offload=offload,
+    found = engine_plan(name, parameters=None if name else 10**10, ranks=ranks, batch=batch, sequence=tokens,
+                        device=device, compute="fp16", attention=attention, stage=stage, offload=offload,
                     host_capacity_nbytes=None if offload == "none" else host_nbytes)
     names = {found.name_of(row): row for row in found.rows}
     assert len(names) == len(found.rows)
@@ -126,7 +125,8 @@ def test_the_verdict_says_of_each_row_that_it_names_what_the_table_says_and_name
 
 @pytest.mark.parametrize("columns", [60, 80, 130, 200])
 @pytest.mark.parametrize(("plan_of", "options"), [
-    (zs.plan, {}), (engine_plan, {"attention": "unfused"}), (engine_plan, {"offload": "host", "ranks": 64, "nodes": 8})])
+    (zs.plan, {}), (engine_plan, {"attention": "unfused"}),
+    (engine_plan, {"offload": "host", "ranks": 64, "nodes": 8})])
 def test_the_columns_of_any_width_add_up_to_the_total_and_to_the_capacity(columns, plan_of, options):
     """Each number is rounded to 0.01 GB, so that a sum of eight may be off by 0.04."""
     found = plan_of("llama-2-7b", **LLAMA | options)
@@ -150,7 +150,8 @@ def test_attention_is_fused_unless_it_is_not_to_be_and_long_sequences_fit_so():
     assert policies(recompute="block,selective,segment(2)") == ["block+tiled", "selective", "segment(2)+tiled"]
     assert policies(recompute="all") == policies(recompute="all", attention="unfused")
     long = {"ranks": 8, "sequence": 65_536, "stage": 3, "recompute": "block"}
-    fused, unfused = (engine_plan("llama-3-8b", **long, attention=attention).rows[0] for attention in ("fused", "unfused"))
+    fused, unfused = (engine_plan("llama-3-8b", **long, attention=attention).rows[0]
+                      for attention in ("fused", "unfused"))
     assert (fused.fits, unfused.fits) == (True, False)
     kept, less = (row.nbytes_of("activations") for row in (unfused, fused))
     assert kept > 32 * 65_536**2 * 2 > 5 * less
@@ -325,10 +326,17 @@ def test_plans_side_by_side_and_over_numbers_of_ranks_are_their_own_plans():
     assert lines["step, s"] == [here.cheapest.step_seconds, there.cheapest.step_seconds]
     assert "days" not in lines  # which only one of them knows
     over = questions.over_ranks(zs.plan("gpt2-xl", ranks=16, nodes=2, stage=3), [1, 8, 32])
-    assert [plan.config.ranks for plan in over] == [1, 8, 32]
-    assert over[2].rows == zs.plan("gpt2-xl", ranks=32, nodes=4, stage=3).rows
-    totals = [plan.rows[0].total_nbytes for plan in over]
+    assert over.numbers == [1, 8, 32]
+    assert over.plans[2].rows == zs.plan("gpt2-xl", ranks=32, nodes=4, stage=3).rows
+    totals = [row.total_nbytes for row in over.rows]
     assert totals == sorted(totals, reverse=True)
+    assert all(f"{n} " in over.plot().drawing.description for n in ("N = 1:", "N = 32:"))
+    assert "nothing fits" in questions.over_ranks(zs.plan("megatron-1t"), [8])._repr_html_()
+    for numbers, said in (([], "no number of them"), ([12], "12 ranks are no whole nodes of 8; take a multiple"),
+                          ([16], "this plan names no link between nodes; make it of two nodes")):
+        plan = zs.plan("gpt2", ranks=16, nodes=2) if numbers == [12] else zs.plan("gpt2")
+        with pytest.raises(ValueError, match=said):
+            questions.over_ranks(plan, numbers)
 
 
 # -- offload ----------------------------------------------------------------------------------------------------------
@@ -373,7 +381,8 @@ def test_the_transfers_of_a_step_take_two_latencies_and_their_bytes_as_in_a_repl
     updated = (2 + 2 * 12 + 4 + 2) * share / hardware.device("h100-80").memory_bytes_per_second  # by the host, now
     assert row.step_seconds == pytest.approx(here.step_seconds - updated + row.host_transfer_seconds, rel=1e-12)
     # No all-gather of parameters goes beside an update that the device does not make.
-    overlapped = [engine_plan("gpt2", **OFFLOADED | {"offload": offload}).rows[0] for offload in ("none", "optimizer=host")]
+    overlapped = [engine_plan("gpt2", **OFFLOADED | {"offload": offload}).rows[0]
+                  for offload in ("none", "optimizer=host")]
     assert overlapped[1].exposed_communication_seconds > overlapped[0].exposed_communication_seconds
     assert overlapped[1].transient_nbytes == overlapped[0].transient_nbytes
 
@@ -400,8 +409,9 @@ def test_a_terminal_shows_the_verdict_first_and_a_line_for_each_row_with_columns
     head, *lines = table
     assert max(map(len, [*said, *units])) <= len(head) < 140
     assert " ".join(said) == (
-        f"{found.verdict} {' '.join(plan_table.answers(found))} llama-2-7b: 6,738,415,616 parameters, 8 ranks of h100-80 "
-        "(85.52 GB) over nvlink4, 1 micro-batch of 4 sequences of 2,048 tokens, bf16, overlap and 1 unit ahead, zerosim")
+        f"{found.verdict} {' '.join(plan_table.answers(found))} llama-2-7b: 6,738,415,616 parameters, 8 ranks of "
+        "h100-80 (85.52 GB) over nvlink4, 1 micro-batch of 4 sequences of 2,048 tokens, bf16, overlap and 1 unit "
+        "ahead, zerosim")
     assert head.split() == ["states", "activations", "logits", "gathered", "buckets", "overhead", "total", "spare",
                             "sent", "exposed", "step", "tokens/s", "MFU"]
     assert {len(line) for line in [head, *lines]} == {len(head)}

@@ -110,6 +110,11 @@ def test_a_layout_a_collective_or_a_network_that_cannot_be_is_refused():
 def test_a_machine_or_a_part_of_it_that_cannot_be_is_refused():
     refuses([
         (partial(hardware.device, "A10"), "no device is called 'A10'; there are rtx-3090, ...; did you mean "),
+        (partial(hardware.device, "A100 80GB PCIe"), "is called 'A100 80GB PCIe'; ... 'h100-pcie' or 'a100-80'?"),
+        (partial(hardware.Hardware({"a-40": 1, "b-40": 1}, {}).device, "40"), "'40' may be the device a-40 or b-40"),
+        (partial(hardware.presets().network, 16, "pcie4", 2, device="4090"), "the device 4090 does not say by which "
+         "link its nodes are connected; name one, as between=infiniband-hdr or between=ethernet-10g"),
+        (partial(Network, PCIE, cards_per_rank=0), "the network: cards_per_rank must be a finite number above 0"),
         (partial(hardware.link, "mail"), f"no link is called 'mail'; there are {', '.join(hardware.presets().links)}"),
         (partial(hardware.device("t4").flops_per_second_in, "bf16"), "the device t4 has no rate in bf16; it has fp32"),
         (partial(hardware.overheads_nbytes, {"cuda": 1}), "no overhead is called 'cuda'; there are runtime context"),
@@ -185,7 +190,8 @@ def test_a_plan_that_cannot_be_made_is_refused():
         (gpt2(utilization=1.5), "is the share of the peak that products reach, above 0 and at most 1"),
         (gpt2(compute="fp8_e4m3"), "do not rest in 8 bits"),
         (gpt2(optimizer="adamw"), "take one of zs.optim's, as zs.optim.AdamW() is"),
-        (plan(parameters=7e9, optimizer=zs.optim.Muon(), runtime="zerosim"), "what Muon keeps ... none is known; name a model, or"),
+        (plan(parameters=7e9, optimizer=zs.optim.Muon(), runtime="zerosim"),
+         "what Muon keeps ... none is known; name a model, or"),
         (gpt2(stage="1,2", reduction="micro_batch"), "of sharded gradients, stage 2 or 3, found stage 1"),
         *((gpt2(stage=stage, reduction="microbatch"), "no order of additions is called reduction='microbatch'; choose "
            "one of rank, micro_batch; did you mean 'micro_batch'?") for stage in (1, 3)),
@@ -288,6 +294,8 @@ WRONG_FILES = [
     (OWN_DEVICE.replace("{ bf16 = 1e15 }", "{}"), "flops_per_second must give a dense rate for some of fp32, tf32"),
     (OWN_DEVICE.replace("bf16 =", "bfp16 ="), "flops_per_second has no format 'bfp16'; there are ...; did you mean "),
     (OWN_DEVICE + "host_link = 5\n", "device 'mine': host_link must be"),
+    (OWN_DEVICE + "usable_nbytes = 96e9\n", "usable_nbytes must be at most reported_nbytes, 95,000,000,000, got 9"),
+    (OWN_DEVICE + "cards_per_device = -1\n", "device 'mine': cards_per_device must be a finite number above 0, got -1"),
     (OWN_LINK.replace("mine", "nvlink4"), "the link 'nvlink4' comes along already; give yours a name of its own"),
     ("# caf\xe9\n".encode("latin-1"), "is no UTF-8 text: invalid continuation byte at byte 5; save it as UTF-8"),
 ]

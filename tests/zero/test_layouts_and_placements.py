@@ -53,9 +53,9 @@ def test_every_element_has_exactly_one_owner_and_equal_shards_or_whole_parameter
         assert laid.length == laid.valid_length
         pieces = [piece for rank in range(ranks) for piece in laid.parameter_pieces(rank)]
         assert [piece.entry.name for piece in pieces] == list(MODEL.shapes)
-    for unit, lies in laid.units.items():
-        cut, owned = laid.cut(lies.start, lies.stop), [laid.owned(r, lies.start, lies.stop) for r in range(ranks)]
-        assert (cut[0], cut[-1], len(cut)) == (0, lies.stop - lies.start, ranks + 1)
+    for unit, span in laid.units.items():
+        cut, owned = laid.cut(span.start, span.stop), [laid.owned(r, span.start, span.stop) for r in range(ranks)]
+        assert (cut[0], cut[-1], len(cut)) == (0, span.stop - span.start, ranks + 1)
         assert [own.stop - own.start for own in owned] == list(np.diff(cut)), unit
 
 
@@ -92,7 +92,7 @@ def test_a_bucket_packs_every_element_once_and_owner_by_owner(lengths, ranks, li
         return [int(element) for _, elements in parts for element in elements]
 
     found = layout.buckets(laid, ranges, limit)
-    assert limit is not None or [bucket.ranges for bucket in found] == [(lies,) for lies in ranges]
+    assert limit is not None or [bucket.ranges for bucket in found] == [(span,) for span in ranges]
     for bucket in found:
         assert limit is None or 0 < bucket.length <= limit
         packed = joined(bucket.in_vector(vector))

@@ -47,6 +47,8 @@ Utilization = Annotated[float | None, typer.Option(help="Share of the dense peak
                                                    "without it, what was measured of the device, and 0.5 of zerosim.")]
 Runtime = Annotated[str, typer.Option(help="Whose step it is: fsdp2 (PyTorch's, with DDP at stage 0 and "
                                            "ZeroRedundancyOptimizer at 1), deepspeed, megatron, or zerosim.")]
+Compiled = Annotated[bool, typer.Option("--compiled", help="Kernels are fused by torch.compile.")]
+LossChunks = Annotated[int, typer.Option(help="In how many parts logits and their loss are made.")]
 Margin = Annotated[float, typer.Option(help="Share of the device that is to stay free.")]
 GlobalBatch = Annotated[str | None, typer.Option(help="Sequences of a step on all ranks together, in place of "
                                                       "--micro-batches.")]
@@ -103,7 +105,8 @@ def plan(
     stage: Stage = "all", recompute: Recompute = "usual", attention: Attention = "fused", batch: Batch = 1,
     sequence: SequenceLength = None, micro_batches: SomeMicroBatches = None, global_batch: GlobalBatch = None,
     compute: Compute = "bf16", optimizer: OptimizerName = "adamw", runtime: Runtime = "fsdp2",
-    convention: ConventionName = None, utilization: Utilization = None, margin: Margin = 0.1, tokens: Tokens = None,
+    compiled: Compiled = False, loss_chunks: LossChunks = 1, convention: ConventionName = None,
+    utilization: Utilization = None, margin: Margin = 0.1, tokens: Tokens = None,
     price: Price = None, overlap: Overlap = True, prefetch: Prefetch = 1, offload: Offload = "none",
     host_link: HostLink = None, disk_link: DiskLink = None, host_capacity: HostCapacity = None,
     disk_capacity: DiskCapacity = None, mesh: MeshName = "none", zeropp: Parts = "none", reduction: Reduction = "rank",
@@ -130,7 +133,8 @@ def plan(
         from zerosim.course.measured import measured_row
 
         if not found.config.is_engine:
-            raise ValueError(f"--measure runs zerosim's engine, and this is a plan of {runtime}; take --runtime zerosim")
+            raise ValueError(f"--measure runs zerosim's engine, and this is a plan of {runtime}; take --runtime "
+                             "zerosim")
         measured = {row: measured_row(found.config, row.stage, row.recompute) for row in found.rows}
     answer(as_json, lambda: plain(found, measured, beside) | {"notes": notes},
            lambda: plan_view(found, console().width, explain=explain, measured=measured, notes=notes, beside=beside))

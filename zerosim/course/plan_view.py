@@ -54,7 +54,8 @@ def _beside(found: Plan, other: Plan | None) -> Iterator[Part | str]:
     if not lines:
         yield f"Nothing is side by side: {escape(other.verdict)}"
         return
-    assert found.cheapest and other.cheapest
+    assert found.cheapest is not None
+    assert other.cheapest is not None
     yield TextLine("[bold cyan]side by side[/], each with the cheapest row that fits", indent=0)
     titles = [(escape(plan.name_of(row)), escape("".join(subject(plan.config))))
               for plan, row in ((found, found.cheapest), (other, other.cheapest))]
@@ -66,8 +67,8 @@ def _beside(found: Plan, other: Plan | None) -> Iterator[Part | str]:
 def _remarks(found: Plan) -> Iterator[str]:
     """The units, what the numbers rest on, what is left out of them, and the answers to the inverse questions."""
     config = found.config
-    yield (f"{UNITS} A margin of {percent(config.margin)} of the device, {gigabytes(config.margin_nbytes)} GB, is for the "
-           f"allocator's fragments, and for peaks that no account has.")
+    yield (f"{UNITS} A margin of {percent(config.margin)} of the device, {gigabytes(config.margin_nbytes)} GB, is for "
+           f"the allocator's fragments, and for peaks that no account has.")
     yield from _rests_on(config)
     if not config.has_units:
         yield "Activations and what is gathered are not in the total: name a model, or the largest layer."
@@ -85,13 +86,13 @@ def _remarks(found: Plan) -> Iterator[str]:
 def _rests_on(config: PlanConfig) -> Iterator[str]:
     """The sources of bytes and seconds."""
     if not config.is_engine:
-        yield (f"Bytes are those of {config.runtime}, by an account whose rows --explain lists with their sources; seconds "
-               f"are estimates with {options_text(config)}.")
+        yield (f"Bytes are those of {config.runtime}, by an account whose rows --explain lists with their sources; "
+               f"seconds are estimates with {options_text(config)}.")
         return
     share = percent(config.utilization or UTILIZATION)
     yield (f"Bytes and seconds are those of zerosim's engine with {options_text(config)}; arithmetic is taken to reach "
-           f"{share} of the dense peak, or what memory allows. Its layers make norms and gates again in backward, and keep "
-           "less than PyTorch's: plan those with --runtime fsdp2.")
+           f"{share} of the dense peak, or what memory allows. Its layers make norms and gates again in backward, and "
+           "keep less than PyTorch's: plan those with --runtime fsdp2.")
     if config.decoder is not None and any(Recompute.parse(policy).inside != TILED for policy in config.policies):
         yield "Attention holds its probabilities where a row says so, as a fused one does not."
 
@@ -101,13 +102,14 @@ def _largest_and_fewest(found: Plan) -> Iterator[str]:
     config = found.config
     if config.decoder is not None:
         batch = largest_batch(config)
-        yield (f"Largest micro-batch: {counted(batch, 'sequence')}. Longest sequence in micro-batches of {config.batch}: "
-               f"{counted(largest_sequence(config), 'token')}." if batch else "Not even one sequence fits.")
+        yield (f"Largest micro-batch: {counted(batch, 'sequence')}. Longest sequence in micro-batches of "
+               f"{config.batch}: {counted(largest_sequence(config), 'token')}." if batch else
+               "Not even one sequence fits.")
     ranks, least, most = fewest_ranks(config), found.least_sent, largest_model(config)
     yield ("No number of ranks makes it fit." if ranks is None
            else f"Fewest ranks on which it fits: {ranks:,}, sharded over all of them.")
     if most is not None:
-        yield f"Largest model" + (" by its states alone" if config.decoder is None else " of such blocks") + (
+        yield "Largest model" + (" by its states alone" if config.decoder is None else " of such blocks") + (
             f": {most.parameters / 1e9:,.4g} billion parameters.")
     if least is not None:
         yield f"Least traffic of what fits: {found.name_of(least)}, {bytes_text(least.sent_nbytes_per_step)} per step."

@@ -214,9 +214,10 @@ def fates(exact: Iterable[Array], found: Iterable[Array], fmt: Format | str, sca
         magnitude = np.empty(stored.shape, np.float32)
         kernels.cast_pack(stored, magnitude)
         np.abs(magnitude, out=magnitude)
-        finite, was, gone = np.isfinite(magnitude), g != 0, magnitude == 0
+        finite, given, stored_0 = np.isfinite(magnitude), g != 0, magnitude == 0
         small = magnitude < row.smallest_normal
-        kinds = (np.ones_like(was), finite & ~was, was & gone, was & ~gone & small, was & finite & ~small, ~finite)
+        kinds = (np.ones_like(given), finite & ~given, given & stored_0, given & ~stored_0 & small,
+                 given & finite & ~small, ~finite)
         counts = [count + int(np.count_nonzero(kind)) for count, kind in zip(counts, kinds, strict=True)]
     elements, zero, lost, subnormal, normal, not_finite = counts
     return Fates(row.name, scale, elements, zero, lost, subnormal, normal, not_finite)

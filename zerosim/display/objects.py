@@ -213,7 +213,8 @@ def plan_view(plan: Plan) -> View:
                 plan.rows[0].capacity_nbytes)
     table = Table("Each row, bytes in GB", ("stage and recomputation", *(f">{name}" for name in ALL)),
                   tuple(map(tuple, cells(plan))))
-    return View(plan.verdict, "".join(f" {line}" for line in answers(plan)) + " " + "".join(subject(plan.config)) + ".", (bars, table))
+    said = "".join(f" {line}" for line in answers(plan))
+    return View(plan.verdict, f"{said} {''.join(subject(plan.config))}.", (bars, table))
 
 
 def over_ranks_view(over: OverRanks) -> View:

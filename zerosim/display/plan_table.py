@@ -71,8 +71,8 @@ def answers(found: Plan) -> Iterator[str]:
     config, row = found.config, found.cheapest
     if row is None:
         return
-    yield (f"{row.tokens_per_second_per_rank:,.0f} tokens per second and device, {row.tokens_per_second:,.0f} in all; MFU "
-           f"{row.model_flops_utilization:.2f}.")
+    yield (f"{row.tokens_per_second_per_rank:,.0f} tokens per second and device, {row.tokens_per_second:,.0f} in all; "
+           f"MFU {row.model_flops_utilization:.2f}.")
     if whole := training(config, row):
         cost = "" if whole.money is None else f", {whole.money:,.0f} at {config.price:g} each"
         yield (f"{whole.tokens:,} tokens are {counted(whole.steps, 'step')}: {whole.days:,.4g} days, "

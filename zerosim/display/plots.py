@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from zerosim.display.drawing import DARK, LIGHT, Axes, Drawing, Style, filled, stack_bar
 from zerosim.display.memory_plots import memories_bars, memory_curve, memory_curve_data
 from zerosim.display.objects import PARTS, row_names
-from zerosim.display.style import STAGE_COLORS, STAGE_MARKS
 from zerosim.display.step_plots import step_sheet, step_sheet_data
+from zerosim.display.style import STAGE_COLORS, STAGE_MARKS
 from zerosim.display.trace_plots import ring_traffic, ring_traffic_data, trace_order, trace_order_data
 from zerosim.numerics.units import counted
 from zerosim.planning.plan_config import Plan

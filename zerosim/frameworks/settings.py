@@ -112,8 +112,8 @@ class FrameworkSettings:
         """
         given = {name: getattr(self, name) for name in ("ranks", "batch", "micro_batches", "optimizer")}
         stage = 2 if self.keep_gathered == "all" else self.stage
-        given |= {"stage": stage, "compute": self.policy,
-                  "runtime": ZEROSIM if self.options.zeropp or self.options.by_micro_batch else RUNTIME[self.program]} | self.options.arguments()
+        runtime = ZEROSIM if self.options.zeropp or self.options.by_micro_batch else RUNTIME[self.program]
+        given |= {"stage": stage, "compute": self.policy, "runtime": runtime} | self.options.arguments()
         return {name: value for name, value in given.items() if name != "bucket_nbytes" and value is not None}
 
     def __str__(self) -> str:

@@ -1,12 +1,13 @@
 """Bytes and seconds of a training step, predicted before anything runs; a recorded run is replayed.
 
 `zerosim.plan` makes a plan from names: `plan_config` computes its rows, `plan_row` is one, `explanation` says each
-number with its formula; `questions` asks rows for the largest, the fewest, days and money, and `runtimes` is the account
-of what PyTorch, DeepSpeed and Megatron hold. Below that stand three levels:
+number with its formula; `questions` asks rows for the largest, the fewest, days and money, and `runtimes` is the
+account of what PyTorch, DeepSpeed and Megatron hold. Below that stand three levels:
 
 - *Formulas* that one teaches, a number at once: `closed_forms` (what a step holds at rest, sends, and moves off the
   device), `activations` (what a block keeps), `flops`, `conventions` (how texts and tools count bytes), `collectives`
-  and `cost` (the messages of each algorithm, and their seconds), on `shapes` (models) and `hardware` (devices, links).
+  and `cost` (the messages of each algorithm, and their seconds), `efficiency` (what devices reach of their peaks), on
+  `shapes` (models) and `hardware` (devices, links).
 - *The step in its order*, for what no formula says, the fullest moment and what hides behind what: `step_events`
   (collectives and buffers), `step_activations`, `step_arithmetic`; `step_folds` reads memory and seconds off them.
 - *A run*: `recording` keeps one, `streams` replays it on any machine, `timeline` says what that comes to.
@@ -18,6 +19,7 @@ from zerosim.planning import (
     collectives,
     conventions,
     cost,
+    efficiency,
     flops,
     hardware,
     questions,
@@ -92,6 +94,7 @@ __all__ = [
     "conventions",
     "cost",
     "crossing_nbytes",
+    "efficiency",
     "estimate_nbytes",
     "explained",
     "flops",

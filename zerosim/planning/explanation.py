@@ -137,7 +137,8 @@ def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     made = config.arithmetic(row.recompute)
     bounds = {pieces: pieces.bounds(config.machine) for pieces in {*made.values()}}
     computed, moved = (config.micro_batches * sum(bounds[pieces][way] for pieces in made.values()) for way in (0, 1))
-    yield ("compute", f"of products, norms and all between: {computed:.4g} operations / ({config.utilization or UTILIZATION:g} · "
+    yield ("compute", f"of products, norms and all between: {computed:.4g} operations / ("
+           f"{config.utilization or UTILIZATION:g} · "
            f"{rate:.4g} per second) of those that these bound, + {moved:.4g} bytes / "
            f"{config.device.memory_bytes_per_second:.4g} per second of those that memory bounds",
            f"{row.compute_seconds:.4g} s")

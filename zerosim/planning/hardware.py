@@ -5,6 +5,7 @@ Every number has a source and a date. Each refusal is a sentence that says where
 
 import datetime
 import math
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -77,9 +78,12 @@ class Device:
     """One accelerator: its memory and its peak arithmetic.
 
     `capacity_nbytes` is the vendor's number, `reported_nbytes` what the device itself says; they differ both ways.
-    `flops_per_second` are dense by format, never the doubled figures for sparse matrices. `link` names the link between
-    the devices of a node, `host_link` that between a device and its host, where they are known.
-    Raises ValueError for numbers that are not positive and finite, and for a format that is not in `RATED_FORMATS`.
+    `usable_nbytes`, 0 for as reported, is what programs can take. `flops_per_second` are dense by format, never the
+    doubled figures for sparse matrices. `link` names the link between the devices of a node, `host_link` that between a
+    device and its host, `network` that between nodes, which have `cards_per_device` cards for each device, where they
+    are known.
+    Raises ValueError for numbers that are not positive and finite, for a format that is not in `RATED_FORMATS`, and for
+    more bytes to use than are reported.
     """
 
     name: str
@@ -91,12 +95,22 @@ class Device:
     date: str
     host_link: str | None = None
     link: str | None = None
+    usable_nbytes: int = 0
+    network: str | None = None
+    cards_per_device: float = 1
 
     def __post_init__(self) -> None:
-        own = {key: checked_text for key in ("host_link", "link") if getattr(self, key) is not None}
-        _check_fields(self, f"device {self.name!r}", **own, capacity_nbytes=whole, reported_nbytes=whole,
+        where = f"device {self.name!r}"
+        own = {key: checked_text for key in ("host_link", "link", "network") if getattr(self, key) is not None}
+        _check_fields(self, where, **own, capacity_nbytes=whole, reported_nbytes=whole,
                       memory_bytes_per_second=positive, flops_per_second=checked_rates, source=checked_text,
-                      date=checked_text)
+                      date=checked_text, cards_per_device=positive)
+        if self.usable_nbytes == 0:
+            object.__setattr__(self, "usable_nbytes", self.reported_nbytes)
+        _check_fields(self, where, usable_nbytes=whole)
+        if self.usable_nbytes > self.reported_nbytes:
+            raise ValueError(f"{where}: usable_nbytes must be at most reported_nbytes, {self.reported_nbytes:,}, got "
+                             f"{self.usable_nbytes:,}; programs get no more than the device has")
 
     def flops_per_second_in(self, format: str) -> float:
         """The dense peak in one format; raises ValueError where the device has none."""
@@ -110,6 +124,7 @@ class Device:
 class Link:
     """A link of a device: β bytes per second one way, and α seconds for each message whatever its length.
 
+    ``kind`` names the row of `zerosim.planning.nccl.KINDS` by which NCCL's time over it is computed.
     Raises ValueError for a rate that is not positive and finite, and for a latency that is negative or not finite.
     """
 
@@ -118,10 +133,12 @@ class Link:
     latency_seconds: float
     source: str
     date: str
+    kind: str | None = None
 
     def __post_init__(self) -> None:
         # A latency of 0 is an ideal link; an infinite rate is refused.
-        _check_fields(self, f"link {self.name!r}", bytes_per_second=positive,
+        own = {} if self.kind is None else {"kind": checked_text}
+        _check_fields(self, f"link {self.name!r}", **own, bytes_per_second=positive,
                       latency_seconds=partial(positive, or_zero=True), source=checked_text, date=checked_text)
 
     @property
@@ -146,13 +163,15 @@ class Network:
     Ranks stand node by node: 0 to g-1 in the first of g = `ranks_per_node`, and so on. Each rank has a link of its own
     of either kind: a network card of its own for what leaves the node. A message between two ranks takes the sender's
     card; in a collective the cards of all its ranks on a node carry what leaves the node, as NCCL's channels do, which
-    are rings that leave it by a card each.
+    are rings that leave it by a card each. Machines whose nodes have more cards than ranks, or fewer, say so as
+    `cards_per_rank`; `zerosim.planning.nccl` counts them, and nothing else does.
     Raises ValueError where `between` stands without `ranks_per_node` or the other way round.
     """
 
     inside: Link
     between: Link | None = None
     ranks_per_node: int | None = None
+    cards_per_rank: float = 1
 
     def __post_init__(self) -> None:
         if (self.between is None) != (self.ranks_per_node is None):
@@ -161,6 +180,7 @@ class Network:
                              f"{self.ranks_per_node}; give both, or neither for a network of one node")
         if self.ranks_per_node is not None:
             count_fields(self, ranks_per_node=1)
+        positive("the network", "cards_per_rank", self.cards_per_rank)
 
     def crosses(self, source: Any, destination: Any) -> Any:
         """True where a message leaves its node; ranks as whole numbers or as arrays of them, (n,) and (n,)."""
@@ -195,8 +215,9 @@ class Network:
         return self.between if self.between is not None and self.crosses(source, destination) else self.inside
 
 
-def network_of(ranks: int, nodes: int, inside: Link, between: Link | None = None) -> Network:
-    """The network of N ranks, spread evenly over so many nodes.
+def network_of(ranks: int, nodes: int, inside: Link, between: Link | None = None,
+               cards_per_rank: float = 1) -> Network:
+    """The network of N ranks, spread evenly over so many nodes, each with its network cards.
 
     Raises ValueError for counts below one, for ranks that the nodes do not divide, for several nodes without a link
     between them, and for one node with such a link.
@@ -211,7 +232,7 @@ def network_of(ranks: int, nodes: int, inside: Link, between: Link | None = None
         return Network(inside)
     if between is None:
         raise ValueError(f"{nodes} nodes need a link between them; name one, such as infiniband-ndr")
-    return Network(inside, between, ranks // nodes)
+    return Network(inside, between, ranks // nodes, cards_per_rank)
 
 
 # -- a machine, and what of it is slow --------------------------------------------------------------------------------
@@ -345,9 +366,11 @@ def _check_once(what: str, found: list[Any]) -> None:
 # -- by name ----------------------------------------------------------------------------------------------------------
 
 # Names of devices and links that say no size or generation, and which is meant; case does not matter.
-SHORT_NAMES = {"a100": "a100-80", "h100": "h100-80", "nvlink": "nvlink4", "pcie": "pcie5",
-               "infiniband": "infiniband-ndr", "ethernet": "ethernet-100g", "nvme": "nvme-pcie4"}
-BETWEEN = "infiniband-ndr"  # what lies between nodes unless another link is named
+SHORT_NAMES = {"a100": "a100-80", "h100": "h100-80", "v100": "v100-32", "nvlink": "nvlink4",
+               "pcie": "pcie5", "infiniband": "infiniband-ndr", "ethernet": "ethernet-100g", "nvme": "nvme-pcie4"}
+# Words of full names, as programs print them, that tell no two devices apart.
+NEEDLESS_WORD = re.compile(r"nvidia|amd|google|geforce|tesla|instinct|oam|sxm\d?|hbm\d?e?")
+BETWEEN = "infiniband-ndr"  # what lies between nodes where neither a link is named nor a device, which has its own
 DISK_LINK = "nvme-pcie4"    # and between a host and its disk
 # A device's share of its host's memory and disks, unless others are given: 2 TB and 8 disks of 3.84 TB for 8 devices.
 # Source: NVIDIA DGX H100 data sheet (system memory 2 TB, internal storage 8 x 3.84 TB NVMe), not seen (2023-03).
@@ -363,7 +386,10 @@ class Hardware:
     links: Mapping[str, Link] = field(hash=False)
 
     def device(self, name: str) -> Device:
-        """The device of this name; raises ValueError with the nearest names, and all there are."""
+        """The device of this name, or of a name that people type, as 4090 or NVIDIA A100-SXM4-80GB.
+
+        Raises ValueError with the nearest names, and all there are.
+        """
         return _named("device", name, self.devices)
 
     def link(self, name: str) -> Link:
@@ -378,13 +404,22 @@ class Hardware:
         return self._link(name, self.device(device).link, f"the device {device} does not say by which link the devices "
                           "of a node are connected; name one, as nvlink4 or pcie5")
 
-    def network(self, ranks: int, link: str, nodes: int = 1, between: str | None = None) -> Network:
-        """The network of N ranks by the names of its links; `between` None is `BETWEEN` where nodes are several.
+    def network(self, ranks: int, link: str, nodes: int = 1, between: str | None = None,
+                device: str | None = None) -> Network:
+        """The network of N ranks by the names of its links.
 
-        Raises ValueError as `link` does, and as `network_of`.
+        Where nodes are several and `between` is None, it is the ``device``'s own, or `BETWEEN` without a device; the
+        network cards are as many as the device's machines have. Raises ValueError as `link` does, as `network_of`, and
+        for a device that does not say what lies between its nodes.
         """
-        name = BETWEEN if between is None and nodes != 1 else between
-        return network_of(ranks, nodes, self.link(link), None if name is None else self.link(name))
+        own = None if device is None else self.device(device)
+        if between is None and nodes != 1:
+            between = BETWEEN if own is None else own.network
+            if between is None:
+                raise ValueError(f"the device {device} does not say by which link its nodes are connected; name one, "
+                                 "as between=infiniband-hdr or between=ethernet-10g")
+        return network_of(ranks, nodes, self.link(link), None if between is None else self.link(between),
+                          1 if own is None else own.cards_per_device)
 
     def host_link(self, device: str, name: str | None = None) -> Link:
         """The link between a device and its host, its own unless another is named; pcie is of its generation.
@@ -493,10 +528,24 @@ def _row(where: str, kind: str, row: type[DeviceOrLink], name: str, table: dict[
 
 def _named(kind: str, name: str, rows: Mapping[str, DeviceOrLink]) -> DeviceOrLink:
     typed = str(name).strip()
-    for known in (typed, typed.lower(), SHORT_NAMES.get(typed.lower(), "")):
+    plain = _plain(typed)
+    for known in (typed, typed.lower(), SHORT_NAMES.get(plain, "")):
         if known in rows:
             return rows[known]
+    # The name in other words, or without the family that it begins with: 4090 for rtx-4090, v5e for tpu-v5e.
+    for pattern in ("", r"[a-z]+-"):
+        found = [known for known in rows if plain and plain == _plain(re.sub(f"^{pattern}", "", known))]
+        if len(found) == 1:
+            return rows[found[0]]
+        if found:
+            raise ValueError(f"{name!r} may be the {kind} {' or '.join(found)}; write which")
     raise ValueError(f"no {kind} is called {name!r}; there are {', '.join(rows)}{nearest(name, rows)}")
+
+
+def _plain(name: str) -> str:
+    """A name without what spelling adds: NVIDIA A100-SXM4-80GB is a10080."""
+    words = re.split(r"[\s_-]+", name.lower())
+    return "".join(re.sub(r"(?<=\d)gb$", "", word) for word in words if not NEEDLESS_WORD.fullmatch(word))
 
 
 # -- the memory that a runtime takes for itself -----------------------------------------------------------------------

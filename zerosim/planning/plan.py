@@ -52,7 +52,8 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                 recompute: Several = "usual", attention: str = FUSED,
                 batch: int = 1, sequence: int | None = None, micro_batches: int | None = None,
                 global_batch: int | str | None = None, compute: str | Policy = "bf16", optimizer: Optimizer = ADAM,
-                runtime: str = "fsdp2", convention: str | Convention | Policy | None = None,
+                runtime: str = "fsdp2", compiled: bool = False, loss_chunks: int = 1,
+                convention: str | Convention | Policy | None = None,
                 utilization: float | None = None, margin: float = MARGIN, tokens: int | str | None = None,
                 price: float | None = None, overlap: bool = True, prefetch: int = 1,
                 offload: str | Offload | None = None, host_link: str | None = None,
@@ -65,7 +66,8 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     zerosim's engine has the states alone, and another runtime a decoder of the usual proportions.
 
     ``runtime`` says whose step it is: that of PyTorch's "fsdp2" (DDP at stage 0, ZeroRedundancyOptimizer at 1),
-    "deepspeed", "megatron" (its distributed optimizer), or "zerosim", the engine here.
+    "deepspeed", "megatron" (its distributed optimizer), or "zerosim", the engine here. Of all but the last ``compiled``
+    says that kernels are fused by torch.compile, and ``loss_chunks`` in how many parts logits and their loss are made.
     ``stage`` and ``recompute`` are one, several, or "all"; "usual" is to recompute nothing, and blocks. ``attention``
     "fused", as FlashAttention, never holds the probabilities; "unfused" holds them, which zerosim's engine alone does,
     and "usual" recomputes selectively too. ``link`` None is the device's own.
@@ -73,7 +75,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     step on all ranks, in place of ``micro_batches``. ``tokens`` are those of a whole training, as "300B", and ``price``
     is that of a device and hour. ``margin`` is the share of the device that is to stay free.
     ``compute`` is a format, or a Policy for all formats of a step.
-    ``convention``, of zerosim's engine alone, counts its states as a text or a tool does; None as the engine holds them.
+    ``convention``, of zerosim's engine alone, counts its states as a text or a tool does; None as it holds them.
     ``overlap`` and ``prefetch`` are the engine's options, what goes beside other work and how many units are gathered
     ahead: they spare seconds and cost bytes, and a plan counts both. ``mesh``, nodes and ranks of a node as "2x4", puts
     states in shards inside each node, over the links of as many nodes; with ``zeropp``, as "hpz+qwz+qgz", on all ranks,
@@ -105,10 +107,11 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     if global_batch is not None:
         micro_batches = _shared(global_batch, ranks, batch, micro_batches)
     return PlanConfig(
-        model=_model(model, parameters, largest_layer, runtime), ranks=ranks, device=known.device(device), network=network,
-        policy=policy, stages=rows, recompute=_policies(recompute, attention, runtime), batch=batch,
+        model=_model(model, parameters, largest_layer, runtime), ranks=ranks, device=known.device(device),
+        network=network, policy=policy, stages=rows, recompute=_policies(recompute, attention, runtime), batch=batch,
         sequence=checked_count("sequence", sequence, 1) if sequence is not None else 0,
         micro_batches=1 if micro_batches is None else micro_batches, optimizer=optimizer, runtime=runtime,
+        compiled=compiled, loss_chunks=loss_chunks,
         convention=policy if convention == ZEROSIM else convention, margin=margin, price=price,
         tokens=None if tokens is None else count_of(tokens, "tokens"),
         utilization=utilization, options=options, host_link=to_host, disk_link=to_disk,
@@ -200,19 +203,20 @@ def _only(rows: tuple[int, ...], sharded: str, what: str) -> tuple[int, ...]:
 
 def _shared(global_batch: int | str, ranks: int, batch: int, micro_batches: int | None) -> int:
     """The micro-batches of each rank in a step of so many sequences; ValueError where they do not share it equally."""
-    sequences, each = count_of(global_batch, "global_batch"), checked_count("ranks", ranks, 1) * checked_count("batch", batch, 1)
+    sequences = count_of(global_batch, "global_batch")
+    each = checked_count("ranks", ranks, 1) * checked_count("batch", batch, 1)
     if micro_batches is not None:
         raise ValueError(f"global_batch={sequences} says how many micro-batches there are, and micro_batches="
                          f"{micro_batches} was asked for too; leave one of them out")
     if sequences % each:
-        raise ValueError(f"global_batch={sequences} is no multiple of {each} sequences, a micro-batch of {batch} on each "
-                         f"of {counted(ranks, 'rank')}; take {-(-sequences // each) * each}, or another batch")
+        raise ValueError(f"global_batch={sequences} is no multiple of {each} sequences, a micro-batch of {batch} on "
+                         f"each of {counted(ranks, 'rank')}; take {-(-sequences // each) * each}, or another batch")
     return sequences // each
 
 
 def _policies(asked: Several, attention: str, runtime: str) -> tuple[str, ...]:
-    """The policies of PyTorch programs as they are; the engine's with fused attention tiled, but for those that say what
-    a block keeps."""
+    """The policies of PyTorch programs as they are; the engine's with fused attention tiled, but for those that say
+    what a block keeps."""
     if attention not in ATTENTIONS:
         raise ValueError(f"attention={attention!r} must be {FUSED}, as FlashAttention is, or {UNFUSED}")
     engine = runtime == ZEROSIM

@@ -26,7 +26,7 @@ section 4 (the disk).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -44,12 +44,12 @@ from zerosim.planning.conventions import (
     ADAM,
     Convention,
     convention_of,
-    estimate_nbytes,
     is_cut_anywhere,
     normed_tensors,
     per_parameter_nbytes,
     states_nbytes,
 )
+from zerosim.planning.efficiency import Efficiency, efficiency
 from zerosim.planning.flops import StepFlops, six_n, step_flops
 from zerosim.planning.hardware import (
     DISK_NBYTES,
@@ -86,15 +86,16 @@ KEPT = ("none", "selective", "block")  # the policies of recomputation that PyTo
 class PlanConfig:
     """The model to train, the options of its training, and the machine.
 
-    `runtime` says whose step it is. `sequence` 0 is the model's own context (2048 where it has none). `convention` is of
-    zerosim's engine: an accounting convention's name, or a Policy, and None is the engine's own. `utilization` None is
-    `UTILIZATION` of zerosim, and of others what was measured. `options` are the engine's, of bytes and of seconds; a
-    bucket is a unit. What they place off the device, the optimizer's state first, moves over `host_link` and
-    `disk_link`; a rank's share of what there is are `host_capacity_nbytes` and `disk_capacity_nbytes` (None:
-    `HOST_NBYTES` and `DISK_NBYTES`). `overheads` replaces bytes of the runtime by name. `margin` is the share of the
-    device that is to stay free. `tokens` are those of a whole training, at `price` per device and hour. Raises ValueError
-    for counts below one, unknown stages, policies, runtimes and conventions, buckets of bytes, and shares outside their
-    range.
+    `runtime` says whose step it is. `sequence` 0 is the model's own context (2048 where it has none). `convention` is
+    of zerosim's engine: an accounting convention's name, or a Policy, and None is the engine's own. `compiled` steps
+    are of fused kernels, logits and their loss are made in `loss_chunks` parts, and `kernels` says what a device
+    reaches where that is not what was measured of it. `utilization` None is `UTILIZATION` of zerosim, and of others
+    what was measured. `options` are the engine's, of bytes and of seconds; a bucket is a unit. What they place off the
+    device, the optimizer's state first, moves over `host_link` and `disk_link`; a rank's share of what there is are
+    `host_capacity_nbytes` and `disk_capacity_nbytes` (None: `HOST_NBYTES` and `DISK_NBYTES`). `overheads` replaces
+    bytes of the runtime by name. `margin` is the share of the device that is to stay free. `tokens` are those of a
+    whole training, at `price` per device and hour. Raises ValueError for counts below one, unknown stages, policies,
+    runtimes and conventions, buckets of bytes, and shares outside their range.
     """
 
     model: ModelShape
@@ -110,6 +111,9 @@ class PlanConfig:
     optimizer: Optimizer = ADAM
     runtime: str = ZEROSIM
     convention: str | Convention | Policy | None = None
+    compiled: bool = False
+    loss_chunks: int = 1
+    kernels: Efficiency | None = None
     utilization: float | None = None
     margin: float = MARGIN
     tokens: int | None = None
@@ -122,7 +126,7 @@ class PlanConfig:
     overheads: dict[str, int] | None = None
 
     def __post_init__(self) -> None:
-        count_fields(self, ranks=1, batch=1, micro_batches=1)
+        count_fields(self, ranks=1, batch=1, micro_batches=1, loss_chunks=1)
         if self.ranks > MOST_RANKS:
             raise ValueError(f"{self.ranks:,} ranks were asked for; every rank's share is looked at, so take "
                              f"{MOST_RANKS:,} at most")
@@ -131,8 +135,8 @@ class PlanConfig:
             raise ValueError("the plan: utilization is the share of the peak that products reach, above 0 and at most "
                              f"1, got {self.utilization!r}")
         if positive("the plan", "margin", self.margin, or_zero=True) >= 1:
-            raise ValueError(f"the plan: margin is the share of the device that is to stay free, from 0 to below 1, got "
-                             f"{self.margin!r}")
+            raise ValueError("the plan: margin is the share of the device that is to stay free, from 0 to below 1, "
+                             f"got {self.margin!r}")
         if self.tokens is not None:
             checked_count("tokens", self.tokens, 1)
         if self.price is not None:
@@ -200,21 +204,25 @@ class PlanConfig:
         if self.runtime not in RUNTIMES:
             raise unknown_name(f"no runtime is called {self.runtime!r}", self.runtime, RUNTIMES)
         if self.is_engine:
+            for name, said in (("compiled", self.compiled), ("loss_chunks", self.loss_chunks > 1)):
+                if said:
+                    raise ValueError(f"{name}={getattr(self, name)!r} is of PyTorch's programs, and this is a plan of "
+                                     "zerosim's own engine; leave it out, or take another runtime")
             return
-        options = self.options
+        options, other = self.options, next((one for one in self.recompute if one not in KEPT), None)
         for name, value, said in (
                 ("convention", self.convention, self.convention is not None),
                 ("overheads", self.overheads, self.overheads is not None),
                 ("zeropp", str(options.zeropp), options.zeropp is not None),
                 ("reduction", options.reduction, options.by_micro_batch),
-                ("recompute", next((one for one in self.recompute if one not in KEPT), None), {*self.recompute} - {*KEPT})):
+                ("recompute", other, other is not None)):
             if said:
                 raise ValueError(f"{name}={value!r} is of zerosim's own engine, and this is a plan of {self.runtime}; "
                                  + (f"take some of {', '.join(KEPT)}, or " if name == "recompute" else
                                     "leave it out, or ") + "runtime='zerosim'")
         if self.model.transformer is None:
-            raise ValueError(f"a plan of {self.runtime} counts what each layer keeps, and of {self.model.name} no layer "
-                             "is known; name a model, or take runtime='zerosim' for states and traffic alone")
+            raise ValueError(f"a plan of {self.runtime} counts what each layer keeps, and of {self.model.name} no "
+                             "layer is known; name a model, or take runtime='zerosim' for states and traffic alone")
 
     @property
     def is_engine(self) -> bool:
@@ -272,7 +280,8 @@ class PlanConfig:
             sent_nbytes_per_step=max(map(sum, zip(*sent_nbytes(job).values(), strict=True))),
             host_transfer_nbytes_per_step=moved[TO_HOST] + moved[TO_DEVICE], host_transfer_seconds=host_seconds,
             disk_transfer_nbytes_per_step=moved[TO_DISK] + moved[FROM_DISK], disk_transfer_seconds=disk_seconds,
-            flops_per_step=flops.hardware, model_flops_per_step=flops.model, **self.seconds(job, policy),
+            flops_per_step=flops.hardware, model_flops_per_step=flops.model,
+            **self.seconds(job, self.unit_seconds(policy)),
             tokens_per_step=self.ranks * self.micro_batches * self.batch * self.sequence,
             peak_flops_per_second=self.machine.peak_flops_per_second, capacity_nbytes=most[DEVICE],
             host_capacity_nbytes=most[HOST], disk_capacity_nbytes=most[DISK])
@@ -306,7 +315,8 @@ class PlanConfig:
         """The account of what a rank holds at the step's fullest moment, wherever it rests."""
         if not self.is_engine:
             return account(self.runtime, self.model, self.job(stage, policy), batch=self.batch, tokens=self.sequence,
-                           recompute=policy, optimizer=self.optimizer)
+                           recompute=policy, optimizer=self.optimizer, compiled=self.compiled,
+                           loss_chunks=self.loss_chunks)
         rows = self.resting(stage)
         if self.has_units:
             most, source = self.transient_memory(stage, policy).fullest(self.batch), "the engine's order, step_events"
@@ -395,6 +405,18 @@ class PlanConfig:
         return StepFlops(k * one.forward, k * one.backward, k * one.recomputed)
 
     @property
+    def reached(self) -> Efficiency | None:
+        """The rates that the device reaches under the runtime; None for zerosim's engine, which has no device."""
+        if self.is_engine:
+            return None
+        found = self.kernels or efficiency(self.device, self.runtime, compiled=self.compiled,
+                                           format=self.policy.compute)
+        if self.utilization is None:
+            return found
+        rate = self.utilization * self.machine.peak_flops_per_second
+        return replace(found, products=rate, linear=rate)
+
+    @property
     def machine(self) -> Machine:
         """The machine on which a replay of this step takes as long as its row."""
         return Machine(self.device, self.network, self.policy.compute, self.utilization or UTILIZATION,
@@ -409,21 +431,29 @@ class PlanConfig:
                 for unit, length in enumerate(self.model.unit_lengths)
                 for phase, products in (("forward", 2), ("backward", 4))}
 
-    def seconds(self, job: Job, policy: str) -> dict[str, Any]:
-        """Seconds of a step by fields of a row, transfers to host and disk apart.
+    def seconds(self, job: Job, computed: Mapping[Place, float]) -> dict[str, float]:
+        """Seconds of a step whose units compute so long, by fields of a row, transfers to host and disk apart.
 
-        All micro-batches but the first and the last take as long, and nothing is under way between two.
+        All micro-batches but the first and the last take as long, and nothing is under way between two. Exposed is what
+        the program stands still for, and by what its arithmetic gets longer beside hidden communication.
         """
-        computed, update, k = self.unit_seconds(policy), self.update_seconds(job), self.micro_batches
-        communication, exposed = communication_seconds(after_backward(job), update, self.network)
+        update, k = self.update_seconds(job), self.micro_batches
+        reached = self.reached
+        network = self.network if reached is None else reached.network_of(self.network, self.ranks)
+        communication, exposed = communication_seconds(after_backward(job), update, network)
         for number, times in Counter([*[0] * (k > 1), *[1] * (k - 2), k - 1]).items():
-            one = communication_seconds(micro_batch(job, number), computed, self.network)
+            one = communication_seconds(micro_batch(job, number), computed, network)
             communication, exposed = communication + times * one[0], exposed + times * one[1]
+        if reached is not None:
+            exposed += reached.contention_seconds(communication - exposed, self.network)
         return {"compute_seconds": k * sum(computed.values()), "communication_seconds": communication,
                 "exposed_communication_seconds": exposed, "update_seconds": sum(update.values())}
 
     def unit_seconds(self, policy: str) -> dict[Place, float]:
-        """Seconds of each unit's arithmetic at each of its places in a micro-batch, by the roofline."""
+        """Seconds of each unit's arithmetic at each of its places in a micro-batch: of zerosim's layers by the
+        roofline, of another runtime's at the rates that it reaches."""
+        if self.reached is not None:
+            return self.reached.unit_seconds(self.model, self.batch, self.sequence, policy)
         found, machine = self.arithmetic(policy), self.machine
         seconds = {pieces: pieces.seconds(machine) for pieces in {*found.values()}}  # equal units have the same
         return {place: seconds[pieces] for place, pieces in found.items()}

@@ -20,8 +20,8 @@ KINDS = (*STATES, *TRANSIENT, "overhead")  # of what is held, in the order of a 
 class PlanRow:
     """One stage under one recomputation policy: what a rank holds at most and sends in a step, and its seconds.
 
-    ``held`` are the rows of the runtime's account at the step's fullest moment, so that they add up: bytes by kind, what
-    they are and the source of the formula, each on the device, on the host or on disk. Capacities are a rank's;
+    ``held`` are the rows of the runtime's account at the step's fullest moment, so that they add up: bytes by kind,
+    what they are and the source of the formula, each on the device, on the host or on disk. Capacities are a rank's;
     ``margin_nbytes`` of the device are to stay free. ``host_transfer_nbytes_per_step`` and
     ``disk_transfer_nbytes_per_step`` go there and back; 0 without offload. ``tokens_per_step`` are those of all ranks.
     """
@@ -151,8 +151,8 @@ class PlanRow:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, and what follows from them."""
-        computed = ("states_nbytes", "transient_nbytes", "overhead_nbytes", "total_nbytes", "host_nbytes", "disk_nbytes",
-                    "spare_nbytes", "fits", "has_margin", "step_seconds", "tokens_per_second",
+        computed = ("states_nbytes", "transient_nbytes", "overhead_nbytes", "total_nbytes", "host_nbytes",
+                    "disk_nbytes", "spare_nbytes", "fits", "has_margin", "step_seconds", "tokens_per_second",
                     "tokens_per_second_per_rank", "model_flops_utilization")
         return asdict(self) | {f"{kind}_nbytes": nbytes for kind, nbytes in self.parts.items()} | {
             name: getattr(self, name) for name in computed}

@@ -1,4 +1,4 @@
-"""The questions that one asks before renting: how long a whole training takes and costs, what is the largest, the fewest.
+"""The questions that one asks before renting: how long a training takes and costs, the largest, the fewest.
 
 Each is answered by the rows of plans, with their margin. Legend: N ranks, B sequences of L tokens of a micro-batch.
 """
@@ -65,7 +65,8 @@ def largest_sequence(config: PlanConfig) -> int:
     learned positions for. 0 where not even 128 do."""
     transformer = config.model.transformer
     most = (transformer.positions if transformer else 0) or MOST_TOKENS
-    return TOKENS_STEP * _largest(lambda tiles: _fits(replace(config, sequence=TOKENS_STEP * tiles)), most // TOKENS_STEP)
+    return TOKENS_STEP * _largest(lambda tiles: _fits(replace(config, sequence=TOKENS_STEP * tiles)),
+                                  most // TOKENS_STEP)
 
 
 def fewest_ranks(config: PlanConfig) -> int | None:
@@ -140,8 +141,8 @@ def over_ranks(plan: Plan, numbers: Iterable[int]) -> OverRanks:
     for ranks in numbers:
         if checked_count("ranks", ranks, 1) > per_node and (ranks % per_node or network.between is None):
             raise ValueError(f"{ranks} ranks are no whole nodes of {per_node}; take a multiple" if ranks % per_node else
-                             f"{ranks} ranks are more than the {per_node} of a node, and this plan names no link between "
-                             "nodes; make it of two nodes or more, as nodes=2")
+                             f"{ranks} ranks are more than the {per_node} of a node, and this plan names no link "
+                             "between nodes; make it of two nodes or more, as nodes=2")
         over = Network(network.inside) if ranks <= per_node else network
         found.append(replace(config, ranks=ranks, network=over, options=replace(config.options, mesh=None)).plan())
     if not found:

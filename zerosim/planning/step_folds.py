@@ -139,8 +139,8 @@ def _levels(flow: Flow) -> dict[Place, int]:
     for snapshot in snapshots(flow.block, flow.blocks, flow.vocabulary, flow.policy, between=True):
         phase = "loss" if snapshot.step == "loss" else snapshot.phase
         place = (ENDS[phase] if snapshot.step == BETWEEN else phase, snapshot.unit)
-        gone = place in (("accumulated", 0), ("backward end", 0))  # the first unit has dropped the tokens
-        vectors = 2 if phase == "forward" or place == ("loss", last) else 0 if gone else 1
+        tokens_dropped = place in (("accumulated", 0), ("backward end", 0))  # by the first unit
+        vectors = 2 if phase == "forward" or place == ("loss", last) else 0 if tokens_dropped else 1
         nbytes = snapshot.total_nbytes + vectors * TOKEN_NBYTES * flow.block.tokens
         found[place] = max(found.get(place, 0), nbytes)
     return found

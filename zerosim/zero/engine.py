@@ -64,7 +64,7 @@ class Tape:
     inputs: dict[int, np.ndarray]
     tokens: int
     places: int
-    weights: object = None  # stands for the weights that it was made with
+    weights_version: object = None  # of the weights that forward saw
     used: bool = False
 
 
@@ -129,11 +129,11 @@ class Engine(Shown):
         self.loss_scale = self.policy.start_scaling()
         settings = settings_of(model, optimizer, self.policy, groups)
         plugs = plugs_of(rank, self.stage, self.policy, self.options)
-        first, self.store = initializer_of(model, weights), plugs.store
+        initializer, self.store = initializer_of(model, weights), plugs.store
         lay_out = partial(plugs.lay_out, layout, ranks=plugs.shards.size)
         buckets = BucketOptions(self.options.bucket_nbytes, self.options.overlap, {"copy_in_flight": copy_in_flight})
         self.param_groups = [
-            plugs.param_group(plugs.shards, model, of_group, first, lay_out, self.stage, self.store, buckets)
+            plugs.param_group(plugs.shards, model, of_group, initializer, lay_out, self.stage, self.store, buckets)
             for of_group in settings_by_group(settings)]
         self.store.finish()
         self._observer = observer_of(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
@@ -143,11 +143,11 @@ class Engine(Shown):
         self._update = plugs.update(self._all_gathers, SkippedSteps(rank, self.loss_scale), clip_norm, schedule,
                                     plugs.squares)
         agree = partial(_agreement, optimizer, self.loss_scale, self._update,
-                        _digest(model, settings, first, None if weights else 16, (clip_norm, seed)))
+                        _digest(model, settings, initializer, None if weights else 16, (clip_norm, seed)))
         self.gradients = Accumulator(self.param_groups, {
             group: plugs.reducer(group, agree, plugs.reduction) for group in self.param_groups if not group.frozen})
         self._unsharder = plugs.unsharder(model, self.param_groups, plugs.gather, keep=keep, prefetch=prefetch)
-        self._weights = object()  # another one after each update
+        self._weights_version = object()  # a new one after each update
         self._factors: dict[str, Any] = {}
         self._counts = StepCounts(self.loss_scale.scale)
 
@@ -201,7 +201,7 @@ class Engine(Shown):
         x = self._charged(x, self.policy.compute_dtype, "x", indices=self.model.units[0].integer_inputs)
         target = self._charged(target, FP32, "target", indices=self.model.loss.integer_targets)
         tape = self._forward_units(self._micro_batch_context(), x, target)
-        tape.weights = self._weights
+        tape.weights_version = self._weights_version
         return tape
 
     def backward(self, tape: Tape, *, last: bool = False) -> None:
@@ -217,7 +217,7 @@ class Engine(Shown):
                 "backward() was called between reduce() and update(), and would overwrite the reduced gradient; "
                 "call update() first, or abandon()"
             )
-        if tape.weights is not self._weights:
+        if tape.weights_version is not self._weights_version:
             raise ValueError("this tape was made with other weights: before an update, or by another engine; its "
                              "gradients are not those of the weights that are here now, so make a new one by forward()")
         if tape.used:
@@ -255,7 +255,7 @@ class Engine(Shown):
             if result.skipped:
                 with self.rank.trace.span("skipped"):
                     pass
-        self._factors, self._weights = {}, object()
+        self._factors, self._weights_version = {}, object()
         self._counts = StepCounts(self._counts.scale, self._counts.step + 1)
         return result
 
@@ -309,7 +309,7 @@ class Engine(Shown):
         return [*again, *reversed(segment)]
 
     def _keep_input(self, x: np.ndarray) -> np.ndarray:
-        """Keeps a unit's input for the second forward; the batch itself is kept as the input that it is."""
+        """Keeps a unit's input for the second forward; the batch itself stays charged as input."""
         if self.rank.memory.kind_of(x) == "activation":
             self.rank.memory.reclassify(x, "checkpointed_input")
         return x
@@ -490,7 +490,7 @@ class Engine(Shown):
             raise ValueError("weights were to be loaded inside a block `with engine.weights(unit)`, where they would "
                              "be those of before; end the block first")
         self.abandon()
-        self._weights = object()
+        self._weights_version = object()
         for all_gather in self._all_gathers.values():
             all_gather.weights_change()
         return self._counts
@@ -524,14 +524,14 @@ def _agreement(optimizer: Optimizer, loss_scale: LossScaler, update: Update, set
             f"{settings}")
 
 
-def _digest(model: Model, settings: Mapping[str, Settings], first: Initializer, most: int | None,
+def _digest(model: Model, settings: Mapping[str, Settings], initializer: Initializer, most: int | None,
             others: object) -> str:
     """A checksum of what else must be the same: the policy and the optimizer of each parameter, of its first values at
     most so many (None: all), and ``others``."""
     found = zlib.crc32(repr((sorted(settings.items()), others)).encode())
     for name, shape in model.shapes.items():
         count = math.prod(shape)
-        found = zlib.crc32(first(name, 0, count if most is None else min(most, count)).tobytes(), found)
+        found = zlib.crc32(initializer(name, 0, count if most is None else min(most, count)).tobytes(), found)
     return f"settings {found:08x} (policy, groups, clip_norm, seed, first values)"
 
 

@@ -206,10 +206,10 @@ class Reduction:
         return want
 
     def bucket_summed(self, sums: np.ndarray, bucket: Bucket, agreement: str) -> None:
-        """Takes the next step with a bucket whose sum is final: there is none."""
+        """Sends a bucket whose sum is final further, where a reduction has a second step; a ring has none."""
 
     def finish(self, sums: np.ndarray, agreement: str) -> None:
-        """Takes the next step with what `bucket_summed` has not been given: there is none."""
+        """Sends further what `bucket_summed` was not given."""
 
     def abandon(self) -> list[Move]:
         """Forgets the step; returns what is under way, for the caller to drop."""

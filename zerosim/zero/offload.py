@@ -228,11 +228,11 @@ class OffloadStore(Store):
     @contextmanager
     def writing(self, x: Any) -> Iterator[Any]:
         """The array itself, to be written to where it rests; or room on the host, whose values go to the disk."""
-        with self.brought({"": x}, self.device if self.is_array(x) else self.host, read=()) as room:
+        with self.arrays_at({"": x}, self.device if self.is_array(x) else self.host, read=()) as room:
             yield room[""]
 
     def place_of(self, x: Any) -> str:
-        """The place where an array lies."""
+        """The place where an array rests."""
         if isinstance(x, DiskVector):
             return DISK
         return DEVICE if self.memory.host.kind_of(x) is None else HOST
@@ -283,7 +283,7 @@ class OffloadStore(Store):
         """The array itself, or of one on disk a copy on the host."""
         return self.at(HOST, x) if self.place_of(x) == DISK else x
 
-    def in_stretches(self, x: Any) -> Iterator[Any]:
+    def read_stretches(self, x: Any) -> Iterator[Any]:
         """The values of a gradient, where it rests on the device or the host; from the disk they come to the host."""
         place = DEVICE if self.offload.gradients == DEVICE else HOST
         for here in self.stretches(len(x), x):
@@ -331,7 +331,7 @@ class OffloadStore(Store):
             return
         for here in self.stretches(len(values)):
             arrived, kernels = self.at(HOST, values[here], of=resting, wait=False), self.rank.kernels.on_host
-            with self.brought({"": resting[here]}, self.host, read=("",) * add) as arrays:
+            with self.arrays_at({"": resting[here]}, self.host, read=("",) * add) as arrays:
                 self._arrive()
                 if add:
                     kernels.add_rounded(arrays[""], arrived, arrays[""])
@@ -339,9 +339,9 @@ class OffloadStore(Store):
                     kernels.cast_pack(arrived, arrays[""])
 
     @contextmanager
-    def brought(self, resting: Mapping[str, Any], at: Workplace, *, read: Collection[str] | None = None,
+    def arrays_at(self, resting: Mapping[str, Any], at: Workplace, *, read: Collection[str] | None = None,
                 written: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
-        """Brings copies of arrays to a place, and back at the end of the block; what rests there is there itself."""
+        """As in the plain store: copies, but for arrays that rest at the workplace."""
         place = self._place(at)
         copies = {name: self.at(place, x, read=read is None or name in read) for name, x in resting.items()}
         yield copies

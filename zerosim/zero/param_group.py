@@ -149,11 +149,11 @@ class ParamGroup:
     """Weights, gradients, master weights and optimizer state of some parameters, each under its placement, on one rank.
 
     ``rank`` is a handle among those that have a shard each, ``settings`` are those of its parameters, by name,
-    ``first`` makes their first values. ``lay_out`` cuts its vector among the ranks, ``store`` keeps what rests, in
-    buckets with these ``options`` it goes to other ranks. ``reduced`` is there between reduce() and update() alone.
+    ``initializer`` makes their first values. ``lay_out`` cuts its vector among the ranks, ``store`` keeps what rests,
+    in buckets with these ``options`` it goes to other ranks. ``reduced`` is there between reduce() and update() alone.
     """
 
-    def __init__(self, rank: Rank, model: Model, settings: Mapping[str, Settings], first: Initializer,
+    def __init__(self, rank: Rank, model: Model, settings: Mapping[str, Settings], initializer: Initializer,
                  lay_out: Callable[[UnitShapes], Layout], stage: Stage, store: Store, options: BucketOptions) -> None:
         self.rank, self.model, self.stage, self.store, self.options = rank, model, stage, store, options
         self.policy = next(one.policy for one in settings.values())
@@ -174,7 +174,7 @@ class ParamGroup:
         self.slots: dict[str, np.ndarray] = {}  # one vector beside the master: slots that every parameter has
         self.own_slots: dict[tuple[str, str], np.ndarray] = {}  # what this rank keeps, by parameter and slot
         self._make_slots()
-        self._initialize(first)
+        self._initialize(initializer)
 
     @property
     def parameter_is_master(self) -> bool:
@@ -202,7 +202,7 @@ class ParamGroup:
         return self.layout.valid(self.rank.index) if placement is SHARDED else self.layout.valid_regions()
 
     def all_gather_scalars(self, mine: np.ndarray) -> np.ndarray:
-        """The values of all ranks, in rank order; nothing is sent where each knows all."""
+        """The values of all ranks, in rank order; where state is replicated ``mine`` are those, and nothing is sent."""
         if self.stage.optimizer is not SHARDED:
             return mine
         found: np.ndarray = self.rank.all_gather(mine, purpose="control")
@@ -220,8 +220,8 @@ class ParamGroup:
         """Begins to bring a bucket from one placement to another; packs it where it is in pieces.
 
         What arrives is put into ``target``, with ``add`` onto what is there; before, nothing has to be there. ``rank``
-        is a handle among others than those that have a shard each. All parameters and gradients go this way, but for
-        whole tensors and what an option sends in another form.
+        is a handle among other ranks than those that have a shard each. All parameters and gradients go this way, but
+        for whole tensors and what an option sends in another form.
         """
         rank = rank or self.rank
         chunk = bucket.cut[rank.index + 1] - bucket.cut[rank.index]
@@ -229,7 +229,7 @@ class ParamGroup:
         in_place = not add and len(target) == 1 and target[0][1].dtype == dtype and self.store.is_array(target[0][1])
         found = redistribute(rank.agreeing(agreement), vector, have, want, bucket.cut, policy=self.policy,
                              out=target[0][1] if in_place else None, purpose=purpose, async_op=async_op,
-                             **self.options.issued)
+                             **self.options.of_collectives)
         put = do_nothing if in_place else partial(self.store.put_parts, target, add=add)
         return Move(found, put, async_op=async_op)
 
@@ -341,7 +341,7 @@ class ParamGroup:
                     self.store.clear(own)
                 self.own_slots[piece.entry.name, name] = own
 
-    def _initialize(self, first: Initializer) -> None:
+    def _initialize(self, initializer: Initializer) -> None:
         """Draws the first values piece by piece: no rank holds more than it keeps, and no value depends on N."""
         stage = self.stage
         copies = [(self.parameter, stage.parameters)]
@@ -352,11 +352,11 @@ class ParamGroup:
                 target, start = elements_of(array, piece, placement), piece.vector.start
                 for entry, low, high in self.layout.entries_in(start, piece.vector.stop):
                     self.store.fill(target[low - start:high - start],
-                                        partial(self._first_values, first, entry.name, low - entry.low))
+                                        partial(self._first_values, initializer, entry.name, low - entry.low))
 
-    def _first_values(self, first: Initializer, name: str, start: int, span: slice) -> np.ndarray:
+    def _first_values(self, initializer: Initializer, name: str, start: int, span: slice) -> np.ndarray:
         """The first values of a stretch of a parameter, which itself begins at the parameter's element ``start``."""
-        values = first(name, start + span.start, span.stop - span.start)
+        values = initializer(name, start + span.start, span.stop - span.start)
         # Weights are cast from the master, whatever its format, from the start.
         return values if self.frozen else round_to(values, self.policy.first_format)
 

@@ -92,8 +92,8 @@ def redistribute(rank: Rank, vector: np.ndarray, have: Placement, want: Placemen
 
     PARTIAL to REPLICATED is an all-reduce, PARTIAL to SHARDED a reduce-scatter, SHARDED to REPLICATED an all-gather,
     REPLICATED to SHARDED a slice (no message, no copy), equal is nothing. ``vector`` is (n,), or the own chunk where
-    it is SHARDED; ``async_op`` and others are options of the rank's collectives. Raises ValueError for what would unsum
-    a sum.
+    it is SHARDED; ``async_op`` and others are options of the rank's collectives. Raises ValueError for a sum that is to
+    become PARTIAL.
     """
     cut = _checked(rank, vector, have, want, cut)
     options: dict[str, Any] = {"splits": cut, "out": out, "async_op": async_op, **others}
@@ -196,8 +196,8 @@ class Store:
         """The ranges in which so many elements of these vectors come to where they are computed with: one."""
         return [slice(0, count)]
 
-    def in_stretches(self, x: Any) -> Iterable[Any]:
-        """The values of a gradient (n,), in parts that a workplace can read one after the other."""
+    def read_stretches(self, x: Any) -> Iterable[Any]:
+        """The values of a gradient (n,) where they are computed with, one part after the other: here one."""
         return [x]
 
     def put(self, values: Any, x: Any, *, add: bool = False) -> None:
@@ -209,7 +209,7 @@ class Store:
 
     def cast(self, values: Any, x: Any, at: Workplace) -> None:
         """x = values, rounded at their place."""
-        with self.brought({"": x}, at, read=()) as arrays:
+        with self.arrays_at({"": x}, at, read=()) as arrays:
             at.kernels.cast_pack(values, arrays[""])
 
     def move(self, values: Any, x: Any) -> None:
@@ -233,10 +233,10 @@ class Store:
             self.put(found[here], resting, add=add)
 
     def finish(self) -> None:
-        """Waits for what is on its way to where it rests: nothing."""
+        """Waits until state that is moved beside the step has arrived; here none is."""
 
     def abandon(self) -> None:
-        """Forgets what is on its way: nothing."""
+        """Forgets what is moved beside the step; here nothing is."""
 
     # -- updates ------------------------------------------------------------------------------------------------------
 
@@ -244,13 +244,13 @@ class Store:
                  unchanged: Collection[str] = ()) -> Iterator[tuple[slice, dict[str, Any]]]:
         """The vectors (count,) at the workplace, stretch by stretch; those not ``unchanged`` are put back each time."""
         for here in self.stretches(count, *resting.values()):
-            with self.brought({name: x[here] for name, x in resting.items()}, self.workplace,
+            with self.arrays_at({name: x[here] for name, x in resting.items()}, self.workplace,
                               written=resting.keys() - unchanged) as arrays:
                 yield here, arrays
 
-    def brought(self, resting: Mapping[str, Any], at: Workplace, *, read: Collection[str] | None = None,
+    def arrays_at(self, resting: Mapping[str, Any], at: Workplace, *, read: Collection[str] | None = None,
                 written: Collection[str] | None = None) -> AbstractContextManager[dict[str, Any]]:
-        """Brings arrays to a place, and back where they rest at the end of the block.
+        """The arrays at a workplace, for a block at whose end they are put back where they rest.
 
         ``read`` and ``written`` name those whose values are needed, and those that change (None: all).
         """
@@ -271,7 +271,7 @@ class BucketOptions:
 
     bucket_nbytes: int | None = None
     overlap: bool = False
-    issued: Mapping[str, Any] = field(default_factory=dict)
+    of_collectives: Mapping[str, Any] = field(default_factory=dict)
 
     def limit(self, dtype: np.dtype[Any]) -> int | None:
         """The elements that a bucket takes: at least one; None for no limit."""

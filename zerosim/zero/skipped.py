@@ -86,7 +86,7 @@ def _not_finite(group: ParamGroup) -> list[str]:
     kernels, names = group.rank.kernels, list(group.optimizers)
     flags = np.zeros(len(names), np.uint8)
     for piece in group.pieces:
-        if not all(kernels.all_finite(x) for x in group.store.in_stretches(group.gradient_sum(piece))):
+        if not all(kernels.all_finite(x) for x in group.store.read_stretches(group.gradient_sum(piece))):
             flags[names.index(piece.entry.name)] = 1
     flags = group.all_gather_scalars(flags).reshape(-1, len(names)).max(axis=0)
     return [name for name, flag in zip(names, flags, strict=True) if flag]

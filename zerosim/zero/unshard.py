@@ -59,7 +59,7 @@ class UnitGather:
         return bucket.in_stretches([whole[part.start - span.start:part.stop - span.start]])
 
     def weights_change(self) -> None:
-        """Drops what was kept of the weights of before: nothing."""
+        """Drops weights that were kept and are now old; here none are."""
 
 
 class Unsharder:
@@ -81,7 +81,7 @@ class Unsharder:
 
     @contextmanager
     def unshard(self, unit: Unit, *, in_pass: bool = False) -> Iterator[Weights]:
-        """The unit's parameters by name, read-only, at rest's format: gathered where sharded, freed on exit.
+        """The unit's parameters by name, read-only, in the format at rest: gathered where sharded, freed on exit.
 
         ``in_pass``: on the way forward or backward, where units are kept and prefetched. Raises ValueError for a unit
         of another model.
@@ -113,7 +113,8 @@ class Unsharder:
     def reshard_all(self) -> None:
         """Frees what was kept or prefetched: after backward, and of an abandoned step.
 
-        It is forgotten first: waiting fails where a run has been stopped, and nothing of that run may stay here.
+        Units are forgotten before they are waited for: waiting fails where a run has been stopped, and nothing of that
+        run may stay here.
         """
         self._ahead = []
         unused = [self._unsharded.pop(name) for name, unit in list(self._unsharded.items()) if not unit.users]
@@ -122,7 +123,7 @@ class Unsharder:
             self._free(unsharded)
 
     def abandon(self) -> None:
-        """Frees all that was gathered, and what a gather has kept, of weights that change now."""
+        """Frees gathered weights, and those that a `UnitGather` has kept: they change now."""
         try:
             self.reshard_all()
         finally:

@@ -65,7 +65,7 @@ class Squares:
     def roots(self, group: ParamGroup, mine: Sequence[Sequence[float]]) -> list[float]:
         """The root of each sum over owners; ``mine`` has a row for each owner whose sums this rank computes."""
         table = group.all_gather_scalars(np.array(mine, np.float64).reshape(-1)).reshape(-1, len(mine[0]))
-        return [math.sqrt(total) for total in np.add.accumulate(table)[-1]]  # from rank 0 on, as no other sum adds
+        return [math.sqrt(total) for total in np.add.accumulate(table)[-1]]  # in rank order; np.sum promises none
 
 
 class Update:
@@ -103,7 +103,7 @@ class Update:
         return StepResult(losses, skipped, math.nan if skipped else norm, scale, tokens, places)
 
     def _take(self, context: StepContext) -> None:
-        """Updates everything that this rank updates, and lets the other ranks have it region by region."""
+        """Updates this rank's pieces of all param groups."""
         with self.changing_state(f"update of step {context.step}"):
             for group in self.trained:
                 self._update_group(group, context)
@@ -116,7 +116,7 @@ class Update:
             self._region_updated(group, region)
 
     def _region_updated(self, group: ParamGroup, region: Region) -> None:
-        """Lets the other ranks have it, unless an option has them wait."""
+        """Hands a region that this rank has updated to the all-gather of parameters."""
         self.all_gathers[group].shard_updated(region)
 
     def _update_region(self, group: ParamGroup, region: Region, context: StepContext,
@@ -157,10 +157,10 @@ class Update:
         self._changing = None
 
     def after_load(self, *, masters: bool = True) -> None:
-        """Follows a load of all state, or of parameters and ``masters`` alone: here nothing is made of them."""
+        """Makes anew, of ``masters`` if they were loaded too, what an option keeps beside state; here nothing."""
 
     def settings(self) -> dict[str, str]:
-        """In words, by name: what the bits of a training that goes on depend on here, beside a schedule."""
+        """The settings by name, as text, on which the bits of later steps depend, beside the schedule."""
         return {"clip_norm": str(self.clip_norm)}
 
     def abandon(self) -> None:
@@ -196,15 +196,16 @@ class Update:
 
 def _overflowed(groups: Sequence[ParamGroup]) -> bool:
     """True on every rank when any rank saw inf or NaN in what it updates."""
-    mine = not all(groups[0].rank.kernels.all_finite(x) for gradient in _scanned(groups)
-                   for x in groups[0].store.in_stretches(gradient))
+    _note_reading(groups)
+    mine = not all(groups[0].rank.kernels.all_finite(x) for gradient in _own_gradients(groups)
+                   for x in groups[0].store.read_stretches(gradient))
     return bool(groups[0].all_gather_scalars(np.array([mine], np.uint8)).any())
 
 
 def _gradient_norm(groups: Sequence[ParamGroup], squares: Squares) -> float:
     """The global norm of the mean gradient: every element of every parameter of the groups counted once."""
     mine = []
-    _scanned(groups)
+    _note_reading(groups)
     for owner in _owners(groups[0]):
         total: float = 0  # plain additions: from CPython 3.12 on sum() compensates, which gives other bits
         for group in groups:
@@ -218,18 +219,21 @@ def _sum_of_squares(group: ParamGroup, gradient: np.ndarray, squares: Squares) -
     """The sum of a piece's squares, block by block, however it is cut in stretches."""
     divisor = group.reduced_gradient.divisor
     total: float = 0
-    for x in group.store.in_stretches(gradient):
+    for x in group.store.read_stretches(gradient):
         kernels = group.rank.kernels.serving(x)
         for block in spans(len(x), kernels.BLOCK):
             total += squares.of(kernels, x[block], divisor)
     return total
 
 
-def _scanned(groups: Sequence[ParamGroup]) -> list[np.ndarray]:
-    """The sums of gradients that this rank updates with, without padding; notes what a look at them reads."""
-    found = [group.gradient_sum(piece) for group in groups for piece in group.regions_held(group.stage.optimizer)]
-    groups[0].store.note("gradient", sum(gradient.nbytes for gradient in found))
-    return found
+def _own_gradients(groups: Sequence[ParamGroup]) -> list[np.ndarray]:
+    """The sums of gradients that this rank updates with, without padding."""
+    return [group.gradient_sum(piece) for group in groups for piece in group.regions_held(group.stage.optimizer)]
+
+
+def _note_reading(groups: Sequence[ParamGroup]) -> None:
+    """Notes that each of these sums is read once."""
+    groups[0].store.note("gradient", sum(gradient.nbytes for gradient in _own_gradients(groups)))
 
 
 def _owners(group: ParamGroup) -> Sequence[int]:

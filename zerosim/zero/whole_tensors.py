@@ -22,7 +22,7 @@ def update_tensor(group: ParamGroup, piece: ParameterPiece, context: StepContext
     """One step on a tensor that lies whole on this rank."""
     entry, place = piece.entry, group.store.workplace
     at_rest = group.at_rest(piece)
-    with group.store.brought(at_rest, place, written=at_rest.keys() - {GRADIENT}) as arrays:
+    with group.store.arrays_at(at_rest, place, written=at_rest.keys() - {GRADIENT}) as arrays:
         shaped = {name: x.reshape(entry.shape) if name in (MASTER, GRADIENT) or group.is_flat(entry, name) else x
                   for name, x in arrays.items()}
         _step(group, entry, shaped, context, place)
@@ -46,7 +46,7 @@ def update_gathered(group: ParamGroup, entry: LayoutEntry, piece: ParameterPiece
         return
     others = {name: group.own_slots[entry.name, name] for name in group.slots_of(entry) if name not in flat}
     here = slice(cut[group.rank.index], cut[group.rank.index + 1])
-    with store.brought(others, store.device) as arrays:
+    with store.arrays_at(others, store.device) as arrays:
         _step(group, entry, whole | arrays, context, store.device)
     for name, part in own.items():
         store.move(whole[name].reshape(-1)[here], part)

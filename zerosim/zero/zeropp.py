@@ -104,7 +104,7 @@ class ZeroPlusPlusGather(UnitGather):
             form.quantize(rank.kernels, own, sent)
             splits = (0, *accumulate(form.nbytes(high - low) for low, high in pairwise(bucket.cut)))
             found = rank.all_gather(sent, splits=splits, async_op=async_op, purpose="parameters",
-                                    **group.options.issued)
+                                    **group.options.of_collectives)
             yield Move(found, partial(self._dequantize, form, bucket.cut, splits, target), async_op=async_op)
 
     def _dequantize(self, form: Blockwise, cut: Cut, splits: Cut, target: np.ndarray, arrived: np.ndarray) -> None:

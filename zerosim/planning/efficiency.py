@@ -1,0 +1,223 @@
+"""The seconds of a step's arithmetic as runtimes reach them: shares of a device's peaks, by measurement and by fit.
+
+Legend: p = B·L tokens of a micro-batch, B sequences of L; I inputs and O outputs of a matrix product.
+
+- A product takes its operations at the share of the peak that large ones were measured to reach, and its operands at
+  the memory's rate, one after the other: its first tiles are loaded, and its last ones stored, beside nothing. So small
+  and narrow products reach less.
+- Attention takes what its kernel computes, half of the square, at that kernel's measured share; less where L is short.
+- What is elementwise takes the bytes that its operators read and write, by a table: eager ones more than fused ones.
+- Communication behind computation takes memory and processors from it, and makes it longer (contention).
+- In fp8, linear layers multiply at its rate; their inputs, weights and gradients are cast first, each once.
+
+Two things are not in it: launches of kernels, which are longer than kernels of very few tokens, and waiting for data.
+
+Sources: Williams, Waterman & Patterson 2009 (the roofline, of which the two times are added here); each constant has
+its own in efficiency.toml. What is fitted stands apart there: on every second published step of
+`zerosim.course.published`; the other half gives the error.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.resources import files
+from math import prod
+from typing import Any, NamedTuple
+
+from zerosim.models.transformer import Transformer
+from zerosim.models.units import Recompute
+from zerosim.numerics.checks import unknown_name
+from zerosim.planning.hardware import Device, Network
+from zerosim.planning.shapes import ModelShape, UnitShape
+from zerosim.planning.step_activations import Place
+
+ITEMSIZE, FP8_ITEMSIZE = 2, 1
+CAST_NBYTES = 4            # of each element: 2 are read, 1 is written twice, once transposed
+BACKWARD_ATTENTION = 2.5   # five products of L x L for forward's two (Dao et al. 2022, algorithm 4)
+SELECTIVE = "selective"    # torchtitan's list: every second product is made again, and what is elementwise
+
+
+@lru_cache(maxsize=1)
+def constants() -> Mapping[str, Any]:
+    """The tables of efficiency.toml."""
+    return tomllib.loads(files("zerosim.planning").joinpath("efficiency.toml").read_text(encoding="utf-8"))
+
+
+class Product(NamedTuple):
+    """A linear layer of a block, or a stack of so many, each of which a share of the tokens passes."""
+
+    name: str
+    stack: int
+    share: float
+    inputs: int
+    outputs: int
+
+
+def products(of: Transformer, block: UnitShape) -> tuple[Product, ...]:
+    """The linear layers of a block, in its order.
+
+    >>> from zerosim.planning.shapes import PRESETS, model_of
+    >>> gpt2 = PRESETS["gpt2"]
+    >>> [each[3:] for each in products(gpt2, model_of("gpt2", gpt2).units[1])]
+    [(768, 2304), (768, 768), (768, 3072), (3072, 768)]
+    """
+    found = list[Product]()
+    for tensor in block.tensors:
+        layer, _, part = tensor.name.partition(".")[2].rpartition(".")
+        if part == "weight" and len(tensor.shape) > 1:
+            *experts, inputs, outputs = tensor.shape
+            share = of.experts.per_token / of.experts.count if experts and of.experts else 1.0
+            found.append(Product(layer, prod(experts), share, inputs, outputs))
+    return tuple(found)
+
+
+def sizes_of(model: ModelShape) -> Transformer:
+    """The transformer of a decoder; raises ValueError for a model without a shape, and for an encoder-decoder."""
+    if model.transformer is None or model.transformer.encoder_blocks:
+        raise ValueError(f"the seconds of {model.name} were asked for, which is no decoder of known sizes; name a "
+                         "decoder, as llama-2-7b")
+    return model.transformer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Efficiency:
+    """Rates that a device reaches under a runtime, in operations and bytes per second.
+
+    `products` are those in 16 bits, `linear` those of linear layers; `attention` forward and backward, where `causal`
+    of half the square; `elementwise` bytes by operator; `contention` the share of hidden copies that computation gets
+    longer by; `network` the share of a network's rate. `error` is the mean error of published steps that were held out.
+    """
+
+    device: Device
+    runtime: str
+    products: float
+    linear: float
+    attention: tuple[float, float]
+    half_tokens: int
+    causal: bool
+    memory: float
+    elementwise: Mapping[str, Any]
+    contention: float
+    network: float
+    fp8: bool
+    error: float
+
+    def product_seconds(self, positions: float, inputs: int, outputs: int, *, linear: bool = True) -> float:
+        """Seconds of the product (p, I) x (I, O).
+
+        >>> from zerosim.planning.hardware import device
+        >>> a100 = efficiency(device("a100-80"), "fsdp2")
+        >>> [round(2 * n**3 / a100.product_seconds(n, n, n) / 312e12, 2) for n in (256, 1024, 4096, 16384)]
+        [0.21, 0.48, 0.71, 0.8]
+        """
+        itemsize, rate = (FP8_ITEMSIZE, self.linear) if linear and self.fp8 else (ITEMSIZE, self.products)
+        nbytes = itemsize * inputs * (positions + outputs) + ITEMSIZE * positions * outputs
+        return 2 * positions * inputs * outputs / rate + nbytes / self.memory
+
+    def unit_seconds(self, model: ModelShape, batch: int, tokens: int,
+                     recompute: float | str = "none") -> dict[Place, float]:
+        """Seconds of each unit of a decoder, forward, in the loss and back, in a micro-batch.
+
+        What runs forward again is in backward: of `recompute` blocks a share, "selective", or what a policy's text says
+        of whole blocks. Raises ValueError for a text that names none.
+        """
+        of, positions, last = sizes_of(model), batch * tokens, len(model.units) - 1
+        share = (recompute if isinstance(recompute, float | int) else recompute != SELECTIVE and
+                 bool(Recompute.parse(recompute).segments(1)))
+        embedding = 2 * ITEMSIZE * positions * of.channels / self.memory
+        head = self.product_seconds(positions, of.channels, of.vocabulary, linear=False)
+        found: dict[Place, float] = {
+            ("forward", 0): embedding, ("backward", 0): embedding,
+            ("forward", last): head, ("backward", last): 2 * head,
+            ("loss", last): positions * of.vocabulary * sum(self.elementwise["logits"]) / self.memory}
+        of_kind = dict[tuple[Product, ...], tuple[float, float]]()  # equal blocks take as long
+        for unit in range(1, last):
+            listed = products(of, model.units[unit])
+            if listed not in of_kind:
+                once = [each.stack * self.product_seconds(positions * each.share, each.inputs, each.outputs)
+                        for each in listed]
+                forward, back = (self._beside(of, listed, batch, tokens, way) for way in (0, 1))
+                forward += sum(once)
+                again = share * forward if recompute != SELECTIVE else (
+                    sum(once[1::2]) + self._elementwise_nbytes(of, listed, positions, 0) / self.memory)
+                of_kind[listed] = forward, again + 2 * sum(once) + back
+            found["forward", unit], found["backward", unit] = of_kind[listed]
+        return found
+
+    def contention_seconds(self, hidden_seconds: float, network: Network) -> float:
+        """Seconds by which computation gets longer while so many seconds of communication hide behind it.
+
+        What takes memory and processors is bytes that are copied, at a rate up to that of the links inside a node; of
+        a slower network most is waiting.
+        """
+        rate = network.inside.bytes_per_second
+        if network.between is not None and network.ranks_per_node is not None:
+            rate = min(rate, network.between.bytes_per_second * network.ranks_per_node)
+        return self.contention * hidden_seconds * rate / network.inside.bytes_per_second
+
+    def network_of(self, network: Network, ranks: int) -> Network:
+        """The network on whose links of one latency a ring of N ranks takes as long as NCCL's: so much of each rate is
+        reached, and of its N - 1 steps as many as there are nodes wait for a network card, the others for a link
+        inside."""
+        inside, between = network.inside, network.between
+        if between is None or network.ranks_per_node is None:
+            return Network(replace(inside, bytes_per_second=inside.bytes_per_second * self.network))
+        nodes = ranks // network.ranks_per_node
+        latency = ((ranks - nodes) * inside.latency_seconds + nodes * between.latency_seconds) / ranks
+        inside, between = (replace(link, latency_seconds=latency, bytes_per_second=link.bytes_per_second * self.network)
+                           for link in (inside, between))
+        return Network(inside, between, network.ranks_per_node)
+
+    def _beside(self, of: Transformer, listed: Sequence[Product], batch: int, tokens: int, way: int) -> float:
+        """Seconds of a block beside its products: attention, elementwise operators and casts; way 0 forward, 1 back."""
+        positions, square = batch * tokens, batch * tokens**2
+        flops = 2 * square * (of.query_channels + of.attention_channels) * (1, BACKWARD_ATTENTION)[way]
+        nbytes = self._elementwise_nbytes(of, listed, positions, way)
+        if self.causal:
+            flops *= (1 + self.half_tokens / tokens) / 2
+        else:
+            nbytes += self.elementwise["probability"][way] * square * of.heads
+        if self.fp8:
+            nbytes += CAST_NBYTES * sum(each.stack * (positions * each.share * each.outputs if way else
+                                                      each.inputs * (positions * each.share + each.outputs))
+                                        for each in listed)
+        return flops / self.attention[way] + nbytes / self.memory
+
+    def _elementwise_nbytes(self, of: Transformer, listed: Sequence[Product], positions: int, way: int) -> float:
+        """Bytes of a block's elementwise operators; inside the feed-forward network as wide as its last product."""
+        inside = sum(each.stack * each.share * each.inputs for each in listed if each.name.endswith("down"))
+        widths = {"layer_norm" if of.layer_norm else "rms_norm": 2 * of.channels, "residual": 2 * of.channels,
+                  "gate" if of.gated else "gelu": inside,
+                  "rotation": (of.query_channels + of.key_channels) * (not of.positions),
+                  "rms_norm of heads": (of.query_channels + of.key_channels) * of.head_norms}
+        return float(positions * sum(width * self.elementwise[name.partition(" ")[0]][way]
+                                     for name, width in widths.items()))
+
+
+def efficiency(device: Device, runtime: str = "fsdp2", *, compiled: bool = False, attention: str | None = None,
+               format: str = "bf16", linear: str | None = None) -> Efficiency:
+    """The efficiency of a device under a runtime, eager or compiled; its kernel of attention unless another is named.
+
+    `format` is that of products, `linear` that of linear layers, where it is fp8. A device that was not measured has
+    the defaults of its tables. Raises ValueError for a runtime or kernel that the tables lack, and for a format that
+    the device lacks.
+    """
+    tables = constants()
+    if runtime not in tables["runtime"]:
+        raise unknown_name(f"no efficiency of runtime={runtime!r} is known", runtime, tables["runtime"])
+    of_runtime = tables["runtime"][runtime]
+    name = of_runtime["attention"] if attention is None else attention
+    if name not in tables["attention"]:
+        raise unknown_name(f"no kernel of attention is called {name!r}", name, tables["attention"])
+    kernel, fitted = tables["attention"][name], tables["fitted"][of_runtime["fitted"]]
+    factor, own = fitted.get(device.name, fitted["default"]), tables["products"].get(device.name, {})
+    peak, share = device.flops_per_second_in(format) * factor["factor"], tables["products"]["default"] | own
+    rate = peak * share["share"]
+    faster = rate if linear is None else device.flops_per_second_in(linear) * factor["factor"] * share["fp8"]
+    forward, backward = kernel.get(device.name, kernel["default"])
+    return Efficiency(
+        device, runtime, rate, faster, (forward * peak, backward * peak), kernel["half_tokens"], kernel["causal"],
+        device.memory_bytes_per_second * of_runtime["memory"],
+        tables["elementwise"]["fused" if compiled or of_runtime["fused"] else "eager"], of_runtime["contention"],
+        of_runtime["network"], linear is not None, factor["error"])
