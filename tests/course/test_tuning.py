@@ -51,9 +51,11 @@ def test_of_all_that_leave_the_margin_it_takes_the_one_with_the_most_room_within
             rows += [(row, batch, prefetch) for row in plan.rows
                      if (row.stage == 3 or prefetch == ahead[0])
                      and not (asked.get("runtime") == "megatron" and row.stage > 1)]
-    leaving_margin = [row for row, _, _ in rows if row.has_margin]
+    fewer = {(row.stage, row.recompute, batch, prefetch): row.step_seconds for row, batch, prefetch in rows}
+    leaving_margin = [row for row, batch, prefetch in rows if row.has_margin and all(
+        row.step_seconds < fewer.get((row.stage, row.recompute, batch, less), np.inf) for less in range(prefetch))]
     assert sorted(one.row.step_seconds for one in found.tried) == sorted(row.step_seconds for row in leaving_margin)
-    assert found.too_large == len(rows) - len(leaving_margin)
+    assert found.too_large == sum(not row.has_margin for row, _, _ in rows)
     near = [row for row in leaving_margin
             if row.step_seconds <= 1.02 * min(one.step_seconds for one in leaving_margin)]
     assert found.best.row in near
@@ -151,7 +153,7 @@ SAID = {  # of each runtime: what is asked, and lines of its settings and notes
             "reshard_after_forward=False, mp_policy=precision", "param_dtype=torch.bfloat16, reduce_dtype=torch.fl",
             "Make the model in fp32", "create_selective_checkpoint_contexts", "Each step: 1 micro-batch of 4 sequenc"]),
         ({"stage": 3, "prefetch": 2, "offload": "host", "recompute": "block"}, [
-            "reshard_after_forward=True", "set_modules_to_forward_prefetch(blocks[i + 1:i + 3])",
+            "fully_shard(module, mp_policy=precision,", "set_modules_to_forward_prefetch(blocks[i + 1:i + 3])",
             "offload_policy=CPUOffloadPolicy()", "torch.utils.checkpoint", "host: pcie5, 63.02 GB a second each way"])],
     "deepspeed": [
         ({"stage": 2, "overlap": False, "compute": "fp16", "offload": "optimizer=host"}, [

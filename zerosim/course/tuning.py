@@ -69,10 +69,15 @@ class Candidate:
         """All that is chosen but the units gathered ahead."""
         return self.row.stage, self.row.recompute, self.config.batch, self.config.options.offload.text
 
+    @property
+    def seconds(self) -> float:
+        """Seconds of the step."""
+        return self.row.step_seconds
+
     def rank(self, fastest_seconds: float) -> dict[str, float]:
         """What decides between candidates, in this order, each the less the better."""
-        near, row = self.row.step_seconds <= (1 + NEAR) * fastest_seconds, self.row
-        return {"seconds": 0.0 if near else row.step_seconds, "offload": row.host_nbytes + row.disk_nbytes,
+        near, row = self.seconds <= (1 + NEAR) * fastest_seconds, self.row
+        return {"seconds": 0.0 if near else self.seconds, "offload": row.host_nbytes + row.disk_nbytes,
                 "room": -row.spare_nbytes, "traffic": row.sent_nbytes_per_step}
 
 
@@ -80,8 +85,9 @@ class Candidate:
 class Tuned(Shown):
     """Candidates that have the margin, best first; ``print`` and a notebook show them, with settings to paste.
 
-    ``too_large`` have not the margin under any places; ``nearest`` is the one of them that comes nearest to it, where
-    none has it. ``left_out`` are the reasons why the program has no settings for some.
+    Units gathered ahead are as few as are as fast. ``too_large`` have not the margin under any places; ``nearest`` is
+    the one of them that comes nearest to it, where none has it. ``left_out`` are the reasons why the program has no
+    settings for some.
     """
 
     config: PlanConfig
@@ -130,19 +136,19 @@ class Tuned(Shown):
         best, other = self.best, self.runner_up
         if best is None or other is None:
             return ""
-        slower = other.row.step_seconds / best.row.step_seconds - 1 if best.row.step_seconds else 0.0
+        slower = round(other.seconds / best.seconds - 1, 3)
         more = other.row.spare_nbytes - best.row.spare_nbytes
-        said = [f"{abs(slower):.1%} {'slower' if slower > 0 else 'faster'}".replace("%", " %")] * bool(slower)
+        said = [f"{percent(abs(slower))} {'slower' if slower > 0 else 'faster'}"] * bool(slower)
         said += [f"{gigabytes(abs(more))} GB {'more' if more > 0 else 'less'} to spare"] * bool(more)
         if other.row.sent_nbytes_per_step != best.row.sent_nbytes_per_step and best.row.sent_nbytes_per_step:
             said += [f"{other.row.sent_nbytes_per_step / best.row.sent_nbytes_per_step:.2f} times the traffic"]
-        near = f", since seconds within {percent(NEAR)} count as equal" * (self.decides != "seconds" and bool(slower))
-        return (f" Runner-up: {other.title}, {', '.join(said) or 'alike in all'}; {self.decides} decides{near}."
-                ).replace("seconds decides", "seconds decide")
+        decides = "seconds decide" if self.decides == "seconds" else f"{self.decides} decides" + (
+            f", since seconds within {percent(NEAR)} count as equal" * bool(slower))
+        return f" Runner-up: {other.title}, {', '.join(said) or 'alike in all'}; {decides}."
 
     @property
     def _fastest_seconds(self) -> float:
-        return min(one.row.step_seconds for one in self.tried)
+        return min(one.seconds for one in self.tried)
 
     def view(self) -> View:
         """The verdict, the whole training if one was asked for, the candidates, and the settings to paste."""
@@ -349,7 +355,8 @@ def _uses(places: Offload, option: str) -> bool:
 
 
 def _searched(configs: list[PlanConfig], sequences: int, batches: Iterable[int], ahead: list[int]) -> Tuned:
-    """The candidates that have the margin, best first; ValueError where the program has settings for none."""
+    """The candidates that have the margin, best first, of those with more ahead the faster ones alone; ValueError where
+    the program has settings for none."""
     config, tried, left_out = configs[0], list[Candidate](), dict[str, None]()
     small: list[tuple[PlanConfig, int, str]] = []
     for stage, policy, batch in product(config.stages, config.policies, batches):
@@ -360,15 +367,17 @@ def _searched(configs: list[PlanConfig], sequences: int, batches: Iterable[int],
             left_out |= dict.fromkeys(filter(None, reasons))
             said = [one for one, reason in zip(several, reasons, strict=True) if reason is None]
             if found := next((one for one in said if one.has_margin(stage, policy)), None):
-                tried.append(Candidate(found, found.row(stage, policy)))
+                candidate = Candidate(found, found.row(stage, policy))
+                if not (tried and tried[-1].kind == candidate.kind and tried[-1].seconds <= candidate.seconds):
+                    tried.append(candidate)
             elif said:
                 small.append((said[-1], stage, policy))
     if not tried and not small:
         raise ValueError(f"there are no settings of {config.runtime} for what was asked: {'; '.join(left_out)}")
     nearest = None
     if tried:
-        fastest = min(one.row.step_seconds for one in tried)
-        tried.sort(key=lambda one: (*one.rank(fastest).values(), one.row.step_seconds, one.config.options.prefetch))
+        fastest = min(one.seconds for one in tried)
+        tried.sort(key=lambda one: (*one.rank(fastest).values(), one.seconds, one.config.options.prefetch))
     else:
         nearest = min((Candidate(one, one.row(stage, policy)) for one, stage, policy in small),
                       key=lambda one: (one.row.missing_nbytes, -one.row.spare_nbytes))
