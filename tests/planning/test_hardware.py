@@ -29,7 +29,8 @@ LINKS = {"nvlink2": 300 / 2, "nvlink3": 600 / 2, "nvlink4": 900 / 2, "nvlink5": 
          **{f"pcie{generation}": gigatransfers * 16 * 128 / 130 / 8
             for generation, gigatransfers in ((3, 8), (4, 16), (5, 32))},
          "nvme-pcie4": 16 * 4 * 128 / 130 / 8, "infiniband-edr": 100 / 8, "infiniband-hdr": 200 / 8,
-         "infiniband-ndr": 400 / 8, "infiniband-xdr": 800 / 8, "ethernet-10g": 10 / 8, "ethernet-100g": 100 / 8, "ethernet-400g": 400 / 8}
+         "infiniband-ndr": 400 / 8, "infiniband-xdr": 800 / 8, "ethernet-10g": 10 / 8,
+         "ethernet-100g": 100 / 8, "ethernet-400g": 400 / 8}
 
 
 def test_the_promised_devices_come_along_with_the_vendors_capacity_the_drivers_and_dense_rates():
@@ -97,7 +98,8 @@ def test_names_that_people_type_and_programs_print_find_their_device_or_link():
     found = {"4090": "rtx-4090", "NVIDIA GeForce RTX 4090": "rtx-4090", "h100": "h100-80", "A100": "a100-80",
              "a100 40GB": "a100-40", "NVIDIA A100-SXM4-80GB": "a100-80", "NVIDIA H100 80GB HBM3": "h100-80",
              "Tesla V100-SXM2-32GB": "v100-32", "MI300X": "mi300x", "AMD Instinct MI325X": "mi325x",
-             "a6000": "rtx-a6000", "NVIDIA H100 PCIe": "h100-pcie", "H100_NVL": "h100-nvl", "TPU v5p": "tpu-v5p", "v5e": "tpu-v5e"}
+             "a6000": "rtx-a6000", "NVIDIA H100 PCIe": "h100-pcie", "H100_NVL": "h100-nvl", "TPU v5p": "tpu-v5p",
+             "v5e": "tpu-v5e"}
     assert {name: hardware.device(name).name for name in found} == found
     found = {"ndr": "infiniband-ndr", "PCIe 4": "pcie4", "InfiniBand HDR": "infiniband-hdr", "400g": "ethernet-400g"}
     assert {name: hardware.link(name).name for name in found} == found

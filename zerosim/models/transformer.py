@@ -189,7 +189,7 @@ class Transformer:
             ranks = {"q_a": self.latent.query_rank, "kv_a": self.latent.key_value_rank}
             return {f"{name}_norm": rank for name, rank in ranks.items() if rank}
         widths = (self.query_channels, self.key_channels) if self.joint_norms else (self.head_channels,) * 2
-        return dict(zip(("q_norm", "k_norm"), widths)) if self.joint_norms or self.head_norms else {}
+        return dict(zip(("q_norm", "k_norm"), widths, strict=True)) if self.joint_norms or self.head_norms else {}
 
     def experts_of(self, block: int) -> Experts | None:
         """The experts of a block by its place; None where its network is plain."""

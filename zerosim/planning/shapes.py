@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from zerosim.models.gpt import PRESETS as GPTS
-from zerosim.models.model_types import CONFIG, names_config, read_fields, transformer_of_fields
+from zerosim.models.model_types import CONFIG, names_config, read_fields, text_model, transformer_of_fields
 from zerosim.models.transformer import Experts, Transformer, bloom, gpt, llama, opt, pad_vocabulary, t5, transformer_of
 from zerosim.numerics.checks import checked_count, did_you_mean
 
@@ -192,8 +192,9 @@ def _attention(of: Transformer, name: str, *, relative: bool) -> Iterator[Tensor
 
 
 def _network(of: Transformer, name: str, inside: int, stack: tuple[int, ...] = ()) -> Iterator[TensorShape]:
-    """A feed-forward network, or a stack of so many."""
-    widths, bias = {"gate": inside, "up": inside} if of.gated else {"up": inside}, "feed_forward" in of.biases
+    """A feed-forward network, or a stack of so many, which have no biases."""
+    widths = {"gate": inside, "up": inside} if of.gated else {"up": inside}
+    bias = "feed_forward" in of.biases and not stack
     for layer, width in {"_".join(widths): sum(widths.values())}.items() if of.fused else widths.items():
         yield from _weights(f"{name}.{layer}", (of.channels, width), bias, stack)
     yield from _weights(f"{name}.down", (inside, of.channels), bias, stack)
@@ -210,7 +211,7 @@ def _sparse(of: Transformer, name: str, experts: Experts) -> Iterator[TensorShap
 
 def _weights(name: str, shape: tuple[int, int], bias: bool = False, stack: tuple[int, ...] = ()) -> list[TensorShape]:
     """Those of a linear layer, or of a stack of so many."""
-    biases = [TensorShape(f"{name}.bias", stack + shape[1:])] if bias else []
+    biases = [TensorShape(f"{name}.bias", shape[1:])] if bias else []
     return [TensorShape(f"{name}.weight", stack + shape), *biases]
 
 
@@ -319,4 +320,5 @@ def model_of_config(fields: Any, *, name: str = CONFIG, vocabulary_multiple: int
     Raises ValueError for what is no JSON object, for a model type without a row in `zerosim.models.model_types`, for
     fields that are missing, all of them by name, and for shapes that are impossible.
     """
+    name, fields = text_model(name, fields)
     return model_of(name, pad_vocabulary(transformer_of_fields(name, fields), vocabulary_multiple))
