@@ -160,7 +160,7 @@ def _notes_of_fsdp(config: PlanConfig, row: PlanRow) -> Iterator[str]:
     yield (f"Each step: {counted(config.micro_batches, 'micro-batch')} of {counted(config.batch, 'sequence')} on each "
            "rank.")
     if STAGES[row.stage].parameters_sharded:
-        yield "What is in no block is gathered by the call on the model, and stays so until backward ends, as by default."
+        yield "What is in no block is gathered by the call on the model, and stays so to backward's end, as by default."
     if config.policy.compute_dtype != config.policy.master_dtype:
         yield "Make the model in fp32: what rests are the masters."
     if config.policy.compute == "fp16":
