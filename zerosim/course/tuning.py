@@ -75,7 +75,7 @@ class Candidate:
         return self.row.step_seconds
 
     def rank(self, fastest_seconds: float) -> dict[str, float]:
-        """What decides between candidates, in this order, each the less the better."""
+        """The criteria by which candidates are ordered, one after the other, each the less the better."""
         near, row = self.seconds <= (1 + NEAR) * fastest_seconds, self.row
         return {"seconds": 0.0 if near else self.seconds, "offload": row.host_nbytes + row.disk_nbytes,
                 "room": -row.spare_nbytes, "traffic": row.sent_nbytes_per_step}
@@ -109,7 +109,7 @@ class Tuned(Shown):
 
     @property
     def decides(self) -> str:
-        """What decides between the best and the runner-up: seconds, offload, room or traffic; or nothing."""
+        """The first criterion in which the runner-up differs from the best: seconds, offload, room, traffic; or nothing."""
         if self.best is None or self.runner_up is None:
             return "nothing"
         one, other = (found.rank(self._fastest_seconds) for found in (self.best, self.runner_up))
@@ -144,7 +144,7 @@ class Tuned(Shown):
             said += [f"{other.row.sent_nbytes_per_step / best.row.sent_nbytes_per_step:.2f} times the traffic"]
         decides = "seconds decide" if self.decides == "seconds" else f"{self.decides} decides" + (
             f", since seconds within {percent(NEAR)} count as equal" * bool(slower))
-        return f" Runner-up: {other.title}, {', '.join(said) or 'alike in all'}; {decides}."
+        return f" Runner-up: {other.title}, {', '.join(said) or 'equal in all'}; {decides}."
 
     @property
     def _fastest_seconds(self) -> float:
