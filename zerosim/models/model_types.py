@@ -17,14 +17,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from zerosim.models.gpt import Decoder, DecoderConfig
 from zerosim.models.llama import decoder
 from zerosim.models.rotary import LinearScaling, Llama3Scaling, RotaryScaling
 from zerosim.models.stored import ONE_FILE, WEIGHTS_INDEX, StoredNames, find_weights, has_weights
-from zerosim.models.transformer import Transformer, bloom, config_of_transformer, gpt, llama, opt, t5
-from zerosim.numerics.checks import LINEAR_LAYERS, checked_count, did_you_mean, require_count
+from zerosim.models.transformer import (
+    Experts,
+    LatentAttention,
+    Transformer,
+    bloom,
+    config_of_transformer,
+    gpt,
+    llama,
+    opt,
+    t5,
+)
+from zerosim.numerics.checks import LINEAR_LAYERS, checked_count, require_count
 from zerosim.numerics.files import without_repeats
 
 CONFIG = "config.json"
@@ -54,8 +65,9 @@ class Runs:
 class ModelType:
     """The configuration file of a model type: the fields it must have, those it may, and what they make.
 
-    `aliases` are other names that files of the type use, and the field that each stands for. `runs` is None for a type
-    of which the engine has not the layers: it is counted alone.
+    `aliases` are other names that files of the type use, and the field that each stands for. Of what may be left out
+    the value shows the kind; None: a list, which `transformer` reads. `runs` is None for a type of which the engine has
+    not the layers: it is counted alone.
     """
 
     required: tuple[str, ...]
@@ -98,18 +110,16 @@ def _gpt2(of: Fields) -> Transformer:
         raise ValueError("a GPT-2 with add_cross_attention attends to an encoder, and its layers for that are not "
                          "counted here; take one without")
     return gpt(of["n_embd"], of["n_layer"], of["n_head"], of["vocab_size"], of["n_positions"],
-               feed_forward=of["n_inner"], tied=of["tie_word_embeddings"])
+               feed_forward=of["n_inner"], tied=of["tie_word_embeddings"], activation=of["activation_function"])
 
 
 def _opt(of: Fields) -> Transformer:
-    inner = of["word_embed_proj_dim"] or of["hidden_size"]
-    if inner != of["hidden_size"] or not of["do_layer_norm_before"] or of["_remove_final_layer_norm"]:
-        raise ValueError(f"an OPT whose embedding has {inner} channels where its blocks have {of['hidden_size']}, or "
-                         "whose LayerNorms come last, as opt-350m, or which lacks the last one, is not counted here; "
-                         "take another OPT")
+    before = of["do_layer_norm_before"]
     return opt(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
                of["max_position_embeddings"], feed_forward=of["ffn_dim"], tied=of["tie_word_embeddings"],
-               biases=LINEAR_LAYERS if of["enable_bias"] else (), norm_weights=of["layer_norm_elementwise_affine"])
+               biases=LINEAR_LAYERS if of["enable_bias"] else (), norm_weights=of["layer_norm_elementwise_affine"],
+               norms="before" if before else "last", last_norm=before and not of["_remove_final_layer_norm"],
+               embedding_channels=of["word_embed_proj_dim"], activation=of["activation_function"])
 
 
 def _bloom(of: Fields) -> Transformer:
@@ -117,20 +127,95 @@ def _bloom(of: Fields) -> Transformer:
                  tied=of["tie_word_embeddings"])
 
 
-def _llama(of: Fields, *, always: tuple[str, ...] = (), head_norms: bool = False) -> Transformer:
-    attention_bias = of.get("attention_bias", False)  # a key that some types have not
-    asked = {"qkv": attention_bias, "projection": attention_bias, "feed_forward": of.get("mlp_bias", False)}
+def _llama(of: Fields, *, always: tuple[str, ...] = (), head_channels: int = 0, **others: Any) -> Transformer:
+    attention_bias = of.get("attention_bias", False)  # keys that some types have not
+    asked = {"qkv": of.get("qkv_bias", attention_bias), "projection": attention_bias,
+             "feed_forward": of.get("mlp_bias", False)}
     return llama(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
-                 of["intermediate_size"], of["num_key_value_heads"], of["max_position_embeddings"],
+                 others.pop("feed_forward", of["intermediate_size"]), of.get("num_key_value_heads", 0),
+                 of["max_position_embeddings"], tied=of["tie_word_embeddings"],
                  biases=tuple(layer for layer in LINEAR_LAYERS if asked[layer] or layer in always),
-                 tied=of["tie_word_embeddings"], head_channels=of["head_dim"], head_norms=head_norms)
+                 head_channels=head_channels or of.get("head_dim", 0), activation=of["hidden_act"], **others)
+
+
+def _mixtral(of: Fields) -> Transformer:
+    return _llama(of, experts=Experts(of["num_local_experts"], of["num_experts_per_tok"], of["intermediate_size"]))
+
+
+def _qwen_moe(of: Fields, **others: Any) -> Transformer:
+    shared, sparse = of.get("shared_expert_intermediate_size", 0), of["decoder_sparse_step"]
+    dense = (i for i in range(of["num_hidden_layers"]) if i in (of["mlp_only_layers"] or ()) or (i + 1) % sparse)
+    return _llama(of, experts=Experts(of["num_experts"], of["num_experts_per_tok"], of["moe_intermediate_size"], shared,
+                                      bool(shared), tuple(dense)), **others)
+
+
+def _llama4(of: Fields) -> Transformer:
+    """Of a sparse block each expert, and the network beside them, has intermediate_size channels inside."""
+    inside, step, blocks = of["intermediate_size"], of["interleave_moe_layer_step"], of["num_hidden_layers"]
+    sparse = range(step - 1, blocks, step) if of["moe_layers"] is None else of["moe_layers"]
+    dense = tuple(i for i in range(blocks) if i not in sparse)
+    return _llama(of, feed_forward=of["intermediate_size_mlp"], experts=Experts(
+        of["num_local_experts"], of["num_experts_per_tok"], inside, inside, dense=dense))
+
+
+def _deepseek(of: Fields) -> Transformer:
+    """Without the layers that predict further tokens (num_nextn_predict_layers): `transformers` makes none either."""
+    inside, first, step = of["moe_intermediate_size"], of["first_k_dense_replace"], of["moe_layer_freq"]
+    dense = tuple(i for i in range(of["num_hidden_layers"]) if i < first or i % step)
+    return _llama(
+        {**of, "num_key_value_heads": 0}, head_channels=of["qk_nope_head_dim"] + of["qk_rope_head_dim"],
+        experts=Experts(of["n_routed_experts"], of["num_experts_per_tok"], inside, of["n_shared_experts"] * inside,
+                        dense=dense),
+        latent=LatentAttention(of["kv_lora_rank"], of["qk_rope_head_dim"], of["v_head_dim"], of["q_lora_rank"]))
+
+
+def _phi(of: Fields) -> Transformer:
+    return Transformer(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
+                       of["intermediate_size"], of["num_key_value_heads"], tied=of["tie_word_embeddings"],
+                       head_norms=of["qk_layernorm"], norms="shared", parallel=True, head_bias=True,
+                       activation=of["hidden_act"], tokens=of["max_position_embeddings"])
+
+
+def _gpt_neox(of: Fields) -> Transformer:
+    biases = LINEAR_LAYERS if of["attention_bias"] else ("feed_forward",)
+    return Transformer(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
+                       of["intermediate_size"], biases=biases, fused=True, tied=of["tie_word_embeddings"],
+                       parallel=of["use_parallel_residual"], activation=of["hidden_act"],
+                       tokens=of["max_position_embeddings"])
+
+
+def _falcon(of: Fields) -> Transformer:
+    new, parallel = of["new_decoder_architecture"], of["parallel_attn"]
+    shared = parallel and (of["num_ln_in_parallel_attn"] or 1 + new) == 1
+    key_value_heads = of["num_kv_heads"] if new else int(of["multi_query"])
+    return Transformer(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
+                       of["ffn_hidden_size"], key_value_heads, biases=LINEAR_LAYERS if of["bias"] else (), fused=True,
+                       tied=of["tie_word_embeddings"], norms="shared" if shared else "before", parallel=parallel,
+                       activation=of["activation"], tokens=of["max_position_embeddings"])
+
+
+def _bert(of: Fields) -> Transformer:
+    makes = of["architectures"] or ["BertForPreTraining"]
+    if makes not in (["BertForPreTraining"], ["BertForMaskedLM"]):
+        raise ValueError(f"architectures={makes!r} is a BERT with another head; zerosim counts those of pretraining: "
+                         "write BertForPreTraining, which predicts masked tokens and whether a sentence is the next, "
+                         "or BertForMaskedLM")
+    if of["add_cross_attention"] or of["is_decoder"] or not of["tie_word_embeddings"]:
+        raise ValueError("a BERT with is_decoder, add_cross_attention or without tie_word_embeddings is not counted "
+                         "here; take an encoder whose head is tied")
+    return Transformer(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
+                       of["intermediate_size"], positions=of["max_position_embeddings"], embedding_norm=True,
+                       norms="last", last_norm=False, token_types=of["type_vocab_size"],
+                       head_bias=True, masked_head=True, next_sentence=makes == ["BertForPreTraining"],
+                       activation=of["hidden_act"], tokens=of["max_position_embeddings"])
 
 
 def _t5(of: Fields) -> Transformer:
+    gate, _, activation = str(of["feed_forward_proj"]).rpartition("-")
     return t5(of["d_model"], of["num_decoder_layers"] or of["num_layers"], of["num_heads"], of["d_ff"], of["d_kv"],
               of["vocab_size"], of["n_positions"], encoder_blocks=of["num_layers"],
               relative_buckets=of["relative_attention_num_buckets"], tied=of["tie_word_embeddings"],
-              gated=str(of["feed_forward_proj"]).startswith("gated-"))
+              gated=gate == "gated", activation=activation)
 
 
 # -- Model types: what the engine runs ---------------------------------------------------------------------------------
@@ -244,15 +329,29 @@ def _named(name: str, shape: tuple[int, ...], table: Names) -> StoredNames | Non
 # -- The rows ----------------------------------------------------------------------------------------------------------
 
 ROTARY_FIELDS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-ROTARY_OPTIONS = {"num_key_value_heads": 0, "head_dim": 0, "max_position_embeddings": 0, "tie_word_embeddings": False}
+GROUPED_FIELDS = (*ROTARY_FIELDS, "num_key_value_heads")
+ROTARY_OPTIONS = {"num_key_value_heads": 0, "head_dim": 0, "max_position_embeddings": 0, "tie_word_embeddings": False,
+                  "hidden_act": "silu"}
+BIASED_OPTIONS = {**ROTARY_OPTIONS, "attention_bias": False}
 ROTARY_KEYS = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "rope_scaling": None, "rope_parameters": None}
 ROTARY_ONLY = {"hidden_act": ("silu", "swish"), "partial_rotary_factor": (1,), "rope_interleaved": (False,)}
 WINDOWS = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None}
 QWEN_ONLY = {**ROTARY_ONLY, "use_mrope": (False,)}
+GEMMA_FIELDS, GEMMA_OPTIONS = (*GROUPED_FIELDS, "head_dim"), {**BIASED_OPTIONS, "tie_word_embeddings": True,
+                                                              "hidden_act": "gelu_pytorch_tanh"}
+GEMMA_ALIASES = {"hidden_activation": "hidden_act"}
+QWEN_MOE_FIELDS = (*GROUPED_FIELDS, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
+QWEN_MOE_OPTIONS: Fields = {**ROTARY_OPTIONS, "decoder_sparse_step": 1, "mlp_only_layers": None}
+DEEPSEEK = ModelType(
+    (*ROTARY_FIELDS, "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts",
+     "num_experts_per_tok", "moe_intermediate_size"),
+    {"max_position_embeddings": 0, "tie_word_embeddings": False, "hidden_act": "silu", "attention_bias": False,
+     "q_lora_rank": 0, "n_shared_experts": 0, "first_k_dense_replace": 0, "moe_layer_freq": 1}, _deepseek)
 MODEL_TYPES: Mapping[str, ModelType] = {
     "gpt2": ModelType(
         ("n_embd", "n_layer", "n_head", "n_positions", "vocab_size"),
-        {"n_inner": 0, "tie_word_embeddings": True, "add_cross_attention": False}, _gpt2,
+        {"n_inner": 0, "tie_word_embeddings": True, "add_cross_attention": False, "activation_function": "gelu_new"},
+        _gpt2,
         {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
          "max_position_embeddings": "n_positions"},
         Runs({"layer_norm_epsilon": 1e-5}, lambda of, *_: {"epsilon": of["layer_norm_epsilon"]},
@@ -261,29 +360,66 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     "opt": ModelType(
         ("hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_dim", "max_position_embeddings", "vocab_size"),
         {"word_embed_proj_dim": 0, "do_layer_norm_before": True, "tie_word_embeddings": True, "enable_bias": True,
-         "layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False}, _opt),
+         "layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False, "activation_function": "relu"},
+        _opt),
     "bloom": ModelType(
         ("hidden_size", "n_layer", "n_head", "vocab_size"), {"seq_length": 0, "tie_word_embeddings": True}, _bloom,
         {"n_embed": "hidden_size", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}),
     "llama": ModelType(
-        ROTARY_FIELDS, {**ROTARY_OPTIONS, "attention_bias": False, "mlp_bias": False}, _llama,
+        ROTARY_FIELDS, {**BIASED_OPTIONS, "mlp_bias": False}, _llama,
         runs=Runs(ROTARY_KEYS, _llama_numbers, ROTARY_ONLY, LLAMA)),
     # Left out, these have 8 or 32 key and value heads, and 128 channels in each: numbers of one model.
     "mistral": ModelType(
-        (*ROTARY_FIELDS, "num_key_value_heads"), ROTARY_OPTIONS, _llama,
+        GROUPED_FIELDS, ROTARY_OPTIONS, _llama,
         runs=Runs({**ROTARY_KEYS, "sliding_window": 4096}, _mistral_numbers, ROTARY_ONLY, LLAMA)),
     "qwen2": ModelType(
-        (*ROTARY_FIELDS, "num_key_value_heads"), ROTARY_OPTIONS, partial(_llama, always=("qkv",)),
+        GROUPED_FIELDS, ROTARY_OPTIONS, partial(_llama, always=("qkv",)),
         runs=Runs({**ROTARY_KEYS, **WINDOWS}, _qwen_numbers, QWEN_ONLY, LLAMA)),
     "qwen3": ModelType(
-        (*ROTARY_FIELDS, "num_key_value_heads", "head_dim"), {**ROTARY_OPTIONS, "attention_bias": False},
-        partial(_llama, head_norms=True),
+        (*GROUPED_FIELDS, "head_dim"), BIASED_OPTIONS, partial(_llama, head_norms=True),
         runs=Runs({**ROTARY_KEYS, **WINDOWS}, _qwen_numbers, QWEN_ONLY, LLAMA)),
+    "mixtral": ModelType((*GROUPED_FIELDS, "num_local_experts", "num_experts_per_tok"), ROTARY_OPTIONS, _mixtral,
+                         {"num_experts": "num_local_experts"}),
+    "qwen2_moe": ModelType((*QWEN_MOE_FIELDS, "shared_expert_intermediate_size"),
+                           {**QWEN_MOE_OPTIONS, "qkv_bias": True}, _qwen_moe),
+    "qwen3_moe": ModelType((*QWEN_MOE_FIELDS, "head_dim"), {**QWEN_MOE_OPTIONS, "attention_bias": False},
+                           partial(_qwen_moe, head_norms=True), {"num_local_experts": "num_experts"}),
+    "llama4_text": ModelType(
+        (*GROUPED_FIELDS, "intermediate_size_mlp", "num_local_experts", "num_experts_per_tok", "head_dim"),
+        {**BIASED_OPTIONS, "interleave_moe_layer_step": 1, "moe_layers": None}, _llama4),
+    "gemma": ModelType(GEMMA_FIELDS, GEMMA_OPTIONS, _llama, GEMMA_ALIASES),
+    "gemma2": ModelType(GEMMA_FIELDS, GEMMA_OPTIONS, partial(_llama, norms="around", caps=("attention", "logits")),
+                        GEMMA_ALIASES),
+    # Published files leave out what is the same in all of them.
+    "gemma3_text": ModelType(
+        ("hidden_size", "intermediate_size", "num_hidden_layers"),
+        {**GEMMA_OPTIONS, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208},
+        partial(_llama, norms="around", head_norms=True), GEMMA_ALIASES),
+    "phi": ModelType(ROTARY_FIELDS, {"num_key_value_heads": 0, "max_position_embeddings": 0, "hidden_act": "gelu_new",
+                                     "tie_word_embeddings": False, "qk_layernorm": False}, _phi),
+    "phi3": ModelType(ROTARY_FIELDS, ROTARY_OPTIONS, partial(_llama, fused=True)),
+    "gpt_neox": ModelType(ROTARY_FIELDS, {"max_position_embeddings": 0, "hidden_act": "gelu", "attention_bias": True,
+                                          "tie_word_embeddings": False, "use_parallel_residual": True}, _gpt_neox),
+    "falcon": ModelType(
+        ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"),
+        {"num_kv_heads": 0, "ffn_hidden_size": 0, "max_position_embeddings": 0, "new_decoder_architecture": False,
+         "multi_query": True, "parallel_attn": True, "bias": False, "num_ln_in_parallel_attn": 0, "activation": "gelu",
+         "tie_word_embeddings": True}, _falcon, {"n_embed": "hidden_size"}),
+    "olmo": ModelType(ROTARY_FIELDS, BIASED_OPTIONS, partial(_llama, layer_norm=True, norm_weights=False)),
+    "olmo2": ModelType(ROTARY_FIELDS, BIASED_OPTIONS, partial(_llama, norms="after", joint_norms=True)),
+    "deepseek_v2": replace(DEEPSEEK, optional={**DEEPSEEK.optional, "mlp_bias": False}),
+    "deepseek_v3": DEEPSEEK,
     "t5": ModelType(
         ("d_model", "d_kv", "d_ff", "num_layers", "num_heads", "vocab_size"),
         {"num_decoder_layers": 0, "relative_attention_num_buckets": 32, "n_positions": 0, "feed_forward_proj": "relu",
          "tie_word_embeddings": True}, _t5),
+    "bert": ModelType(
+        (*ROTARY_FIELDS, "max_position_embeddings"),
+        {"type_vocab_size": 2, "hidden_act": "gelu", "tie_word_embeddings": True, "architectures": None,
+         "is_decoder": False, "add_cross_attention": False}, _bert),
 }
+# Of these, which read pictures too, the text model is counted: the type of its own object of the file.
+TEXT_MODELS = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
 
 
 # -- Reading a configuration -------------------------------------------------------------------------------------------
@@ -325,6 +461,7 @@ def transformer_of_fields(name: str, fields: Any) -> Transformer:
     Raises ValueError for what is no object, for a model type without a row here, for fields that are missing, all of
     them by name, and for shapes that are impossible.
     """
+    name, fields = text_model(name, fields)
     kind, row = _type_of(name, fields)
     said = _said(row, fields, name)
     if missing := [required for required in row.required if required not in said]:
@@ -336,6 +473,22 @@ def transformer_of_fields(name: str, fields: Any) -> Transformer:
         raise ValueError(f"{name}: {error}") from None
 
 
+def text_model(name: str, fields: Any) -> tuple[str, Any]:
+    """The fields of the text model, and where they are, of a type that reads pictures too; others as they are.
+
+    Raises ValueError where they are not there.
+    """
+    kind = TEXT_MODELS.get(fields.get("model_type")) if isinstance(fields, dict) else None
+    if kind is None:
+        return name, fields
+    text, where = fields.get("text_config"), f"{name} (its text_config: zerosim counts no pictures)"
+    if not isinstance(text, dict):
+        raise ValueError(f"{name} has the model_type {fields['model_type']!r} and no text_config, an object with the "
+                         "sizes of its text model, which is what zerosim counts")
+    tied = {key: fields[key] for key in ("tie_word_embeddings",) if key in fields}
+    return where, {"model_type": kind, **tied, **text}
+
+
 def _type_of(name: str, fields: Any) -> tuple[str, ModelType]:
     if not isinstance(fields, dict):
         raise ValueError(f"{name} holds a JSON {type(fields).__name__}; a model's configuration is an object, with "
@@ -343,8 +496,7 @@ def _type_of(name: str, fields: Any) -> tuple[str, ModelType]:
     kind = fields.get("model_type")
     if not isinstance(kind, str) or kind not in MODEL_TYPES:
         asked = "has no model_type" if kind is None else f"has the model_type {kind!r}, which zerosim cannot count"
-        raise ValueError(f"{name} {asked}; it counts {', '.join(MODEL_TYPES)}"
-                         f"{did_you_mean(kind, MODEL_TYPES, most=3)}")
+        raise ValueError(f"{name} {asked}; it counts {', '.join((*MODEL_TYPES, *TEXT_MODELS))}")
     return kind, MODEL_TYPES[kind]
 
 
@@ -359,16 +511,22 @@ def _said(row: ModelType, fields: Fields, where: str) -> dict[str, Any]:
     return said
 
 
+KINDS: Mapping[type, str] = {bool: "true or false", str: "a text", list: "a list"}
+MAY_BE_ZERO = ("first_k_dense_replace", "n_shared_experts")
+
+
 def _checked(row: ModelType, said: Fields) -> dict[str, Any]:
     """The type's fields, said or left out: counts of at least 1, others of the kind that they have if left out."""
     found = dict(row.optional)
     for name in said.keys() & {*row.required, *row.optional}:
         value, kind = said[name], type(row.optional.get(name, 0))
+        if kind is NoneType:
+            kind = list
         if kind is not int and not isinstance(value, kind):
-            raise ValueError(f"{name} must be {'true or false' if kind is bool else 'a text'}, got {value!r}")
+            raise ValueError(f"{name} must be {KINDS[kind]}, got {value!r}")
         if kind is int and isinstance(value, bool):
             raise ValueError(f"{name} must be a whole number, got {value}")
-        found[name] = checked_count(name, value, 1) if kind is int else value
+        found[name] = checked_count(name, value, int(name not in MAY_BE_ZERO)) if kind is int else value
     return found
 
 

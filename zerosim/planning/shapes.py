@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from zerosim.models.gpt import PRESETS as GPTS
-from zerosim.models.model_types import CONFIG, names_config, read_fields, transformer_of_fields
-from zerosim.models.transformer import Transformer, bloom, gpt, llama, opt, pad_vocabulary, t5, transformer_of
+from zerosim.models.model_types import CONFIG, names_config, read_fields, text_model, transformer_of_fields
+from zerosim.models.transformer import Experts, Transformer, bloom, gpt, llama, opt, pad_vocabulary, t5, transformer_of
 from zerosim.numerics.checks import checked_count, did_you_mean
 
 MOST_LAYERS = 100_000
+EXPERTS = ".experts"  # in the names of tensors that stack one matrix for each expert
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,60 +131,93 @@ def model_of_parameters(parameters: int, largest_layer: int | None = None) -> Mo
 
 
 def _embedding(of: Transformer) -> Iterator[TensorShape]:
-    yield TensorShape("wte", (of.vocabulary, of.channels))
-    if of.positions:
-        yield TensorShape("wpe", (of.positions, of.channels))
+    yield TensorShape("wte", (of.vocabulary, of.embedding_channels))
+    for name, rows in {"wpe": of.positions, "wte_types": of.token_types}.items():
+        if rows:
+            yield TensorShape(name, (rows, of.channels))
+    if of.embedding_channels != of.channels:
+        yield TensorShape("project_in.weight", (of.embedding_channels, of.channels))
     if of.embedding_norm:
         yield from _norm(of, "ln_embed")
 
 
 def _head(of: Transformer) -> Iterator[TensorShape]:
-    yield from _norm(of, "ln_f")
+    square = (of.channels, of.channels)
+    if of.last_norm:
+        yield from _norm(of, "ln_f")
+    if of.next_sentence:
+        yield from (*_weights("pooler", square, bias=True), *_weights("next_sentence", (of.channels, 2), bias=True))
+    if of.embedding_channels != of.channels:
+        yield TensorShape("project_out.weight", (of.channels, of.embedding_channels))
+    if of.masked_head:
+        yield from (*_weights("transform", square, bias=True), *_norm(of, "transform.ln"))
     if not of.tied:
-        yield TensorShape("lm_head.weight", (of.channels, of.vocabulary))
+        yield TensorShape("lm_head.weight", (of.embedding_channels, of.vocabulary))
+    if of.head_bias:
+        yield TensorShape("lm_head.bias", (of.vocabulary,))
 
 
 def _blocks(of: Transformer) -> Iterator[UnitShape]:
     for stack, count in (("encoder", of.encoder_blocks), ("block", of.blocks)):
         for index in range(count):
             name = f"{stack}{index}"
-            parts = [*_attention(of, f"{name}.attention", relative=index == 0)]
+            parts = _normed(of, f"{name}.attention", _attention(of, f"{name}.attention", relative=index == 0))
             if of.encoder_blocks and stack == "block":
-                parts += _attention(of, f"{name}.cross_attention", relative=False)
-            parts += _feed_forward(of, f"{name}.ffn")
+                cross = f"{name}.cross_attention"
+                parts += _normed(of, cross, _attention(of, cross, relative=False))
+            experts = of.experts_of(index)
+            network = _network(of, f"{name}.ffn", of.feed_forward) if experts is None else (
+                _sparse(of, f"{name}.ffn", experts))
+            parts += _normed(of, f"{name}.ffn", network)
             if stack == "encoder" and index == count - 1:  # the encoder's own last norm ends its last block
                 parts += _norm(of, f"{name}.ln_f")
             yield UnitShape(name, tuple(parts))
 
 
+def _normed(of: Transformer, name: str, layers: Iterator[TensorShape]) -> list[TensorShape]:
+    """A part of a block with its norms: before it, after it, or both; one that is shared is the attention's."""
+    before = of.norms in ("before", "around") or (of.norms == "shared" and name.endswith("attention"))
+    after = {"after": "ln_after", "around": "ln_after", "last": "ln"}.get(of.norms)
+    return [*(_norm(of, f"{name}.ln") if before else ()), *layers, *(_norm(of, f"{name}.{after}") if after else ())]
+
+
 def _attention(of: Transformer, name: str, *, relative: bool) -> Iterator[TensorShape]:
-    yield from _norm(of, f"{name}.ln")
-    widths = {"q": of.query_channels, "k": of.key_channels, "v": of.key_channels}
-    for layer, width in {"qkv": sum(widths.values())}.items() if of.fused else widths.items():
-        yield from _linear(of, f"{name}.{layer}", (of.channels, width), "qkv")
-    if of.head_norms:
-        yield from (TensorShape(f"{name}.{part}_norm.weight", (of.head_channels,)) for part in "qk")
+    for layer, shape in of.opening.items():  # of latent attention what leads to the latents alone has biases
+        bias = "qkv" in of.biases and (of.latent is None or layer.endswith("_a"))
+        yield from _weights(f"{name}.{layer}", shape, bias=bias)
+    yield from (tensor for part, width in of.normed_widths.items() for tensor in _norm(of, f"{name}.{part}", width))
     if relative and of.relative_buckets:
         yield TensorShape(f"{name}.relative.weight", (of.relative_buckets, of.heads))
-    yield from _linear(of, f"{name}.projection", (of.query_channels, of.channels), "projection")
+    yield from _weights(f"{name}.projection", (of.attention_channels, of.channels), bias="projection" in of.biases)
 
 
-def _feed_forward(of: Transformer, name: str) -> Iterator[TensorShape]:
-    yield from _norm(of, f"{name}.ln")
-    widths = {"gate": of.feed_forward, "up": of.feed_forward} if of.gated else {"up": of.feed_forward}
+def _network(of: Transformer, name: str, inside: int, stack: tuple[int, ...] = ()) -> Iterator[TensorShape]:
+    """A feed-forward network, or a stack of so many, which have no biases."""
+    widths = {"gate": inside, "up": inside} if of.gated else {"up": inside}
+    bias = "feed_forward" in of.biases and not stack
     for layer, width in {"_".join(widths): sum(widths.values())}.items() if of.fused else widths.items():
-        yield from _linear(of, f"{name}.{layer}", (of.channels, width), "feed_forward")
-    yield from _linear(of, f"{name}.down", (of.feed_forward, of.channels), "feed_forward")
+        yield from _weights(f"{name}.{layer}", (of.channels, width), bias, stack)
+    yield from _weights(f"{name}.down", (inside, of.channels), bias, stack)
 
 
-def _linear(of: Transformer, name: str, shape: tuple[int, int], kind: str) -> Sequence[TensorShape]:
-    bias = [TensorShape(f"{name}.bias", shape[1:])] if kind in of.biases else []
-    return [TensorShape(f"{name}.weight", shape), *bias]
+def _sparse(of: Transformer, name: str, experts: Experts) -> Iterator[TensorShape]:
+    yield from _weights(f"{name}.router", (of.channels, experts.count))
+    yield from _network(of, f"{name}{EXPERTS}", experts.feed_forward, (experts.count,))
+    if experts.shared:
+        yield from _network(of, f"{name}.shared", experts.shared)
+    if experts.shared_gate:
+        yield from _weights(f"{name}.shared_gate", (of.channels, 1))
 
 
-def _norm(of: Transformer, name: str) -> Sequence[TensorShape]:
+def _weights(name: str, shape: tuple[int, int], bias: bool = False, stack: tuple[int, ...] = ()) -> list[TensorShape]:
+    """Those of a linear layer, or of a stack of so many."""
+    biases = [TensorShape(f"{name}.bias", shape[1:])] if bias else []
+    return [TensorShape(f"{name}.weight", stack + shape), *biases]
+
+
+def _norm(of: Transformer, name: str, width: int = 0) -> Sequence[TensorShape]:
     parts = ("weight", "bias")[:(1 + of.layer_norm) * of.norm_weights]
-    return [TensorShape(f"{name}.{part}", (of.channels,)) for part in parts]
+    return [TensorShape(f"{name}.{part}", (width or of.channels,)) for part in parts]
 
 
 # -- presets: the sizes of published transformers, each with its source -----------------------------------------------
@@ -286,4 +320,5 @@ def model_of_config(fields: Any, *, name: str = CONFIG, vocabulary_multiple: int
     Raises ValueError for what is no JSON object, for a model type without a row in `zerosim.models.model_types`, for
     fields that are missing, all of them by name, and for shapes that are impossible.
     """
+    name, fields = text_model(name, fields)
     return model_of(name, pad_vocabulary(transformer_of_fields(name, fields), vocabulary_multiple))
