@@ -21,7 +21,7 @@ ASKED = {  # the least that one asks of each command
     "train": (*TINY, "--sample", "2"), "compare": (*TINY, "--values", "0,3"), "cost": RING,
     "plan": ("--model", "gpt2", "--stage", "2,3", "--runtime", "zerosim"),
     "tune": ("--model", "gpt2", "--global-batch", "16", "--stage", "2", "--recompute", "none", "--batch", "2",
-             "--bucket-nbytes", "unit", "--offload", "none")}
+             "--offload", "none", "--runtime", "zerosim")}
 # Of what was asked, the answers of the commands without a "question" or "options" say these again.
 SAID_AGAIN = {"ranks", "format", "layout", "recompute", "device", "compute", "overlap", "prefetch", "collective",
               "algorithm", "nodes", "nbytes", "itemsize", "link", "between", "global_batch", "tokens"}
@@ -31,7 +31,7 @@ FIRST_WORDS = {
     "compare": "gpt-nano on moby_dick, 2 ranks, 2 steps, by stage",
     "cost": "all_reduce by ring, 14,000,000,000 bytes, 8 ranks",
     "plan": "ZeRO-3 without recomputation is the cheapest that fits with a margin",
-    "tune": "ZeRO-2 without recomputation is fastest: "}
+    "tune": "ZeRO-2 without recomputation in 1 micro-batch of 2 sequences: "}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -104,9 +104,9 @@ def test_help_explains_every_switch_of_every_command():
     ("tune", ["--global-batch 32", "--ranks 4", "--device b200", "--link pcie5", "--nodes 2 --between ethernet-100g",
               "--stage 3", "--recompute block", "--attention unfused", "--batch 1", "--sequence 512", "--compute fp32",
               "--optimizer lion",
-              "--utilization 0.4", "--no-overlap", "--stage 3 --prefetch 2", "--bucket-nbytes model",
-              "--offload host --host-link pcie3", "--offload disk --disk-link ethernet-10g",
-              "--offload none,host", "--reduction micro_batch"])])
+              "--utilization 0.4", "--no-overlap", "--stage 3 --prefetch 2", "--runtime fsdp2", "--margin 0.2",
+              "--tokens 1B", "--tokens 1B --price 2",
+              "--offload host --host-link pcie3", "--offload disk --disk-link ethernet-10g", "--reduction micro_batch"])])
 def test_every_switch_changes_what_comes_out(command, switches):
     """The last one of several, beside the others."""
     said = cache(partial(data_of, command))
@@ -170,15 +170,13 @@ SAID = {  # of each command: switches, and what stands among the words
         ("--runtime zerosim --model gpt2 --stage 3 --optimizer muon --ranks 1", [
             "What Muon works in while it updates whole tensors"])],
     "tune": [
-        ("--model gpt2 --global-batch 8 --stage 3 --recompute block --prefetch 1 --offload optimizer=host", [
-            "gpt2: 8 ranks of h100-80, 8 sequences of 1,024 tokens a step, bf16, overlapped", "3 block o host 1 · 1 1",
-            "rithmetic reaches 50 %", "host: pcie5, 63.02 GB a second each way, and 250.00 GB", "engine = zs.Engine(",
-            "fully_shard(",
-            '"train_batch_size": 8,']),
+        ("--model gpt2 --global-batch 8 --stage 3 --recompute block --prefetch 1 --offload host", [
+            "gpt2: 8 ranks of h100-80 (85.52 GB) over nvlink4, 8 sequences of 1,024 tokens a step, bf16, overlapped, fsdp2",
+            "3 block ogp host 1 · 1 1", "host: pcie5, 63.02 GB a second each way, and 250.00 GB", "fully_shard("]),
         ("--model gpt2 --global-batch 64 --ranks 2 --stage 1 --recompute none --offload none --batch 1,32 --device t4 "
-         "--link pcie3 --compute fp16 --bucket-nbytes unit", ["Not in the table: 1 candidate that did not fit,"]),
-        ("--model bloom-560m --global-batch 8 --stage 3 --batch 1 --recompute block", [
-            "zerosim's layers do not make bloom-560m, so no step was run: seconds and bytes are the plan's"])],
+         "--link pcie3 --compute fp16 --runtime zerosim", ["Not in the table: 1 candidate without the margin."]),
+        ("--model bloom-560m --global-batch 8 --stage 3 --batch 1 --recompute block --runtime zerosim", [
+            "zerosim's layers do not make bloom-560m"])],
 }
 
 
@@ -454,7 +452,7 @@ REFUSED = {
         ("--runtime fsdp2 --measure", "--measure runs zerosim's engine, and this is a plan of fsdp2"),
         ("--mesh 2x4 --optimizer muon", "Muon updates whole tensors, and a plan of shards inside nodes is of "),
         ("--model bloom-560m --measure", "bloom-560m cannot be measured: zerosim's layers make models of GPT-2's")],
-    "tune": [("--bucket-nbytes 0MB", "bucket_nbytes='0MB' must be a whole number, from 1")]}
+    "tune": [("--batch 0", "batch must be at least 1"), ("--runtime fsdp2 --no-overlap", "no settings of fsdp2 for")]}
 
 
 @pytest.mark.parametrize("command", REFUSED)

@@ -12,7 +12,6 @@ from tests.support import assert_refused, literally
 from tests.zero.training import batches
 from zerosim.course import measured, tuned_settings
 from zerosim.numerics import loss_scale
-from zerosim.options import StepOptions
 from zerosim.planning import Transformer, model_of, plan_config
 
 SMALL = model_of("small", Transformer(8, 2, 2, 11, positions=4, tied=False))
@@ -424,53 +423,64 @@ def test_an_argument_without_equivalent_is_refused_by_its_name(arguments, words)
 # -- there and back ---------------------------------------------------------------------------------------------------
 
 
-ON_HOST, BOTH_ON_HOST = zs.Offload("host"), zs.Offload("host", parameters="host")
-CANDIDATES = [tuned_settings.Candidate(stage, "none", 2, 3, StepOptions(
-    overlap=True, prefetch=prefetch, offload=offload, bucket_nbytes=nbytes)) for stage, prefetch, offload, nbytes in (
-    (0, 0, zs.Offload(), 4096), (1, 0, ON_HOST, 4096), (2, 0, zs.Offload(), None), (3, 0, BOTH_ON_HOST, 4096),
-    (3, 1, zs.Offload(), 8192), (3, 2, zs.Offload("disk", parameters="disk"), 4096))]
+BOTH_ON_HOST = "optimizer=host+parameters=host"
+SETTINGS = [(stage, prefetch, offload) for stage, prefetch, offload in (
+    (0, 0, "none"), (1, 0, "optimizer=host"), (2, 0, "none"), (2, 0, "host"), (3, 0, BOTH_ON_HOST), (3, 1, "none"),
+    (3, 2, "optimizer=disk+parameters=disk"), (3, 2, "host"))]
 
 
-def pasted_by_program(config, candidate):
-    return {one.program: one.code for one in tuned_settings.pasted(config, candidate)}
+def planned(runtime, stage, prefetch, offload, compute):
+    """A plan's configuration and row, and what is pasted of them; no text where the program has no settings."""
+    config = plan_config(SMALL, ranks=4, compute=compute, sequence=4, batch=2, micro_batches=3, stage=stage,
+                         recompute="none", runtime=runtime, prefetch=prefetch, offload=offload)
+    row = config.plan().rows[0]
+    said = tuned_settings.unsaid(config, stage, row.recompute) is None
+    return config, row, tuned_settings.pasted(config, row).code if said else ""
 
 
-@pytest.mark.parametrize("candidate", CANDIDATES, ids=str)
+def planned_again(config, found):
+    """The row of the plan that settings say when they are read back."""
+    return zs.plan(SMALL, sequence=4, recompute="none", **{
+        "ranks": 4, "batch": 2, "micro_batches": 3, **found.plan_arguments()}).rows[0]
+
+
+@pytest.mark.parametrize(("stage", "prefetch", "offload"), [one for one in SETTINGS if one[2] != "host"], ids=str)
+@pytest.mark.parametrize("compute", ["fp32", "bf16", zs.Policy("bf16", reduce="fp32", accumulate="fp32")], ids=str)
+def test_settings_that_were_written_for_deepspeed_read_back_give_the_same_row(stage, prefetch, offload, compute):
+    config, row, code = planned("deepspeed", stage, prefetch, offload, compute)
+    found = zs.from_deepspeed(json.loads(code), model=SMALL)
+    assert (found.ranks, found.batch, found.micro_batches) == (4, 2, 3)
+    assert planned_again(config, found) == row
+    assert found.options.offload.text == offload
+    largest = max(config.job(stage).padded_lengths) * config.policy.reduce_dtype.itemsize
+    assert found.options.bucket_nbytes == largest  # a unit is the largest one there
+
+
+@pytest.mark.parametrize(("stage", "prefetch", "offload"), SETTINGS, ids=str)
+def test_settings_that_were_written_for_the_engine_are_its_options(stage, prefetch, offload):
+    config, _, code = planned("zerosim", stage, prefetch, offload, "bf16")
+    seen = {}
+    exec(code, {"rank": None, "zs": SimpleNamespace(
+        models=zs.models, optim=zs.optim, Policy=zs.Policy, Engine=lambda *_, **options: seen.update(options))})
+    options = config.options
+    assert seen == {"stage": stage, "policy": config.policy, "recompute": "tiled", "overlap": True,
+                    "prefetch": prefetch} | ({} if options.offload.is_none else {"offload": options.offload.text})
+
+
+@pytest.mark.parametrize(("stage", "prefetch", "offload"), [
+    one for one in SETTINGS if one[0] > 1 and one[2] in ("none", "host")], ids=str)
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
-def test_settings_that_were_written_for_deepspeed_are_read_as_the_engines_that_were_written(candidate, compute):
-    config = plan_config(SMALL, ranks=4, compute=compute, sequence=4)
-    code, seen = pasted_by_program(config, candidate), {}
-    exec(code["zerosim"], {"rank": None, "zs": SimpleNamespace(
-        models=zs.models, optim=zs.optim, Policy=zs.Policy, Offload=zs.Offload,
-        Engine=lambda *_, **options: seen.update(options))})
-    found = zs.from_deepspeed(json.loads(code["DeepSpeed"]), model=SMALL)
-    assert (found.ranks, found.batch, found.micro_batches) == (4, candidate.batch, candidate.micro_batches)
-    read_back = found.engine_arguments()
-    asked = {name: seen[name] for name in seen if name not in ("policy", "recompute", "offload", "bucket_nbytes")}
-    assert {name: read_back[name] for name in asked} == asked
-    assert read_back["offload"].text == seen.get("offload", "none")
-    assert (read_back["policy"].compute, read_back["policy"].reduce_dtype) == (compute, seen["policy"].reduce_dtype)
-    largest = max(config.job(candidate.stage).padded_lengths) * config.policy.reduce_dtype.itemsize
-    assert read_back["bucket_nbytes"] == (seen["bucket_nbytes"] or largest)  # a unit is the largest one there
-
-
-@pytest.mark.parametrize("candidate", [one for one in CANDIDATES if one.stage > 1], ids=str)
-def test_settings_that_were_written_for_fsdp_are_read_as_the_engines_that_were_written(candidate):
-    config = plan_config(SMALL, ranks=4, compute="bf16", sequence=4)
+def test_settings_that_were_written_for_fsdp_read_back_give_the_same_row(stage, prefetch, offload, compute):
+    config, row, code = planned("fsdp2", stage, prefetch, offload, compute)
     seen, ahead = [], []
     block = SimpleNamespace(set_modules_to_forward_prefetch=lambda those: ahead.append(len(those)),
                             set_modules_to_backward_prefetch=lambda those: None)
-    exec(pasted_by_program(config, candidate)["FSDP2"], {
+    exec(code, {
         "torch": SimpleNamespace(bfloat16="torch.bfloat16", float32="torch.float32"), "blocks": [block] * 4,
-        "model": SimpleNamespace(set_requires_gradient_sync=lambda last: None), "number": 1,
-        "MixedPrecisionPolicy": lambda **fields: fields, "CPUOffloadPolicy": lambda: torch_like("CPUOffloadPolicy"),
+        "model": SimpleNamespace(), "MixedPrecisionPolicy": lambda **fields: fields,
+        "CPUOffloadPolicy": lambda: torch_like("CPUOffloadPolicy"),
         "fully_shard": lambda module, **options: seen.append(options)})
     assert len(seen) == 5
     found = zs.from_fsdp(mesh=(4,), prefetch=max(ahead, default=1), **seen[0])
-    sharded = candidate.stage == 3
-    assert (found.stage, found.keep_gathered) == (3, None if sharded else "all")
-    assert found.plan_arguments()["stage"] == candidate.stage
-    ahead = max(candidate.options.prefetch, 1) if sharded else 1  # which nothing turns off
-    assert found.options.prefetch == ahead
-    assert (found.policy.compute, found.policy.reduce_dtype) == ("bf16", config.policy.reduce_dtype)
-    assert found.options.offload.text == ("none" if candidate.options.offload.is_none else "host")
+    assert (found.stage, found.keep_gathered) == (3, None if stage == 3 else "all")
+    assert planned_again(config, found) == row

@@ -156,5 +156,5 @@ def test_a_token_costs_two_operations_for_each_weight_that_it_meets_and_attentio
     assert step.backward == 2 * step.forward
     assert step.recomputed == model.blocks * flops.recomputed_flops(block, policy)
     assert step.hardware == step.model + step.recomputed
-    assert step.recomputed <= step.forward - flops.logits_flops(block, model.vocabulary)
+    assert step.recomputed <= step.forward - flops.ends_flops(model, batch, tokens)[1]
     assert (step.recomputed == 0) == (policy == "none")

@@ -225,7 +225,7 @@ COUNTED = [
     (step_activations.snapshots, {"block": PLAIN}, {"blocks": 1, "vocabulary": 1, "parts_per_unit": 1}),
     *((of, {"block": PLAIN}, {name: 1}) for of, name in (
         (activations.peak_nbytes, "blocks"), (activations.best_segment, "blocks"), (flops.recomputed, "blocks"),
-        (activations.logits_nbytes, "vocabulary"), (flops.logits_flops, "vocabulary"))),
+        (activations.logits_nbytes, "vocabulary"))),
     (flops.utilization, {"flops": 1.0, "seconds": 1.0, "flops_per_second": 1.0}, {"devices": 1}),
     *((of, {}, {"parameters": 1, "tokens": 1}) for of in (flops.six_n, flops.eight_n)),
     (flops.six_n_and_attention, {}, {"parameters": 1, "blocks": 1, "query_channels": 1, "tokens": 1}),

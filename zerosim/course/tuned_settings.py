@@ -99,8 +99,8 @@ def _notes_of_engine(config: PlanConfig, row: PlanRow) -> Iterator[str]:
     try:
         decoder_of(config.model, config.sequence)
     except ValueError:
-        yield (f"zerosim's layers do not make {config.model.name}: the plan is of the engine with such a model, which is "
-               "to be written.")
+        yield (f"zerosim's layers do not make {config.model.name}: the plan is of the engine with such a model, which "
+               "is to be written.")
     if config.policy.compute == "fp16":
         yield "fp16 trains with a loss scale: give the policy loss_scale=zs.numerics.loss_scale.Dynamic()."
     if (of := config.model.transformer) is not None and of.gated:
@@ -141,13 +141,14 @@ def _fsdp(config: PlanConfig, row: PlanRow) -> str:
             lines += [f"# the first {config.micro_batches - 1} of {config.micro_batches} micro-batches: with "
                       "model.no_sync():"]
         return "\n".join(lines)
-    lines, arguments = [], [f"reshard_after_forward={states.parameters_sharded}"]
+    lines, arguments = [], ["module"] + ["reshard_after_forward=False"] * (not states.parameters_sharded)
     if narrow:
         lines += [f"precision = MixedPrecisionPolicy(\n    param_dtype={TORCH[policy.compute]}, "
                   f"reduce_dtype=torch.{policy.reduce_dtype.name})"]
         arguments += ["mp_policy=precision"]
     arguments += ["offload_policy=CPUOffloadPolicy()"] * (not options.offload.is_none)
-    lines += ["for module in [*blocks, model]:", f"    fully_shard(\n        module, {', '.join(arguments)})"]
+    lines += ["for module in [*blocks, model]:",
+              fill(f"fully_shard({', '.join(arguments)})", 76, initial_indent="    ", subsequent_indent="        ")]
     if states.parameters_sharded and (ahead := options.prefetch) > 1:
         lines += ["for i, block in enumerate(blocks):",
                   f"    block.set_modules_to_forward_prefetch(blocks[i + 1:i + {1 + ahead}])",
@@ -158,6 +159,8 @@ def _fsdp(config: PlanConfig, row: PlanRow) -> str:
 def _notes_of_fsdp(config: PlanConfig, row: PlanRow) -> Iterator[str]:
     yield (f"Each step: {counted(config.micro_batches, 'micro-batch')} of {counted(config.batch, 'sequence')} on each "
            "rank.")
+    if STAGES[row.stage].parameters_sharded:
+        yield "What is in no block is gathered by the call on the model, and stays so to backward's end, as by default."
     if config.policy.compute_dtype != config.policy.master_dtype:
         yield "Make the model in fp32: what rests are the masters."
     if config.policy.compute == "fp16":

@@ -35,6 +35,7 @@ from zerosim.planning.explanation import order_text
 from zerosim.planning.plan import plan_config
 from zerosim.planning.plan_config import Plan, PlanConfig
 from zerosim.planning.plan_row import PlanRow
+from zerosim.planning.questions import Training, training
 from zerosim.shown import Shown
 
 NEAR = 0.02  # of the fastest's seconds, which a plan cannot tell apart: its own error is larger
@@ -68,10 +69,15 @@ class Candidate:
         """All that is chosen but the units gathered ahead."""
         return self.row.stage, self.row.recompute, self.config.batch, self.config.options.offload.text
 
+    @property
+    def seconds(self) -> float:
+        """Seconds of the step."""
+        return self.row.step_seconds
+
     def rank(self, fastest_seconds: float) -> dict[str, float]:
-        """What decides between candidates, in this order, each the less the better."""
-        near, row = self.row.step_seconds <= (1 + NEAR) * fastest_seconds, self.row
-        return {"seconds": 0.0 if near else row.step_seconds, "offload": row.host_nbytes + row.disk_nbytes,
+        """The criteria by which candidates are ordered, one after the other, each the less the better."""
+        near, row = self.seconds <= (1 + NEAR) * fastest_seconds, self.row
+        return {"seconds": 0.0 if near else self.seconds, "offload": row.host_nbytes + row.disk_nbytes,
                 "room": -row.spare_nbytes, "traffic": row.sent_nbytes_per_step}
 
 
@@ -79,8 +85,9 @@ class Candidate:
 class Tuned(Shown):
     """Candidates that have the margin, best first; ``print`` and a notebook show them, with settings to paste.
 
-    ``too_large`` have not the margin under any places; ``nearest`` is the one of them that comes nearest to it, where
-    none has it. ``left_out`` are the reasons why the program has no settings for some.
+    Units gathered ahead are as few as are as fast. ``too_large`` have not the margin under any places; ``nearest`` is
+    the one of them that comes nearest to it, where none has it. ``left_out`` are the reasons why the program has no
+    settings for some.
     """
 
     config: PlanConfig
@@ -102,7 +109,7 @@ class Tuned(Shown):
 
     @property
     def decides(self) -> str:
-        """What decides between the best and the runner-up: seconds, offload, room or traffic; or nothing."""
+        """The first criterion in which the runner-up differs from the best: seconds, offload, room, traffic; or nothing."""
         if self.best is None or self.runner_up is None:
             return "nothing"
         one, other = (found.rank(self._fastest_seconds) for found in (self.best, self.runner_up))
@@ -116,11 +123,11 @@ class Tuned(Shown):
             assert self.nearest
             row = self.nearest.row
             how = f"misses by {gigabytes(row.missing_nbytes)} GB" if row.missing_nbytes else (
-                f"has {gigabytes(row.spare_nbytes)} GB to spare")
+                f"has {gigabytes(row.spare_nbytes)} GB to spare, which a smaller margin takes")
             return (f"Nothing fits with a margin of {margin} GB: of {counted(self.too_large, 'candidate')} "
                     f"{self.nearest.title} comes nearest and {how}.")
         row = self.best.row
-        return (f"{self.best.title}: {row.tokens_per_second_per_rank:,.0f} tokens per second and device, "
+        return (f"{self.best.title}: {row.tokens_per_second_per_rank:,.0f} tokens/s per device, "
                 f"{seconds_text(row.step_seconds)} a step, {gigabytes(row.spare_nbytes)} GB to spare."
                 f"{self._runner_up()}")
 
@@ -129,24 +136,24 @@ class Tuned(Shown):
         best, other = self.best, self.runner_up
         if best is None or other is None:
             return ""
-        slower = other.row.step_seconds / best.row.step_seconds - 1 if best.row.step_seconds else 0.0
+        slower = round(other.seconds / best.seconds - 1, 3)
         more = other.row.spare_nbytes - best.row.spare_nbytes
-        said = [f"{abs(slower):.1%} {'slower' if slower > 0 else 'faster'}".replace("%", " %")] * bool(slower)
+        said = [f"{percent(abs(slower))} {'slower' if slower > 0 else 'faster'}"] * bool(slower)
         said += [f"{gigabytes(abs(more))} GB {'more' if more > 0 else 'less'} to spare"] * bool(more)
         if other.row.sent_nbytes_per_step != best.row.sent_nbytes_per_step and best.row.sent_nbytes_per_step:
             said += [f"{other.row.sent_nbytes_per_step / best.row.sent_nbytes_per_step:.2f} times the traffic"]
-        near = f", since seconds within {percent(NEAR)} count as equal" * (self.decides != "seconds" and bool(slower))
-        return (f" Runner-up: {other.title}, {', '.join(said) or 'alike in all'}; {self.decides} decides{near}."
-                ).replace("seconds decides", "seconds decide")
+        decides = "seconds decide" if self.decides == "seconds" else f"{self.decides} decides" + (
+            f", since seconds within {percent(NEAR)} count as equal" * bool(slower))
+        return f" Runner-up: {other.title}, {', '.join(said) or 'equal in all'}; {decides}."
 
     @property
     def _fastest_seconds(self) -> float:
-        return min(one.row.step_seconds for one in self.tried)
+        return min(one.seconds for one in self.tried)
 
     def view(self) -> View:
         """The verdict, the whole training if one was asked for, the candidates, and the settings to paste."""
-        training = [*answers(Plan(self.best.config, (self.best.row,)))][1:] if self.best else []
-        return View(self.verdict, "", parts(map(escape, training), _table(self), map(escape, _assumed(self)),
+        said = answers(Plan(self.best.config, (self.best.row,))) if self.best else ()
+        return View(self.verdict, "", parts(map(escape, said), _table(self), map(escape, _assumed(self)),
                                             _settings(self)))
 
     def as_json(self) -> dict[str, Any]:
@@ -156,7 +163,8 @@ class Tuned(Shown):
             "model": config.model.name, "runtime": config.runtime, "ranks": config.ranks, "device": config.device.name,
             "compute": config.policy.compute, "overlap": config.options.overlap, "reduction": config.options.reduction,
             "global_batch": self.global_batch, "sequence": config.sequence, "margin_nbytes": config.margin_nbytes,
-            "verdict": self.verdict, "decides": self.decides, "too_large": self.too_large, "left_out": self.left_out,
+            "verdict": self.verdict, "training": asdict(self.training) if self.training else None,
+            "decides": self.decides, "too_large": self.too_large, "left_out": self.left_out,
             "rows": [{"batch": one.config.batch, "micro_batches": one.config.micro_batches,
                       "prefetch": one.config.options.prefetch, "offload": one.config.options.offload.text}
                      | one.row.as_dict() for one in self.tried],
@@ -167,6 +175,11 @@ class Tuned(Shown):
     def pasted(self) -> Pasted | None:
         """The best candidate's settings for its program; None where none has the margin."""
         return pasted(self.best.config, self.best.row) if self.best else None
+
+    @property
+    def training(self) -> Training | None:
+        """The whole training by the best candidate's step; None where no tokens were asked for."""
+        return training(self.best.config, self.best.row) if self.best else None
 
     def __str__(self) -> str:
         from zerosim.display.render_text import in_lines
@@ -255,7 +268,9 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", recompu
     those of `zs.plan` and mean the same, ``margin`` among them. Raises ValueError for what cannot be searched, for what
     the program has no settings for, for a model without a known shape, and as `zs.plan` does.
 
-    >>> print(tune("gpt2", global_batch=8, ranks=4, batch=2, recompute="none", runtime="zerosim").verdict)
+    >>> found = tune("gpt2", global_batch=8, ranks=4, batch="1,2", recompute="none", stage=3, runtime="zerosim")
+    >>> found.best.title, found.runner_up.config.batch, found.decides
+    ('ZeRO-3 without recomputation in 1 micro-batch of 2 sequences', 1, 'seconds')
     """
     for name in PLAN_ONLY.keys() & options.keys():
         raise ValueError(f"{name}= is no option of tune: {PLAN_ONLY[name]}; leave it out")
@@ -340,7 +355,8 @@ def _uses(places: Offload, option: str) -> bool:
 
 
 def _searched(configs: list[PlanConfig], sequences: int, batches: Iterable[int], ahead: list[int]) -> Tuned:
-    """The candidates that have the margin, best first; ValueError where the program has settings for none."""
+    """The candidates that have the margin, best first, of those with more ahead the faster ones alone; ValueError where
+    the program has settings for none."""
     config, tried, left_out = configs[0], list[Candidate](), dict[str, None]()
     small: list[tuple[PlanConfig, int, str]] = []
     for stage, policy, batch in product(config.stages, config.policies, batches):
@@ -351,15 +367,17 @@ def _searched(configs: list[PlanConfig], sequences: int, batches: Iterable[int],
             left_out |= dict.fromkeys(filter(None, reasons))
             said = [one for one, reason in zip(several, reasons, strict=True) if reason is None]
             if found := next((one for one in said if one.has_margin(stage, policy)), None):
-                tried.append(Candidate(found, found.row(stage, policy)))
+                candidate = Candidate(found, found.row(stage, policy))
+                if not (tried and tried[-1].kind == candidate.kind and tried[-1].seconds <= candidate.seconds):
+                    tried.append(candidate)
             elif said:
                 small.append((said[-1], stage, policy))
     if not tried and not small:
         raise ValueError(f"there are no settings of {config.runtime} for what was asked: {'; '.join(left_out)}")
     nearest = None
     if tried:
-        fastest = min(one.row.step_seconds for one in tried)
-        tried.sort(key=lambda one: (*one.rank(fastest).values(), one.row.step_seconds, one.config.options.prefetch))
+        fastest = min(one.seconds for one in tried)
+        tried.sort(key=lambda one: (*one.rank(fastest).values(), one.seconds, one.config.options.prefetch))
     else:
         nearest = min((Candidate(one, one.row(stage, policy)) for one, stage, policy in small),
                       key=lambda one: (one.row.missing_nbytes, -one.row.spare_nbytes))

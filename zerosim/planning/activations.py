@@ -8,7 +8,9 @@ Of each block backward needs the input of every linear layer, of every LayerNorm
 softmax, and Q, K and V. The outputs of the LayerNorms are not kept: they are computed again from the kept inputs. A
 gated feed-forward network keeps both factors' linear outputs and their product, and makes the gate's SiLU again. Rotary
 positions turn queries and keys where they are. Where each head's queries and keys have a norm, Q, K and V are kept as
-they were before it, with a number for each head, and both are made again.
+they were before it, with a number for each head, and both are made again. Norms behind a part keep its output; parts
+beside each other keep one input. Latent attention keeps its latents too. Of experts a token keeps what those that it
+passes keep, as if they were one network so wide, and nothing for its route.
 
 Sources: Korthikanti et al. 2022, "Reducing activation recomputation" (arXiv:2205.05198), section 4.1 (what a block
 keeps), section 5 (selective); Chen et al. 2016 (arXiv:1604.06174), section 4 (segments); Dao et al. 2022,
@@ -18,8 +20,9 @@ keeps), section 5 (selective); Chen et al. 2016 (arXiv:1604.06174), section 4 (s
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from zerosim.models.transformer import Transformer
@@ -33,11 +36,15 @@ FP32_NBYTES = 4
 class Block:
     """One transformer block and the batch that it sees: B sequences of L tokens, d channels in H heads.
 
-    `itemsize` is the bytes of an element at rest. The others are 0 in a plain block, and are then d, d and 4d: channels
-    of all queries, of all keys (of all values too), and of the feed-forward network's inside, which may be `gated`.
+    `itemsize` is the bytes of an element at rest. The next are 0 in a plain block, and are then d, d and 4d: channels
+    of all queries, of all keys, and of the feed-forward network's inside, which may be `gated`.
     `rms`: RMSNorm, with one number of each token, not LayerNorm's two, and rotary positions, as Llamas have both.
     `head_norms`: of each head's query and key too. `biases` are the linear layers that have one, of "qkv", "projection"
-    and "feed_forward"; None: all with LayerNorm, none with RMSNorm.
+    and "feed_forward"; None: all with LayerNorm, none with RMSNorm. `value_channels` 0 are as many as of keys,
+    `opening_weights` 0 those of linear layers from d to all three; latent attention has others, and `latent_channels`
+    between. `inner_norms` 0 are those of head_norms, each a number of a token. `router` are the numbers that a token's
+    route is chosen by; `feed_forward` is then the inside of all experts that it passes. `norms` and `parallel` are a
+    Transformer's.
     Raises ValueError for counts below one, and for heads that do not divide the channels of the queries.
     """
 
@@ -53,21 +60,35 @@ class Block:
     rms: bool = False
     head_norms: bool = False
     biases: tuple[str, ...] | None = None
+    value_channels: int = 0
+    opening_weights: int = 0
+    latent_channels: int = 0
+    router: int = 0
+    norms: str = "before"
+    parallel: bool = False
+    inner_norms: int = 0
 
     def __post_init__(self) -> None:
-        count_fields(self, batch=1, tokens=1, channels=1, heads=1, itemsize=1)
+        count_fields(self, batch=1, tokens=1, channels=1, heads=1, itemsize=1, latent_channels=0, router=0,
+                     inner_norms=0)
         plain = {"query_channels": self.channels, "key_channels": self.channels, "feed_forward": 4 * self.channels}
         for name, value in plain.items():
             object.__setattr__(self, name, checked_count(name, getattr(self, name), 0) or value)
+        opened = {"value_channels": lambda: self.key_channels, "opening_weights": lambda: self.channels * (
+            self.query_channels + self.key_channels + self.value_channels)}
+        for name, left_out in opened.items():
+            object.__setattr__(self, name, checked_count(name, getattr(self, name), 0) or left_out())
         if self.biases is None:
             object.__setattr__(self, "biases", () if self.rms else LINEAR_LAYERS)
         if self.query_channels % self.heads:
             raise ValueError(f"a block of {self.query_channels} channels was asked for {self.heads} heads; each head "
                              "has as many channels as the others, so take a number of heads that divides the channels")
+        if self.head_norms and not self.inner_norms:
+            object.__setattr__(self, "inner_norms", self.heads + self.key_value_heads)
 
     @classmethod
-    def of(cls, model: Transformer, batch: int, tokens: int, itemsize: int = 2) -> Block:
-        """A block of a transformer, and the batch that it sees.
+    def kinds(cls, model: Transformer, batch: int, tokens: int, itemsize: int = 2) -> Counter[Block]:
+        """The blocks of a transformer, and the batch that they see: how many of each kind, one without experts.
 
         Raises ValueError for counts below one, and for a model of encoder and decoder, whose blocks differ.
         """
@@ -75,17 +96,28 @@ class Block:
             raise ValueError("what a block keeps and computes is counted for decoders alone, and this model has "
                              f"{model.encoder_blocks} blocks of encoder beside {model.blocks} of decoder; its states "
                              "and its traffic are counted")
-        return cls(batch, tokens, model.channels, model.heads, itemsize, query_channels=model.query_channels,
-                   key_channels=model.key_channels, feed_forward=model.feed_forward, gated=model.gated,
-                   rms=not model.layer_norm, head_norms=model.head_norms, biases=model.biases)
+        latent = model.latent
+        between = 0 if latent is None else latent.query_rank + latent.key_value_rank + latent.rotary
+        plain = cls(batch, tokens, model.channels, model.heads, itemsize, query_channels=model.query_channels,
+                    key_channels=model.key_channels, feed_forward=model.feed_forward, gated=model.gated,
+                    rms=not model.layer_norm, head_norms=model.head_norms or model.joint_norms, biases=model.biases,
+                    value_channels=model.value_channels, latent_channels=between, norms=model.norms,
+                    opening_weights=sum(map(math.prod, model.opening.values())), parallel=model.parallel,
+                    inner_norms=0 if model.head_norms else len(model.normed_widths))
+        found = Counter(model.experts_of(place) for place in range(model.blocks))
+        return Counter({plain if one is None else replace(plain, feed_forward=one.active, router=one.router): count
+                        for one, count in found.items()})
+
+    @classmethod
+    def of(cls, model: Transformer, batch: int, tokens: int, itemsize: int = 2) -> Block:
+        """The widest block of a transformer; raises ValueError as `kinds` does."""
+        return max(cls.kinds(model, batch, tokens, itemsize), key=lambda block: block.feed_forward)
 
     @property
     def is_plain(self) -> bool:
         """True where queries, keys and values have d channels each, the feed-forward network 4d and no gate, and norms
-        are LayerNorms."""
-        plain = (self.channels, self.channels, 4 * self.channels, False)
-        widths = (self.query_channels, self.key_channels, self.feed_forward, self.gated)
-        return widths == plain and not (self.rms or self.head_norms)
+        are LayerNorms before the parts, which follow each other."""
+        return self == Block(self.batch, self.tokens, self.channels, self.heads, self.itemsize, biases=self.biases)
 
     @property
     def positions(self) -> int:
@@ -108,6 +140,21 @@ class Block:
         return (2 - self.rms) * self.positions
 
     @property
+    def norms_of_parts(self) -> tuple[int, int]:
+        """The norms of attention and of the feed-forward network."""
+        return {"around": (2, 2), "shared": (1, 0)}.get(self.norms, (1, 1))
+
+    @property
+    def normed_outputs(self) -> tuple[int, int]:
+        """Of attention and network 1 where a norm reads what it gives, or the sum that it ends in, and keeps it."""
+        return {"after": (1, 1), "around": (1, 1), "last": (0, 1)}.get(self.norms, (0, 0))
+
+    @property
+    def output_channels(self) -> int:
+        """Channels of the attention's output: a value for each head of queries."""
+        return self.value_channels * self.heads // self.key_value_heads
+
+    @property
     def square(self) -> int:
         """B·H·L²: elements of the attention probabilities."""
         return self.batch * self.heads * self.tokens**2
@@ -119,17 +166,20 @@ EXAMPLE = Block(batch=4, tokens=2048, channels=4096, heads=32)
 # What each tensor of a block holds: elements in the compute format, or numbers in fp32.
 ELEMENTS: Mapping[str, Callable[[Block], int]] = {
     "LayerNorm 1 input": lambda block: block.stream,
-    "QKV": lambda block: block.positions * (block.query_channels + 2 * block.key_channels),
+    "QKV": lambda block: block.positions * (
+        block.query_channels + block.key_channels + block.value_channels + block.latent_channels),
     "probabilities": lambda block: block.square,
-    "attention output": lambda block: block.positions * block.query_channels,
-    "LayerNorm 2 input": lambda block: block.stream,
+    "attention output": lambda block: block.positions * block.output_channels,
+    "normed attention": lambda block: block.normed_outputs[0] * block.stream,
+    "LayerNorm 2 input": lambda block: block.stream * (not block.parallel),
     "pre-GELU": lambda block: (1 + block.gated) * block.positions * block.feed_forward,  # gated: the other factor too
     "post-GELU": lambda block: block.positions * block.feed_forward,
+    "normed network": lambda block: block.normed_outputs[1] * block.stream,
 }
 STATISTICS: Mapping[str, Callable[[Block], int]] = {
-    "LayerNorm 1 statistics": lambda block: block.norm_statistics,
-    "head norm statistics": lambda block: block.head_norms * block.positions * (block.heads + block.key_value_heads),
-    "LayerNorm 2 statistics": lambda block: block.norm_statistics,
+    "LayerNorm 1 statistics": lambda block: block.norms_of_parts[0] * block.norm_statistics,
+    "head norm statistics": lambda block: block.positions * block.inner_norms,
+    "LayerNorm 2 statistics": lambda block: block.norms_of_parts[1] * block.norm_statistics,
     "log-sum-exp": lambda block: block.positions * block.heads,
 }
 
@@ -142,8 +192,9 @@ class Inside:
     again: tuple[tuple[str, ...], ...] = ()
 
 
-_ATTENTION = ("LayerNorm 1 statistics", "QKV", "head norm statistics", "probabilities", "attention output")
-_FEED_FORWARD = ("LayerNorm 2 statistics", "pre-GELU", "post-GELU")
+_ATTENTION = ("LayerNorm 1 statistics", "QKV", "head norm statistics", "probabilities", "attention output",
+              "normed attention")
+_FEED_FORWARD = ("LayerNorm 2 statistics", "pre-GELU", "post-GELU", "normed network")
 _ALL = ("LayerNorm 1 input", *_ATTENTION, "LayerNorm 2 input", *_FEED_FORWARD)
 _ALL_BUT_PROBABILITIES = tuple(name for name in _ALL if name != "probabilities")
 

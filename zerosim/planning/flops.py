@@ -53,8 +53,8 @@ SELECTIVE_AS_PUBLISHED = ("scores", "values")
 def matmul_flops(block: Block) -> int:
     """The operations of one block's matmuls forward: 24·BLd² + 4·BL²d in a plain block; backward makes twice as many.
 
-    Of any block, two for each element of a weight and each token, and two products of L x L for each head.
-    Source: Narayanan et al. 2021, appendix; grouped queries and gates by the same rule.
+    Of any block, two for each element of a weight and token that meets it, and two products of L x L for each head.
+    Source: Narayanan et al. 2021, appendix; grouped queries, gates, latents, routers and experts by the same rule.
     """
     return sum(matmuls(block).values())
 
@@ -65,11 +65,11 @@ def matmuls(block: Block) -> dict[str, int]:
     >>> matmuls(Block(1, 2, 6, 3))
     {'QKV': 432, 'scores': 48, 'values': 48, 'projection': 144, 'up': 576, 'down': 576}
     """
-    per_channel = 2 * block.stream
-    product = 2 * block.positions * block.tokens * block.query_channels
-    return {"QKV": per_channel * (block.query_channels + 2 * block.key_channels), "scores": product, "values": product,
-            "projection": per_channel * block.query_channels,
-            "up": per_channel * block.feed_forward * (1 + block.gated), "down": per_channel * block.feed_forward}
+    per_channel, per_pair = 2 * block.stream, 2 * block.positions * block.tokens
+    return {"QKV": 2 * block.positions * block.opening_weights, "scores": per_pair * block.query_channels,
+            "values": per_pair * block.output_channels, "projection": per_channel * block.output_channels,
+            "up": per_channel * (block.feed_forward * (1 + block.gated) + block.router),
+            "down": per_channel * block.feed_forward}
 
 
 def forward(block: Block) -> dict[str, int]:
@@ -82,10 +82,11 @@ def forward(block: Block) -> dict[str, int]:
     """
     stream, inside = block.stream, block.positions * block.feed_forward
     norm = (RMSNORM if block.rms else LAYERNORM) * stream
-    elementwise = {"LayerNorm 1": norm, "head norms": RMSNORM * block.head_norms * _turned(block),
+    first, second = block.norms_of_parts
+    elementwise = {"LayerNorm 1": norm * first, "head norms": RMSNORM * block.head_norms * _turned(block),
                    "rotation": ROTATION * block.rms * _turned(block), "softmax": SOFTMAX * block.square,
-                   "residual 1": stream, "LayerNorm 2": norm, "GELU": (SWIGLU if block.gated else GELU) * inside,
-                   "residual 2": stream}
+                   "residual 1": stream, "LayerNorm 2": norm * second, "residual 2": stream,
+                   "GELU": (SWIGLU if block.gated else GELU) * inside}
     done = (matmuls(block), biases(block), elementwise)
     every = {step: sum(part.get(step, 0) for part in done) for step in STEPS}
     return {step: count for step, count in every.items() if count}
@@ -93,7 +94,7 @@ def forward(block: Block) -> dict[str, int]:
 
 def biases(block: Block) -> dict[str, int]:
     """The elements to which each linear layer's bias is added: its outputs, where it has one."""
-    outputs = {"QKV": ("qkv", block.query_channels + 2 * block.key_channels),
+    outputs = {"QKV": ("qkv", block.query_channels + block.key_channels + block.value_channels),
                "projection": ("projection", block.channels),
                "up": ("feed_forward", (1 + block.gated) * block.feed_forward), "down": ("feed_forward", block.channels)}
     return {layer: block.positions * width for layer, (name, width) in outputs.items() if name in (block.biases or ())}
@@ -112,7 +113,8 @@ def backward(block: Block, policy: str = "none") -> dict[str, int]:
     heads have norms, so are the turned queries and keys. Raises ValueError for a text that names no policy.
     """
     products, stream, inside = matmuls(block), block.stream, Recompute.parse(policy).inside
-    row_sums = ROW_SUM * (block.positions * block.query_channels if inside == "tiled" else block.square)
+    norms = sum(block.norms_of_parts)
+    row_sums = ROW_SUM * (block.positions * block.output_channels if inside == "tiled" else block.square)
     attention = 2 * (products["scores"] + products["values"])
     output, gradient = (RMSNORM_OUTPUT, RMSNORM_GRADIENT) if block.rms else (LAYERNORM_OUTPUT, LAYERNORM_GRADIENT)
     return {**{layer: 2 * products[layer] + biases(block).get(layer, 0) for layer in LINEAR},
@@ -120,7 +122,7 @@ def backward(block: Block, policy: str = "none") -> dict[str, int]:
             "head norms": (RMSNORM_OUTPUT + RMSNORM_GRADIENT) * block.head_norms * _turned(block),
             "rotation": ROTATION * (1 + block.head_norms) * block.rms * _turned(block),
             "GELU": (SWIGLU_GRADIENT if block.gated else GELU_GRADIENT) * block.positions * block.feed_forward,
-            "LayerNorms": 2 * gradient * stream, "LayerNorm outputs": 2 * output * stream,
+            "LayerNorms": norms * gradient * stream, "LayerNorm outputs": norms * output * stream,
             "residuals": 2 * stream, "again": recomputed(block, policy=str(Recompute(inside=inside)))}
 
 
@@ -207,7 +209,7 @@ class StepFlops:
 
 
 def step_flops(model: Transformer, batch: int, tokens: int, policy: str = "none") -> StepFlops:
-    """The matrix products of a micro-batch of B sequences of L tokens, exactly, of any decoder.
+    """The matrix products of a micro-batch of B sequences of L tokens, exactly, of any decoder, and of BERT.
 
     >>> from zerosim.planning.shapes import PRESETS
     >>> flops = step_flops(PRESETS["llama-2-7b"], 4, 2048, "block")
@@ -215,18 +217,30 @@ def step_flops(model: Transformer, batch: int, tokens: int, policy: str = "none"
     (117046448750592, True, 1.327)
 
     Backward makes two products for each of forward's. Segments are run again whole; the head and the embedding are not.
+    Of experts a token meets those that it passes; windows of attention count as the whole square too.
     Of a GPT it is 96·BLnd²(1 + L/6d + V/16nd) where blocks are run again (Narayanan et al. 2021, equation 3).
     Raises ValueError for counts below one, a text that names no policy, and an encoder-decoder.
     Source: Narayanan et al. 2021, appendix; Korthikanti et al. 2022, appendix A.
     """
-    block = Block.of(model, batch, tokens)
-    forward = model.blocks * matmul_flops(block) + logits_flops(block, model.vocabulary)
-    return StepFlops(forward, 2 * forward, model.blocks * recomputed_flops(block, policy))
+    blocks, ends = Block.kinds(model, batch, tokens), sum(ends_flops(model, batch, tokens))
+    forward = sum(count * matmul_flops(block) for block, count in blocks.items()) + ends
+    again = sum(count * recomputed_flops(block, policy) for block, count in blocks.items())
+    return StepFlops(forward, 2 * forward, again)
 
 
-def logits_flops(block: Block, vocabulary: int) -> int:
-    """The operations of the head's product forward: 2·BLdV."""
-    return 2 * block.stream * checked_count("vocabulary", vocabulary, 1)
+def ends_flops(model: Transformer, batch: int, tokens: int) -> tuple[int, int]:
+    """The operations of the embedding's products forward, few have any, and of the head's: 2·BLdV.
+
+    >>> ends_flops(Transformer(8, 1, 2, 100), 3, 5)
+    (0, 24000)
+
+    Raises ValueError for counts below one.
+    """
+    sequences, square = checked_count("batch", batch, 1), model.channels**2
+    of_each, narrow = 2 * sequences * checked_count("tokens", tokens, 1), model.embedding_channels
+    widening = of_each * narrow * model.channels * (narrow != model.channels)
+    head = of_each * (model.vocabulary * narrow + square * model.masked_head)
+    return widening, widening + head + 2 * sequences * (square + 2 * model.channels) * model.next_sentence
 
 
 def recomputed_flops(block: Block, policy: str = "none") -> int:

@@ -40,7 +40,8 @@ class HalfBlock:
     """Half a block in bytes: its input, what its first linear layer makes, what its last one takes, the statistics.
 
     `square` are the probabilities, `log_sums` attention's log-sum-exps; `normed` the copy of the opening in which heads
-    are normed, `head_statistics` what is kept of it.
+    are normed, `head_statistics` what is kept of it. Of parts `beside` each other the second keeps no input of its own;
+    what a norm behind the part reads is among the `statistics`.
     """
 
     name: str
@@ -52,6 +53,7 @@ class HalfBlock:
     log_sums: int = 0
     normed: int = 0
     head_statistics: int = 0
+    beside: bool = False
 
     def middle(self, inside: str) -> int:
         """Bytes that the middle makes beside its output, and keeps: probabilities, log-sum-exps, heads' statistics."""
@@ -60,7 +62,7 @@ class HalfBlock:
     def kept(self, inside: str) -> int:
         """Bytes that the part keeps, its input included."""
         made = self.statistics + self.opening + self.closing + self.middle(inside)
-        return self.stream + (0 if inside == "sub_block" else made)
+        return self.stream * (not self.beside) + (0 if inside == "sub_block" else made)
 
     def run(self, inside: str) -> Iterator[tuple[str, int]]:
         """Step by step what has been made and is held, up to the input of the last linear layer."""
@@ -99,14 +101,15 @@ class HalfBlock:
 
 def parts_of(block: Block) -> tuple[HalfBlock, HalfBlock]:
     """Attention and the feed-forward network of a block, in bytes; the opening of a gated one makes both factors."""
-    def nbytes(name: str) -> int:
-        return total(block, [name]).nbytes
+    def nbytes(*names: str) -> int:
+        return total(block, names).nbytes
 
-    return (HalfBlock("attention", nbytes("LayerNorm 1 input"), nbytes("QKV"), nbytes("attention output"),
-                      nbytes("LayerNorm 1 statistics"), nbytes("probabilities"), nbytes("log-sum-exp"),
-                      nbytes("QKV") * block.head_norms, nbytes("head norm statistics")),
-            HalfBlock("ffn", nbytes("LayerNorm 2 input"), nbytes("pre-GELU"), nbytes("post-GELU"),
-                      nbytes("LayerNorm 2 statistics")))
+    stream = nbytes("LayerNorm 1 input")
+    return (HalfBlock("attention", stream, nbytes("QKV"), nbytes("attention output"),
+                      nbytes("LayerNorm 1 statistics", "normed attention"), nbytes("probabilities"),
+                      nbytes("log-sum-exp"), nbytes("QKV") * block.head_norms, nbytes("head norm statistics")),
+            HalfBlock("ffn", stream, nbytes("pre-GELU"), nbytes("post-GELU"),
+                      nbytes("LayerNorm 2 statistics", "normed network"), beside=block.parallel))
 
 
 def fullest_nbytes(block: Block, blocks: int, vocabulary: int, policy: str = "none") -> int:

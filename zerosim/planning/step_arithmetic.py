@@ -19,10 +19,11 @@ from zerosim.models.layers import Context
 from zerosim.models.llama import decoder
 from zerosim.models.transformer import Transformer, config_of_transformer
 from zerosim.models.units import Recompute
+from zerosim.numerics.checks import LINEAR_LAYERS
 from zerosim.numerics.kernels import NullKernels
 from zerosim.numerics.policy import Policy
 from zerosim.planning.activations import Block
-from zerosim.planning.flops import logits_flops, matmul_flops, recomputed_flops
+from zerosim.planning.flops import ends_flops, matmul_flops, recomputed_flops
 from zerosim.planning.hardware import Machine
 from zerosim.planning.step_activations import Place
 
@@ -35,6 +36,9 @@ class Pieces:
 
     flops: np.ndarray
     nbytes: np.ndarray
+
+    def __add__(self, other: "Pieces") -> "Pieces":
+        return Pieces(*(np.concatenate(both) for both in ((self.flops, other.flops), (self.nbytes, other.nbytes))))
 
     def seconds(self, machine: Machine) -> float:
         """The sum of the pieces' seconds."""
@@ -64,36 +68,37 @@ def of_micro_batch(model: Transformer, batch: int, tokens: int, policy: Policy,
     Raises ValueError for counts below one and for an encoder-decoder.
     """
     again, last = recompute.units_per_segment is not None, model.blocks + 1
-    units = [EMBED, *[BLOCK] * model.blocks, HEAD]
-    noted = _noted(model, batch, tokens, policy, recompute.inside)
-    if noted is None:
-        block = Block.of(model, batch, tokens)
-        forward, second = matmul_flops(block), recomputed_flops(block, str(Recompute(inside=recompute.inside)))
-        logits = logits_flops(block, model.vocabulary)
-        noted = {("forward", EMBED): products_alone(), ("backward", EMBED): products_alone(),
-                 ("forward", BLOCK): products_alone(forward), ("backward", BLOCK): products_alone(2 * forward, second),
-                 ("forward", HEAD): products_alone(logits), ("backward", HEAD): products_alone(2 * logits),
-                 ("loss", HEAD): products_alone()}
-    found = {(phase, unit): noted[phase, kind] for phase in ("forward", "backward") for unit, kind in enumerate(units)}
+    kinds = [model.experts_of(place) for place in range(model.blocks)]
+    noted = {one: _of_one_block(replace(model, blocks=1, experts=None if one is None else replace(one, dense=())),
+                                batch, tokens, policy, recompute.inside) for one in dict.fromkeys(kinds)}
+    units = [(EMBED, kinds[0]), *((BLOCK, one) for one in kinds), (HEAD, kinds[0])]
+    found = {(phase, unit): noted[one][phase, kind] for phase in ("forward", "backward")
+             for unit, (kind, one) in enumerate(units)}
     if again:
-        found |= {("again", unit): noted["forward", kind] for unit, kind in enumerate(units)}
-    return found | {("loss", last): noted["loss", HEAD]}
+        found |= {("again", unit): found["forward", unit] for unit in range(len(units))}
+    return found | {("loss", last): noted[kinds[0]]["loss", HEAD]}
 
 
 @lru_cache(maxsize=256)
-def _noted(model: Transformer, batch: int, tokens: int, policy: Policy,
-           inside: str) -> Mapping[tuple[str, int], Pieces] | None:
-    """The pieces that the layers of one block and its ends note, forward, in the loss and back; None without layers.
+def _of_one_block(model: Transformer, batch: int, tokens: int, policy: Policy,
+                  inside: str) -> Mapping[tuple[str, int], Pieces]:
+    """The pieces that the layers of one block and its ends note, forward, in the loss and back; of products alone where
+    there are no such layers.
 
-    What no block has is left out: places that are neither learned nor rotary, a norm after the embedding, and the
-    weights that a norm lacks.
+    What no block has is left out: places that are neither learned nor rotary, a norm after the embedding, weights and
+    biases that a block lacks, and where its norms stand. Experts are a network as wide as those that a token passes,
+    and a product for its route.
     """
-    block = replace(model, blocks=1, positions=model.positions or tokens * model.layer_norm, embedding_norm=False,
-                    norm_weights=True)
+    block, plain = Block.of(model, batch, tokens), model.layer_norm and not model.gated
+    nearest = replace(
+        model, positions=model.positions or tokens * plain, embedding_norm=False, norm_weights=True, layer_norm=plain,
+        norms="before", parallel=False, last_norm=True, head_norms=model.head_norms and not plain, joint_norms=False,
+        caps=(), token_types=0, head_bias=False, experts=None, feed_forward=block.feed_forward,
+        biases=LINEAR_LAYERS if plain else model.biases)
     try:
-        layers = decoder(config_of_transformer(block, tokens=tokens), tied=model.tied)
+        layers = decoder(config_of_transformer(nearest, tokens=tokens), tied=model.tied)
     except ValueError:
-        return None
+        return _products(model, block, inside)
     rows, found, kernels = list[tuple[int, int]](), dict[tuple[str, int], Pieces](), NullKernels()
     used = {unit: (*unit.shapes, *unit.tied_weights) for unit in layers.units}
 
@@ -121,4 +126,16 @@ def _noted(model: Transformer, batch: int, tokens: int, policy: Policy,
     for place, unit in reversed([*enumerate(layers.units)]):
         gradient, _ = unit.backward(ctx, arrays(unit), saved.pop(), gradient)
         keep("backward", place)
+    for phase, times in (("forward", 2), ("backward", 4)):
+        route = products_alone(*[times * block.stream * block.router] * bool(block.router))
+        found[phase, BLOCK] = found[phase, BLOCK] + route
     return found
+
+
+def _products(model: Transformer, block: Block, inside: str) -> Mapping[tuple[str, int], Pieces]:
+    products, second = matmul_flops(block), recomputed_flops(block, str(Recompute(inside=inside)))
+    opening, logits = ends_flops(model, block.batch, block.tokens)
+    forward = {EMBED: opening, BLOCK: products, HEAD: logits}
+    return {**{("forward", unit): products_alone(*[flops] * bool(flops)) for unit, flops in forward.items()},
+            **{("backward", unit): products_alone(*[2 * flops] * bool(flops)) for unit, flops in forward.items()},
+            ("backward", BLOCK): products_alone(2 * products, second), ("loss", HEAD): products_alone()}
