@@ -14,14 +14,8 @@ holds inside itself is not counted, on neither.
 """
 
 import argparse
-import datetime
-import os
-import re
-import sys
 import time
-import tomllib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,7 +52,7 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "mistral-7b": ("Mistral", llama(4096, 32, 32, 32_000, 14_336, 8)),
     "llama-3-8b": ("Llama", llama(4096, 32, 32, 128_256, 14_336, 8)),
 }
-# transformers asks the positions' values whether sequences are packed; of tensors without data it would take them to be.
+# transformers reads off the positions' values whether sequences are packed, and takes them to be where there are none.
 masking_utils.find_packed_sequence_indices = lambda position_ids: None
 EAGER = ("Gemma2",)  # its soft caps are outside SDPA, as transformers says
 
