@@ -25,7 +25,7 @@ from zerosim.optim import Optimizer, state_nbytes
 from zerosim.planning.closed_forms import Job
 from zerosim.planning.conventions import is_cut_anywhere, shares_nbytes
 from zerosim.planning.hardware import OVERHEADS, overheads_nbytes
-from zerosim.planning.saved_tensors import COMPILED, EAGER, MEGATRON, Pass, saved, saved_nbytes
+from zerosim.planning.saved_tensors import COMPILED, EAGER, MEGATRON, Pass, block_of, saved, saved_nbytes
 from zerosim.planning.shapes import ModelShape, TensorShape, UnitShape
 
 RUNTIMES = FSDP2, DEEPSPEED, MEGATRON_CORE, ZEROSIM = ("fsdp2", "deepspeed", "megatron", "zerosim")
@@ -187,12 +187,8 @@ class Step:
     # -- activations --------------------------------------------------------------------------------------------------
 
     def block(self, index: int) -> Transformer | None:
-        """The sizes of one block: with experts, of the networks that a token passes."""
-        if self.decoder is None or self.decoder.experts is None:
-            return self.decoder
-        experts = self.decoder.experts_of(index)
-        return replace(self.decoder, experts=None) if experts is None else replace(
-            self.decoder, feed_forward=experts.active)
+        """The sizes of one block."""
+        return None if self.decoder is None else block_of(self.decoder, index)
 
     @cached_property
     def halves(self) -> list[dict[str, int]]:

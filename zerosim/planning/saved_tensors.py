@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
@@ -25,6 +25,7 @@ WIDTHS: Mapping[str, Callable[[Transformer, int], int]] = {
     "keys": lambda of, tokens: of.key_channels,
     "values": lambda of, tokens: _made_with_values(of),
     "output": lambda of, tokens: of.attention_channels,
+    "output, copied": lambda of, tokens: of.attention_channels * _is_turned_in_part(of),
     "queries and keys": lambda of, tokens: of.query_channels + of.key_channels,
     "heads": lambda of, tokens: of.heads,
     "normed heads": lambda of, tokens: 2 if of.joint_norms else of.heads + of.key_value_heads,
@@ -39,9 +40,24 @@ WRITTEN_OUT = ("gelu_new", "gelu_fast")
 
 
 def _made_with_values(of: Transformer) -> int:
-    """Values are a view of what one matrix makes, which is kept whole: with queries and keys, or out of the latents."""
-    makes = list(of.opening.values())[-1]
-    return makes[1] if of.fused or of.latent else of.value_channels
+    """Values are a view of what one matrix makes, which is kept whole: with queries and keys, or out of the latents.
+
+    With learned positions queries and keys are views of it too.
+    """
+    *_, (_, made) = of.opening.values()
+    return made if of.latent or (of.fused and not of.positions) else of.value_channels
+
+
+def _is_turned_in_part(of: Transformer) -> bool:
+    """True for Phi and GPT-NeoX, which put queries together from channels that positions turn and others: then SDPA
+    gives its output head by head, and the projection reads a copy."""
+    return (of.fused and not of.positions) or of.norms == "shared"
+
+
+def block_of(of: Transformer, index: int) -> Transformer:
+    """A model with blocks as one of its own by its place: of experts the networks that a token passes, as one."""
+    experts = of.experts_of(index)
+    return replace(of, experts=None) if experts is None else replace(of, feed_forward=experts.active)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +111,10 @@ def parts(of: Transformer) -> dict[str, list[str]]:
     ['rms_norm', 'linear', 'gated']
     """
     plain = "layer_norm" if of.norm_weights else "plain_norm"
-    rms = "gemma_norm" if of.gated and of.activation == "gelu_pytorch_tanh" else "rms_norm"
-    norm = plain if of.layer_norm else rms
+    wide = "_in_fp32" * (of.joint_norms or (of.gated and of.activation == "gelu_pytorch_tanh"))  # OLMo 2, Gemma
+    norm = plain if of.layer_norm else "rms_norm" + wide
     before, after = [norm] * (of.norms not in ("after", "last")), [norm] * (of.norms in ("after", "around", "last"))
-    inner = ["latents"] if of.latent else ["head_norms"] * (of.head_norms or of.joint_norms)
+    inner = ["latents"] if of.latent else ["head_norms" + wide] * (of.head_norms or of.joint_norms)
     attention = "capped_attention" if "attention" in of.caps else "attention"
     network = "gated" if of.gated else "gelu_new" if of.activation in WRITTEN_OUT else (
         "relu" if of.activation == "relu" else "gelu")
