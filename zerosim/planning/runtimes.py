@@ -103,24 +103,24 @@ def account(runtime: str, model: ModelShape, job: Job, *, batch: int, tokens: in
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A moment of backward, or the update: bytes of activations, elements of parameters and gradients.
+    """A moment of backward, or the update: bytes of activations and of whole parameters, elements of gradients.
 
-    `kept` are activations kept for backward, `made` what backward makes of them, `logits` theirs. Of gradients whole
-    blocks' are `done`, and `begun` those of a block and of the root. `here`, `ahead` and `behind` are the elements of
-    the block that goes back, of the next one to and of the one before it; `left` of all that have not gone back, this
-    one too. At the end the root is `reduced`.
+    `kept` are activations kept for backward, `made` what backward makes of them, `logits` theirs. Parameters are those
+    of the block that goes back, `here`, of the next one to go, `ahead`, of all that have not gone, `left`, and of the
+    `root`. Of gradients whole blocks' are `done`, a block's and the root's `begun`, the last block's `behind`; at the
+    end the root is `reduced`.
     """
 
     kept: int = 0
     made: int = 0
     logits: int = 0
-    done: int = 0
-    begun: int = 0
     here: int = 0
     ahead: int = 0
-    behind: int = 0
     left: int = 0
     root: int = 0
+    done: int = 0
+    begun: int = 0
+    behind: int = 0
     reduced: int = 0
 
 
@@ -147,41 +147,57 @@ class Step:
         """The units that are gathered and recomputed one by one."""
         return self.model.units if self.model.transformer is None else self.model.units[1:-1]
 
-    # -- elements -----------------------------------------------------------------------------------------------------
+    # -- parameters ---------------------------------------------------------------------------------------------------
 
-    def padded(self, tensors: Iterable[TensorShape]) -> int:
-        """Elements, with each tensor's first dimension padded to a multiple of the ranks that have a shard of it."""
-        shards = self.job.shards
-        return sum(-(-(rows := _rows(tensor)) // shards) * shards * (tensor.parameters // rows) for tensor in tensors)
+    def padded(self, tensor: TensorShape) -> int:
+        """Elements, with the first dimension padded to a multiple of the ranks that have a shard of it."""
+        rows, shards = _rows(tensor), self.job.shards
+        return -(-rows // shards) * shards * (tensor.parameters // rows)
+
+    def nbytes(self, tensors: Iterable[TensorShape], itemsize: int = 0) -> int:
+        """Padded bytes in the compute format; of trained ones with `itemsize` each, if that is said."""
+        return sum(replace(tensor, shape=(self.padded(tensor),)).nbytes(
+            self.run.itemsize if tensor.frozen or not itemsize else itemsize) for tensor in tensors)
+
+    def trained(self, tensors: Iterable[TensorShape]) -> int:
+        """Padded elements that have gradients and state of the optimizer."""
+        return sum(self.padded(tensor) for tensor in tensors if not tensor.frozen)
 
     @cached_property
-    def lengths(self) -> list[int]:
-        """Padded elements of each block."""
-        counted = {shapes: self.padded(shapes) for shapes in {_shapes(unit) for unit in self.blocks}}
-        return [counted[_shapes(unit)] for unit in self.blocks]
+    def tensors(self) -> list[tuple[TensorShape, ...]]:
+        """The tensors of each block, under names that equal blocks share."""
+        return [tuple(replace(tensor, name=tensor.name.partition(".")[2]) for tensor in unit.tensors)
+                for unit in self.blocks]
 
     @cached_property
-    def root(self) -> int:
-        """Padded elements outside of blocks."""
+    def weights(self) -> list[int]:
+        """Bytes of each block's parameters, whole."""
+        counted = {tensors: self.nbytes(tensors) for tensors in {*self.tensors}}
+        return [counted[tensors] for tensors in self.tensors]
+
+    @cached_property
+    def gradients(self) -> list[int]:
+        """Elements of each block's gradients."""
+        counted = {tensors: self.trained(tensors) for tensors in {*self.tensors}}
+        return [counted[tensors] for tensors in self.tensors]
+
+    @property
+    def root(self) -> list[TensorShape]:
+        """The tensors outside of blocks."""
         units = () if self.model.transformer is None else (self.model.units[0], self.model.units[-1])
-        return self.padded(tensor for unit in units for tensor in unit.tensors)
+        return [tensor for unit in units for tensor in unit.tensors]
 
     @cached_property
     def elements(self) -> int:
-        """Padded elements of the model."""
-        return sum(self.lengths) + self.root
-
-    @property
-    def head(self) -> int:
-        """Elements of the matrix that makes logits."""
-        return 0 if self.decoder is None else self.decoder.vocabulary * self.decoder.channels
+        """Elements of all gradients."""
+        return sum(self.gradients) + self.trained(self.root)
 
     def optimizer_nbytes(self, sharded: bool) -> int:
         """Bytes of the optimizer's own state."""
         itemsize, shards = self.job.policy.state_dtype.itemsize, self.job.shards if sharded else 1
         if is_cut_anywhere(self.optimizer):
             return state_nbytes(self.optimizer, (self.elements // shards,), itemsize)
-        shapes = [tensor.shape for tensor in self.model.tensors]
+        shapes = [tensor.shape for tensor in self.model.tensors if not tensor.frozen]
         return max(nbytes for _, nbytes in shares_nbytes(self.optimizer, shapes, shards, itemsize))
 
     # -- activations --------------------------------------------------------------------------------------------------
@@ -223,12 +239,6 @@ class Step:
         numbers = of.attention_channels + sum(outputs[::2])
         return self.run.batch * self.run.tokens * (numbers * self.run.itemsize + of.heads * FP32.itemsize)
 
-    def logits(self, each: int) -> int:
-        """Bytes of a chunk's logits, so many for each."""
-        if self.decoder is None:
-            return 0
-        return -(-self.run.batch * self.run.tokens // self.loss_chunks) * self.decoder.vocabulary * each
-
     def made(self, index: int) -> dict[str, int]:
         """Bytes that backward makes at its fullest in a block's halves, and in its first norm, beside what is kept.
 
@@ -249,39 +259,31 @@ class Step:
 
     def moments(self) -> Iterator[Moment]:
         """The moments that may be the fullest, in the order of backward; the last is the update's."""
-        lengths, last, of, root = self.lengths, len(self.lengths) - 1, self.decoder, self.root
-        ends = 0 if of is None else saved_nbytes(of, "head", self.run)
-        capped = 0 if of is None else saved_nbytes(of, "loss", self.run) - self.run.batch * self.run.tokens * (
-            of.vocabulary * FP32.itemsize)
-        each = 6 if self.run.by == MEGATRON else 3 * FP32.itemsize
-        chunked = 2 * self.stream * (self.loss_chunks > 1)
-        logits = self.logits(each) + capped // self.loss_chunks
-        yield Moment(sum(self.kept) + ends, chunked, logits, ahead=lengths[last], left=sum(lengths), root=root)
+        weights, sums, last, of = self.weights, self.gradients, len(self.blocks) - 1, self.decoder
+        root, outside = self.nbytes(self.root), self.trained(self.root)
+        kept_of_ends = kept_of_logits = head = 0
+        if of is not None:
+            head = min(outside, of.vocabulary * of.channels)  # its gradient is made first
+            kept_of_ends = saved_nbytes(of, "head", self.run)
+            each = 6 if self.run.by == MEGATRON else 3 * FP32.itemsize
+            capped = self.run.itemsize * ("logits" in of.caps)
+            kept_of_logits = -(-self.run.batch * self.run.tokens // self.loss_chunks) * of.vocabulary * (each + capped)
+        yield Moment(sum(self.kept) + kept_of_ends, 2 * self.stream * (self.loss_chunks > 1), kept_of_logits,
+                     ahead=weights[last], left=sum(weights), root=root)
         for index in sorted({0, min(1, last), max(last - 1, 0), last}):
-            at = Moment(done=sum(lengths[index + 1:]), here=lengths[index], ahead=lengths[index - 1] if index else 0,
-                        behind=lengths[index + 1] if index < last else 0, left=sum(lengths[:index + 1]), root=root)
+            at = Moment(here=weights[index], ahead=weights[index - 1] if index else 0, left=sum(weights[:index + 1]),
+                        root=root, done=sum(sums[index + 1:]), behind=sums[index + 1] if index < last else 0)
             before, halves, made = sum(self.kept[:index]), self.halves[index], self.made(index)
-            inside = self.stream * (self.recompute != NONE)
-            network = 0 if of is None else self.network(index)
-            yield replace(at, kept=before + inside + sum(halves.values()), made=made["feed_forward"],
-                          begun=self.head + network // (2 + (of is not None and of.gated)))
-            yield replace(at, kept=before + inside + halves["attention"], made=made["attention"],
-                          begun=self.head + network)
-            yield replace(at, kept=before, made=made["norm"], begun=self.head + lengths[index])
-        tied = self.head * bool(self.model.tied)
-        yield Moment(done=sum(lengths), begun=root + tied, behind=lengths[0], root=root)
-        yield Moment(done=sum(lengths), begun=root, reduced=root)
+            inside = before + self.stream * (self.recompute != NONE)
+            network = self.trained(tensor for tensor in self.tensors[index] if tensor.name.startswith("ffn"))
+            down = self.trained(tensor for tensor in self.tensors[index] if ".down." in tensor.name)
+            yield replace(at, kept=inside + sum(halves.values()), made=made["feed_forward"], begun=head + down)
+            yield replace(at, kept=inside + halves["attention"], made=made["attention"], begun=head + network)
+            yield replace(at, kept=before, made=made["norm"], begun=head + sums[index])
+        tied = head * bool(self.model.tied)
+        yield Moment(root=root, done=sum(sums), begun=outside + tied, behind=sums[0])
+        yield Moment(done=sum(sums), begun=outside, reduced=outside)
         yield Moment(done=self.elements)
-
-    def network(self, index: int) -> int:
-        """Elements of a block's feed-forward weights."""
-        return sum(tensor.parameters for tensor in self.blocks[index].tensors if ".ffn" in tensor.name
-                   and len(tensor.shape) > 1)
-
-
-def _shapes(unit: UnitShape) -> tuple[TensorShape, ...]:
-    """The unit's tensors under names that equal units share."""
-    return tuple(replace(tensor, name=tensor.name.rpartition(".")[-1]) for tensor in unit.tensors)
 
 
 def _rows(tensor: TensorShape) -> int:
@@ -307,14 +309,15 @@ def _fsdp2(step: Step, at: Moment) -> Iterator[Held]:
     stays = not step.job.states.parameters_sharded
     whole = again and not step.synchronized
     sums = step.elements if again else at.done + at.reduced
-    yield Held("parameters", "shards in fp32", step.elements // shards * fp32, BY_FSDP2, offload.parameters)
+    yield Held("parameters", "shards, trained ones in fp32", step.nbytes(step.model.tensors, fp32) // shards, BY_FSDP2,
+               offload.parameters)
     yield Held("optimizer", "state of the shards", step.optimizer_nbytes(True), BY_OPTIMIZER, offload.optimizer)
     yield Held("gradients", "shards in fp32", 0 if whole else sums // shards * fp32, BY_FSDP2, offload.gradients)
     yield Held("gradients", "sums of micro-batches, whole, in fp32", whole * step.elements * fp32, BY_FSDP2)
     yield Held("gradients", "of blocks that go back, and the root's", at.begun * each, BY_FSDP2)
-    yield Held("gathered", "parameters of blocks", (at.left if stays else at.here) * each, BY_FSDP2)
-    yield Held("gathered", "parameters of the root", at.root * each, BY_FSDP2)
-    yield Held("buckets", "all-gather of the next block", 0 if stays else at.ahead * each, BY_FSDP2)
+    yield Held("gathered", "parameters of blocks", at.left if stays else at.here, BY_FSDP2)
+    yield Held("gathered", "parameters of the root", at.root, BY_FSDP2)
+    yield Held("buckets", "all-gather of the next block", 0 if stays else at.ahead, BY_FSDP2)
     yield Held("buckets", "input of a reduce-scatter, in fp32", max(at.behind, at.reduced) * fp32, BY_FSDP2)
     yield from _activations(step, at)
 
@@ -323,10 +326,10 @@ def _ddp(step: Step, at: Moment) -> Iterator[Held]:
     """Parameters in fp32, cast by autocast where they are used; gradients beside the buckets that are reduced."""
     fp32, sharded = FP32.itemsize, step.job.states.optimizer_sharded
     made = step.elements if step.job.micro_batches > 1 else at.done + at.begun
-    yield Held("parameters", "in fp32", step.elements * fp32, BY_DDP)
+    yield Held("parameters", "trained ones in fp32", step.nbytes(step.model.tensors, fp32), BY_DDP)
     yield Held("optimizer", "state", step.optimizer_nbytes(sharded), BY_OPTIMIZER)
     yield Held("gradients", "in fp32", made * fp32, BY_DDP)
-    yield Held("gathered", "parameters cast for their products", (at.left + at.root) * step.run.itemsize, BY_DDP)
+    yield Held("gathered", "parameters cast for their products", at.left + at.root, BY_DDP)
     yield Held("buckets", "of all gradients, in fp32", step.elements * fp32 * (step.job.ranks > 1), BY_DDP)
     yield from _activations(step, at)
 
@@ -343,8 +346,8 @@ def _deepspeed(step: Step, at: Moment) -> Iterator[Held]:
     updates = at.done == elements
     runs = cut * (not updates)
     small = sum(tensor.parameters for tensor in step.model.tensors if tensor.parameters <= PERSISTENCE_THRESHOLD)
-    yield Held("parameters", "in the compute format", (share if cut else elements) * each, BY_DEEPSPEED,
-               offload.parameters)
+    yield Held("parameters", "in the compute format", step.nbytes(step.model.tensors) // (shards if cut else 1),
+               BY_DEEPSPEED, offload.parameters)
     yield Held("parameters", "small tensors, whole", cut * small * each, BY_DEEPSPEED)
     yield Held("optimizer", "masters in fp32", masters * fp32, BY_DEEPSPEED, offload.optimizer)
     yield Held("optimizer", "state", step.optimizer_nbytes(states.optimizer_sharded), BY_OPTIMIZER, offload.optimizer)
@@ -360,8 +363,8 @@ def _deepspeed(step: Step, at: Moment) -> Iterator[Held]:
     two = 2 if cut else 1  # overlapped, as is the default of stage 3
     buckets = 0 if updates else two * min(REDUCE_BUCKET, elements) * each
     yield Held("buckets", "of gradients to reduce", buckets * states.optimizer_sharded, BY_DEEPSPEED)
-    live = max(at.here + at.root, min(MOST_LIVE, at.left + at.root))
-    yield Held("gathered", "parameters in use or soon to be", runs * live * each, BY_DEEPSPEED)
+    live = max(at.here + at.root, min(MOST_LIVE * each, at.left + at.root))
+    yield Held("gathered", "parameters in use or soon to be", runs * live, BY_DEEPSPEED)
     yield Held("buckets", "parameters on their way", runs * min(PREFETCH_BUCKET, elements) * each, BY_DEEPSPEED)
     yield from _activations(step, at)
 
@@ -369,7 +372,7 @@ def _deepspeed(step: Step, at: Moment) -> Iterator[Held]:
 def _megatron(step: Step, at: Moment) -> Iterator[Held]:
     """Parameters in the compute format, one buffer of gradients in fp32 into which backward adds."""
     fp32, elements, sharded = FP32.itemsize, step.elements, step.job.states.optimizer_sharded
-    yield Held("parameters", "in the compute format", elements * step.run.itemsize, BY_MEGATRON)
+    yield Held("parameters", "in the compute format", step.nbytes(step.model.tensors), BY_MEGATRON)
     yield Held("gradients", "in fp32", elements * fp32, BY_MEGATRON)
     yield Held("optimizer", "masters in fp32", elements // (step.job.shards if sharded else 1) * fp32, BY_MEGATRON)
     yield Held("optimizer", "state", step.optimizer_nbytes(sharded), BY_OPTIMIZER)
