@@ -12,6 +12,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -27,15 +28,22 @@ EXPERTS = ".experts"  # in the names of tensors that stack one matrix for each e
 
 @dataclass(frozen=True, slots=True)
 class TensorShape:
-    """One parameter tensor."""
+    """One parameter tensor. `frozen`: no gradient, no optimizer's state; `bits` at rest of each element, where they are
+    not those of the policy's compute format (0), what a quantization adds included."""
 
     name: str
     shape: tuple[int, ...]
+    frozen: bool = False
+    bits: Fraction | int = 0
 
     @property
     def parameters(self) -> int:
         """Elements."""
         return math.prod(self.shape)
+
+    def nbytes(self, itemsize: int) -> int:
+        """Bytes at rest, where an element of the compute format has `itemsize`."""
+        return math.ceil(self.parameters * self.bits / 8) if self.bits else self.parameters * itemsize
 
 
 @dataclass(frozen=True)  # no slots: what is counted is counted once, and kept
@@ -72,6 +80,24 @@ class ModelShape:
     def parameters(self) -> int:
         """Elements of the model; tied tensors count once."""
         return sum(self.unit_lengths)
+
+    @cached_property
+    def trainable_parameters(self) -> int:
+        """Elements that are not frozen."""
+        return sum(tensor.parameters for tensor in self.tensors if not tensor.frozen)
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Elements without those of experts that a token does not pass.
+
+        >>> model_shape("mixtral-8x7b").active_parameters, model_shape("gpt2").active_parameters
+        (12879925248, 124439808)
+        """
+        experts = None if self.transformer is None else self.transformer.experts
+        if experts is None:
+            return self.parameters
+        stacked = sum(tensor.parameters for tensor in self.tensors if f"{EXPERTS}." in tensor.name)
+        return self.parameters - stacked + stacked * experts.per_token // experts.count
 
     @property
     def tensors(self) -> tuple[TensorShape, ...]:
@@ -262,8 +288,9 @@ def model_shape(source: str | Path, *, vocabulary_multiple: int = 1) -> ModelSha
         name, fields = read_fields(text)
         return model_of_config(fields, name=name, vocabulary_multiple=vocabulary_multiple)
     if text not in PRESETS:
-        raise ValueError(f"no model is called {text!r}, and there is no such file{did_you_mean(text, PRESETS, most=3)}; "
-                         f"zerosim models lists all {len(PRESETS)}")
+        near = did_you_mean(text, PRESETS, most=3)
+        raise ValueError(f"no model is called {text!r}, and there is no such file{near}; zerosim models lists all "
+                         f"{len(PRESETS)}")
     return model_of(text, pad_vocabulary(PRESETS[text], vocabulary_multiple))
 
 
