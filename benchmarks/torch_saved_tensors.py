@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from zerosim.models.model_types import transformer_of_fields
 from zerosim.models.transformer import Transformer
-from zerosim.planning.saved_tensors import COMPILED, EAGER, Pass, block_of, saved
+from zerosim.planning.saved_tensors import COMPILED, EAGER, Forward, block_of, saved
 
 TOKENS = 96
 SIZES = {"hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 8, "vocab_size": 512,
@@ -114,7 +114,7 @@ def from_table(of: Transformer, by: str) -> Counter[str]:
     for half in ("attention", "feed_forward"):
         for one in saved(of, half, by):
             part = "head norms" if "head_norms" in one.layer else "norms" if "_norm" in one.layer else half
-            found[part] += one.nbytes(of, Pass(1, TOKENS, by=by))
+            found[part] += one.nbytes(of, Forward(1, TOKENS, by=by))
     return found
 
 

@@ -12,15 +12,23 @@ from statistics import mean
 
 import pytest
 
-from zerosim.models.transformer import gpt
-from zerosim.numerics.places import DEVICE, HOST
-from zerosim.numerics.policy import Policy
+import zerosim as zs
 from zerosim.optim import SGD, Adam
 from zerosim.options import StepOptions
-from zerosim.planning.closed_forms import STAGES, Job
-from zerosim.planning.runtimes import RUNTIMES, Held, account, total_nbytes
-from zerosim.planning.saved_tensors import MEGATRON, Pass, saved_nbytes
-from zerosim.planning.shapes import ModelShape, TensorShape, UnitShape, model_of_parameters, model_shape
+from zerosim.planning import (
+    RUNTIMES,
+    STAGES,
+    AccountRow,
+    Job,
+    ModelShape,
+    Transformer,
+    account,
+    model_of_parameters,
+    model_shape,
+    runtimes,
+    saved_tensors,
+    shapes,
+)
 
 PEAKS = tomllib.loads(files("zerosim.course.published").joinpath("torch_peaks.toml").read_text("utf-8"))
 KINDS = ("parameters", "gradients", "optimizer", "activations", "logits", "gathered", "buckets", "overhead")
@@ -29,16 +37,17 @@ BASE = {"runtime": "fsdp2", "stage": 3, "ranks": 8, "batch": 1, "tokens": 2048, 
         "optimizer": Adam()}
 
 
-def accounted(model: str | ModelShape = "llama-3.2-1b", **changed: object) -> tuple[Held, ...]:
+def accounted(model: str | ModelShape = "llama-3.2-1b", **changed: object) -> tuple[AccountRow, ...]:
     asked = {**BASE, **changed}
     shape = model if isinstance(model, ModelShape) else model_shape(model)
     ranks, of_job = asked.pop("ranks"), {name: asked.pop(name) for name in ("micro_batches",) if name in asked}
     options = StepOptions.of(ranks, **asked.pop("options", {}))
-    job = Job(shape.unit_lengths, ranks, STAGES[asked.pop("stage")], policy=Policy("bf16"), options=options, **of_job)
+    states, policy = STAGES[asked.pop("stage")], zs.Policy("bf16")
+    job = Job(shape.unit_lengths, ranks, states, policy=policy, options=options, **of_job)
     return account(asked.pop("runtime"), shape, job, **asked)
 
 
-def errors(half: str) -> dict[str, float]:
+def errors_of(half: str) -> dict[str, float]:
     """How far the account, without what a process holds beside its tensors, is from each counted peak."""
     found = {}
     for row in PEAKS["row"]:
@@ -53,7 +62,7 @@ def errors(half: str) -> dict[str, float]:
 @pytest.mark.parametrize(("half", "most", "average"), [("fit", 0.004, 0.001), ("held out", 0.05, 0.005)])
 def test_fsdp2_holds_what_torchs_tracker_counts_within_five_per_cent_also_where_it_was_not_looked_at(
         half, most, average):
-    found = errors(half)
+    found = errors_of(half)
     assert len(found) == 17
     assert len({name.partition(",")[0] for name in found}) == 4
     assert max(map(abs, found.values())) <= most, found
@@ -70,10 +79,10 @@ def test_rows_say_what_they_are_and_where_they_come_from_and_hold_something(runt
         return
     for model in ("qwen3-0.6b", "gpt2", model_of_parameters(10**9, 10**8)):
         rows = accounted(model, runtime=runtime, stage=stage, recompute=recompute)
-        assert all(row.kind in KINDS and row.nbytes > 0 and len(row.source) > 15 and row.place == DEVICE
+        assert all(row.kind in KINDS and row.nbytes > 0 and len(row.source) > 15 and row.place == "device"
                    for row in rows), rows
         assert len({(row.kind, row.what) for row in rows}) == len(rows)
-        assert total_nbytes(rows) == sum(row.nbytes for row in rows)
+        assert runtimes.total_nbytes(rows) == sum(row.nbytes for row in rows)
 
 
 @pytest.mark.parametrize(("runtime", "stage", "whole", "shared"), [
@@ -96,33 +105,34 @@ CHANGES = {
 
 @pytest.mark.parametrize("changed", CHANGES.values(), ids=CHANGES.keys())
 def test_every_option_changes_what_is_held(changed):
-    plain = total_nbytes(accounted(micro_batches=2)) if "synchronized" in changed else total_nbytes(accounted())
-    assert total_nbytes(accounted(**changed)) != plain
+    plain = accounted(micro_batches=2) if "synchronized" in changed else accounted()
+    assert runtimes.total_nbytes(accounted(**changed)) != runtimes.total_nbytes(plain)
 
 
 def test_less_is_held_the_more_is_made_again_compiled_chunked_or_sharded():
-    held = [total_nbytes(accounted(recompute=policy, loss_chunks=16)) for policy in ("none", "selective", "block")]
+    held = [runtimes.total_nbytes(accounted(recompute=policy, loss_chunks=16))
+            for policy in ("none", "selective", "block")]
     assert held == sorted(held, reverse=True)
-    assert total_nbytes(accounted(compiled=True)) < total_nbytes(accounted())
-    stages = [total_nbytes(accounted(stage=stage)) for stage in STAGES]
+    assert runtimes.total_nbytes(accounted(compiled=True)) < runtimes.total_nbytes(accounted())
+    stages = [runtimes.total_nbytes(accounted(stage=stage)) for stage in STAGES]
     assert stages == sorted(stages, reverse=True)
 
 
 def test_what_rests_on_the_host_is_said_and_not_on_the_device():
     rows = accounted(options={"offload": "host"})
     parameters = model_shape("llama-3.2-1b").parameters
-    on_host = [row for row in rows if row.place == HOST]
+    on_host = [row for row in rows if row.place == "host"]
     assert {row.kind for row in on_host} >= {"parameters", "optimizer"}
-    assert total_nbytes(on_host, HOST) >= 12 * parameters // 8
-    assert total_nbytes(rows) <= total_nbytes(accounted()) - 12 * parameters // 8
+    assert runtimes.total_nbytes(on_host, "host") >= 12 * parameters // 8
+    assert runtimes.total_nbytes(rows) <= runtimes.total_nbytes(accounted()) - 12 * parameters // 8
 
 
 def test_frozen_tensors_have_no_gradients_and_no_state_and_rest_in_their_own_bits():
     full = model_shape("llama-3.2-1b")
 
     def changed(**fields: object) -> ModelShape:
-        units = tuple(UnitShape(unit.name, tuple(
-            TensorShape(one.name, one.shape, **fields) if unit.name.startswith("block") else one
+        units = tuple(shapes.UnitShape(unit.name, tuple(
+            shapes.TensorShape(one.name, one.shape, **fields) if unit.name.startswith("block") else one
             for one in unit.tensors)) for unit in full.units)
         return ModelShape("changed", units, full.tied, full.transformer)
 
@@ -143,8 +153,9 @@ def test_small_tensors_are_padded_to_the_ranks_row_by_row():
 
 
 def test_megatron_keeps_korthikantis_34_sbh_of_a_gpt_block():
-    block, positions = gpt(1024, 1, 16), 4 * 512
-    kept = sum(saved_nbytes(block, half, Pass(4, 512, by=MEGATRON)) for half in ("attention", "feed_forward"))
+    block, positions = Transformer(1024, 1, 16, 100, positions=512, fused=True), 4 * 512
+    run = saved_tensors.Forward(4, 512, by="megatron")
+    kept = sum(saved_tensors.saved_nbytes(block, half, run) for half in ("attention", "feed_forward"))
     statistics = (2 * 2 + block.heads) * 4 * positions  # two norms' means and deviations, log-sum-exps
     assert kept - statistics == 34 * positions * block.channels
 

@@ -1,4 +1,4 @@
-"""What a program that trains holds on one rank at its step's fullest moment: all of it, row by row, with sources.
+"""Everything that a program that trains holds on one rank at its step's fullest moment, row by row, with sources.
 
 Legend: N ranks. What is in no block, the embedding and the head, is the root.
 
@@ -25,7 +25,7 @@ from zerosim.optim import Optimizer, state_nbytes
 from zerosim.planning.closed_forms import Job
 from zerosim.planning.conventions import is_cut_anywhere, shares_nbytes
 from zerosim.planning.hardware import OVERHEADS, overheads_nbytes
-from zerosim.planning.saved_tensors import COMPILED, EAGER, MEGATRON, Pass, block_of, saved, saved_nbytes
+from zerosim.planning.saved_tensors import COMPILED, EAGER, MEGATRON, Forward, block_of, saved, saved_nbytes
 from zerosim.planning.shapes import ModelShape, TensorShape, UnitShape
 
 RUNTIMES = FSDP2, DEEPSPEED, MEGATRON_CORE, ZEROSIM = ("fsdp2", "deepspeed", "megatron", "zerosim")
@@ -51,7 +51,7 @@ MOST_LIVE, SUB_GROUP = 1_000_000_000, 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class AccountRow:
     """Bytes of one thing on one rank, and where the number comes from; `kind` is one of the columns of a plan."""
 
     kind: str
@@ -61,14 +61,14 @@ class Held:
     place: str = DEVICE
 
 
-def total_nbytes(rows: Iterable[Held], place: str = DEVICE) -> int:
+def total_nbytes(rows: Iterable[AccountRow], place: str = DEVICE) -> int:
     """Bytes of all rows of a place together."""
     return sum(row.nbytes for row in rows if row.place == place)
 
 
 def account(runtime: str, model: ModelShape, job: Job, *, batch: int, tokens: int, recompute: str,
             optimizer: Optimizer, compiled: bool = False, loss_chunks: int = 1, synchronized: bool = True,
-            overheads: Mapping[str, int] | None = None) -> tuple[Held, ...]:
+            overheads: Mapping[str, int] | None = None) -> tuple[AccountRow, ...]:
     """The rows of a rank's fullest moment, each above 0.
 
     ``recompute`` is "none", "block", with all blocks checkpointed, or "selective", by torchtitan's list of operators
@@ -93,9 +93,9 @@ def account(runtime: str, model: ModelShape, job: Job, *, batch: int, tokens: in
                          "asked for; take stage 0 or 1, or fsdp2")
     itemsize = job.policy.compute_dtype.itemsize
     keeper = MEGATRON if runtime == MEGATRON_CORE else COMPILED if compiled else EAGER
-    run = Pass(checked_count("batch", batch, 1), checked_count("tokens", tokens, 1), itemsize,
+    run = Forward(checked_count("batch", batch, 1), checked_count("tokens", tokens, 1), itemsize,
                FP32.itemsize if ddp else itemsize, keeper)
-    step = Step(model, job, run, recompute, optimizer, checked_count("loss_chunks", loss_chunks, 1), synchronized)
+    step = StepSizes(model, job, run, recompute, optimizer, checked_count("loss_chunks", loss_chunks, 1), synchronized)
     holds = _ddp if ddp else MOMENTS[runtime]
     fullest = max((list(holds(step, moment)) for moment in step.moments()), key=total_nbytes)
     return tuple(row for row in (*fullest, *_overheads(step, overheads)) if row.nbytes)
@@ -125,12 +125,12 @@ class Moment:
 
 
 @dataclass(frozen=True)  # no slots: what is counted is counted once
-class Step:
+class StepSizes:
     """The sizes of a step, of which `moments` are made."""
 
     model: ModelShape
     job: Job
-    run: Pass
+    run: Forward
     recompute: str
     optimizer: Optimizer
     loss_chunks: int
@@ -291,53 +291,53 @@ def _rows(tensor: TensorShape) -> int:
     return tensor.shape[-1] if tensor.name.endswith("weight") and len(tensor.shape) == 2 else tensor.shape[0]
 
 
-def _activations(step: Step, at: Moment) -> Iterator[Held]:
+def _activations(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     megatron = step.run.by == MEGATRON
     source = KEPT_BY_MEGATRON if megatron else KEPT_SELECTED if step.recompute == SELECTIVE else KEPT
-    yield Held("activations", "kept for backward", at.kept, source)
-    yield Held("activations", "made in backward", at.made, MADE)
-    yield Held("logits", "of the loss and its backward", at.logits, LOSS_OF_MEGATRON if megatron else LOSS)
+    yield AccountRow("activations", "kept for backward", at.kept, source)
+    yield AccountRow("activations", "made in backward", at.made, MADE)
+    yield AccountRow("logits", "of the loss and its backward", at.logits, LOSS_OF_MEGATRON if megatron else LOSS)
 
 
 # -- PyTorch: FSDP2, and DDP ------------------------------------------------------------------------------------------
 
 
-def _fsdp2(step: Step, at: Moment) -> Iterator[Held]:
+def _fsdp2(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     """All-gathers end in a buffer and are copied out; reduce-scatters read a buffer that is held until the next one."""
     shards, each, fp32 = step.job.shards, step.run.itemsize, FP32.itemsize
     offload, again = step.job.options.offload, step.job.micro_batches > 1
     stays = not step.job.states.parameters_sharded
     whole = again and not step.synchronized
     sums = step.elements if again else at.done + at.reduced
-    yield Held("parameters", "shards, trained ones in fp32", step.nbytes(step.model.tensors, fp32) // shards, BY_FSDP2,
+    yield AccountRow("parameters", "shards, trained ones in fp32", step.nbytes(step.model.tensors, fp32) // shards, BY_FSDP2,
                offload.parameters)
-    yield Held("optimizer", "state of the shards", step.optimizer_nbytes(True), BY_OPTIMIZER, offload.optimizer)
-    yield Held("gradients", "shards in fp32", 0 if whole else sums // shards * fp32, BY_FSDP2, offload.gradients)
-    yield Held("gradients", "sums of micro-batches, whole, in fp32", whole * step.elements * fp32, BY_FSDP2)
-    yield Held("gradients", "of blocks that go back, and the root's", at.begun * each, BY_FSDP2)
-    yield Held("gathered", "parameters of blocks", at.left if stays else at.here, BY_FSDP2)
-    yield Held("gathered", "parameters of the root", at.root, BY_FSDP2)
-    yield Held("buckets", "all-gather of the next block", 0 if stays else at.ahead, BY_FSDP2)
-    yield Held("buckets", "input of a reduce-scatter, in fp32", max(at.behind, at.reduced) * fp32, BY_FSDP2)
+    yield AccountRow("optimizer", "state of the shards", step.optimizer_nbytes(True), BY_OPTIMIZER, offload.optimizer)
+    yield AccountRow("gradients", "shards in fp32", 0 if whole else sums // shards * fp32, BY_FSDP2, offload.gradients)
+    yield AccountRow("gradients", "sums of micro-batches, whole, in fp32", whole * step.elements * fp32, BY_FSDP2)
+    yield AccountRow("gradients", "of blocks that go back, and the root's", at.begun * each, BY_FSDP2)
+    yield AccountRow("gathered", "parameters of blocks", at.left if stays else at.here, BY_FSDP2)
+    yield AccountRow("gathered", "parameters of the root", at.root, BY_FSDP2)
+    yield AccountRow("buckets", "all-gather of the next block", 0 if stays else at.ahead, BY_FSDP2)
+    yield AccountRow("buckets", "input of a reduce-scatter, in fp32", max(at.behind, at.reduced) * fp32, BY_FSDP2)
     yield from _activations(step, at)
 
 
-def _ddp(step: Step, at: Moment) -> Iterator[Held]:
+def _ddp(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     """Parameters in fp32, cast by autocast where they are used; gradients beside the buckets that are reduced."""
     fp32, sharded = FP32.itemsize, step.job.states.optimizer_sharded
     made = step.elements if step.job.micro_batches > 1 else at.done + at.begun
-    yield Held("parameters", "trained ones in fp32", step.nbytes(step.model.tensors, fp32), BY_DDP)
-    yield Held("optimizer", "state", step.optimizer_nbytes(sharded), BY_OPTIMIZER)
-    yield Held("gradients", "in fp32", made * fp32, BY_DDP)
-    yield Held("gathered", "parameters cast for their products", at.left + at.root, BY_DDP)
-    yield Held("buckets", "of all gradients, in fp32", step.elements * fp32 * (step.job.ranks > 1), BY_DDP)
+    yield AccountRow("parameters", "trained ones in fp32", step.nbytes(step.model.tensors, fp32), BY_DDP)
+    yield AccountRow("optimizer", "state", step.optimizer_nbytes(sharded), BY_OPTIMIZER)
+    yield AccountRow("gradients", "in fp32", made * fp32, BY_DDP)
+    yield AccountRow("gathered", "parameters cast for their products", at.left + at.root, BY_DDP)
+    yield AccountRow("buckets", "of all gradients, in fp32", step.elements * fp32 * (step.job.ranks > 1), BY_DDP)
     yield from _activations(step, at)
 
 
 # -- DeepSpeed, and Megatron Core -------------------------------------------------------------------------------------
 
 
-def _deepspeed(step: Step, at: Moment) -> Iterator[Held]:
+def _deepspeed(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     """Parameters and gradients in the compute format, masters in fp32 with the optimizer's state."""
     states, shards, each, fp32 = step.job.states, step.job.shards, step.run.itemsize, FP32.itemsize
     offload, again, elements = step.job.options.offload, step.job.micro_batches > 1, step.elements
@@ -346,53 +346,53 @@ def _deepspeed(step: Step, at: Moment) -> Iterator[Held]:
     updates = at.done == elements
     runs = cut * (not updates)
     small = sum(tensor.parameters for tensor in step.model.tensors if tensor.parameters <= PERSISTENCE_THRESHOLD)
-    yield Held("parameters", "in the compute format", step.nbytes(step.model.tensors) // (shards if cut else 1),
+    yield AccountRow("parameters", "in the compute format", step.nbytes(step.model.tensors) // (shards if cut else 1),
                BY_DEEPSPEED, offload.parameters)
-    yield Held("parameters", "small tensors, whole", cut * small * each, BY_DEEPSPEED)
-    yield Held("optimizer", "masters in fp32", masters * fp32, BY_DEEPSPEED, offload.optimizer)
-    yield Held("optimizer", "state", step.optimizer_nbytes(states.optimizer_sharded), BY_OPTIMIZER, offload.optimizer)
+    yield AccountRow("parameters", "small tensors, whole", cut * small * each, BY_DEEPSPEED)
+    yield AccountRow("optimizer", "masters in fp32", masters * fp32, BY_DEEPSPEED, offload.optimizer)
+    yield AccountRow("optimizer", "state", step.optimizer_nbytes(states.optimizer_sharded), BY_OPTIMIZER, offload.optimizer)
     if states.gradients_sharded:
         rests = share if cut or again or updates else at.done // shards
-        yield Held("gradients", "shards in the compute format", rests * each, BY_DEEPSPEED, offload.gradients)
-        yield Held("gradients", "of blocks that go back, and the root's", at.begun * each, BY_DEEPSPEED)
+        yield AccountRow("gradients", "shards in the compute format", rests * each, BY_DEEPSPEED, offload.gradients)
+        yield AccountRow("gradients", "of blocks that go back, and the root's", at.begun * each, BY_DEEPSPEED)
     else:
-        yield Held("gradients", "in the compute format", (elements if again else at.done + at.begun) * each,
+        yield AccountRow("gradients", "in the compute format", (elements if again else at.done + at.begun) * each,
                    BY_DEEPSPEED)
-    yield Held("gradients", "of the update, in fp32", updates * (min(share, SUB_GROUP) if cut else masters) * fp32,
+    yield AccountRow("gradients", "of the update, in fp32", updates * (min(share, SUB_GROUP) if cut else masters) * fp32,
                BY_DEEPSPEED, offload.optimizer)
     two = 2 if cut else 1  # overlapped, as is the default of stage 3
     buckets = 0 if updates else two * min(REDUCE_BUCKET, elements) * each
-    yield Held("buckets", "of gradients to reduce", buckets * states.optimizer_sharded, BY_DEEPSPEED)
+    yield AccountRow("buckets", "of gradients to reduce", buckets * states.optimizer_sharded, BY_DEEPSPEED)
     live = max(at.here + at.root, min(MOST_LIVE * each, at.left + at.root))
-    yield Held("gathered", "parameters in use or soon to be", runs * live, BY_DEEPSPEED)
-    yield Held("buckets", "parameters on their way", runs * min(PREFETCH_BUCKET, elements) * each, BY_DEEPSPEED)
+    yield AccountRow("gathered", "parameters in use or soon to be", runs * live, BY_DEEPSPEED)
+    yield AccountRow("buckets", "parameters on their way", runs * min(PREFETCH_BUCKET, elements) * each, BY_DEEPSPEED)
     yield from _activations(step, at)
 
 
-def _megatron(step: Step, at: Moment) -> Iterator[Held]:
+def _megatron(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     """Parameters in the compute format, one buffer of gradients in fp32 into which backward adds."""
     fp32, elements, sharded = FP32.itemsize, step.elements, step.job.states.optimizer_sharded
-    yield Held("parameters", "in the compute format", step.nbytes(step.model.tensors), BY_MEGATRON)
-    yield Held("gradients", "in fp32", elements * fp32, BY_MEGATRON)
-    yield Held("optimizer", "masters in fp32", elements // (step.job.shards if sharded else 1) * fp32, BY_MEGATRON)
-    yield Held("optimizer", "state", step.optimizer_nbytes(sharded), BY_OPTIMIZER)
+    yield AccountRow("parameters", "in the compute format", step.nbytes(step.model.tensors), BY_MEGATRON)
+    yield AccountRow("gradients", "in fp32", elements * fp32, BY_MEGATRON)
+    yield AccountRow("optimizer", "masters in fp32", elements // (step.job.shards if sharded else 1) * fp32, BY_MEGATRON)
+    yield AccountRow("optimizer", "state", step.optimizer_nbytes(sharded), BY_OPTIMIZER)
     yield from _activations(step, at)
 
 
-MOMENTS: Mapping[str, Callable[[Step, Moment], Iterator[Held]]] = {
+MOMENTS: Mapping[str, Callable[[StepSizes, Moment], Iterator[AccountRow]]] = {
     FSDP2: _fsdp2, DEEPSPEED: _deepspeed, MEGATRON_CORE: _megatron}
 
 
 # -- what a process holds beside its tensors --------------------------------------------------------------------------
 
 
-def _overheads(step: Step, given: Mapping[str, int] | None) -> Iterator[Held]:
+def _overheads(step: StepSizes, given: Mapping[str, int] | None) -> Iterator[AccountRow]:
     """The runtime's own memory, and by how much blocks of memory are larger than the kept tensors in them."""
     for name, nbytes in overheads_nbytes(given).items():
         alone = name == "communication channels" and step.job.ranks == 1
         if name != "allocator fragmentation" and not alone:
-            yield Held("overhead", name, nbytes, OVERHEADS[name].source)
+            yield AccountRow("overhead", name, nbytes, OVERHEADS[name].source)
     tensors = [] if step.decoder is None or step.recompute != NONE else [
         one.nbytes(step.decoder, step.run) for half in HALVES for one in saved(step.decoder, half, step.run.by)]
     rounded = sum(-nbytes % (2 << 20 if nbytes >= 10 << 20 else 512) for nbytes in tensors)
-    yield Held("overhead", "allocator's rounding", len(step.blocks) * rounded, ALLOCATOR)
+    yield AccountRow("overhead", "allocator's rounding", len(step.blocks) * rounded, ALLOCATOR)

@@ -1,4 +1,4 @@
-"""What is kept of a decoder's forward pass for backward, layer by layer, from a measured table.
+"""The tensors that are kept of a decoder's forward pass for backward, layer by layer, from a measured table.
 
 The table stands in `saved_tensors.toml` and is measured anew by `benchmarks/torch_saved_tensors.py`. Attention is a
 fused kernel of SDPA, which keeps a log-sum-exp and no probabilities (Dao et al. 2022, FlashAttention, section 3.1), but
@@ -61,7 +61,7 @@ def block_of(of: Transformer, index: int) -> Transformer:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class Forward:
     """A forward pass of B sequences of L tokens, and who keeps its tensors, one of KEEPERS.
 
     `itemsize` are the bytes of an element in the compute format, `stream_itemsize` in that of what flows from block to
@@ -90,7 +90,7 @@ class Saved:
     format: str
     by: tuple[str, ...]
 
-    def nbytes(self, of: Transformer, run: Pass) -> int:
+    def nbytes(self, of: Transformer, run: Forward) -> int:
         """Bytes that the tensor has in a pass."""
         return WIDTHS[self.width](of, run.tokens) * run.batch * run.tokens * run.nbytes_each(self.format)
 
@@ -132,12 +132,12 @@ def saved(of: Transformer, part: str, by: str = EAGER) -> Iterator[Saved]:
     return (one for layer in parts(of)[part] for one in table()[layer] if by in one.by)
 
 
-def saved_nbytes(of: Transformer, part: str, run: Pass) -> int:
+def saved_nbytes(of: Transformer, part: str, run: Forward) -> int:
     """Bytes that a part keeps.
 
     >>> from zerosim.models.transformer import llama
     >>> block = llama(4096, 32, 32, 128_256, 14_336, 8)
-    >>> sum(saved_nbytes(block, part, Pass(1, 1)) for part in ("attention", "feed_forward")) / (2 * 4096)
+    >>> sum(saved_nbytes(block, part, Forward(1, 1)) for part in ("attention", "feed_forward")) / (2 * 4096)
     24.5166015625
     """
     return sum(one.nbytes(of, run) for one in saved(of, part, run.by))
