@@ -309,8 +309,8 @@ def _fsdp2(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     stays = not step.job.states.parameters_sharded
     whole = again and not step.synchronized
     sums = step.elements if again else at.done + at.reduced
-    yield AccountRow("parameters", "shards, trained ones in fp32", step.nbytes(step.model.tensors, fp32) // shards, BY_FSDP2,
-               offload.parameters)
+    shard = step.nbytes(step.model.tensors, fp32) // shards
+    yield AccountRow("parameters", "shards, trained ones in fp32", shard, BY_FSDP2, offload.parameters)
     yield AccountRow("optimizer", "state of the shards", step.optimizer_nbytes(True), BY_OPTIMIZER, offload.optimizer)
     yield AccountRow("gradients", "shards in fp32", 0 if whole else sums // shards * fp32, BY_FSDP2, offload.gradients)
     yield AccountRow("gradients", "sums of micro-batches, whole, in fp32", whole * step.elements * fp32, BY_FSDP2)
@@ -347,19 +347,20 @@ def _deepspeed(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     runs = cut * (not updates)
     small = sum(tensor.parameters for tensor in step.model.tensors if tensor.parameters <= PERSISTENCE_THRESHOLD)
     yield AccountRow("parameters", "in the compute format", step.nbytes(step.model.tensors) // (shards if cut else 1),
-               BY_DEEPSPEED, offload.parameters)
+                     BY_DEEPSPEED, offload.parameters)
     yield AccountRow("parameters", "small tensors, whole", cut * small * each, BY_DEEPSPEED)
     yield AccountRow("optimizer", "masters in fp32", masters * fp32, BY_DEEPSPEED, offload.optimizer)
-    yield AccountRow("optimizer", "state", step.optimizer_nbytes(states.optimizer_sharded), BY_OPTIMIZER, offload.optimizer)
+    state = step.optimizer_nbytes(states.optimizer_sharded)
+    yield AccountRow("optimizer", "state", state, BY_OPTIMIZER, offload.optimizer)
     if states.gradients_sharded:
         rests = share if cut or again or updates else at.done // shards
         yield AccountRow("gradients", "shards in the compute format", rests * each, BY_DEEPSPEED, offload.gradients)
         yield AccountRow("gradients", "of blocks that go back, and the root's", at.begun * each, BY_DEEPSPEED)
     else:
-        yield AccountRow("gradients", "in the compute format", (elements if again else at.done + at.begun) * each,
-                   BY_DEEPSPEED)
-    yield AccountRow("gradients", "of the update, in fp32", updates * (min(share, SUB_GROUP) if cut else masters) * fp32,
-               BY_DEEPSPEED, offload.optimizer)
+        sums = elements if again else at.done + at.begun
+        yield AccountRow("gradients", "in the compute format", sums * each, BY_DEEPSPEED)
+    updated = updates * (min(share, SUB_GROUP) if cut else masters)
+    yield AccountRow("gradients", "of the update, in fp32", updated * fp32, BY_DEEPSPEED, offload.optimizer)
     two = 2 if cut else 1  # overlapped, as is the default of stage 3
     buckets = 0 if updates else two * min(REDUCE_BUCKET, elements) * each
     yield AccountRow("buckets", "of gradients to reduce", buckets * states.optimizer_sharded, BY_DEEPSPEED)
@@ -372,9 +373,10 @@ def _deepspeed(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
 def _megatron(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     """Parameters in the compute format, one buffer of gradients in fp32 into which backward adds."""
     fp32, elements, sharded = FP32.itemsize, step.elements, step.job.states.optimizer_sharded
+    masters = elements // (step.job.shards if sharded else 1)
     yield AccountRow("parameters", "in the compute format", step.nbytes(step.model.tensors), BY_MEGATRON)
     yield AccountRow("gradients", "in fp32", elements * fp32, BY_MEGATRON)
-    yield AccountRow("optimizer", "masters in fp32", elements // (step.job.shards if sharded else 1) * fp32, BY_MEGATRON)
+    yield AccountRow("optimizer", "masters in fp32", masters * fp32, BY_MEGATRON)
     yield AccountRow("optimizer", "state", step.optimizer_nbytes(sharded), BY_OPTIMIZER)
     yield from _activations(step, at)
 
