@@ -14,14 +14,8 @@ holds inside itself is not counted, on neither.
 """
 
 import argparse
-import datetime
-import os
-import re
-import sys
 import time
-import tomllib
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -58,7 +52,7 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "mistral-7b": ("Mistral", llama(4096, 32, 32, 32_000, 14_336, 8)),
     "llama-3-8b": ("Llama", llama(4096, 32, 32, 128_256, 14_336, 8)),
 }
-# transformers asks the positions' values whether sequences are packed; of tensors without data it would take them to be.
+# transformers reads off the positions' values whether sequences are packed, and takes them to be where there are none.
 masking_utils.find_packed_sequence_indices = lambda position_ids: None
 EAGER = ("Gemma2",)  # its soft caps are outside SDPA, as transformers says
 
@@ -83,8 +77,8 @@ def selective() -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
-def build(name: str, checkpointing: str, mesh: DeviceMesh) -> torch.nn.Module:
-    """The model of a published configuration, sharded, in training."""
+def build(name: str, checkpointing: str, stage: int, mesh: DeviceMesh) -> torch.nn.Module:
+    """The model of a published configuration, sharded, in training; in stage 2 blocks stay gathered after forward."""
     kind, fields = MODELS[name]
     config = getattr(transformers, f"{kind}Config")(**fields, use_cache=False, pad_token_id=None)
     config._attn_implementation = "eager" if kind in EAGER else "sdpa"
@@ -98,42 +92,44 @@ def build(name: str, checkpointing: str, mesh: DeviceMesh) -> torch.nn.Module:
                     function, *given, use_reentrant=False, context_fn=selective)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=stage == 3)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     return model
 
 
-def peak_of(name: str, batch: int, checkpointing: str) -> dict[str, Any]:
+def peak_of(name: str, batch: int, checkpointing: str, stage: int = 3, micro_batches: int = 1) -> dict[str, Any]:
     """A row: bytes at the second step's fullest moment, by the tracker's kinds, and the fullest of each phase."""
     mesh = init_device_mesh("cpu", (RANKS,))  # of real numbers
     with FakeTensorMode():
-        model = build(name, checkpointing, mesh)
+        model = build(name, checkpointing, stage, mesh)
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         tokens = torch.zeros(batch, TOKENS, dtype=torch.long)
         tracker, phases = FSDPMemTracker(model, optimizer), {}
         tracker.track_inputs((tokens,))
         with tracker:
             for _ in range(2):
-                phases = dict(steps_peaks(model, optimizer, tokens, tracker))
-                tracker.reset_mod_stats()
+                phases = steps_peaks(model, optimizer, tokens, tracker, micro_batches)
     phase = max(phases, key=lambda one: phases[one]["Total"])
     return {"model": name, "batch": batch, "tokens": TOKENS, "ranks": RANKS, "checkpointing": checkpointing,
-            "peak_nbytes": phases[phase]["Total"], "moment": phase,
+            "stage": stage, "micro_batches": micro_batches, "peak_nbytes": phases[phase]["Total"], "moment": phase,
             **{f"{key}_nbytes": phases[key]["Total"] for key in phases},
             "kinds": {key: nbytes for key, nbytes in phases[phase].items() if nbytes and key != "Total"}}
 
 
 def steps_peaks(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor,
-                tracker: FSDPMemTracker) -> Iterator[tuple[str, dict[str, int]]]:
-    """Makes one step; the fullest moment of forward, backward and update, each with its bytes by kind."""
-    loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
-    yield "forward", fullest(tracker)
-    loss.backward()
-    del loss
-    yield "backward", fullest(tracker)
+                tracker: FSDPMemTracker, micro_batches: int) -> dict[str, dict[str, int]]:
+    """Makes one step; the fullest moments of the last forward and backward and of the update, each by kind."""
+    found = {}
+    for _ in range(micro_batches):
+        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        found["forward"] = fullest(tracker)
+        loss.backward()
+        del loss
+        found["backward"] = fullest(tracker)
+        tracker.reset_mod_stats()
     optimizer.step()
     optimizer.zero_grad()
-    yield "update", fullest(tracker)
+    return found | {"update": fullest(tracker)}
 
 
 def fullest(tracker: FSDPMemTracker) -> dict[str, int]:
@@ -151,13 +147,15 @@ def main() -> None:
     parser.add_argument("--batches", nargs="*", type=int, default=[*BATCHES])
     parser.add_argument("--checkpointing", nargs="*", default=[*CHECKPOINTING],
                         choices=[*CHECKPOINTING, "selective"])
+    parser.add_argument("--stage", type=int, default=3, choices=[2, 3])
+    parser.add_argument("--micro-batches", type=int, default=1)
     asked = parser.parse_args()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     for name in asked.models:
         for checkpointing in asked.checkpointing:
             for batch in asked.batches:
                 begun = time.perf_counter()
-                row = peak_of(name, batch, checkpointing)
+                row = peak_of(name, batch, checkpointing, asked.stage, asked.micro_batches)
                 print("[[row]]")
                 for key, value in row.items():
                     if isinstance(value, dict):

@@ -478,7 +478,7 @@ def text_model(name: str, fields: Any) -> tuple[str, Any]:
 
     Raises ValueError where they are not there.
     """
-    kind = TEXT_MODELS.get(fields.get("model_type")) if isinstance(fields, dict) else None
+    kind = TEXT_MODELS.get(str(fields.get("model_type"))) if isinstance(fields, dict) else None
     if kind is None:
         return name, fields
     text, where = fields.get("text_config"), f"{name} (its text_config: zerosim counts no pictures)"

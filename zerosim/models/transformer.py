@@ -285,8 +285,8 @@ def config_of_transformer(of: Transformer, *, tokens: int | None = None, **numbe
     elif of.gated and not of.layer_norm:
         found = LlamaConfig(context=tokens or of.tokens or 1, key_value_heads=of.key_value_heads,
                             head_channels=of.head_channels, biases=of.biases, head_norms=of.head_norms, **sizes)
-    same = None if found is None else transformer_of(found, tied=of.tied)
-    if found is None or same != replace(of, fused=True, tokens=found.context, activation=same.activation):
+    if found is None or replace(transformer_of(found, tied=of.tied), activation=of.activation) != replace(
+            of, fused=True, tokens=found.context):
         raise ValueError("zerosim's layers make models of GPT-2's kind, with learned positions, biases and plain "
                          "blocks, and of Llama's, with rotary positions, RMSNorm and gates, and this is another")
     if found.learned_positions and tokens and tokens > of.positions:

@@ -1,7 +1,7 @@
 """The word of an optimizer about itself: the bytes that it keeps, and checks of what it says."""
 
 import math
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.optim.base import NEEDS, BrokenPromise, Cut, Optimizer, Slot
@@ -23,11 +23,20 @@ def bytes_per_parameter(optimizer: Optimizer, shape: tuple[int, ...] = (1024, 10
     return 2 + 2 + 4 + state_nbytes(optimizer, shape) / count
 
 
-def state_nbytes(optimizer: Optimizer, shape: tuple[int, ...], fp32_itemsize: int = 4) -> int:
+class OwnState(Protocol):
+    """An optimizer for plans alone, which has no slots and says its bytes itself."""
+
+    def state_nbytes(self, shape: tuple[int, ...]) -> int:
+        """Bytes of state beside a tensor of this shape."""
+
+
+def state_nbytes(optimizer: Optimizer | OwnState, shape: tuple[int, ...], fp32_itemsize: int = 4) -> int:
     """Bytes that the optimizer keeps for a tensor of this shape, beside the weights.
 
     What it declares in fp32 rests in elements of `fp32_itemsize` bytes, where a policy keeps state in less.
     """
+    if not isinstance(optimizer, Optimizer):
+        return optimizer.state_nbytes(shape)
     return sum(math.prod(slot.shape) * (fp32_itemsize if slot.format == "fp32" else format_of(slot.format).nbytes)
                for slot in optimizer.slots(shape).values())
 

@@ -1,8 +1,8 @@
 """Bytes and seconds of a training step, predicted before anything runs; a recorded run is replayed.
 
 `zerosim.plan` makes a plan from names: `plan_config` computes its rows, `plan_row` is one, `explanation` says each
-number with its formula; `questions` asks rows for the largest, the fewest, days and money, and `runtimes` is the
-account of what PyTorch, DeepSpeed and Megatron hold. Below that stand three levels:
+number with its formula; `questions` asks rows for the largest, the fewest, days and money. Below that stand four
+levels:
 
 - *Formulas* that one teaches, a number at once: `closed_forms` (what a step holds at rest, sends, and moves off the
   device), `activations` (what a block keeps), `flops`, `conventions` (how texts and tools count bytes), `collectives`
@@ -10,6 +10,7 @@ account of what PyTorch, DeepSpeed and Megatron hold. Below that stand three lev
   devices reach of their peaks), on `shapes` (models) and `hardware` (devices, links).
 - *The step in its order*, for what no formula says, the fullest moment and what hides behind what: `step_events`
   (collectives and buffers), `step_activations`, `step_arithmetic`; `step_folds` reads memory and seconds off them.
+- *Other programs*: `runtimes` accounts for all that PyTorch's FSDP2, DeepSpeed or Megatron hold, by `saved_tensors`.
 - *A run*: `recording` keeps one, `streams` replays it on any machine, `timeline` says what that comes to.
 """
 
@@ -25,6 +26,8 @@ from zerosim.planning import (
     nccl,
     questions,
     recording,
+    runtimes,
+    saved_tensors,
     shapes,
     step_activations,
     step_arithmetic,
@@ -61,6 +64,7 @@ from zerosim.planning.plan import plan_config
 from zerosim.planning.plan_config import Plan, PlanConfig
 from zerosim.planning.plan_row import PlanRow
 from zerosim.planning.recording import Recording, record
+from zerosim.planning.runtimes import RUNTIMES, AccountRow, account
 from zerosim.planning.shapes import PRESETS, ModelShape, model_of, model_of_parameters, model_shape
 from zerosim.planning.timeline import Machine, SlowLink, SlowRank, Timeline, replay
 
@@ -69,7 +73,9 @@ __all__ = [
     "CONVENTIONS",
     "LAYOUTS",
     "PRESETS",
+    "RUNTIMES",
     "STAGES",
+    "AccountRow",
     "Block",
     "Convention",
     "Device",
@@ -88,6 +94,7 @@ __all__ = [
     "SlowRank",
     "Timeline",
     "Transformer",
+    "account",
     "activations",
     "ceil_cut",
     "clip",
@@ -115,6 +122,8 @@ __all__ = [
     "region_cuts",
     "replay",
     "resting_nbytes",
+    "runtimes",
+    "saved_tensors",
     "sent",
     "sent_nbytes",
     "shapes",

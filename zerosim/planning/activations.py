@@ -71,13 +71,13 @@ class Block:
     def __post_init__(self) -> None:
         count_fields(self, batch=1, tokens=1, channels=1, heads=1, itemsize=1, latent_channels=0, router=0,
                      inner_norms=0)
-        plain = {"query_channels": self.channels, "key_channels": self.channels, "feed_forward": 4 * self.channels}
+        plain = {"query_channels": self.channels, "key_channels": self.channels, "feed_forward": 4 * self.channels,
+                 "value_channels": self.key_channels or self.channels, "opening_weights": 0}
         for name, value in plain.items():
             object.__setattr__(self, name, checked_count(name, getattr(self, name), 0) or value)
-        opened = {"value_channels": lambda: self.key_channels, "opening_weights": lambda: self.channels * (
-            self.query_channels + self.key_channels + self.value_channels)}
-        for name, left_out in opened.items():
-            object.__setattr__(self, name, checked_count(name, getattr(self, name), 0) or left_out())
+        if not self.opening_weights:
+            made = self.query_channels + self.key_channels + self.value_channels
+            object.__setattr__(self, "opening_weights", self.channels * made)
         if self.biases is None:
             object.__setattr__(self, "biases", () if self.rms else LINEAR_LAYERS)
         if self.query_channels % self.heads:

@@ -1,40 +1,57 @@
-"""What a program that trains holds on one rank at its step's fullest moment: all of it, row by row, each with a source.
+"""Everything that a program that trains holds on one rank at its step's fullest moment, row by row, with sources.
 
-Legend: N ranks; P parameters, S those of a rank's shard; G elements of a unit. A unit of PyTorch's FSDP2 is each block,
-and one of all that is in no block (the root, which stays gathered from forward to the end of backward).
+Legend: N ranks. What is in no block, the embedding and the head, is the root.
 
-A step has few moments that can be the fullest: the loss, in whose backward logits are held three times in fp32; of each
-block's backward the network's, when nearly all that is kept of the block still is, and the first norm's, when all its
-gradients are made; the reduction of the root; the update. The account is of the one that holds most.
+A step has few moments that can be its fullest: the loss, in whose backward logits and their gradients are held; of a
+block's backward the network's, when nearly all that the block keeps still is, the attention's, and the first norm's,
+when all gradients of the block are made; the root's reduction; the update. Of blocks the first and the last two to go
+back decide. What a runtime holds is said of any such `Moment`, and the account is of the one that holds most.
+
+Each runtime runs as its documentation starts it: PyTorch's FSDP2 with fp32 shards, computing in bf16 (stage 3; 2 is
+`reshard_after_forward=False`), PyTorch's DDP under autocast (stage 0; 1 is with ZeroRedundancyOptimizer), DeepSpeed
+with its defaults in bf16, Megatron Core with its distributed optimizer (stage 1; 0 is without).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from zerosim.models.transformer import Transformer
-from zerosim.numerics.checks import FP32, checked_count
+from zerosim.numerics.checks import FP32, checked_count, did_you_mean
 from zerosim.numerics.places import DEVICE
 from zerosim.optim import Optimizer, state_nbytes
 from zerosim.planning.closed_forms import Job
 from zerosim.planning.conventions import is_cut_anywhere, shares_nbytes
 from zerosim.planning.hardware import OVERHEADS, overheads_nbytes
-from zerosim.planning.saved_tensors import saved, saved_nbytes
+from zerosim.planning.saved_tensors import COMPILED, EAGER, MEGATRON, Forward, block_of, saved, saved_nbytes
 from zerosim.planning.shapes import ModelShape, TensorShape, UnitShape
 
-RUNTIMES = ("fsdp2", "deepspeed", "megatron", "zerosim")
-RECOMPUTED = ("none", "selective", "block")
-FSDP2 = "PyTorch 2.13, torch.distributed.fsdp._fully_shard (2026)"
-TABLE = "saved_tensors.toml: torch 2.13, transformers 5.24, measured by benchmarks/torch_saved_tensors.py (2026-11)"
-TITAN = "torchtitan, activation_checkpoint.py (2025): fused attention, and every second product without a bias"
-LOSS = "transformers 5.24, loss_utils.py: logits in fp32; log-probabilities, their gradient and the logits' in fp32"
-ALLOCATOR = "PyTorch, CUDACachingAllocator.cpp: 512 bytes, and 2 MiB from 10 MiB on (2024)"
+RUNTIMES = FSDP2, DEEPSPEED, MEGATRON_CORE, ZEROSIM = ("fsdp2", "deepspeed", "megatron", "zerosim")
+RECOMPUTED = NONE, SELECTIVE, BLOCK = ("none", "selective", "block")
+HALVES = ("attention", "feed_forward")
+
+BY_FSDP2 = "PyTorch 2.13, torch/distributed/fsdp/_fully_shard (2026)"
+BY_DDP = "PyTorch 2.13, DistributedDataParallel, ZeroRedundancyOptimizer and autocast (2026)"
+BY_DEEPSPEED = "DeepSpeed 0.19.8, runtime/zero and its config.py (2026)"
+BY_MEGATRON = "Megatron Core, distributed optimizer, bf16 (2024)"
+BY_OPTIMIZER = "what the optimizer declares for each parameter"
+KEPT = "saved_tensors.toml: torch 2.13, transformers 5.24, measured 2026-11"
+KEPT_SELECTED = "torchtitan, activation_checkpoint.py (2025): SDPA, and every second product without a bias"
+KEPT_BY_MEGATRON = "Korthikanti et al. 2022, section 4.1, with fused attention"
+MADE = "PyTorch 2.13, operators of autograd's backward (2026)"
+LOSS = "transformers 5.24, loss_utils.py: log-probabilities, their gradient and the logits', in fp32 (2026)"
+LOSS_OF_MEGATRON = "Megatron Core, tensor_parallel/cross_entropy.py: logits, and their softmax in fp32 (2024)"
+ALLOCATOR = "PyTorch, c10/cuda/CUDACachingAllocator.cpp: 512 bytes, and 2 MiB from 10 MiB on (2024)"
+
+# DeepSpeed's defaults, in elements: runtime/zero/config.py, version 0.19.8 (2026).
+REDUCE_BUCKET, PREFETCH_BUCKET, PERSISTENCE_THRESHOLD = 500_000_000, 50_000_000, 100_000
+MOST_LIVE, SUB_GROUP = 1_000_000_000, 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class AccountRow:
     """Bytes of one thing on one rank, and where the number comes from; `kind` is one of the columns of a plan."""
 
     kind: str
@@ -44,47 +61,78 @@ class Held:
     place: str = DEVICE
 
 
-Moment = list[Held]
-
-
-def total_nbytes(rows: Iterable[Held], place: str = DEVICE) -> int:
+def total_nbytes(rows: Iterable[AccountRow], place: str = DEVICE) -> int:
     """Bytes of all rows of a place together."""
     return sum(row.nbytes for row in rows if row.place == place)
 
 
 def account(runtime: str, model: ModelShape, job: Job, *, batch: int, tokens: int, recompute: str,
             optimizer: Optimizer, compiled: bool = False, loss_chunks: int = 1, synchronized: bool = True,
-            overheads: Mapping[str, int] | None = None) -> tuple[Held, ...]:
-    """The rows of a rank's fullest moment.
+            overheads: Mapping[str, int] | None = None) -> tuple[AccountRow, ...]:
+    """The rows of a rank's fullest moment, each above 0.
 
-    ``recompute`` is "none", "block", all blocks checkpointed, or "selective", with torchtitan's list of operators.
-    ``compiled`` blocks, by torch.compile, make more again by themselves. ``loss_chunks`` parts of the tokens have their
-    logits one after the other. Of several micro-batches gradients are reduced each time, or, not ``synchronized``, add
-    up whole on each rank. ``overheads`` replace those of `hardware.OVERHEADS`, whose fragmentation is a plan's margin.
-    Without a decoder's sizes activations and logits are no rows.
-    Raises ValueError for an unknown runtime or recomputation, and counts below one.
+    ``recompute`` is "none", "block", with all blocks checkpointed, or "selective", by torchtitan's list of operators
+    (Megatron's is of attention alone, which a fused kernel does anyway). ``compiled`` blocks, by torch.compile, make
+    again what they can. ``loss_chunks`` parts of the tokens have their logits one after the other. Of several
+    micro-batches gradients are reduced each time, or, not ``synchronized``, add up whole on each rank, in fp32.
+    ``overheads`` replace those of `hardware.OVERHEADS`, whose fragmentation is a plan's margin and no row.
+    Without the sizes of a decoder, activations and logits are no rows.
+    Raises ValueError for a runtime or a recomputation that there is not, counts below one, and for stages that a
+    runtime lacks.
     """
     if runtime not in MOMENTS:
-        raise ValueError(f"runtime={runtime!r} has no account here; there are {', '.join(MOMENTS)}"
-                         + ("; what zerosim's own engine holds is counted by its plan" if runtime == "zerosim" else ""))
+        raise ValueError(f"no account of runtime={runtime!r} is made; there are {', '.join(MOMENTS)}" + (
+            ", and what zerosim's own engine holds its plan counts" if runtime == ZEROSIM else
+            did_you_mean(runtime, MOMENTS)))
     if recompute not in RECOMPUTED:
-        raise ValueError(f"recompute={recompute!r} is none that {runtime} has; it has {', '.join(RECOMPUTED)}")
-    step = Step(model, job, checked_count("batch", batch, 1) * checked_count("tokens", tokens, 1), recompute, optimizer,
-                compiled, checked_count("loss_chunks", loss_chunks, 1), synchronized)
-    fullest = max(MOMENTS[runtime](step), key=total_nbytes)
+        raise ValueError(f"recompute={recompute!r} is none that {runtime} has; there are {', '.join(RECOMPUTED)}"
+                         f"{did_you_mean(recompute, RECOMPUTED)}")
+    ddp = runtime == FSDP2 and not job.states.gradients_sharded
+    if runtime == MEGATRON_CORE and job.states.gradients_sharded:
+        raise ValueError("megatron shards the optimizer's state and no gradients or parameters, and stage 2 or 3 was "
+                         "asked for; take stage 0 or 1, or fsdp2")
+    itemsize = job.policy.compute_dtype.itemsize
+    keeper = MEGATRON if runtime == MEGATRON_CORE else COMPILED if compiled else EAGER
+    run = Forward(checked_count("batch", batch, 1), checked_count("tokens", tokens, 1), itemsize,
+               FP32.itemsize if ddp else itemsize, keeper)
+    step = StepSizes(model, job, run, recompute, optimizer, checked_count("loss_chunks", loss_chunks, 1), synchronized)
+    holds = _ddp if ddp else MOMENTS[runtime]
+    fullest = max((list(holds(step, moment)) for moment in step.moments()), key=total_nbytes)
     return tuple(row for row in (*fullest, *_overheads(step, overheads)) if row.nbytes)
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A moment of backward, or the update: bytes of activations and of whole parameters, elements of gradients.
+
+    `kept` are activations kept for backward, `made` what backward makes of them, `logits` theirs. Parameters are those
+    of the block that goes back, `here`, of the next one to go, `ahead`, of all that have not gone, `left`, and of the
+    `root`. Of gradients whole blocks' are `done`, a block's and the root's `begun`, the last block's `behind`; at the
+    end the root is `reduced`.
+    """
+
+    kept: int = 0
+    made: int = 0
+    logits: int = 0
+    here: int = 0
+    ahead: int = 0
+    left: int = 0
+    root: int = 0
+    done: int = 0
+    begun: int = 0
+    behind: int = 0
+    reduced: int = 0
+
+
 @dataclass(frozen=True)  # no slots: what is counted is counted once
-class Step:
-    """One step's sizes, of which each runtime makes its moments; bytes are those of a rank."""
+class StepSizes:
+    """The sizes of a step, of which `moments` are made."""
 
     model: ModelShape
     job: Job
-    positions: int
+    run: Forward
     recompute: str
     optimizer: Optimizer
-    compiled: bool
     loss_chunks: int
     synchronized: bool
 
@@ -95,173 +143,258 @@ class Step:
         return of if of is not None and not of.encoder_blocks else None
 
     @property
-    def itemsize(self) -> int:
-        """Bytes of what is computed with."""
-        return self.job.policy.compute_dtype.itemsize
-
-    @cached_property
-    def blocks(self) -> Sequence[UnitShape]:
+    def blocks(self) -> tuple[UnitShape, ...]:
         """The units that are gathered and recomputed one by one."""
         return self.model.units if self.model.transformer is None else self.model.units[1:-1]
 
+    # -- parameters ---------------------------------------------------------------------------------------------------
+
+    def padded(self, tensor: TensorShape) -> int:
+        """Elements, with the first dimension padded to a multiple of the ranks that have a shard of it."""
+        rows, shards = _rows(tensor), self.job.shards
+        return -(-rows // shards) * shards * (tensor.parameters // rows)
+
+    def nbytes(self, tensors: Iterable[TensorShape], itemsize: int = 0) -> int:
+        """Padded bytes in the compute format; of trained ones with `itemsize` each, if that is said."""
+        return sum(replace(tensor, shape=(self.padded(tensor),)).nbytes(
+            self.run.itemsize if tensor.frozen or not itemsize else itemsize) for tensor in tensors)
+
+    def trained(self, tensors: Iterable[TensorShape]) -> int:
+        """Padded elements that have gradients and state of the optimizer."""
+        return sum(self.padded(tensor) for tensor in tensors if not tensor.frozen)
+
     @cached_property
-    def root(self) -> Sequence[TensorShape]:
+    def tensors(self) -> list[tuple[TensorShape, ...]]:
+        """The tensors of each block, under names that equal blocks share."""
+        return [tuple(replace(tensor, name=tensor.name.partition(".")[2]) for tensor in unit.tensors)
+                for unit in self.blocks]
+
+    @cached_property
+    def weights(self) -> list[int]:
+        """Bytes of each block's parameters, whole."""
+        counted = {tensors: self.nbytes(tensors) for tensors in {*self.tensors}}
+        return [counted[tensors] for tensors in self.tensors]
+
+    @cached_property
+    def gradients(self) -> list[int]:
+        """Elements of each block's gradients."""
+        counted = {tensors: self.trained(tensors) for tensors in {*self.tensors}}
+        return [counted[tensors] for tensors in self.tensors]
+
+    @property
+    def root(self) -> list[TensorShape]:
         """The tensors outside of blocks."""
         units = () if self.model.transformer is None else (self.model.units[0], self.model.units[-1])
         return [tensor for unit in units for tensor in unit.tensors]
 
-    def padded(self, tensors: Iterable[TensorShape]) -> int:
-        """Elements with each tensor's rows padded to a multiple of the ranks that have a shard of it."""
-        shards = self.job.shards
-        return sum(-(-(rows := _rows(tensor)) // shards) * shards * (tensor.parameters // rows) for tensor in tensors)
-
-    @cached_property
-    def lengths(self) -> list[int]:
-        """Padded elements of each block."""
-        return [self.padded(unit.tensors) for unit in self.blocks]
-
-    # -- activations --------------------------------------------------------------------------------------------------
-
-    def saved(self, part: str) -> int:
-        """Bytes that a part of the model keeps without checkpointing."""
-        if self.decoder is None:
-            return 0
-        return saved_nbytes(self.decoder, part, self.positions, self.itemsize, compiled=self.compiled)
-
-    @cached_property
-    def block(self) -> int:
-        """Bytes that a block keeps while it goes back."""
-        return self.saved("attention") + self.saved("feed_forward") + (self.recompute != "none") * self.stream
-
-    @property
-    def stream(self) -> int:
-        """Bytes of what flows from block to block."""
-        return 0 if self.decoder is None else self.positions * self.decoder.channels * self.itemsize
-
-    @cached_property
-    def kept(self) -> int:
-        """Bytes that a block keeps from forward to its own backward."""
-        if self.recompute == "none" or self.decoder is None:
-            return self.block
-        return self.stream + (self.recompute == "selective") * self.positions * selected_nbytes(self.decoder,
-                                                                                               self.itemsize)
-
-    @property
-    def in_network(self) -> int:
-        """Bytes of gradients of activations that the network's backward adds to what the block keeps."""
-        if self.decoder is None:
-            return 0
-        return (1 + self.decoder.gated) * self.positions * self.decoder.feed_forward * self.itemsize + 2 * self.stream
-
-    @property
-    def in_norm(self) -> int:
-        """Bytes that the backward of a block's first norm works in: of RMSNorm in eager mode seven copies in fp32."""
-        if self.decoder is None or self.decoder.layer_norm or self.compiled:
-            return 4 * self.stream
-        return 7 * self.positions * self.decoder.channels * FP32.itemsize
-
-    @property
-    def logits(self) -> int:
-        """Bytes of logits and their gradients in the loss' backward, of one chunk."""
-        return 0 if self.decoder is None else 3 * FP32.itemsize * self.decoder.vocabulary * -(-self.positions
-                                                                                              // self.loss_chunks)
-
-    # -- states -------------------------------------------------------------------------------------------------------
-
     @cached_property
     def elements(self) -> int:
-        """Padded elements of the whole model."""
-        return sum(self.lengths) + self.padded(self.root)
+        """Elements of all gradients."""
+        return sum(self.gradients) + self.trained(self.root)
 
     def optimizer_nbytes(self, sharded: bool) -> int:
         """Bytes of the optimizer's own state."""
         itemsize, shards = self.job.policy.state_dtype.itemsize, self.job.shards if sharded else 1
         if is_cut_anywhere(self.optimizer):
             return state_nbytes(self.optimizer, (self.elements // shards,), itemsize)
-        shapes = [tensor.shape for tensor in self.model.tensors]
+        shapes = [tensor.shape for tensor in self.model.tensors if not tensor.frozen]
         return max(nbytes for _, nbytes in shares_nbytes(self.optimizer, shapes, shards, itemsize))
+
+    # -- activations --------------------------------------------------------------------------------------------------
+
+    def block(self, index: int) -> Transformer | None:
+        """The sizes of one block."""
+        return None if self.decoder is None else block_of(self.decoder, index)
+
+    @cached_property
+    def halves(self) -> list[dict[str, int]]:
+        """Bytes that each half of each block keeps, when nothing is made again."""
+        sizes = [self.block(index) for index in range(len(self.blocks))]
+        counted = {of: {half: 0 if of is None else saved_nbytes(of, half, self.run) for half in HALVES}
+                   for of in {*sizes}}
+        return [counted[of] for of in sizes]
+
+    @cached_property
+    def stream(self) -> int:
+        """Bytes of what flows from block to block."""
+        elements = 0 if self.decoder is None else self.run.batch * self.run.tokens * self.decoder.channels
+        return elements * self.run.nbytes_each("stream")
+
+    @cached_property
+    def kept(self) -> list[int]:
+        """Bytes that each block keeps from forward to its own backward."""
+        if self.recompute == NONE or (self.recompute == SELECTIVE and self.run.by == MEGATRON):
+            return [sum(halves.values()) for halves in self.halves]
+        return [self.stream + (self.recompute == SELECTIVE) * self.selected(index) for index in range(len(self.blocks))]
+
+    def selected(self, index: int) -> int:
+        """Bytes that torchtitan's selective checkpointing keeps of a block, beside its input."""
+        of = self.block(index)
+        if of is None:
+            return 0
+        outputs = [width for _, width in of.opening.values()] * ("qkv" not in of.biases)
+        outputs += [of.channels] * ("projection" not in of.biases)
+        inside = [(1 + of.gated) * of.feed_forward] if of.fused else [of.feed_forward] * (1 + of.gated)
+        outputs += [*inside, of.channels] * ("feed_forward" not in of.biases)
+        numbers = of.attention_channels + sum(outputs[::2])
+        return self.run.batch * self.run.tokens * (numbers * self.run.itemsize + of.heads * FP32.itemsize)
+
+    def made(self, index: int) -> dict[str, int]:
+        """Bytes that backward makes at its fullest in a block's halves, and in its first norm, beside what is kept.
+
+        In the network the gradients of what its activation reads and gives; in attention those of its inputs, of
+        eager softmax two copies in fp32; in RMSNorm in eager mode seven copies in fp32.
+        """
+        of = self.block(index)
+        if of is None:
+            return dict.fromkeys((*HALVES, "norm"), 0)
+        each, tokens = self.run.itemsize, self.run.batch * self.run.tokens
+        scores = 6 * of.heads * self.run.tokens if "attention" in of.caps else 0
+        seven = self.run.by == EAGER and not of.layer_norm
+        return {"feed_forward": (1 + of.gated) * tokens * of.feed_forward * each + 2 * self.stream,
+                "attention": tokens * (scores + 2 * of.query_channels * each) + 2 * self.stream,
+                "norm": 7 * tokens * of.channels * FP32.itemsize if seven else 4 * self.stream}
+
+    # -- moments ------------------------------------------------------------------------------------------------------
+
+    def moments(self) -> Iterator[Moment]:
+        """The moments that may be the fullest, in the order of backward; the last is the update's."""
+        weights, sums, last, of = self.weights, self.gradients, len(self.blocks) - 1, self.decoder
+        root, outside = self.nbytes(self.root), self.trained(self.root)
+        kept_of_ends = kept_of_logits = head = 0
+        if of is not None:
+            head = min(outside, of.vocabulary * of.channels)  # its gradient is made first
+            kept_of_ends = saved_nbytes(of, "head", self.run)
+            each = 6 if self.run.by == MEGATRON else 3 * FP32.itemsize
+            capped = self.run.itemsize * ("logits" in of.caps)
+            kept_of_logits = -(-self.run.batch * self.run.tokens // self.loss_chunks) * of.vocabulary * (each + capped)
+        yield Moment(sum(self.kept) + kept_of_ends, 2 * self.stream * (self.loss_chunks > 1), kept_of_logits,
+                     ahead=weights[last], left=sum(weights), root=root)
+        for index in sorted({0, min(1, last), max(last - 1, 0), last}):
+            at = Moment(here=weights[index], ahead=weights[index - 1] if index else 0, left=sum(weights[:index + 1]),
+                        root=root, done=sum(sums[index + 1:]), behind=sums[index + 1] if index < last else 0)
+            before, halves, made = sum(self.kept[:index]), self.halves[index], self.made(index)
+            inside = before + self.stream * (self.recompute != NONE)
+            network = self.trained(tensor for tensor in self.tensors[index] if tensor.name.startswith("ffn"))
+            down = self.trained(tensor for tensor in self.tensors[index] if ".down." in tensor.name)
+            yield replace(at, kept=inside + sum(halves.values()), made=made["feed_forward"], begun=head + down)
+            yield replace(at, kept=inside + halves["attention"], made=made["attention"], begun=head + network)
+            yield replace(at, kept=before, made=made["norm"], begun=head + sums[index])
+        tied = head * bool(self.model.tied)
+        yield Moment(root=root, done=sum(sums), begun=outside + tied, behind=sums[0])
+        yield Moment(done=sum(sums), begun=outside, reduced=outside)
+        yield Moment(done=self.elements)
 
 
 def _rows(tensor: TensorShape) -> int:
-    """The first dimension of the tensor as PyTorch has it: of a linear layer, whose shape is (inputs, outputs) here, the
-    outputs."""
-    return tensor.shape[-1] if tensor.name.endswith(".weight") else tensor.shape[0]
+    """The first dimension as PyTorch has it: of a linear layer, here (inputs, outputs), that of its outputs."""
+    return tensor.shape[-1] if tensor.name.endswith("weight") and len(tensor.shape) == 2 else tensor.shape[0]
 
 
-def selected_nbytes(of: Transformer, itemsize: int) -> int:
-    """Bytes of a token that torchtitan's selective checkpointing keeps of a block, beside the block's input."""
-    queries, keys = of.query_channels, of.key_channels
-    opening = [queries + 2 * keys] if of.fused else [queries, keys, keys]
-    network = [(1 + of.gated) * of.feed_forward] if of.fused else [of.feed_forward] * (1 + of.gated)
-    products = [*opening * ("qkv" not in of.biases), *[of.channels] * ("projection" not in of.biases),
-                *[*network, of.channels] * ("feed_forward" not in of.biases)]
-    return (queries + sum(products[::2])) * itemsize + of.heads * FP32.itemsize
+def _activations(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
+    megatron = step.run.by == MEGATRON
+    source = KEPT_BY_MEGATRON if megatron else KEPT_SELECTED if step.recompute == SELECTIVE else KEPT
+    yield AccountRow("activations", "kept for backward", at.kept, source)
+    yield AccountRow("activations", "made in backward", at.made, MADE)
+    yield AccountRow("logits", "of the loss and its backward", at.logits, LOSS_OF_MEGATRON if megatron else LOSS)
 
 
 # -- PyTorch: FSDP2, and DDP ------------------------------------------------------------------------------------------
 
 
-def _fsdp2(step: Step) -> Iterator[Moment]:
-    states, shards, whole, fp32 = step.job.states, step.job.shards, step.itemsize, FP32.itemsize
-    lengths, root, last = step.lengths, step.padded(step.root), len(step.lengths) - 1
-    again = step.job.micro_batches > 1
-    stays = not states.parameters_sharded
-    head = 0 if step.decoder is None else step.decoder.vocabulary * step.decoder.channels
-
-    def moment(activations: int, *, logits: int = 0, reduced: int = 0, made: int = 0, gathered: int = 0,
-               ahead: int = 0, scattered: int = 0, work: int = 0) -> Moment:
-        """Elements of gradients `reduced` and `made`, of units `gathered`, gathered `ahead`, being `scattered`."""
-        return [
-            Held("parameters", "shards in fp32", step.elements // shards * fp32, FSDP2),
-            Held("optimizer", "state of the shards", step.optimizer_nbytes(True), "the optimizer's own slots"),
-            Held("gradients", "shards in fp32", (step.elements if again else reduced) // shards * fp32, FSDP2),
-            Held("gradients", "of a unit, whole", made * whole, FSDP2),
-            Held("activations", "kept for backward", activations, TITAN if step.recompute == "selective" else TABLE),
-            Held("activations", "made in backward", work, "torch 2.13, operators of autograd (2026)"),
-            Held("logits", "in fp32, three times", logits, LOSS),
-            Held("gathered", "units, whole", gathered * whole, FSDP2),
-            Held("buckets", "all-gather of the next unit", ahead * whole, FSDP2),
-            Held("buckets", "input of the last reduce-scatter, fp32", scattered * fp32, FSDP2),
-        ]
-
-    def kept(blocks: int) -> int:
-        return blocks * step.kept
-
-    everything = kept(last + 1) + step.saved("head")
-    yield moment(everything, logits=step.logits, gathered=root + stays * sum(lengths),
-                 ahead=0 if stays else lengths[last])
-    for block in sorted({0, min(1, last), max(last - 1, 0), last}):
-        now = {"reduced": sum(lengths[block + 1:]), "ahead": lengths[block - 1] if block and not stays else 0,
-               "gathered": root + (sum(lengths[:block + 1]) if stays else lengths[block]),
-               "scattered": lengths[block + 1] if block < last else 0}
-        down = 0 if step.decoder is None else step.decoder.feed_forward * step.decoder.channels
-        yield moment(kept(block) + step.block, made=head + down, work=step.in_network, **now)
-        yield moment(kept(block), made=head + lengths[block], work=step.in_norm, **now)
-    tied = head * bool(step.model.tied)
-    yield moment(0, reduced=sum(lengths), made=root + tied, gathered=root, scattered=lengths[0])
-    yield moment(0, reduced=step.elements, made=root, scattered=root)
-    yield moment(0, reduced=step.elements)
+def _fsdp2(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
+    """All-gathers end in a buffer and are copied out; reduce-scatters read a buffer that is held until the next one."""
+    shards, each, fp32 = step.job.shards, step.run.itemsize, FP32.itemsize
+    offload, again = step.job.options.offload, step.job.micro_batches > 1
+    stays = not step.job.states.parameters_sharded
+    whole = again and not step.synchronized
+    sums = step.elements if again else at.done + at.reduced
+    shard = step.nbytes(step.model.tensors, fp32) // shards
+    yield AccountRow("parameters", "shards, trained ones in fp32", shard, BY_FSDP2, offload.parameters)
+    yield AccountRow("optimizer", "state of the shards", step.optimizer_nbytes(True), BY_OPTIMIZER, offload.optimizer)
+    yield AccountRow("gradients", "shards in fp32", 0 if whole else sums // shards * fp32, BY_FSDP2, offload.gradients)
+    yield AccountRow("gradients", "sums of micro-batches, whole, in fp32", whole * step.elements * fp32, BY_FSDP2)
+    yield AccountRow("gradients", "of blocks that go back, and the root's", at.begun * each, BY_FSDP2)
+    yield AccountRow("gathered", "parameters of blocks", at.left if stays else at.here, BY_FSDP2)
+    yield AccountRow("gathered", "parameters of the root", at.root, BY_FSDP2)
+    yield AccountRow("buckets", "all-gather of the next block", 0 if stays else at.ahead, BY_FSDP2)
+    yield AccountRow("buckets", "input of a reduce-scatter, in fp32", max(at.behind, at.reduced) * fp32, BY_FSDP2)
+    yield from _activations(step, at)
 
 
-MOMENTS: Mapping[str, Callable[[Step], Iterator[Moment]]] = {"fsdp2": _fsdp2}
+def _ddp(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
+    """Parameters in fp32, cast by autocast where they are used; gradients beside the buckets that are reduced."""
+    fp32, sharded = FP32.itemsize, step.job.states.optimizer_sharded
+    made = step.elements if step.job.micro_batches > 1 else at.done + at.begun
+    yield AccountRow("parameters", "trained ones in fp32", step.nbytes(step.model.tensors, fp32), BY_DDP)
+    yield AccountRow("optimizer", "state", step.optimizer_nbytes(sharded), BY_OPTIMIZER)
+    yield AccountRow("gradients", "in fp32", made * fp32, BY_DDP)
+    yield AccountRow("gathered", "parameters cast for their products", at.left + at.root, BY_DDP)
+    yield AccountRow("buckets", "of all gradients, in fp32", step.elements * fp32 * (step.job.ranks > 1), BY_DDP)
+    yield from _activations(step, at)
+
+
+# -- DeepSpeed, and Megatron Core -------------------------------------------------------------------------------------
+
+
+def _deepspeed(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
+    """Parameters and gradients in the compute format, masters in fp32 with the optimizer's state."""
+    states, shards, each, fp32 = step.job.states, step.job.shards, step.run.itemsize, FP32.itemsize
+    offload, again, elements = step.job.options.offload, step.job.micro_batches > 1, step.elements
+    share = elements // shards
+    cut, masters = states.parameters_sharded, share if states.optimizer_sharded else elements
+    updates = at.done == elements
+    runs = cut * (not updates)
+    small = sum(tensor.parameters for tensor in step.model.tensors if tensor.parameters <= PERSISTENCE_THRESHOLD)
+    yield AccountRow("parameters", "in the compute format", step.nbytes(step.model.tensors) // (shards if cut else 1),
+                     BY_DEEPSPEED, offload.parameters)
+    yield AccountRow("parameters", "small tensors, whole", cut * small * each, BY_DEEPSPEED)
+    yield AccountRow("optimizer", "masters in fp32", masters * fp32, BY_DEEPSPEED, offload.optimizer)
+    state = step.optimizer_nbytes(states.optimizer_sharded)
+    yield AccountRow("optimizer", "state", state, BY_OPTIMIZER, offload.optimizer)
+    if states.gradients_sharded:
+        rests = share if cut or again or updates else at.done // shards
+        yield AccountRow("gradients", "shards in the compute format", rests * each, BY_DEEPSPEED, offload.gradients)
+        yield AccountRow("gradients", "of blocks that go back, and the root's", at.begun * each, BY_DEEPSPEED)
+    else:
+        sums = elements if again else at.done + at.begun
+        yield AccountRow("gradients", "in the compute format", sums * each, BY_DEEPSPEED)
+    updated = updates * (min(share, SUB_GROUP) if cut else masters)
+    yield AccountRow("gradients", "of the update, in fp32", updated * fp32, BY_DEEPSPEED, offload.optimizer)
+    two = 2 if cut else 1  # overlapped, as is the default of stage 3
+    buckets = 0 if updates else two * min(REDUCE_BUCKET, elements) * each
+    yield AccountRow("buckets", "of gradients to reduce", buckets * states.optimizer_sharded, BY_DEEPSPEED)
+    live = max(at.here + at.root, min(MOST_LIVE * each, at.left + at.root))
+    yield AccountRow("gathered", "parameters in use or soon to be", runs * live, BY_DEEPSPEED)
+    yield AccountRow("buckets", "parameters on their way", runs * min(PREFETCH_BUCKET, elements) * each, BY_DEEPSPEED)
+    yield from _activations(step, at)
+
+
+def _megatron(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
+    """Parameters in the compute format, one buffer of gradients in fp32 into which backward adds."""
+    fp32, elements, sharded = FP32.itemsize, step.elements, step.job.states.optimizer_sharded
+    masters = elements // (step.job.shards if sharded else 1)
+    yield AccountRow("parameters", "in the compute format", step.nbytes(step.model.tensors), BY_MEGATRON)
+    yield AccountRow("gradients", "in fp32", elements * fp32, BY_MEGATRON)
+    yield AccountRow("optimizer", "masters in fp32", masters * fp32, BY_MEGATRON)
+    yield AccountRow("optimizer", "state", step.optimizer_nbytes(sharded), BY_OPTIMIZER)
+    yield from _activations(step, at)
+
+
+MOMENTS: Mapping[str, Callable[[StepSizes, Moment], Iterator[AccountRow]]] = {
+    FSDP2: _fsdp2, DEEPSPEED: _deepspeed, MEGATRON_CORE: _megatron}
 
 
 # -- what a process holds beside its tensors --------------------------------------------------------------------------
 
 
-def _overheads(step: Step, given: Mapping[str, int] | None) -> Iterator[Held]:
-    """The runtime's own memory; a margin, and no row, is what fragmentation takes."""
+def _overheads(step: StepSizes, given: Mapping[str, int] | None) -> Iterator[AccountRow]:
+    """The runtime's own memory, and by how much blocks of memory are larger than the kept tensors in them."""
     for name, nbytes in overheads_nbytes(given).items():
         alone = name == "communication channels" and step.job.ranks == 1
         if name != "allocator fragmentation" and not alone:
-            yield Held("overhead", name, nbytes, OVERHEADS[name].source)
-    yield Held("overhead", "allocator's rounding", _rounded(step), ALLOCATOR)
-
-
-def _rounded(step: Step) -> int:
-    """Bytes by which blocks of memory are larger than the tensors in them that blocks keep."""
-    if step.decoder is None or step.recompute != "none":
-        return 0
-    tensors = [one.nbytes(step.decoder, step.positions, step.itemsize) for part in ("attention", "feed_forward")
-               for one in saved(step.decoder, part, compiled=step.compiled)]
-    return step.decoder.blocks * sum(-nbytes % (2 << 20 if nbytes >= 10 << 20 else 512) for nbytes in tensors)
+            yield AccountRow("overhead", name, nbytes, OVERHEADS[name].source)
+    tensors = [] if step.decoder is None or step.recompute != NONE else [
+        one.nbytes(step.decoder, step.run) for half in HALVES for one in saved(step.decoder, half, step.run.by)]
+    rounded = sum(-nbytes % (2 << 20 if nbytes >= 10 << 20 else 512) for nbytes in tensors)
+    yield AccountRow("overhead", "allocator's rounding", len(step.blocks) * rounded, ALLOCATOR)

@@ -8,16 +8,18 @@ The sizes of a transformer, and the types that configurations are of, are `zeros
 """
 
 import math
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from zerosim.models.gpt import PRESETS as GPTS
 from zerosim.models.model_types import CONFIG, names_config, read_fields, text_model, transformer_of_fields
-from zerosim.models.transformer import Experts, Transformer, bloom, gpt, llama, opt, pad_vocabulary, t5, transformer_of
+from zerosim.models.transformer import Experts, Transformer, pad_vocabulary
 from zerosim.numerics.checks import checked_count, did_you_mean
 
 MOST_LAYERS = 100_000
@@ -26,15 +28,22 @@ EXPERTS = ".experts"  # in the names of tensors that stack one matrix for each e
 
 @dataclass(frozen=True, slots=True)
 class TensorShape:
-    """One parameter tensor."""
+    """One parameter tensor. `frozen`: no gradient, no optimizer's state; `bits` at rest of each element, where they are
+    not those of the policy's compute format (0), what a quantization adds included."""
 
     name: str
     shape: tuple[int, ...]
+    frozen: bool = False
+    bits: Fraction | int = 0
 
     @property
     def parameters(self) -> int:
         """Elements."""
         return math.prod(self.shape)
+
+    def nbytes(self, itemsize: int) -> int:
+        """Bytes at rest, where an element of the compute format has `itemsize`."""
+        return math.ceil(self.parameters * self.bits / 8) if self.bits else self.parameters * itemsize
 
 
 @dataclass(frozen=True)  # no slots: what is counted is counted once, and kept
@@ -71,6 +80,24 @@ class ModelShape:
     def parameters(self) -> int:
         """Elements of the model; tied tensors count once."""
         return sum(self.unit_lengths)
+
+    @cached_property
+    def trainable_parameters(self) -> int:
+        """Elements that are not frozen."""
+        return sum(tensor.parameters for tensor in self.tensors if not tensor.frozen)
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Elements without those of experts that a token does not pass.
+
+        >>> model_shape("mixtral-8x7b").active_parameters, model_shape("gpt2").active_parameters
+        (12879925248, 124439808)
+        """
+        experts = None if self.transformer is None else self.transformer.experts
+        if experts is None:
+            return self.parameters
+        stacked = sum(tensor.parameters for tensor in self.tensors if f"{EXPERTS}." in tensor.name)
+        return self.parameters - stacked + stacked * experts.per_token // experts.count
 
     @property
     def tensors(self) -> tuple[TensorShape, ...]:
@@ -220,72 +247,28 @@ def _norm(of: Transformer, name: str, width: int = 0) -> Sequence[TensorShape]:
     return [TensorShape(f"{name}.{part}", (width or of.channels,)) for part in parts]
 
 
-# -- presets: the sizes of published transformers, each with its source -----------------------------------------------
-# Sizes of published checkpoints are those of their configuration files; where a paper gives only channels, blocks and
-# heads, the vocabulary and the positions are GPT-2's, and the comment says so.
+# -- presets: the sizes of published transformers ----------------------------------------------------------------------
 
 
-MEGATRON_VOCABULARY = 51_200  # GPT-2's, padded to a multiple of 1024
+class _Presets(Mapping[str, Transformer]):
+    """Published transformers by name, each read when it is asked for: models.toml has their configurations' fields."""
+
+    @cached_property
+    def _fields(self) -> Mapping[str, Mapping[str, Any]]:
+        rows = tomllib.loads(files("zerosim.planning").joinpath("models.toml").read_text(encoding="utf-8"))["models"]
+        return {name: row["common"] | own for row in rows for name, own in row["of"].items()}
+
+    def __getitem__(self, name: str) -> Transformer:
+        return transformer_of_fields(name, self._fields[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
 
 
-PRESETS: Mapping[str, Transformer] = {
-    # Radford et al. 2019, table 2, as the engine has them.
-    **{name: transformer_of(config, tied=True) for name, config in GPTS.items() if name.startswith("gpt2")},
-    # Brown et al. 2020, table 2.1; 2048 positions.
-    "gpt3-2.7b": gpt(2560, 32, 32, positions=2048),
-    "gpt3-6.7b": gpt(4096, 32, 32, positions=2048),
-    "gpt3-175b": gpt(12_288, 96, 96, positions=2048),
-    # Zhang et al. 2022, table 1. (OPT-350m, whose embedding is narrower than its blocks, is not of this shape.)
-    "opt-125m": opt(768, 12, 12),
-    "opt-1.3b": opt(2048, 24, 32),
-    "opt-2.7b": opt(2560, 32, 32),
-    "opt-6.7b": opt(4096, 32, 32),
-    "opt-13b": opt(5120, 40, 40),
-    "opt-30b": opt(7168, 48, 56),
-    "opt-66b": opt(9216, 64, 72),
-    "opt-175b": opt(12_288, 96, 96),
-    # BigScience 2022, table 3.
-    "bloom-560m": bloom(1024, 24, 16),
-    "bloom-1b1": bloom(1536, 24, 16),
-    "bloom-1b7": bloom(2048, 24, 16),
-    "bloom-3b": bloom(2560, 30, 32),
-    "bloom-7b1": bloom(4096, 30, 32),
-    "bloom-176b": bloom(14_336, 70, 112),
-    # Touvron et al. 2023, section 2.2 and table 1 (grouped queries); widths and heads as in the published checkpoints.
-    "llama-2-7b": llama(4096, 32, 32, 32_000, 11_008),
-    "llama-2-13b": llama(5120, 40, 40, 32_000, 13_824),
-    "llama-2-70b": llama(8192, 80, 64, 32_000, 28_672, 8),
-    # Grattafiori et al. 2024, table 3.
-    "llama-3-8b": llama(4096, 32, 32, 128_256, 14_336, 8, 8192),
-    "llama-3-70b": llama(8192, 80, 64, 128_256, 28_672, 8, 8192),
-    "llama-3.1-405b": llama(16_384, 126, 128, 128_256, 53_248, 8, 131_072),
-    # Jiang et al. 2023, table 1.
-    "mistral-7b": llama(4096, 32, 32, 32_000, 14_336, 8, 32_768),
-    # Yang et al. 2024, table 1; queries, keys and values have biases, and the small ones are tied.
-    "qwen2-0.5b": llama(896, 24, 14, 151_936, 4864, 2, 32_768, biases=("qkv",), tied=True),
-    "qwen2-7b": llama(3584, 28, 28, 152_064, 18_944, 4, 131_072, biases=("qkv",)),
-    "qwen2-72b": llama(8192, 80, 64, 152_064, 29_568, 8, 131_072, biases=("qkv",)),
-    # Qwen Team 2025 (Qwen3), table 1: blocks and heads, the small ones tied; widths as in the published checkpoints.
-    "qwen3-0.6b": llama(1024, 28, 16, 151_936, 3072, 8, 40_960, head_channels=128, head_norms=True, tied=True),
-    "qwen3-8b": llama(4096, 36, 32, 151_936, 12_288, 8, 40_960, head_channels=128, head_norms=True),
-    # Raffel et al. 2020, section 3.7.
-    "t5-small": t5(512, 6, 8, 2048),
-    "t5-base": t5(768, 12, 12, 3072),
-    "t5-large": t5(1024, 24, 16, 4096),
-    "t5-3b": t5(1024, 24, 32, 16_384, 128),
-    "t5-11b": t5(1024, 24, 128, 65_536, 128),
-    # Rajbhandari et al. 2020, table 4: channels and blocks; appendix: heads; vocabulary and positions are GPT-2's.
-    "zero-1.5b": gpt(1600, 48, 16),
-    "zero-8b": gpt(3072, 72, 24),
-    "zero-40b": gpt(6144, 88, 32),
-    "zero-100b": gpt(8192, 125, 64),
-    "zero-170b": gpt(8192, 212, 64),
-    # Korthikanti et al. 2022, table 3: vocabulary 51,200, 2048 positions.
-    "megatron-22b": gpt(6144, 48, 64, MEGATRON_VOCABULARY, 2048),
-    "megatron-175b": gpt(12_288, 96, 96, MEGATRON_VOCABULARY, 2048),
-    "megatron-530b": gpt(20_480, 105, 128, MEGATRON_VOCABULARY, 2048),
-    "megatron-1t": gpt(25_600, 128, 160, MEGATRON_VOCABULARY, 2048),
-}
+PRESETS: Mapping[str, Transformer] = _Presets()
 
 
 # -- A preset's name, or the `config.json` of a Hugging Face checkpoint on disk ----------------------------------------
@@ -305,8 +288,9 @@ def model_shape(source: str | Path, *, vocabulary_multiple: int = 1) -> ModelSha
         name, fields = read_fields(text)
         return model_of_config(fields, name=name, vocabulary_multiple=vocabulary_multiple)
     if text not in PRESETS:
-        raise ValueError(f"no model is called {text!r}, and there is no such file; the presets are {', '.join(PRESETS)}"
-                         f"{did_you_mean(text, PRESETS, most=3)}")
+        near = did_you_mean(text, PRESETS, most=3)
+        raise ValueError(f"no model is called {text!r}, and there is no such file{near}; zerosim models lists all "
+                         f"{len(PRESETS)}")
     return model_of(text, pad_vocabulary(PRESETS[text], vocabulary_multiple))
 
 
