@@ -24,7 +24,7 @@ OPERATIONS = (*RING_TIMES, "all_to_all")
 
 
 def collective_seconds(operation: str, ranks: int, nbytes: int, network: Network) -> float:
-    """Seconds that NCCL takes for a collective of N ranks on a whole vector of so many bytes, by the fastest that it has.
+    """Seconds that NCCL takes for a collective of N ranks on a whole vector of so many bytes, by its fastest way.
 
     Of an all-gather that is the vector that is gathered, of an all-to-all what one rank sends, its own part included.
     The ranks fill the network's nodes one after the other. For groups of one rank of each node, which share a node's

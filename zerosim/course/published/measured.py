@@ -15,7 +15,7 @@ class MeasuredCollective:
     """One table: µs of a collective on nodes of eight devices, of sizes that double from ``from_kibibytes`` on.
 
     ``fitted`` tables are those on which the model's constants were fitted. ``algorithm`` is the only one that the run
-    allowed, or empty. ``off`` are the sizes, in KiB, at which the model is more than 20 % away, and ``why`` says what is
+    allowed, or empty. ``off`` are the sizes, in KiB, at which the model is more than 20 % away, and ``why`` is what is
     known of them.
     """
 
