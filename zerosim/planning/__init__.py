@@ -11,7 +11,7 @@ number with its formula. Below that stand three levels:
 - *A run*: `recording` keeps one, `streams` replays it on any machine, `timeline` says what that comes to.
 """
 
-from zerosim.models.transformer import Transformer
+from zerosim.models.transformer import Experts, LatentAttention, Transformer
 from zerosim.planning import (
     activations,
     collectives,
@@ -51,6 +51,7 @@ from zerosim.planning.cuts import (
     unit_cuts,
 )
 from zerosim.planning.explanation import explained
+from zerosim.planning.finetuning import ADAM_8BIT, LION_8BIT, frozen, lora, quantized
 from zerosim.planning.hardware import Device, Link, Network
 from zerosim.planning.plan import plan_config
 from zerosim.planning.plan_config import Plan, PlanConfig
@@ -60,15 +61,19 @@ from zerosim.planning.shapes import PRESETS, ModelShape, model_of, model_of_para
 from zerosim.planning.timeline import Machine, SlowLink, SlowRank, Timeline, replay
 
 __all__ = [
+    "ADAM_8BIT",
     "ALGORITHMS",
     "CONVENTIONS",
     "LAYOUTS",
+    "LION_8BIT",
     "PRESETS",
     "STAGES",
     "Block",
     "Convention",
     "Device",
+    "Experts",
     "Job",
+    "LatentAttention",
     "Link",
     "Machine",
     "ModelShape",
@@ -94,14 +99,17 @@ __all__ = [
     "explained",
     "flops",
     "formula",
+    "frozen",
     "gathers_by_unit",
     "hardware",
+    "lora",
     "model_of",
     "model_of_parameters",
     "model_shape",
     "moved_nbytes",
     "padded_unit_lengths",
     "plan_config",
+    "quantized",
     "record",
     "recording",
     "region_cuts",
