@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zerosim.models.model_types import MODEL_TYPES, TEXT_MODELS, transformer_of_fields
+from zerosim.models import model_types
 from zerosim.planning import flops, model_shape, shapes
 
 FLAG, FEW, SOME, WIDTH = st.booleans(), st.integers(1, 3), st.integers(1, 20), st.sampled_from([4, 8, 12])
@@ -93,7 +93,7 @@ def made(kind, drawn, device):
         return config, maker.from_config(config) if name.startswith("Auto") else maker(config)
 
 
-@pytest.mark.parametrize("kind", MODEL_TYPES)
+@pytest.mark.parametrize("kind", model_types.MODEL_TYPES)
 def test_each_type_has_the_parameters_of_the_model_that_transformers_makes(kind):
     pytest.importorskip("transformers")
 
@@ -103,14 +103,14 @@ def test_each_type_has_the_parameters_of_the_model_that_transformers_makes(kind)
         config, model = made(kind, drawn, "meta")
         counted = shapes.model_of_config(config.to_dict())
         assert counted.parameters == sum(one.numel() for one in model.parameters())
-        wrapper = next((name for name, text in TEXT_MODELS.items() if text == kind), None)
+        wrapper = next((name for name, text in model_types.TEXT_MODELS.items() if text == kind), None)
         if wrapper:
             inside = {"model_type": wrapper, "text_config": config.to_dict()}
             assert shapes.model_of_config(inside).units == counted.units
     check()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MODEL_TYPES if kind != "t5"])
+@pytest.mark.parametrize("kind", [kind for kind in model_types.MODEL_TYPES if kind != "t5"])
 def test_a_forward_pass_of_each_type_multiplies_as_often_as_counted(kind):
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
@@ -130,7 +130,7 @@ def test_a_forward_pass_of_each_type_multiplies_as_often_as_counted(kind):
         config, model = made(kind, drawn, "cpu")
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             model(input_ids=torch.zeros((batch, tokens), dtype=torch.long))
-        counted = flops.step_flops(transformer_of_fields("c", config.to_dict()), batch, tokens)
+        counted = flops.step_flops(shapes.model_of_config(config.to_dict()).transformer, batch, tokens)
         assert counter.get_total_flops() == counted.forward
     check()
 
