@@ -21,11 +21,12 @@ PLAIN = st.builds(lambda batch, tokens, width, heads, itemsize: Block(batch, tok
                   st.integers(1, 5), st.integers(1, 40), st.integers(1, 20), st.integers(1, 6), st.sampled_from([2, 4]))
 IN_16_BIT = PLAIN.map(lambda block: Block(block.batch, block.tokens, block.channels, block.heads))
 ANY_BLOCK = st.builds(
-    lambda batch, tokens, groups, shared, width, feed_forward, gated: Block(
+    lambda batch, tokens, groups, shared, width, feed_forward, gated, norms, parallel, latents: Block(
         batch, tokens, 3 * width, groups * shared, 2, query_channels=groups * shared * width,
-        key_channels=groups * width, feed_forward=feed_forward, gated=gated),
+        key_channels=groups * width, feed_forward=feed_forward, gated=gated, norms=norms, parallel=parallel,
+        latent_channels=latents, inner_norms=2 * bool(latents)),
     st.integers(1, 4), st.integers(1, 9), st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.integers(1, 40),
-    st.booleans())
+    st.booleans(), st.sampled_from(["before", "after", "around", "last", "shared"]), st.booleans(), st.integers(0, 9))
 COUNT = st.integers(1, 12)
 
 
@@ -72,6 +73,30 @@ def test_grouped_queries_and_gates_keep_their_own_widths():
     plain = Block(2, 8, 12, 3)
     assert plain == Block(2, 8, 12, 3, 2, query_channels=12, key_channels=12, feed_forward=48)
     assert (plain.is_plain, Block(2, 8, 12, 3, feed_forward=47).is_plain) == (True, False)
+
+
+def test_norms_behind_parts_keep_what_these_give_and_parts_beside_each_other_one_input():
+    """Of OLMo 2, Gemma 2 and Falcon: outputs of parts and their norms' numbers, by what each layer reads."""
+    for name, streams, norms in (("llama-3-8b", 2, 2), ("olmo-2-7b", 4, 2), ("gemma-2-9b", 4, 4), ("bert-base", 3, 2),
+                                 ("pythia-1b", 1, 2), ("falcon-7b", 1, 1)):
+        block = Block.of(PRESETS[name], 2, 64)
+        held = activations.tensors(block)
+        inside = sum(held[part].elements for part in ("QKV", "probabilities", "attention output", "pre-GELU",
+                                                      "post-GELU"))
+        assert activations.kept(block).elements - inside == streams * block.stream, name
+        inner = block.positions * (2 if name.startswith("olmo") else 0)
+        assert activations.kept(block).statistics == norms * block.norm_statistics + inner, name
+
+
+def test_latent_attention_keeps_its_latents_and_experts_what_a_token_passes():
+    """Of DeepSeek-V3: 128 heads of 192 for queries and keys, of 128 for values; 1,536, 512 and 64 between; 9 of 257."""
+    held = {name: part.elements // 8 for name, part in activations.tensors(
+        Block.of(PRESETS["deepseek-v3"], 1, 8)).items()}
+    assert held["QKV"] == 128 * (192 + 192 + 128) + 1536 + 512 + 64
+    assert (held["attention output"], held["post-GELU"]) == (128 * 128, 9 * 2048)
+    kinds = Block.kinds(PRESETS["deepseek-v2-lite"], 1, 8)
+    assert {(block.feed_forward, block.router): count for block, count in kinds.items()} == {
+        (10_944, 0): 1, (8 * 1408, 64): 26}
 
 
 @given(ANY_BLOCK, st.integers(1, 5), st.integers(1, 50), st.sampled_from(POLICIES))

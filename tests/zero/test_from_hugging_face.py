@@ -265,7 +265,7 @@ REFUSED = [
     (GPT2 | {"add_cross_attention": True}, "a GPT-2 with add_cross_attention"),
     (BLOOM, "config.json has the model_type 'bloom': the engine has no such layers; it has those of gpt2, llama, mistra"
      "l, qwen2, qwen3; zerosim plan counts it"),
-    ({"model_type": "gemma"}, "has the model_type 'gemma', which zerosim cannot count; it counts gpt2, "),
+    ({"model_type": "mamba"}, "has the model_type 'mamba', which zerosim cannot count; it counts gpt2, "),
     (7, "a model was asked for by 7; name a Hugging Face folder or its config.json, or give the configuration itself"),
     (WithDict, "a model was asked for by <class '...WithDict'>; name a Hugging Face folder or its config.json"),
     ("x" * 5000, "xxx was asked for, and cannot be read: File name too long"),
@@ -354,7 +354,7 @@ def test_of_one_file_and_several_the_one_is_read_as_transformers_does_and_what_i
     ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights=False, which the engine has not"),
     ("linear", CONFIGS["gpt2"], "is of another model: kind is GPT there, and Llama here; build the one"),
     ("linear", {"tie_word_embeddings": False}, "is of another model: tied is False there, and True here"),
-    ("linear", {"model_type": "gemma"}, "has the model_type 'gemma', which zerosim cannot count"),
+    ("linear", {"model_type": "mamba"}, "has the model_type 'mamba', which zerosim cannot count"),
 ])
 def test_weights_are_not_loaded_from_a_folder_whose_configuration_is_of_another_model(kind, other, words, tmp_path):
     folder, weights = folder_of(kind, tmp_path)

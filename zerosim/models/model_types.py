@@ -24,17 +24,7 @@ from zerosim.models.gpt import Decoder, DecoderConfig
 from zerosim.models.llama import decoder
 from zerosim.models.rotary import LinearScaling, Llama3Scaling, RotaryScaling
 from zerosim.models.stored import ONE_FILE, WEIGHTS_INDEX, StoredNames, find_weights, has_weights
-from zerosim.models.transformer import (
-    Experts,
-    LatentAttention,
-    Transformer,
-    bloom,
-    config_of_transformer,
-    gpt,
-    llama,
-    opt,
-    t5,
-)
+from zerosim.models.transformer import Experts, LatentAttention, Transformer, config_of_transformer
 from zerosim.numerics.checks import LINEAR_LAYERS, checked_count, require_count
 from zerosim.numerics.files import without_repeats
 
@@ -105,37 +95,44 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
 # What may be left out is what the configuration classes have a default for that is no number of the model's own.
 
 
+def _sized(of: Fields, **others: Any) -> Transformer:
+    """A transformer by the keys that most types have, and ``others``."""
+    return Transformer(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
+                       **{"tied": of["tie_word_embeddings"], "tokens": of["max_position_embeddings"],
+                          "activation": of.get("hidden_act", ""), **others})
+
+
 def _gpt2(of: Fields) -> Transformer:
     if of["add_cross_attention"]:
         raise ValueError("a GPT-2 with add_cross_attention attends to an encoder, and its layers for that are not "
                          "counted here; take one without")
-    return gpt(of["n_embd"], of["n_layer"], of["n_head"], of["vocab_size"], of["n_positions"],
-               feed_forward=of["n_inner"], tied=of["tie_word_embeddings"], activation=of["activation_function"])
+    return Transformer(of["n_embd"], of["n_layer"], of["n_head"], of["vocab_size"], of["n_inner"], fused=True,
+                       positions=of["n_positions"], tokens=of["n_positions"], tied=of["tie_word_embeddings"],
+                       activation=of["activation_function"])
 
 
 def _opt(of: Fields) -> Transformer:
+    """Two positions more than tokens stand for padding."""
     before = of["do_layer_norm_before"]
-    return opt(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
-               of["max_position_embeddings"], feed_forward=of["ffn_dim"], tied=of["tie_word_embeddings"],
-               biases=LINEAR_LAYERS if of["enable_bias"] else (), norm_weights=of["layer_norm_elementwise_affine"],
-               norms="before" if before else "last", last_norm=before and not of["_remove_final_layer_norm"],
-               embedding_channels=of["word_embed_proj_dim"], activation=of["activation_function"])
+    return _sized(of, feed_forward=of["ffn_dim"], positions=of["max_position_embeddings"] + 2,
+                  biases=LINEAR_LAYERS if of["enable_bias"] else (), norm_weights=of["layer_norm_elementwise_affine"],
+                  norms="before" if before else "last", last_norm=before and not of["_remove_final_layer_norm"],
+                  embedding_channels=of["word_embed_proj_dim"], activation=of["activation_function"])
 
 
 def _bloom(of: Fields) -> Transformer:
-    return bloom(of["hidden_size"], of["n_layer"], of["n_head"], of["vocab_size"], of["seq_length"],
-                 tied=of["tie_word_embeddings"])
+    return Transformer(of["hidden_size"], of["n_layer"], of["n_head"], of["vocab_size"], fused=True,
+                       embedding_norm=True, tied=of["tie_word_embeddings"], tokens=of["seq_length"])
 
 
-def _llama(of: Fields, *, always: tuple[str, ...] = (), head_channels: int = 0, **others: Any) -> Transformer:
+def _llama(of: Fields, *, always: tuple[str, ...] = (), **others: Any) -> Transformer:
     attention_bias = of.get("attention_bias", False)  # keys that some types have not
     asked = {"qkv": of.get("qkv_bias", attention_bias), "projection": attention_bias,
              "feed_forward": of.get("mlp_bias", False)}
-    return llama(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
-                 others.pop("feed_forward", of["intermediate_size"]), of.get("num_key_value_heads", 0),
-                 of["max_position_embeddings"], tied=of["tie_word_embeddings"],
-                 biases=tuple(layer for layer in LINEAR_LAYERS if asked[layer] or layer in always),
-                 head_channels=head_channels or of.get("head_dim", 0), activation=of["hidden_act"], **others)
+    biases = tuple(layer for layer in LINEAR_LAYERS if asked[layer] or layer in always)
+    return _sized(of, **{"feed_forward": of["intermediate_size"], "key_value_heads": of.get("num_key_value_heads", 0),
+                         "head_channels": of.get("head_dim", 0), "biases": biases, "layer_norm": False, "gated": True,
+                         **others})
 
 
 def _mixtral(of: Fields) -> Transformer:
@@ -163,35 +160,28 @@ def _deepseek(of: Fields) -> Transformer:
     inside, first, step = of["moe_intermediate_size"], of["first_k_dense_replace"], of["moe_layer_freq"]
     dense = tuple(i for i in range(of["num_hidden_layers"]) if i < first or i % step)
     return _llama(
-        {**of, "num_key_value_heads": 0}, head_channels=of["qk_nope_head_dim"] + of["qk_rope_head_dim"],
+        of, head_channels=of["qk_nope_head_dim"] + of["qk_rope_head_dim"],
         experts=Experts(of["n_routed_experts"], of["num_experts_per_tok"], inside, of["n_shared_experts"] * inside,
                         dense=dense),
         latent=LatentAttention(of["kv_lora_rank"], of["qk_rope_head_dim"], of["v_head_dim"], of["q_lora_rank"]))
 
 
 def _phi(of: Fields) -> Transformer:
-    return Transformer(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
-                       of["intermediate_size"], of["num_key_value_heads"], tied=of["tie_word_embeddings"],
-                       head_norms=of["qk_layernorm"], norms="shared", parallel=True, head_bias=True,
-                       activation=of["hidden_act"], tokens=of["max_position_embeddings"])
+    return _sized(of, feed_forward=of["intermediate_size"], key_value_heads=of["num_key_value_heads"],
+                  head_norms=of["qk_layernorm"], norms="shared", parallel=True, head_bias=True)
 
 
 def _gpt_neox(of: Fields) -> Transformer:
-    biases = LINEAR_LAYERS if of["attention_bias"] else ("feed_forward",)
-    return Transformer(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
-                       of["intermediate_size"], biases=biases, fused=True, tied=of["tie_word_embeddings"],
-                       parallel=of["use_parallel_residual"], activation=of["hidden_act"],
-                       tokens=of["max_position_embeddings"])
+    return _sized(of, feed_forward=of["intermediate_size"], fused=True, parallel=of["use_parallel_residual"],
+                  biases=LINEAR_LAYERS if of["attention_bias"] else ("feed_forward",))
 
 
 def _falcon(of: Fields) -> Transformer:
     new, parallel = of["new_decoder_architecture"], of["parallel_attn"]
     shared = parallel and (of["num_ln_in_parallel_attn"] or 1 + new) == 1
-    key_value_heads = of["num_kv_heads"] if new else int(of["multi_query"])
-    return Transformer(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
-                       of["ffn_hidden_size"], key_value_heads, biases=LINEAR_LAYERS if of["bias"] else (), fused=True,
-                       tied=of["tie_word_embeddings"], norms="shared" if shared else "before", parallel=parallel,
-                       activation=of["activation"], tokens=of["max_position_embeddings"])
+    return _sized(of, feed_forward=of["ffn_hidden_size"], fused=True, parallel=parallel, activation=of["activation"],
+                  key_value_heads=of["num_kv_heads"] if new else int(of["multi_query"]),
+                  biases=LINEAR_LAYERS if of["bias"] else (), norms="shared" if shared else "before")
 
 
 def _bert(of: Fields) -> Transformer:
@@ -203,19 +193,17 @@ def _bert(of: Fields) -> Transformer:
     if of["add_cross_attention"] or of["is_decoder"] or not of["tie_word_embeddings"]:
         raise ValueError("a BERT with is_decoder, add_cross_attention or without tie_word_embeddings is not counted "
                          "here; take an encoder whose head is tied")
-    return Transformer(of["hidden_size"], of["num_hidden_layers"], of["num_attention_heads"], of["vocab_size"],
-                       of["intermediate_size"], positions=of["max_position_embeddings"], embedding_norm=True,
-                       norms="last", last_norm=False, token_types=of["type_vocab_size"],
-                       head_bias=True, masked_head=True, next_sentence=makes == ["BertForPreTraining"],
-                       activation=of["hidden_act"], tokens=of["max_position_embeddings"])
+    return _sized(of, feed_forward=of["intermediate_size"], positions=of["max_position_embeddings"],
+                  embedding_norm=True, norms="last", last_norm=False, token_types=of["type_vocab_size"],
+                  head_bias=True, masked_head=True, next_sentence=makes == ["BertForPreTraining"])
 
 
 def _t5(of: Fields) -> Transformer:
     gate, _, activation = str(of["feed_forward_proj"]).rpartition("-")
-    return t5(of["d_model"], of["num_decoder_layers"] or of["num_layers"], of["num_heads"], of["d_ff"], of["d_kv"],
-              of["vocab_size"], of["n_positions"], encoder_blocks=of["num_layers"],
-              relative_buckets=of["relative_attention_num_buckets"], tied=of["tie_word_embeddings"],
-              gated=gate == "gated", activation=activation)
+    return Transformer(of["d_model"], of["num_decoder_layers"] or of["num_layers"], of["num_heads"], of["vocab_size"],
+                       of["d_ff"], head_channels=of["d_kv"], biases=(), layer_norm=False, gated=gate == "gated",
+                       tied=of["tie_word_embeddings"], encoder_blocks=of["num_layers"], activation=activation,
+                       relative_buckets=of["relative_attention_num_buckets"], tokens=of["n_positions"])
 
 
 # -- Model types: what the engine runs ---------------------------------------------------------------------------------

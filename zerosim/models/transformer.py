@@ -209,57 +209,14 @@ def pad_vocabulary(transformer: Transformer, multiple: int) -> Transformer:
     return replace(transformer, vocabulary=transformer.vocabulary + -transformer.vocabulary % step)
 
 
-# -- By kind -----------------------------------------------------------------------------------------------------------
-
-
-GPT2_VOCABULARY = 50_257
-
-
-def gpt(channels: int, blocks: int, heads: int, vocabulary: int = GPT2_VOCABULARY, positions: int = 1024,
-        **others: Any) -> Transformer:
-    """A GPT: learned positions, LayerNorm, biases everywhere, tied. Source: Radford et al. 2019, section 2.3."""
-    return Transformer(channels, blocks, heads, vocabulary, positions=positions, fused=True, tokens=positions,
-                       **others)
-
-
-def opt(channels: int, blocks: int, heads: int, vocabulary: int = 50_272, tokens: int = 2048, *,
-        activation: str = "relu", **others: Any) -> Transformer:
-    """An OPT: as GPT, and two positions more that stand for padding. Source: Zhang et al. 2022, table 1."""
-    return Transformer(channels, blocks, heads, vocabulary, positions=tokens + 2, tokens=tokens, activation=activation,
-                       **others)
-
-
-def bloom(channels: int, blocks: int, heads: int, vocabulary: int = 250_880, tokens: int = 2048,
-          **others: Any) -> Transformer:
-    """A BLOOM: ALiBi, a LayerNorm after the embedding, tied. Source: BigScience 2022, table 3 and section 3.2."""
-    return Transformer(channels, blocks, heads, vocabulary, fused=True, embedding_norm=True, tokens=tokens,
-                       **others)
-
-
-def llama(channels: int, blocks: int, heads: int, vocabulary: int, feed_forward: int, key_value_heads: int = 0,
-          tokens: int = 4096, *, biases: tuple[str, ...] = (), tied: bool = False, layer_norm: bool = False,
-          **others: Any) -> Transformer:
-    """A Llama: rotary positions, RMSNorm, gated, no biases, not tied. Source: Touvron et al. 2023, section 2.2."""
-    return Transformer(channels, blocks, heads, vocabulary, feed_forward=feed_forward, key_value_heads=key_value_heads,
-                       biases=biases, layer_norm=layer_norm, gated=True, tied=tied, tokens=tokens, **others)
-
-
-def t5(channels: int, blocks: int, heads: int, feed_forward: int, head_channels: int = 64, vocabulary: int = 32_128,
-       tokens: int = 512, *, encoder_blocks: int = 0, relative_buckets: int = 32, activation: str = "relu",
-       **others: Any) -> Transformer:
-    """A T5: n blocks in encoder and decoder, relative positions, RMSNorm. Source: Raffel et al. 2020, section 2.1."""
-    return Transformer(channels, blocks, heads, vocabulary, feed_forward=feed_forward, head_channels=head_channels,
-                       biases=(), layer_norm=False, encoder_blocks=encoder_blocks or blocks,
-                       relative_buckets=relative_buckets, tokens=tokens, activation=activation, **others)
-
-
 # -- The engine's configs, and a transformer of the same layers --------------------------------------------------------
 
 
 def transformer_of(config: DecoderConfig, *, tied: bool) -> Transformer:
     """The transformer of a config that the engine runs; queries, keys and values are one matrix there.
 
-    >>> transformer_of(GPTConfig(12, 768, 12, 1024, 50257), tied=True) == gpt(768, 12, 12)
+    >>> found = transformer_of(GPTConfig(12, 768, 12, 1024, 50257), tied=True)
+    >>> found == Transformer(768, 12, 12, 50257, positions=1024, fused=True, tokens=1024)
     True
     """
     sizes = Transformer(config.channels, config.layers, config.heads, config.vocabulary, config.feed_forward,

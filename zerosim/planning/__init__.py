@@ -14,7 +14,7 @@ levels:
 - *A run*: `recording` keeps one, `streams` replays it on any machine, `timeline` says what that comes to.
 """
 
-from zerosim.models.transformer import Transformer
+from zerosim.models.transformer import Experts, LatentAttention, Transformer
 from zerosim.planning import (
     activations,
     collectives,
@@ -59,6 +59,7 @@ from zerosim.planning.cuts import (
     unit_cuts,
 )
 from zerosim.planning.explanation import explained
+from zerosim.planning.finetuning import ADAM_8BIT, LION_8BIT, frozen, lora, quantized
 from zerosim.planning.hardware import Device, Link, Network
 from zerosim.planning.plan import plan_config
 from zerosim.planning.plan_config import Plan, PlanConfig
@@ -69,9 +70,11 @@ from zerosim.planning.shapes import PRESETS, ModelShape, model_of, model_of_para
 from zerosim.planning.timeline import Machine, SlowLink, SlowRank, Timeline, replay
 
 __all__ = [
+    "ADAM_8BIT",
     "ALGORITHMS",
     "CONVENTIONS",
     "LAYOUTS",
+    "LION_8BIT",
     "PRESETS",
     "RUNTIMES",
     "STAGES",
@@ -79,7 +82,9 @@ __all__ = [
     "Block",
     "Convention",
     "Device",
+    "Experts",
     "Job",
+    "LatentAttention",
     "Link",
     "Machine",
     "ModelShape",
@@ -107,8 +112,10 @@ __all__ = [
     "explained",
     "flops",
     "formula",
+    "frozen",
     "gathers_by_unit",
     "hardware",
+    "lora",
     "model_of",
     "model_of_parameters",
     "model_shape",
@@ -117,6 +124,7 @@ __all__ = [
     "padded_unit_lengths",
     "plan_config",
     "questions",
+    "quantized",
     "record",
     "recording",
     "region_cuts",

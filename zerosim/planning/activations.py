@@ -69,22 +69,16 @@ class Block:
     inner_norms: int = 0
 
     def __post_init__(self) -> None:
-        count_fields(self, batch=1, tokens=1, channels=1, heads=1, itemsize=1, latent_channels=0, router=0,
-                     inner_norms=0)
-        plain = {"query_channels": self.channels, "key_channels": self.channels, "feed_forward": 4 * self.channels,
-                 "value_channels": self.key_channels or self.channels, "opening_weights": 0}
+        count_fields(self, batch=1, tokens=1, channels=1, heads=1, itemsize=1, value_channels=0,
+                     opening_weights=0, latent_channels=0, router=0, inner_norms=0)
+        plain = {"query_channels": self.channels, "key_channels": self.channels, "feed_forward": 4 * self.channels}
         for name, value in plain.items():
             object.__setattr__(self, name, checked_count(name, getattr(self, name), 0) or value)
-        if not self.opening_weights:
-            made = self.query_channels + self.key_channels + self.value_channels
-            object.__setattr__(self, "opening_weights", self.channels * made)
         if self.biases is None:
             object.__setattr__(self, "biases", () if self.rms else LINEAR_LAYERS)
         if self.query_channels % self.heads:
             raise ValueError(f"a block of {self.query_channels} channels was asked for {self.heads} heads; each head "
                              "has as many channels as the others, so take a number of heads that divides the channels")
-        if self.head_norms and not self.inner_norms:
-            object.__setattr__(self, "inner_norms", self.heads + self.key_value_heads)
 
     @classmethod
     def kinds(cls, model: Transformer, batch: int, tokens: int, itemsize: int = 2) -> Counter[Block]:
@@ -97,13 +91,15 @@ class Block:
                              f"{model.encoder_blocks} blocks of encoder beside {model.blocks} of decoder; its states "
                              "and its traffic are counted")
         latent = model.latent
-        between = 0 if latent is None else latent.query_rank + latent.key_value_rank + latent.rotary
         plain = cls(batch, tokens, model.channels, model.heads, itemsize, query_channels=model.query_channels,
                     key_channels=model.key_channels, feed_forward=model.feed_forward, gated=model.gated,
                     rms=not model.layer_norm, head_norms=model.head_norms or model.joint_norms, biases=model.biases,
-                    value_channels=model.value_channels, latent_channels=between, norms=model.norms,
-                    opening_weights=sum(map(math.prod, model.opening.values())), parallel=model.parallel,
+                    norms=model.norms, parallel=model.parallel,
                     inner_norms=0 if model.head_norms else len(model.normed_widths))
+        if latent is not None:
+            plain = replace(plain, value_channels=model.value_channels, latent_channels=(
+                latent.query_rank + latent.key_value_rank + latent.rotary),
+                opening_weights=sum(map(math.prod, model.opening.values())))
         found = Counter(model.experts_of(place) for place in range(model.blocks))
         return Counter({plain if one is None else replace(plain, feed_forward=one.active, router=one.router): count
                         for one, count in found.items()})
@@ -150,9 +146,14 @@ class Block:
         return {"after": (1, 1), "around": (1, 1), "last": (0, 1)}.get(self.norms, (0, 0))
 
     @property
+    def made_channels(self) -> int:
+        """Channels of all queries, keys and values together."""
+        return self.query_channels + self.key_channels + (self.value_channels or self.key_channels)
+
+    @property
     def output_channels(self) -> int:
         """Channels of the attention's output: a value for each head of queries."""
-        return self.value_channels * self.heads // self.key_value_heads
+        return (self.value_channels or self.key_channels) * self.heads // self.key_value_heads
 
     @property
     def square(self) -> int:
@@ -166,8 +167,7 @@ EXAMPLE = Block(batch=4, tokens=2048, channels=4096, heads=32)
 # What each tensor of a block holds: elements in the compute format, or numbers in fp32.
 ELEMENTS: Mapping[str, Callable[[Block], int]] = {
     "LayerNorm 1 input": lambda block: block.stream,
-    "QKV": lambda block: block.positions * (
-        block.query_channels + block.key_channels + block.value_channels + block.latent_channels),
+    "QKV": lambda block: block.positions * (block.made_channels + block.latent_channels),
     "probabilities": lambda block: block.square,
     "attention output": lambda block: block.positions * block.output_channels,
     "normed attention": lambda block: block.normed_outputs[0] * block.stream,
@@ -178,7 +178,8 @@ ELEMENTS: Mapping[str, Callable[[Block], int]] = {
 }
 STATISTICS: Mapping[str, Callable[[Block], int]] = {
     "LayerNorm 1 statistics": lambda block: block.norms_of_parts[0] * block.norm_statistics,
-    "head norm statistics": lambda block: block.positions * block.inner_norms,
+    "head norm statistics": lambda block: block.positions * (
+        block.inner_norms or block.head_norms * (block.heads + block.key_value_heads)),
     "LayerNorm 2 statistics": lambda block: block.norms_of_parts[1] * block.norm_statistics,
     "log-sum-exp": lambda block: block.positions * block.heads,
 }

@@ -1,4 +1,4 @@
-"""What changes a model on paper before it is trained further: frozen and quantized weights, adapters, states in 8 bits.
+"""Models on paper that are trained further: frozen and quantized weights, adapters, and states in 8 bits.
 
 Legend: n elements of a tensor, r the rank of an adapter.
 
@@ -118,8 +118,8 @@ class EightBit:
     """Tensors of state in 8 bits beside each parameter, as `bitsandbytes` has them: an optimizer for plans alone.
 
     Each tensor of at least 4,096 elements is quantized in blocks of 256, each with an absmax in fp32; smaller ones stay
-    in fp32 (its version 0.50). No engine of zerosim's updates with it: the table of its 8-bit numbers is `bitsandbytes`'
-    own, and not one of zerosim's formats.
+    in fp32 (its version 0.50). No engine of zerosim's updates with it: the table of its 8-bit numbers is none of
+    zerosim's formats.
     """
 
     cut: ClassVar[str] = "tensor"

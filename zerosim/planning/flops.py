@@ -66,7 +66,8 @@ def matmuls(block: Block) -> dict[str, int]:
     {'QKV': 432, 'scores': 48, 'values': 48, 'projection': 144, 'up': 576, 'down': 576}
     """
     per_channel, per_pair = 2 * block.stream, 2 * block.positions * block.tokens
-    return {"QKV": 2 * block.positions * block.opening_weights, "scores": per_pair * block.query_channels,
+    opening = block.opening_weights or block.channels * block.made_channels
+    return {"QKV": 2 * block.positions * opening, "scores": per_pair * block.query_channels,
             "values": per_pair * block.output_channels, "projection": per_channel * block.output_channels,
             "up": per_channel * (block.feed_forward * (1 + block.gated) + block.router),
             "down": per_channel * block.feed_forward}
@@ -94,7 +95,7 @@ def forward(block: Block) -> dict[str, int]:
 
 def biases(block: Block) -> dict[str, int]:
     """The elements to which each linear layer's bias is added: its outputs, where it has one."""
-    outputs = {"QKV": ("qkv", block.query_channels + block.key_channels + block.value_channels),
+    outputs = {"QKV": ("qkv", block.made_channels),
                "projection": ("projection", block.channels),
                "up": ("feed_forward", (1 + block.gated) * block.feed_forward), "down": ("feed_forward", block.channels)}
     return {layer: block.positions * width for layer, (name, width) in outputs.items() if name in (block.biases or ())}

@@ -10,7 +10,6 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from zerosim.models.transformer import llama
 from zerosim.models.units import ALL, TILED, Recompute
 from zerosim.numerics.checks import checked_count
 from zerosim.numerics.formats import format_of
@@ -25,7 +24,7 @@ from zerosim.planning.conventions import ADAM, Convention
 from zerosim.planning.hardware import DISK_LINK, presets, read
 from zerosim.planning.plan_config import KEPT, MARGIN, Plan, PlanConfig
 from zerosim.planning.plan_row import ZEROSIM
-from zerosim.planning.shapes import ModelShape, model_of, model_of_parameters, model_shape
+from zerosim.planning.shapes import ModelShape, model_of_config, model_of_parameters, model_shape
 from zerosim.ranks.mesh import Mesh
 
 ATTENTIONS = FUSED, UNFUSED = ("fused", "unfused")
@@ -166,8 +165,10 @@ def typical_decoder(parameters: int) -> ModelShape:
     if inside < channels:
         raise ValueError(f"a decoder of {parameters:,} parameters has no usual shape; name a model, or take "
                          "runtime='zerosim' for states and traffic alone")
-    of = llama(channels, blocks, blocks, TYPICAL_VOCABULARY, inside)
-    return model_of(f"a decoder of {blocks} blocks and {channels:,} channels", of)
+    return model_of_config({"model_type": "llama", "hidden_size": channels, "num_hidden_layers": blocks,
+                            "num_attention_heads": blocks, "intermediate_size": inside, "max_position_embeddings": 4096,
+                            "vocab_size": TYPICAL_VOCABULARY, "tie_word_embeddings": False},
+                           name=f"a decoder of {blocks} blocks and {channels:,} channels")
 
 
 def _path(asked: Any, what: str) -> str | Path:

@@ -63,7 +63,7 @@ from zerosim.planning.hardware import (
     positive,
 )
 from zerosim.planning.plan_row import ZEROSIM, PlanRow
-from zerosim.planning.runtimes import RUNTIMES, Held, account
+from zerosim.planning.runtimes import RUNTIMES, AccountRow, account
 from zerosim.planning.shapes import ModelShape
 from zerosim.planning.step_activations import Place, fullest_nbytes
 from zerosim.planning.step_arithmetic import Pieces, of_micro_batch, products_alone
@@ -311,7 +311,7 @@ class PlanConfig:
                    normed_tensors=normed_tensors(self.optimizer, len(model.tensors)),
                    options=self.options if self.has_units else replace(self.options, overlap=False, prefetch=0))
 
-    def held(self, stage: int, policy: str) -> tuple[Held, ...]:
+    def held(self, stage: int, policy: str) -> tuple[AccountRow, ...]:
         """The account of what a rank holds at the step's fullest moment, wherever it rests."""
         if not self.is_engine:
             return account(self.runtime, self.model, self.job(stage, policy), batch=self.batch, tokens=self.sequence,
@@ -320,7 +320,7 @@ class PlanConfig:
         rows = self.resting(stage)
         if self.has_units:
             most, source = self.transient_memory(stage, policy).fullest(self.batch), "the engine's order, step_events"
-            rows += [Held(kind, what, nbytes, source) for kind, what, nbytes in (
+            rows += [AccountRow(kind, what, nbytes, source) for kind, what, nbytes in (
                 ("activations", "activations, their gradients and tokens", self.batch * most.sequence_nbytes),
                 ("gathered", "gathered parameters", most.gathered_nbytes),
                 ("gathered", "secondary shards (hpZ)", most.secondary_nbytes),
@@ -328,15 +328,15 @@ class PlanConfig:
                 ("buckets", "buffers of collectives", most.buffers_nbytes)) if nbytes]
         return tuple(rows)
 
-    def resting(self, stage: int) -> list[Held]:
+    def resting(self, stage: int) -> list[AccountRow]:
         """The engine's account of what is held from step to step, and of the runtime's overhead."""
         convention, places = convention_of(self.accounting), self.options.offload
         kinds = states_nbytes(self.model, self.ranks, STAGES[stage], convention, optimizer=self.optimizer,
                               nodes=self.options.replicas)
         states = [(plural, kind, getattr(places, plural)) for plural, of in STATE_KINDS.items() for kind in of]
-        return [*(Held(plural, kind.replace("_", " "), kinds[kind], convention.source, place)
+        return [*(AccountRow(plural, kind.replace("_", " "), kinds[kind], convention.source, place)
                   for plural, kind, place in states if kinds.get(kind)),
-                *(Held("overhead", name, nbytes, OVERHEADS[name].source)
+                *(AccountRow("overhead", name, nbytes, OVERHEADS[name].source)
                   for name, nbytes in overheads_nbytes(self.overheads).items() if nbytes)]
 
     def transient_memory(self, stage: int, policy: str) -> TransientMemory:

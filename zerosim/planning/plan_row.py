@@ -8,7 +8,7 @@ from typing import Any
 
 from zerosim.models.units import ALL, TILED, Recompute
 from zerosim.numerics.places import DEVICE, DISK, HOST
-from zerosim.planning.runtimes import Held
+from zerosim.planning.runtimes import AccountRow
 
 ZEROSIM = "zerosim"  # the runtime that is the engine here
 STATES = ("parameters", "gradients", "optimizer")
@@ -30,7 +30,7 @@ class PlanRow:
     recompute: str
     runtime: str
     ranks: int
-    held: tuple[Held, ...]
+    held: tuple[AccountRow, ...]
     margin_nbytes: int
     capacity_nbytes: int
     host_capacity_nbytes: int

@@ -288,9 +288,8 @@ def model_shape(source: str | Path, *, vocabulary_multiple: int = 1) -> ModelSha
         name, fields = read_fields(text)
         return model_of_config(fields, name=name, vocabulary_multiple=vocabulary_multiple)
     if text not in PRESETS:
-        near = did_you_mean(text, PRESETS, most=3)
-        raise ValueError(f"no model is called {text!r}, and there is no such file{near}; zerosim models lists all "
-                         f"{len(PRESETS)}")
+        raise ValueError(f"no model is called {text!r}, and there is no such file; zerosim models lists all "
+                         f"{len(PRESETS)}{did_you_mean(text, PRESETS, most=3)}")
     return model_of(text, pad_vocabulary(PRESETS[text], vocabulary_multiple))
 
 

@@ -17,6 +17,7 @@ from zerosim.planning.collectives import Sent, sent
 from zerosim.planning.conventions import Convention, convention_of, estimate_nbytes, states_nbytes
 from zerosim.planning.cost import BUS_FACTORS, algorithm_bytes_per_second, bus_bytes_per_second, cost
 from zerosim.planning.cuts import ceil_cut
+from zerosim.planning.finetuning import STORED, lora
 from zerosim.planning.flops import (
     SELECTIVE_AS_PUBLISHED,
     eight_n,
@@ -312,6 +313,9 @@ QUANTITIES: dict[str, Callable[..., Any]] = {
     "optimizer bytes": lambda stage: convention_of("zero-paper").per_parameter(STAGES[stage])[1],
     "estimate, optimizer on the host": estimate_beside_host,
     "parameters": lambda model, multiple=1: model_shape(model, vocabulary_multiple=multiple).parameters,
+    "active parameters": lambda model: model_shape(model).active_parameters / 1e9,
+    "adapters": lambda model, **asked: lora(model_shape(model), **asked).trainable_parameters,
+    "bits of a weight": lambda stored: float(STORED[stored]((4096, 4096))),
     "transformer": lambda **sizes: gpt(**sizes).parameters, "transformer without embedding": without_embedding,
     "16-bit parameters": lambda parameters, unit="GiB": 2 * parameters / UNITS[unit],
     "largest layer": lambda model, nbytes, unit="GiB":

@@ -1,0 +1,85 @@
+"""Models on paper that are trained further: what is frozen, what adapters add, what is stored in fewer bits."""
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerosim.optim import Adam, state_nbytes
+from zerosim.planning import (
+    ADAM_8BIT,
+    LION_8BIT,
+    PRESETS,
+    STAGES,
+    Transformer,
+    frozen,
+    lora,
+    model_of,
+    model_shape,
+    quantized,
+    states_nbytes,
+)
+
+NAMES = ("llama-3.2-1b", "gpt2", "phi-3-mini", "mixtral-8x7b", "deepseek-v2-lite", "t5-small", "opt-350m")
+FEW_BLOCKS = st.builds(lambda heads, width, blocks, fused, gated: Transformer(
+    heads * width, blocks, heads, 99, feed_forward=24, key_value_heads=1, fused=fused, gated=gated),
+    *[st.integers(1, 4)] * 3, st.booleans(), st.booleans())
+
+
+@given(FEW_BLOCKS, st.integers(1, 16), st.sampled_from(["", "nf4", "int8"]))
+def test_an_adapter_of_rank_r_has_r_parameters_for_each_input_and_output_and_all_else_is_frozen(of, rank, stored):
+    """By the sizes of the layers: d -> H·d_h, here d, and d -> H_kv·d_h, twice, or one matrix for all three."""
+    base, d, key = model_of("m", of), of.channels, of.key_channels
+    adapted = lora(base, rank, stored=stored)
+    wide = rank * of.blocks * ((d + d + 2 * key) if of.fused else (d + d) + (d + key))
+    assert adapted.trainable_parameters == wide
+    assert adapted.parameters == base.parameters + adapted.trainable_parameters
+    opening = (2 * d + 2 * key) if of.fused else (d + d) + 2 * (d + key)
+    up = (d + 2 * of.feed_forward) if of.fused and of.gated else (1 + of.gated) * (d + of.feed_forward)
+    everywhere = opening + 2 * d + up + of.feed_forward + d
+    assert lora(base, rank, ["all"]).trainable_parameters == rank * of.blocks * everywhere
+    assert [tensor for tensor in adapted.tensors if tensor.frozen and not tensor.bits] == [
+        tensor for tensor in frozen(base).tensors if not stored or len(tensor.shape) == 1 or tensor.name.startswith(
+            ("wte", "lm_head"))]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_quantized_weights_are_the_blocks_matrices_and_cannot_be_trained(name):
+    base = model_shape(name)
+    for stored, bits in (("nf4", 4 + Fraction(8, 64) + Fraction(32, 64 * 256)), ("nf4-single", Fraction(9, 2))):
+        found = quantized(base, stored)
+        small = {tensor.name: tensor for tensor in found.tensors if tensor.bits}
+        assert {tensor.bits for tensor in small.values()} == {bits}
+        assert all(tensor.frozen and len(tensor.shape) > 1 and tensor.name.startswith(("block", "encoder"))
+                   for tensor in small.values())
+        assert not any(part in tensor for tensor in small for part in ("wte", "lm_head", "router", "relative", ".ln"))
+        assert found.parameters == base.parameters == found.trainable_parameters + sum(
+            tensor.parameters for tensor in small.values())
+        assert sum(tensor.nbytes(2) for tensor in found.tensors) == 2 * found.trainable_parameters + sum(
+            math.ceil(tensor.parameters * bits / 8) for tensor in small.values())
+    assert frozen(base, but=["wte"]).trainable_parameters == base.tensors[0].parameters
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=3))
+def test_states_in_8_bits_take_a_byte_and_an_absmax_for_each_256_of_tensors_that_are_large_enough(shape):
+    count = math.prod(shape)
+    blocks = len(range(0, count, 256))
+    for optimizer, states in ((ADAM_8BIT, 2), (LION_8BIT, 1)):
+        assert state_nbytes(optimizer, tuple(shape)) == states * (count + 4 * blocks if count >= 4096 else 4 * count)
+
+
+def test_adam_in_8_bits_keeps_a_quarter_of_adams_state_and_is_counted_in_a_plan_of_states():
+    whole, small = (states_nbytes(model_shape("gpt2"), 1, STAGES[0], optimizer=of)["optimizer_state"]
+                    for of in (Adam(), ADAM_8BIT))
+    assert whole == 8 * model_shape("gpt2").parameters
+    assert 2 * whole / 8 < small < 2.05 * whole / 8
+
+
+def test_of_experts_a_token_meets_those_that_it_passes():
+    """Mixtral's: two of eight networks of 3·d·F in each block; the rest, the router included, is met."""
+    for name in ("mixtral-8x7b", "mixtral-8x22b"):
+        of, model = PRESETS[name], model_shape(name)
+        assert model.parameters - model.active_parameters == 6 * of.blocks * 3 * of.channels * of.experts.feed_forward
+    assert model_shape("llama-3.1-8b").active_parameters == model_shape("llama-3.1-8b").parameters
