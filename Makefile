@@ -82,7 +82,7 @@ gpu-check:  ## on a machine with NVIDIA GPUs: all that only it can show, into gp
 	$(PYTHON) -m zerosim gpu-check $(if $(PARTS),--only $(PARTS))
 
 clean:  ## remove everything that make made, the environment too
-	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .benchmarks
+	rm -rf $(VENV) build dist mutants .pytest_cache .hypothesis .mypy_cache .ruff_cache .benchmarks
 	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(CORE): pyproject.toml

@@ -5,10 +5,13 @@
     python benchmarks/fingerprints.py after.json --against before.json --quick     # a fixed eighth of the cases
     python benchmarks/fingerprints.py after.json --against before.json --only train
 
-A case is a run (a training, a collective, a plan, a command); its parts are the first 16 hex digits of SHA-256 of
-losses, parameters, masters, slots, norms, scales, sent bytes by purpose, peaks by kind and more. ``--against`` prints
-the parts that differ and ends with exit code 1. Only public names are used, so that one script serves both sides.
-Bits of matrix products depend on the BLAS library: compare files of one machine.
+A case is a run (a training, a collective, a plan, a command), and most cases are the products of a grid. Its parts are
+the first 16 hex digits of SHA-256 of losses, parameters, masters, slots, norms, scales, sent bytes by purpose, peaks by
+kind and more. ``--against`` prints the parts that differ and ends with exit code 1. Only public names are used, so that
+one script serves both sides. Bits of matrix products depend on the BLAS library: compare files of one machine.
+
+Kept tools for snapshots (syrupy, pytest-regressions) store values and compare them, which takes 60 lines here. The
+other lines are cases, which such a tool leaves to its user.
 """
 
 import argparse
@@ -36,6 +39,7 @@ from zerosim.numerics.loss_scale import Dynamic
 
 Parts = dict[str, str]
 Case = tuple[str, Callable[[], Parts]]
+Options = Mapping[str, Any]
 PURPOSES = ("parameters", "gradients", "state", "control", "unspecified")
 DIGITS = 16
 RAISED = "raised"
@@ -80,6 +84,15 @@ def of_text(text: str) -> Parts:
     return {"text": fingerprint(text), "numbers": fingerprint(numbers)}
 
 
+def grid(title: str, run: Callable[..., Parts], **axes: Any) -> Iterator[Case]:
+    """A case for each combination of the axes' values, named by them; a mapping gives its values names."""
+    named = [axis.items() if isinstance(axis, Mapping) else [(str(value), value) for value in axis]
+             for axis in axes.values()]
+    for values in product(*named):
+        said = " ".join(f"{axis}={name}" for axis, (name, _) in zip(axes, values, strict=True))
+        yield f"{title} {said}", partial(run, **{axis: value for axis, (_, value) in zip(axes, values, strict=True)})
+
+
 # -- trainings --------------------------------------------------------------------------------------------------------
 
 MODELS: dict[str, Callable[[], Any]] = {
@@ -111,24 +124,23 @@ def batches(model: Any, ranks: int, micro_batches: int, steps: int) -> list[Any]
     return [[[tuple(pair) for pair in of_rank] for of_rank in of_step] for of_step in drawn]
 
 
-def train(make: Callable[[], Any], ranks: int, *, micro_batches: int = 1, steps: int = 2, debug: bool = False,
+def train(model: Callable[[], Any], ranks: int, *, micro_batches: int = 1, steps: int = 2, debug: bool = False,
           seed: int = 0, policy: Callable[[], zs.Policy] = POLICIES["bf16"], optimizer: Any = None,
-          **options: Any) -> Parts:
+          way: Options | None = None, **options: Any) -> Parts:
     """The parts of one training: the same Cluster, Engine, steps and inspection that a user writes."""
-    model, adam = make(), optim.AdamW(lr=0.01)
-    data = batches(model, ranks, micro_batches, steps)
+    made, adam = model(), optim.AdamW(lr=0.01)
+    data = batches(made, ranks, micro_batches, steps)
 
     def program(rank: zs.Rank) -> dict[str, Any]:
-        engine = zs.Engine(rank, model, optimizer or adam, policy=policy(), **options)
+        engine = zs.Engine(rank, made, optimizer or adam, policy=policy(), **options, **way or {})
         resting = rank.memory.now_nbytes_by_kind
         results = [engine.step(step[rank.index]) for step in data]
         found = {"losses": [r.losses for r in results], "norms": [r.norm for r in results],
                  "scales": [(r.scale, r.skipped) for r in results], **held_and_sent(rank),
                  "resting": sorted(resting.items())}
-        return found | states_of(engine, model)
+        return found | states_of(engine, made)
 
-    cluster = zs.Cluster(ranks, debug=debug, seed=seed)
-    return parts_of(cluster.run(program))
+    return parts_of(zs.Cluster(ranks, debug=debug, seed=seed).run(program))
 
 
 def by_hand(make: Callable[[], Any], ranks: int, **options: Any) -> Parts:
@@ -184,127 +196,92 @@ def parts_of(results: Sequence[dict[str, Any]]) -> Parts:
     return {part: fingerprint([result[part] for result in results]) for part in results[0]}
 
 
-def training_cases() -> Iterator[Case]:
-    """Stages x policies x ranks x micro-batches, on three models."""
-    for name, stage, policy, ranks, k in product(MODELS, range(4), POLICIES, (1, 2, 3, 4, 8), (1, 3)):
-        yield (f"train {name} stage={stage} {policy} N={ranks} k={k}",
-               partial(train, MODELS[name], ranks, micro_batches=k, policy=POLICIES[policy], stage=stage))
-
-
 OPTIMIZERS: dict[str, Any] = {type(one).__name__: one for one in (
     optim.SGD(lr=0.1), optim.Momentum(lr=0.1), optim.AdaGrad(lr=0.1), optim.RMSprop(lr=0.01), optim.Adam(lr=0.01),
-    optim.AdamW(lr=0.01), optim.Adan(lr=0.01), optim.Lion(lr=0.01), optim.LAMB(lr=0.01), optim.LARS(lr=0.1),
-    optim.Muon(lr=0.01), optim.Adafactor(lr=0.01), optim.Shampoo(lr=0.1), optim.SOAP(lr=0.01), optim.KFAC(lr=0.1))}
-OPTIMIZERS["Muon cubic"] = optim.Muon(lr=0.01, iteration="cubic")
-WHOLE = ("Muon", "Muon cubic", "Adafactor", "Shampoo", "SOAP", "KFAC")
+    optim.AdamW(lr=0.01), optim.Adan(lr=0.01), optim.Lion(lr=0.01), optim.LAMB(lr=0.01), optim.LARS(lr=0.1))}
+OF_MATRICES: dict[str, Any] = {type(one).__name__: one for one in (
+    optim.Muon(lr=0.01), optim.Adafactor(lr=0.01), optim.Shampoo(lr=0.1), optim.SOAP(lr=0.01))}
+OF_MATRICES["Muon cubic"] = optim.Muon(lr=0.01, iteration="cubic")
+KFAC = {"KFAC": optim.KFAC(lr=0.1)}
+WHOLE = {"whole": {"layout": "whole_matrices"}, "gathered": {"gather": True}}
+GROUPS = {
+    "hyperparameters": [zs.Group("*bias", weight_decay=0.0, lr=0.1)],
+    "optimizer": [zs.Group("*bias", optimizer=optim.SGD(lr=0.5)), zs.Group("*weight", lr=0.02)],
+}
+SCHEDULES = {"constant": optim.Constant(), "warmup": optim.Warmup(3), "cosine": optim.WarmupCosine(2, 6, final=0.1)}
+PLACEMENTS = (zs.zero.REPLICATED, zs.zero.PARTIAL, zs.zero.SHARDED)
+RULES: dict[str, Options] = {
+    "reduce fp32": {"reduce": "fp32"}, "accumulate fp32": {"accumulate": "fp32"}, "wire fp32": {"wire": "fp32"},
+    "megatron": {"reduce": "fp32", "accumulate": "fp32"}, "output fp32": {"output": "fp32"},
+    "master bf16": {"master": "bf16"}, "state bf16": {"state": "bf16"}, "scale 1024": {"loss_scale": 1024.0},
+    "deepspeed": {"loss_scale": Dynamic("deepspeed", initial=2.0**20, window=2, hysteresis=2)},
+    **{f"average {rule}": {"average": rule} for rule in ("sum_then_divide", "divide_then_sum", "split", "premultiply")}}
+STAGES = range(4)
 
 
-def unbiased() -> Any:
-    """Weights of linear layers alone."""
-    return models.MLP((3, 5, 2), bias=False, seed=1)
+def training_cases() -> Iterator[Case]:
+    """Stages x policies x ranks x micro-batches, on three models."""
+    return grid("train", train, model=MODELS, stage=STAGES, policy=POLICIES, ranks=(1, 2, 3, 4, 8),
+                micro_batches=(1, 3))
 
 
 def optimizer_cases() -> Iterator[Case]:
     """Every optimizer under every stage; those of whole matrices under a layout that spares them, and by gathering."""
-    for name, stage, ranks in product(OPTIMIZERS, range(4), (1, 3, 4)):
-        ways: list[dict[str, Any]] = [{"layout": "whole_matrices"}, {"gather": True}] if name in WHOLE else [{}]
-        make = unbiased if name == "KFAC" else MODELS["mlp"]
-        for way in ways:
-            said = "".join(f" {key}={value}" for key, value in way.items())
-            yield (f"optimizer {name} mlp stage={stage} N={ranks}{said}",
-                   partial(train, make, ranks, steps=3, micro_batches=2, stage=stage, **way,
-                           optimizer=OPTIMIZERS[name], policy=POLICIES["bf16" if stage % 2 else "fp32"]))
-    for name, stage in product(OPTIMIZERS, (0, 3)):
-        if name != "KFAC":
-            way = {"layout": "whole_matrices"} if name in WHOLE else {}
-            yield (f"optimizer {name} gpt-nano stage={stage} N=3",
-                   partial(train, MODELS["gpt-nano"], 3, stage=stage, optimizer=OPTIMIZERS[name], **way))
-
-
-PLACEMENTS = (zs.zero.REPLICATED, zs.zero.PARTIAL, zs.zero.SHARDED)
-GROUPS: dict[str, Callable[[], list[zs.Group]]] = {
-    "frozen": lambda: [zs.Group("embed.*", "*wte*", frozen=True)],
-    "hyperparameters": lambda: [zs.Group("*bias", weight_decay=0.0, lr=0.1)],
-    "optimizer": lambda: [zs.Group("*bias", optimizer=optim.SGD(lr=0.5)), zs.Group("*weight", lr=0.02)],
-}
+    unbiased = partial(models.MLP, (3, 5, 2), bias=False, seed=1)
+    for policy, stages in (("fp32", (0, 2)), ("bf16", (1, 3))):
+        run = partial(train, steps=3, micro_batches=2, policy=POLICIES[policy])
+        axes = {"stage": stages, "ranks": (1, 3, 4)}
+        yield from grid("optimizer", partial(run, MODELS["mlp"]), optimizer=OPTIMIZERS, **axes)
+        yield from grid("optimizer", partial(run, MODELS["mlp"]), optimizer=OF_MATRICES, way=WHOLE, **axes)
+        yield from grid("optimizer", partial(run, unbiased), optimizer=KFAC, way=WHOLE, **axes)
+    nano = partial(train, MODELS["gpt-nano"], 3)
+    yield from grid("optimizer gpt-nano", nano, optimizer=OPTIMIZERS, stage=(0, 3))
+    yield from grid("optimizer gpt-nano", partial(nano, layout="whole_matrices"), optimizer=OF_MATRICES, stage=(0, 3))
 
 
 def option_cases() -> Iterator[Case]:
     """Layouts, recomputation, buckets, overlap, prefetch, groups, ties, dropout, clipping, schedules, policies."""
-    nano, mlp = MODELS["gpt-nano"], MODELS["mlp"]
-    for layout, stage, ranks in product(("per_unit", "contiguous", "whole_matrices"), range(4), (2, 3, 5)):
-        for name in ("gpt-nano", "mlp") if ranks == 3 else ("mlp",):
-            yield (f"layout {layout} {name} stage={stage} N={ranks}",
-                   partial(train, MODELS[name], ranks, stage=stage, layout=layout))
-    for recompute, stage in product(("block", "segment(2)", "segment(3)", "sub_block", "selective", "tiled",
-                                     "block+tiled", "segment(2)+selective"), (1, 3)):
-        yield f"recompute {recompute} stage={stage}", partial(train, nano, 3, stage=stage, recompute=recompute)
-    for nbytes, stage, overlap in product((None, 64, 1000), range(4), (False, True)):
-        yield (f"bucket {nbytes} stage={stage} overlap={overlap}",
-               partial(train, nano, 3, stage=stage, bucket_nbytes=nbytes, overlap=overlap, micro_batches=2))
-    for prefetch, keep, tied in product((1, 9), (None, "all", ("block0",), ()), (True, False)):
-        yield (f"prefetch {prefetch} keep={keep} tied={tied}",
-               partial(train, partial(models.GPT, "gpt-nano", tied=tied), 3, stage=3, prefetch=prefetch, overlap=True,
-                       keep_gathered=keep))
-    yield from _model_cases()
-    for name, stage in product(GROUPS, range(4)):
-        make = nano if name == "frozen" else mlp
-        groups = [zs.Group("block0.*", frozen=True)] if name == "frozen" else GROUPS[name]()
-        yield f"group {name} stage={stage}", partial(train, make, 3, stage=stage, groups=groups, steps=3)
-    for clip, stage in product((1e-3, 0.5, 1e6), range(4)):
-        yield f"clip {clip} stage={stage}", partial(train, mlp, 3, stage=stage, clip_norm=clip)
-    for text, schedule in (("constant", optim.Constant()), ("warmup", optim.Warmup(3)),
-                           ("cosine", optim.WarmupCosine(2, 6, final=0.1))):
-        yield f"schedule {text}", partial(train, mlp, 3, stage=2, schedule=schedule, steps=7)
-    yield from _policy_cases()
-    for debug, seed, stage in product((False, True), (1, 2), (1, 3)):
-        yield (f"cluster debug={debug} seed={seed} stage={stage}",
-               partial(train, nano, 3, stage=stage, debug=debug, seed=seed, overlap=True, prefetch=1))
-    for stage, ranks in product(range(4), (1, 3, 4)):
-        yield f"by hand stage={stage} N={ranks}", partial(by_hand, nano, ranks, stage=stage)
-    for parameters, gradients, optimizer in product(PLACEMENTS, PLACEMENTS, PLACEMENTS):
-        stage = (parameters, gradients, optimizer)
-        yield f"placements {' '.join(map(str, stage))}", partial(_placed, stage)
+    nano, mlp = partial(train, MODELS["gpt-nano"], 3), partial(train, MODELS["mlp"])
+    layouts = ("per_unit", "contiguous", "whole_matrices")
+    yield from grid("layout mlp", mlp, layout=layouts, stage=STAGES, ranks=(2, 3, 5))
+    yield from grid("layout gpt-nano", nano, layout=layouts, stage=STAGES)
+    yield from grid("recompute", nano, recompute=("block", "segment(2)", "segment(3)", "sub_block", "selective",
+                                                  "tiled", "block+tiled", "segment(2)+selective"), stage=(1, 3))
+    yield from grid("bucket", partial(nano, micro_batches=2), bucket_nbytes=(None, 64, 1000), stage=STAGES,
+                    overlap=(False, True))
+    tied = {str(yes): partial(models.GPT, "gpt-nano", tied=yes) for yes in (True, False)}
+    yield from grid("unshard", partial(train, ranks=3, stage=3, overlap=True), prefetch=(1, 9),
+                    keep_gathered=(None, "all", ("block0",), ()), model=tied)
+    config = models.GPTConfig(layers=3, channels=8, heads=2, context=6, vocabulary=11, dropout=0.25)
+    gpts = {f"tied={tied} units={units} {normalization}":
+            partial(models.GPT, config, tied=tied, units=units, normalization=normalization, seed=3)
+            for tied, units, normalization in product((True, False), ("block", "sub_block", 2), ("own", "global"))}
+    yield from grid("dropout", partial(train, ranks=3, micro_batches=2), model=gpts, stage=(0, 3))
+    mlps = {f"{activation} bias={bias}": partial(models.MLP, (2, 3, 3, 1), activation=activation, bias=bias, seed=2)
+            for activation, bias in product(("relu", "gelu", None), (True, False))}
+    yield from grid("model", partial(train, stage=3), model=mlps, ranks=(1, 4))
+    yield from grid("frozen", partial(nano, groups=[zs.Group("block0.*", frozen=True)], steps=3), stage=STAGES)
+    yield from grid("groups", partial(mlp, ranks=3, steps=3), groups=GROUPS, stage=STAGES)
+    yield from grid("clip", partial(mlp, ranks=3), clip_norm=(1e-3, 0.5, 1e6), stage=STAGES)
+    yield from grid("schedule", partial(mlp, ranks=3, stage=2, steps=7), schedule=SCHEDULES)
+    policies = {f"{compute} {name}": partial(zs.Policy, compute, **rule)
+                for (name, rule), compute in product(RULES.items(), ("bf16", "fp16"))
+                if (name, compute) != ("master bf16", "fp16")}
+    yield from grid("policy", partial(mlp, ranks=3, micro_batches=2, steps=3), policy=policies, stage=(0, 2, 3))
+    eights = {name: partial(zs.Policy, name, reduce="bf16") for name in ("fp8_e4m3", "fp8_e5m2")}
+    yield from grid("policy", partial(mlp, ranks=3), policy=eights, stage=(1, 3))
+    yield from grid("cluster", partial(nano, overlap=True, prefetch=1), debug=(False, True), seed=(1, 2), stage=(1, 3))
+    yield from grid("by hand", partial(by_hand, MODELS["gpt-nano"]), stage=STAGES, ranks=(1, 3, 4))
+    yield from grid("placements", placed, parameters=PLACEMENTS, gradients=PLACEMENTS, optimizer=PLACEMENTS)
 
 
-def _placed(placements: tuple[Any, Any, Any]) -> Parts:
+def placed(parameters: Any, gradients: Any, optimizer: Any) -> Parts:
+    """A training under a row of placements, or that they are refused."""
     try:
-        stage = zs.Stage(*placements)
+        stage = zs.Stage(parameters, gradients, optimizer)
     except ValueError:
         return {"refused": "ValueError"}
     return train(MODELS["mlp"], 3, stage=stage, micro_batches=2)
-
-
-def _model_cases() -> Iterator[Case]:
-    config = models.GPTConfig(layers=3, channels=8, heads=2, context=6, vocabulary=11, dropout=0.25)
-    for tied, units, normalization, stage in product((True, False), ("block", "sub_block", 2), ("own", "global"),
-                                                     (0, 3)):
-        make = partial(models.GPT, config, tied=tied, units=units, normalization=normalization, seed=3)
-        yield (f"gpt dropout tied={tied} units={units} {normalization} stage={stage}",
-               partial(train, make, 3, stage=stage, micro_batches=2, seed=0))
-    for activation, bias, ranks in product(("relu", "gelu", None), (True, False), (1, 4)):
-        yield (f"mlp {activation} bias={bias} N={ranks}",
-               partial(train, partial(models.MLP, (2, 3, 3, 1), activation=activation, bias=bias, seed=2), ranks,
-                       stage=3))
-
-
-def _policy_cases() -> Iterator[Case]:
-    rules: dict[str, dict[str, Any]] = {
-        "reduce fp32": {"reduce": "fp32"}, "accumulate fp32": {"accumulate": "fp32"}, "wire fp32": {"wire": "fp32"},
-        "megatron": {"reduce": "fp32", "accumulate": "fp32"}, "output fp32": {"output": "fp32"},
-        "master bf16": {"master": "bf16"}, "state bf16": {"state": "bf16"}, "scale 1024": {"loss_scale": 1024.0},
-        "deepspeed": {"loss_scale": Dynamic("deepspeed", initial=2.0**20, window=2, hysteresis=2)},
-        **{f"average {rule}": {"average": rule} for rule in ("sum_then_divide", "divide_then_sum", "split",
-                                                             "premultiply")}}
-    for (name, rule), compute, stage in product(rules.items(), ("bf16", "fp16"), (0, 2, 3)):
-        if name == "master bf16" and compute == "fp16":
-            continue
-        yield (f"policy {compute} {name} stage={stage}",
-               partial(train, MODELS["mlp"], 3, stage=stage, micro_batches=2, steps=3,
-                       policy=partial(zs.Policy, compute, **rule)))
-    for compute, stage in product(("fp8_e4m3", "fp8_e5m2"), (1, 3)):
-        yield (f"policy {compute} stage={stage}",
-               partial(train, MODELS["mlp"], 3, stage=stage, policy=partial(zs.Policy, compute, reduce="bf16")))
 
 
 # -- collectives ------------------------------------------------------------------------------------------------------
@@ -315,7 +292,6 @@ ALGORITHMS = {
     "all_reduce": ("ring", "doubling", "rabenseifner", "tree", "naive", "everyone"),
     "broadcast": ("tree", "naive"), "reduce": ("tree", "naive"), "gather": ("pairwise",), "all_to_all": ("pairwise",),
 }
-FORMATS = ("fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2")
 ROOTED = ("broadcast", "reduce", "gather")
 REDUCTIONS: tuple[dict[str, Any], ...] = (
     {}, {"op": "max"}, {"op": "min"}, {"op": "mean"},
@@ -333,13 +309,16 @@ def values(ranks: int, length: int, dtype: Any) -> list[np.ndarray]:
         return list(drawn.astype(dtype))
 
 
-def collective(operation: str, algorithm: str, ranks: int, format: str, debug: bool) -> Parts:
-    """All settings of one algorithm on so many ranks; each on vectors of several lengths, evenly cut and not."""
+def collective(operation: str, algorithm: str, ranks: int, format: str) -> Parts:
+    """All settings of one algorithm on so many ranks; each on vectors of several lengths, evenly cut and not.
+
+    In bf16 hop by hop.
+    """
     dtype = zs.format_of(format).dtype
     found: dict[str, list[Any]] = {"results": [], "sent": [], "hops": [], "peaks": []}
     for setting in SETTINGS.get(operation, ({},)):
         for uneven, asynchronous in ((False, False), (True, False), (False, True)):
-            cluster = zs.Cluster(ranks, debug=debug)
+            cluster = zs.Cluster(ranks, debug=format == "bf16")
             program = partial(_called, operation, algorithm, setting, dtype, uneven, asynchronous)
             try:
                 results = cluster.run(program)
@@ -408,26 +387,22 @@ def _triangle(ranks: int) -> list[int]:
 
 def collective_cases() -> Iterator[Case]:
     """Every collective by every algorithm on formats and numbers of ranks; messages and groups."""
-    for (operation, algorithms), ranks, format in product(ALGORITHMS.items(), (1, 2, 3, 4, 5, 8), FORMATS):
-        if format.startswith("fp8") and ranks not in (3, 8):
-            continue
-        for algorithm in algorithms:
-            debug = format == "bf16"  # hop by hop
-            yield (f"collective {operation} {algorithm} N={ranks} {format}",
-                   partial(collective, operation, algorithm, ranks, format, debug))
-    for ranks, debug in product((1, 2, 3, 4, 5, 8), (False, True)):
-        yield f"messages N={ranks} debug={debug}", partial(messages, ranks, debug)
+    for operation, algorithms in ALGORITHMS.items():
+        for formats, ranks in ((("fp32", "bf16", "fp16"), (1, 2, 3, 4, 5, 8)), (("fp8_e4m3", "fp8_e5m2"), (3, 8))):
+            yield from grid(operation, partial(collective, operation), algorithm=algorithms, ranks=ranks,
+                            format=formats)
+    yield from grid("messages", messages, ranks=(1, 2, 3, 4, 5, 8), debug=(False, True))
 
 
 # -- runs without data ------------------------------------------------------------------------------------------------
 
 
-def null(name: str, ranks: int, representative: int | None, **options: Any) -> Parts:
+def null(name: str, ranks: int, representative: int | None, way: Options | None = None, **options: Any) -> Parts:
     """A step of a GPT on arrays without data: what is held and sent, and in which order."""
     model = models.GPT(name)
 
     def program(rank: zs.Rank) -> dict[str, Any]:
-        engine = zs.Engine(rank, model, optim.AdamW(), policy=zs.Policy("bf16"), **options)
+        engine = zs.Engine(rank, model, optim.AdamW(), policy=zs.Policy("bf16"), **options, **way or {})
         resting = sorted(rank.memory.now_nbytes_by_kind.items())
         tokens = rank.xp.empty((2, model.config.context), "int64")
         engine.step([(tokens, tokens)] * 2)
@@ -437,12 +412,11 @@ def null(name: str, ranks: int, representative: int | None, **options: Any) -> P
 
 
 def null_cases() -> Iterator[Case]:
-    """Stages, recomputation and levers; all ranks of a small model, one for all of a large one."""
-    for stage, ranks in product(range(4), (1, 3, 8)):
-        yield f"null gpt-nano stage={stage} N={ranks}", partial(null, "gpt-nano", ranks, None, stage=stage)
-    for stage, recompute, levers in product(range(4), ("none", "block", "selective", "tiled"), (False, True)):
-        yield (f"null gpt2 stage={stage} {recompute} levers={levers}",
-               partial(null, "gpt2", 64, 0, stage=stage, recompute=recompute, overlap=levers, prefetch=int(levers)))
+    """Stages, recomputation and overlap; all ranks of a small model, one for all of a large one."""
+    yield from grid("null gpt-nano", partial(null, "gpt-nano", representative=None), stage=STAGES, ranks=(1, 3, 8))
+    ways = {"one by one": {"overlap": False, "prefetch": 0}, "overlapped": {"overlap": True, "prefetch": 1}}
+    yield from grid("null gpt2", partial(null, "gpt2", 64, 0), stage=STAGES,
+                    recompute=("none", "block", "selective", "tiled"), way=ways)
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------
@@ -463,21 +437,18 @@ def rounded(format: str) -> Parts:
     return {part: fingerprint(array) for part, array in found.items()}
 
 
-def passes(name: str, policy: str) -> Parts:
+def passes(model: Callable[[], Any], policy: Callable[[], zs.Policy]) -> Parts:
     """Forward and backward without ranks, and a model's first values."""
-    model = MODELS[name]()
-    weights = models.first_weights(model)
-    x, target = batches(model, 1, 1, 1)[0][0][0]
-    found = models.one_pass(model, weights, POLICIES[policy](), x, target)
+    made = model()
+    weights = models.first_weights(made)
+    found = models.one_pass(made, weights, policy(), *batches(made, 1, 1, 1)[0][0][0])
     return {"first": fingerprint(weights), "pass": fingerprint(found)}
 
 
 def number_cases() -> Iterator[Case]:
     """Formats, and passes without ranks."""
-    for format in zs.FORMATS:
-        yield f"round {format}", partial(rounded, format)
-    for name, policy in product(MODELS, POLICIES):
-        yield f"pass {name} {policy}", partial(passes, name, policy)
+    yield from grid("round", rounded, format=zs.FORMATS)
+    yield from grid("pass", passes, model=MODELS, policy=POLICIES)
 
 
 # -- planning ---------------------------------------------------------------------------------------------------------
@@ -581,16 +552,11 @@ def replayed(stage: int, overlap: bool, recompute: str) -> Parts:
 
 def planning_cases() -> Iterator[Case]:
     """Plans, closed forms, costs, conventions and timelines."""
-    for name in PLANS:
-        yield f"plan {name}", partial(planned, name)
-    for layout in ("per_unit", "contiguous"):
-        yield f"closed forms {layout}", partial(closed_forms, layout)
-    for ranks in (1, 2, 3, 4, 5, 8, 12, 64):
-        yield f"costs N={ranks}", partial(costs, ranks)
-    for name in planning.PRESETS:
-        yield f"states {name}", partial(states_by_convention, name)
-    for stage, overlap, recompute in product(range(4), (False, True), ("none", "block")):
-        yield f"timeline stage={stage} overlap={overlap} {recompute}", partial(replayed, stage, overlap, recompute)
+    yield from grid("plan", planned, name=tuple(PLANS))
+    yield from grid("closed forms", closed_forms, layout=("per_unit", "contiguous"))
+    yield from grid("costs", costs, ranks=(1, 2, 3, 4, 5, 8, 12, 64))
+    yield from grid("states", states_by_convention, name=tuple(planning.PRESETS))
+    yield from grid("timeline", replayed, stage=STAGES, overlap=(False, True), recompute=("none", "block"))
 
 
 # -- the command line -------------------------------------------------------------------------------------------------
@@ -640,8 +606,7 @@ def commanded(words: str) -> Parts:
 
 def command_cases() -> Iterator[Case]:
     """Commands that print data."""
-    for words in COMMANDS:
-        yield f"zerosim {words}", partial(commanded, words)
+    return grid("zerosim", commanded, words=COMMANDS)
 
 
 # -- the whole --------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from zerosim.testing import (
     models,
     policies,
     splits,
+    ulps_apart,
     vectors,
     worlds,
 )
@@ -202,6 +203,8 @@ ONES, TWO = np.ones(2, np.float32), np.float32([1.0, 2.0])
     (lambda: assert_same_bits(np.arange(3), np.arange(1, 4)), AssertionError, r"expected np.int64\(1\) \(0x1\)$"),
     *((lambda pair=pair: assert_agrees(*pair), ValueError, f"assert_agrees needs {name} as a NumPy array, got {kind};")
       for pair, name, kind in ((([1.0], [1.0]), "found", "list"), ((TWO, 2.0), "expected", "float"))),
+    (lambda: ulps_apart(TWO, ONES[:1]), ValueError, "takes two arrays of one of the formats and of one shape"),
+    (lambda: ulps_apart(TWO, TWO * np.float32("nan")), ValueError, "found a NaN, which lies nowhere among the numbers"),
     (lambda: SingleDevice(zs.optim.Adam, TWO, 2), ValueError, "found <class .*Adam'>; write zs.optim.Adam"),
     (lambda: SingleDevice("adam", TWO, 2), ValueError, "found 'adam'; write zs.optim.Adam"),
     (lambda: SingleDevice(SGD, TWO, 2, mean="rank"), ValueError, "mean='rank' must be 'ring', or a function of the "),
@@ -243,6 +246,12 @@ class SavesItsWeight(LinearUnit):
 
     def backward(self, ctx, w, saved, dy):
         return dy @ saved[1], super().backward(ctx, w, (saved[0], None), dy)[1]
+
+
+class WritesToItsWeight(LinearUnit):
+    def forward(self, ctx, w, x):
+        w["one.weight"][...] *= 2
+        return super().forward(ctx, w, x)
 
 
 class WritesToItsInput(LinearUnit):
@@ -332,6 +341,8 @@ REFUSED = [
     (lambda: check_gradients(SavesItsWeight("one", 3, 5, bias=False), X),
      "the gradient of the input[0, 0] is nan where ...; 12 of the 12 elements that were tried are wrong; a gradient "
      "that is not written is NaN, and so are weights between forward and backward", AssertionError),
+    (lambda: check_gradients(WritesToItsWeight("one", 3, 5), X), "forward of 'one' writes to its weight one.weight",
+     AssertionError),
     (lambda: check_gradients(WritesToItsInput("one", 3, 5), X), "forward of 'one' writes to its input", AssertionError),
     (lambda: check_gradients(spoiled(lambda dx, found: (dx, {})), X),
      "one for each parameter, ... missing or unknown: one.bias, one.weight$", AssertionError),

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 TEXT_SUFFIXES = {"", ".css", ".ipynb", ".json", ".md", ".py", ".svg", ".toml", ".txt", ".yaml", ".yml"}
 # What tools leave behind, as .gitignore says; hidden folders too, but for .ci.
-LEFT_BEHIND = {"__pycache__", "build", "dist"}
+LEFT_BEHIND = {"__pycache__", "build", "dist", "mutants"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

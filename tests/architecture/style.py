@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
-from tests.architecture.source import Function, Source
+from tests.architecture.source import Source
 
 MUTABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 MUTABLE_CALLS = {"list", "dict", "set", "defaultdict", "Counter", "deque", "bytearray"}
@@ -12,8 +12,13 @@ WORK = (ast.For, ast.While, ast.With, ast.AsyncFor, ast.AsyncWith)
 COUNTERS = {"zerosim/ranks/trace.py": re.compile(r"(^|_)sent(_|$)"),
             "zerosim/ranks/memory.py": re.compile(r"(^|_)(now|peak|held)_nbytes")}
 HALF = re.compile(r"float16|fp16|\bhalf\b|['\"][<>=|]?(e|f2)['\"]")
-QUESTION = re.compile(r"(What|How|Where|Whether|Who)\b")
 CASTS = ("zerosim/numerics/rounding.py", "zerosim/numerics/kernels.py")
+NOT_IN_A_CLONE = {
+    "an absolute path": re.compile(r"(?<![\w.:/~])/(?:work|home|root|Users)\b"),
+    "a package registry's host": re.compile(r"\b(?:pypi|pythonhosted|anaconda|npmjs|debian)\.(?:org|com)\b"),
+    "a paper of the workshop": re.compile(
+        r"\.\./shared\b|\b(?:SPEC|CONTRACTS|DESIGN|SPEED|BACKENDS|EDGE_CASES)(?:\.md|\s*§|, section)"),
+}
 
 
 def _last_name(node: ast.AST) -> str:
@@ -103,39 +108,6 @@ def environment_read_inside(source: Source) -> list[str]:
             if isinstance(node, ast.Attribute | ast.Name) and _last_name(node) in {"environ", "getenv"}]
 
 
-def missing_docstrings(source: Source) -> list[str]:
-    """Public modules, classes, functions and methods without a docstring.
-
-    A one-line method says itself; what overrides a method of a class in the same file has that one's docstring.
-    """
-    bases = {node.name: set(map(_last_name, node.bases)) for node in source.tree.body if isinstance(node, ast.ClassDef)}
-    public = list(_public(source.tree.body, ""))
-    said = {name for node, name in public if ast.get_docstring(node)}
-    missing = [] if ast.get_docstring(source.tree) else [f"{source.path}:1: the module has no docstring"]
-    for node, name in public:
-        owner = name.rpartition(".")[0]
-        explained = {name, *(f"{base}.{node.name}" for base in bases.get(owner, ()))} & said
-        if not explained and not (owner and len(node.body) == 1):
-            missing.append(source.at(node, f"{name} has no docstring"))
-    return missing
-
-
-def _public(body: list[ast.stmt], prefix: str) -> Iterator[tuple[Function | ast.ClassDef, str]]:
-    for node in body:
-        if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_"):
-            if not {"overload", "setter"} & set(map(_last_name, node.decorator_list)):
-                yield node, prefix + node.name
-            if isinstance(node, ast.ClassDef):
-                yield from _public(node.body, f"{prefix}{node.name}.")
-
-
-def docstrings_that_ask(source: Source) -> list[str]:
-    """Docstrings that begin like a question; one begins with a verb or a noun phrase."""
-    return [source.at(node, f"a docstring begins with {match.group()}; begin with a verb or a noun phrase")
-            for node in source.nodes if isinstance(node, ast.Module | ast.ClassDef | Function)
-            and (match := QUESTION.match(ast.get_docstring(node) or ""))]
-
-
 def class_names_used_twice(sources: Iterable[Source]) -> list[str]:
     """Names that two classes of the package have, with their places."""
     places: dict[str, list[str]] = {}
@@ -144,3 +116,10 @@ def class_names_used_twice(sources: Iterable[Source]) -> list[str]:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{source.path}:{node.lineno}")
     return [f"class {name} stands at {' and '.join(found)}" for name, found in places.items() if len(found) > 1]
+
+
+def places_outside_a_clone(source: Source) -> list[str]:
+    """The lines of a text that name a place which only some machine has: a clone works anywhere."""
+    return [f"{source.path}:{number}: names {what}: {match.group()}"
+            for number, line in enumerate(source.text.splitlines(), 1)
+            for what, pattern in NOT_IN_A_CLONE.items() if (match := pattern.search(line))]

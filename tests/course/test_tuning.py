@@ -24,7 +24,7 @@ NO_OVERHEADS = dict.fromkeys(hardware.OVERHEADS, 0)
 
 def leaving(nbytes):
     """Overheads of zerosim's engine that leave so many bytes of a device, and no margin."""
-    free = plan_config(SMALL, runtime="zerosim").device.reported_nbytes
+    free = plan_config(SMALL, runtime="zerosim").device.usable_nbytes
     return {"overheads": NO_OVERHEADS | {"runtime context": free - nbytes}, "margin": 0.0}
 
 
@@ -61,7 +61,7 @@ def test_of_all_that_leave_the_margin_it_takes_the_one_with_the_most_room_within
     assert found.best.row in near
     assert found.best.row.spare_nbytes == max(row.spare_nbytes for row in near)
     for one in found.tried:
-        assert one.row.spare_nbytes >= found.config.margin * found.config.device.reported_nbytes - 1
+        assert one.row.spare_nbytes >= found.config.margin * found.config.device.usable_nbytes - 1
         assert one.row == one.config.row(one.row.stage, one.row.recompute)
     best, other = found.best, found.runner_up
     others = [one for one in found.tried if one.kind != best.kind]

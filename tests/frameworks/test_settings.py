@@ -146,6 +146,7 @@ REFUSED = [
     (of("fp16", {"enabled": True}, bf16={"enabled": True}), "fp16.enabled and bf16.enabled are both true"),
     (of("fp16", "consecutive_hysteresis", True), "fp16.consecutive_hysteresis=True refills the count"),
     (of("fp16", "initial_scale_power", 2000), "fp16.initial_scale_power=2000: 2 to that power is no number of fp32"),
+    (of("fp16", {"enabled": True, "initial_scale_power": 200}), "fp16: ... initial"),
     (of("bf16", {"enabled": True, "bf16_optimizer_states": True}), "bf16.bf16_optimizer_states=True goes with"),
     (of("communication_data_type", "fp8"), "communication_data_type='fp8' must be one of fp32, fp16, bf16"),
     (of("gradient_predivide_factor", 2.0), "gradient_predivide_factor=2.0 must be 1: gradients are divided by N alone"),
@@ -198,6 +199,8 @@ def test_all_that_is_wrong_is_said_at_once_and_a_file_is_named(tmp_path):
     for ranks in (0, -1, 2.5, "8", True):
         assert_refused(lambda ranks=ranks: zs.from_deepspeed(of(), ranks=ranks), literally(
             f"ranks={ranks!r} must be a whole number, 1 or more"))
+    assert_refused(lambda: zs.from_deepspeed({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 2}),
+                   "train_batch_size=24 is of all ranks together; pass ranks=, or")
     assert_refused(lambda: zs.from_deepspeed(3), "a dict or the path of a JSON file, found 3")
     assert_refused(lambda: read(of(), model=3), "model=3 must be an engine's model, a plan's, or the name of one")
 
@@ -211,6 +214,12 @@ def test_what_changes_nothing_is_ignored_by_name_and_what_is_not_the_same_is_sai
     assert set(found.ignored) == {"activation_checkpointing", "wall_clock_breakdown", "amp", "tensor_parallel",
                                   "optimizer.params.dampening", "zero_optimization.contiguous_gradients"}
     assert any(line.startswith("zero_optimization.use_multi_rank_bucket_allreduce: ") for line in found.differences)
+    for key, stage in (("mics_hierarchical_params_gather", 3), ("stage3_allgather_sequential", 3),
+                       ("stage3_use_all_reduce_for_fetch_params", 3), ("allgather_bucket_size", 1)):
+        at = f"zero_optimization.{key}"
+        assert [any(line.startswith(at) for line in read(config).differences)
+                for config in (of(stage=stage), of(ZERO, key, True if stage == 3 else 8, stage=stage))] == [False, True]
+    assert any("Pass model= for units" in line for line in zs.from_deepspeed(of()).differences)
     assert f"ignored: {', '.join(found.ignored)} different: " in " ".join(str(found).split())
     assert any("stage3_param_persistence_threshold=100000" in line for line in read(of()).differences)
     assert not any("threshold" in line for line in read(of(ZERO, "stage3_param_persistence_threshold", 0)).differences)

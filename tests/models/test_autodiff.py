@@ -28,7 +28,7 @@ OPERATIONS = {
     "divide": lambda w, x: 3 / (x / (w["row"] * w["row"] + 1) + 5) / 2,
     "negative and power": lambda w, x: (-x) ** 3 * w["row"] ** 2.0,
     "exp and log": lambda w, x: np.log(np.exp(x) + w["row"].exp()).log(),
-    "sqrt and tanh": lambda w, x: np.sqrt(x * x + 1) * (x * w["one"]).tanh(),
+    "sqrt and tanh": lambda w, x: np.sqrt((x * x + 1).sqrt()) * (x * w["one"]).tanh(),
     "maximum": lambda w, x: autodiff.maximum(x, w["row"]) + np.maximum(0.3, x),
     "relu and gelu": lambda w, x: x.relu() * w["row"].gelu() + x.gelu(exact=True),
     "rows times a matrix": lambda w, x: x @ w["w"] @ w["w"].T,

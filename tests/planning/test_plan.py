@@ -96,7 +96,7 @@ def test_the_verdict_says_of_each_row_that_it_names_what_the_table_says_and_name
         return names[next(one for one in longest if clause.startswith(one))]
 
     said, _, best = found.verdict.rstrip(".").removeprefix("By its states alone: ").partition("; ")
-    free, most = [row for row in found.rows if row.has_margin], found.config.device.reported_nbytes
+    free, most = [row for row in found.rows if row.has_margin], found.config.device.usable_nbytes
     assert all(row.fits and row.spare_nbytes >= 0.1 * most - 1 for row in free)
     if not found.fitting:
         assert said.startswith("Nothing fits: ")

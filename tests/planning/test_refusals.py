@@ -100,6 +100,8 @@ def test_a_layout_a_collective_or_a_network_that_cannot_be_is_refused():
         *((partial(events_of, walk, states, layout), "a step's events are of ZeRO's stages and of the layout per_unit")
           for walk in (steps.step_events, steps.micro_batch, steps.after_backward)
           for states, layout in ((STAGES[2], "contiguous"), (ShardedStates(False, True, False), "per_unit"))),
+        (lambda: list(steps.step_events(Job((4, 6), 4, STAGES[1], options=StepOptions.of(
+            4, mesh="2x2", zeropp="qgz")))), "gradients are of those that rest sharded; take stage 2 or 3"),
         (partial(sent, "all_reduce", "quantum", (0, 4), 2), "no algorithm 'quantum' for 'all_reduce'; there are "),
         (partial(sent, "reduce_scatter", "halving", (0, 1, 2, 3), 2),
          "reduce_scatter by halving needs a power of two of ranks, ...; this group has 3. Use ring, pairwise"),
@@ -227,6 +229,8 @@ def test_a_plan_that_cannot_be_made_is_refused():
         (gpt2(offload=zs.Offload(gradients="host")), "a plan takes the optimizer's state off the device first"),
         (gpt2(offload="disk", optimizer=zs.optim.Muon()), "what it reads from disk is not planned"),
         (gpt2(offload="host", disk_link="nvme-pcie4"), "disk_link='nvme-pcie4' is of offload to disk"),
+        (lambda: replace(zs.planning.plan_config("gpt2", offload="host"), host_link=None),
+         "offload moves state over a host link; name one, as pcie4"),
         (gpt2(overlap=1), "overlap=1 must be True or False"),
         (gpt2(overheads=5, runtime="zerosim"), "overheads are bytes by name, as {'matmul workspace': 0}, got 5"),
     ])

@@ -25,6 +25,19 @@ class Plain(Optimizer):
 
 
 @dataclass(frozen=True)
+class Rateless(Optimizer):
+    """A user's own class that has no lr."""
+
+    cut: ClassVar[str] = "anywhere"
+
+    def slots(self, shape):
+        return {}
+
+    def update(self, ctx, w, g, state, step):
+        w -= g
+
+
+@dataclass(frozen=True)
 class OwnSGD(Optimizer):
     """A user's own class: its update reads the lr that it has."""
 

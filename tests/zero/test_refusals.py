@@ -13,7 +13,7 @@ import zerosim as zs
 from tests.cases import covering
 from tests.optim.papers import MATRIX, named
 from tests.support import assert_refused, literally
-from tests.zero.optimizers import Plain, Shapeless, Uncut
+from tests.zero.optimizers import Plain, Rateless, Shapeless, Uncut
 from tests.zero.training import ADAM, ODD, SGD, alone
 from tests.zero.units import tied
 from zerosim.models import GPT, MLP, LinearUnit, Model
@@ -46,6 +46,7 @@ def title(value):
     ({"schedule": "cosine"}, "schedule='cosine' must be a function"), ({"schedule": 3}, "schedule=3 must be"),
     ({"schedule": lambda step: None}, "to the factor of every lr"),
     ({"optimizer": Plain(), "schedule": lambda step: 0.5}, "Plain is no dataclass, whose hyperparameters a group or "),
+    ({"optimizer": Rateless(), "schedule": lambda step: 0.5}, "schedule changes lr, and Rateless, which ... has none"),
     ({"overlap": "no"}, "overlap='no' must be True or False"), ({"gather": "no"}, "gather='no' must be True or False"),
     ({"bucket_nbytes": 0}, "bucket_nbytes=0 must be a number of bytes, 1 or more"),
     ({"bucket_nbytes": 1.5}, "bucket_nbytes=1.5 must be"), ({"prefetch": -1}, "prefetch=-1 must be a number of units"),

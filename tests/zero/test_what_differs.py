@@ -146,3 +146,10 @@ def test_global_normalization_weighs_every_token_the_same_and_own_does_not(norma
     mean = loss * places / tokens if normalization == "global" else loss
     assert abs(found / tokens - mean) < 1e-5 * mean
     assert abs(np.mean([loss for result in results for loss in result.losses]) - mean) > 1e-3 * mean
+
+
+def test_a_step_in_which_no_rank_has_a_target_is_refused_where_all_tokens_weigh_the_same():
+    model = GPT("gpt-nano", normalization="global")
+    ((((x, target),),),) = batches(model, 1, 1, 1)
+    with pytest.raises(ValueError, match=r"^no rank has a valid target in this step, .*; leave the step out\n"):
+        zs.Cluster(2).run(lambda rank: zs.Engine(rank, model, ADAM).step(x, np.full_like(target, -1)))

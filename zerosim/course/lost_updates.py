@@ -108,10 +108,6 @@ class LostUpdates(Shown):
                     parts(_addition(self), _cures(self), _popular(self), _sizes(self), _moments(self),
                           _formats(self)))
 
-    def addition(self, fmt: str) -> Addition:
-        """w + δ in one format."""
-        return next(found for found in self.additions if found.format == fmt)
-
     def outcome(self, method: Method, fmt: str, update: float) -> Outcome:
         """The outcome of one method in one format with one update."""
         return next(found for found in self.outcomes

@@ -87,7 +87,9 @@ def _rests_on(config: PlanConfig) -> Iterator[str]:
     """The sources of bytes and seconds."""
     if not config.is_engine:
         yield (f"Bytes are those of {config.runtime}, by an account whose rows --explain lists with their sources; "
-               f"seconds are estimates with {options_text(config)}.")
+               f"seconds are estimates with {options_text(config)}, held to published step times.")
+        if config.model.trainable_parameters < config.model.parameters:
+            yield ("Seconds are from above: they count gradients of frozen weights as made and sent, which are not.")
         return
     share = percent(config.utilization or UTILIZATION)
     yield (f"Bytes and seconds are those of zerosim's engine with {options_text(config)}; arithmetic is taken to reach "

@@ -197,7 +197,7 @@ def _table(found: Tuned) -> Iterator[Part | str]:
     """The subject of the search, and the best candidates."""
     config = found.config
     yield from ("", TextLine(f"[bold]{escape(config.model.name)}[/]: {counted(config.ranks, 'rank')} of "
-                             f"{escape(config.device.name)} ({gigabytes(config.device.reported_nbytes)} GB) "
+                             f"{escape(config.device.name)} ({gigabytes(config.device.usable_nbytes)} GB) "
                              f"{escape(links_text(config))}, {counted(found.global_batch, 'sequence')} of "
                              f"{counted(config.sequence, 'token')} a step, {config.policy.compute}, "
                              f"{'overlapped' if config.options.overlap else 'nothing overlapped'}{order_text(config)}, "

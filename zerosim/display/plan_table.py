@@ -59,7 +59,7 @@ def subject(config: PlanConfig) -> tuple[str, str]:
     accounted = config.runtime if config.convention is None else (
         f"{config.runtime}, states as {convention_of(config.convention).name} counts them")
     parts = [*([] if model == size else [size]), f"{counted(config.ranks, 'rank')} of {config.device.name} "
-             f"({gigabytes(config.device.reported_nbytes)} GB) {links_text(config)}",
+             f"({gigabytes(config.device.usable_nbytes)} GB) {links_text(config)}",
              f"{counted(config.micro_batches, 'micro-batch')} of {counted(config.batch, 'sequence')} of "
              f"{counted(config.sequence, 'token')}", config.policy.compute, options_text(config),
              *([_on_nodes(config)] if config.options.mesh else []), accounted]

@@ -70,7 +70,7 @@ def _total(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     padded = sum(job.padded_lengths)
     yield ("total", " + ".join(f"{nbytes:,} {kind}" for kind, nbytes in row.parts.items() if nbytes),
            f"{row.total_nbytes:,}")
-    yield ("capacity", f"{config.device.name} reports", f"{row.capacity_nbytes:,}")
+    yield ("capacity", f"what programs can take of {config.device.name}", f"{row.capacity_nbytes:,}")
     vectors = {purpose: f"{float(times):.4g} Ψ of {purpose}" for purpose, times in vectors_sent(job).items() if times}
     if job.options.zeropp:
         across = sum(map(sum, crossing_nbytes(job).values())) // job.options.nodes

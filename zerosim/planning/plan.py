@@ -21,6 +21,7 @@ from zerosim.optim import Optimizer
 from zerosim.options import StepOptions
 from zerosim.planning.closed_forms import STAGES
 from zerosim.planning.conventions import ADAM, Convention
+from zerosim.planning.finetuning import lora
 from zerosim.planning.hardware import DISK_LINK, presets, read
 from zerosim.planning.plan_config import KEPT, MARGIN, Plan, PlanConfig
 from zerosim.planning.plan_row import ZEROSIM
@@ -52,6 +53,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                 batch: int = 1, sequence: int | None = None, micro_batches: int | None = None,
                 global_batch: int | str | None = None, compute: str | Policy = "bf16", optimizer: Optimizer = ADAM,
                 runtime: str = "fsdp2", compiled: bool = False, loss_chunks: int = 1,
+                lora_rank: int | None = None, weights: str | None = None,
                 convention: str | Convention | Policy | None = None,
                 utilization: float | None = None, margin: float = MARGIN, tokens: int | str | None = None,
                 price: float | None = None, overlap: bool = True, prefetch: int = 1,
@@ -67,6 +69,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     ``runtime`` says whose step it is: that of PyTorch's "fsdp2" (DDP at stage 0, ZeroRedundancyOptimizer at 1),
     "deepspeed", "megatron" (its distributed optimizer), or "zerosim", the engine here. Of all but the last ``compiled``
     says that kernels are fused by torch.compile, and ``loss_chunks`` in how many parts logits and their loss are made.
+    ``lora_rank`` is that of adapters beside frozen linear layers, and ``weights``, "nf4" or "int8", how these rest.
     ``stage`` and ``recompute`` are one, several, or "all"; "usual" is to recompute nothing, and blocks. ``attention``
     "fused", as FlashAttention, never holds the probabilities; "unfused" holds them, which zerosim's engine alone does,
     and "usual" recomputes selectively too. ``link`` None is the device's own.
@@ -102,11 +105,11 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     to_host = known.host_link(device, host_link) if host_link is not None or not places.is_none else None
     to_disk = known.link(disk_link or DISK_LINK) if disk_link is not None or places.uses_disk else None
     network = known.network(ranks, known.device_link(device, link).name, options.nodes if options.mesh else nodes,
-                            between)
+                            between, device)
     if global_batch is not None:
         micro_batches = _shared(global_batch, ranks, batch, micro_batches)
     return PlanConfig(
-        model=_model(model, parameters, largest_layer, runtime), ranks=ranks, device=known.device(device),
+        model=_finetuned(_model(model, parameters, largest_layer, runtime), lora_rank, weights, runtime), ranks=ranks, device=known.device(device),
         network=network, policy=policy, stages=rows, recompute=_policies(recompute, attention, runtime), batch=batch,
         sequence=checked_count("sequence", sequence, 1) if sequence is not None else 0,
         micro_batches=1 if micro_batches is None else micro_batches, optimizer=optimizer, runtime=runtime,
@@ -119,6 +122,19 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
 
 
 plan.__signature__ = signature(plan_config).replace(return_annotation=Plan)  # type: ignore[attr-defined]  # for a notebook
+
+
+def _finetuned(model: ModelShape, lora_rank: int | None, weights: str | None, runtime: str) -> ModelShape:
+    """The model with adapters beside frozen weights, or with quantized ones, where these were asked for."""
+    if lora_rank is None and weights is None:
+        return model
+    if runtime == ZEROSIM:
+        raise ValueError("adapters and quantized weights are of PyTorch's programs, and this is a plan of zerosim's own "
+                         "engine; leave lora_rank and weights out, or take another runtime")
+    if lora_rank is None:
+        raise ValueError(f"weights={weights!r} cannot be trained, and nothing else would be; say the rank of adapters "
+                         "beside them, as lora_rank=16")
+    return lora(model, lora_rank, stored=weights or "")
 
 
 def _policy(format: str, runtime: str) -> Policy:

@@ -242,13 +242,13 @@ class PlanConfig:
     @property
     def capacities_nbytes(self) -> dict[str, int]:
         """Bytes that a rank may hold on the device, on its host and on disk."""
-        return {DEVICE: self.device.reported_nbytes, HOST: self.host_capacity_nbytes or HOST_NBYTES,
+        return {DEVICE: self.device.usable_nbytes, HOST: self.host_capacity_nbytes or HOST_NBYTES,
                 DISK: self.disk_capacity_nbytes or DISK_NBYTES}
 
     @property
     def margin_nbytes(self) -> int:
         """The bytes of the device that are to stay free."""
-        return round(self.margin * self.device.reported_nbytes)
+        return round(self.margin * self.device.usable_nbytes)
 
     @property
     def has_units(self) -> bool:

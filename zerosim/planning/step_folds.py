@@ -164,7 +164,7 @@ def communication_seconds(events: Iterable[StepEvent], seconds_at: Mapping[Place
     prices: dict[tuple[str, int, int, str], float] = {}
     networks = {ALL: network, INSIDE: Network(network.inside), ACROSS: Network(network.between or network.inside)}
     if price and network.between is not None:
-        networks[ACROSS] = replace(network, ranks_per_node=1)
+        networks[ACROSS] = replace(network, ranks_per_node=1)  # one rank of each node, with its own card
     for event in events:
         if isinstance(event, At):
             clock += seconds_at.get(event, 0.0)

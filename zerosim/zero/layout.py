@@ -200,8 +200,6 @@ class Layout(Shown):
     def entries_in(self, low: int, high: int) -> Iterator[tuple[LayoutEntry, int, int]]:
         """The parameters that overlap [low, high), each with the overlap."""
         first = max(0, bisect_right(self._lows, low) - 1)
-        while first and self.entries[first - 1].high > low:  # behind parameters without elements
-            first -= 1
         for entry in self.entries[first:]:
             if entry.low >= high:
                 return
