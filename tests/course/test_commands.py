@@ -106,7 +106,8 @@ def test_help_explains_every_switch_of_every_command():
               "--optimizer lion",
               "--utilization 0.4", "--no-overlap", "--stage 3 --prefetch 2", "--runtime fsdp2", "--margin 0.2",
               "--tokens 1B", "--tokens 1B --price 2",
-              "--offload host --host-link pcie3", "--offload disk --disk-link ethernet-10g", "--reduction micro_batch"])])
+              "--offload host --host-link pcie3", "--offload disk --disk-link ethernet-10g",
+              "--reduction micro_batch"])])
 def test_every_switch_changes_what_comes_out(command, switches):
     """The last one of several, beside the others."""
     said = cache(partial(data_of, command))
@@ -171,7 +172,8 @@ SAID = {  # of each command: switches, and what stands among the words
             "What Muon works in while it updates whole tensors"])],
     "tune": [
         ("--model gpt2 --global-batch 8 --stage 3 --recompute block --prefetch 1 --offload host", [
-            "gpt2: 8 ranks of h100-80 (85.52 GB) over nvlink4, 8 sequences of 1,024 tokens a step, bf16, overlapped, fsdp2",
+            "gpt2: 8 ranks of h100-80 (85.03 GB) over nvlink4, 8 sequences of 1,024 tokens a step, bf16, overlapped, "
+            "fsdp2",
             "3 block ogp host 1 · 1 1", "host: pcie5, 63.02 GB a second each way, and 250.00 GB", "fully_shard("]),
         ("--model gpt2 --global-batch 64 --ranks 2 --stage 1 --recompute none --offload none --batch 1,32 --device t4 "
          "--link pcie3 --compute fp16 --runtime zerosim", ["Not in the table: 1 candidate without the margin."]),

@@ -50,8 +50,8 @@ Runtime = Annotated[str, typer.Option(help="Whose step it is: fsdp2 (PyTorch's, 
 Compiled = Annotated[bool, typer.Option("--compiled", help="Kernels are fused by torch.compile.")]
 LossChunks = Annotated[int, typer.Option(help="In how many parts logits and their loss are made.")]
 LoraRank = Annotated[int | None, typer.Option("--lora", help="Rank of adapters beside frozen linear layers.")]
-Weights = Annotated[str | None, typer.Option(help="How frozen weights rest, with --lora: nf4 or int8; without it, in the "
-                                                  "format of --compute.")]
+Weights = Annotated[str | None, typer.Option(help="How frozen weights rest, with --lora: nf4 or int8; without it, in "
+                                                  "the format of --compute.")]
 Margin = Annotated[float, typer.Option(help="Share of the device that is to stay free.")]
 GlobalBatch = Annotated[str | None, typer.Option(help="Sequences of a step on all ranks together, in place of "
                                                       "--micro-batches.")]

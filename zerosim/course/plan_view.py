@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from zerosim.course.measured import Compared
 from zerosim.display.plan_table import UNITS, answers, cells, names_for, places_text, subject
-from zerosim.display.style import fitted, percent
+from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts
 from zerosim.models.units import TILED, Recompute
 from zerosim.numerics.units import bytes_text, counted, gigabytes
@@ -60,7 +60,7 @@ def _beside(found: Plan, other: Plan | None) -> Iterator[Part | str]:
     titles = [(escape(plan.name_of(row)), escape("".join(subject(plan.config))))
               for plan, row in ((found, found.cheapest), (other, other.cheapest))]
     yield marked_table("", RIGHT + "A", RIGHT + "B", RIGHT + "B/A", rows=[
-        (name, fitted(one), fitted(two), f"{two / one:.2f}" if one else "") for name, one, two in lines])
+        (name, f"{one:,.4g}", f"{two:,.4g}", f"{two / one:.2f}" if one else "") for name, one, two in lines])
     yield from (f"{letter} is {name} of {of}." for letter, (name, of) in zip("AB", titles, strict=True))
 
 

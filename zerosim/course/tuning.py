@@ -109,7 +109,7 @@ class Tuned(Shown):
 
     @property
     def decides(self) -> str:
-        """The first criterion in which the runner-up differs from the best: seconds, offload, room, traffic; or nothing."""
+        """The first in which the runner-up differs from the best: seconds, offload, room, traffic; or nothing."""
         if self.best is None or self.runner_up is None:
             return "nothing"
         one, other = (found.rank(self._fastest_seconds) for found in (self.best, self.runner_up))

@@ -16,7 +16,7 @@ from zerosim.planning.questions import training
 # Of each column what it shows of a row, and how.
 COLUMNS: Mapping[str, tuple[Callable[[PlanRow], Any], Callable[[Any], str]]] = {
     **{name: (attrgetter(f"{name}_nbytes"), gigabytes) for name in (
-        "states", "transient", "overhead", "total", "spare")},
+        "states", "transient", "overhead", "total", "spare", "host", "disk")},
     **{kind: (methodcaller("nbytes_of", kind), gigabytes) for kind in (*STATES, *TRANSIENT)},
     "sent": (attrgetter("sent_nbytes_per_step"), gigabytes), "compute": (attrgetter("compute_seconds"), seconds_text),
     "exposed": (attrgetter("exposed_communication_seconds"), seconds_text),
@@ -94,13 +94,21 @@ def places_text(config: PlanConfig) -> str:
 
 def names_for(found: Plan, width: int) -> Sequence[str]:
     """The columns that a line of so many characters holds: all, or not the kinds of states, or the least."""
-    return next((names for names in (ALL, FEWER, FEW) if len(_lines(found, names)[0]) <= width), FEWEST)
+    several = [_with_places(found, names) for names in (ALL, FEWER, FEW, FEWEST)]
+    return next((names for names in several if len(_lines(found, names)[0]) <= width), several[-1])
+
+
+def _with_places(found: Plan, names: Sequence[str]) -> Sequence[str]:
+    """The columns, and after what is spare those of host and disk where something rests there."""
+    used = [name for name in (HOST, DISK) if any(row.nbytes_of(place=name) for row in found.rows)]
+    after = names.index("spare") + 1
+    return (*names[:after], *used, *names[after:])
 
 
 def text_of(found: Plan) -> str:
     """The verdict, what it is a plan of, and a line for each row, columns set to the right; states are not by kind.
     Sentences are broken where the table ends."""
-    table = _lines(found, FEWER)
+    table = _lines(found, _with_places(found, FEWER))
     verdict, of, units = (fill(text, len(table[0]), break_long_words=False, break_on_hyphens=False) for text in (
         " ".join([found.verdict, *answers(found)]), "".join(subject(found.config)), UNITS))
     return "\n".join([verdict, of, "", *table, "", units])

@@ -134,21 +134,17 @@ def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     rate = config.device.flops_per_second_in(config.policy.compute)
     yield ("FLOPs per step", f"forward {flops.forward:.4g} + backward {flops.backward:.4g} + again "
            f"{flops.recomputed:.4g}", f"{row.flops_per_step:,}")
-    made = config.arithmetic(row.recompute)
-    bounds = {pieces: pieces.bounds(config.machine) for pieces in {*made.values()}}
-    computed, moved = (config.micro_batches * sum(bounds[pieces][way] for pieces in made.values()) for way in (0, 1))
-    yield ("compute", f"of products, norms and all between: {computed:.4g} operations / ("
-           f"{config.utilization or UTILIZATION:g} · "
-           f"{rate:.4g} per second) of those that these bound, + {moved:.4g} bytes / "
-           f"{config.device.memory_bytes_per_second:.4g} per second of those that memory bounds",
-           f"{row.compute_seconds:.4g} s")
+    yield _compute(config, row, rate)
+    between = f" and {config.network.between.name}" if config.network.between else ""
     to_owners = config.options.by_micro_batch or config.options.parts.gradients
     collectives = "rings and all-to-alls" if to_owners else "rings"
-    yield ("communication", f"{collectives} unit by unit, α + n/β over {config.network.inside.name}"
-           + (f" and {config.network.between.name}" if config.network.between else ""),
-           f"{row.communication_seconds:.4g} s")
+    how = (f"{collectives} unit by unit, α + n/β" if config.is_engine else
+           f"NCCL's time unit by unit (nccl), at {config.reached.network:g} of the network" if config.reached else "")
+    yield ("communication", f"{how} over {config.network.inside.name}{between}", f"{row.communication_seconds:.4g} s")
     job = config.job(row.stage, row.recompute)
-    yield ("of it exposed", f"what the program stands still for, with {options_text(config)}",
+    beside = "" if config.reached is None else (
+        f", and {config.reached.contention:g} of what is hidden, by which arithmetic beside it gets longer")
+    yield ("of it exposed", f"what the program stands still for, with {options_text(config)}{beside}",
            f"{row.exposed_communication_seconds:.4g} s")
     scanned, updated = config.update_nbytes(job)
     yield ("update", f"({scanned:,} scanned for overflow and norm + {updated:,} read and written) / "
@@ -158,6 +154,22 @@ def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     yield ("step", "compute + exposed + update" + extra, f"{row.step_seconds:.4g} s")
     yield ("model FLOPs utilization", f"{row.model_flops_per_step:.4g} / (step · {rate:.4g})",
            f"{row.model_flops_utilization:.3f}")
+
+
+def _compute(config: PlanConfig, row: PlanRow, rate: float) -> Explanation:
+    """The seconds of arithmetic, by the rates that are taken to be reached."""
+    if (reached := config.reached) is not None:
+        return ("compute", f"products at {reached.products:.4g} operations per second, {reached.products / rate:.2f} of "
+                f"the peak; fused attention at {reached.attention[0]:.4g} forward and {reached.attention[1]:.4g} back; "
+                f"what is elementwise at {reached.memory:.4g} bytes per second (efficiency.toml; published steps of this "
+                f"device are off by {reached.error:.0%})", f"{row.compute_seconds:.4g} s")
+    made = config.arithmetic(row.recompute)
+    bounds = {pieces: pieces.bounds(config.machine) for pieces in {*made.values()}}
+    computed, moved = (config.micro_batches * sum(bounds[pieces][way] for pieces in made.values()) for way in (0, 1))
+    return ("compute", f"of products, norms and all between: {computed:.4g} operations / ("
+            f"{config.utilization or UTILIZATION:g} · {rate:.4g} per second) of those that these bound, + {moved:.4g} "
+            f"bytes / {config.device.memory_bytes_per_second:.4g} per second of those that memory bounds",
+            f"{row.compute_seconds:.4g} s")
 
 
 def options_text(config: PlanConfig) -> str:

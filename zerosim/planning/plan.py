@@ -109,8 +109,9 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     if global_batch is not None:
         micro_batches = _shared(global_batch, ranks, batch, micro_batches)
     return PlanConfig(
-        model=_finetuned(_model(model, parameters, largest_layer, runtime), lora_rank, weights, runtime), ranks=ranks, device=known.device(device),
-        network=network, policy=policy, stages=rows, recompute=_policies(recompute, attention, runtime), batch=batch,
+        model=_finetuned(_model(model, parameters, largest_layer, runtime), lora_rank, weights, runtime),
+        ranks=ranks, device=known.device(device), network=network, policy=policy, stages=rows,
+        recompute=_policies(recompute, attention, runtime), batch=batch,
         sequence=checked_count("sequence", sequence, 1) if sequence is not None else 0,
         micro_batches=1 if micro_batches is None else micro_batches, optimizer=optimizer, runtime=runtime,
         compiled=compiled, loss_chunks=loss_chunks,
@@ -129,8 +130,8 @@ def _finetuned(model: ModelShape, lora_rank: int | None, weights: str | None, ru
     if lora_rank is None and weights is None:
         return model
     if runtime == ZEROSIM:
-        raise ValueError("adapters and quantized weights are of PyTorch's programs, and this is a plan of zerosim's own "
-                         "engine; leave lora_rank and weights out, or take another runtime")
+        raise ValueError("adapters and quantized weights are of PyTorch's programs, and this is a plan of zerosim's "
+                         "own engine; leave lora_rank and weights out, or take another runtime")
     if lora_rank is None:
         raise ValueError(f"weights={weights!r} cannot be trained, and nothing else would be; say the rank of adapters "
                          "beside them, as lora_rank=16")

@@ -76,19 +76,27 @@ def fewest_ranks(config: PlanConfig) -> int | None:
     much. States are sharded over all ranks, and links do not count.
     """
     alone, network = replace(config.options, mesh=None, zeropp=None), Network(config.network.inside)
-    numbers = [*range(1, NODE), *range(NODE, MOST_RANKS + 1, NODE)]
-    found = bisect_left(numbers, True, key=lambda ranks: _fits(replace(
-        config, ranks=ranks, network=network, options=alone)))
-    return numbers[found] if found < len(numbers) else None
+
+    def fits(ranks: int) -> bool:
+        return _fits(replace(config, ranks=ranks, network=network, options=alone))
+
+    few = next((ranks for ranks in range(1, NODE) if fits(ranks)), None)  # a second rank brings buckets: look at each
+    if few is not None:
+        return few
+    nodes = range(1, MOST_RANKS // NODE + 1)
+    found = bisect_left(nodes, True, key=lambda count: fits(NODE * count))
+    return NODE * nodes[found] if found < len(nodes) else None
 
 
 def largest_model(config: PlanConfig) -> ModelShape | None:
     """The model of the most blocks as the configuration's own of which some row fits with its margin.
 
     Of a number of parameters alone, the one of most parameters, whose states are all that is counted. None where not
-    even one block fits.
+    even one block fits, and of a model with frozen weights.
     """
     model, of = config.model, config.model.transformer
+    if model.trainable_parameters < model.parameters:
+        return None
 
     def sized(count: int) -> ModelShape:
         return model_of_parameters(count) if of is None else model_of(model.name, replace(of, blocks=count))
