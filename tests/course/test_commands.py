@@ -154,7 +154,7 @@ SAID = {  # of each command: switches, and what stands among the words
             "halving needs a power of two of ranks, which 6 is not."])],
     "plan": [
         ("--runtime zerosim --model gpt2 --ranks 4 --stage 2,3 --recompute block --explain --measure", [
-            "ZeRO-3 is the cheapest that fits with a margin", "4 ranks of h100-80 (85.52 GB) over nvlink4", "2 block",
+            "ZeRO-3 is the cheapest that fits with a margin", "4 ranks of h100-80 (85.03 GB) over nvlink4", "2 block",
             "3 block",
             "Fewest ranks", "Largest micro-batch",
             "model states (zerosim)", "estimated", "those of zerosim's engine with overlap and 1 unit ahead;"]),

@@ -39,8 +39,9 @@ def things(cluster):
     steps = zs.step_through(lambda rank: rank.all_reduce(np.arange(6.0)), ranks=3)
     step = next(steps)
     plan = zs.plan("gpt2", ranks=8, device="h100-80", link="nvlink4")
-    shown = (cluster, cluster.trace, cluster.trace[1], cluster.memory, cluster.memory[2], plan, engine.layout, engine,
-             step, steps)
+    over = zs.planning.questions.over_ranks(plan, [4, 8])
+    shown = (cluster, cluster.trace, cluster.trace[1], cluster.memory, cluster.memory[2], plan, over, engine.layout,
+             engine, step, steps)
     found = {type(thing): thing for thing in shown}
     assert set(found) == set(objects.VIEWS)
     question = lost_updates.LostUpdatesQuestion(weight=65504.0, update=100.0, steps=2)

@@ -4,6 +4,7 @@ import doctest
 import importlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,22 @@ def test_the_newcomers_files_and_commands_print_what_their_page_says(
 def hashes_masked(text: str) -> str:
     """A loss' last digit may be another with another BLAS, and with it the hash."""
     return re.sub(r"\b[0-9a-f]{16}  'loss .*", "...", text)
+
+
+QUESTIONS = re.findall(r"^```text\n\$ zerosim (.+)\n((?:.*\n)+?)```$",
+                       (ROOT / "docs/before_you_rent.md").read_text(encoding="utf-8"), re.M)
+
+
+@pytest.mark.parametrize(("typed", "shown"), [pytest.param(*one, marks=[pytest.mark.slow] * (number in range(1, 8)))
+                                              for number, one in enumerate(QUESTIONS)])
+def test_what_one_asks_before_renting_is_answered_as_the_page_shows(typed: str, shown: str) -> None:
+    """What is shown is a part of what is printed, in its order, and no line is broken at 80 columns."""
+    printed = ends_of_lines_cut(ask(*shlex.split(typed)).stdout).splitlines()
+    lines = shown.splitlines()
+    assert len(lines) > 2
+    assert max(map(len, printed)) <= 80
+    begun = iter(printed)
+    assert [line for line in lines if line and line not in begun] == []
 
 
 WITHOUT_GREENLET = """

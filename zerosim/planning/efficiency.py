@@ -110,7 +110,7 @@ class Efficiency:
         >>> from zerosim.planning.hardware import device
         >>> a100 = efficiency(device("a100-80"), "fsdp2")
         >>> [round(2 * n**3 / a100.product_seconds(n, n, n) / 312e12, 2) for n in (256, 1024, 4096, 16384)]
-        [0.21, 0.48, 0.71, 0.8]
+        [0.22, 0.49, 0.71, 0.81]
         """
         itemsize, rate = (FP8_ITEMSIZE, self.linear) if linear and self.fp8 else (ITEMSIZE, self.products)
         nbytes = itemsize * inputs * (positions + outputs) + ITEMSIZE * positions * outputs

@@ -106,13 +106,19 @@ def largest_model(config: PlanConfig) -> ModelShape | None:
 
 
 def _fits(config: PlanConfig) -> bool:
-    return any(config.has_margin(stage, policy) for stage in config.stages for policy in config.policies)
+    """True where some row has its margin; the rows that are likely to hold least are looked at first."""
+    return any(config.has_margin(stage, policy) for stage in sorted(config.stages, reverse=True)
+               for policy in reversed(config.policies))
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:
     """The largest whole number up to ``most`` for which ``fits`` holds, where what holds for one holds for less; 0 if
-    not even 1."""
-    return bisect_left(range(1, most + 1), True, key=lambda number: not fits(number))
+    not even 1. Numbers are doubled until one does not fit, so that none far beyond is looked at."""
+    low = 1
+    while low <= most and fits(low):
+        low *= 2
+    numbers = range(low // 2 + 1, min(low, most + 1))
+    return low // 2 + bisect_left(numbers, True, key=lambda number: not fits(number))
 
 
 # -- several plans ----------------------------------------------------------------------------------------------------

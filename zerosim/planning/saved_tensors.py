@@ -106,8 +106,8 @@ def table() -> Mapping[str, tuple[Saved, ...]]:
 def parts(of: Transformer) -> dict[str, list[str]]:
     """The kinds of layers in each half of a block, in the order of forward, and behind the last block.
 
-    >>> from zerosim.models.transformer import llama
-    >>> parts(llama(4096, 32, 32, 128_256, 14_336, 8))["feed_forward"]
+    >>> from zerosim.planning.shapes import PRESETS
+    >>> parts(PRESETS["llama-3-8b"])["feed_forward"]
     ['rms_norm', 'linear', 'gated']
     """
     plain = "layer_norm" if of.norm_weights else "plain_norm"
@@ -135,8 +135,8 @@ def saved(of: Transformer, part: str, by: str = EAGER) -> Iterator[Saved]:
 def saved_nbytes(of: Transformer, part: str, run: Forward) -> int:
     """Bytes that a part keeps.
 
-    >>> from zerosim.models.transformer import llama
-    >>> block = llama(4096, 32, 32, 128_256, 14_336, 8)
+    >>> from zerosim.planning.shapes import PRESETS
+    >>> block = PRESETS["llama-3-8b"]
     >>> sum(saved_nbytes(block, part, Forward(1, 1)) for part in ("attention", "feed_forward")) / (2 * 4096)
     24.5166015625
     """
