@@ -72,10 +72,10 @@ print(plan.verdict)
 plan.plot()
 
 # %% [markdown]
-# **With nothing recomputed stage 1 is the first that fits**, 72.34 GB beside the 85.52 that such a GPU reports. What
-# the formulas left out is nearly half of it: 31.35 GB of activations in each stage, which ZeRO does not touch, since
-# each rank has sequences of its own. Then there are gradients on their way and buffers, gathered layers in stage 3, and
-# what the runtime itself takes, which is an estimate.
+# **With nothing recomputed stage 1 is the first that fits**, 72.34 GB beside the 85.03 that a program can take of
+# such a GPU. What the formulas left out is nearly half of it: 31.35 GB of activations in each stage, which ZeRO does
+# not touch, since each rank has sequences of its own. Then there are gradients on their way and buffers, gathered
+# layers in stage 3, and what the runtime itself takes, which is an estimate.
 #
 # ## Whose program?
 #

@@ -18,7 +18,15 @@ from zerosim.planning.conventions import is_cut_anywhere
 from zerosim.planning.explanation import explained, options_text
 from zerosim.planning.plan_config import UTILIZATION, Plan, PlanConfig
 from zerosim.planning.plan_row import PlanRow
-from zerosim.planning.questions import compared, fewest_ranks, largest_batch, largest_model, largest_sequence, training
+from zerosim.planning.questions import (
+    MOST_BLOCKS,
+    compared,
+    fewest_ranks,
+    largest_batch,
+    largest_model,
+    largest_sequence,
+    training,
+)
 
 INDENT = 4  # columns of a terminal beside those of a table
 Measured = Mapping[PlanRow, Sequence[Compared]]
@@ -112,7 +120,8 @@ def _largest_and_fewest(found: Plan) -> Iterator[str]:
            else f"Fewest ranks on which it fits: {ranks:,}, sharded over all of them.")
     if most is not None:
         yield "Largest model" + (" by its states alone" if config.decoder is None else " of such blocks") + (
-            f": {most.parameters / 1e9:,.4g} billion parameters.")
+            f": {most.parameters / 1e9:,.4g} billion parameters"
+            f"{', or more' * (most.transformer is not None and most.transformer.blocks == MOST_BLOCKS)}.")
     if least is not None:
         yield f"Least traffic of what fits: {found.name_of(least)}, {bytes_text(least.sent_nbytes_per_step)} per step."
 

@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from zerosim.models.transformer import MOST_BLOCKS
 from zerosim.numerics.checks import checked_count
 from zerosim.planning.hardware import Network
 from zerosim.planning.plan_config import MOST_RANKS, Plan, PlanConfig
@@ -19,6 +18,7 @@ from zerosim.planning.shapes import ModelShape, model_of, model_of_parameters
 from zerosim.shown import Plotted
 
 MOST_SEQUENCES = 1 << 40  # in a batch that nobody has
+MOST_BLOCKS = 512  # of a model that one asks about: four times as many as the deepest that are published
 TOKENS_STEP, MOST_TOKENS = 128, 1 << 30  # of a sequence, which kernels take in whole tiles
 DAY, HOUR = 86_400, 3_600  # seconds
 NODE = 8  # ranks of a node, as boards of accelerators are sold
@@ -89,7 +89,7 @@ def fewest_ranks(config: PlanConfig) -> int | None:
 
 
 def largest_model(config: PlanConfig) -> ModelShape | None:
-    """The model of the most blocks as the configuration's own of which some row fits with its margin.
+    """The model of the most blocks as the configuration's own, up to 512, of which some row fits with its margin.
 
     Of a number of parameters alone, the one of most parameters, whose states are all that is counted. None where not
     even one block fits, and of a model with frozen weights.
