@@ -88,7 +88,8 @@ fsdp = zs.plan("llama-2-7b", ranks=8, device="h100-80", batch=4, sequence=2048, 
 fsdp
 
 # %%
-zs.draw.table(("kind", "what", ">GB"), [(one.kind, one.what, f"{one.nbytes / 1e9:.2f}") for one in fsdp.cheapest.held])
+zs.draw.table(("kind", "what", ">GB"), [
+    (one.kind, one.what, f"{one.nbytes / 1e9:.2f}") for one in fsdp.cheapest.held])
 
 # %% [markdown]
 # Seconds are worth less than bytes. Of the engine they rest on the rates in data sheets and on the assumption that
@@ -106,8 +107,8 @@ zs.draw.table(("kind", "what", ">GB"), [(one.kind, one.what, f"{one.nbytes / 1e9
 rows = []
 for changed in ({}, {"overlap": False, "prefetch": 0}, {"batch": 2, "micro_batches": 2},
                 {"recompute": "block"}, {"offload": "optimizer=host"}, {"attention": "unfused"}):
-    options = {"ranks": 8, "batch": 4, "sequence": 2048, "recompute": "none", "runtime": "zerosim"} | changed
-    found = zs.plan("llama-2-7b", **options)
+    options = {"ranks": 8, "batch": 4, "sequence": 2048, "recompute": "none"} | changed
+    found = zs.plan("llama-2-7b", runtime="zerosim", **options)
     row = found.rows[2]
     rows.append((", ".join(f"{name}={value}" for name, value in changed.items()) or "as above",
                  f"{row.total_nbytes / 1e9:.2f}", "yes" if row.fits else "no",

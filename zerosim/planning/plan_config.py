@@ -391,7 +391,7 @@ class PlanConfig:
     # -- operations and seconds ---------------------------------------------------------------------------------------
 
     def recomputed(self, policy: str) -> Recompute:
-        """What of a block is computed again: PyTorch's attention is fused, whatever else a policy keeps."""
+        """The part of a block that is computed again: PyTorch's attention is fused, whatever else a policy keeps."""
         return Recompute.parse(policy) if self.is_engine else Recompute(1 if policy == "block" else None, TILED)
 
     def flops(self, policy: str) -> StepFlops:

@@ -65,7 +65,7 @@ class PlanRow:
 
     @property
     def overhead_nbytes(self) -> int:
-        """What the runtime itself takes."""
+        """Bytes that the runtime itself takes."""
         return self.nbytes_of("overhead")
 
     @property
