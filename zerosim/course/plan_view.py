@@ -96,6 +96,10 @@ def _rests_on(config: PlanConfig) -> Iterator[str]:
     if not config.is_engine:
         yield (f"Bytes are those of {config.runtime}, by an account whose rows --explain lists with their sources; "
                f"seconds are estimates with {options_text(config)}, held to published step times.")
+        experts = None if config.decoder is None else config.decoder.experts
+        if experts is not None and config.ranks > experts.count:
+            yield (f"Experts are one tensor of {experts.count}, which fully_shard cuts by expert: on more ranks each "
+                   "shard is padded to one, and the total shows it. Shard inside nodes (--mesh), or by experts.")
         if config.model.trainable_parameters < config.model.parameters:
             yield ("Seconds are from above: they count gradients of frozen weights as made and sent, which are not.")
         return

@@ -220,9 +220,10 @@ class PlanConfig:
                 raise ValueError(f"{name}={value!r} is of zerosim's own engine, and this is a plan of {self.runtime}; "
                                  + (f"take some of {', '.join(KEPT)}, or " if name == "recompute" else
                                     "leave it out, or ") + "runtime='zerosim'")
-        if self.model.transformer is None:
-            raise ValueError(f"a plan of {self.runtime} counts what each layer keeps, and of {self.model.name} no "
-                             "layer is known; name a model, or take runtime='zerosim' for states and traffic alone")
+        if self.decoder is None:
+            raise ValueError(f"a plan of {self.runtime} counts what each layer of a decoder keeps, and "
+                             f"{self.model.name} is no decoder of known layers; name one, or take runtime='zerosim' "
+                             "for states and traffic alone")
 
     @property
     def is_engine(self) -> bool:
