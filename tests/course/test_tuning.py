@@ -212,7 +212,7 @@ def test_what_cannot_be_searched_or_said_is_refused():
         (small(global_batch=8, parameters=10**9), "parameters= is no option of tune: a search needs a model's shape"),
         (small(global_batch=8, micro_batches=2), "micro_batches= is no option of tune: global_batch, ranks and batc"),
         (small(global_batch=8, mesh="2x4"), "mesh= is no option of tune: the settings to paste are of one group"),
-        (partial(zs.tune, "t5-small", global_batch=8), "the activations of t5-small are not known"),
+        (partial(zs.tune, "t5-small", global_batch=8, runtime="zerosim"), "the activations of t5-small are not known"),
         (small(global_batch=8, runtime="fsdp"), "no runtime is called 'fsdp'"),
         (small(global_batch=8, overlap=False), "there are no settings of fsdp2 for what was asked: reductions always"),
         (small(global_batch=8, stage=3, prefetch=0), "one module ahead in backward, which no argument turns off; take"),
