@@ -278,7 +278,8 @@ def test_the_largest_batch_sequence_and_model_fit_with_the_margin_and_one_more_d
     assert questions.largest_batch(replace(asked, margin=0.0)) > most
     assert questions.largest_sequence(plan_config("gpt2", ranks=8, runtime=runtime)) == 1024  # its learned positions
     pulled = replace(asked, stages=(3,), recompute=asked.recompute[-1:], options=StepOptions(overlap=True, prefetch=4))
-    assert questions.largest_batch(pulled) <= questions.largest_batch(replace(pulled, options=StepOptions()))
+    if runtime == "zerosim":  # of FSDP2's program one block ahead is counted, whatever is asked
+        assert questions.largest_batch(pulled) < questions.largest_batch(replace(pulled, options=StepOptions()))
 
 
 def test_the_largest_number_of_parameters_is_of_the_optimizer_the_stage_and_the_convention():
@@ -301,6 +302,19 @@ def test_the_fewest_ranks_are_any_number_on_a_node_and_whole_nodes_beyond():
         assert [some_row_fits(replace(config, ranks=n)) for n in (fewest - step, fewest)] == [False, True], name
         assert fewest % step == 0
     assert questions.fewest_ranks(engine_config("gpt3-175b", ranks=8, stage=0)) is None
+
+
+@pytest.mark.parametrize(("option", "value"), [
+    ("runtime", "deepspeed"), ("compiled", True), ("loss_chunks", 8), ("lora_rank", 8), ("overlap", False),
+    ("offload", "host"), ("mesh", "2x4"), ("compute", "fp32"), ("utilization", 0.3), ("device", "a100-80"),
+    ("recompute", "selective"), ("optimizer", zs.optim.Lion())])
+def test_each_option_of_a_programs_plan_changes_what_is_held_or_how_long_a_step_is(option, value):
+    base = {"ranks": 8, "stage": 3, "recompute": "none", "sequence": 1024}
+    (plain,), (changed,) = (zs.plan("gpt2", **asked).rows for asked in (base, base | {option: value}))
+    assert (plain.held, plain.step_seconds) != (changed.held, changed.step_seconds)
+    if option == "lora_rank":
+        (stored,) = zs.plan("gpt2", **base, lora_rank=8, weights="nf4").rows
+        assert stored.nbytes_of("parameters") < changed.nbytes_of("parameters") < plain.states_nbytes
 
 
 # -- a whole training, and plans side by side -------------------------------------------------------------------------

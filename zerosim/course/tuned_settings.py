@@ -18,7 +18,7 @@ from typing import Any
 
 from zerosim import optim
 from zerosim.course.measured import decoder_of
-from zerosim.numerics.places import DEVICE, DISK, HOST
+from zerosim.numerics.places import DEVICE, DISK
 from zerosim.numerics.policy import BY_RANK, Policy
 from zerosim.numerics.units import counted
 from zerosim.planning.closed_forms import STAGES, ShardedStates
@@ -111,19 +111,12 @@ def _notes_of_engine(config: PlanConfig, row: PlanRow) -> Iterator[str]:
 
 
 def _unsaid_fsdp(config: PlanConfig, states: ShardedStates, recompute: str) -> str | None:
-    options, asked = config.options, config.options.offload
+    options = config.options
     if not options.overlap:
         return "reductions always run beside backward in PyTorch; leave overlap as it is"
     if states.parameters_sharded and not options.prefetch:
         return "FSDP2 gathers one module ahead in backward, which no argument turns off; take prefetch=1"
-    if asked.is_none:
-        return None
-    if not states.gradients_sharded:
-        return "offload is fully_shard's, and stages 0 and 1 are DistributedDataParallel; take stages 2 and 3"
-    if {asked.optimizer, asked.gradients, asked.parameters} != {HOST}:
-        return ("CPUOffloadPolicy takes parameters, gradients and the optimizer's state to the host, none of them "
-                "alone, and none to disk; take offload='host'")
-    return None
+    return config.unplaced(states)
 
 
 def _fsdp(config: PlanConfig, row: PlanRow) -> str:

@@ -99,6 +99,8 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     if options.zeropp is not None:
         rows = _only(rows, "parameters_sharded", f"a plan with zeropp={str(zeropp)!r} is of sharded parameters, stage "
                      "3")
+    if runtime == "fsdp2" and not places.is_none and len(rows) == len(STAGES):
+        rows = tuple(stage for stage in rows if STAGES[stage].gradients_sharded)  # DDP has no offload
     if runtime == "megatron" and len(rows) == len(STAGES):
         rows = tuple(stage for stage in rows if not STAGES[stage].gradients_sharded)  # it has no others
     if options.by_micro_batch:

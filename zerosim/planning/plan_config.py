@@ -39,7 +39,7 @@ from zerosim.numerics.units import gigabytes, seconds_text
 from zerosim.optim import Optimizer
 from zerosim.options import StepOptions
 from zerosim.planning.activations import Block
-from zerosim.planning.closed_forms import STAGES, Job, moved_nbytes, sent_nbytes
+from zerosim.planning.closed_forms import STAGES, Job, ShardedStates, moved_nbytes, sent_nbytes
 from zerosim.planning.conventions import (
     ADAM,
     Convention,
@@ -268,9 +268,25 @@ class PlanConfig:
     def plan(self) -> Plan:
         """One row for each stage and recomputation policy.
 
-        Raises ValueError for a device without a rate in the compute format, and as the formulas do.
+        Raises ValueError for a device without a rate in the compute format, for offload that the runtime's program has
+        not, and as the formulas do.
         """
+        for stage in self.stages:
+            if (reason := self.unplaced(STAGES[stage])) is not None:
+                raise ValueError(f"offload={self.options.offload.text!r} was asked for at stage {stage}: {reason}")
         return Plan(self, tuple(self.row(stage, policy) for stage in self.stages for policy in self.policies))
+
+    def unplaced(self, states: ShardedStates) -> str | None:
+        """The reason why PyTorch's program cannot place state off the device as it was asked to; None where it can."""
+        asked = self.options.offload
+        if self.runtime != "fsdp2" or asked.is_none:
+            return None
+        if not states.gradients_sharded:
+            return "offload is fully_shard's, and stages 0 and 1 are DistributedDataParallel; take stages 2 and 3"
+        if {asked.optimizer, asked.gradients, asked.parameters} != {HOST}:
+            return ("CPUOffloadPolicy takes parameters, gradients and the optimizer's state to the host, none of them "
+                    "alone, and none to disk; take offload='host'")
+        return None
 
     def row(self, stage: int, policy: str) -> PlanRow:
         """A stage under a recomputation policy: what is held, sent and moved, and the seconds of it."""
