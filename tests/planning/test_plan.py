@@ -317,6 +317,17 @@ def test_each_option_of_a_programs_plan_changes_what_is_held_or_how_long_a_step_
         assert stored.nbytes_of("parameters") < changed.nbytes_of("parameters") < plain.states_nbytes
 
 
+def test_a_sequence_is_by_default_the_models_longest_up_to_4096_tokens_and_the_answers_say_where_it_is_not():
+    for name, tokens in (("gpt2", 1024), ("llama-2-7b", 4096), ("mixtral-8x7b", 4096), ("llama-3.1-8b", 4096)):
+        asked = {"recompute": "block", "stage": 3, "ranks": 64, "nodes": 8}
+        found = zs.plan(name, **asked)
+        assert found.rows == zs.plan(name, **asked, sequence=tokens).rows
+        longest = found.config.longest_sequence
+        assert (f"Sequences of {tokens:,} tokens, the default; the model takes {longest:,}" in str(found)) == (
+            tokens < longest)
+        assert "the default" not in str(zs.plan(name, **asked, sequence=512))
+
+
 # -- a whole training, and plans side by side -------------------------------------------------------------------------
 
 

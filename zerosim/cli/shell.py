@@ -110,7 +110,8 @@ Ranks = Annotated[int, typer.Option(help="N, the number of ranks.")]
 Nodes = Annotated[int, typer.Option(help="Over how many nodes the ranks are spread.")]
 Between = Annotated[str | None, typer.Option(help="The link between nodes; without it, infiniband-ndr.")]
 MicroBatches = Annotated[int, typer.Option(help="k, the micro-batches of a step.")]
-SequenceLength = Annotated[int | None, typer.Option(help="Tokens of a sequence; without it, the model's context.")]
+SequenceLength = Annotated[int | None, typer.Option(help="Tokens of a sequence; without it, the model's longest, "
+                                                         "of plan and tune no more than 4,096.")]
 Batch = Annotated[int, typer.Option(help="Sequences of a micro-batch of one rank.")]
 OptimizerName = Annotated[str, typer.Option("--optimizer", help="sgd, momentum, adagrad, rmsprop, adam, adamw, lion, "
                                                           "adan, lamb, lars, adafactor, muon, shampoo, soap or kfac.")]

@@ -73,9 +73,10 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     ``stage`` and ``recompute`` are one, several, or "all"; "usual" is to recompute nothing, and blocks. ``attention``
     "fused", as FlashAttention, never holds the probabilities; "unfused" holds them, which zerosim's engine alone does,
     and "usual" recomputes selectively too. ``link`` None is the device's own.
-    ``batch`` are sequences of a micro-batch of one rank, of ``sequence`` tokens each, and ``global_batch`` those of a
-    step on all ranks, in place of ``micro_batches``. ``tokens`` are those of a whole training, as "300B", and ``price``
-    is that of a device and hour. ``margin`` is the share of the device that is to stay free.
+    ``batch`` are sequences of a micro-batch of one rank, of ``sequence`` tokens each, None the model's longest and no
+    more than 4,096, and ``global_batch`` those of a step on all ranks, in place of ``micro_batches``. ``tokens`` are
+    those of a whole training, as "300B", and ``price`` is that of a device and hour. ``margin`` is the share of the
+    device that is to stay free.
     ``compute`` is a format, or a Policy for all formats of a step.
     ``convention``, of zerosim's engine alone, counts its states as a text or a tool does; None as it holds them.
     ``overlap`` and ``prefetch`` are the engine's options, what goes beside other work and how many units are gathered

@@ -76,6 +76,9 @@ POLICY = Policy("bf16")
 OPTIONS = StepOptions(overlap=True, prefetch=1)  # what frameworks do by default
 UTILIZATION = 0.5  # of the device's dense peak that the engine's arithmetic is taken to reach: an assumption
 MARGIN = 0.1  # of the device's memory, which a plan wants spare: an allocator's fragments, and peaks that no model has
+# Tokens of a sequence by default, where a model takes more: Llama 2's (Touvron et al. 2023, section 2.2), and those of
+# meta-llama/llama-cookbook's training_config (`context_length`, 2025-04); pretraining takes 8,192 and more.
+DEFAULT_TOKENS = 4096
 # What `Offload` places by one name, and the kinds of state that it is.
 STATE_KINDS = {"parameters": ("parameter",), "gradients": ("gradient",),
                "optimizer": ("master", "gradient_copy", "optimizer_state")}
@@ -84,18 +87,13 @@ KEPT = ("none", "selective", "block")  # the policies of recomputation that PyTo
 
 @dataclass(frozen=True, slots=True)
 class PlanConfig:
-    """The model to train, the options of its training, and the machine.
+    """The model to train, the options of its training, and the machine: what the options of `plan_config` stand for.
 
-    `runtime` says whose step it is. `sequence` 0 is the model's own context (2048 where it has none). `convention` is
-    of zerosim's engine: an accounting convention's name, or a Policy, and None is the engine's own. `compiled` steps
-    are of fused kernels, logits and their loss are made in `loss_chunks` parts, and `kernels` says what a device
-    reaches where that is not what was measured of it. `utilization` None is `UTILIZATION` of zerosim, and of others
-    what was measured. `options` are the engine's, of bytes and of seconds; a bucket is a unit. What they place off the
-    device, the optimizer's state first, moves over `host_link` and `disk_link`; a rank's share of what there is are
-    `host_capacity_nbytes` and `disk_capacity_nbytes` (None: `HOST_NBYTES` and `DISK_NBYTES`). `overheads` replaces
-    bytes of the runtime by name. `margin` is the share of the device that is to stay free. `tokens` are those of a
-    whole training, at `price` per device and hour. Raises ValueError for counts below one, unknown stages, policies,
-    runtimes and conventions, buckets of bytes, and shares outside their range.
+    `sequence` 0 is `default_sequence`. `convention` None is the engine's own. `kernels` says what a device reaches
+    where that is not what was measured of it; `utilization` None is `UTILIZATION` of zerosim, and of others what was
+    measured. `options` are the engine's, of bytes and of seconds; a bucket is a unit. Capacities None are `HOST_NBYTES`
+    and `DISK_NBYTES`; `overheads` replaces bytes of the runtime by name. Raises ValueError for counts below one,
+    unknown stages, policies, runtimes and conventions, buckets of bytes, and shares outside their range.
     """
 
     model: ModelShape
@@ -144,9 +142,8 @@ class PlanConfig:
             if self.tokens is None:
                 raise ValueError(f"price={self.price!r} is of a whole training, and no tokens were asked for; say how "
                                  "many, as tokens='300B'")
+        object.__setattr__(self, "sequence", checked_count("sequence", self.sequence, 0) or self.default_sequence)
         transformer = self.model.transformer
-        own = (transformer.tokens or transformer.positions) if transformer else 0
-        object.__setattr__(self, "sequence", checked_count("sequence", self.sequence, 0) or own or 2048)
         if transformer and transformer.positions and self.sequence > transformer.positions:
             raise ValueError(f"sequences of {self.sequence} tokens were asked for, and {self.model.name} has learned "
                              f"positions for {transformer.positions}; take shorter ones")
@@ -224,6 +221,17 @@ class PlanConfig:
             raise ValueError(f"a plan of {self.runtime} counts what each layer of a decoder keeps, and "
                              f"{self.model.name} is no decoder of known layers; name one, or take runtime='zerosim' "
                              "for states and traffic alone")
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens of the model's longest sequence; 2,048 where none is known."""
+        of = self.model.transformer
+        return of.tokens or of.positions or 2048 if of else 2048
+
+    @property
+    def default_sequence(self) -> int:
+        """Tokens of a sequence where none are asked for: the model's longest, and no more than `DEFAULT_TOKENS`."""
+        return min(self.longest_sequence, DEFAULT_TOKENS)
 
     @property
     def is_engine(self) -> bool:
