@@ -77,7 +77,7 @@ OPTIONS = StepOptions(overlap=True, prefetch=1)  # what frameworks do by default
 UTILIZATION = 0.5  # of the device's dense peak that the engine's arithmetic is taken to reach: an assumption
 MARGIN = 0.1  # of the device's memory, which a plan wants spare: an allocator's fragments, and peaks that no model has
 # Tokens of a sequence by default, where a model takes more: Llama 2's (Touvron et al. 2023, section 2.2), and those of
-# meta-llama/llama-cookbook's training_config (`context_length`, 2025-04); pretraining takes 8,192 and more.
+# meta-llama/llama-cookbook's training_config (`context_length`, read 2026-11); pretraining takes 8,192 and more.
 DEFAULT_TOKENS = 4096
 # What `Offload` places by one name, and the kinds of state that it is.
 STATE_KINDS = {"parameters": ("parameter",), "gradients": ("gradient",),
