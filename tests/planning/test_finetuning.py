@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import zerosim as zs
 from zerosim.optim import Adam, state_nbytes
 from zerosim.planning import (
     ADAM_8BIT,
@@ -62,12 +63,14 @@ def test_quantized_weights_are_the_blocks_matrices_and_cannot_be_trained(name):
     assert frozen(base, but=["wte"]).trainable_parameters == base.tensors[0].parameters
 
 
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=3))
-def test_states_in_8_bits_take_a_byte_and_an_absmax_for_each_256_of_tensors_that_are_large_enough(shape):
+@given(st.lists(st.integers(1, 300) | st.sampled_from([512, 4095, 4096]), min_size=1, max_size=3))
+def test_states_in_8_bits_take_a_byte_and_an_absmax_for_each_256_of_what_is_large_enough_and_of_matrices_whole_blocks(
+        shape):
     count = math.prod(shape)
     blocks = len(range(0, count, 256))
+    small = count >= 4096 and (len(shape) == 1 or not count % 256)
     for optimizer, states in ((ADAM_8BIT, 2), (LION_8BIT, 1)):
-        assert state_nbytes(optimizer, tuple(shape)) == states * (count + 4 * blocks if count >= 4096 else 4 * count)
+        assert state_nbytes(optimizer, tuple(shape)) == states * (count + 4 * blocks if small else 4 * count)
 
 
 def test_adam_in_8_bits_keeps_a_quarter_of_adams_state_and_is_counted_in_a_plan_of_states():
@@ -75,6 +78,26 @@ def test_adam_in_8_bits_keeps_a_quarter_of_adams_state_and_is_counted_in_a_plan_
                     for of in (Adam(), ADAM_8BIT))
     assert whole == 8 * model_shape("gpt2").parameters
     assert 2 * whole / 8 < small < 2.05 * whole / 8
+
+
+def test_state_is_of_shards_of_tensors_in_fsdp2_and_of_one_flat_share_in_deepspeed():
+    """Of Llama 3.2 1B on 8 ranks: matrices d x d, d x d/4, d x 4d, and norms of d = 2,048, whose shards are small."""
+    asked = {"ranks": 8, "recompute": "block", "sequence": 2048}
+    parameters, norms = model_shape("llama-3.2-1b").parameters, 33 * 2048
+
+    def state(runtime, stage, optimizer):
+        (row,) = zs.plan("llama-3.2-1b", runtime=runtime, stage=stage, optimizer=optimizer, **asked).rows
+        return sum(one.nbytes for one in row.held if one.kind == "optimizer" and "state" in one.what), row
+
+    for stage in (2, 3):  # m and v are of a byte in blocks of 256; and of four, of norms, of which 256 are of a rank
+        found, row = state("fsdp2", stage, "adamw8bit")
+        assert found == 2 * ((parameters - norms) // 8 * 65 // 64 + 4 * norms // 8)
+        assert row.update_seconds < state("fsdp2", stage, "adamw")[1].update_seconds
+        assert state("fsdp2", stage, "Muon")[0] == 4 * (parameters + norms) // 8  # a buffer, of norms two
+    share = parameters // 8
+    assert state("deepspeed", 3, "adamw8bit")[0] == 2 * (share + 4 * -(-share // 256))
+    assert state("deepspeed", 3, "adafactor")[0] == 4 * share  # a vector has no rows and columns
+    assert state("fsdp2", 3, "adafactor")[0] < share / 50
 
 
 def test_of_experts_a_token_meets_those_that_it_passes():

@@ -151,11 +151,8 @@ OF_THE_COMMAND = ("ds_config", "explain", "measure", "as_json", "compare")
 
 def _plan_arguments(params: dict[str, Any]) -> dict[str, Any]:
     """The options of `zs.plan` that the command's are."""
-    from zerosim.course.training import optimizer_named
-
     named = {option: name for name, option in OPTION_OF.items()}
-    return {named.get(name, name): value for name, value in params.items() if name not in OF_THE_COMMAND} | {
-        "optimizer": optimizer_named(params["optimizer"], 1e-3)}
+    return {named.get(name, name): value for name, value in params.items() if name not in OF_THE_COMMAND}
 
 
 def _typed(ctx: Any) -> set[str]:
@@ -199,14 +196,13 @@ def tune(
 ) -> None:
     """The settings to take for a model, a machine and a global batch, the runner-up, and what to paste into the
     runtime's program."""
-    from zerosim.course.training import optimizer_named
     from zerosim.course.tuning import tune as found_by
 
     with busy("searching"):
         found = found_by(
             model, global_batch=global_batch, batch=batch, prefetch=prefetch, offload=offload, ranks=ranks,
             device=device, link=link, nodes=nodes, between=between, stage=stage, recompute=recompute,
-            attention=attention, sequence=sequence, compute=compute, optimizer=optimizer_named(optimizer, 1e-3),
+            attention=attention, sequence=sequence, compute=compute, optimizer=optimizer,
             runtime=runtime, utilization=utilization, margin=margin, tokens=tokens, price=price, overlap=overlap,
             host_link=host_link, disk_link=disk_link, host_capacity_nbytes=host_capacity,
             disk_capacity_nbytes=disk_capacity, reduction=reduction, hardware=hardware)

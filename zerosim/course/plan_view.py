@@ -14,6 +14,7 @@ from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts
 from zerosim.models.units import TILED, Recompute
 from zerosim.numerics.units import bytes_text, counted, gigabytes
+from zerosim.optim import Optimizer
 from zerosim.planning.conventions import is_cut_anywhere
 from zerosim.planning.explanation import explained, options_text
 from zerosim.planning.plan_config import UTILIZATION, Plan, PlanConfig
@@ -80,8 +81,8 @@ def _remarks(found: Plan) -> Iterator[str]:
     yield from _rests_on(config)
     if not config.has_units:
         yield "Activations and what is gathered are not in the total: name a model, or the largest layer."
-    if not is_cut_anywhere(config.optimizer):
-        yield (f"What {type(config.optimizer).__name__} works in while it updates whole tensors is not in the total"
+    if isinstance(config.optimizer, Optimizer) and not is_cut_anywhere(config.optimizer):
+        yield (f"What {config.optimizer_name} works in while it updates whole tensors is not in the total"
                + (": --measure shows it, where the engine runs it." if config.is_engine else "."))
     if config.host_link:
         yield (f"Offload: {config.options.offload}; {escape(places_text(config))}. What is moved counts as beside "

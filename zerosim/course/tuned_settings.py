@@ -23,6 +23,7 @@ from zerosim.numerics.policy import BY_RANK, Policy
 from zerosim.numerics.units import counted
 from zerosim.planning.closed_forms import STAGES, ShardedStates
 from zerosim.planning.conventions import is_cut_anywhere
+from zerosim.planning.finetuning import EightBit
 from zerosim.planning.plan_config import PlanConfig
 from zerosim.planning.plan_row import PlanRow, fused_policy
 
@@ -67,14 +68,14 @@ def unsaid(config: PlanConfig, stage: int, recompute: str) -> str | None:
 
 def _unsaid_engine(config: PlanConfig, states: ShardedStates, recompute: str) -> str | None:
     if states.optimizer_sharded and not is_cut_anywhere(config.optimizer):
-        return (f"{type(config.optimizer).__name__} needs whole tensors, and a plan's units are cut anywhere: take "
+        return (f"{config.optimizer_name} needs whole tensors, and a plan's units are cut anywhere: take "
                 "stage 0, or the engine's layout='whole_matrices', which no plan counts")
     return None
 
 
 def _engine(config: PlanConfig, row: PlanRow) -> str:
     """Lines of a rank program; without those of a model that the layers here do not make."""
-    named = "zs.optim." if hasattr(optim, type(config.optimizer).__name__) else ""
+    named = "zs.optim." if hasattr(optim, config.optimizer_name) else ""
     lines = [f"optimizer = {named}{config.optimizer!r}"]
     with suppress(ValueError):  # which the notes say
         decoder = decoder_of(config.model, config.sequence)
@@ -127,7 +128,7 @@ def _fsdp(config: PlanConfig, row: PlanRow) -> str:
         lines = ["model = DistributedDataParallel(model, gradient_as_bucket_view=True)"]
         if states.optimizer_sharded:
             lines += ["optimizer = ZeroRedundancyOptimizer(\n    model.parameters(), "
-                      f"optimizer_class={type(config.optimizer).__name__})"]
+                      f"optimizer_class={config.optimizer_name})"]
         if narrow:
             lines += [f"# forward and loss: with torch.autocast(\"cuda\", dtype={TORCH[policy.compute]}):"]
         if config.micro_batches > 1:
@@ -142,6 +143,8 @@ def _fsdp(config: PlanConfig, row: PlanRow) -> str:
     arguments += ["offload_policy=CPUOffloadPolicy()"] * (not options.offload.is_none)
     lines += ["for module in [*blocks, model]:",
               fill(f"fully_shard({', '.join(arguments)})", 76, initial_indent="    ", subsequent_indent="        ")]
+    if isinstance(config.optimizer, EightBit):
+        lines += [f"optimizer = torchao.optim.{config.optimizer_name}(model.parameters())"]
     if states.parameters_sharded and (ahead := options.prefetch) > 1:
         lines += ["for i, block in enumerate(blocks):",
                   f"    block.set_modules_to_forward_prefetch(blocks[i + 1:i + {1 + ahead}])",

@@ -146,7 +146,7 @@ def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
         f", and {config.reached.contention:g} of what is hidden, by which arithmetic beside it gets longer")
     yield ("of it exposed", f"what the program stands still for, with {options_text(config)}{beside}",
            f"{row.exposed_communication_seconds:.4g} s")
-    scanned, updated = config.update_nbytes(job)
+    scanned, updated = config.update_nbytes(job, row.held)
     yield ("update", f"({scanned:,} scanned for overflow and norm + {updated:,} read and written) / "
            f"{config.device.memory_bytes_per_second:.4g} per second", f"{row.update_seconds:.4g} s")
     yield from _transfers(config, row)

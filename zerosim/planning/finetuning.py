@@ -15,6 +15,7 @@ from fractions import Fraction
 from typing import ClassVar
 
 from zerosim.numerics.checks import checked_count, did_you_mean
+from zerosim.optim.base import Cut
 from zerosim.planning.shapes import ModelShape, TensorShape, UnitShape
 
 # Bits of a parameter of a matrix (..., inputs, outputs). NF4 has an absmax in fp32 for each 64; where these are
@@ -31,7 +32,8 @@ ROUTES = ("router", "relative")
 def frozen(model: ModelShape, *, but: Sequence[str] = ()) -> ModelShape:
     """The model with all tensors frozen, but those of layers ``but``, by their last name, as "lm_head" or "ln_f".
 
-    >>> from zerosim.planning.shapes import model_shape
+    >>> from zerosim.optim.base import Cut
+from zerosim.planning.shapes import model_shape
     >>> frozen(model_shape("llama-3.1-8b"), but=["lm_head"]).trainable_parameters == 128_256 * 4096
     True
 
@@ -44,7 +46,8 @@ def frozen(model: ModelShape, *, but: Sequence[str] = ()) -> ModelShape:
 def quantized(model: ModelShape, stored: str = "nf4") -> ModelShape:
     """The model with the matrices of its blocks in 8 or 4 bits, which cannot be trained: they are frozen.
 
-    >>> from zerosim.planning.shapes import model_shape
+    >>> from zerosim.optim.base import Cut
+from zerosim.planning.shapes import model_shape
     >>> float(round(quantized(model_shape("llama-2-7b")).tensors[2].bits, 3))
     4.127
 
@@ -64,7 +67,8 @@ def lora(model: ModelShape, rank: int, targets: Sequence[str] = (), *, stored: s
     ``targets`` are last names of layers, as "q" or "down", or "all"; left out, "q" and "v", or "qkv" where one matrix
     makes all three. Experts, which are stacked, get none. ``stored``: the blocks' matrices quantized, as in QLoRA.
 
-    >>> from zerosim.planning.shapes import model_shape
+    >>> from zerosim.optim.base import Cut
+from zerosim.planning.shapes import model_shape
     >>> adapted = lora(model_shape("llama-2-7b"), 8)
     >>> adapted.trainable_parameters, adapted.parameters
     (4194304, 6742609920)
@@ -117,12 +121,14 @@ def _changed(model: ModelShape, change: Callable[[TensorShape], tuple[TensorShap
 class EightBit:
     """Tensors of state in 8 bits beside each parameter, as `bitsandbytes` has them: an optimizer for plans alone.
 
-    Each tensor of at least 4,096 elements is quantized in blocks of 256, each with an absmax in fp32; smaller ones stay
-    in fp32 (its version 0.50). No engine of zerosim's updates with it: the table of its 8-bit numbers is none of
-    zerosim's formats.
+    What a rank is handed of a tensor is quantized in blocks of 256, each with an absmax in fp32, if it has at least
+    4,096 elements, and stays in fp32 if not. `bitsandbytes` rounds a vector's blocks up (its version 0.50); it does not
+    update DTensors (its issue 1633, 2025), as `torchao.optim` does, which keeps in fp32 a matrix that is no whole
+    number of blocks (pytorch/ao, torchao/optim/adam.py, 2026). No engine of zerosim's updates with either: the table of
+    8-bit numbers is none of zerosim's formats.
     """
 
-    cut: ClassVar[str] = "tensor"
+    cut: ClassVar[Cut] = "tensor"
     needs: ClassVar[frozenset[str]] = frozenset()
     name: str
     states: int
@@ -134,7 +140,8 @@ class EightBit:
         (2.03125, 8.0)
         """
         count = math.prod(shape)
-        return self.states * (count + 4 * -(-count // 256) if count >= 4096 else 4 * count)
+        small = count >= 4096 and (len(shape) == 1 or count % 256 == 0)
+        return self.states * (count + 4 * -(-count // 256) if small else 4 * count)
 
 
-ADAM_8BIT, LION_8BIT = EightBit("adam-8bit", 2), EightBit("lion-8bit", 1)
+ADAM_8BIT, LION_8BIT = EightBit("AdamW8bit", 2), EightBit("Lion8bit", 1)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from zerosim import optim
 from zerosim.models.units import ALL, TILED, Recompute
-from zerosim.numerics.checks import checked_count
+from zerosim.numerics.checks import checked_count, unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.places import Offload
 from zerosim.numerics.policy import BY_RANK, Policy
@@ -21,7 +22,7 @@ from zerosim.optim import Optimizer
 from zerosim.options import StepOptions
 from zerosim.planning.closed_forms import STAGES
 from zerosim.planning.conventions import ADAM, Convention
-from zerosim.planning.finetuning import lora
+from zerosim.planning.finetuning import ADAM_8BIT, LION_8BIT, EightBit, lora
 from zerosim.planning.hardware import DISK_LINK, presets, read
 from zerosim.planning.plan_config import KEPT, MARGIN, Plan, PlanConfig
 from zerosim.planning.plan_row import ZEROSIM
@@ -51,7 +52,8 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                 link: str | None = None, nodes: int = 1, between: str | None = None, stage: Several = "all",
                 recompute: Several = "usual", attention: str = FUSED,
                 batch: int = 1, sequence: int | None = None, micro_batches: int | None = None,
-                global_batch: int | str | None = None, compute: str | Policy = "bf16", optimizer: Optimizer = ADAM,
+                global_batch: int | str | None = None, compute: str | Policy = "bf16",
+                optimizer: str | Optimizer | EightBit = ADAM,
                 runtime: str = "fsdp2", compiled: bool = False, loss_chunks: int = 1,
                 lora_rank: int | None = None, weights: str | None = None,
                 convention: str | Convention | Policy | None = None,
@@ -77,7 +79,8 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     more than 4,096, and ``global_batch`` those of a step on all ranks, in place of ``micro_batches``. ``tokens`` are
     those of a whole training, as "300B", and ``price`` is that of a device and hour. ``margin`` is the share of the
     device that is to stay free.
-    ``compute`` is a format, or a Policy for all formats of a step.
+    ``compute`` is a format, or a Policy for all formats of a step; ``optimizer`` one of zs.optim's, or a name in
+    `OPTIMIZERS`, those that keep 8 bits, of PyTorch's and DeepSpeed's programs, among them.
     ``convention``, of zerosim's engine alone, counts its states as a text or a tool does; None as it holds them.
     ``overlap`` and ``prefetch`` are the engine's options, what goes beside other work and how many units are gathered
     ahead: they spare seconds and cost bytes, and a plan counts both. ``mesh``, nodes and ranks of a node as "2x4", puts
@@ -118,7 +121,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
         ranks=ranks, device=known.device(device), network=network, policy=policy, stages=rows,
         recompute=_policies(recompute, attention, runtime), batch=batch,
         sequence=checked_count("sequence", sequence, 1) if sequence is not None else 0,
-        micro_batches=1 if micro_batches is None else micro_batches, optimizer=optimizer, runtime=runtime,
+        micro_batches=1 if micro_batches is None else micro_batches, optimizer=_optimizer(optimizer), runtime=runtime,
         compiled=compiled, loss_chunks=loss_chunks,
         convention=policy if convention == ZEROSIM else convention, margin=margin, price=price,
         tokens=None if tokens is None else count_of(tokens, "tokens"),
@@ -141,6 +144,22 @@ def _finetuned(model: ModelShape, lora_rank: int | None, weights: str | None, ru
         raise ValueError(f"weights={weights!r} cannot be trained, and nothing else would be; say the rank of adapters "
                          "beside them, as lora_rank=16")
     return lora(model, lora_rank, stored=weights or "")
+
+
+# Optimizers by name, as plans take them, which ask for no rate.
+OPTIMIZERS: Mapping[str, Optimizer | EightBit] = {
+    **{name.lower(): getattr(optim, name)(lr=1e-3) for name in optim.__all__
+       if hasattr(getattr(optim, name), "slots") and name != "Optimizer"},
+    **{of.name.lower(): of for of in (ADAM_8BIT, LION_8BIT)}}
+
+
+def _optimizer(asked: Any) -> Any:
+    """The optimizer of a name; what is none, is looked at by the configuration."""
+    if not isinstance(asked, str):
+        return asked
+    if asked.lower() not in OPTIMIZERS:
+        raise unknown_name(f"no optimizer is called {asked!r}", asked.lower(), sorted(OPTIMIZERS))
+    return OPTIMIZERS[asked.lower()]
 
 
 def _policy(format: str, runtime: str) -> Policy:

@@ -26,7 +26,7 @@ section 4 (the disk).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -50,6 +50,7 @@ from zerosim.planning.conventions import (
     states_nbytes,
 )
 from zerosim.planning.efficiency import Efficiency, efficiency
+from zerosim.planning.finetuning import LION_8BIT, EightBit
 from zerosim.planning.flops import StepFlops, six_n, step_flops
 from zerosim.planning.hardware import (
     DISK_NBYTES,
@@ -63,7 +64,7 @@ from zerosim.planning.hardware import (
     positive,
 )
 from zerosim.planning.plan_row import ZEROSIM, PlanRow
-from zerosim.planning.runtimes import RUNTIMES, AccountRow, account
+from zerosim.planning.runtimes import FSDP2, MEGATRON_CORE, RUNTIMES, AccountRow, account
 from zerosim.planning.shapes import ModelShape
 from zerosim.planning.step_activations import Place, fullest_nbytes
 from zerosim.planning.step_arithmetic import Pieces, of_micro_batch, products_alone
@@ -106,7 +107,7 @@ class PlanConfig:
     batch: int = 1
     sequence: int = 0
     micro_batches: int = 1
-    optimizer: Optimizer = ADAM
+    optimizer: Optimizer | EightBit = ADAM
     runtime: str = ZEROSIM
     convention: str | Convention | Policy | None = None
     compiled: bool = False
@@ -160,7 +161,7 @@ class PlanConfig:
             raise ValueError(f"offload of {places}: a plan takes the optimizer's state off the device first, "
                              "which is most of all; place it on the host or on disk too")
         if places.uses_disk and not is_cut_anywhere(self.optimizer):
-            raise ValueError(f"what {type(self.optimizer).__name__} keeps depends on the shapes of tensors, and what "
+            raise ValueError(f"what {self.optimizer_name} keeps depends on the shapes of tensors, and what "
                              "it reads from disk is not planned; place its state on the host, or take AdamW")
         for name, used, example in (("host_link", not places.is_none, "pcie4"),
                                     ("disk_link", places.uses_disk, "nvme-pcie4")):
@@ -189,11 +190,17 @@ class PlanConfig:
         convention_of(self.accounting)
         self._check_runtime()
         optimizer = self.optimizer
-        if not isinstance(optimizer, Optimizer):
+        if not isinstance(optimizer, Optimizer | EightBit):
             raise ValueError(f"optimizer={optimizer!r} does not say what it keeps; take one of zs.optim's, as "
                              "zs.optim.AdamW() is")
+        if isinstance(optimizer, EightBit) and self.runtime in (ZEROSIM, MEGATRON_CORE):
+            raise ValueError(f"{optimizer.name} is of PyTorch's and DeepSpeed's programs, and this is a plan of "
+                             f"{self.runtime}; take AdamW, or the runtime fsdp2 or deepspeed")
+        if optimizer == LION_8BIT and self.runtime == FSDP2 and {2, 3} & {*self.stages}:
+            raise ValueError("Lion8bit is bitsandbytes', which updates no shards of fully_shard, stages 2 and 3; take "
+                             "AdamW8bit, which is torchao's too, or stages 0 and 1")
         if self.model.transformer is None and not is_cut_anywhere(optimizer):
-            raise ValueError(f"what {type(optimizer).__name__} keeps depends on the shapes of tensors, and of "
+            raise ValueError(f"what {self.optimizer_name} keeps depends on the shapes of tensors, and of "
                              f"{self.model.name} none is known; name a model, or an optimizer such as AdamW")
 
     def _check_runtime(self) -> None:
@@ -237,6 +244,11 @@ class PlanConfig:
     def is_engine(self) -> bool:
         """True for a plan of zerosim's own engine."""
         return self.runtime == ZEROSIM
+
+    @property
+    def optimizer_name(self) -> str:
+        """The optimizer's class, as its program has it."""
+        return self.optimizer.name if isinstance(self.optimizer, EightBit) else type(self.optimizer).__name__
 
     @property
     def accounting(self) -> str | Convention | Policy:
@@ -287,7 +299,7 @@ class PlanConfig:
     def unplaced(self, states: ShardedStates) -> str | None:
         """The reason why PyTorch's program cannot place state off the device as it was asked to; None where it can."""
         asked = self.options.offload
-        if self.runtime != "fsdp2" or asked.is_none:
+        if self.runtime != FSDP2 or asked.is_none:
             return None
         if not states.gradients_sharded:
             return "offload is fully_shard's, and stages 0 and 1 are DistributedDataParallel; take stages 2 and 3"
@@ -299,14 +311,15 @@ class PlanConfig:
     def row(self, stage: int, policy: str) -> PlanRow:
         """A stage under a recomputation policy: what is held, sent and moved, and the seconds of it."""
         job, flops, most = self.job(stage, policy), self.flops(policy), self.capacities_nbytes
+        held = self.held(stage, policy)
         moved, host_seconds, disk_seconds = self.transfers(job)
         return PlanRow(
-            stage, policy, self.runtime, self.ranks, self.held(stage, policy), self.margin_nbytes,
+            stage, policy, self.runtime, self.ranks, held, self.margin_nbytes,
             sent_nbytes_per_step=max(map(sum, zip(*sent_nbytes(job).values(), strict=True))),
             host_transfer_nbytes_per_step=moved[TO_HOST] + moved[TO_DEVICE], host_transfer_seconds=host_seconds,
             disk_transfer_nbytes_per_step=moved[TO_DISK] + moved[FROM_DISK], disk_transfer_seconds=disk_seconds,
             flops_per_step=flops.hardware, model_flops_per_step=flops.model,
-            **self.seconds(job, self.unit_seconds(policy)),
+            **self.seconds(job, self.unit_seconds(policy), held),
             tokens_per_step=self.ranks * self.micro_batches * self.batch * self.sequence,
             peak_flops_per_second=self.machine.peak_flops_per_second, capacity_nbytes=most[DEVICE],
             host_capacity_nbytes=most[HOST], disk_capacity_nbytes=most[DISK])
@@ -392,11 +405,12 @@ class PlanConfig:
                       for link, ways in ((self.host_link, DIRECTIONS[:2]), (self.disk_link, DIRECTIONS[2:])))
         return moved, host, disk
 
-    def update_nbytes(self, job: Job) -> tuple[int, int]:
+    def update_nbytes(self, job: Job, held: Iterable[AccountRow] = ()) -> tuple[int, int]:
         """Bytes that a rank reads to look for overflow and for the norm; those that it reads and writes to update.
 
-        Gradients are read twice, and once more for the update; masters and the optimizer's state are read and written;
-        the parameter is written from the master, where it is another. With offload the host updates.
+        Gradients are read twice, and once more for the update; masters and the optimizer's state are read and written,
+        as the account says, or as much for each parameter; the parameter is written from the master, where it is
+        another. With offload the host updates.
         """
         policy, states = job.policy, job.states
         elements = job.held(states.optimizer_sharded)
@@ -406,11 +420,9 @@ class PlanConfig:
             return scanned, 0
         master, parameter = policy.master_dtype.itemsize, policy.compute_dtype.itemsize
         cast = 0 if policy.master_dtype == policy.compute_dtype else master + parameter
-        if is_cut_anywhere(self.optimizer):
-            state = per_parameter_nbytes(self.optimizer, policy.state_dtype.itemsize) * elements
-        else:
-            kinds = states_nbytes(self.model, job.ranks, states, policy, optimizer=self.optimizer)
-            state = kinds.get("optimizer_state", 0)
+        state = (per_parameter_nbytes(self.optimizer, policy.state_dtype.itemsize) * elements
+                 if is_cut_anywhere(self.optimizer) else
+                 sum(one.nbytes for one in held if one.kind == "optimizer" and "state" in one.what))
         return scanned, (gradient + 2 * master + cast) * elements + 2 * state
 
     # -- operations and seconds ---------------------------------------------------------------------------------------
@@ -456,13 +468,13 @@ class PlanConfig:
                 for unit, length in enumerate(self.model.unit_lengths)
                 for phase, products in (("forward", 2), ("backward", 4))}
 
-    def seconds(self, job: Job, computed: Mapping[Place, float]) -> dict[str, float]:
+    def seconds(self, job: Job, computed: Mapping[Place, float], held: Iterable[AccountRow] = ()) -> dict[str, float]:
         """Seconds of a step whose units compute so long, by fields of a row, transfers to host and disk apart.
 
         All micro-batches but the first and the last take as long, and nothing is under way between two. Exposed is what
         the program stands still for, and by what its arithmetic gets longer beside hidden communication.
         """
-        update, k = self.update_seconds(job), self.micro_batches
+        update, k = self.update_seconds(job, held), self.micro_batches
         reached, network = self.reached, self.network
         price = None if reached is None else reached.collective_seconds
         communication, exposed = communication_seconds(after_backward(job), update, network, price)
@@ -483,10 +495,10 @@ class PlanConfig:
         seconds = {pieces: pieces.seconds(machine) for pieces in {*found.values()}}  # equal units have the same
         return {place: seconds[pieces] for place, pieces in found.items()}
 
-    def update_seconds(self, job: Job) -> dict[Place, float]:
+    def update_seconds(self, job: Job, held: Iterable[AccountRow]) -> dict[Place, float]:
         """Seconds in which a rank scans the gradients that it updates with, and updates each unit, by `update_nbytes`.
         """
-        scanned, updated = self.update_nbytes(job)
+        scanned, updated = self.update_nbytes(job, held)
         rate, total = self.device.memory_bytes_per_second, sum(job.padded_lengths)
         found: dict[Place, float] = {("scan", 0): scanned / rate}
         for unit, length in enumerate(job.padded_lengths):

@@ -14,6 +14,7 @@ with its defaults in bf16, Megatron Core with its distributed optimizer (stage 1
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +22,7 @@ from functools import cached_property
 from zerosim.models.transformer import Transformer
 from zerosim.numerics.checks import FP32, checked_count, did_you_mean
 from zerosim.numerics.places import DEVICE
-from zerosim.optim import Optimizer, state_nbytes
+from zerosim.optim import Stateful, state_nbytes
 from zerosim.planning.closed_forms import Job
 from zerosim.planning.conventions import is_cut_anywhere, shares_nbytes
 from zerosim.planning.hardware import OVERHEADS, overheads_nbytes
@@ -36,7 +37,7 @@ BY_FSDP2 = "PyTorch 2.13, torch/distributed/fsdp/_fully_shard (2026)"
 BY_DDP = "PyTorch 2.13, DistributedDataParallel, ZeroRedundancyOptimizer and autocast (2026)"
 BY_DEEPSPEED = "DeepSpeed 0.19.8, runtime/zero and its config.py (2026)"
 BY_MEGATRON = "Megatron Core, distributed optimizer, bf16 (2024)"
-BY_OPTIMIZER = "what the optimizer declares for each parameter"
+BY_OPTIMIZER = "what the optimizer declares: of shards with fully_shard (torch 2.13), of flat shares with DeepSpeed"
 KEPT = "saved_tensors.toml: torch 2.13, transformers 5.24, measured 2026-11"
 KEPT_SELECTED = "torchtitan, activation_checkpoint.py (2025): SDPA, and every second product without a bias"
 KEPT_BY_MEGATRON = "Korthikanti et al. 2022, section 4.1, with fused attention"
@@ -67,7 +68,7 @@ def total_nbytes(rows: Iterable[AccountRow], place: str = DEVICE) -> int:
 
 
 def account(runtime: str, model: ModelShape, job: Job, *, batch: int, tokens: int, recompute: str,
-            optimizer: Optimizer, compiled: bool = False, loss_chunks: int = 1, synchronized: bool = True,
+            optimizer: Stateful, compiled: bool = False, loss_chunks: int = 1, synchronized: bool = True,
             overheads: Mapping[str, int] | None = None) -> tuple[AccountRow, ...]:
     """The rows of a rank's fullest moment, each above 0.
 
@@ -132,7 +133,7 @@ class StepSizes:
     job: Job
     run: Forward
     recompute: str
-    optimizer: Optimizer
+    optimizer: Stateful
     loss_chunks: int
     synchronized: bool
 
@@ -151,8 +152,15 @@ class StepSizes:
 
     def padded(self, tensor: TensorShape) -> int:
         """Elements, with the first dimension padded to a multiple of the ranks that have a shard of it."""
-        rows, shards = _rows(tensor), self.job.shards
-        return -(-rows // shards) * shards * (tensor.parameters // rows)
+        return math.prod(self.shard(tensor)) * self.job.shards
+
+    def shard(self, tensor: TensorShape) -> tuple[int, ...]:
+        """The shape of a rank's shard along the first dimension as PyTorch has it: of a linear layer, here (inputs,
+        outputs), that of its outputs."""
+        *shape, = tensor.shape
+        place = -1 if tensor.name.endswith("weight") and len(shape) == 2 else 0
+        shape[place] = -(-shape[place] // self.job.shards)
+        return tuple(shape)
 
     def nbytes(self, tensors: Iterable[TensorShape], itemsize: int = 0) -> int:
         """Padded bytes in the compute format; of trained ones with `itemsize` each, if that is said."""
@@ -192,13 +200,18 @@ class StepSizes:
         """Elements of all gradients."""
         return sum(self.gradients) + self.trained(self.root)
 
-    def optimizer_nbytes(self, sharded: bool) -> int:
-        """Bytes of the optimizer's own state."""
+    def optimizer_nbytes(self, sharded: bool, *, flat: bool = False) -> int:
+        """Bytes of the optimizer's own state beside what it is handed: whole tensors, which ranks share out, or where
+        gradients are sharded a shard of each; or, `flat`, a share of all elements as one vector, unless it is of
+        matrices."""
         itemsize, shards = self.job.policy.state_dtype.itemsize, self.job.shards if sharded else 1
-        if is_cut_anywhere(self.optimizer):
+        if is_cut_anywhere(self.optimizer) or (flat and self.optimizer.cut == "tensor"):
             return state_nbytes(self.optimizer, (self.elements // shards,), itemsize)
-        shapes = [tensor.shape for tensor in self.model.tensors if not tensor.frozen]
-        return max(nbytes for _, nbytes in shares_nbytes(self.optimizer, shapes, shards, itemsize))
+        tensors = [tensor for tensor in self.model.tensors if not tensor.frozen]
+        if self.job.states.gradients_sharded:
+            return sum(state_nbytes(self.optimizer, self.shard(tensor), itemsize) for tensor in tensors)
+        return max(nbytes for _, nbytes in shares_nbytes(
+            self.optimizer, [tensor.shape for tensor in tensors], shards, itemsize))
 
     # -- activations --------------------------------------------------------------------------------------------------
 
@@ -286,11 +299,6 @@ class StepSizes:
         yield Moment(done=self.elements)
 
 
-def _rows(tensor: TensorShape) -> int:
-    """The first dimension as PyTorch has it: of a linear layer, here (inputs, outputs), that of its outputs."""
-    return tensor.shape[-1] if tensor.name.endswith("weight") and len(tensor.shape) == 2 else tensor.shape[0]
-
-
 def _activations(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     megatron = step.run.by == MEGATRON
     source = KEPT_BY_MEGATRON if megatron else KEPT_SELECTED if step.recompute == SELECTIVE else KEPT
@@ -350,7 +358,7 @@ def _deepspeed(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
                      BY_DEEPSPEED, offload.parameters)
     yield AccountRow("parameters", "small tensors, whole", cut * small * each, BY_DEEPSPEED)
     yield AccountRow("optimizer", "masters in fp32", masters * fp32, BY_DEEPSPEED, offload.optimizer)
-    state = step.optimizer_nbytes(states.optimizer_sharded)
+    state = step.optimizer_nbytes(states.optimizer_sharded, flat=True)
     yield AccountRow("optimizer", "state", state, BY_OPTIMIZER, offload.optimizer)
     if states.gradients_sharded:
         rests = share if cut or again or updates else at.done // shards
