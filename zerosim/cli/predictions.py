@@ -52,6 +52,8 @@ LossChunks = Annotated[int, typer.Option(help="In how many parts logits and thei
 LoraRank = Annotated[int | None, typer.Option("--lora", help="Rank of adapters beside frozen linear layers.")]
 Weights = Annotated[str | None, typer.Option(help="How frozen weights rest, with --lora: nf4 or int8; without it, in "
                                                   "the format of --compute.")]
+TrainOnly = Annotated[str | None, typer.Option(help="Units or layers that are trained, as block3[01],head; all else is "
+                                               "frozen, without adapters.")]
 Margin = Annotated[float, typer.Option(help="Share of the device that is to stay free.")]
 GlobalBatch = Annotated[str | None, typer.Option(help="Sequences of a step on all ranks together, in place of "
                                                       "--micro-batches.")]
@@ -109,7 +111,7 @@ def plan(
     sequence: SequenceLength = None, micro_batches: SomeMicroBatches = None, global_batch: GlobalBatch = None,
     compute: Compute = "bf16", optimizer: OptimizerName = "adamw", runtime: Runtime = "fsdp2",
     compiled: Compiled = False, loss_chunks: LossChunks = 1, lora_rank: LoraRank = None, weights: Weights = None,
-    convention: ConventionName = None,
+    train_only: TrainOnly = None, convention: ConventionName = None,
     utilization: Utilization = None, margin: Margin = 0.1, tokens: Tokens = None,
     price: Price = None, overlap: Overlap = True, prefetch: Prefetch = 1, offload: Offload = "none",
     host_link: HostLink = None, disk_link: DiskLink = None, host_capacity: HostCapacity = None,

@@ -101,8 +101,6 @@ def _rests_on(config: PlanConfig) -> Iterator[str]:
         if experts is not None and config.ranks > experts.count:
             yield (f"Experts are one tensor of {experts.count}, which fully_shard cuts by expert: on more ranks each "
                    "shard is padded to one, and the total shows it. Shard inside nodes (--mesh), or by experts.")
-        if config.model.trainable_parameters < config.model.parameters:
-            yield ("Seconds are from above: they count gradients of frozen weights as made and sent, which are not.")
         return
     share = percent(config.utilization or UTILIZATION)
     yield (f"Bytes and seconds are those of zerosim's engine with {options_text(config)}; arithmetic is taken to reach "

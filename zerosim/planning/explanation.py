@@ -78,6 +78,11 @@ def _total(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
                f"unit by unit, with {job.options.zeropp}; {across:,} go from a node's ranks to other nodes",
                f"{row.sent_nbytes_per_step:,}")
         return
+    if config.model.has_frozen:
+        yield ("sent per step", f"unit by unit, N = {job.shards}: gradients of {config.model.trainable_parameters:,} "
+               "trained elements, sharded parameters as they rest, frozen ones too, and control",
+               f"{row.sent_nbytes_per_step:,}")
+        return
     nodes = f", and across M = {job.options.nodes} nodes 2(M-1)/M · Ψ/N of gradients" * (job.options.replicas > 1)
     yield ("sent per step", f"(N-1)/N · ({' + '.join(vectors.values()) or '0'}), N = {job.shards}, Ψ = "
            f"{job.policy.compute_dtype.itemsize} · {padded:,}{nodes}, and control", f"{row.sent_nbytes_per_step:,}")

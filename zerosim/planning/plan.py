@@ -22,7 +22,7 @@ from zerosim.optim import Optimizer
 from zerosim.options import StepOptions
 from zerosim.planning.closed_forms import STAGES
 from zerosim.planning.conventions import ADAM, Convention
-from zerosim.planning.finetuning import ADAM_8BIT, LION_8BIT, EightBit, lora
+from zerosim.planning.finetuning import ADAM_8BIT, LION_8BIT, EightBit, frozen, lora
 from zerosim.planning.hardware import DISK_LINK, presets, read
 from zerosim.planning.plan_config import KEPT, MARGIN, Plan, PlanConfig
 from zerosim.planning.plan_row import ZEROSIM
@@ -55,7 +55,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                 global_batch: int | str | None = None, compute: str | Policy = "bf16",
                 optimizer: str | Optimizer | EightBit = ADAM,
                 runtime: str = "fsdp2", compiled: bool = False, loss_chunks: int = 1,
-                lora_rank: int | None = None, weights: str | None = None,
+                lora_rank: int | None = None, weights: str | None = None, train_only: str | Iterable[str] | None = None,
                 convention: str | Convention | Policy | None = None,
                 utilization: float | None = None, margin: float = MARGIN, tokens: int | str | None = None,
                 price: float | None = None, overlap: bool = True, prefetch: int = 1,
@@ -71,7 +71,8 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     ``runtime`` says whose step it is: that of PyTorch's "fsdp2" (DDP at stage 0, ZeroRedundancyOptimizer at 1),
     "deepspeed", "megatron" (its distributed optimizer), or "zerosim", the engine here. Of all but the last ``compiled``
     says that kernels are fused by torch.compile, and ``loss_chunks`` in how many parts logits and their loss are made.
-    ``lora_rank`` is that of adapters beside frozen linear layers, and ``weights``, "nf4" or "int8", how these rest.
+    ``lora_rank`` is that of adapters beside frozen linear layers, and ``weights``, "nf4" or "int8", how these rest;
+    ``train_only`` names the units or layers that are trained without adapters, as "block3[01],head", all else frozen.
     ``stage`` and ``recompute`` are one, several, or "all"; "usual" is to recompute nothing, and blocks. ``attention``
     "fused", as FlashAttention, never holds the probabilities; "unfused" holds them, which zerosim's engine alone does,
     and "usual" recomputes selectively too. ``link`` None is the device's own.
@@ -117,7 +118,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     if global_batch is not None:
         micro_batches = _shared(global_batch, ranks, batch, micro_batches)
     return PlanConfig(
-        model=_finetuned(_model(model, parameters, largest_layer, runtime), lora_rank, weights, runtime),
+        model=_finetuned(_model(model, parameters, largest_layer, runtime), lora_rank, weights, train_only, runtime),
         ranks=ranks, device=known.device(device), network=network, policy=policy, stages=rows,
         recompute=_policies(recompute, attention, runtime), batch=batch,
         sequence=checked_count("sequence", sequence, 1) if sequence is not None else 0,
@@ -133,13 +134,19 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
 plan.__signature__ = signature(plan_config).replace(return_annotation=Plan)  # type: ignore[attr-defined]  # for a notebook
 
 
-def _finetuned(model: ModelShape, lora_rank: int | None, weights: str | None, runtime: str) -> ModelShape:
-    """The model with adapters beside frozen weights, or with quantized ones, where these were asked for."""
-    if lora_rank is None and weights is None:
+def _finetuned(model: ModelShape, lora_rank: int | None, weights: str | None, train_only: Any,
+               runtime: str) -> ModelShape:
+    """The model with adapters beside frozen weights, with quantized ones, or with some frozen, as was asked for."""
+    if lora_rank is None and weights is None and train_only is None:
         return model
     if runtime == ZEROSIM:
-        raise ValueError("adapters and quantized weights are of PyTorch's programs, and this is a plan of zerosim's "
-                         "own engine; leave lora_rank and weights out, or take another runtime")
+        raise ValueError("frozen weights are of PyTorch's programs, and this is a plan of zerosim's own engine; leave "
+                         "lora_rank, weights and train_only out, or take another runtime")
+    if train_only is not None:
+        if lora_rank is not None or weights is not None:
+            raise ValueError(f"train_only={train_only!r} is without adapters and quantized weights, and lora_rank or "
+                             "weights were asked for too; leave it or them out")
+        return frozen(model, but=[*(train_only.split(",") if isinstance(train_only, str) else train_only)])
     if lora_rank is None:
         raise ValueError(f"weights={weights!r} cannot be trained, and nothing else would be; say the rank of adapters "
                          "beside them, as lora_rank=16")

@@ -26,7 +26,7 @@ section 4 (the disk).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -50,7 +50,7 @@ from zerosim.planning.conventions import (
     states_nbytes,
 )
 from zerosim.planning.efficiency import Efficiency, efficiency
-from zerosim.planning.finetuning import LION_8BIT, EightBit
+from zerosim.planning.finetuning import LION_8BIT, EightBit, flops_of_trained, sent_in_rings, without_frozen
 from zerosim.planning.flops import StepFlops, six_n, step_flops
 from zerosim.planning.hardware import (
     DISK_NBYTES,
@@ -68,7 +68,7 @@ from zerosim.planning.runtimes import FSDP2, MEGATRON_CORE, RUNTIMES, AccountRow
 from zerosim.planning.shapes import ModelShape
 from zerosim.planning.step_activations import Place, fullest_nbytes
 from zerosim.planning.step_arithmetic import Pieces, of_micro_batch, products_alone
-from zerosim.planning.step_events import after_backward, micro_batch
+from zerosim.planning.step_events import StepEvent, after_backward, micro_batch
 from zerosim.planning.step_folds import Flow, TransientMemory, communication_seconds, transient_memory
 from zerosim.shown import ShownPlan
 
@@ -315,7 +315,9 @@ class PlanConfig:
         moved, host_seconds, disk_seconds = self.transfers(job)
         return PlanRow(
             stage, policy, self.runtime, self.ranks, held, self.margin_nbytes,
-            sent_nbytes_per_step=max(map(sum, zip(*sent_nbytes(job).values(), strict=True))),
+            sent_nbytes_per_step=(
+                sum(times * sent_in_rings(events) for times, events in self.parts(job)) if self.model.has_frozen else
+                max(map(sum, zip(*sent_nbytes(job).values(), strict=True)))),
             host_transfer_nbytes_per_step=moved[TO_HOST] + moved[TO_DEVICE], host_transfer_seconds=host_seconds,
             disk_transfer_nbytes_per_step=moved[TO_DISK] + moved[FROM_DISK], disk_transfer_seconds=disk_seconds,
             flops_per_step=flops.hardware, model_flops_per_step=flops.model,
@@ -339,15 +341,23 @@ class PlanConfig:
     def job(self, stage: int, policy: str = "none") -> Job:
         """The step of a stage; tied weights, the first tensor of their unit, stay gathered, as the engine keeps them.
 
-        Where no unit is known there is nothing that could overlap, and nothing ahead.
+        Where no unit is known there is nothing that could overlap, and nothing ahead. Of frozen weights what rests in
+        fewer bits counts as fewer elements of the compute format.
         """
-        model = self.model
-        return Job(model.unit_lengths, self.ranks, STAGES[stage], policy=self.policy,
+        model, itemsize = self.model, self.policy.compute_dtype.itemsize
+        lengths = model.unit_lengths if not model.has_frozen else tuple(
+            -(-sum(tensor.nbytes(itemsize) for tensor in unit.tensors) // itemsize) for unit in model.units)
+        return Job(lengths, self.ranks, STAGES[stage], policy=self.policy,
                    micro_batches=self.micro_batches, recompute_units=Recompute.parse(policy).units_per_segment,
                    kept_gathered=tuple(sorted({owner for _, owner in model.tied})), tied=model.tied,
                    tied_lengths=tuple(model.units[owner].tensors[0].parameters for _, owner in model.tied),
                    normed_tensors=normed_tensors(self.optimizer, len(model.tensors)),
                    options=self.options if self.has_units else replace(self.options, overlap=False, prefetch=0))
+
+    def of_trained(self, job: Job) -> Job:
+        """The step of the weights alone that are trained: of gradients, and of all after backward."""
+        return replace(job, unit_lengths=tuple(sum(tensor.parameters for tensor in unit.tensors if not tensor.frozen)
+                                               for unit in self.model.units)) if self.model.has_frozen else job
 
     def held(self, stage: int, policy: str) -> tuple[AccountRow, ...]:
         """The account of what a rank holds at the step's fullest moment, wherever it rests."""
@@ -400,7 +410,7 @@ class PlanConfig:
         state = 0  # which moves only where it rests on disk
         if job.options.offload.uses_disk:
             state = per_parameter_nbytes(self.optimizer, job.policy.state_dtype.itemsize)
-        moved = moved_nbytes(job, state)
+        moved = moved_nbytes(self.of_trained(job), state, job)
         host, disk = (sum(link.seconds(moved[way]) for way in ways if link and moved[way])
                       for link, ways in ((self.host_link, DIRECTIONS[:2]), (self.disk_link, DIRECTIONS[2:])))
         return moved, host, disk
@@ -435,6 +445,8 @@ class PlanConfig:
         """Operations of all micro-batches of a rank; by 6PD, a third of it forward, where no shape is known."""
         if self.decoder is not None:
             one = step_flops(self.decoder, self.batch, self.sequence, str(self.recomputed(policy)))
+            if self.model.has_frozen:
+                one = flops_of_trained(self.model, one, self.batch, self.sequence)
         else:
             forward = six_n(self.model.parameters, self.batch * self.sequence) // 3
             one = StepFlops(forward, 2 * forward, 0)
@@ -471,20 +483,30 @@ class PlanConfig:
     def seconds(self, job: Job, computed: Mapping[Place, float], held: Iterable[AccountRow] = ()) -> dict[str, float]:
         """Seconds of a step whose units compute so long, by fields of a row, transfers to host and disk apart.
 
-        All micro-batches but the first and the last take as long, and nothing is under way between two. Exposed is what
-        the program stands still for, and by what its arithmetic gets longer beside hidden communication.
+        Exposed is what the program stands still for, and by what its arithmetic gets longer beside hidden
+        communication.
         """
-        update, k = self.update_seconds(job, held), self.micro_batches
+        update, k = self.update_seconds(self.of_trained(job), held), self.micro_batches
         reached, network = self.reached, self.network
         price = None if reached is None else reached.collective_seconds
-        communication, exposed = communication_seconds(after_backward(job), update, network, price)
-        for number, times in Counter([*[0] * (k > 1), *[1] * (k - 2), k - 1]).items():
-            one = communication_seconds(micro_batch(job, number), computed, network, price)
+        communication = exposed = 0.0
+        for times, events in self.parts(job):
+            one = communication_seconds(events, {**computed, **update}, network, price)
             communication, exposed = communication + times * one[0], exposed + times * one[1]
         if reached is not None:
             exposed += reached.contention_seconds(communication - exposed, network)
         return {"compute_seconds": k * sum(computed.values()), "communication_seconds": communication,
                 "exposed_communication_seconds": exposed, "update_seconds": sum(update.values())}
+
+    def parts(self, job: Job) -> Iterator[tuple[int, Iterator[StepEvent]]]:
+        """(times, events) of each part of a step: what follows backward, and micro-batches, between which nothing is under
+        way; all but the first and the last are equal."""
+        trained, k = self.of_trained(job), self.micro_batches
+        yield 1, after_backward(trained)
+        for number, times in Counter([*[0] * (k > 1), *[1] * (k - 2), k - 1]).items():
+            events = micro_batch(job, number)
+            yield times, (without_frozen(events, job, trained, self.model.first_trained) if self.model.has_frozen else
+                          events)
 
     def unit_seconds(self, policy: str) -> dict[Place, float]:
         """Seconds of each unit's arithmetic at each of its places in a micro-batch: of zerosim's layers by the

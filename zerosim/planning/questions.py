@@ -95,7 +95,7 @@ def largest_model(config: PlanConfig) -> ModelShape | None:
     even one block fits, and of a model with frozen weights.
     """
     model, of = config.model, config.model.transformer
-    if model.trainable_parameters < model.parameters:
+    if model.has_frozen:
         return None
 
     def sized(count: int) -> ModelShape:

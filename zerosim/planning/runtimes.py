@@ -15,7 +15,7 @@ with its defaults in bf16, Megatron Core with its distributed optimizer (stage 1
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -26,7 +26,16 @@ from zerosim.optim import Stateful, state_nbytes
 from zerosim.planning.closed_forms import Job
 from zerosim.planning.conventions import is_cut_anywhere, shares_nbytes
 from zerosim.planning.hardware import OVERHEADS, overheads_nbytes
-from zerosim.planning.saved_tensors import COMPILED, EAGER, MEGATRON, Forward, block_of, saved, saved_nbytes
+from zerosim.planning.saved_tensors import (
+    COMPILED,
+    EAGER,
+    MEGATRON,
+    Forward,
+    block_of,
+    saved,
+    saved_nbytes,
+    trained_layers,
+)
 from zerosim.planning.shapes import ModelShape, TensorShape, UnitShape
 
 RUNTIMES = FSDP2, DEEPSPEED, MEGATRON_CORE, ZEROSIM = ("fsdp2", "deepspeed", "megatron", "zerosim")
@@ -44,6 +53,7 @@ KEPT_BY_MEGATRON = "Korthikanti et al. 2022, section 4.1, with fused attention"
 MADE = "PyTorch 2.13, operators of autograd's backward (2026)"
 LOSS = "transformers 5.24, loss_utils.py: log-probabilities, their gradient and the logits', in fp32 (2026)"
 LOSS_OF_MEGATRON = "Megatron Core, tensor_parallel/cross_entropy.py: logits, and their softmax in fp32 (2024)"
+DEQUANTIZED = "Dettmers et al. 2023 (QLoRA), section 3: weights are dequantized for each product"
 ALLOCATOR = "PyTorch, c10/cuda/CUDACachingAllocator.cpp: 512 bytes, and 2 MiB from 10 MiB on (2024)"
 
 # DeepSpeed's defaults, in elements: runtime/zero/config.py, version 0.19.8 (2026).
@@ -177,10 +187,15 @@ class StepSizes:
         return [tuple(replace(tensor, name=tensor.name.partition(".")[2]) for tensor in unit.tensors)
                 for unit in self.blocks]
 
+    def whole(self, tensors: Iterable[TensorShape]) -> int:
+        """Bytes of whole parameters beside those that rest: gathered ones, or under autocast the trained ones, cast."""
+        casts = self.run.nbytes_each("stream") > self.run.itemsize
+        return self.nbytes(tensor for tensor in tensors if not (casts and tensor.frozen))
+
     @cached_property
     def weights(self) -> list[int]:
         """Bytes of each block's parameters, whole."""
-        counted = {tensors: self.nbytes(tensors) for tensors in {*self.tensors}}
+        counted = {tensors: self.whole(tensors) for tensors in {*self.tensors}}
         return [counted[tensors] for tensors in self.tensors]
 
     @cached_property
@@ -221,11 +236,18 @@ class StepSizes:
 
     @cached_property
     def halves(self) -> list[dict[str, int]]:
-        """Bytes that each half of each block keeps, when nothing is made again."""
-        sizes = [self.block(index) for index in range(len(self.blocks))]
-        counted = {of: {half: 0 if of is None else saved_nbytes(of, half, self.run) for half in HALVES}
-                   for of in {*sizes}}
-        return [counted[of] for of in sizes]
+        """Bytes that each half of each block keeps, when nothing is made again, adapters' own among them."""
+        kinds = [(self.block(index), tensors) for index, tensors in enumerate(self.tensors)]
+        counted = {(of, tensors): {half: self.kept_of(of, half, [
+            tensor for tensor in tensors if tensor.name.startswith(("attention", "ffn")[half == HALVES[1]])])
+            for half in HALVES} for of, tensors in {*kinds}}
+        return [counted[kind] for kind in kinds]
+
+    def kept_of(self, of: Transformer | None, half: str, tensors: Sequence[TensorShape]) -> int:
+        """Bytes that a half of a block with these tensors keeps."""
+        ranks = sum(tensor.shape[-1] for tensor in tensors if tensor.name.endswith("lora_a.weight"))
+        return 0 if of is None else (saved_nbytes(of, half, self.run, trained_layers(tensors))
+                                     + self.run.batch * self.run.tokens * ranks * self.run.itemsize)
 
     @cached_property
     def stream(self) -> int:
@@ -236,9 +258,14 @@ class StepSizes:
     @cached_property
     def kept(self) -> list[int]:
         """Bytes that each block keeps from forward to its own backward."""
-        if self.recompute == NONE or (self.recompute == SELECTIVE and self.run.by == MEGATRON):
-            return [sum(halves.values()) for halves in self.halves]
-        return [self.stream + (self.recompute == SELECTIVE) * self.selected(index) for index in range(len(self.blocks))]
+        whole = self.recompute == NONE or (self.recompute == SELECTIVE and self.run.by == MEGATRON)
+        return [(sum(halves.values()) if whole else self.stream + (self.recompute == SELECTIVE) * self.selected(index))
+                * (index >= self.first) for index, halves in enumerate(self.halves)]
+
+    @cached_property
+    def first(self) -> int:
+        """The first block that goes back."""
+        return max(0, self.model.first_trained - (self.model.transformer is not None))
 
     def selected(self, index: int) -> int:
         """Bytes that torchtitan's selective checkpointing keeps of a block, beside its input."""
@@ -273,19 +300,21 @@ class StepSizes:
     def moments(self) -> Iterator[Moment]:
         """The moments that may be the fullest, in the order of backward; the last is the update's."""
         weights, sums, last, of = self.weights, self.gradients, len(self.blocks) - 1, self.decoder
-        root, outside = self.nbytes(self.root), self.trained(self.root)
+        root, outside = self.whole(self.root), self.trained(self.root)
         kept_of_ends = kept_of_logits = head = 0
         if of is not None:
             head = min(outside, of.vocabulary * of.channels)  # its gradient is made first
-            kept_of_ends = saved_nbytes(of, "head", self.run)
+            kept_of_ends = saved_nbytes(of, "head", self.run, trained_layers(
+                tensor for tensor in self.root if self.model.tied or tensor.name != "wte"))
             each = 6 if self.run.by == MEGATRON else 3 * FP32.itemsize
             capped = self.run.itemsize * ("logits" in of.caps)
             kept_of_logits = -(-self.run.batch * self.run.tokens // self.loss_chunks) * of.vocabulary * (each + capped)
         yield Moment(sum(self.kept) + kept_of_ends, 2 * self.stream * (self.loss_chunks > 1), kept_of_logits,
                      ahead=weights[last], left=sum(weights), root=root)
-        for index in sorted({0, min(1, last), max(last - 1, 0), last}):
-            at = Moment(here=weights[index], ahead=weights[index - 1] if index else 0, left=sum(weights[:index + 1]),
-                        root=root, done=sum(sums[index + 1:]), behind=sums[index + 1] if index < last else 0)
+        for index in sorted({self.first, self.first + 1, last - 1, last} & {*range(self.first, last + 1)}):
+            at = Moment(here=weights[index], ahead=weights[index - 1] if index > self.first else 0,
+                        left=sum(weights[:index + 1]), root=root, done=sum(sums[index + 1:]),
+                        behind=sums[index + 1] if index < last else 0)
             before, halves, made = sum(self.kept[:index]), self.halves[index], self.made(index)
             inside = before + self.stream * (self.recompute != NONE)
             network = self.trained(tensor for tensor in self.tensors[index] if tensor.name.startswith("ffn"))
@@ -402,6 +431,8 @@ def _overheads(step: StepSizes, given: Mapping[str, int] | None) -> Iterator[Acc
         alone = name == "communication channels" and step.job.ranks == 1
         if name != "allocator fragmentation" and not alone:
             yield AccountRow("overhead", name, nbytes, OVERHEADS[name].source)
+    wide = max((tensor.parameters for tensor in step.model.tensors if tensor.bits), default=0) * step.run.itemsize
+    yield AccountRow("gathered", "a quantized matrix, made wide for its product", wide, DEQUANTIZED)
     tensors = [] if step.decoder is None or step.recompute != NONE else [
         one.nbytes(step.decoder, step.run) for half in HALVES for one in saved(step.decoder, half, step.run.by)]
     rounded = sum(-nbytes % (2 << 20 if nbytes >= 10 << 20 else 512) for nbytes in tensors)
