@@ -23,6 +23,7 @@ from zerosim.planning.questions import (
     MOST_BLOCKS,
     compared,
     fewest_ranks,
+    fits_inside_nodes,
     largest_batch,
     largest_model,
     largest_sequence,
@@ -119,8 +120,10 @@ def _largest_and_fewest(found: Plan) -> Iterator[str]:
                f"{config.batch}: {counted(largest_sequence(config), 'token')}." if batch else
                "Not even one sequence fits.")
     ranks, least, most = fewest_ranks(config), found.least_sent, largest_model(config)
+    inside = {None: "", True: "; sharded inside nodes alone (--mesh) it fits too", False:
+              "; sharded inside nodes alone (--mesh) it does not"}[fits_inside_nodes(config)]
     yield ("No number of ranks makes it fit." if ranks is None
-           else f"Fewest ranks on which it fits: {ranks:,}, sharded over all of them.")
+           else f"Fewest ranks on which it fits: {ranks:,}, sharded over all of them{inside}.")
     if most is not None:
         yield "Largest model" + (" by its states alone" if config.decoder is None else " of such blocks") + (
             f": {most.parameters / 1e9:,.4g} billion parameters"

@@ -60,7 +60,8 @@ def pasted(config: PlanConfig, row: PlanRow) -> Pasted:
 def unsaid(config: PlanConfig, stage: int, recompute: str) -> str | None:
     """The reason why the program has no settings for a stage and a policy under the configuration's options; None where
     it has."""
-    return PROGRAMS[config.runtime].unsaid(config, STAGES[stage], recompute)
+    states = STAGES[stage]
+    return config.lacking(states) or PROGRAMS[config.runtime].unsaid(config, states, recompute)
 
 
 # -- zerosim ----------------------------------------------------------------------------------------------------------
@@ -87,6 +88,7 @@ def _engine(config: PlanConfig, row: PlanRow) -> str:
     return (f"{made}\nengine = zs.Engine(\n    rank, model, optimizer, stage={row.stage}, policy=zs.{formats},\n"
             f"    recompute=\"{row.recompute}\", overlap={options.overlap}, prefetch={options.prefetch}"
             + ("" if options.offload.is_none else f",\n    offload=\"{options.offload.text}\"")
+            + (f",\n    mesh=\"{options.mesh}\"" if options.mesh else "")
             + ("" if options.reduction == BY_RANK else f",\n    reduction=\"{options.reduction}\"") + ")\n"
             f"# each step: {counted(config.micro_batches, 'micro-batch')} of "
             f"{counted(config.batch, 'sequence')} of {counted(config.sequence, 'token')} on each rank")
@@ -117,7 +119,7 @@ def _unsaid_fsdp(config: PlanConfig, states: ShardedStates, recompute: str) -> s
         return "reductions always run beside backward in PyTorch; leave overlap as it is"
     if states.parameters_sharded and not options.prefetch:
         return "FSDP2 gathers one module ahead in backward, which no argument turns off; take prefetch=1"
-    return config.unplaced(states)
+    return None
 
 
 def _fsdp(config: PlanConfig, row: PlanRow) -> str:
@@ -136,6 +138,10 @@ def _fsdp(config: PlanConfig, row: PlanRow) -> str:
                       "model.no_sync():"]
         return "\n".join(lines)
     lines, arguments = [], ["module"] + ["reshard_after_forward=False"] * (not states.parameters_sharded)
+    if mesh := options.mesh:
+        lines += [f"mesh = init_device_mesh(\n    \"cuda\", ({mesh.nodes}, {mesh.ranks_per_node}), "
+                  "mesh_dim_names=(\"replicate\", \"shard\"))"]
+        arguments += ["mesh=mesh"]
     if narrow:
         lines += [f"precision = MixedPrecisionPolicy(\n    param_dtype={TORCH[policy.compute]}, "
                   f"reduce_dtype=torch.{policy.reduce_dtype.name})"]
@@ -155,6 +161,8 @@ def _fsdp(config: PlanConfig, row: PlanRow) -> str:
 def _notes_of_fsdp(config: PlanConfig, row: PlanRow) -> Iterator[str]:
     yield (f"Each step: {counted(config.micro_batches, 'micro-batch')} of {counted(config.batch, 'sequence')} on each "
            "rank.")
+    if config.options.mesh and config.micro_batches > 1:
+        yield "Nodes add up once a step: model.set_requires_all_reduce(False) before all micro-batches but the last."
     if STAGES[row.stage].parameters_sharded:
         yield "What is in no block is gathered by the call on the model, and stays so to backward's end, as by default."
     if config.policy.compute_dtype != config.policy.master_dtype:
@@ -239,8 +247,6 @@ def _notes_of_deepspeed(config: PlanConfig, row: PlanRow) -> Iterator[str]:
 
 
 def _unsaid_megatron(config: PlanConfig, states: ShardedStates, recompute: str) -> str | None:
-    if states.gradients_sharded:
-        return "Megatron's distributed optimizer is stage 1; take stages 0 and 1, or the runtime fsdp2"
     if recompute == "selective":
         return ("Megatron's selective recomputation is of attention's core, which a fused one makes again anyway; "
                 "take recompute='none,block'")
@@ -258,6 +264,7 @@ def _megatron(config: PlanConfig, row: PlanRow) -> str:
              *[f"--{config.policy.compute}"] * (config.policy.compute != "fp32"),
              *["--use-distributed-optimizer"] * sharded, *["--overlap-grad-reduce"] * overlapped,
              *["--overlap-param-gather"] * (overlapped and sharded),
+             *[f"--num-distributed-optimizer-instances {config.options.nodes}"] * (config.options.nodes > 1),
              *["--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"] * (
                  row.recompute == "block")]
     return fill(" ".join(flags), 76, break_long_words=False, break_on_hyphens=False)

@@ -104,10 +104,6 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     if options.zeropp is not None:
         rows = _only(rows, "parameters_sharded", f"a plan with zeropp={str(zeropp)!r} is of sharded parameters, stage "
                      "3")
-    if runtime == "fsdp2" and not places.is_none and len(rows) == len(STAGES):
-        rows = tuple(stage for stage in rows if STAGES[stage].gradients_sharded)  # DDP has no offload
-    if runtime == "megatron" and len(rows) == len(STAGES):
-        rows = tuple(stage for stage in rows if not STAGES[stage].gradients_sharded)  # it has no others
     if options.by_micro_batch:
         rows = _only(rows, "gradients_sharded", f"a plan with reduction={reduction!r} is of sharded gradients, stage 2 "
                      "or 3")
@@ -117,7 +113,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                             between, device)
     if global_batch is not None:
         micro_batches = _shared(global_batch, ranks, batch, micro_batches)
-    return PlanConfig(
+    found = PlanConfig(
         model=_finetuned(_model(model, parameters, largest_layer, runtime), lora_rank, weights, train_only, runtime),
         ranks=ranks, device=known.device(device), network=network, policy=policy, stages=rows,
         recompute=_policies(recompute, attention, runtime), batch=batch,
@@ -129,6 +125,8 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
         utilization=utilization, options=options, host_link=to_host, disk_link=to_disk,
         host_capacity_nbytes=_nbytes(host_capacity_nbytes, "host_capacity_nbytes"),
         disk_capacity_nbytes=_nbytes(disk_capacity_nbytes, "disk_capacity_nbytes"), overheads=overheads)
+    had = tuple(stage for stage in rows if found.lacking(STAGES[stage]) is None)
+    return replace(found, stages=had) if had and len(rows) == len(STAGES) else found  # all are all that there are
 
 
 plan.__signature__ = signature(plan_config).replace(return_annotation=Plan)  # type: ignore[attr-defined]  # for a notebook

@@ -64,7 +64,7 @@ from zerosim.planning.hardware import (
     positive,
 )
 from zerosim.planning.plan_row import ZEROSIM, PlanRow
-from zerosim.planning.runtimes import FSDP2, MEGATRON_CORE, RUNTIMES, AccountRow, account
+from zerosim.planning.runtimes import DEEPSPEED, FSDP2, MEGATRON_CORE, RUNTIMES, AccountRow, account
 from zerosim.planning.shapes import ModelShape
 from zerosim.planning.step_activations import Place, fullest_nbytes
 from zerosim.planning.step_arithmetic import Pieces, of_micro_batch, products_alone
@@ -288,22 +288,30 @@ class PlanConfig:
     def plan(self) -> Plan:
         """One row for each stage and recomputation policy.
 
-        Raises ValueError for a device without a rate in the compute format, for offload that the runtime's program has
-        not, and as the formulas do.
+        Raises ValueError for a device without a rate in the compute format, for what the runtime's program has not, and
+        as the formulas do.
         """
         for stage in self.stages:
-            if (reason := self.unplaced(STAGES[stage])) is not None:
-                raise ValueError(f"offload={self.options.offload.text!r} was asked for at stage {stage}: {reason}")
+            if (reason := self.lacking(STAGES[stage])) is not None:
+                raise ValueError(f"a plan of {self.runtime} was asked for at stage {stage}: {reason}")
         return Plan(self, tuple(self.row(stage, policy) for stage in self.stages for policy in self.policies))
 
-    def unplaced(self, states: ShardedStates) -> str | None:
-        """The reason why PyTorch's program cannot place state off the device as it was asked to; None where it can."""
-        asked = self.options.offload
-        if self.runtime != FSDP2 or asked.is_none:
+    def lacking(self, states: ShardedStates) -> str | None:
+        """The reason why the runtime's program shards no such states, or not on the mesh or with the places that were
+        asked for; None where it does."""
+        asked, mesh = self.options.offload, self.options.mesh
+        if self.runtime == MEGATRON_CORE and states.gradients_sharded:
+            return "Megatron's distributed optimizer is stage 1; take stages 0 and 1, or the runtime fsdp2"
+        if mesh and self.runtime == DEEPSPEED:
+            return "DeepSpeed (0.19) has no hybrid sharding any more; leave the mesh out, or take the runtime fsdp2"
+        if mesh and self.runtime == MEGATRON_CORE and not states.optimizer_sharded:
+            return "hybrid sharding is of Megatron's distributed optimizer; take stage 1"
+        if self.runtime != FSDP2 or (asked.is_none and not mesh):
             return None
         if not states.gradients_sharded:
-            return "offload is fully_shard's, and stages 0 and 1 are DistributedDataParallel; take stages 2 and 3"
-        if {asked.optimizer, asked.gradients, asked.parameters} != {HOST}:
+            return (f"{'hybrid sharding' if mesh else 'offload'} is fully_shard's, and stages 0 and 1 are "
+                    "DistributedDataParallel; take stages 2 and 3")
+        if not asked.is_none and {asked.optimizer, asked.gradients, asked.parameters} != {HOST}:
             return ("CPUOffloadPolicy takes parameters, gradients and the optimizer's state to the host, none of them "
                     "alone, and none to disk; take offload='host'")
         return None
@@ -499,8 +507,8 @@ class PlanConfig:
                 "exposed_communication_seconds": exposed, "update_seconds": sum(update.values())}
 
     def parts(self, job: Job) -> Iterator[tuple[int, Iterator[StepEvent]]]:
-        """(times, events) of each part of a step: what follows backward, and micro-batches, between which nothing is under
-        way; all but the first and the last are equal."""
+        """(times, events) of each part of a step: what follows backward, and micro-batches, of which all but the first
+        and the last are equal; nothing is under way between two."""
         trained, k = self.of_trained(job), self.micro_batches
         yield 1, after_backward(trained)
         for number, times in Counter([*[0] * (k > 1), *[1] * (k - 2), k - 1]).items():
