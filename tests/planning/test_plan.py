@@ -317,6 +317,22 @@ def test_each_option_of_a_programs_plan_changes_what_is_held_or_how_long_a_step_
         assert stored.nbytes_of("parameters") < changed.nbytes_of("parameters") < plain.states_nbytes
 
 
+def said(found):
+    """The plan as it is printed, in one line."""
+    return " ".join(str(found).split())
+
+
+def test_a_sequence_is_by_default_the_models_longest_up_to_4096_tokens_and_the_answers_say_where_it_is_not():
+    for name, tokens in (("gpt2", 1024), ("llama-2-7b", 4096), ("mixtral-8x7b", 4096), ("llama-3.1-8b", 4096)):
+        asked = {"recompute": "block", "stage": 3, "ranks": 64, "nodes": 8}
+        found = zs.plan(name, **asked)
+        assert found.rows == zs.plan(name, **asked, sequence=tokens).rows
+        longest = found.config.longest_sequence
+        assert (f"Sequences of {tokens:,} tokens, the default; the model takes {longest:,}" in said(found)) == (
+            tokens < longest)
+        assert "the default" not in said(zs.plan(name, **asked, sequence=512))
+
+
 # -- a whole training, and plans side by side -------------------------------------------------------------------------
 
 
@@ -330,9 +346,8 @@ def test_days_device_hours_and_money_are_those_of_as_many_steps_and_a_global_bat
         assert whole.money == pytest.approx(2.5 * whole.device_hours) == pytest.approx(2.5 * 8 * 24 * whole.days)
         assert row.tokens_per_second == pytest.approx(8 * row.tokens_per_second_per_rank)
     assert questions.training(zs.plan("gpt2").config, found.rows[0]) is None
-    text = " ".join(str(found).split())
-    assert f"{found.cheapest.tokens_per_second:,.0f} in all" in text
-    assert "10,000,000,000 tokens are 152,588 steps" in text
+    assert f"{found.cheapest.tokens_per_second:,.0f} in all" in said(found)
+    assert "10,000,000,000 tokens are 152,588 steps" in said(found)
 
 
 def test_plans_side_by_side_and_over_numbers_of_ranks_are_their_own_plans():

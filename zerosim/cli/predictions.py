@@ -52,6 +52,8 @@ LossChunks = Annotated[int, typer.Option(help="In how many parts logits and thei
 LoraRank = Annotated[int | None, typer.Option("--lora", help="Rank of adapters beside frozen linear layers.")]
 Weights = Annotated[str | None, typer.Option(help="How frozen weights rest, with --lora: nf4 or int8; without it, in "
                                                   "the format of --compute.")]
+TrainOnly = Annotated[str | None, typer.Option(help="Units or layers that are trained, as block3[01],head; all else is "
+                                               "frozen, without adapters.")]
 Margin = Annotated[float, typer.Option(help="Share of the device that is to stay free.")]
 GlobalBatch = Annotated[str | None, typer.Option(help="Sequences of a step on all ranks together, in place of "
                                                       "--micro-batches.")]
@@ -109,7 +111,7 @@ def plan(
     sequence: SequenceLength = None, micro_batches: SomeMicroBatches = None, global_batch: GlobalBatch = None,
     compute: Compute = "bf16", optimizer: OptimizerName = "adamw", runtime: Runtime = "fsdp2",
     compiled: Compiled = False, loss_chunks: LossChunks = 1, lora_rank: LoraRank = None, weights: Weights = None,
-    convention: ConventionName = None,
+    train_only: TrainOnly = None, convention: ConventionName = None,
     utilization: Utilization = None, margin: Margin = 0.1, tokens: Tokens = None,
     price: Price = None, overlap: Overlap = True, prefetch: Prefetch = 1, offload: Offload = "none",
     host_link: HostLink = None, disk_link: DiskLink = None, host_capacity: HostCapacity = None,
@@ -151,11 +153,8 @@ OF_THE_COMMAND = ("ds_config", "explain", "measure", "as_json", "compare")
 
 def _plan_arguments(params: dict[str, Any]) -> dict[str, Any]:
     """The options of `zs.plan` that the command's are."""
-    from zerosim.course.training import optimizer_named
-
     named = {option: name for name, option in OPTION_OF.items()}
-    return {named.get(name, name): value for name, value in params.items() if name not in OF_THE_COMMAND} | {
-        "optimizer": optimizer_named(params["optimizer"], 1e-3)}
+    return {named.get(name, name): value for name, value in params.items() if name not in OF_THE_COMMAND}
 
 
 def _typed(ctx: Any) -> set[str]:
@@ -199,14 +198,13 @@ def tune(
 ) -> None:
     """The settings to take for a model, a machine and a global batch, the runner-up, and what to paste into the
     runtime's program."""
-    from zerosim.course.training import optimizer_named
     from zerosim.course.tuning import tune as found_by
 
     with busy("searching"):
         found = found_by(
             model, global_batch=global_batch, batch=batch, prefetch=prefetch, offload=offload, ranks=ranks,
             device=device, link=link, nodes=nodes, between=between, stage=stage, recompute=recompute,
-            attention=attention, sequence=sequence, compute=compute, optimizer=optimizer_named(optimizer, 1e-3),
+            attention=attention, sequence=sequence, compute=compute, optimizer=optimizer,
             runtime=runtime, utilization=utilization, margin=margin, tokens=tokens, price=price, overlap=overlap,
             host_link=host_link, disk_link=disk_link, host_capacity_nbytes=host_capacity,
             disk_capacity_nbytes=disk_capacity, reduction=reduction, hardware=hardware)

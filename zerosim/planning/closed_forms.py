@@ -378,8 +378,9 @@ def vectors_sent(job: Job) -> dict[str, Fraction]:
 # -- moved between the device, its host and its disk (offload): by the first rank, in one step ------------------------
 
 
-def moved_nbytes(job: Job, state_nbytes: int | None = None) -> dict[str, int]:
-    """Bytes of one step by direction. ``state_nbytes`` are the optimizer's own of a parameter (None: the job's slots).
+def moved_nbytes(job: Job, state_nbytes: int | None = None, gathered: Job | None = None) -> dict[str, int]:
+    """Bytes of one step by direction. ``state_nbytes`` are the optimizer's own of a parameter (None: the job's slots);
+    ``gathered`` is the job of parameters with frozen ones, where there are such.
 
     >>> moved_nbytes(Job((8,), 2, STAGES[2], options=StepOptions.of(2, offload="optimizer=host+gradients=host")))
     {'to host': 8, 'to device': 8, 'to disk': 0, 'from disk': 0}
@@ -389,7 +390,7 @@ def moved_nbytes(job: Job, state_nbytes: int | None = None) -> dict[str, int]:
         _move_gradients(job, found)
         state = job.slots * job.policy.state_dtype.itemsize if state_nbytes is None else state_nbytes
         _move_for_update(job, state, found)
-        _move_parameters(job, found)
+        _move_parameters(gathered or job, found)
     return {way: found[way] for way in DIRECTIONS}
 
 

@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 
 from zerosim.numerics.checks import checked_count, did_you_mean
 from zerosim.numerics.policy import Policy
-from zerosim.optim import Adam, Optimizer, state_nbytes
+from zerosim.optim import Adam, Stateful, state_nbytes
 from zerosim.planning.closed_forms import ShardedStates
 from zerosim.planning.cuts import padded_unit_lengths
 from zerosim.planning.shapes import ModelShape
@@ -23,12 +23,12 @@ from zerosim.ranks.call import tensor_cut
 ADAM = Adam()  # two fp32 tensors beside the weights, m and v: Kingma & Ba 2015, algorithm 1
 
 
-def normed_tensors(optimizer: Optimizer, tensors: int) -> int:
+def normed_tensors(optimizer: Stateful, tensors: int) -> int:
     """Of so many tensors those whose own norms the optimizer reads: all, or none."""
     return tensors if "tensor_norm" in optimizer.needs else 0
 
 
-def per_parameter_nbytes(optimizer: Optimizer, fp32_itemsize: int = 4) -> int:
+def per_parameter_nbytes(optimizer: Stateful, fp32_itemsize: int = 4) -> int:
     """Bytes of state for each parameter, of an optimizer whose state may be cut anywhere.
 
     >>> per_parameter_nbytes(ADAM)
@@ -42,12 +42,12 @@ def per_parameter_nbytes(optimizer: Optimizer, fp32_itemsize: int = 4) -> int:
     return state_nbytes(optimizer, (1,), fp32_itemsize)
 
 
-def is_cut_anywhere(optimizer: Optimizer) -> bool:
+def is_cut_anywhere(optimizer: Stateful) -> bool:
     """True where a shard of the optimizer's state may begin inside a tensor."""
     return optimizer.cut == "anywhere"
 
 
-def shares_nbytes(optimizer: Optimizer, shapes: Iterable[tuple[int, ...]], ranks: int,
+def shares_nbytes(optimizer: Stateful, shapes: Iterable[tuple[int, ...]], ranks: int,
                   fp32_itemsize: int = 4) -> list[tuple[int, int]]:
     """For each rank (elements, bytes of state) of the whole tensors that it owns."""
     tensors = list(shapes)
@@ -158,7 +158,7 @@ def is_sharded(kind: str, states: ShardedStates) -> bool:
 
 
 def states_nbytes(model: ModelShape, ranks: int, states: ShardedStates,
-                  convention: str | Convention | Policy = "zero-paper", *, optimizer: Optimizer = ADAM,
+                  convention: str | Convention | Policy = "zero-paper", *, optimizer: Stateful = ADAM,
                   layout: str = "per_unit", nodes: int = 1) -> dict[str, int]:
     """Bytes of model states on a rank, by kind, padding included; empty kinds are left out.
 

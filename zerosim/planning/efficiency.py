@@ -20,6 +20,7 @@ its own in efficiency.toml. What is fitted stands apart there: on every second p
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from importlib.resources import files
 from math import prod
@@ -46,13 +47,16 @@ def constants() -> Mapping[str, Any]:
 
 
 class Product(NamedTuple):
-    """A linear layer of a block, or a stack of so many, each of which a share of the tokens passes."""
+    """A linear layer of a block, or a stack of so many, each of which a share of the tokens passes; `bits` of each
+    weight where they are quantized, as of a TensorShape."""
 
     name: str
     stack: int
     share: float
     inputs: int
     outputs: int
+    frozen: bool = False
+    bits: Fraction | int = 0
 
 
 def products(of: Transformer, block: UnitShape) -> tuple[Product, ...]:
@@ -60,7 +64,7 @@ def products(of: Transformer, block: UnitShape) -> tuple[Product, ...]:
 
     >>> from zerosim.planning.shapes import PRESETS, model_of
     >>> gpt2 = PRESETS["gpt2"]
-    >>> [each[3:] for each in products(gpt2, model_of("gpt2", gpt2).units[1])]
+    >>> [each[3:5] for each in products(gpt2, model_of("gpt2", gpt2).units[1])]
     [(768, 2304), (768, 768), (768, 3072), (3072, 768)]
     """
     found = list[Product]()
@@ -69,7 +73,7 @@ def products(of: Transformer, block: UnitShape) -> tuple[Product, ...]:
         if part == "weight" and len(tensor.shape) > 1:
             *experts, inputs, outputs = tensor.shape
             share = of.experts.per_token / of.experts.count if experts and of.experts else 1.0
-            found.append(Product(layer, prod(experts), share, inputs, outputs))
+            found.append(Product(layer, prod(experts), share, inputs, outputs, tensor.frozen, tensor.bits))
     return tuple(found)
 
 
@@ -121,7 +125,8 @@ class Efficiency:
         """Seconds of each unit of a decoder, forward, in the loss and back, in a micro-batch.
 
         What runs forward again is in backward: of `recompute` blocks a share, "selective", or what a policy's text says
-        of whole blocks. Raises ValueError for a text that names none.
+        of whole blocks. Frozen weights have no gradients, and what comes before the first that is trained goes not
+        back. Raises ValueError for a text that names none.
         """
         of, positions, last = sizes_of(model), batch * tokens, len(model.units) - 1
         share = (recompute if isinstance(recompute, float | int) else recompute != SELECTIVE and
@@ -132,18 +137,23 @@ class Efficiency:
             ("forward", 0): embedding, ("backward", 0): embedding,
             ("forward", last): head, ("backward", last): 2 * head,
             ("loss", last): positions * of.vocabulary * sum(self.elementwise["logits"]) / self.memory}
+        ends = model.units[0 if of.tied else last].tensors
+        found["backward", last] -= head * all(one.frozen for one in ends if one.name in ("wte", "lm_head.weight"))
+        found["backward", 0] *= model.first_trained == 0
         of_kind = dict[tuple[Product, ...], tuple[float, float]]()  # equal blocks take as long
         for unit in range(1, last):
             listed = products(of, model.units[unit])
             if listed not in of_kind:
                 once = [each.stack * self.product_seconds(positions * each.share, each.inputs, each.outputs)
                         for each in listed]
+                gradients = sum(seconds for each, seconds in zip(listed, once, strict=True) if not each.frozen)
                 forward, back = (self._beside(of, listed, batch, tokens, way) for way in (0, 1))
                 forward += sum(once)
                 again = share * forward if recompute != SELECTIVE else (
                     sum(once[1::2]) + self._elementwise_nbytes(of, listed, positions, 0) / self.memory)
-                of_kind[listed] = forward, again + 2 * sum(once) + back
+                of_kind[listed] = forward, again + sum(once) + gradients + back
             found["forward", unit], found["backward", unit] = of_kind[listed]
+            found["backward", unit] *= unit >= model.first_trained
         return found
 
     def contention_seconds(self, hidden_seconds: float, network: Network) -> float:
@@ -170,6 +180,8 @@ class Efficiency:
             flops *= (1 + self.half_tokens / tokens) / 2
         else:
             nbytes += self.elementwise["probability"][way] * square * of.heads
+        nbytes += sum((ITEMSIZE + each.bits / 8) * each.stack * each.inputs * each.outputs  # made wide for each product
+                      for each in listed if each.bits)
         if self.fp8:
             nbytes += CAST_NBYTES * sum(each.stack * (positions * each.share * each.outputs if way else
                                                       each.inputs * (positions * each.share + each.outputs))
@@ -181,6 +193,7 @@ class Efficiency:
         inside = sum(each.stack * each.share * each.inputs for each in listed if each.name.endswith("down"))
         widths = {"layer_norm" if of.layer_norm else "rms_norm": 2 * of.channels, "residual": 2 * of.channels,
                   "gate" if of.gated else "gelu": inside,
+                  "adapter": sum(each.outputs for each in listed if each.name.endswith("lora_b")),
                   "rotation": (of.query_channels + of.key_channels) * (not of.positions),
                   "rms_norm of heads": (of.query_channels + of.key_channels) * of.head_norms}
         return float(positions * sum(width * self.elementwise[name.partition(" ")[0]][way]

@@ -78,6 +78,11 @@ def _total(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
                f"unit by unit, with {job.options.zeropp}; {across:,} go from a node's ranks to other nodes",
                f"{row.sent_nbytes_per_step:,}")
         return
+    if config.model.has_frozen:
+        yield ("sent per step", f"unit by unit, N = {job.shards}: gradients of {config.model.trainable_parameters:,} "
+               "trained elements, sharded parameters as they rest, frozen ones too, and control",
+               f"{row.sent_nbytes_per_step:,}")
+        return
     nodes = f", and across M = {job.options.nodes} nodes 2(M-1)/M · Ψ/N of gradients" * (job.options.replicas > 1)
     yield ("sent per step", f"(N-1)/N · ({' + '.join(vectors.values()) or '0'}), N = {job.shards}, Ψ = "
            f"{job.policy.compute_dtype.itemsize} · {padded:,}{nodes}, and control", f"{row.sent_nbytes_per_step:,}")
@@ -146,7 +151,7 @@ def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
         f", and {config.reached.contention:g} of what is hidden, by which arithmetic beside it gets longer")
     yield ("of it exposed", f"what the program stands still for, with {options_text(config)}{beside}",
            f"{row.exposed_communication_seconds:.4g} s")
-    scanned, updated = config.update_nbytes(job)
+    scanned, updated = config.update_nbytes(job, row.held)
     yield ("update", f"({scanned:,} scanned for overflow and norm + {updated:,} read and written) / "
            f"{config.device.memory_bytes_per_second:.4g} per second", f"{row.update_seconds:.4g} s")
     yield from _transfers(config, row)

@@ -14,18 +14,28 @@ with its defaults in bf16, Megatron Core with its distributed optimizer (stage 1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from zerosim.models.transformer import Transformer
 from zerosim.numerics.checks import FP32, checked_count, did_you_mean
 from zerosim.numerics.places import DEVICE
-from zerosim.optim import Optimizer, state_nbytes
+from zerosim.optim import Stateful, state_nbytes
 from zerosim.planning.closed_forms import Job
 from zerosim.planning.conventions import is_cut_anywhere, shares_nbytes
 from zerosim.planning.hardware import OVERHEADS, overheads_nbytes
-from zerosim.planning.saved_tensors import COMPILED, EAGER, MEGATRON, Forward, block_of, saved, saved_nbytes
+from zerosim.planning.saved_tensors import (
+    COMPILED,
+    EAGER,
+    MEGATRON,
+    Forward,
+    block_of,
+    saved,
+    saved_nbytes,
+    trained_layers,
+)
 from zerosim.planning.shapes import ModelShape, TensorShape, UnitShape
 
 RUNTIMES = FSDP2, DEEPSPEED, MEGATRON_CORE, ZEROSIM = ("fsdp2", "deepspeed", "megatron", "zerosim")
@@ -36,13 +46,14 @@ BY_FSDP2 = "PyTorch 2.13, torch/distributed/fsdp/_fully_shard (2026)"
 BY_DDP = "PyTorch 2.13, DistributedDataParallel, ZeroRedundancyOptimizer and autocast (2026)"
 BY_DEEPSPEED = "DeepSpeed 0.19.8, runtime/zero and its config.py (2026)"
 BY_MEGATRON = "Megatron Core, distributed optimizer, bf16 (2024)"
-BY_OPTIMIZER = "what the optimizer declares for each parameter"
+BY_OPTIMIZER = "what the optimizer declares: of shards with fully_shard (torch 2.13), of flat shares with DeepSpeed"
 KEPT = "saved_tensors.toml: torch 2.13, transformers 5.24, measured 2026-11"
 KEPT_SELECTED = "torchtitan, activation_checkpoint.py (2025): SDPA, and every second product without a bias"
 KEPT_BY_MEGATRON = "Korthikanti et al. 2022, section 4.1, with fused attention"
 MADE = "PyTorch 2.13, operators of autograd's backward (2026)"
 LOSS = "transformers 5.24, loss_utils.py: log-probabilities, their gradient and the logits', in fp32 (2026)"
 LOSS_OF_MEGATRON = "Megatron Core, tensor_parallel/cross_entropy.py: logits, and their softmax in fp32 (2024)"
+DEQUANTIZED = "Dettmers et al. 2023 (QLoRA), section 3: weights are dequantized for each product"
 ALLOCATOR = "PyTorch, c10/cuda/CUDACachingAllocator.cpp: 512 bytes, and 2 MiB from 10 MiB on (2024)"
 
 # DeepSpeed's defaults, in elements: runtime/zero/config.py, version 0.19.8 (2026).
@@ -67,7 +78,7 @@ def total_nbytes(rows: Iterable[AccountRow], place: str = DEVICE) -> int:
 
 
 def account(runtime: str, model: ModelShape, job: Job, *, batch: int, tokens: int, recompute: str,
-            optimizer: Optimizer, compiled: bool = False, loss_chunks: int = 1, synchronized: bool = True,
+            optimizer: Stateful, compiled: bool = False, loss_chunks: int = 1, synchronized: bool = True,
             overheads: Mapping[str, int] | None = None) -> tuple[AccountRow, ...]:
     """The rows of a rank's fullest moment, each above 0.
 
@@ -132,7 +143,7 @@ class StepSizes:
     job: Job
     run: Forward
     recompute: str
-    optimizer: Optimizer
+    optimizer: Stateful
     loss_chunks: int
     synchronized: bool
 
@@ -151,8 +162,15 @@ class StepSizes:
 
     def padded(self, tensor: TensorShape) -> int:
         """Elements, with the first dimension padded to a multiple of the ranks that have a shard of it."""
-        rows, shards = _rows(tensor), self.job.shards
-        return -(-rows // shards) * shards * (tensor.parameters // rows)
+        return math.prod(self.shard(tensor)) * self.job.shards
+
+    def shard(self, tensor: TensorShape) -> tuple[int, ...]:
+        """The shape of a rank's shard along the first dimension as PyTorch has it: of a linear layer, here (inputs,
+        outputs), that of its outputs."""
+        *shape, = tensor.shape
+        place = -1 if tensor.name.endswith("weight") and len(shape) == 2 else 0
+        shape[place] = -(-shape[place] // self.job.shards)
+        return tuple(shape)
 
     def nbytes(self, tensors: Iterable[TensorShape], itemsize: int = 0) -> int:
         """Padded bytes in the compute format; of trained ones with `itemsize` each, if that is said."""
@@ -169,10 +187,15 @@ class StepSizes:
         return [tuple(replace(tensor, name=tensor.name.partition(".")[2]) for tensor in unit.tensors)
                 for unit in self.blocks]
 
+    def whole(self, tensors: Iterable[TensorShape]) -> int:
+        """Bytes of whole parameters beside those that rest: gathered ones, or under autocast the trained ones, cast."""
+        casts = self.run.nbytes_each("stream") > self.run.itemsize
+        return self.nbytes(tensor for tensor in tensors if not (casts and tensor.frozen))
+
     @cached_property
     def weights(self) -> list[int]:
         """Bytes of each block's parameters, whole."""
-        counted = {tensors: self.nbytes(tensors) for tensors in {*self.tensors}}
+        counted = {tensors: self.whole(tensors) for tensors in {*self.tensors}}
         return [counted[tensors] for tensors in self.tensors]
 
     @cached_property
@@ -192,13 +215,18 @@ class StepSizes:
         """Elements of all gradients."""
         return sum(self.gradients) + self.trained(self.root)
 
-    def optimizer_nbytes(self, sharded: bool) -> int:
-        """Bytes of the optimizer's own state."""
+    def optimizer_nbytes(self, sharded: bool, *, flat: bool = False) -> int:
+        """Bytes of the optimizer's own state beside what it is handed: whole tensors, which ranks share out, or where
+        gradients are sharded a shard of each; or, `flat`, a share of all elements as one vector, unless it is of
+        matrices."""
         itemsize, shards = self.job.policy.state_dtype.itemsize, self.job.shards if sharded else 1
-        if is_cut_anywhere(self.optimizer):
+        if is_cut_anywhere(self.optimizer) or (flat and self.optimizer.cut == "tensor"):
             return state_nbytes(self.optimizer, (self.elements // shards,), itemsize)
-        shapes = [tensor.shape for tensor in self.model.tensors if not tensor.frozen]
-        return max(nbytes for _, nbytes in shares_nbytes(self.optimizer, shapes, shards, itemsize))
+        tensors = [tensor for tensor in self.model.tensors if not tensor.frozen]
+        if self.job.states.gradients_sharded:
+            return sum(state_nbytes(self.optimizer, self.shard(tensor), itemsize) for tensor in tensors)
+        return max(nbytes for _, nbytes in shares_nbytes(
+            self.optimizer, [tensor.shape for tensor in tensors], shards, itemsize))
 
     # -- activations --------------------------------------------------------------------------------------------------
 
@@ -208,11 +236,18 @@ class StepSizes:
 
     @cached_property
     def halves(self) -> list[dict[str, int]]:
-        """Bytes that each half of each block keeps, when nothing is made again."""
-        sizes = [self.block(index) for index in range(len(self.blocks))]
-        counted = {of: {half: 0 if of is None else saved_nbytes(of, half, self.run) for half in HALVES}
-                   for of in {*sizes}}
-        return [counted[of] for of in sizes]
+        """Bytes that each half of each block keeps, when nothing is made again, adapters' own among them."""
+        kinds = [(self.block(index), tensors) for index, tensors in enumerate(self.tensors)]
+        counted = {(of, tensors): {half: self.kept_of(of, half, [
+            tensor for tensor in tensors if tensor.name.startswith(("attention", "ffn")[half == HALVES[1]])])
+            for half in HALVES} for of, tensors in {*kinds}}
+        return [counted[kind] for kind in kinds]
+
+    def kept_of(self, of: Transformer | None, half: str, tensors: Sequence[TensorShape]) -> int:
+        """Bytes that a half of a block with these tensors keeps."""
+        ranks = sum(tensor.shape[-1] for tensor in tensors if tensor.name.endswith("lora_a.weight"))
+        return 0 if of is None else (saved_nbytes(of, half, self.run, trained_layers(tensors))
+                                     + self.run.batch * self.run.tokens * ranks * self.run.itemsize)
 
     @cached_property
     def stream(self) -> int:
@@ -223,9 +258,14 @@ class StepSizes:
     @cached_property
     def kept(self) -> list[int]:
         """Bytes that each block keeps from forward to its own backward."""
-        if self.recompute == NONE or (self.recompute == SELECTIVE and self.run.by == MEGATRON):
-            return [sum(halves.values()) for halves in self.halves]
-        return [self.stream + (self.recompute == SELECTIVE) * self.selected(index) for index in range(len(self.blocks))]
+        whole = self.recompute == NONE or (self.recompute == SELECTIVE and self.run.by == MEGATRON)
+        return [(sum(halves.values()) if whole else self.stream + (self.recompute == SELECTIVE) * self.selected(index))
+                * (index >= self.first) for index, halves in enumerate(self.halves)]
+
+    @cached_property
+    def first(self) -> int:
+        """The first block that goes back."""
+        return max(0, self.model.first_trained - (self.model.transformer is not None))
 
     def selected(self, index: int) -> int:
         """Bytes that torchtitan's selective checkpointing keeps of a block, beside its input."""
@@ -260,19 +300,21 @@ class StepSizes:
     def moments(self) -> Iterator[Moment]:
         """The moments that may be the fullest, in the order of backward; the last is the update's."""
         weights, sums, last, of = self.weights, self.gradients, len(self.blocks) - 1, self.decoder
-        root, outside = self.nbytes(self.root), self.trained(self.root)
+        root, outside = self.whole(self.root), self.trained(self.root)
         kept_of_ends = kept_of_logits = head = 0
         if of is not None:
             head = min(outside, of.vocabulary * of.channels)  # its gradient is made first
-            kept_of_ends = saved_nbytes(of, "head", self.run)
+            kept_of_ends = saved_nbytes(of, "head", self.run, trained_layers(
+                tensor for tensor in self.root if self.model.tied or tensor.name != "wte"))
             each = 6 if self.run.by == MEGATRON else 3 * FP32.itemsize
             capped = self.run.itemsize * ("logits" in of.caps)
             kept_of_logits = -(-self.run.batch * self.run.tokens // self.loss_chunks) * of.vocabulary * (each + capped)
         yield Moment(sum(self.kept) + kept_of_ends, 2 * self.stream * (self.loss_chunks > 1), kept_of_logits,
                      ahead=weights[last], left=sum(weights), root=root)
-        for index in sorted({0, min(1, last), max(last - 1, 0), last}):
-            at = Moment(here=weights[index], ahead=weights[index - 1] if index else 0, left=sum(weights[:index + 1]),
-                        root=root, done=sum(sums[index + 1:]), behind=sums[index + 1] if index < last else 0)
+        for index in sorted({self.first, self.first + 1, last - 1, last} & {*range(self.first, last + 1)}):
+            at = Moment(here=weights[index], ahead=weights[index - 1] if index > self.first else 0,
+                        left=sum(weights[:index + 1]), root=root, done=sum(sums[index + 1:]),
+                        behind=sums[index + 1] if index < last else 0)
             before, halves, made = sum(self.kept[:index]), self.halves[index], self.made(index)
             inside = before + self.stream * (self.recompute != NONE)
             network = self.trained(tensor for tensor in self.tensors[index] if tensor.name.startswith("ffn"))
@@ -284,11 +326,6 @@ class StepSizes:
         yield Moment(root=root, done=sum(sums), begun=outside + tied, behind=sums[0])
         yield Moment(done=sum(sums), begun=outside, reduced=outside)
         yield Moment(done=self.elements)
-
-
-def _rows(tensor: TensorShape) -> int:
-    """The first dimension as PyTorch has it: of a linear layer, here (inputs, outputs), that of its outputs."""
-    return tensor.shape[-1] if tensor.name.endswith("weight") and len(tensor.shape) == 2 else tensor.shape[0]
 
 
 def _activations(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
@@ -350,7 +387,7 @@ def _deepspeed(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
                      BY_DEEPSPEED, offload.parameters)
     yield AccountRow("parameters", "small tensors, whole", cut * small * each, BY_DEEPSPEED)
     yield AccountRow("optimizer", "masters in fp32", masters * fp32, BY_DEEPSPEED, offload.optimizer)
-    state = step.optimizer_nbytes(states.optimizer_sharded)
+    state = step.optimizer_nbytes(states.optimizer_sharded, flat=True)
     yield AccountRow("optimizer", "state", state, BY_OPTIMIZER, offload.optimizer)
     if states.gradients_sharded:
         rests = share if cut or again or updates else at.done // shards
@@ -394,6 +431,8 @@ def _overheads(step: StepSizes, given: Mapping[str, int] | None) -> Iterator[Acc
         alone = name == "communication channels" and step.job.ranks == 1
         if name != "allocator fragmentation" and not alone:
             yield AccountRow("overhead", name, nbytes, OVERHEADS[name].source)
+    wide = max((tensor.parameters for tensor in step.model.tensors if tensor.bits), default=0) * step.run.itemsize
+    yield AccountRow("gathered", "a quantized matrix, made wide for its product", wide, DEQUANTIZED)
     tensors = [] if step.decoder is None or step.recompute != NONE else [
         one.nbytes(step.decoder, step.run) for half in HALVES for one in saved(step.decoder, half, step.run.by)]
     rounded = sum(-nbytes % (2 << 20 if nbytes >= 10 << 20 else 512) for nbytes in tensors)

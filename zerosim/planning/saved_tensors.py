@@ -9,12 +9,13 @@ nothing.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
 from zerosim.models.transformer import Transformer
+from zerosim.planning.shapes import TensorShape
 
 EAGER, COMPILED, MEGATRON = KEEPERS = ("eager", "compiled", "megatron")
 # Numbers of one token that a tensor has, of L in its sequence.
@@ -36,6 +37,7 @@ WIDTHS: Mapping[str, Callable[[Transformer, int], int]] = {
     "router": lambda of, tokens: of.experts.router if of.experts else 0,
     "vocabulary": lambda of, tokens: of.vocabulary,
 }
+LAYERS = ("norm", "opening", "closing")  # those whose weights' gradients need what nothing else does
 WRITTEN_OUT = ("gelu_new", "gelu_fast")
 
 
@@ -89,6 +91,7 @@ class Saved:
     width: str
     format: str
     by: tuple[str, ...]
+    of: str = ""
 
     def nbytes(self, of: Transformer, run: Forward) -> int:
         """Bytes that the tensor has in a pass."""
@@ -99,7 +102,8 @@ class Saved:
 def table() -> Mapping[str, tuple[Saved, ...]]:
     """The tensors of each kind of layer, by its name."""
     read = tomllib.loads(files("zerosim.planning").joinpath("saved_tensors.toml").read_text("utf-8"))["layers"]
-    return {layer: tuple(Saved(layer, name, row["width"], row["format"], tuple(row.get("by", KEEPERS)))
+    return {layer: tuple(Saved(layer, name, row["width"], row["format"], tuple(row.get("by", KEEPERS)),
+                               row.get("of", ""))
                          for name, row in rows.items()) for layer, rows in read.items()}
 
 
@@ -127,17 +131,26 @@ def parts(of: Transformer) -> dict[str, list[str]]:
             "loss": ["loss", *["cap"] * ("logits" in of.caps)]}
 
 
-def saved(of: Transformer, part: str, by: str = EAGER) -> Iterator[Saved]:
-    """The tensors that a part of the model keeps; `parts` has the parts' names."""
-    return (one for layer in parts(of)[part] for one in table()[layer] if by in one.by)
+def trained_layers(tensors: Iterable[TensorShape]) -> frozenset[str]:
+    """The layers of a part with a weight that is trained: its norms, and its opening and closing linear layers."""
+    names = {tensor.name.removesuffix(".weight").split(".")[-1 - (".lora_" in tensor.name)]
+             for tensor in tensors if not (tensor.frozen or tensor.name.endswith(".bias"))}
+    return frozenset("norm" if name.startswith("ln") or name.endswith("norm") else
+                     "closing" if name in ("projection", "down") else "opening" for name in names)
 
 
-def saved_nbytes(of: Transformer, part: str, run: Forward) -> int:
-    """Bytes that a part keeps.
+def saved(of: Transformer, part: str, by: str = EAGER, trained: Collection[str] = LAYERS) -> Iterator[Saved]:
+    """The tensors that a part of the model keeps, with these layers trained; `parts` has the parts' names."""
+    return (one for layer in parts(of)[part] for one in table()[layer]
+            if by in one.by and (not one.of or one.of in trained))
+
+
+def saved_nbytes(of: Transformer, part: str, run: Forward, trained: Collection[str] = LAYERS) -> int:
+    """Bytes that a part keeps, with these layers trained.
 
     >>> from zerosim.planning.shapes import PRESETS
     >>> block = PRESETS["llama-3-8b"]
     >>> sum(saved_nbytes(block, part, Forward(1, 1)) for part in ("attention", "feed_forward")) / (2 * 4096)
     24.5166015625
     """
-    return sum(one.nbytes(of, run) for one in saved(of, part, run.by))
+    return sum(one.nbytes(of, run) for one in saved(of, part, run.by, trained))

@@ -86,6 +86,17 @@ class ModelShape:
         """Elements that are not frozen."""
         return sum(tensor.parameters for tensor in self.tensors if not tensor.frozen)
 
+    @property
+    def has_frozen(self) -> bool:
+        """True where some tensor is frozen."""
+        return self.trainable_parameters < self.parameters
+
+    @cached_property
+    def first_trained(self) -> int:
+        """The place of the first unit with a tensor that is not frozen: backward ends there."""
+        return next((place for place, unit in enumerate(self.units)
+                     if not all(tensor.frozen for tensor in unit.tensors)), len(self.units))
+
     @cached_property
     def active_parameters(self) -> int:
         """Elements without those of experts that a token does not pass.
