@@ -15,9 +15,10 @@ with its defaults in bf16, Megatron Core with its distributed optimizer (stage 1
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from zerosim.models.transformer import Transformer
 from zerosim.numerics.checks import FP32, checked_count, did_you_mean
@@ -135,7 +136,7 @@ class Moment:
     reduced: int = 0
 
 
-@dataclass(frozen=True)  # no slots: what is counted is counted once
+@dataclass(frozen=True, eq=False)  # no slots: what is counted is counted once
 class StepSizes:
     """The sizes of a step, of which `moments` are made."""
 
@@ -177,6 +178,11 @@ class StepSizes:
         return sum(replace(tensor, shape=(self.padded(tensor),)).nbytes(
             self.run.itemsize if tensor.frozen or not itemsize else itemsize) for tensor in tensors)
 
+    def whole_nbytes(self, itemsize: int = 0) -> int:
+        """Padded bytes of all parameters, equal blocks counted once."""
+        return self.nbytes(self.root, itemsize) + sum(
+            times * self.nbytes(tensors, itemsize) for tensors, times in self.kinds.items())
+
     def trained(self, tensors: Iterable[TensorShape]) -> int:
         """Padded elements that have gradients and state of the optimizer."""
         return sum(self.padded(tensor) for tensor in tensors if not tensor.frozen)
@@ -193,15 +199,20 @@ class StepSizes:
         return self.nbytes(tensor for tensor in tensors if not (casts and tensor.frozen))
 
     @cached_property
+    def kinds(self) -> Counter[tuple[TensorShape, ...]]:
+        """How many blocks have the same tensors."""
+        return Counter(self.tensors)
+
+    @cached_property
     def weights(self) -> list[int]:
         """Bytes of each block's parameters, whole."""
-        counted = {tensors: self.whole(tensors) for tensors in {*self.tensors}}
+        counted = {tensors: self.whole(tensors) for tensors in self.kinds}
         return [counted[tensors] for tensors in self.tensors]
 
     @cached_property
     def gradients(self) -> list[int]:
         """Elements of each block's gradients."""
-        counted = {tensors: self.trained(tensors) for tensors in {*self.tensors}}
+        counted = {tensors: self.trained(tensors) for tensors in self.kinds}
         return [counted[tensors] for tensors in self.tensors]
 
     @property
@@ -215,6 +226,7 @@ class StepSizes:
         """Elements of all gradients."""
         return sum(self.gradients) + self.trained(self.root)
 
+    @lru_cache(8)  # of each moment the same
     def optimizer_nbytes(self, sharded: bool, *, flat: bool = False) -> int:
         """Bytes of the optimizer's own state beside what it is handed: whole tensors, which ranks share out, or where
         gradients are sharded a shard of each; or, `flat`, a share of all elements as one vector, unless it is of
@@ -346,7 +358,7 @@ def _fsdp2(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     stays = not step.job.states.parameters_sharded
     whole = again and not step.synchronized
     sums = step.elements if again else at.done + at.reduced
-    shard = step.nbytes(step.model.tensors, fp32) // shards
+    shard = step.whole_nbytes(fp32) // shards
     yield AccountRow("parameters", "shards, trained ones in fp32", shard, BY_FSDP2, offload.parameters)
     yield AccountRow("optimizer", "state of the shards", step.optimizer_nbytes(True), BY_OPTIMIZER, offload.optimizer)
     yield AccountRow("gradients", "shards in fp32", 0 if whole else sums // shards * fp32, BY_FSDP2, offload.gradients)
@@ -363,7 +375,7 @@ def _ddp(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     """Parameters in fp32, cast by autocast where they are used; gradients beside the buckets that are reduced."""
     fp32, sharded = FP32.itemsize, step.job.states.optimizer_sharded
     made = step.elements if step.job.micro_batches > 1 else at.done + at.begun
-    yield AccountRow("parameters", "trained ones in fp32", step.nbytes(step.model.tensors, fp32), BY_DDP)
+    yield AccountRow("parameters", "trained ones in fp32", step.whole_nbytes(fp32), BY_DDP)
     yield AccountRow("optimizer", "state", step.optimizer_nbytes(sharded), BY_OPTIMIZER)
     yield AccountRow("gradients", "in fp32", made * fp32, BY_DDP)
     yield AccountRow("gathered", "parameters cast for their products", at.left + at.root, BY_DDP)
@@ -383,7 +395,7 @@ def _deepspeed(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     updates = at.done == elements
     runs = cut * (not updates)
     small = sum(tensor.parameters for tensor in step.model.tensors if tensor.parameters <= PERSISTENCE_THRESHOLD)
-    yield AccountRow("parameters", "in the compute format", step.nbytes(step.model.tensors) // (shards if cut else 1),
+    yield AccountRow("parameters", "in the compute format", step.whole_nbytes() // (shards if cut else 1),
                      BY_DEEPSPEED, offload.parameters)
     yield AccountRow("parameters", "small tensors, whole", cut * small * each, BY_DEEPSPEED)
     yield AccountRow("optimizer", "masters in fp32", masters * fp32, BY_DEEPSPEED, offload.optimizer)
@@ -411,7 +423,7 @@ def _megatron(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     """Parameters in the compute format, one buffer of gradients in fp32 into which backward adds."""
     fp32, elements, sharded = FP32.itemsize, step.elements, step.job.states.optimizer_sharded
     masters = elements // (step.job.shards if sharded else 1)
-    yield AccountRow("parameters", "in the compute format", step.nbytes(step.model.tensors), BY_MEGATRON)
+    yield AccountRow("parameters", "in the compute format", step.whole_nbytes(), BY_MEGATRON)
     yield AccountRow("gradients", "in fp32", elements * fp32, BY_MEGATRON)
     yield AccountRow("optimizer", "masters in fp32", masters * fp32, BY_MEGATRON)
     yield AccountRow("optimizer", "state", step.optimizer_nbytes(sharded), BY_OPTIMIZER)
