@@ -118,7 +118,7 @@ class Moment:
     """A moment of backward, or the update: bytes of activations and of whole parameters, elements of gradients.
 
     `kept` are activations kept for backward, `made` what backward makes of them, `logits` theirs. Parameters are those
-    of the block that goes back, `here`, of the next one to go, `ahead`, of all that have not gone, `left`, and of the
+    of the block that goes back, `here`, of the next ones to go, `ahead`, of all that have not gone, `left`, and of the
     `root`. Of gradients whole blocks' are `done`, a block's and the root's `begun`, the last block's `behind`; at the
     end the root is `reduced`.
     """
@@ -226,7 +226,7 @@ class StepSizes:
         """Elements of all gradients."""
         return sum(self.gradients) + self.trained(self.root)
 
-    @lru_cache(8)  # of each moment the same
+    @lru_cache(8)  # noqa: B019  # of each moment the same
     def optimizer_nbytes(self, sharded: bool, *, flat: bool = False) -> int:
         """Bytes of the optimizer's own state beside what it is handed: whole tensors, which ranks share out, or where
         gradients are sharded a shard of each; or, `flat`, a share of all elements as one vector, unless it is of
@@ -307,11 +307,19 @@ class StepSizes:
                 "attention": tokens * (scores + 2 * of.query_channels * each) + 2 * self.stream,
                 "norm": 7 * tokens * of.channels * FP32.itemsize if seven else 4 * self.stream}
 
+    @cached_property
+    def rounded(self) -> int:
+        """Bytes by which blocks of memory are larger than the kept tensors in them, when nothing is made again."""
+        tensors = [] if self.decoder is None or self.recompute != NONE else [
+            one.nbytes(self.decoder, self.run) for half in HALVES for one in saved(self.decoder, half, self.run.by)]
+        return len(self.blocks) * sum(-nbytes % (2 << 20 if nbytes >= 10 << 20 else 512) for nbytes in tensors)
+
     # -- moments ------------------------------------------------------------------------------------------------------
 
     def moments(self) -> Iterator[Moment]:
         """The moments that may be the fullest, in the order of backward; the last is the update's."""
         weights, sums, last, of = self.weights, self.gradients, len(self.blocks) - 1, self.decoder
+        ahead = max(1, self.job.options.prefetch)  # FSDP2 gathers one in backward unless it is told to gather more
         root, outside = self.whole(self.root), self.trained(self.root)
         kept_of_ends = kept_of_logits = head = 0
         if of is not None:
@@ -322,9 +330,9 @@ class StepSizes:
             capped = self.run.itemsize * ("logits" in of.caps)
             kept_of_logits = -(-self.run.batch * self.run.tokens // self.loss_chunks) * of.vocabulary * (each + capped)
         yield Moment(sum(self.kept) + kept_of_ends, 2 * self.stream * (self.loss_chunks > 1), kept_of_logits,
-                     ahead=weights[last], left=sum(weights), root=root)
+                     ahead=sum(weights[-ahead:]), left=sum(weights), root=root)
         for index in sorted({self.first, self.first + 1, last - 1, last} & {*range(self.first, last + 1)}):
-            at = Moment(here=weights[index], ahead=weights[index - 1] if index > self.first else 0,
+            at = Moment(here=weights[index], ahead=sum(weights[max(self.first, index - ahead):index]),
                         left=sum(weights[:index + 1]), root=root, done=sum(sums[index + 1:]),
                         behind=sums[index + 1] if index < last else 0)
             before, halves, made = sum(self.kept[:index]), self.halves[index], self.made(index)
@@ -346,6 +354,7 @@ def _activations(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     yield AccountRow("activations", "kept for backward", at.kept, source)
     yield AccountRow("activations", "made in backward", at.made, MADE)
     yield AccountRow("logits", "of the loss and its backward", at.logits, LOSS_OF_MEGATRON if megatron else LOSS)
+    yield AccountRow("overhead", "allocator's rounding", step.rounded * (at.kept > 0), ALLOCATOR)
 
 
 # -- PyTorch: FSDP2, and DDP ------------------------------------------------------------------------------------------
@@ -374,7 +383,7 @@ def _fsdp2(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
 def _ddp(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     """Parameters in fp32, cast by autocast where they are used; gradients beside the buckets that are reduced."""
     fp32, sharded = FP32.itemsize, step.job.states.optimizer_sharded
-    made = step.elements if step.job.micro_batches > 1 else at.done + at.begun
+    made = max(at.done + at.begun, step.elements * (step.job.micro_batches > 1))
     yield AccountRow("parameters", "trained ones in fp32", step.whole_nbytes(fp32), BY_DDP)
     yield AccountRow("optimizer", "state", step.optimizer_nbytes(sharded), BY_OPTIMIZER)
     yield AccountRow("gradients", "in fp32", made * fp32, BY_DDP)
@@ -406,7 +415,7 @@ def _deepspeed(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
         yield AccountRow("gradients", "shards in the compute format", rests * each, BY_DEEPSPEED, offload.gradients)
         yield AccountRow("gradients", "of blocks that go back, and the root's", at.begun * each, BY_DEEPSPEED)
     else:
-        sums = elements if again else at.done + at.begun
+        sums = max(at.done + at.begun, elements * again)
         yield AccountRow("gradients", "in the compute format", sums * each, BY_DEEPSPEED)
     updated = updates * (min(share, SUB_GROUP) if cut else masters)
     yield AccountRow("gradients", "of the update, in fp32", updated * fp32, BY_DEEPSPEED, offload.optimizer)
@@ -438,14 +447,10 @@ MOMENTS: Mapping[str, Callable[[StepSizes, Moment], Iterator[AccountRow]]] = {
 
 
 def _overheads(step: StepSizes, given: Mapping[str, int] | None) -> Iterator[AccountRow]:
-    """The runtime's own memory, and by how much blocks of memory are larger than the kept tensors in them."""
+    """The runtime's own memory."""
     for name, nbytes in overheads_nbytes(given).items():
         alone = name == "communication channels" and step.job.ranks == 1
         if name != "allocator fragmentation" and not alone:
             yield AccountRow("overhead", name, nbytes, OVERHEADS[name].source)
     wide = max((tensor.parameters for tensor in step.model.tensors if tensor.bits), default=0) * step.run.itemsize
     yield AccountRow("gathered", "a quantized matrix, made wide for its product", wide, DEQUANTIZED)
-    tensors = [] if step.decoder is None or step.recompute != NONE else [
-        one.nbytes(step.decoder, step.run) for half in HALVES for one in saved(step.decoder, half, step.run.by)]
-    rounded = sum(-nbytes % (2 << 20 if nbytes >= 10 << 20 else 512) for nbytes in tensors)
-    yield AccountRow("overhead", "allocator's rounding", len(step.blocks) * rounded, ALLOCATOR)
