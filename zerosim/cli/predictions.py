@@ -32,6 +32,8 @@ LargestLayer = Annotated[str | None, typer.Option(help="Parameters of the larges
 DeviceName = Annotated[str, typer.Option("--device", help="A device, as zerosim devices lists them: h100, ...")]
 LinkName = Annotated[str | None, typer.Option("--link", help="What ranks of a node send through, as zerosim links "
                                               "lists them: nvlink, ...; of plan and tune, without it, the device's.")]
+SomeNodes = Annotated[int | None, typer.Option("--nodes", help="Over how many nodes the ranks are spread; without it, "
+                                               "one, of up to 8 ranks.")]
 Parts = Annotated[str, typer.Option("--zeropp", help="Parts of ZeRO++ on the mesh, at stage 3: some of hpz, qwz and "
                                                      "qgz, as in hpz+qwz+qgz=int8; flat, for shards on all ranks; or "
                                                      "none.")]
@@ -106,10 +108,11 @@ def cost(
 @command("plan", "zerosim plan --model llama-2-7b --device h100 --batch 4")
 def plan(
     ctx: typer.Context, model: Model = None, parameters: Parameters = None, largest_layer: LargestLayer = None,
-    ranks: Ranks = 8, device: DeviceName = "h100-80", link: LinkName = None, nodes: Nodes = 1, between: Between = None,
-    stage: Stage = "all", recompute: Recompute = "usual", attention: Attention = "fused", batch: Batch = 1,
-    sequence: SequenceLength = None, micro_batches: SomeMicroBatches = None, global_batch: GlobalBatch = None,
-    compute: Compute = "bf16", optimizer: OptimizerName = "adamw", runtime: Runtime = "fsdp2",
+    ranks: Ranks = 8, device: DeviceName = "h100-80", link: LinkName = None, nodes: SomeNodes = None,
+    between: Between = None, stage: Stage = "all", recompute: Recompute = "usual", attention: Attention = "fused",
+    batch: Batch = 1, sequence: SequenceLength = None, micro_batches: SomeMicroBatches = None,
+    global_batch: GlobalBatch = None, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
+    runtime: Runtime = "fsdp2",
     compiled: Compiled = False, loss_chunks: LossChunks = 1, lora_rank: LoraRank = None, weights: Weights = None,
     train_only: TrainOnly = None, convention: ConventionName = None,
     utilization: Utilization = None, margin: Margin = 0.1, tokens: Tokens = None,
@@ -183,8 +186,9 @@ def read_ds_config(ctx: typer.Context, file: str, model: str | None,
 def tune(
     global_batch: Annotated[str, typer.Option(help="G, the sequences of a step on all ranks together.")],
     model: Annotated[str, typer.Option(help="A preset, as zerosim models lists them, or a config.json.")],
-    ranks: Ranks = 8, device: DeviceName = "h100-80", link: LinkName = None, nodes: Nodes = 1,
-    between: Between = None, stage: Stage = "all", recompute: Recompute = "usual", attention: Attention = "fused",
+    ranks: Ranks = 8, device: DeviceName = "h100-80", link: LinkName = None,
+    nodes: SomeNodes = None, between: Between = None, stage: Stage = "all", recompute: Recompute = "usual",
+    attention: Attention = "fused",
     batch: Annotated[str, typer.Option(help="all, or some sizes of a micro-batch of one rank, as 1,4.")] = "all",
     prefetch: Annotated[str, typer.Option(help="Units that stage 3 gathers ahead, as 0,1,2.")] = "1,2",
     offload: Annotated[str, typer.Option(help="all that the runtime has, or some places that are tried in this order "

@@ -186,20 +186,6 @@ def _recomputation(row: PlanRow) -> Iterator[str]:
 # -- DeepSpeed --------------------------------------------------------------------------------------------------------
 
 
-def _unsaid_deepspeed(config: PlanConfig, states: ShardedStates, recompute: str) -> str | None:
-    asked = config.options.offload
-    if asked.is_none:
-        return None
-    if not states.optimizer_sharded:
-        return "DeepSpeed offloads from stage 1 on; take stages 1, 2 and 3"
-    if asked.gradients != DEVICE:
-        return ("gradients have no place of their own in DeepSpeed, and go to the host with the optimizer's state; "
-                "take offload='optimizer=host'")
-    if not states.parameters_sharded and (asked.parameters != DEVICE or asked.uses_disk):
-        return "DeepSpeed's offload_param and nvme are of stage 3; take that, or offload='optimizer=host'"
-    return None
-
-
 def ds_config(config: PlanConfig, stage: int) -> dict[str, Any]:
     """The configuration as a dict; of the optimizer and its schedule it says nothing."""
     states, policy, options = STAGES[stage], config.policy, config.options
@@ -250,8 +236,6 @@ def _unsaid_megatron(config: PlanConfig, states: ShardedStates, recompute: str) 
     if recompute == "selective":
         return ("Megatron's selective recomputation is of attention's core, which a fused one makes again anyway; "
                 "take recompute='none,block'")
-    if not config.options.offload.is_none:
-        return "no flags of Megatron's offload are written here; take offload='none'"
     return None
 
 
@@ -278,7 +262,7 @@ PROGRAMS = {
     "fsdp2": Program("PyTorch", ("none", "host"), _unsaid_fsdp, _fsdp, _notes_of_fsdp),
     "deepspeed": Program("DeepSpeed", ("none", "optimizer=host", "optimizer=host+parameters=host",
                                        "optimizer=disk+parameters=disk"),
-                         _unsaid_deepspeed, _ds_config_text, _notes_of_deepspeed),
+                         lambda *_: None, _ds_config_text, _notes_of_deepspeed),
     "megatron": Program("Megatron", ("none",), _unsaid_megatron, _megatron, _notes_of_megatron),
     "zerosim": Program("zerosim", ("none", "optimizer=host", "optimizer=host+gradients=host", "host",
                                    "optimizer=disk+gradients=host+parameters=host", "disk"),

@@ -73,6 +73,7 @@ from zerosim.planning.step_folds import Flow, TransientMemory, communication_sec
 from zerosim.shown import ShownPlan
 
 MOST_RANKS = 8192
+NODE = 8  # ranks of a node, as boards of accelerators are sold
 POLICY = Policy("bf16")
 OPTIONS = StepOptions(overlap=True, prefetch=1)  # what frameworks do by default
 UTILIZATION = 0.5  # of the device's dense peak that the engine's arithmetic is taken to reach: an assumption
@@ -185,7 +186,7 @@ class PlanConfig:
                 raise ValueError(f"a plan has rows for each {what}, and none was asked for; name one at least")
         if unknown := [stage for stage in self.stages if stage not in STAGES]:
             raise ValueError(f"ZeRO has the stages {', '.join(map(str, STAGES))}, found {unknown[0]!r}")
-        for policy in self.recompute:
+        for policy in self.recompute if self.is_engine else ():
             Recompute.parse(policy)
         convention_of(self.accounting)
         self._check_runtime()
@@ -213,17 +214,18 @@ class PlanConfig:
                     raise ValueError(f"{name}={getattr(self, name)!r} is of PyTorch's programs, and this is a plan of "
                                      "zerosim's own engine; leave it out, or take another runtime")
             return
-        options, other = self.options, next((one for one in self.recompute if one not in KEPT), None)
+        options = self.options
+        if other := [policy for policy in self.recompute if policy not in KEPT]:
+            raise ValueError(f"recompute={other[0]!r} is no policy of {self.runtime}'s programs; take some of none, "
+                             "selective, and block, which is every block, full elsewhere; or runtime='zerosim'")
         for name, value, said in (
                 ("convention", self.convention, self.convention is not None),
                 ("overheads", self.overheads, self.overheads is not None),
                 ("zeropp", str(options.zeropp), options.zeropp is not None),
-                ("reduction", options.reduction, options.by_micro_batch),
-                ("recompute", other, other is not None)):
+                ("reduction", options.reduction, options.by_micro_batch)):
             if said:
                 raise ValueError(f"{name}={value!r} is of zerosim's own engine, and this is a plan of {self.runtime}; "
-                                 + (f"take some of {', '.join(KEPT)}, or " if name == "recompute" else
-                                    "leave it out, or ") + "runtime='zerosim'")
+                                 "leave it out, or take runtime='zerosim'")
         if self.decoder is None:
             raise ValueError(f"a plan of {self.runtime} counts what each layer of a decoder keeps, and "
                              f"{self.model.name} is no decoder of known layers; name one, or take runtime='zerosim' "
@@ -306,6 +308,16 @@ class PlanConfig:
             return "DeepSpeed (0.19) has no hybrid sharding any more; leave the mesh out, or take the runtime fsdp2"
         if mesh and self.runtime == MEGATRON_CORE and not states.optimizer_sharded:
             return "hybrid sharding is of Megatron's distributed optimizer; take stage 1"
+        if self.runtime == MEGATRON_CORE and not asked.is_none:
+            return "Megatron's offload is in no account; take offload='none', or the runtime deepspeed"
+        if self.runtime == DEEPSPEED and not asked.is_none:
+            if not states.optimizer_sharded:
+                return "DeepSpeed offloads from stage 1 on; take stages 1, 2 and 3"
+            if asked.gradients != DEVICE:
+                return ("gradients have no place of their own in DeepSpeed, and go to the host with the optimizer's "
+                        "state; take offload='optimizer=host'")
+            if not states.parameters_sharded and (asked.parameters != DEVICE or asked.uses_disk):
+                return "DeepSpeed's offload_param and nvme are of stage 3; take that, or offload='optimizer=host'"
         if self.runtime != FSDP2 or (asked.is_none and not mesh):
             return None
         if not states.gradients_sharded:
