@@ -117,7 +117,8 @@ def account(runtime: str, model: ModelShape, job: Job, *, batch: int, tokens: in
 class Moment:
     """A moment of backward, or the update: bytes of activations and of whole parameters, elements of gradients.
 
-    `kept` are activations kept for backward, `made` what backward makes of them, `logits` theirs. Parameters are those
+    `kept` are activations kept for backward, `made` what backward makes of them, `logits` theirs; of so many blocks
+    `uncut` all is still kept. Parameters are those
     of the block that goes back, `here`, of the next ones to go, `ahead`, of all that have not gone, `left`, and of the
     `root`. Of gradients whole blocks' are `done`, a block's and the root's `begun`, the last block's `behind`; at the
     end the root is `reduced`.
@@ -126,6 +127,7 @@ class Moment:
     kept: int = 0
     made: int = 0
     logits: int = 0
+    uncut: int = 0
     here: int = 0
     ahead: int = 0
     left: int = 0
@@ -309,10 +311,10 @@ class StepSizes:
 
     @cached_property
     def rounded(self) -> int:
-        """Bytes by which blocks of memory are larger than the kept tensors in them, when nothing is made again."""
+        """Bytes by which memory is larger than the tensors kept of a block in it, when nothing is made again."""
         tensors = [] if self.decoder is None or self.recompute != NONE else [
             one.nbytes(self.decoder, self.run) for half in HALVES for one in saved(self.decoder, half, self.run.by)]
-        return len(self.blocks) * sum(-nbytes % (2 << 20 if nbytes >= 10 << 20 else 512) for nbytes in tensors)
+        return sum(-nbytes % (2 << 20 if nbytes >= 10 << 20 else 512) for nbytes in tensors)
 
     # -- moments ------------------------------------------------------------------------------------------------------
 
@@ -330,16 +332,17 @@ class StepSizes:
             capped = self.run.itemsize * ("logits" in of.caps)
             kept_of_logits = -(-self.run.batch * self.run.tokens // self.loss_chunks) * of.vocabulary * (each + capped)
         yield Moment(sum(self.kept) + kept_of_ends, 2 * self.stream * (self.loss_chunks > 1), kept_of_logits,
-                     ahead=sum(weights[-ahead:]), left=sum(weights), root=root)
+                     last + 1 - self.first, ahead=sum(weights[-ahead:]), left=sum(weights), root=root)
         for index in sorted({self.first, self.first + 1, last - 1, last} & {*range(self.first, last + 1)}):
-            at = Moment(here=weights[index], ahead=sum(weights[max(self.first, index - ahead):index]),
-                        left=sum(weights[:index + 1]), root=root, done=sum(sums[index + 1:]),
+            at = Moment(uncut=index - self.first, here=weights[index], left=sum(weights[:index + 1]), root=root,
+                        ahead=sum(weights[max(self.first, index - ahead):index]), done=sum(sums[index + 1:]),
                         behind=sums[index + 1] if index < last else 0)
             before, halves, made = sum(self.kept[:index]), self.halves[index], self.made(index)
             inside = before + self.stream * (self.recompute != NONE)
             network = self.trained(tensor for tensor in self.tensors[index] if tensor.name.startswith("ffn"))
             down = self.trained(tensor for tensor in self.tensors[index] if ".down." in tensor.name)
-            yield replace(at, kept=inside + sum(halves.values()), made=made["feed_forward"], begun=head + down)
+            yield replace(at, kept=inside + sum(halves.values()), made=made["feed_forward"], begun=head + down,
+                          uncut=at.uncut + 1)
             yield replace(at, kept=inside + halves["attention"], made=made["attention"], begun=head + network)
             yield replace(at, kept=before, made=made["norm"], begun=head + sums[index])
         tied = head * bool(self.model.tied)
@@ -354,7 +357,7 @@ def _activations(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     yield AccountRow("activations", "kept for backward", at.kept, source)
     yield AccountRow("activations", "made in backward", at.made, MADE)
     yield AccountRow("logits", "of the loss and its backward", at.logits, LOSS_OF_MEGATRON if megatron else LOSS)
-    yield AccountRow("overhead", "allocator's rounding", step.rounded * (at.kept > 0), ALLOCATOR)
+    yield AccountRow("overhead", "allocator's rounding", step.rounded * at.uncut, ALLOCATOR)
 
 
 # -- PyTorch: FSDP2, and DDP ------------------------------------------------------------------------------------------
