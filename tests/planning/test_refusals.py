@@ -201,7 +201,7 @@ def test_a_plan_that_cannot_be_made_is_refused():
         *((plan(parameters=text), "must be a whole number, from 1 to") for text in ("-3", "1.5")),
         (plan(parameters="7,5e9"), "parameters='7,5e9' is no number; write it as 7B, 7.5e9 or 7,500,000,000, with k"),
         (gpt2(ranks=10**9), "take 8,192 at most"),
-        (gpt2(offload="disk"), "offload='disk' was asked for at stage 2: CPUOffloadPolicy takes parameters"),
+        (gpt2(offload="disk"), "offload='disk' was asked for at stage 3: CPUOffloadPolicy takes parameters"),
         (gpt2(offload="host", stage=1), "at stage 1: offload is fully_shard's, and ... take stages 2 and 3"),
         (plan("t5-small"), "t5-small is no decoder of known layers; name one, or take runtime='zerosim'"),
         *((gpt2(stage=asked), f"stage={asked!r} must be all, or some of 0, 1, 2, 3") for asked in ("x", [1.7], None)),

@@ -293,7 +293,7 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", recompu
     config, nodes = searched[0][0], options.get("nodes", 1)
     if nodes > 1 and not config.options.mesh:
         inside = _configs(shape, offload, options | {"mesh": (nodes, config.ranks // nodes)})
-        searched += [inside] * any(inside[0].lacking(STAGES[stage]) is None for stage in inside[0].stages)
+        searched += [inside] * any(unsaid(inside[0], stage, "none") is None for stage in inside[0].stages)
     if config.decoder is None:
         raise ValueError(f"the activations of {config.model.name} are not known, so nothing says which micro-batch "
                          "fits; tune a decoder, as gpt2-xl, or ask zs.plan")

@@ -63,7 +63,7 @@ from zerosim.planning.hardware import (
     overheads_nbytes,
     positive,
 )
-from zerosim.planning.plan_row import ZEROSIM, PlanRow
+from zerosim.planning.plan_row import ZEROSIM, PlanRow, missing_nbytes
 from zerosim.planning.runtimes import DEEPSPEED, FSDP2, MEGATRON_CORE, RUNTIMES, AccountRow, account
 from zerosim.planning.shapes import ModelShape
 from zerosim.planning.step_activations import Place, fullest_nbytes
@@ -291,9 +291,11 @@ class PlanConfig:
         Raises ValueError for a device without a rate in the compute format, for what the runtime's program has not, and
         as the formulas do.
         """
-        for stage in self.stages:
+        offload, mesh = self.options.offload.text, self.options.mesh
+        asked = f"mesh='{mesh}'" if mesh else f"{offload=}" if offload != "none" else f"runtime={self.runtime!r}"
+        for stage in reversed(self.stages):
             if (reason := self.lacking(STAGES[stage])) is not None:
-                raise ValueError(f"a plan of {self.runtime} was asked for at stage {stage}: {reason}")
+                raise ValueError(f"{asked} was asked for at stage {stage}: {reason}")
         return Plan(self, tuple(self.row(stage, policy) for stage in self.stages for policy in self.policies))
 
     def lacking(self, states: ShardedStates) -> str | None:
@@ -302,8 +304,8 @@ class PlanConfig:
         asked, mesh = self.options.offload, self.options.mesh
         if self.runtime == MEGATRON_CORE and states.gradients_sharded:
             return "Megatron's distributed optimizer is stage 1; take stages 0 and 1, or the runtime fsdp2"
-        if mesh and self.runtime == DEEPSPEED:
-            return "DeepSpeed (0.19) has no hybrid sharding any more; leave the mesh out, or take the runtime fsdp2"
+        if mesh and self.runtime == DEEPSPEED and not states.parameters_sharded:
+            return "DeepSpeed's hybrid sharding is MiCS, of stage 3; take that, or the runtime fsdp2"
         if mesh and self.runtime == MEGATRON_CORE and not states.optimizer_sharded:
             return "hybrid sharding is of Megatron's distributed optimizer; take stage 1"
         if self.runtime != FSDP2 or (asked.is_none and not mesh):
@@ -339,10 +341,7 @@ class PlanConfig:
         """
         room = self.capacities_nbytes
         room[DEVICE] -= self.margin_nbytes
-        held = Counter[str]()
-        for one in self.held(stage, policy):
-            held[one.place] += one.nbytes
-        return all(held[place] <= nbytes for place, nbytes in room.items())
+        return not missing_nbytes(self.held(stage, policy), room)
 
     # -- bytes --------------------------------------------------------------------------------------------------------
 
