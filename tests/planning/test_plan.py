@@ -14,7 +14,7 @@ import zerosim as zs
 from zerosim.course import plan_view
 from zerosim.display import plan_table
 from zerosim.options import StepOptions
-from zerosim.planning import explained, hardware, plan_config, plan_row, questions
+from zerosim.planning import explained, hardware, model_shape, plan_config, plan_row, questions, shapes
 
 KINDS, STATES, TRANSIENT = plan_row.KINDS, plan_row.STATES, plan_row.TRANSIENT
 
@@ -315,6 +315,34 @@ def test_each_option_of_a_programs_plan_changes_what_is_held_or_how_long_a_step_
     if option == "lora_rank":
         (stored,) = zs.plan("gpt2", **base, lora_rank=8, weights="nf4").rows
         assert stored.nbytes_of("parameters") < changed.nbytes_of("parameters") < plain.states_nbytes
+
+
+@pytest.mark.parametrize(("name", "sequence"), [("gemma-3-4b", 4096), ("phi-3-mini", 4096), ("mistral-7b", 8192)])
+def test_a_window_is_a_mask_of_the_whole_square_for_sdpa_and_spares_products_where_a_kernel_knows_it(name, sequence):
+    """SDPA keeps L x L of a mask in bf16 in each block that has one, and keys and values repeated for all heads."""
+    model = model_shape(name)
+    of = model.transformer
+    whole = replace(model, transformer=replace(of, window=0, windowed=0))
+    short = {"sequence": of.window, "recompute": "none"}
+    for runtime, stage in (("fsdp2", 3), ("megatron", 1)):
+        asked = {"runtime": runtime, "stage": stage, "recompute": "none"}
+        (windowed,), (square,) = (zs.plan(one, **asked, sequence=sequence).rows for one in (model, whole))
+        mask = 2 * of.windowed * sequence * (sequence + 2 * (of.query_channels - of.key_channels))
+        assert windowed.total_nbytes - square.total_nbytes == pytest.approx(mask * (runtime == "fsdp2"), abs=100)
+        assert (windowed.compute_seconds > square.compute_seconds) == (runtime == "fsdp2")
+        assert windowed.compute_seconds != square.compute_seconds
+        assert zs.plan(model, **asked | short).rows == zs.plan(whole, **asked | short).rows
+
+
+def test_windows_are_those_of_the_configuration():
+    llama = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 12, "num_attention_heads": 2, "head_dim": 4,
+             "num_key_value_heads": 2, "vocab_size": 9, "max_position_embeddings": 64, "sliding_window": 4}
+    types = ["sliding_attention", "full_attention", *["full_attention"] * 10]
+    for kind, asked, windowed in (
+            ("mistral", {}, 12), ("mistral", {"sliding_window": None}, 0), ("gemma2", {}, 6), ("gemma3_text", {}, 10),
+            ("gemma3_text", {"layer_types": types}, 1), ("qwen2", {}, 0),
+            ("qwen2", {"use_sliding_window": True, "max_window_layers": 9}, 3)):
+        assert shapes.model_of_config(llama | {"model_type": kind} | asked).transformer.windowed == windowed, asked
 
 
 def said(found):

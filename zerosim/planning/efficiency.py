@@ -6,6 +6,8 @@ Legend: p = B·L tokens of a micro-batch, B sequences of L; I inputs and O outpu
   the memory's rate, one after the other: its first tiles are loaded, and its last ones stored, beside nothing. So small
   and narrow products reach less.
 - Attention takes what its kernel computes, half of the square, at that kernel's measured share; less where L is short.
+  Of a window shorter than L a kernel that knows windows computes what is in it; SDPA is handed a mask, and computes the
+  whole square.
 - What is elementwise takes the bytes that its operators read and write, by a table: eager ones more than fused ones.
 - Communication behind computation takes memory and processors from it, and makes it longer (contention).
 - In fp8, linear layers multiply at its rate; their inputs, weights and gradients are cast first, each once.
@@ -90,8 +92,9 @@ class Efficiency:
     """Rates that a device reaches under a runtime, in operations and bytes per second.
 
     `products` are those in 16 bits, `linear` those of linear layers; `attention` forward and backward, where `causal`
-    of half the square; `elementwise` bytes by operator; `contention` the share of hidden copies that computation gets
-    longer by; `network` the share of a network's rate. `error` is the mean error of published steps that were held out.
+    of half the square, and where the kernel knows `windows` of what is in them; `elementwise` bytes by operator;
+    `contention` the share of hidden copies that computation gets longer by; `network` the share of a network's rate.
+    `error` is the mean error of published steps that were held out.
     """
 
     device: Device
@@ -101,6 +104,7 @@ class Efficiency:
     attention: tuple[float, float]
     half_tokens: int
     causal: bool
+    windows: bool
     memory: float
     elementwise: Mapping[str, Any]
     contention: float
@@ -177,7 +181,11 @@ class Efficiency:
         flops = 2 * square * (of.query_channels + of.attention_channels) * (1, BACKWARD_ATTENTION)[way]
         nbytes = self._elementwise_nbytes(of, listed, positions, way)
         if self.causal:
-            flops *= (1 + self.half_tokens / tokens) / 2
+            edge, width = self.half_tokens / tokens, of.window / tokens
+            share = of.windowed / of.blocks * (width < 1)
+            half = (1 + edge) / 2
+            in_window = min(half, width - width**2 / 2 + edge) if self.windows else 1.0
+            flops *= (1 - share) * half + share * in_window
         else:
             nbytes += self.elementwise["probability"][way] * square * of.heads
         nbytes += sum((ITEMSIZE + each.bits / 8) * each.stack * each.inputs * each.outputs  # made wide for each product
@@ -223,6 +231,7 @@ def efficiency(device: Device, runtime: str = "fsdp2", *, compiled: bool = False
     forward, backward = kernel.get(device.name, kernel["default"])
     return Efficiency(
         device, runtime, rate, faster, (forward * peak, backward * peak), kernel["half_tokens"], kernel["causal"],
+        kernel.get("windows", False),
         device.memory_bytes_per_second * of_runtime["memory"],
         tables["elementwise"]["fused" if compiled or of_runtime["fused"] else "eager"], of_runtime["contention"],
         of_runtime["network"], linear is not None, factor["error"])

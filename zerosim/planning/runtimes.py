@@ -244,10 +244,17 @@ class StepSizes:
         return [counted[kind] for kind in kinds]
 
     def kept_of(self, of: Transformer | None, half: str, tensors: Sequence[TensorShape]) -> int:
-        """Bytes that a half of a block with these tensors keeps."""
-        ranks = sum(tensor.shape[-1] for tensor in tensors if tensor.name.endswith("lora_a.weight"))
-        return 0 if of is None else (saved_nbytes(of, half, self.run, trained_layers(tensors))
-                                     + self.run.batch * self.run.tokens * ranks * self.run.itemsize)
+        """Bytes that a half of a block with these tensors keeps. Of a window shorter than the sequences transformers
+        hands SDPA a mask, of which L x L are kept in the compute format, and keys and values repeated for all heads
+        (measured as the table is); of all blocks the mean."""
+        if of is None:
+            return 0
+        tokens, ranks = self.run.tokens, sum(one.shape[-1] for one in tensors if one.name.endswith("lora_a.weight"))
+        masked = half == "attention" and of.window < tokens and "attention" not in of.caps and self.run.by != MEGATRON
+        repeated = of.query_channels - of.key_channels + of.attention_channels - of.value_channels
+        mask = masked * of.windowed * tokens * (tokens + self.run.batch * repeated) // of.blocks
+        return saved_nbytes(of, half, self.run, trained_layers(tensors)) + self.run.itemsize * (
+            self.run.batch * tokens * ranks + mask)
 
     @cached_property
     def stream(self) -> int:
