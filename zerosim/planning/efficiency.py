@@ -9,8 +9,9 @@ Legend: p = B·L tokens of a micro-batch, B sequences of L; I inputs and O outpu
 - What is elementwise takes the bytes that its operators read and write, by a table: eager ones more than fused ones.
 - Communication behind computation takes memory and processors from it, and makes it longer (contention).
 - In fp8, linear layers multiply at its rate; their inputs, weights and gradients are cast first, each once.
+- The host launches one kernel after the other: a block takes no less than its launches do.
 
-Two things are not in it: launches of kernels, which are longer than kernels of very few tokens, and waiting for data.
+Waiting for data is not in it.
 
 Sources: Williams, Waterman & Patterson 2009 (the roofline, of which the two times are added here); each constant has
 its own in efficiency.toml. What is fitted stands apart there: on every second published step of
@@ -18,7 +19,7 @@ its own in efficiency.toml. What is fitted stands apart there: on every second p
 """
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -86,8 +87,10 @@ class Efficiency:
     """Rates that a device reaches under a runtime, in operations and bytes per second.
 
     `products` are those in 16 bits, `linear` those of linear layers; `attention` forward and backward, where `causal`
-    of half the square; `elementwise` bytes by operator; `contention` the share of hidden copies that computation gets
-    longer by; `network` the share of a network's rate. `error` is the mean error of published steps that were held out.
+    of half the square; `elementwise` bytes and launches by operator; `contention` the share of hidden copies that
+    computation gets longer by; `network` the share of a network's rate. The host takes `launch` seconds to launch a
+    kernel, and updates `host_update` parameters a second. `error` is the mean error of published steps that were held
+    out.
     """
 
     device: Device
@@ -101,6 +104,8 @@ class Efficiency:
     elementwise: Mapping[str, Any]
     contention: float
     network: float
+    launch: float
+    host_update: float
     fp8: bool
     error: float
 
@@ -138,11 +143,11 @@ class Efficiency:
             if listed not in of_kind:
                 once = [each.stack * self.product_seconds(positions * each.share, each.inputs, each.outputs)
                         for each in listed]
-                forward, back = (self._beside(of, listed, batch, tokens, way) for way in (0, 1))
-                forward += sum(once)
+                forward, back = (max((1, 2)[way] * sum(once) + self._beside(of, listed, batch, tokens, way),
+                                     self.launch * self._launches(of, listed, way)) for way in (0, 1))
                 again = share * forward if recompute != SELECTIVE else (
                     sum(once[1::2]) + self._elementwise_nbytes(of, listed, positions, 0) / self.memory)
-                of_kind[listed] = forward, again + 2 * sum(once) + back
+                of_kind[listed] = forward, again + back
             found["forward", unit], found["backward", unit] = of_kind[listed]
         return found
 
@@ -177,14 +182,25 @@ class Efficiency:
         return flops / self.attention[way] + nbytes / self.memory
 
     def _elementwise_nbytes(self, of: Transformer, listed: Sequence[Product], positions: int, way: int) -> float:
-        """Bytes of a block's elementwise operators; inside the feed-forward network as wide as its last product."""
+        """Bytes of a block's elementwise operators."""
+        return float(positions * sum(width * row[way] for row, width, _ in self._operators(of, listed)))
+
+    def _launches(self, of: Transformer, listed: Sequence[Product], way: int) -> int:
+        """Kernels of a block: of its products, two each back, of its attention, and of what is elementwise."""
+        beside = (1, 3)[way] if self.causal else (2, 4)[way] + self.elementwise["probability"][2 + way]
+        return int(beside + (1, 2)[way] * sum(each.stack for each in listed)
+                   + sum(times * row[2 + way] for row, _, times in self._operators(of, listed)))
+
+    def _operators(self, of: Transformer, listed: Sequence[Product]) -> Iterator[tuple[Sequence[int], float, int]]:
+        """A block's elementwise operators: bytes and launches, width and times; inside the feed-forward network as
+        wide as its last product."""
         inside = sum(each.stack * each.share * each.inputs for each in listed if each.name.endswith("down"))
-        widths = {"layer_norm" if of.layer_norm else "rms_norm": 2 * of.channels, "residual": 2 * of.channels,
-                  "gate" if of.gated else "gelu": inside,
-                  "rotation": (of.query_channels + of.key_channels) * (not of.positions),
-                  "rms_norm of heads": (of.query_channels + of.key_channels) * of.head_norms}
-        return float(positions * sum(width * self.elementwise[name.partition(" ")[0]][way]
-                                     for name, width in widths.items()))
+        heads = of.query_channels + of.key_channels
+        for name, width, times in (
+                ("layer_norm" if of.layer_norm else "rms_norm", of.channels, 2), ("residual", of.channels, 2),
+                ("gate" if of.gated else "gelu", inside, 1), ("rotation", heads, int(not of.positions)),
+                ("rms_norm", heads / 2, 2 * of.head_norms)):
+            yield self.elementwise[name], width * times, times
 
 
 def efficiency(device: Device, runtime: str = "fsdp2", *, compiled: bool = False, attention: str | None = None,
@@ -212,4 +228,5 @@ def efficiency(device: Device, runtime: str = "fsdp2", *, compiled: bool = False
         device, runtime, rate, faster, (forward * peak, backward * peak), kernel["half_tokens"], kernel["causal"],
         device.memory_bytes_per_second * of_runtime["memory"],
         tables["elementwise"]["fused" if compiled or of_runtime["fused"] else "eager"], of_runtime["contention"],
-        of_runtime["network"], linear is not None, factor["error"])
+        of_runtime["network"], tables["host"]["launch_seconds"], tables["host"][of_runtime["host_update"]],
+        linear is not None, factor["error"])
