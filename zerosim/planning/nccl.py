@@ -80,6 +80,7 @@ class _Collective:
         self.levels = math.floor(math.log2(self.nodes))
         # What leaves a node by a tree: of two nodes each sends once; of more, a node in the middle sends and passes on.
         self.tree_between = self.between / (1 if self.nodes <= 2 else 2)
+        self.stages = max(1, self.levels)  # of a tree between nodes; its pieces pass those inside a node too
         self.ll_most = self.kind["ll_most"][min(self.nodes, 3) - 1]
 
     def protocols(self, algorithm: str) -> list[str]:
@@ -107,13 +108,15 @@ class _Collective:
         rate = min(self.inside * GENERAL["tree_inside"], self.tree_between) * share
         if protocol == "LL":
             rate = min(rate, self.ll_most / 4)
-        return self._time(row["launch"]["tree"] + 2 * steps, rate, fills=protocol != "LL")
+        deeper = math.sqrt((self.per_node - 1 + self.stages) / self.per_node)
+        return self._time(row["launch"]["tree"] + 2 * steps, rate, fills=deeper * (protocol != "LL"))
 
     def nvls(self) -> float:
         rate = self.line_rate * self.kind["nvls"]
         if self.nodes > 1:
             rate = min(rate * GENERAL["nvls_between"], self.tree_between)
-        return self._time(GENERAL["nvls_launch"] + 2 * self.levels * GENERAL["nvls_level"], rate)
+        return self._time(GENERAL["nvls_launch"] + 2 * self.levels * GENERAL["nvls_level"], rate,
+                          fills=math.sqrt((1 + self.stages) / 2))
 
     def all_to_all(self) -> float:
         far = self.ranks - self.per_node
@@ -121,9 +124,9 @@ class _Collective:
         latency = (self.per_node - 1) * GENERAL["all_to_all_inside"] + far * GENERAL["all_to_all_between"]
         return self._time(PROTOCOLS["LL"]["launch"]["ring"] + latency, self.ranks / seconds_per_part)
 
-    def _time(self, latency: float, rate: float, *, fills: bool = True) -> float:
+    def _time(self, latency: float, rate: float, *, fills: float = 1.0) -> float:
         wire = self.nbytes / rate / 1e3
-        return float(latency + wire + (GENERAL["fill"] * math.sqrt(wire) if fills else 0))
+        return float(latency + wire + GENERAL["fill"] * fills * math.sqrt(wire))
 
 
 def _kind(link: Link) -> Mapping[str, Any]:
