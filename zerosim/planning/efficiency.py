@@ -19,7 +19,7 @@ its own in efficiency.toml. What is fitted stands apart there: on every second p
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -143,8 +143,10 @@ class Efficiency:
             if listed not in of_kind:
                 once = [each.stack * self.product_seconds(positions * each.share, each.inputs, each.outputs)
                         for each in listed]
-                forward, back = (max((1, 2)[way] * sum(once) + self._beside(of, listed, batch, tokens, way),
-                                     self.launch * self._launches(of, listed, way)) for way in (0, 1))
+                launches = (self.launch * sum(times * row[2 + way] for row, _, times in self._operators(of, listed))
+                            for way in (0, 1))
+                forward, back = (max((1, 2)[way] * sum(once) + self._beside(of, listed, batch, tokens, way), least)
+                                 for way, least in enumerate(launches))
                 again = share * forward if recompute != SELECTIVE else (
                     sum(once[1::2]) + self._elementwise_nbytes(of, listed, positions, 0) / self.memory)
                 of_kind[listed] = forward, again + back
@@ -185,22 +187,18 @@ class Efficiency:
         """Bytes of a block's elementwise operators."""
         return float(positions * sum(width * row[way] for row, width, _ in self._operators(of, listed)))
 
-    def _launches(self, of: Transformer, listed: Sequence[Product], way: int) -> int:
-        """Kernels of a block: of its products, two each back, of its attention, and of what is elementwise."""
-        beside = (1, 3)[way] if self.causal else (2, 4)[way] + self.elementwise["probability"][2 + way]
-        return int(beside + (1, 2)[way] * sum(each.stack for each in listed)
-                   + sum(times * row[2 + way] for row, _, times in self._operators(of, listed)))
+    def _operators(self, of: Transformer, listed: Sequence[Product]) -> list[tuple[Sequence[int], float, int]]:
+        """A block's operators: bytes forward and back, and kernels, of each; how wide they are, and how often they run.
 
-    def _operators(self, of: Transformer, listed: Sequence[Product]) -> Iterator[tuple[Sequence[int], float, int]]:
-        """A block's elementwise operators: bytes and launches, width and times; inside the feed-forward network as
-        wide as its last product."""
+        What is inside the feed-forward network is as wide as its last product.
+        """
         inside = sum(each.stack * each.share * each.inputs for each in listed if each.name.endswith("down"))
         heads = of.query_channels + of.key_channels
-        for name, width, times in (
-                ("layer_norm" if of.layer_norm else "rms_norm", of.channels, 2), ("residual", of.channels, 2),
-                ("gate" if of.gated else "gelu", inside, 1), ("rotation", heads, int(not of.positions)),
-                ("rms_norm", heads / 2, 2 * of.head_norms)):
-            yield self.elementwise[name], width * times, times
+        return [(self.elementwise[name], width * times, times) for name, width, times in (
+            ("layer_norm" if of.layer_norm else "rms_norm", of.channels, 2), ("residual", of.channels, 2),
+            ("gate" if of.gated else "gelu", inside, 1), ("rotation", heads, int(not of.positions)),
+            ("rms_norm", heads / 2, 2 * of.head_norms), ("attention" if self.causal else "unfused_attention", 0, 1),
+            ("product", 0, sum(each.stack for each in listed)))]
 
 
 def efficiency(device: Device, runtime: str = "fsdp2", *, compiled: bool = False, attention: str | None = None,

@@ -144,9 +144,8 @@ def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     yield ("of it exposed", f"what the program stands still for, with {options_text(config)}",
            f"{row.exposed_communication_seconds:.4g} s")
     scanned, updated = config.update_nbytes(job)
-    host = "" if config.options.offload.optimizer == DEVICE else (
-        f"; and the host's own, {config.host_update_seconds(job):.4g} s" if config.reached else
-        "; the host's own arithmetic is not in it")
+    host = "" if config.options.offload.optimizer == DEVICE else "; the host's own " + (
+        f"at {config.reached.host_update:.3g} parameters a second" if config.reached else "arithmetic is not in it")
     yield ("update", f"({scanned:,} scanned for overflow and norm + {updated:,} read and written) / "
            f"{config.device.memory_bytes_per_second:.4g} per second{host}", f"{row.update_seconds:.4g} s")
     yield from _transfers(config, row)

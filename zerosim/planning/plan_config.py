@@ -479,21 +479,15 @@ class PlanConfig:
 
     def update_seconds(self, job: Job) -> dict[Place, float]:
         """Seconds in which a rank scans the gradients that it updates with, and updates each unit, by `update_nbytes`;
-        or its host does."""
+        with offload a program's host updates the shares of all its devices."""
         scanned, updated = self.update_nbytes(job)
         rate, total = self.device.memory_bytes_per_second, sum(job.padded_lengths)
-        found: dict[Place, float] = {("scan", 0): scanned / rate}
-        for unit, length in enumerate(job.padded_lengths):
-            found["update", unit] = (updated / rate + self.host_update_seconds(job)) * length / (total or 1)
-        return found
-
-    def host_update_seconds(self, job: Job) -> float:
-        """Seconds in which a host updates the shares of all its devices; 0 without offload, and for zerosim's engine.
-        """
-        if self.options.offload.optimizer == DEVICE or self.reached is None:
-            return 0.0
-        devices = min(self.ranks, self.network.ranks_per_node or self.ranks)
-        return devices * job.held(job.states.optimizer_sharded) / self.reached.host_update
+        seconds = updated / rate
+        if self.options.offload.optimizer != DEVICE and self.reached is not None:
+            devices = min(self.ranks, self.network.ranks_per_node or self.ranks)
+            seconds = devices * job.held(job.states.optimizer_sharded) / self.reached.host_update
+        return {("scan", 0): scanned / rate} | {("update", unit): seconds * length / (total or 1)
+                                                for unit, length in enumerate(job.padded_lengths)}
 
 
 # -- the rows ---------------------------------------------------------------------------------------------------------

@@ -104,11 +104,10 @@ class PublishedStep:
                             micro_batches=self.micro_batches, runtime=of.get("runtime", "fsdp2"), kernels=reached,
                             recompute=("none",), host_link=hardware.link("pcie4") if "offload" in of else None,
                             options=StepOptions.of(self.ranks, mesh=mesh, overlap=True, prefetch=1, offload=offload))
-        computed, job = reached.unit_seconds(self.shape, self.batch, self.tokens, self.recompute), config.job(
-            of.get("stage", 3))
-        found = config.seconds(job, computed)
-        return float(sum(found[part] for part in (
-            "compute_seconds", "exposed_communication_seconds", "update_seconds")) + config.transfers(job)[1])
+        job = config.job(of.get("stage", 3))
+        found = config.seconds(job, reached.unit_seconds(self.shape, self.batch, self.tokens, self.recompute))
+        return float(found["compute_seconds"] + found["exposed_communication_seconds"] + found["update_seconds"]
+                     + config.transfers(job)[1])
 
     @property
     def ratio(self) -> float:
