@@ -74,14 +74,6 @@ def products(of: Transformer, block: UnitShape) -> tuple[Product, ...]:
     return tuple(found)
 
 
-def sizes_of(model: ModelShape) -> Transformer:
-    """The transformer of a decoder; raises ValueError for a model without a shape, and for an encoder-decoder."""
-    if model.transformer is None or model.transformer.encoder_blocks:
-        raise ValueError(f"the seconds of {model.name} were asked for, which is no decoder of known sizes; name a "
-                         "decoder, as llama-2-7b")
-    return model.transformer
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Efficiency:
     """Rates that a device reaches under a runtime, in operations and bytes per second.
@@ -126,9 +118,12 @@ class Efficiency:
         """Seconds of each unit of a decoder, forward, in the loss and back, in a micro-batch.
 
         What runs forward again is in backward: of `recompute` blocks a share, "selective", or what a policy's text says
-        of whole blocks. Raises ValueError for a text that names none.
+        of whole blocks. Raises ValueError for a text that names none, and for what is no decoder of known sizes.
         """
-        of, positions, last = sizes_of(model), batch * tokens, len(model.units) - 1
+        of, positions, last = model.transformer, batch * tokens, len(model.units) - 1
+        if of is None or of.encoder_blocks:
+            raise ValueError(f"the seconds of {model.name} were asked for, which is no decoder of known sizes; name a "
+                             "decoder, as llama-2-7b")
         share = (recompute if isinstance(recompute, float | int) else recompute != SELECTIVE and
                  bool(Recompute.parse(recompute).segments(1)))
         embedding = 2 * ITEMSIZE * positions * of.channels / self.memory
@@ -159,10 +154,10 @@ class Efficiency:
         What takes memory and processors is bytes that are copied, at a rate up to that of the links inside a node; of
         a slower network most is waiting.
         """
-        rate = network.inside.bytes_per_second
-        if network.between is not None and network.ranks_per_node is not None:
-            rate = min(rate, network.between.bytes_per_second * network.ranks_per_node)
-        return self.contention * hidden_seconds * rate / network.inside.bytes_per_second
+        share, between = 1.0, network.between
+        if between is not None and network.ranks_per_node is not None:
+            share = min(1.0, between.bytes_per_second * network.ranks_per_node / network.inside.bytes_per_second)
+        return self.contention * hidden_seconds * share
 
     def collective_seconds(self, operation: str, ranks: int, nbytes: int, network: Network) -> float:
         """Seconds of a collective by NCCL's own model, at the runtime's share of the network."""

@@ -80,7 +80,6 @@ class _Collective:
         self.levels = math.floor(math.log2(self.nodes))
         # What leaves a node by a tree: of two nodes each sends once; of more, a node in the middle sends and passes on.
         self.tree_between = self.between / (1 if self.nodes <= 2 else 2)
-        self.stages = max(1, self.levels)  # of a tree between nodes; its pieces pass those inside a node too
         self.ll_most = self.kind["ll_most"][min(self.nodes, 3) - 1]
 
     def protocols(self, algorithm: str) -> list[str]:
@@ -108,7 +107,7 @@ class _Collective:
         rate = min(self.inside * GENERAL["tree_inside"], self.tree_between) * share
         if protocol == "LL":
             rate = min(rate, self.ll_most / 4)
-        deeper = math.sqrt((self.per_node - 1 + self.stages) / self.per_node)
+        deeper = math.sqrt((self.per_node - 1 + max(1, self.levels)) / self.per_node)  # than that of two nodes
         return self._time(row["launch"]["tree"] + 2 * steps, rate, fills=deeper * (protocol != "LL"))
 
     def nvls(self) -> float:
@@ -116,7 +115,7 @@ class _Collective:
         if self.nodes > 1:
             rate = min(rate * GENERAL["nvls_between"], self.tree_between)
         return self._time(GENERAL["nvls_launch"] + 2 * self.levels * GENERAL["nvls_level"], rate,
-                          fills=math.sqrt((1 + self.stages) / 2))
+                          fills=math.sqrt((1 + max(1, self.levels)) / 2))
 
     def all_to_all(self) -> float:
         far = self.ranks - self.per_node
