@@ -18,7 +18,7 @@ from typing import ClassVar
 from zerosim.numerics.checks import checked_count, did_you_mean
 from zerosim.optim.base import Cut
 from zerosim.planning.closed_forms import Job
-from zerosim.planning.efficiency import products, sizes_of
+from zerosim.planning.efficiency import products
 from zerosim.planning.flops import StepFlops
 from zerosim.planning.shapes import ModelShape, TensorShape, UnitShape
 from zerosim.planning.step_events import At, CollectiveIssue, CollectiveWait, StepEvent
@@ -161,7 +161,8 @@ def flops_of_trained(model: ModelShape, every: StepFlops, batch: int, tokens: in
     >>> f"{found.forward / every.forward:.3f} {found.backward / every.backward:.3f}"
     '1.001 0.538'
     """
-    of = sizes_of(model)
+    of = model.transformer
+    assert of is not None  # whose operations every are
     positions, last, first = batch * tokens, len(model.units) - 1, model.first_trained
     attention = 2 * positions * tokens * (of.query_channels + of.attention_channels)
     forward = frozen = 0
