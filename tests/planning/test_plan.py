@@ -358,7 +358,7 @@ def test_a_sequence_is_by_default_the_models_longest_up_to_4096_tokens_and_the_a
         longest = found.config.longest_sequence
         assert (f"Sequences of {tokens:,} tokens, the default; the model takes {longest:,}" in said(found)) == (
             tokens < longest)
-        assert "the default" not in said(zs.plan(name, **asked, sequence=512))
+        assert "the default" not in said(zs.plan(name, **asked, sequence=tokens))
 
 
 def test_a_host_updates_the_shares_of_all_its_devices_at_the_rate_of_the_programs_adam():

@@ -91,11 +91,12 @@ KEPT = ("none", "selective", "block")  # the policies of recomputation that PyTo
 class PlanConfig:
     """The model to train, the options of its training, and the machine: what the options of `plan_config` stand for.
 
-    `sequence` 0 is `default_sequence`. `convention` None is the engine's own. `kernels` says what a device reaches
-    where that is not what was measured of it; `utilization` None is `UTILIZATION` of zerosim, and of others what was
-    measured. `options` are the engine's, of bytes and of seconds; a bucket is a unit. Capacities None are `HOST_NBYTES`
-    and `DISK_NBYTES`; `overheads` replaces bytes of the runtime by name. Raises ValueError for counts below one,
-    unknown stages, policies, runtimes and conventions, buckets of bytes, and shares outside their range.
+    `sequence` 0 is the model's longest, and no more than `DEFAULT_TOKENS`, which `sequence_by_default` says then.
+    `convention` None is the engine's own. `kernels` says what a device reaches where that is not what was measured of
+    it; `utilization` None is `UTILIZATION` of zerosim, and of others what was measured. `options` are the engine's, of
+    bytes and of seconds; a bucket is a unit. Capacities None are `HOST_NBYTES` and `DISK_NBYTES`; `overheads` replaces
+    bytes of the runtime by name. Raises ValueError for counts below one, unknown stages, policies, runtimes and
+    conventions, buckets of bytes, and shares outside their range.
     """
 
     model: ModelShape
@@ -124,6 +125,7 @@ class PlanConfig:
     host_capacity_nbytes: int | None = None
     disk_capacity_nbytes: int | None = None
     overheads: dict[str, int] | None = None
+    sequence_by_default: bool = False
 
     def __post_init__(self) -> None:
         count_fields(self, ranks=1, batch=1, micro_batches=1, loss_chunks=1)
@@ -144,7 +146,9 @@ class PlanConfig:
             if self.tokens is None:
                 raise ValueError(f"price={self.price!r} is of a whole training, and no tokens were asked for; say how "
                                  "many, as tokens='300B'")
-        object.__setattr__(self, "sequence", checked_count("sequence", self.sequence, 0) or self.default_sequence)
+        if checked_count("sequence", self.sequence, 0) == 0:
+            object.__setattr__(self, "sequence", min(self.longest_sequence, DEFAULT_TOKENS))
+            object.__setattr__(self, "sequence_by_default", True)
         transformer = self.model.transformer
         if transformer and transformer.positions and self.sequence > transformer.positions:
             raise ValueError(f"sequences of {self.sequence} tokens were asked for, and {self.model.name} has learned "
@@ -235,11 +239,6 @@ class PlanConfig:
         """Tokens of the model's longest sequence; 2,048 where none is known."""
         of = self.model.transformer
         return of.tokens or of.positions or 2048 if of else 2048
-
-    @property
-    def default_sequence(self) -> int:
-        """Tokens of a sequence where none are asked for: the model's longest, and no more than `DEFAULT_TOKENS`."""
-        return min(self.longest_sequence, DEFAULT_TOKENS)
 
     @property
     def is_engine(self) -> bool:
