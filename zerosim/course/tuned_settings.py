@@ -195,7 +195,7 @@ def _of_the_model(config: PlanConfig, row: PlanRow) -> Iterator[str]:
 def _unsaid_deepspeed(config: PlanConfig, states: ShardedStates, recompute: str) -> str | None:
     asked = config.options.offload
     if config.options.mesh:
-        return "DeepSpeed 0.19 has MiCS, its hybrid sharding, no more; leave the mesh out, or take the runtime fsdp2"
+        return "DeepSpeed 0.19 no longer has MiCS, its hybrid sharding; leave the mesh out, or take the runtime fsdp2"
     if asked.is_none:
         return None
     if not states.optimizer_sharded:
