@@ -11,7 +11,6 @@ import zerosim as zs
 from zerosim.optim import Adam, state_nbytes
 from zerosim.planning import (
     ADAM_8BIT,
-    LION_8BIT,
     PRESETS,
     STAGES,
     Job,
@@ -73,8 +72,7 @@ def test_states_in_8_bits_take_a_byte_and_an_absmax_for_each_256_of_what_is_larg
     count = math.prod(shape)
     blocks = len(range(0, count, 256))
     small = count >= 4096 and (len(shape) == 1 or not count % 256)
-    for optimizer, states in ((ADAM_8BIT, 2), (LION_8BIT, 1)):
-        assert state_nbytes(optimizer, tuple(shape)) == states * (count + 4 * blocks if small else 4 * count)
+    assert state_nbytes(ADAM_8BIT, tuple(shape)) == 2 * (count + 4 * blocks if small else 4 * count)
 
 
 def test_adam_in_8_bits_keeps_a_quarter_of_adams_state_and_is_counted_in_a_plan_of_states():

@@ -51,7 +51,7 @@ from zerosim.planning.conventions import (
     states_nbytes,
 )
 from zerosim.planning.efficiency import Efficiency, efficiency
-from zerosim.planning.finetuning import LION_8BIT, EightBit, flops_of_trained, sent_in_rings, without_frozen
+from zerosim.planning.finetuning import EightBit, flops_of_trained, sent_in_rings, without_frozen
 from zerosim.planning.flops import StepFlops, six_n, step_flops
 from zerosim.planning.hardware import (
     DISK_NBYTES,
@@ -201,9 +201,6 @@ class PlanConfig:
         if isinstance(optimizer, EightBit) and self.runtime in (ZEROSIM, MEGATRON_CORE):
             raise ValueError(f"{optimizer.name} is of PyTorch's and DeepSpeed's programs, and this is a plan of "
                              f"{self.runtime}; take AdamW, or the runtime fsdp2 or deepspeed")
-        if optimizer == LION_8BIT and self.runtime == FSDP2 and {2, 3} & {*self.stages}:
-            raise ValueError("Lion8bit is bitsandbytes', which updates no shards of fully_shard, stages 2 and 3; take "
-                             "AdamW8bit, which is torchao's too, or stages 0 and 1")
         if self.model.transformer is None and not is_cut_anywhere(optimizer):
             raise ValueError(f"what {self.optimizer_name} keeps depends on the shapes of tensors, and of "
                              f"{self.model.name} none is known; name a model, or an optimizer such as AdamW")
@@ -302,6 +299,10 @@ class PlanConfig:
         """The reason why the runtime's program shards no such states, or not on the mesh or with the places that were
         asked for; None where it does."""
         asked, mesh = self.options.offload, self.options.mesh
+        if self.options.zeropp and not states.parameters_sharded:
+            return "parts of ZeRO++ are of sharded parameters; take stage 3"
+        if self.options.by_micro_batch and not states.gradients_sharded:
+            return "reduction='micro_batch' is of sharded gradients; take stages 2 and 3"
         if self.runtime == MEGATRON_CORE and states.gradients_sharded:
             return "Megatron's distributed optimizer is stage 1; take stages 0 and 1, or the runtime fsdp2"
         if mesh and self.runtime == DEEPSPEED and not states.parameters_sharded:
