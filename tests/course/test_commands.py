@@ -174,7 +174,7 @@ SAID = {  # of each command: switches, and what stands among the words
         ("--model gpt2 --global-batch 8 --stage 3 --recompute block --prefetch 1 --offload host", [
             "gpt2: 8 ranks of h100-80 (85.03 GB) over nvlink4, 8 sequences of 1,024 tokens a step, bf16, overlapped, "
             "fsdp2",
-            "3 block ogp host 1 · 1 1", "host: pcie5, 63.02 GB a second each way, and 250.00 GB", "fully_shard("]),
+            "3 block host 1 · 1 1", "host: pcie5, 63.02 GB a second each way, and 250.00 GB", "fully_shard("]),
         ("--model gpt2 --global-batch 64 --ranks 2 --stage 1 --recompute none --offload none --batch 1,32 --device t4 "
          "--link pcie3 --compute fp16 --runtime zerosim", ["Not in the table: 1 candidate without the margin."]),
         ("--model bloom-560m --global-batch 8 --stage 3 --batch 1 --recompute block --runtime zerosim", [

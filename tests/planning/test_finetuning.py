@@ -11,7 +11,6 @@ import zerosim as zs
 from zerosim.optim import Adam, state_nbytes
 from zerosim.planning import (
     ADAM_8BIT,
-    LION_8BIT,
     PRESETS,
     STAGES,
     Job,
@@ -73,8 +72,7 @@ def test_states_in_8_bits_take_a_byte_and_an_absmax_for_each_256_of_what_is_larg
     count = math.prod(shape)
     blocks = len(range(0, count, 256))
     small = count >= 4096 and (len(shape) == 1 or not count % 256)
-    for optimizer, states in ((ADAM_8BIT, 2), (LION_8BIT, 1)):
-        assert state_nbytes(optimizer, tuple(shape)) == states * (count + 4 * blocks if small else 4 * count)
+    assert state_nbytes(ADAM_8BIT, tuple(shape)) == 2 * (count + 4 * blocks if small else 4 * count)
 
 
 def test_adam_in_8_bits_keeps_a_quarter_of_adams_state_and_is_counted_in_a_plan_of_states():
@@ -121,18 +119,18 @@ def test_the_more_is_trained_the_more_is_held_sent_and_computed_and_with_all_it_
 
 def test_gradients_of_adapters_alone_are_sent_and_frozen_weights_are_gathered_as_they_rest():
     """Of a ring of 4 ranks 3/4 of a vector are sent: gradients in fp32, parameters in bf16 twice, but for
-    the embedding, which nothing goes back to."""
+    the root, which stays."""
     asked, full = {"ranks": 4, "recompute": "none", "sequence": 512}, model_shape("llama-2-7b")
     adapters = lora(full, 16).trainable_parameters
     rows = {stage: zs.plan("llama-2-7b", stage=stage, lora_rank=16, **asked).rows[0] for stage in (0, 2, 3)}
     control = 100
     for stage, nbytes in ((0, 2 * 4 * adapters), (2, 4 * adapters + 2 * adapters),
-                          (3, 4 * adapters + 2 * 2 * (full.parameters + adapters) - 2 * 32_000 * 4096)):
+                          (3, 4 * adapters + 2 * 2 * (full.parameters + adapters) - 2 * (2 * 32_000 + 1) * 4096)):
         assert 0 <= rows[stage].sent_nbytes_per_step - nbytes * 3 // 4 < control
     (packed,) = zs.plan("llama-2-7b", stage=3, lora_rank=16, weights="nf4", **asked).rows
     assert 0.27 < packed.sent_nbytes_per_step / rows[3].sent_nbytes_per_step < 0.30
     (whole,) = zs.plan("llama-2-7b", stage=3, **asked).rows
-    assert 2 / 3 < rows[3].compute_seconds / whole.compute_seconds < 0.8
+    assert 2 / 3 < rows[3].compute_seconds / whole.compute_seconds < 0.85
     assert rows[3].update_seconds < whole.update_seconds / 100
     (head,) = zs.plan("llama-2-7b", stage=3, train_only="head", **asked).rows
     assert head.compute_seconds < 0.4 * whole.compute_seconds

@@ -115,7 +115,7 @@ SequenceLength = Annotated[int | None, typer.Option(help="Tokens of a sequence; 
 Batch = Annotated[int, typer.Option(help="Sequences of a micro-batch of one rank.")]
 OptimizerName = Annotated[str, typer.Option("--optimizer", help="sgd, momentum, adagrad, rmsprop, adam, adamw, lion, "
                                             "adan, lamb, lars, adafactor, muon, shampoo, soap or kfac; of plan and "
-                                            "tune adamw8bit and lion8bit too.")]
+                                            "tune adamw8bit too.")]
 Reduction = Annotated[str, typer.Option(help="The order in which gradients are added: by rank; or by micro_batch, at "
                                              "stages 2 and 3, which makes all bits the same on any number of ranks.")]
 MeshName = Annotated[str, typer.Option("--mesh", help="Nodes and ranks of a node, as 2x4: states are in shards inside "

@@ -29,6 +29,7 @@ from zerosim.planning.questions import (
     largest_sequence,
     training,
 )
+from zerosim.planning.runtimes import MEGATRON_CORE
 
 INDENT = 4  # columns of a terminal beside those of a table
 Measured = Mapping[PlanRow, Sequence[Compared]]
@@ -95,6 +96,11 @@ def _remarks(found: Plan) -> Iterator[str]:
 
 def _rests_on(config: PlanConfig) -> Iterator[str]:
     """The sources of bytes and seconds."""
+    if (of := config.decoder) is not None and of.windowed and of.window < config.sequence:
+        yield f"In {of.windowed} of {of.blocks} blocks attention has a window of {of.window:,} tokens: " + (
+            "its kernel computes what is in it." if config.runtime == MEGATRON_CORE else
+            "it counts as the whole square." if config.is_engine else
+            "SDPA is handed a mask, which it keeps, and computes the whole square.")
     if not config.is_engine:
         yield (f"Bytes are those of {config.runtime}, by an account whose rows --explain lists with their sources; "
                f"seconds are estimates with {options_text(config)}, held to published step times.")

@@ -169,11 +169,17 @@ def _notes_of_fsdp(config: PlanConfig, row: PlanRow) -> Iterator[str]:
         yield "Make the model in fp32: what rests are the masters."
     if config.policy.compute == "fp16":
         yield "fp16 needs a gradient scaler of one's own."
-    yield from _recomputation(row)
+    yield from _of_the_model(config, row)
 
 
-def _recomputation(row: PlanRow) -> Iterator[str]:
-    """Attention and recomputation stand in the model's own code, in PyTorch's and DeepSpeed's programs."""
+def _of_the_model(config: PlanConfig, row: PlanRow) -> Iterator[str]:
+    """What stands in the model's own code, in PyTorch's and DeepSpeed's programs: attention, recomputation and more."""
+    if config.model.has_frozen:
+        yield "Weights are frozen, and adapters made, as by peft's get_peft_model, before the model is wrapped."
+    if config.compiled:
+        yield "Each block is compiled first: block.compile()."
+    if config.loss_chunks > 1:
+        yield f"Logits and their loss are made in {config.loss_chunks} parts, with a loss of one's own."
     yield "Attention is a fused one, as scaled_dot_product_attention."
     if row.recompute == "block":
         yield ("Recomputation is in the model's code: torch.utils.checkpoint.checkpoint around each block; of Hugging "
@@ -184,6 +190,12 @@ def _recomputation(row: PlanRow) -> Iterator[str]:
 
 
 # -- DeepSpeed --------------------------------------------------------------------------------------------------------
+
+
+def _unsaid_deepspeed(config: PlanConfig, states: ShardedStates, recompute: str) -> str | None:
+    if config.options.mesh:
+        return "DeepSpeed 0.19 no longer has MiCS, its hybrid sharding; leave the mesh out, or take the runtime fsdp2"
+    return None
 
 
 def ds_config(config: PlanConfig, stage: int) -> dict[str, Any]:
@@ -226,7 +238,7 @@ def _notes_of_deepspeed(config: PlanConfig, row: PlanRow) -> Iterator[str]:
         yield "It scales the loss dynamically."
     if config.options.offload.uses_disk:
         yield f"nvme_path is a folder of one's own on the disk, in place of {NVME_PATH}."
-    yield from _recomputation(row)
+    yield from _of_the_model(config, row)
 
 
 # -- Megatron ---------------------------------------------------------------------------------------------------------
@@ -262,7 +274,7 @@ PROGRAMS = {
     "fsdp2": Program("PyTorch", ("none", "host"), _unsaid_fsdp, _fsdp, _notes_of_fsdp),
     "deepspeed": Program("DeepSpeed", ("none", "optimizer=host", "optimizer=host+parameters=host",
                                        "optimizer=disk+parameters=disk"),
-                         lambda *_: None, _ds_config_text, _notes_of_deepspeed),
+                         _unsaid_deepspeed, _ds_config_text, _notes_of_deepspeed),
     "megatron": Program("Megatron", ("none",), _unsaid_megatron, _megatron, _notes_of_megatron),
     "zerosim": Program("zerosim", ("none", "optimizer=host", "optimizer=host+gradients=host", "host",
                                    "optimizer=disk+gradients=host+parameters=host", "disk"),

@@ -6,8 +6,7 @@ tokens of a sequence.
 Candidates are all combinations of stage, recomputation policy, micro-batch and units gathered ahead that the program
 has settings for; on several nodes in shards over all ranks, and inside nodes alone (hybrid sharding). Each is judged by
 the account of that program: it takes the first of its places of offload under which it has the plan's margin, device,
-host and disk. Less off the device is never worse in a plan, which counts the host's own arithmetic as nothing, since no
-source gives its rate.
+host and disk, since less off the device is never worse.
 
 Seconds of a plan are no better than a few percent, and a full device is a risk. So of the candidates within 2 % of the
 fastest the one with the most room is taken, and before it one that leaves more on the device.
@@ -211,8 +210,8 @@ def _table(found: Tuned) -> Iterator[Part | str]:
     if found.tried:
         yield marked_table("", *(RIGHT + name for name in (
             "k · B", "ahead", "step", "exposed", "held", "spare", "tokens/s")), rows=[
-                (" ".join((f"{row.stage}", policy_label(row.recompute, config.runtime),
-                           f"{one.options.mesh or ''}", off_device(one.options.offload))).rstrip(),
+                (" ".join(filter(None, (f"{row.stage}", policy_label(row.recompute, config.runtime),
+                                        f"{one.options.mesh or ''}", off_device(one.options.offload)))),
                  f"{one.micro_batches} · {one.batch}", f"{one.options.prefetch}", seconds_text(row.step_seconds),
                  seconds_text(row.exposed_communication_seconds), gigabytes(row.total_nbytes),
                  gigabytes(row.spare_nbytes), f"{row.tokens_per_second_per_rank:,.0f}")
@@ -293,7 +292,7 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", recompu
     config, nodes = searched[0][0], options.get("nodes") or 1
     if nodes > 1 and not config.options.mesh:
         inside = _configs(shape, offload, options | {"mesh": (nodes, config.ranks // nodes)})
-        searched += [inside] * any(inside[0].lacking(STAGES[stage]) is None for stage in inside[0].stages)
+        searched += [inside] * any(unsaid(inside[0], stage, "none") is None for stage in inside[0].stages)
     if config.decoder is None:
         raise ValueError(f"the activations of {config.model.name} are not known, so nothing says which micro-batch "
                          "fits; tune a decoder, as gpt2-xl, or ask zs.plan")

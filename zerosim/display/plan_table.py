@@ -70,7 +70,7 @@ def answers(found: Plan) -> Iterator[str]:
     """Throughput of the cheapest row, and what a whole training of the tokens that were asked for takes and costs;
     before them, the length of a sequence where it is shorter than the model's longest by default."""
     config, row = found.config, found.cheapest
-    if config.sequence == config.default_sequence < config.longest_sequence:
+    if config.sequence_by_default and config.sequence < config.longest_sequence:
         yield (f"Sequences of {config.sequence:,} tokens, the default; the model takes {config.longest_sequence:,} "
                "(--sequence).")
     if row is None:
@@ -93,7 +93,9 @@ def places_text(config: PlanConfig) -> str:
     there = ((HOST, config.host_link), (DISK, config.disk_link))
     parts = [f"{place}: {link.name}, {gigabytes(link.bytes_per_second)} GB a second each way, and "
              f"{gigabytes(config.capacities_nbytes[place])} GB" for place, link in there if link]
-    return "; ".join(parts) + ", of each device alone; the host's own update takes no time" if parts else ""
+    update = ("takes no time" if config.reached is None else
+              f"is of {config.reached.host_update:.3g} parameters a second, of all its devices")
+    return "; ".join(parts) + f", of each device alone; the host's own update {update}" if parts else ""
 
 
 def names_for(found: Plan, width: int) -> Sequence[str]:

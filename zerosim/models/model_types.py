@@ -407,6 +407,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
          "is_decoder": False, "add_cross_attention": False}, _bert),
 }
 # Of these, which read pictures too, the text model is counted: the type of its own object of the file.
+EVERY_WHOLE = {"gemma2": 2, "gemma3_text": 6}  # of so many blocks one attends to the whole sequence
 TEXT_MODELS = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
 
 
@@ -456,9 +457,21 @@ def transformer_of_fields(name: str, fields: Any) -> Transformer:
         raise ValueError(f"{name} lacks {', '.join(missing)}; a configuration of {kind} has "
                          f"{', '.join(row.required)}")
     try:
-        return row.transformer(_checked(row, said))
+        found = row.transformer(_checked(row, said))
+        return replace(found, **_windows(kind, said, found.blocks))
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+
+
+def _windows(kind: str, said: Fields, blocks: int) -> dict[str, Any]:
+    """The window of attention, and the blocks that have it, as transformers has them (version 5.24)."""
+    window = checked_count("sliding_window", said.get("sliding_window", 0), 0)
+    every = said.get("_sliding_window_pattern", said.get("sliding_window_pattern", EVERY_WHOLE.get(kind, 0)))
+    used = window > 0 and said.get("use_sliding_window", not kind.startswith("qwen"))
+    whole = blocks // every if every else min(blocks, said.get("max_window_layers", 0))
+    if kinds := said.get("layer_types"):
+        whole = blocks - [*kinds].count("sliding_attention")
+    return {"window": window, "windowed": blocks - whole} if used else {}
 
 
 def text_model(name: str, fields: Any) -> tuple[str, Any]:

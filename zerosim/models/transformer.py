@@ -89,7 +89,8 @@ class Transformer:
     own; `joint_norms`: of all heads' queries together, and of all keys. `activation` is the network's (left out: SiLU
     in a gate, else GELU), `caps` of "attention" and "logits" those that tanh limits. `embedding_channels` 0 is d, else
     two matrices change widths; `token_types` are learned too. Of BERT's pretraining, the head has a linear layer and
-    a norm of its own (`masked_head`), and there is one for the next sentence (`next_sentence`).
+    a norm of its own (`masked_head`), and there is one for the next sentence (`next_sentence`). In `windowed` of the
+    blocks a token attends to `window` tokens at most.
 
     Raises ValueError for counts that are no whole numbers or too small, for heads that do not divide the channels, for
     key and value heads that do not divide the heads, and for norms that are none of NORMS or do not go together.
@@ -127,6 +128,8 @@ class Transformer:
     next_sentence: bool = False
     experts: Experts | None = None
     latent: LatentAttention | None = None
+    window: int = 0
+    windowed: int = 0
 
     def __post_init__(self) -> None:
         count_fields(self, channels=1, blocks=1, heads=1, vocabulary=1)

@@ -59,7 +59,7 @@ from zerosim.planning.cuts import (
     unit_cuts,
 )
 from zerosim.planning.explanation import explained
-from zerosim.planning.finetuning import ADAM_8BIT, LION_8BIT, frozen, lora, quantized
+from zerosim.planning.finetuning import ADAM_8BIT, frozen, lora, quantized
 from zerosim.planning.hardware import Device, Link, Network
 from zerosim.planning.plan import plan_config
 from zerosim.planning.plan_config import Plan, PlanConfig
@@ -74,7 +74,6 @@ __all__ = [
     "ALGORITHMS",
     "CONVENTIONS",
     "LAYOUTS",
-    "LION_8BIT",
     "PRESETS",
     "RUNTIMES",
     "STAGES",

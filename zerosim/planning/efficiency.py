@@ -6,11 +6,14 @@ Legend: p = B·L tokens of a micro-batch, B sequences of L; I inputs and O outpu
   the memory's rate, one after the other: its first tiles are loaded, and its last ones stored, beside nothing. So small
   and narrow products reach less.
 - Attention takes what its kernel computes, half of the square, at that kernel's measured share; less where L is short.
+  Of a window shorter than L a kernel that knows windows computes what is in it; SDPA is handed a mask, and computes the
+  whole square.
 - What is elementwise takes the bytes that its operators read and write, by a table: eager ones more than fused ones.
 - Communication behind computation takes memory and processors from it, and makes it longer (contention).
 - In fp8, linear layers multiply at its rate; their inputs, weights and gradients are cast first, each once.
+- The host launches one kernel after the other: a block takes no less than its launches do.
 
-Two things are not in it: launches of kernels, which are longer than kernels of very few tokens, and waiting for data.
+Waiting for data is not in it.
 
 Sources: Williams, Waterman & Patterson 2009 (the roofline, of which the two times are added here); each constant has
 its own in efficiency.toml. What is fitted stands apart there: on every second published step of
@@ -77,21 +80,15 @@ def products(of: Transformer, block: UnitShape) -> tuple[Product, ...]:
     return tuple(found)
 
 
-def sizes_of(model: ModelShape) -> Transformer:
-    """The transformer of a decoder; raises ValueError for a model without a shape, and for an encoder-decoder."""
-    if model.transformer is None or model.transformer.encoder_blocks:
-        raise ValueError(f"the seconds of {model.name} were asked for, which is no decoder of known sizes; name a "
-                         "decoder, as llama-2-7b")
-    return model.transformer
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Efficiency:
     """Rates that a device reaches under a runtime, in operations and bytes per second.
 
     `products` are those in 16 bits, `linear` those of linear layers; `attention` forward and backward, where `causal`
-    of half the square; `elementwise` bytes by operator; `contention` the share of hidden copies that computation gets
-    longer by; `network` the share of a network's rate. `error` is the mean error of published steps that were held out.
+    of half the square, and where the kernel knows `windows` of what is in them; `elementwise` bytes and launches by
+    operator; `contention` the share of hidden copies that computation gets longer by; `network` the share of a
+    network's rate. The host takes `launch` seconds to launch a kernel, and updates `host_update` parameters a second.
+    `error` is the mean error of published steps that were held out.
     """
 
     device: Device
@@ -101,10 +98,13 @@ class Efficiency:
     attention: tuple[float, float]
     half_tokens: int
     causal: bool
+    windows: bool
     memory: float
     elementwise: Mapping[str, Any]
     contention: float
     network: float
+    launch: float
+    host_update: float
     fp8: bool
     error: float
 
@@ -126,9 +126,12 @@ class Efficiency:
 
         What runs forward again is in backward: of `recompute` blocks a share, "selective", or what a policy's text says
         of whole blocks. Frozen weights have no gradients, and what comes before the first that is trained goes not
-        back. Raises ValueError for a text that names none.
+        back. Raises ValueError for a text that names none, and for what is no decoder of known sizes.
         """
-        of, positions, last = sizes_of(model), batch * tokens, len(model.units) - 1
+        of, positions, last = model.transformer, batch * tokens, len(model.units) - 1
+        if of is None or of.encoder_blocks:
+            raise ValueError(f"the seconds of {model.name} were asked for, which is no decoder of known sizes; name a "
+                             "decoder, as llama-2-7b")
         share = (recompute if isinstance(recompute, float | int) else recompute != SELECTIVE and
                  bool(Recompute.parse(recompute).segments(1)))
         embedding = 2 * ITEMSIZE * positions * of.channels / self.memory
@@ -146,12 +149,14 @@ class Efficiency:
             if listed not in of_kind:
                 once = [each.stack * self.product_seconds(positions * each.share, each.inputs, each.outputs)
                         for each in listed]
+                launches = (self.launch * sum(times * row[2 + way] for row, _, times in self._operators(of, listed))
+                            for way in (0, 1))
                 gradients = sum(seconds for each, seconds in zip(listed, once, strict=True) if not each.frozen)
-                forward, back = (self._beside(of, listed, batch, tokens, way) for way in (0, 1))
-                forward += sum(once)
+                forward, back = (max(sum(once) + way * gradients + self._beside(of, listed, batch, tokens, way), least)
+                                 for way, least in enumerate(launches))
                 again = share * forward if recompute != SELECTIVE else (
                     sum(once[1::2]) + self._elementwise_nbytes(of, listed, positions, 0) / self.memory)
-                of_kind[listed] = forward, again + sum(once) + gradients + back
+                of_kind[listed] = forward, again + back
             found["forward", unit], found["backward", unit] = of_kind[listed]
             found["backward", unit] *= unit >= model.first_trained
         return found
@@ -162,10 +167,10 @@ class Efficiency:
         What takes memory and processors is bytes that are copied, at a rate up to that of the links inside a node; of
         a slower network most is waiting.
         """
-        rate = network.inside.bytes_per_second
-        if network.between is not None and network.ranks_per_node is not None:
-            rate = min(rate, network.between.bytes_per_second * network.ranks_per_node)
-        return self.contention * hidden_seconds * rate / network.inside.bytes_per_second
+        share, between = 1.0, network.between
+        if between is not None and network.ranks_per_node is not None:
+            share = min(1.0, between.bytes_per_second * network.ranks_per_node / network.inside.bytes_per_second)
+        return self.contention * hidden_seconds * share
 
     def collective_seconds(self, operation: str, ranks: int, nbytes: int, network: Network) -> float:
         """Seconds of a collective by NCCL's own model, at the runtime's share of the network."""
@@ -177,7 +182,11 @@ class Efficiency:
         flops = 2 * square * (of.query_channels + of.attention_channels) * (1, BACKWARD_ATTENTION)[way]
         nbytes = self._elementwise_nbytes(of, listed, positions, way)
         if self.causal:
-            flops *= (1 + self.half_tokens / tokens) / 2
+            edge, width = self.half_tokens / tokens, of.window / tokens
+            share = of.windowed / of.blocks * (width < 1)
+            half = (1 + edge) / 2
+            in_window = min(half, width - width**2 / 2 + edge) if self.windows else 1.0
+            flops *= (1 - share) * half + share * in_window
         else:
             nbytes += self.elementwise["probability"][way] * square * of.heads
         nbytes += sum((ITEMSIZE + each.bits / 8) * each.stack * each.inputs * each.outputs  # made wide for each product
@@ -189,15 +198,23 @@ class Efficiency:
         return flops / self.attention[way] + nbytes / self.memory
 
     def _elementwise_nbytes(self, of: Transformer, listed: Sequence[Product], positions: int, way: int) -> float:
-        """Bytes of a block's elementwise operators; inside the feed-forward network as wide as its last product."""
+        """Bytes of a block's elementwise operators."""
+        return float(positions * sum(width * row[way] for row, width, _ in self._operators(of, listed)))
+
+    def _operators(self, of: Transformer, listed: Sequence[Product]) -> list[tuple[Sequence[int], float, int]]:
+        """A block's operators: bytes forward and back, and kernels, of each; how wide they are, and how often they run.
+
+        What is inside the feed-forward network is as wide as its last product.
+        """
         inside = sum(each.stack * each.share * each.inputs for each in listed if each.name.endswith("down"))
-        widths = {"layer_norm" if of.layer_norm else "rms_norm": 2 * of.channels, "residual": 2 * of.channels,
-                  "gate" if of.gated else "gelu": inside,
-                  "adapter": sum(each.outputs for each in listed if each.name.endswith("lora_b")),
-                  "rotation": (of.query_channels + of.key_channels) * (not of.positions),
-                  "rms_norm of heads": (of.query_channels + of.key_channels) * of.head_norms}
-        return float(positions * sum(width * self.elementwise[name.partition(" ")[0]][way]
-                                     for name, width in widths.items()))
+        adapters = [each.outputs for each in listed if each.name.endswith("lora_b")]
+        heads = of.query_channels + of.key_channels
+        return [(self.elementwise[name], width * times, times) for name, width, times in (
+            ("layer_norm" if of.layer_norm else "rms_norm", of.channels, 2), ("residual", of.channels, 2),
+            ("gate" if of.gated else "gelu", inside, 1), ("rotation", heads, int(not of.positions)),
+            ("adapter", sum(adapters) / (len(adapters) or 1), len(adapters)),
+            ("rms_norm", heads / 2, 2 * of.head_norms), ("attention" if self.causal else "unfused_attention", 0, 1),
+            ("product", 0, sum(each.stack for each in listed)))]
 
 
 def efficiency(device: Device, runtime: str = "fsdp2", *, compiled: bool = False, attention: str | None = None,
@@ -223,6 +240,8 @@ def efficiency(device: Device, runtime: str = "fsdp2", *, compiled: bool = False
     forward, backward = kernel.get(device.name, kernel["default"])
     return Efficiency(
         device, runtime, rate, faster, (forward * peak, backward * peak), kernel["half_tokens"], kernel["causal"],
+        kernel.get("windows", False),
         device.memory_bytes_per_second * of_runtime["memory"],
         tables["elementwise"]["fused" if compiled or of_runtime["fused"] else "eager"], of_runtime["contention"],
-        of_runtime["network"], linear is not None, factor["error"])
+        of_runtime["network"], tables["host"]["launch_seconds"], tables["host"][of_runtime["host_update"]],
+        linear is not None, factor["error"])

@@ -18,7 +18,7 @@ from typing import ClassVar
 from zerosim.numerics.checks import checked_count, did_you_mean
 from zerosim.optim.base import Cut
 from zerosim.planning.closed_forms import Job
-from zerosim.planning.efficiency import products, sizes_of
+from zerosim.planning.efficiency import products
 from zerosim.planning.flops import StepFlops
 from zerosim.planning.shapes import ModelShape, TensorShape, UnitShape
 from zerosim.planning.step_events import At, CollectiveIssue, CollectiveWait, StepEvent
@@ -161,7 +161,8 @@ def flops_of_trained(model: ModelShape, every: StepFlops, batch: int, tokens: in
     >>> f"{found.forward / every.forward:.3f} {found.backward / every.backward:.3f}"
     '1.001 0.538'
     """
-    of = sizes_of(model)
+    of = model.transformer
+    assert of is not None  # whose operations every are
     positions, last, first = batch * tokens, len(model.units) - 1, model.first_trained
     attention = 2 * positions * tokens * (of.query_channels + of.attention_channels)
     forward = frozen = 0
@@ -184,7 +185,7 @@ def flops_of_trained(model: ModelShape, every: StepFlops, batch: int, tokens: in
 
 @dataclass(frozen=True, slots=True)
 class EightBit:
-    """Tensors of state in 8 bits beside each parameter, as `bitsandbytes` has them: an optimizer for plans alone.
+    """AdamW with two states in 8 bits, as `bitsandbytes` and `torchao` have it: an optimizer for plans alone.
 
     What a rank is handed of a tensor is quantized in blocks of 256, each with an absmax in fp32, if it has at least
     4,096 elements, and stays in fp32 if not. `bitsandbytes` rounds a vector's blocks up (its version 0.50); it does not
@@ -195,8 +196,7 @@ class EightBit:
 
     cut: ClassVar[Cut] = "tensor"
     needs: ClassVar[frozenset[str]] = frozenset()
-    name: str
-    states: int
+    name: ClassVar[str] = "AdamW8bit"
 
     def state_nbytes(self, shape: tuple[int, ...]) -> int:
         """Bytes of state beside a tensor of this shape; `zerosim.optim.state_nbytes` asks for them.
@@ -206,7 +206,7 @@ class EightBit:
         """
         count = math.prod(shape)
         small = count >= 4096 and (len(shape) == 1 or count % 256 == 0)
-        return self.states * (count + 4 * -(-count // 256) if small else 4 * count)
+        return 2 * (count + 4 * -(-count // 256) if small else 4 * count)
 
 
-ADAM_8BIT, LION_8BIT = EightBit("AdamW8bit", 2), EightBit("Lion8bit", 1)
+ADAM_8BIT = EightBit()

@@ -218,7 +218,7 @@ def step_flops(model: Transformer, batch: int, tokens: int, policy: str = "none"
     (117046448750592, True, 1.327)
 
     Backward makes two products for each of forward's. Segments are run again whole; the head and the embedding are not.
-    Of experts a token meets those that it passes; windows of attention count as the whole square too.
+    Of experts a token meets those that it passes; attention is of the whole square, whatever a kernel leaves out.
     Of a GPT it is 96·BLnd²(1 + L/6d + V/16nd) where blocks are run again (Narayanan et al. 2021, equation 3).
     Raises ValueError for counts below one, a text that names no policy, and an encoder-decoder.
     Source: Narayanan et al. 2021, appendix; Korthikanti et al. 2022, appendix A.

@@ -22,7 +22,7 @@ from zerosim.optim import Optimizer
 from zerosim.options import StepOptions
 from zerosim.planning.closed_forms import STAGES
 from zerosim.planning.conventions import ADAM, Convention
-from zerosim.planning.finetuning import ADAM_8BIT, LION_8BIT, EightBit, frozen, lora
+from zerosim.planning.finetuning import ADAM_8BIT, EightBit, frozen, lora
 from zerosim.planning.hardware import DISK_LINK, presets, read
 from zerosim.planning.plan_config import KEPT, MARGIN, MOST_RANKS, NODE, Plan, PlanConfig
 from zerosim.planning.plan_row import ZEROSIM
@@ -81,7 +81,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     those of a whole training, as "300B", and ``price`` is that of a device and hour. ``margin`` is the share of the
     device that is to stay free.
     ``compute`` is a format, or a Policy for all formats of a step; ``optimizer`` one of zs.optim's, or a name in
-    `OPTIMIZERS`, those that keep 8 bits, of PyTorch's and DeepSpeed's programs, among them.
+    `OPTIMIZERS`, among them "adamw8bit" of PyTorch's and DeepSpeed's programs.
     ``convention``, of zerosim's engine alone, counts its states as a text or a tool does; None as it holds them.
     ``overlap`` and ``prefetch`` are the engine's options, what goes beside other work and how many units are gathered
     ahead: they spare seconds and cost bytes, and a plan counts both. ``mesh``, nodes and ranks of a node as "2x4", puts
@@ -101,12 +101,6 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     if options.mesh and nodes not in (None, 1, options.nodes):
         raise ValueError(f"mesh={str(options.mesh)!r} has {options.nodes} nodes, and nodes={nodes} were asked for; "
                          "leave nodes out")
-    if options.zeropp is not None:
-        rows = _only(rows, "parameters_sharded", f"a plan with zeropp={str(zeropp)!r} is of sharded parameters, stage "
-                     "3")
-    if options.by_micro_batch:
-        rows = _only(rows, "gradients_sharded", f"a plan with reduction={reduction!r} is of sharded gradients, stage 2 "
-                     "or 3")
     to_host = known.host_link(device, host_link) if host_link is not None or not places.is_none else None
     to_disk = known.link(disk_link or DISK_LINK) if disk_link is not None or places.uses_disk else None
     network = known.network(ranks, known.device_link(device, link).name, options.nodes if options.mesh else nodes or 1,
@@ -158,7 +152,7 @@ def _finetuned(model: ModelShape, lora_rank: int | None, weights: str | None, tr
 OPTIMIZERS: Mapping[str, Optimizer | EightBit] = {
     **{name.lower(): getattr(optim, name)(lr=1e-3) for name in optim.__all__
        if hasattr(getattr(optim, name), "slots") and name != "Optimizer"},
-    **{of.name.lower(): of for of in (ADAM_8BIT, LION_8BIT)}}
+    "adamw8bit": ADAM_8BIT}
 
 
 def _optimizer(asked: Any) -> Any:
@@ -241,14 +235,6 @@ def _stages(asked: Several) -> tuple[int, ...]:
         return tuple(dict.fromkeys(int(one) if isinstance(one, str) else operator.index(one) for one in several))
     except (TypeError, ValueError):
         raise ValueError(f"stage={asked!r} must be all, or some of {', '.join(map(str, STAGES))}, as in 2,3") from None
-
-
-def _only(rows: tuple[int, ...], sharded: str, what: str) -> tuple[int, ...]:
-    """The stages of which this state is sharded; ValueError where others were asked for by number."""
-    found = tuple(stage for stage in rows if stage not in STAGES or getattr(STAGES[stage], sharded))
-    if len(found) < len(rows) < len(STAGES):
-        raise ValueError(f"{what}, found stage {', '.join(map(str, sorted({*rows} - {*found})))}; leave that out")
-    return found
 
 
 def _shared(global_batch: int | str, ranks: int, batch: int, micro_batches: int | None) -> int:

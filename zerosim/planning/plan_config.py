@@ -17,7 +17,8 @@ same at the same time, so one is enough.
 
 With `offload` state rests on the host or on disk, and the optimizer's is updated on the host. What moves is counted
 by `closed_forms.moved_nbytes`; its seconds are those of one message each way, one after the other and beside nothing,
-each device with a link and a disk of its own. The host's own update takes no time here: no source gives its rate.
+each device with a link and a disk of its own. The host updates the shares of all its devices at the rate of the
+runtime's Adam there (`efficiency`); that of zerosim's engine takes no time.
 Sources: Ren et al. 2021, "ZeRO-Offload", sections 3 and 4 (fp32 states and the update on the CPU; gradients there and
 parameters back in 16 bits, 4 bytes for each parameter of a rank's share); Rajbhandari et al. 2021, "ZeRO-Infinity",
 section 4 (the disk).
@@ -50,7 +51,7 @@ from zerosim.planning.conventions import (
     states_nbytes,
 )
 from zerosim.planning.efficiency import Efficiency, efficiency
-from zerosim.planning.finetuning import LION_8BIT, EightBit, flops_of_trained, sent_in_rings, without_frozen
+from zerosim.planning.finetuning import EightBit, flops_of_trained, sent_in_rings, without_frozen
 from zerosim.planning.flops import StepFlops, six_n, step_flops
 from zerosim.planning.hardware import (
     DISK_NBYTES,
@@ -63,7 +64,7 @@ from zerosim.planning.hardware import (
     overheads_nbytes,
     positive,
 )
-from zerosim.planning.plan_row import ZEROSIM, PlanRow
+from zerosim.planning.plan_row import ZEROSIM, PlanRow, missing_nbytes
 from zerosim.planning.runtimes import DEEPSPEED, FSDP2, MEGATRON_CORE, RUNTIMES, AccountRow, account
 from zerosim.planning.shapes import ModelShape
 from zerosim.planning.step_activations import Place, fullest_nbytes
@@ -91,11 +92,12 @@ KEPT = ("none", "selective", "block")  # the policies of recomputation that PyTo
 class PlanConfig:
     """The model to train, the options of its training, and the machine: what the options of `plan_config` stand for.
 
-    `sequence` 0 is `default_sequence`. `convention` None is the engine's own. `kernels` says what a device reaches
-    where that is not what was measured of it; `utilization` None is `UTILIZATION` of zerosim, and of others what was
-    measured. `options` are the engine's, of bytes and of seconds; a bucket is a unit. Capacities None are `HOST_NBYTES`
-    and `DISK_NBYTES`; `overheads` replaces bytes of the runtime by name. Raises ValueError for counts below one,
-    unknown stages, policies, runtimes and conventions, buckets of bytes, and shares outside their range.
+    `sequence` 0 is the model's longest, and no more than `DEFAULT_TOKENS`, which `sequence_by_default` says then.
+    `convention` None is the engine's own. `kernels` says what a device reaches where that is not what was measured of
+    it; `utilization` None is `UTILIZATION` of zerosim, and of others what was measured. `options` are the engine's, of
+    bytes and of seconds; a bucket is a unit. Capacities None are `HOST_NBYTES` and `DISK_NBYTES`; `overheads` replaces
+    bytes of the runtime by name. Raises ValueError for counts below one, unknown stages, policies, runtimes and
+    conventions, buckets of bytes, and shares outside their range.
     """
 
     model: ModelShape
@@ -124,6 +126,7 @@ class PlanConfig:
     host_capacity_nbytes: int | None = None
     disk_capacity_nbytes: int | None = None
     overheads: dict[str, int] | None = None
+    sequence_by_default: bool = False
 
     def __post_init__(self) -> None:
         count_fields(self, ranks=1, batch=1, micro_batches=1, loss_chunks=1)
@@ -144,7 +147,9 @@ class PlanConfig:
             if self.tokens is None:
                 raise ValueError(f"price={self.price!r} is of a whole training, and no tokens were asked for; say how "
                                  "many, as tokens='300B'")
-        object.__setattr__(self, "sequence", checked_count("sequence", self.sequence, 0) or self.default_sequence)
+        if checked_count("sequence", self.sequence, 0) == 0:
+            object.__setattr__(self, "sequence", min(self.longest_sequence, DEFAULT_TOKENS))
+            object.__setattr__(self, "sequence_by_default", True)
         transformer = self.model.transformer
         if transformer and transformer.positions and self.sequence > transformer.positions:
             raise ValueError(f"sequences of {self.sequence} tokens were asked for, and {self.model.name} has learned "
@@ -197,9 +202,6 @@ class PlanConfig:
         if isinstance(optimizer, EightBit) and self.runtime in (ZEROSIM, MEGATRON_CORE):
             raise ValueError(f"{optimizer.name} is of PyTorch's and DeepSpeed's programs, and this is a plan of "
                              f"{self.runtime}; take AdamW, or the runtime fsdp2 or deepspeed")
-        if optimizer == LION_8BIT and self.runtime == FSDP2 and {2, 3} & {*self.stages}:
-            raise ValueError("Lion8bit is bitsandbytes', which updates no shards of fully_shard, stages 2 and 3; take "
-                             "AdamW8bit, which is torchao's too, or stages 0 and 1")
         if self.model.transformer is None and not is_cut_anywhere(optimizer):
             raise ValueError(f"what {self.optimizer_name} keeps depends on the shapes of tensors, and of "
                              f"{self.model.name} none is known; name a model, or an optimizer such as AdamW")
@@ -236,11 +238,6 @@ class PlanConfig:
         """Tokens of the model's longest sequence; 2,048 where none is known."""
         of = self.model.transformer
         return of.tokens or of.positions or 2048 if of else 2048
-
-    @property
-    def default_sequence(self) -> int:
-        """Tokens of a sequence where none are asked for: the model's longest, and no more than `DEFAULT_TOKENS`."""
-        return min(self.longest_sequence, DEFAULT_TOKENS)
 
     @property
     def is_engine(self) -> bool:
@@ -293,19 +290,25 @@ class PlanConfig:
         Raises ValueError for a device without a rate in the compute format, for what the runtime's program has not, and
         as the formulas do.
         """
-        for stage in self.stages:
+        offload, mesh = self.options.offload.text, self.options.mesh
+        asked = f"mesh='{mesh}'" if mesh else f"{offload=}" if offload != "none" else f"runtime={self.runtime!r}"
+        for stage in reversed(self.stages):
             if (reason := self.lacking(STAGES[stage])) is not None:
-                raise ValueError(f"a plan of {self.runtime} was asked for at stage {stage}: {reason}")
+                raise ValueError(f"{asked} was asked for at stage {stage}: {reason}")
         return Plan(self, tuple(self.row(stage, policy) for stage in self.stages for policy in self.policies))
 
     def lacking(self, states: ShardedStates) -> str | None:
         """The reason why the runtime's program shards no such states, or not on the mesh or with the places that were
         asked for; None where it does."""
         asked, mesh = self.options.offload, self.options.mesh
+        if self.options.zeropp and not states.parameters_sharded:
+            return "parts of ZeRO++ are of sharded parameters; take stage 3"
+        if self.options.by_micro_batch and not states.gradients_sharded:
+            return "reduction='micro_batch' is of sharded gradients; take stages 2 and 3"
         if self.runtime == MEGATRON_CORE and states.gradients_sharded:
             return "Megatron's distributed optimizer is stage 1; take stages 0 and 1, or the runtime fsdp2"
-        if mesh and self.runtime == DEEPSPEED:
-            return "DeepSpeed (0.19) has no hybrid sharding any more; leave the mesh out, or take the runtime fsdp2"
+        if mesh and self.runtime == DEEPSPEED and not states.parameters_sharded:
+            return "DeepSpeed's hybrid sharding is MiCS, of stage 3; take that, or the runtime fsdp2"
         if mesh and self.runtime == MEGATRON_CORE and not states.optimizer_sharded:
             return "hybrid sharding is of Megatron's distributed optimizer; take stage 1"
         if self.runtime == MEGATRON_CORE and not asked.is_none:
@@ -351,25 +354,23 @@ class PlanConfig:
         """
         room = self.capacities_nbytes
         room[DEVICE] -= self.margin_nbytes
-        held = Counter[str]()
-        for one in self.held(stage, policy):
-            held[one.place] += one.nbytes
-        return all(held[place] <= nbytes for place, nbytes in room.items())
+        return not missing_nbytes(self.held(stage, policy), room)
 
     # -- bytes --------------------------------------------------------------------------------------------------------
 
     def job(self, stage: int, policy: str = "none") -> Job:
         """The step of a stage; tied weights, the first tensor of their unit, stay gathered, as the engine keeps them.
 
-        Where no unit is known there is nothing that could overlap, and nothing ahead. Of frozen weights what rests in
-        fewer bits counts as fewer elements of the compute format.
+        FSDP2 keeps its root, the first and the last unit. Where no unit is known there is nothing that could overlap,
+        and nothing ahead. Of frozen weights what rests in fewer bits counts as fewer elements of the compute format.
         """
         model, itemsize = self.model, self.policy.compute_dtype.itemsize
+        root = {0, len(model.units) - 1} if self.runtime == FSDP2 and model.transformer is not None else set[int]()
         lengths = model.unit_lengths if not model.has_frozen else tuple(
             -(-sum(tensor.nbytes(itemsize) for tensor in unit.tensors) // itemsize) for unit in model.units)
         return Job(lengths, self.ranks, STAGES[stage], policy=self.policy,
                    micro_batches=self.micro_batches, recompute_units=Recompute.parse(policy).units_per_segment,
-                   kept_gathered=tuple(sorted({owner for _, owner in model.tied})), tied=model.tied,
+                   kept_gathered=tuple(sorted(root | {owner for _, owner in model.tied})), tied=model.tied,
                    tied_lengths=tuple(model.units[owner].tensors[0].parameters for _, owner in model.tied),
                    normed_tensors=normed_tensors(self.optimizer, len(model.tensors)),
                    options=self.options if self.has_units else replace(self.options, overlap=False, prefetch=0))
@@ -503,8 +504,8 @@ class PlanConfig:
     def seconds(self, job: Job, computed: Mapping[Place, float], held: Iterable[AccountRow] = ()) -> dict[str, float]:
         """Seconds of a step whose units compute so long, by fields of a row, transfers to host and disk apart.
 
-        Exposed is what the program stands still for, and by what its arithmetic gets longer beside hidden
-        communication.
+        Exposed is what the program stands still for; by what its arithmetic gets longer beside hidden communication is
+        computed.
         """
         update, k = self.update_seconds(self.of_trained(job), held), self.micro_batches
         reached, network = self.reached, self.network
@@ -513,9 +514,8 @@ class PlanConfig:
         for times, events in self.parts(job):
             one = communication_seconds(events, {**computed, **update}, network, price)
             communication, exposed = communication + times * one[0], exposed + times * one[1]
-        if reached is not None:
-            exposed += reached.contention_seconds(communication - exposed, network)
-        return {"compute_seconds": k * sum(computed.values()), "communication_seconds": communication,
+        longer = 0.0 if reached is None else reached.contention_seconds(communication - exposed, network)
+        return {"compute_seconds": k * sum(computed.values()) + longer, "communication_seconds": communication,
                 "exposed_communication_seconds": exposed, "update_seconds": sum(update.values())}
 
     def parts(self, job: Job) -> Iterator[tuple[int, Iterator[StepEvent]]]:
@@ -538,14 +538,16 @@ class PlanConfig:
         return {place: seconds[pieces] for place, pieces in found.items()}
 
     def update_seconds(self, job: Job, held: Iterable[AccountRow]) -> dict[Place, float]:
-        """Seconds in which a rank scans the gradients that it updates with, and updates each unit, by `update_nbytes`.
-        """
+        """Seconds in which a rank scans the gradients that it updates with, and updates each unit, by `update_nbytes`;
+        with offload a program's host updates the shares of all its devices."""
         scanned, updated = self.update_nbytes(job, held)
         rate, total = self.device.memory_bytes_per_second, sum(job.padded_lengths)
-        found: dict[Place, float] = {("scan", 0): scanned / rate}
-        for unit, length in enumerate(job.padded_lengths):
-            found["update", unit] = updated * length / (total or 1) / rate
-        return found
+        seconds = updated / rate
+        if self.options.offload.optimizer != DEVICE and self.reached is not None:
+            devices = min(self.ranks, self.network.ranks_per_node or self.ranks)
+            seconds = devices * job.held(job.states.optimizer_sharded) / self.reached.host_update
+        return {("scan", 0): scanned / rate} | {("update", unit): seconds * length / (total or 1)
+                                                for unit, length in enumerate(job.padded_lengths)}
 
 
 # -- the rows ---------------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ BY_FSDP2 = "PyTorch 2.13, torch/distributed/fsdp/_fully_shard (2026)"
 BY_DDP = "PyTorch 2.13, DistributedDataParallel, ZeroRedundancyOptimizer and autocast (2026)"
 BY_DEEPSPEED = "DeepSpeed 0.19.8, runtime/zero and its config.py (2026)"
 BY_MEGATRON = "Megatron Core, distributed optimizer, bf16 (2024)"
-BY_OPTIMIZER = "what the optimizer declares: of shards with fully_shard (torch 2.13), of flat shares with DeepSpeed"
+BY_OPTIMIZER = "what the optimizer declares of what it is handed"
 KEPT = "saved_tensors.toml: torch 2.13, transformers 5.24, measured 2026-11"
 KEPT_SELECTED = "torchtitan, activation_checkpoint.py (2025): SDPA, and every second product without a bias"
 KEPT_BY_MEGATRON = "Korthikanti et al. 2022, section 4.1, with fused attention"
@@ -258,10 +258,17 @@ class StepSizes:
         return [counted[kind] for kind in kinds]
 
     def kept_of(self, of: Transformer | None, half: str, tensors: Sequence[TensorShape]) -> int:
-        """Bytes that a half of a block with these tensors keeps."""
-        ranks = sum(tensor.shape[-1] for tensor in tensors if tensor.name.endswith("lora_a.weight"))
-        return 0 if of is None else (saved_nbytes(of, half, self.run, trained_layers(tensors))
-                                     + self.run.batch * self.run.tokens * ranks * self.run.itemsize)
+        """Bytes that a half of a block with these tensors keeps. Of a window shorter than the sequences transformers
+        hands SDPA a mask, of which L x L are kept in the compute format, and keys and values repeated for all heads
+        (measured as the table is); of all blocks the mean."""
+        if of is None:
+            return 0
+        tokens, ranks = self.run.tokens, sum(one.shape[-1] for one in tensors if one.name.endswith("lora_a.weight"))
+        masked = half == "attention" and of.window < tokens and "attention" not in of.caps and self.run.by != MEGATRON
+        repeated = of.query_channels - of.key_channels + of.attention_channels - of.value_channels
+        mask = masked * of.windowed * tokens * (tokens + self.run.batch * repeated) // of.blocks
+        return saved_nbytes(of, half, self.run, trained_layers(tensors)) + self.run.itemsize * (
+            self.run.batch * tokens * ranks + mask)
 
     @cached_property
     def stream(self) -> int:
