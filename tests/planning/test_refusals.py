@@ -215,7 +215,8 @@ def test_a_plan_that_cannot_be_made_is_refused():
         *((gpt2(ranks=ranks), "ranks must be a whole number, got") for ranks in ("16", 8.5, None)),
         *((gpt2(runtime=typed), f"called '{typed}'; choose one of ... did you mean '{meant}'?") for typed, meant in (
             ("FSDP", "fsdp2"), ("DeepSpeed", "deepspeed"))),
-        (gpt2(offload="host", runtime="megatron", stage=1), "Megatron's offload is in no account; take offload='none'"),
+        *((gpt2(offload=places, runtime="megatron", stage=stage), "take stage 1 and offload='optimizer=host'")
+          for places, stage in (("host", 1), ("optimizer=host", 0))),
         (gpt2(offload="optimizer=host", runtime="deepspeed", stage=0), "DeepSpeed offloads from stage 1 on; take"),
         (gpt2(recompute=3), "recompute=3 must be usual, all, or some policies, as in block,tiled"),
         (gpt2(nodes=2, between=""), "no link is called ''"),
@@ -232,7 +233,7 @@ def test_a_plan_that_cannot_be_made_is_refused():
         (gpt2(optimizer="adamw8bit", runtime="zerosim"), "AdamW8bit is of PyTorch's and DeepSpeed's prog"),
         (plan(parameters=7e9, optimizer=zs.optim.Muon(), runtime="zerosim"),
          "what Muon keeps ... none is known; name a model, or"),
-        (gpt2(stage="1,2", reduction="micro_batch", runtime="zerosim"), "at stage 1: reduction='micro_batch' is of shar"),
+        (gpt2(stage="1,2", reduction="micro_batch", runtime="zerosim"), "at stage 1: reduction='micro_batch' is of sh"),
         *((gpt2(stage=stage, reduction="microbatch"), "no order of additions is called reduction='microbatch'; choose "
            "one of rank, micro_batch; did you mean 'micro_batch'?") for stage in (1, 3)),
         (gpt2(attention="flash"), "attention='flash' must be fused, as FlashAttention is, or unfused"),

@@ -248,6 +248,8 @@ def _unsaid_megatron(config: PlanConfig, states: ShardedStates, recompute: str) 
     if recompute == "selective":
         return ("Megatron's selective recomputation is of attention's core, which a fused one makes again anyway; "
                 "take recompute='none,block'")
+    if not config.options.offload.is_none:
+        return "no flags of Megatron's offload are written here; take offload='none'"
     return None
 
 

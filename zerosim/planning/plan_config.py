@@ -34,7 +34,7 @@ from typing import Any
 from zerosim.models.transformer import Transformer
 from zerosim.models.units import TILED, Recompute
 from zerosim.numerics.checks import checked_count, count_fields, unknown_name
-from zerosim.numerics.places import DEVICE, DIRECTIONS, DISK, FROM_DISK, HOST, TO_DEVICE, TO_DISK, TO_HOST
+from zerosim.numerics.places import DEVICE, DIRECTIONS, DISK, FROM_DISK, HOST, TO_DEVICE, TO_DISK, TO_HOST, Offload
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.units import gigabytes, seconds_text
 from zerosim.optim import Optimizer
@@ -311,8 +311,10 @@ class PlanConfig:
             return "DeepSpeed's hybrid sharding is MiCS, of stage 3; take that, or the runtime fsdp2"
         if mesh and self.runtime == MEGATRON_CORE and not states.optimizer_sharded:
             return "hybrid sharding is of Megatron's distributed optimizer; take stage 1"
-        if self.runtime == MEGATRON_CORE and not asked.is_none:
-            return "Megatron's offload is in no account; take offload='none', or the runtime deepspeed"
+        if self.runtime == MEGATRON_CORE and not asked.is_none and (
+                asked != Offload(optimizer=HOST) or not states.optimizer_sharded):
+            return ("Megatron offloads the distributed optimizer's state alone, to the host; take stage 1 and "
+                    "offload='optimizer=host'")
         if self.runtime == DEEPSPEED and not asked.is_none:
             if not states.optimizer_sharded:
                 return "DeepSpeed offloads from stage 1 on; take stages 1, 2 and 3"

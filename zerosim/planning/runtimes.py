@@ -444,8 +444,9 @@ def _megatron(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     masters = elements // (step.job.shards if sharded else 1)
     yield AccountRow("parameters", "in the compute format", step.whole_nbytes(), BY_MEGATRON)
     yield AccountRow("gradients", "in fp32", elements * fp32, BY_MEGATRON)
-    yield AccountRow("optimizer", "masters in fp32", masters * fp32, BY_MEGATRON)
-    yield AccountRow("optimizer", "state", step.optimizer_nbytes(sharded), BY_OPTIMIZER)
+    place = step.job.options.offload.optimizer
+    yield AccountRow("optimizer", "masters in fp32", masters * fp32, BY_MEGATRON, place)
+    yield AccountRow("optimizer", "state", step.optimizer_nbytes(sharded), BY_OPTIMIZER, place)
     yield from _activations(step, at)
 
 
