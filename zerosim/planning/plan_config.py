@@ -198,35 +198,30 @@ class PlanConfig:
         if not isinstance(optimizer, Optimizer | EightBit):
             raise ValueError(f"optimizer={optimizer!r} does not say what it keeps; take one of zs.optim's, as "
                              "zs.optim.AdamW() is")
-        if isinstance(optimizer, EightBit) and self.runtime in (ZEROSIM, MEGATRON_CORE):
-            raise ValueError(f"{optimizer.name} is of PyTorch's and DeepSpeed's programs, and this is a plan of "
-                             f"{self.runtime}; take AdamW, or the runtime fsdp2 or deepspeed")
         if self.model.transformer is None and not is_cut_anywhere(optimizer):
             raise ValueError(f"what {self.optimizer_name} keeps depends on the shapes of tensors, and of "
                              f"{self.model.name} none is known; name a model, or an optimizer such as AdamW")
 
     def _check_runtime(self) -> None:
-        """Raises ValueError for an unknown runtime, and for what only zerosim's engine has, beside another runtime."""
+        """Raises ValueError for an unknown runtime, and for what only others have."""
         if self.runtime not in RUNTIMES:
             raise unknown_name(f"no runtime is called {self.runtime!r}", self.runtime, RUNTIMES)
-        if self.is_engine:
-            for name, said in (("compiled", self.compiled), ("loss_chunks", self.loss_chunks > 1)):
-                if said:
-                    raise ValueError(f"{name}={getattr(self, name)!r} is of PyTorch's programs, and this is a plan of "
-                                     "zerosim's own engine; leave it out, or take another runtime")
-            return
         options, other = self.options, next((one for one in self.recompute if one not in KEPT), None)
-        for name, value, said in (
-                ("convention", self.convention, self.convention is not None),
-                ("overheads", self.overheads, self.overheads is not None),
-                ("zeropp", str(options.zeropp), options.zeropp is not None),
-                ("reduction", options.reduction, options.by_micro_batch),
-                ("recompute", other, other is not None)):
-            if said:
-                raise ValueError(f"{name}={value!r} is of zerosim's own engine, and this is a plan of {self.runtime}; "
-                                 + (f"take some of {', '.join(KEPT)}, or " if name == "recompute" else
-                                    "leave it out, or ") + "runtime='zerosim'")
-        if self.decoder is None:
+        programs, engine = (FSDP2, DEEPSPEED, MEGATRON_CORE), (ZEROSIM,)
+        for what, said, whose in (
+                (f"compiled={self.compiled}", self.compiled, programs),
+                (f"loss_chunks={self.loss_chunks}", self.loss_chunks > 1, programs),
+                ("a model with frozen weights", self.model.has_frozen, programs),
+                (f"optimizer={self.optimizer_name}", isinstance(self.optimizer, EightBit), programs[:2]),
+                (f"convention={self.convention!r}", self.convention is not None, engine),
+                (f"overheads={self.overheads}", self.overheads is not None, engine),
+                (f"zeropp='{options.zeropp}'", options.zeropp is not None, engine),
+                (f"reduction={options.reduction!r}", options.by_micro_batch, engine),
+                (f"recompute={other!r} (not {', '.join(KEPT)})", other is not None, engine)):
+            if said and self.runtime not in whose:
+                raise ValueError(f"{what} is of {' and '.join(whose)}, and this is a plan of {self.runtime}; leave it "
+                                 f"out, or take runtime={whose[0]!r}")
+        if self.decoder is None and not self.is_engine:
             raise ValueError(f"a plan of {self.runtime} counts what each layer of a decoder keeps, and "
                              f"{self.model.name} is no decoder of known layers; name one, or take runtime='zerosim' "
                              "for states and traffic alone")
