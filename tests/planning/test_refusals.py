@@ -227,7 +227,7 @@ def test_a_plan_that_cannot_be_made_is_refused():
         *((gpt2(stage=stage, reduction="microbatch"), "no order of additions is called reduction='microbatch'; choose "
            "one of rank, micro_batch; did you mean 'micro_batch'?") for stage in (1, 3)),
         (gpt2(attention="flash"), "attention='flash' must be fused, as FlashAttention is, or unfused"),
-        (gpt2(offload="optimizer=host", disk_capacity_nbytes=1), "disk_capacity_nbytes=1 is of offload, and noth"),
+        (gpt2(offload="optimizer=host", disk_capacity_nbytes=1), "disk_capacity_nbytes=1 is of offload to disk, an"),
         (gpt2(offload="no"), "offload='no' must be 'host' or 'disk'"),
         (gpt2(offload=True), "offload=True must be 'host' or 'disk'"),
         (gpt2(prefetch=-1), "prefetch=-1 must be a number of units, 0 or more"),

@@ -168,21 +168,16 @@ class PlanConfig:
         if places.uses_disk and not is_cut_anywhere(self.optimizer):
             raise ValueError(f"what {self.optimizer_name} keeps depends on the shapes of tensors, and what "
                              "it reads from disk is not planned; place its state on the host, or take AdamW")
-        for name, used, example in (("host_link", not places.is_none, "pcie4"),
-                                    ("disk_link", places.uses_disk, "nvme-pcie4")):
-            found = getattr(self, name)
-            if found is not None and not used:
-                raise ValueError(f"{name}={found.name!r} is of offload, which was not asked for; pass "
-                                 "offload='optimizer=host', or leave the link out" if name == "host_link" else
-                                 f"{name}={found.name!r} is of offload to disk, which was not asked for; leave it out")
-            if found is None and used:
-                raise ValueError(f"offload moves state over a {name.replace('_', ' ')}; name one, as {example}")
-        for name, used in (("host_capacity_nbytes", not places.is_none),
-                           ("disk_capacity_nbytes", places.uses_disk)):
-            if (nbytes := getattr(self, name)) is not None:
-                if not used:
-                    raise ValueError(f"{name}={nbytes!r} is of offload, and nothing is placed there; leave it out")
-                count_fields(self, **{name: 1})
+        for place, used, example in ((HOST, not places.is_none, "pcie4"), (DISK, places.uses_disk, "nvme-pcie4")):
+            link, capacity = f"{place}_link", f"{place}_capacity_nbytes"
+            for name in (link, capacity):
+                if (found := getattr(self, name)) is not None and not used:
+                    raise ValueError(f"{name}={getattr(found, 'name', found)!r} is of offload to {place}, and nothing is "
+                                     f"placed there; leave it out, or say what is, as offload={place!r}")
+            if used and getattr(self, link) is None:
+                raise ValueError(f"offload moves state over a {place} link; name one, as {example}")
+            if getattr(self, capacity) is not None:
+                count_fields(self, **{capacity: 1})
 
     def _check_names(self) -> None:
         for what, asked in (("stage", self.stages), ("recomputation policy", self.recompute)):
