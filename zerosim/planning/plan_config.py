@@ -172,8 +172,8 @@ class PlanConfig:
             link, capacity = f"{place}_link", f"{place}_capacity_nbytes"
             for name in (link, capacity):
                 if (found := getattr(self, name)) is not None and not used:
-                    raise ValueError(f"{name}={getattr(found, 'name', found)!r} is of offload to {place}, and nothing is "
-                                     f"placed there; leave it out, or say what is, as offload={place!r}")
+                    raise ValueError(f"{name}={getattr(found, 'name', found)!r} is of offload to {place}, and nothing "
+                                     f"is placed there; leave it out, or say what is, as offload={place!r}")
             if used and getattr(self, link) is None:
                 raise ValueError(f"offload moves state over a {place} link; name one, as {example}")
             if getattr(self, capacity) is not None:
