@@ -25,9 +25,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch import Tensor, nn
 from torch._functorch.partitioners import get_default_op_list
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -103,16 +103,17 @@ GROUPS: Mapping[str, tuple[Run, ...]] = {
     "fsdp2": tuple(Run(model, batch, how) for model in MODELS if model not in EXPERTS
                    for how in ("none", "block") for batch in (1, 4)),
     "selective": tuple(Run(model, checkpointing="selective") for model in (
-        "qwen2-1.5b", "llama-3.2-3b", "phi-2", "gemma-2-2b", "qwen3-0.6b")),
+        "qwen2-1.5b", "llama-3.2-3b", "phi-2", "gemma-2-2b", "qwen3-0.6b", "mistral-7b")),
     "stage 2": runs_of("qwen2-1.5b", "llama-3.2-1b", "mistral-7b", stage=2),
     "micro-batches": (*runs_of("qwen2-1.5b", micro_batches=2), Run("mistral-7b", 1, "block", micro_batches=2)),
-    "ddp": runs_of("qwen3-0.6b", "llama-3.2-1b", "phi-2", "mistral-7b", stage=0),
+    "ddp": (*runs_of("qwen3-0.6b", "llama-3.2-1b", "phi-2", "mistral-7b", stage=0), Run("qwen2-1.5b", 4, stage=0)),
     "zero-1": runs_of("qwen3-0.6b", "llama-3.2-1b", stage=1),
-    "loss chunks": runs_of("qwen3-0.6b", "llama-3.2-1b", "gemma-2-2b", loss_chunks=8),
+    "loss chunks": (*runs_of("mistral-7b", "llama-3-8b", loss_chunks=8), Run("llama-3-8b", 4, "block", loss_chunks=8)),
     "offload": runs_of("qwen2-1.5b", "llama-3-8b", "mistral-7b", offload=True),
-    "lora": runs_of("qwen2-1.5b", "llama-3.2-1b", "mistral-7b", "llama-3-8b", lora=16),
+    "lora": runs_of("qwen2-1.5b", "llama-3.2-1b", "mistral-7b", "llama-3-8b", "phi-2", lora=16),
     "frozen": runs_of("mistral-7b", "llama-3-8b", trained="lm_head"),
-    "experts": runs_of("mixtral-8x7b", "qwen3-30b-a3b", "qwen1.5-moe"),
+    "experts": (*runs_of("mixtral-8x7b", "qwen3-30b-a3b", "qwen1.5-moe"), Run("mixtral-8x7b", 4),
+                Run("qwen3-30b-a3b", 4)),
 }
 
 
@@ -129,8 +130,39 @@ def selective() -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
+class ChunkedLoss(torch.autograd.Function):
+    """The loss of some tokens' hidden states, whose logits are made in parts, and again in backward."""
+
+    @staticmethod
+    def of_part(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        """The loss of a part."""
+        return nn.functional.cross_entropy(nn.functional.linear(hidden, weight).float(), labels, reduction="sum")
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, chunks: int) -> Tensor:
+        """The loss alone."""
+        ctx.save_for_backward(hidden, weight, labels)
+        ctx.chunks = chunks
+        parts = zip(hidden.chunk(chunks), labels.chunk(chunks), strict=True)
+        return torch.stack([ChunkedLoss.of_part(part, weight, of) for part, of in parts]).sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """Gradients, each added up in one place."""
+        hidden, weight, labels = ctx.saved_tensors
+        of_hidden, of_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        for part, targets, result in zip(*(one.chunk(ctx.chunks) for one in (hidden, labels, of_hidden)), strict=True):
+            with torch.enable_grad():
+                inputs = part.detach().requires_grad_(), weight.detach().requires_grad_()
+                made = torch.autograd.grad(ChunkedLoss.of_part(*inputs, targets), inputs, gradient)
+            result.copy_(made[0])
+            of_weight.add_(made[1])
+            del made
+        return of_hidden, of_weight, None, None
+
+
 class WithLoss(nn.Module):
-    """A decoder that gives its loss, of logits that are made in parts and made again in backward if there are several."""
+    """A decoder that gives its loss."""
 
     def __init__(self, model: nn.Module, chunks: int) -> None:
         super().__init__()
@@ -141,14 +173,7 @@ class WithLoss(nn.Module):
         if self.chunks == 1:
             return self.model(input_ids=tokens, labels=tokens, use_cache=False).loss
         hidden = self.model.model(input_ids=tokens, use_cache=False)[0].flatten(0, 1)
-        parts = zip(hidden.chunk(self.chunks), tokens.flatten().chunk(self.chunks), strict=True)
-        return torch.stack([checkpoint(self.part, *part, use_reentrant=False) for part in parts]).sum()
-
-    def part(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """The loss of some tokens."""
-        logits, cap = self.model.lm_head(hidden), getattr(self.model.config, "final_logit_softcapping", None)
-        logits = logits if cap is None else torch.tanh(logits / cap) * cap
-        return nn.functional.cross_entropy(logits.float(), labels, reduction="sum")
+        return ChunkedLoss.apply(hidden, self.model.lm_head.weight, tokens.flatten(), self.chunks)
 
 
 def build(run: Run) -> WithLoss:

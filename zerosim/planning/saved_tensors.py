@@ -9,7 +9,7 @@ nothing.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -82,13 +82,14 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A tensor that a kind of layer keeps: a row of the table."""
+    """A tensor that a kind of layer keeps: a row of the table; `weight`, whose gradient alone reads it, or none."""
 
     layer: str
     name: str
     width: str
     format: str
     by: tuple[str, ...]
+    weight: str
 
     def nbytes(self, of: Transformer, run: Forward) -> int:
         """Bytes that the tensor has in a pass."""
@@ -99,8 +100,8 @@ class Saved:
 def table() -> Mapping[str, tuple[Saved, ...]]:
     """The tensors of each kind of layer, by its name."""
     read = tomllib.loads(files("zerosim.planning").joinpath("saved_tensors.toml").read_text("utf-8"))["layers"]
-    return {layer: tuple(Saved(layer, name, row["width"], row["format"], tuple(row.get("by", KEEPERS)))
-                         for name, row in rows.items()) for layer, rows in read.items()}
+    return {layer: tuple(Saved(layer, name, row["width"], row["format"], tuple(row.get("by", KEEPERS)),
+                               row.get("weight", "")) for name, row in rows.items()) for layer, rows in read.items()}
 
 
 def parts(of: Transformer) -> dict[str, list[str]]:
@@ -127,12 +128,30 @@ def parts(of: Transformer) -> dict[str, list[str]]:
             "loss": ["loss", *["cap"] * ("logits" in of.caps)]}
 
 
-def saved(of: Transformer, part: str, by: str = EAGER) -> Iterator[Saved]:
-    """The tensors that a part of the model keeps; `parts` has the parts' names."""
-    return (one for layer in parts(of)[part] for one in table()[layer] if by in one.by)
+def weights_of(names: Iterable[str]) -> frozenset[str]:
+    """The weights of the table, each after its part, of tensors of a block or of the root by their names.
+
+    >>> sorted(weights_of(["attention.q.lora_a.weight", "ffn.experts.down.weight"]))
+    ['attention.opening', 'feed_forward.closing']
+    """
+    found = set()
+    for name in names:
+        words = name.split(".")
+        part = {"attention": "attention", "ffn": "feed_forward"}.get(words[0], "head")
+        norm, closing = {"ln", "ln_after", "ln_f"} & {*words}, {"projection", "down"} & {*words}
+        inner = any(word.endswith("_norm") for word in words)
+        found.add(f"{part}.{'norm' if norm else 'inner' if inner else 'closing' if closing else 'opening'}")
+    return frozenset(found)
 
 
-def saved_nbytes(of: Transformer, part: str, run: Forward) -> int:
+def saved(of: Transformer, part: str, by: str = EAGER, trained: frozenset[str] | None = None) -> Iterator[Saved]:
+    """The tensors that a part of the model keeps, of all weights or the ``trained`` ones; `parts` has the parts' names.
+    """
+    return (one for layer in parts(of)[part] for one in table()[layer] if by in one.by and (
+        trained is None or not one.weight or f"{part}.{one.weight}" in trained))
+
+
+def saved_nbytes(of: Transformer, part: str, run: Forward, trained: frozenset[str] | None = None) -> int:
     """Bytes that a part keeps.
 
     >>> from zerosim.planning.shapes import PRESETS
@@ -140,4 +159,4 @@ def saved_nbytes(of: Transformer, part: str, run: Forward) -> int:
     >>> sum(saved_nbytes(block, part, Forward(1, 1)) for part in ("attention", "feed_forward")) / (2 * 4096)
     24.5166015625
     """
-    return sum(one.nbytes(of, run) for one in saved(of, part, run.by))
+    return sum(one.nbytes(of, run) for one in saved(of, part, run.by, trained))
