@@ -1,10 +1,11 @@
-"""Counted peaks of PyTorch's programs beside the account that plans are made of: how far bytes of a plan are off.
+"""Counted bytes of PyTorch's and DeepSpeed's programs beside the account that plans are made of.
 
-    python benchmarks/published_peaks.py               # each group of rows, both halves
-    python benchmarks/published_peaks.py ddp experts   # and each row of the groups whose names have one of these in them
+    python benchmarks/published_peaks.py               # each group of PyTorch's peaks, both halves; DeepSpeed's states
+    python benchmarks/published_peaks.py ddp experts   # and each row of the groups whose names have one of these
 
-Rows stand in `zerosim/course/published/torch_peaks.toml`, which `benchmarks/torch_peaks.py` computes again. Of the
-account what a process holds beside its tensors, which no tracker counts, is left out, and what rests on the host.
+Rows stand in `zerosim/course/published`, in torch_peaks.toml and deepspeed_states.toml, which `torch_peaks.py` and
+`deepspeed_states.py` beside this script count again. Of the account what a process holds beside its tensors, which
+nobody counts, is left out, and what rests on the host.
 """
 
 import sys
@@ -17,23 +18,37 @@ from typing import Any
 import zerosim as zs
 from zerosim.optim import Adam
 from zerosim.options import StepOptions
-from zerosim.planning import STAGES, Job, account, model_shape, runtimes
-from zerosim.planning.finetuning import frozen, lora
+from zerosim.planning import STAGES, Job, account, frozen, lora, model_shape, runtimes
+from zerosim.planning.saved_tensors import Forward
+from zerosim.planning.shapes import model_of_config
 
 DEFAULTS = {"batch": 1, "checkpointing": "none", "stage": 3, "micro_batches": 1, "offload": False, "loss_chunks": 1,
             "lora": 0, "trained": ""}
 
 
-def rows() -> list[dict[str, Any]]:
+# What deepspeed_states.py runs, on 2 ranks, and the account's rows of what it counts.
+FIELDS = {"model_type": "llama", "hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 6,
+          "num_key_value_heads": 2, "vocab_size": 1031, "intermediate_size": 501, "tie_word_embeddings": False}
+PURPOSES = {"masters": ("optimizer", "masters in fp32"), "state": ("optimizer", "state"),
+            "of the update, flat": ("gradients", "of the update, flat"),
+            "of the update, in fp32": ("gradients", "of the update, in fp32"),
+            "bucket": ("buckets", "of gradients to reduce"), "parameters": ("parameters", "in the compute format"),
+            "parameters, whole": ("parameters", "small tensors, whole")}
+
+
+def rows(file: str = "torch_peaks.toml") -> list[dict[str, Any]]:
     """The rows that are kept, with what is as usual."""
-    text = files("zerosim.course.published").joinpath("torch_peaks.toml").read_text("utf-8")
+    text = files("zerosim.course.published").joinpath(file).read_text("utf-8")
     return [DEFAULTS | row for row in tomllib.loads(text)["row"]]
 
 
 def accounted(row: Mapping[str, Any]) -> tuple[runtimes.AccountRow, ...]:
     """The account of what was run."""
     shape = model_shape(row["model"])
-    shape = lora(shape, row["lora"]) if row["lora"] else frozen(shape, but=[row["trained"]]) if row["trained"] else shape
+    if row["lora"]:
+        shape = lora(shape, row["lora"])
+    if row["trained"]:
+        shape = frozen(shape, but=[row["trained"]])
     options = StepOptions.of(row["ranks"], **{"offload": "host"} if row["offload"] else {})
     job = Job(shape.unit_lengths, row["ranks"], STAGES[row["stage"]], policy=zs.Policy("bf16"), options=options,
               micro_batches=row["micro_batches"])
@@ -60,6 +75,27 @@ def groups() -> dict[tuple[str, str], dict[str, float]]:
     return found
 
 
+def deepspeed_states() -> Iterator[tuple[int, str, str, int, int]]:
+    """Stages, moments, purposes, and the bytes that are counted and accounted."""
+    shape = model_of_config(FIELDS)
+    for row in rows("deepspeed_states.toml"):
+        stage = row["stage"]
+        job = Job(shape.unit_lengths, 2, STAGES[stage], policy=zs.Policy("bf16"))
+        step = runtimes.StepSizes(shape, job, Forward(1, 64), "none", Adam(), 1, True, 2 if stage == 3 else 1)
+        *_, reduced, update = (
+            {(one.kind, one.what): one.nbytes for one in runtimes.MOMENTS["deepspeed"](step, moment)}
+            for moment in step.moments())
+        for moment in ("reduction", "flat", "update", "backward"):
+            there = update if moment in ("flat", "update") else reduced
+            for purpose, counted in row.get(moment, {}).items():
+                key = PURPOSES["parameters" if stage < 3 and "parameters" in purpose else purpose] if (
+                    purpose in PURPOSES) else None
+                if purpose == "gradients" and moment == ("update" if stage == 0 else "flat"):
+                    key = ("gradients", "shards in the compute format" if stage else "in the compute format")
+                if key:
+                    yield stage, moment, purpose, counted, there[key]
+
+
 def lines(asked: list[str]) -> Iterator[str]:
     """What is printed."""
     for (group, half), errors in groups().items():
@@ -69,6 +105,8 @@ def lines(asked: list[str]) -> Iterator[str]:
                f" in the mean, {worst:7.2%} at most")
         if any(name in group for name in asked):
             yield from (f"    {error:+8.2%}  {name}" for name, error in errors.items())
+    for stage, moment, purpose, counted, held in deepspeed_states():
+        yield f"DeepSpeed, stage {stage}, {moment:10}{purpose:24}{counted:15,} counted {held:15,} accounted"
 
 
 if __name__ == "__main__":
