@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from heapq import heappop, heappush
 
 from zerosim.models.transformer import Transformer
 from zerosim.numerics.checks import FP32, checked_count, did_you_mean
@@ -198,16 +197,9 @@ class StepSizes:
         return sum(self.gradients) + self.trained(self.root)
 
     def optimizer_nbytes(self, sharded: bool, whole: bool = False) -> int:
-        """Bytes of the optimizer's own state; of `whole` tensors, the largest first, each to who has least so far."""
+        """Bytes of the optimizer's own state; of `whole` tensors where it is not cut inside of them."""
         itemsize, shards = self.job.policy.state_dtype.itemsize, self.job.shards if sharded else 1
-        if whole:
-            loads = [(0, 0)] * shards
-            for tensor in sorted((one for one in self.model.tensors if not one.frozen), key=lambda one: -one.parameters):
-                held, nbytes = heappop(loads)
-                added = state_nbytes(self.optimizer, tensor.shape, itemsize)
-                heappush(loads, (held + tensor.parameters, nbytes + added))
-            return max(nbytes for _, nbytes in loads)
-        if is_cut_anywhere(self.optimizer):
+        if is_cut_anywhere(self.optimizer) and not whole:
             return state_nbytes(self.optimizer, (self.elements // shards,), itemsize)
         shapes = [tensor.shape for tensor in self.model.tensors if not tensor.frozen]
         return max(nbytes for _, nbytes in shares_nbytes(self.optimizer, shapes, shards, itemsize))
@@ -222,7 +214,7 @@ class StepSizes:
     def halves(self) -> list[dict[str, int]]:
         """Bytes that each half of each block keeps, when nothing is made again."""
         sizes = [(self.block(index), tensors) for index, tensors in enumerate(self.tensors)]
-        counted = {(of, tensors): {half: 0 if of is None else saved_nbytes(of, half, self.run, _trained(tensors))
+        counted = {(of, tensors): {half: 0 if of is None else saved_nbytes(of, half, self.run, weights_of(tensors))
                                    for half in HALVES} for of, tensors in {*sizes}}
         return [counted[block] for block in sizes]
 
@@ -287,7 +279,7 @@ class StepSizes:
         kept_of_ends = kept_of_logits = head = 0
         if of is not None:
             head = min(outside, of.vocabulary * of.channels)  # its gradient is made first
-            kept_of_ends = saved_nbytes(of, "head", self.run, _trained(self.root))
+            kept_of_ends = saved_nbytes(of, "head", self.run, weights_of(self.root))
             each = 6 if self.run.by == MEGATRON else 3 * FP32.itemsize
             capped = self.run.itemsize * ("logits" in of.caps)
             kept_of_logits = -(-self.run.batch * self.run.tokens // self.loss_chunks) * of.vocabulary * (each + capped)
@@ -309,11 +301,6 @@ class StepSizes:
         yield Moment(root=root, done=sum(sums), begun=outside + tied, behind=sums[0])
         yield Moment(done=sum(sums), begun=outside, reduced=outside)
         yield Moment(done=self.elements)
-
-
-def _trained(tensors: Iterable[TensorShape]) -> frozenset[str]:
-    """The weights of the table of saved tensors that are trained."""
-    return weights_of(tensor.name for tensor in tensors if not tensor.frozen)
 
 
 def _rows(tensor: TensorShape) -> int:

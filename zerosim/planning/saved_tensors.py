@@ -9,12 +9,13 @@ nothing.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
 from zerosim.models.transformer import Transformer
+from zerosim.planning.shapes import TensorShape
 
 EAGER, COMPILED, MEGATRON = KEEPERS = ("eager", "compiled", "megatron")
 # Numbers of one token that a tensor has, of L in its sequence.
@@ -37,6 +38,10 @@ WIDTHS: Mapping[str, Callable[[Transformer, int], int]] = {
     "vocabulary": lambda of, tokens: of.vocabulary,
 }
 WRITTEN_OUT = ("gelu_new", "gelu_fast")
+# The table's parts and weights by what a model's tensors are called; the weights of all others open a part.
+PARTS = {"attention": "attention", "ffn": "feed_forward"}
+WEIGHTS = {"ln": "norm", "ln_after": "norm", "ln_f": "norm", "q_norm": "inner", "k_norm": "inner", "q_a_norm": "inner",
+           "kv_a_norm": "inner", "projection": "closing", "down": "closing"}
 
 
 def _made_with_values(of: Transformer) -> int:
@@ -128,30 +133,26 @@ def parts(of: Transformer) -> dict[str, list[str]]:
             "loss": ["loss", *["cap"] * ("logits" in of.caps)]}
 
 
-def weights_of(names: Iterable[str]) -> frozenset[str]:
-    """The weights of the table, each after its part, of tensors of a block or of the root by their names.
+def weights_of(tensors: Iterable[TensorShape]) -> set[str]:
+    """The table's weights, each after its part, that are trained of a block's or the root's tensors.
 
-    >>> sorted(weights_of(["attention.q.lora_a.weight", "ffn.experts.down.weight"]))
-    ['attention.opening', 'feed_forward.closing']
+    >>> sorted(weights_of([TensorShape("ffn.down.weight", (8, 2)), TensorShape("ffn.up.weight", (2, 8), frozen=True)]))
+    ['feed_forward.closing']
     """
     found = set()
-    for name in names:
-        words = name.split(".")
-        part = {"attention": "attention", "ffn": "feed_forward"}.get(words[0], "head")
-        norm, closing = {"ln", "ln_after", "ln_f"} & {*words}, {"projection", "down"} & {*words}
-        inner = any(word.endswith("_norm") for word in words)
-        found.add(f"{part}.{'norm' if norm else 'inner' if inner else 'closing' if closing else 'opening'}")
-    return frozenset(found)
+    for words in (tensor.name.split(".") for tensor in tensors if not tensor.frozen):
+        weight = next((WEIGHTS[word] for word in words if word in WEIGHTS), "opening")
+        found.add(f"{PARTS.get(words[0], 'head')}.{weight}")
+    return found
 
 
-def saved(of: Transformer, part: str, by: str = EAGER, trained: frozenset[str] | None = None) -> Iterator[Saved]:
-    """The tensors that a part of the model keeps, of all weights or the ``trained`` ones; `parts` has the parts' names.
-    """
+def saved(of: Transformer, part: str, by: str = EAGER, trained: Container[str] | None = None) -> Iterator[Saved]:
+    """The tensors that a part of `parts` keeps, of all weights or of the ``trained`` ones that `weights_of` names."""
     return (one for layer in parts(of)[part] for one in table()[layer] if by in one.by and (
         trained is None or not one.weight or f"{part}.{one.weight}" in trained))
 
 
-def saved_nbytes(of: Transformer, part: str, run: Forward, trained: frozenset[str] | None = None) -> int:
+def saved_nbytes(of: Transformer, part: str, run: Forward, trained: Container[str] | None = None) -> int:
     """Bytes that a part keeps.
 
     >>> from zerosim.planning.shapes import PRESETS
