@@ -11,10 +11,10 @@ they are in fp32, and the end of the step. Rows are kept in `zerosim/course/publ
 
 import gc
 import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from subprocess import PIPE, STDOUT, Popen
 from typing import Any
 
 RANKS, TOKENS = 2, 64
@@ -83,8 +83,7 @@ def run(stage: int) -> None:
         def watched(*args: Any, **named: Any) -> Any:
             found[moment] = counted(engine)
             result = do(*args, **named)
-            if moment == "flat":
-                found[moment] = counted(engine, result)
+            found[moment] = counted(engine, result) if moment == "flat" else found[moment]
             return result
 
         setattr(of, name, watched)
@@ -109,9 +108,8 @@ def main() -> None:
         there = os.environ | {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "LOCAL_SIZE": str(RANKS),
                               "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29_600 + stage),
                               "OMP_NUM_THREADS": "1", "STAGE": str(stage)}
-        ranks = [subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                  text=True, env=there | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-                 for rank in range(RANKS)]
+        ranks = [Popen([sys.executable, __file__], stdout=PIPE, stderr=STDOUT, text=True,
+                       env=there | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(RANKS)]
         said = [rank.communicate(timeout=600)[0] for rank in ranks]
         if any(rank.returncode for rank in ranks):
             sys.exit("\n".join(said))

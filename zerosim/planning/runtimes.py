@@ -34,16 +34,16 @@ HALVES = ("attention", "feed_forward")
 
 BY_FSDP2 = "PyTorch 2.13, torch/distributed/fsdp/_fully_shard (2026)"
 BY_DDP = "PyTorch 2.13, DistributedDataParallel, ZeroRedundancyOptimizer and autocast (2026)"
-BY_DEEPSPEED = "DeepSpeed 0.19.8, runtime/zero and its config.py (2026)"
-BY_MEGATRON = "Megatron Core, docs/.../dist_optimizer.md, optimizer/param_layout.py (2026): 6 + 12/d bytes, bf16"
+BY_DEEPSPEED = "DeepSpeed 0.19.8, runtime/zero, counted in its processes; sizes of config.py (2026-11)"
+BY_MEGATRON = "Megatron Core, dist_optimizer.md: 6 + 12/d bytes with bf16, optimizer/param_layout.py (2026)"
 BY_OPTIMIZER = "what the optimizer declares for each parameter"
 KEPT = "saved_tensors.toml: torch 2.13, transformers 5.24, measured 2026-11"
 KEPT_SELECTED = "torchtitan, activation_checkpoint.py, SelectiveAC (2026-06): outputs of its list of operators"
-KEPT_BY_MEGATRON = "Korthikanti et al. 2022, section 4.1, with fused attention"
+KEPT_BY_MEGATRON = "Korthikanti et al. 2022, section 4.1; Megatron Core, fusions (2026), with fused attention"
 MADE = "PyTorch 2.13, operators of autograd's backward (2026)"
 LOSS = "transformers 5.24, loss_utils.py: log-probabilities, their gradient and the logits', in fp32 (2026)"
 LOSS_OF_MEGATRON = "Megatron Core, tensor_parallel/cross_entropy.py: logits, and their softmax in fp32 (2026)"
-ALLOCATOR = "PyTorch, c10/cuda/CUDACachingAllocator.cpp: 512 bytes, and 2 MiB from 10 MiB on (2024)"
+ALLOCATOR = "PyTorch, c10/cuda/CUDACachingAllocator.cpp: 512 bytes, and 2 MiB from 10 MiB on (2026-01)"
 
 # DeepSpeed's defaults, in elements: runtime/zero/config.py, version 0.19.8 (2026).
 REDUCE_BUCKET, PREFETCH_BUCKET, PERSISTENCE_THRESHOLD = 500_000_000, 50_000_000, 100_000
@@ -138,7 +138,7 @@ class StepSizes:
     optimizer: Optimizer
     loss_chunks: int
     synchronized: bool
-    multiple: int = 0
+    multiple: int = 0  # of elements that a tensor is padded to; 0: of rows, as many as FSDP2's shards
 
     @property
     def decoder(self) -> Transformer | None:
@@ -154,7 +154,7 @@ class StepSizes:
     # -- parameters ---------------------------------------------------------------------------------------------------
 
     def padded(self, tensor: TensorShape) -> int:
-        """Elements, padded: by whole rows to a multiple of FSDP2's shards, else to `multiple` elements."""
+        """Elements, with padding."""
         unit = self.multiple or self.job.shards * (tensor.parameters // _rows(tensor))
         return -(-tensor.parameters // unit) * unit
 
@@ -357,9 +357,9 @@ def _ddp(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
 def _deepspeed(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     """Parameters and gradients in the compute format, masters in fp32 with the optimizer's state.
 
-    From stage 1 on a gradient is copied into a bucket as it is made, and what fills one is copied to travel; stage 1
-    does so when backward is over. The bucket has its whole size in the smallest model too, and is kept by stage 3. The
-    update flattens gradients and casts what is flat.
+    Stages 2 and 3 move a gradient into a bucket as it is made, 1 when backward is over, and what is in the bucket is
+    copied to travel. It has its whole size in the smallest model too, and stage 3 keeps it. The update flattens
+    gradients and casts what is flat.
     """
     states, shards, each, fp32 = step.job.states, step.job.shards, step.run.itemsize, FP32.itemsize
     offload, again, elements = step.job.options.offload, step.job.micro_batches > 1, step.elements
@@ -367,6 +367,8 @@ def _deepspeed(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     cut, masters = states.parameters_sharded, share if states.optimizer_sharded else elements
     updates = at.done == elements
     runs = cut * (not updates)
+    full = at.reduced or (states.gradients_sharded and filled >= REDUCE_BUCKET)
+    travels = min(REDUCE_BUCKET, filled) if full and not updates and step.job.ranks > 1 else 0
     small = sum(tensor.parameters for tensor in step.model.tensors if tensor.parameters <= PERSISTENCE_THRESHOLD)
     yield AccountRow("parameters", "in the compute format", step.nbytes(step.model.tensors) // (shards if cut else 1),
                      BY_DEEPSPEED, offload.parameters)
@@ -378,14 +380,15 @@ def _deepspeed(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
         rests = share if cut or again or updates else at.done // shards
         yield AccountRow("gradients", "shards in the compute format", rests * each, BY_DEEPSPEED, offload.gradients)
     else:
-        yield AccountRow("gradients", "in the compute format", (elements if again else filled) * each, BY_DEEPSPEED)
+        rests = elements if again else filled
+        if states.optimizer_sharded and travels:
+            rests = max(rests - travels, share)
+        yield AccountRow("gradients", "in the compute format", rests * each, BY_DEEPSPEED)
     updated = updates * (min(share, SUB_GROUP) if cut else masters)
-    flat = states.optimizer_sharded * updated
-    yield AccountRow("gradients", "of the update, flat", flat * each, BY_DEEPSPEED, offload.optimizer)
+    flat = states.optimizer_sharded * updated * (offload.optimizer == DEVICE)
+    yield AccountRow("gradients", "of the update, flat", flat * each, BY_DEEPSPEED)
     yield AccountRow("gradients", "of the update, in fp32", updated * fp32, BY_DEEPSPEED, offload.optimizer)
     bucket = REDUCE_BUCKET * (cut or (states.optimizer_sharded and not updates))
-    full = filled >= REDUCE_BUCKET or at.reduced > 0
-    travels = min(REDUCE_BUCKET, filled) * (full and not updates and step.job.ranks > 1)
     yield AccountRow("buckets", "of gradients to reduce", bucket * each, BY_DEEPSPEED)
     yield AccountRow("buckets", "gradients on their way", travels * each, BY_DEEPSPEED)
     live = max(at.here + at.root, min(MOST_LIVE * each, at.left + at.root))
