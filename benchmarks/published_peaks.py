@@ -36,10 +36,10 @@ PURPOSES = {"masters": ("optimizer", "masters in fp32"), "state": ("optimizer", 
             "parameters, whole": ("parameters", "small tensors, whole")}
 
 
-def rows(file: str = "torch_peaks.toml") -> list[dict[str, Any]]:
+def rows(file: str = "torch_peaks.toml", table: str = "row") -> list[dict[str, Any]]:
     """The rows that are kept, with what is as usual."""
     text = files("zerosim.course.published").joinpath(file).read_text("utf-8")
-    return [DEFAULTS | row for row in tomllib.loads(text)["row"]]
+    return [DEFAULTS | row for row in tomllib.loads(text)[table]]
 
 
 def accounted(row: Mapping[str, Any]) -> tuple[runtimes.AccountRow, ...]:
@@ -75,6 +75,18 @@ def groups() -> dict[tuple[str, str], dict[str, float]]:
     return found
 
 
+def compiled() -> Iterator[tuple[str, bool, float]]:
+    """Model types, whether blocks were compiled, and how far the account of one rank is off."""
+    for row in rows(table="compiled"):
+        shape = model_of_config(row["fields"])
+        job = Job(shape.unit_lengths, 1, STAGES[3], policy=zs.Policy("bf16"))
+        held = account("fsdp2", shape, job, batch=row["batch"], tokens=row["tokens"], recompute="none",
+                       optimizer=Adam(), compiled=row["compiled"])
+        counted = row["peak_nbytes"]
+        yield (row["fields"]["model_type"], row["compiled"],
+               sum(one.nbytes for one in held if one.kind != "overhead") / counted - 1)
+
+
 def deepspeed_states() -> Iterator[tuple[int, str, str, int, int]]:
     """Stages, moments, purposes, and the bytes that are counted and accounted."""
     shape = model_of_config(FIELDS)
@@ -105,6 +117,8 @@ def lines(asked: list[str]) -> Iterator[str]:
                f" in the mean, {worst:7.2%} at most")
         if any(name in group for name in asked):
             yield from (f"    {error:+8.2%}  {name}" for name, error in errors.items())
+    for kind, by_inductor, error in compiled():
+        yield f"{kind:14}{'compiled' if by_inductor else 'eager':9}off by {error:+7.2%}"
     for stage, moment, purpose, counted, held in deepspeed_states():
         yield f"DeepSpeed, stage {stage}, {moment:10}{purpose:24}{counted:15,} counted {held:15,} accounted"
 

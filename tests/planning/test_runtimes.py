@@ -79,6 +79,13 @@ def test_pytorch_holds_what_torchs_tracker_counts_within_six_per_cent_also_where
         assert mean(errors) <= average, found[group]
 
 
+def test_compiled_and_eager_blocks_hold_what_torchs_profiler_sees_of_real_tensors():
+    found = [*benchmark("published_peaks").compiled()]
+    assert {kind for kind, *_ in found} == {"llama", "qwen3", "phi3", "olmo2"}
+    assert sorted(compiled for _, compiled, _ in found) == [False] * 4 + [True] * 4
+    assert max(abs(error) for *_, error in found) <= 0.03, found
+
+
 def test_deepspeed_holds_what_was_counted_in_its_processes_to_the_byte_but_for_the_tensor_across_a_border():
     found = [*benchmark("published_peaks").deepspeed_states()]
     assert {stage for stage, *_ in found} == {*STAGES}
