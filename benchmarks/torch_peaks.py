@@ -12,8 +12,8 @@ that with ZeroRedundancyOptimizer. What is counted is `torch.distributed._tools`
 there is FSDP: every storage that an operator makes, the second step's, when the optimizer has its states. Tensors are a
 CPU's, whose fused attention saves the tensors that a GPU's saves: queries, keys, values, output and a log-sum-exp; what
 an operator holds inside itself is not counted, on neither. With CPUOffloadPolicy what it puts on the host, shards of
-parameters and gradients and the optimizer's states, is not counted. Blocks
-under torch.compile are run by `torch_compiled.py`, on real tensors: of Inductor's code nothing shows without data.
+parameters and gradients and the optimizer's states, is not counted. Blocks under torch.compile are run by
+`torch_compiled.py`, on real tensors: of Inductor's code nothing shows without data.
 """
 
 import argparse
