@@ -110,7 +110,8 @@ GROUPS: Mapping[str, tuple[Run, ...]] = {
     "zero-1": runs_of("qwen3-0.6b", "llama-3.2-1b", stage=1),
     "loss chunks": (*runs_of("mistral-7b", "llama-3-8b", loss_chunks=8), Run("llama-3-8b", 4, "block", loss_chunks=8)),
     "offload": runs_of("qwen2-1.5b", "llama-3-8b", "mistral-7b", offload=True),
-    "lora": runs_of("qwen2-1.5b", "llama-3.2-1b", "mistral-7b", "llama-3-8b", "phi-2", lora=16),
+    "lora": (*runs_of("qwen2-1.5b", "llama-3.2-1b", "mistral-7b", "llama-3-8b", "phi-2", lora=16),
+             *runs_of("llama-3.2-1b", lora=16, stage=0)),
     "frozen": runs_of("mistral-7b", "llama-3-8b", trained="lm_head"),
     "experts": (*runs_of("mixtral-8x7b", "qwen3-30b-a3b", "qwen1.5-moe"), Run("mixtral-8x7b", 4),
                 Run("qwen3-30b-a3b", 4)),
@@ -232,6 +233,14 @@ class DeviceTracker(FSDPMemTracker):
                 self._peak_mem[device], self._peak_mem_snap[device] = now, {**kinds, "Total": now}
 
 
+class WholeTracker(MemTracker):
+    """The tracker of modules that are not sharded, which puts no hooks on frozen parameters."""
+
+    def _track_module_params_and_buffers(self, module: nn.Module, install_grad_hooks: bool = True) -> Any:
+        hooks = install_grad_hooks and all(one.requires_grad for one in module.parameters())
+        return super()._track_module_params_and_buffers(module, hooks)
+
+
 class Reducer:
     """DDP's reducer, whose buckets stay as they were made: fake ranks cannot agree on an order."""
 
@@ -268,7 +277,7 @@ def peak_of(run: Run) -> dict[str, Any]:
             tracker = (DeviceTracker if run.offload else FSDPMemTracker)(model, optimizer)
             tracker.track_inputs((tokens,))
         else:
-            tracker = MemTracker()
+            tracker = WholeTracker()
             tracker.track_external(model, optimizer, tokens)
         with tracker:
             program: nn.Module = model

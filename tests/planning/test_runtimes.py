@@ -64,7 +64,7 @@ COUNTED = {
     ("stage 2", "held out"): (6, 0.01, 0.002), ("micro-batches", "held out"): (3, 0.001, 0.001),
     ("ddp", "held out"): (9, 0.05, 0.02), ("zero-1", "fit"): (2, 0.06, 0.05), ("zero-1", "held out"): (2, 0.03, 0.03),
     ("loss chunks", "fit"): (2, 0.001, 0.001), ("loss chunks", "held out"): (3, 0.03, 0.01),
-    ("offload", "held out"): (6, 0.001, 0.001), ("lora", "fit"): (4, 0.02, 0.01), ("lora", "held out"): (6, 0.02, 0.01),
+    ("offload", "held out"): (6, 0.001, 0.001), ("lora", "fit"): (4, 0.02, 0.01), ("lora", "held out"): (8, 0.03, 0.01),
     ("frozen", "fit"): (2, 0.05, 0.03), ("frozen", "held out"): (2, 0.005, 0.005),
     ("experts", "held out"): (8, 0.01, 0.003)}
 

@@ -346,7 +346,8 @@ def _ddp(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     yield AccountRow("parameters", "trained ones in fp32", step.nbytes(step.model.tensors, fp32), BY_DDP)
     yield AccountRow("optimizer", "state", step.optimizer_nbytes(sharded, whole=True), BY_OPTIMIZER)
     yield AccountRow("gradients", "in fp32", made * fp32, BY_DDP)
-    yield AccountRow("gathered", "parameters cast for their products", at.left + at.root, BY_DDP)
+    cast = min(at.left + at.root, step.elements * step.run.itemsize)  # frozen ones are in the compute format
+    yield AccountRow("gathered", "parameters cast for their products", cast, BY_DDP)
     yield AccountRow("buckets", "of all gradients, in fp32", step.elements * fp32 * (step.job.ranks > 1), BY_DDP)
     yield from _activations(step, at)
 
