@@ -87,7 +87,7 @@ def _remarks(found: Plan) -> Iterator[str]:
         yield (f"What {config.optimizer_name} works in while it updates whole tensors is not in the total"
                + (": --measure shows it, where the engine runs it." if config.is_engine else "."))
         if config.optimizer_name == "Adafactor" and config.runtime == FSDP2 and {2, 3} & {*config.stages}:
-            yield "PyTorch 2.13's own Adafactor refuses fully_shard's shards; counted is the state of one that takes them."
+            yield "PyTorch 2.13's own Adafactor refuses fully_shard's shards; the state is of one that takes them."
     if config.host_link:
         yield (f"Offload: {config.options.offload}; {escape(places_text(config))}. What is moved counts as beside "
                "nothing.")
