@@ -448,9 +448,9 @@ REFUSED = {
         ("--global-batch 8 --micro-batches 1", "global_batch=8 says how many micro-batches there are"),
         ("--margin 1", "margin is the share of the device that is to stay free, from 0 to below 1, got 1.0"),
         ("--runtime fsdp", "no runtime is called 'fsdp'; choose one of fsdp2, deepspeed, megatron, zerosim; did you"),
-        ("--runtime fsdp2 --convention fp32", "convention='fp32' is of zerosim's own engine, and this is a plan of "
-         "fsdp2; leave it out, or runtime='zerosim'"),
-        ("--runtime fsdp2 --recompute segment(2)", "take some of none, selective, block, or runtime='zerosim'"),
+        ("--runtime fsdp2 --convention fp32", "convention='fp32' is of zerosim, and this is a plan of fsdp2; leave "
+         "it out, or take runtime='zerosim'"),
+        ("--runtime fsdp2 --recompute segment(2)", "recompute='segment(2)' is no policy of fsdp2's programs; take"),
         ("--runtime fsdp2 --attention unfused", "whose attention is fused; leave it out"),
         ("--runtime fsdp2 --measure", "--measure runs zerosim's engine, and this is a plan of fsdp2"),
         ("--mesh 2x4 --optimizer muon", "Muon updates whole tensors, and a plan of shards inside nodes is of "),

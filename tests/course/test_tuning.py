@@ -226,7 +226,7 @@ def test_what_cannot_be_searched_or_said_is_refused():
         (small(global_batch=8, offload=True), "offload=True must be 'host' or 'disk'"),
         (small(global_batch=8, offload="none,nvme"), "offload='nvme' must be 'host' or 'disk'"),
         (small(global_batch=8, offload=()), "offload=() leaves nothing to search; name one place at least"),
-        (small(global_batch=8, offload="none", host_link="pcie5"), "host_link='pcie5' is of offload, which was not"),
+        (small(global_batch=8, offload="none", host_link="pcie5"), "host_link='pcie5' is of offload to host, and not"),
         (small(global_batch=2**40, ranks=2), "gives each rank 549,755,813,888 sequences a step; take one"),
         (small(global_batch=8, convention="fp32"), "convention= is no option of tune: bytes are counted as the progra"),
         (small(global_batch=8, parameters=10**9), "parameters= is no option of tune: a search needs a model's shape"),

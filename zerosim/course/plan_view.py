@@ -29,7 +29,7 @@ from zerosim.planning.questions import (
     largest_sequence,
     training,
 )
-from zerosim.planning.runtimes import MEGATRON_CORE
+from zerosim.planning.runtimes import FSDP2, MEGATRON_CORE
 
 INDENT = 4  # columns of a terminal beside those of a table
 Measured = Mapping[PlanRow, Sequence[Compared]]
@@ -86,6 +86,8 @@ def _remarks(found: Plan) -> Iterator[str]:
     if isinstance(config.optimizer, Optimizer) and not is_cut_anywhere(config.optimizer):
         yield (f"What {config.optimizer_name} works in while it updates whole tensors is not in the total"
                + (": --measure shows it, where the engine runs it." if config.is_engine else "."))
+        if config.optimizer_name == "Adafactor" and config.runtime == FSDP2 and {2, 3} & {*config.stages}:
+            yield "PyTorch 2.13's own Adafactor refuses fully_shard's shards; the state is of one that takes them."
     if config.host_link:
         yield (f"Offload: {config.options.offload}; {escape(places_text(config))}. What is moved counts as beside "
                "nothing.")

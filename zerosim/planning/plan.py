@@ -111,7 +111,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     if global_batch is not None:
         micro_batches = _shared(global_batch, ranks, batch, micro_batches)
     found = PlanConfig(
-        model=_finetuned(_model(model, parameters, largest_layer, runtime), lora_rank, weights, train_only, runtime),
+        model=_finetuned(_model(model, parameters, largest_layer, runtime), lora_rank, weights, train_only),
         ranks=ranks, device=known.device(device), network=network, policy=policy, stages=rows,
         recompute=_policies(recompute, attention, runtime), batch=batch,
         sequence=checked_count("sequence", sequence, 1) if sequence is not None else 0,
@@ -129,14 +129,10 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
 plan.__signature__ = signature(plan_config).replace(return_annotation=Plan)  # type: ignore[attr-defined]  # for a notebook
 
 
-def _finetuned(model: ModelShape, lora_rank: int | None, weights: str | None, train_only: Any,
-               runtime: str) -> ModelShape:
+def _finetuned(model: ModelShape, lora_rank: int | None, weights: str | None, train_only: Any) -> ModelShape:
     """The model with adapters beside frozen weights, with quantized ones, or with some frozen, as was asked for."""
     if lora_rank is None and weights is None and train_only is None:
         return model
-    if runtime == ZEROSIM:
-        raise ValueError("frozen weights are of PyTorch's programs, and this is a plan of zerosim's own engine; leave "
-                         "lora_rank, weights and train_only out, or take another runtime")
     if train_only is not None:
         if lora_rank is not None or weights is not None:
             raise ValueError(f"train_only={train_only!r} is without adapters and quantized weights, and lora_rank or "

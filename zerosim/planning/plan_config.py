@@ -169,21 +169,16 @@ class PlanConfig:
         if places.uses_disk and not is_cut_anywhere(self.optimizer):
             raise ValueError(f"what {self.optimizer_name} keeps depends on the shapes of tensors, and what "
                              "it reads from disk is not planned; place its state on the host, or take AdamW")
-        for name, used, example in (("host_link", not places.is_none, "pcie4"),
-                                    ("disk_link", places.uses_disk, "nvme-pcie4")):
-            found = getattr(self, name)
-            if found is not None and not used:
-                raise ValueError(f"{name}={found.name!r} is of offload, which was not asked for; pass "
-                                 "offload='optimizer=host', or leave the link out" if name == "host_link" else
-                                 f"{name}={found.name!r} is of offload to disk, which was not asked for; leave it out")
-            if found is None and used:
-                raise ValueError(f"offload moves state over a {name.replace('_', ' ')}; name one, as {example}")
-        for name, used in (("host_capacity_nbytes", not places.is_none),
-                           ("disk_capacity_nbytes", places.uses_disk)):
-            if (nbytes := getattr(self, name)) is not None:
-                if not used:
-                    raise ValueError(f"{name}={nbytes!r} is of offload, and nothing is placed there; leave it out")
-                count_fields(self, **{name: 1})
+        for place, used, example in ((HOST, not places.is_none, "pcie4"), (DISK, places.uses_disk, "nvme-pcie4")):
+            link, capacity = f"{place}_link", f"{place}_capacity_nbytes"
+            for name in (link, capacity):
+                if (found := getattr(self, name)) is not None and not used:
+                    raise ValueError(f"{name}={getattr(found, 'name', found)!r} is of offload to {place}, and nothing "
+                                     f"is placed there; leave it out, or say what is, as offload={place!r}")
+            if used and getattr(self, link) is None:
+                raise ValueError(f"offload moves state over a {place} link; name one, as {example}")
+            if getattr(self, capacity) is not None:
+                count_fields(self, **{capacity: 1})
 
     def _check_names(self) -> None:
         for what, asked in (("stage", self.stages), ("recomputation policy", self.recompute)):
@@ -199,36 +194,32 @@ class PlanConfig:
         if not isinstance(optimizer, Optimizer | EightBit):
             raise ValueError(f"optimizer={optimizer!r} does not say what it keeps; take one of zs.optim's, as "
                              "zs.optim.AdamW() is")
-        if isinstance(optimizer, EightBit) and self.runtime in (ZEROSIM, MEGATRON_CORE):
-            raise ValueError(f"{optimizer.name} is of PyTorch's and DeepSpeed's programs, and this is a plan of "
-                             f"{self.runtime}; take AdamW, or the runtime fsdp2 or deepspeed")
         if self.model.transformer is None and not is_cut_anywhere(optimizer):
             raise ValueError(f"what {self.optimizer_name} keeps depends on the shapes of tensors, and of "
                              f"{self.model.name} none is known; name a model, or an optimizer such as AdamW")
 
     def _check_runtime(self) -> None:
-        """Raises ValueError for an unknown runtime, and for what only zerosim's engine has, beside another runtime."""
+        """Raises ValueError for an unknown runtime, and for what only others have."""
         if self.runtime not in RUNTIMES:
             raise unknown_name(f"no runtime is called {self.runtime!r}", self.runtime, RUNTIMES)
-        if self.is_engine:
-            for name, said in (("compiled", self.compiled), ("loss_chunks", self.loss_chunks > 1)):
-                if said:
-                    raise ValueError(f"{name}={getattr(self, name)!r} is of PyTorch's programs, and this is a plan of "
-                                     "zerosim's own engine; leave it out, or take another runtime")
-            return
-        options = self.options
-        if other := [policy for policy in self.recompute if policy not in KEPT]:
+        if not self.is_engine and (other := [policy for policy in self.recompute if policy not in KEPT]):
             raise ValueError(f"recompute={other[0]!r} is no policy of {self.runtime}'s programs; take some of none, "
                              "selective, and block, which is every block, full elsewhere; or runtime='zerosim'")
-        for name, value, said in (
-                ("convention", self.convention, self.convention is not None),
-                ("overheads", self.overheads, self.overheads is not None),
-                ("zeropp", str(options.zeropp), options.zeropp is not None),
-                ("reduction", options.reduction, options.by_micro_batch)):
-            if said:
-                raise ValueError(f"{name}={value!r} is of zerosim's own engine, and this is a plan of {self.runtime}; "
-                                 "leave it out, or take runtime='zerosim'")
-        if self.decoder is None:
+        options = self.options
+        programs, engine = (FSDP2, DEEPSPEED, MEGATRON_CORE), (ZEROSIM,)
+        for what, said, whose in (
+                (f"compiled={self.compiled}", self.compiled, programs),
+                (f"loss_chunks={self.loss_chunks}", self.loss_chunks > 1, programs),
+                ("a model with frozen weights", self.model.has_frozen, programs),
+                (f"optimizer={self.optimizer_name}", isinstance(self.optimizer, EightBit), programs[:2]),
+                (f"convention={self.convention!r}", self.convention is not None, engine),
+                (f"overheads={self.overheads}", self.overheads is not None, engine),
+                (f"zeropp='{options.zeropp}'", options.zeropp is not None, engine),
+                (f"reduction={options.reduction!r}", options.by_micro_batch, engine)):
+            if said and self.runtime not in whose:
+                raise ValueError(f"{what} is of {' and '.join(whose)}, and this is a plan of {self.runtime}; leave it "
+                                 f"out, or take runtime={whose[0]!r}")
+        if self.decoder is None and not self.is_engine:
             raise ValueError(f"a plan of {self.runtime} counts what each layer of a decoder keeps, and "
                              f"{self.model.name} is no decoder of known layers; name one, or take runtime='zerosim' "
                              "for states and traffic alone")

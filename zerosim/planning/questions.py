@@ -111,7 +111,8 @@ def largest_model(config: PlanConfig) -> ModelShape | None:
         return None
 
     def sized(count: int) -> ModelShape:
-        return model_of_parameters(count) if of is None else model_of(model.name, replace(of, blocks=count))
+        return model_of_parameters(count) if of is None else model_of(
+            model.name, replace(of, blocks=count, windowed=of.windowed * count // of.blocks))
 
     most = _largest(lambda count: _fits(replace(config, model=sized(count))), 1 << 60 if of is None else MOST_BLOCKS)
     return sized(most) if most else None

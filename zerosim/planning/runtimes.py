@@ -14,9 +14,8 @@ with its defaults in bf16, Megatron Core with its distributed optimizer (stage 1
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -31,11 +30,12 @@ from zerosim.planning.saved_tensors import (
     COMPILED,
     EAGER,
     MEGATRON,
+    PARTS,
     Forward,
     block_of,
     saved,
     saved_nbytes,
-    trained_layers,
+    weights_of,
 )
 from zerosim.planning.shapes import ModelShape, TensorShape, UnitShape
 
@@ -45,17 +45,17 @@ HALVES = ("attention", "feed_forward")
 
 BY_FSDP2 = "PyTorch 2.13, torch/distributed/fsdp/_fully_shard (2026)"
 BY_DDP = "PyTorch 2.13, DistributedDataParallel, ZeroRedundancyOptimizer and autocast (2026)"
-BY_DEEPSPEED = "DeepSpeed 0.19.8, runtime/zero and its config.py (2026)"
-BY_MEGATRON = "Megatron Core, distributed optimizer, bf16 (2024)"
+BY_DEEPSPEED = "DeepSpeed 0.19.8, runtime/zero, counted in its processes; sizes of config.py (2026-11)"
+BY_MEGATRON = "Megatron Core, dist_optimizer.md: 6 + 12/d bytes with bf16, optimizer/param_layout.py (2026)"
 BY_OPTIMIZER = "what the optimizer declares of what it is handed"
 KEPT = "saved_tensors.toml: torch 2.13, transformers 5.24, measured 2026-11"
-KEPT_SELECTED = "torchtitan, activation_checkpoint.py (2025): SDPA, and every second product without a bias"
-KEPT_BY_MEGATRON = "Korthikanti et al. 2022, section 4.1, with fused attention"
+KEPT_SELECTED = "torchtitan, activation_checkpoint.py, SelectiveAC (2026-06): outputs of its list of operators"
+KEPT_BY_MEGATRON = "Korthikanti et al. 2022, section 4.1; Megatron Core, fusions (2026), with fused attention"
 MADE = "PyTorch 2.13, operators of autograd's backward (2026)"
 LOSS = "transformers 5.24, loss_utils.py: log-probabilities, their gradient and the logits', in fp32 (2026)"
-LOSS_OF_MEGATRON = "Megatron Core, tensor_parallel/cross_entropy.py: logits, and their softmax in fp32 (2024)"
+LOSS_OF_MEGATRON = "Megatron Core, tensor_parallel/cross_entropy.py: logits, and their softmax in fp32 (2026)"
 DEQUANTIZED = "Dettmers et al. 2023 (QLoRA), section 3: weights are dequantized for each product"
-ALLOCATOR = "PyTorch, c10/cuda/CUDACachingAllocator.cpp: 512 bytes, and 2 MiB from 10 MiB on (2024)"
+ALLOCATOR = "PyTorch, c10/cuda/CUDACachingAllocator.cpp: 512 bytes, and 2 MiB from 10 MiB on (2026-01)"
 
 # DeepSpeed's defaults, in elements: runtime/zero/config.py, version 0.19.8 (2026).
 REDUCE_BUCKET, PREFETCH_BUCKET, PERSISTENCE_THRESHOLD = 500_000_000, 50_000_000, 100_000
@@ -107,7 +107,10 @@ def account(runtime: str, model: ModelShape, job: Job, *, batch: int, tokens: in
     keeper = MEGATRON if runtime == MEGATRON_CORE else COMPILED if compiled else EAGER
     run = Forward(checked_count("batch", batch, 1), checked_count("tokens", tokens, 1), itemsize,
                FP32.itemsize if ddp else itemsize, keeper)
-    step = StepSizes(model, job, run, recompute, optimizer, checked_count("loss_chunks", loss_chunks, 1), synchronized)
+    cut = job.states.parameters_sharded
+    multiple = {FSDP2: int(ddp), DEEPSPEED: job.shards if cut else 1, MEGATRON_CORE: 64}[runtime]
+    step = StepSizes(model, job, run, recompute, optimizer, checked_count("loss_chunks", loss_chunks, 1), synchronized,
+                     multiple)
     holds = _ddp if ddp else MOMENTS[runtime]
     fullest = max((list(holds(step, moment)) for moment in step.moments()), key=total_nbytes)
     return tuple(row for row in (*fullest, *_overheads(step, overheads)) if row.nbytes)
@@ -149,6 +152,7 @@ class StepSizes:
     optimizer: Stateful
     loss_chunks: int
     synchronized: bool
+    multiple: int = 0  # of elements that a tensor is padded to; 0: of rows, as many as FSDP2's shards
 
     @property
     def decoder(self) -> Transformer | None:
@@ -164,16 +168,9 @@ class StepSizes:
     # -- parameters ---------------------------------------------------------------------------------------------------
 
     def padded(self, tensor: TensorShape) -> int:
-        """Elements, with the first dimension padded to a multiple of the ranks that have a shard of it."""
-        return math.prod(self.shard(tensor)) * self.job.shards
-
-    def shard(self, tensor: TensorShape) -> tuple[int, ...]:
-        """The shape of a rank's shard along the first dimension as PyTorch has it: of a linear layer, here (inputs,
-        outputs), that of its outputs."""
-        *shape, = tensor.shape
-        place = -1 if tensor.name.endswith("weight") and len(shape) == 2 else 0
-        shape[place] = -(-shape[place] // self.job.shards)
-        return tuple(shape)
+        """Elements, with padding."""
+        unit = self.multiple or self.job.shards * (tensor.parameters // tensor.shape[_outer(tensor)])
+        return -(-tensor.parameters // unit) * unit
 
     def nbytes(self, tensors: Iterable[TensorShape], itemsize: int = 0) -> int:
         """Padded bytes in the compute format; of trained ones with `itemsize` each, if that is said."""
@@ -195,11 +192,6 @@ class StepSizes:
         return [tuple(replace(tensor, name=tensor.name.partition(".")[2]) for tensor in unit.tensors)
                 for unit in self.blocks]
 
-    def whole(self, tensors: Iterable[TensorShape]) -> int:
-        """Bytes of whole parameters beside those that rest: gathered ones, or under autocast the trained ones, cast."""
-        casts = self.run.nbytes_each("stream") > self.run.itemsize
-        return self.nbytes(tensor for tensor in tensors if not (casts and tensor.frozen))
-
     @cached_property
     def kinds(self) -> Counter[tuple[TensorShape, ...]]:
         """How many blocks have the same tensors."""
@@ -208,7 +200,7 @@ class StepSizes:
     @cached_property
     def weights(self) -> list[int]:
         """Bytes of each block's parameters, whole."""
-        counted = {tensors: self.whole(tensors) for tensors in self.kinds}
+        counted = {tensors: self.nbytes(tensors) for tensors in self.kinds}
         return [counted[tensors] for tensors in self.tensors]
 
     @cached_property
@@ -229,18 +221,20 @@ class StepSizes:
         return sum(self.gradients) + self.trained(self.root)
 
     @lru_cache(8)  # noqa: B019  # of each moment the same
-    def optimizer_nbytes(self, sharded: bool, *, flat: bool = False) -> int:
-        """Bytes of the optimizer's own state beside what it is handed: whole tensors, which ranks share out, or where
-        gradients are sharded a shard of each; or, `flat`, a share of all elements as one vector, unless it is of
-        matrices."""
+    def optimizer_nbytes(self, sharded: bool, whole: bool = False, flat: bool = False) -> int:
+        """Bytes of the optimizer's own state; of `whole` tensors where it is not cut inside of them.
+
+        One that is not cut anywhere is handed, where gradients are sharded, a shard of each tensor along its first
+        dimension; `flat`, unless it is of matrices, a share of all elements as one vector.
+        """
         itemsize, shards = self.job.policy.state_dtype.itemsize, self.job.shards if sharded else 1
-        if is_cut_anywhere(self.optimizer) or (flat and self.optimizer.cut == "tensor"):
+        if (is_cut_anywhere(self.optimizer) and not whole) or (flat and self.optimizer.cut == "tensor"):
             return state_nbytes(self.optimizer, (self.elements // shards,), itemsize)
         tensors = [tensor for tensor in self.model.tensors if not tensor.frozen]
         if self.job.states.gradients_sharded:
-            return sum(state_nbytes(self.optimizer, self.shard(tensor), itemsize) for tensor in tensors)
-        return max(nbytes for _, nbytes in shares_nbytes(
-            self.optimizer, [tensor.shape for tensor in tensors], shards, itemsize))
+            return sum(state_nbytes(self.optimizer, _shard(tensor, shards), itemsize) for tensor in tensors)
+        shapes = [tensor.shape for tensor in tensors]
+        return max(nbytes for _, nbytes in shares_nbytes(self.optimizer, shapes, shards, itemsize))
 
     # -- activations --------------------------------------------------------------------------------------------------
 
@@ -250,25 +244,25 @@ class StepSizes:
 
     @cached_property
     def halves(self) -> list[dict[str, int]]:
-        """Bytes that each half of each block keeps, when nothing is made again, adapters' own among them."""
-        kinds = [(self.block(index), tensors) for index, tensors in enumerate(self.tensors)]
-        counted = {(of, tensors): {half: self.kept_of(of, half, [
-            tensor for tensor in tensors if tensor.name.startswith(("attention", "ffn")[half == HALVES[1]])])
-            for half in HALVES} for of, tensors in {*kinds}}
-        return [counted[kind] for kind in kinds]
+        """Bytes that each half of each block keeps, when nothing is made again, what is beside the table among them."""
+        sizes = [(self.block(index), tensors) for index, tensors in enumerate(self.tensors)]
+        counted = {(of, tensors): {
+            half: 0 if of is None else (saved_nbytes(of, half, self.run, weights_of(tensors))
+                                        + self.beside_table(of, half, tensors)) for half in HALVES}
+            for of, tensors in {*sizes}}
+        return [counted[block] for block in sizes]
 
-    def kept_of(self, of: Transformer | None, half: str, tensors: Sequence[TensorShape]) -> int:
-        """Bytes that a half of a block with these tensors keeps. Of a window shorter than the sequences transformers
-        hands SDPA a mask, of which L x L are kept in the compute format, and keys and values repeated for all heads
-        (measured as the table is); of all blocks the mean."""
-        if of is None:
-            return 0
-        tokens, ranks = self.run.tokens, sum(one.shape[-1] for one in tensors if one.name.endswith("lora_a.weight"))
+    def beside_table(self, of: Transformer, half: str, tensors: Iterable[TensorShape]) -> int:
+        """Bytes that a half keeps of its adapters, between their matrices, and of a window shorter than the sequences:
+        transformers hands SDPA a mask, of which L x L are kept in the compute format, and keys and values repeated for
+        all heads (both measured as the table is); of all blocks the mean."""
+        tokens, each = self.run.tokens, self.run.batch * self.run.tokens
+        ranks = sum(one.shape[-1] for one in tensors if one.name.endswith("lora_a.weight")
+                    and PARTS[one.name.partition(".")[0]] == half)
         masked = half == "attention" and of.window < tokens and "attention" not in of.caps and self.run.by != MEGATRON
         repeated = of.query_channels - of.key_channels + of.attention_channels - of.value_channels
-        mask = masked * of.windowed * tokens * (tokens + self.run.batch * repeated) // of.blocks
-        return saved_nbytes(of, half, self.run, trained_layers(tensors)) + self.run.itemsize * (
-            self.run.batch * tokens * ranks + mask)
+        mask = masked * of.windowed * (tokens**2 + each * repeated) // of.blocks
+        return self.run.itemsize * (each * ranks + mask)
 
     @cached_property
     def stream(self) -> int:
@@ -277,28 +271,34 @@ class StepSizes:
         return elements * self.run.nbytes_each("stream")
 
     @cached_property
-    def kept(self) -> list[int]:
-        """Bytes that each block keeps from forward to its own backward."""
-        whole = self.recompute == NONE or (self.recompute == SELECTIVE and self.run.by == MEGATRON)
-        return [(sum(halves.values()) if whole else self.stream + (self.recompute == SELECTIVE) * self.selected(index))
-                * (index >= self.first) for index, halves in enumerate(self.halves)]
+    def reached(self) -> int:
+        """The first block that backward gets to: none before what is trained, but checkpointed ones are all run."""
+        first = any(not tensor.frozen for tensor in self.model.units[0].tensors) or self.recompute != NONE
+        return 0 if first else next((index for index, sums in enumerate(self.gradients) if sums), len(self.blocks))
 
     @cached_property
-    def first(self) -> int:
-        """The first block that goes back."""
-        return max(0, self.model.first_trained - (self.model.transformer is not None))
+    def kept(self) -> list[int]:
+        """Bytes that each block keeps from forward to its own backward."""
+        if self.recompute == NONE or (self.recompute == SELECTIVE and self.run.by == MEGATRON):
+            return [sum(halves.values()) * (index >= self.reached) for index, halves in enumerate(self.halves)]
+        return [self.stream + (self.recompute == SELECTIVE) * self.selected(index) for index in range(len(self.blocks))]
 
     def selected(self, index: int) -> int:
-        """Bytes that torchtitan's selective checkpointing keeps of a block, beside its input."""
+        """Bytes that torchtitan's selective checkpointing keeps of a block, beside its input.
+
+        That is what attention gives, each product with a bias, and every second one without; of experts none.
+        """
         of = self.block(index)
         if of is None:
             return 0
-        outputs = [width for _, width in of.opening.values()] * ("qkv" not in of.biases)
-        outputs += [of.channels] * ("projection" not in of.biases)
-        inside = [(1 + of.gated) * of.feed_forward] if of.fused else [of.feed_forward] * (1 + of.gated)
-        outputs += [*inside, of.channels] * ("feed_forward" not in of.biases)
-        numbers = of.attention_channels + sum(outputs[::2])
-        return self.run.batch * self.run.tokens * (numbers * self.run.itemsize + of.heads * FP32.itemsize)
+        width = of.feed_forward if of.experts is None else of.experts.shared
+        inside = [(1 + of.gated) * width] if of.fused else [width] * (1 + of.gated)
+        products = {"qkv": [made for _, made in of.opening.values()], "projection": [of.channels],
+                    "feed_forward": [*inside, of.channels] * (width > 0)}
+        plain = [made for layer, outputs in products.items() if layer not in of.biases for made in outputs]
+        numbers = of.attention_channels + sum(plain[::2]) + sum(sum(products[layer]) for layer in of.biases)
+        of_heads = self.run.tokens * self.run.itemsize if "attention" in of.caps else FP32.itemsize
+        return self.run.batch * self.run.tokens * (numbers * self.run.itemsize + of.heads * of_heads)
 
     def made(self, index: int) -> dict[str, int]:
         """Bytes that backward makes at its fullest in a block's halves, and in its first norm, beside what is kept.
@@ -329,20 +329,21 @@ class StepSizes:
         """The moments that may be the fullest, in the order of backward; the last is the update's."""
         weights, sums, last, of = self.weights, self.gradients, len(self.blocks) - 1, self.decoder
         ahead = max(1, self.job.options.prefetch)  # FSDP2 gathers one in backward unless it is told to gather more
-        root, outside = self.whole(self.root), self.trained(self.root)
+        root, outside = self.nbytes(self.root), self.trained(self.root)
         kept_of_ends = kept_of_logits = head = 0
         if of is not None:
             head = min(outside, of.vocabulary * of.channels)  # its gradient is made first
-            kept_of_ends = saved_nbytes(of, "head", self.run, trained_layers(
-                tensor for tensor in self.root if self.model.tied or tensor.name != "wte"))
+            kept_of_ends = saved_nbytes(of, "head", self.run, weights_of(self.root))
             each = 6 if self.run.by == MEGATRON else 3 * FP32.itemsize
             capped = self.run.itemsize * ("logits" in of.caps)
             kept_of_logits = -(-self.run.batch * self.run.tokens // self.loss_chunks) * of.vocabulary * (each + capped)
-        yield Moment(sum(self.kept) + kept_of_ends, 2 * self.stream * (self.loss_chunks > 1), kept_of_logits,
-                     last + 1 - self.first, ahead=sum(weights[-ahead:]), left=sum(weights), root=root)
-        for index in sorted({self.first, self.first + 1, last - 1, last} & {*range(self.first, last + 1)}):
-            at = Moment(uncut=index - self.first, here=weights[index], left=sum(weights[:index + 1]), root=root,
-                        ahead=sum(weights[max(self.first, index - ahead):index]), done=sum(sums[index + 1:]),
+        chunked = self.loss_chunks > 1  # adds up the head's gradient
+        loss = Moment(sum(self.kept) + kept_of_ends, 2 * self.stream * chunked, kept_of_logits, last + 1 - self.reached,
+                      ahead=sum(weights[-ahead:]), left=sum(weights), root=root, begun=head * chunked)
+        yield from (loss, replace(loss, logits=0, begun=2 * head * chunked))
+        for index in sorted({*range(last + 1)} & {self.reached, self.reached + 1, last - 1, last}):
+            at = Moment(uncut=index - self.reached, here=weights[index], left=sum(weights[:index + 1]), root=root,
+                        ahead=sum(weights[max(0, index - ahead):index]), done=sum(sums[index + 1:]),
                         behind=sums[index + 1] if index < last else 0)
             before, halves, made = sum(self.kept[:index]), self.halves[index], self.made(index)
             inside = before + self.stream * (self.recompute != NONE)
@@ -356,6 +357,18 @@ class StepSizes:
         yield Moment(root=root, done=sum(sums), begun=outside + tied, behind=sums[0])
         yield Moment(done=sum(sums), begun=outside, reduced=outside)
         yield Moment(done=self.elements)
+
+
+def _outer(tensor: TensorShape) -> int:
+    """The place of the first dimension as PyTorch has it: of a linear layer, here (inputs, outputs), the outputs'."""
+    return -1 if tensor.name.endswith("weight") and len(tensor.shape) == 2 else 0
+
+
+def _shard(tensor: TensorShape, shards: int) -> tuple[int, ...]:
+    """The shape of a rank's shard along that dimension."""
+    *shape, = tensor.shape
+    shape[_outer(tensor)] = -(-shape[_outer(tensor)] // shards)
+    return tuple(shape)
 
 
 def _activations(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
@@ -395,9 +408,10 @@ def _ddp(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     fp32, sharded = FP32.itemsize, step.job.states.optimizer_sharded
     made = max(at.done + at.begun, step.elements * (step.job.micro_batches > 1))
     yield AccountRow("parameters", "trained ones in fp32", step.whole_nbytes(fp32), BY_DDP)
-    yield AccountRow("optimizer", "state", step.optimizer_nbytes(sharded), BY_OPTIMIZER)
+    yield AccountRow("optimizer", "state", step.optimizer_nbytes(sharded, whole=True), BY_OPTIMIZER)
     yield AccountRow("gradients", "in fp32", made * fp32, BY_DDP)
-    yield AccountRow("gathered", "parameters cast for their products", at.left + at.root, BY_DDP)
+    cast = min(at.left + at.root, step.elements * step.run.itemsize)  # frozen ones are in the compute format
+    yield AccountRow("gathered", "parameters cast for their products", cast, BY_DDP)
     yield AccountRow("buckets", "of all gradients, in fp32", step.elements * fp32 * (step.job.ranks > 1), BY_DDP)
     yield from _activations(step, at)
 
@@ -406,32 +420,42 @@ def _ddp(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
 
 
 def _deepspeed(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
-    """Parameters and gradients in the compute format, masters in fp32 with the optimizer's state."""
+    """Parameters and gradients in the compute format, masters in fp32 with the optimizer's state.
+
+    Stages 2 and 3 move a gradient into a bucket as it is made, 1 when backward is over, and what is in the bucket is
+    copied to travel. It has its whole size in the smallest model too, and stage 3 keeps it. The update flattens
+    gradients and casts what is flat.
+    """
     states, shards, each, fp32 = step.job.states, step.job.shards, step.run.itemsize, FP32.itemsize
     offload, again, elements = step.job.options.offload, step.job.micro_batches > 1, step.elements
-    share = elements // shards
+    share, filled = elements // shards, at.done + at.begun
     cut, masters = states.parameters_sharded, share if states.optimizer_sharded else elements
     updates = at.done == elements
     runs = cut * (not updates)
+    full = at.reduced or (states.gradients_sharded and filled >= REDUCE_BUCKET)
+    travels = min(REDUCE_BUCKET, filled) if full and not updates and step.job.ranks > 1 else 0
     small = sum(tensor.parameters for tensor in step.model.tensors if tensor.parameters <= PERSISTENCE_THRESHOLD)
     yield AccountRow("parameters", "in the compute format", step.whole_nbytes() // (shards if cut else 1),
                      BY_DEEPSPEED, offload.parameters)
-    yield AccountRow("parameters", "small tensors, whole", cut * small * each, BY_DEEPSPEED)
+    yield AccountRow("parameters", "small tensors, whole", runs * small * each, BY_DEEPSPEED)
     yield AccountRow("optimizer", "masters in fp32", masters * fp32, BY_DEEPSPEED, offload.optimizer)
     state = step.optimizer_nbytes(states.optimizer_sharded, flat=True)
     yield AccountRow("optimizer", "state", state, BY_OPTIMIZER, offload.optimizer)
-    if states.gradients_sharded:
+    if states.gradients_sharded or (states.optimizer_sharded and updates):
         rests = share if cut or again or updates else at.done // shards
         yield AccountRow("gradients", "shards in the compute format", rests * each, BY_DEEPSPEED, offload.gradients)
-        yield AccountRow("gradients", "of blocks that go back, and the root's", at.begun * each, BY_DEEPSPEED)
     else:
-        sums = max(at.done + at.begun, elements * again)
-        yield AccountRow("gradients", "in the compute format", sums * each, BY_DEEPSPEED)
+        rests = max(filled, elements * again)
+        if states.optimizer_sharded and travels:
+            rests = max(rests - travels, share)
+        yield AccountRow("gradients", "in the compute format", rests * each, BY_DEEPSPEED)
     updated = updates * (min(share, SUB_GROUP) if cut else masters)
+    flat = states.optimizer_sharded * updated * (offload.optimizer == DEVICE)
+    yield AccountRow("gradients", "of the update, flat", flat * each, BY_DEEPSPEED)
     yield AccountRow("gradients", "of the update, in fp32", updated * fp32, BY_DEEPSPEED, offload.optimizer)
-    two = 2 if cut else 1  # overlapped, as is the default of stage 3
-    buckets = 0 if updates else two * min(REDUCE_BUCKET, elements) * each
-    yield AccountRow("buckets", "of gradients to reduce", buckets * states.optimizer_sharded, BY_DEEPSPEED)
+    bucket = REDUCE_BUCKET * (cut or (states.optimizer_sharded and not updates))
+    yield AccountRow("buckets", "of gradients to reduce", bucket * each, BY_DEEPSPEED)
+    yield AccountRow("buckets", "gradients on their way", travels * each, BY_DEEPSPEED)
     live = max(at.here + at.root, min(MOST_LIVE * each, at.left + at.root))
     yield AccountRow("gathered", "parameters in use or soon to be", runs * live, BY_DEEPSPEED)
     yield AccountRow("buckets", "parameters on their way", runs * min(PREFETCH_BUCKET, elements) * each, BY_DEEPSPEED)

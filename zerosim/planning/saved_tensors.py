@@ -9,7 +9,7 @@ nothing.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -37,8 +37,11 @@ WIDTHS: Mapping[str, Callable[[Transformer, int], int]] = {
     "router": lambda of, tokens: of.experts.router if of.experts else 0,
     "vocabulary": lambda of, tokens: of.vocabulary,
 }
-LAYERS = ("norm", "opening", "closing")  # those whose weights' gradients need what nothing else does
 WRITTEN_OUT = ("gelu_new", "gelu_fast")
+# The table's parts and weights by what a model's tensors are called; the weights of all others open a part.
+PARTS = {"attention": "attention", "ffn": "feed_forward"}
+WEIGHTS = {"ln": "norm", "ln_after": "norm", "ln_f": "norm", "q_norm": "inner", "k_norm": "inner", "q_a_norm": "inner",
+           "kv_a_norm": "inner", "projection": "closing", "down": "closing"}
 
 
 def _made_with_values(of: Transformer) -> int:
@@ -84,14 +87,14 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A tensor that a kind of layer keeps: a row of the table."""
+    """A tensor that a kind of layer keeps: a row of the table; `weight`, whose gradient alone reads it, or none."""
 
     layer: str
     name: str
     width: str
     format: str
     by: tuple[str, ...]
-    of: str = ""
+    weight: str
 
     def nbytes(self, of: Transformer, run: Forward) -> int:
         """Bytes that the tensor has in a pass."""
@@ -103,8 +106,7 @@ def table() -> Mapping[str, tuple[Saved, ...]]:
     """The tensors of each kind of layer, by its name."""
     read = tomllib.loads(files("zerosim.planning").joinpath("saved_tensors.toml").read_text("utf-8"))["layers"]
     return {layer: tuple(Saved(layer, name, row["width"], row["format"], tuple(row.get("by", KEEPERS)),
-                               row.get("of", ""))
-                         for name, row in rows.items()) for layer, rows in read.items()}
+                               row.get("weight", "")) for name, row in rows.items()) for layer, rows in read.items()}
 
 
 def parts(of: Transformer) -> dict[str, list[str]]:
@@ -131,22 +133,27 @@ def parts(of: Transformer) -> dict[str, list[str]]:
             "loss": ["loss", *["cap"] * ("logits" in of.caps)]}
 
 
-def trained_layers(tensors: Iterable[TensorShape]) -> frozenset[str]:
-    """The layers of a part with a weight that is trained: its norms, and its opening and closing linear layers."""
-    names = {tensor.name.removesuffix(".weight").split(".")[-1 - (".lora_" in tensor.name)]
-             for tensor in tensors if not (tensor.frozen or tensor.name.endswith(".bias"))}
-    return frozenset("norm" if name.startswith("ln") or name.endswith("norm") else
-                     "closing" if name in ("projection", "down") else "opening" for name in names)
+def weights_of(tensors: Iterable[TensorShape]) -> set[str]:
+    """The table's weights, each after its part, that are trained of a block's or the root's tensors.
+
+    >>> sorted(weights_of([TensorShape("ffn.down.weight", (8, 2)), TensorShape("ffn.up.weight", (2, 8), frozen=True)]))
+    ['feed_forward.closing']
+    """
+    found = set()
+    for words in (tensor.name.split(".") for tensor in tensors if not tensor.frozen):
+        weight = next((WEIGHTS[word] for word in words if word in WEIGHTS), "opening")
+        found.add(f"{PARTS.get(words[0], 'head')}.{weight}")
+    return found
 
 
-def saved(of: Transformer, part: str, by: str = EAGER, trained: Collection[str] = LAYERS) -> Iterator[Saved]:
-    """The tensors that a part of the model keeps, with these layers trained; `parts` has the parts' names."""
-    return (one for layer in parts(of)[part] for one in table()[layer]
-            if by in one.by and (not one.of or one.of in trained))
+def saved(of: Transformer, part: str, by: str = EAGER, trained: Container[str] | None = None) -> Iterator[Saved]:
+    """The tensors that a part of `parts` keeps, of all weights or of the ``trained`` ones that `weights_of` names."""
+    return (one for layer in parts(of)[part] for one in table()[layer] if by in one.by and (
+        trained is None or not one.weight or f"{part}.{one.weight}" in trained))
 
 
-def saved_nbytes(of: Transformer, part: str, run: Forward, trained: Collection[str] = LAYERS) -> int:
-    """Bytes that a part keeps, with these layers trained.
+def saved_nbytes(of: Transformer, part: str, run: Forward, trained: Container[str] | None = None) -> int:
+    """Bytes that a part keeps.
 
     >>> from zerosim.planning.shapes import PRESETS
     >>> block = PRESETS["llama-3-8b"]
