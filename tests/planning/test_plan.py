@@ -278,8 +278,7 @@ def test_the_largest_batch_sequence_and_model_fit_with_the_margin_and_one_more_d
     assert questions.largest_batch(replace(asked, margin=0.0)) > most
     assert questions.largest_sequence(plan_config("gpt2", ranks=8, runtime=runtime)) == 1024  # its learned positions
     pulled = replace(asked, stages=(3,), recompute=asked.recompute[-1:], options=StepOptions(overlap=True, prefetch=4))
-    if runtime == "zerosim":  # of FSDP2's program one block ahead is counted, whatever is asked
-        assert questions.largest_batch(pulled) < questions.largest_batch(replace(pulled, options=StepOptions()))
+    assert questions.largest_batch(pulled) < questions.largest_batch(replace(pulled, options=StepOptions()))
 
 
 def test_the_largest_number_of_parameters_is_of_the_optimizer_the_stage_and_the_convention():

@@ -22,7 +22,8 @@ OPTIONS = st.fixed_dictionaries({
     "batch": st.integers(1, 5), "sequence": st.integers(1, 4096), "micro_batches": st.integers(1, 3),
     "device": st.sampled_from(["h100-80", "a100-40", "mi300x"]), "compute": st.sampled_from(["bf16", "fp16"]),
     "loss_chunks": st.sampled_from([1, 8]), "compiled": st.booleans(), "margin": st.sampled_from([0.0, 0.1, 0.3]),
-    "tokens": st.just(10**9), "price": st.sampled_from([0, 2.5])})
+    "tokens": st.just(10**9), "price": st.sampled_from([0, 2.5])}).map(
+        lambda asked: asked | {"compiled": asked["compiled"] and asked["runtime"] != "megatron"})
 
 
 def by_kind(model, asked):

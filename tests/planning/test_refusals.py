@@ -228,6 +228,8 @@ def test_a_plan_that_cannot_be_made_is_refused():
         (gpt2(compute="fp8_e4m3"), "do not rest in 8 bits"),
         (gpt2(lora_rank=8, train_only="head"), "train_only='head' is without adapters and quantized weights, and lor"),
         (gpt2(train_only="head", runtime="zerosim"), "a model with frozen weights is of fsdp2 and deepspeed"),
+        (gpt2(compiled=True, runtime="megatron"), "compiled=True is of fsdp2 and deepspeed, and this is a plan of meg"),
+        (plan("deepseek-v2-lite", lora_rank=8), "has neither q and v nor qkv, which adapters are beside ... down, g"),
         (gpt2(optimizer=8), "take one of zs.optim's, as zs.optim.AdamW() is"),
         (gpt2(optimizer="adamw8"), "no optimizer is called 'adamw8'; choose one of adafactor, "),
         (gpt2(optimizer="adamw8bit", runtime="zerosim"), "optimizer=AdamW8bit is of fsdp2 and deepspeed, and th"),

@@ -208,7 +208,7 @@ class PlanConfig:
         options = self.options
         programs, engine = (FSDP2, DEEPSPEED, MEGATRON_CORE), (ZEROSIM,)
         for what, said, whose in (
-                (f"compiled={self.compiled}", self.compiled, programs),
+                (f"compiled={self.compiled}", self.compiled, programs[:2]),
                 (f"loss_chunks={self.loss_chunks}", self.loss_chunks > 1, programs),
                 ("a model with frozen weights", self.model.has_frozen, programs),
                 (f"optimizer={self.optimizer_name}", isinstance(self.optimizer, EightBit), programs[:2]),
