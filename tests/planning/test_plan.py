@@ -124,7 +124,7 @@ def test_the_verdict_says_of_each_row_that_it_names_what_the_table_says_and_name
         assert [one for one in found.rows if not one.has_margin] in ([], [row])
 
 
-@pytest.mark.parametrize("columns", [60, 80, 130, 200])
+@pytest.mark.parametrize("columns", [40, 60, 80, 130, 200])
 @pytest.mark.parametrize(("plan_of", "options"), [
     (zs.plan, {}), (engine_plan, {"attention": "unfused"}),
     (engine_plan, {"offload": "host", "ranks": 64, "nodes": 8})])
@@ -136,9 +136,10 @@ def test_the_columns_of_any_width_add_up_to_the_total_and_to_the_capacity(column
     parts = [name for name in names if name in KINDS or (name in sums and not {*sums[name]} & {*names})]
     shown = [dict(zip(names, line[1:], strict=True)) for line in plan_table.cells(found, names)]
     assert len(shown) == len(found.rows)
+    assert (columns > 40) == bool(parts)  # a narrow terminal has sums alone, and breaks no number
     for line in shown:
         gb = {name: float(line[name].replace(",", "")) for name in (*parts, "total", "spare")}
-        assert sum(gb[part] for part in parts) == pytest.approx(gb["total"], abs=0.04)
+        assert not parts or sum(gb[part] for part in parts) == pytest.approx(gb["total"], abs=0.04)
         assert gb["total"] + gb["spare"] == pytest.approx(found.rows[0].capacity_nbytes / 1e9, abs=0.02)
 
 
