@@ -267,7 +267,7 @@ def _traffic(job: Job) -> dict[str, tuple[Nbytes, Nbytes, Nbytes]]:
         across = nothing + chunk * (job.wire_dtype.itemsize + job.policy.reduce_dtype.itemsize)
         return {"gradients": (nothing, gradients, across), "parameters": (nothing, parameters, nothing),
                 "control": (agreed, control, nothing)}
-    secondary = _gathered_inside(job) if options.parts.hpz else nothing
+    secondary = _gathered_inside(job) if options.parts.hpz and job.states.parameters_sharded else nothing
     return {"gradients": _exchanged(job, options.parts.gradients) if options.parts.gradients else (
                 gradients, nothing, nothing),
             "parameters": (parameters, secondary, nothing), "control": (control + agreed, nothing, nothing)}
