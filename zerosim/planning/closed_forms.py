@@ -56,6 +56,11 @@ class ShardedStates:
     gradients_sharded: bool
     optimizer_sharded: bool
 
+    def cuts(self, kind: str) -> bool:
+        """True for a kind of memory that is cut: "parameter", "gradient", or one of the optimizer's."""
+        return {"parameter": self.parameters_sharded, "gradient": self.gradients_sharded}.get(
+            kind, self.optimizer_sharded)
+
     @property
     def gathers_after_update(self) -> bool:
         """True where each rank updates its part of parameters that are whole on all ranks."""
@@ -188,13 +193,11 @@ def resting_nbytes(job: Job) -> list[dict[str, int]]:
     updates. `slots` rest in the policy's format of state.
     Source: Rajbhandari et al. 2020, sections 3.1 and 5.
     """
-    policy, states = job.policy, job.states
-    nbytes = {
-        "parameter": policy.compute_dtype.itemsize * job.held(states.parameters_sharded),
-        "gradient": policy.accumulate_dtype.itemsize * job.held(states.gradients_sharded),
-        "master": 0 if job.parameter_is_master else policy.master_dtype.itemsize * job.held(states.optimizer_sharded),
-        "optimizer_state": job.slots * policy.state_dtype.itemsize * job.held(states.optimizer_sharded),
-    }
+    policy = job.policy
+    itemsizes = {"parameter": policy.compute_dtype.itemsize, "gradient": policy.accumulate_dtype.itemsize,
+                 "master": 0 if job.parameter_is_master else policy.master_dtype.itemsize,
+                 "optimizer_state": job.slots * policy.state_dtype.itemsize}
+    nbytes = {kind: each * job.held(job.states.cuts(kind)) for kind, each in itemsizes.items()}
     return [{kind: n for kind, n in nbytes.items() if n} for _ in range(job.ranks)]
 
 
