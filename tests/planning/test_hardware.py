@@ -73,7 +73,7 @@ def test_a_users_file_adds_devices_and_links(tmp_path):
     assert own.device("h200") == hardware.device("h200")
     path.write_text("")
     assert hardware.read(path) == hardware.presets()
-    assert hardware.parse("", "nothing").devices == {}
+    assert hardware.parse({}, "nothing").devices == {}
 
 
 def test_a_link_may_be_ideal_an_overhead_replaced_and_a_device_keeps_rates_of_its_own():

@@ -7,11 +7,9 @@ say (`closed_forms.ShardedStates`): parameters, gradients, and all that the opti
 """
 
 import math
-import tomllib
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from itertools import accumulate, pairwise
 
 from zerosim.numerics.checks import checked_count, did_you_mean
@@ -19,6 +17,7 @@ from zerosim.numerics.policy import Policy
 from zerosim.optim import Adam, Optimizer, state_nbytes
 from zerosim.planning.closed_forms import ShardedStates
 from zerosim.planning.cuts import padded_unit_lengths
+from zerosim.planning.facts import facts
 from zerosim.planning.shapes import ModelShape
 from zerosim.ranks.call import tensor_cut
 
@@ -108,8 +107,8 @@ class Convention:
                 "master": self.master * has_master}
 
 
-CONVENTIONS: Mapping[str, Convention] = {name: Convention(name, **row) for name, row in tomllib.loads(
-    files("zerosim.planning").joinpath("conventions.toml").read_text(encoding="utf-8")).items()}
+CONVENTIONS: Mapping[str, Convention] = {name: Convention(name, **row)
+                                        for name, row in facts("conventions").items()}
 
 
 def convention_of(convention: str | Convention | Policy) -> Convention:

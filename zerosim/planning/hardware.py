@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from fractions import Fraction
 from functools import lru_cache, partial
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +18,7 @@ import numpy as np
 
 from zerosim.numerics.checks import checked_count, count_fields, did_you_mean, is_number
 from zerosim.numerics.places import FROM_DISK, TO_DISK
+from zerosim.planning.facts import facts
 
 # The formats for which a device may have a rate, each peak and dense.
 RATED_FORMATS = ("fp32", "tf32", "bf16", "fp16", "fp8")
@@ -442,8 +442,7 @@ class Hardware:
 @lru_cache(maxsize=1)
 def presets() -> Hardware:
     """The devices and links that come along, each number with its source."""
-    text = files("zerosim.planning").joinpath("hardware.toml").read_text(encoding="utf-8")
-    return parse(text, "hardware.toml")
+    return parse(facts("hardware"), "hardware.toml")
 
 
 def read(path: str | Path | None) -> Hardware:
@@ -470,7 +469,11 @@ def read(path: str | Path | None) -> Hardware:
     except UnicodeDecodeError as error:
         raise ValueError(f"the hardware file {str(path)!r} is no UTF-8 text: {error.reason} at byte {error.start}; "
                          "save it as UTF-8") from None
-    own, known = parse(text, str(path)), presets()
+    try:
+        data = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # TOML's, one for too many digits, one for too deep nesting
+        raise ValueError(f"{path} is no TOML: {error}") from None
+    own, known = parse(data, str(path)), presets()
     for kind, names, taken in (("device", own.devices, known.devices), ("link", own.links, known.links)):
         for name in names:
             if name in taken:
@@ -478,12 +481,8 @@ def read(path: str | Path | None) -> Hardware:
     return Hardware({**known.devices, **own.devices}, {**known.links, **own.links})
 
 
-def parse(text: str, where: str) -> Hardware:
-    """The devices and links of a TOML text; `where` is its name in errors, which are those of `read`."""
-    try:
-        data = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # TOML's, one for too many digits, one for too deep nesting
-        raise ValueError(f"{where} is no TOML: {error}") from None
+def parse(data: Mapping[str, Any], where: str) -> Hardware:
+    """The devices and links of a TOML file's tables; `where` is its name in errors, which are those of `read`."""
     for key in data:
         if key not in {"device", "link"}:
             raise ValueError(f"{where}: no table {key!r} is known; write [device.NAME] or [link.NAME]")
@@ -551,9 +550,6 @@ def _plain(name: str) -> str:
 # -- the memory that a runtime takes for itself -----------------------------------------------------------------------
 
 
-MEGABYTE, GIGABYTE = 10**6, 10**9
-
-
 @dataclass(frozen=True, slots=True)
 class Overhead:
     """Bytes of a device's memory that a runtime takes for itself, between two numbers, as its source has it."""
@@ -563,18 +559,8 @@ class Overhead:
     source: str
 
 
-# Estimates, each for one GPU; a plan names those that it adds, and replaces them by measured ones. The first three are
-# those of Yan 2026 (The Burden of Memory), section 6; none of them is a vendor's specification.
-OVERHEADS: Mapping[str, Overhead] = {
-    "runtime context": Overhead(200 * MEGABYTE, GIGABYTE, "driver, firmware and kernels of a CUDA process, 200 MB to "
-                                "1 GB (Yan 2026); nvidia-smi shows it before any tensor"),
-    "allocator fragmentation": Overhead(2 * GIGABYTE, 5 * GIGABYTE, "what PyTorch's allocator reserves beyond what is "
-                                        "allocated, 2 to 5 GB in long runs of varied shapes (Yan 2026)"),
-    "communication channels": Overhead(500 * MEGABYTE, GIGABYTE, "NCCL's channels on 8 GPUs at 64 MB each, 0.5 to 1 GB "
-                                       "(Yan 2026); NCCL_BUFFSIZE is 4 MiB (NCCL, src/init.cc), sixteen times less"),
-    "matmul workspace": Overhead(4 * 2**20, 32 * 2**20, "cuBLAS 12 library documentation, cublasSetWorkspace: 4 MiB, "
-                                 "32 MiB on Hopper (2024)"),
-}
+# Estimates, each for one GPU; a plan names those that it adds, and replaces them by measured ones.
+OVERHEADS: Mapping[str, Overhead] = {name: Overhead(**row) for name, row in facts("overheads").items()}
 
 
 def overheads_nbytes(nbytes: Mapping[str, int] | None = None) -> dict[str, int]:

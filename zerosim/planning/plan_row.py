@@ -116,13 +116,6 @@ class PlanRow:
         return self.fits and self.spare_nbytes >= self.margin_nbytes
 
     @property
-    def least_seconds(self) -> float:
-        """A lower bound of the step's seconds, in which all that goes to host and disk, and back, is beside the rest.
-        """
-        here = self.step_seconds - self.host_transfer_seconds - self.disk_transfer_seconds
-        return max(here, self.host_transfer_seconds / 2, self.disk_transfer_seconds / 2)  # both ways at once
-
-    @property
     def step_seconds(self) -> float:
         """Arithmetic, what is exposed of the communication, the update, and what goes to host and disk, and back."""
         return (self.compute_seconds + self.exposed_communication_seconds + self.update_seconds
