@@ -30,17 +30,17 @@ from zerosim.planning import (
     Transformer,
     activations,
     ceil_cut,
+    closed_forms,
     conventions,
     cost,
+    cuts,
     estimate_nbytes,
     flops,
     frozen,
-    gathers_by_unit,
     hardware,
     lora,
     model_of_parameters,
     model_shape,
-    padded_unit_lengths,
     recording,
     replay,
     sent,
@@ -48,7 +48,6 @@ from zerosim.planning import (
     states_nbytes,
     step_activations,
     timeline,
-    unit_cuts,
 )
 from zerosim.planning import step_events as steps
 from zerosim.ranks import Transfer, TransferWait
@@ -85,9 +84,9 @@ def config(fields):
 
 def test_a_layout_a_collective_or_a_network_that_cannot_be_is_refused():
     refuses([
-        (partial(padded_unit_lengths, (4, -3), 2), "unit_lengths[1] must be at least 0, got -3"),
-        (partial(padded_unit_lengths, (), 2), "unit_lengths is empty; ... has at least one unit, e.g. unit_lengths=(1"),
-        (partial(unit_cuts, (4,), 2, "per-unit"), "no layout is called 'per-unit'; ...; did you mean 'per_unit'?"),
+        (partial(cuts.padded_unit_lengths, (4, -3), 2), "unit_lengths[1] must be at least 0, got -3"),
+        (partial(cuts.padded_unit_lengths, (), 2), "unit_lengths is empty; ... at least one unit, e.g. unit_lengths=("),
+        (partial(cuts.unit_cuts, (4,), 2, "per-unit"), "no layout is called 'per-unit'; ...; did you mean 'per_unit'?"),
         (partial(Job, (7.5e9,), 2, STAGES[1]), "[0] must be a whole number, got 7500000000.0; write unit_lengths[0]="),
         *((partial(Job, (4,), 2, STAGES[stage], policy=zs.Policy("fp16", wire=wire), options=StepOptions(
             reduction="micro_batch")), "reduction='micro_batch' is of sharded gradients, which travel as they are")
@@ -242,10 +241,10 @@ def test_a_plan_that_cannot_be_made_is_refused():
 # Calls of which each count is made wrong in turn: what else they take, and the least of each.
 COUNTED = [
     (ceil_cut, {}, {"length": 0, "ranks": 1}),
-    (padded_unit_lengths, {"unit_lengths": (4,)}, {"ranks": 1}),
+    (cuts.padded_unit_lengths, {"unit_lengths": (4,)}, {"ranks": 1}),
     (Job, {"unit_lengths": (2, 2), "states": STAGES[1]},
      {"ranks": 1, "micro_batches": 1, "recompute_units": 1, "slots": 0, "normed_tensors": 0}),
-    (gathers_by_unit, {}, {"unit_count": 1, "recompute_units": 1}),
+    (closed_forms.gathers_by_unit, {}, {"unit_count": 1, "recompute_units": 1}),
     (partial(sent, "broadcast", "tree", (0, 4)), {}, {"itemsize": 1}),
     (Network, {"inside": PCIE, "between": ETHERNET}, {"ranks_per_node": 1}),
     (hardware.network_of, {"inside": PCIE}, {"ranks": 1, "nodes": 1}),
