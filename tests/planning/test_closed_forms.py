@@ -68,8 +68,8 @@ def jobs(draw):
     formats = st.sampled_from([None, "fp32", "fp16", "bf16"])
     policy = Policy(draw(st.sampled_from(["fp32", "fp16", "bf16"])), draw(formats), draw(formats))
     return Job(draw(UNITS), draw(WORLDS), draw(st.sampled_from([*STAGES.values()])),
-               draw(st.sampled_from(cuts.LAYOUTS)), policy, slots=draw(st.integers(0, 3)), micro_batches=draw(st.integers(1, 4)),
-               recompute_units=draw(st.none() | st.integers(1, 4)))
+               draw(st.sampled_from(cuts.LAYOUTS)), policy, slots=draw(st.integers(0, 3)),
+               micro_batches=draw(st.integers(1, 4)), recompute_units=draw(st.none() | st.integers(1, 4)))
 
 
 def held(job):
