@@ -141,8 +141,7 @@ def test_a_machine_or_a_part_of_it_that_cannot_be_is_refused():
 
 def test_a_block_or_a_model_that_cannot_be_or_is_not_counted_is_refused():
     refuses([
-        (partial(Block, 1, 1, 4, 3), "a block of 4 channels was asked for 3 heads; ... that divides the channels"),
-        (partial(Block, 1, 2, 6, 3, query_channels=7), "a block of 7 channels was asked for 3 heads"),
+        (partial(Block, 1, 1, 4, 3), "of 4 channels was asked for 3 heads, which do not divide them; take a number of"),
         (partial(quantities.layer_nbytes, Block(1, 1, 2, 1, itemsize=4)), "has elements of 4 bytes"),
         (partial(quantities.layer_nbytes, PLAIN, tensor_parallel=2), "asked for 3 heads; take ranks that"),
         (partial(quantities.layer_nbytes, PLAIN, sequence_parallel=True), "take tensor_parallel=2 or more"),
@@ -248,8 +247,7 @@ COUNTED = [
     (partial(sent, "broadcast", "tree", (0, 4)), {}, {"itemsize": 1}),
     (Network, {"inside": PCIE, "between": ETHERNET}, {"ranks_per_node": 1}),
     (hardware.network_of, {"inside": PCIE}, {"ranks": 1, "nodes": 1}),
-    (Block, {}, {"batch": 1, "tokens": 1, "channels": 1, "heads": 1, "itemsize": 1, "query_channels": 0,
-                 "key_channels": 0, "feed_forward": 0}),
+    (Block, {}, {"batch": 1, "tokens": 1, "channels": 1, "heads": 1, "itemsize": 1}),
     (step_activations.snapshots, {"block": PLAIN}, {"blocks": 1, "vocabulary": 1, "parts_per_unit": 1}),
     *((of, {"block": PLAIN}, {name: 1}) for of, name in (
         (activations.peak_nbytes, "blocks"), (activations.best_segment, "blocks"), (flops.recomputed, "blocks"),

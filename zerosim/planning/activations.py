@@ -27,7 +27,7 @@ from fractions import Fraction
 
 from zerosim.models.transformer import Transformer
 from zerosim.models.units import Recompute
-from zerosim.numerics.checks import LINEAR_LAYERS, checked_count, count_fields
+from zerosim.numerics.checks import checked_count, count_fields
 
 FP32_NBYTES = 4
 
@@ -36,16 +36,10 @@ FP32_NBYTES = 4
 class Block:
     """One transformer block and the batch that it sees: B sequences of L tokens, d channels in H heads.
 
-    `itemsize` is the bytes of an element at rest. The next are 0 in a plain block, and are then d, d and 4d: channels
-    of all queries, of all keys, and of the feed-forward network's inside, which may be `gated`.
-    `rms`: RMSNorm, with one number of each token, not LayerNorm's two, and rotary positions, as Llamas have both.
-    `head_norms`: of each head's query and key too. `biases` are the linear layers that have one, of "qkv", "projection"
-    and "feed_forward"; None: all with LayerNorm, none with RMSNorm. `value_channels` 0 are as many as of keys,
-    `opening_weights` 0 those of linear layers from d to all three; latent attention has others, and `latent_channels`
-    between. `inner_norms` 0 are those of head_norms, each a number of a token. `router` are the numbers that a token's
-    route is chosen by; `feed_forward` is then the inside of all experts that it passes. `norms` and `parallel` are a
-    Transformer's.
-    Raises ValueError for counts below one, and for heads that do not divide the channels of the queries.
+    `itemsize` is the bytes of an element at rest. `sizes` are those of a model of such blocks, by default plain ones,
+    GPT-2's; their feed-forward network is as wide as all experts that a token passes. RMSNorm comes with rotary
+    positions, as Llamas have both. Raises ValueError for counts below one, and for heads that do not divide the
+    channels.
     """
 
     batch: int
@@ -53,32 +47,11 @@ class Block:
     channels: int
     heads: int
     itemsize: int = 2
-    query_channels: int = 0
-    key_channels: int = 0
-    feed_forward: int = 0
-    gated: bool = False
-    rms: bool = False
-    head_norms: bool = False
-    biases: tuple[str, ...] | None = None
-    value_channels: int = 0
-    opening_weights: int = 0
-    latent_channels: int = 0
-    router: int = 0
-    norms: str = "before"
-    parallel: bool = False
-    inner_norms: int = 0
+    sizes: Transformer = None  # type: ignore[assignment]  # always there once it is made
 
     def __post_init__(self) -> None:
-        count_fields(self, batch=1, tokens=1, channels=1, heads=1, itemsize=1, value_channels=0,
-                     opening_weights=0, latent_channels=0, router=0, inner_norms=0)
-        plain = {"query_channels": self.channels, "key_channels": self.channels, "feed_forward": 4 * self.channels}
-        for name, value in plain.items():
-            object.__setattr__(self, name, checked_count(name, getattr(self, name), 0) or value)
-        if self.biases is None:
-            object.__setattr__(self, "biases", () if self.rms else LINEAR_LAYERS)
-        if self.query_channels % self.heads:
-            raise ValueError(f"a block of {self.query_channels} channels was asked for {self.heads} heads; each head "
-                             "has as many channels as the others, so take a number of heads that divides the channels")
+        count_fields(self, batch=1, tokens=1, channels=1, heads=1, itemsize=1)
+        object.__setattr__(self, "sizes", self.sizes or Transformer(self.channels, 1, self.heads, 1))
 
     @classmethod
     def kinds(cls, model: Transformer, batch: int, tokens: int, itemsize: int = 2) -> Counter[Block]:
@@ -90,30 +63,23 @@ class Block:
             raise ValueError("what a block keeps and computes is counted for decoders alone, and this model has "
                              f"{model.encoder_blocks} blocks of encoder beside {model.blocks} of decoder; its states "
                              "and its traffic are counted")
-        latent = model.latent
-        plain = cls(batch, tokens, model.channels, model.heads, itemsize, query_channels=model.query_channels,
-                    key_channels=model.key_channels, feed_forward=model.feed_forward, gated=model.gated,
-                    rms=not model.layer_norm, head_norms=model.head_norms or model.joint_norms, biases=model.biases,
-                    norms=model.norms, parallel=model.parallel,
-                    inner_norms=0 if model.head_norms else len(model.normed_widths))
-        if latent is not None:
-            plain = replace(plain, value_channels=model.value_channels, latent_channels=(
-                latent.query_rank + latent.key_value_rank + latent.rotary),
-                opening_weights=sum(map(math.prod, model.opening.values())))
-        found = Counter(model.experts_of(place) for place in range(model.blocks))
-        return Counter({plain if one is None else replace(plain, feed_forward=one.active, router=one.router): count
-                        for one, count in found.items()})
+        found = Counter(map(model.experts_of, range(model.blocks)))
+        return Counter({cls(batch, tokens, model.channels, model.heads, itemsize, replace(
+            model, experts=experts, feed_forward=experts.active if experts else model.feed_forward)): count
+            for experts, count in found.items()})
 
     @classmethod
     def of(cls, model: Transformer, batch: int, tokens: int, itemsize: int = 2) -> Block:
         """The widest block of a transformer; raises ValueError as `kinds` does."""
-        return max(cls.kinds(model, batch, tokens, itemsize), key=lambda block: block.feed_forward)
+        return max(cls.kinds(model, batch, tokens, itemsize), key=lambda block: block.sizes.feed_forward)
 
     @property
     def is_plain(self) -> bool:
         """True where queries, keys and values have d channels each, the feed-forward network 4d and no gate, and norms
         are LayerNorms before the parts, which follow each other."""
-        return self == Block(self.batch, self.tokens, self.channels, self.heads, self.itemsize, biases=self.biases)
+        of, d = self.sizes, self.channels
+        return of.layer_norm and of.norms == "before" and not (of.gated or of.parallel or of.normed_widths) and (
+            of.query_channels, of.key_channels, of.value_channels, of.feed_forward, self.router) == (d, d, d, 4 * d, 0)
 
     @property
     def positions(self) -> int:
@@ -126,34 +92,46 @@ class Block:
         return self.positions * self.channels
 
     @property
-    def key_value_heads(self) -> int:
-        """Heads of keys, and of values."""
-        return self.heads * self.key_channels // self.query_channels
-
-    @property
     def norm_statistics(self) -> int:
         """Numbers of fp32 that a norm keeps of all tokens: mean and 1/σ, or RMSNorm's one."""
-        return (2 - self.rms) * self.positions
+        return (1 + self.sizes.layer_norm) * self.positions
 
     @property
     def norms_of_parts(self) -> tuple[int, int]:
         """The norms of attention and of the feed-forward network."""
-        return {"around": (2, 2), "shared": (1, 0)}.get(self.norms, (1, 1))
+        return {"around": (2, 2), "shared": (1, 0)}.get(self.sizes.norms, (1, 1))
 
     @property
     def normed_outputs(self) -> tuple[int, int]:
         """Of attention and network 1 where a norm reads what it gives, or the sum that it ends in, and keeps it."""
-        return {"after": (1, 1), "around": (1, 1), "last": (0, 1)}.get(self.norms, (0, 0))
+        return {"after": (1, 1), "around": (1, 1), "last": (0, 1)}.get(self.sizes.norms, (0, 0))
+
+    @property
+    def head_norms(self) -> bool:
+        """True where queries and keys have norms, head by head or all together."""
+        return self.sizes.head_norms or self.sizes.joint_norms
+
+    @property
+    def inner_norms(self) -> int:
+        """Norms of a token inside of attention, each of which keeps a number."""
+        of = self.sizes
+        return of.heads + of.key_value_heads if of.head_norms else len(of.normed_widths)
 
     @property
     def made_channels(self) -> int:
         """Channels of all queries, keys and values together."""
-        return self.query_channels + self.key_channels + (self.value_channels or self.key_channels)
+        return self.sizes.query_channels + self.sizes.key_channels + self.sizes.value_channels
 
     @property
-    def output_channels(self) -> int:
-        """Channels of the attention's output: a value for each head of queries."""
-        return (self.value_channels or self.key_channels) * self.heads // self.key_value_heads
+    def latent_channels(self) -> int:
+        """Channels of latent attention's latents."""
+        latent = self.sizes.latent
+        return 0 if latent is None else latent.query_rank + latent.key_value_rank + latent.rotary
+
+    @property
+    def router(self) -> int:
+        """Numbers that a token's route is chosen by."""
+        return 0 if self.sizes.experts is None else self.sizes.experts.router
 
     @property
     def square(self) -> int:
@@ -169,17 +147,16 @@ ELEMENTS: Mapping[str, Callable[[Block], int]] = {
     "LayerNorm 1 input": lambda block: block.stream,
     "QKV": lambda block: block.positions * (block.made_channels + block.latent_channels),
     "probabilities": lambda block: block.square,
-    "attention output": lambda block: block.positions * block.output_channels,
+    "attention output": lambda block: block.positions * block.sizes.attention_channels,
     "normed attention": lambda block: block.normed_outputs[0] * block.stream,
-    "LayerNorm 2 input": lambda block: block.stream * (not block.parallel),
-    "pre-GELU": lambda block: (1 + block.gated) * block.positions * block.feed_forward,  # gated: the other factor too
-    "post-GELU": lambda block: block.positions * block.feed_forward,
+    "LayerNorm 2 input": lambda block: block.stream * (not block.sizes.parallel),
+    "pre-GELU": lambda block: (1 + block.sizes.gated) * block.positions * block.sizes.feed_forward,  # both factors
+    "post-GELU": lambda block: block.positions * block.sizes.feed_forward,
     "normed network": lambda block: block.normed_outputs[1] * block.stream,
 }
 STATISTICS: Mapping[str, Callable[[Block], int]] = {
     "LayerNorm 1 statistics": lambda block: block.norms_of_parts[0] * block.norm_statistics,
-    "head norm statistics": lambda block: block.positions * (
-        block.inner_norms or block.head_norms * (block.heads + block.key_value_heads)),
+    "head norm statistics": lambda block: block.positions * block.inner_norms,
     "LayerNorm 2 statistics": lambda block: block.norms_of_parts[1] * block.norm_statistics,
     "log-sum-exp": lambda block: block.positions * block.heads,
 }
@@ -306,9 +283,10 @@ def logits_nbytes(block: Block, vocabulary: int, *, fp32_copy: bool = True) -> i
 def refuse_unless_plain(block: Block, what: str, instead: str) -> None:
     """Raises ValueError for a block with grouped queries, a gate or another inside than 4d."""
     if not block.is_plain:
-        found = f"{block.query_channels}, {block.key_channels} and {'a gated' if block.gated else 'a'} network of"
+        of = block.sizes
+        found = f"{of.query_channels}, {of.key_channels} and {'a gated' if of.gated else 'a'} network of"
         raise ValueError(f"{what} is of blocks with {block.channels} channels of queries and of keys and a feed-"
-                         f"forward network of {4 * block.channels}; this one has {found} {block.feed_forward}; "
+                         f"forward network of {4 * block.channels}; this one has {found} {of.feed_forward}; "
                          f"{instead}")
 
 
