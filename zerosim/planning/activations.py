@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 from zerosim.models.transformer import Transformer
 from zerosim.models.units import Recompute
@@ -47,11 +48,12 @@ class Block:
     channels: int
     heads: int
     itemsize: int = 2
-    sizes: Transformer = None  # type: ignore[assignment]  # always there once it is made
+    sizes: Transformer = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         count_fields(self, batch=1, tokens=1, channels=1, heads=1, itemsize=1)
-        object.__setattr__(self, "sizes", self.sizes or Transformer(self.channels, 1, self.heads, 1))
+        given: Any = self.sizes
+        object.__setattr__(self, "sizes", given or Transformer(self.channels, 1, self.heads, 1))
 
     @classmethod
     def kinds(cls, model: Transformer, batch: int, tokens: int, itemsize: int = 2) -> Counter[Block]:
