@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -104,31 +104,14 @@ class Block:
         return {"around": (2, 2), "shared": (1, 0)}.get(self.sizes.norms, (1, 1))
 
     @property
-    def normed_outputs(self) -> tuple[int, int]:
-        """Of attention and network 1 where a norm reads what it gives, or the sum that it ends in, and keeps it."""
-        return {"after": (1, 1), "around": (1, 1), "last": (0, 1)}.get(self.sizes.norms, (0, 0))
-
-    @property
     def head_norms(self) -> bool:
         """True where queries and keys have norms, head by head or all together."""
         return self.sizes.head_norms or self.sizes.joint_norms
 
     @property
-    def inner_norms(self) -> int:
-        """Norms of a token inside of attention, each of which keeps a number."""
-        of = self.sizes
-        return of.heads + of.key_value_heads if of.head_norms else len(of.normed_widths)
-
-    @property
     def made_channels(self) -> int:
         """Channels of all queries, keys and values together."""
         return self.sizes.query_channels + self.sizes.key_channels + self.sizes.value_channels
-
-    @property
-    def latent_channels(self) -> int:
-        """Channels of latent attention's latents."""
-        latent = self.sizes.latent
-        return 0 if latent is None else latent.query_rank + latent.key_value_rank + latent.rotary
 
     @property
     def router(self) -> int:
@@ -143,26 +126,6 @@ class Block:
 
 # The published example: d = 4096, H = 32, L = 2048, B = 4 in 16 bit.
 EXAMPLE = Block(batch=4, tokens=2048, channels=4096, heads=32)
-
-# What each tensor of a block holds: elements in the compute format, or numbers in fp32.
-ELEMENTS: Mapping[str, Callable[[Block], int]] = {
-    "LayerNorm 1 input": lambda block: block.stream,
-    "QKV": lambda block: block.positions * (block.made_channels + block.latent_channels),
-    "probabilities": lambda block: block.square,
-    "attention output": lambda block: block.positions * block.sizes.attention_channels,
-    "normed attention": lambda block: block.normed_outputs[0] * block.stream,
-    "LayerNorm 2 input": lambda block: block.stream * (not block.sizes.parallel),
-    "pre-GELU": lambda block: (1 + block.sizes.gated) * block.positions * block.sizes.feed_forward,  # both factors
-    "post-GELU": lambda block: block.positions * block.sizes.feed_forward,
-    "normed network": lambda block: block.normed_outputs[1] * block.stream,
-}
-STATISTICS: Mapping[str, Callable[[Block], int]] = {
-    "LayerNorm 1 statistics": lambda block: block.norms_of_parts[0] * block.norm_statistics,
-    "head norm statistics": lambda block: block.positions * block.inner_norms,
-    "LayerNorm 2 statistics": lambda block: block.norms_of_parts[1] * block.norm_statistics,
-    "log-sum-exp": lambda block: block.positions * block.heads,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Inside:
@@ -214,8 +177,9 @@ def tensors(block: Block, policy: str = "none") -> dict[str, Kept]:
 
     Raises ValueError for a text that names no policy.
     """
-    every = {name: total(block, [name]) for name in INSIDE[Recompute.parse(policy).inside].kept}
-    return {name: kept for name, kept in every.items() if kept.nbytes}  # norms of heads few models have
+    every = every_tensor(block)
+    kept = {name: every[name] for name in INSIDE[Recompute.parse(policy).inside].kept}
+    return {name: held for name, held in kept.items() if held.nbytes}  # norms of heads few models have
 
 
 def kept(block: Block, policy: str = "none") -> Kept:
@@ -294,6 +258,25 @@ def refuse_unless_plain(block: Block, what: str, instead: str) -> None:
 
 def total(block: Block, names: Iterable[str]) -> Kept:
     """The elements and the numbers of fp32 that these tensors of a block hold."""
-    parts = [Kept(ELEMENTS[name](block), 0, block.itemsize) if name in ELEMENTS else
-             Kept(0, STATISTICS[name](block), block.itemsize) for name in names]
-    return sum(parts, Kept(0, 0, block.itemsize))
+    every = every_tensor(block)
+    return sum((every[name] for name in names), Kept(0, 0, block.itemsize))
+
+
+def every_tensor(block: Block) -> dict[str, Kept]:
+    """All tensors of a block that some policy keeps: elements in the compute format, or numbers in fp32.
+
+    Norms behind a part keep what they read, the part's output or, "last", the sum that it ends in.
+    """
+    of, bl, stream = block.sizes, block.positions, block.stream
+    latents = 0 if of.latent is None else of.latent.query_rank + of.latent.key_value_rank + of.latent.rotary
+    inner = of.heads + of.key_value_heads if of.head_norms else len(of.normed_widths)
+    first, second = block.norms_of_parts
+    elements = {
+        "LayerNorm 1 input": stream, "QKV": bl * (block.made_channels + latents), "probabilities": block.square,
+        "attention output": bl * of.attention_channels, "normed attention": stream * (of.norms in ("after", "around")),
+        "LayerNorm 2 input": stream * (not of.parallel), "pre-GELU": (1 + of.gated) * bl * of.feed_forward,
+        "post-GELU": bl * of.feed_forward, "normed network": stream * (of.norms in ("after", "around", "last"))}
+    statistics = {"LayerNorm 1 statistics": first * block.norm_statistics, "head norm statistics": bl * inner,
+                  "LayerNorm 2 statistics": second * block.norm_statistics, "log-sum-exp": bl * of.heads}
+    return {**{name: Kept(count, 0, block.itemsize) for name, count in elements.items()},
+            **{name: Kept(0, count, block.itemsize) for name, count in statistics.items()}}
