@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
-from tests.planning.naive_replay import of_a_card
+from tests.planning.naive_replay import link_of, of_a_card
 from tests.planning.recorded_runs import FAST, SLOW, program_of, traces_of
 from tests.ranks import asking
 from tests.ranks.data import normals
@@ -161,7 +161,7 @@ def test_the_slowest_hop_of_each_step_decides_on_one_kind_of_link_or_two(drawn, 
         seconds = []
         for messages in steps.values():
             parts = of_a_card([one[:2] for one in messages], range(len(cut) - 1), network.ranks_per_node)
-            seconds.append(max(network.link(source, to).seconds(float(nbytes * part))
+            seconds.append(max(link_of(network, source, to).seconds(float(nbytes * part))
                                for (source, to, nbytes), part in zip(messages, parts, strict=True)))
         found = cost.cost(*key, cut, itemsize, network, root=root)
         assert found.seconds == pytest.approx(sum(seconds), rel=1e-12)

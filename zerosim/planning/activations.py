@@ -246,16 +246,6 @@ def logits_nbytes(block: Block, vocabulary: int, *, fp32_copy: bool = True) -> i
     return elements * (block.itemsize + copy) + block.positions * FP32_NBYTES
 
 
-def refuse_unless_plain(block: Block, what: str, instead: str) -> None:
-    """Raises ValueError for a block with grouped queries, a gate or another inside than 4d."""
-    if not block.is_plain:
-        of = block.sizes
-        found = f"{of.query_channels}, {of.key_channels} and {'a gated' if of.gated else 'a'} network of"
-        raise ValueError(f"{what} is of blocks with {block.channels} channels of queries and of keys and a feed-"
-                         f"forward network of {4 * block.channels}; this one has {found} {of.feed_forward}; "
-                         f"{instead}")
-
-
 def total(block: Block, names: Iterable[str]) -> Kept:
     """The elements and the numbers of fp32 that these tensors of a block hold."""
     every = every_tensor(block)

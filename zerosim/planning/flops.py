@@ -20,7 +20,7 @@ from math import prod
 from zerosim.models.transformer import Transformer
 from zerosim.models.units import Recompute
 from zerosim.numerics.checks import checked_count
-from zerosim.planning.activations import Block, refuse_unless_plain, tensors
+from zerosim.planning.activations import Block, tensors
 
 # Operations per element, a transcendental function counted as one. What layers note is held to these.
 LAYERNORM_STATISTICS = 5        # the sum by a product with ones 2, the deviation 1, the sum of its squares 2
@@ -179,7 +179,12 @@ def savings(block: Block) -> list[Saving]:
 
     Raises ValueError for a block that is not plain. Source of the idea: Korthikanti et al. 2022, section 5.
     """
-    refuse_unless_plain(block, "the ranking of tensors to make again", "take recomputed")
+    if not block.is_plain:
+        of, width = block.sizes, block.channels
+        raise ValueError(f"the ranking of tensors to make again is of blocks with {width} channels of queries and of "
+                         f"keys and a feed-forward network of {4 * width}; this one has {of.query_channels}, "
+                         f"{of.key_channels} and {'a gated' if of.gated else 'a'} network of {of.feed_forward}; take "
+                         "recomputed")
     done, nbytes = forward(block), {name: held.nbytes for name, held in tensors(block).items()}
     nbytes["LayerNorm statistics"] = nbytes["LayerNorm 1 statistics"] + nbytes["LayerNorm 2 statistics"]
     rows = [Saving(name, nbytes[name], sum(done[step] for step in steps) or 2 * LAYERNORM_STATISTICS * block.stream,

@@ -208,12 +208,6 @@ class Network:
         return (np.where(crosses, np.where(here, cards[start], cards[end]), 1),
                 np.where(crosses, np.where(here, leaving[start], entering[end]), 1))
 
-    def link(self, source: int, destination: int) -> Link:
-        """The link between two ranks; raises ValueError for a negative rank, and for a rank and itself."""
-        if min(source, destination) < 0 or source == destination:
-            raise ValueError(f"a link joins two ranks, numbered from 0, got {source} and {destination}")
-        return self.between if self.between is not None and self.crosses(source, destination) else self.inside
-
 
 def network_of(ranks: int, nodes: int, inside: Link, between: Link | None = None,
                cards_per_rank: float = 1) -> Network:
