@@ -541,7 +541,7 @@ def replayed(stage: int, overlap: bool, recompute: str) -> Parts:
                                      slow_ranks=slow)}.items():
         line = timeline.replay(recording, machine)
         curve = timeline.memory(line, 0)
-        found[name] = [float(line.step_seconds), float(line.exposed_seconds), line.flops(),
+        found[name] = [float(line.step_seconds), float(line.exposed_seconds),
                        [list(map(float, (usage.compute_seconds, usage.communication_seconds, usage.exposed_seconds,
                                          usage.waited_seconds))) for usage in line.usage]]
         found[f"{name} memory"] = [curve.seconds, curve.nbytes]

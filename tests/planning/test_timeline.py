@@ -78,7 +78,6 @@ def check(traces, machine):
         check_rank(found, rank, trace)
     check_critical_path(found)
     check_chrome_trace(found, traces)
-    assert found.flops() == sum(row.flops for trace in traces for row in trace.rows if type(row).__name__ == "Compute")
     again = recordings.from_plain(json.loads(json.dumps(recordings.to_plain(recording))))
     assert again == recording
     assert hash(again) == hash(recording)
@@ -104,7 +103,6 @@ def check_rank(found, rank, trace):
         assert all(one.end_seconds <= other.start_seconds for one, other in pairwise(of_stream))
         assert all(0 <= event.start_seconds <= event.end_seconds for event in of_stream)
     busy = {stream: sum(event.seconds for event in of_stream) for stream, of_stream in events.items()}
-    assert usage.idle_seconds == near({stream: found.step_seconds - seconds for stream, seconds in busy.items()})
     assert usage.compute_seconds == near(busy.pop(timeline.COMPUTATION))
     assert usage.communication_seconds == near(busy.pop(timeline.COMMUNICATION))
     assert usage.offload_seconds == near(sum(busy.values()))
@@ -347,38 +345,7 @@ def test_no_rank_of_any_algorithm_ends_later_than_its_cost_and_on_one_kind_of_li
                 assert network.between or found == pytest.approx(expected, rel=1e-12), (row, ranks)
 
 
-def test_a_calls_messages_are_shown_with_their_times():
-    recording = recorded(2, lambda rank: asking.ask(rank, "all_reduce", "ring", np.zeros(5, np.float32), (0, 3, 5)))
-    found = [(hop.source, hop.destination, hop.start_seconds, hop.end_seconds)
-             for hop in replay(recording, MACHINE).hops(0)]
-    long, short = 1.012e-6, 1.008e-6
-    # Rank 1 sends rank 0's long chunk first, rank 0 the short one; then each passes on what it has.
-    assert [hop[:2] for hop in found] == [(0, 1), (1, 0)] * 2
-    assert [time for hop in found for time in hop[2:]] == near([0, short, 0, long, long, 2 * long, long, long + short])
-    assert recording.calls[0].shape.nbytes == 20
-    gathered = replay(recorded(3, lambda rank: rank.gather(np.zeros(1, np.float32))), MACHINE).hops(0)
-    brief = 1.004e-6  # the root takes one after the other: the second starts when both its ends are ready
-    assert [(hop.start_seconds, hop.end_seconds) for hop in gathered] == [near((0, brief)), near((brief, 2 * brief))]
-
-
 # -- what a timeline comes to ----------------------------------------------------------------------------------------
-
-
-def test_model_flops_utilization_counts_what_the_model_needs_and_not_what_is_computed_again():
-    def run(recompute):
-        def program(rank):
-            engine = zs.Engine(rank, zs.models.MLP((8,) * 5, seed=1), zs.optim.SGD(lr=0.1), stage=2,
-                               recompute=recompute)
-            engine.step([(np.ones((2, 8)), np.ones((2, 8)))])
-        return replay(recorded(2, program), replace(MACHINE, efficiency=0.4))
-
-    plain, again = run("none"), run("segment(2)")
-    assert again.flops() > plain.flops() == plain.flops(recomputed=False) == again.flops(recomputed=False)
-    for found in (plain, again):
-        peak = 2 * 1e9 * found.step_seconds
-        assert found.model_flops_utilization() == pytest.approx(plain.flops() / peak)
-        assert found.model_flops_utilization(12345) == pytest.approx(12345 / peak)
-    assert replay(recorded(1, lambda rank: None), MACHINE).model_flops_utilization() == 0
 
 
 def test_memory_changes_when_the_program_comes_to_the_change():

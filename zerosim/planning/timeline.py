@@ -37,15 +37,11 @@ from zerosim.planning.streams import (
     Lane,
     StreamPart,
     Streams,
-    TimedHop,
 )
 
 __all__ = ["COMMUNICATION", "COMPUTATION", "Lane", "Machine", "MemoryCurve", "PathEvent", "SlowLink", "SlowRank",
            "Timeline", "TimelineEvent", "Usage", "chrome_trace", "critical_path", "memory", "replay",
            "save_chrome_trace"]
-
-RECOMPUTE = "recompute"  # the name of spans in which forward is run a second time
-
 
 @dataclass(frozen=True, slots=True)
 class TimelineEvent:
@@ -81,8 +77,7 @@ class Usage:
     ``communication_seconds`` are those in which its communication stream was busy, of which ``exposed_seconds`` while
     its program stood still for it, and the others, hidden, beside arithmetic or transfers; ``waited_seconds``, of them
     too, until all that took part had come. ``offload_seconds`` are those of transfers to the host and back, both ways
-    added up, ``exposed_offload_seconds`` those in which the program stood still for one. ``idle_seconds`` are those of
-    the whole step in which a stream did nothing.
+    added up, ``exposed_offload_seconds`` those in which the program stood still for one.
     """
 
     compute_seconds: float
@@ -91,7 +86,6 @@ class Usage:
     waited_seconds: float
     offload_seconds: float
     exposed_offload_seconds: float
-    idle_seconds: Mapping[str, float]
 
 
 def replay(recording: Recording, machine: Machine) -> "Timeline":
@@ -144,8 +138,7 @@ class Timeline:
         busy[COMPUTATION] = lane.end - sum(stood.values())
         waited = sum(part.joined - part.begun for part in lane.streams[COMMUNICATION])
         moved, stood_for_host = (sum(of.get(way, 0) for way in DIRECTIONS) for of in (busy, stood))
-        return Usage(busy[COMPUTATION], busy[COMMUNICATION], stood[COMMUNICATION], waited, moved, stood_for_host,
-                     {stream: self.step_seconds - seconds for stream, seconds in busy.items()})
+        return Usage(busy[COMPUTATION], busy[COMMUNICATION], stood[COMMUNICATION], waited, moved, stood_for_host)
 
     @property
     def exposed_seconds(self) -> float:
@@ -163,29 +156,6 @@ class Timeline:
         moved = {transfer.direction for transfer in self.recording.transfers}
         return (COMPUTATION, COMMUNICATION, *(way for both in (DIRECTIONS[:2], DIRECTIONS[2:]) if moved & {*both}
                                               for way in both))
-
-    def flops(self, *, recomputed: bool = True) -> int:
-        """Floating-point operations of all ranks; without ``recomputed``, those in spans called "recompute" are not in.
-        """
-        again = np.array([RECOMPUTE in path for path in self.recording.paths] or [False])
-        total = 0
-        for lane in self.lanes:
-            program = self.recording.program(lane.rank)
-            rows = program.where(COMPUTE)
-            flops = program.first[rows]
-            total += sum((flops if recomputed else flops[~again[program.third[rows]]]).tolist())
-        return total
-
-    def model_flops_utilization(self, model_flops: int | None = None) -> float:
-        """The share of all devices' peak that the model's own arithmetic takes; 0 where the step takes no time.
-
-        ``model_flops`` are those of all ranks; None takes the recording's, without spans called "recompute". What units
-        recompute inside themselves stands in no span: with such a policy, say the number; `flops` has them all.
-        Source: Chowdhery et al. 2022 (PaLM), appendix B.
-        """
-        flops = self.flops(recomputed=False) if model_flops is None else model_flops
-        peak = self.machine.peak_flops_per_second * self.ranks
-        return flops / (peak * self.step_seconds) if self.step_seconds else 0.0
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -233,13 +203,6 @@ class Timeline:
             name, nbytes, purpose = "message", part.message.nbytes, part.message.purpose
         return TimelineEvent(part.rank, part.stream, name, path, part.begun, part.ended, 0, nbytes,
                              part.joined - part.begun, purpose)
-
-    # -- inside a collective ------------------------------------------------------------------------------------------
-
-    def hops(self, call: int) -> list[TimedHop]:
-        """Every message of a call, by its number in the recording, with its times."""
-        arrivals = [part.begun for part in self.parts_of_call[call]]
-        return self._collectives.hops(self.recording.calls[call], arrivals)
 
     def origin(self, part: StreamPart) -> StreamPart:
         """The part whose arrival decided when this one ended: the same rank's, or that of one that it waited for."""
