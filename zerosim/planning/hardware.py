@@ -66,9 +66,15 @@ def checked_rates(where: str, key: str, rates: Any) -> dict[str, float]:
     return {format: positive(where, f"{key}.{format}", rate) for format, rate in rates.items()}
 
 
-def _check_fields(row: Any, where: str, **checks: Callable[[str, str, Any], Any]) -> None:
-    for key, checked in checks.items():
-        object.__setattr__(row, key, checked(where, key, getattr(row, key)))
+def _check_fields(row: Any, where: str, *, or_zero: str = "") -> None:
+    """Raises ValueError for a field that is not of its type, each but the name; one number may be 0."""
+    checks: Mapping[Any, Callable[[str, str, Any], Any]] = {
+        str: checked_text, int: whole, float: positive, Mapping[str, float]: checked_rates}
+    for item in fields(row)[1:]:
+        value = getattr(row, item.name)
+        if value is not None:
+            checked = partial(positive, or_zero=True) if item.name == or_zero else checks.get(item.type, checked_text)
+            object.__setattr__(row, item.name, checked(where, item.name, value))
 
 
 # -- a device, a link, and the network that links make ----------------------------------------------------------------
@@ -101,13 +107,9 @@ class Device:
 
     def __post_init__(self) -> None:
         where = f"device {self.name!r}"
-        own = {key: checked_text for key in ("host_link", "link", "network") if getattr(self, key) is not None}
-        _check_fields(self, where, **own, capacity_nbytes=whole, reported_nbytes=whole,
-                      memory_bytes_per_second=positive, flops_per_second=checked_rates, source=checked_text,
-                      date=checked_text, cards_per_device=positive)
         if self.usable_nbytes == 0:
             object.__setattr__(self, "usable_nbytes", self.reported_nbytes)
-        _check_fields(self, where, usable_nbytes=whole)
+        _check_fields(self, where)
         if self.usable_nbytes > self.reported_nbytes:
             raise ValueError(f"{where}: usable_nbytes must be at most reported_nbytes, {self.reported_nbytes:,}, got "
                              f"{self.usable_nbytes:,}; programs get no more than the device has")
@@ -136,10 +138,7 @@ class Link:
     kind: str | None = None
 
     def __post_init__(self) -> None:
-        # A latency of 0 is an ideal link; an infinite rate is refused.
-        own = {} if self.kind is None else {"kind": checked_text}
-        _check_fields(self, f"link {self.name!r}", **own, bytes_per_second=positive,
-                      latency_seconds=partial(positive, or_zero=True), source=checked_text, date=checked_text)
+        _check_fields(self, f"link {self.name!r}", or_zero="latency_seconds")  # then it is an ideal link
 
     @property
     def alpha(self) -> Fraction:
@@ -480,8 +479,12 @@ def parse(data: Mapping[str, Any], where: str) -> Hardware:
     for key in data:
         if key not in {"device", "link"}:
             raise ValueError(f"{where}: no table {key!r} is known; write [device.NAME] or [link.NAME]")
-    return Hardware(_rows(where, "device", Device, data.get("device", {})),
-                    _rows(where, "link", Link, data.get("link", {})))
+    for kind, tables in data.items():
+        if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+            raise ValueError(f"{where}: {kind} must hold tables; write [{kind}.NAME], and its fields under it")
+    devices, links = data.get("device", {}), data.get("link", {})
+    return Hardware({name: _row(where, "device", Device, name, table) for name, table in devices.items()},
+                    {name: _row(where, "link", Link, name, table) for name, table in links.items()})
 
 
 def device(name: str) -> Device:
@@ -494,20 +497,13 @@ def link(name: str) -> Link:
     return presets().link(name)
 
 
-def _rows(where: str, kind: str, row: type[DeviceOrLink], tables: Any) -> dict[str, DeviceOrLink]:
-    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
-        raise ValueError(f"{where}: {kind} must hold tables; write [{kind}.NAME], and its fields under it")
-    return {name: _row(where, kind, row, name, table) for name, table in tables.items()}
-
-
 def _row(where: str, kind: str, row: type[DeviceOrLink], name: str, table: dict[str, Any]) -> DeviceOrLink:
-    known = [item.name for item in fields(row) if item.name != "name"]
+    known = {item.name: item.default for item in fields(row) if item.name != "name"}
     for key in table:
         if key not in known:
             raise ValueError(f"{where}: {kind} {name!r} has a field {key!r}, which no {kind} has; there are "
                              f"{', '.join(known)}{nearest(key, known)}")
-    missing = [item.name for item in fields(row)
-               if item.name != "name" and item.default is MISSING and item.name not in table]
+    missing = [key for key, default in known.items() if default is MISSING and key not in table]
     if missing:
         raise ValueError(f"{where}: {kind} {name!r} lacks {', '.join(missing)}")
     # TOML has dates of its own; 2025-06-01 and "2025-06-01" mean the same.
