@@ -7,8 +7,8 @@ most algorithms all ranks do the same, each from its own place, so rank 0's gene
 every rank's runs. A level is a step: a message goes when both its ends have come to it, and all messages that can go at
 once make one step. An empty message is a message. A rank sends and receives one message at a time.
 
-For speed some is written here a second time: the levels of rings, which make N² messages, the sums of all that makes
-N², and which ranks fold where N is no power of two. Tests hold all of it equal to the generators.
+For speed some is written here a second time: the levels of rings, which make N² messages, and which ranks fold where N
+is no power of two. Tests hold all of it equal to the generators.
 
 Sources: Thakur, Rabenseifner & Gropp 2005, sections 3 and 4 (the algorithms); Patarasuk & Yuan 2009 (the ring, and
 2(N-1)/N n as the least that any all-reduce can send).
@@ -128,19 +128,15 @@ def checked_shape(shape: CollectiveShape) -> CollectiveShape:
 
 
 def sent_of(shape: CollectiveShape) -> Sent:
-    """The sums over the messages of a checked shape, by the closed form where there is one."""
-    rounds, ranks = ROUNDS.get((shape.operation, shape.algorithm)), shape.ranks
-    if rounds is not None:
-        steps = len(rounds) * (ranks - 1)
-        nbytes = np.sum([of(shape) for of in rounds], axis=0)
-        return Sent(tuple(nbytes.tolist()), (steps,) * ranks, steps)
-    nbytes, messages, steps = [0] * ranks, [0] * ranks, 0
+    """The sums over the messages of a checked shape."""
+    most = 2 * shape.ranks * shape.cut[-1] * max(shape.itemsize, shape.wire_itemsize)
+    nbytes = np.zeros(shape.ranks, np.int64 if most < INT64_NBYTES else object)
+    messages, steps = np.zeros(shape.ranks, np.int64), 0
     for level in levels(shape):
         steps += level.times
-        for source, each in zip(level.sources.tolist(), level.nbytes.tolist(), strict=True):
-            nbytes[source] += level.times * each
-            messages[source] += level.times
-    return Sent(tuple(nbytes), tuple(messages), steps)
+        nbytes[level.sources] += level.times * level.nbytes.astype(nbytes.dtype)
+        messages[level.sources] += level.times
+    return Sent(tuple(nbytes.tolist()), tuple(messages.tolist()), steps)
 
 
 # -- step by step -----------------------------------------------------------------------------------------------------
@@ -273,7 +269,7 @@ def _in_steps(ordered: Iterable[Level], ranks: int) -> Iterator[Level]:
         yield Level(sources, destinations, nbytes)
 
 
-# -- closed forms -----------------------------------------------------------------------------------------------------
+# -- rings ------------------------------------------------------------------------------------------------------------
 
 
 def _ring(shape: CollectiveShape) -> Iterator[Level]:
@@ -291,29 +287,3 @@ def _ring(shape: CollectiveShape) -> Iterator[Level]:
             continue
         for step in range(shape.ranks - 1):
             yield Level(ranks, right, np.roll(chunks, step - first))
-
-
-def _all_but_own(shape: CollectiveShape) -> Ints:
-    """Elements of all chunks but the rank's own, which stays."""
-    return shape.cut[-1] - np.diff(shape.array(shape.cut))
-
-
-def _partial_sums(shape: CollectiveShape) -> Ints:
-    return _all_but_own(shape) * shape.wire_itemsize
-
-
-def _passed_on(shape: CollectiveShape) -> Ints:
-    """A rank of a ring passes on all chunks but its right neighbor's, which is the last to arrive."""
-    return np.roll(_all_but_own(shape), -1) * shape.itemsize
-
-
-# Bytes that each rank sends, (N,), in each round, N-1 messages, of what sends N² messages in all.
-# Every step of these has messages of the same lengths, on other links: all chunks, or as many whole vectors.
-ROUNDS: Mapping[tuple[str, str], tuple[Callable[[CollectiveShape], Ints], ...]] = {
-    ("reduce_scatter", "ring"): (_partial_sums,),
-    ("reduce_scatter", "pairwise"): (_partial_sums,),
-    ("all_gather", "ring"): (_passed_on,),
-    ("all_reduce", "ring"): (_partial_sums, _passed_on),
-    ("all_reduce", "everyone"): (lambda shape: np.full(shape.ranks, (shape.ranks - 1) * shape.nbytes, object),),
-    ("all_to_all", "pairwise"): (lambda shape: _all_but_own(shape) * shape.itemsize,),
-}
