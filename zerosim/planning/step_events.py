@@ -189,7 +189,8 @@ class MicroBatchWalk:
             self.gather_buffers[unit] = quantized * (1 + job.ranks) + fetched - until_quantized  # sent, and received
             yield HeldBytes(BUFFER, self.gather_buffers[unit] + until_quantized)
             yield ring("all_gather", unit, nbytes if form is None else quantized * job.ranks, job)
-            yield HeldBytes(BUFFER, -until_quantized)
+            if until_quantized:
+                yield HeldBytes(BUFFER, -until_quantized)
 
     def _wait_for(self, unit: int) -> Iterator[StepEvent]:
         """Waits for a gather; the first one leaves a secondary shard."""
