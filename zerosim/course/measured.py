@@ -236,9 +236,9 @@ def measured_row(config: PlanConfig, stage: int, policy: str) -> list[Compared]:
 
 def run_planned(cluster: Cluster, config: PlanConfig, stage: int, policy: str) -> HeldInStep:
     """Takes the step that is planned, with the configuration's options; what its first rank held."""
-    options = config.options.arguments() | {"stage": stage, "policy": config.policy, "recompute": policy}
     return take_step(cluster, decoder_of(config.model, config.sequence), config.optimizer,
-                     (config.batch, config.sequence), micro_batches=config.micro_batches, **options)[0]
+                     (config.batch, config.sequence), micro_batches=config.micro_batches, policy=config.policy,
+                     stage=stage, recompute=policy, **config.options.arguments())[0]
 
 
 def preset_shape(name: Any) -> Any:
