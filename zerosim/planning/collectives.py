@@ -7,14 +7,10 @@ most algorithms all ranks do the same, each from its own place, so rank 0's gene
 every rank's runs. A level is a step: a message goes when both its ends have come to it, and all messages that can go at
 once make one step. An empty message is a message. A rank sends and receives one message at a time.
 
-For speed it stands here a second time which ranks fold where N is no power of two; tests hold that equal to the
-generators.
-
 Sources: Thakur, Rabenseifner & Gropp 2005, sections 3 and 4 (the algorithms); Patarasuk & Yuan 2009 (the ring, and
 2(N-1)/N n as the least that any all-reduce can send).
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -152,9 +148,11 @@ def levels(shape: CollectiveShape) -> Iterable[Level]:
     if key in ROTATED:
         return _as_rank_0(shape, lambda index, _: (everyone + index) % ranks)
     if key in SWAPPED:
-        if ranks & (ranks - 1):
-            return _in_steps(_folded(shape), ranks)
-        return _as_rank_0(shape, lambda index, count: (everyone ^ index) & -count)
+        active = Fold.of(ranks).active
+        if active == ranks:
+            return _as_rank_0(shape, lambda index, count: (everyone ^ index) & -count)
+        cut = ceil_cut(shape.cut[-1], active)
+        return _rank_by_rank(replace(shape, cut=(*cut, *cut[-1:] * (ranks - active))))
     return _rank_by_rank(shape)
 
 
@@ -202,8 +200,10 @@ def _messages(operation: str, algorithm: str, ranks: int, root: int) -> Ints:
 
 def _call(operation: str, algorithm: str, ranks: int, root: int = 0) -> Call:
     """The call of such messages, of chunks of one byte: no array is as long as the longest vectors here, and which
-    chunks a message carries does not depend on their lengths. Those of a barrier are empty, whatever the vector."""
-    cut = (0,) * (ranks + 1) if operation == "barrier" else tuple(range(ranks + 1))
+    chunks a message carries does not depend on their lengths. Those of a barrier are empty, whatever the vector; where
+    some ranks sit out there are as many as act."""
+    chunks = 0 if operation == "barrier" else Fold.of(ranks).active if (operation, algorithm) in SWAPPED else ranks
+    cut = tuple(min(border, chunks) for border in range(ranks + 1))
     wire = np.dtype("u2") if algorithm == "ring" else None
     return Call(0, (), tuple(range(ranks)), operation, algorithm, (cut[-1],), np.dtype("u1"), cut, root=root, wire=wire)
 
@@ -243,32 +243,3 @@ def _hierarchical(shape: CollectiveShape) -> Iterator[Level]:
     if shape.operation != "reduce_scatter":
         yield from rings("all_gather", chunks.T, everyone.T)
         yield from rings("all_gather", slices, everyone)
-
-
-def _folded(shape: CollectiveShape) -> Iterator[Level]:
-    """Pairs of ranks act as one; what the 2^m active ranks do is what 2^m ranks do.
-
-    The levels stand in the order of each rank's own program.
-    """
-    fold = Fold.of(shape.ranks)
-    actual = np.array([fold.actual(index) for index in range(fold.active)])
-    idle, whole = 2 * np.arange(fold.pairs), shape.array([shape.nbytes] * fold.pairs)
-    yield Level(idle, idle + 1, whole)
-    for level in levels(replace(shape, cut=ceil_cut(shape.cut[-1], fold.active))):
-        yield from [Level(actual[level.sources], actual[level.destinations], level.nbytes)] * level.times
-    yield Level(idle + 1, idle, whole)
-
-
-def _in_steps(ordered: Iterable[Level], ranks: int) -> Iterator[Level]:
-    """The messages of levels that stand in the order of each rank's own program, in the steps in which they go."""
-    ready, steps = np.zeros(ranks, np.int64), defaultdict[int, list[tuple[Ints, Ints, Ints]]](list)
-    for level in ordered:
-        messages = level.sources, level.destinations, level.nbytes
-        step = np.maximum(ready[level.sources], ready[level.destinations])
-        for number in np.unique(step).tolist():
-            here = step == number
-            steps[number].append(tuple(column[here] for column in messages))
-        ready[level.sources] = ready[level.destinations] = step + 1
-    for _, parts in sorted(steps.items()):
-        sources, destinations, nbytes = map(np.concatenate, zip(*parts, strict=True))
-        yield Level(sources, destinations, nbytes)
