@@ -47,7 +47,6 @@ from zerosim.planning import (
     shapes,
     states_nbytes,
     step_activations,
-    timeline,
 )
 from zerosim.planning import step_events as steps
 from zerosim.ranks import Transfer, TransferWait
@@ -455,5 +454,5 @@ def test_files_of_recordings_and_timelines_that_cannot_be_read_or_written_are_re
         (partial(recording.load, text), "is no JSON: Expecting value"),
         (partial(recording.load, data), "this is no recording"),
         (partial(recording.save, step(2), nowhere), "asked to save a recording as ... but: No such file or"),
-        (partial(timeline.save_chrome_trace, replay(step(2), MACHINE), nowhere),
+        (partial(replay(step(2), MACHINE).save_chrome_trace, nowhere),
          "asked to save a timeline as ... but: No such file or directory; name a file")])

@@ -32,6 +32,7 @@ from tests.planning.recorded_runs import (
     traces_of,
 )
 from tests.ranks import asking
+from zerosim.display import chrome_trace
 from zerosim.planning import Machine, Network, SlowLink, SlowRank, ceil_cut, cost, record, replay, streams, timeline
 from zerosim.planning import recording as recordings
 
@@ -137,7 +138,7 @@ def check_chrome_trace(found, traces):
     """Slices are nested or apart, and are events, spans and waits; arrows lead from slice to slice, forwards; counters
     add up to what the trace holds."""
     slices, names, counted, entries = defaultdict(list), defaultdict(Counter), defaultdict(dict), defaultdict(list)
-    for entry in json.loads(json.dumps(timeline.chrome_trace(found)))["traceEvents"]:
+    for entry in json.loads(json.dumps(chrome_trace.chrome_trace(found)))["traceEvents"]:
         entries[entry["ph"]].append(entry)
     assert [entry["args"]["name"] for entry in entries.pop("M") if entry["name"] == "thread_name"] == [
         *found.streams] * found.ranks
@@ -170,8 +171,8 @@ def check_chrome_trace(found, traces):
         expected.update(row.path[-1] for row in traces[rank].rows if type(row).__name__ == "SpanBegin")
         for (_, code, _), part, start, end in zip(lane.points, lane.part_at, lane.reached, lane.resumed, strict=True):
             name = found.part_event(part).name
-            expected.update([f"issue {name}"] * (code in timeline.ISSUES) + [f"wait for {name}"] * (end > start))
-            issued += code in timeline.ISSUES
+            expected.update([f"issue {name}"] * (code in chrome_trace.ISSUES) + [f"wait for {name}"] * (end > start))
+            issued += code in chrome_trace.ISSUES
         assert names[rank] == +expected
         held = {f"held: {kind}": nbytes[-1] for kind, nbytes in timeline.memory(found, rank).nbytes_by_kind.items()}
         assert {name: nbytes for name, (_, nbytes) in counted[rank].items()} == held
@@ -375,11 +376,11 @@ def test_a_file_for_the_viewer_is_written_and_spans_that_are_open_at_the_end_end
 
     recording = recorded(1, program)
     found = replay(replace(recording, programs=(recording.program(0).rows(0, 6, {}),)), WITH_HOST)
-    written = json.loads(timeline.save_chrome_trace(found, tmp_path / "step.json").read_text())
-    assert written == timeline.chrome_trace(found)
+    written = json.loads(found.save_chrome_trace(tmp_path / "step.json").read_text())
+    assert written == chrome_trace.chrome_trace(found)
     assert written["otherData"] == {"device": "made up", "format": "fp16", "efficiency": 1.0, "link": "fast",
                                     "host_link": "host", "step_seconds": 3e-6}
     assert [(entry["name"], entry["dur"]) for entry in written["traceEvents"] if entry["ph"] == "X"] == [
         ("outer", 3.0), ("inner 1", 1.0), ("compute", 1.0), ("inner 2", 2.0), ("compute", 2.0)]
-    assert timeline.nanoseconds(Fraction(1, 3)) == 333_333_333
-    assert timeline.nanoseconds(1.5e-9) == 2
+    assert chrome_trace.nanoseconds(Fraction(1, 3)) == 333_333_333
+    assert chrome_trace.nanoseconds(1.5e-9) == 2
