@@ -120,10 +120,10 @@ def test_after_forward_blocks_hold_what_they_keep_and_the_fullest_moment_of_any_
     assert step_activations.fullest_nbytes(block, blocks, vocabulary, policy) == most
 
 
-def test_logits_in_16_bit_cost_six_bytes_where_the_softmax_copies_them():
-    for itemsize, copy, nbytes in ((2, True, 6), (2, False, 2), (4, True, 4)):
+def test_logits_cost_an_element_each_and_a_position_a_log_sum_exp():
+    for itemsize in (2, 4):
         block = Block(4, 2048, 4096, 32, itemsize)
-        assert activations.logits_nbytes(block, 32000, fp32_copy=copy) == block.positions * (nbytes * 32000 + 4)
+        assert activations.logits_nbytes(block, 32000) == block.positions * (itemsize * 32000 + 4)
 
 
 # -- bytes as the literature counts them ------------------------------------------------------------------------------

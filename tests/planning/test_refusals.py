@@ -315,7 +315,7 @@ WRONG_FILES = [
     (OWN_DEVICE + "usable_nbytes = 96e9\n", "usable_nbytes must be at most reported_nbytes, 95,000,000,000, got 9"),
     (OWN_DEVICE + "cards_per_device = -1\n", "device 'mine': cards_per_device must be a finite number above 0, got -1"),
     (OWN_LINK.replace("mine", "nvlink4"), "the link 'nvlink4' comes along already; give yours a name of its own"),
-    ("# caf\xe9\n".encode("latin-1"), "is no UTF-8 text: invalid continuation byte at byte 5; save it as UTF-8"),
+    ("# caf\xe9\n".encode("latin-1"), "is no TOML: 'utf-8' codec can't decode byte 0xe9 in position 5"),
 ]
 
 

@@ -231,19 +231,16 @@ def best_segment(block: Block, blocks: int) -> float:
     return math.sqrt(checked_count("blocks", blocks, 1) * Fraction(block.stream, kept(block).elements))
 
 
-def logits_nbytes(block: Block, vocabulary: int, *, fp32_copy: bool = True) -> int:
-    """Bytes of the logits (B, L, V), their gradient in the same place, and of what the loss keeps of them.
+def logits_nbytes(block: Block, vocabulary: int) -> int:
+    """Bytes of the logits (B, L, V), their gradient in the same place, and of the log-sum-exps that the loss keeps.
 
-    >>> logits_nbytes(Block(4, 2048, 4096, 32), 32000), logits_nbytes(Block(4, 2048, 4096, 32), 32000, fp32_copy=False)
-    (1572896768, 524320768)
+    >>> logits_nbytes(Block(4, 2048, 4096, 32), 32000)
+    524320768
 
-    Of each position the loss keeps a log-sum-exp in fp32. `fp32_copy`: logits in fewer bits are also held in fp32, for
-    the softmax, as most frameworks do and Korthikanti et al. 2022, section 4.3, count them (4·BLV).
-    Raises ValueError for an empty vocabulary.
+    Programs that hold logits in 16 bits in fp32 too, for the softmax, hold 4·BLV more (Korthikanti et al. 2022, section
+    4.3; `runtimes`). Raises ValueError for an empty vocabulary.
     """
-    elements = block.positions * checked_count("vocabulary", vocabulary, 1)
-    copy = FP32_NBYTES if fp32_copy and block.itemsize < FP32_NBYTES else 0
-    return elements * (block.itemsize + copy) + block.positions * FP32_NBYTES
+    return block.positions * (checked_count("vocabulary", vocabulary, 1) * block.itemsize + FP32_NBYTES)
 
 
 def total(block: Block, names: Iterable[str]) -> Kept:

@@ -54,7 +54,7 @@ def _beside_states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     if decoder is not None:
         block = Block.of(decoder, config.batch, config.sequence, config.policy.compute_dtype.itemsize)
         peak = activations.peak_nbytes(block, decoder.blocks, row.recompute)
-        logits = logits_nbytes(block, decoder.vocabulary, fp32_copy=False)
+        logits = logits_nbytes(block, decoder.vocabulary)
         yield ("activations", f"{row.recompute} of n = {decoder.blocks} blocks, BLd = {block.stream:,}, BHL² = "
                f"{block.square:,}, keeps {peak.nbytes:,}; logits BLV and the loss are {logits:,}; at the fullest "
                "moment of activations both, with the gradients that flow back",

@@ -455,16 +455,11 @@ def read(path: str | Path | None) -> Hardware:
     if path is None:
         return presets()
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"the hardware file {str(path)!r} cannot be read: {error.strerror}; give the path of a TOML "
                          "file") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"the hardware file {str(path)!r} is no UTF-8 text: {error.reason} at byte {error.start}; "
-                         "save it as UTF-8") from None
-    try:
-        data = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # TOML's, one for too many digits, one for too deep nesting
+    except (ValueError, RecursionError) as error:  # UTF-8's, TOML's, one for too many digits, one for too deep nesting
         raise ValueError(f"{path} is no TOML: {error}") from None
     own, known = parse(data, str(path)), presets()
     for kind, names, taken in (("device", own.devices, known.devices), ("link", own.links, known.links)):
