@@ -156,11 +156,13 @@ def levels(shape: CollectiveShape) -> Iterable[Level]:
     return _rank_by_rank(shape)
 
 
-def _as_rank_0(shape: CollectiveShape, placed: Callable[[int, int], Ints]) -> Iterator[Level]:
+def _as_rank_0(shape: CollectiveShape, placed: Callable[[int, int], Ints],
+               rank_placed: Callable[[int], Ints] | None = None) -> Iterator[Level]:
     """The exchanges of rank 0 and, at the same time, those of all ranks; those of equal chunks that go the same way, as
     all of a ring do, make one level.
 
-    ``placed(i, k)`` is for each rank, (N,), what rank i, or the first of k chunks from i on, is for rank 0.
+    ``placed(i, k)`` is for each rank, (N,), what rank i, or the first of k chunks from i on, is for rank 0;
+    ``rank_placed(i)`` is what rank i is, where that is another.
     """
     everyone, unequal = np.arange(shape.ranks), len({high - low for low, high in pairwise(shape.cut)}) > 1
     ends = _ends(shape, shape.itemsize), _ends(shape, shape.wire_itemsize)
@@ -168,7 +170,25 @@ def _as_rank_0(shape: CollectiveShape, placed: Callable[[int, int], Ints]) -> It
     for (to, _, count, partial), same in groupby(exchanges, lambda one: (one[0], unequal * one[1], *one[2:])):
         (_, first, *_), *others = same
         chunks = placed(first, count)
-        yield Level(everyone, placed(to, 1), ends[partial][chunks + count] - ends[partial][chunks], 1 + len(others))
+        ranks = placed(to, 1) if rank_placed is None else rank_placed(to)
+        yield Level(everyone, ranks, ends[partial][chunks + count] - ends[partial][chunks], 1 + len(others))
+
+
+def _hierarchical(shape: CollectiveShape) -> Iterator[Level]:
+    """The rings of all nodes at once, over slices, and those across nodes, over the chunks of each slice.
+
+    Chunks stand slice by slice here: then a slice is as many of them, one after the other, as there are nodes.
+    """
+    each = node_size(shape.operation, shape.algorithm, shape.ranks)
+    nodes, lengths = shape.ranks // each, np.diff(shape.array(shape.cut)).reshape(-1, each)
+    node, place = np.divmod(np.arange(shape.ranks), each)
+
+    def chunks(first: int, count: int) -> Ints:
+        found: Ints = (place + first) % each * nodes + (node + first // each) % nodes * (count < nodes)
+        return found
+
+    return _as_rank_0(replace(shape, cut=(0, *accumulate(lengths.T.ravel().tolist()))), chunks,
+                      lambda to: (node + to // each) % nodes * each + (place + to) % each)
 
 
 def _rank_by_rank(shape: CollectiveShape) -> Iterator[Level]:
@@ -204,7 +224,7 @@ def _call(operation: str, algorithm: str, ranks: int, root: int = 0) -> Call:
     some ranks sit out there are as many as act."""
     chunks = 0 if operation == "barrier" else Fold.of(ranks).active if (operation, algorithm) in SWAPPED else ranks
     cut = tuple(min(border, chunks) for border in range(ranks + 1))
-    wire = np.dtype("u2") if algorithm == "ring" else None
+    wire = np.dtype("u2") if algorithm == "ring" or algorithm.startswith("hierarchical") else None
     return Call(0, (), tuple(range(ranks)), operation, algorithm, (cut[-1],), np.dtype("u1"), cut, root=root, wire=wire)
 
 
@@ -217,29 +237,3 @@ def _ends(shape: CollectiveShape, itemsize: int) -> Ints:
     """The bytes before each chunk, twice round, (2N+1,): k chunks from i on have ends[i + k] - ends[i]."""
     ends = shape.array(shape.cut) * itemsize
     return np.append(ends, ends[1:] + ends[-1])
-
-
-def _hierarchical(shape: CollectiveShape) -> Iterator[Level]:
-    """The rings of all nodes at once, over slices, and those across nodes, over the chunks of each slice."""
-    chunks = np.diff(shape.array(shape.cut)).reshape(-1, node_size(shape.operation, shape.algorithm, shape.ranks))
-
-    def rings(operation: str, lengths: Ints, places: Ints) -> Iterator[Level]:
-        """A ring for each row of lengths, (rings, members), of the ranks at its places, (rings, members)."""
-        found = [list(levels(replace(shape, operation=operation, algorithm="ring", cut=(0, *accumulate(row.tolist())))))
-                 for row in lengths]
-        if len(set(map(len, found))) > 1:  # rings of equal chunks say once what the others say step by step
-            found = [[replace(level, times=1) for level in steps for _ in range(level.times)] for steps in found]
-        for together in zip(*found, strict=True):
-            ends = [(row[level.sources], row[level.destinations])
-                    for row, level in zip(places, together, strict=True)]
-            sources, destinations = (np.concatenate(side) for side in zip(*ends, strict=True))
-            yield Level(sources, destinations, np.concatenate([level.nbytes for level in together]), together[0].times)
-
-    everyone = np.arange(shape.ranks).reshape(chunks.shape)
-    slices = np.tile(chunks.sum(axis=0), (len(chunks), 1))
-    if shape.operation != "all_gather":
-        yield from rings("reduce_scatter", slices, everyone)
-        yield from rings("reduce_scatter", chunks.T, everyone.T)
-    if shape.operation != "reduce_scatter":
-        yield from rings("all_gather", chunks.T, everyone.T)
-        yield from rings("all_gather", slices, everyone)
