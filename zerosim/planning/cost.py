@@ -131,9 +131,9 @@ def longest_messages(shape: CollectiveShape, network: Network) -> Counter[Longes
             continue
         crosses = network.crosses(level.sources, level.destinations)
         cards, messages = network.sharing(level.sources, level.destinations, np.arange(shape.ranks))
-        carried = {Fraction(int(nbytes), int(on)) for nbytes, on in zip(
-            (level.nbytes * messages)[crosses], cards[crosses], strict=True)}
-        of_links = ((network.inside, {int(nbytes) for nbytes in level.nbytes[~crosses]}), (network.between, carried))
+        loads = {*zip((level.nbytes * messages)[crosses].tolist(), cards[crosses].tolist(), strict=True)}
+        of_links = ((network.inside, {*level.nbytes[~crosses].tolist()}),
+                    (network.between, {Fraction(*load) for load in loads}))
         found[tuple((link, max(nbytes)) for link, nbytes in of_links if nbytes)] += level.times
     return found
 
