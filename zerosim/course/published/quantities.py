@@ -260,31 +260,15 @@ def layer_nbytes(block: Block, *, tensor_parallel: int = 1, sequence_parallel: b
 
     Tensor parallelism cuts all but 10 sbh, sequence parallelism those too; selective recomputation drops 5as²b; full
     recomputation keeps the 2 sbh of the input, on every rank. The project's own layers keep less: no outputs of
-    LayerNorms (4 sbh), no dropout masks of one byte an element (2 sbh and as²b), and the softmax's output once.
-    The count was made for plain blocks in 16 bit. Source: Korthikanti et al. 2022, table 2.
+    LayerNorms (4 sbh), no dropout masks of one byte an element (2 sbh and as²b), and the softmax's output once. The
+    count is of plain blocks in 16 bit, on ranks that divide the heads. Source: Korthikanti et al. 2022, table 2.
     """
     if recompute == "full":
         return WHOLE["LayerNorm 1 input"] * block.stream
     whole, cut = sum(WHOLE.values()) * block.stream, sum(CUT.values()) * block.stream
     square = sum(SQUARE.values()) * block.square if recompute == "none" else 0
-    held_whole = 1 if sequence_parallel else tensor_parallel
-    return (held_whole * whole + cut + square) // tensor_parallel
-
-
-def zero_nbytes(block: Block) -> int:
-    """Bytes of one block as ZeRO's paper estimates them: 12·BLd elements, attention's square left out.
-
-    Source: Rajbhandari et al. 2020 (ZeRO), section 3.2, footnote.
-    """
-    return 12 * block.stream * block.itemsize
-
-
-def zero_infinity_nbytes(block: Block) -> int:
-    """Bytes of one block as ZeRO-Infinity's table counts them: 16·BLd + 2·BHL² elements.
-
-    Source: Rajbhandari et al. 2021 (ZeRO-Infinity, arXiv:2104.07857), section 3 and figure 2a.
-    """
-    return (16 * block.stream + 2 * block.square) * block.itemsize
+    cut, whole = (cut + square + whole, 0) if sequence_parallel else (cut + square, whole)
+    return whole + cut // tensor_parallel
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -315,8 +299,10 @@ QUANTITIES: dict[str, Callable[..., Any]] = {
     "scores": lambda **block: matmuls(Block(**block))["scores"] / 1e9,
     "5as/h": lambda **block: 5 * Block(**block).square / Block(**block).stream,
     "selective saving": selective_saving, "layer": layer,
-    "zero": lambda blocks, **block: blocks * zero_nbytes(Block(**block)) / 1e9,
-    "zero-infinity": lambda blocks, unit, **block: blocks * zero_infinity_nbytes(Block(**block)) / UNITS[unit],
+    # 12·BLd elements of each block, attention's square left out; and 16·BLd + 2·BHL². Of 2 bytes each.
+    "zero": lambda blocks, **block: blocks * 2 * 12 * Block(**block).stream / 1e9,
+    "zero-infinity": lambda blocks, unit, **block:
+        blocks * 2 * (16 * Block(**block).stream + 2 * Block(**block).square) / UNITS[unit],
     "checkpoints": lambda blocks, **block: blocks * 2 * Block(**block).stream / UNITS["TiB"],
     "overhead": lambda which: sum(getattr(OVERHEADS[name], f"{which}_nbytes") for name in TEXTS_OVERHEADS) / 1e9,
     "6PD": lambda tokens, model="", parameters=0:
