@@ -234,7 +234,7 @@ def config_of_transformer(of: Transformer, *, tokens: int | None = None, **numbe
     """The engine's config of a transformer: a GPTConfig or a LlamaConfig, with other ``numbers`` of it, as epsilon.
 
     ``tokens`` is the context of a model without learned positions, its own where nothing is said.
-    Its activation may be another: that changes what is computed, and not what is kept and sent.
+    Its activation may be another, and windows of attention: that changes what is computed, not what is kept and sent.
     Raises ValueError for a transformer that has other layers than these, and for more tokens than learned positions.
     """
     sizes = {"layers": of.blocks, "channels": of.channels, "heads": of.heads, "vocabulary": of.vocabulary,
@@ -246,7 +246,7 @@ def config_of_transformer(of: Transformer, *, tokens: int | None = None, **numbe
         found = LlamaConfig(context=tokens or of.tokens or 1, key_value_heads=of.key_value_heads,
                             head_channels=of.head_channels, biases=of.biases, head_norms=of.head_norms, **sizes)
     if found is None or replace(transformer_of(found, tied=of.tied), activation=of.activation) != replace(
-            of, fused=True, tokens=found.context):
+            of, fused=True, tokens=found.context, window=0, windowed=0):
         raise ValueError("zerosim's layers make models of GPT-2's kind, with learned positions, biases and plain "
                          "blocks, and of Llama's, with rotary positions, RMSNorm and gates, and this is another")
     if found.learned_positions and tokens and tokens > of.positions:

@@ -165,23 +165,21 @@ def flops_of_trained(model: ModelShape, every: StepFlops, batch: int, tokens: in
     >>> f"{found.forward / every.forward:.3f} {found.backward / every.backward:.3f}"
     '1.001 0.538'
     """
-    of = model.transformer
+    of, positions, last = model.transformer, batch * tokens, len(model.units) - 1
     assert of is not None  # whose operations every are
-    positions, last, first = batch * tokens, len(model.units) - 1, model.first_trained
-    attention = 2 * positions * tokens * (of.query_channels + of.attention_channels)
-    forward = frozen = 0
-    for place, unit in enumerate(model.units[1:-1], 1):
-        for one in products(of, unit):
-            flops = round(2 * positions * one.share * one.stack * one.inputs * one.outputs)
-            adapter = ".lora_" in one.name
-            forward += flops * adapter
-            frozen += flops * (2 if place < first else one.frozen) * (not adapter)
-        frozen += 2 * attention * (place < first)
-    head = model.units[0 if of.tied else last].tensors
-    frozen += 2 * positions * of.vocabulary * of.channels * all(
-        one.frozen for one in head if one.name in ("wte", "lm_head.weight"))
+    first, ends = min(model.first_trained, last), model.units[0 if of.tied else last].tensors
+    adapters = spared = 0
+    for place, one in ((unit, each) for unit in range(1, last) for each in products(of, model.units[unit])):
+        flops = round(2 * positions * one.share * one.stack * one.inputs * one.outputs)
+        adapter = ".lora_" in one.name
+        adapters += flops * adapter
+        spared += flops * (not adapter) * (2 if place < first else one.frozen)
+    spared += 4 * positions * tokens * (of.query_channels + of.attention_channels) * max(0, first - 1)  # attention's
+    spared += 2 * positions * of.vocabulary * of.channels * all(
+        one.frozen for one in ends if one.name in ("wte", "lm_head.weight"))
     again = every.recomputed * (last - max(1, first)) // (last - 1)
-    return StepFlops(every.forward + forward, every.backward + 2 * forward - frozen, again + forward * bool(again))
+    return StepFlops(every.forward + adapters, every.backward + 2 * adapters - spared,
+                     again + again * adapters // every.forward)
 
 
 # -- Optimizers that keep their state in 8 bits ------------------------------------------------------------------------
