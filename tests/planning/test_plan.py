@@ -400,6 +400,10 @@ def test_days_device_hours_and_money_are_those_of_as_many_steps_and_a_global_bat
     assert questions.training(zs.plan("gpt2").config, found.rows[0]) is None
     assert f"{found.cheapest.tokens_per_second:,.0f} in all" in said(found)
     assert "10,000,000,000 tokens are 152,588 steps" in said(found)
+    for tokens in ("100M", "30B"):  # also of few hours what is shown multiplies
+        text = " ".join(str(zs.plan("gpt2", ranks=8, stage=0, recompute="none", tokens=tokens, price=2.5)).split())
+        hours, money = re.search(r"days, ([\d,.]+) device-hours, ([\d,.]+) at 2.5 each", text).groups()
+        assert float(money.replace(",", "")) == pytest.approx(2.5 * float(hours.replace(",", "")), rel=0.02)
 
 
 def test_plans_side_by_side_and_over_numbers_of_ranks_are_their_own_plans():

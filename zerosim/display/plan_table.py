@@ -79,9 +79,10 @@ def answers(found: Plan) -> Iterator[str]:
     yield (f"{row.tokens_per_second_per_rank:,.0f} tokens per second and device, {row.tokens_per_second:,.0f} in all; "
            f"MFU {row.model_flops_utilization:.2f}.")
     if whole := training(config, row):
-        cost = "" if whole.money is None else f", {whole.money:,.0f} at {config.price:g} each"
-        yield (f"{whole.tokens:,} tokens are {counted(whole.steps, 'step')}: {whole.days:,.4g} days, "
-               f"{whole.device_hours:,.0f} device-hours{cost}.")
+        hours, money = ("" if number is None else f"{number:,.{0 if number >= 100 else 2}f}"  # so that they multiply
+                        for number in (whole.device_hours, whole.money))
+        yield (f"{whole.tokens:,} tokens are {counted(whole.steps, 'step')}: {whole.days:,.4g} days, {hours} "
+               f"device-hours{money and f', {money} at {config.price:g} each'}.")
 
 
 def _on_nodes(config: PlanConfig) -> str:
