@@ -20,12 +20,10 @@ its own in efficiency.toml. What is fitted stands apart there: on every second p
 `zerosim.course.published`; the other half gives the error.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from importlib.resources import files
 from math import prod
 from typing import Any, NamedTuple
 
@@ -33,6 +31,7 @@ from zerosim.models.transformer import Transformer
 from zerosim.models.units import Recompute
 from zerosim.numerics.checks import unknown_name
 from zerosim.planning import nccl
+from zerosim.planning.facts import facts
 from zerosim.planning.hardware import Device, Network
 from zerosim.planning.shapes import ModelShape, UnitShape
 from zerosim.planning.step_activations import Place
@@ -46,7 +45,7 @@ SELECTIVE = "selective"    # torchtitan's list: every second product is made aga
 @lru_cache(maxsize=1)
 def constants() -> Mapping[str, Any]:
     """The tables of efficiency.toml."""
-    return tomllib.loads(files("zerosim.planning").joinpath("efficiency.toml").read_text(encoding="utf-8"))
+    return facts("efficiency")
 
 
 class Product(NamedTuple):

@@ -8,13 +8,12 @@ nothing.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 
 from zerosim.models.transformer import Transformer
+from zerosim.planning.facts import facts
 from zerosim.planning.shapes import TensorShape
 
 EAGER, COMPILED, MEGATRON = KEEPERS = ("eager", "compiled", "megatron")
@@ -104,7 +103,7 @@ class Saved:
 @cache
 def table() -> Mapping[str, tuple[Saved, ...]]:
     """The tensors of each kind of layer, by its name."""
-    read = tomllib.loads(files("zerosim.planning").joinpath("saved_tensors.toml").read_text("utf-8"))["layers"]
+    read = facts("saved_tensors")["layers"]
     return {layer: tuple(Saved(layer, name, row["width"], row["format"], tuple(row.get("by", KEEPERS)),
                                row.get("weight", "")) for name, row in rows.items()) for layer, rows in read.items()}
 
