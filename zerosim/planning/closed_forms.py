@@ -375,8 +375,8 @@ def moved_nbytes(job: Job, state_nbytes: int | None = None, gathered: Job | None
     """
     state = job.slots * job.policy.state_dtype.itemsize if state_nbytes is None else state_nbytes
     found = Counter[str]()
-    moves = (*_moves_of_gradients(job), *_moves_of_update(job, state), *_moves_to_compute(gathered or job))
-    for source, target, nbytes in moves:
+    for source, target, nbytes in (*_moves_of_gradients(job), *_moves_of_update(job, state),
+                                   *_moves_to_compute(gathered or job)):
         for way in ROUTES.get((source, target), ()):
             found[way] += nbytes
     return {way: found[way] for way in DIRECTIONS}
