@@ -200,6 +200,7 @@ def test_a_plan_that_cannot_be_made_is_refused():
         (gpt2(recompute="some", runtime="zerosim"), "recompute='some' names no policy"),
         (gpt2(recompute="full"), "recompute='full' is no policy of fsdp2's programs; take some of none, selective, "
          "and block, which is every block, full elsewhere; or runtime='zerosim'"),
+        (gpt2(nodes=0), "nodes must be at least 1, got 0"),
         (gpt2(ranks=20), "20 ranks are more than the 8 of a node, as boards are sold; say over how many nodes, as "
          "nodes=3, or nodes=1 where one link joins them all"),
         *((gpt2(ranks=ranks), "ranks must be a whole number, got") for ranks in ("16", 8.5, None)),

@@ -103,8 +103,8 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                          "leave nodes out")
     to_host = known.host_link(device, host_link) if host_link is not None or not places.is_none else None
     to_disk = known.link(disk_link or DISK_LINK) if disk_link is not None or places.uses_disk else None
-    network = known.network(ranks, known.device_link(device, link).name, options.nodes if options.mesh else nodes or 1,
-                            between, device)
+    network = known.network(ranks, known.device_link(device, link).name, options.nodes if options.mesh else
+                            1 if nodes is None else nodes, between, device)
     if nodes is None and options.mesh is None and NODE < ranks <= MOST_RANKS and runtime != ZEROSIM:
         raise ValueError(f"{ranks} ranks are more than the {NODE} of a node, as boards are sold; say over how many "
                          f"nodes, as nodes={-(-ranks // NODE)}, or nodes=1 where one link joins them all")

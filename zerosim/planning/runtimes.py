@@ -120,11 +120,10 @@ def account(runtime: str, model: ModelShape, job: Job, *, batch: int, tokens: in
 class Moment:
     """A moment of backward, or the update: bytes of activations and of whole parameters, elements of gradients.
 
-    `kept` are activations kept for backward, `made` what backward makes of them, `logits` theirs; of so many blocks
-    `uncut` all is still kept. Parameters are those
-    of the block that goes back, `here`, of the next ones to go, `ahead`, of all that have not gone, `left`, and of the
-    `root`. Of gradients whole blocks' are `done`, a block's and the root's `begun`, the last block's `behind`; at the
-    end the root is `reduced`.
+    `kept` are activations kept for backward, all of them of so many blocks `uncut`, `made` what backward makes of them,
+    `logits` theirs. Parameters are those of the block that goes back, `here`, of the next ones to go, `ahead`, of all
+    that have not gone, `left`, and of the `root`. Of gradients whole blocks' are `done`, a block's and the root's
+    `begun`, the last block's `behind`; at the end the root is `reduced`.
     """
 
     kept: int = 0
@@ -177,10 +176,11 @@ class StepSizes:
         return sum(replace(tensor, shape=(self.padded(tensor),)).nbytes(
             self.run.itemsize if tensor.frozen or not itemsize else itemsize) for tensor in tensors)
 
+    @lru_cache(8)  # noqa: B019  # of each moment the same
     def whole_nbytes(self, itemsize: int = 0) -> int:
         """Padded bytes of all parameters, equal blocks counted once."""
         return self.nbytes(self.root, itemsize) + sum(
-            times * self.nbytes(tensors, itemsize) for tensors, times in self.kinds.items())
+            times * self.nbytes(tensors, itemsize) for tensors, times in Counter(self.tensors).items())
 
     def trained(self, tensors: Iterable[TensorShape]) -> int:
         """Padded elements that have gradients and state of the optimizer."""
@@ -193,20 +193,15 @@ class StepSizes:
                 for unit in self.blocks]
 
     @cached_property
-    def kinds(self) -> Counter[tuple[TensorShape, ...]]:
-        """How many blocks have the same tensors."""
-        return Counter(self.tensors)
-
-    @cached_property
     def weights(self) -> list[int]:
         """Bytes of each block's parameters, whole."""
-        counted = {tensors: self.nbytes(tensors) for tensors in self.kinds}
+        counted = {tensors: self.nbytes(tensors) for tensors in {*self.tensors}}
         return [counted[tensors] for tensors in self.tensors]
 
     @cached_property
     def gradients(self) -> list[int]:
         """Elements of each block's gradients."""
-        counted = {tensors: self.trained(tensors) for tensors in self.kinds}
+        counted = {tensors: self.trained(tensors) for tensors in {*self.tensors}}
         return [counted[tensors] for tensors in self.tensors]
 
     @property
