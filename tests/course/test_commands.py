@@ -453,7 +453,7 @@ REFUSED = {
         ("--runtime fsdp2 --recompute segment(2)", "recompute='segment(2)' is no policy of fsdp2's programs; take"),
         ("--runtime fsdp2 --attention unfused", "whose attention is fused; leave it out"),
         ("--runtime fsdp2 --measure", "--measure runs zerosim's engine, and this is a plan of fsdp2"),
-        *((f"--compare --{one}", f"--compare takes what differs in the other plan, found --{one}; type that outside of it")
+        *((f"--compare --{one}", f"--compare takes what differs in the other plan, found --{one}; type that outside")
           for one in ("explain", "json")),
         ("--mesh 2x4 --optimizer muon", "Muon updates whole tensors, and a plan of shards inside nodes is of "),
         ("--model bloom-560m --measure", "bloom-560m cannot be measured: zerosim's layers make models of GPT-2's")],

@@ -136,7 +136,7 @@ def plan(
         other = ctx.command.make_context("plan", shlex.split(compare), parent=ctx.parent)
         if alone := [name for name in OF_THE_COMMAND if name in _typed(other)]:
             raise ValueError(f"--compare takes what differs in the other plan, found "
-                             f"--{alone[0].removeprefix('as_').replace('_', '-')}; type that outside of it")
+                             f"--{alone[0].removeprefix('as_').replace('_', '-')}; type that outside")
         typed = _typed(other)
         beside = plan_config(**asked | {name: value for name, value in _arguments(other).items()
                                         if name in typed}).plan()
