@@ -521,6 +521,8 @@ def test_policies_and_numbers_are_asked_for_as_one_writes_them():
     for text, policies in (("usual", ["tiled", "block+tiled"]), ("tiled", ["tiled"]), (("sub_block",), ["sub_block"]),
                            ("all", ["tiled", "block+tiled", "none", "selective", "sub_block", "block"])):
         assert [row.recompute for row in engine_plan("gpt2", stage=3, recompute=text).rows] == policies
+    for runtime, policies in (("fsdp2", ["none", "selective", "block"]), ("megatron", ["none", "block"])):
+        assert [row.recompute for row in zs.plan("gpt2", stage=1, runtime=runtime).rows] == policies
     sizes = {engine_plan(parameters=text).config.model.parameters
              for text in ("7.5B", "7.5e9", "7_500_000_000", "7,500,000,000", 7.5e9)}
     assert sizes == {7_500_000_000}

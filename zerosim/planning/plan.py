@@ -31,7 +31,8 @@ from zerosim.ranks.mesh import Mesh
 
 ATTENTIONS = FUSED, UNFUSED = ("fused", "unfused")
 EVERY_POLICY = ("tiled", "block+tiled", "none", "selective", "sub_block", "block")
-USUAL_POLICIES = {FUSED: ("none", "block"), UNFUSED: ("none", "selective", "block")}
+# Runtimes whose programs can checkpoint a block operator by operator, by torchtitan's list.
+SELECTIVE_TOO = ("fsdp2", "deepspeed")
 # Runtimes whose programs reduce gradients in fp32 and add them up so, where 16 bits are computed in.
 WIDE_GRADIENTS = ("fsdp2", "megatron")
 Several = str | int | Iterable[Any]
@@ -73,9 +74,9 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     says that kernels are fused by torch.compile, and ``loss_chunks`` in how many parts logits and their loss are made.
     ``lora_rank`` is that of adapters beside frozen linear layers, and ``weights``, "nf4" or "int8", how these rest;
     ``train_only`` names the units or layers that are trained without adapters, as "block3[01],head", all else frozen.
-    ``stage`` and ``recompute`` are one, several, or "all"; "usual" is to recompute nothing, and blocks. ``attention``
-    "fused", as FlashAttention, never holds the probabilities; "unfused" holds them, which zerosim's engine alone does,
-    and "usual" recomputes selectively too. ``link`` None is the device's own.
+    ``stage`` and ``recompute`` are one, several, or "all"; "usual" is to recompute nothing, blocks, and, in fsdp2 and
+    deepspeed, or where attention is unfused, selectively. ``attention`` "fused", as FlashAttention, never holds the
+    probabilities; "unfused" holds them, which zerosim's engine alone does. ``link`` None is the device's own.
     ``batch`` are sequences of a micro-batch of one rank, of ``sequence`` tokens each, None the model's longest and no
     more than 4,096, and ``global_batch`` those of a step on all ranks, in place of ``micro_batches``. ``tokens`` are
     those of a whole training, as "300B", and ``price`` is that of a device and hour. ``margin`` is the share of the
@@ -257,7 +258,8 @@ def _policies(asked: Several, attention: str, runtime: str) -> tuple[str, ...]:
                          "attention is fused; leave it out, or take runtime='zerosim'")
     if isinstance(asked, str) and asked == "all":
         return EVERY_POLICY if engine else KEPT
-    asked = USUAL_POLICIES[attention] if isinstance(asked, str) and asked == "usual" else asked
+    if isinstance(asked, str) and asked == "usual":
+        asked = KEPT if attention == UNFUSED or runtime in SELECTIVE_TOO else KEPT[::2]
     try:
         texts = asked.split(",") if isinstance(asked, str) else [str(text) for text in asked]  # type: ignore[union-attr]
     except TypeError:
