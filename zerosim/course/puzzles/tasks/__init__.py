@@ -1,4 +1,4 @@
-"""The puzzles, one to a file: a statement, a function with holes, hints, and the cases that an answer is run on."""
+"""The puzzles: of each a TOML file with its statement, a function with holes and hints, and the cases that judge it."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -6,47 +6,9 @@ Legend: N ranks, m micro-batches, n elements, S loss scale, k = ⌈n/N⌉.
 import numpy as np
 
 from zerosim.course.puzzles.expected import data, ordered_sum, ring_sum, traffic
-from zerosim.course.puzzles.puzzle import Case, Puzzle, held_copy
+from zerosim.course.puzzles.puzzle import Case, held_copy, read_puzzle
 
 SCALE = 1024.0
-
-STATEMENT = """
-A step of training has m micro-batches on each of N ranks. Every one of these N·m gradients is that of S times
-the mean loss of its own micro-batch. The optimizer wants the gradient of the mean loss over all, so something
-is to be divided by S, by N and by m. Where?
-
-    rank 0   g00 + g01   \\
-    rank 1   g10 + g11    >  ring -> sum -> by S·N·m -> mean, on every rank
-    rank 2   g20 + g21   /
-
-Once, at the end: three divisions round three times, and a division before the sum can lose small numbers
-altogether.
-
-    average(rank, gradients, scale):
-        gradients  (m, n) fp32, this rank's;  scale  S
-        ->  the mean gradient (n,) fp32
-
-Prescribed: a rank adds its own micro-batches in their order; the ring adds the ranks; then x / (S·N·m) in
-fp32. The gradients are read-only.
-"""
-
-FUNCTION = '''
-def average(rank, gradients, scale):
-    m, n = gradients.shape
-    total = rank.memory.alloc(n, np.float32, "gradient")
-    total[...] = gradients[0]
-    for gradient in gradients[1:]:
-        total += gradient
-    zs.puzzles.hole("add up over ranks, in place")
-    total /= zs.puzzles.hole("by how much, in all?")
-    return total
-'''
-
-HINTS = (
-    "The ring's sum has N·m gradients in it, each of them S times too large.",
-    "rank.all_reduce(total, out=total) needs no second vector.",
-    "total /= scale * rank.size * m, as one number.",
-)
 
 
 def case(ranks: int, length: int) -> Case:
@@ -77,7 +39,4 @@ def case(ranks: int, length: int) -> Case:
         shard_nbytes=4 * chunk)
 
 
-PUZZLE = Puzzle(
-    "average", "The mean in the right place", STATEMENT, FUNCTION, HINTS, case,
-    allowed=frozenset({"reduce_scatter", "all_gather", "all_reduce"}),
-    score="peak: the m gradients, their sum, two chunks on the ring; bytes and steps: one all-reduce")
+PUZZLE = read_puzzle("average", case)

@@ -6,44 +6,7 @@ Legend: N ranks, n elements, k = ⌈n/N⌉; chunk c is elements min(n, c·k) to 
 import numpy as np
 
 from zerosim.course.puzzles.expected import chunk_slices, chunks, data, traffic
-from zerosim.course.puzzles.puzzle import Case, Puzzle, held_copy
-
-STATEMENT = """
-Rank r has chunk r of a vector, and every rank wants all of it. Each passes on to its right neighbor what it
-has just got from the left one:
-
-    N = 3     rank 0        rank 1        rank 2
-    start     [a . .]       [. b .]       [. . c]
-    step 0    [a . c]       [a b .]       [. b c]    r sends chunk r,   gets r-1
-    step 1    [a b c]       [a b c]       [a b c]    r sends chunk r-1, gets r-2
-
-    gather(rank, shard, n):
-        shard  fp32, chunk r of the cut by k = ceil(n/N);  n  the length
-        ->  the vector (n,) fp32
-
-The last chunks may be short or empty.
-"""
-
-FUNCTION = '''
-def gather(rank, shard, n):
-    N, k = rank.size, -(-n // rank.size)
-
-    def chunk(c):
-        return slice(min(n, c % N * k), min(n, (c % N + 1) * k))
-
-    whole = rank.memory.alloc(n, shard.dtype, "gathered_parameter")
-    zs.puzzles.hole("put your own chunk in its place")
-    for step in range(N - 1):
-        zs.puzzles.hole("send one chunk of whole on, and receive another one right into its place")
-    return whole
-'''
-
-HINTS = (
-    "No landing place is needed: what arrives can be received where it belongs, and what is sent lies there already.",
-    "In step s rank r sends chunk r-s to the right and receives chunk r-s-1 from the left.",
-    "rank.exchange(whole[chunk(rank.index - step)], (rank.index + 1) % N, whole[chunk(rank.index - step - 1)], "
-    "(rank.index - 1) % N), after whole[chunk(rank.index)] = shard.",
-)
+from zerosim.course.puzzles.puzzle import Case, held_copy, read_puzzle
 
 
 def case(ranks: int, length: int) -> Case:
@@ -68,6 +31,4 @@ def case(ranks: int, length: int) -> Case:
         shard_nbytes=4 * chunk)
 
 
-PUZZLE = Puzzle(
-    "gather", "A ring all-gather", STATEMENT, FUNCTION, HINTS, case,
-    score="peak: the vector and the own chunk; bytes: (N-1)/N of the vector; steps: N-1")
+PUZZLE = read_puzzle("gather", case)

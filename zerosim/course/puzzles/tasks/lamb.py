@@ -9,53 +9,10 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.puzzles.expected import Array, chunk_slices, data, traffic
-from zerosim.course.puzzles.puzzle import Case, Puzzle, held_copy
+from zerosim.course.puzzles.puzzle import Case, held_copy, read_puzzle
 from zerosim.ranks.rank import Rank
 
 LEARNING_RATE, BIAS, PADDING = 0.01, 3, 7777.0
-
-STATEMENT = """
-LAMB moves a layer by its own trust ratio: w = w - lr · (|w| / |u|) · u, where u is the direction and both
-norms are over the whole layer. The layer's matrix lies in shards, padded at its end to N·k elements; its bias
-lies whole on every rank:
-
-             rank 0    rank 1    rank 2
-    matrix   [w w w]   [w w w]   [w p p]   p: padding, 7777, in no norm
-    bias     [b b b]   [b b b]   [b b b]   everywhere the same, once in the norm
-
-    lamb(rank, weights, direction, valid, bias, bias_direction, lr):
-        weights, direction  (k,) fp32, this rank's shard, of which the first
-                            `valid` elements are real
-        bias, bias_direction  (3,) fp32, equal on all ranks;  lr a number
-        ->  (weights, bias), updated; padding as it was
-
-Write into weights and bias. Add squares in float64. No order is prescribed: the result may differ by four
-roundings of fp32. Two numbers from each rank are all that has to travel.
-"""
-
-FUNCTION = '''
-def lamb(rank, weights, direction, valid, bias, bias_direction, lr):
-    def squares(x):
-        wide = x.astype(np.float64)
-        return np.dot(wide, wide)
-
-    partial = rank.memory.alloc(2, np.float64, "workspace")  # of the weights, of the direction
-    partial[0] = zs.puzzles.hole("squares of what is real in your shard")
-    partial[1] = zs.puzzles.hole("the same for the direction")
-    total = zs.puzzles.hole("the sum over ranks")
-    zs.puzzles.hole("the bias counts once, not N times")
-    ratio = zs.puzzles.hole("norm of the weights by norm of the direction")
-    weights[:valid] -= lr * ratio * direction[:valid]
-    bias -= lr * ratio * bias_direction
-    return weights, bias
-'''
-
-HINTS = (
-    "A sum of squares can be added up over ranks; a norm cannot. The square root comes last.",
-    "squares(weights[:valid]) leaves out the padding; total = rank.all_reduce(partial) adds up the shards.",
-    "After the all-reduce: total[0] += squares(bias), total[1] += squares(bias_direction), the same on every rank; "
-    "ratio = np.float32(np.sqrt(total[0] / total[1])).",
-)
 
 
 def squares(*parts: Array) -> float:
@@ -119,8 +76,4 @@ def case(ranks: int, length: int) -> Case:
         bounds=bounds, shard_nbytes=4 * chunk, scratch_shards=7)
 
 
-PUZZLE = Puzzle(
-    "lamb", "A norm over shards", STATEMENT, FUNCTION, HINTS, case,
-    allowed=frozenset({"all_gather", "all_reduce"}), changes=frozenset({"weights", "bias"}),
-    returns=("weights", "bias"),
-    score="peak: what is given and two numbers of each rank; bytes and steps: an all-gather of 16 bytes per rank")
+PUZZLE = read_puzzle("lamb", case)

@@ -6,35 +6,7 @@ Legend: N ranks; n = 1 here.
 import numpy as np
 
 from zerosim.course.puzzles.expected import data, traffic
-from zerosim.course.puzzles.puzzle import Case, Puzzle, vector_of
-
-STATEMENT = """
-Every rank has one number, and every rank wants the mean of all of them: a loss over the global batch, say.
-
-    rank 0  [3.0]                 [2.0]
-    rank 1  [1.0]   -- mean -->   [2.0]
-    rank 2  [2.0]                 [2.0]
-
-    mean(rank, x):
-        x  (1,) fp32, another number on each rank
-        ->  (1,) fp32, the same on all
-
-No order of additions is prescribed. The result may differ from the true mean by N+1 roundings of the sum of
-|x| / N; a wrong formula differs by more.
-"""
-
-FUNCTION = '''
-def mean(rank, x):
-    total = zs.puzzles.hole("add up the x of all ranks; which collective does that?")
-    total /= zs.puzzles.hole("how many numbers were added?")
-    return total
-'''
-
-HINTS = (
-    "One collective gives every rank the sum of what all ranks have. The mean is one division away.",
-    "rank.all_reduce(x) returns the sum, as a new array on every rank; rank.size is N.",
-    "total = rank.all_reduce(x), then total /= rank.size, in place, so that it stays fp32 and charged.",
-)
+from zerosim.course.puzzles.puzzle import Case, read_puzzle, vector_of
 
 
 def case(ranks: int, length: int) -> Case:
@@ -53,7 +25,4 @@ def case(ranks: int, length: int) -> Case:
         bounds=[(ranks + 1) * 2.0**-24 * weight / ranks + 2.0**-24 * weight / ranks] * ranks)
 
 
-PUZZLE = Puzzle(
-    "mean", "The mean of one number", STATEMENT, FUNCTION, HINTS, case, dict.fromkeys((4, 1, 2, 3, 5, 8), (1,)), 0,
-    allowed=frozenset({"all_reduce"}),
-    score="peak: the number, the result and the ring's two buffers; bytes and steps: a ring all-reduce's")
+PUZZLE = read_puzzle("mean", case, dict.fromkeys((4, 1, 2, 3, 5, 8), (1,)), 0)

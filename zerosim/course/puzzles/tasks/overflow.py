@@ -9,47 +9,12 @@ from typing import Any
 import numpy as np
 
 from zerosim.course.puzzles.expected import Array, chunks, data, traffic
-from zerosim.course.puzzles.puzzle import Case, Puzzle, held_copy
+from zerosim.course.puzzles.puzzle import Case, held_copy, read_puzzle
 from zerosim.ranks.rank import Rank
 
 LEARNING_RATE, SCALE = 0.1, 1024.0
 # Odd lengths overflow: n = 1 modulo 4 with inf, 3 with NaN. The last ranks may own nothing.
 SIZES = {4: (9, 4, 3, 8), 1: (6, 5), 2: (1, 6), 3: (7, 2), 5: (13, 4), 8: (5, 18)}
-
-STATEMENT = """
-Gradients of S times the loss can overflow to inf, or be NaN. Then the step must be skipped, and S halved. But
-a rank sees only its own shard of the reduced gradient, and all ranks must decide the same:
-
-    rank 0  [ 1.0  2.0 ]   fine         -- skip
-    rank 1  [ inf  0.5 ]   overflow!    -- skip      S -> S/2 on all three
-    rank 2  [ ]            owns nothing -- skip
-
-    overflow(rank, weights, gradient, lr, scale):
-        weights, gradient  this rank's shard, fp32, perhaps empty; the
-                           gradient is that of S times the loss
-        ->  (weights, scale, skipped):
-            all is well:   weights - lr · (gradient / scale), scale, False
-            inf or NaN on any rank:   weights as they were, scale / 2, True
-
-Write into weights. One byte from each rank is all that has to travel.
-"""
-
-FUNCTION = '''
-def overflow(rank, weights, gradient, lr, scale):
-    flag = rank.memory.alloc(1, np.uint8, "workspace")
-    flag[0] = zs.puzzles.hole("1 if something in my shard is inf or NaN, else 0")
-    flags = zs.puzzles.hole("everybody's flag, or the largest of them; also when mine is 0")
-    if flags.any():
-        return weights, scale / 2, True
-    weights -= lr * (gradient / scale)
-    return weights, scale, False
-'''
-
-HINTS = (
-    "A collective must be called by all ranks, also by those that find nothing wrong, and by those that own nothing.",
-    "np.isfinite is False for inf and for NaN, and np.isfinite(empty).all() is True.",
-    "flag[0] = not np.isfinite(gradient).all(); flags = rank.all_gather(flag), or rank.all_reduce(flag, op='max').",
-)
 
 
 def case(ranks: int, length: int) -> Case:
@@ -85,8 +50,4 @@ def case(ranks: int, length: int) -> Case:
         shard_nbytes=4 * chunk)
 
 
-PUZZLE = Puzzle(
-    "overflow", "Overflow anywhere, skip everywhere", STATEMENT, FUNCTION, HINTS, case, SIZES,
-    allowed=frozenset({"all_gather", "all_reduce"}), changes=frozenset({"weights"}),
-    returns=("weights", "scale", "skipped"),
-    score="peak: two shards and a byte of each rank; bytes and steps: an all-gather of one byte per rank")
+PUZZLE = read_puzzle("overflow", case, SIZES)

@@ -7,52 +7,10 @@ Source: Rajbhandari et al. 2020 (ZeRO), section 5.1.
 from typing import Any
 
 from zerosim.course.puzzles.expected import Array, chunk_slices, data, ring_sum, traffic
-from zerosim.course.puzzles.puzzle import Case, Puzzle, held_copy
+from zerosim.course.puzzles.puzzle import Case, held_copy, read_puzzle
 from zerosim.ranks.rank import Rank
 
 LEARNING_RATE, DECAY = 0.1, 0.9
-
-STATEMENT = """
-ZeRO-1: every rank has all weights and its own gradient of all of them, but the optimizer's state (here a
-momentum) only for the shard that it owns. So it needs the mean gradient of that shard only, updates that, and
-then all show what they have updated:
-
-    gradient   [ a a a | a a a | a a ]  on every rank another one
-                    reduce-scatter
-    rank 1             [ s s s ]          the sum, of its own shard
-                 / N, momentum, update
-    weights    [ . . . | w w w | . . ]    only its own shard is new
-                     all-gather
-    weights    [ w w w | w w w | w w ]    on every rank the same again
-
-    zero1(rank, weights, gradient, momentum, lr):
-        weights, gradient  (n,) fp32
-        momentum  fp32, of the own shard, elements min(n, rk) to min(n, (r+1)k)
-        ->  (weights, momentum), updated:
-            momentum = 0.9·momentum + mean;  weights = weights - lr·momentum
-
-Write into weights and momentum, and return them; the gradient is read-only. The ring's order is prescribed.
-An all-reduce sends twice what is needed.
-"""
-
-FUNCTION = '''
-def zero1(rank, weights, gradient, momentum, lr):
-    n, k = len(weights), -(-len(weights) // rank.size)
-    own = slice(min(n, rank.index * k), min(n, (rank.index + 1) * k))
-    mean = zs.puzzles.hole("the sum over ranks of the own shard of the gradient")
-    zs.puzzles.hole("make it the mean")
-    momentum *= 0.9
-    momentum += mean
-    weights[own] -= lr * momentum
-    zs.puzzles.hole("show the own shard to all, and get theirs; right into weights")
-    return weights, momentum
-'''
-
-HINTS = (
-    "Sum, and to each his own part of it: that is one collective. Parts, and to each all of them: that is another one.",
-    "rank.reduce_scatter(gradient) returns a new array, so that mean /= rank.size changes nobody's gradient.",
-    "rank.all_gather(weights[own], out=weights, length=n) puts all shards in their places.",
-)
 
 
 def updated(weights: Array, momentum: Array, mean: Array) -> tuple[Array, Array]:
@@ -98,8 +56,4 @@ def case(ranks: int, length: int) -> Case:
         shard_nbytes=4 * chunk)
 
 
-PUZZLE = Puzzle(
-    "zero1", "The step of ZeRO-1", STATEMENT, FUNCTION, HINTS, case,
-    allowed=frozenset({"reduce_scatter", "all_gather", "all_reduce"}), changes=frozenset({"weights", "momentum"}),
-    returns=("weights", "momentum"),
-    score="peak: weights, gradient and four shards; bytes: 2(N-1)/N of the gradient; steps: 2(N-1)")
+PUZZLE = read_puzzle("zero1", case)

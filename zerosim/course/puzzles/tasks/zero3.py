@@ -7,7 +7,7 @@ Source: Rajbhandari et al. 2020 (ZeRO), section 5.3.
 import numpy as np
 
 from zerosim.course.puzzles.expected import Array, data, traffic
-from zerosim.course.puzzles.puzzle import Case, Puzzle, held_copy
+from zerosim.course.puzzles.puzzle import Case, held_copy, read_puzzle
 from zerosim.course.puzzles.tasks.layered import (
     LAYERS,
     ScalingLayer,
@@ -15,49 +15,6 @@ from zerosim.course.puzzles.tasks.layered import (
     layer_weights,
     mean_shards,
     refuse_gathered_weights,
-)
-
-STATEMENT = """
-ZeRO-3: a rank rests with a shard of every layer's weights, and nothing more. A layer is gathered when it is
-needed, used, and freed at once; in backward it is gathered again:
-
-    forward    gather w0    x1 = f(w0, x0)          free w0
-               gather w1    x2 = f(w1, x1)          free w1   ...
-    backward   gather w3    dx, dw = b(w3, x3, dy)  free w3   reduce-scatter dw
-               gather w2    ...
-
-    zero3(rank, shards, layer, x):
-        shards  a list of L arrays, this rank's chunk of each layer's weights
-                (n,), cut by ceil(n/N), fp32
-        layer   layer.forward(w, x) -> y;  layer.backward(w, x, dy) -> (dx, dw);
-                all (n,), and in rank.memory
-        x       (n,) fp32, this rank's input
-        ->  the list of this rank's shards of the mean of dw, layer 0 first
-
-The loss is half the square of the last output, so that its gradient dy is that output itself. Backward needs
-each layer's input, so forward keeps it; it must not keep gathered weights.
-"""
-
-FUNCTION = '''
-def zero3(rank, shards, layer, x):
-    n, inputs = len(x), []
-    for shard in shards:
-        w = zs.puzzles.hole("gather this layer's weights")
-        inputs.append(x)
-        x = layer.forward(w, x)
-        zs.puzzles.hole("let the gathered weights go")
-    dy, grads = x, [None] * len(shards)
-    del x
-    for number in reversed(range(len(shards))):
-        zs.puzzles.hole("gather the weights again; backward; let them go")
-        zs.puzzles.hole("reduce dw, and keep your shard of the mean")
-    return grads
-'''
-
-HINTS = (
-    "rank.all_gather(shard, length=n) gathers. It is a new array in rank.memory, until no name holds it.",
-    "dx, dw = layer.backward(w, inputs.pop(), dy); then del w, and dy = dx. A name that you do not delete holds on.",
-    "grads[number] = rank.reduce_scatter(dw); del dw; grads[number] /= rank.size.",
 )
 
 
@@ -92,8 +49,4 @@ def gradients(weights: list[Array], x: Array) -> list[Array]:
     return found[::-1]
 
 
-PUZZLE = Puzzle(
-    "zero3", "ZeRO-3 gathers, uses and frees", STATEMENT, FUNCTION, HINTS, case,
-    allowed=frozenset({"all_gather", "reduce_scatter"}),
-    score="peak: the shards and eight vectors (five activations, one layer's weights, dx, dw); bytes and steps: two "
-          "gathers and a reduce-scatter for each layer")
+PUZZLE = read_puzzle("zero3", case)
