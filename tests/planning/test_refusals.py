@@ -12,7 +12,7 @@ import zerosim as zs
 from tests.planning.configurations import GPT2, LLAMA2, OWN_DEVICE, OWN_LINK, T5
 from tests.planning.recorded_runs import EVEN, FAST, MACHINE, device, program_of, recorded, step, traces, traces_of
 from tests.support import assert_refused, literally
-from zerosim.course.published import published, quantities
+from zerosim.course.published import published
 from zerosim.models import model_types
 from zerosim.options import StepOptions
 from zerosim.planning import (
@@ -144,11 +144,6 @@ def test_a_block_or_a_model_that_cannot_be_or_is_not_counted_is_refused():
     refuses([
         (partial(Block, 1, 1, 4, 3), "a block of 4 channels was asked for 3 heads; ... that divides the channels"),
         (partial(Block, 1, 2, 6, 3, query_channels=7), "a block of 7 channels was asked for 3 heads"),
-        (partial(quantities.layer_nbytes, Block(1, 1, 2, 1, itemsize=4)), "has elements of 4 bytes"),
-        (partial(quantities.layer_nbytes, PLAIN, tensor_parallel=2), "asked for 3 heads; take ranks that"),
-        (partial(quantities.layer_nbytes, PLAIN, sequence_parallel=True), "take tensor_parallel=2 or more"),
-        (partial(quantities.layer_nbytes, PLAIN, recompute="block"), "it has none, selective, full; for"),
-        (partial(quantities.layer_nbytes, Block.of(LLAMA, 1, 8)), "a gated network of 11008; take planning."),
         (partial(published, "stats"), "nothing published about 'stats' is kept; the subjects are states, activations"),
         (partial(flops.utilization, 1.0, 0.0, 1.0), "asked for 1 FLOPs in 0 s at 1 per second; FLOPs are 0 or more, "),
         (partial(flops.step_flops, shapes.PRESETS["t5-small"], 1, 8), "has 6 blocks of encoder beside 6 of decoder; "),

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from zerosim.models.transformer import Transformer
-from zerosim.numerics.checks import LINEAR_LAYERS, checked_count
+from zerosim.numerics.checks import LINEAR_LAYERS
 from zerosim.numerics.formats import format_of
 from zerosim.planning import activations, closed_forms, collectives, hardware
-from zerosim.planning.activations import Block, refuse_unless_plain
+from zerosim.planning.activations import Block
 from zerosim.planning.closed_forms import STAGES, Job
 from zerosim.planning.collectives import Sent, sent
 from zerosim.planning.conventions import Convention, convention_of, estimate_nbytes, states_nbytes
@@ -247,7 +247,6 @@ WHOLE: Mapping[str, int] = {
 CUT: Mapping[str, int] = {"Q and K": 4, "V": 2, "projection input": 2, "pre-GELU": 8, "post-GELU": 8}
 # The same as multiples of as²b, which selective recomputation drops, and tensor parallelism cuts too.
 SQUARE: Mapping[str, int] = {"softmax output": 2, "probabilities' mask": 1, "dropped probabilities": 2}
-RECOMPUTED = ("none", "selective", "full")
 
 
 def layer_nbytes(block: Block, *, tensor_parallel: int = 1, sequence_parallel: bool = False,
@@ -261,46 +260,15 @@ def layer_nbytes(block: Block, *, tensor_parallel: int = 1, sequence_parallel: b
 
     Tensor parallelism cuts all but 10 sbh, sequence parallelism those too; selective recomputation drops 5as²b; full
     recomputation keeps the 2 sbh of the input, on every rank. The project's own layers keep less: no outputs of
-    LayerNorms (4 sbh), no dropout masks of one byte an element (2 sbh and as²b), and the softmax's output once.
-    Raises ValueError for ranks that do not divide the heads, sequence parallelism of a single rank, another
-    recomputation than none, selective and full, elements that do not have 2 bytes, and a block that is not plain, for
-    which the count was made. Source: Korthikanti et al. 2022, table 2.
+    LayerNorms (4 sbh), no dropout masks of one byte an element (2 sbh and as²b), and the softmax's output once. The
+    count is of plain blocks in 16 bit, on ranks that divide the heads. Source: Korthikanti et al. 2022, table 2.
     """
-    refuse_unless_plain(block, "the count sbh(34 + 5as/h)", "take planning.activations, which counts any block")
-    if block.itemsize != 2:
-        raise ValueError(f"the count sbh(34 + 5as/h) is in bytes of 16-bit training, and the block has elements of "
-                         f"{block.itemsize} bytes; give it itemsize=2, or take planning.activations")
-    t = checked_count("tensor_parallel", tensor_parallel, 1)
-    if block.heads % t:
-        raise ValueError(f"tensor parallelism of {t} ranks was asked for {block.heads} heads; take ranks that divide "
-                         "them")
-    if sequence_parallel and t == 1:
-        raise ValueError("sequence parallelism cuts what tensor parallelism leaves whole, and there is one rank; take "
-                         "tensor_parallel=2 or more")
-    if recompute not in RECOMPUTED:
-        raise ValueError(f"recompute={recompute!r} is not in the published table; it has {', '.join(RECOMPUTED)}; for "
-                         "the other policies take planning.activations")
     if recompute == "full":
         return WHOLE["LayerNorm 1 input"] * block.stream
     whole, cut = sum(WHOLE.values()) * block.stream, sum(CUT.values()) * block.stream
     square = sum(SQUARE.values()) * block.square if recompute == "none" else 0
-    return (whole + cut + square) // t if sequence_parallel else whole + (cut + square) // t
-
-
-def zero_nbytes(block: Block) -> int:
-    """Bytes of one block as ZeRO's paper estimates them: 12·BLd elements, attention's square left out.
-
-    Source: Rajbhandari et al. 2020 (ZeRO), section 3.2, footnote.
-    """
-    return 12 * block.stream * block.itemsize
-
-
-def zero_infinity_nbytes(block: Block) -> int:
-    """Bytes of one block as ZeRO-Infinity's table counts them: 16·BLd + 2·BHL² elements.
-
-    Source: Rajbhandari et al. 2021 (ZeRO-Infinity, arXiv:2104.07857), section 3 and figure 2a.
-    """
-    return (16 * block.stream + 2 * block.square) * block.itemsize
+    cut, whole = (cut + square + whole, 0) if sequence_parallel else (cut + square, whole)
+    return whole + cut // tensor_parallel
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -331,8 +299,10 @@ QUANTITIES: dict[str, Callable[..., Any]] = {
     "scores": lambda **block: matmuls(Block(**block))["scores"] / 1e9,
     "5as/h": lambda **block: 5 * Block(**block).square / Block(**block).stream,
     "selective saving": selective_saving, "layer": layer,
-    "zero": lambda blocks, **block: blocks * zero_nbytes(Block(**block)) / 1e9,
-    "zero-infinity": lambda blocks, unit, **block: blocks * zero_infinity_nbytes(Block(**block)) / UNITS[unit],
+    # 12·BLd elements of each block, attention's square left out; and 16·BLd + 2·BHL². Of 2 bytes each.
+    "zero": lambda blocks, **block: blocks * 2 * 12 * Block(**block).stream / 1e9,
+    "zero-infinity": lambda blocks, unit, **block:
+        blocks * 2 * (16 * Block(**block).stream + 2 * Block(**block).square) / UNITS[unit],
     "checkpoints": lambda blocks, **block: blocks * 2 * Block(**block).stream / UNITS["TiB"],
     "overhead": lambda which: sum(getattr(OVERHEADS[name], f"{which}_nbytes") for name in TEXTS_OVERHEADS) / 1e9,
     "6PD": lambda tokens, model="", parameters=0:

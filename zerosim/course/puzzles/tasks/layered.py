@@ -10,7 +10,7 @@ import numpy as np
 from zerosim.course.puzzles.expected import Array, chunk_slices, chunks, data, ring_sum, traffic
 from zerosim.course.puzzles.puzzle import Case, Mistakes, held_copy
 from zerosim.ranks.rank import Rank
-from zerosim.ranks.trace import Held, Trace, Traces
+from zerosim.ranks.trace import Held, Traces
 
 LAYERS = 4
 
@@ -86,34 +86,32 @@ def mean_shards(gradients: Sequence[Sequence[Array]]) -> tuple[list[list[Array]]
         "returned whole gradients, and not its shards": [means] * ranks}
 
 
-def most_at_once(trace: Trace, is_counted: Callable[[Held], bool]) -> int:
-    """The largest number of such arrays that a rank held at one moment of a run."""
-    alive, most = set[int](), 0
-    for row in trace.rows:
-        if isinstance(row, Held) and is_counted(row):
-            (alive.add if row.nbytes > 0 else alive.discard)(row.number)
-            most = max(most, len(alive))
-    return most
+def refuse_more_than_two(traces: Traces, is_counted: Callable[[Held], bool], what: str, instead: str) -> str | None:
+    """The words for a rank that held more than two such arrays at one moment of a run: what it kept, not what it freed.
+    """
+    for rank, trace in enumerate(traces):
+        alive, most = set[int](), 0
+        for row in trace.rows:
+            if isinstance(row, Held) and is_counted(row):
+                (alive.add if row.nbytes > 0 else alive.discard)(row.number)
+                most = max(most, len(alive))
+        if most > 2:
+            return f"rank {rank} holds {what.format(most)} at one moment, where one is enough: {instead}"
+    return None
 
 
 def refuse_gathered_weights(traces: Traces) -> str | None:
-    """The words for a rank that held more than two gathered arrays at one moment: what it kept, not what it freed."""
-    for rank, trace in enumerate(traces):
-        count = most_at_once(trace, lambda row: row.name == "all_gather")
-        if count > 2:
-            return (f"rank {rank} holds {count} gathered arrays of weights at one moment, where one is enough: let "
-                    "each layer's go (del w) as soon as it is used, and gather it again when it is needed")
-    return None
+    """The words for a rank that keeps gathered weights."""
+    return refuse_more_than_two(
+        traces, lambda row: row.name == "all_gather", "{} gathered arrays of weights",
+        "let each layer's go (del w) as soon as it is used, and gather it again when it is needed")
 
 
 def refuse_whole_gradients(traces: Traces) -> str | None:
-    """The words for a rank that held the whole gradients of more than two layers at one moment."""
-    for rank, trace in enumerate(traces):
-        count = most_at_once(trace, lambda row: row.kind == "unit_gradient")
-        if count > 2:
-            return (f"rank {rank} holds the whole gradients of {count} layers at one moment, where one is enough: "
-                    "reduce each layer's as soon as it is there, and let it go")
-    return None
+    """The words for a rank that keeps the whole gradients of layers."""
+    return refuse_more_than_two(
+        traces, lambda row: row.kind == "unit_gradient", "the whole gradients of {} layers",
+        "reduce each layer's as soon as it is there, and let it go")
 
 
 def backward_case(seed: str, ranks: int, length: int, *, alive: int, why: str,
