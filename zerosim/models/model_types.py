@@ -314,7 +314,7 @@ def _row(rows: Fields, name: str) -> dict[str, Any]:
 
 
 def _left_out(values: Fields) -> dict[str, Any]:
-    """What keys are where they are left out; an empty list stands for null, which TOML has not."""
+    """The values of keys that are left out; an empty list stands for null, which TOML has not."""
     return {key: None if value == [] else value for key, value in values.items()}
 
 
