@@ -170,7 +170,14 @@ def test_jupyter_executes_the_text_into_the_same_file(text):
     copy = copy_of(text)
     for picture in filter(None, (picture_in(outputs) for _, outputs in committed(copy))):
         skip_if_drawn_elsewhere(picture[0])
-    assert execute.written(text) == copy.read_text(encoding="utf-8"), "it has changed: read it, then `make notebooks`"
+    then, now = json.loads(copy.read_text(encoding="utf-8")), json.loads(execute.written(text))
+    # Curves of trainings, whose products another processor adds in another order, may differ as their figures may.
+    for one, other in zip(then["cells"], now["cells"], strict=True):
+        drawn = re.match(r"zs\.draw\.(\w+)\(", "".join(one["source"]))
+        both = [picture_in(cell.get("outputs", [])) for cell in (one, other)]
+        if drawn and all(both) and shows_the_same(drawn[1].replace("_", "-"), both[0][0], both[1][0]):
+            other["outputs"] = one["outputs"]
+    assert now == then, "it has changed: read it, then `make notebooks`"
 
 
 # -- what readers are told to try ---------------------------------------------------------------------------------
