@@ -317,6 +317,30 @@ def test_each_option_of_a_programs_plan_changes_what_is_held_or_how_long_a_step_
         assert stored.nbytes_of("parameters") < changed.nbytes_of("parameters") < plain.states_nbytes
 
 
+def test_a_host_updates_the_shares_of_all_its_devices_at_the_rate_of_the_programs_adam():
+    asked = {"device": "h100-80", "stage": 3, "recompute": "block", "sequence": 1024, "offload": "optimizer=host"}
+    for runtime, rate in (("deepspeed", 1.41e9), ("megatron", 2.07e8)):
+        found = {}
+        for ranks, nodes in ((1, 1), (8, 1), (16, 2)):
+            stage = 1 if runtime == "megatron" else 3
+            (row,) = zs.plan("gpt2", **asked | {"stage": stage}, runtime=runtime, ranks=ranks, nodes=nodes).rows
+            found[nodes] = row.update_seconds
+            assert row.update_seconds == pytest.approx(124_439_808 / nodes / rate, rel=0.01)
+        assert found[2] < found[1]
+
+
+def test_the_root_is_gathered_once_a_micro_batch_by_fsdp2_and_arithmetic_gets_longer_beside_communication():
+    asked = {"ranks": 8, "stage": 3, "recompute": "none", "sequence": 1024, "device": "h100-80"}
+    (torch,), (speed,) = (zs.plan("llama-3-8b", **asked, runtime=runtime).rows for runtime in ("fsdp2", "deepspeed"))
+    root = 2 * (2 * 128_256 * 4096 + 4096)
+    assert torch.sent_nbytes_per_step == speed.sent_nbytes_per_step + 7 / 8 * (2 * 8_030_261_248 - root)  # sums in fp32
+    alone, beside = (zs.plan("llama-3-8b", **asked, overlap=overlap, prefetch=int(overlap)).rows[0]
+                     for overlap in (False, True))
+    assert alone.exposed_communication_seconds == pytest.approx(alone.communication_seconds)
+    assert beside.exposed_communication_seconds < alone.exposed_communication_seconds
+    assert alone.compute_seconds < beside.compute_seconds < alone.compute_seconds + beside.communication_seconds
+
+
 # -- a whole training, and plans side by side -------------------------------------------------------------------------
 
 
@@ -406,8 +430,11 @@ def test_the_explanation_of_offload_fills_in_the_bytes_the_link_and_what_is_not_
     found = engine_plan("gpt2", **OFFLOADED)
     lines = lines_of(found, found.rows[0])
     assert lines["to the host and back"] == ("31,109,952 there + 31,109,952 back", "62,219,904")
-    assert lines["of that the seconds"] == ("2 · 5.7e-06 + 62,219,904 / 6.3015e+10 over pcie5, beside nothing; the "
-                                            "host's own arithmetic is not in it", "0.0009988 s")
+    assert lines["of that the seconds"] == ("2 · 5.7e-06 + 62,219,904 / 6.3015e+10 over pcie5, beside nothing",
+                                            "0.0009988 s")
+    assert lines["update"][0].endswith("per second; the host's own arithmetic is not in it")
+    torch = zs.plan("gpt2", **OFFLOADED | {"offload": "host"})
+    assert lines_of(torch, torch.rows[0])["update"][0].endswith("; the host's own at 2.07e+08 parameters a second")
     assert lines["step"][0] == "compute + exposed + update + host"
     assert lines["optimizer"] == ("(4 + 8) · 124,439,808/8 on the host, nothing on the device", "0")
     assert lines["parameters"] == ("2 · 124,439,808", "248,879,616")

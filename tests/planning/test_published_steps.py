@@ -94,6 +94,21 @@ def test_each_option_changes_the_seconds_and_the_way_it_should():
     assert seconds(of=replace(llama, head_norms=True)) > plain
 
 
+def test_a_block_of_few_tokens_takes_as_long_as_its_launches_and_one_of_many_as_its_kernels():
+    gpt2, reached = model_of("gpt2", PRESETS["gpt2"]), efficiency.efficiency(DEVICES["h100-80"])
+    few, some, many = (reached.unit_seconds(gpt2, batch, 512) for batch in (1, 2, 128))
+    # Products, attention, two norms, GELU and two sums; back two for a product and a norm, three for attention.
+    assert few["forward", 1] == some["forward", 1] == pytest.approx((4 + 1 + 2 + 1 + 2) * 11.3e-6)
+    assert few["backward", 1] == pytest.approx((8 + 3 + 4 + 1 + 2) * 11.3e-6)
+    without = replace(reached, launch=0.0).unit_seconds(gpt2, 128, 512)
+    assert many == without
+    llama = model_of("llama", PRESETS["llama-3-8b"])
+    eager, fused = (efficiency.efficiency(DEVICES["h100-80"], compiled=compiled).unit_seconds(llama, 1, 16)
+                    for compiled in (False, True))
+    assert eager["forward", 1] == pytest.approx(38 * 11.3e-6)  # those of transformers' block, counted by torch
+    assert eager["forward", 1] > fused["forward", 1]
+
+
 def test_a_block_of_experts_takes_as_long_as_the_channels_that_a_token_passes_and_reads_all_weights():
     dense, experts = PRESETS["llama-3-8b"], shapes.Experts(8, 2, 7168)
     models = {"dense": dense, "experts": replace(dense, experts=experts),

@@ -234,18 +234,11 @@ def measured_row(config: PlanConfig, stage: int, policy: str) -> list[Compared]:
                              memory.peak_nbytes)]
 
 
-def run_planned(cluster: Cluster, config: PlanConfig, stage: int, policy: str, *,
-                bucket_nbytes: int | None = None) -> HeldInStep:
+def run_planned(cluster: Cluster, config: PlanConfig, stage: int, policy: str) -> HeldInStep:
     """Takes the step that is planned, with the configuration's options; what its first rank held."""
     return take_step(cluster, decoder_of(config.model, config.sequence), config.optimizer,
-                     (config.batch, config.sequence), micro_batches=config.micro_batches,
-                     **engine_options(config, stage, policy, bucket_nbytes))[0]
-
-
-def engine_options(config: PlanConfig, stage: int, policy: str, bucket_nbytes: int | None) -> dict[str, Any]:
-    """The engine's options that make it take the step that is planned."""
-    return config.options.arguments() | {"stage": stage, "policy": config.policy, "recompute": policy,
-                                         "bucket_nbytes": bucket_nbytes}
+                     (config.batch, config.sequence), micro_batches=config.micro_batches, policy=config.policy,
+                     stage=stage, recompute=policy, **config.options.arguments())[0]
 
 
 def preset_shape(name: Any) -> Any:

@@ -89,7 +89,9 @@ def places_text(config: PlanConfig) -> str:
     there = ((HOST, config.host_link), (DISK, config.disk_link))
     parts = [f"{place}: {link.name}, {gigabytes(link.bytes_per_second)} GB a second each way, and "
              f"{gigabytes(config.capacities_nbytes[place])} GB" for place, link in there if link]
-    return "; ".join(parts) + ", of each device alone; the host's own update takes no time" if parts else ""
+    update = ("takes no time" if config.reached is None else
+              f"is of {config.reached.host_update:.3g} parameters a second, of all its devices")
+    return "; ".join(parts) + f", of each device alone; the host's own update {update}" if parts else ""
 
 
 def names_for(found: Plan, width: int) -> Sequence[str]:

@@ -9,8 +9,9 @@ Legend: p = B·L tokens of a micro-batch, B sequences of L; I inputs and O outpu
 - What is elementwise takes the bytes that its operators read and write, by a table: eager ones more than fused ones.
 - Communication behind computation takes memory and processors from it, and makes it longer (contention).
 - In fp8, linear layers multiply at its rate; their inputs, weights and gradients are cast first, each once.
+- The host launches one kernel after the other: a block takes no less than its launches do.
 
-Two things are not in it: launches of kernels, which are longer than kernels of very few tokens, and waiting for data.
+Waiting for data is not in it.
 
 Sources: Williams, Waterman & Patterson 2009 (the roofline, of which the two times are added here); each constant has
 its own in efficiency.toml. What is fitted stands apart there: on every second published step of
@@ -73,21 +74,15 @@ def products(of: Transformer, block: UnitShape) -> tuple[Product, ...]:
     return tuple(found)
 
 
-def sizes_of(model: ModelShape) -> Transformer:
-    """The transformer of a decoder; raises ValueError for a model without a shape, and for an encoder-decoder."""
-    if model.transformer is None or model.transformer.encoder_blocks:
-        raise ValueError(f"the seconds of {model.name} were asked for, which is no decoder of known sizes; name a "
-                         "decoder, as llama-2-7b")
-    return model.transformer
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Efficiency:
     """Rates that a device reaches under a runtime, in operations and bytes per second.
 
     `products` are those in 16 bits, `linear` those of linear layers; `attention` forward and backward, where `causal`
-    of half the square; `elementwise` bytes by operator; `contention` the share of hidden copies that computation gets
-    longer by; `network` the share of a network's rate. `error` is the mean error of published steps that were held out.
+    of half the square; `elementwise` bytes and launches by operator; `contention` the share of hidden copies that
+    computation gets longer by; `network` the share of a network's rate. The host takes `launch` seconds to launch a
+    kernel, and updates `host_update` parameters a second. `error` is the mean error of published steps that were held
+    out.
     """
 
     device: Device
@@ -101,6 +96,8 @@ class Efficiency:
     elementwise: Mapping[str, Any]
     contention: float
     network: float
+    launch: float
+    host_update: float
     fp8: bool
     error: float
 
@@ -121,9 +118,12 @@ class Efficiency:
         """Seconds of each unit of a decoder, forward, in the loss and back, in a micro-batch.
 
         What runs forward again is in backward: of `recompute` blocks a share, "selective", or what a policy's text says
-        of whole blocks. Raises ValueError for a text that names none.
+        of whole blocks. Raises ValueError for a text that names none, and for what is no decoder of known sizes.
         """
-        of, positions, last = sizes_of(model), batch * tokens, len(model.units) - 1
+        of, positions, last = model.transformer, batch * tokens, len(model.units) - 1
+        if of is None or of.encoder_blocks:
+            raise ValueError(f"the seconds of {model.name} were asked for, which is no decoder of known sizes; name a "
+                             "decoder, as llama-2-7b")
         share = (recompute if isinstance(recompute, float | int) else recompute != SELECTIVE and
                  bool(Recompute.parse(recompute).segments(1)))
         embedding = 2 * ITEMSIZE * positions * of.channels / self.memory
@@ -138,11 +138,13 @@ class Efficiency:
             if listed not in of_kind:
                 once = [each.stack * self.product_seconds(positions * each.share, each.inputs, each.outputs)
                         for each in listed]
-                forward, back = (self._beside(of, listed, batch, tokens, way) for way in (0, 1))
-                forward += sum(once)
+                launches = (self.launch * sum(times * row[2 + way] for row, _, times in self._operators(of, listed))
+                            for way in (0, 1))
+                forward, back = (max((1, 2)[way] * sum(once) + self._beside(of, listed, batch, tokens, way), least)
+                                 for way, least in enumerate(launches))
                 again = share * forward if recompute != SELECTIVE else (
                     sum(once[1::2]) + self._elementwise_nbytes(of, listed, positions, 0) / self.memory)
-                of_kind[listed] = forward, again + 2 * sum(once) + back
+                of_kind[listed] = forward, again + back
             found["forward", unit], found["backward", unit] = of_kind[listed]
         return found
 
@@ -152,10 +154,10 @@ class Efficiency:
         What takes memory and processors is bytes that are copied, at a rate up to that of the links inside a node; of
         a slower network most is waiting.
         """
-        rate = network.inside.bytes_per_second
-        if network.between is not None and network.ranks_per_node is not None:
-            rate = min(rate, network.between.bytes_per_second * network.ranks_per_node)
-        return self.contention * hidden_seconds * rate / network.inside.bytes_per_second
+        share, between = 1.0, network.between
+        if between is not None and network.ranks_per_node is not None:
+            share = min(1.0, between.bytes_per_second * network.ranks_per_node / network.inside.bytes_per_second)
+        return self.contention * hidden_seconds * share
 
     def collective_seconds(self, operation: str, ranks: int, nbytes: int, network: Network) -> float:
         """Seconds of a collective by NCCL's own model, at the runtime's share of the network."""
@@ -177,14 +179,21 @@ class Efficiency:
         return flops / self.attention[way] + nbytes / self.memory
 
     def _elementwise_nbytes(self, of: Transformer, listed: Sequence[Product], positions: int, way: int) -> float:
-        """Bytes of a block's elementwise operators; inside the feed-forward network as wide as its last product."""
+        """Bytes of a block's elementwise operators."""
+        return float(positions * sum(width * row[way] for row, width, _ in self._operators(of, listed)))
+
+    def _operators(self, of: Transformer, listed: Sequence[Product]) -> list[tuple[Sequence[int], float, int]]:
+        """A block's operators: bytes forward and back, and kernels, of each; how wide they are, and how often they run.
+
+        What is inside the feed-forward network is as wide as its last product.
+        """
         inside = sum(each.stack * each.share * each.inputs for each in listed if each.name.endswith("down"))
-        widths = {"layer_norm" if of.layer_norm else "rms_norm": 2 * of.channels, "residual": 2 * of.channels,
-                  "gate" if of.gated else "gelu": inside,
-                  "rotation": (of.query_channels + of.key_channels) * (not of.positions),
-                  "rms_norm of heads": (of.query_channels + of.key_channels) * of.head_norms}
-        return float(positions * sum(width * self.elementwise[name.partition(" ")[0]][way]
-                                     for name, width in widths.items()))
+        heads = of.query_channels + of.key_channels
+        return [(self.elementwise[name], width * times, times) for name, width, times in (
+            ("layer_norm" if of.layer_norm else "rms_norm", of.channels, 2), ("residual", of.channels, 2),
+            ("gate" if of.gated else "gelu", inside, 1), ("rotation", heads, int(not of.positions)),
+            ("rms_norm", heads / 2, 2 * of.head_norms), ("attention" if self.causal else "unfused_attention", 0, 1),
+            ("product", 0, sum(each.stack for each in listed)))]
 
 
 def efficiency(device: Device, runtime: str = "fsdp2", *, compiled: bool = False, attention: str | None = None,
@@ -212,4 +221,5 @@ def efficiency(device: Device, runtime: str = "fsdp2", *, compiled: bool = False
         device, runtime, rate, faster, (forward * peak, backward * peak), kernel["half_tokens"], kernel["causal"],
         device.memory_bytes_per_second * of_runtime["memory"],
         tables["elementwise"]["fused" if compiled or of_runtime["fused"] else "eager"], of_runtime["contention"],
-        of_runtime["network"], linear is not None, factor["error"])
+        of_runtime["network"], tables["host"]["launch_seconds"], tables["host"][of_runtime["host_update"]],
+        linear is not None, factor["error"])

@@ -125,8 +125,7 @@ def _transfers(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
             yield (f"to the {place} and back", f"{there:,} there + {back:,} back", f"{there + back:,}")
             ways_used = bool(there) + bool(back)
             yield ("of that the seconds", f"{ways_used} · {link.latency_seconds:g} + {there + back:,} / "
-                   f"{link.bytes_per_second:g} over {link.name}, beside nothing; the host's own arithmetic is not in "
-                   "it", f"{seconds:.4g} s")
+                   f"{link.bytes_per_second:g} over {link.name}, beside nothing", f"{seconds:.4g} s")
 
 
 def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
@@ -142,13 +141,13 @@ def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
            f"NCCL's time unit by unit (nccl), at {config.reached.network:g} of the network" if config.reached else "")
     yield ("communication", f"{how} over {config.network.inside.name}{between}", f"{row.communication_seconds:.4g} s")
     job = config.job(row.stage, row.recompute)
-    beside = "" if config.reached is None else (
-        f", and {config.reached.contention:g} of what is hidden, by which arithmetic beside it gets longer")
-    yield ("of it exposed", f"what the program stands still for, with {options_text(config)}{beside}",
+    yield ("of it exposed", f"what the program stands still for, with {options_text(config)}",
            f"{row.exposed_communication_seconds:.4g} s")
     scanned, updated = config.update_nbytes(job)
+    host = "" if config.options.offload.optimizer == DEVICE else "; the host's own " + (
+        f"at {config.reached.host_update:.3g} parameters a second" if config.reached else "arithmetic is not in it")
     yield ("update", f"({scanned:,} scanned for overflow and norm + {updated:,} read and written) / "
-           f"{config.device.memory_bytes_per_second:.4g} per second", f"{row.update_seconds:.4g} s")
+           f"{config.device.memory_bytes_per_second:.4g} per second{host}", f"{row.update_seconds:.4g} s")
     yield from _transfers(config, row)
     extra = " + host" * (not config.options.offload.is_none) + " + disk" * config.options.offload.uses_disk
     yield ("step", "compute + exposed + update" + extra, f"{row.step_seconds:.4g} s")
@@ -161,8 +160,9 @@ def _compute(config: PlanConfig, row: PlanRow, rate: float) -> Explanation:
     if (reached := config.reached) is not None:
         return ("compute", f"products at {reached.products:.4g} operations per second, {reached.products / rate:.2f} "
                 f"of the peak; fused attention at {reached.attention[0]:.4g} forward and {reached.attention[1]:.4g} "
-                f"back; what is elementwise at {reached.memory:.4g} bytes per second (efficiency.toml; published steps "
-                f"of this device are off by {reached.error:.0%})", f"{row.compute_seconds:.4g} s")
+                f"back; what is elementwise at {reached.memory:.4g} bytes per second; and {reached.contention:g} of "
+                "what is communicated beside it (efficiency.toml; published steps of this device are off by "
+                f"{reached.error:.0%})", f"{row.compute_seconds:.4g} s")
     made = config.arithmetic(row.recompute)
     bounds = {pieces: pieces.bounds(config.machine) for pieces in {*made.values()}}
     computed, moved = (config.micro_batches * sum(bounds[pieces][way] for pieces in made.values()) for way in (0, 1))

@@ -107,13 +107,15 @@ class _Collective:
         rate = min(self.inside * GENERAL["tree_inside"], self.tree_between) * share
         if protocol == "LL":
             rate = min(rate, self.ll_most / 4)
-        return self._time(row["launch"]["tree"] + 2 * steps, rate, fills=protocol != "LL")
+        deeper = math.sqrt((self.per_node - 1 + max(1, self.levels)) / self.per_node)  # than that of two nodes
+        return self._time(row["launch"]["tree"] + 2 * steps, rate, fills=deeper * (protocol != "LL"))
 
     def nvls(self) -> float:
         rate = self.line_rate * self.kind["nvls"]
         if self.nodes > 1:
             rate = min(rate * GENERAL["nvls_between"], self.tree_between)
-        return self._time(GENERAL["nvls_launch"] + 2 * self.levels * GENERAL["nvls_level"], rate)
+        return self._time(GENERAL["nvls_launch"] + 2 * self.levels * GENERAL["nvls_level"], rate,
+                          fills=math.sqrt((1 + max(1, self.levels)) / 2))
 
     def all_to_all(self) -> float:
         far = self.ranks - self.per_node
@@ -121,9 +123,9 @@ class _Collective:
         latency = (self.per_node - 1) * GENERAL["all_to_all_inside"] + far * GENERAL["all_to_all_between"]
         return self._time(PROTOCOLS["LL"]["launch"]["ring"] + latency, self.ranks / seconds_per_part)
 
-    def _time(self, latency: float, rate: float, *, fills: bool = True) -> float:
+    def _time(self, latency: float, rate: float, *, fills: float = 1.0) -> float:
         wire = self.nbytes / rate / 1e3
-        return float(latency + wire + (GENERAL["fill"] * math.sqrt(wire) if fills else 0))
+        return float(latency + wire + GENERAL["fill"] * fills * math.sqrt(wire))
 
 
 def _kind(link: Link) -> Mapping[str, Any]:

@@ -17,7 +17,8 @@ same at the same time, so one is enough.
 
 With `offload` state rests on the host or on disk, and the optimizer's is updated on the host. What moves is counted
 by `closed_forms.moved_nbytes`; its seconds are those of one message each way, one after the other and beside nothing,
-each device with a link and a disk of its own. The host's own update takes no time here: no source gives its rate.
+each device with a link and a disk of its own. The host updates the shares of all its devices at the rate of the
+runtime's Adam there (`efficiency`); that of zerosim's engine takes no time.
 Sources: Ren et al. 2021, "ZeRO-Offload", sections 3 and 4 (fp32 states and the update on the CPU; gradients there and
 parameters back in 16 bits, 4 bytes for each parameter of a rank's share); Rajbhandari et al. 2021, "ZeRO-Infinity",
 section 4 (the disk).
@@ -318,12 +319,14 @@ class PlanConfig:
     def job(self, stage: int, policy: str = "none") -> Job:
         """The step of a stage; tied weights, the first tensor of their unit, stay gathered, as the engine keeps them.
 
-        Where no unit is known there is nothing that could overlap, and nothing ahead.
+        FSDP2 keeps its root, the first and the last unit. Where no unit is known there is nothing that could overlap,
+        and nothing ahead.
         """
         model = self.model
+        root = {0, len(model.units) - 1} if self.runtime == "fsdp2" and model.transformer is not None else set[int]()
         return Job(model.unit_lengths, self.ranks, STAGES[stage], policy=self.policy,
                    micro_batches=self.micro_batches, recompute_units=Recompute.parse(policy).units_per_segment,
-                   kept_gathered=tuple(sorted({owner for _, owner in model.tied})), tied=model.tied,
+                   kept_gathered=tuple(sorted(root | {owner for _, owner in model.tied})), tied=model.tied,
                    tied_lengths=tuple(model.units[owner].tensors[0].parameters for _, owner in model.tied),
                    normed_tensors=normed_tensors(self.optimizer, len(model.tensors)),
                    options=self.options if self.has_units else replace(self.options, overlap=False, prefetch=0))
@@ -452,7 +455,7 @@ class PlanConfig:
         """Seconds of a step whose units compute so long, by fields of a row, transfers to host and disk apart.
 
         All micro-batches but the first and the last take as long, and nothing is under way between two. Exposed is what
-        the program stands still for, and by what its arithmetic gets longer beside hidden communication.
+        the program stands still for; by what its arithmetic gets longer beside hidden communication is computed.
         """
         update, k = self.update_seconds(job), self.micro_batches
         reached, network = self.reached, self.network
@@ -461,9 +464,8 @@ class PlanConfig:
         for number, times in Counter([*[0] * (k > 1), *[1] * (k - 2), k - 1]).items():
             one = communication_seconds(micro_batch(job, number), computed, network, price)
             communication, exposed = communication + times * one[0], exposed + times * one[1]
-        if reached is not None:
-            exposed += reached.contention_seconds(communication - exposed, network)
-        return {"compute_seconds": k * sum(computed.values()), "communication_seconds": communication,
+        longer = 0.0 if reached is None else reached.contention_seconds(communication - exposed, network)
+        return {"compute_seconds": k * sum(computed.values()) + longer, "communication_seconds": communication,
                 "exposed_communication_seconds": exposed, "update_seconds": sum(update.values())}
 
     def unit_seconds(self, policy: str) -> dict[Place, float]:
@@ -476,14 +478,16 @@ class PlanConfig:
         return {place: seconds[pieces] for place, pieces in found.items()}
 
     def update_seconds(self, job: Job) -> dict[Place, float]:
-        """Seconds in which a rank scans the gradients that it updates with, and updates each unit, by `update_nbytes`.
-        """
+        """Seconds in which a rank scans the gradients that it updates with, and updates each unit, by `update_nbytes`;
+        with offload a program's host updates the shares of all its devices."""
         scanned, updated = self.update_nbytes(job)
         rate, total = self.device.memory_bytes_per_second, sum(job.padded_lengths)
-        found: dict[Place, float] = {("scan", 0): scanned / rate}
-        for unit, length in enumerate(job.padded_lengths):
-            found["update", unit] = updated * length / (total or 1) / rate
-        return found
+        seconds = updated / rate
+        if self.options.offload.optimizer != DEVICE and self.reached is not None:
+            devices = min(self.ranks, self.network.ranks_per_node or self.ranks)
+            seconds = devices * job.held(job.states.optimizer_sharded) / self.reached.host_update
+        return {("scan", 0): scanned / rate} | {("update", unit): seconds * length / (total or 1)
+                                                for unit, length in enumerate(job.padded_lengths)}
 
 
 # -- the rows ---------------------------------------------------------------------------------------------------------

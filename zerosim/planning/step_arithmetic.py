@@ -37,9 +37,6 @@ class Pieces:
     flops: np.ndarray
     nbytes: np.ndarray
 
-    def __add__(self, other: "Pieces") -> "Pieces":
-        return Pieces(*(np.concatenate(both) for both in ((self.flops, other.flops), (self.nbytes, other.nbytes))))
-
     def seconds(self, machine: Machine) -> float:
         """The sum of the pieces' seconds."""
         return float(machine.compute_seconds(self.flops, self.nbytes).sum())
@@ -109,6 +106,8 @@ def _of_one_block(model: Transformer, batch: int, tokens: int, policy: Policy,
         rows.append((flops, nbytes))
 
     def keep(phase: str, unit: int) -> None:
+        if unit == BLOCK and block.router:
+            note(flops=(4 if phase == "backward" else 2) * block.stream * block.router)
         flops, nbytes = np.array(rows, np.float64).reshape(-1, 2).T
         found[phase, unit] = Pieces(flops, nbytes)
         rows.clear()
@@ -126,9 +125,6 @@ def _of_one_block(model: Transformer, batch: int, tokens: int, policy: Policy,
     for place, unit in reversed([*enumerate(layers.units)]):
         gradient, _ = unit.backward(ctx, arrays(unit), saved.pop(), gradient)
         keep("backward", place)
-    for phase, times in (("forward", 2), ("backward", 4)):
-        route = products_alone(*[times * block.stream * block.router] * bool(block.router))
-        found[phase, BLOCK] = found[phase, BLOCK] + route
     return found
 
 

@@ -62,7 +62,7 @@ class PublishedStep:
         if unit == "tokens/s/device":
             return tokens / self.measured
         if unit == "device hours":
-            return float(self.measured * HOUR * tokens / of["run_tokens"])
+            return float(self.measured * of.get("effective", 1) * HOUR * tokens / of["run_tokens"])
         if unit == "utilization":
             each = six_n_and_attention(self.shape.parameters, blocks, transformer.query_channels, self.tokens)
             return tokens * each / (self.measured * peak)
@@ -87,6 +87,7 @@ class PublishedStep:
         """The links of a node and between nodes, by their rates."""
         assert self.device.link is not None
         inside, each = hardware.link(self.device.link), self.of["ranks_per_node"]
+        inside = replace(inside, bytes_per_second=self.of.get("link_bytes_per_second", inside.bytes_per_second))
         if self.ranks <= each:
             return Network(inside)
         rate = self.of["node_bits_per_second"] / 8 / each
@@ -95,18 +96,18 @@ class PublishedStep:
 
     @cached_property
     def predicted_seconds(self) -> float:
-        """Seconds of the step by the planner: of arithmetic, of exposed communication, of the update."""
-        of, reached = self.of, self.reached
+        """Seconds of the step by the planner: of arithmetic, exposed communication, the update, and transfers."""
+        of, reached, offload = self.of, self.reached, self.of.get("offload", "none")
         mesh = f"{self.ranks // of['ranks_per_node']}x{of['ranks_per_node']}" if of.get("nodes_replicate") else None
         config = PlanConfig(self.shape, self.ranks, self.device, self.network, batch=self.batch, sequence=self.tokens,
                             policy=Policy("bf16", reduce=of.get("reduce", "fp32"), accumulate="fp32"),
                             micro_batches=self.micro_batches, runtime=of.get("runtime", "fsdp2"), kernels=reached,
-                            recompute=("none",),
-                            options=StepOptions.of(self.ranks, mesh=mesh, overlap=True, prefetch=1))
-        computed = reached.unit_seconds(self.shape, self.batch, self.tokens, self.recompute)
-        found = config.seconds(config.job(of.get("stage", 3)), computed)
-        return float(sum(found[part] for part in (
-            "compute_seconds", "exposed_communication_seconds", "update_seconds")))
+                            recompute=("none",), host_link=hardware.link("pcie4") if "offload" in of else None,
+                            options=StepOptions.of(self.ranks, mesh=mesh, overlap=True, prefetch=1, offload=offload))
+        job = config.job(of.get("stage", 3))
+        found = config.seconds(job, reached.unit_seconds(self.shape, self.batch, self.tokens, self.recompute))
+        return float(found["compute_seconds"] + found["exposed_communication_seconds"] + found["update_seconds"]
+                     + config.transfers(job)[1])
 
     @property
     def ratio(self) -> float:
