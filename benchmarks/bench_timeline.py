@@ -15,12 +15,13 @@ from rich.table import Table
 from timing import best_seconds
 
 import zerosim as zs
+from zerosim.display.chrome_trace import chrome_trace
 from zerosim.planning import ceil_cut
 from zerosim.planning.collectives import CollectiveShape
 from zerosim.planning.hardware import Network, device, link
 from zerosim.planning.recording import RecordedCall, Recording, from_plain, record, to_plain
 from zerosim.planning.streams import Collectives
-from zerosim.planning.timeline import Machine, SlowRank, chrome_trace, critical_path, memory, replay
+from zerosim.planning.timeline import Machine, SlowRank, critical_path, memory, replay
 from zerosim.ranks.trace import Traces
 
 RANKS, ROWS, ROWS_PER_STEP = 8, 1_000_000, 2_500

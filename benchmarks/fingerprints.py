@@ -35,6 +35,7 @@ import numpy as np
 import zerosim as zs
 from zerosim import models, optim, planning
 from zerosim.cli import main as command_line
+from zerosim.display import chrome_trace
 from zerosim.numerics.loss_scale import Dynamic
 
 Parts = dict[str, str]
@@ -541,12 +542,12 @@ def replayed(stage: int, overlap: bool, recompute: str) -> Parts:
                                      slow_ranks=slow)}.items():
         line = timeline.replay(recording, machine)
         curve = timeline.memory(line, 0)
-        found[name] = [float(line.step_seconds), float(line.exposed_seconds), line.flops(),
+        found[name] = [float(line.step_seconds), float(line.exposed_seconds),
                        [list(map(float, (usage.compute_seconds, usage.communication_seconds, usage.exposed_seconds,
                                          usage.waited_seconds))) for usage in line.usage]]
         found[f"{name} memory"] = [curve.seconds, curve.nbytes]
         found[f"{name} path"] = [float(event.seconds) for event in timeline.critical_path(line)]
-        found[f"{name} chrome"] = sorted(re.findall(r"[\d.e+-]+", json.dumps(timeline.chrome_trace(line))))
+        found[f"{name} chrome"] = sorted(re.findall(r"[\d.e+-]+", json.dumps(chrome_trace.chrome_trace(line))))
     return {part: fingerprint(of_part) for part, of_part in found.items()}
 
 

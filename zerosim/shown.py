@@ -78,6 +78,19 @@ class ShownRuns(Shown):
         return save(self, path)
 
 
+class SavedTimeline:
+    """A replay, which can be saved for a viewer."""
+
+    def save_chrome_trace(self: Any, path: "str | Path") -> "Path":
+        """Writes it as a JSON file of the Trace Event Format, which Perfetto and Chrome open: all of it, or nothing.
+
+        Raises ValueError for a path that cannot be written.
+        """
+        from zerosim.display.chrome_trace import save_chrome_trace
+
+        return save_chrome_trace(self, path)
+
+
 class ShownStep(Shown):
     """One step of a run, which can be drawn."""
 

@@ -39,9 +39,10 @@ PLUGS = "zerosim.zero.plugs"  # the one place that knows the options of a step
 # `import zerosim` loads holds that the facade's backends and puzzles are loaded in no other way.
 BY_NAME = "zerosim/__init__.py"
 # Imported by one module, and each a thought of its own; `picture` alone imports Matplotlib at its top, to have a class.
-THOUGHTS = {"zerosim/display/memory_plots.py", "zerosim/display/picture.py", "zerosim/display/plots.py",
-            "zerosim/display/report.py", "zerosim/display/trace_plots.py", "zerosim/ranks/fast_ring.py",
-            "zerosim/ranks/stacks.py", "zerosim/zero/gradients.py", "zerosim/zero/whole_tensors.py"}
+THOUGHTS = {"zerosim/display/chrome_trace.py", "zerosim/display/memory_plots.py", "zerosim/display/picture.py",
+            "zerosim/display/plots.py", "zerosim/display/report.py", "zerosim/display/trace_plots.py",
+            "zerosim/ranks/fast_ring.py", "zerosim/ranks/stacks.py", "zerosim/zero/gradients.py",
+            "zerosim/zero/whole_tensors.py"}
 
 
 def imported_modules(source: Source, nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.stmt, str]]:

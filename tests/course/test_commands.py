@@ -174,7 +174,7 @@ SAID = {  # of each command: switches, and what stands among the words
         ("--model gpt2 --global-batch 8 --stage 3 --recompute block --prefetch 1 --offload host", [
             "gpt2: 8 ranks of h100-80 (85.03 GB) over nvlink4, 8 sequences of 1,024 tokens a step, bf16, overlapped, "
             "fsdp2",
-            "3 block ogp host 1 · 1 1", "host: pcie5, 63.02 GB a second each way, and 250.00 GB", "fully_shard("]),
+            "3 block host 1 · 1 1", "host: pcie5, 63.02 GB a second each way, and 250.00 GB", "fully_shard("]),
         ("--model gpt2 --global-batch 64 --ranks 2 --stage 1 --recompute none --offload none --batch 1,32 --device t4 "
          "--link pcie3 --compute fp16 --runtime zerosim", ["Not in the table: 1 candidate without the margin."]),
         ("--model bloom-560m --global-batch 8 --stage 3 --batch 1 --recompute block --runtime zerosim", [
@@ -448,9 +448,9 @@ REFUSED = {
         ("--global-batch 8 --micro-batches 1", "global_batch=8 says how many micro-batches there are"),
         ("--margin 1", "margin is the share of the device that is to stay free, from 0 to below 1, got 1.0"),
         ("--runtime fsdp", "no runtime is called 'fsdp'; choose one of fsdp2, deepspeed, megatron, zerosim; did you"),
-        ("--runtime fsdp2 --convention fp32", "convention='fp32' is of zerosim's own engine, and this is a plan of "
-         "fsdp2; leave it out, or runtime='zerosim'"),
-        ("--runtime fsdp2 --recompute segment(2)", "take some of none, selective, block, or runtime='zerosim'"),
+        ("--runtime fsdp2 --convention fp32", "convention='fp32' is of zerosim, and this is a plan of fsdp2; leave "
+         "it out, or take runtime='zerosim'"),
+        ("--runtime fsdp2 --recompute segment(2)", "recompute='segment(2)' (not none, selective, block) is of zerosim"),
         ("--runtime fsdp2 --attention unfused", "whose attention is fused; leave it out"),
         ("--runtime fsdp2 --measure", "--measure runs zerosim's engine, and this is a plan of fsdp2"),
         ("--mesh 2x4 --optimizer muon", "Muon updates whole tensors, and a plan of shards inside nodes is of "),

@@ -98,6 +98,26 @@ def test_each_candidate_takes_the_first_places_under_which_device_host_and_disk_
     assert taken > {"none", "optimizer=host", "host", "disk"}
 
 
+@pytest.mark.parametrize(("runtime", "said"), [
+    ("fsdp2", 'mesh_dim_names=("replicate", "shard")'), ("megatron", "--num-distributed-optimizer-instances 4"),
+    ("zerosim", 'mesh="4x8"')])
+def test_on_several_nodes_shards_inside_nodes_are_searched_beside_those_over_all_ranks(runtime, said):
+    asked = {"ranks": 32, "nodes": 4, "between": "ethernet-100g", "runtime": runtime, "sequence": 256,
+             "recompute": "none"}
+    found = zs.tune("gpt2-xl", global_batch=64, batch=1, offload="none", **asked)
+    rows = {(one.row.stage, bool(one.config.options.mesh)): one.row for one in found.tried}
+    both = {stage for stage, on_mesh in rows if on_mesh}
+    assert both == {"fsdp2": {2, 3}, "megatron": {1}, "zerosim": {0, 1, 2, 3}}[runtime]
+    for stage in both:
+        (planned,) = zs.plan("gpt2-xl", stage=stage, micro_batches=2, mesh="4x8", **asked).rows
+        assert rows[stage, True] == planned
+        assert planned.states_nbytes >= rows[stage, False].states_nbytes
+    alone = zs.tune("gpt2-xl", global_batch=64, batch=1, offload="none", mesh="4x8", **asked)
+    assert "sharded inside nodes (4x8)" in alone.verdict
+    assert [one.row for one in found.tried if one.config.options.mesh] == [one.row for one in alone.tried]
+    assert said in alone.pasted.code
+
+
 def test_what_leaves_more_on_the_device_comes_before_room_and_a_whole_training_is_that_of_the_best():
     """The host's arithmetic is in no seconds, so that a plan would offload too much."""
     found = zs.tune("llama-3-8b", global_batch=64, sequence=8192, recompute="none", stage="1,2", runtime="zerosim",
@@ -206,12 +226,13 @@ def test_what_cannot_be_searched_or_said_is_refused():
         (small(global_batch=8, offload=True), "offload=True must be 'host' or 'disk'"),
         (small(global_batch=8, offload="none,nvme"), "offload='nvme' must be 'host' or 'disk'"),
         (small(global_batch=8, offload=()), "offload=() leaves nothing to search; name one place at least"),
-        (small(global_batch=8, offload="none", host_link="pcie5"), "host_link='pcie5' is of offload, which was not"),
+        (small(global_batch=8, offload="none", host_link="pcie5"), "host_link='pcie5' is of offload to host, and not"),
         (small(global_batch=2**40, ranks=2), "gives each rank 549,755,813,888 sequences a step; take one"),
         (small(global_batch=8, convention="fp32"), "convention= is no option of tune: bytes are counted as the progra"),
         (small(global_batch=8, parameters=10**9), "parameters= is no option of tune: a search needs a model's shape"),
         (small(global_batch=8, micro_batches=2), "micro_batches= is no option of tune: global_batch, ranks and batc"),
-        (small(global_batch=8, mesh="2x4"), "mesh= is no option of tune: the settings to paste are of one group"),
+        (small(global_batch=8, zeropp="hpz"), "zeropp= is no option of tune: parts of ZeRO++ are none of the sett"),
+        (small(global_batch=8, mesh="2x4", runtime="deepspeed"), "DeepSpeed 0.19 no longer has MiCS, its hybrid sh"),
         (partial(zs.tune, "t5-small", global_batch=8, runtime="zerosim"), "the activations of t5-small are not known"),
         (small(global_batch=8, runtime="fsdp"), "no runtime is called 'fsdp'"),
         (small(global_batch=8, overlap=False), "there are no settings of fsdp2 for what was asked: reductions always"),
@@ -232,7 +253,7 @@ def test_what_cannot_be_searched_or_said_is_refused():
 def test_the_options_are_those_of_a_plan_beside_its_own_and_data_are_plain():
     own, plans = signature(zs.tune).parameters, signature(plan_config).parameters
     assert own.keys() - plans.keys() == set()
-    assert plans.keys() - own.keys() == {"parameters", "largest_layer", "micro_batches", "convention", "mesh", "zeropp"}
+    assert plans.keys() - own.keys() == {"parameters", "largest_layer", "micro_batches", "convention", "zeropp"}
     found = zs.tune(SMALL, global_batch=4, ranks=2, batch=1)
     data = json.loads(json.dumps(found.as_json(), allow_nan=False))
     assert [row["step_seconds"] for row in data["rows"]] == [one.row.step_seconds for one in found.tried]

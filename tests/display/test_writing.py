@@ -27,7 +27,7 @@ def cluster() -> zs.Cluster:
 WRITERS = {"a run": lambda cluster, path: cluster.save(path),
            "a page": lambda cluster, path: report.save_report(cluster.save(path.with_name("recorded.json")), path),
            "a recording": lambda cluster, path: recording.save(recording.record(cluster.trace), path),
-           "a timeline": lambda cluster, path: timeline.save_chrome_trace(replayed(cluster), path),
+           "a timeline": lambda cluster, path: replayed(cluster).save_chrome_trace(path),
            "bytes": lambda cluster, path: files.write_whole(path, b"word")}
 
 

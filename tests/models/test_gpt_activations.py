@@ -10,7 +10,7 @@ from tests.models.contexts import FLOWING, bits_of
 from tests.models.runs import batch_of, run_of
 from zerosim.models import GPT, PRESETS, GPTConfig, Llama, LlamaConfig, Recompute
 from zerosim.numerics import policy
-from zerosim.planning import activations, flops, step_activations
+from zerosim.planning import Transformer, activations, flops, step_activations
 
 NANO = PRESETS["gpt-nano"]
 INSIDE = ["none", "sub_block", "selective", "tiled"]
@@ -29,15 +29,14 @@ KINDS = {"GPT": {}, "Llama": {"key_value_heads": 1, "feed_forward": 30},
 def model_and_block(kind, batch, tokens, channels, heads, vocabulary, dropout=0.0, itemsize=2, **options):
     """A model of three blocks, and one of them on paper."""
     of = (3, channels, heads, tokens, vocabulary, dropout)
-    block = activations.Block(batch, tokens, channels, heads, itemsize)
     if kind == "GPT":
-        return GPT(GPTConfig(*of), **options), block
+        return GPT(GPTConfig(*of), **options), activations.Block(batch, tokens, channels, heads, itemsize)
     own = {"head_channels": 2 * (channels // heads // 2 or 1), **KINDS[kind]}
     model = Llama(LlamaConfig(*of, **own), **options)
     has = model.config
-    queries, keys = (count * has.head_channels for count in (heads, has.key_value_heads))
-    return model, replace(block, query_channels=queries, key_channels=keys, feed_forward=has.feed_forward, gated=True,
-                          rms=True, head_norms=has.head_norms, biases=has.biases)
+    sizes = Transformer(channels, 3, heads, vocabulary, has.feed_forward, has.key_value_heads, has.head_channels,
+                        gated=True, layer_norm=False, head_norms=has.head_norms, biases=has.biases)
+    return model, activations.Block.of(sizes, batch, tokens, itemsize)
 
 
 # -- operations -------------------------------------------------------------------------------------------------------
@@ -67,7 +66,7 @@ def test_what_is_computed_a_second_time_is_what_the_blocks_compute_beyond_keepin
     if recompute.units_per_segment is not None:
         again += sum(flops.forward(block).values())
     if inside == "tiled":  # less what backward saves by summing dO·O instead of P·dP
-        again -= flops.ROW_SUM * (block.positions * block.query_channels - block.square)
+        again -= flops.ROW_SUM * (block.positions * block.sizes.query_channels - block.square)
     assert flops.recomputed(block, 4, policy) == 4 * again
 
 

@@ -11,9 +11,14 @@ from itertools import count
 from typing import Any
 
 import zerosim as zs
-from zerosim.planning import Machine
+from zerosim.planning import Link, Machine, Network
 
 Hop = tuple[int, int, Fraction, Hashable]  # from, to, bytes of a card, what tells it from others of these two ranks
+
+
+def link_of(network: Network, source: int, destination: int) -> Link:
+    """The link between two ranks."""
+    return network.between if network.crosses(source, destination) else network.inside
 
 
 def of_a_card(step: Sequence[tuple[int, int]], group: Sequence[int], ranks_per_node: int | None) -> list[Fraction]:
@@ -122,7 +127,7 @@ class Naive:
     def _message(self, source: int, destination: int, nbytes: int | Fraction) -> Fraction:
         if source == destination:
             return Fraction(0)
-        link = self.machine.network.link(source, destination)
+        link = link_of(self.machine.network, source, destination)
         seconds = link.alpha + nbytes / link.beta
         for slow in self.machine.slow_links:
             if (slow.source, slow.destination) == (source, destination):

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 import zerosim as zs
 from zerosim.course.published import quantities as published
-from zerosim.planning import PRESETS, Block, Transformer, activations, flops, model_of, step_activations
+from zerosim.planning import (
+    PRESETS,
+    Block,
+    LatentAttention,
+    Transformer,
+    activations,
+    flops,
+    model_of,
+    step_activations,
+)
 
 EXAMPLE = activations.EXAMPLE  # d = 4096, H = 32, L = 2048, B = 4, in 16 bit
 POLICIES = ["none", "block", "segment(2)", "segment(5)", *[*activations.INSIDE][1:], "block+tiled",
@@ -21,10 +30,10 @@ PLAIN = st.builds(lambda batch, tokens, width, heads, itemsize: Block(batch, tok
                   st.integers(1, 5), st.integers(1, 40), st.integers(1, 20), st.integers(1, 6), st.sampled_from([2, 4]))
 IN_16_BIT = PLAIN.map(lambda block: Block(block.batch, block.tokens, block.channels, block.heads))
 ANY_BLOCK = st.builds(
-    lambda batch, tokens, groups, shared, width, feed_forward, gated, norms, parallel, latents: Block(
-        batch, tokens, 3 * width, groups * shared, 2, query_channels=groups * shared * width,
-        key_channels=groups * width, feed_forward=feed_forward, gated=gated, norms=norms, parallel=parallel,
-        latent_channels=latents, inner_norms=2 * bool(latents)),
+    lambda batch, tokens, groups, shared, width, feed_forward, gated, norms, parallel, latents: Block.of(
+        Transformer(3 * width, 1, groups * shared, 1, feed_forward, 0 if latents else groups, width, gated=gated,
+                    norms=norms, parallel=parallel or norms == "shared",
+                    latent=LatentAttention(latents, 1, width, 2 * latents) if latents else None), batch, tokens),
     st.integers(1, 4), st.integers(1, 9), st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.integers(1, 40),
     st.booleans(), st.sampled_from(["before", "after", "around", "last", "shared"]), st.booleans(), st.integers(0, 9))
 COUNT = st.integers(1, 12)
@@ -71,8 +80,8 @@ def test_grouped_queries_and_gates_keep_their_own_widths():
     assert held == {"LayerNorm 1 input": 8192, "QKV": 8192 + 2 * 1024, "attention output": 8192,
                     "LayerNorm 2 input": 8192, "pre-GELU": 2 * 28672, "post-GELU": 28672}
     plain = Block(2, 8, 12, 3)
-    assert plain == Block(2, 8, 12, 3, 2, query_channels=12, key_channels=12, feed_forward=48)
-    assert (plain.is_plain, Block(2, 8, 12, 3, feed_forward=47).is_plain) == (True, False)
+    assert plain == Block.of(Transformer(12, 1, 3, 1, feed_forward=48), 2, 8)
+    assert (plain.is_plain, Block.of(Transformer(12, 1, 3, 1, feed_forward=47), 2, 8).is_plain) == (True, False)
 
 
 def test_norms_behind_parts_keep_what_these_give_and_parts_beside_each_other_one_input():
@@ -95,7 +104,7 @@ def test_latent_attention_keeps_its_latents_and_experts_what_a_token_passes():
     assert held["QKV"] == 128 * (192 + 192 + 128) + 1536 + 512 + 64
     assert (held["attention output"], held["post-GELU"]) == (128 * 128, 9 * 2048)
     kinds = Block.kinds(PRESETS["deepseek-v2-lite"], 1, 8)
-    assert {(block.feed_forward, block.router): count for block, count in kinds.items()} == {
+    assert {(block.sizes.feed_forward, block.router): count for block, count in kinds.items()} == {
         (10_944, 0): 1, (8 * 1408, 64): 26}
 
 
@@ -111,10 +120,10 @@ def test_after_forward_blocks_hold_what_they_keep_and_the_fullest_moment_of_any_
     assert step_activations.fullest_nbytes(block, blocks, vocabulary, policy) == most
 
 
-def test_logits_in_16_bit_cost_six_bytes_where_the_softmax_copies_them():
-    for itemsize, copy, nbytes in ((2, True, 6), (2, False, 2), (4, True, 4)):
+def test_logits_cost_an_element_each_and_a_position_a_log_sum_exp():
+    for itemsize in (2, 4):
         block = Block(4, 2048, 4096, 32, itemsize)
-        assert activations.logits_nbytes(block, 32000, fp32_copy=copy) == block.positions * (nbytes * 32000 + 4)
+        assert activations.logits_nbytes(block, 32000) == block.positions * (itemsize * 32000 + 4)
 
 
 # -- bytes as the literature counts them ------------------------------------------------------------------------------
@@ -152,7 +161,7 @@ def test_what_is_made_again_inside_a_block_is_what_the_layers_note_but_for_eleme
 
 
 def test_groups_shrink_keys_and_values_alone_and_selective_as_published_makes_twice_what_keeping_the_output_makes():
-    many, few = (flops.matmuls(Block(1, 8, 64, 8, key_channels=channels)) for channels in (64, 16))
+    many, few = (flops.matmuls(Block.of(Transformer(64, 1, 8, 1, key_value_heads=heads), 1, 8)) for heads in (8, 2))
     assert few == many | {"QKV": many["QKV"] // 2}
     products, again = flops.matmuls(Block(1, 2048, 12288, 96)), flops.AGAIN["tiled"]
     assert sum(products[name] for name in flops.SELECTIVE_AS_PUBLISHED) == 2 * sum(products[name] for name in again)

@@ -12,18 +12,14 @@ from hypothesis import strategies as st
 
 from zerosim import Policy
 from zerosim.planning import (
-    LAYOUTS,
     STAGES,
     Job,
     ShardedStates,
     ceil_cut,
-    clip,
-    gathers_by_unit,
-    padded_unit_lengths,
-    region_cuts,
+    closed_forms,
+    cuts,
     resting_nbytes,
     sent_nbytes,
-    unit_cuts,
     vectors_sent,
 )
 
@@ -34,9 +30,9 @@ UNITS = st.lists(st.integers(0, 40), min_size=1, max_size=6).map(tuple)
 # -- cuts -------------------------------------------------------------------------------------------------------------
 
 
-def owners(cuts):
+def owners(several):
     """The owner of each element, cut after cut."""
-    return [rank for cut in cuts for rank, n in enumerate(np.diff(cut)) for _ in range(n)]
+    return [rank for cut in several for rank, n in enumerate(np.diff(cut)) for _ in range(n)]
 
 
 @given(length=st.integers(0, 500), ranks=WORLDS, ends=st.tuples(st.integers(0, 500), st.integers(0, 500)))
@@ -45,16 +41,16 @@ def test_the_ceil_cut_covers_the_vector_with_n_falling_chunks_and_clipped_it_kee
     chunks = np.diff(cut).tolist()
     assert (len(cut), cut[0], sum(chunks)) == (ranks + 1, 0, length)
     assert (max(chunks), sorted(chunks, reverse=True)) == (-(-length // ranks), chunks)
-    assert owners([clip(cut, low, high)]) == owners([cut])[low:high]
+    assert owners([cuts.clip(cut, low, high)]) == owners([cut])[low:high]
 
 
-@given(units=UNITS, ranks=WORLDS, layout=st.sampled_from(LAYOUTS))
+@given(units=UNITS, ranks=WORLDS, layout=st.sampled_from(cuts.LAYOUTS))
 def test_units_and_regions_name_the_same_owners_who_own_as_much_as_each_other(units, ranks, layout):
-    padded, cuts = padded_unit_lengths(units, ranks, layout), unit_cuts(units, ranks, layout)
-    by_unit = owners(cuts)
-    assert by_unit == owners(region_cuts(units, ranks, layout))
+    padded, of_units = cuts.padded_unit_lengths(units, ranks, layout), cuts.unit_cuts(units, ranks, layout)
+    by_unit = owners(of_units)
+    assert by_unit == owners(cuts.region_cuts(units, ranks, layout))
     assert [by_unit.count(rank) for rank in range(ranks)] == [sum(padded) // ranks] * ranks
-    assert [cut[-1] for cut in cuts] == list(padded)
+    assert [cut[-1] for cut in of_units] == list(padded)
     padding = [with_padding - length for with_padding, length in zip(padded, units, strict=True)]
     if layout == "per_unit":
         assert all(0 <= of_unit < ranks for of_unit in padding)
@@ -71,9 +67,9 @@ def jobs(draw):
     """Any job of the four stages whose gradients travel in one format."""
     formats = st.sampled_from([None, "fp32", "fp16", "bf16"])
     policy = Policy(draw(st.sampled_from(["fp32", "fp16", "bf16"])), draw(formats), draw(formats))
-    return Job(draw(UNITS), draw(WORLDS), draw(st.sampled_from([*STAGES.values()])), draw(st.sampled_from(LAYOUTS)),
-               policy, slots=draw(st.integers(0, 3)), micro_batches=draw(st.integers(1, 4)),
-               recompute_units=draw(st.none() | st.integers(1, 4)))
+    return Job(draw(UNITS), draw(WORLDS), draw(st.sampled_from([*STAGES.values()])),
+               draw(st.sampled_from(cuts.LAYOUTS)), policy, slots=draw(st.integers(0, 3)),
+               micro_batches=draw(st.integers(1, 4)), recompute_units=draw(st.none() | st.integers(1, 4)))
 
 
 def held(job):
@@ -123,6 +119,6 @@ def test_states_that_are_no_stages_are_held_and_sent_too():
 @given(units=st.integers(1, 30), segment=st.none() | st.integers(1, 8))
 def test_a_unit_is_gathered_twice_and_once_more_if_it_is_run_again(units, segment):
     again = sum(min(segment, units - start) - 1 for start in range(0, units, segment)) if segment else 0
-    assert sum(gathers_by_unit(units, segment)) == 2 * units + again
-    assert gathers_by_unit(3, tied=[(2, 0)]) == (4, 2, 2)  # by its user's passes too
-    assert gathers_by_unit(units, 1) == gathers_by_unit(units, None) == (2,) * units
+    assert sum(closed_forms.gathers_by_unit(units, segment)) == 2 * units + again
+    assert closed_forms.gathers_by_unit(3, tied=[(2, 0)]) == (4, 2, 2)  # by its user's passes too
+    assert closed_forms.gathers_by_unit(units, 1) == closed_forms.gathers_by_unit(units, None) == (2,) * units

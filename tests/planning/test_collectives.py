@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
-from tests.planning.naive_replay import of_a_card
+from tests.planning.naive_replay import link_of, of_a_card
 from tests.planning.recorded_runs import FAST, SLOW, program_of, traces_of
 from tests.ranks import asking
 from tests.ranks.data import normals
-from zerosim.planning import ALGORITHMS, Link, Network, Sent, ceil_cut, collectives, cost, sent
+from zerosim.planning import ALGORITHMS, Link, Network, ceil_cut, collectives, cost, sent
 
 WORLDS = [1, 2, 3, 4, 5, 6, 7, 8, 11, 16]
 BARRIER = ("barrier", "dissemination")
@@ -147,7 +147,8 @@ def test_equal_chunks_take_the_published_steps_and_seconds(key):
         assert found.seconds == pytest.approx(found.latency_seconds + found.transfer_seconds, rel=1e-15)
         folds = key[1] in ("doubling", "rabenseifner") and ranks & (ranks - 1)
         if key[0] != "gather" and key[1] not in ("tree", "naive") and not folds:  # all ranks send as much
-            assert found.sent == Sent((int(vectors * 2 * elements),) * ranks, (steps,) * ranks, steps), ranks
+            alike = (int(vectors * 2 * elements),) * ranks, (steps,) * ranks, steps
+            assert found.sent == collectives.Sent(*alike), ranks
 
 
 @given(calls(most=5000), st.sampled_from([1, 2, 4]))
@@ -160,7 +161,7 @@ def test_the_slowest_hop_of_each_step_decides_on_one_kind_of_link_or_two(drawn, 
         seconds = []
         for messages in steps.values():
             parts = of_a_card([one[:2] for one in messages], range(len(cut) - 1), network.ranks_per_node)
-            seconds.append(max(network.link(source, to).seconds(float(nbytes * part))
+            seconds.append(max(link_of(network, source, to).seconds(float(nbytes * part))
                                for (source, to, nbytes), part in zip(messages, parts, strict=True)))
         found = cost.cost(*key, cut, itemsize, network, root=root)
         assert found.seconds == pytest.approx(sum(seconds), rel=1e-12)

@@ -14,7 +14,7 @@ import zerosim as zs
 from zerosim.course import plan_view
 from zerosim.display import plan_table
 from zerosim.options import StepOptions
-from zerosim.planning import explained, hardware, plan_config, plan_row, questions
+from zerosim.planning import explained, hardware, model_shape, plan_config, plan_row, questions, shapes
 
 KINDS, STATES, TRANSIENT = plan_row.KINDS, plan_row.STATES, plan_row.TRANSIENT
 
@@ -317,6 +317,50 @@ def test_each_option_of_a_programs_plan_changes_what_is_held_or_how_long_a_step_
         assert stored.nbytes_of("parameters") < changed.nbytes_of("parameters") < plain.states_nbytes
 
 
+@pytest.mark.parametrize(("name", "sequence"), [("gemma-3-4b", 4096), ("phi-3-mini", 4096), ("mistral-7b", 8192)])
+def test_a_window_is_a_mask_of_the_whole_square_for_sdpa_and_spares_products_where_a_kernel_knows_it(name, sequence):
+    """SDPA keeps L x L of a mask in bf16 in each block that has one, and keys and values repeated for all heads."""
+    model = model_shape(name)
+    of = model.transformer
+    whole = replace(model, transformer=replace(of, window=0, windowed=0))
+    short = {"sequence": of.window, "recompute": "none"}
+    for runtime, stage in (("fsdp2", 3), ("megatron", 1)):
+        asked = {"runtime": runtime, "stage": stage, "recompute": "none"}
+        (windowed,), (square,) = (zs.plan(one, **asked, sequence=sequence).rows for one in (model, whole))
+        mask = 2 * of.windowed * sequence * (sequence + 2 * (of.query_channels - of.key_channels))
+        assert windowed.total_nbytes - square.total_nbytes == pytest.approx(mask * (runtime == "fsdp2"), abs=100)
+        assert (windowed.compute_seconds > square.compute_seconds) == (runtime == "fsdp2")
+        assert windowed.compute_seconds != square.compute_seconds
+        assert zs.plan(model, **asked | short).rows == zs.plan(whole, **asked | short).rows
+
+
+def test_windows_are_those_of_the_configuration():
+    llama = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 12, "num_attention_heads": 2, "head_dim": 4,
+             "num_key_value_heads": 2, "vocab_size": 9, "max_position_embeddings": 64, "sliding_window": 4}
+    types = ["sliding_attention", "full_attention", *["full_attention"] * 10]
+    for kind, asked, windowed in (
+            ("mistral", {}, 12), ("mistral", {"sliding_window": None}, 0), ("gemma2", {}, 6), ("gemma3_text", {}, 10),
+            ("gemma3_text", {"layer_types": types}, 1), ("qwen2", {}, 0),
+            ("qwen2", {"use_sliding_window": True, "max_window_layers": 9}, 3)):
+        assert shapes.model_of_config(llama | {"model_type": kind} | asked).transformer.windowed == windowed, asked
+
+
+def said(found):
+    """The plan as it is printed, in one line."""
+    return " ".join(str(found).split())
+
+
+def test_a_sequence_is_by_default_the_models_longest_up_to_4096_tokens_and_the_answers_say_where_it_is_not():
+    for name, tokens in (("gpt2", 1024), ("llama-2-7b", 4096), ("mixtral-8x7b", 4096), ("llama-3.1-8b", 4096)):
+        asked = {"recompute": "block", "stage": 3, "ranks": 64, "nodes": 8}
+        found = zs.plan(name, **asked)
+        assert found.rows == zs.plan(name, **asked, sequence=tokens).rows
+        longest = found.config.longest_sequence
+        assert (f"Sequences of {tokens:,} tokens, the default; the model takes {longest:,}" in said(found)) == (
+            tokens < longest)
+        assert "the default" not in said(zs.plan(name, **asked, sequence=tokens))
+
+
 def test_a_host_updates_the_shares_of_all_its_devices_at_the_rate_of_the_programs_adam():
     asked = {"device": "h100-80", "stage": 3, "recompute": "block", "sequence": 1024, "offload": "optimizer=host"}
     for runtime, rate in (("deepspeed", 1.41e9), ("megatron", 2.07e8)):
@@ -354,9 +398,8 @@ def test_days_device_hours_and_money_are_those_of_as_many_steps_and_a_global_bat
         assert whole.money == pytest.approx(2.5 * whole.device_hours) == pytest.approx(2.5 * 8 * 24 * whole.days)
         assert row.tokens_per_second == pytest.approx(8 * row.tokens_per_second_per_rank)
     assert questions.training(zs.plan("gpt2").config, found.rows[0]) is None
-    text = " ".join(str(found).split())
-    assert f"{found.cheapest.tokens_per_second:,.0f} in all" in text
-    assert "10,000,000,000 tokens are 152,588 steps" in text
+    assert f"{found.cheapest.tokens_per_second:,.0f} in all" in said(found)
+    assert "10,000,000,000 tokens are 152,588 steps" in said(found)
 
 
 def test_plans_side_by_side_and_over_numbers_of_ranks_are_their_own_plans():

@@ -9,6 +9,7 @@ import tomllib
 from importlib.resources import files
 from pathlib import Path
 from statistics import mean
+from types import ModuleType
 
 import pytest
 
@@ -30,7 +31,6 @@ from zerosim.planning import (
     shapes,
 )
 
-PEAKS = tomllib.loads(files("zerosim.course.published").joinpath("torch_peaks.toml").read_text("utf-8"))
 KINDS = ("parameters", "gradients", "optimizer", "activations", "logits", "gathered", "buckets", "overhead")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 BASE = {"runtime": "fsdp2", "stage": 3, "ranks": 8, "batch": 1, "tokens": 2048, "recompute": "none",
@@ -47,26 +47,53 @@ def accounted(model: str | ModelShape = "llama-3.2-1b", **changed: object) -> tu
     return account(asked.pop("runtime"), shape, job, **asked)
 
 
-def errors_of(half: str) -> dict[str, float]:
-    """How far the account, without what a process holds beside its tensors, is from each counted peak."""
-    found = {}
-    for row in PEAKS["row"]:
-        if row["half"] == half:
-            rows = accounted(row["model"], ranks=row["ranks"], batch=row["batch"], tokens=row["tokens"],
-                             recompute=row["checkpointing"], stage=row["stage"], micro_batches=row["micro_batches"])
-            held = sum(one.nbytes for one in rows if one.kind != "overhead")
-            named = f"{row['model']}, {row['checkpointing']}, {row['batch']}, {row['stage']}, {row['micro_batches']}"
-            found[named] = held / row["peak_nbytes"] - 1
-    return found
+def benchmark(name: str) -> ModuleType:
+    """A script of the benchmarks, as a module."""
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-@pytest.mark.parametrize(("half", "most", "average"), [("fit", 0.004, 0.001), ("held out", 0.05, 0.005)])
-def test_fsdp2_holds_what_torchs_tracker_counts_within_five_per_cent_also_where_it_was_not_looked_at(
-        half, most, average):
-    found = errors_of(half)
-    assert len(found) == {"fit": 17, "held out": 21}[half]
-    assert max(map(abs, found.values())) <= most, found
-    assert mean(map(abs, found.values())) <= average, found
+# The rows of each half of a group that is counted, and by how much the account may be off: at most, and in the mean.
+COUNTED = {
+    ("fsdp2", "fit"): (16, 0.004, 0.001), ("fsdp2", "held out"): (16, 0.05, 0.005),
+    ("selective", "fit"): (2, 0.001, 0.001), ("selective", "held out"): (4, 0.002, 0.001),
+    ("stage 2", "held out"): (6, 0.01, 0.002), ("micro-batches", "held out"): (3, 0.001, 0.001),
+    ("ddp", "held out"): (9, 0.05, 0.02), ("zero-1", "fit"): (2, 0.06, 0.05), ("zero-1", "held out"): (2, 0.03, 0.03),
+    ("loss chunks", "fit"): (2, 0.001, 0.001), ("loss chunks", "held out"): (3, 0.03, 0.01),
+    ("offload", "held out"): (6, 0.001, 0.001), ("lora", "fit"): (4, 0.02, 0.01), ("lora", "held out"): (8, 0.03, 0.01),
+    ("frozen", "fit"): (2, 0.05, 0.03), ("frozen", "held out"): (2, 0.005, 0.005),
+    ("experts", "held out"): (8, 0.01, 0.003)}
+
+
+def test_pytorch_holds_what_torchs_tracker_counts_within_six_per_cent_also_where_it_was_not_looked_at():
+    found = benchmark("published_peaks").groups()
+    assert found.keys() == COUNTED.keys()
+    for group, (rows, most, average) in COUNTED.items():
+        errors = [abs(error) for error in found[group].values()]
+        assert len(errors) == rows, group
+        assert max(errors) <= most, found[group]
+        assert mean(errors) <= average, found[group]
+
+
+def test_compiled_and_eager_blocks_hold_what_torchs_profiler_sees_of_real_tensors():
+    found = [*benchmark("published_peaks").compiled()]
+    assert {kind for kind, *_ in found} == {"llama", "qwen3", "phi3", "olmo2"}
+    assert sorted(compiled for _, compiled, _ in found) == [False] * 4 + [True] * 4
+    assert max(abs(error) for *_, error in found) <= 0.03, found
+
+
+def test_deepspeed_holds_what_was_counted_in_its_processes_to_the_byte_but_for_the_tensor_across_a_border():
+    found = [*benchmark("published_peaks").deepspeed_states()]
+    assert {stage for stage, *_ in found} == {*STAGES}
+    assert {purpose for _, _, purpose, *_ in found} == {
+        "masters", "state", "of the update, flat", "of the update, in fp32", "bucket", "parameters",
+        "parameters, whole", "gradients"}
+    assert {(stage, purpose): counted - accounted for stage, _, purpose, counted, accounted in found
+            if counted != accounted} == {(1, "gradients"): 1536, (2, "gradients"): 1536}
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES[:3])
@@ -86,9 +113,9 @@ def test_rows_say_what_they_are_and_where_they_come_from_and_hold_something(runt
 
 
 @pytest.mark.parametrize(("runtime", "stage", "whole", "shared"), [
-    ("fsdp2", 0, 16, 0), ("fsdp2", 1, 8, 8), ("fsdp2", 3, 0, 16), ("deepspeed", 0, 20, 0), ("deepspeed", 1, 4, 16),
-    ("deepspeed", 2, 2, 18), ("megatron", 0, 18, 0), ("megatron", 1, 6, 12)])
-def test_where_the_update_is_fullest_states_are_the_runtimes_bytes_of_a_parameter(runtime, stage, whole, shared):
+    ("fsdp2", 0, 16, 0), ("fsdp2", 1, 8, 8), ("fsdp2", 3, 0, 16), ("deepspeed", 0, 20, 0), ("deepspeed", 1, 4, 12),
+    ("deepspeed", 2, 2, 20), ("megatron", 0, 18, 0), ("megatron", 1, 6, 12)])
+def test_without_activations_states_are_the_runtimes_bytes_of_a_parameter(runtime, stage, whole, shared):
     # So many small units that none of them weighs, and no activations, since nothing but their lengths is known.
     rows = accounted(model_of_parameters(64 * 10**9, 10**7), runtime=runtime, stage=stage)
     states = sum(row.nbytes for row in rows if row.kind in KINDS[:3])
@@ -176,11 +203,7 @@ def test_a_refusal_says_what_was_asked_and_what_there_is(changed, text):
 def test_torch_keeps_of_transformers_own_blocks_what_the_table_says():
     pytest.importorskip("torch", reason="measures PyTorch's autograd")
     pytest.importorskip("transformers", reason="measures transformers' blocks")
-    spec = importlib.util.spec_from_file_location("torch_saved_tensors", BENCHMARKS / "torch_saved_tensors.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = benchmark("torch_saved_tensors")
     for name in ("llama", "qwen3", "phi3", "gemma2", "olmo2", "phi", "gpt2", "opt"):
         model, block, of = module.decoder_of(name)
         measured = module.saved_by_part(block, block, *module.arguments_of(model, block))
@@ -190,9 +213,8 @@ def test_torch_keeps_of_transformers_own_blocks_what_the_table_says():
 def test_torchs_tracker_counts_the_kept_peak_again():
     pytest.importorskip("torch", reason="runs FSDP2 on tensors without data")
     pytest.importorskip("transformers", reason="runs transformers' models")
-    run = subprocess.run([sys.executable, str(BENCHMARKS / "torch_peaks.py"), "--models", "qwen3-0.6b", "--batches",
-                          "1", "--checkpointing", "none"], capture_output=True, text=True, check=True)
+    run = subprocess.run([sys.executable, str(BENCHMARKS / "torch_peaks.py"), "--groups", "selective", "--models",
+                          "qwen3-0.6b"], capture_output=True, text=True, check=True)
     (row,) = tomllib.loads(run.stdout)["row"]
-    kept = next(one for one in PEAKS["row"] if (one["model"], one["batch"], one["checkpointing"]) == (
-        "qwen3-0.6b", 1, "none"))
-    assert row["peak_nbytes"] == kept["peak_nbytes"], json.dumps(row)
+    kept = tomllib.loads(files("zerosim.course.published").joinpath("torch_peaks.toml").read_text("utf-8"))["row"]
+    assert any(row.items() <= one.items() for one in kept), json.dumps(row)

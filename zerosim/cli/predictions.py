@@ -52,6 +52,8 @@ LossChunks = Annotated[int, typer.Option(help="In how many parts logits and thei
 LoraRank = Annotated[int | None, typer.Option("--lora", help="Rank of adapters beside frozen linear layers.")]
 Weights = Annotated[str | None, typer.Option(help="How frozen weights rest, with --lora: nf4 or int8; without it, in "
                                                   "the format of --compute.")]
+TrainOnly = Annotated[str | None, typer.Option(help="Units or layers that are trained, as block3[01],head; all else is "
+                                               "frozen, without adapters.")]
 Margin = Annotated[float, typer.Option(help="Share of the device that is to stay free.")]
 GlobalBatch = Annotated[str | None, typer.Option(help="Sequences of a step on all ranks together, in place of "
                                                       "--micro-batches.")]
@@ -109,13 +111,13 @@ def plan(
     sequence: SequenceLength = None, micro_batches: SomeMicroBatches = None, global_batch: GlobalBatch = None,
     compute: Compute = "bf16", optimizer: OptimizerName = "adamw", runtime: Runtime = "fsdp2",
     compiled: Compiled = False, loss_chunks: LossChunks = 1, lora_rank: LoraRank = None, weights: Weights = None,
-    convention: ConventionName = None,
-    utilization: Utilization = None, margin: Margin = 0.1, tokens: Tokens = None,
-    price: Price = None, overlap: Overlap = True, prefetch: Prefetch = 1, offload: Offload = "none",
-    host_link: HostLink = None, disk_link: DiskLink = None, host_capacity: HostCapacity = None,
-    disk_capacity: DiskCapacity = None, mesh: MeshName = "none", zeropp: Parts = "none", reduction: Reduction = "rank",
-    hardware: OwnHardware = None, ds_config: DsConfig = None, compare: Compare = None, explain: Explain = False,
-    measure: Measure = False, as_json: AsJson = False,
+    train_only: TrainOnly = None, convention: ConventionName = None, utilization: Utilization = None,
+    margin: Margin = 0.1, tokens: Tokens = None, price: Price = None, overlap: Overlap = True, prefetch: Prefetch = 1,
+    offload: Offload = "none", host_link: HostLink = None, disk_link: DiskLink = None,
+    host_capacity_nbytes: HostCapacity = None, disk_capacity_nbytes: DiskCapacity = None, mesh: MeshName = "none",
+    zeropp: Parts = "none", reduction: Reduction = "rank", hardware: OwnHardware = None, ds_config: DsConfig = None,
+    compare: Compare = None,
+    explain: Explain = False, measure: Measure = False, as_json: AsJson = False,
 ) -> None:
     """Does it fit, how long is a step, what does a training take: a row for each stage and recomputation policy."""
     from zerosim.course.plan_view import as_json as plain
@@ -123,15 +125,16 @@ def plan(
     from zerosim.planning.plan import plan_config
 
     notes: list[str] = []
-    asked = _plan_arguments(ctx.params)
+    asked = _arguments(ctx)
     if ds_config is not None:
         said, notes = read_ds_config(ctx, ds_config, model, ranks)
         asked |= said
     found, beside = plan_config(**asked).plan(), None
     if compare is not None:
         other = ctx.command.make_context("plan", shlex.split(compare), parent=ctx.parent)
-        beside = plan_config(**asked | {name: value for name, value in _plan_arguments(other.params).items()
-                                        if OPTION_OF.get(name, name) in _typed(other)}).plan()
+        typed = _typed(other)
+        beside = plan_config(**asked | {name: value for name, value in _arguments(other).items()
+                                        if name in typed}).plan()
     measured = {}
     if measure:
         from zerosim.course.measured import measured_row
@@ -144,18 +147,12 @@ def plan(
            lambda: plan_view(found, console().width, explain=explain, measured=measured, notes=notes, beside=beside))
 
 
-# An option of the command that has another name in Python, and what is no option of a plan.
-OPTION_OF = {"host_capacity_nbytes": "host_capacity", "disk_capacity_nbytes": "disk_capacity"}
-OF_THE_COMMAND = ("ds_config", "explain", "measure", "as_json", "compare")
+OF_THE_COMMAND = ("ds_config", "explain", "measure", "as_json", "compare")  # no options of a plan or a search
 
 
-def _plan_arguments(params: dict[str, Any]) -> dict[str, Any]:
-    """The options of `zs.plan` that the command's are."""
-    from zerosim.course.training import optimizer_named
-
-    named = {option: name for name, option in OPTION_OF.items()}
-    return {named.get(name, name): value for name, value in params.items() if name not in OF_THE_COMMAND} | {
-        "optimizer": optimizer_named(params["optimizer"], 1e-3)}
+def _arguments(ctx: Any) -> dict[str, Any]:
+    """The options of `zs.plan` and `zs.tune` that the command's are, by the same names."""
+    return {name: value for name, value in ctx.params.items() if name not in OF_THE_COMMAND}
 
 
 def _typed(ctx: Any) -> set[str]:
@@ -182,6 +179,7 @@ def read_ds_config(ctx: typer.Context, file: str, model: str | None,
 
 @command("tune", "zerosim tune --model gpt2-xl --ranks 8 --global-batch 64")
 def tune(
+    ctx: typer.Context,
     global_batch: Annotated[str, typer.Option(help="G, the sequences of a step on all ranks together.")],
     model: Annotated[str, typer.Option(help="A preset, as zerosim models lists them, or a config.json.")],
     ranks: Ranks = 8, device: DeviceName = "h100-80", link: LinkName = None, nodes: Nodes = 1,
@@ -192,22 +190,16 @@ def tune(
                                               "until one fits: none, host, disk, or kinds one by one, as "
                                               "none,optimizer=host.")] = "all",
     sequence: SequenceLength = None, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
-    runtime: Runtime = "fsdp2", utilization: Utilization = None, margin: Margin = 0.1, tokens: Tokens = None,
-    price: Price = None, overlap: Overlap = True, host_link: HostLink = None, disk_link: DiskLink = None,
-    host_capacity: HostCapacity = None, disk_capacity: DiskCapacity = None, reduction: Reduction = "rank",
-    hardware: OwnHardware = None, as_json: AsJson = False,
+    runtime: Runtime = "fsdp2", compiled: Compiled = False, loss_chunks: LossChunks = 1, lora_rank: LoraRank = None,
+    weights: Weights = None, train_only: TrainOnly = None, utilization: Utilization = None, margin: Margin = 0.1,
+    tokens: Tokens = None, price: Price = None, overlap: Overlap = True, host_link: HostLink = None,
+    disk_link: DiskLink = None, host_capacity_nbytes: HostCapacity = None, disk_capacity_nbytes: DiskCapacity = None,
+    mesh: MeshName = "none", reduction: Reduction = "rank", hardware: OwnHardware = None, as_json: AsJson = False,
 ) -> None:
     """The settings to take for a model, a machine and a global batch, the runner-up, and what to paste into the
     runtime's program."""
-    from zerosim.course.training import optimizer_named
     from zerosim.course.tuning import tune as found_by
 
     with busy("searching"):
-        found = found_by(
-            model, global_batch=global_batch, batch=batch, prefetch=prefetch, offload=offload, ranks=ranks,
-            device=device, link=link, nodes=nodes, between=between, stage=stage, recompute=recompute,
-            attention=attention, sequence=sequence, compute=compute, optimizer=optimizer_named(optimizer, 1e-3),
-            runtime=runtime, utilization=utilization, margin=margin, tokens=tokens, price=price, overlap=overlap,
-            host_link=host_link, disk_link=disk_link, host_capacity_nbytes=host_capacity,
-            disk_capacity_nbytes=disk_capacity, reduction=reduction, hardware=hardware)
+        found = found_by(**_arguments(ctx))
     answer(as_json, found.as_json, found.view)

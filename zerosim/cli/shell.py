@@ -110,10 +110,12 @@ Ranks = Annotated[int, typer.Option(help="N, the number of ranks.")]
 Nodes = Annotated[int, typer.Option(help="Over how many nodes the ranks are spread.")]
 Between = Annotated[str | None, typer.Option(help="The link between nodes; without it, infiniband-ndr.")]
 MicroBatches = Annotated[int, typer.Option(help="k, the micro-batches of a step.")]
-SequenceLength = Annotated[int | None, typer.Option(help="Tokens of a sequence; without it, the model's context.")]
+SequenceLength = Annotated[int | None, typer.Option(help="Tokens of a sequence; without it, the model's longest, "
+                                                         "of plan and tune no more than 4,096.")]
 Batch = Annotated[int, typer.Option(help="Sequences of a micro-batch of one rank.")]
 OptimizerName = Annotated[str, typer.Option("--optimizer", help="sgd, momentum, adagrad, rmsprop, adam, adamw, lion, "
-                                                          "adan, lamb, lars, adafactor, muon, shampoo, soap or kfac.")]
+                                            "adan, lamb, lars, adafactor, muon, shampoo, soap or kfac; of plan and "
+                                            "tune adamw8bit too.")]
 Reduction = Annotated[str, typer.Option(help="The order in which gradients are added: by rank; or by micro_batch, at "
                                              "stages 2 and 3, which makes all bits the same on any number of ranks.")]
 MeshName = Annotated[str, typer.Option("--mesh", help="Nodes and ranks of a node, as 2x4: states are in shards inside "

@@ -236,6 +236,7 @@ def measured_row(config: PlanConfig, stage: int, policy: str) -> list[Compared]:
 
 def run_planned(cluster: Cluster, config: PlanConfig, stage: int, policy: str) -> HeldInStep:
     """Takes the step that is planned, with the configuration's options; what its first rank held."""
+    assert isinstance(config.optimizer, Optimizer)  # the plan of an engine has no other
     return take_step(cluster, decoder_of(config.model, config.sequence), config.optimizer,
                      (config.batch, config.sequence), micro_batches=config.micro_batches, policy=config.policy,
                      stage=stage, recompute=policy, **config.options.arguments())[0]

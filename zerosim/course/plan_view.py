@@ -14,6 +14,7 @@ from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts
 from zerosim.models.units import TILED, Recompute
 from zerosim.numerics.units import bytes_text, counted, gigabytes
+from zerosim.optim import Optimizer
 from zerosim.planning.conventions import is_cut_anywhere
 from zerosim.planning.explanation import explained, options_text
 from zerosim.planning.plan_config import UTILIZATION, Plan, PlanConfig
@@ -22,11 +23,13 @@ from zerosim.planning.questions import (
     MOST_BLOCKS,
     compared,
     fewest_ranks,
+    fits_inside_nodes,
     largest_batch,
     largest_model,
     largest_sequence,
     training,
 )
+from zerosim.planning.runtimes import FSDP2, MEGATRON_CORE
 
 INDENT = 4  # columns of a terminal beside those of a table
 Measured = Mapping[PlanRow, Sequence[Compared]]
@@ -80,9 +83,11 @@ def _remarks(found: Plan) -> Iterator[str]:
     yield from _rests_on(config)
     if not config.has_units:
         yield "Activations and what is gathered are not in the total: name a model, or the largest layer."
-    if not is_cut_anywhere(config.optimizer):
-        yield (f"What {type(config.optimizer).__name__} works in while it updates whole tensors is not in the total"
+    if isinstance(config.optimizer, Optimizer) and not is_cut_anywhere(config.optimizer):
+        yield (f"What {config.optimizer_name} works in while it updates whole tensors is not in the total"
                + (": --measure shows it, where the engine runs it." if config.is_engine else "."))
+        if config.optimizer_name == "Adafactor" and config.runtime == FSDP2 and {2, 3} & {*config.stages}:
+            yield "PyTorch 2.13's own Adafactor refuses fully_shard's shards; the state is of one that takes them."
     if config.host_link:
         yield (f"Offload: {config.options.offload}; {escape(places_text(config))}. What is moved counts as beside "
                "nothing.")
@@ -93,6 +98,11 @@ def _remarks(found: Plan) -> Iterator[str]:
 
 def _rests_on(config: PlanConfig) -> Iterator[str]:
     """The sources of bytes and seconds."""
+    if (of := config.decoder) is not None and of.windowed and of.window < config.sequence:
+        yield f"In {of.windowed} of {of.blocks} blocks attention has a window of {of.window:,} tokens: " + (
+            "its kernel computes what is in it." if config.runtime == MEGATRON_CORE else
+            "it counts as the whole square." if config.is_engine else
+            "SDPA is handed a mask, which it keeps, and computes the whole square.")
     if not config.is_engine:
         yield (f"Bytes are those of {config.runtime}, by an account whose rows --explain lists with their sources; "
                f"seconds are estimates with {options_text(config)}, held to published step times.")
@@ -100,8 +110,6 @@ def _rests_on(config: PlanConfig) -> Iterator[str]:
         if experts is not None and config.ranks > experts.count:
             yield (f"Experts are one tensor of {experts.count}, which fully_shard cuts by expert: on more ranks each "
                    "shard is padded to one, and the total shows it. Shard inside nodes (--mesh), or by experts.")
-        if config.model.trainable_parameters < config.model.parameters:
-            yield ("Seconds are from above: they count gradients of frozen weights as made and sent, which are not.")
         return
     share = percent(config.utilization or UTILIZATION)
     yield (f"Bytes and seconds are those of zerosim's engine with {options_text(config)}; arithmetic is taken to reach "
@@ -120,8 +128,10 @@ def _largest_and_fewest(found: Plan) -> Iterator[str]:
                f"{config.batch}: {counted(largest_sequence(config), 'token')}." if batch else
                "Not even one sequence fits.")
     ranks, least, most = fewest_ranks(config), found.least_sent, largest_model(config)
+    inside = {None: "", True: "; sharded inside nodes alone (--mesh) it fits too", False:
+              "; sharded inside nodes alone (--mesh) it does not"}[fits_inside_nodes(config)]
     yield ("No number of ranks makes it fit." if ranks is None
-           else f"Fewest ranks on which it fits: {ranks:,}, sharded over all of them.")
+           else f"Fewest ranks on which it fits: {ranks:,}, sharded over all of them{inside}.")
     if most is not None:
         yield "Largest model" + (" by its states alone" if config.decoder is None else " of such blocks") + (
             f": {most.parameters / 1e9:,.4g} billion parameters"

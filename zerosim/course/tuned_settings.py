@@ -23,6 +23,7 @@ from zerosim.numerics.policy import BY_RANK, Policy
 from zerosim.numerics.units import counted
 from zerosim.planning.closed_forms import STAGES, ShardedStates
 from zerosim.planning.conventions import is_cut_anywhere
+from zerosim.planning.finetuning import EightBit
 from zerosim.planning.plan_config import PlanConfig
 from zerosim.planning.plan_row import PlanRow, fused_policy
 
@@ -59,7 +60,8 @@ def pasted(config: PlanConfig, row: PlanRow) -> Pasted:
 def unsaid(config: PlanConfig, stage: int, recompute: str) -> str | None:
     """The reason why the program has no settings for a stage and a policy under the configuration's options; None where
     it has."""
-    return PROGRAMS[config.runtime].unsaid(config, STAGES[stage], recompute)
+    states = STAGES[stage]
+    return config.lacking(states) or PROGRAMS[config.runtime].unsaid(config, states, recompute)
 
 
 # -- zerosim ----------------------------------------------------------------------------------------------------------
@@ -67,14 +69,14 @@ def unsaid(config: PlanConfig, stage: int, recompute: str) -> str | None:
 
 def _unsaid_engine(config: PlanConfig, states: ShardedStates, recompute: str) -> str | None:
     if states.optimizer_sharded and not is_cut_anywhere(config.optimizer):
-        return (f"{type(config.optimizer).__name__} needs whole tensors, and a plan's units are cut anywhere: take "
+        return (f"{config.optimizer_name} needs whole tensors, and a plan's units are cut anywhere: take "
                 "stage 0, or the engine's layout='whole_matrices', which no plan counts")
     return None
 
 
 def _engine(config: PlanConfig, row: PlanRow) -> str:
     """Lines of a rank program; without those of a model that the layers here do not make."""
-    named = "zs.optim." if hasattr(optim, type(config.optimizer).__name__) else ""
+    named = "zs.optim." if hasattr(optim, config.optimizer_name) else ""
     lines = [f"optimizer = {named}{config.optimizer!r}"]
     with suppress(ValueError):  # which the notes say
         decoder = decoder_of(config.model, config.sequence)
@@ -86,6 +88,7 @@ def _engine(config: PlanConfig, row: PlanRow) -> str:
     return (f"{made}\nengine = zs.Engine(\n    rank, model, optimizer, stage={row.stage}, policy=zs.{formats},\n"
             f"    recompute=\"{row.recompute}\", overlap={options.overlap}, prefetch={options.prefetch}"
             + ("" if options.offload.is_none else f",\n    offload=\"{options.offload.text}\"")
+            + (f",\n    mesh=\"{options.mesh}\"" if options.mesh else "")
             + ("" if options.reduction == BY_RANK else f",\n    reduction=\"{options.reduction}\"") + ")\n"
             f"# each step: {counted(config.micro_batches, 'micro-batch')} of "
             f"{counted(config.batch, 'sequence')} of {counted(config.sequence, 'token')} on each rank")
@@ -116,7 +119,7 @@ def _unsaid_fsdp(config: PlanConfig, states: ShardedStates, recompute: str) -> s
         return "reductions always run beside backward in PyTorch; leave overlap as it is"
     if states.parameters_sharded and not options.prefetch:
         return "FSDP2 gathers one module ahead in backward, which no argument turns off; take prefetch=1"
-    return config.unplaced(states)
+    return None
 
 
 def _fsdp(config: PlanConfig, row: PlanRow) -> str:
@@ -127,7 +130,7 @@ def _fsdp(config: PlanConfig, row: PlanRow) -> str:
         lines = ["model = DistributedDataParallel(model, gradient_as_bucket_view=True)"]
         if states.optimizer_sharded:
             lines += ["optimizer = ZeroRedundancyOptimizer(\n    model.parameters(), "
-                      f"optimizer_class={type(config.optimizer).__name__})"]
+                      f"optimizer_class={config.optimizer_name})"]
         if narrow:
             lines += [f"# forward and loss: with torch.autocast(\"cuda\", dtype={TORCH[policy.compute]}):"]
         if config.micro_batches > 1:
@@ -135,6 +138,10 @@ def _fsdp(config: PlanConfig, row: PlanRow) -> str:
                       "model.no_sync():"]
         return "\n".join(lines)
     lines, arguments = [], ["module"] + ["reshard_after_forward=False"] * (not states.parameters_sharded)
+    if mesh := options.mesh:
+        lines += [f"mesh = init_device_mesh(\n    \"cuda\", ({mesh.nodes}, {mesh.ranks_per_node}), "
+                  "mesh_dim_names=(\"replicate\", \"shard\"))"]
+        arguments += ["mesh=mesh"]
     if narrow:
         lines += [f"precision = MixedPrecisionPolicy(\n    param_dtype={TORCH[policy.compute]}, "
                   f"reduce_dtype=torch.{policy.reduce_dtype.name})"]
@@ -142,6 +149,8 @@ def _fsdp(config: PlanConfig, row: PlanRow) -> str:
     arguments += ["offload_policy=CPUOffloadPolicy()"] * (not options.offload.is_none)
     lines += ["for module in [*blocks, model]:",
               fill(f"fully_shard({', '.join(arguments)})", 76, initial_indent="    ", subsequent_indent="        ")]
+    if isinstance(config.optimizer, EightBit):
+        lines += [f"optimizer = torchao.optim.{config.optimizer_name}(model.parameters())"]
     if states.parameters_sharded and (ahead := options.prefetch) > 1:
         lines += ["for i, block in enumerate(blocks):",
                   f"    block.set_modules_to_forward_prefetch(blocks[i + 1:i + {1 + ahead}])",
@@ -152,17 +161,25 @@ def _fsdp(config: PlanConfig, row: PlanRow) -> str:
 def _notes_of_fsdp(config: PlanConfig, row: PlanRow) -> Iterator[str]:
     yield (f"Each step: {counted(config.micro_batches, 'micro-batch')} of {counted(config.batch, 'sequence')} on each "
            "rank.")
+    if config.options.mesh and config.micro_batches > 1:
+        yield "Nodes add up once a step: model.set_requires_all_reduce(False) before all micro-batches but the last."
     if STAGES[row.stage].parameters_sharded:
         yield "What is in no block is gathered by the call on the model, and stays so to backward's end, as by default."
     if config.policy.compute_dtype != config.policy.master_dtype:
         yield "Make the model in fp32: what rests are the masters."
     if config.policy.compute == "fp16":
         yield "fp16 needs a gradient scaler of one's own."
-    yield from _recomputation(row)
+    yield from _of_the_model(config, row)
 
 
-def _recomputation(row: PlanRow) -> Iterator[str]:
-    """Attention and recomputation stand in the model's own code, in PyTorch's and DeepSpeed's programs."""
+def _of_the_model(config: PlanConfig, row: PlanRow) -> Iterator[str]:
+    """What stands in the model's own code, in PyTorch's and DeepSpeed's programs: attention, recomputation and more."""
+    if config.model.has_frozen:
+        yield "Weights are frozen, and adapters made, as by peft's get_peft_model, before the model is wrapped."
+    if config.compiled:
+        yield "Each block is compiled first: block.compile()."
+    if config.loss_chunks > 1:
+        yield f"Logits and their loss are made in {config.loss_chunks} parts, with a loss of one's own."
     yield "Attention is a fused one, as scaled_dot_product_attention."
     if row.recompute == "block":
         yield ("Recomputation is in the model's code: torch.utils.checkpoint.checkpoint around each block; of Hugging "
@@ -177,6 +194,8 @@ def _recomputation(row: PlanRow) -> Iterator[str]:
 
 def _unsaid_deepspeed(config: PlanConfig, states: ShardedStates, recompute: str) -> str | None:
     asked = config.options.offload
+    if config.options.mesh:
+        return "DeepSpeed 0.19 no longer has MiCS, its hybrid sharding; leave the mesh out, or take the runtime fsdp2"
     if asked.is_none:
         return None
     if not states.optimizer_sharded:
@@ -229,15 +248,13 @@ def _notes_of_deepspeed(config: PlanConfig, row: PlanRow) -> Iterator[str]:
         yield "It scales the loss dynamically."
     if config.options.offload.uses_disk:
         yield f"nvme_path is a folder of one's own on the disk, in place of {NVME_PATH}."
-    yield from _recomputation(row)
+    yield from _of_the_model(config, row)
 
 
 # -- Megatron ---------------------------------------------------------------------------------------------------------
 
 
 def _unsaid_megatron(config: PlanConfig, states: ShardedStates, recompute: str) -> str | None:
-    if states.gradients_sharded:
-        return "Megatron's distributed optimizer is stage 1; take stages 0 and 1, or the runtime fsdp2"
     if recompute == "selective":
         return ("Megatron's selective recomputation is of attention's core, which a fused one makes again anyway; "
                 "take recompute='none,block'")
@@ -255,6 +272,7 @@ def _megatron(config: PlanConfig, row: PlanRow) -> str:
              *[f"--{config.policy.compute}"] * (config.policy.compute != "fp32"),
              *["--use-distributed-optimizer"] * sharded, *["--overlap-grad-reduce"] * overlapped,
              *["--overlap-param-gather"] * (overlapped and sharded),
+             *[f"--num-distributed-optimizer-instances {config.options.nodes}"] * (config.options.nodes > 1),
              *["--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"] * (
                  row.recompute == "block")]
     return fill(" ".join(flags), 76, break_long_words=False, break_on_hyphens=False)

@@ -4,9 +4,9 @@ Legend: N ranks; G sequences of the global batch, which is k micro-batches of B 
 tokens of a sequence.
 
 Candidates are all combinations of stage, recomputation policy, micro-batch and units gathered ahead that the program
-has settings for. Each is judged by the account of that program: it takes the first of its places of offload under which
-it has the plan's margin, device, host and disk. Less off the device is never worse in a plan, which counts the host's
-own arithmetic as nothing, since no source gives its rate.
+has settings for; on several nodes in shards over all ranks, and inside nodes alone (hybrid sharding). Each is judged by
+the account of that program: it takes the first of its places of offload under which it has the plan's margin, device,
+host and disk, since less off the device is never worse.
 
 Seconds of a plan are no better than a few percent, and a full device is a risk. So of the candidates within 2 % of the
 fastest the one with the most room is taken, and before it one that leaves more on the device.
@@ -36,6 +36,7 @@ from zerosim.planning.plan import plan_config
 from zerosim.planning.plan_config import Plan, PlanConfig
 from zerosim.planning.plan_row import PlanRow
 from zerosim.planning.questions import Training, training
+from zerosim.ranks.mesh import Mesh
 from zerosim.shown import Shown
 
 NEAR = 0.02  # of the fastest's seconds, which a plan cannot tell apart: its own error is larger
@@ -44,7 +45,7 @@ MOST_SEQUENCES = 1 << 16  # of a rank in a step, more than anybody takes: every 
 PLAN_ONLY = {  # options of a plan, and why a search does not take them
     "convention": "bytes are counted as the program holds them", "parameters": "a search needs a model's shape",
     "largest_layer": "a model's shape says it", "micro_batches": "global_batch, ranks and batch say how many there are",
-    "mesh": "the settings to paste are of one group of all ranks", "zeropp": "it is of a mesh"}
+    "zeropp": "parts of ZeRO++ are none of the settings that are searched"}
 
 
 # -- the answer -------------------------------------------------------------------------------------------------------
@@ -60,14 +61,17 @@ class Candidate:
     @property
     def title(self) -> str:
         """``ZeRO-2 with block recomputation, optimizer on the host, in 4 micro-batches of 2 sequences``."""
-        places = "" if self.config.options.offload.is_none else f", {self.config.options.offload},"
-        return (f"{self.row.title}{places} in {counted(self.config.micro_batches, 'micro-batch')} of "
+        options = self.config.options
+        places = "" if options.offload.is_none else f", {options.offload},"
+        inside = f", sharded inside nodes ({options.mesh})," if options.mesh else ""
+        return (f"{self.row.title}{inside}{places} in {counted(self.config.micro_batches, 'micro-batch')} of "
                 f"{counted(self.config.batch, 'sequence')}")
 
     @property
-    def kind(self) -> tuple[int, str, int, str]:
+    def kind(self) -> tuple[int, str, int, str, Mesh | None]:
         """All that is chosen but the units gathered ahead."""
-        return self.row.stage, self.row.recompute, self.config.batch, self.config.options.offload.text
+        options = self.config.options
+        return self.row.stage, self.row.recompute, self.config.batch, options.offload.text, options.mesh
 
     @property
     def seconds(self) -> float:
@@ -166,7 +170,8 @@ class Tuned(Shown):
             "verdict": self.verdict, "training": asdict(self.training) if self.training else None,
             "decides": self.decides, "too_large": self.too_large, "left_out": self.left_out,
             "rows": [{"batch": one.config.batch, "micro_batches": one.config.micro_batches,
-                      "prefetch": one.config.options.prefetch, "offload": one.config.options.offload.text}
+                      "prefetch": one.config.options.prefetch, "offload": one.config.options.offload.text,
+                      "mesh": str(one.config.options.mesh or "none")}
                      | one.row.as_dict() for one in self.tried],
             "assumed": list(_assumed(self)), "settings": asdict(self.pasted) if self.pasted else None})
         return data
@@ -205,8 +210,8 @@ def _table(found: Tuned) -> Iterator[Part | str]:
     if found.tried:
         yield marked_table("", *(RIGHT + name for name in (
             "k · B", "ahead", "step", "exposed", "held", "spare", "tokens/s")), rows=[
-                (" ".join((f"{row.stage}", policy_label(row.recompute, config.runtime),
-                           off_device(one.options.offload))).rstrip(),
+                (" ".join(filter(None, (f"{row.stage}", policy_label(row.recompute, config.runtime),
+                                        f"{one.options.mesh or ''}", off_device(one.options.offload)))),
                  f"{one.micro_batches} · {one.batch}", f"{one.options.prefetch}", seconds_text(row.step_seconds),
                  seconds_text(row.exposed_communication_seconds), gigabytes(row.total_nbytes),
                  gigabytes(row.spare_nbytes), f"{row.tokens_per_second_per_rank:,.0f}")
@@ -217,11 +222,13 @@ def _table(found: Tuned) -> Iterator[Part | str]:
 
 
 def off_device(places: Offload) -> str:
-    """A short text of what rests off the device: ``og host``, by the first letters of kinds; empty for nothing."""
+    """A short text of what rests off the device: ``og host``, by the first letters of kinds; ``host``, where all does;
+    empty for nothing."""
     by_place: dict[str, str] = {}
     for kind in KINDS:
         by_place[getattr(places, kind)] = by_place.get(getattr(places, kind), "") + kind[0]
-    return ", ".join(f"{letters} {place}" for place, letters in by_place.items() if place != DEVICE)
+    return ", ".join(f"{letters} {place}" if len(by_place) > 1 else place
+                     for place, letters in by_place.items() if place != DEVICE)
 
 
 def _assumed(found: Tuned) -> Iterator[str]:
@@ -233,6 +240,8 @@ def _assumed(found: Tuned) -> Iterator[str]:
            "first, then the others by seconds, which are a plan's: zerosim plan --explain has what they rest on.")
     if found.too_large:
         yield f"Not in the table: {counted(found.too_large, 'candidate')} without the margin."
+    if mesh := next((one.config.options.mesh for one in found.tried if one.config.options.mesh), None):
+        yield f"{mesh} are in shards inside nodes, and replicated across them."
     placed = dict.fromkeys(places_text(one.config) for one in found.tried)
     for assumed in filter(None, placed):
         yield (f"Off the device are o, the optimizer's state and masters, g, gradients, p, parameters. Assumed of "
@@ -263,7 +272,8 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", recompu
 
     What is searched: ``stage`` and ``recompute``, as in `zs.plan`, and "usual" is to recompute selectively too in
     fsdp2 and deepspeed; ``batch``, the sequences of a micro-batch, "all" for each number that divides a rank's share of
-    G; ``prefetch``, units that stage 3 gathers ahead; ``offload``, places of which each candidate takes the first under
+    G; ``prefetch``, units that stage 3 gathers ahead; on several ``nodes`` shards over all ranks and, unless a ``mesh``
+    says which, inside nodes alone; ``offload``, places of which each candidate takes the first under
     which it has the margin: "all" that the ``runtime``'s program has, or some, as "none,host". The other options are
     those of `zs.plan` and mean the same, ``margin`` among them. Raises ValueError for what cannot be searched, for what
     the program has no settings for, for a model without a known shape, and as `zs.plan` does.
@@ -276,8 +286,13 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", recompu
         raise ValueError(f"{name}= is no option of tune: {PLAN_ONLY[name]}; leave it out")
     if recompute == "usual" and runtime in ("fsdp2", "deepspeed"):
         recompute = "all"
-    configs = _configs(preset_shape(model), offload, options | {"runtime": runtime, "recompute": recompute})
-    config = configs[0]
+    options |= {"runtime": runtime, "recompute": recompute}
+    shape = preset_shape(model)
+    searched = [_configs(shape, offload, options)]
+    config, nodes = searched[0][0], options.get("nodes", 1)
+    if nodes > 1 and not config.options.mesh:
+        inside = _configs(shape, offload, options | {"mesh": (nodes, config.ranks // nodes)})
+        searched += [inside] * any(unsaid(inside[0], stage, "none") is None for stage in inside[0].stages)
     if config.decoder is None:
         raise ValueError(f"the activations of {config.model.name} are not known, so nothing says which micro-batch "
                          "fits; tune a decoder, as gpt2-xl, or ask zs.plan")
@@ -294,7 +309,7 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", recompu
     if wrong := sorted({*batches} - {*dividing}):
         raise ValueError(f"batch={wrong[0]} does not divide the {counted(share, 'sequence')} of each rank, and "
                          f"micro-batches are equal; take some of {', '.join(map(str, dividing))}")
-    return _searched(configs, sequences, batches, _counts("prefetch", prefetch, 0))
+    return _searched(searched, sequences, batches, _counts("prefetch", prefetch, 0))
 
 
 def _signature() -> Signature:
@@ -354,15 +369,16 @@ def _uses(places: Offload, option: str) -> bool:
 # -- the search -------------------------------------------------------------------------------------------------------
 
 
-def _searched(configs: list[PlanConfig], sequences: int, batches: Iterable[int], ahead: list[int]) -> Tuned:
+def _searched(searched: list[list[PlanConfig]], sequences: int, batches: Iterable[int], ahead: list[int]) -> Tuned:
     """The candidates that have the margin, best first, of those with more ahead the faster ones alone; ValueError where
     the program has settings for none."""
-    config, tried, left_out = configs[0], list[Candidate](), dict[str, None]()
+    config, tried, left_out = searched[0][0], list[Candidate](), dict[str, None]()
     small: list[tuple[PlanConfig, int, str]] = []
-    for stage, policy, batch in product(config.stages, config.policies, batches):
+    for configs, (stage, policy, batch) in ((placed, chosen) for placed in searched for chosen in product(
+            placed[0].stages, config.policies, batches)):
         for prefetch in ahead if STAGES[stage].parameters_sharded else [0]:
-            several = [replace(placed, batch=batch, micro_batches=sequences // config.ranks // batch,
-                               options=replace(placed.options, prefetch=prefetch)) for placed in configs]
+            several = [replace(one, batch=batch, micro_batches=sequences // config.ranks // batch,
+                               options=replace(one.options, prefetch=prefetch)) for one in configs]
             reasons = [unsaid(one, stage, policy) for one in several]
             left_out |= dict.fromkeys(filter(None, reasons))
             said = [one for one, reason in zip(several, reasons, strict=True) if reason is None]

@@ -67,8 +67,12 @@ def subject(config: PlanConfig) -> tuple[str, str]:
 
 
 def answers(found: Plan) -> Iterator[str]:
-    """Throughput of the cheapest row, and what a whole training of the tokens that were asked for takes and costs."""
+    """Throughput of the cheapest row, and what a whole training of the tokens that were asked for takes and costs;
+    before them, the length of a sequence where it is shorter than the model's longest by default."""
     config, row = found.config, found.cheapest
+    if config.sequence_by_default and config.sequence < config.longest_sequence:
+        yield (f"Sequences of {config.sequence:,} tokens, the default; the model takes {config.longest_sequence:,} "
+               "(--sequence).")
     if row is None:
         return
     yield (f"{row.tokens_per_second_per_rank:,.0f} tokens per second and device, {row.tokens_per_second:,.0f} in all; "

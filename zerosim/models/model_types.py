@@ -280,7 +280,7 @@ NUMBERS: Mapping[str, Callable[[Fields, Transformer, int], dict[str, Any]]] = {
 @cache
 def table() -> Mapping[str, Any]:
     """All of model_types.toml: beside the rows, the keys of every type that have ``no_effect``, those of which the
-    engine has some values ``only``, and ``text_models``, the types of models that read pictures too."""
+    engine has some values ``only``, ``text_models``, the types of models that read pictures too, and windows."""
     found: dict[str, Any] = tomllib.loads(files("zerosim.models").joinpath("model_types.toml").read_text("utf-8"))
     return found
 
@@ -364,9 +364,21 @@ def transformer_of_fields(name: str, fields: Any) -> Transformer:
         raise ValueError(f"{name} lacks {', '.join(missing)}; a configuration of {kind} has "
                          f"{', '.join(row.required)}")
     try:
-        return row.transformer(_checked(row, said))
+        found = row.transformer(_checked(row, said))
+        return replace(found, **_windows(kind, said, found.blocks))
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+
+
+def _windows(kind: str, said: Fields, blocks: int) -> dict[str, Any]:
+    """The window of attention, and the blocks that have it, as transformers has them (version 5.24)."""
+    window = checked_count("sliding_window", said.get("sliding_window", 0), 0)
+    every = said.get("_sliding_window_pattern", said.get("sliding_window_pattern", table()["every_whole"].get(kind, 0)))
+    used = window > 0 and said.get("use_sliding_window", not kind.startswith("qwen"))
+    whole = blocks // every if every else min(blocks, said.get("max_window_layers", 0))
+    if kinds := said.get("layer_types"):
+        whole = blocks - [*kinds].count("sliding_attention")
+    return {"window": window, "windowed": blocks - whole} if used else {}
 
 
 def text_model(name: str, fields: Any) -> tuple[str, Any]:

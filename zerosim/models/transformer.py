@@ -89,7 +89,8 @@ class Transformer:
     own; `joint_norms`: of all heads' queries together, and of all keys. `activation` is the network's (left out: SiLU
     in a gate, else GELU), `caps` of "attention" and "logits" those that tanh limits. `embedding_channels` 0 is d, else
     two matrices change widths; `token_types` are learned too. Of BERT's pretraining, the head has a linear layer and
-    a norm of its own (`masked_head`), and there is one for the next sentence (`next_sentence`).
+    a norm of its own (`masked_head`), and there is one for the next sentence (`next_sentence`). In `windowed` of the
+    blocks a token attends to `window` tokens at most.
 
     Raises ValueError for counts that are no whole numbers or too small, for heads that do not divide the channels, for
     key and value heads that do not divide the heads, and for norms that are none of NORMS or do not go together.
@@ -127,6 +128,8 @@ class Transformer:
     next_sentence: bool = False
     experts: Experts | None = None
     latent: LatentAttention | None = None
+    window: int = 0
+    windowed: int = 0
 
     def __post_init__(self) -> None:
         count_fields(self, channels=1, blocks=1, heads=1, vocabulary=1)
@@ -231,7 +234,7 @@ def config_of_transformer(of: Transformer, *, tokens: int | None = None, **numbe
     """The engine's config of a transformer: a GPTConfig or a LlamaConfig, with other ``numbers`` of it, as epsilon.
 
     ``tokens`` is the context of a model without learned positions, its own where nothing is said.
-    Its activation may be another: that changes what is computed, and not what is kept and sent.
+    Its activation may be another, and windows of attention: that changes what is computed, not what is kept and sent.
     Raises ValueError for a transformer that has other layers than these, and for more tokens than learned positions.
     """
     sizes = {"layers": of.blocks, "channels": of.channels, "heads": of.heads, "vocabulary": of.vocabulary,
@@ -243,7 +246,7 @@ def config_of_transformer(of: Transformer, *, tokens: int | None = None, **numbe
         found = LlamaConfig(context=tokens or of.tokens or 1, key_value_heads=of.key_value_heads,
                             head_channels=of.head_channels, biases=of.biases, head_norms=of.head_norms, **sizes)
     if found is None or replace(transformer_of(found, tied=of.tied), activation=of.activation) != replace(
-            of, fused=True, tokens=found.context):
+            of, fused=True, tokens=found.context, window=0, windowed=0):
         raise ValueError("zerosim's layers make models of GPT-2's kind, with learned positions, biases and plain "
                          "blocks, and of Llama's, with rotary positions, RMSNorm and gates, and this is another")
     if found.learned_positions and tokens and tokens > of.positions:

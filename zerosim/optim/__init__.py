@@ -3,13 +3,13 @@
 from zerosim.optim.base import Optimizer, Slot, UpdateContext
 from zerosim.optim.elementwise import SGD, AdaGrad, Adam, AdamW, Adan, Lion, Momentum, RMSprop
 from zerosim.optim.matrix import KFAC, SOAP, Adafactor, Muon, Shampoo, orthogonalize
-from zerosim.optim.promises import bytes_per_parameter, state_nbytes
+from zerosim.optim.promises import Stateful, bytes_per_parameter, state_nbytes
 from zerosim.optim.schedules import Constant, Warmup, WarmupCosine
 from zerosim.optim.shardability import Shardability, check_shardable
 from zerosim.optim.stepper import Stepper
 from zerosim.optim.tensor_norms import LAMB, LARS, with_norms
 
 __all__ = ["KFAC", "LAMB", "LARS", "SGD", "SOAP", "AdaGrad", "Adafactor", "Adam", "AdamW", "Adan", "Constant", "Lion",
-           "Momentum", "Muon", "Optimizer", "RMSprop", "Shampoo", "Shardability", "Slot", "Stepper", "UpdateContext",
-           "Warmup", "WarmupCosine", "bytes_per_parameter", "check_shardable", "orthogonalize", "state_nbytes",
-           "with_norms"]
+           "Momentum", "Muon", "Optimizer", "RMSprop", "Shampoo", "Shardability", "Slot", "Stateful", "Stepper",
+           "UpdateContext", "Warmup", "WarmupCosine", "bytes_per_parameter", "check_shardable", "orthogonalize",
+           "state_nbytes", "with_norms"]

@@ -1,7 +1,7 @@
 """The word of an optimizer about itself: the bytes that it keeps, and checks of what it says."""
 
 import math
-from typing import Any, Protocol, get_args
+from typing import Any, ClassVar, Protocol, get_args
 
 from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.optim.base import NEEDS, BrokenPromise, Cut, Optimizer, Slot
@@ -26,11 +26,17 @@ def bytes_per_parameter(optimizer: Optimizer, shape: tuple[int, ...] = (1024, 10
 class OwnState(Protocol):
     """An optimizer for plans alone, which has no slots and says its bytes itself."""
 
+    cut: ClassVar[Cut]
+    needs: ClassVar[frozenset[str]]
+
     def state_nbytes(self, shape: tuple[int, ...]) -> int:
         """Bytes of state beside a tensor of this shape."""
 
 
-def state_nbytes(optimizer: Optimizer | OwnState, shape: tuple[int, ...], fp32_itemsize: int = 4) -> int:
+Stateful = Optimizer | OwnState
+
+
+def state_nbytes(optimizer: Stateful, shape: tuple[int, ...], fp32_itemsize: int = 4) -> int:
     """Bytes that the optimizer keeps for a tensor of this shape, beside the weights.
 
     What it declares in fp32 rests in elements of `fp32_itemsize` bytes, where a policy keeps state in less.

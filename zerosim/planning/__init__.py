@@ -17,9 +17,11 @@ levels:
 from zerosim.models.transformer import Experts, LatentAttention, Transformer
 from zerosim.planning import (
     activations,
+    closed_forms,
     collectives,
     conventions,
     cost,
+    cuts,
     efficiency,
     flops,
     hardware,
@@ -41,25 +43,16 @@ from zerosim.planning.closed_forms import (
     STAGES,
     Job,
     ShardedStates,
-    crossing_nbytes,
-    gathers_by_unit,
     moved_nbytes,
     resting_nbytes,
     sent_nbytes,
     vectors_sent,
 )
-from zerosim.planning.collectives import ALGORITHMS, Sent, sent
+from zerosim.planning.collectives import ALGORITHMS, sent
 from zerosim.planning.conventions import CONVENTIONS, Convention, estimate_nbytes, formula, states_nbytes
-from zerosim.planning.cuts import (
-    LAYOUTS,
-    ceil_cut,
-    clip,
-    padded_unit_lengths,
-    region_cuts,
-    unit_cuts,
-)
+from zerosim.planning.cuts import ceil_cut
 from zerosim.planning.explanation import explained
-from zerosim.planning.finetuning import ADAM_8BIT, LION_8BIT, frozen, lora, quantized
+from zerosim.planning.finetuning import ADAM_8BIT, frozen, lora, quantized
 from zerosim.planning.hardware import Device, Link, Network
 from zerosim.planning.plan import plan_config
 from zerosim.planning.plan_config import Plan, PlanConfig
@@ -73,8 +66,6 @@ __all__ = [
     "ADAM_8BIT",
     "ALGORITHMS",
     "CONVENTIONS",
-    "LAYOUTS",
-    "LION_8BIT",
     "PRESETS",
     "RUNTIMES",
     "STAGES",
@@ -93,7 +84,6 @@ __all__ = [
     "PlanConfig",
     "PlanRow",
     "Recording",
-    "Sent",
     "ShardedStates",
     "SlowLink",
     "SlowRank",
@@ -102,18 +92,17 @@ __all__ = [
     "account",
     "activations",
     "ceil_cut",
-    "clip",
+    "closed_forms",
     "collectives",
     "conventions",
     "cost",
-    "crossing_nbytes",
+    "cuts",
     "efficiency",
     "estimate_nbytes",
     "explained",
     "flops",
     "formula",
     "frozen",
-    "gathers_by_unit",
     "hardware",
     "lora",
     "model_of",
@@ -121,13 +110,11 @@ __all__ = [
     "model_shape",
     "moved_nbytes",
     "nccl",
-    "padded_unit_lengths",
     "plan_config",
     "quantized",
     "questions",
     "record",
     "recording",
-    "region_cuts",
     "replay",
     "resting_nbytes",
     "runtimes",
@@ -142,6 +129,5 @@ __all__ = [
     "step_folds",
     "streams",
     "timeline",
-    "unit_cuts",
     "vectors_sent",
 ]

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 from zerosim.models.transformer import Transformer
 from zerosim.models.units import Recompute
-from zerosim.numerics.checks import LINEAR_LAYERS, checked_count, count_fields
+from zerosim.numerics.checks import checked_count, count_fields
 
 FP32_NBYTES = 4
 
@@ -36,16 +37,10 @@ FP32_NBYTES = 4
 class Block:
     """One transformer block and the batch that it sees: B sequences of L tokens, d channels in H heads.
 
-    `itemsize` is the bytes of an element at rest. The next are 0 in a plain block, and are then d, d and 4d: channels
-    of all queries, of all keys, and of the feed-forward network's inside, which may be `gated`.
-    `rms`: RMSNorm, with one number of each token, not LayerNorm's two, and rotary positions, as Llamas have both.
-    `head_norms`: of each head's query and key too. `biases` are the linear layers that have one, of "qkv", "projection"
-    and "feed_forward"; None: all with LayerNorm, none with RMSNorm. `value_channels` 0 are as many as of keys,
-    `opening_weights` 0 those of linear layers from d to all three; latent attention has others, and `latent_channels`
-    between. `inner_norms` 0 are those of head_norms, each a number of a token. `router` are the numbers that a token's
-    route is chosen by; `feed_forward` is then the inside of all experts that it passes. `norms` and `parallel` are a
-    Transformer's.
-    Raises ValueError for counts below one, and for heads that do not divide the channels of the queries.
+    `itemsize` is the bytes of an element at rest. `sizes` are those of a model of such blocks, by default plain ones,
+    GPT-2's; their feed-forward network is as wide as all experts that a token passes. RMSNorm comes with rotary
+    positions, as Llamas have both. Raises ValueError for counts below one, and for heads that do not divide the
+    channels.
     """
 
     batch: int
@@ -53,32 +48,12 @@ class Block:
     channels: int
     heads: int
     itemsize: int = 2
-    query_channels: int = 0
-    key_channels: int = 0
-    feed_forward: int = 0
-    gated: bool = False
-    rms: bool = False
-    head_norms: bool = False
-    biases: tuple[str, ...] | None = None
-    value_channels: int = 0
-    opening_weights: int = 0
-    latent_channels: int = 0
-    router: int = 0
-    norms: str = "before"
-    parallel: bool = False
-    inner_norms: int = 0
+    sizes: Transformer = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        count_fields(self, batch=1, tokens=1, channels=1, heads=1, itemsize=1, value_channels=0,
-                     opening_weights=0, latent_channels=0, router=0, inner_norms=0)
-        plain = {"query_channels": self.channels, "key_channels": self.channels, "feed_forward": 4 * self.channels}
-        for name, value in plain.items():
-            object.__setattr__(self, name, checked_count(name, getattr(self, name), 0) or value)
-        if self.biases is None:
-            object.__setattr__(self, "biases", () if self.rms else LINEAR_LAYERS)
-        if self.query_channels % self.heads:
-            raise ValueError(f"a block of {self.query_channels} channels was asked for {self.heads} heads; each head "
-                             "has as many channels as the others, so take a number of heads that divides the channels")
+        count_fields(self, batch=1, tokens=1, channels=1, heads=1, itemsize=1)
+        given: Any = self.sizes
+        object.__setattr__(self, "sizes", given or Transformer(self.channels, 1, self.heads, 1))
 
     @classmethod
     def kinds(cls, model: Transformer, batch: int, tokens: int, itemsize: int = 2) -> Counter[Block]:
@@ -90,30 +65,23 @@ class Block:
             raise ValueError("what a block keeps and computes is counted for decoders alone, and this model has "
                              f"{model.encoder_blocks} blocks of encoder beside {model.blocks} of decoder; its states "
                              "and its traffic are counted")
-        latent = model.latent
-        plain = cls(batch, tokens, model.channels, model.heads, itemsize, query_channels=model.query_channels,
-                    key_channels=model.key_channels, feed_forward=model.feed_forward, gated=model.gated,
-                    rms=not model.layer_norm, head_norms=model.head_norms or model.joint_norms, biases=model.biases,
-                    norms=model.norms, parallel=model.parallel,
-                    inner_norms=0 if model.head_norms else len(model.normed_widths))
-        if latent is not None:
-            plain = replace(plain, value_channels=model.value_channels, latent_channels=(
-                latent.query_rank + latent.key_value_rank + latent.rotary),
-                opening_weights=sum(map(math.prod, model.opening.values())))
-        found = Counter(model.experts_of(place) for place in range(model.blocks))
-        return Counter({plain if one is None else replace(plain, feed_forward=one.active, router=one.router): count
-                        for one, count in found.items()})
+        found = Counter(map(model.experts_of, range(model.blocks)))
+        return Counter({cls(batch, tokens, model.channels, model.heads, itemsize, replace(
+            model, experts=experts, feed_forward=experts.active if experts else model.feed_forward)): count
+            for experts, count in found.items()})
 
     @classmethod
     def of(cls, model: Transformer, batch: int, tokens: int, itemsize: int = 2) -> Block:
         """The widest block of a transformer; raises ValueError as `kinds` does."""
-        return max(cls.kinds(model, batch, tokens, itemsize), key=lambda block: block.feed_forward)
+        return max(cls.kinds(model, batch, tokens, itemsize), key=lambda block: block.sizes.feed_forward)
 
     @property
     def is_plain(self) -> bool:
         """True where queries, keys and values have d channels each, the feed-forward network 4d and no gate, and norms
         are LayerNorms before the parts, which follow each other."""
-        return self == Block(self.batch, self.tokens, self.channels, self.heads, self.itemsize, biases=self.biases)
+        of, d = self.sizes, self.channels
+        return of.layer_norm and of.norms == "before" and not (of.gated or of.parallel or of.normed_widths) and (
+            of.query_channels, of.key_channels, of.value_channels, of.feed_forward, self.router) == (d, d, d, 4 * d, 0)
 
     @property
     def positions(self) -> int:
@@ -126,34 +94,29 @@ class Block:
         return self.positions * self.channels
 
     @property
-    def key_value_heads(self) -> int:
-        """Heads of keys, and of values."""
-        return self.heads * self.key_channels // self.query_channels
-
-    @property
     def norm_statistics(self) -> int:
         """Numbers of fp32 that a norm keeps of all tokens: mean and 1/σ, or RMSNorm's one."""
-        return (2 - self.rms) * self.positions
+        return (1 + self.sizes.layer_norm) * self.positions
 
     @property
     def norms_of_parts(self) -> tuple[int, int]:
         """The norms of attention and of the feed-forward network."""
-        return {"around": (2, 2), "shared": (1, 0)}.get(self.norms, (1, 1))
+        return {"around": (2, 2), "shared": (1, 0)}.get(self.sizes.norms, (1, 1))
 
     @property
-    def normed_outputs(self) -> tuple[int, int]:
-        """Of attention and network 1 where a norm reads what it gives, or the sum that it ends in, and keeps it."""
-        return {"after": (1, 1), "around": (1, 1), "last": (0, 1)}.get(self.norms, (0, 0))
+    def head_norms(self) -> bool:
+        """True where queries and keys have norms, head by head or all together."""
+        return self.sizes.head_norms or self.sizes.joint_norms
 
     @property
     def made_channels(self) -> int:
         """Channels of all queries, keys and values together."""
-        return self.query_channels + self.key_channels + (self.value_channels or self.key_channels)
+        return self.sizes.query_channels + self.sizes.key_channels + self.sizes.value_channels
 
     @property
-    def output_channels(self) -> int:
-        """Channels of the attention's output: a value for each head of queries."""
-        return (self.value_channels or self.key_channels) * self.heads // self.key_value_heads
+    def router(self) -> int:
+        """Numbers that a token's route is chosen by."""
+        return 0 if self.sizes.experts is None else self.sizes.experts.router
 
     @property
     def square(self) -> int:
@@ -163,27 +126,6 @@ class Block:
 
 # The published example: d = 4096, H = 32, L = 2048, B = 4 in 16 bit.
 EXAMPLE = Block(batch=4, tokens=2048, channels=4096, heads=32)
-
-# What each tensor of a block holds: elements in the compute format, or numbers in fp32.
-ELEMENTS: Mapping[str, Callable[[Block], int]] = {
-    "LayerNorm 1 input": lambda block: block.stream,
-    "QKV": lambda block: block.positions * (block.made_channels + block.latent_channels),
-    "probabilities": lambda block: block.square,
-    "attention output": lambda block: block.positions * block.output_channels,
-    "normed attention": lambda block: block.normed_outputs[0] * block.stream,
-    "LayerNorm 2 input": lambda block: block.stream * (not block.parallel),
-    "pre-GELU": lambda block: (1 + block.gated) * block.positions * block.feed_forward,  # gated: the other factor too
-    "post-GELU": lambda block: block.positions * block.feed_forward,
-    "normed network": lambda block: block.normed_outputs[1] * block.stream,
-}
-STATISTICS: Mapping[str, Callable[[Block], int]] = {
-    "LayerNorm 1 statistics": lambda block: block.norms_of_parts[0] * block.norm_statistics,
-    "head norm statistics": lambda block: block.positions * (
-        block.inner_norms or block.head_norms * (block.heads + block.key_value_heads)),
-    "LayerNorm 2 statistics": lambda block: block.norms_of_parts[1] * block.norm_statistics,
-    "log-sum-exp": lambda block: block.positions * block.heads,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Inside:
@@ -235,8 +177,9 @@ def tensors(block: Block, policy: str = "none") -> dict[str, Kept]:
 
     Raises ValueError for a text that names no policy.
     """
-    every = {name: total(block, [name]) for name in INSIDE[Recompute.parse(policy).inside].kept}
-    return {name: kept for name, kept in every.items() if kept.nbytes}  # norms of heads few models have
+    every = every_tensor(block)
+    kept = {name: every[name] for name in INSIDE[Recompute.parse(policy).inside].kept}
+    return {name: held for name, held in kept.items() if held.nbytes}  # norms of heads few models have
 
 
 def kept(block: Block, policy: str = "none") -> Kept:
@@ -288,32 +231,39 @@ def best_segment(block: Block, blocks: int) -> float:
     return math.sqrt(checked_count("blocks", blocks, 1) * Fraction(block.stream, kept(block).elements))
 
 
-def logits_nbytes(block: Block, vocabulary: int, *, fp32_copy: bool = True) -> int:
-    """Bytes of the logits (B, L, V), their gradient in the same place, and of what the loss keeps of them.
+def logits_nbytes(block: Block, vocabulary: int) -> int:
+    """Bytes of the logits (B, L, V), their gradient in the same place, and of the log-sum-exps that the loss keeps.
 
-    >>> logits_nbytes(Block(4, 2048, 4096, 32), 32000), logits_nbytes(Block(4, 2048, 4096, 32), 32000, fp32_copy=False)
-    (1572896768, 524320768)
+    >>> logits_nbytes(Block(4, 2048, 4096, 32), 32000)
+    524320768
 
-    Of each position the loss keeps a log-sum-exp in fp32. `fp32_copy`: logits in fewer bits are also held in fp32, for
-    the softmax, as most frameworks do and Korthikanti et al. 2022, section 4.3, count them (4·BLV).
-    Raises ValueError for an empty vocabulary.
+    Programs that hold logits in 16 bits in fp32 too, for the softmax, hold 4·BLV more (Korthikanti et al. 2022, section
+    4.3; `runtimes`). Raises ValueError for an empty vocabulary.
     """
-    elements = block.positions * checked_count("vocabulary", vocabulary, 1)
-    copy = FP32_NBYTES if fp32_copy and block.itemsize < FP32_NBYTES else 0
-    return elements * (block.itemsize + copy) + block.positions * FP32_NBYTES
-
-
-def refuse_unless_plain(block: Block, what: str, instead: str) -> None:
-    """Raises ValueError for a block with grouped queries, a gate or another inside than 4d."""
-    if not block.is_plain:
-        found = f"{block.query_channels}, {block.key_channels} and {'a gated' if block.gated else 'a'} network of"
-        raise ValueError(f"{what} is of blocks with {block.channels} channels of queries and of keys and a feed-"
-                         f"forward network of {4 * block.channels}; this one has {found} {block.feed_forward}; "
-                         f"{instead}")
+    return block.positions * (checked_count("vocabulary", vocabulary, 1) * block.itemsize + FP32_NBYTES)
 
 
 def total(block: Block, names: Iterable[str]) -> Kept:
     """The elements and the numbers of fp32 that these tensors of a block hold."""
-    parts = [Kept(ELEMENTS[name](block), 0, block.itemsize) if name in ELEMENTS else
-             Kept(0, STATISTICS[name](block), block.itemsize) for name in names]
-    return sum(parts, Kept(0, 0, block.itemsize))
+    every = every_tensor(block)
+    return sum((every[name] for name in names), Kept(0, 0, block.itemsize))
+
+
+def every_tensor(block: Block) -> dict[str, Kept]:
+    """All tensors of a block that some policy keeps: elements in the compute format, or numbers in fp32.
+
+    Norms behind a part keep what they read, the part's output or, "last", the sum that it ends in.
+    """
+    of, bl, stream = block.sizes, block.positions, block.stream
+    latents = 0 if of.latent is None else of.latent.query_rank + of.latent.key_value_rank + of.latent.rotary
+    inner = of.heads + of.key_value_heads if of.head_norms else len(of.normed_widths)
+    first, second = block.norms_of_parts
+    elements = {
+        "LayerNorm 1 input": stream, "QKV": bl * (block.made_channels + latents), "probabilities": block.square,
+        "attention output": bl * of.attention_channels, "normed attention": stream * (of.norms in ("after", "around")),
+        "LayerNorm 2 input": stream * (not of.parallel), "pre-GELU": (1 + of.gated) * bl * of.feed_forward,
+        "post-GELU": bl * of.feed_forward, "normed network": stream * (of.norms in ("after", "around", "last"))}
+    statistics = {"LayerNorm 1 statistics": first * block.norm_statistics, "head norm statistics": bl * inner,
+                  "LayerNorm 2 statistics": second * block.norm_statistics, "log-sum-exp": bl * of.heads}
+    return {**{name: Kept(count, 0, block.itemsize) for name, count in elements.items()},
+            **{name: Kept(0, count, block.itemsize) for name, count in statistics.items()}}

@@ -14,7 +14,7 @@ Sources: Rajbhandari et al. 2020, "ZeRO", sections 3.1 (the 16 bytes per paramet
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -55,6 +55,11 @@ class ShardedStates:
     parameters_sharded: bool
     gradients_sharded: bool
     optimizer_sharded: bool
+
+    def cuts(self, kind: str) -> bool:
+        """True for a kind of memory that is cut: "parameter", "gradient", or one of the optimizer's."""
+        return {"parameter": self.parameters_sharded, "gradient": self.gradients_sharded}.get(
+            kind, self.optimizer_sharded)
 
     @property
     def gathers_after_update(self) -> bool:
@@ -188,13 +193,11 @@ def resting_nbytes(job: Job) -> list[dict[str, int]]:
     updates. `slots` rest in the policy's format of state.
     Source: Rajbhandari et al. 2020, sections 3.1 and 5.
     """
-    policy, states = job.policy, job.states
-    nbytes = {
-        "parameter": policy.compute_dtype.itemsize * job.held(states.parameters_sharded),
-        "gradient": policy.accumulate_dtype.itemsize * job.held(states.gradients_sharded),
-        "master": 0 if job.parameter_is_master else policy.master_dtype.itemsize * job.held(states.optimizer_sharded),
-        "optimizer_state": job.slots * policy.state_dtype.itemsize * job.held(states.optimizer_sharded),
-    }
+    policy = job.policy
+    itemsizes = {"parameter": policy.compute_dtype.itemsize, "gradient": policy.accumulate_dtype.itemsize,
+                 "master": 0 if job.parameter_is_master else policy.master_dtype.itemsize,
+                 "optimizer_state": job.slots * policy.state_dtype.itemsize}
+    nbytes = {kind: each * job.held(job.states.cuts(kind)) for kind, each in itemsizes.items()}
     return [{kind: n for kind, n in nbytes.items() if n} for _ in range(job.ranks)]
 
 
@@ -230,101 +233,7 @@ def sent_nbytes(job: Job) -> dict[str, list[int]]:
 
     Source: Rajbhandari et al. 2020, section 7; its 2Ψ and 3Ψ are the limit of many ranks, `vectors_sent`.
     """
-    control = sum(job.control_nbytes) * (job.shards - 1) + _agreed_nbytes(job)  # from each rank to all
-    return {"gradients": _sent_gradients(job), "parameters": _sent_parameters(job), "control": [control] * job.ranks}
-
-
-def _sent_gradients(job: Job) -> list[int]:
-    """Reduce-scattered, cut ones by unit and micro-batch, whole ones once; gathered for a whole optimizer.
-
-    The two make an all-reduce. Partial sums travel in the wire's format, the sums in that in which they rest. Once a
-    step, shards are all-reduced across nodes.
-    """
-    if job.options.parts.gradients:
-        return [a + b for a, b in zip(*_exchanged(job, job.options.parts.gradients), strict=True)]
-    cuts, times = (job.unit_cuts, job.micro_batches) if job.states.gradients_sharded else (job.region_cuts, 1)
-    scattered = _rings(job, "reduce_scatter", cuts, job.wire_dtype, [times] * len(cuts))
-    across = _reduced_across(job)
-    scattered = [nbytes + across for nbytes in scattered]
-    if job.states.optimizer_sharded:
-        return scattered
-    gathered = _rings(job, "all_gather", job.region_cuts, job.reduced_dtype)
-    return [a + b for a, b in zip(scattered, gathered, strict=True)]
-
-
-def _sent_parameters(job: Job) -> list[int]:
-    """Cut parameters: gathered whenever a unit runs. Whole ones: once, if each rank has updated a part."""
-    if job.states.parameters_sharded:
-        return [a + b for a, b in zip(*_gathered(job), strict=True)]
-    if job.states.optimizer_sharded:
-        return _rings(job, "all_gather", job.region_cuts, job.policy.compute_dtype)
-    return [0] * job.ranks
-
-
-def _agreed_nbytes(job: Job) -> int:
-    """Bytes that each rank sends in rings of all ranks, of all nodes too, until files are known to be written."""
-    places, gathers = job.options.offload, job.states.gathers_after_update
-    times = (places.optimizer == DISK) + (places.parameters == DISK and gathers)
-    return times * AGREEMENT_NBYTES * (job.ranks - 1)
-
-
-def _rings(job: Job, operation: str, cuts: list[Cut], dtype: np.dtype[Any],
-           times: Iterable[int] | None = None) -> list[int]:
-    """Bytes by rank of one ring for each cut, each made so many times (once, unless said); each group of ranks makes
-    its own."""
-    times_of: Counter[Cut] = Counter()  # a model of many equal units has few cuts
-    for cut, count in zip(cuts, times or [1] * len(cuts), strict=True):
-        times_of[cut] += count
-    members = len(cuts[0]) - 1
-    nbytes = [0] * members
-    for cut, count in times_of.items():
-        ring = collectives.sent(operation, "ring", cut, dtype.itemsize)
-        nbytes = [so_far + count * n for so_far, n in zip(nbytes, ring.nbytes, strict=True)]
-    return nbytes * (job.ranks // members)
-
-
-def _reduced_across(job: Job) -> int:
-    """Bytes that each rank sends to other nodes when those add up their shards: a ring all-reduce, once a step."""
-    chunk = job.held(True) // job.options.replicas
-    return chunk * (job.options.replicas - 1) * (job.wire_dtype.itemsize + job.policy.reduce_dtype.itemsize)
-
-
-def _gathered(job: Job) -> tuple[list[int], list[int]]:
-    """Bytes of the gathers of cut parameters by rank: those of rings over all that have a shard, and those of secondary
-    shards inside nodes."""
-    asked, cuts, dtype = job.options.parts, job.unit_cuts, job.policy.compute_dtype
-    times = [job.micro_batches * n for n in job.gathers]
-    first = [1] * len(times) if asked.hpz else times
-    if asked.weights:
-        packed = [_packed(cut, asked.weights) for cut in cuts]
-        rings = _rings(job, "all_gather", packed, np.dtype(np.uint8), first)
-    else:
-        rings = _rings(job, "all_gather", cuts, dtype, first)
-    if not asked.hpz:
-        return rings, [0] * job.ranks
-    of_node = [cut[::job.options.nodes] for cut in cuts]
-    return rings, _rings(job, "all_gather", of_node, dtype, [n - 1 for n in times])
-
-
-def _exchanged(job: Job, form: Blockwise) -> tuple[list[int], list[int]]:
-    """Bytes of the two all-to-alls of quantized gradients by rank: inside its node, and to other nodes; unit by unit.
-    """
-    cuts = job.unit_cuts
-    times = job.micro_batches if job.states.gradients_sharded else 1
-    inside, across = [0] * job.ranks, [0] * job.ranks
-    for cut, count in Counter(cuts).items():
-        chunks = np.diff(_packed(cut, form)).reshape(job.options.nodes, -1)  # (nodes, ranks of a node)
-        of_places, all_of = chunks.sum(axis=0), int(chunks.sum())
-        for rank in range(job.ranks):
-            node, place = divmod(rank, job.ranks // job.options.nodes)
-            inside[rank] += count * times * (all_of - int(of_places[place]))
-            across[rank] += count * times * int(of_places[place] - chunks[node, place])
-    return inside, across
-
-
-def _packed(cut: Cut, form: Blockwise) -> Cut:
-    """The boundaries of quantized chunks, in bytes."""
-    return (0, *accumulate(form.nbytes(high - low) for low, high in pairwise(cut)))
+    return {purpose: np.sum(parts, axis=0).tolist() for purpose, parts in _traffic(job).items()}
 
 
 def crossing_nbytes(job: Job) -> dict[str, list[int]]:
@@ -341,18 +250,91 @@ def crossing_nbytes(job: Job) -> dict[str, list[int]]:
     Source: Wang et al. 2023, section 3.4.
     """
     each = job.ranks // job.options.nodes
-    leaves = [job.options.nodes > 1 and rank % each == each - 1 for rank in range(job.ranks)]
-    if job.options.replicas > 1:
-        return {"gradients": [_reduced_across(job)] * job.ranks, "parameters": [0] * job.ranks,
-                "control": [_agreed_nbytes(job) * last for last in leaves]}
-    rings = sent_nbytes(job)
-    if job.states.parameters_sharded:
-        rings["parameters"] = _gathered(job)[0]
-    found = {purpose: [n if last else 0 for n, last in zip(nbytes, leaves, strict=True)]
-             for purpose, nbytes in rings.items()}
-    if job.options.parts.gradients:
-        found["gradients"] = _exchanged(job, job.options.parts.gradients)[1]
-    return found
+    leaves = (np.arange(job.ranks) % each == each - 1) * (job.options.nodes > 1)
+    return {purpose: (rings * leaves + across).tolist() for purpose, (rings, _, across) in _traffic(job).items()}
+
+
+Nbytes = np.ndarray[Any, np.dtype[Any]]  # of each rank, (N,), in Python's integers, which no vector is too long for
+
+
+def _traffic(job: Job) -> dict[str, tuple[Nbytes, Nbytes, Nbytes]]:
+    """By purpose what each rank sends in rings over all ranks, in its node alone, and between nodes alone."""
+    nothing, options = np.zeros(job.ranks, object), job.options
+    gradients, parameters = _gradients(job), _parameters(job)
+    control = nothing + sum(job.control_nbytes) * (job.shards - 1)  # from each rank to all that have a shard
+    files = options.offload  # all ranks agree, on all nodes, that they are written
+    times = (files.optimizer == DISK) + (files.parameters == DISK and job.states.gathers_after_update)
+    agreed = nothing + times * AGREEMENT_NBYTES * (job.ranks - 1)
+    if options.replicas > 1:  # once a step shards of gradients are all-reduced across nodes
+        chunk = job.held(True) // options.replicas * (options.replicas - 1)
+        across = nothing + chunk * (job.wire_dtype.itemsize + job.policy.reduce_dtype.itemsize)
+        return {"gradients": (nothing, gradients, across), "parameters": (nothing, parameters, nothing),
+                "control": (agreed, control, nothing)}
+    secondary = _gathered_inside(job) if options.parts.hpz and job.states.parameters_sharded else nothing
+    return {"gradients": _exchanged(job, options.parts.gradients) if options.parts.gradients else (
+                gradients, nothing, nothing),
+            "parameters": (parameters, secondary, nothing), "control": (control + agreed, nothing, nothing)}
+
+
+def _gradients(job: Job) -> Nbytes:
+    """Reduce-scattered, cut ones by unit and micro-batch, whole ones once; gathered for a whole optimizer.
+
+    The two make an all-reduce. Partial sums travel in the wire's format, the sums in that in which they rest.
+    """
+    cuts, times = (job.unit_cuts, job.micro_batches) if job.states.gradients_sharded else (job.region_cuts, 1)
+    scattered = _rings(job, "reduce_scatter", cuts, job.wire_dtype.itemsize, [times] * len(cuts))
+    if job.states.optimizer_sharded:
+        return scattered
+    return scattered + _rings(job, "all_gather", job.region_cuts, job.reduced_dtype.itemsize)
+
+
+def _parameters(job: Job) -> Nbytes:
+    """Cut parameters: gathered whenever a unit runs, or once, into secondary shards. Whole ones: once, if each rank has
+    updated a part."""
+    itemsize, asked = job.policy.compute_dtype.itemsize, job.options.parts
+    if not job.states.parameters_sharded:
+        cuts = job.region_cuts if job.states.optimizer_sharded else []
+        return _rings(job, "all_gather", cuts, itemsize)
+    times = [1 if asked.hpz else job.micro_batches * n for n in job.gathers]
+    if asked.weights:
+        return _rings(job, "all_gather", [_packed(cut, asked.weights) for cut in job.unit_cuts], 1, times)
+    return _rings(job, "all_gather", job.unit_cuts, itemsize, times)
+
+
+def _gathered_inside(job: Job) -> Nbytes:
+    """From secondary shards, all but the first time."""
+    cuts = [cut[::job.options.nodes] for cut in job.unit_cuts]
+    return _rings(job, "all_gather", cuts, job.policy.compute_dtype.itemsize,
+                  [job.micro_batches * n - 1 for n in job.gathers])
+
+
+def _rings(job: Job, operation: str, cuts: list[Cut], itemsize: int, times: Iterable[int] | None = None) -> Nbytes:
+    """One ring for each cut, each made so many times (once, unless said); each group of ranks makes its own."""
+    times_of: Counter[Cut] = Counter()  # a model of many equal units has few cuts
+    for cut, count in zip(cuts, times or [1] * len(cuts), strict=True):
+        times_of[cut] += count
+    nbytes = np.zeros(job.ranks, object)
+    for cut, count in times_of.items():
+        ring = np.array(collectives.sent(operation, "ring", cut, itemsize).nbytes, object)
+        nbytes += count * np.tile(ring, job.ranks // len(ring))
+    return nbytes
+
+
+def _exchanged(job: Job, form: Blockwise) -> tuple[Nbytes, Nbytes, Nbytes]:
+    """The two all-to-alls of quantized gradients, unit by unit: inside nodes, and to other nodes; no ring."""
+    inside, across = np.zeros((2, job.options.nodes, job.ranks // job.options.nodes), object)
+    times = job.micro_batches if job.states.gradients_sharded else 1
+    for cut, count in Counter(job.unit_cuts).items():
+        chunks = np.diff(np.array(_packed(cut, form), object)).reshape(inside.shape)
+        of_places = chunks.sum(axis=0)
+        inside += count * times * (chunks.sum() - of_places)
+        across += count * times * (of_places - chunks)
+    return np.zeros(job.ranks, object), inside.ravel(), across.ravel()
+
+
+def _packed(cut: Cut, form: Blockwise) -> Cut:
+    """The boundaries of quantized chunks, in bytes."""
+    return (0, *accumulate(form.nbytes(high - low) for low, high in pairwise(cut)))
 
 
 def vectors_sent(job: Job) -> dict[str, Fraction]:
@@ -378,111 +360,85 @@ def vectors_sent(job: Job) -> dict[str, Fraction]:
 # -- moved between the device, its host and its disk (offload): by the first rank, in one step ------------------------
 
 
-def moved_nbytes(job: Job, state_nbytes: int | None = None) -> dict[str, int]:
-    """Bytes of one step by direction. ``state_nbytes`` are the optimizer's own of a parameter (None: the job's slots).
+ROUTES: Mapping[tuple[str, str], tuple[str, ...]] = {
+    (DEVICE, HOST): (TO_HOST,), (DEVICE, DISK): (TO_HOST, TO_DISK), (HOST, DISK): (TO_DISK,),
+    (HOST, DEVICE): (TO_DEVICE,), (DISK, DEVICE): (FROM_DISK, TO_DEVICE), (DISK, HOST): (FROM_DISK,)}
+Move = tuple[str, str, int]  # from a place to a place, so many bytes
+
+
+def moved_nbytes(job: Job, state_nbytes: int | None = None, gathered: Job | None = None) -> dict[str, int]:
+    """Bytes of one step by direction. ``state_nbytes`` are the optimizer's own of a parameter (None: the job's slots);
+    ``gathered`` is the job of parameters with frozen ones, where there are such.
 
     >>> moved_nbytes(Job((8,), 2, STAGES[2], options=StepOptions.of(2, offload="optimizer=host+gradients=host")))
     {'to host': 8, 'to device': 8, 'to disk': 0, 'from disk': 0}
     """
+    state = job.slots * job.policy.state_dtype.itemsize if state_nbytes is None else state_nbytes
     found = Counter[str]()
-    if not job.options.offload.is_none:
-        _move_gradients(job, found)
-        state = job.slots * job.policy.state_dtype.itemsize if state_nbytes is None else state_nbytes
-        _move_for_update(job, state, found)
-        _move_parameters(job, found)
+    for source, target, nbytes in (*_moves_of_gradients(job), *_moves_of_update(job, state),
+                                   *_moves_to_compute(gathered or job)):
+        for way in ROUTES.get((source, target), ()):
+            found[way] += nbytes
     return {way: found[way] for way in DIRECTIONS}
 
 
-def _move_gradients(job: Job, found: Counter[str]) -> None:
+def _moves_of_gradients(job: Job) -> Iterator[Move]:
     """Gradients move to where they rest as they are made: sums of shares each micro-batch, or addends but the last's.
 
-    Added by micro-batch, all ranks' addends of a share go there one by one. On a mesh a share of a node's sum comes
-    back once a step, for the addition across nodes, and goes again.
+    The host adds. Added by micro-batch, all ranks' addends of a share go there one by one. On a mesh a share of a
+    node's sum comes back once a step, for the addition across nodes, and goes again.
     """
-    options, policy, k = job.options, job.policy, job.micro_batches
-    place = options.offload.gradients
+    options, policy, k, place = job.options, job.policy, job.micro_batches, job.options.offload.gradients
     if place == DEVICE:
         return
-    resting, reduced = policy.accumulate_dtype.itemsize, policy.reduce_dtype.itemsize
+    whole, share, reduced = sum(job.padded_lengths), job.held(True), policy.reduce_dtype.itemsize
     received = FP32.itemsize if options.parts.gradients else reduced  # what was quantized is added up in fp32
     if job.states.gradients_sharded:
-        share = job.held(True)
         times = k * (job.ranks if options.by_micro_batch else 1)  # an addend of each rank, or a sum
-        found[TO_HOST] += times * share * received
-        written, read = times * share * resting, (times - 1) * share * resting
+        resting = share * policy.accumulate_dtype.itemsize
+        yield from ((DEVICE, HOST, times * share * received), (HOST, place, times * resting),
+                    (place, HOST, (times - 1) * resting))
     else:
-        whole, sums = sum(job.padded_lengths), job.held(job.reduces_to_shards) * reduced
-        made = policy.compute_dtype.itemsize
+        made, rests = policy.compute_dtype.itemsize, policy.accumulate_dtype.itemsize
         tied = sum(job.padded_lengths[owner] for owner in {owner for _, owner in job.tied})  # completed as it rests
-        found[TO_HOST] += (k - 1) * (whole * made + tied * (resting - made)) + sums // reduced * received
-        found[TO_DEVICE] += (k > 1) * whole * resting
-        read = (k - 1) * whole * resting
-        written = read + sums
+        sums = job.held(job.reduces_to_shards)
+        yield from ((DEVICE, HOST, (k - 1) * (whole * made + tied * (rests - made)) + sums * received),
+                    (HOST, place, (k - 1) * whole * rests), (place, HOST, max(0, k - 2) * whole * rests),
+                    (place, DEVICE, (k > 1) * whole * rests), (HOST, place, sums * reduced))
     if options.replicas > 1:
-        share, rests = job.held(True), job.reduced_dtype.itemsize
-        found[TO_DEVICE] += share * rests
-        found[TO_HOST] += share * reduced
-        written, read = written + share * rests, read + share * rests
+        rests = job.reduced_dtype.itemsize
+        yield from ((place, DEVICE, share * rests), (DEVICE, HOST, share * reduced), (HOST, place, share * rests))
         if not job.states.optimizer_sharded:  # shares of the sum become whole again
-            found[TO_DEVICE] += share * rests
-            found[TO_HOST] += whole * rests
-            written, read = written + whole * rests, read + share * rests
-    if place == DISK:
-        found[TO_DISK] += written
-        found[FROM_DISK] += read
+            yield from ((place, DEVICE, share * rests), (DEVICE, place, whole * rests))
 
 
-def _move_for_update(job: Job, slots: int, found: Counter[str]) -> None:
+def _moves_of_update(job: Job, slots: int) -> Iterator[Move]:
     """Scans, reads and writes of the update, where the optimizer's state rests, and parameters that it has made."""
     places, policy, states = job.options.offload, job.policy, job.states
+    computes = DEVICE if places.optimizer == DEVICE else HOST
     valid, held = updated_elements(job), job.held(states.optimizer_sharded)
     passes, writes = (3, 2) if job.normed_tensors else (1, 1)  # those of whole tensors' norms write moments alone once
-    gradient = job.reduced_dtype.itemsize
-    if places.gradients == DISK:
-        found[FROM_DISK] += (2 + passes) * valid * gradient
-    computes = DEVICE if places.optimizer == DEVICE else HOST
-    if computes != (HOST if places.gradients == DISK else places.gradients):
-        found[TO_HOST if computes == HOST else TO_DEVICE] += passes * valid * gradient
-    parameter, master = policy.compute_dtype.itemsize, policy.master_dtype.itemsize
-    is_master = job.parameter_is_master
-    if computes == DEVICE:
-        if places.parameters == HOST:
-            found[TO_DEVICE] += is_master * passes * valid * parameter
-            found[TO_HOST] += valid * parameter
-        return
-    if places.parameters == DEVICE:
-        found[TO_HOST] += is_master * valid * parameter
-        found[TO_DEVICE] += valid * parameter
-    if places.optimizer != DISK:
-        return
-    found[FROM_DISK] += passes * valid * slots + (held - valid) * slots
-    found[TO_DISK] += writes * valid * slots + (held - valid) * slots
-    if not is_master:
-        found[FROM_DISK] += passes * valid * master + (held - valid) * master
-        found[TO_DISK] += held * master
-    if places.parameters == DISK:
-        rests = job.held(states.parameters_sharded)
-        found[FROM_DISK] += (passes * valid * is_master + rests - valid) * parameter
-        found[TO_DISK] += rests * parameter
+    gradient, parameter = job.reduced_dtype.itemsize, policy.compute_dtype.itemsize
+    is_master, padding = job.parameter_is_master, held - valid  # files are written whole
+    master = 0 if is_master else policy.master_dtype.itemsize
+    scanned = 2 * valid * (places.gradients == DISK)
+    yield from ((places.gradients, HOST, scanned * gradient), (places.gradients, computes, passes * valid * gradient))
+    yield places.optimizer, computes, (passes * valid + padding) * (slots + master)
+    yield computes, places.optimizer, (writes * valid + padding) * slots + held * master
+    filled = (job.held(states.parameters_sharded) - valid) * (places.parameters == DISK)
+    reads = 1 if places.parameters == DEVICE else passes  # what comes from the device stays until all passes are made
+    yield places.parameters, computes, (is_master * reads * valid + filled) * parameter
+    yield computes, places.parameters, (valid + filled) * parameter
 
 
-def _move_parameters(job: Job, found: Counter[str]) -> None:
+def _moves_to_compute(job: Job) -> Iterator[Move]:
     """Parameters come to the device whenever a unit is unsharded, and where they are gathered after the update."""
     place, itemsize, states = job.options.offload.parameters, job.policy.compute_dtype.itemsize, job.states
-    if place == DEVICE:
-        return
-    times = [job.micro_batches * n for n in job.gathers]
+    times = [1 if job.options.parts.hpz else job.micro_batches * n for n in job.gathers]  # from secondary shards, once
     own = [cut[1] for cut in job.unit_cuts] if states.parameters_sharded else job.padded_lengths
-    if job.options.parts.hpz:  # then from secondary shards, on the device
-        times = [1] * len(times)
-    fetched = sum(n * length for n, length in zip(times, own, strict=True)) * itemsize
+    yield place, DEVICE, sum(n * length for n, length in zip(times, own, strict=True)) * itemsize
     if states.gathers_after_update:
-        fetched += job.held(True) * itemsize
-        gathered = job.held(False) * itemsize
-        found[TO_HOST] += gathered
-        found[TO_DISK] += gathered * (place == DISK)
-    found[TO_DEVICE] += fetched
-    found[FROM_DISK] += fetched * (place == DISK)
+        yield from ((place, DEVICE, job.held(True) * itemsize), (DEVICE, place, job.held(False) * itemsize))
 
 
 def updated_elements(job: Job) -> int:

@@ -7,18 +7,14 @@ most algorithms all ranks do the same, each from its own place, so rank 0's gene
 every rank's runs. A level is a step: a message goes when both its ends have come to it, and all messages that can go at
 once make one step. An empty message is a message. A rank sends and receives one message at a time.
 
-For speed some is written here a second time: the levels of rings, which make N² messages, the sums of all that makes
-N², and which ranks fold where N is no power of two. Tests hold all of it equal to the generators.
-
 Sources: Thakur, Rabenseifner & Gropp 2005, sections 3 and 4 (the algorithms); Patarasuk & Yuan 2009 (the ring, and
 2(N-1)/N n as the least that any all-reduce can send).
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -41,7 +37,8 @@ ALGORITHMS: Mapping[tuple[str, str], collectives.Algorithm] = {
 POWERS_OF_TWO = frozenset(key for key, row in ALGORITHMS.items() if row.power_of_two)
 # In these all ranks do the same at the same time. What rank 0 does with rank or chunk i, rank r does with the one r
 # places further on; or, where partners swap, with i ^ r, unless some ranks sit out.
-ROTATED = frozenset({("reduce_scatter", "pairwise"), ("all_gather", "bruck"), ("all_reduce", "everyone"),
+ROTATED = frozenset({("reduce_scatter", "ring"), ("reduce_scatter", "pairwise"), ("all_gather", "ring"),
+                     ("all_gather", "bruck"), ("all_reduce", "ring"), ("all_reduce", "everyone"),
                      ("all_to_all", "pairwise"), ("barrier", "dissemination")})
 SWAPPED = frozenset({("reduce_scatter", "halving"), ("all_gather", "doubling"), ("all_reduce", "doubling"),
                      ("all_reduce", "rabenseifner")})
@@ -128,19 +125,15 @@ def checked_shape(shape: CollectiveShape) -> CollectiveShape:
 
 
 def sent_of(shape: CollectiveShape) -> Sent:
-    """The sums over the messages of a checked shape, by the closed form where there is one."""
-    rounds, ranks = ROUNDS.get((shape.operation, shape.algorithm)), shape.ranks
-    if rounds is not None:
-        steps = len(rounds) * (ranks - 1)
-        nbytes = np.sum([of(shape) for of in rounds], axis=0)
-        return Sent(tuple(nbytes.tolist()), (steps,) * ranks, steps)
-    nbytes, messages, steps = [0] * ranks, [0] * ranks, 0
+    """The sums over the messages of a checked shape."""
+    most = 2 * shape.ranks * shape.cut[-1] * max(shape.itemsize, shape.wire_itemsize)
+    nbytes = np.zeros(shape.ranks, np.int64 if most < INT64_NBYTES else object)
+    messages, steps = np.zeros(shape.ranks, np.int64), 0
     for level in levels(shape):
         steps += level.times
-        for source, each in zip(level.sources.tolist(), level.nbytes.tolist(), strict=True):
-            nbytes[source] += level.times * each
-            messages[source] += level.times
-    return Sent(tuple(nbytes), tuple(messages), steps)
+        nbytes[level.sources] += level.times * level.nbytes.astype(nbytes.dtype)
+        messages[level.sources] += level.times
+    return Sent(tuple(nbytes.tolist()), tuple(messages.tolist()), steps)
 
 
 # -- step by step -----------------------------------------------------------------------------------------------------
@@ -149,34 +142,58 @@ def sent_of(shape: CollectiveShape) -> Sent:
 def levels(shape: CollectiveShape) -> Iterable[Level]:
     """The messages of a checked shape, step by step."""
     key, ranks = (shape.operation, shape.algorithm), shape.ranks
-    if shape.algorithm == "ring":
-        return _ring(shape)
     everyone = np.arange(ranks)
     if shape.algorithm.startswith("hierarchical"):
         return _hierarchical(shape)
     if key in ROTATED:
         return _as_rank_0(shape, lambda index, _: (everyone + index) % ranks)
     if key in SWAPPED:
-        if ranks & (ranks - 1):
-            return _in_steps(_folded(shape), ranks)
-        return _as_rank_0(shape, lambda index, count: (everyone ^ index) & -count)
+        active = Fold.of(ranks).active
+        if active == ranks:
+            return _as_rank_0(shape, lambda index, count: (everyone ^ index) & -count)
+        cut = ceil_cut(shape.cut[-1], active)
+        return _rank_by_rank(replace(shape, cut=(*cut, *cut[-1:] * (ranks - active))))
     return _rank_by_rank(shape)
 
 
-def _as_rank_0(shape: CollectiveShape, placed: Callable[[int, int], Ints]) -> Iterator[Level]:
-    """The exchanges of rank 0 and, at the same time, those of all ranks.
+def _as_rank_0(shape: CollectiveShape, placed: Callable[[int, int], Ints],
+               rank_placed: Callable[[int], Ints] | None = None) -> Iterator[Level]:
+    """The exchanges of rank 0 and, at the same time, those of all ranks; those of equal chunks that go the same way, as
+    all of a ring do, make one level.
 
-    ``placed(i, k)`` is for each rank, (N,), what rank i, or the first of k chunks from i on, is for rank 0.
+    ``placed(i, k)`` is for each rank, (N,), what rank i, or the first of k chunks from i on, is for rank 0;
+    ``rank_placed(i)`` is what rank i is, where that is another.
     """
-    ends, everyone = _ends(shape), np.arange(shape.ranks)
-    for to, first, count in _exchanges_of_rank_0(shape.operation, shape.algorithm, shape.ranks):
+    everyone, unequal = np.arange(shape.ranks), len({high - low for low, high in pairwise(shape.cut)}) > 1
+    ends = _ends(shape, shape.itemsize), _ends(shape, shape.wire_itemsize)
+    exchanges = _exchanges_of_rank_0(shape.operation, shape.algorithm, shape.ranks)
+    for (to, _, count, partial), same in groupby(exchanges, lambda one: (one[0], unequal * one[1], *one[2:])):
+        (_, first, *_), *others = same
         chunks = placed(first, count)
-        yield Level(everyone, placed(to, 1), ends[chunks + count] - ends[chunks])
+        ranks = placed(to, 1) if rank_placed is None else rank_placed(to)
+        yield Level(everyone, ranks, ends[partial][chunks + count] - ends[partial][chunks], 1 + len(others))
+
+
+def _hierarchical(shape: CollectiveShape) -> Iterator[Level]:
+    """The rings of all nodes at once, over slices, and those across nodes, over the chunks of each slice.
+
+    Chunks stand slice by slice here: then a slice is as many of them, one after the other, as there are nodes.
+    """
+    each = node_size(shape.operation, shape.algorithm, shape.ranks)
+    nodes, lengths = shape.ranks // each, np.diff(shape.array(shape.cut)).reshape(-1, each)
+    node, place = np.divmod(np.arange(shape.ranks), each)
+
+    def chunks(first: int, count: int) -> Ints:
+        found: Ints = (place + first) % each * nodes + (node + first // each) % nodes * (count < nodes)
+        return found
+
+    return _as_rank_0(replace(shape, cut=(0, *accumulate(lengths.T.ravel().tolist()))), chunks,
+                      lambda to: (node + to // each) % nodes * each + (place + to) % each)
 
 
 def _rank_by_rank(shape: CollectiveShape) -> Iterator[Level]:
     steps, sources, destinations, first, count = _messages(shape.operation, shape.algorithm, shape.ranks, shape.root)
-    ends, (_, starts) = _ends(shape), np.unique(steps, return_index=True)
+    ends, (_, starts) = _ends(shape, shape.itemsize), np.unique(steps, return_index=True)
     nbytes = ends[first + count] - ends[first]
     for start, stop in pairwise([*starts.tolist(), len(steps)]):
         yield Level(sources[start:stop], destinations[start:stop], nbytes[start:stop])
@@ -185,11 +202,12 @@ def _rank_by_rank(shape: CollectiveShape) -> Iterator[Level]:
 # What the generators yield is the same for vectors of all lengths, and is kept: a run of them all takes longest.
 
 @lru_cache(maxsize=64)
-def _exchanges_of_rank_0(operation: str, algorithm: str, ranks: int) -> list[tuple[int, int, int]]:
-    """Of every exchange of rank 0, in which it sends and receives: to whom, and what, as `_carried` says it."""
+def _exchanges_of_rank_0(operation: str, algorithm: str, ranks: int) -> list[tuple[int, int, int, bool]]:
+    """Of every exchange of rank 0, in which it sends and receives: to whom, what, as `_carried` says it, and whether
+    these are partial sums of a ring, which the wire's format is for."""
     call = _call(operation, algorithm, ranks)
-    return [(exchange.to, *_carried(call, exchange.chunks))  # type: ignore[misc]
-            for exchange in steps_of(without_data(call, 0, NullKernels()))]
+    steps: Iterator[Any] = steps_of(without_data(call, 0, NullKernels()))
+    return [(one.to, *_carried(call, one.chunks), one.send.dtype != call.dtype) for one in steps]
 
 
 @lru_cache(maxsize=64)
@@ -202,9 +220,12 @@ def _messages(operation: str, algorithm: str, ranks: int, root: int) -> Ints:
 
 def _call(operation: str, algorithm: str, ranks: int, root: int = 0) -> Call:
     """The call of such messages, of chunks of one byte: no array is as long as the longest vectors here, and which
-    chunks a message carries does not depend on their lengths. Those of a barrier are empty, whatever the vector."""
-    cut = (0,) * (ranks + 1) if operation == "barrier" else tuple(range(ranks + 1))
-    return Call(0, (), tuple(range(ranks)), operation, algorithm, (cut[-1],), np.dtype("u1"), cut, root=root)
+    chunks a message carries does not depend on their lengths. Those of a barrier are empty, whatever the vector; where
+    some ranks sit out there are as many as act."""
+    chunks = 0 if operation == "barrier" else Fold.of(ranks).active if (operation, algorithm) in SWAPPED else ranks
+    cut = tuple(min(border, chunks) for border in range(ranks + 1))
+    wire = np.dtype("u2") if algorithm == "ring" or algorithm.startswith("hierarchical") else None
+    return Call(0, (), tuple(range(ranks)), operation, algorithm, (cut[-1],), np.dtype("u1"), cut, root=root, wire=wire)
 
 
 def _carried(call: Call, chunks: tuple[int, ...]) -> tuple[int, int]:
@@ -212,108 +233,7 @@ def _carried(call: Call, chunks: tuple[int, ...]) -> tuple[int, int]:
     return (chunks[0], len(chunks)) if chunks else (0, call.length)
 
 
-def _ends(shape: CollectiveShape) -> Ints:
+def _ends(shape: CollectiveShape, itemsize: int) -> Ints:
     """The bytes before each chunk, twice round, (2N+1,): k chunks from i on have ends[i + k] - ends[i]."""
-    ends = shape.array(shape.cut) * shape.wire_itemsize
+    ends = shape.array(shape.cut) * itemsize
     return np.append(ends, ends[1:] + ends[-1])
-
-
-def _hierarchical(shape: CollectiveShape) -> Iterator[Level]:
-    """The rings of all nodes at once, over slices, and those across nodes, over the chunks of each slice."""
-    chunks = np.diff(shape.array(shape.cut)).reshape(-1, node_size(shape.operation, shape.algorithm, shape.ranks))
-
-    def rings(operation: str, lengths: Ints, places: Ints) -> Iterator[Level]:
-        """A ring for each row of lengths, (rings, members), of the ranks at its places, (rings, members)."""
-        found = [list(_ring(replace(shape, operation=operation, algorithm="ring", cut=(0, *accumulate(row.tolist())))))
-                 for row in lengths]
-        if len(set(map(len, found))) > 1:  # rings of equal chunks say once what the others say step by step
-            found = [[replace(level, times=1) for level in steps for _ in range(level.times)] for steps in found]
-        for together in zip(*found, strict=True):
-            ends = [(row[level.sources], row[level.destinations])
-                    for row, level in zip(places, together, strict=True)]
-            sources, destinations = (np.concatenate(side) for side in zip(*ends, strict=True))
-            yield Level(sources, destinations, np.concatenate([level.nbytes for level in together]), together[0].times)
-
-    everyone = np.arange(shape.ranks).reshape(chunks.shape)
-    slices = np.tile(chunks.sum(axis=0), (len(chunks), 1))
-    if shape.operation != "all_gather":
-        yield from rings("reduce_scatter", slices, everyone)
-        yield from rings("reduce_scatter", chunks.T, everyone.T)
-    if shape.operation != "reduce_scatter":
-        yield from rings("all_gather", chunks.T, everyone.T)
-        yield from rings("all_gather", slices, everyone)
-
-
-def _folded(shape: CollectiveShape) -> Iterator[Level]:
-    """Pairs of ranks act as one; what the 2^m active ranks do is what 2^m ranks do.
-
-    The levels stand in the order of each rank's own program.
-    """
-    fold = Fold.of(shape.ranks)
-    actual = np.array([fold.actual(index) for index in range(fold.active)])
-    idle, whole = 2 * np.arange(fold.pairs), shape.array([shape.nbytes] * fold.pairs)
-    yield Level(idle, idle + 1, whole)
-    for level in levels(replace(shape, cut=ceil_cut(shape.cut[-1], fold.active))):
-        yield Level(actual[level.sources], actual[level.destinations], level.nbytes)
-    yield Level(idle + 1, idle, whole)
-
-
-def _in_steps(ordered: Iterable[Level], ranks: int) -> Iterator[Level]:
-    """The messages of levels that stand in the order of each rank's own program, in the steps in which they go."""
-    ready, steps = np.zeros(ranks, np.int64), defaultdict[int, list[tuple[Ints, Ints, Ints]]](list)
-    for level in ordered:
-        messages = level.sources, level.destinations, level.nbytes
-        step = np.maximum(ready[level.sources], ready[level.destinations])
-        for number in np.unique(step).tolist():
-            here = step == number
-            steps[number].append(tuple(column[here] for column in messages))
-        ready[level.sources] = ready[level.destinations] = step + 1
-    for _, parts in sorted(steps.items()):
-        sources, destinations, nbytes = map(np.concatenate, zip(*parts, strict=True))
-        yield Level(sources, destinations, nbytes)
-
-
-# -- closed forms -----------------------------------------------------------------------------------------------------
-
-
-def _ring(shape: CollectiveShape) -> Iterator[Level]:
-    """N-1 steps to the right, once or twice: of partial sums, then of sums that are passed on as they came.
-
-    In the first, rank r sends chunk r - 1 of partial sums, or chunk r, and then always what came last.
-    """
-    ranks, lengths = np.arange(shape.ranks), np.diff(shape.array(shape.cut))
-    halves = {"reduce_scatter": [(-1, shape.wire_itemsize)], "all_gather": [(0, shape.itemsize)],
-              "all_reduce": [(-1, shape.wire_itemsize), (0, shape.itemsize)]}
-    for first, itemsize in halves[shape.operation]:
-        right, chunks = (ranks + 1) % shape.ranks, lengths * itemsize
-        if (chunks == chunks[0]).all() and shape.ranks > 1:
-            yield Level(ranks, right, chunks, shape.ranks - 1)
-            continue
-        for step in range(shape.ranks - 1):
-            yield Level(ranks, right, np.roll(chunks, step - first))
-
-
-def _all_but_own(shape: CollectiveShape) -> Ints:
-    """Elements of all chunks but the rank's own, which stays."""
-    return shape.cut[-1] - np.diff(shape.array(shape.cut))
-
-
-def _partial_sums(shape: CollectiveShape) -> Ints:
-    return _all_but_own(shape) * shape.wire_itemsize
-
-
-def _passed_on(shape: CollectiveShape) -> Ints:
-    """A rank of a ring passes on all chunks but its right neighbor's, which is the last to arrive."""
-    return np.roll(_all_but_own(shape), -1) * shape.itemsize
-
-
-# Bytes that each rank sends, (N,), in each round, N-1 messages, of what sends N² messages in all.
-# Every step of these has messages of the same lengths, on other links: all chunks, or as many whole vectors.
-ROUNDS: Mapping[tuple[str, str], tuple[Callable[[CollectiveShape], Ints], ...]] = {
-    ("reduce_scatter", "ring"): (_partial_sums,),
-    ("reduce_scatter", "pairwise"): (_partial_sums,),
-    ("all_gather", "ring"): (_passed_on,),
-    ("all_reduce", "ring"): (_partial_sums, _passed_on),
-    ("all_reduce", "everyone"): (lambda shape: np.full(shape.ranks, (shape.ranks - 1) * shape.nbytes, object),),
-    ("all_to_all", "pairwise"): (lambda shape: _all_but_own(shape) * shape.itemsize,),
-}

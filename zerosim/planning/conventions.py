@@ -14,21 +14,22 @@ from itertools import accumulate, pairwise
 
 from zerosim.numerics.checks import checked_count, did_you_mean
 from zerosim.numerics.policy import Policy
-from zerosim.optim import Adam, Optimizer, state_nbytes
+from zerosim.optim import Adam, Stateful, state_nbytes
 from zerosim.planning.closed_forms import ShardedStates
 from zerosim.planning.cuts import padded_unit_lengths
+from zerosim.planning.facts import facts
 from zerosim.planning.shapes import ModelShape
 from zerosim.ranks.call import tensor_cut
 
 ADAM = Adam()  # two fp32 tensors beside the weights, m and v: Kingma & Ba 2015, algorithm 1
 
 
-def normed_tensors(optimizer: Optimizer, tensors: int) -> int:
+def normed_tensors(optimizer: Stateful, tensors: int) -> int:
     """Of so many tensors those whose own norms the optimizer reads: all, or none."""
     return tensors if "tensor_norm" in optimizer.needs else 0
 
 
-def per_parameter_nbytes(optimizer: Optimizer, fp32_itemsize: int = 4) -> int:
+def per_parameter_nbytes(optimizer: Stateful, fp32_itemsize: int = 4) -> int:
     """Bytes of state for each parameter, of an optimizer whose state may be cut anywhere.
 
     >>> per_parameter_nbytes(ADAM)
@@ -42,12 +43,12 @@ def per_parameter_nbytes(optimizer: Optimizer, fp32_itemsize: int = 4) -> int:
     return state_nbytes(optimizer, (1,), fp32_itemsize)
 
 
-def is_cut_anywhere(optimizer: Optimizer) -> bool:
+def is_cut_anywhere(optimizer: Stateful) -> bool:
     """True where a shard of the optimizer's state may begin inside a tensor."""
     return optimizer.cut == "anywhere"
 
 
-def shares_nbytes(optimizer: Optimizer, shapes: Iterable[tuple[int, ...]], ranks: int,
+def shares_nbytes(optimizer: Stateful, shapes: Iterable[tuple[int, ...]], ranks: int,
                   fp32_itemsize: int = 4) -> list[tuple[int, int]]:
     """For each rank (elements, bytes of state) of the whole tensors that it owns."""
     tensors = list(shapes)
@@ -72,17 +73,15 @@ class Convention:
     `gradient_copy` are gradients in fp32 that rest with the optimizer's state, `whole_layer` bytes for each
     parameter of the largest layer, whole on every rank. With `master_is_parameter` there is no master where the
     parameters that a rank's optimizer updates are on that rank. `state_itemsize` is that of state which the
-    optimizer declares in fp32. `stages` are those that the source itself gives numbers for; the others follow by
-    the same bytes.
+    optimizer declares in fp32.
     """
 
     name: str
-    parameter: int
-    gradient: int
-    gradient_copy: int
-    master: int
     source: str
-    stages: tuple[int, ...] = (0, 1, 2, 3)
+    parameter: int = 0
+    gradient: int = 0
+    gradient_copy: int = 0
+    master: int = 0
     whole_layer: int = 0
     master_is_parameter: bool = False
     state_itemsize: int = 4
@@ -96,7 +95,7 @@ class Convention:
         """
         replicated = shared = 0
         for kind, nbytes in (self.kinds(states) | {"optimizer_state": optimizer_nbytes}).items():
-            is_cut = is_sharded(kind, states)
+            is_cut = states.cuts(kind)
             shared += nbytes * is_cut
             replicated += nbytes * (not is_cut)
         return replicated, shared
@@ -108,24 +107,8 @@ class Convention:
                 "master": self.master * has_master}
 
 
-CONVENTIONS: Mapping[str, Convention] = {row.name: row for row in (
-    Convention("zero-paper", 2, 2, 0, 4, "Rajbhandari et al. 2020 (ZeRO), section 3.1 and figure 1"),
-    Convention("fp32-accumulate", 2, 4, 0, 4, "EleutherAI 2023, Transformer Math 101; Li 2023, llm-analysis; Bekman "
-               "2024, Machine Learning Engineering: gradients add up in fp32"),
-    Convention("megatron-bf16", 2, 4, 0, 4, "Megatron Core, distributed optimizer, table of bytes per parameter: bf16 "
-               "parameters, fp32 gradients (2024)", (0, 1)),
-    Convention("megatron-fp16", 2, 2, 4, 4, "Megatron Core, distributed optimizer, table of bytes per parameter: fp16 "
-               "parameters, fp16 gradients (2024)", (0, 1)),
-    Convention("deepspeed-zero2", 2, 2, 4, 4, "DeepSpeed, estimate_zero2_model_states_mem_needs, the code (2024)",
-               (2,)),
-    Convention("deepspeed-zero3", 2, 0, 4, 4, "DeepSpeed, estimate_zero3_model_states_mem_needs, the code (2024)", (3,),
-               whole_layer=4),
-    Convention("zero-infinity", 2, 2, 4, 4, "Rajbhandari et al. 2021 (ZeRO-Infinity), section 3"),
-    Convention("fp32", 4, 4, 0, 4, "Megatron Core, distributed optimizer, table of bytes per parameter: fp32 "
-               "parameters, fp32 gradients (2024)", (0, 1), master_is_parameter=True),
-    Convention("scaling-book", 2, 0, 0, 0, "Austin et al. 2025, How to Scale Your Model, part 5: bf16 parameters, fp32 "
-               "moments", (3,)),
-)}
+CONVENTIONS: Mapping[str, Convention] = {name: Convention(name, **row)
+                                        for name, row in facts("conventions").items()}
 
 
 def convention_of(convention: str | Convention | Policy) -> Convention:
@@ -140,8 +123,8 @@ def convention_of(convention: str | Convention | Policy) -> Convention:
     if isinstance(convention, Convention):
         return convention
     if isinstance(convention, Policy):
-        return Convention("zerosim", convention.compute_dtype.itemsize, convention.accumulate_dtype.itemsize, 0,
-                          convention.master_dtype.itemsize, "the bytes that the engine holds",
+        return Convention("zerosim", "the bytes that the engine holds", convention.compute_dtype.itemsize,
+                          convention.accumulate_dtype.itemsize, master=convention.master_dtype.itemsize,
                           master_is_parameter=convention.compute_dtype == convention.master_dtype,
                           state_itemsize=convention.state_dtype.itemsize)
     if str(convention) not in CONVENTIONS:
@@ -151,14 +134,8 @@ def convention_of(convention: str | Convention | Policy) -> Convention:
     return CONVENTIONS[convention]
 
 
-def is_sharded(kind: str, states: ShardedStates) -> bool:
-    """True for a kind of model state that is cut among the ranks."""
-    return {"parameter": states.parameters_sharded, "gradient": states.gradients_sharded}.get(
-        kind, states.optimizer_sharded)
-
-
 def states_nbytes(model: ModelShape, ranks: int, states: ShardedStates,
-                  convention: str | Convention | Policy = "zero-paper", *, optimizer: Optimizer = ADAM,
+                  convention: str | Convention | Policy = "zero-paper", *, optimizer: Stateful = ADAM,
                   layout: str = "per_unit", nodes: int = 1) -> dict[str, int]:
     """Bytes of model states on a rank, by kind, padding included; empty kinds are left out.
 
@@ -175,24 +152,19 @@ def states_nbytes(model: ModelShape, ranks: int, states: ShardedStates,
     count = checked_count("ranks", ranks, 1)
     if is_cut_anywhere(optimizer):
         total = sum(padded_unit_lengths(model.unit_lengths, count, layout))
-        share = total // count * nodes
-        state = state_nbytes(optimizer, (share if states.optimizer_sharded else total,), named.state_itemsize)
-        return _by_kind(named, states, total, share, state)
-    if nodes > 1:
+        whole, share = (state_nbytes(optimizer, (n,), named.state_itemsize) for n in (total, total // count * nodes))
+        shares = [(total // count * nodes, share)]
+    elif nodes > 1:
         raise ValueError(f"{type(optimizer).__name__} updates whole tensors, and a plan of shards inside nodes is of "
                          "optimizers whose state may be cut anywhere, such as AdamW; take one, or no mesh")
-    shapes = [tensor.shape for tensor in model.tensors]
-    total, whole = model.parameters, sum(state_nbytes(optimizer, shape, named.state_itemsize) for shape in shapes)
-    shares = shares_nbytes(optimizer, shapes, count, named.state_itemsize)
-    held = [_by_kind(named, states, total, elements, nbytes if states.optimizer_sharded else whole)
-            for elements, nbytes in dict.fromkeys(shares)]  # of thousands of ranks many own as much
-    return max(held, key=lambda kinds: sum(kinds.values()))
-
-
-def _by_kind(convention: Convention, states: ShardedStates, total: int, share: int, state: int) -> dict[str, int]:
-    found = {kind: nbytes * (share if is_sharded(kind, states) else total)
-             for kind, nbytes in convention.kinds(states).items()}
-    return {kind: nbytes for kind, nbytes in (found | {"optimizer_state": state}).items() if nbytes}
+    else:
+        shapes = [tensor.shape for tensor in model.tensors]
+        total, whole = model.parameters, sum(state_nbytes(optimizer, shape, named.state_itemsize) for shape in shapes)
+        shares = [*dict.fromkeys(shares_nbytes(optimizer, shapes, count, named.state_itemsize))]  # many own as much
+    held = [{kind: each * (elements if states.cuts(kind) else total) for kind, each in named.kinds(states).items()}
+            | {"optimizer_state": state if states.optimizer_sharded else whole} for elements, state in shares]
+    fullest = max(held, key=lambda kinds: sum(kinds.values()))
+    return {kind: nbytes for kind, nbytes in fullest.items() if nbytes}
 
 
 def estimate_nbytes(parameters: int, ranks: int, states: ShardedStates,

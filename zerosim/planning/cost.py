@@ -28,10 +28,9 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from zerosim.numerics.checks import checked_count
-from zerosim.planning.collectives import INT64_NBYTES, ROUNDS, CollectiveShape, Sent, checked_shape, levels, sent_of
+from zerosim.planning.collectives import INT64_NBYTES, CollectiveShape, Sent, checked_shape, levels, sent_of
 from zerosim.planning.cuts import Cut, ceil_cut
 from zerosim.planning.hardware import Link, Network
-from zerosim.ranks.call import largest_chunk
 
 # How many vectors every link must carry at the least: with it the bus bandwidth of a perfect algorithm is the link's
 # bytes per second, whatever N is. A barrier carries nothing and has none.
@@ -125,11 +124,6 @@ Longest = tuple[tuple[Link, int | Fraction], ...]
 
 def longest_messages(shape: CollectiveShape, network: Network) -> Counter[Longest]:
     """Number of steps of a collective by their longest messages, inside nodes and between them."""
-    same_format = shape.wire_itemsize == shape.itemsize  # of all that travels, in both halves of a ring
-    if (same_format and network.between is None and (shape.operation, shape.algorithm) in ROUNDS and shape.ranks > 1):
-        # All steps have messages of the same lengths: as many whole vectors, or all chunks.
-        nbytes = shape.nbytes if shape.algorithm == "everyone" else largest_chunk(shape.cut) * shape.itemsize
-        return Counter({((network.inside, nbytes),): sent_of(shape).steps})
     found = Counter[Longest]()
     for level in levels(shape):
         if network.between is None:
@@ -137,9 +131,9 @@ def longest_messages(shape: CollectiveShape, network: Network) -> Counter[Longes
             continue
         crosses = network.crosses(level.sources, level.destinations)
         cards, messages = network.sharing(level.sources, level.destinations, np.arange(shape.ranks))
-        carried = {Fraction(int(nbytes), int(on)) for nbytes, on in zip(
-            (level.nbytes * messages)[crosses], cards[crosses], strict=True)}
-        of_links = ((network.inside, {int(nbytes) for nbytes in level.nbytes[~crosses]}), (network.between, carried))
+        loads = {*zip((level.nbytes * messages)[crosses].tolist(), cards[crosses].tolist(), strict=True)}
+        of_links = ((network.inside, {*level.nbytes[~crosses].tolist()}),
+                    (network.between, {Fraction(*load) for load in loads}))
         found[tuple((link, max(nbytes)) for link, nbytes in of_links if nbytes)] += level.times
     return found
 

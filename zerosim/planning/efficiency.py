@@ -6,6 +6,8 @@ Legend: p = B·L tokens of a micro-batch, B sequences of L; I inputs and O outpu
   the memory's rate, one after the other: its first tiles are loaded, and its last ones stored, beside nothing. So small
   and narrow products reach less.
 - Attention takes what its kernel computes, half of the square, at that kernel's measured share; less where L is short.
+  Of a window shorter than L a kernel that knows windows computes what is in it; SDPA is handed a mask, and computes the
+  whole square.
 - What is elementwise takes the bytes that its operators read and write, by a table: eager ones more than fused ones.
 - Communication behind computation takes memory and processors from it, and makes it longer (contention).
 - In fp8, linear layers multiply at its rate; their inputs, weights and gradients are cast first, each once.
@@ -18,11 +20,10 @@ its own in efficiency.toml. What is fitted stands apart there: on every second p
 `zerosim.course.published`; the other half gives the error.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
-from importlib.resources import files
 from math import prod
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from zerosim.models.transformer import Transformer
 from zerosim.models.units import Recompute
 from zerosim.numerics.checks import unknown_name
 from zerosim.planning import nccl
+from zerosim.planning.facts import facts
 from zerosim.planning.hardware import Device, Network
 from zerosim.planning.shapes import ModelShape, UnitShape
 from zerosim.planning.step_activations import Place
@@ -43,17 +45,20 @@ SELECTIVE = "selective"    # torchtitan's list: every second product is made aga
 @lru_cache(maxsize=1)
 def constants() -> Mapping[str, Any]:
     """The tables of efficiency.toml."""
-    return tomllib.loads(files("zerosim.planning").joinpath("efficiency.toml").read_text(encoding="utf-8"))
+    return facts("efficiency")
 
 
 class Product(NamedTuple):
-    """A linear layer of a block, or a stack of so many, each of which a share of the tokens passes."""
+    """A linear layer of a block, or a stack of so many, each of which a share of the tokens passes; `bits` of each
+    weight where they are quantized, as of a TensorShape."""
 
     name: str
     stack: int
     share: float
     inputs: int
     outputs: int
+    frozen: bool = False
+    bits: Fraction | int = 0
 
 
 def products(of: Transformer, block: UnitShape) -> tuple[Product, ...]:
@@ -61,7 +66,7 @@ def products(of: Transformer, block: UnitShape) -> tuple[Product, ...]:
 
     >>> from zerosim.planning.shapes import PRESETS, model_of
     >>> gpt2 = PRESETS["gpt2"]
-    >>> [each[3:] for each in products(gpt2, model_of("gpt2", gpt2).units[1])]
+    >>> [each[3:5] for each in products(gpt2, model_of("gpt2", gpt2).units[1])]
     [(768, 2304), (768, 768), (768, 3072), (3072, 768)]
     """
     found = list[Product]()
@@ -70,7 +75,7 @@ def products(of: Transformer, block: UnitShape) -> tuple[Product, ...]:
         if part == "weight" and len(tensor.shape) > 1:
             *experts, inputs, outputs = tensor.shape
             share = of.experts.per_token / of.experts.count if experts and of.experts else 1.0
-            found.append(Product(layer, prod(experts), share, inputs, outputs))
+            found.append(Product(layer, prod(experts), share, inputs, outputs, tensor.frozen, tensor.bits))
     return tuple(found)
 
 
@@ -79,10 +84,10 @@ class Efficiency:
     """Rates that a device reaches under a runtime, in operations and bytes per second.
 
     `products` are those in 16 bits, `linear` those of linear layers; `attention` forward and backward, where `causal`
-    of half the square; `elementwise` bytes and launches by operator; `contention` the share of hidden copies that
-    computation gets longer by; `network` the share of a network's rate. The host takes `launch` seconds to launch a
-    kernel, and updates `host_update` parameters a second. `error` is the mean error of published steps that were held
-    out.
+    of half the square, and where the kernel knows `windows` of what is in them; `elementwise` bytes and launches by
+    operator; `contention` the share of hidden copies that computation gets longer by; `network` the share of a
+    network's rate. The host takes `launch` seconds to launch a kernel, and updates `host_update` parameters a second.
+    `error` is the mean error of published steps that were held out.
     """
 
     device: Device
@@ -92,6 +97,7 @@ class Efficiency:
     attention: tuple[float, float]
     half_tokens: int
     causal: bool
+    windows: bool
     memory: float
     elementwise: Mapping[str, Any]
     contention: float
@@ -118,7 +124,8 @@ class Efficiency:
         """Seconds of each unit of a decoder, forward, in the loss and back, in a micro-batch.
 
         What runs forward again is in backward: of `recompute` blocks a share, "selective", or what a policy's text says
-        of whole blocks. Raises ValueError for a text that names none, and for what is no decoder of known sizes.
+        of whole blocks. Frozen weights have no gradients, and what comes before the first that is trained goes not
+        back. Raises ValueError for a text that names none, and for what is no decoder of known sizes.
         """
         of, positions, last = model.transformer, batch * tokens, len(model.units) - 1
         if of is None or of.encoder_blocks:
@@ -132,6 +139,9 @@ class Efficiency:
             ("forward", 0): embedding, ("backward", 0): embedding,
             ("forward", last): head, ("backward", last): 2 * head,
             ("loss", last): positions * of.vocabulary * sum(self.elementwise["logits"]) / self.memory}
+        ends = model.units[0 if of.tied else last].tensors
+        found["backward", last] -= head * all(one.frozen for one in ends if one.name in ("wte", "lm_head.weight"))
+        found["backward", 0] *= model.first_trained == 0
         of_kind = dict[tuple[Product, ...], tuple[float, float]]()  # equal blocks take as long
         for unit in range(1, last):
             listed = products(of, model.units[unit])
@@ -140,12 +150,14 @@ class Efficiency:
                         for each in listed]
                 launches = (self.launch * sum(times * row[2 + way] for row, _, times in self._operators(of, listed))
                             for way in (0, 1))
-                forward, back = (max((1, 2)[way] * sum(once) + self._beside(of, listed, batch, tokens, way), least)
+                gradients = sum(seconds for each, seconds in zip(listed, once, strict=True) if not each.frozen)
+                forward, back = (max(sum(once) + way * gradients + self._beside(of, listed, batch, tokens, way), least)
                                  for way, least in enumerate(launches))
                 again = share * forward if recompute != SELECTIVE else (
                     sum(once[1::2]) + self._elementwise_nbytes(of, listed, positions, 0) / self.memory)
                 of_kind[listed] = forward, again + back
             found["forward", unit], found["backward", unit] = of_kind[listed]
+            found["backward", unit] *= unit >= model.first_trained
         return found
 
     def contention_seconds(self, hidden_seconds: float, network: Network) -> float:
@@ -169,9 +181,15 @@ class Efficiency:
         flops = 2 * square * (of.query_channels + of.attention_channels) * (1, BACKWARD_ATTENTION)[way]
         nbytes = self._elementwise_nbytes(of, listed, positions, way)
         if self.causal:
-            flops *= (1 + self.half_tokens / tokens) / 2
+            edge, width = self.half_tokens / tokens, of.window / tokens
+            share = of.windowed / of.blocks * (width < 1)
+            half = (1 + edge) / 2
+            in_window = min(half, width - width**2 / 2 + edge) if self.windows else 1.0
+            flops *= (1 - share) * half + share * in_window
         else:
             nbytes += self.elementwise["probability"][way] * square * of.heads
+        nbytes += sum((ITEMSIZE + each.bits / 8) * each.stack * each.inputs * each.outputs  # made wide for each product
+                      for each in listed if each.bits)
         if self.fp8:
             nbytes += CAST_NBYTES * sum(each.stack * (positions * each.share * each.outputs if way else
                                                       each.inputs * (positions * each.share + each.outputs))
@@ -188,10 +206,12 @@ class Efficiency:
         What is inside the feed-forward network is as wide as its last product.
         """
         inside = sum(each.stack * each.share * each.inputs for each in listed if each.name.endswith("down"))
+        adapters = [each.outputs for each in listed if each.name.endswith("lora_b")]
         heads = of.query_channels + of.key_channels
         return [(self.elementwise[name], width * times, times) for name, width, times in (
             ("layer_norm" if of.layer_norm else "rms_norm", of.channels, 2), ("residual", of.channels, 2),
             ("gate" if of.gated else "gelu", inside, 1), ("rotation", heads, int(not of.positions)),
+            ("adapter", sum(adapters) / (len(adapters) or 1), len(adapters)),
             ("rms_norm", heads / 2, 2 * of.head_norms), ("attention" if self.causal else "unfused_attention", 0, 1),
             ("product", 0, sum(each.stack for each in listed)))]
 
@@ -219,6 +239,7 @@ def efficiency(device: Device, runtime: str = "fsdp2", *, compiled: bool = False
     forward, backward = kernel.get(device.name, kernel["default"])
     return Efficiency(
         device, runtime, rate, faster, (forward * peak, backward * peak), kernel["half_tokens"], kernel["causal"],
+        kernel.get("windows", False),
         device.memory_bytes_per_second * of_runtime["memory"],
         tables["elementwise"]["fused" if compiled or of_runtime["fused"] else "eager"], of_runtime["contention"],
         of_runtime["network"], tables["host"]["launch_seconds"], tables["host"][of_runtime["host_update"]],

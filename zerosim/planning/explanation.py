@@ -10,7 +10,7 @@ from zerosim.numerics.units import counted
 from zerosim.planning import activations
 from zerosim.planning.activations import Block, logits_nbytes
 from zerosim.planning.closed_forms import STAGES, crossing_nbytes, vectors_sent
-from zerosim.planning.conventions import convention_of, formula, is_cut_anywhere, is_sharded, per_parameter_nbytes
+from zerosim.planning.conventions import convention_of, formula, is_cut_anywhere, per_parameter_nbytes
 from zerosim.planning.hardware import overheads_nbytes
 from zerosim.planning.plan_config import STATE_KINDS, UTILIZATION, PlanConfig
 from zerosim.planning.plan_row import PlanRow
@@ -41,7 +41,7 @@ def _states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     places = config.options.offload
     for kind, nbytes, place in (("parameter", row.nbytes_of("parameters"), places.parameters),
                                 ("gradient", row.nbytes_of("gradients"), places.gradients)):
-        share = f"/{ranks}" if is_sharded(kind, states) else ""
+        share = f"/{ranks}" if states.cuts(kind) else ""
         yield (kind + "s", f"{convention.kinds(states)[kind]} · {padded:,}{share}{OFF_DEVICE[place]}", f"{nbytes:,}")
     share = f"/{ranks}" if states.optimizer_sharded else ""
     copies = sum(nbytes for kind, nbytes in convention.kinds(states).items() if kind in STATE_KINDS["optimizer"])
@@ -54,7 +54,7 @@ def _beside_states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     if decoder is not None:
         block = Block.of(decoder, config.batch, config.sequence, config.policy.compute_dtype.itemsize)
         peak = activations.peak_nbytes(block, decoder.blocks, row.recompute)
-        logits = logits_nbytes(block, decoder.vocabulary, fp32_copy=False)
+        logits = logits_nbytes(block, decoder.vocabulary)
         yield ("activations", f"{row.recompute} of n = {decoder.blocks} blocks, BLd = {block.stream:,}, BHL² = "
                f"{block.square:,}, keeps {peak.nbytes:,}; logits BLV and the loss are {logits:,}; at the fullest "
                "moment of activations both, with the gradients that flow back",
@@ -76,6 +76,11 @@ def _total(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
         across = sum(map(sum, crossing_nbytes(job).values())) // job.options.nodes
         yield ("sent per step",
                f"unit by unit, with {job.options.zeropp}; {across:,} go from a node's ranks to other nodes",
+               f"{row.sent_nbytes_per_step:,}")
+        return
+    if config.model.has_frozen:
+        yield ("sent per step", f"unit by unit, N = {job.shards}: gradients of {config.model.trainable_parameters:,} "
+               "trained elements, sharded parameters as they rest, frozen ones too, and control",
                f"{row.sent_nbytes_per_step:,}")
         return
     nodes = f", and across M = {job.options.nodes} nodes 2(M-1)/M · Ψ/N of gradients" * (job.options.replicas > 1)
@@ -143,7 +148,7 @@ def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     job = config.job(row.stage, row.recompute)
     yield ("of it exposed", f"what the program stands still for, with {options_text(config)}",
            f"{row.exposed_communication_seconds:.4g} s")
-    scanned, updated = config.update_nbytes(job)
+    scanned, updated = config.update_nbytes(config.of_trained(job), row.held)
     host = "" if config.options.offload.optimizer == DEVICE else "; the host's own " + (
         f"at {config.reached.host_update:.3g} parameters a second" if config.reached else "arithmetic is not in it")
     yield ("update", f"({scanned:,} scanned for overflow and norm + {updated:,} read and written) / "

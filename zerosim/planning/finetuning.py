@@ -9,13 +9,19 @@ Optimizers via Block-wise Quantization" (arXiv:2110.02861), section 2. What they
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import filter as filter_names
 from fractions import Fraction
 from typing import ClassVar
 
 from zerosim.numerics.checks import checked_count, did_you_mean
+from zerosim.optim.base import Cut
+from zerosim.planning.closed_forms import Job
+from zerosim.planning.efficiency import products
+from zerosim.planning.flops import StepFlops
 from zerosim.planning.shapes import ModelShape, TensorShape, UnitShape
+from zerosim.planning.step_events import At, CollectiveIssue, CollectiveWait, StepEvent
 
 # Bits of a parameter of a matrix (..., inputs, outputs). NF4 has an absmax in fp32 for each 64; where these are
 # quantized too they take 8 bits, and an absmax more for each 256 of them: 4.127. LLM.int8() has one for each output.
@@ -29,16 +35,21 @@ ROUTES = ("router", "relative")
 
 
 def frozen(model: ModelShape, *, but: Sequence[str] = ()) -> ModelShape:
-    """The model with all tensors frozen, but those of layers ``but``, by their last name, as "lm_head" or "ln_f".
+    """The model with all tensors frozen, ``but`` those of units, as "head" or "block3[01]", and of layers, by their
+    last name, as "ln_f", which match a pattern as `fnmatch` has them.
 
     >>> from zerosim.planning.shapes import model_shape
     >>> frozen(model_shape("llama-3.1-8b"), but=["lm_head"]).trainable_parameters == 128_256 * 4096
     True
 
-    Raises ValueError for a name that no layer has.
+    Raises ValueError for a pattern that no unit and no layer matches.
     """
-    _require_layers(model, but, {_layer(tensor) for tensor in model.tensors})
-    return _changed(model, lambda tensor: (tensor if _layer(tensor) in but else replace(tensor, frozen=True),))
+    names = {tensor.name: (unit.name, _layer(tensor)) for unit in model.units for tensor in unit.tensors}
+    matched = {pattern: {name for name, of in names.items() if filter_names(of, pattern)} for pattern in but}
+    _require_layers(model, [pattern for pattern, found in matched.items() if not found], {
+        name.rstrip("0123456789") + "*" * name[-1].isdigit() for of in names.values() for name in of})
+    trained = {name for found in matched.values() for name in found}
+    return _changed(model, lambda tensor: (replace(tensor, frozen=tensor.frozen or tensor.name not in trained),))
 
 
 def quantized(model: ModelShape, stored: str = "nf4") -> ModelShape:
@@ -110,22 +121,80 @@ def _changed(model: ModelShape, change: Callable[[TensorShape], tuple[TensorShap
         UnitShape(unit.name, tuple(new for tensor in unit.tensors for new in change(tensor))) for unit in model.units))
 
 
+# -- A step in which some weights are frozen ---------------------------------------------------------------------------
+
+
+def without_frozen(events: Iterable[StepEvent], job: Job, trained: Job, first: int) -> Iterator[StepEvent]:
+    """The events of a micro-batch, with the gradients of trained weights alone, and without gathers of units before the
+    first of them in backward, which they have not."""
+    back, issued = False, set[tuple[str, int]]()
+    for event in events:
+        back = back or (isinstance(event, At) and event.phase == "loss")
+        if isinstance(event, CollectiveIssue):
+            unit, gathers = event.unit, event.operation == "all_gather"
+            part = (not back or unit >= first) * job.padded_lengths[unit] if gathers else trained.padded_lengths[unit]
+            event = event._replace(nbytes=event.nbytes * part // (job.padded_lengths[unit] or 1))
+            if not event.nbytes:
+                continue
+            issued.add(event.key)
+        elif isinstance(event, CollectiveWait):
+            if event.key not in issued:
+                continue
+            issued.remove(event.key)
+        yield event
+
+
+def sent_in_rings(events: Iterable[StepEvent]) -> int:
+    """Bytes that a rank sends by rings: (N-1)/N of a vector, twice that to reduce it to all."""
+    return sum(event.nbytes * (event.ranks - 1) * (1 + (event.operation == "all_reduce")) // event.ranks
+               for event in events if isinstance(event, CollectiveIssue))
+
+
+def flops_of_trained(model: ModelShape, every: StepFlops, batch: int, tokens: int) -> StepFlops:
+    """The operations of a micro-batch, of which ``every`` are those of the same step with all weights trained, without
+    adapters: products for gradients of frozen weights are none, nor is backward before the first unit that is trained.
+
+    >>> from zerosim.planning.flops import step_flops
+    >>> from zerosim.planning.shapes import PRESETS, model_shape
+    >>> every = step_flops(PRESETS["llama-2-7b"], 1, 2048)
+    >>> found = flops_of_trained(lora(model_shape("llama-2-7b"), 8), every, 1, 2048)
+    >>> f"{found.forward / every.forward:.3f} {found.backward / every.backward:.3f}"
+    '1.001 0.538'
+    """
+    of, positions, last = model.transformer, batch * tokens, len(model.units) - 1
+    assert of is not None  # whose operations every are
+    first, ends = min(model.first_trained, last), model.units[0 if of.tied else last].tensors
+    adapters = spared = 0
+    for place, one in ((unit, each) for unit in range(1, last) for each in products(of, model.units[unit])):
+        flops = round(2 * positions * one.share * one.stack * one.inputs * one.outputs)
+        adapter = ".lora_" in one.name
+        adapters += flops * adapter
+        spared += flops * (not adapter) * (2 if place < first else one.frozen)
+    spared += 4 * positions * tokens * (of.query_channels + of.attention_channels) * max(0, first - 1)  # attention's
+    spared += 2 * positions * of.vocabulary * of.channels * all(
+        one.frozen for one in ends if one.name in ("wte", "lm_head.weight"))
+    again = every.recomputed * (last - max(1, first)) // (last - 1)
+    return StepFlops(every.forward + adapters, every.backward + 2 * adapters - spared,
+                     again + again * adapters // every.forward)
+
+
 # -- Optimizers that keep their state in 8 bits ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class EightBit:
-    """Tensors of state in 8 bits beside each parameter, as `bitsandbytes` has them: an optimizer for plans alone.
+    """AdamW with two states in 8 bits, as `bitsandbytes` and `torchao` have it: an optimizer for plans alone.
 
-    Each tensor of at least 4,096 elements is quantized in blocks of 256, each with an absmax in fp32; smaller ones stay
-    in fp32 (its version 0.50). No engine of zerosim's updates with it: the table of its 8-bit numbers is none of
-    zerosim's formats.
+    What a rank is handed of a tensor is quantized in blocks of 256, each with an absmax in fp32, if it has at least
+    4,096 elements, and stays in fp32 if not. `bitsandbytes` rounds a vector's blocks up (its version 0.50); it does not
+    update DTensors (its issue 1633, 2025), as `torchao.optim` does, which keeps in fp32 a matrix that is no whole
+    number of blocks (pytorch/ao, torchao/optim/adam.py, 2026). No engine of zerosim's updates with either: the table of
+    8-bit numbers is none of zerosim's formats.
     """
 
-    cut: ClassVar[str] = "tensor"
+    cut: ClassVar[Cut] = "tensor"
     needs: ClassVar[frozenset[str]] = frozenset()
-    name: str
-    states: int
+    name: ClassVar[str] = "AdamW8bit"
 
     def state_nbytes(self, shape: tuple[int, ...]) -> int:
         """Bytes of state beside a tensor of this shape; `zerosim.optim.state_nbytes` asks for them.
@@ -134,7 +203,8 @@ class EightBit:
         (2.03125, 8.0)
         """
         count = math.prod(shape)
-        return self.states * (count + 4 * -(-count // 256) if count >= 4096 else 4 * count)
+        small = count >= 4096 and (len(shape) == 1 or count % 256 == 0)
+        return 2 * (count + 4 * -(-count // 256) if small else 4 * count)
 
 
-ADAM_8BIT, LION_8BIT = EightBit("adam-8bit", 2), EightBit("lion-8bit", 1)
+ADAM_8BIT = EightBit()

@@ -15,11 +15,12 @@ one by which the layers note it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 from zerosim.models.transformer import Transformer
 from zerosim.models.units import Recompute
 from zerosim.numerics.checks import checked_count
-from zerosim.planning.activations import Block, refuse_unless_plain, tensors
+from zerosim.planning.activations import Block, tensors
 
 # Operations per element, a transcendental function counted as one. What layers note is held to these.
 LAYERNORM_STATISTICS = 5        # the sum by a product with ones 2, the deviation 1, the sum of its squares 2
@@ -65,12 +66,11 @@ def matmuls(block: Block) -> dict[str, int]:
     >>> matmuls(Block(1, 2, 6, 3))
     {'QKV': 432, 'scores': 48, 'values': 48, 'projection': 144, 'up': 576, 'down': 576}
     """
-    per_channel, per_pair = 2 * block.stream, 2 * block.positions * block.tokens
-    opening = block.opening_weights or block.channels * block.made_channels
-    return {"QKV": 2 * block.positions * opening, "scores": per_pair * block.query_channels,
-            "values": per_pair * block.output_channels, "projection": per_channel * block.output_channels,
-            "up": per_channel * (block.feed_forward * (1 + block.gated) + block.router),
-            "down": per_channel * block.feed_forward}
+    of, per_channel, per_pair = block.sizes, 2 * block.stream, 2 * block.positions * block.tokens
+    return {"QKV": 2 * block.positions * sum(map(prod, of.opening.values())), "scores": per_pair * of.query_channels,
+            "values": per_pair * of.attention_channels, "projection": per_channel * of.attention_channels,
+            "up": per_channel * (of.feed_forward * (1 + of.gated) + block.router),
+            "down": per_channel * of.feed_forward}
 
 
 def forward(block: Block) -> dict[str, int]:
@@ -81,13 +81,13 @@ def forward(block: Block) -> dict[str, int]:
 
     Of a Llama's block RMSNorm, rotations and the gate are counted where a plain one has LayerNorm and GELU.
     """
-    stream, inside = block.stream, block.positions * block.feed_forward
-    norm = (RMSNORM if block.rms else LAYERNORM) * stream
+    of, stream, inside = block.sizes, block.stream, block.positions * block.sizes.feed_forward
+    norm = (LAYERNORM if of.layer_norm else RMSNORM) * stream
     first, second = block.norms_of_parts
     elementwise = {"LayerNorm 1": norm * first, "head norms": RMSNORM * block.head_norms * _turned(block),
-                   "rotation": ROTATION * block.rms * _turned(block), "softmax": SOFTMAX * block.square,
+                   "rotation": ROTATION * (not of.layer_norm) * _turned(block), "softmax": SOFTMAX * block.square,
                    "residual 1": stream, "LayerNorm 2": norm * second, "residual 2": stream,
-                   "GELU": (SWIGLU if block.gated else GELU) * inside}
+                   "GELU": (SWIGLU if of.gated else GELU) * inside}
     done = (matmuls(block), biases(block), elementwise)
     every = {step: sum(part.get(step, 0) for part in done) for step in STEPS}
     return {step: count for step, count in every.items() if count}
@@ -95,15 +95,15 @@ def forward(block: Block) -> dict[str, int]:
 
 def biases(block: Block) -> dict[str, int]:
     """The elements to which each linear layer's bias is added: its outputs, where it has one."""
-    outputs = {"QKV": ("qkv", block.made_channels),
-               "projection": ("projection", block.channels),
-               "up": ("feed_forward", (1 + block.gated) * block.feed_forward), "down": ("feed_forward", block.channels)}
-    return {layer: block.positions * width for layer, (name, width) in outputs.items() if name in (block.biases or ())}
+    of = block.sizes
+    outputs = {"QKV": ("qkv", block.made_channels), "projection": ("projection", block.channels),
+               "up": ("feed_forward", (1 + of.gated) * of.feed_forward), "down": ("feed_forward", block.channels)}
+    return {layer: block.positions * width for layer, (name, width) in outputs.items() if name in of.biases}
 
 
 def _turned(block: Block) -> int:
     """Elements of queries and keys."""
-    return block.positions * (block.query_channels + block.key_channels)
+    return block.positions * (block.sizes.query_channels + block.sizes.key_channels)
 
 
 def backward(block: Block, policy: str = "none") -> dict[str, int]:
@@ -114,15 +114,15 @@ def backward(block: Block, policy: str = "none") -> dict[str, int]:
     heads have norms, so are the turned queries and keys. Raises ValueError for a text that names no policy.
     """
     products, stream, inside = matmuls(block), block.stream, Recompute.parse(policy).inside
-    norms = sum(block.norms_of_parts)
-    row_sums = ROW_SUM * (block.positions * block.output_channels if inside == "tiled" else block.square)
+    norms, of = sum(block.norms_of_parts), block.sizes
+    row_sums = ROW_SUM * (block.positions * of.attention_channels if inside == "tiled" else block.square)
     attention = 2 * (products["scores"] + products["values"])
-    output, gradient = (RMSNORM_OUTPUT, RMSNORM_GRADIENT) if block.rms else (LAYERNORM_OUTPUT, LAYERNORM_GRADIENT)
+    output, gradient = (LAYERNORM_OUTPUT, LAYERNORM_GRADIENT) if of.layer_norm else (RMSNORM_OUTPUT, RMSNORM_GRADIENT)
     return {**{layer: 2 * products[layer] + biases(block).get(layer, 0) for layer in LINEAR},
             "attention": attention + (SOFTMAX_GRADIENT - ROW_SUM) * block.square + row_sums,
             "head norms": (RMSNORM_OUTPUT + RMSNORM_GRADIENT) * block.head_norms * _turned(block),
-            "rotation": ROTATION * (1 + block.head_norms) * block.rms * _turned(block),
-            "GELU": (SWIGLU_GRADIENT if block.gated else GELU_GRADIENT) * block.positions * block.feed_forward,
+            "rotation": ROTATION * (1 + block.head_norms) * (not of.layer_norm) * _turned(block),
+            "GELU": (SWIGLU_GRADIENT if of.gated else GELU_GRADIENT) * block.positions * of.feed_forward,
             "LayerNorms": norms * gradient * stream, "LayerNorm outputs": norms * output * stream,
             "residuals": 2 * stream, "again": recomputed(block, policy=str(Recompute(inside=inside)))}
 
@@ -179,7 +179,12 @@ def savings(block: Block) -> list[Saving]:
 
     Raises ValueError for a block that is not plain. Source of the idea: Korthikanti et al. 2022, section 5.
     """
-    refuse_unless_plain(block, "the ranking of tensors to make again", "take recomputed")
+    if not block.is_plain:
+        of, width = block.sizes, block.channels
+        raise ValueError(f"the ranking of tensors to make again is of blocks with {width} channels of queries and of "
+                         f"keys and a feed-forward network of {4 * width}; this one has {of.query_channels}, "
+                         f"{of.key_channels} and {'a gated' if of.gated else 'a'} network of {of.feed_forward}; take "
+                         "recomputed")
     done, nbytes = forward(block), {name: held.nbytes for name, held in tensors(block).items()}
     nbytes["LayerNorm statistics"] = nbytes["LayerNorm 1 statistics"] + nbytes["LayerNorm 2 statistics"]
     rows = [Saving(name, nbytes[name], sum(done[step] for step in steps) or 2 * LAYERNORM_STATISTICS * block.stream,
@@ -218,7 +223,7 @@ def step_flops(model: Transformer, batch: int, tokens: int, policy: str = "none"
     (117046448750592, True, 1.327)
 
     Backward makes two products for each of forward's. Segments are run again whole; the head and the embedding are not.
-    Of experts a token meets those that it passes; windows of attention count as the whole square too.
+    Of experts a token meets those that it passes; attention is of the whole square, whatever a kernel leaves out.
     Of a GPT it is 96·BLnd²(1 + L/6d + V/16nd) where blocks are run again (Narayanan et al. 2021, equation 3).
     Raises ValueError for counts below one, a text that names no policy, and an encoder-decoder.
     Source: Narayanan et al. 2021, appendix; Korthikanti et al. 2022, appendix A.

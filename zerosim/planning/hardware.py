@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from fractions import Fraction
 from functools import lru_cache, partial
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +18,7 @@ import numpy as np
 
 from zerosim.numerics.checks import checked_count, count_fields, did_you_mean, is_number
 from zerosim.numerics.places import FROM_DISK, TO_DISK
+from zerosim.planning.facts import facts
 
 # The formats for which a device may have a rate, each peak and dense.
 RATED_FORMATS = ("fp32", "tf32", "bf16", "fp16", "fp8")
@@ -66,9 +66,15 @@ def checked_rates(where: str, key: str, rates: Any) -> dict[str, float]:
     return {format: positive(where, f"{key}.{format}", rate) for format, rate in rates.items()}
 
 
-def _check_fields(row: Any, where: str, **checks: Callable[[str, str, Any], Any]) -> None:
-    for key, checked in checks.items():
-        object.__setattr__(row, key, checked(where, key, getattr(row, key)))
+def _check_fields(row: Any, where: str, *, or_zero: str = "") -> None:
+    """Raises ValueError for a field that is not of its type, each but the name; one number may be 0."""
+    checks: Mapping[Any, Callable[[str, str, Any], Any]] = {
+        str: checked_text, int: whole, float: positive, Mapping[str, float]: checked_rates}
+    for item in fields(row)[1:]:
+        value = getattr(row, item.name)
+        if value is not None:
+            checked = partial(positive, or_zero=True) if item.name == or_zero else checks.get(item.type, checked_text)
+            object.__setattr__(row, item.name, checked(where, item.name, value))
 
 
 # -- a device, a link, and the network that links make ----------------------------------------------------------------
@@ -101,13 +107,9 @@ class Device:
 
     def __post_init__(self) -> None:
         where = f"device {self.name!r}"
-        own = {key: checked_text for key in ("host_link", "link", "network") if getattr(self, key) is not None}
-        _check_fields(self, where, **own, capacity_nbytes=whole, reported_nbytes=whole,
-                      memory_bytes_per_second=positive, flops_per_second=checked_rates, source=checked_text,
-                      date=checked_text, cards_per_device=positive)
         if self.usable_nbytes == 0:
             object.__setattr__(self, "usable_nbytes", self.reported_nbytes)
-        _check_fields(self, where, usable_nbytes=whole)
+        _check_fields(self, where)
         if self.usable_nbytes > self.reported_nbytes:
             raise ValueError(f"{where}: usable_nbytes must be at most reported_nbytes, {self.reported_nbytes:,}, got "
                              f"{self.usable_nbytes:,}; programs get no more than the device has")
@@ -136,10 +138,7 @@ class Link:
     kind: str | None = None
 
     def __post_init__(self) -> None:
-        # A latency of 0 is an ideal link; an infinite rate is refused.
-        own = {} if self.kind is None else {"kind": checked_text}
-        _check_fields(self, f"link {self.name!r}", **own, bytes_per_second=positive,
-                      latency_seconds=partial(positive, or_zero=True), source=checked_text, date=checked_text)
+        _check_fields(self, f"link {self.name!r}", or_zero="latency_seconds")  # then it is an ideal link
 
     @property
     def alpha(self) -> Fraction:
@@ -207,12 +206,6 @@ class Network:
         here = leaving[start] * cards[end] >= entering[end] * cards[start]  # slower than there
         return (np.where(crosses, np.where(here, cards[start], cards[end]), 1),
                 np.where(crosses, np.where(here, leaving[start], entering[end]), 1))
-
-    def link(self, source: int, destination: int) -> Link:
-        """The link between two ranks; raises ValueError for a negative rank, and for a rank and itself."""
-        if min(source, destination) < 0 or source == destination:
-            raise ValueError(f"a link joins two ranks, numbered from 0, got {source} and {destination}")
-        return self.between if self.between is not None and self.crosses(source, destination) else self.inside
 
 
 def network_of(ranks: int, nodes: int, inside: Link, between: Link | None = None,
@@ -442,8 +435,7 @@ class Hardware:
 @lru_cache(maxsize=1)
 def presets() -> Hardware:
     """The devices and links that come along, each number with its source."""
-    text = files("zerosim.planning").joinpath("hardware.toml").read_text(encoding="utf-8")
-    return parse(text, "hardware.toml")
+    return parse(facts("hardware"), "hardware.toml")
 
 
 def read(path: str | Path | None) -> Hardware:
@@ -463,14 +455,13 @@ def read(path: str | Path | None) -> Hardware:
     if path is None:
         return presets()
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"the hardware file {str(path)!r} cannot be read: {error.strerror}; give the path of a TOML "
                          "file") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"the hardware file {str(path)!r} is no UTF-8 text: {error.reason} at byte {error.start}; "
-                         "save it as UTF-8") from None
-    own, known = parse(text, str(path)), presets()
+    except (ValueError, RecursionError) as error:  # UTF-8's, TOML's, one for too many digits, one for too deep nesting
+        raise ValueError(f"{path} is no TOML: {error}") from None
+    own, known = parse(data, str(path)), presets()
     for kind, names, taken in (("device", own.devices, known.devices), ("link", own.links, known.links)):
         for name in names:
             if name in taken:
@@ -478,17 +469,17 @@ def read(path: str | Path | None) -> Hardware:
     return Hardware({**known.devices, **own.devices}, {**known.links, **own.links})
 
 
-def parse(text: str, where: str) -> Hardware:
-    """The devices and links of a TOML text; `where` is its name in errors, which are those of `read`."""
-    try:
-        data = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # TOML's, one for too many digits, one for too deep nesting
-        raise ValueError(f"{where} is no TOML: {error}") from None
+def parse(data: Mapping[str, Any], where: str) -> Hardware:
+    """The devices and links of a TOML file's tables; `where` is its name in errors, which are those of `read`."""
     for key in data:
         if key not in {"device", "link"}:
             raise ValueError(f"{where}: no table {key!r} is known; write [device.NAME] or [link.NAME]")
-    return Hardware(_rows(where, "device", Device, data.get("device", {})),
-                    _rows(where, "link", Link, data.get("link", {})))
+    for kind, tables in data.items():
+        if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+            raise ValueError(f"{where}: {kind} must hold tables; write [{kind}.NAME], and its fields under it")
+    devices, links = data.get("device", {}), data.get("link", {})
+    return Hardware({name: _row(where, "device", Device, name, table) for name, table in devices.items()},
+                    {name: _row(where, "link", Link, name, table) for name, table in links.items()})
 
 
 def device(name: str) -> Device:
@@ -501,20 +492,13 @@ def link(name: str) -> Link:
     return presets().link(name)
 
 
-def _rows(where: str, kind: str, row: type[DeviceOrLink], tables: Any) -> dict[str, DeviceOrLink]:
-    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
-        raise ValueError(f"{where}: {kind} must hold tables; write [{kind}.NAME], and its fields under it")
-    return {name: _row(where, kind, row, name, table) for name, table in tables.items()}
-
-
 def _row(where: str, kind: str, row: type[DeviceOrLink], name: str, table: dict[str, Any]) -> DeviceOrLink:
-    known = [item.name for item in fields(row) if item.name != "name"]
+    known = {item.name: item.default for item in fields(row) if item.name != "name"}
     for key in table:
         if key not in known:
             raise ValueError(f"{where}: {kind} {name!r} has a field {key!r}, which no {kind} has; there are "
                              f"{', '.join(known)}{nearest(key, known)}")
-    missing = [item.name for item in fields(row)
-               if item.name != "name" and item.default is MISSING and item.name not in table]
+    missing = [key for key, default in known.items() if default is MISSING and key not in table]
     if missing:
         raise ValueError(f"{where}: {kind} {name!r} lacks {', '.join(missing)}")
     # TOML has dates of its own; 2025-06-01 and "2025-06-01" mean the same.
@@ -551,9 +535,6 @@ def _plain(name: str) -> str:
 # -- the memory that a runtime takes for itself -----------------------------------------------------------------------
 
 
-MEGABYTE, GIGABYTE = 10**6, 10**9
-
-
 @dataclass(frozen=True, slots=True)
 class Overhead:
     """Bytes of a device's memory that a runtime takes for itself, between two numbers, as its source has it."""
@@ -563,18 +544,8 @@ class Overhead:
     source: str
 
 
-# Estimates, each for one GPU; a plan names those that it adds, and replaces them by measured ones. The first three are
-# those of Yan 2026 (The Burden of Memory), section 6; none of them is a vendor's specification.
-OVERHEADS: Mapping[str, Overhead] = {
-    "runtime context": Overhead(200 * MEGABYTE, GIGABYTE, "driver, firmware and kernels of a CUDA process, 200 MB to "
-                                "1 GB (Yan 2026); nvidia-smi shows it before any tensor"),
-    "allocator fragmentation": Overhead(2 * GIGABYTE, 5 * GIGABYTE, "what PyTorch's allocator reserves beyond what is "
-                                        "allocated, 2 to 5 GB in long runs of varied shapes (Yan 2026)"),
-    "communication channels": Overhead(500 * MEGABYTE, GIGABYTE, "NCCL's channels on 8 GPUs at 64 MB each, 0.5 to 1 GB "
-                                       "(Yan 2026); NCCL_BUFFSIZE is 4 MiB (NCCL, src/init.cc), sixteen times less"),
-    "matmul workspace": Overhead(4 * 2**20, 32 * 2**20, "cuBLAS 12 library documentation, cublasSetWorkspace: 4 MiB, "
-                                 "32 MiB on Hopper (2024)"),
-}
+# Estimates, each for one GPU; a plan names those that it adds, and replaces them by measured ones.
+OVERHEADS: Mapping[str, Overhead] = {name: Overhead(**row) for name, row in facts("overheads").items()}
 
 
 def overheads_nbytes(nbytes: Mapping[str, int] | None = None) -> dict[str, int]:

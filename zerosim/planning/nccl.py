@@ -7,16 +7,14 @@ stand in ``nccl.toml``, each with its source; docs/nodes.md says what measured t
 """
 
 import math
-import tomllib
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any
 
 from zerosim.numerics.checks import checked_count, unknown_name
+from zerosim.planning.facts import facts
 from zerosim.planning.hardware import Link, Network
 
-CONSTANTS: Mapping[str, Any] = tomllib.loads(
-    files("zerosim.planning").joinpath("nccl.toml").read_text(encoding="utf-8"))
+CONSTANTS: Mapping[str, Any] = facts("nccl")
 GENERAL, KINDS, PROTOCOLS = CONSTANTS["general"], CONSTANTS["kind"], CONSTANTS["protocol"]
 # How often the whole vector goes over a link of a large ring; an all-to-all makes no ring.
 RING_TIMES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from zerosim import optim
 from zerosim.models.units import ALL, TILED, Recompute
-from zerosim.numerics.checks import checked_count
+from zerosim.numerics.checks import checked_count, unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.places import Offload
 from zerosim.numerics.policy import BY_RANK, Policy
@@ -21,7 +22,7 @@ from zerosim.optim import Optimizer
 from zerosim.options import StepOptions
 from zerosim.planning.closed_forms import STAGES
 from zerosim.planning.conventions import ADAM, Convention
-from zerosim.planning.finetuning import lora
+from zerosim.planning.finetuning import ADAM_8BIT, EightBit, frozen, lora
 from zerosim.planning.hardware import DISK_LINK, presets, read
 from zerosim.planning.plan_config import KEPT, MARGIN, Plan, PlanConfig
 from zerosim.planning.plan_row import ZEROSIM
@@ -51,9 +52,10 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                 link: str | None = None, nodes: int = 1, between: str | None = None, stage: Several = "all",
                 recompute: Several = "usual", attention: str = FUSED,
                 batch: int = 1, sequence: int | None = None, micro_batches: int | None = None,
-                global_batch: int | str | None = None, compute: str | Policy = "bf16", optimizer: Optimizer = ADAM,
+                global_batch: int | str | None = None, compute: str | Policy = "bf16",
+                optimizer: str | Optimizer | EightBit = ADAM,
                 runtime: str = "fsdp2", compiled: bool = False, loss_chunks: int = 1,
-                lora_rank: int | None = None, weights: str | None = None,
+                lora_rank: int | None = None, weights: str | None = None, train_only: str | Iterable[str] | None = None,
                 convention: str | Convention | Policy | None = None,
                 utilization: float | None = None, margin: float = MARGIN, tokens: int | str | None = None,
                 price: float | None = None, overlap: bool = True, prefetch: int = 1,
@@ -69,14 +71,17 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     ``runtime`` says whose step it is: that of PyTorch's "fsdp2" (DDP at stage 0, ZeroRedundancyOptimizer at 1),
     "deepspeed", "megatron" (its distributed optimizer), or "zerosim", the engine here. Of all but the last ``compiled``
     says that kernels are fused by torch.compile, and ``loss_chunks`` in how many parts logits and their loss are made.
-    ``lora_rank`` is that of adapters beside frozen linear layers, and ``weights``, "nf4" or "int8", how these rest.
+    ``lora_rank`` is that of adapters beside frozen linear layers, and ``weights``, "nf4" or "int8", how these rest;
+    ``train_only`` names the units or layers that are trained without adapters, as "block3[01],head", all else frozen.
     ``stage`` and ``recompute`` are one, several, or "all"; "usual" is to recompute nothing, and blocks. ``attention``
     "fused", as FlashAttention, never holds the probabilities; "unfused" holds them, which zerosim's engine alone does,
     and "usual" recomputes selectively too. ``link`` None is the device's own.
-    ``batch`` are sequences of a micro-batch of one rank, of ``sequence`` tokens each, and ``global_batch`` those of a
-    step on all ranks, in place of ``micro_batches``. ``tokens`` are those of a whole training, as "300B", and ``price``
-    is that of a device and hour. ``margin`` is the share of the device that is to stay free.
-    ``compute`` is a format, or a Policy for all formats of a step.
+    ``batch`` are sequences of a micro-batch of one rank, of ``sequence`` tokens each, None the model's longest and no
+    more than 4,096, and ``global_batch`` those of a step on all ranks, in place of ``micro_batches``. ``tokens`` are
+    those of a whole training, as "300B", and ``price`` is that of a device and hour. ``margin`` is the share of the
+    device that is to stay free.
+    ``compute`` is a format, or a Policy for all formats of a step; ``optimizer`` one of zs.optim's, or a name in
+    `OPTIMIZERS`, among them "adamw8bit" of PyTorch's and DeepSpeed's programs.
     ``convention``, of zerosim's engine alone, counts its states as a text or a tool does; None as it holds them.
     ``overlap`` and ``prefetch`` are the engine's options, what goes beside other work and how many units are gathered
     ahead: they spare seconds and cost bytes, and a plan counts both. ``mesh``, nodes and ranks of a node as "2x4", puts
@@ -96,50 +101,60 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     if options.mesh and nodes not in (1, options.nodes):
         raise ValueError(f"mesh={str(options.mesh)!r} has {options.nodes} nodes, and nodes={nodes} were asked for; "
                          "leave nodes out")
-    if options.zeropp is not None:
-        rows = _only(rows, "parameters_sharded", f"a plan with zeropp={str(zeropp)!r} is of sharded parameters, stage "
-                     "3")
-    if runtime == "fsdp2" and not places.is_none and len(rows) == len(STAGES):
-        rows = tuple(stage for stage in rows if STAGES[stage].gradients_sharded)  # DDP has no offload
-    if runtime == "megatron" and len(rows) == len(STAGES):
-        rows = tuple(stage for stage in rows if not STAGES[stage].gradients_sharded)  # it has no others
-    if options.by_micro_batch:
-        rows = _only(rows, "gradients_sharded", f"a plan with reduction={reduction!r} is of sharded gradients, stage 2 "
-                     "or 3")
     to_host = known.host_link(device, host_link) if host_link is not None or not places.is_none else None
     to_disk = known.link(disk_link or DISK_LINK) if disk_link is not None or places.uses_disk else None
     network = known.network(ranks, known.device_link(device, link).name, options.nodes if options.mesh else nodes,
                             between, device)
     if global_batch is not None:
         micro_batches = _shared(global_batch, ranks, batch, micro_batches)
-    return PlanConfig(
-        model=_finetuned(_model(model, parameters, largest_layer, runtime), lora_rank, weights, runtime),
+    found = PlanConfig(
+        model=_finetuned(_model(model, parameters, largest_layer, runtime), lora_rank, weights, train_only),
         ranks=ranks, device=known.device(device), network=network, policy=policy, stages=rows,
         recompute=_policies(recompute, attention, runtime), batch=batch,
         sequence=checked_count("sequence", sequence, 1) if sequence is not None else 0,
-        micro_batches=1 if micro_batches is None else micro_batches, optimizer=optimizer, runtime=runtime,
+        micro_batches=1 if micro_batches is None else micro_batches, optimizer=_optimizer(optimizer), runtime=runtime,
         compiled=compiled, loss_chunks=loss_chunks,
         convention=policy if convention == ZEROSIM else convention, margin=margin, price=price,
         tokens=None if tokens is None else count_of(tokens, "tokens"),
         utilization=utilization, options=options, host_link=to_host, disk_link=to_disk,
         host_capacity_nbytes=_nbytes(host_capacity_nbytes, "host_capacity_nbytes"),
         disk_capacity_nbytes=_nbytes(disk_capacity_nbytes, "disk_capacity_nbytes"), overheads=overheads)
+    had = tuple(stage for stage in rows if found.lacking(STAGES[stage]) is None)
+    return replace(found, stages=had) if had and len(rows) == len(STAGES) else found  # all are all that there are
 
 
 plan.__signature__ = signature(plan_config).replace(return_annotation=Plan)  # type: ignore[attr-defined]  # for a notebook
 
 
-def _finetuned(model: ModelShape, lora_rank: int | None, weights: str | None, runtime: str) -> ModelShape:
-    """The model with adapters beside frozen weights, or with quantized ones, where these were asked for."""
-    if lora_rank is None and weights is None:
+def _finetuned(model: ModelShape, lora_rank: int | None, weights: str | None, train_only: Any) -> ModelShape:
+    """The model with adapters beside frozen weights, with quantized ones, or with some frozen, as was asked for."""
+    if lora_rank is None and weights is None and train_only is None:
         return model
-    if runtime == ZEROSIM:
-        raise ValueError("adapters and quantized weights are of PyTorch's programs, and this is a plan of zerosim's "
-                         "own engine; leave lora_rank and weights out, or take another runtime")
+    if train_only is not None:
+        if lora_rank is not None or weights is not None:
+            raise ValueError(f"train_only={train_only!r} is without adapters and quantized weights, and lora_rank or "
+                             "weights were asked for too; leave it or them out")
+        return frozen(model, but=[*(train_only.split(",") if isinstance(train_only, str) else train_only)])
     if lora_rank is None:
         raise ValueError(f"weights={weights!r} cannot be trained, and nothing else would be; say the rank of adapters "
                          "beside them, as lora_rank=16")
     return lora(model, lora_rank, stored=weights or "")
+
+
+# Optimizers by name, as plans take them, which ask for no rate.
+OPTIMIZERS: Mapping[str, Optimizer | EightBit] = {
+    **{name.lower(): getattr(optim, name)(lr=1e-3) for name in optim.__all__
+       if hasattr(getattr(optim, name), "slots") and name != "Optimizer"},
+    "adamw8bit": ADAM_8BIT}
+
+
+def _optimizer(asked: Any) -> Any:
+    """The optimizer of a name; what is none, is looked at by the configuration."""
+    if not isinstance(asked, str):
+        return asked
+    if asked.lower() not in OPTIMIZERS:
+        raise unknown_name(f"no optimizer is called {asked!r}", asked.lower(), sorted(OPTIMIZERS))
+    return OPTIMIZERS[asked.lower()]
 
 
 def _policy(format: str, runtime: str) -> Policy:
@@ -213,14 +228,6 @@ def _stages(asked: Several) -> tuple[int, ...]:
         return tuple(dict.fromkeys(int(one) if isinstance(one, str) else operator.index(one) for one in several))
     except (TypeError, ValueError):
         raise ValueError(f"stage={asked!r} must be all, or some of {', '.join(map(str, STAGES))}, as in 2,3") from None
-
-
-def _only(rows: tuple[int, ...], sharded: str, what: str) -> tuple[int, ...]:
-    """The stages of which this state is sharded; ValueError where others were asked for by number."""
-    found = tuple(stage for stage in rows if stage not in STAGES or getattr(STAGES[stage], sharded))
-    if len(found) < len(rows) < len(STAGES):
-        raise ValueError(f"{what}, found stage {', '.join(map(str, sorted({*rows} - {*found})))}; leave that out")
-    return found
 
 
 def _shared(global_batch: int | str, ranks: int, batch: int, micro_batches: int | None) -> int:

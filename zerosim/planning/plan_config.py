@@ -27,7 +27,7 @@ section 4 (the disk).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -51,6 +51,7 @@ from zerosim.planning.conventions import (
     states_nbytes,
 )
 from zerosim.planning.efficiency import Efficiency, efficiency
+from zerosim.planning.finetuning import EightBit, flops_of_trained, sent_in_rings, without_frozen
 from zerosim.planning.flops import StepFlops, six_n, step_flops
 from zerosim.planning.hardware import (
     DISK_NBYTES,
@@ -63,12 +64,12 @@ from zerosim.planning.hardware import (
     overheads_nbytes,
     positive,
 )
-from zerosim.planning.plan_row import ZEROSIM, PlanRow
-from zerosim.planning.runtimes import RUNTIMES, AccountRow, account
+from zerosim.planning.plan_row import ZEROSIM, PlanRow, missing_nbytes
+from zerosim.planning.runtimes import DEEPSPEED, FSDP2, MEGATRON_CORE, RUNTIMES, AccountRow, account
 from zerosim.planning.shapes import ModelShape
 from zerosim.planning.step_activations import Place, fullest_nbytes
 from zerosim.planning.step_arithmetic import Pieces, of_micro_batch, products_alone
-from zerosim.planning.step_events import after_backward, micro_batch
+from zerosim.planning.step_events import StepEvent, after_backward, micro_batch
 from zerosim.planning.step_folds import Flow, TransientMemory, communication_seconds, transient_memory
 from zerosim.shown import ShownPlan
 
@@ -77,6 +78,9 @@ POLICY = Policy("bf16")
 OPTIONS = StepOptions(overlap=True, prefetch=1)  # what frameworks do by default
 UTILIZATION = 0.5  # of the device's dense peak that the engine's arithmetic is taken to reach: an assumption
 MARGIN = 0.1  # of the device's memory, which a plan wants spare: an allocator's fragments, and peaks that no model has
+# Tokens of a sequence by default, where a model takes more: Llama 2's (Touvron et al. 2023, section 2.2), and those of
+# meta-llama/llama-cookbook's training_config (`context_length`, read 2026-11); pretraining takes 8,192 and more.
+DEFAULT_TOKENS = 4096
 # What `Offload` places by one name, and the kinds of state that it is.
 STATE_KINDS = {"parameters": ("parameter",), "gradients": ("gradient",),
                "optimizer": ("master", "gradient_copy", "optimizer_state")}
@@ -85,18 +89,14 @@ KEPT = ("none", "selective", "block")  # the policies of recomputation that PyTo
 
 @dataclass(frozen=True, slots=True)
 class PlanConfig:
-    """The model to train, the options of its training, and the machine.
+    """The model to train, the options of its training, and the machine: what the options of `plan_config` stand for.
 
-    `runtime` says whose step it is. `sequence` 0 is the model's own context (2048 where it has none). `convention` is
-    of zerosim's engine: an accounting convention's name, or a Policy, and None is the engine's own. `compiled` steps
-    are of fused kernels, logits and their loss are made in `loss_chunks` parts, and `kernels` says what a device
-    reaches where that is not what was measured of it. `utilization` None is `UTILIZATION` of zerosim, and of others
-    what was measured. `options` are the engine's, of bytes and of seconds; a bucket is a unit. What they place off the
-    device, the optimizer's state first, moves over `host_link` and `disk_link`; a rank's share of what there is are
-    `host_capacity_nbytes` and `disk_capacity_nbytes` (None: `HOST_NBYTES` and `DISK_NBYTES`). `overheads` replaces
-    bytes of the runtime by name. `margin` is the share of the device that is to stay free. `tokens` are those of a
-    whole training, at `price` per device and hour. Raises ValueError for counts below one, unknown stages, policies,
-    runtimes and conventions, buckets of bytes, and shares outside their range.
+    `sequence` 0 is the model's longest, and no more than `DEFAULT_TOKENS`, which `sequence_by_default` says then.
+    `convention` None is the engine's own. `kernels` says what a device reaches where that is not what was measured of
+    it; `utilization` None is `UTILIZATION` of zerosim, and of others what was measured. `options` are the engine's, of
+    bytes and of seconds; a bucket is a unit. Capacities None are `HOST_NBYTES` and `DISK_NBYTES`; `overheads` replaces
+    bytes of the runtime by name. Raises ValueError for counts below one, unknown stages, policies, runtimes and
+    conventions, buckets of bytes, and shares outside their range.
     """
 
     model: ModelShape
@@ -109,7 +109,7 @@ class PlanConfig:
     batch: int = 1
     sequence: int = 0
     micro_batches: int = 1
-    optimizer: Optimizer = ADAM
+    optimizer: Optimizer | EightBit = ADAM
     runtime: str = ZEROSIM
     convention: str | Convention | Policy | None = None
     compiled: bool = False
@@ -125,6 +125,7 @@ class PlanConfig:
     host_capacity_nbytes: int | None = None
     disk_capacity_nbytes: int | None = None
     overheads: dict[str, int] | None = None
+    sequence_by_default: bool = False
 
     def __post_init__(self) -> None:
         count_fields(self, ranks=1, batch=1, micro_batches=1, loss_chunks=1)
@@ -145,9 +146,10 @@ class PlanConfig:
             if self.tokens is None:
                 raise ValueError(f"price={self.price!r} is of a whole training, and no tokens were asked for; say how "
                                  "many, as tokens='300B'")
+        if checked_count("sequence", self.sequence, 0) == 0:
+            object.__setattr__(self, "sequence", min(self.longest_sequence, DEFAULT_TOKENS))
+            object.__setattr__(self, "sequence_by_default", True)
         transformer = self.model.transformer
-        own = (transformer.tokens or transformer.positions) if transformer else 0
-        object.__setattr__(self, "sequence", checked_count("sequence", self.sequence, 0) or own or 2048)
         if transformer and transformer.positions and self.sequence > transformer.positions:
             raise ValueError(f"sequences of {self.sequence} tokens were asked for, and {self.model.name} has learned "
                              f"positions for {transformer.positions}; take shorter ones")
@@ -164,23 +166,18 @@ class PlanConfig:
             raise ValueError(f"offload of {places}: a plan takes the optimizer's state off the device first, "
                              "which is most of all; place it on the host or on disk too")
         if places.uses_disk and not is_cut_anywhere(self.optimizer):
-            raise ValueError(f"what {type(self.optimizer).__name__} keeps depends on the shapes of tensors, and what "
+            raise ValueError(f"what {self.optimizer_name} keeps depends on the shapes of tensors, and what "
                              "it reads from disk is not planned; place its state on the host, or take AdamW")
-        for name, used, example in (("host_link", not places.is_none, "pcie4"),
-                                    ("disk_link", places.uses_disk, "nvme-pcie4")):
-            found = getattr(self, name)
-            if found is not None and not used:
-                raise ValueError(f"{name}={found.name!r} is of offload, which was not asked for; pass "
-                                 "offload='optimizer=host', or leave the link out" if name == "host_link" else
-                                 f"{name}={found.name!r} is of offload to disk, which was not asked for; leave it out")
-            if found is None and used:
-                raise ValueError(f"offload moves state over a {name.replace('_', ' ')}; name one, as {example}")
-        for name, used in (("host_capacity_nbytes", not places.is_none),
-                           ("disk_capacity_nbytes", places.uses_disk)):
-            if (nbytes := getattr(self, name)) is not None:
-                if not used:
-                    raise ValueError(f"{name}={nbytes!r} is of offload, and nothing is placed there; leave it out")
-                count_fields(self, **{name: 1})
+        for place, used, example in ((HOST, not places.is_none, "pcie4"), (DISK, places.uses_disk, "nvme-pcie4")):
+            link, capacity = f"{place}_link", f"{place}_capacity_nbytes"
+            for name in (link, capacity):
+                if (found := getattr(self, name)) is not None and not used:
+                    raise ValueError(f"{name}={getattr(found, 'name', found)!r} is of offload to {place}, and nothing "
+                                     f"is placed there; leave it out, or say what is, as offload={place!r}")
+            if used and getattr(self, link) is None:
+                raise ValueError(f"offload moves state over a {place} link; name one, as {example}")
+            if getattr(self, capacity) is not None:
+                count_fields(self, **{capacity: 1})
 
     def _check_names(self) -> None:
         for what, asked in (("stage", self.stages), ("recomputation policy", self.recompute)):
@@ -193,43 +190,52 @@ class PlanConfig:
         convention_of(self.accounting)
         self._check_runtime()
         optimizer = self.optimizer
-        if not isinstance(optimizer, Optimizer):
+        if not isinstance(optimizer, Optimizer | EightBit):
             raise ValueError(f"optimizer={optimizer!r} does not say what it keeps; take one of zs.optim's, as "
                              "zs.optim.AdamW() is")
         if self.model.transformer is None and not is_cut_anywhere(optimizer):
-            raise ValueError(f"what {type(optimizer).__name__} keeps depends on the shapes of tensors, and of "
+            raise ValueError(f"what {self.optimizer_name} keeps depends on the shapes of tensors, and of "
                              f"{self.model.name} none is known; name a model, or an optimizer such as AdamW")
 
     def _check_runtime(self) -> None:
-        """Raises ValueError for an unknown runtime, and for what only zerosim's engine has, beside another runtime."""
+        """Raises ValueError for an unknown runtime, and for what only others have."""
         if self.runtime not in RUNTIMES:
             raise unknown_name(f"no runtime is called {self.runtime!r}", self.runtime, RUNTIMES)
-        if self.is_engine:
-            for name, said in (("compiled", self.compiled), ("loss_chunks", self.loss_chunks > 1)):
-                if said:
-                    raise ValueError(f"{name}={getattr(self, name)!r} is of PyTorch's programs, and this is a plan of "
-                                     "zerosim's own engine; leave it out, or take another runtime")
-            return
         options, other = self.options, next((one for one in self.recompute if one not in KEPT), None)
-        for name, value, said in (
-                ("convention", self.convention, self.convention is not None),
-                ("overheads", self.overheads, self.overheads is not None),
-                ("zeropp", str(options.zeropp), options.zeropp is not None),
-                ("reduction", options.reduction, options.by_micro_batch),
-                ("recompute", other, other is not None)):
-            if said:
-                raise ValueError(f"{name}={value!r} is of zerosim's own engine, and this is a plan of {self.runtime}; "
-                                 + (f"take some of {', '.join(KEPT)}, or " if name == "recompute" else
-                                    "leave it out, or ") + "runtime='zerosim'")
-        if self.decoder is None:
+        programs, engine = (FSDP2, DEEPSPEED, MEGATRON_CORE), (ZEROSIM,)
+        for what, said, whose in (
+                (f"compiled={self.compiled}", self.compiled, programs),
+                (f"loss_chunks={self.loss_chunks}", self.loss_chunks > 1, programs),
+                ("a model with frozen weights", self.model.has_frozen, programs),
+                (f"optimizer={self.optimizer_name}", isinstance(self.optimizer, EightBit), programs[:2]),
+                (f"convention={self.convention!r}", self.convention is not None, engine),
+                (f"overheads={self.overheads}", self.overheads is not None, engine),
+                (f"zeropp='{options.zeropp}'", options.zeropp is not None, engine),
+                (f"reduction={options.reduction!r}", options.by_micro_batch, engine),
+                (f"recompute={other!r} (not {', '.join(KEPT)})", other is not None, engine)):
+            if said and self.runtime not in whose:
+                raise ValueError(f"{what} is of {' and '.join(whose)}, and this is a plan of {self.runtime}; leave it "
+                                 f"out, or take runtime={whose[0]!r}")
+        if self.decoder is None and not self.is_engine:
             raise ValueError(f"a plan of {self.runtime} counts what each layer of a decoder keeps, and "
                              f"{self.model.name} is no decoder of known layers; name one, or take runtime='zerosim' "
                              "for states and traffic alone")
 
     @property
+    def longest_sequence(self) -> int:
+        """Tokens of the model's longest sequence; 2,048 where none is known."""
+        of = self.model.transformer
+        return of.tokens or of.positions or 2048 if of else 2048
+
+    @property
     def is_engine(self) -> bool:
         """True for a plan of zerosim's own engine."""
         return self.runtime == ZEROSIM
+
+    @property
+    def optimizer_name(self) -> str:
+        """The optimizer's class, as its program has it."""
+        return self.optimizer.name if isinstance(self.optimizer, EightBit) else type(self.optimizer).__name__
 
     @property
     def accounting(self) -> str | Convention | Policy:
@@ -269,22 +275,36 @@ class PlanConfig:
     def plan(self) -> Plan:
         """One row for each stage and recomputation policy.
 
-        Raises ValueError for a device without a rate in the compute format, for offload that the runtime's program has
-        not, and as the formulas do.
+        Raises ValueError for a device without a rate in the compute format, for what the runtime's program has not, and
+        as the formulas do.
         """
-        for stage in self.stages:
-            if (reason := self.unplaced(STAGES[stage])) is not None:
-                raise ValueError(f"offload={self.options.offload.text!r} was asked for at stage {stage}: {reason}")
+        offload, mesh = self.options.offload.text, self.options.mesh
+        asked = f"mesh='{mesh}'" if mesh else f"{offload=}" if offload != "none" else f"runtime={self.runtime!r}"
+        for stage in reversed(self.stages):
+            if (reason := self.lacking(STAGES[stage])) is not None:
+                raise ValueError(f"{asked} was asked for at stage {stage}: {reason}")
         return Plan(self, tuple(self.row(stage, policy) for stage in self.stages for policy in self.policies))
 
-    def unplaced(self, states: ShardedStates) -> str | None:
-        """The reason why PyTorch's program cannot place state off the device as it was asked to; None where it can."""
-        asked = self.options.offload
-        if self.runtime != "fsdp2" or asked.is_none:
+    def lacking(self, states: ShardedStates) -> str | None:
+        """The reason why the runtime's program shards no such states, or not on the mesh or with the places that were
+        asked for; None where it does."""
+        asked, mesh = self.options.offload, self.options.mesh
+        if self.options.zeropp and not states.parameters_sharded:
+            return "parts of ZeRO++ are of sharded parameters; take stage 3"
+        if self.options.by_micro_batch and not states.gradients_sharded:
+            return "reduction='micro_batch' is of sharded gradients; take stages 2 and 3"
+        if self.runtime == MEGATRON_CORE and states.gradients_sharded:
+            return "Megatron's distributed optimizer is stage 1; take stages 0 and 1, or the runtime fsdp2"
+        if mesh and self.runtime == DEEPSPEED and not states.parameters_sharded:
+            return "DeepSpeed's hybrid sharding is MiCS, of stage 3; take that, or the runtime fsdp2"
+        if mesh and self.runtime == MEGATRON_CORE and not states.optimizer_sharded:
+            return "hybrid sharding is of Megatron's distributed optimizer; take stage 1"
+        if self.runtime != FSDP2 or (asked.is_none and not mesh):
             return None
         if not states.gradients_sharded:
-            return "offload is fully_shard's, and stages 0 and 1 are DistributedDataParallel; take stages 2 and 3"
-        if {asked.optimizer, asked.gradients, asked.parameters} != {HOST}:
+            return (f"{'hybrid sharding' if mesh else 'offload'} is fully_shard's, and stages 0 and 1 are "
+                    "DistributedDataParallel; take stages 2 and 3")
+        if not asked.is_none and {asked.optimizer, asked.gradients, asked.parameters} != {HOST}:
             return ("CPUOffloadPolicy takes parameters, gradients and the optimizer's state to the host, none of them "
                     "alone, and none to disk; take offload='host'")
         return None
@@ -292,14 +312,17 @@ class PlanConfig:
     def row(self, stage: int, policy: str) -> PlanRow:
         """A stage under a recomputation policy: what is held, sent and moved, and the seconds of it."""
         job, flops, most = self.job(stage, policy), self.flops(policy), self.capacities_nbytes
+        held = self.held(stage, policy)
         moved, host_seconds, disk_seconds = self.transfers(job)
         return PlanRow(
-            stage, policy, self.runtime, self.ranks, self.held(stage, policy), self.margin_nbytes,
-            sent_nbytes_per_step=max(map(sum, zip(*sent_nbytes(job).values(), strict=True))),
+            stage, policy, self.runtime, self.ranks, held, self.margin_nbytes,
+            sent_nbytes_per_step=(
+                sum(times * sent_in_rings(events) for times, events in self.parts(job)) if self.model.has_frozen else
+                max(map(sum, zip(*sent_nbytes(job).values(), strict=True)))),
             host_transfer_nbytes_per_step=moved[TO_HOST] + moved[TO_DEVICE], host_transfer_seconds=host_seconds,
             disk_transfer_nbytes_per_step=moved[TO_DISK] + moved[FROM_DISK], disk_transfer_seconds=disk_seconds,
             flops_per_step=flops.hardware, model_flops_per_step=flops.model,
-            **self.seconds(job, self.unit_seconds(policy)),
+            **self.seconds(job, self.unit_seconds(policy), held),
             tokens_per_step=self.ranks * self.micro_batches * self.batch * self.sequence,
             peak_flops_per_second=self.machine.peak_flops_per_second, capacity_nbytes=most[DEVICE],
             host_capacity_nbytes=most[HOST], disk_capacity_nbytes=most[DISK])
@@ -309,10 +332,7 @@ class PlanConfig:
         """
         room = self.capacities_nbytes
         room[DEVICE] -= self.margin_nbytes
-        held = Counter[str]()
-        for one in self.held(stage, policy):
-            held[one.place] += one.nbytes
-        return all(held[place] <= nbytes for place, nbytes in room.items())
+        return not missing_nbytes(self.held(stage, policy), room)
 
     # -- bytes --------------------------------------------------------------------------------------------------------
 
@@ -320,16 +340,23 @@ class PlanConfig:
         """The step of a stage; tied weights, the first tensor of their unit, stay gathered, as the engine keeps them.
 
         FSDP2 keeps its root, the first and the last unit. Where no unit is known there is nothing that could overlap,
-        and nothing ahead.
+        and nothing ahead. Of frozen weights what rests in fewer bits counts as fewer elements of the compute format.
         """
-        model = self.model
-        root = {0, len(model.units) - 1} if self.runtime == "fsdp2" and model.transformer is not None else set[int]()
-        return Job(model.unit_lengths, self.ranks, STAGES[stage], policy=self.policy,
+        model, itemsize = self.model, self.policy.compute_dtype.itemsize
+        root = {0, len(model.units) - 1} if self.runtime == FSDP2 and model.transformer is not None else set[int]()
+        lengths = model.unit_lengths if not model.has_frozen else tuple(
+            -(-sum(tensor.nbytes(itemsize) for tensor in unit.tensors) // itemsize) for unit in model.units)
+        return Job(lengths, self.ranks, STAGES[stage], policy=self.policy,
                    micro_batches=self.micro_batches, recompute_units=Recompute.parse(policy).units_per_segment,
                    kept_gathered=tuple(sorted(root | {owner for _, owner in model.tied})), tied=model.tied,
                    tied_lengths=tuple(model.units[owner].tensors[0].parameters for _, owner in model.tied),
                    normed_tensors=normed_tensors(self.optimizer, len(model.tensors)),
                    options=self.options if self.has_units else replace(self.options, overlap=False, prefetch=0))
+
+    def of_trained(self, job: Job) -> Job:
+        """The step of the weights alone that are trained: of gradients, and of all after backward."""
+        return replace(job, unit_lengths=tuple(sum(tensor.parameters for tensor in unit.tensors if not tensor.frozen)
+                                               for unit in self.model.units)) if self.model.has_frozen else job
 
     def held(self, stage: int, policy: str) -> tuple[AccountRow, ...]:
         """The account of what a rank holds at the step's fullest moment, wherever it rests."""
@@ -382,16 +409,17 @@ class PlanConfig:
         state = 0  # which moves only where it rests on disk
         if job.options.offload.uses_disk:
             state = per_parameter_nbytes(self.optimizer, job.policy.state_dtype.itemsize)
-        moved = moved_nbytes(job, state)
+        moved = moved_nbytes(self.of_trained(job), state, job)
         host, disk = (sum(link.seconds(moved[way]) for way in ways if link and moved[way])
                       for link, ways in ((self.host_link, DIRECTIONS[:2]), (self.disk_link, DIRECTIONS[2:])))
         return moved, host, disk
 
-    def update_nbytes(self, job: Job) -> tuple[int, int]:
+    def update_nbytes(self, job: Job, held: Iterable[AccountRow] = ()) -> tuple[int, int]:
         """Bytes that a rank reads to look for overflow and for the norm; those that it reads and writes to update.
 
-        Gradients are read twice, and once more for the update; masters and the optimizer's state are read and written;
-        the parameter is written from the master, where it is another. With offload the host updates.
+        Gradients are read twice, and once more for the update; masters and the optimizer's state are read and written,
+        as the account says, or as much for each parameter; the parameter is written from the master, where it is
+        another. With offload the host updates.
         """
         policy, states = job.policy, job.states
         elements = job.held(states.optimizer_sharded)
@@ -401,11 +429,9 @@ class PlanConfig:
             return scanned, 0
         master, parameter = policy.master_dtype.itemsize, policy.compute_dtype.itemsize
         cast = 0 if policy.master_dtype == policy.compute_dtype else master + parameter
-        if is_cut_anywhere(self.optimizer):
-            state = per_parameter_nbytes(self.optimizer, policy.state_dtype.itemsize) * elements
-        else:
-            kinds = states_nbytes(self.model, job.ranks, states, policy, optimizer=self.optimizer)
-            state = kinds.get("optimizer_state", 0)
+        state = (per_parameter_nbytes(self.optimizer, policy.state_dtype.itemsize) * elements
+                 if is_cut_anywhere(self.optimizer) else
+                 sum(one.nbytes for one in held if one.kind == "optimizer" and "state" in one.what))
         return scanned, (gradient + 2 * master + cast) * elements + 2 * state
 
     # -- operations and seconds ---------------------------------------------------------------------------------------
@@ -418,6 +444,8 @@ class PlanConfig:
         """Operations of all micro-batches of a rank; by 6PD, a third of it forward, where no shape is known."""
         if self.decoder is not None:
             one = step_flops(self.decoder, self.batch, self.sequence, str(self.recomputed(policy)))
+            if self.model.has_frozen:
+                one = flops_of_trained(self.model, one, self.batch, self.sequence)
         else:
             forward = six_n(self.model.parameters, self.batch * self.sequence) // 3
             one = StepFlops(forward, 2 * forward, 0)
@@ -451,22 +479,32 @@ class PlanConfig:
                 for unit, length in enumerate(self.model.unit_lengths)
                 for phase, products in (("forward", 2), ("backward", 4))}
 
-    def seconds(self, job: Job, computed: Mapping[Place, float]) -> dict[str, float]:
+    def seconds(self, job: Job, computed: Mapping[Place, float], held: Iterable[AccountRow] = ()) -> dict[str, float]:
         """Seconds of a step whose units compute so long, by fields of a row, transfers to host and disk apart.
 
-        All micro-batches but the first and the last take as long, and nothing is under way between two. Exposed is what
-        the program stands still for; by what its arithmetic gets longer beside hidden communication is computed.
+        Exposed is what the program stands still for; by what its arithmetic gets longer beside hidden communication is
+        computed.
         """
-        update, k = self.update_seconds(job), self.micro_batches
+        update, k = self.update_seconds(self.of_trained(job), held), self.micro_batches
         reached, network = self.reached, self.network
         price = None if reached is None else reached.collective_seconds
-        communication, exposed = communication_seconds(after_backward(job), update, network, price)
-        for number, times in Counter([*[0] * (k > 1), *[1] * (k - 2), k - 1]).items():
-            one = communication_seconds(micro_batch(job, number), computed, network, price)
+        communication = exposed = 0.0
+        for times, events in self.parts(job):
+            one = communication_seconds(events, {**computed, **update}, network, price)
             communication, exposed = communication + times * one[0], exposed + times * one[1]
         longer = 0.0 if reached is None else reached.contention_seconds(communication - exposed, network)
         return {"compute_seconds": k * sum(computed.values()) + longer, "communication_seconds": communication,
                 "exposed_communication_seconds": exposed, "update_seconds": sum(update.values())}
+
+    def parts(self, job: Job) -> Iterator[tuple[int, Iterator[StepEvent]]]:
+        """(times, events) of each part of a step: what follows backward, and micro-batches, of which all but the first
+        and the last are equal; nothing is under way between two."""
+        trained, k = self.of_trained(job), self.micro_batches
+        yield 1, after_backward(trained)
+        for number, times in Counter([*[0] * (k > 1), *[1] * (k - 2), k - 1]).items():
+            events = micro_batch(job, number)
+            yield times, (without_frozen(events, job, trained, self.model.first_trained) if self.model.has_frozen else
+                          events)
 
     def unit_seconds(self, policy: str) -> dict[Place, float]:
         """Seconds of each unit's arithmetic at each of its places in a micro-batch: of zerosim's layers by the
@@ -477,10 +515,10 @@ class PlanConfig:
         seconds = {pieces: pieces.seconds(machine) for pieces in {*found.values()}}  # equal units have the same
         return {place: seconds[pieces] for place, pieces in found.items()}
 
-    def update_seconds(self, job: Job) -> dict[Place, float]:
+    def update_seconds(self, job: Job, held: Iterable[AccountRow]) -> dict[Place, float]:
         """Seconds in which a rank scans the gradients that it updates with, and updates each unit, by `update_nbytes`;
         with offload a program's host updates the shares of all its devices."""
-        scanned, updated = self.update_nbytes(job)
+        scanned, updated = self.update_nbytes(job, held)
         rate, total = self.device.memory_bytes_per_second, sum(job.padded_lengths)
         seconds = updated / rate
         if self.options.offload.optimizer != DEVICE and self.reached is not None:

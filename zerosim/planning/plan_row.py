@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from zerosim.models.units import ALL, TILED, Recompute
 from zerosim.numerics.places import DEVICE, DISK, HOST
-from zerosim.planning.runtimes import AccountRow
+from zerosim.planning.runtimes import AccountRow, total_nbytes
 
 ZEROSIM = "zerosim"  # the runtime that is the engine here
 STATES = ("parameters", "gradients", "optimizer")
 TRANSIENT = ("activations", "logits", "gathered", "buckets")
 KINDS = (*STATES, *TRANSIENT, "overhead")  # of what is held, in the order of a table
+
+
+def missing_nbytes(held: Iterable[AccountRow], capacities: Mapping[str, int]) -> dict[str, int]:
+    """The bytes that each place lacks: none where all is held."""
+    rows = list(held)
+    over = {place: total_nbytes(rows, place) - nbytes for place, nbytes in capacities.items()}
+    return {place: nbytes for place, nbytes in over.items() if nbytes > 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +114,13 @@ class PlanRow:
     @property
     def missing_nbytes_by_place(self) -> dict[str, int]:
         """The bytes that each place lacks: none where it fits."""
-        over = {DEVICE: -self.spare_nbytes, HOST: self.host_nbytes - self.host_capacity_nbytes,
-                DISK: self.disk_nbytes - self.disk_capacity_nbytes}
-        return {place: nbytes for place, nbytes in over.items() if nbytes > 0}
+        return missing_nbytes(self.held, {DEVICE: self.capacity_nbytes, HOST: self.host_capacity_nbytes,
+                                          DISK: self.disk_capacity_nbytes})
 
     @property
     def has_margin(self) -> bool:
         """True where it fits, and the margin of the device stays free."""
         return self.fits and self.spare_nbytes >= self.margin_nbytes
-
-    @property
-    def least_seconds(self) -> float:
-        """A lower bound of the step's seconds, in which all that goes to host and disk, and back, is beside the rest.
-        """
-        here = self.step_seconds - self.host_transfer_seconds - self.disk_transfer_seconds
-        return max(here, self.host_transfer_seconds / 2, self.disk_transfer_seconds / 2)  # both ways at once
 
     @property
     def step_seconds(self) -> float:

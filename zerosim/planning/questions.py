@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from zerosim.numerics.checks import checked_count
+from zerosim.planning.closed_forms import STAGES
 from zerosim.planning.hardware import Network
 from zerosim.planning.plan_config import MOST_RANKS, Plan, PlanConfig
 from zerosim.planning.plan_row import PlanRow
 from zerosim.planning.shapes import ModelShape, model_of, model_of_parameters
+from zerosim.ranks.mesh import Mesh
 from zerosim.shown import Plotted
 
 MOST_SEQUENCES = 1 << 40  # in a batch that nobody has
@@ -88,6 +90,17 @@ def fewest_ranks(config: PlanConfig) -> int | None:
     return NODE * nodes[found] if found < len(nodes) else None
 
 
+def fits_inside_nodes(config: PlanConfig) -> bool | None:
+    """True where some row fits with its margin with states in shards inside nodes alone, replicated across them (hybrid
+    sharding), however many nodes there are; None on one node, and for a runtime that has no such program."""
+    each = config.network.ranks_per_node
+    if not each or each >= config.ranks or config.options.zeropp:
+        return None
+    on_mesh = replace(config, options=replace(config.options, mesh=Mesh.of((config.ranks // each, each), config.ranks)))
+    stages = tuple(stage for stage in config.stages if on_mesh.lacking(STAGES[stage]) is None)
+    return _fits(replace(on_mesh, stages=stages)) if stages else None
+
+
 def largest_model(config: PlanConfig) -> ModelShape | None:
     """The model of the most blocks as the configuration's own, up to 512, of which some row fits with its margin.
 
@@ -95,11 +108,12 @@ def largest_model(config: PlanConfig) -> ModelShape | None:
     even one block fits, and of a model with frozen weights.
     """
     model, of = config.model, config.model.transformer
-    if model.trainable_parameters < model.parameters:
+    if model.has_frozen:
         return None
 
     def sized(count: int) -> ModelShape:
-        return model_of_parameters(count) if of is None else model_of(model.name, replace(of, blocks=count))
+        return model_of_parameters(count) if of is None else model_of(
+            model.name, replace(of, blocks=count, windowed=of.windowed * count // of.blocks))
 
     most = _largest(lambda count: _fits(replace(config, model=sized(count))), 1 << 60 if of is None else MOST_BLOCKS)
     return sized(most) if most else None

@@ -512,10 +512,8 @@ def load(path: str | Path) -> Recording:
     except OSError as error:
         raise ValueError(f"the recording {str(path)!r} cannot be read: {error.strerror}; name a file that save() wrote"
                          ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # JSON's and UTF-8's, and one for too deep nesting
         raise ValueError(f"the recording {str(path)!r} is no JSON: {error}; name a file that save() wrote") from None
-    except RecursionError:
-        raise ValueError(f"the recording {str(path)!r} is nested deeper than any; name one that save() wrote") from None
     try:
         return from_plain(plain)
     except ValueError as error:

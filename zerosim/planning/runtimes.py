@@ -21,11 +21,21 @@ from functools import cached_property
 from zerosim.models.transformer import Transformer
 from zerosim.numerics.checks import FP32, checked_count, did_you_mean
 from zerosim.numerics.places import DEVICE
-from zerosim.optim import Optimizer, state_nbytes
+from zerosim.optim import Stateful, state_nbytes
 from zerosim.planning.closed_forms import Job
 from zerosim.planning.conventions import is_cut_anywhere, shares_nbytes
 from zerosim.planning.hardware import OVERHEADS, overheads_nbytes
-from zerosim.planning.saved_tensors import COMPILED, EAGER, MEGATRON, Forward, block_of, saved, saved_nbytes
+from zerosim.planning.saved_tensors import (
+    COMPILED,
+    EAGER,
+    MEGATRON,
+    PARTS,
+    Forward,
+    block_of,
+    saved,
+    saved_nbytes,
+    weights_of,
+)
 from zerosim.planning.shapes import ModelShape, TensorShape, UnitShape
 
 RUNTIMES = FSDP2, DEEPSPEED, MEGATRON_CORE, ZEROSIM = ("fsdp2", "deepspeed", "megatron", "zerosim")
@@ -34,16 +44,17 @@ HALVES = ("attention", "feed_forward")
 
 BY_FSDP2 = "PyTorch 2.13, torch/distributed/fsdp/_fully_shard (2026)"
 BY_DDP = "PyTorch 2.13, DistributedDataParallel, ZeroRedundancyOptimizer and autocast (2026)"
-BY_DEEPSPEED = "DeepSpeed 0.19.8, runtime/zero and its config.py (2026)"
-BY_MEGATRON = "Megatron Core, distributed optimizer, bf16 (2024)"
-BY_OPTIMIZER = "what the optimizer declares for each parameter"
+BY_DEEPSPEED = "DeepSpeed 0.19.8, runtime/zero, counted in its processes; sizes of config.py (2026-11)"
+BY_MEGATRON = "Megatron Core, dist_optimizer.md: 6 + 12/d bytes with bf16, optimizer/param_layout.py (2026)"
+BY_OPTIMIZER = "what the optimizer declares of what it is handed"
 KEPT = "saved_tensors.toml: torch 2.13, transformers 5.24, measured 2026-11"
-KEPT_SELECTED = "torchtitan, activation_checkpoint.py (2025): SDPA, and every second product without a bias"
-KEPT_BY_MEGATRON = "Korthikanti et al. 2022, section 4.1, with fused attention"
+KEPT_SELECTED = "torchtitan, activation_checkpoint.py, SelectiveAC (2026-06): outputs of its list of operators"
+KEPT_BY_MEGATRON = "Korthikanti et al. 2022, section 4.1; Megatron Core, fusions (2026), with fused attention"
 MADE = "PyTorch 2.13, operators of autograd's backward (2026)"
 LOSS = "transformers 5.24, loss_utils.py: log-probabilities, their gradient and the logits', in fp32 (2026)"
-LOSS_OF_MEGATRON = "Megatron Core, tensor_parallel/cross_entropy.py: logits, and their softmax in fp32 (2024)"
-ALLOCATOR = "PyTorch, c10/cuda/CUDACachingAllocator.cpp: 512 bytes, and 2 MiB from 10 MiB on (2024)"
+LOSS_OF_MEGATRON = "Megatron Core, tensor_parallel/cross_entropy.py: logits, and their softmax in fp32 (2026)"
+DEQUANTIZED = "Dettmers et al. 2023 (QLoRA), section 3: weights are dequantized for each product"
+ALLOCATOR = "PyTorch, c10/cuda/CUDACachingAllocator.cpp: 512 bytes, and 2 MiB from 10 MiB on (2026-01)"
 
 # DeepSpeed's defaults, in elements: runtime/zero/config.py, version 0.19.8 (2026).
 REDUCE_BUCKET, PREFETCH_BUCKET, PERSISTENCE_THRESHOLD = 500_000_000, 50_000_000, 100_000
@@ -67,7 +78,7 @@ def total_nbytes(rows: Iterable[AccountRow], place: str = DEVICE) -> int:
 
 
 def account(runtime: str, model: ModelShape, job: Job, *, batch: int, tokens: int, recompute: str,
-            optimizer: Optimizer, compiled: bool = False, loss_chunks: int = 1, synchronized: bool = True,
+            optimizer: Stateful, compiled: bool = False, loss_chunks: int = 1, synchronized: bool = True,
             overheads: Mapping[str, int] | None = None) -> tuple[AccountRow, ...]:
     """The rows of a rank's fullest moment, each above 0.
 
@@ -95,7 +106,10 @@ def account(runtime: str, model: ModelShape, job: Job, *, batch: int, tokens: in
     keeper = MEGATRON if runtime == MEGATRON_CORE else COMPILED if compiled else EAGER
     run = Forward(checked_count("batch", batch, 1), checked_count("tokens", tokens, 1), itemsize,
                FP32.itemsize if ddp else itemsize, keeper)
-    step = StepSizes(model, job, run, recompute, optimizer, checked_count("loss_chunks", loss_chunks, 1), synchronized)
+    cut = job.states.parameters_sharded
+    multiple = {FSDP2: int(ddp), DEEPSPEED: job.shards if cut else 1, MEGATRON_CORE: 64}[runtime]
+    step = StepSizes(model, job, run, recompute, optimizer, checked_count("loss_chunks", loss_chunks, 1), synchronized,
+                     multiple)
     holds = _ddp if ddp else MOMENTS[runtime]
     fullest = max((list(holds(step, moment)) for moment in step.moments()), key=total_nbytes)
     return tuple(row for row in (*fullest, *_overheads(step, overheads)) if row.nbytes)
@@ -132,9 +146,10 @@ class StepSizes:
     job: Job
     run: Forward
     recompute: str
-    optimizer: Optimizer
+    optimizer: Stateful
     loss_chunks: int
     synchronized: bool
+    multiple: int = 0  # of elements that a tensor is padded to; 0: of rows, as many as FSDP2's shards
 
     @property
     def decoder(self) -> Transformer | None:
@@ -150,9 +165,9 @@ class StepSizes:
     # -- parameters ---------------------------------------------------------------------------------------------------
 
     def padded(self, tensor: TensorShape) -> int:
-        """Elements, with the first dimension padded to a multiple of the ranks that have a shard of it."""
-        rows, shards = _rows(tensor), self.job.shards
-        return -(-rows // shards) * shards * (tensor.parameters // rows)
+        """Elements, with padding."""
+        unit = self.multiple or self.job.shards * (tensor.parameters // tensor.shape[_outer(tensor)])
+        return -(-tensor.parameters // unit) * unit
 
     def nbytes(self, tensors: Iterable[TensorShape], itemsize: int = 0) -> int:
         """Padded bytes in the compute format; of trained ones with `itemsize` each, if that is said."""
@@ -192,12 +207,19 @@ class StepSizes:
         """Elements of all gradients."""
         return sum(self.gradients) + self.trained(self.root)
 
-    def optimizer_nbytes(self, sharded: bool) -> int:
-        """Bytes of the optimizer's own state."""
+    def optimizer_nbytes(self, sharded: bool, whole: bool = False, flat: bool = False) -> int:
+        """Bytes of the optimizer's own state; of `whole` tensors where it is not cut inside of them.
+
+        One that is not cut anywhere is handed, where gradients are sharded, a shard of each tensor along its first
+        dimension; `flat`, unless it is of matrices, a share of all elements as one vector.
+        """
         itemsize, shards = self.job.policy.state_dtype.itemsize, self.job.shards if sharded else 1
-        if is_cut_anywhere(self.optimizer):
+        if (is_cut_anywhere(self.optimizer) and not whole) or (flat and self.optimizer.cut == "tensor"):
             return state_nbytes(self.optimizer, (self.elements // shards,), itemsize)
-        shapes = [tensor.shape for tensor in self.model.tensors if not tensor.frozen]
+        tensors = [tensor for tensor in self.model.tensors if not tensor.frozen]
+        if self.job.states.gradients_sharded:
+            return sum(state_nbytes(self.optimizer, _shard(tensor, shards), itemsize) for tensor in tensors)
+        shapes = [tensor.shape for tensor in tensors]
         return max(nbytes for _, nbytes in shares_nbytes(self.optimizer, shapes, shards, itemsize))
 
     # -- activations --------------------------------------------------------------------------------------------------
@@ -208,11 +230,25 @@ class StepSizes:
 
     @cached_property
     def halves(self) -> list[dict[str, int]]:
-        """Bytes that each half of each block keeps, when nothing is made again."""
-        sizes = [self.block(index) for index in range(len(self.blocks))]
-        counted = {of: {half: 0 if of is None else saved_nbytes(of, half, self.run) for half in HALVES}
-                   for of in {*sizes}}
-        return [counted[of] for of in sizes]
+        """Bytes that each half of each block keeps, when nothing is made again, what is beside the table among them."""
+        sizes = [(self.block(index), tensors) for index, tensors in enumerate(self.tensors)]
+        counted = {(of, tensors): {
+            half: 0 if of is None else (saved_nbytes(of, half, self.run, weights_of(tensors))
+                                        + self.beside_table(of, half, tensors)) for half in HALVES}
+            for of, tensors in {*sizes}}
+        return [counted[block] for block in sizes]
+
+    def beside_table(self, of: Transformer, half: str, tensors: Iterable[TensorShape]) -> int:
+        """Bytes that a half keeps of its adapters, between their matrices, and of a window shorter than the sequences:
+        transformers hands SDPA a mask, of which L x L are kept in the compute format, and keys and values repeated for
+        all heads (both measured as the table is); of all blocks the mean."""
+        tokens, each = self.run.tokens, self.run.batch * self.run.tokens
+        ranks = sum(one.shape[-1] for one in tensors if one.name.endswith("lora_a.weight")
+                    and PARTS[one.name.partition(".")[0]] == half)
+        masked = half == "attention" and of.window < tokens and "attention" not in of.caps and self.run.by != MEGATRON
+        repeated = of.query_channels - of.key_channels + of.attention_channels - of.value_channels
+        mask = masked * of.windowed * (tokens**2 + each * repeated) // of.blocks
+        return self.run.itemsize * (each * ranks + mask)
 
     @cached_property
     def stream(self) -> int:
@@ -221,23 +257,34 @@ class StepSizes:
         return elements * self.run.nbytes_each("stream")
 
     @cached_property
+    def reached(self) -> int:
+        """The first block that backward gets to: none before what is trained, but checkpointed ones are all run."""
+        first = any(not tensor.frozen for tensor in self.model.units[0].tensors) or self.recompute != NONE
+        return 0 if first else next((index for index, sums in enumerate(self.gradients) if sums), len(self.blocks))
+
+    @cached_property
     def kept(self) -> list[int]:
         """Bytes that each block keeps from forward to its own backward."""
         if self.recompute == NONE or (self.recompute == SELECTIVE and self.run.by == MEGATRON):
-            return [sum(halves.values()) for halves in self.halves]
+            return [sum(halves.values()) * (index >= self.reached) for index, halves in enumerate(self.halves)]
         return [self.stream + (self.recompute == SELECTIVE) * self.selected(index) for index in range(len(self.blocks))]
 
     def selected(self, index: int) -> int:
-        """Bytes that torchtitan's selective checkpointing keeps of a block, beside its input."""
+        """Bytes that torchtitan's selective checkpointing keeps of a block, beside its input.
+
+        That is what attention gives, each product with a bias, and every second one without; of experts none.
+        """
         of = self.block(index)
         if of is None:
             return 0
-        outputs = [width for _, width in of.opening.values()] * ("qkv" not in of.biases)
-        outputs += [of.channels] * ("projection" not in of.biases)
-        inside = [(1 + of.gated) * of.feed_forward] if of.fused else [of.feed_forward] * (1 + of.gated)
-        outputs += [*inside, of.channels] * ("feed_forward" not in of.biases)
-        numbers = of.attention_channels + sum(outputs[::2])
-        return self.run.batch * self.run.tokens * (numbers * self.run.itemsize + of.heads * FP32.itemsize)
+        width = of.feed_forward if of.experts is None else of.experts.shared
+        inside = [(1 + of.gated) * width] if of.fused else [width] * (1 + of.gated)
+        products = {"qkv": [made for _, made in of.opening.values()], "projection": [of.channels],
+                    "feed_forward": [*inside, of.channels] * (width > 0)}
+        plain = [made for layer, outputs in products.items() if layer not in of.biases for made in outputs]
+        numbers = of.attention_channels + sum(plain[::2]) + sum(sum(products[layer]) for layer in of.biases)
+        of_heads = self.run.tokens * self.run.itemsize if "attention" in of.caps else FP32.itemsize
+        return self.run.batch * self.run.tokens * (numbers * self.run.itemsize + of.heads * of_heads)
 
     def made(self, index: int) -> dict[str, int]:
         """Bytes that backward makes at its fullest in a block's halves, and in its first norm, beside what is kept.
@@ -264,13 +311,15 @@ class StepSizes:
         kept_of_ends = kept_of_logits = head = 0
         if of is not None:
             head = min(outside, of.vocabulary * of.channels)  # its gradient is made first
-            kept_of_ends = saved_nbytes(of, "head", self.run)
+            kept_of_ends = saved_nbytes(of, "head", self.run, weights_of(self.root))
             each = 6 if self.run.by == MEGATRON else 3 * FP32.itemsize
             capped = self.run.itemsize * ("logits" in of.caps)
             kept_of_logits = -(-self.run.batch * self.run.tokens // self.loss_chunks) * of.vocabulary * (each + capped)
-        yield Moment(sum(self.kept) + kept_of_ends, 2 * self.stream * (self.loss_chunks > 1), kept_of_logits,
-                     ahead=weights[last], left=sum(weights), root=root)
-        for index in sorted({0, min(1, last), max(last - 1, 0), last}):
+        chunked = self.loss_chunks > 1  # adds up the head's gradient
+        loss = Moment(sum(self.kept) + kept_of_ends, 2 * self.stream * chunked, kept_of_logits, ahead=weights[last],
+                      left=sum(weights), root=root, begun=head * chunked)
+        yield from (loss, replace(loss, logits=0, begun=2 * head * chunked))
+        for index in sorted({*range(last + 1)} & {self.reached, self.reached + 1, last - 1, last}):
             at = Moment(here=weights[index], ahead=weights[index - 1] if index else 0, left=sum(weights[:index + 1]),
                         root=root, done=sum(sums[index + 1:]), behind=sums[index + 1] if index < last else 0)
             before, halves, made = sum(self.kept[:index]), self.halves[index], self.made(index)
@@ -286,9 +335,16 @@ class StepSizes:
         yield Moment(done=self.elements)
 
 
-def _rows(tensor: TensorShape) -> int:
-    """The first dimension as PyTorch has it: of a linear layer, here (inputs, outputs), that of its outputs."""
-    return tensor.shape[-1] if tensor.name.endswith("weight") and len(tensor.shape) == 2 else tensor.shape[0]
+def _outer(tensor: TensorShape) -> int:
+    """The place of the first dimension as PyTorch has it: of a linear layer, here (inputs, outputs), the outputs'."""
+    return -1 if tensor.name.endswith("weight") and len(tensor.shape) == 2 else 0
+
+
+def _shard(tensor: TensorShape, shards: int) -> tuple[int, ...]:
+    """The shape of a rank's shard along that dimension."""
+    *shape, = tensor.shape
+    shape[_outer(tensor)] = -(-shape[_outer(tensor)] // shards)
+    return tuple(shape)
 
 
 def _activations(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
@@ -327,9 +383,10 @@ def _ddp(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     fp32, sharded = FP32.itemsize, step.job.states.optimizer_sharded
     made = step.elements if step.job.micro_batches > 1 else at.done + at.begun
     yield AccountRow("parameters", "trained ones in fp32", step.nbytes(step.model.tensors, fp32), BY_DDP)
-    yield AccountRow("optimizer", "state", step.optimizer_nbytes(sharded), BY_OPTIMIZER)
+    yield AccountRow("optimizer", "state", step.optimizer_nbytes(sharded, whole=True), BY_OPTIMIZER)
     yield AccountRow("gradients", "in fp32", made * fp32, BY_DDP)
-    yield AccountRow("gathered", "parameters cast for their products", at.left + at.root, BY_DDP)
+    cast = min(at.left + at.root, step.elements * step.run.itemsize)  # frozen ones are in the compute format
+    yield AccountRow("gathered", "parameters cast for their products", cast, BY_DDP)
     yield AccountRow("buckets", "of all gradients, in fp32", step.elements * fp32 * (step.job.ranks > 1), BY_DDP)
     yield from _activations(step, at)
 
@@ -338,32 +395,42 @@ def _ddp(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
 
 
 def _deepspeed(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
-    """Parameters and gradients in the compute format, masters in fp32 with the optimizer's state."""
+    """Parameters and gradients in the compute format, masters in fp32 with the optimizer's state.
+
+    Stages 2 and 3 move a gradient into a bucket as it is made, 1 when backward is over, and what is in the bucket is
+    copied to travel. It has its whole size in the smallest model too, and stage 3 keeps it. The update flattens
+    gradients and casts what is flat.
+    """
     states, shards, each, fp32 = step.job.states, step.job.shards, step.run.itemsize, FP32.itemsize
     offload, again, elements = step.job.options.offload, step.job.micro_batches > 1, step.elements
-    share = elements // shards
+    share, filled = elements // shards, at.done + at.begun
     cut, masters = states.parameters_sharded, share if states.optimizer_sharded else elements
     updates = at.done == elements
     runs = cut * (not updates)
+    full = at.reduced or (states.gradients_sharded and filled >= REDUCE_BUCKET)
+    travels = min(REDUCE_BUCKET, filled) if full and not updates and step.job.ranks > 1 else 0
     small = sum(tensor.parameters for tensor in step.model.tensors if tensor.parameters <= PERSISTENCE_THRESHOLD)
     yield AccountRow("parameters", "in the compute format", step.nbytes(step.model.tensors) // (shards if cut else 1),
                      BY_DEEPSPEED, offload.parameters)
-    yield AccountRow("parameters", "small tensors, whole", cut * small * each, BY_DEEPSPEED)
+    yield AccountRow("parameters", "small tensors, whole", runs * small * each, BY_DEEPSPEED)
     yield AccountRow("optimizer", "masters in fp32", masters * fp32, BY_DEEPSPEED, offload.optimizer)
-    state = step.optimizer_nbytes(states.optimizer_sharded)
+    state = step.optimizer_nbytes(states.optimizer_sharded, flat=True)
     yield AccountRow("optimizer", "state", state, BY_OPTIMIZER, offload.optimizer)
-    if states.gradients_sharded:
+    if states.gradients_sharded or (states.optimizer_sharded and updates):
         rests = share if cut or again or updates else at.done // shards
         yield AccountRow("gradients", "shards in the compute format", rests * each, BY_DEEPSPEED, offload.gradients)
-        yield AccountRow("gradients", "of blocks that go back, and the root's", at.begun * each, BY_DEEPSPEED)
     else:
-        sums = elements if again else at.done + at.begun
-        yield AccountRow("gradients", "in the compute format", sums * each, BY_DEEPSPEED)
+        rests = elements if again else filled
+        if states.optimizer_sharded and travels:
+            rests = max(rests - travels, share)
+        yield AccountRow("gradients", "in the compute format", rests * each, BY_DEEPSPEED)
     updated = updates * (min(share, SUB_GROUP) if cut else masters)
+    flat = states.optimizer_sharded * updated * (offload.optimizer == DEVICE)
+    yield AccountRow("gradients", "of the update, flat", flat * each, BY_DEEPSPEED)
     yield AccountRow("gradients", "of the update, in fp32", updated * fp32, BY_DEEPSPEED, offload.optimizer)
-    two = 2 if cut else 1  # overlapped, as is the default of stage 3
-    buckets = 0 if updates else two * min(REDUCE_BUCKET, elements) * each
-    yield AccountRow("buckets", "of gradients to reduce", buckets * states.optimizer_sharded, BY_DEEPSPEED)
+    bucket = REDUCE_BUCKET * (cut or (states.optimizer_sharded and not updates))
+    yield AccountRow("buckets", "of gradients to reduce", bucket * each, BY_DEEPSPEED)
+    yield AccountRow("buckets", "gradients on their way", travels * each, BY_DEEPSPEED)
     live = max(at.here + at.root, min(MOST_LIVE * each, at.left + at.root))
     yield AccountRow("gathered", "parameters in use or soon to be", runs * live, BY_DEEPSPEED)
     yield AccountRow("buckets", "parameters on their way", runs * min(PREFETCH_BUCKET, elements) * each, BY_DEEPSPEED)
@@ -394,6 +461,8 @@ def _overheads(step: StepSizes, given: Mapping[str, int] | None) -> Iterator[Acc
         alone = name == "communication channels" and step.job.ranks == 1
         if name != "allocator fragmentation" and not alone:
             yield AccountRow("overhead", name, nbytes, OVERHEADS[name].source)
+    wide = max((tensor.parameters for tensor in step.model.tensors if tensor.bits), default=0) * step.run.itemsize
+    yield AccountRow("gathered", "a quantized matrix, made wide for its product", wide, DEQUANTIZED)
     tensors = [] if step.decoder is None or step.recompute != NONE else [
         one.nbytes(step.decoder, step.run) for half in HALVES for one in saved(step.decoder, half, step.run.by)]
     rounded = sum(-nbytes % (2 << 20 if nbytes >= 10 << 20 else 512) for nbytes in tensors)

@@ -8,19 +8,18 @@ The sizes of a transformer, and the types that configurations are of, are `zeros
 """
 
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from zerosim.models.model_types import CONFIG, names_config, read_fields, text_model, transformer_of_fields
 from zerosim.models.transformer import Experts, Transformer, pad_vocabulary
 from zerosim.numerics.checks import checked_count, did_you_mean
+from zerosim.planning.facts import facts
 
 MOST_LAYERS = 100_000
 EXPERTS = ".experts"  # in the names of tensors that stack one matrix for each expert
@@ -85,6 +84,17 @@ class ModelShape:
     def trainable_parameters(self) -> int:
         """Elements that are not frozen."""
         return sum(tensor.parameters for tensor in self.tensors if not tensor.frozen)
+
+    @property
+    def has_frozen(self) -> bool:
+        """True where some tensor is frozen."""
+        return self.trainable_parameters < self.parameters
+
+    @cached_property
+    def first_trained(self) -> int:
+        """The place of the first unit with a tensor that is not frozen: backward ends there."""
+        return next((place for place, unit in enumerate(self.units)
+                     if not all(tensor.frozen for tensor in unit.tensors)), len(self.units))
 
     @cached_property
     def active_parameters(self) -> int:
@@ -255,7 +265,7 @@ class _Presets(Mapping[str, Transformer]):
 
     @cached_property
     def _fields(self) -> Mapping[str, Mapping[str, Any]]:
-        rows = tomllib.loads(files("zerosim.planning").joinpath("models.toml").read_text(encoding="utf-8"))["models"]
+        rows = facts("models")["models"]
         return {name: row["common"] | own for row in rows for name, own in row["of"].items()}
 
     def __getitem__(self, name: str) -> Transformer:

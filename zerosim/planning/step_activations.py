@@ -109,7 +109,7 @@ def parts_of(block: Block) -> tuple[HalfBlock, HalfBlock]:
                       nbytes("LayerNorm 1 statistics", "normed attention"), nbytes("probabilities"),
                       nbytes("log-sum-exp"), nbytes("QKV") * block.head_norms, nbytes("head norm statistics")),
             HalfBlock("ffn", stream, nbytes("pre-GELU"), nbytes("post-GELU"),
-                      nbytes("LayerNorm 2 statistics", "normed network"), beside=block.parallel))
+                      nbytes("LayerNorm 2 statistics", "normed network"), beside=block.sizes.parallel))
 
 
 def fullest_nbytes(block: Block, blocks: int, vocabulary: int, policy: str = "none") -> int:

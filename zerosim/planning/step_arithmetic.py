@@ -90,7 +90,7 @@ def _of_one_block(model: Transformer, batch: int, tokens: int, policy: Policy,
     nearest = replace(
         model, positions=model.positions or tokens * plain, embedding_norm=False, norm_weights=True, layer_norm=plain,
         norms="before", parallel=False, last_norm=True, head_norms=model.head_norms and not plain, joint_norms=False,
-        caps=(), token_types=0, head_bias=False, experts=None, feed_forward=block.feed_forward,
+        caps=(), token_types=0, head_bias=False, experts=None, feed_forward=block.sizes.feed_forward,
         biases=LINEAR_LAYERS if plain else model.biases)
     try:
         layers = decoder(config_of_transformer(nearest, tokens=tokens), tied=model.tied)

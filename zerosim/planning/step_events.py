@@ -162,19 +162,20 @@ class MicroBatchWalk:
             return
         used = [unit, *dict.fromkeys(owner for user, owner in self.job.tied if user == unit)]
         for one in used:
-            if one not in self.gathered:
-                yield from self._gather(one, ahead=False)
+            yield from self._gather(one)
             yield from self._wait_for(one)
         for one in ahead:
-            if one not in self.gathered:
-                yield from self._gather(one, ahead=True)
+            yield from self._gather(one)
         yield from inside
         for one in used:
             if one not in self.kept_gathered:
                 yield self._reshard(one)
 
-    def _gather(self, unit: int, *, ahead: bool) -> Iterator[StepEvent]:
+    def _gather(self, unit: int) -> Iterator[StepEvent]:
+        """Begins to gather a unit, unless that is done or under way."""
         nbytes, form, job = self.itemsize * self.lengths[unit], self.zeropp.weights, self.job
+        if unit in self.gathered:
+            return
         yield HeldBytes(GATHERED, nbytes)
         self.gathered[unit] = True
         if not job.states.parameters_sharded:
@@ -190,21 +191,16 @@ class MicroBatchWalk:
             yield ring("all_gather", unit, nbytes if form is None else quantized * job.ranks, job)
             if until_quantized:
                 yield HeldBytes(BUFFER, -until_quantized)
-        if not ahead:
-            yield from self._wait_for(unit)
 
     def _wait_for(self, unit: int) -> Iterator[StepEvent]:
-        if self.gathered[unit] and self.job.states.parameters_sharded:
-            yield from self._arrived(unit)
-        self.gathered[unit] = False
-
-    def _arrived(self, unit: int) -> Iterator[StepEvent]:
         """Waits for a gather; the first one leaves a secondary shard."""
-        yield CollectiveWait(("all_gather", unit))
-        yield HeldBytes(BUFFER, -self.gather_buffers.pop(unit, 0))
-        if self.zeropp.hpz and unit not in self.secondary:
-            self.secondary.add(unit)
-            yield HeldBytes(SECONDARY, secondary_nbytes(self.job, unit))
+        if self.gathered[unit] and self.job.states.parameters_sharded:
+            yield CollectiveWait(("all_gather", unit))
+            yield HeldBytes(BUFFER, -self.gather_buffers.pop(unit, 0))
+            if self.zeropp.hpz and unit not in self.secondary:
+                self.secondary.add(unit)
+                yield HeldBytes(SECONDARY, secondary_nbytes(self.job, unit))
+        self.gathered[unit] = False
 
     def _reshard(self, unit: int) -> StepEvent:
         del self.gathered[unit]
@@ -256,10 +252,13 @@ class MicroBatchWalk:
         operation = "reduce_scatter"
         if self.options.by_micro_batch:  # all addends of the rank's own chunk
             received, operation = length * self.reduced.itemsize, "all_to_all"
-        yield HeldBytes(BUFFER, cast + received)
-        yield ring(operation, unit, length * self.reduced.itemsize, self.job)
-        source = 0 if cast or not self.options.overlap else whole
-        self.reducing = Reducing((operation, unit), source, cast + received)
+        yield from self._begin(ring(operation, unit, length * self.reduced.itemsize, self.job), cast + received,
+                               0 if cast or not self.options.overlap else whole)
+
+    def _begin(self, issue: CollectiveIssue, buffers: int, gradient: int = 0) -> Iterator[StepEvent]:
+        """Begins a reduction, which with overlap goes on; bytes of gradient and of buffers go when it is waited for."""
+        yield from (HeldBytes(BUFFER, buffers), issue)
+        self.reducing = Reducing(issue.key, gradient, buffers)
         if not self.options.overlap:
             yield from self._reduced()
 
@@ -316,9 +315,7 @@ class MicroBatchWalk:
         yield from self._reduced()
         if unit == len(self.lengths) - 1:  # which goes back first
             yield HeldBytes(GRADIENT, sum_nbytes(self.job))
-        issue, buffers = resting_issue(self.job, unit)
-        yield from (HeldBytes(BUFFER, buffers), issue)
-        self.reducing = Reducing(issue.key, 0, buffers)
+        yield from self._begin(*resting_issue(self.job, unit))
 
     def _reduced(self) -> Iterator[StepEvent]:
         """Waits for the reduction that is under way; nodes then begin to add up what they have of the step."""

@@ -85,16 +85,6 @@ class PricedLevel:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class TimedHop:
-    """One message of a collective: from when to when, between which ranks."""
-
-    source: int
-    destination: int
-    start_seconds: float
-    end_seconds: float
-
-
 Steps = list[tuple[list[float], PricedLevel]]  # when members were ready for a step, (N,); its messages
 
 
@@ -173,17 +163,6 @@ class Collectives:
             if end > before[place]:
                 place = max(places, key=before.__getitem__)
         return place
-
-    def hops(self, call: RecordedCall, arrivals: Sequence[float]) -> list[TimedHop]:
-        """Every message of the call with its times, step by step."""
-        steps, hops, last = Steps(), list[TimedHop](), max(arrivals)
-        self._meet(call, arrivals, steps)
-        for before, level in steps:
-            for source, destination, seconds in level.messages:
-                start = max(before[source], before[destination])
-                hops.append(TimedHop(call.group[source], call.group[destination], last + start,
-                                     last + (start + seconds)))
-        return hops
 
     def _meet(self, call: RecordedCall, arrivals: Sequence[float], steps: Steps | None = None) -> list[float]:
         """The times at which members are done, counted from the last arrival."""

@@ -1,11 +1,10 @@
 """Times of collectives that others measured with nccl-tests, beside what `zerosim.planning.nccl` makes of them."""
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 
+from zerosim.planning.facts import facts
 from zerosim.planning.hardware import Network, presets
 from zerosim.planning.nccl import algorithm_seconds
 
@@ -58,5 +57,4 @@ def measured_collectives() -> tuple[MeasuredCollective, ...]:
     >>> table.name, table.operation, table.microseconds[0], f"{table.errors[64]:+.0%}"
     ('DGX H100', 'all_reduce', 18.85, '-9%')
     """
-    text = files(__package__).joinpath("nccl.toml").read_text("utf-8")
-    return tuple(MeasuredCollective(**row) for row in tomllib.loads(text)["table"])
+    return tuple(MeasuredCollective(**row) for row in facts("nccl", __package__)["table"])

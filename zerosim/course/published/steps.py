@@ -5,11 +5,9 @@ are off. Where a source does not say enough, the rest is guessed, and nothing is
 `benchmarks/published_steps.py` prints both halves of each group.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from importlib.resources import files
 from statistics import fmean, median
 from typing import Any
 
@@ -18,6 +16,7 @@ from zerosim.numerics.policy import Policy
 from zerosim.options import StepOptions
 from zerosim.planning import hardware
 from zerosim.planning.efficiency import Efficiency, efficiency
+from zerosim.planning.facts import facts
 from zerosim.planning.flops import six_n_and_attention
 from zerosim.planning.hardware import Device, Network
 from zerosim.planning.plan_config import PlanConfig
@@ -118,7 +117,7 @@ class PublishedStep:
 @cache
 def published_steps() -> tuple[PublishedStep, ...]:
     """All rows, in the file's order."""
-    tables = tomllib.loads(files(__package__).joinpath("steps.toml").read_text("utf-8"))
+    tables = facts("steps", __package__)
     own = {name: Device(name, **fields) for name, fields in tables["device"].items()}
     found = list[PublishedStep]()
     for of in tables["group"]:
