@@ -255,7 +255,7 @@ REFUSED = [
     (QWEN | SLIDING | {"max_window_layers": 1}, "sliding_window=8 is shorter than the 64 tokens"),
     (QWEN | SLIDING | {"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window=8 is shorter"),
     (QWEN | {"layer_types": ["chunked_attention"] * 2}, "layer_types=['chunked_attention', 'chunked_attention']; the"),
-    (QWEN | {"layer_types": 5}, "config.json: layer_types=5; the engine's attention is full_attention"),
+    (QWEN | {"layer_types": 5}, "config.json: layer_types=5; it lists the kind of attention of each of 2 blocks"),
     (MISTRAL | {"sliding_window": "8"}, "config.json: sliding_window must be a whole number, got '8'"),
     (LLAMA | {"rope_parameters": {"rope_type": []}}, "rope_type=[] turns queries and keys as the engine cannot"),
     (GPT2 | {"activation_function": "relu"}, "says activation_function='relu', which the engine has not; it has 'gelu"),

@@ -228,8 +228,7 @@ def _mistral_numbers(of: Fields, model: Transformer, tokens: int) -> dict[str, A
 
 def _qwen_numbers(of: Fields, model: Transformer, tokens: int) -> dict[str, Any]:
     kinds = of["layer_types"] or ()
-    if not isinstance(kinds, list | tuple) or any(
-            kind not in ("full_attention", "sliding_attention") for kind in kinds):
+    if any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
         raise ValueError(f"layer_types={kinds!r}; the engine's attention is full_attention")
     whole = model.blocks if of["max_window_layers"] is None else checked_count(
         "max_window_layers", of["max_window_layers"], 0)
@@ -377,7 +376,9 @@ def _windows(kind: str, said: Fields, blocks: int) -> dict[str, Any]:
     used = window > 0 and said.get("use_sliding_window", not kind.startswith("qwen"))
     whole = blocks // every if every else min(blocks, said.get("max_window_layers", 0))
     if kinds := said.get("layer_types"):
-        whole = blocks - [*kinds].count("sliding_attention")
+        if not isinstance(kinds, list) or len(kinds) != blocks:
+            raise ValueError(f"layer_types={kinds!r}; it lists the kind of attention of each of {blocks} blocks")
+        whole = blocks - kinds.count("sliding_attention")
     return {"window": window, "windowed": blocks - whole} if used else {}
 
 
