@@ -450,9 +450,11 @@ REFUSED = {
         ("--runtime fsdp", "no runtime is called 'fsdp'; choose one of fsdp2, deepspeed, megatron, zerosim; did you"),
         ("--runtime fsdp2 --convention fp32", "convention='fp32' is of zerosim, and this is a plan of fsdp2; leave "
          "it out, or take runtime='zerosim'"),
-        ("--runtime fsdp2 --recompute segment(2)", "recompute='segment(2)' (not none, selective, block) is of zerosim"),
+        ("--runtime fsdp2 --recompute segment(2)", "recompute='segment(2)' is no policy of fsdp2's programs; take"),
         ("--runtime fsdp2 --attention unfused", "whose attention is fused; leave it out"),
         ("--runtime fsdp2 --measure", "--measure runs zerosim's engine, and this is a plan of fsdp2"),
+        *((f"--compare --{one}", f"--compare takes what differs in the other plan, found --{one}; type that outside")
+          for one in ("explain", "json")),
         ("--mesh 2x4 --optimizer muon", "Muon updates whole tensors, and a plan of shards inside nodes is of "),
         ("--model bloom-560m --measure", "bloom-560m cannot be measured: zerosim's layers make models of GPT-2's")],
     "tune": [("--batch 0", "batch must be at least 1"), ("--runtime fsdp2 --no-overlap", "no settings of fsdp2 for")]}

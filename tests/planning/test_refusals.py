@@ -197,7 +197,18 @@ def test_a_plan_that_cannot_be_made_is_refused():
         *((gpt2(stage=asked), f"stage={asked!r} must be all, or some of 0, 1, 2, 3") for asked in ("x", [1.7], None)),
         (gpt2(stage=4), "found 4"),
         (gpt2(stage=[]), "a plan has rows for each stage, and none was asked for; name one at least"),
-        (gpt2(recompute="some"), "recompute='some' names no policy"),
+        (gpt2(recompute="some", runtime="zerosim"), "recompute='some' names no policy"),
+        (gpt2(recompute="full"), "recompute='full' is no policy of fsdp2's programs; take some of none, selective, "
+         "and block, which is every block, full elsewhere; or runtime='zerosim'"),
+        (gpt2(nodes=0), "nodes must be at least 1, got 0"),
+        (gpt2(ranks=20), "20 ranks are more than the 8 of a node, as boards are sold; say over how many nodes, as "
+         "nodes=3, or nodes=1 where one link joins them all"),
+        *((gpt2(ranks=ranks), "ranks must be a whole number, got") for ranks in ("16", 8.5, None)),
+        *((gpt2(runtime=typed), f"called '{typed}'; choose one of ... did you mean '{meant}'?") for typed, meant in (
+            ("FSDP", "fsdp2"), ("DeepSpeed", "deepspeed"))),
+        *((gpt2(offload=places, runtime="megatron", stage=stage), "take stage 1 and offload='optimizer=host'")
+          for places, stage in (("host", 1), ("optimizer=host", 0))),
+        (gpt2(offload="optimizer=host", runtime="deepspeed", stage=0), "DeepSpeed offloads from stage 1 on; take"),
         (gpt2(recompute=3), "recompute=3 must be usual, all, or some policies, as in block,tiled"),
         (gpt2(nodes=2, between=""), "no link is called ''"),
         *((gpt2(**{option: 3}, offload="host"), "no link is called 3; there are nvlink2") for option in (
@@ -208,6 +219,8 @@ def test_a_plan_that_cannot_be_made_is_refused():
         (gpt2(compute="fp8_e4m3"), "do not rest in 8 bits"),
         (gpt2(lora_rank=8, train_only="head"), "train_only='head' is without adapters and quantized weights, and lor"),
         (gpt2(train_only="head", runtime="zerosim"), "a model with frozen weights is of fsdp2 and deepspeed"),
+        (gpt2(compiled=True, runtime="megatron"), "compiled=True is of fsdp2 and deepspeed, and this is a plan of meg"),
+        (plan("deepseek-v2-lite", lora_rank=8), "has neither q and v nor qkv, which adapters are beside ... down, g"),
         (gpt2(optimizer=8), "take one of zs.optim's, as zs.optim.AdamW() is"),
         (gpt2(optimizer="adamw8"), "no optimizer is called 'adamw8'; choose one of adafactor, "),
         (gpt2(optimizer="adamw8bit", runtime="zerosim"), "optimizer=AdamW8bit is of fsdp2 and deepspeed, and th"),

@@ -57,6 +57,19 @@ def test_every_preset_has_units_named_once_and_is_as_large_as_its_name_says():
             assert model.parameters == pytest.approx(float(said[1]) * scale, rel=0.07), name
 
 
+
+def test_a_preset_is_found_by_the_name_that_its_hub_writes_unless_a_folder_has_that_name(tmp_path, monkeypatch):
+    for written, preset in {"meta-llama/Meta-Llama-3-8B-Instruct": "llama-3-8b", "LLAMA-2-7B": "llama-2-7b",
+                            "mistralai/Mistral-7B-Instruct-v0.1": "mistral-7b", "Qwen/Qwen3-8B-Base": "qwen3-8b",
+                            "mistralai/Mistral-7B-Instruct-v0.3": "mistral-7b-v0.3"}.items():
+        assert model_shape(written).name == preset
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner/llama-2-7b-hf").mkdir(parents=True)
+    for written in ("owner/llama-2-7b-hf", "owner/llama-9b"):
+        with pytest.raises(ValueError, match=r"is not there; give the path of a model.s config\.json"):
+            model_shape(written)
+
+
 def test_the_largest_unit_is_not_the_largest_layer():
     """A unit is a block; DeepSpeed's largest layer is one linear layer or one table of it."""
     model = model_shape("llama-2-7b")

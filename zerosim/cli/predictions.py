@@ -32,6 +32,8 @@ LargestLayer = Annotated[str | None, typer.Option(help="Parameters of the larges
 DeviceName = Annotated[str, typer.Option("--device", help="A device, as zerosim devices lists them: h100, ...")]
 LinkName = Annotated[str | None, typer.Option("--link", help="What ranks of a node send through, as zerosim links "
                                               "lists them: nvlink, ...; of plan and tune, without it, the device's.")]
+SomeNodes = Annotated[int | None, typer.Option("--nodes", help="Over how many nodes the ranks are spread; without it, "
+                                               "one, of up to 8 ranks.")]
 Parts = Annotated[str, typer.Option("--zeropp", help="Parts of ZeRO++ on the mesh, at stage 3: some of hpz, qwz and "
                                                      "qgz, as in hpz+qwz+qgz=int8; flat, for shards on all ranks; or "
                                                      "none.")]
@@ -106,18 +108,18 @@ def cost(
 @command("plan", "zerosim plan --model llama-2-7b --device h100 --batch 4")
 def plan(
     ctx: typer.Context, model: Model = None, parameters: Parameters = None, largest_layer: LargestLayer = None,
-    ranks: Ranks = 8, device: DeviceName = "h100-80", link: LinkName = None, nodes: Nodes = 1, between: Between = None,
-    stage: Stage = "all", recompute: Recompute = "usual", attention: Attention = "fused", batch: Batch = 1,
-    sequence: SequenceLength = None, micro_batches: SomeMicroBatches = None, global_batch: GlobalBatch = None,
-    compute: Compute = "bf16", optimizer: OptimizerName = "adamw", runtime: Runtime = "fsdp2",
-    compiled: Compiled = False, loss_chunks: LossChunks = 1, lora_rank: LoraRank = None, weights: Weights = None,
-    train_only: TrainOnly = None, convention: ConventionName = None, utilization: Utilization = None,
-    margin: Margin = 0.1, tokens: Tokens = None, price: Price = None, overlap: Overlap = True, prefetch: Prefetch = 1,
-    offload: Offload = "none", host_link: HostLink = None, disk_link: DiskLink = None,
-    host_capacity_nbytes: HostCapacity = None, disk_capacity_nbytes: DiskCapacity = None, mesh: MeshName = "none",
-    zeropp: Parts = "none", reduction: Reduction = "rank", hardware: OwnHardware = None, ds_config: DsConfig = None,
-    compare: Compare = None,
-    explain: Explain = False, measure: Measure = False, as_json: AsJson = False,
+    ranks: Ranks = 8, device: DeviceName = "h100-80", link: LinkName = None, nodes: SomeNodes = None,
+    between: Between = None, stage: Stage = "all", recompute: Recompute = "usual", attention: Attention = "fused",
+    batch: Batch = 1, sequence: SequenceLength = None, micro_batches: SomeMicroBatches = None,
+    global_batch: GlobalBatch = None, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
+    runtime: Runtime = "fsdp2", compiled: Compiled = False, loss_chunks: LossChunks = 1, lora_rank: LoraRank = None,
+    weights: Weights = None, train_only: TrainOnly = None, convention: ConventionName = None,
+    utilization: Utilization = None, margin: Margin = 0.1, tokens: Tokens = None, price: Price = None,
+    overlap: Overlap = True, prefetch: Prefetch = 1, offload: Offload = "none", host_link: HostLink = None,
+    disk_link: DiskLink = None, host_capacity_nbytes: HostCapacity = None, disk_capacity_nbytes: DiskCapacity = None,
+    mesh: MeshName = "none", zeropp: Parts = "none", reduction: Reduction = "rank", hardware: OwnHardware = None,
+    ds_config: DsConfig = None, compare: Compare = None, explain: Explain = False, measure: Measure = False,
+    as_json: AsJson = False,
 ) -> None:
     """Does it fit, how long is a step, what does a training take: a row for each stage and recomputation policy."""
     from zerosim.course.plan_view import as_json as plain
@@ -132,6 +134,9 @@ def plan(
     found, beside = plan_config(**asked).plan(), None
     if compare is not None:
         other = ctx.command.make_context("plan", shlex.split(compare), parent=ctx.parent)
+        if alone := [name for name in OF_THE_COMMAND if name in _typed(other)]:
+            raise ValueError(f"--compare takes what differs in the other plan, found "
+                             f"--{alone[0].removeprefix('as_').replace('_', '-')}; type that outside")
         typed = _typed(other)
         beside = plan_config(**asked | {name: value for name, value in _arguments(other).items()
                                         if name in typed}).plan()
@@ -182,7 +187,7 @@ def tune(
     ctx: typer.Context,
     global_batch: Annotated[str, typer.Option(help="G, the sequences of a step on all ranks together.")],
     model: Annotated[str, typer.Option(help="A preset, as zerosim models lists them, or a config.json.")],
-    ranks: Ranks = 8, device: DeviceName = "h100-80", link: LinkName = None, nodes: Nodes = 1,
+    ranks: Ranks = 8, device: DeviceName = "h100-80", link: LinkName = None, nodes: SomeNodes = None,
     between: Between = None, stage: Stage = "all", recompute: Recompute = "usual", attention: Attention = "fused",
     batch: Annotated[str, typer.Option(help="all, or some sizes of a micro-batch of one rank, as 1,4.")] = "all",
     prefetch: Annotated[str, typer.Option(help="Units that stage 3 gathers ahead, as 0,1,2.")] = "1,2",

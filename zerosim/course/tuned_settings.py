@@ -193,18 +193,8 @@ def _of_the_model(config: PlanConfig, row: PlanRow) -> Iterator[str]:
 
 
 def _unsaid_deepspeed(config: PlanConfig, states: ShardedStates, recompute: str) -> str | None:
-    asked = config.options.offload
     if config.options.mesh:
         return "DeepSpeed 0.19 no longer has MiCS, its hybrid sharding; leave the mesh out, or take the runtime fsdp2"
-    if asked.is_none:
-        return None
-    if not states.optimizer_sharded:
-        return "DeepSpeed offloads from stage 1 on; take stages 1, 2 and 3"
-    if asked.gradients != DEVICE:
-        return ("gradients have no place of their own in DeepSpeed, and go to the host with the optimizer's state; "
-                "take offload='optimizer=host'")
-    if not states.parameters_sharded and (asked.parameters != DEVICE or asked.uses_disk):
-        return "DeepSpeed's offload_param and nvme are of stage 3; take that, or offload='optimizer=host'"
     return None
 
 

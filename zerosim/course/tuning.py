@@ -289,7 +289,7 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", recompu
     options |= {"runtime": runtime, "recompute": recompute}
     shape = preset_shape(model)
     searched = [_configs(shape, offload, options)]
-    config, nodes = searched[0][0], options.get("nodes", 1)
+    config, nodes = searched[0][0], options.get("nodes") or 1
     if nodes > 1 and not config.options.mesh:
         inside = _configs(shape, offload, options | {"mesh": (nodes, config.ranks // nodes)})
         searched += [inside] * any(unsaid(inside[0], stage, "none") is None for stage in inside[0].stages)

@@ -23,8 +23,9 @@ COLUMNS: Mapping[str, tuple[Callable[[PlanRow], Any], Callable[[Any], str]]] = {
     "step": (attrgetter("step_seconds"), seconds_text),
     "tokens/s": (attrgetter("tokens_per_second_per_rank"), "{:,.0f}".format),
     "MFU": (attrgetter("model_flops_utilization"), "{:.2f}".format)}
-FEWEST = ("states", "transient", "overhead", "total", "spare", "step")
-FEW = (*FEWEST, "tokens/s")
+FEWEST = ("total", "spare", "step")
+SUMS = ("states", "transient", "overhead", *FEWEST)
+FEW = (*SUMS, "tokens/s")
 FEWER = ("states", *TRANSIENT, "overhead", "total", "spare", "sent", "exposed", "step", "tokens/s", "MFU")
 ALL = (*STATES, *FEWER[1:])
 UNITS = ("GB are 10⁹ bytes of one rank, at the step's fullest moment; the parts add up to the total. Transient is all "
@@ -78,9 +79,10 @@ def answers(found: Plan) -> Iterator[str]:
     yield (f"{row.tokens_per_second_per_rank:,.0f} tokens per second and device, {row.tokens_per_second:,.0f} in all; "
            f"MFU {row.model_flops_utilization:.2f}.")
     if whole := training(config, row):
-        cost = "" if whole.money is None else f", {whole.money:,.0f} at {config.price:g} each"
-        yield (f"{whole.tokens:,} tokens are {counted(whole.steps, 'step')}: {whole.days:,.4g} days, "
-               f"{whole.device_hours:,.0f} device-hours{cost}.")
+        hours, money = ("" if number is None else f"{number:,.{0 if number >= 100 else 2}f}"  # so that they multiply
+                        for number in (whole.device_hours, whole.money))
+        yield (f"{whole.tokens:,} tokens are {counted(whole.steps, 'step')}: {whole.days:,.4g} days, {hours} "
+               f"device-hours{money and f', {money} at {config.price:g} each'}.")
 
 
 def _on_nodes(config: PlanConfig) -> str:
@@ -100,7 +102,7 @@ def places_text(config: PlanConfig) -> str:
 
 def names_for(found: Plan, width: int) -> Sequence[str]:
     """The columns that a line of so many characters holds: all, or not the kinds of states, or the least."""
-    several = [_with_places(found, names) for names in (ALL, FEWER, FEW, FEWEST)]
+    several = [_with_places(found, names) for names in (ALL, FEWER, FEW, SUMS, FEWEST)]
     return next((names for names in several if len(_lines(found, names)[0]) <= width), several[-1])
 
 

@@ -23,7 +23,8 @@ def did_you_mean(name: object, known: Iterable[str], *, most: int = 1, likeness:
     >>> did_you_mean("rings", ["ring", "tree"]), did_you_mean("star", ["ring"])
     ("; did you mean 'ring'?", '')
     """
-    near = get_close_matches(str(name), list(known), most, likeness)
+    known, text = list(known), str(name)
+    near = get_close_matches(text, known, most, likeness) or get_close_matches(text.lower(), known, most, likeness)
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 

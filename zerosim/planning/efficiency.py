@@ -173,7 +173,7 @@ class Efficiency:
 
     def collective_seconds(self, operation: str, ranks: int, nbytes: int, network: Network) -> float:
         """Seconds of a collective by NCCL's own model, at the runtime's share of the network."""
-        return nccl.collective_seconds(operation, ranks, nbytes, network) / self.network
+        return nccl.collective_seconds(operation, ranks, nbytes, network) / self.network if ranks > 1 else 0.0
 
     def _beside(self, of: Transformer, listed: Sequence[Product], batch: int, tokens: int, way: int) -> float:
         """Seconds of a block beside its products: attention, elementwise operators and casts; way 0 forward, 1 back."""

@@ -85,7 +85,11 @@ def lora(model: ModelShape, rank: int, targets: Sequence[str] = (), *, stored: s
     r = checked_count("rank", rank, 1)
     sizes = {name: shape for name, shape in _matrices(model).items() if len(shape) == 2}
     layers = {name.split(".")[-2] for name in sizes}
-    wanted = [*targets] or [name for name in ("q", "v") if name in layers] or ["qkv"]
+    usual = next((names for names in (["q", "v"], ["qkv"]) if layers.issuperset(names)), [])
+    if layers and not targets and not usual:
+        raise ValueError(f"{model.name} has neither q and v nor qkv, which adapters are beside if no others are named; "
+                         f"plan zs.planning.lora(model, {r}, targets), with targets of {', '.join(sorted(layers))}")
+    wanted = [*targets] or usual or ["qkv"]
     wanted = sorted(layers) if wanted == ["all"] else wanted
     _require_layers(model, wanted, layers)
 

@@ -24,7 +24,7 @@ from zerosim.planning.closed_forms import STAGES
 from zerosim.planning.conventions import ADAM, Convention
 from zerosim.planning.finetuning import ADAM_8BIT, EightBit, frozen, lora
 from zerosim.planning.hardware import DISK_LINK, presets, read
-from zerosim.planning.plan_config import KEPT, MARGIN, Plan, PlanConfig
+from zerosim.planning.plan_config import KEPT, MARGIN, MOST_RANKS, NODE, Plan, PlanConfig
 from zerosim.planning.plan_row import ZEROSIM
 from zerosim.planning.shapes import ModelShape, model_of_config, model_of_parameters, model_shape
 from zerosim.ranks.mesh import Mesh
@@ -49,7 +49,7 @@ def plan(model: str | ModelShape | None = None, **options: Any) -> Plan:
 
 def plan_config(model: str | ModelShape | None = None, *, parameters: int | str | None = None,
                 largest_layer: int | str | None = None, ranks: int = 8, device: str = "h100-80",
-                link: str | None = None, nodes: int = 1, between: str | None = None, stage: Several = "all",
+                link: str | None = None, nodes: int | None = None, between: str | None = None, stage: Several = "all",
                 recompute: Several = "usual", attention: str = FUSED,
                 batch: int = 1, sequence: int | None = None, micro_batches: int | None = None,
                 global_batch: int | str | None = None, compute: str | Policy = "bf16",
@@ -98,13 +98,16 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     options, rows = StepOptions.of(ranks, overlap=overlap, prefetch=prefetch, offload=offload, mesh=mesh, zeropp=zeropp,
                                    reduction=reduction), _stages(stage)
     places = options.offload
-    if options.mesh and nodes not in (1, options.nodes):
+    if options.mesh and nodes not in (None, 1, options.nodes):
         raise ValueError(f"mesh={str(options.mesh)!r} has {options.nodes} nodes, and nodes={nodes} were asked for; "
                          "leave nodes out")
     to_host = known.host_link(device, host_link) if host_link is not None or not places.is_none else None
     to_disk = known.link(disk_link or DISK_LINK) if disk_link is not None or places.uses_disk else None
-    network = known.network(ranks, known.device_link(device, link).name, options.nodes if options.mesh else nodes,
-                            between, device)
+    network = known.network(ranks, known.device_link(device, link).name, options.nodes if options.mesh else
+                            1 if nodes is None else nodes, between, device)
+    if nodes is None and options.mesh is None and NODE < ranks <= MOST_RANKS and runtime != ZEROSIM:
+        raise ValueError(f"{ranks} ranks are more than the {NODE} of a node, as boards are sold; say over how many "
+                         f"nodes, as nodes={-(-ranks // NODE)}, or nodes=1 where one link joins them all")
     if global_batch is not None:
         micro_batches = _shared(global_batch, ranks, batch, micro_batches)
     found = PlanConfig(

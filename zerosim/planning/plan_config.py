@@ -34,7 +34,7 @@ from typing import Any
 from zerosim.models.transformer import Transformer
 from zerosim.models.units import TILED, Recompute
 from zerosim.numerics.checks import checked_count, count_fields, unknown_name
-from zerosim.numerics.places import DEVICE, DIRECTIONS, DISK, FROM_DISK, HOST, TO_DEVICE, TO_DISK, TO_HOST
+from zerosim.numerics.places import DEVICE, DIRECTIONS, DISK, FROM_DISK, HOST, TO_DEVICE, TO_DISK, TO_HOST, Offload
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.units import gigabytes, seconds_text
 from zerosim.optim import Optimizer
@@ -74,6 +74,7 @@ from zerosim.planning.step_folds import Flow, TransientMemory, communication_sec
 from zerosim.shown import ShownPlan
 
 MOST_RANKS = 8192
+NODE = 8  # ranks of a node, as boards of accelerators are sold
 POLICY = Policy("bf16")
 OPTIONS = StepOptions(overlap=True, prefetch=1)  # what frameworks do by default
 UTILIZATION = 0.5  # of the device's dense peak that the engine's arithmetic is taken to reach: an assumption
@@ -185,7 +186,7 @@ class PlanConfig:
                 raise ValueError(f"a plan has rows for each {what}, and none was asked for; name one at least")
         if unknown := [stage for stage in self.stages if stage not in STAGES]:
             raise ValueError(f"ZeRO has the stages {', '.join(map(str, STAGES))}, found {unknown[0]!r}")
-        for policy in self.recompute:
+        for policy in self.recompute if self.is_engine else ():
             Recompute.parse(policy)
         convention_of(self.accounting)
         self._check_runtime()
@@ -201,18 +202,20 @@ class PlanConfig:
         """Raises ValueError for an unknown runtime, and for what only others have."""
         if self.runtime not in RUNTIMES:
             raise unknown_name(f"no runtime is called {self.runtime!r}", self.runtime, RUNTIMES)
-        options, other = self.options, next((one for one in self.recompute if one not in KEPT), None)
+        if not self.is_engine and (other := [policy for policy in self.recompute if policy not in KEPT]):
+            raise ValueError(f"recompute={other[0]!r} is no policy of {self.runtime}'s programs; take some of none, "
+                             "selective, and block, which is every block, full elsewhere; or runtime='zerosim'")
+        options = self.options
         programs, engine = (FSDP2, DEEPSPEED, MEGATRON_CORE), (ZEROSIM,)
         for what, said, whose in (
-                (f"compiled={self.compiled}", self.compiled, programs),
+                (f"compiled={self.compiled}", self.compiled, programs[:2]),
                 (f"loss_chunks={self.loss_chunks}", self.loss_chunks > 1, programs),
                 ("a model with frozen weights", self.model.has_frozen, programs),
                 (f"optimizer={self.optimizer_name}", isinstance(self.optimizer, EightBit), programs[:2]),
                 (f"convention={self.convention!r}", self.convention is not None, engine),
                 (f"overheads={self.overheads}", self.overheads is not None, engine),
                 (f"zeropp='{options.zeropp}'", options.zeropp is not None, engine),
-                (f"reduction={options.reduction!r}", options.by_micro_batch, engine),
-                (f"recompute={other!r} (not {', '.join(KEPT)})", other is not None, engine)):
+                (f"reduction={options.reduction!r}", options.by_micro_batch, engine)):
             if said and self.runtime not in whose:
                 raise ValueError(f"{what} is of {' and '.join(whose)}, and this is a plan of {self.runtime}; leave it "
                                  f"out, or take runtime={whose[0]!r}")
@@ -299,6 +302,18 @@ class PlanConfig:
             return "DeepSpeed's hybrid sharding is MiCS, of stage 3; take that, or the runtime fsdp2"
         if mesh and self.runtime == MEGATRON_CORE and not states.optimizer_sharded:
             return "hybrid sharding is of Megatron's distributed optimizer; take stage 1"
+        if self.runtime == MEGATRON_CORE and not asked.is_none and (
+                asked != Offload(optimizer=HOST) or not states.optimizer_sharded):
+            return ("Megatron offloads the distributed optimizer's state alone, to the host; take stage 1 and "
+                    "offload='optimizer=host'")
+        if self.runtime == DEEPSPEED and not asked.is_none:
+            if not states.optimizer_sharded:
+                return "DeepSpeed offloads from stage 1 on; take stages 1, 2 and 3"
+            if asked.gradients != DEVICE:
+                return ("gradients have no place of their own in DeepSpeed, and go to the host with the optimizer's "
+                        "state; take offload='optimizer=host'")
+            if not states.parameters_sharded and (asked.parameters != DEVICE or asked.uses_disk):
+                return "DeepSpeed's offload_param and nvme are of stage 3; take that, or offload='optimizer=host'"
         if self.runtime != FSDP2 or (asked.is_none and not mesh):
             return None
         if not states.gradients_sharded:

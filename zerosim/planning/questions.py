@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from zerosim.numerics.checks import checked_count
 from zerosim.planning.closed_forms import STAGES
 from zerosim.planning.hardware import Network
-from zerosim.planning.plan_config import MOST_RANKS, Plan, PlanConfig
+from zerosim.planning.plan_config import MOST_RANKS, NODE, Plan, PlanConfig
 from zerosim.planning.plan_row import PlanRow
 from zerosim.planning.shapes import ModelShape, model_of, model_of_parameters
 from zerosim.ranks.mesh import Mesh
@@ -23,7 +23,6 @@ MOST_SEQUENCES = 1 << 40  # in a batch that nobody has
 MOST_BLOCKS = 512  # of a model that one asks about: four times as many as the deepest that are published
 TOKENS_STEP, MOST_TOKENS = 128, 1 << 30  # of a sequence, which kernels take in whole tiles
 DAY, HOUR = 86_400, 3_600  # seconds
-NODE = 8  # ranks of a node, as boards of accelerators are sold
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ with its defaults in bf16, Megatron Core with its distributed optimizer (stage 1
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from zerosim.models.transformer import Transformer
 from zerosim.numerics.checks import FP32, checked_count, did_you_mean
@@ -119,15 +120,16 @@ def account(runtime: str, model: ModelShape, job: Job, *, batch: int, tokens: in
 class Moment:
     """A moment of backward, or the update: bytes of activations and of whole parameters, elements of gradients.
 
-    `kept` are activations kept for backward, `made` what backward makes of them, `logits` theirs. Parameters are those
-    of the block that goes back, `here`, of the next one to go, `ahead`, of all that have not gone, `left`, and of the
-    `root`. Of gradients whole blocks' are `done`, a block's and the root's `begun`, the last block's `behind`; at the
-    end the root is `reduced`.
+    `kept` are activations kept for backward, all of them of so many blocks `uncut`, `made` what backward makes of them,
+    `logits` theirs. Parameters are those of the block that goes back, `here`, of the next ones to go, `ahead`, of all
+    that have not gone, `left`, and of the `root`. Of gradients whole blocks' are `done`, a block's and the root's
+    `begun`, the last block's `behind`; at the end the root is `reduced`.
     """
 
     kept: int = 0
     made: int = 0
     logits: int = 0
+    uncut: int = 0
     here: int = 0
     ahead: int = 0
     left: int = 0
@@ -138,7 +140,7 @@ class Moment:
     reduced: int = 0
 
 
-@dataclass(frozen=True)  # no slots: what is counted is counted once
+@dataclass(frozen=True, eq=False)  # no slots: what is counted is counted once
 class StepSizes:
     """The sizes of a step, of which `moments` are made."""
 
@@ -174,6 +176,12 @@ class StepSizes:
         return sum(replace(tensor, shape=(self.padded(tensor),)).nbytes(
             self.run.itemsize if tensor.frozen or not itemsize else itemsize) for tensor in tensors)
 
+    @lru_cache(8)  # noqa: B019  # of each moment the same
+    def whole_nbytes(self, itemsize: int = 0) -> int:
+        """Padded bytes of all parameters, equal blocks counted once."""
+        return self.nbytes(self.root, itemsize) + sum(
+            times * self.nbytes(tensors, itemsize) for tensors, times in Counter(self.tensors).items())
+
     def trained(self, tensors: Iterable[TensorShape]) -> int:
         """Padded elements that have gradients and state of the optimizer."""
         return sum(self.padded(tensor) for tensor in tensors if not tensor.frozen)
@@ -207,6 +215,7 @@ class StepSizes:
         """Elements of all gradients."""
         return sum(self.gradients) + self.trained(self.root)
 
+    @lru_cache(8)  # noqa: B019  # of each moment the same
     def optimizer_nbytes(self, sharded: bool, whole: bool = False, flat: bool = False) -> int:
         """Bytes of the optimizer's own state; of `whole` tensors where it is not cut inside of them.
 
@@ -302,11 +311,19 @@ class StepSizes:
                 "attention": tokens * (scores + 2 * of.query_channels * each) + 2 * self.stream,
                 "norm": 7 * tokens * of.channels * FP32.itemsize if seven else 4 * self.stream}
 
+    @cached_property
+    def rounded(self) -> int:
+        """Bytes by which memory is larger than the tensors kept of a block in it, when nothing is made again."""
+        tensors = [] if self.decoder is None or self.recompute != NONE else [
+            one.nbytes(self.decoder, self.run) for half in HALVES for one in saved(self.decoder, half, self.run.by)]
+        return sum(-nbytes % (2 << 20 if nbytes >= 10 << 20 else 512) for nbytes in tensors)
+
     # -- moments ------------------------------------------------------------------------------------------------------
 
     def moments(self) -> Iterator[Moment]:
         """The moments that may be the fullest, in the order of backward; the last is the update's."""
         weights, sums, last, of = self.weights, self.gradients, len(self.blocks) - 1, self.decoder
+        ahead = max(1, self.job.options.prefetch)  # FSDP2 gathers one in backward unless it is told to gather more
         root, outside = self.nbytes(self.root), self.trained(self.root)
         kept_of_ends = kept_of_logits = head = 0
         if of is not None:
@@ -316,17 +333,19 @@ class StepSizes:
             capped = self.run.itemsize * ("logits" in of.caps)
             kept_of_logits = -(-self.run.batch * self.run.tokens // self.loss_chunks) * of.vocabulary * (each + capped)
         chunked = self.loss_chunks > 1  # adds up the head's gradient
-        loss = Moment(sum(self.kept) + kept_of_ends, 2 * self.stream * chunked, kept_of_logits, ahead=weights[last],
-                      left=sum(weights), root=root, begun=head * chunked)
+        loss = Moment(sum(self.kept) + kept_of_ends, 2 * self.stream * chunked, kept_of_logits, last + 1 - self.reached,
+                      ahead=sum(weights[-ahead:]), left=sum(weights), root=root, begun=head * chunked)
         yield from (loss, replace(loss, logits=0, begun=2 * head * chunked))
         for index in sorted({*range(last + 1)} & {self.reached, self.reached + 1, last - 1, last}):
-            at = Moment(here=weights[index], ahead=weights[index - 1] if index else 0, left=sum(weights[:index + 1]),
-                        root=root, done=sum(sums[index + 1:]), behind=sums[index + 1] if index < last else 0)
+            at = Moment(uncut=index - self.reached, here=weights[index], left=sum(weights[:index + 1]), root=root,
+                        ahead=sum(weights[max(0, index - ahead):index]), done=sum(sums[index + 1:]),
+                        behind=sums[index + 1] if index < last else 0)
             before, halves, made = sum(self.kept[:index]), self.halves[index], self.made(index)
             inside = before + self.stream * (self.recompute != NONE)
             network = self.trained(tensor for tensor in self.tensors[index] if tensor.name.startswith("ffn"))
             down = self.trained(tensor for tensor in self.tensors[index] if ".down." in tensor.name)
-            yield replace(at, kept=inside + sum(halves.values()), made=made["feed_forward"], begun=head + down)
+            yield replace(at, kept=inside + sum(halves.values()), made=made["feed_forward"], begun=head + down,
+                          uncut=at.uncut + 1)
             yield replace(at, kept=inside + halves["attention"], made=made["attention"], begun=head + network)
             yield replace(at, kept=before, made=made["norm"], begun=head + sums[index])
         tied = head * bool(self.model.tied)
@@ -353,6 +372,7 @@ def _activations(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     yield AccountRow("activations", "kept for backward", at.kept, source)
     yield AccountRow("activations", "made in backward", at.made, MADE)
     yield AccountRow("logits", "of the loss and its backward", at.logits, LOSS_OF_MEGATRON if megatron else LOSS)
+    yield AccountRow("overhead", "allocator's rounding", step.rounded * at.uncut, ALLOCATOR)
 
 
 # -- PyTorch: FSDP2, and DDP ------------------------------------------------------------------------------------------
@@ -365,7 +385,7 @@ def _fsdp2(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     stays = not step.job.states.parameters_sharded
     whole = again and not step.synchronized
     sums = step.elements if again else at.done + at.reduced
-    shard = step.nbytes(step.model.tensors, fp32) // shards
+    shard = step.whole_nbytes(fp32) // shards
     yield AccountRow("parameters", "shards, trained ones in fp32", shard, BY_FSDP2, offload.parameters)
     yield AccountRow("optimizer", "state of the shards", step.optimizer_nbytes(True), BY_OPTIMIZER, offload.optimizer)
     yield AccountRow("gradients", "shards in fp32", 0 if whole else sums // shards * fp32, BY_FSDP2, offload.gradients)
@@ -381,8 +401,8 @@ def _fsdp2(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
 def _ddp(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     """Parameters in fp32, cast by autocast where they are used; gradients beside the buckets that are reduced."""
     fp32, sharded = FP32.itemsize, step.job.states.optimizer_sharded
-    made = step.elements if step.job.micro_batches > 1 else at.done + at.begun
-    yield AccountRow("parameters", "trained ones in fp32", step.nbytes(step.model.tensors, fp32), BY_DDP)
+    made = max(at.done + at.begun, step.elements * (step.job.micro_batches > 1))
+    yield AccountRow("parameters", "trained ones in fp32", step.whole_nbytes(fp32), BY_DDP)
     yield AccountRow("optimizer", "state", step.optimizer_nbytes(sharded, whole=True), BY_OPTIMIZER)
     yield AccountRow("gradients", "in fp32", made * fp32, BY_DDP)
     cast = min(at.left + at.root, step.elements * step.run.itemsize)  # frozen ones are in the compute format
@@ -410,7 +430,7 @@ def _deepspeed(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     full = at.reduced or (states.gradients_sharded and filled >= REDUCE_BUCKET)
     travels = min(REDUCE_BUCKET, filled) if full and not updates and step.job.ranks > 1 else 0
     small = sum(tensor.parameters for tensor in step.model.tensors if tensor.parameters <= PERSISTENCE_THRESHOLD)
-    yield AccountRow("parameters", "in the compute format", step.nbytes(step.model.tensors) // (shards if cut else 1),
+    yield AccountRow("parameters", "in the compute format", step.whole_nbytes() // (shards if cut else 1),
                      BY_DEEPSPEED, offload.parameters)
     yield AccountRow("parameters", "small tensors, whole", runs * small * each, BY_DEEPSPEED)
     yield AccountRow("optimizer", "masters in fp32", masters * fp32, BY_DEEPSPEED, offload.optimizer)
@@ -420,7 +440,7 @@ def _deepspeed(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
         rests = share if cut or again or updates else at.done // shards
         yield AccountRow("gradients", "shards in the compute format", rests * each, BY_DEEPSPEED, offload.gradients)
     else:
-        rests = elements if again else filled
+        rests = max(filled, elements * again)
         if states.optimizer_sharded and travels:
             rests = max(rests - travels, share)
         yield AccountRow("gradients", "in the compute format", rests * each, BY_DEEPSPEED)
@@ -441,10 +461,11 @@ def _megatron(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     """Parameters in the compute format, one buffer of gradients in fp32 into which backward adds."""
     fp32, elements, sharded = FP32.itemsize, step.elements, step.job.states.optimizer_sharded
     masters = elements // (step.job.shards if sharded else 1)
-    yield AccountRow("parameters", "in the compute format", step.nbytes(step.model.tensors), BY_MEGATRON)
+    yield AccountRow("parameters", "in the compute format", step.whole_nbytes(), BY_MEGATRON)
     yield AccountRow("gradients", "in fp32", elements * fp32, BY_MEGATRON)
-    yield AccountRow("optimizer", "masters in fp32", masters * fp32, BY_MEGATRON)
-    yield AccountRow("optimizer", "state", step.optimizer_nbytes(sharded), BY_OPTIMIZER)
+    place = step.job.options.offload.optimizer
+    yield AccountRow("optimizer", "masters in fp32", masters * fp32, BY_MEGATRON, place)
+    yield AccountRow("optimizer", "state", step.optimizer_nbytes(sharded), BY_OPTIMIZER, place)
     yield from _activations(step, at)
 
 
@@ -456,14 +477,10 @@ MOMENTS: Mapping[str, Callable[[StepSizes, Moment], Iterator[AccountRow]]] = {
 
 
 def _overheads(step: StepSizes, given: Mapping[str, int] | None) -> Iterator[AccountRow]:
-    """The runtime's own memory, and by how much blocks of memory are larger than the kept tensors in them."""
+    """The runtime's own memory."""
     for name, nbytes in overheads_nbytes(given).items():
         alone = name == "communication channels" and step.job.ranks == 1
         if name != "allocator fragmentation" and not alone:
             yield AccountRow("overhead", name, nbytes, OVERHEADS[name].source)
     wide = max((tensor.parameters for tensor in step.model.tensors if tensor.bits), default=0) * step.run.itemsize
     yield AccountRow("gathered", "a quantized matrix, made wide for its product", wide, DEQUANTIZED)
-    tensors = [] if step.decoder is None or step.recompute != NONE else [
-        one.nbytes(step.decoder, step.run) for half in HALVES for one in saved(step.decoder, half, step.run.by)]
-    rounded = sum(-nbytes % (2 << 20 if nbytes >= 10 << 20 else 512) for nbytes in tensors)
-    yield AccountRow("overhead", "allocator's rounding", len(step.blocks) * rounded, ALLOCATOR)

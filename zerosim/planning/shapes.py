@@ -8,11 +8,13 @@ The sizes of a transformer, and the types that configurations are of, are `zeros
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from os.path import exists
 from pathlib import Path
 from typing import Any
 
@@ -281,11 +283,15 @@ class _Presets(Mapping[str, Transformer]):
 PRESETS: Mapping[str, Transformer] = _Presets()
 
 
+# What hubs add to a model's name, in front of a version, and the version.
+FOR_WHAT = re.compile(r"-(hf|base|chat|instruct|it|uncased)(?=-v0\.\d$|$)|-v0\.\d$")
+
 # -- A preset's name, or the `config.json` of a Hugging Face checkpoint on disk ----------------------------------------
 
 
 def model_shape(source: str | Path, *, vocabulary_multiple: int = 1) -> ModelShape:
-    """The model of a preset's name, of a configuration file, or of a folder that holds `config.json`.
+    """The model of a preset's name, also as a hub writes it, of a configuration file, or of a folder that holds
+    `config.json`.
 
     >>> model_shape("llama-2-7b").parameters, model_shape("gpt2", vocabulary_multiple=128).parameters
     (6738415616, 124475904)
@@ -294,13 +300,23 @@ def model_shape(source: str | Path, *, vocabulary_multiple: int = 1) -> ModelSha
     does, and for a file that is not there or is not JSON.
     """
     text = str(source)
-    if text not in PRESETS and names_config(text):
+    preset = text if text in PRESETS or exists(text) else _as_published(text)
+    if preset in PRESETS:
+        return model_of(preset, pad_vocabulary(PRESETS[preset], vocabulary_multiple))
+    if names_config(text):
         name, fields = read_fields(text)
         return model_of_config(fields, name=name, vocabulary_multiple=vocabulary_multiple)
-    if text not in PRESETS:
-        raise ValueError(f"no model is called {text!r}, and there is no such file; zerosim models lists all "
-                         f"{len(PRESETS)}{did_you_mean(text, PRESETS, most=3)}")
-    return model_of(text, pad_vocabulary(PRESETS[text], vocabulary_multiple))
+    raise ValueError(f"no model is called {text!r}, and there is no such file; zerosim models lists all "
+                     f"{len(PRESETS)}{did_you_mean(text, PRESETS, most=3)}")
+
+
+def _as_published(text: str) -> str:
+    """The preset of a name as the model's hub writes it, with its owner and what it was trained further for, which
+    changes no size: meta-llama/Llama-2-7b-chat-hf is llama-2-7b. Another text as it is."""
+    name, shorter = "", text.rpartition("/")[2].lower().removeprefix("meta-")
+    while name != shorter and shorter not in PRESETS:
+        name, shorter = shorter, FOR_WHAT.sub("", shorter, count=1)
+    return shorter if shorter in PRESETS else text
 
 
 def model_of_config(fields: Any, *, name: str = CONFIG, vocabulary_multiple: int = 1) -> ModelShape:
