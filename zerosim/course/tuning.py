@@ -274,9 +274,8 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", recompu
     each number that divides a rank's share of G; ``prefetch``, units that stage 3 gathers ahead; on several ``nodes``
     shards over all ranks and, unless a ``mesh`` says which, inside nodes alone; ``offload``, places of which each
     candidate takes the first under which it has the margin: "all" that the ``runtime``'s program has, or some, as
-    "none,host". The other options are those of `zs.plan` and mean the same, ``margin`` among them. Raises ValueError
-    for what cannot be searched, for what the program has no settings for, for a model without a known shape, and as
-    `zs.plan` does.
+    "none,host". The other options are those of `zs.plan`. Raises ValueError for what cannot be searched, for what the
+    program has no settings for, for a model without a known shape, and as `zs.plan` does.
 
     >>> found = tune("gpt2", global_batch=8, ranks=4, batch="1,2", recompute="none", stage=3, runtime="zerosim")
     >>> found.best.title, found.runner_up.config.batch, found.decides

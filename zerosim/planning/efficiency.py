@@ -87,8 +87,7 @@ class Efficiency:
     of half the square, and where the kernel knows `windows` of what is in them; `elementwise` bytes and launches by
     operator; `contention` the share of hidden copies that computation gets longer by; `network` the share of a
     network's rate. The host takes `launch` seconds to launch a kernel, and updates `host_update` parameters a second.
-    `error` is the mean error of published steps that were held out; where none are `published` of the device, the
-    largest of a device that was predicted by the others' factors.
+    `error` is the mean error of held-out steps; with none `published` of a device, the largest of those predicted so.
     """
 
     device: Device
