@@ -163,12 +163,11 @@ def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
 def _compute(config: PlanConfig, row: PlanRow, rate: float) -> Explanation:
     """The seconds of arithmetic, by the rates that are taken to be reached."""
     if (reached := config.reached) is not None:
-        off = ("published steps of this device are off by" if reached.published else
-               "no steps of this device are published; of others, predicted so, they are off by up to")
+        whose = "this device" if reached.published else "others, as none are of this device,"
         return ("compute", f"products at {reached.products:.4g} operations per second, {reached.products / rate:.2f} "
                 f"of the peak; fused attention at {reached.attention[0]:.4g} forward and {reached.attention[1]:.4g} "
-                f"back; what is elementwise at {reached.memory:.4g} bytes per second; and {reached.contention:g} of "
-                f"what is communicated beside it (efficiency.toml; {off} {reached.error:.0%})",
+                f"back; what is elementwise at {reached.memory:.4g} bytes per second; and {reached.contention:g} of what is "
+                f"communicated beside it (efficiency.toml; published steps of {whose} are off by {reached.error:.0%})",
                 f"{row.compute_seconds:.4g} s")
     made = config.arithmetic(row.recompute)
     bounds = {pieces: pieces.bounds(config.machine) for pieces in {*made.values()}}
