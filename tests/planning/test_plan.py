@@ -523,7 +523,9 @@ def test_policies_and_numbers_are_asked_for_as_one_writes_them():
         assert [row.recompute for row in engine_plan("gpt2", stage=3, recompute=text).rows] == policies
     for runtime, policies in (("fsdp2", ["none", "selective", "block"]), ("megatron", ["none", "block"])):
         assert [row.recompute for row in zs.plan("gpt2", stage=1, runtime=runtime).rows] == policies
-    assert [row.recompute for row in zs.plan("mixtral-8x7b", stage=3).rows] == ["none", "block"]
+    mixtral = zs.plan("mixtral-8x7b", stage=3)
+    assert [row.recompute for row in mixtral.rows] == ["none", "block"]
+    assert "46,702,792,704 parameters, 12,879,925,248 of them active, 8 ranks" in " ".join(str(mixtral).split())
     sizes = {engine_plan(parameters=text).config.model.parameters
              for text in ("7.5B", "7.5e9", "7_500_000_000", "7,500,000,000", 7.5e9)}
     assert sizes == {7_500_000_000}
