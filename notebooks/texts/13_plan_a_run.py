@@ -185,7 +185,7 @@ for capacity in (needed, needed - 1):
 #
 # * In a shell: `zerosim plan --model llama-2-70b --ranks 64 --nodes 8 --between infiniband-ndr --batch 1`. What fits?
 #   What is the least number of GPUs?
-# * `zs.plan(parameters=1e12, ranks=1024, runtime="zerosim")` knows a number and no shapes. What can it say, and what
+# * `zs.plan(params=1e12, ranks=1024, runtime="zerosim")` knows a number and no shapes. What can it say, and what
 #   not? What does it say without the runtime?
 # * An *accounting convention* counts bytes per parameter (`zs.planning.CONVENTIONS`): programs and papers count from 10
 #   to 20. Plan with `runtime="zerosim", convention="megatron-bf16"`. Which stage gains most weight?

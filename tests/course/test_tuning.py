@@ -229,7 +229,7 @@ def test_what_cannot_be_searched_or_said_is_refused():
         (small(global_batch=8, offload="none", host_link="pcie5"), "host_link='pcie5' is of offload to host, and not"),
         (small(global_batch=2**40, ranks=2), "gives each rank 549,755,813,888 sequences a step; take one"),
         (small(global_batch=8, convention="fp32"), "convention= is no option of tune: bytes are counted as the progra"),
-        (small(global_batch=8, parameters=10**9), "parameters= is no option of tune: a search needs a model's shape"),
+        (small(global_batch=8, params=10**9), "params= is no option of tune: a search needs a model's shape"),
         (small(global_batch=8, micro_batches=2), "micro_batches= is no option of tune: global_batch, ranks and batc"),
         (small(global_batch=8, zeropp="hpz"), "zeropp= is no option of tune: parts of ZeRO++ are none of the sett"),
         (small(global_batch=8, mesh="2x4", runtime="deepspeed"), "DeepSpeed 0.19 no longer has MiCS, its hybrid sh"),
@@ -253,7 +253,7 @@ def test_what_cannot_be_searched_or_said_is_refused():
 def test_the_options_are_those_of_a_plan_beside_its_own_and_data_are_plain():
     own, plans = signature(zs.tune).parameters, signature(plan_config).parameters
     assert own.keys() - plans.keys() == set()
-    assert plans.keys() - own.keys() == {"parameters", "largest_layer", "micro_batches", "convention", "zeropp"}
+    assert plans.keys() - own.keys() == {"params", "largest_layer", "micro_batches", "convention", "zeropp"}
     found = zs.tune(SMALL, global_batch=4, ranks=2, batch=1)
     data = json.loads(json.dumps(found.as_json(), allow_nan=False))
     assert [row["step_seconds"] for row in data["rows"]] == [one.row.step_seconds for one in found.tried]

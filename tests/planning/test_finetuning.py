@@ -122,12 +122,12 @@ def test_gradients_of_adapters_alone_are_sent_and_frozen_weights_are_gathered_as
     the root, which stays."""
     asked, full = {"ranks": 4, "recompute": "none", "sequence": 512}, model_shape("llama-2-7b")
     adapters = lora(full, 16).trainable_parameters
-    rows = {stage: zs.plan("llama-2-7b", stage=stage, lora_rank=16, **asked).rows[0] for stage in (0, 2, 3)}
+    rows = {stage: zs.plan("llama-2-7b", stage=stage, lora=16, **asked).rows[0] for stage in (0, 2, 3)}
     control = 100
     for stage, nbytes in ((0, 2 * 4 * adapters), (2, 4 * adapters + 2 * adapters),
                           (3, 4 * adapters + 2 * 2 * (full.parameters + adapters) - 2 * (2 * 32_000 + 1) * 4096)):
         assert 0 <= rows[stage].sent_nbytes_per_step - nbytes * 3 // 4 < control
-    (packed,) = zs.plan("llama-2-7b", stage=3, lora_rank=16, weights="nf4", **asked).rows
+    (packed,) = zs.plan("llama-2-7b", stage=3, lora=16, weights="nf4", **asked).rows
     assert 0.27 < packed.sent_nbytes_per_step / rows[3].sent_nbytes_per_step < 0.30
     (whole,) = zs.plan("llama-2-7b", stage=3, **asked).rows
     assert 2 / 3 < rows[3].compute_seconds / whole.compute_seconds < 0.85

@@ -34,14 +34,14 @@ def lines_of(found, row):
 @pytest.mark.parametrize(("parameters", "ranks", "gigabytes"), [
     ("7.5e9", 64, [120.0, 31.40625, 16.640625, 1.875]), ("7e9", 8, [112.0, 38.5, 26.25, 14.0])])
 def test_a_number_of_parameters_alone_gives_the_papers_states_and_traffic(parameters, ranks, gigabytes):
-    found = engine_plan(parameters=parameters, ranks=ranks)
+    found = engine_plan(params=parameters, ranks=ranks)
     assert [row.states_nbytes / 1e9 for row in found.rows] == gigabytes
     assert {row.transient_nbytes for row in found.rows} == {0}
     psi = 2 * int(float(parameters))
     shares = [row.sent_nbytes_per_step / (psi * (ranks - 1) / ranks) for row in found.rows]
     assert shares == pytest.approx([2, 2, 2, 3], abs=1e-6)  # and a few bytes of control
     # Without units nothing goes beside anything, and nothing of it is known.
-    assert found.rows == engine_plan(parameters=parameters, ranks=ranks, overlap=False, prefetch=0).rows
+    assert found.rows == engine_plan(params=parameters, ranks=ranks, overlap=False, prefetch=0).rows
 
 
 def test_the_plan_as_data_has_exact_integers_that_add_up_and_the_row_that_sends_least_fits():
@@ -85,7 +85,7 @@ def test_the_plan_as_data_says_what_was_asked_in_words_that_an_option_takes():
        host_nbytes=st.sampled_from([None, 10**9, 10**11]))
 def test_the_verdict_says_of_each_row_that_it_names_what_the_table_says_and_names_the_fastest_with_a_margin(
         name, ranks, batch, tokens, device, attention, stage, offload, host_nbytes):
-    found = engine_plan(name, parameters=None if name else 10**10, ranks=ranks, batch=batch, sequence=tokens,
+    found = engine_plan(name, params=None if name else 10**10, ranks=ranks, batch=batch, sequence=tokens,
                         device=device, compute="fp16", attention=attention, stage=stage, offload=offload,
                     host_capacity_nbytes=None if offload == "none" else host_nbytes)
     names = {found.name_of(row): row for row in found.rows}
@@ -199,7 +199,7 @@ def test_more_sharding_holds_no_more_options_cost_bytes_and_spare_seconds_and_ev
 def test_arithmetic_takes_longer_than_the_products_alone_which_are_all_that_is_known_without_layers():
     unknown = zs.planning.Transformer(64, 2, 4, 100, embedding_channels=32, tokens=32)  # no layers here are narrower
     for name, ends in (("gpt2", 1.0), ("bloom-560m", 1.0), (zs.planning.model_of("gated", unknown), 0.0), (None, 0.0)):
-        found = engine_plan(name, parameters=None if name else 10**9, recompute="all", stage=3, micro_batches=2)
+        found = engine_plan(name, params=None if name else 10**9, recompute="all", stage=3, micro_batches=2)
         for row in found.rows:
             least = row.flops_per_step / (0.5 * row.peak_flops_per_second)
             assert least * (1 + 0.01 * ends) < row.compute_seconds * (1 + 1e-9) < 10 * least, (name, row.recompute)
@@ -255,7 +255,7 @@ def test_the_explained_fullest_moment_adds_up_and_the_states_are_the_formulas_va
         found = zs.plan("gpt2", device=device, stage=3, recompute="none")
         assert said in lines_of(found, found.rows[0])["compute"][0]
     for optimizer, state in ((zs.optim.SGD(lr=0.1), 0), (zs.optim.AdamW(), 8), (zs.optim.Adan(), 14)):
-        found = engine_plan(parameters=10**9, ranks=8, stage=1, optimizer=optimizer)
+        found = engine_plan(params=10**9, ranks=8, stage=1, optimizer=optimizer)
         assert lines_of(found, found.rows[0])["model states (zerosim)"] == (
             f"(4 + {4 + state}/N) bytes, N = 8, {state} of them the optimizer's own state",
             f"{4 * 10**9 + (4 + state) * 10**9 // 8:,}")
@@ -309,15 +309,15 @@ def test_the_fewest_ranks_are_any_number_on_a_node_and_whole_nodes_beyond():
 
 
 @pytest.mark.parametrize(("option", "value"), [
-    ("runtime", "deepspeed"), ("compiled", True), ("loss_chunks", 8), ("lora_rank", 8), ("overlap", False),
+    ("runtime", "deepspeed"), ("compiled", True), ("loss_chunks", 8), ("lora", 8), ("overlap", False),
     ("offload", "host"), ("mesh", "2x4"), ("compute", "fp32"), ("utilization", 0.3), ("device", "a100-80"),
     ("recompute", "selective"), ("optimizer", zs.optim.Lion())])
 def test_each_option_of_a_programs_plan_changes_what_is_held_or_how_long_a_step_is(option, value):
     base = {"ranks": 8, "stage": 3, "recompute": "none", "sequence": 1024}
     (plain,), (changed,) = (zs.plan("gpt2", **asked).rows for asked in (base, base | {option: value}))
     assert (plain.held, plain.step_seconds) != (changed.held, changed.step_seconds)
-    if option == "lora_rank":
-        (stored,) = zs.plan("gpt2", **base, lora_rank=8, weights="nf4").rows
+    if option == "lora":
+        (stored,) = zs.plan("gpt2", **base, lora=8, weights="nf4").rows
         assert stored.nbytes_of("parameters") < changed.nbytes_of("parameters") < plain.states_nbytes
 
 
@@ -514,7 +514,7 @@ def test_a_terminal_shows_the_verdict_first_and_a_line_for_each_row_with_columns
     assert lines[0].split()[3] == "107.81"
     assert " ".join(units) == plan_table.UNITS
     assert repr(found) == f"<Plan of llama-2-7b on 8 ranks: {found.verdict}>"
-    assert str(engine_plan(parameters="7.5e9")).count("7,500,000,000") == 1
+    assert str(engine_plan(params="7.5e9")).count("7,500,000,000") == 1
 
 
 def test_policies_and_numbers_are_asked_for_as_one_writes_them():
@@ -526,7 +526,7 @@ def test_policies_and_numbers_are_asked_for_as_one_writes_them():
     mixtral = zs.plan("mixtral-8x7b", stage=3)
     assert [row.recompute for row in mixtral.rows] == ["none", "block"]
     assert "46,702,792,704 parameters, 12,879,925,248 of them active, 8 ranks" in " ".join(str(mixtral).split())
-    sizes = {engine_plan(parameters=text).config.model.parameters
+    sizes = {engine_plan(params=text).config.model.parameters
              for text in ("7.5B", "7.5e9", "7_500_000_000", "7,500,000,000", 7.5e9)}
     assert sizes == {7_500_000_000}
 

@@ -27,7 +27,7 @@ from zerosim.cli.shell import (
 
 # What a plan is asked.
 Model = Annotated[str | None, typer.Option(help="A preset, as zerosim models lists them, or a config.json.")]
-Parameters = Annotated[str | None, typer.Option("--params", help="Instead of a model: how many parameters, as 7.5B.")]
+Parameters = Annotated[str | None, typer.Option(help="Instead of a model: how many parameters, as 7.5B.")]
 LargestLayer = Annotated[str | None, typer.Option(help="Parameters of the largest layer, with --params.")]
 DeviceName = Annotated[str, typer.Option("--device", help="A device, as zerosim devices lists them: h100, ...")]
 LinkName = Annotated[str | None, typer.Option("--link", help="What ranks of a node send through, as zerosim links "
@@ -51,7 +51,7 @@ Runtime = Annotated[str, typer.Option(help="Whose step it is: fsdp2 (PyTorch's, 
                                            "ZeroRedundancyOptimizer at 1), deepspeed, megatron, or zerosim.")]
 Compiled = Annotated[bool, typer.Option("--compiled", help="Kernels are fused by torch.compile.")]
 LossChunks = Annotated[int, typer.Option(help="In how many parts logits and their loss are made.")]
-LoraRank = Annotated[int | None, typer.Option("--lora", help="Rank of adapters beside frozen linear layers.")]
+LoraRank = Annotated[int | None, typer.Option(help="Rank of adapters beside frozen linear layers.")]
 Weights = Annotated[str | None, typer.Option(help="How frozen weights rest, with --lora: nf4 or int8; without it, in "
                                                   "the format of --compute.")]
 TrainOnly = Annotated[str | None, typer.Option(help="Units or layers that are trained, as block3[01],head; all else is "
@@ -107,12 +107,12 @@ def cost(
 
 @command("plan", "zerosim plan --model llama-2-7b --device h100 --batch 4")
 def plan(
-    ctx: typer.Context, model: Model = None, parameters: Parameters = None, largest_layer: LargestLayer = None,
+    ctx: typer.Context, model: Model = None, params: Parameters = None, largest_layer: LargestLayer = None,
     ranks: Ranks = 8, device: DeviceName = "h100-80", link: LinkName = None, nodes: SomeNodes = None,
     between: Between = None, stage: Stage = "all", recompute: Recompute = "usual", attention: Attention = "fused",
     batch: Batch = 1, sequence: SequenceLength = None, micro_batches: SomeMicroBatches = None,
     global_batch: GlobalBatch = None, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
-    runtime: Runtime = "fsdp2", compiled: Compiled = False, loss_chunks: LossChunks = 1, lora_rank: LoraRank = None,
+    runtime: Runtime = "fsdp2", compiled: Compiled = False, loss_chunks: LossChunks = 1, lora: LoraRank = None,
     weights: Weights = None, train_only: TrainOnly = None, convention: ConventionName = None,
     utilization: Utilization = None, margin: Margin = 0.1, tokens: Tokens = None, price: Price = None,
     overlap: Overlap = True, prefetch: Prefetch = 1, offload: Offload = "none", host_link: HostLink = None,
@@ -195,7 +195,7 @@ def tune(
                                               "until one fits: none, host, disk, or kinds one by one, as "
                                               "none,optimizer=host.")] = "all",
     sequence: SequenceLength = None, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
-    runtime: Runtime = "fsdp2", compiled: Compiled = False, loss_chunks: LossChunks = 1, lora_rank: LoraRank = None,
+    runtime: Runtime = "fsdp2", compiled: Compiled = False, loss_chunks: LossChunks = 1, lora: LoraRank = None,
     weights: Weights = None, train_only: TrainOnly = None, utilization: Utilization = None, margin: Margin = 0.1,
     tokens: Tokens = None, price: Price = None, overlap: Overlap = True, host_link: HostLink = None,
     disk_link: DiskLink = None, host_capacity_nbytes: HostCapacity = None, disk_capacity_nbytes: DiskCapacity = None,

@@ -43,7 +43,7 @@ NEAR = 0.02  # of the fastest's seconds, which a plan cannot tell apart: its own
 SHOWN = 12  # candidates in the table
 MOST_SEQUENCES = 1 << 16  # of a rank in a step, more than anybody takes: every micro-batch is looked at
 PLAN_ONLY = {  # options of a plan, and why a search does not take them
-    "convention": "bytes are counted as the program holds them", "parameters": "a search needs a model's shape",
+    "convention": "bytes are counted as the program holds them", "params": "a search needs a model's shape",
     "largest_layer": "a model's shape says it", "micro_batches": "global_batch, ranks and batch say how many there are",
     "zeropp": "parts of ZeRO++ are none of the settings that are searched"}
 

@@ -22,7 +22,8 @@ from zerosim.optim import Optimizer
 from zerosim.options import StepOptions
 from zerosim.planning.closed_forms import STAGES
 from zerosim.planning.conventions import ADAM, Convention
-from zerosim.planning.finetuning import ADAM_8BIT, EightBit, frozen, lora
+from zerosim.planning.finetuning import ADAM_8BIT, EightBit, frozen
+from zerosim.planning.finetuning import lora as with_adapters
 from zerosim.planning.hardware import DISK_LINK, presets, read
 from zerosim.planning.plan_config import KEPT, MARGIN, MOST_RANKS, NODE, Plan, PlanConfig
 from zerosim.planning.plan_row import ZEROSIM
@@ -46,7 +47,7 @@ def plan(model: str | ModelShape | None = None, **options: Any) -> Plan:
     return plan_config(model, **options).plan()
 
 
-def plan_config(model: str | ModelShape | None = None, *, parameters: int | str | None = None,
+def plan_config(model: str | ModelShape | None = None, *, params: int | str | None = None,
                 largest_layer: int | str | None = None, ranks: int = 8, device: str = "h100-80",
                 link: str | None = None, nodes: int | None = None, between: str | None = None, stage: Several = "all",
                 recompute: Several = "usual", attention: str = FUSED,
@@ -54,7 +55,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                 global_batch: int | str | None = None, compute: str | Policy = "bf16",
                 optimizer: str | Optimizer | EightBit = ADAM,
                 runtime: str = "fsdp2", compiled: bool = False, loss_chunks: int = 1,
-                lora_rank: int | None = None, weights: str | None = None, train_only: str | Iterable[str] | None = None,
+                lora: int | None = None, weights: str | None = None, train_only: str | Iterable[str] | None = None,
                 convention: str | Convention | Policy | None = None,
                 utilization: float | None = None, margin: float = MARGIN, tokens: int | str | None = None,
                 price: float | None = None, overlap: bool = True, prefetch: int = 1,
@@ -64,13 +65,13 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                 overheads: dict[str, int] | None = None,
                 mesh: Mesh | Sequence[int] | str | None = None,
                 zeropp: ZeroPlusPlus | str | None = None, reduction: str = BY_RANK) -> PlanConfig:
-    """A checked configuration of a preset's name, a config.json, a ModelShape, or a number of ``parameters``, of which
-    zerosim's engine has the states alone, and another runtime a decoder of the usual proportions.
+    """A checked configuration of a preset's name, a config.json, a ModelShape, or a number of parameters, ``params``,
+    of which zerosim's engine has the states alone, and another runtime a decoder of the usual proportions.
 
     ``runtime`` says whose step it is: that of PyTorch's "fsdp2" (DDP at stage 0, ZeroRedundancyOptimizer at 1),
     "deepspeed", "megatron" (its distributed optimizer), or "zerosim", the engine here. Of all but the last ``compiled``
     says that kernels are fused by torch.compile, and ``loss_chunks`` in how many parts logits and their loss are made.
-    ``lora_rank`` is that of adapters beside frozen linear layers, and ``weights``, "nf4" or "int8", how these rest;
+    ``lora`` is the rank of adapters beside frozen linear layers, and ``weights``, "nf4" or "int8", how these rest;
     ``train_only`` names the units or layers that are trained without adapters, as "block3[01],head", all else frozen.
     ``stage`` and ``recompute`` are one, several, or "all"; "usual" is nothing, blocks, and selectively in fsdp2 and
     deepspeed without experts. ``attention`` "fused", as FlashAttention, never holds the probabilities; "unfused" holds
@@ -109,7 +110,7 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                          f"nodes, as nodes={-(-ranks // NODE)}, or nodes=1 where one link joins them all")
     if global_batch is not None:
         micro_batches = _shared(global_batch, ranks, batch, micro_batches)
-    shape = _finetuned(_model(model, parameters, largest_layer, runtime), lora_rank, weights, train_only)
+    shape = _finetuned(_model(model, params, largest_layer, runtime), lora, weights, train_only)
     found = PlanConfig(
         model=shape, ranks=ranks, device=known.device(device), network=network, policy=policy, stages=rows,
         recompute=_policies(recompute, attention, runtime, shape), batch=batch,
@@ -128,19 +129,19 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
 plan.__signature__ = signature(plan_config).replace(return_annotation=Plan)  # type: ignore[attr-defined]  # for a notebook
 
 
-def _finetuned(model: ModelShape, lora_rank: int | None, weights: str | None, train_only: Any) -> ModelShape:
+def _finetuned(model: ModelShape, lora: int | None, weights: str | None, train_only: Any) -> ModelShape:
     """The model with adapters beside frozen weights, with quantized ones, or with some frozen, as was asked for."""
-    if lora_rank is None and weights is None and train_only is None:
+    if lora is None and weights is None and train_only is None:
         return model
     if train_only is not None:
-        if lora_rank is not None or weights is not None:
-            raise ValueError(f"train_only={train_only!r} is without adapters and quantized weights, and lora_rank or "
+        if lora is not None or weights is not None:
+            raise ValueError(f"train_only={train_only!r} is without adapters and quantized weights, and lora or "
                              "weights were asked for too; leave it or them out")
         return frozen(model, but=[*(train_only.split(",") if isinstance(train_only, str) else train_only)])
-    if lora_rank is None:
+    if lora is None:
         raise ValueError(f"weights={weights!r} cannot be trained, and nothing else would be; say the rank of adapters "
-                         "beside them, as lora_rank=16")
-    return lora(model, lora_rank, stored=weights or "")
+                         "beside them, as lora=16")
+    return with_adapters(model, lora, stored=weights or "")
 
 
 # Optimizers by name, as plans take them, which ask for no rate.
@@ -172,14 +173,14 @@ TYPICAL_VOCABULARY = 32_000  # Llama 2's
 COUNT = re.compile(r"[\d.,_]+(?:[kmbt]|e\d+)?", re.IGNORECASE)  # a model that is a number of parameters, as 7B
 
 
-def _model(model: str | ModelShape | None, parameters: int | str | None,
+def _model(model: str | ModelShape | None, params: int | str | None,
            largest_layer: int | str | None, runtime: str) -> ModelShape:
-    if isinstance(model, str) and parameters is None and COUNT.fullmatch(model.strip()):
-        model, parameters = None, model
-    if (model is None) == (parameters is None):
+    if isinstance(model, str) and params is None and COUNT.fullmatch(model.strip()):
+        model, params = None, model
+    if (model is None) == (params is None):
         raise ValueError("a plan is of a model or of a number of parameters: name one of the two, as gpt2-xl or 7.5e9")
-    if parameters is not None:
-        count = count_of(parameters, "parameters")
+    if params is not None:
+        count = count_of(params, "params")
         largest = None if largest_layer is None else count_of(largest_layer, "largest_layer")
         return typical_decoder(count) if runtime != ZEROSIM and largest is None else model_of_parameters(count, largest)
     if largest_layer is not None:
