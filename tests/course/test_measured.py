@@ -205,17 +205,24 @@ def test_an_offloaded_plan_differs_from_the_replay_by_its_transfers_alone_which_
     assert replay.step_seconds != pytest.approx(row.step_seconds, rel=1e-3)
 
 
-def test_of_an_optimizer_that_multiplies_whole_matrices_the_replay_has_the_products_and_the_plan_has_not():
+@pytest.mark.parametrize("iteration", ["cubic", "quintic"])
+def test_the_products_of_muon_that_a_plan_counts_are_those_that_the_engine_makes(iteration):
     model = model_of("small", Transformer(96, 3, 3, 190, positions=64, tied=True, fused=True))
-    asked = engine_config(model, ranks=2, stage=0, recompute="none", optimizer=zs.optim.Muon())
+    asked = engine_config(model, ranks=2, stage=0, recompute="none", optimizer=zs.optim.Muon(iteration=iteration))
     cluster = zs.NullCluster(asked.ranks, representative=0)
     measured.run_planned(cluster, asked, 0, "tiled")
     replay = timeline.replay(recording.record(cluster.trace).inside("step").on_ranks(2), asked.machine)
     (row,) = asked.plan().rows
-    products = [event.seconds for event in replay.computed(0) if event.path[1] == "update" and event.flops]
-    assert products
-    assert replay.usage[0].compute_seconds == pytest.approx(
-        row.compute_seconds + row.update_seconds + sum(products), rel=1e-3)
+    flops = sum(event.flops for event in replay.computed(0) if event.path[1] == "update")
+    assert flops == sum(asked.optimizer.product_flops(tensor.shape) for tensor in model.tensors) > 0
+    products = flops / (asked.machine.efficiency * asked.machine.peak_flops_per_second)
+    assert asked.product_seconds(asked.job(0)) == pytest.approx(products)
+    by_ranks = [replace(asked, ranks=n).product_seconds(replace(asked, ranks=n).job(1)) for n in (1, 2, 1000)]
+    assert by_ranks[:2] == pytest.approx([products, products / 2])
+    assert by_ranks[2] * 100 > products  # a matrix is one rank's
+    adam = replace(asked, optimizer=zs.optim.AdamW()).plan().rows[0]
+    assert row.update_seconds - products < adam.update_seconds
+    assert zs.optim.Shampoo().product_flops((9, 9)) is zs.optim.SOAP().product_flops((9, 9)) is None
 
 
 def assert_lasts_as_long(asked, recorded):

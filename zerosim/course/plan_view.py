@@ -87,6 +87,9 @@ def _remarks(found: Plan) -> Iterator[str]:
     if isinstance(config.optimizer, Optimizer) and not is_cut_anywhere(config.optimizer):
         yield (f"What {config.optimizer_name} works in while it updates whole tensors is not in the total"
                + (": --measure shows it, where the engine runs it." if config.is_engine else "."))
+        if config.optimizer.product_flops((1, 1)) is None:
+            yield (f"Roots and eigenvectors of matrices, which {config.optimizer_name} makes in its update, are not in "
+                   "the seconds: time some steps of it on your device.")
         if config.optimizer_name == "Adafactor" and config.runtime == FSDP2 and {2, 3} & {*config.stages}:
             yield "PyTorch 2.13's own Adafactor refuses fully_shard's shards; the state is of one that takes them."
     if config.host_link:

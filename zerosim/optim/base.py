@@ -139,6 +139,11 @@ class Optimizer(ABC):
         do not fit.
         """
 
+    def product_flops(self, shape: tuple[int, ...]) -> int | None:
+        """Operations of the matrix products that update a tensor of this shape; None where roots or eigenvectors of
+        matrices are made, whose time no product foresees, and where an optimizer of whole matrices does not say."""
+        return None if "whole_matrix" in self.needs else 0
+
     def apply(self, ctx: UpdateContext, w: Array, g: Array, state: State, step: int) -> None:
         """``update``, and BrokenPromise where it left another array in the place of a slot: what is not written into
         the slot that it was handed is lost when the step is over."""

@@ -104,6 +104,15 @@ class Muon(MatrixOptimizer):
         """The buffer b of a matrix; AdamW's m and v of anything else."""
         return {"b": Slot(shape)} if len(shape) == 2 else {"m": Slot(shape), "v": Slot(shape)}
 
+    def product_flops(self, shape: tuple[int, ...]) -> int:
+        """Those of `orthogonalize`: two of s x s by s x l a step, s the smaller side, and the quintic's of s x s.
+
+        >>> Muon().product_flops((4096, 11008)) == 5 * (4 * 4096**2 * 11008 + 2 * 4096**3), Muon().product_flops((9,))
+        (True, 0)
+        """
+        small, large = sorted(shape) if len(shape) == 2 else (0, 0)
+        return self.iterations * (4 * small**2 * large + 2 * small**3 * (COEFFICIENTS[self.iteration][2] != 0))
+
     def with_lr(self, lr: float) -> Self:
         """This optimizer with another lr for matrices, and ``vector_lr`` changed in proportion."""
         return self.for_group({"lr": lr, "vector_lr": self.vector_lr * (lr / self.lr) if self.lr else 0.0})
@@ -158,6 +167,10 @@ class Adafactor(Optimizer):
     def slots(self, shape: tuple[int, ...]) -> dict[str, Slot]:
         """A mean for each row and for each column of a matrix; one for each element of anything else."""
         return {"rows": Slot(shape[:1]), "columns": Slot(shape[1:])} if len(shape) == 2 else {"v": Slot(shape)}
+
+    def product_flops(self, shape: tuple[int, ...]) -> int:
+        """None: means and roots are taken element by element."""
+        return 0
 
     def update(self, ctx: UpdateContext, w: Array, g: Array, state: State, step: int) -> None:
         """One step on a whole tensor w, in its own shape."""

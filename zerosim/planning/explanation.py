@@ -151,8 +151,9 @@ def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
     scanned, updated = config.update_nbytes(config.of_trained(job), row.held)
     host = "" if config.options.offload.optimizer == DEVICE else "; the host's own " + (
         f"at {config.reached.host_update:.3g} parameters a second" if config.reached else "arithmetic is not in it")
+    products = f" + {seconds:.4g} s of products" if (seconds := config.product_seconds(job)) else ""
     yield ("update", f"({scanned:,} scanned for overflow and norm + {updated:,} read and written) / "
-           f"{config.device.memory_bytes_per_second:.4g} per second{host}", f"{row.update_seconds:.4g} s")
+           f"{config.device.memory_bytes_per_second:.4g} per second{products}{host}", f"{row.update_seconds:.4g} s")
     yield from _transfers(config, row)
     extra = " + host" * (not config.options.offload.is_none) + " + disk" * config.options.offload.uses_disk
     yield ("step", "compute + exposed + update" + extra, f"{row.step_seconds:.4g} s")

@@ -530,12 +530,25 @@ class PlanConfig:
         seconds = {pieces: pieces.seconds(machine) for pieces in {*found.values()}}  # equal units have the same
         return {place: seconds[pieces] for place, pieces in found.items()}
 
+    def product_seconds(self, job: Job) -> float:
+        """Seconds of the matrix products of a rank's update, Muon's, at the rate of products: shared equally by ranks
+        that hold shards, as DTensors share them, and where ranks own whole tensors no less than the largest takes; what
+        is sent for that is not counted, nor products on a host or those that an optimizer does not know."""
+        if isinstance(self.optimizer, EightBit) or self.options.offload.optimizer != DEVICE:
+            return 0.0
+        flops = [self.optimizer.product_flops(tensor.shape) or 0 for tensor in self.model.tensors if not tensor.frozen]
+        share = sum(flops) / (job.shards if job.states.optimizer_sharded else 1)
+        if not (self.runtime == FSDP2 and job.states.gradients_sharded):
+            share = max(share, *flops)
+        return share / (self.reached.products if self.reached is not None else
+                        self.machine.efficiency * self.machine.peak_flops_per_second)
+
     def update_seconds(self, job: Job, held: Iterable[AccountRow]) -> dict[Place, float]:
         """Seconds in which a rank scans the gradients that it updates with, and updates each unit, by `update_nbytes`;
         with offload a program's host updates the shares of all its devices."""
         scanned, updated = self.update_nbytes(job, held)
         rate, total = self.device.memory_bytes_per_second, sum(job.padded_lengths)
-        seconds = updated / rate
+        seconds = updated / rate + self.product_seconds(job)
         if self.options.offload.optimizer != DEVICE and self.reached is not None:
             devices = min(self.ranks, self.network.ranks_per_node or self.ranks)
             seconds = devices * job.held(job.states.optimizer_sharded) / self.reached.host_update
