@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
+from tests.support import ask
 from zerosim.course import plan_view
 from zerosim.display import plan_table
 from zerosim.options import StepOptions
@@ -261,6 +262,44 @@ def test_the_explained_fullest_moment_adds_up_and_the_states_are_the_formulas_va
             f"{4 * 10**9 + (4 + state) * 10**9 // 8:,}")
 
 
+def test_what_a_runtime_takes_for_itself_is_the_platforms_and_of_each_communicator():
+    """Channels on any number of ranks above one, twice where shards and replicas are groups of their own."""
+    def own(device="h100", ranks=8, runtime="fsdp2", **asked):
+        (row,) = zs.plan("gpt2", device=device, ranks=ranks, stage=3, recompute="none", runtime=runtime, **asked).rows
+        return {one.what: one for one in row.held if one.kind == "overhead" and "rounding" not in one.what}
+
+    nbytes = {what: one.nbytes for what, one in own().items()}
+    assert sum(nbytes.values()) == 704_194_304
+    assert {what: one.nbytes for what, one in own(ranks=2048, nodes=256).items()} == nbytes
+    assert own(ranks=1).keys() == nbytes.keys() - {"communication channels"}
+    twice = {what: one.nbytes for what, one in own(ranks=16, mesh="2x8").items()}
+    assert twice == nbytes | {"communication channels": 2 * nbytes["communication channels"]}
+    for device in ("mi250", "mi300x", "mi325x"):
+        rows = own(device)
+        assert [rows[what].source.split(";")[0] for what in nbytes][:2] == [
+            "HIP's context", "RCCL's channels, of each communicator"]
+        assert rows["matmul workspace"].nbytes == 32 * 2**20
+    for device in ("tpu-v4", "tpu-v5e", "tpu-v5p"):
+        assert own(device) == own(device, runtime="zerosim") == {}
+        assert own(device, runtime="zerosim", overheads={"runtime context": 5})["runtime context"].nbytes == 5
+        found = [" ".join(str(zs.plan("gpt2", device=device, stage=3, runtime=runtime)).split())
+                 for runtime in ("fsdp2", "deepspeed", "zerosim")]
+        assert [f"On TPUs run JAX (MaxText) and PyTorch/XLA's SPMD FSDP: bytes and seconds of {runtime}'s program are"
+                in text for runtime, text in zip(("fsdp2", "deepspeed", "zerosim"), found)] == [True, True, False]
+    assert "On TPUs run" not in str(zs.plan("gpt2", device="mi300x"))
+    for mesh, least, most in ((None, 704_194_304, 2_033_554_432), ("2x8", 1_204_194_304, 3_033_554_432)):
+        found = zs.plan("gpt2", ranks=16, nodes=2, stage=3, recompute="none", mesh=mesh)
+        formula, value = lines_of(found, found.rows[0])["overhead of the runtime, all of it"]
+        assert value == f"{least:,}"
+        assert f"they go up to {most:,}" in formula
+
+
+def test_an_optimizer_whose_seconds_are_not_all_counted_is_said():
+    for optimizer, said in (("muon", False), ("adafactor", False), ("shampoo", True), ("soap", True)):
+        text = ask("plan", "--model", "gpt2", "--optimizer", optimizer, "--stage", "3").output
+        assert ("Roots and eigenvectors of matrices, which" in " ".join(text.split())) == said
+
+
 # -- the inverse questions: one more does not fit ---------------------------------------------------------------------
 
 
@@ -287,7 +326,7 @@ def test_the_largest_batch_sequence_and_model_fit_with_the_margin_and_one_more_d
 
 
 def test_the_largest_number_of_parameters_is_of_the_optimizer_the_stage_and_the_convention():
-    asked = {"parameters": "1e9", "ranks": 8, "stage": 3}
+    asked = {"params": "1e9", "ranks": 8, "stage": 3}
     found = [questions.largest_model(engine_config(**asked | other)).parameters for other in (
         {}, {"optimizer": zs.optim.SGD(lr=0.1)}, {"stage": 0}, {"convention": "megatron-bf16"}, {"margin": 0.5})]
     assert found[1] > found[0] > max(found[2:])

@@ -70,8 +70,12 @@ def subject(config: PlanConfig) -> tuple[str, str]:
 
 def answers(found: Plan) -> Iterator[str]:
     """Throughput of the cheapest row, and what a whole training of the tokens that were asked for takes and costs;
-    before them, the length of a sequence where it is shorter than the model's longest by default."""
+    before them, whose program runs on a TPU, and the length of a sequence where it is shorter than the model's longest
+    by default."""
     config, row = found.config, found.cheapest
+    if config.device.platform == "tpu" and not config.is_engine:
+        yield (f"On TPUs run JAX (MaxText) and PyTorch/XLA's SPMD FSDP: bytes and seconds of {config.runtime}'s program "
+               "are taken there as an approximation.")
     if config.sequence_by_default and config.sequence < config.longest_sequence:
         yield (f"Sequences of {config.sequence:,} tokens, the default; the model takes {config.longest_sequence:,} "
                "(--sequence).")

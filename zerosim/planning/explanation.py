@@ -11,9 +11,10 @@ from zerosim.planning import activations
 from zerosim.planning.activations import Block, logits_nbytes
 from zerosim.planning.closed_forms import STAGES, crossing_nbytes, vectors_sent
 from zerosim.planning.conventions import convention_of, formula, is_cut_anywhere, per_parameter_nbytes
-from zerosim.planning.hardware import overheads_nbytes
+from zerosim.planning.hardware import OVERHEADS_OF, overheads_nbytes
 from zerosim.planning.plan_config import STATE_KINDS, UTILIZATION, PlanConfig
 from zerosim.planning.plan_row import PlanRow
+from zerosim.planning.runtimes import times_held
 
 OFF_DEVICE = {DEVICE: "", HOST: " on the host, nothing on the device", DISK: " on disk, nothing on the device"}
 Explanation = tuple[str, str, str]  # what, the formula with its values, the value
@@ -25,7 +26,12 @@ def explained(config: PlanConfig, row: PlanRow) -> list[Explanation]:
         return [*_states(config, row), *_beside_states(config, row), *_total(config, row), *_seconds(config, row)]
     held = [(f"{one.kind}{'' if one.place == DEVICE else f' on the {one.place}'}: {one.what}", one.source,
              f"{one.nbytes:,}") for one in row.held]
-    return [*held, *_total(config, row), *_seconds(config, row)]
+    times, sources = times_held(config.job(row.stage, row.recompute)), OVERHEADS_OF[config.device.platform]
+    least, most = (sum(count * getattr(sources[name], which) for name, count in times.items())
+                   for which in ("least_nbytes", "most_nbytes"))
+    range_ = ("overhead of the runtime, all of it", "the least that sources give, which is taken; they go up to "
+              f"{most:,}: what more there is comes off the margin", f"{least:,}")
+    return [*held, *[range_] * (most > 0), *_total(config, row), *_seconds(config, row)]
 
 
 def _states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
@@ -60,7 +66,8 @@ def _beside_states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
                "moment of activations both, with the gradients that flow back",
                f"{config.activations_nbytes(row.recompute):,}")
     yield from _transient(config, row)
-    parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in overheads_nbytes(config.overheads).items())
+    given = overheads_nbytes(config.overheads, config.device.platform)
+    parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in given.items())
     yield ("overhead of the runtime", f"estimates: {parts}", f"{row.overhead_nbytes:,}")
 
 

@@ -87,9 +87,9 @@ class Device:
     `usable_nbytes`, 0 for as reported, is what programs can take. `flops_per_second` are dense by format, never the
     doubled figures for sparse matrices. `link` names the link between the devices of a node, `host_link` that between a
     device and its host, `network` that between nodes, which have `cards_per_device` cards for each device, where they
-    are known.
-    Raises ValueError for numbers that are not positive and finite, for a format that is not in `RATED_FORMATS`, and for
-    more bytes to use than are reported.
+    are known. `platform`, "cuda", "rocm" or "tpu", says what a runtime takes for itself there.
+    Raises ValueError for numbers that are not positive and finite, for a format that is not in `RATED_FORMATS`, for
+    more bytes to use than are reported, and for another platform.
     """
 
     name: str
@@ -104,6 +104,7 @@ class Device:
     usable_nbytes: int = 0
     network: str | None = None
     cards_per_device: float = 1
+    platform: str = "cuda"
 
     def __post_init__(self) -> None:
         where = f"device {self.name!r}"
@@ -113,6 +114,8 @@ class Device:
         if self.usable_nbytes > self.reported_nbytes:
             raise ValueError(f"{where}: usable_nbytes must be at most reported_nbytes, {self.reported_nbytes:,}, got "
                              f"{self.usable_nbytes:,}; programs get no more than the device has")
+        if self.platform not in OVERHEADS_OF:
+            raise ValueError(f"{where}: platform must be one of {', '.join(OVERHEADS_OF)}, got {self.platform!r}")
 
     def flops_per_second_in(self, format: str) -> float:
         """The dense peak in one format; raises ValueError where the device has none."""
@@ -544,11 +547,14 @@ class Overhead:
     source: str
 
 
-# Estimates, each for one GPU; a plan names those that it adds, and replaces them by measured ones.
-OVERHEADS: Mapping[str, Overhead] = {name: Overhead(**row) for name, row in facts("overheads").items()}
+# Estimates, each for one device of a platform; a plan names those that it adds, and replaces them by measured ones.
+OVERHEADS_OF: Mapping[str, Mapping[str, Overhead]] = {platform: {
+    name: Overhead(**row) for name, row in {**facts("overheads")["cuda"], **rows}.items()}
+    for platform, rows in facts("overheads").items()}
+OVERHEADS = OVERHEADS_OF["cuda"]
 
 
-def overheads_nbytes(nbytes: Mapping[str, int] | None = None) -> dict[str, int]:
+def overheads_nbytes(nbytes: Mapping[str, int] | None = None, platform: str = "cuda") -> dict[str, int]:
     """Bytes that a runtime takes, by name: the least that the sources give, but for those that are given here.
 
     >>> sum(overheads_nbytes().values()), sum(overheads_nbytes({"allocator fragmentation": 0}).values())
@@ -563,4 +569,4 @@ def overheads_nbytes(nbytes: Mapping[str, int] | None = None) -> dict[str, int]:
         raise ValueError(f"no overhead is called {', '.join(sorted(map(repr, unknown)))}; there are "
                          f"{', '.join(OVERHEADS)}")
     return {name: checked_count(name, given.get(name, overhead.least_nbytes), 0)
-            for name, overhead in OVERHEADS.items()}
+            for name, overhead in OVERHEADS_OF[platform].items()}

@@ -56,7 +56,7 @@ from zerosim.planning.flops import StepFlops, six_n, step_flops
 from zerosim.planning.hardware import (
     DISK_NBYTES,
     HOST_NBYTES,
-    OVERHEADS,
+    OVERHEADS_OF,
     Device,
     Link,
     Machine,
@@ -378,7 +378,7 @@ class PlanConfig:
         if not self.is_engine:
             return account(self.runtime, self.model, self.job(stage, policy), batch=self.batch, tokens=self.sequence,
                            recompute=policy, optimizer=self.optimizer, compiled=self.compiled,
-                           loss_chunks=self.loss_chunks)
+                           loss_chunks=self.loss_chunks, platform=self.device.platform)
         rows = self.resting(stage)
         if self.has_units:
             most, source = self.transient_memory(stage, policy).fullest(self.batch), "the engine's order, step_events"
@@ -393,13 +393,14 @@ class PlanConfig:
     def resting(self, stage: int) -> list[AccountRow]:
         """The engine's account of what is held from step to step, and of the runtime's overhead."""
         convention, places = convention_of(self.accounting), self.options.offload
+        platform = self.device.platform
         kinds = states_nbytes(self.model, self.ranks, STAGES[stage], convention, optimizer=self.optimizer,
                               nodes=self.options.replicas)
         states = [(plural, kind, getattr(places, plural)) for plural, of in STATE_KINDS.items() for kind in of]
         return [*(AccountRow(plural, kind.replace("_", " "), kinds[kind], convention.source, place)
                   for plural, kind, place in states if kinds.get(kind)),
-                *(AccountRow("overhead", name, nbytes, OVERHEADS[name].source)
-                  for name, nbytes in overheads_nbytes(self.overheads).items() if nbytes)]
+                *(AccountRow("overhead", name, nbytes, OVERHEADS_OF[platform][name].source)
+                  for name, nbytes in overheads_nbytes(self.overheads, platform).items() if nbytes)]
 
     def transient_memory(self, stage: int, policy: str) -> TransientMemory:
         """Bytes that come and go in a step."""
