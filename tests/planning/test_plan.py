@@ -282,10 +282,10 @@ def test_what_a_runtime_takes_for_itself_is_the_platforms_and_of_each_communicat
     for device in ("tpu-v4", "tpu-v5e", "tpu-v5p"):
         assert own(device) == own(device, runtime="zerosim") == {}
         assert own(device, runtime="zerosim", overheads={"runtime context": 5})["runtime context"].nbytes == 5
-        found = [" ".join(str(zs.plan("gpt2", device=device, stage=3, runtime=runtime)).split())
-                 for runtime in ("fsdp2", "deepspeed", "zerosim")]
-        assert [f"On TPUs run JAX (MaxText) and PyTorch/XLA's SPMD FSDP: bytes and seconds of {runtime}'s program are"
-                in text for runtime, text in zip(("fsdp2", "deepspeed", "zerosim"), found)] == [True, True, False]
+        for runtime in ("fsdp2", "deepspeed", "zerosim"):
+            text = " ".join(str(zs.plan("gpt2", device=device, stage=3, runtime=runtime)).split())
+            said = f"On TPUs run JAX (MaxText) and PyTorch/XLA's SPMD FSDP: bytes and seconds of {runtime}'s program"
+            assert (said in text) == (runtime != "zerosim")
     assert "On TPUs run" not in str(zs.plan("gpt2", device="mi300x"))
     for mesh, least, most in ((None, 704_194_304, 2_033_554_432), ("2x8", 1_204_194_304, 3_033_554_432)):
         found = zs.plan("gpt2", ranks=16, nodes=2, stage=3, recompute="none", mesh=mesh)

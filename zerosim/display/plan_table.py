@@ -74,8 +74,8 @@ def answers(found: Plan) -> Iterator[str]:
     by default."""
     config, row = found.config, found.cheapest
     if config.device.platform == "tpu" and not config.is_engine:
-        yield (f"On TPUs run JAX (MaxText) and PyTorch/XLA's SPMD FSDP: bytes and seconds of {config.runtime}'s program "
-               "are taken there as an approximation.")
+        yield (f"On TPUs run JAX (MaxText) and PyTorch/XLA's SPMD FSDP: bytes and seconds of {config.runtime}'s program"
+               " are taken there as an approximation.")
     if config.sequence_by_default and config.sequence < config.longest_sequence:
         yield (f"Sequences of {config.sequence:,} tokens, the default; the model takes {config.longest_sequence:,} "
                "(--sequence).")
