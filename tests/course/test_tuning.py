@@ -177,10 +177,10 @@ SAID = {  # of each runtime: what is asked, and lines of its settings and notes
             "offload_policy=CPUOffloadPolicy()", "torch.utils.checkpoint", "host: pcie5, 63.02 GB a second each way"])],
     "deepspeed": [
         ({"stage": 2, "overlap": False, "compute": "fp16", "offload": "optimizer=host"}, [
-            '"allgather_bucket_size"', '"offload_optimizer"', '"device": "cpu"', '"overlap_comm": false', '"fp16"',
+            '"reduce_bucket_size": 500000000', '"offload_optimizer"', '"device": "cpu"', '"overlap_comm": false', '"fp16"',
             "scales the loss dynamically"]),
         ({"stage": 3, "prefetch": 0, "offload": "optimizer=disk+parameters=disk"}, [
-            '"stage3_prefetch_bucket_size": 0', '"offload_param"', '"device": "nvme"', "of one's own"])],
+            '"stage3_prefetch_bucket_size": 0', '"sub_group_size"', '"offload_param"', '"device": "nvme"', "of one's own"])],
     "megatron": [
         ({"stage": 1, "recompute": "block"}, [
             "--micro-batch-size 4 --global-batch-size 8 --seq-length 16 --bf16", "--use-distributed-optimizer",

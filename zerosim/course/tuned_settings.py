@@ -21,6 +21,7 @@ from zerosim.course.measured import decoder_of
 from zerosim.numerics.places import DEVICE, DISK
 from zerosim.numerics.policy import BY_RANK, Policy
 from zerosim.numerics.units import counted
+from zerosim.planning import runtimes
 from zerosim.planning.closed_forms import STAGES, ShardedStates
 from zerosim.planning.conventions import is_cut_anywhere
 from zerosim.planning.finetuning import EightBit
@@ -113,15 +114,6 @@ def _notes_of_engine(config: PlanConfig, row: PlanRow) -> Iterator[str]:
 # -- PyTorch ----------------------------------------------------------------------------------------------------------
 
 
-def _unsaid_fsdp(config: PlanConfig, states: ShardedStates, recompute: str) -> str | None:
-    options = config.options
-    if not options.overlap:
-        return "reductions always run beside backward in PyTorch; leave overlap as it is"
-    if states.parameters_sharded and not options.prefetch:
-        return "FSDP2 gathers one module ahead in backward, which no argument turns off; take prefetch=1"
-    return None
-
-
 def _fsdp(config: PlanConfig, row: PlanRow) -> str:
     """Lines for a model whose blocks are in the list ``blocks``: DDP's for stages 0 and 1, fully_shard's for others."""
     states, policy, options = STAGES[row.stage], config.policy, config.options
@@ -201,15 +193,12 @@ def _unsaid_deepspeed(config: PlanConfig, states: ShardedStates, recompute: str)
 def ds_config(config: PlanConfig, stage: int) -> dict[str, Any]:
     """The configuration as a dict; of the optimizer and its schedule it says nothing."""
     states, policy, options = STAGES[stage], config.policy, config.options
-    largest = max(config.job(stage).padded_lengths)
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": options.overlap, "contiguous_gradients": True,
-                            "reduce_bucket_size": largest}
-    if states.optimizer_sharded and not states.parameters_sharded:
-        zero["allgather_bucket_size"] = largest
+                            "reduce_bucket_size": runtimes.REDUCE_BUCKET}
     if states.parameters_sharded:
-        zero |= {"stage3_prefetch_bucket_size": options.prefetch * largest,
-                 "stage3_max_live_parameters": (1 + options.prefetch) * largest, "stage3_max_reuse_distance": 0,
-                 "stage3_param_persistence_threshold": 0}
+        zero |= {"stage3_prefetch_bucket_size": runtimes.PREFETCH_BUCKET * options.prefetch,
+                 "stage3_max_live_parameters": runtimes.MOST_LIVE, "sub_group_size": runtimes.SUB_GROUP,
+                 "stage3_param_persistence_threshold": runtimes.PERSISTENCE_THRESHOLD}
     zero |= {name: {"device": "nvme", "nvme_path": NVME_PATH, "pin_memory": True} if place == DISK else
              {"device": "cpu", "pin_memory": True} for name, place in (
                  ("offload_optimizer", options.offload.optimizer), ("offload_param", options.offload.parameters))
@@ -232,8 +221,7 @@ def _ds_config_text(config: PlanConfig, row: PlanRow) -> str:
 
 
 def _notes_of_deepspeed(config: PlanConfig, row: PlanRow) -> Iterator[str]:
-    yield ("Buckets, and what is fetched ahead, are numbers of elements there, here the largest unit's: several small "
-           "units may share them.")
+    yield "Sizes are numbers of elements, DeepSpeed's defaults, with which the bytes are counted."
     if config.policy.compute == "fp16":
         yield "It scales the loss dynamically."
     if config.options.offload.uses_disk:
@@ -273,7 +261,7 @@ def _notes_of_megatron(config: PlanConfig, row: PlanRow) -> Iterator[str]:
 
 
 PROGRAMS = {
-    "fsdp2": Program("PyTorch", ("none", "host"), _unsaid_fsdp, _fsdp, _notes_of_fsdp),
+    "fsdp2": Program("PyTorch", ("none", "host"), lambda *_: None, _fsdp, _notes_of_fsdp),
     "deepspeed": Program("DeepSpeed", ("none", "optimizer=host", "optimizer=host+parameters=host",
                                        "optimizer=disk+parameters=disk"),
                          _unsaid_deepspeed, _ds_config_text, _notes_of_deepspeed),

@@ -265,14 +265,14 @@ Several = str | int | Iterable[Any]
 
 
 def tune(model: Any, *, global_batch: int | str, batch: Several = "all", recompute: Several = "usual",
-         prefetch: Several = (1, 2), offload: Several | Offload = "all", runtime: str = "fsdp2",
+         prefetch: Several = "usual", offload: Several | Offload = "all", runtime: str = "fsdp2",
          **options: Any) -> Tuned:
     """The settings of a program for a model, a machine and a global batch of G sequences: of those within 2 % of the
     fastest the one with the most room.
 
     What is searched: ``stage`` and ``recompute``, as in `zs.plan`, and "usual" is to recompute selectively too in
     fsdp2 and deepspeed; ``batch``, the sequences of a micro-batch, "all" for each number that divides a rank's share of
-    G; ``prefetch``, units that stage 3 gathers ahead; on several ``nodes`` shards over all ranks and, unless a ``mesh``
+    G; ``prefetch``, units that stage 3 gathers ahead, "usual" 1 and 2, of deepspeed 1; on several ``nodes`` shards over all ranks and, unless a ``mesh``
     says which, inside nodes alone; ``offload``, places of which each candidate takes the first under
     which it has the margin: "all" that the ``runtime``'s program has, or some, as "none,host". The other options are
     those of `zs.plan` and mean the same, ``margin`` among them. Raises ValueError for what cannot be searched, for what
@@ -284,6 +284,8 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", recompu
     """
     for name in PLAN_ONLY.keys() & options.keys():
         raise ValueError(f"{name}= is no option of tune: {PLAN_ONLY[name]}; leave it out")
+    if prefetch == "usual":
+        prefetch = 1 if runtime == "deepspeed" else (1, 2)
     if recompute == "usual" and runtime in ("fsdp2", "deepspeed"):
         recompute = "all"
     options |= {"runtime": runtime, "recompute": recompute}

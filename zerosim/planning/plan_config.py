@@ -298,6 +298,9 @@ class PlanConfig:
             return "reduction='micro_batch' is of sharded gradients; take stages 2 and 3"
         if self.runtime == MEGATRON_CORE and states.gradients_sharded:
             return "Megatron's distributed optimizer is stage 1; take stages 0 and 1, or the runtime fsdp2"
+        if self.runtime == DEEPSPEED and states.parameters_sharded and self.options.prefetch > 1:
+            return ("DeepSpeed fetches a number of elements ahead, of which its default is counted; take prefetch=1, or "
+                    "0 for none")
         if mesh and self.runtime == DEEPSPEED and not states.parameters_sharded:
             return "DeepSpeed's hybrid sharding is MiCS, of stage 3; take that, or the runtime fsdp2"
         if mesh and self.runtime == MEGATRON_CORE and not states.optimizer_sharded:
@@ -314,7 +317,13 @@ class PlanConfig:
                         "state; take offload='optimizer=host'")
             if not states.parameters_sharded and (asked.parameters != DEVICE or asked.uses_disk):
                 return "DeepSpeed's offload_param and nvme are of stage 3; take that, or offload='optimizer=host'"
-        if self.runtime != FSDP2 or (asked.is_none and not mesh):
+        if self.runtime != FSDP2:
+            return None
+        if not self.options.overlap:
+            return "reductions always run beside backward in PyTorch; leave overlap as it is"
+        if states.parameters_sharded and not self.options.prefetch:
+            return "FSDP2 gathers one module ahead in backward, which no argument turns off; take prefetch=1"
+        if asked.is_none and not mesh:
             return None
         if not states.gradients_sharded:
             return (f"{'hybrid sharding' if mesh else 'offload'} is fully_shard's, and stages 0 and 1 are "
