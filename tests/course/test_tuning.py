@@ -31,7 +31,8 @@ def leaving(nbytes):
 @pytest.mark.parametrize(("model", "options"), [
     ("gpt2-xl", {"device": "a100-40", "global_batch": 64}),
     ("llama-3-8b", {"sequence": 4096, "global_batch": 32, "prefetch": "0,1,2", "runtime": "zerosim"}),
-    ("llama-3-8b", {"sequence": 4096, "global_batch": 128, "runtime": "deepspeed", "nodes": 2, "ranks": 16}),
+    ("llama-3-8b", {"sequence": 4096, "global_batch": 128, "runtime": "deepspeed", "nodes": 2, "ranks": 16,
+                    "prefetch": 1}),
     ("qwen2-0.5b", {"device": "a100-40", "sequence": 2048, "global_batch": 64, "runtime": "megatron",
                      "margin": 0.3}),
     (LLAMA, {"overlap": False, "compute": "fp32", "sequence": 7, "global_batch": 16, "prefetch": 0,
@@ -139,6 +140,7 @@ def test_where_nothing_leaves_the_margin_the_nearest_is_named_and_nothing_is_pas
     assert nothing.nearest.row.missing_nbytes == min(row.missing_nbytes for row in rows)
     assert nothing.verdict == ("Nothing fits with a margin of 0.00 GB: of 12 candidates ZeRO-2 without recomputation "
                                "in 4 micro-batches of 1 sequence comes nearest and misses by 0.00 GB.")
+    assert "All fit, and no margin was asked for: 0 %" in " ".join(str(zs.tune(SMALL, **asked, margin=0)).split())
     spare = zs.tune(SMALL, **asked, margin=0.999)
     assert "ZeRO-2 without recomputation in 4 micro-batches of 1 sequence comes nearest and has " in spare.verdict
     assert spare.verdict.endswith("GB to spare, which a smaller margin takes.")

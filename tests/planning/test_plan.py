@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import zerosim as zs
 from zerosim.course import plan_view
 from zerosim.display import plan_table
+from zerosim.models.transformer import Experts
 from zerosim.options import StepOptions
 from zerosim.planning import explained, hardware, model_shape, plan_config, plan_row, questions, shapes
 
@@ -276,10 +277,27 @@ def test_the_largest_batch_sequence_and_model_fit_with_the_margin_and_one_more_d
     more = replace(asked.model.transformer, blocks=largest.transformer.blocks + 1)
     assert [some_row_fits(replace(asked, model=of)) for of in (
         largest, zs.planning.model_of("more", more))] == [True, False]
-    assert questions.largest_batch(replace(asked, margin=0.0)) > most
+    bare = replace(asked, margin=0.0)
+    assert questions.largest_batch(bare) > most
+    assert " is the cheapest that fits: " in bare.plan().verdict
     assert questions.largest_sequence(plan_config("gpt2", ranks=8, runtime=runtime)) == 1024  # its learned positions
     pulled = replace(asked, stages=(3,), recompute=asked.recompute[-1:], options=StepOptions(overlap=True, prefetch=4))
     assert questions.largest_batch(pulled) < questions.largest_batch(replace(pulled, options=StepOptions()))
+
+
+def test_of_a_model_whose_every_second_block_has_experts_the_largest_is_of_whole_patterns():
+    def of_blocks(count):
+        experts = Experts(8, 2, 8192, dense=tuple(range(0, count, 2)))
+        return shapes.model_of("mine", replace(model_shape("llama-3.2-1b").transformer, blocks=count, experts=experts))
+
+    found = []
+    for margin in (0.1, 0.4, 0.7):
+        asked = plan_config(of_blocks(8), ranks=8, stage=3, recompute="block", sequence=4096, margin=margin)
+        largest = questions.largest_model(asked)
+        found.append(largest.transformer.blocks)
+        assert largest.units == of_blocks(found[-1]).units
+        assert [some_row_fits(replace(asked, model=of_blocks(found[-1] + more))) for more in (0, 2)] == [True, False]
+    assert found[0] > found[1] > found[2] > 1
 
 
 def test_the_largest_number_of_parameters_is_of_the_optimizer_the_stage_and_the_convention():

@@ -209,13 +209,19 @@ def test_a_plan_that_cannot_be_made_is_refused():
         *((gpt2(offload=places, runtime="megatron", stage=stage), "take stage 1 and offload='optimizer=host'")
           for places, stage in (("host", 1), ("optimizer=host", 0))),
         (gpt2(offload="optimizer=host", runtime="deepspeed", stage=0), "DeepSpeed offloads from stage 1 on; take"),
+        (gpt2(runtime="deepspeed", prefetch=2), "DeepSpeed fetches a number of elements ahead, of which its default is "
+         "counted; take prefetch=1, or 0 for none"),
+        (gpt2(overlap=False), "reductions always run beside backward in PyTorch; leave overlap as it is"),
+        (gpt2(prefetch=0), "at stage 3: FSDP2 gathers one module ahead in backward, which no argument turns off; take "
+         "prefetch=1"),
         (gpt2(recompute=3), "recompute=3 must be usual, all, or some policies, as in block,tiled"),
         (gpt2(nodes=2, between=""), "no link is called ''"),
         *((gpt2(**{option: 3}, offload="host"), "no link is called 3; there are nvlink2") for option in (
             "link", "host_link", "disk_link", "between")),
         (gpt2(convention=[]), "no accounting convention is called []; there are zero-paper"),
         (gpt2(sequence=4096), "learned positions for 1024"),
-        (gpt2(utilization=1.5), "is the share of the peak that products reach, above 0 and at most 1"),
+        (gpt2(margin=1), "margin is the share of the device that is to stay free, from 0 to below 1, got 1"),
+        (gpt2(utilization=1.5), "utilization is the share of the peak that products reach, above 0 and at most 1"),
         (gpt2(compute="fp8_e4m3"), "do not rest in 8 bits"),
         (gpt2(lora_rank=8, train_only="head"), "train_only='head' is without adapters and quantized weights, and lor"),
         (gpt2(train_only="head", runtime="zerosim"), "a model with frozen weights is of fsdp2 and deepspeed"),
@@ -293,7 +299,7 @@ NUMBERS = [
     (partial(SlowRank, 0), "the slow rank 0: factor", False), (partial(SlowRank, 0, 2), "0: from_seconds", True),
     (partial(SlowLink, 0, 1), "the slow link from 0 to 1: factor", False),
     (lambda value: machine(efficiency=value)(), "the machine: efficiency", False),
-    (lambda value: zs.plan("gpt2", utilization=value), "the plan: utilization", False),
+    (lambda value: zs.plan("gpt2", utilization=value), "utilization", False),
     (device, "device 'made up': flops_per_second.fp16", False),
     (partial(device, 1e9), "device 'made up': memory_bytes_per_second", False),
     (lambda value: Link("mine", value, 0, "a test", "today"), "link 'mine': bytes_per_second", False),

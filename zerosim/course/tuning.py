@@ -235,7 +235,8 @@ def _assumed(found: Tuned) -> Iterator[str]:
     """The units, the order, what is not in the table, and what the numbers rest on."""
     config = found.config
     yield ("k micro-batches of B sequences on each rank; GB are 10⁹ bytes of one rank at the step's fullest moment, by "
-           f"{config.runtime}'s account; tokens/s are of one device. All leave the margin of {percent(config.margin)}, "
+           f"{config.runtime}'s account; tokens/s are of one device. All "
+           f"{'leave the margin of' if config.margin else 'fit, and no margin was asked for:'} {percent(config.margin)}, "
            f"{gigabytes(config.margin_nbytes)} GB. Within {percent(NEAR)} of the fastest those with the most room come "
            "first, then the others by seconds, which are a plan's: zerosim plan --explain has what they rest on.")
     if found.too_large:

@@ -134,16 +134,16 @@ class PlanConfig:
             raise ValueError(f"{self.ranks:,} ranks were asked for; every rank's share is looked at, so take "
                              f"{MOST_RANKS:,} at most")
         self._check_names()
-        if self.utilization is not None and positive("the plan", "utilization", self.utilization) > 1:
-            raise ValueError("the plan: utilization is the share of the peak that products reach, above 0 and at most "
-                             f"1, got {self.utilization!r}")
-        if positive("the plan", "margin", self.margin, or_zero=True) >= 1:
-            raise ValueError("the plan: margin is the share of the device that is to stay free, from 0 to below 1, "
-                             f"got {self.margin!r}")
+        if self.utilization is not None and positive("", "utilization", self.utilization) > 1:
+            raise ValueError("utilization is the share of the peak that products reach, above 0 and at most 1, got "
+                             f"{self.utilization!r}")
+        if positive("", "margin", self.margin, or_zero=True) >= 1:
+            raise ValueError("margin is the share of the device that is to stay free, from 0 to below 1, got "
+                             f"{self.margin!r}")
         if self.tokens is not None:
             checked_count("tokens", self.tokens, 1)
         if self.price is not None:
-            positive("the plan", "price", self.price, or_zero=True)
+            positive("", "price", self.price, or_zero=True)
             if self.tokens is None:
                 raise ValueError(f"price={self.price!r} is of a whole training, and no tokens were asked for; say how "
                                  "many, as tokens='300B'")
@@ -592,7 +592,8 @@ class Plan(ShownPlan):
         if best is None:
             return f"Nothing fits: {self.name_of(others[0])} comes nearest and {_misses(others[0])}."
         spare = f"{seconds_text(best.step_seconds)} a step, {gigabytes(best.spare_nbytes)} GB to spare"
-        text = (f"{self.name_of(best)} is the cheapest that fits with a margin: {spare}" if best.has_margin else
+        with_margin = " with a margin" * (self.config.margin > 0)
+        text = (f"{self.name_of(best)} is the cheapest that fits{with_margin}: {spare}" if best.has_margin else
                 f"Nothing fits with a margin of {margin}; {self.name_of(best)} is the cheapest that fits: {spare}")
         if not self.config.has_units:
             text = f"By its states alone: {text}"
