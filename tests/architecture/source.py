@@ -7,7 +7,8 @@ from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT_SUFFIXES = {"", ".css", ".ipynb", ".json", ".md", ".py", ".svg", ".toml", ".txt", ".yaml", ".yml"}
+TEXT_SUFFIXES = {"", ".css", ".cu", ".h", ".ipynb", ".js", ".json", ".md", ".py", ".svg", ".toml", ".txt", ".yaml",
+                 ".yml"}
 # What tools leave behind, as .gitignore says; hidden folders too, but for .ci.
 LEFT_BEHIND = {"__pycache__", "build", "dist", "mutants"}
 

@@ -288,26 +288,7 @@ WATCH = ("window.struck = []; window.addEventListener('error', (e) => window.str
 TELL = "document.documentElement.dataset.errors = window.struck.join('; ');"
 
 
-KEYS = """
-const press = (key) => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
-const seen = [];
-const here = () => { const bar = document.activeElement;
-  seen.push([bar.parentElement.getAttribute("aria-label"), bar.dataset.start, bar.tabIndex].join("|")); };
-document.querySelector('[role=listitem][tabindex="0"]').focus(); here();
-for (const key of ["ArrowRight", "ArrowRight", "ArrowLeft", "ArrowDown", "ArrowDown", "ArrowUp", "End", "Home"]) {
-  press(key); here();
-}
-press("+"); press("+");
-const root = document.documentElement;
-root.dataset.zoom = getComputedStyle(root).getPropertyValue("--zoom");
-press("0");
-root.dataset.back = getComputedStyle(root).getPropertyValue("--zoom");
-root.dataset.seen = seen.join("\\n");
-root.dataset.said = document.getElementById("said").textContent;
-root.dataset.tabs = document.querySelectorAll('[role=listitem][tabindex="0"]').length;
-document.querySelector('.communication .bar[data-call="2"]').click();
-root.dataset.same = document.querySelectorAll(".same").length;
-"""
+KEYS = Path(__file__).with_name("keys.js").read_text("utf-8")
 
 
 @needs_browser
@@ -341,17 +322,7 @@ def test_in_a_browser_wicked_names_run_nothing(tmp_path):
     assert dom.rows("Every collective")[0][4] == WICKED
 
 
-INK = """
-const ratio = (a, b) => { const lum = (text) => { const [r, g, b] = text.match(/[\\d.]+/g).map((v) => Number(v) / 255)
-  .map((c) => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-  const [low, high] = [lum(a), lum(b)].sort((x, y) => x - y); return (high + 0.05) / (low + 0.05); };
-const page = getComputedStyle(document.body).backgroundColor;
-const worst = Math.min(...[...document.querySelectorAll("h1,p,td,th,dt,dd,summary,button,.axis span,.scale span")]
-  .map((one) => ratio(getComputedStyle(one).color, page)));
-document.documentElement.dataset.page = page;
-document.documentElement.dataset.worst = worst;
-document.documentElement.dataset.wide = document.documentElement.scrollWidth - innerWidth;
-"""
+INK = Path(__file__).with_name("ink.js").read_text("utf-8")
 
 
 @needs_browser

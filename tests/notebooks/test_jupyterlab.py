@@ -29,28 +29,7 @@ HEIGHT = 40_000  # so that JupyterLab, which draws what is in sight, draws all
 
 # What a notebook's page shows, once its kernel, every cell and every picture is there. An output that is wider than its
 # place has something to scroll, as tables alone may; a line of code is cut where its editor has.
-SEEN = """(() => {
-  const cells = [...document.querySelectorAll(".jp-Notebook .jp-Cell")];
-  const outputs = [...document.querySelectorAll(".jp-Notebook .jp-OutputArea-output")];
-  const images = outputs.flatMap(output => [...output.querySelectorAll("img")]);
-  const kernel = document.querySelector(".jp-NotebookPanel .jp-KernelName")?.textContent ?? "";
-  const idle = document.querySelector(".jp-NotebookPanel .jp-Notebook-ExecutionIndicator[data-status=idle]") !== null;
-  return {
-    cells: cells.length,
-    ready: kernel.startsWith("Python") && idle &&
-           cells.every(cell => !cell.classList.contains("jp-mod-placeholder")) &&
-           images.every(image => image.complete),
-    unsaved: document.querySelectorAll(".lm-TabBar-tab.jp-mod-dirty").length,
-    images: images.map(image => [image.naturalWidth, image.getBoundingClientRect().width,
-                                 image.closest(".jp-OutputArea-output").getBoundingClientRect().width]),
-    wide: outputs.filter(output => !output.querySelector("table") && output.scrollWidth > output.clientWidth + 1)
-                 .map(output => output.textContent.slice(0, 200)),
-    cut: [...document.querySelectorAll(".jp-Notebook .jp-CodeCell .jp-InputArea-editor .cm-scroller")]
-         .filter(editor => editor.scrollWidth > editor.clientWidth + 1)
-         .map(editor => [...editor.querySelectorAll(".cm-line")].map(line => line.textContent)
-                        .reduce((a, b) => a.length >= b.length ? a : b)),
-  };
-})()"""
+SEEN = Path(__file__).with_name("seen.js").read_text("utf-8")
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""Each optimizer against its paper, transcribed in float64: the same steps within the rounding of fp32."""
+"""Each optimizer against its paper, transcribed in float64: the same steps within the rounding of fp32.
+
+And what papers print: bytes per parameter, and Newton-Schulz's bands of singular values, which Muon's matrices go by.
+"""
 
 from dataclasses import fields, replace
 
@@ -6,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.optim import papers
-from tests.optim.papers import KERNELS, factors_of, named, new_state, tensors, updated
+from tests.optim.papers import CTX, KERNELS, factors_of, named, new_state, tensors, updated
 from zerosim import optim
-from zerosim.optim import UpdateContext
+from zerosim.optim import UpdateContext, bytes_per_parameter, matrix, orthogonalize, state_nbytes
 
 STEPS = 6
 SHAPES = {"tall": (6, 4), "wide": (4, 6), "square": (4, 4), "vector": (30,)}
@@ -104,3 +107,57 @@ def test_kfacs_factors_are_plain_means_at_first_and_then_running_ones():
         if step == 20:
             np.testing.assert_allclose(state["inputs"], np.mean(seen[:20], axis=0), rtol=1e-5)  # fp32 roundings
     np.testing.assert_allclose(state["inputs"], expected, rtol=1e-5)
+
+
+# -- bytes per parameter in mixed precision: the published table -------------------------------------------------------
+
+PER_PARAMETER = [(optim.SGD(lr=0.1), 8), (optim.Momentum(lr=0.1), 12), (optim.AdaGrad(), 12), (optim.RMSprop(), 12),
+         (optim.Adam(), 16), (optim.AdamW(), 16), (optim.Lion(), 12), (optim.Adan(), 22), (optim.LAMB(), 16),
+         (optim.LARS(), 12), (optim.Muon(), 12)]
+
+
+@pytest.mark.parametrize(("optimizer", "nbytes"), PER_PARAMETER, ids=named)
+def test_bytes_per_parameter_are_the_published_ones_and_those_of_the_arrays_that_slots_ask_for(optimizer, nbytes):
+    assert bytes_per_parameter(optimizer) == nbytes
+    assert bytes_per_parameter(optimizer, (7, 3)) == pytest.approx(nbytes, abs=1e-12)  # a quotient of doubles
+    kept = 0
+    for slot in optimizer.slots((6, 4)).values():
+        kept += np.zeros(slot.shape, {"fp32": np.float32, "bf16": np.uint16}[slot.format]).nbytes
+    assert kept == state_nbytes(optimizer, (6, 4)) == (nbytes - 8) * 24
+
+
+def test_vectors_cost_what_their_own_update_keeps():
+    assert [bytes_per_parameter(optimizer, (10,)) for optimizer in (
+        optim.Muon(), optim.SOAP(), optim.Shampoo(), optim.Adafactor())] == [16, 16, 12, 12]
+
+
+# -- Newton-Schulz: the published bands, what converges and what does not ----------------------------------------------
+
+
+def iterated(s, steps, iteration):
+    """The iteration on single numbers, in float64."""
+    a, b, c = matrix.COEFFICIENTS[iteration]
+    for _ in range(steps):
+        s = a * s + b * s**3 + c * s**5
+    return s
+
+
+def test_five_quintic_steps_bring_singular_values_from_001_to_1_into_the_published_band():
+    found = iterated(np.geomspace(0.01, 1, 100_000), 5, "quintic")
+    assert (round(found.min(), 2), round(found.max(), 2)) == (0.68, 1.13)
+
+
+def test_the_quintic_does_not_converge_and_the_cubic_is_slow_and_does():
+    assert sum(matrix.COEFFICIENTS["quintic"]) == pytest.approx(0.701, abs=5e-4)
+    assert all(abs(iterated(0.3, steps, "quintic") - 1) > 0.04 for steps in (5, 6, 20, 50))
+    for steps, expected in ((5, 0.076), (10, 0.53), (20, 1.0)):
+        assert iterated(0.01, steps, "cubic") == pytest.approx(expected, abs=5e-3)  # to the digits printed
+
+
+@pytest.mark.parametrize("power", [-100, -20, 20, 100])
+def test_the_scale_of_the_matrix_does_not_matter(power):
+    x = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
+    scaled = x * np.float32(2.0**power)
+    for array in (x, scaled):
+        orthogonalize(CTX, array)
+    assert x.tobytes() == scaled.tobytes()

@@ -150,7 +150,7 @@ def test_a_block_or_a_model_that_cannot_be_or_is_not_counted_is_refused():
         (config([1]), "c holds a JSON list; a model's configuration is an object, with model_type and the model's siz"),
         (partial(model_shape, "mixtral"), "no such file; ... did you mean 'mixtral-8x7b' or "),
         (partial(model_shape, "x"), f"no such file; zerosim models lists all {len(shapes.PRESETS)}$"),
-        (config({}), f"c has no model_type; it counts {', '.join(model_types.MODEL_TYPES)}, gemma3, llama4"),
+        (config({}), f"c has no model_type; it counts {', '.join(model_types.model_types())}, gemma3, llama4"),
         (config({"model_type": "mamba"}), "c has the model_type 'mamba', which zerosim cannot count; it counts gpt2, "),
         (config({"model_type": "gemma3"}), "c has the model_type 'gemma3' and no text_config, an object with the size"),
         (config({"model_type": "gemma3", "text_config": {}}), "c (its text_config: zerosim counts no pictures) lacks"),

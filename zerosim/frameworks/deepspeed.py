@@ -3,7 +3,7 @@
 What a key does there, and its default, is as DeepSpeed's documentation "DeepSpeed Configuration JSON" and its source
 have it (``deepspeed/runtime/config.py``, ``constants.py``, ``engine.py``, ``precision_config.py``, ``zero/config.py``,
 ``zero/offload_config.py``, ``zero/stage_1_and_2.py``, ``comm/coalesced_collectives.py``, ``lr_schedules.py``; version
-0.19.8, 2026). MiCS's keys are those of versions up to 0.19.6.
+0.19.8, 2026). MiCS's keys are those of versions up to 0.19.6. What is not taken, and why, stands in ``deepspeed.toml``.
 
 Legend: N ranks, B samples of a rank's micro-batch, k micro-batches of a step; sizes of buckets there are numbers of
 elements.
@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -46,51 +48,6 @@ from zerosim.ranks.mesh import Mesh
 
 Sized = Model | ModelShape | str
 
-# Printing, profiling, saving and launching; tensors where they are.
-NO_EFFECT = (
-    "steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "tensorboard", "wandb", "csv_monitor",
-    "comet", "comms_logger", "flops_profiler", "checkpoint", "aio", "timers", "log_level", "nebula", "datastates",
-    "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "dataloader_drop_last", "vocabulary_size",
-    "graph_harvesting", "compile", "managed_gradient_accumulation", "use_data_before_expert_parallelism",
-    "seq_parallel_comm_data_type")
-ZERO_NO_EFFECT = (
-    "contiguous_gradients", "load_from_fp32_weights", "elastic_checkpoint", "sub_group_size",
-    "stage3_max_live_parameters", "stage3_gather_16bit_weights_on_model_save",
-    "stage3_gather_fp16_weights_on_model_save", "stage3_module_granularity_threshold",
-    "stage3_model_persistence_threshold", "stage3_partition_stream_chunk_size", "ignore_unused_parameters",
-    "round_robin_gradients", "memory_efficient_linear", "pipeline_loading_checkpoint", "override_module_apply",
-    "log_trace_cache_warnings", "enable_sanity_checks", "save_muon_momentum_buffer_in_memory", "leaf_module",
-    "parameter_alignment", "compute_grad_norm", "cpu_offload_use_pin_memory")
-NO_EQUIVALENT = {
-    "amp": "a policy has formats, and no list of operations as Apex's mixed precision",
-    "torch_autocast": "a policy has formats, and no list of operations as torch.autocast; take bf16 or fp16",
-    "sparse_gradients": "gradients are dense here",
-    "sparse_attention": "attention is dense here",
-    "disable_allgather": "ranks without the updated parameters would drift apart",
-    "activation_checkpointing": "recomputation is the engine's option recompute=; and saved activations neither move "
-                                "to the host nor are cut",
-    "elasticity": "the batch of a run stays the same; write its sizes",
-    "autotuning": "zs.tune searches for settings; write those that were found",
-    "pipeline": "layers are not spread over ranks here",
-    "tensor_parallel": "tensors are not computed in parts here",
-    "expert_parallel": "there are no experts here",
-    "hybrid_engine": "it is of generation, not of training",
-    "compression_training": "weights are not compressed here",
-    "weight_quantization": "weights are not compressed here",
-    "quantize_training": "weights are not compressed here",
-    "data_efficiency": "a step takes the batches that it is given",
-    "curriculum_learning": "a step takes the batches that it is given",
-    "progressive_layer_drop": "every layer runs",
-    "eigenvalue": "no eigenvalues are computed",
-}
-ZERO_NO_EQUIVALENT = {
-    "zenflow": "an update waits for all gradients of its step",
-    "zeropp_loco_param": "qgZ feeds no errors back here",
-    "zero_quantized_nontrainable_weights": "resting weights are not quantized here",
-    "cpu_offload": "this key is deprecated; write \"offload_optimizer\": {\"device\": \"cpu\"}",
-    "cpu_offload_param": "this key is deprecated; write \"offload_param\": {\"device\": \"cpu\"}",
-    "legacy_stage1": "there is one stage 1 here",
-}
 ON_DISK_ONLY = ("pin_memory", "buffer_count", "buffer_size", "max_in_cpu", "pipeline_read", "pipeline_write",
                 "fast_init", "convert_grad_on_cpu", "cpuadam_cores_perc")
 PLACES = {"none": DEVICE, "cpu": HOST, "nvme": DISK}
@@ -132,8 +89,9 @@ def from_deepspeed(config: str | Path | Mapping[str, Any], *, model: Sized | Non
             mesh=mesh, zeropp=zeropp))
     top.take("gradient_allreduce_op", "mean", _only("mean", "a step takes the mean gradient"))
     top.take("sequence_parallel_size", 1, _only(1, "sequences are not cut here"))
-    zero.close(ZERO_NO_EFFECT, ZERO_NO_EQUIVALENT)
-    top.close(NO_EFFECT, NO_EQUIVALENT)
+    others = tomllib.loads(files("zerosim.frameworks").joinpath("deepspeed.toml").read_text("utf-8"))
+    zero.close(**others["zero_optimization"])
+    top.close(**others["top"])
     findings.raise_refusals(name)
     return findings.noted(settings)
 

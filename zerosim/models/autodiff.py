@@ -578,11 +578,18 @@ def _product(a: TrackedArray, b: TrackedArray) -> TrackedArray:
     return a.graph.result(y, [a, b], backward)
 
 
-def _by_layer(forward: Callable[..., Any], backward: Callable[..., Array], x: TrackedArray) -> TrackedArray:
-    """The result of a layer without weights: forward(ctx, x) -> (y, saved), backward(ctx, saved, dy) -> dx."""
-    x = _unless_weight(x)
-    y, saved = forward(x.graph.context, x._array)
-    return x.graph.result(y, [x], lambda graph, dy: [backward(graph.context, saved, dy)])
+def _by_layer(forward: Callable[..., Any], backward: Callable[..., Array | None], x: TrackedArray,
+              *weights: TrackedArray) -> TrackedArray:
+    """The result of a layer: forward(ctx, x, *weights) -> (y, saved), backward(ctx, saved, dy, *room for the weights'
+    gradients) -> dx, in which no weight is read."""
+    x, outlines = _unless_weight(x), [w.value.outline for w in weights]
+    y, saved = forward(x.graph.context, x._array, *(w._array for w in weights))
+
+    def backward_here(graph: Graph, dy: Array) -> list[Array | None]:
+        of_weights = [graph.gradient_room(outline) for outline in outlines]
+        return [backward(graph.context, saved, dy, *of_weights), *of_weights]
+
+    return x.graph.result(y, [x, *weights], backward_here)
 
 
 def _unless_weight(x: TrackedArray) -> TrackedArray:
@@ -620,15 +627,7 @@ def dropout(x: TrackedArray, rate: float, name: str) -> TrackedArray:
 
 def embedding(tokens: TrackedArray, w: TrackedArray) -> TrackedArray:
     """w[tokens]: tokens (B, T) of integers, the input of a `TokenUnit`, w (V, C) -> (B, T, C)."""
-    of_w = w.value.outline
-    y, saved = layers.embedding_forward(w.graph.context, tokens._array, w._array)
-
-    def backward(graph: Graph, dy: Array) -> list[Array | None]:
-        dw = graph.gradient_room(of_w)
-        layers.embedding_backward(graph.context, saved, dy, dw)
-        return [dw]
-
-    return w.graph.result(y, [w], backward)
+    return _by_layer(layers.embedding_forward, layers.embedding_backward, tokens, w)
 
 
 def softmax(x: TrackedArray) -> TrackedArray:

@@ -1,11 +1,8 @@
 """Model types, each a row: the keys of its config.json, what the engine runs of it, and the names of its weights.
 
-A row serves all who read configurations: `from_hugging_face` makes a model that the engine trains, the planner counts
-it (`zerosim.planning.shapes`), and weights go into files and come out of them under the names that they have there.
-
-Sources: of keys and what they are where they are left out the configuration classes, of names of weights
-modeling_gpt2.py, modeling_llama.py and, for norms of heads, modeling_qwen3.py of `transformers`
-(https://github.com/huggingface/transformers, src/transformers/models), version 5.23, as of 2026.
+The rows stand in ``model_types.toml``, with their sources. A row serves all who read configurations:
+`from_hugging_face` makes a model that the engine trains, the planner counts it (`zerosim.planning.shapes`), and weights
+go into files and come out of them under the names that they have there.
 """
 
 from __future__ import annotations
@@ -13,9 +10,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import cache, partial
+from importlib.resources import files
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -32,7 +31,7 @@ CONFIG = "config.json"
 OTHER_WEIGHTS = re.compile(  # where the usual ones are not there
     r".*\.(safetensors|gguf)|(pytorch_model|model|consolidated|tf_model|flax_model).*\.(bin|pth?|h5|msgpack|index\.json)")
 Fields = Mapping[str, Any]
-Names = tuple[tuple[str, tuple[str, ...], bool], ...]  # a pattern here, the names in files, whether transposed
+Names = Sequence[tuple[str, Sequence[str], bool]]  # a pattern here, the names in files, whether transposed
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Runs:
 
     keys: Fields
     numbers: Callable[[Fields, Transformer, int], dict[str, Any]]
-    only: Mapping[str, tuple[Any, ...]]
+    only: Mapping[str, Sequence[Any]]
     names: Names
 
 
@@ -67,32 +66,7 @@ class ModelType:
     runs: Runs | None = None
 
 
-# -- Keys of every model type ------------------------------------------------------------------------------------------
-
-# They change nothing of a forward pass and its loss: what a file is, what is returned, how a text is written, and what
-# is dropped in training, which the engine is asked for itself.
-NO_EFFECT = frozenset((
-    "architectures", "attn_implementation", "bos_token_id", "chunk_size_feed_forward", "cls_token_id",
-    "decoder_start_token_id", "dtype", "eos_token_id", "finetuning_task", "gradient_checkpointing", "id2label",
-    "initializer_range", "is_decoder", "label2id", "model_type", "name_or_path", "num_labels", "output_attentions",
-    "output_hidden_states", "pad_token_id", "prefix", "pretraining_tp", "problem_type", "return_dict",
-    "sep_token_id", "task_specific_params", "tf_legacy_loss", "tokenizer_class", "torch_dtype", "torchscript",
-    "transformers_version", "use_bfloat16", "use_cache", "attention_dropout", "attn_pdrop", "embd_pdrop",
-    "resid_pdrop", "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
-    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "forced_bos_token_id",
-    "forced_eos_token_id", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups",
-    "num_beams", "num_return_sequences", "output_scores", "remove_invalid_values", "repetition_penalty",
-    "return_dict_in_generate", "suppress_tokens", "temperature", "top_k", "top_p", "typical_p", "is_llama_config",
-    "n_ctx", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
-    "summary_use_proj"))
-# They change it, and the engine has it at these values alone.
-ONLY: Mapping[str, tuple[Any, ...]] = {
-    "add_cross_attention": (False,), "is_encoder_decoder": (False,), "tie_encoder_decoder": (False,),
-    "pruned_heads": ({},), "quantization_config": ()}
-
-
 # -- Model types: what is counted --------------------------------------------------------------------------------------
-# What may be left out is what the configuration classes have a default for that is no number of the model's own.
 
 
 def _sized(of: Fields, **others: Any) -> Transformer:
@@ -272,34 +246,12 @@ def _refuse_window(window: Any, tokens: int) -> None:
 
 # -- Names of weights --------------------------------------------------------------------------------------------------
 
-GPT2: Names = (
-    (r"(wte|wpe)", (r"transformer.\1.weight",), False),
-    (r"block(\d+)\.(ln_[12]\.\w+)", (r"transformer.h.\1.\2",), False),
-    (r"block(\d+)\.attention\.qkv\.(\w+)", (r"transformer.h.\1.attn.c_attn.\2",), False),
-    (r"block(\d+)\.attention\.projection\.(\w+)", (r"transformer.h.\1.attn.c_proj.\2",), False),
-    (r"block(\d+)\.ffn\.up\.(\w+)", (r"transformer.h.\1.mlp.c_fc.\2",), False),
-    (r"block(\d+)\.ffn\.down\.(\w+)", (r"transformer.h.\1.mlp.c_proj.\2",), False),
-    (r"(ln_f\.\w+)", (r"transformer.\1",), False),
-    (r"(lm_head\.weight)", (r"\1",), True))
-LLAMA: Names = (
-    (r"wte", ("model.embed_tokens.weight",), False),
-    (r"block(\d+)\.attention_norm\.weight", (r"model.layers.\1.input_layernorm.weight",), False),
-    (r"block(\d+)\.attention\.qkv\.(\w+)", tuple(rf"model.layers.\1.self_attn.{x}_proj.\2" for x in "qkv"), True),
-    (r"block(\d+)\.attention\.projection\.(\w+)", (r"model.layers.\1.self_attn.o_proj.\2",), True),
-    (r"block(\d+)\.attention\.query_norm\.weight", (r"model.layers.\1.self_attn.q_norm.weight",), False),
-    (r"block(\d+)\.attention\.key_norm\.weight", (r"model.layers.\1.self_attn.k_norm.weight",), False),
-    (r"block(\d+)\.ffn_norm\.weight", (r"model.layers.\1.post_attention_layernorm.weight",), False),
-    (r"block(\d+)\.ffn\.gate_up\.(\w+)", tuple(rf"model.layers.\1.mlp.{x}_proj.\2" for x in ("gate", "up")), True),
-    (r"block(\d+)\.ffn\.down\.(\w+)", (r"model.layers.\1.mlp.down_proj.\2",), True),
-    (r"norm\.weight", ("model.norm.weight",), False),
-    (r"(lm_head\.weight)", (r"\1",), True))
-
 
 def stored_names(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, StoredNames]:
     """The names in files of a model's parameters, by their names here: those of the first type that has all of them,
     or their own."""
-    for table in dict.fromkeys(row.runs.names for row in MODEL_TYPES.values() if row.runs is not None):
-        found = {name: one for name in shapes if (one := _named(name, shapes[name], table)) is not None}
+    for names in table()["names"].values():
+        found = {name: one for name in shapes if (one := _named(name, shapes[name], names)) is not None}
         if found.keys() == shapes.keys():
             return found
     return {name: StoredNames((name,)) for name in shapes}
@@ -315,99 +267,54 @@ def _named(name: str, shape: tuple[int, ...], table: Names) -> StoredNames | Non
 
 # -- The rows ----------------------------------------------------------------------------------------------------------
 
-ROTARY_FIELDS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-GROUPED_FIELDS = (*ROTARY_FIELDS, "num_key_value_heads")
-ROTARY_OPTIONS = {"num_key_value_heads": 0, "head_dim": 0, "max_position_embeddings": 0, "tie_word_embeddings": False,
-                  "hidden_act": "silu"}
-BIASED_OPTIONS = {**ROTARY_OPTIONS, "attention_bias": False}
-ROTARY_KEYS = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "rope_scaling": None, "rope_parameters": None}
-ROTARY_ONLY = {"hidden_act": ("silu", "swish"), "partial_rotary_factor": (1,), "rope_interleaved": (False,)}
-WINDOWS = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None}
-QWEN_ONLY = {**ROTARY_ONLY, "use_mrope": (False,)}
-GEMMA_FIELDS, GEMMA_OPTIONS = (*GROUPED_FIELDS, "head_dim"), {**BIASED_OPTIONS, "tie_word_embeddings": True,
-                                                              "hidden_act": "gelu_pytorch_tanh"}
-GEMMA_ALIASES = {"hidden_activation": "hidden_act"}
-QWEN_MOE_FIELDS = (*GROUPED_FIELDS, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
-QWEN_MOE_OPTIONS: Fields = {**ROTARY_OPTIONS, "decoder_sparse_step": 1, "mlp_only_layers": None}
-DEEPSEEK = ModelType(
-    (*ROTARY_FIELDS, "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts",
-     "num_experts_per_tok", "moe_intermediate_size"),
-    {"max_position_embeddings": 0, "tie_word_embeddings": False, "hidden_act": "silu", "attention_bias": False,
-     "q_lora_rank": 0, "n_shared_experts": 0, "first_k_dense_replace": 0, "moe_layer_freq": 1}, _deepseek)
-MODEL_TYPES: Mapping[str, ModelType] = {
-    "gpt2": ModelType(
-        ("n_embd", "n_layer", "n_head", "n_positions", "vocab_size"),
-        {"n_inner": 0, "tie_word_embeddings": True, "add_cross_attention": False, "activation_function": "gelu_new"},
-        _gpt2,
-        {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
-         "max_position_embeddings": "n_positions"},
-        Runs({"layer_norm_epsilon": 1e-5}, lambda of, *_: {"epsilon": of["layer_norm_epsilon"]},
-             {"activation_function": ("gelu_new", "gelu_pytorch_tanh"), "scale_attn_weights": (True,),
-              "scale_attn_by_inverse_layer_idx": (False,), "reorder_and_upcast_attn": (False,)}, GPT2)),
-    "opt": ModelType(
-        ("hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_dim", "max_position_embeddings", "vocab_size"),
-        {"word_embed_proj_dim": 0, "do_layer_norm_before": True, "tie_word_embeddings": True, "enable_bias": True,
-         "layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False, "activation_function": "relu"},
-        _opt),
-    "bloom": ModelType(
-        ("hidden_size", "n_layer", "n_head", "vocab_size"), {"seq_length": 0, "tie_word_embeddings": True}, _bloom,
-        {"n_embed": "hidden_size", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}),
-    "llama": ModelType(
-        ROTARY_FIELDS, {**BIASED_OPTIONS, "mlp_bias": False}, _llama,
-        runs=Runs(ROTARY_KEYS, _llama_numbers, ROTARY_ONLY, LLAMA)),
-    # Left out, these have 8 or 32 key and value heads, and 128 channels in each: numbers of one model.
-    "mistral": ModelType(
-        GROUPED_FIELDS, ROTARY_OPTIONS, _llama,
-        runs=Runs({**ROTARY_KEYS, "sliding_window": 4096}, _mistral_numbers, ROTARY_ONLY, LLAMA)),
-    "qwen2": ModelType(
-        GROUPED_FIELDS, ROTARY_OPTIONS, partial(_llama, always=("qkv",)),
-        runs=Runs({**ROTARY_KEYS, **WINDOWS}, _qwen_numbers, QWEN_ONLY, LLAMA)),
-    "qwen3": ModelType(
-        (*GROUPED_FIELDS, "head_dim"), BIASED_OPTIONS, partial(_llama, head_norms=True),
-        runs=Runs({**ROTARY_KEYS, **WINDOWS}, _qwen_numbers, QWEN_ONLY, LLAMA)),
-    "mixtral": ModelType((*GROUPED_FIELDS, "num_local_experts", "num_experts_per_tok"), ROTARY_OPTIONS, _mixtral,
-                         {"num_experts": "num_local_experts"}),
-    "qwen2_moe": ModelType((*QWEN_MOE_FIELDS, "shared_expert_intermediate_size"),
-                           {**QWEN_MOE_OPTIONS, "qkv_bias": True}, _qwen_moe),
-    "qwen3_moe": ModelType((*QWEN_MOE_FIELDS, "head_dim"), {**QWEN_MOE_OPTIONS, "attention_bias": False},
-                           partial(_qwen_moe, head_norms=True), {"num_local_experts": "num_experts"}),
-    "llama4_text": ModelType(
-        (*GROUPED_FIELDS, "intermediate_size_mlp", "num_local_experts", "num_experts_per_tok", "head_dim"),
-        {**BIASED_OPTIONS, "interleave_moe_layer_step": 1, "moe_layers": None}, _llama4),
-    "gemma": ModelType(GEMMA_FIELDS, GEMMA_OPTIONS, _llama, GEMMA_ALIASES),
-    "gemma2": ModelType(GEMMA_FIELDS, GEMMA_OPTIONS, partial(_llama, norms="around", caps=("attention", "logits")),
-                        GEMMA_ALIASES),
-    # Published files leave out what is the same in all of them.
-    "gemma3_text": ModelType(
-        ("hidden_size", "intermediate_size", "num_hidden_layers"),
-        {**GEMMA_OPTIONS, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208},
-        partial(_llama, norms="around", head_norms=True), GEMMA_ALIASES),
-    "phi": ModelType(ROTARY_FIELDS, {"num_key_value_heads": 0, "max_position_embeddings": 0, "hidden_act": "gelu_new",
-                                     "tie_word_embeddings": False, "qk_layernorm": False}, _phi),
-    "phi3": ModelType(ROTARY_FIELDS, ROTARY_OPTIONS, partial(_llama, fused=True)),
-    "gpt_neox": ModelType(ROTARY_FIELDS, {"max_position_embeddings": 0, "hidden_act": "gelu", "attention_bias": True,
-                                          "tie_word_embeddings": False, "use_parallel_residual": True}, _gpt_neox),
-    "falcon": ModelType(
-        ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"),
-        {"num_kv_heads": 0, "ffn_hidden_size": 0, "max_position_embeddings": 0, "new_decoder_architecture": False,
-         "multi_query": True, "parallel_attn": True, "bias": False, "num_ln_in_parallel_attn": 0, "activation": "gelu",
-         "tie_word_embeddings": True}, _falcon, {"n_embed": "hidden_size"}),
-    "olmo": ModelType(ROTARY_FIELDS, BIASED_OPTIONS, partial(_llama, layer_norm=True, norm_weights=False)),
-    "olmo2": ModelType(ROTARY_FIELDS, BIASED_OPTIONS, partial(_llama, norms="after", joint_norms=True)),
-    "deepseek_v2": replace(DEEPSEEK, optional={**DEEPSEEK.optional, "mlp_bias": False}),
-    "deepseek_v3": DEEPSEEK,
-    "t5": ModelType(
-        ("d_model", "d_kv", "d_ff", "num_layers", "num_heads", "vocab_size"),
-        {"num_decoder_layers": 0, "relative_attention_num_buckets": 32, "n_positions": 0, "feed_forward_proj": "relu",
-         "tie_word_embeddings": True}, _t5),
-    "bert": ModelType(
-        (*ROTARY_FIELDS, "max_position_embeddings"),
-        {"type_vocab_size": 2, "hidden_act": "gelu", "tie_word_embeddings": True, "architectures": None,
-         "is_decoder": False, "add_cross_attention": False}, _bert),
-}
-# Of these, which read pictures too, the text model is counted: the type of its own object of the file.
-EVERY_WHOLE = {"gemma2": 2, "gemma3_text": 6}  # of so many blocks one attends to the whole sequence
-TEXT_MODELS = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
+TRANSFORMERS: Mapping[str, Callable[..., Transformer]] = {
+    "gpt2": _gpt2, "opt": _opt, "bloom": _bloom, "llama": _llama, "mixtral": _mixtral, "qwen_moe": _qwen_moe,
+    "llama4": _llama4, "deepseek": _deepseek, "phi": _phi, "gpt_neox": _gpt_neox, "falcon": _falcon, "bert": _bert,
+    "t5": _t5}
+NUMBERS: Mapping[str, Callable[[Fields, Transformer, int], dict[str, Any]]] = {
+    "gpt2": lambda of, *_: {"epsilon": of["layer_norm_epsilon"]}, "llama": _llama_numbers, "mistral": _mistral_numbers,
+    "qwen": _qwen_numbers}
+
+
+@cache
+def table() -> Mapping[str, Any]:
+    """All of model_types.toml: beside the rows, the keys of every type that have ``no_effect``, those of which the
+    engine has some values ``only``, ``text_models``, the types of models that read pictures too, and windows."""
+    found: dict[str, Any] = tomllib.loads(files("zerosim.models").joinpath("model_types.toml").read_text("utf-8"))
+    return found
+
+
+@cache
+def model_types() -> Mapping[str, ModelType]:
+    """The rows of all model types, by name."""
+    found = {}
+    for name in table()["types"]:
+        row = _row({**table()["common"], **table()["types"]}, name)
+        given = {key: tuple(value) if isinstance(value, list) else value for key, value in row.get("with", {}).items()}
+        found[name] = ModelType(tuple(row["required"]), _left_out(row.get("optional", {})),
+                                partial(TRANSFORMERS[row["transformer"]], **given), row.get("aliases", {}),
+                                _runs(row["runs"]) if "runs" in row else None)
+    return found
+
+
+def _runs(name: str) -> Runs:
+    row = _row(table()["runs"], name)
+    return Runs(_left_out(row["keys"]), NUMBERS[name], row["only"], table()["names"][row["names"]])
+
+
+def _row(rows: Fields, name: str) -> dict[str, Any]:
+    """A row, after that which it is ``like``: lists go on, tables are joined, all else is its own."""
+    row, found = rows[name], dict(_row(rows, rows[name]["like"])) if "like" in rows[name] else {}
+    for key, value in row.items():
+        before = found.get(key)
+        found[key] = before + value if isinstance(before, list) else before | value if isinstance(
+            before, dict) else value
+    return found
+
+
+def _left_out(values: Fields) -> dict[str, Any]:
+    """The values of keys that are left out; an empty list stands for null, which TOML has not."""
+    return {key: None if value == [] else value for key, value in values.items()}
 
 
 # -- Reading a configuration -------------------------------------------------------------------------------------------
@@ -465,7 +372,7 @@ def transformer_of_fields(name: str, fields: Any) -> Transformer:
 def _windows(kind: str, said: Fields, blocks: int) -> dict[str, Any]:
     """The window of attention, and the blocks that have it, as transformers has them (version 5.24)."""
     window = checked_count("sliding_window", said.get("sliding_window", 0), 0)
-    every = said.get("_sliding_window_pattern", said.get("sliding_window_pattern", EVERY_WHOLE.get(kind, 0)))
+    every = said.get("_sliding_window_pattern", said.get("sliding_window_pattern", table()["every_whole"].get(kind, 0)))
     used = window > 0 and said.get("use_sliding_window", not kind.startswith("qwen"))
     whole = blocks // every if every else min(blocks, said.get("max_window_layers", 0))
     if kinds := said.get("layer_types"):
@@ -480,7 +387,7 @@ def text_model(name: str, fields: Any) -> tuple[str, Any]:
 
     Raises ValueError where they are not there.
     """
-    kind = TEXT_MODELS.get(str(fields.get("model_type"))) if isinstance(fields, dict) else None
+    kind = table()["text_models"].get(str(fields.get("model_type"))) if isinstance(fields, dict) else None
     if kind is None:
         return name, fields
     text, where = fields.get("text_config"), f"{name} (its text_config: zerosim counts no pictures)"
@@ -496,10 +403,10 @@ def _type_of(name: str, fields: Any) -> tuple[str, ModelType]:
         raise ValueError(f"{name} holds a JSON {type(fields).__name__}; a model's configuration is an object, with "
                          "model_type and the model's sizes")
     kind = fields.get("model_type")
-    if not isinstance(kind, str) or kind not in MODEL_TYPES:
+    if not isinstance(kind, str) or kind not in model_types():
         asked = "has no model_type" if kind is None else f"has the model_type {kind!r}, which zerosim cannot count"
-        raise ValueError(f"{name} {asked}; it counts {', '.join((*MODEL_TYPES, *TEXT_MODELS))}")
-    return kind, MODEL_TYPES[kind]
+        raise ValueError(f"{name} {asked}; it counts {', '.join((*model_types(), *table()['text_models']))}")
+    return kind, model_types()[kind]
 
 
 def _said(row: ModelType, fields: Fields, where: str) -> dict[str, Any]:
@@ -573,11 +480,11 @@ def config_of_fields(name: str, found: Any, context: int | None = None,
     model = transformer_of_fields(name, found)
     kind, row = _type_of(name, found)
     if row.runs is None:
-        trained = ", ".join(one for one, of in MODEL_TYPES.items() if of.runs is not None)
+        trained = ", ".join(one for one, of in model_types().items() if of.runs is not None)
         raise ValueError(f"{name} has the model_type {kind!r}: the engine has no such layers; it has those of {trained}"
                          "; zerosim plan counts it")
-    only = {**ONLY, **row.runs.only}
-    known = {*NO_EFFECT, *only, *row.runs.keys, *row.required, *row.optional, *row.aliases, *ignore}
+    only = {**table()["only"], **row.runs.only}
+    known = {*table()["no_effect"], *only, *row.runs.keys, *row.required, *row.optional, *row.aliases, *ignore}
     for key, value in found.items():
         if key not in known and not key.startswith("_") and value is not None:
             raise ValueError(f"{name} says {key}={value!r}, and zerosim does not know whether that changes what a "

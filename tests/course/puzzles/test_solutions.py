@@ -47,7 +47,7 @@ def test_a_statement_has_a_picture_shapes_targets_and_fits_80_columns_and_there_
 def test_a_stub_has_the_solutions_arguments_and_lengths_fall_short_of_n_and_some_do_not_divide(name):
     puzzle = PUZZLES[name]
     assert ["rank", *puzzle.parameters] == list(inspect.signature(solutions.SOLUTIONS[name]).parameters)
-    assert puzzle.changes <= set(puzzle.parameters)
+    assert set(puzzle.changes) <= set(puzzle.parameters)
     assert set(puzzle.sizes) == {1, 2, 3, 4, 5, 8}
     if name != "mean":  # which is of one number
         sizes = [(ranks, length) for ranks, lengths in puzzle.sizes.items() for length in lengths]

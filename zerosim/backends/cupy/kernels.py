@@ -26,9 +26,11 @@ the device, where a line does not say otherwise.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
+from importlib.resources import files
 from itertools import count
 from typing import Any
 
@@ -82,39 +84,20 @@ WIDTH = 1 << 20  # threads of one sum at most: enough for any GPU, and their sum
 _ONE, _ZERO = np.ones((), np.float32), np.zeros((), np.float32)
 
 # -- CUDA texts --------------------------------------------------------------------------------------------------------
-# Rest is the type of what is read, To of what is written, Work of what is computed; wide(x) and narrow(x) go between.
 
-_PACK = """
-extern "C" __global__ void zs_pack(const Rest* y, u8* bits, u64 n) {
-  u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * 8;
-  if (first >= n) return;
-  u32 packed = 0;
-  for (int j = 0; j < 8; ++j) packed = packed << 1 | (first + j < n && y[first + j] != 0 ? 1u : 0u);
-  bits[first / 8] = (u8)packed;
-}
-"""
 
-_SELECT = """
-extern "C" __global__ void zs_select(const u8* bits, const Rest* x, Rest* out, u64 n) {
-  u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-  if (i < n) out[i] = bits[i / 8] >> (7 - i % 8) & 1 ? x[i] : (Rest)0;
-}
-"""
+@cache
+def _texts() -> dict[str, str]:
+    """The kernels of kernels.cu, by name."""
+    text = files("zerosim.backends.cupy").joinpath("kernels.cu").read_text("utf-8").replace("HEIGHT", str(HEIGHT))
+    found = re.finditer(r'\nextern "C" __global__ void (\w+)\(.*?\n}\n', text, re.DOTALL)
+    return {kernel[1]: kernel[0] for kernel in found}
 
-_DROP = """
-extern "C" __global__ void zs_drop(const Rest* x, const u32* drawn, To* out, u64 threshold, Work factor, u64 n) {
-  u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= n) return;
-  out[i] = narrow(drawn[i] >= threshold ? zs_multiply(wide(x[i]), factor) : (Work)0);
-}
-"""
 
-_CODES_FROM = """
-extern "C" __global__ void zs_codes_from(const Rest* x, u32* found, u64 mask, u64 low, u64 n) {
-  u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-  if (i < n && ((u64)x[i] & mask) >= low) atomicAdd(found, 1u);
-}
-"""
+def _launch(name: str, threads: int, arguments: Sequence[Any], **types: np.dtype[Any]) -> None:
+    """Runs the kernel of this name."""
+    launch_typed(_texts()[name], name, threads, arguments, **types)
+
 
 # Every `line` elements are taken as rows of `step`, and each thread adds up a column of these: neighboring threads read
 # neighboring elements, whatever the shape. It loads eight at a time, and no load waits for a branch: beyond the end it
@@ -146,62 +129,6 @@ _PRODUCTS = _folding("const Rest* x, const Rest* y", "zs_multiply(wide(x[i]), wi
 _SQUARES = _folding("const Rest* x, Quotient factor, Quotient divisor",
                     "zs_square((Work)zs_divide(zs_multiply((Quotient)wide(x[i]), factor), divisor))")
 _MAXIMA = _folding("const Rest* x", "wide(x[i])", "zs_maximum", "(Work)-zs_value(0x7f800000u)")
-
-# A thread adds up one column of a block of sorted rows. The first and the last class of a block may go on beside it:
-# their sums are two of the rows that are added next; where they are one class the second is -0, which adds nothing.
-_ADD_ROWS = f"""
-extern "C" __global__ void zs_add_rows(const Rest* __restrict__ x, const long long* __restrict__ order,
-                                       const long long* __restrict__ classes, Work* __restrict__ parts,
-                                       long long* __restrict__ classes_of_parts, To* __restrict__ out,
-                                       u64 rows, u64 columns, u64 n) {{
-  u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= n) return;
-  u64 block = i / columns, column = i % columns, first = block * {HEIGHT}, begin = first;
-  u64 stop = first + {HEIGHT} < rows ? first + {HEIGHT} : rows;
-  Work sum = 0;
-  for (u64 eight = first; eight < stop; eight += 8) {{
-    Work addends[8];
-    #pragma unroll
-    for (int j = 0; j < 8; ++j)
-      addends[j] = wide(x[order[eight + j < stop ? eight + j : eight] * columns + column]);
-    #pragma unroll
-    for (int j = 0; j < 8; ++j) {{
-      u64 at = eight + j;
-      if (at >= stop) break;
-      sum = at == begin ? addends[j] : zs_add(sum, addends[j]);
-      if (at + 1 < stop && classes[at + 1] == classes[at]) continue;
-      if (rows <= {HEIGHT} || (begin > first && at + 1 < stop)) out[classes[at] * columns + column] = narrow(sum);
-      else parts[(2 * block + (begin > first)) * columns + column] = sum;
-      begin = at + 1;
-    }}
-  }}
-  if (rows <= {HEIGHT}) return;
-  if (classes[first] == classes[stop - 1]) parts[(2 * block + 1) * columns + column] = (Work)-0.0f;
-  if (column) return;
-  classes_of_parts[2 * block] = classes[first];
-  classes_of_parts[2 * block + 1] = classes[stop - 1];
-}}
-"""
-
-_PICK = """
-extern "C" __global__ void zs_pick(const Work* shifted, const Target* targets, Work* picked, u64 columns, u64 n) {
-  u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-  if (i < n) picked[i] = (long long)targets[i] < 0 ? (Work)0 : shifted[i * columns + targets[i]];
-}
-"""
-
-_LOSS_GRADIENT = """
-extern "C" __global__ void zs_loss_gradient(const Rest* x, const Target* targets, const Sums* log_sums,
-                                            To* out, Work factor, u64 columns, u64 n) {
-  u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= n) return;
-  long long target = (long long)targets[i / columns];
-  Work p = zs_exp(zs_subtract(wide(x[i]), (Work)log_sums[i / columns]));
-  if (target == (long long)(i % columns)) p = zs_subtract(p, (Work)1);
-  p = target < 0 ? (Work)0 : zs_multiply(p, factor);
-  out[i] = narrow(p);
-}
-"""
 
 
 def table_width(length: int) -> int:
@@ -353,9 +280,8 @@ class CupyKernels(NumpyKernels):
     def picked(self, x: Array, columns: Array) -> Array:
         """The element of each row of x (M, C) in the column given for it (M,), or 0 where that is below 0."""
         found = self.room("picked", len(x), x.dtype)
-        launch_typed(_PICK, "zs_pick", len(x),
-                     [x, contiguous(columns), found, x.shape[1], len(x)],
-                     Work=x.dtype, Target=columns.dtype)
+        _launch("zs_pick", len(x), [x, contiguous(columns), found, x.shape[1], len(x)], Work=x.dtype,
+                Target=columns.dtype)
         return found
 
     # --- casts ----------------------------------------------------------------------------------------------
@@ -413,15 +339,14 @@ class CupyKernels(NumpyKernels):
         check_operands("relu", x=x, out=out)
         self.apply(partial(_extreme, np.maximum), [x, 0], out)
         row = words(as_row(out))
-        launch_typed(_PACK, "zs_pack", bits.size, [row, bits, row.size], Rest=row.dtype)
+        _launch("zs_pack", bits.size, [row, bits, row.size], Rest=row.dtype)
 
     def relu_gradient(self, bits: Any, dy: Any, out: Any) -> None:
         """out = dy where its bit is set, else +0, even for a NaN; equal shapes and types."""
         check_shapes("relu_gradient", dy=dy, out=out)
         check_same_type("relu_gradient", dy, out)
         with self._row(out) as row:
-            launch_typed(_SELECT, "zs_select", row.size, [bits, words(as_row(dy)), words(row), row.size],
-                         Rest=words(row).dtype)
+            _launch("zs_select", row.size, [bits, words(as_row(dy)), words(row), row.size], Rest=words(row).dtype)
 
     def drop(self, x: Any, draw: Callable[[slice], Any], threshold: int, factor: float, out: Any) -> None:
         """out = x·factor where the word drawn for the element is at least the threshold, else +0, even for a NaN.
@@ -433,10 +358,9 @@ class CupyKernels(NumpyKernels):
         with self._row(out) as row:
             for span in spans(row.size, DRAWN_AT_ONCE):
                 drawn, here = draw(span), row[span]
-                launch_typed(_DROP, "zs_drop", here.size,
-                             [source[span], drawn if on_device(drawn) else self.uploaded(drawn), here,
-                              threshold, np.asarray(factor, work)[()], here.size],
-                             Rest=x.dtype, To=out.dtype, Work=work)  # fmt: skip
+                _launch("zs_drop", here.size,
+                        [source[span], drawn if on_device(drawn) else self.uploaded(drawn), here,
+                         threshold, np.asarray(factor, work)[()], here.size], Rest=x.dtype, To=out.dtype, Work=work)
 
     # --- products, on tensor cores: operands in 16 bits as they rest, sums in float32, one rounding at the end ---
     # cuBLAS is asked for a float32 result (`gemmEx` with 16-bit inputs and a float32 output): asked for 16 bits it may
@@ -496,8 +420,7 @@ class CupyKernels(NumpyKernels):
     def _codes_from(self, x: Array, mask: int, low: int) -> int:
         """The number of elements whose code, masked, is at least `low`."""
         row, found = words(as_row(x)), self.xp.zeros(1, np.uint32)
-        launch_typed(_CODES_FROM, "zs_codes_from", row.size,
-                     [row, found, mask, low, row.size], Rest=row.dtype)
+        _launch("zs_codes_from", row.size, [row, found, mask, low, row.size], Rest=row.dtype)
         return int(to_host(found)[0])
 
     def sum_of_squares(self, x: Any, divisor: float = 1.0) -> float:
@@ -538,9 +461,9 @@ class CupyKernels(NumpyKernels):
                 blocks = -(-len(order) // HEIGHT)
                 parts = self.room(f"sums {turn % 2}", (2 * blocks, columns), work)
                 of_parts = self.xp.empty(2 * blocks, np.int64)
-                launch_typed(_ADD_ROWS, "zs_add_rows", blocks * columns,
-                             [x, order, classes, parts, of_parts, row, len(order), columns, blocks * columns],
-                             Rest=x.dtype, To=out.dtype, Work=work)  # fmt: skip
+                _launch("zs_add_rows", blocks * columns,
+                        [x, order, classes, parts, of_parts, row, len(order), columns, blocks * columns],
+                        Rest=x.dtype, To=out.dtype, Work=work)
                 if blocks <= 1:
                     return
                 x, classes, order = parts, of_parts, self.xp.arange(2 * blocks, dtype=np.int64)
@@ -549,11 +472,10 @@ class CupyKernels(NumpyKernels):
         """out = (softmax(logits) - [v = target])·factor, 0 in rows without a target; out (M, V) may be the logits."""
         work = work_type(logits)
         with self._row(out) as row:
-            launch_typed(_LOSS_GRADIENT, "zs_loss_gradient", row.size,
-                         [contiguous(logits), contiguous(targets), contiguous(log_sums), row,
-                          np.asarray(factor, work)[()], logits.shape[1], row.size],
-                         Rest=logits.dtype, To=out.dtype, Work=work, Target=targets.dtype,
-                         Sums=log_sums.dtype)  # fmt: skip
+            _launch("zs_loss_gradient", row.size,
+                    [contiguous(logits), contiguous(targets), contiguous(log_sums), row,
+                     np.asarray(factor, work)[()], logits.shape[1], row.size],
+                    Rest=logits.dtype, To=out.dtype, Work=work, Target=targets.dtype, Sums=log_sums.dtype)
 
 
 # -- Functions of elements, and how they are bound ---------------------------------------------------------------------

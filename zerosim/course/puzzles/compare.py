@@ -14,7 +14,7 @@ Leaf = tuple[str, Any]
 CLOSE = 1e-4  # of the largest element: what another order of fp32 additions may change, and a wrong formula exceeds
 
 
-def wrong_result(case: Case, found: Sequence[Any], names: tuple[str, ...]) -> tuple[int, str] | None:
+def wrong_result(case: Case, found: Sequence[Any], names: Sequence[str]) -> tuple[int, str] | None:
     """The first rank whose result is wrong, and what is wrong with it; None where all are right."""
     bounds = [None] * case.ranks if case.bounds is None else case.bounds
     for rank, value in enumerate(found):
@@ -40,7 +40,7 @@ def _is(found: Sequence[Any], results: Sequence[Any], bounds: Sequence[Any]) -> 
     return all(_difference(*of_rank, ()) is None for of_rank in zip(found, results, bounds, strict=True))
 
 
-def _aligned(found: Any, expected: Any, names: tuple[str, ...]) -> tuple[list[Leaf], list[Leaf]]:
+def _aligned(found: Any, expected: Any, names: Sequence[str]) -> tuple[list[Leaf], list[Leaf]]:
     """The leaves of both, where they have the same structure; else the two values as they are."""
     if _structure(found) == _structure(expected):
         return list(_leaves(found, names)), list(_leaves(expected, names))
@@ -51,7 +51,7 @@ def _structure(value: Any) -> Any:
     return [_structure(item) for item in value] if isinstance(value, list | tuple) else None
 
 
-def _leaves(value: Any, names: tuple[str, ...], place: str = "") -> Iterator[Leaf]:
+def _leaves(value: Any, names: Sequence[str], place: str = "") -> Iterator[Leaf]:
     if not isinstance(value, list | tuple):
         yield place, value
         return
@@ -87,7 +87,7 @@ def _kind(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _difference(found: Any, expected: Any, bounds: Any, names: tuple[str, ...]) -> str | None:
+def _difference(found: Any, expected: Any, bounds: Any, names: Sequence[str]) -> str | None:
     """The words for the first leaf that is not as expected; None where all are."""
     a, b = _aligned(found, expected, names)
     allowed = [None] * len(b) if bounds is None else [leaf for _, leaf in _leaves(bounds, ())]

@@ -4,8 +4,10 @@ Legend: N ranks, n elements. Every byte is that of one rank, and of the rank tha
 other, on the longest chain.
 """
 
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any
 
 from zerosim.course.puzzles.expected import Array
@@ -94,22 +96,22 @@ class Puzzle:
 
     ``allowed`` names the collectives that an answer may call ("exchange" goes without saying), ``changes`` the
     arguments, by name, that it may write into; ``returns`` names what it returns, where that is several things.
-    ``case(N, n)`` makes one case; ``sizes`` are the n of each N; ``audit_length`` the n of the run that is audited, 0
-    where none is.
+    ``score`` are the targets in words. ``case(N, n)`` makes one case; ``sizes`` are the n of each N; ``audit_length``
+    the n of the run that is audited, 0 where none is.
     """
 
     name: str
+    case: Callable[[int, int], Case]
+    sizes: Mapping[int, tuple[int, ...]]
+    audit_length: int
     title: str
     statement: str
     function: str
-    hints: tuple[str, ...]
-    case: Callable[[int, int], Case]
-    sizes: Mapping[int, tuple[int, ...]] = field(default_factory=lambda: SIZES)
-    audit_length: int = 1 << 18
-    allowed: frozenset[str] = frozenset()
-    changes: frozenset[str] = frozenset()
-    returns: tuple[str, ...] = ()
-    score: str = ""
+    hints: Sequence[str]
+    score: str
+    allowed: Sequence[str] = ()
+    changes: Sequence[str] = ()
+    returns: Sequence[str] = ()
 
     @property
     def stub(self) -> str:
@@ -130,6 +132,13 @@ class Puzzle:
     def cases(self) -> Iterator[Case]:
         """Every case, in the order in which they are run."""
         return (self.case(ranks, length) for ranks, lengths in self.sizes.items() for length in lengths)
+
+
+def read_puzzle(name: str, case: Callable[[int, int], Case], sizes: Mapping[int, tuple[int, ...]] = SIZES,
+                audit_length: int = 1 << 18) -> Puzzle:
+    """The puzzle that these cases judge; its words stand beside them in ``tasks/NAME.toml``."""
+    text = files("zerosim.course.puzzles.tasks").joinpath(f"{name}.toml").read_text("utf-8")
+    return Puzzle(name, case, sizes, audit_length, **tomllib.loads(text))
 
 
 def held_copy(rank: Rank, x: Array, kind: str = "input", name: str = "") -> Array:

@@ -1,16 +1,17 @@
-"""The common parts of the puzzles about layers: backward passes and layers to call, weights in shards, mean gradients.
+"""The puzzles about layers: ZeRO's stages 2 and 3, a hidden reduction, a broken program; first their common parts.
 
 Legend: N ranks, L layers of n_l elements, k_l = ⌈n_l/N⌉; chunk c of n is elements min(n, c·k) to min(n, (c+1)·k).
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from zerosim.course.puzzles.expected import Array, chunk_slices, chunks, data, ring_sum, traffic
 from zerosim.course.puzzles.puzzle import Case, Mistakes, held_copy
 from zerosim.ranks.rank import Rank
-from zerosim.ranks.trace import Held, Trace, Traces
+from zerosim.ranks.trace import Collective, Compute, Held, Trace, Traces, Wait
 
 LAYERS = 4
 
@@ -86,34 +87,32 @@ def mean_shards(gradients: Sequence[Sequence[Array]]) -> tuple[list[list[Array]]
         "returned whole gradients, and not its shards": [means] * ranks}
 
 
-def most_at_once(trace: Trace, is_counted: Callable[[Held], bool]) -> int:
-    """The largest number of such arrays that a rank held at one moment of a run."""
-    alive, most = set[int](), 0
-    for row in trace.rows:
-        if isinstance(row, Held) and is_counted(row):
-            (alive.add if row.nbytes > 0 else alive.discard)(row.number)
-            most = max(most, len(alive))
-    return most
+def refuse_more_than_two(traces: Traces, is_counted: Callable[[Held], bool], what: str, instead: str) -> str | None:
+    """The words for a rank that held more than two such arrays at one moment of a run: what it kept, not what it freed.
+    """
+    for rank, trace in enumerate(traces):
+        alive, most = set[int](), 0
+        for row in trace.rows:
+            if isinstance(row, Held) and is_counted(row):
+                (alive.add if row.nbytes > 0 else alive.discard)(row.number)
+                most = max(most, len(alive))
+        if most > 2:
+            return f"rank {rank} holds {what.format(most)} at one moment, where one is enough: {instead}"
+    return None
 
 
 def refuse_gathered_weights(traces: Traces) -> str | None:
-    """The words for a rank that held more than two gathered arrays at one moment: what it kept, not what it freed."""
-    for rank, trace in enumerate(traces):
-        count = most_at_once(trace, lambda row: row.name == "all_gather")
-        if count > 2:
-            return (f"rank {rank} holds {count} gathered arrays of weights at one moment, where one is enough: let "
-                    "each layer's go (del w) as soon as it is used, and gather it again when it is needed")
-    return None
+    """The words for a rank that keeps gathered weights."""
+    return refuse_more_than_two(
+        traces, lambda row: row.name == "all_gather", "{} gathered arrays of weights",
+        "let each layer's go (del w) as soon as it is used, and gather it again when it is needed")
 
 
 def refuse_whole_gradients(traces: Traces) -> str | None:
-    """The words for a rank that held the whole gradients of more than two layers at one moment."""
-    for rank, trace in enumerate(traces):
-        count = most_at_once(trace, lambda row: row.kind == "unit_gradient")
-        if count > 2:
-            return (f"rank {rank} holds the whole gradients of {count} layers at one moment, where one is enough: "
-                    "reduce each layer's as soon as it is there, and let it go")
-    return None
+    """The words for a rank that keeps the whole gradients of layers."""
+    return refuse_more_than_two(
+        traces, lambda row: row.kind == "unit_gradient", "the whole gradients of {} layers",
+        "reduce each layer's as soon as it is there, and let it go")
 
 
 def backward_case(seed: str, ranks: int, length: int, *, alive: int, why: str,
@@ -135,3 +134,105 @@ def backward_case(seed: str, ranks: int, length: int, *, alive: int, why: str,
         mistakes=mistakes,
         reasons={"sent_nbytes": "a rank needs the sum of its own shard only", "peak_nbytes": why},
         look=look, shard_nbytes=4 * max(shards), scratch_shards=5)
+
+
+def zero2(ranks: int, length: int) -> Case:
+    """A backward pass of four layers on N ranks, which reduces on the way and keeps only shards.
+
+    Source: Rajbhandari et al. 2020 (ZeRO), section 5.2.
+    """
+    return backward_case("zero2", ranks, length, alive=1, why="one layer's whole gradient is alive at a time",
+                         look=refuse_whole_gradients)
+
+
+def zero3(ranks: int, length: int) -> Case:
+    """One forward and backward of four layers on N ranks: gather, use and free, and again in backward.
+
+    Source: Rajbhandari et al. 2020 (ZeRO), section 5.3.
+    """
+    weights, inputs = layer_weights("zero3 weights", length), data("zero3", ranks, length)
+    right, mistakes = mean_shards([scaling_gradients(weights, x) for x in inputs])
+    gather, reduction = (traffic(collective, length, ranks) for collective in ("all_gather", "reduce_scatter"))
+    chunk = -(-length // ranks)
+    peak = 8 * length + LAYERS * chunk
+    return Case(
+        ranks, f"n={length}, L={LAYERS}",
+        lambda rank: (held_shards(rank, weights), ScalingLayer(rank), held_copy(rank, inputs[rank.index])), right,
+        4 * peak, [gather, gather, reduction] * LAYERS,
+        mistakes=mistakes,
+        reasons={"peak_nbytes": "beside the shards eight vectors: x and four activations, one layer's weights, one dx, "
+                                "one dw; a name that is not deleted holds on",
+                 "sent_nbytes": "two gathers and one reduce-scatter for each layer"},
+        look=refuse_gathered_weights,
+        shard_nbytes=4 * chunk, scratch_shards=5)
+
+
+def scaling_gradients(weights: list[Array], x: Array) -> list[Array]:
+    """The gradient of each layer's weights on one rank: y = w·x, loss ½·Σ y²."""
+    inputs = [x]
+    for w in weights:
+        inputs.append(np.multiply(w, inputs[-1]))
+    dy, found = inputs[-1], []
+    for w, kept in zip(weights[::-1], inputs[-2::-1], strict=True):
+        found.append(np.multiply(kept, dy))
+        dy = np.multiply(w, dy)
+    return found[::-1]
+
+
+def overlap(ranks: int, length: int) -> Case:
+    """A backward pass of four layers on N ranks: a reduction travels while the next gradient is computed."""
+    return backward_case("overlap", ranks, length, alive=2, look=exposed,
+                         why="more than two whole gradients are alive; wait for one before the next is sent on its way")
+
+
+def exposed(traces: Traces) -> str | None:
+    """Words for a reduction that nothing was computed beside; None where each but the last is hidden."""
+    return next((said for trace in traces if (said := _exposed(trace))), None)
+
+
+def _exposed(trace: Trace) -> str | None:
+    rows = trace.rows
+    calls = [(place, row) for place, row in enumerate(rows) if isinstance(row, Collective)]
+    for number, (place, row) in enumerate(calls):
+        if not row.asynchronous:
+            return (f"reduction {number} of {len(calls)} stands and waits: it was called without async_op=True, and "
+                    "nothing is computed while it travels")
+        wait = next(at for at, other in enumerate(rows) if isinstance(other, Wait) and other.call is row.call)
+        hidden = any(isinstance(other, Compute) for other in rows[place:wait])
+        if not hidden and number < len(calls) - 1:
+            return (f"reduction {number} of {len(calls)} is waited for before anything is computed: issue it, compute "
+                    "the next gradient, and only then wait")
+    return None
+
+
+def repair(ranks: int, length: int) -> Case:
+    """Four layers forward and one gradient on N ranks: a broken program, with three mistakes in it."""
+    weights = layer_weights("repair weights", length)
+    xs, gradients = data("repair x", ranks, length), data("repair", ranks, length)
+    ys = [x.copy() for x in xs]
+    for y in ys:
+        for w in weights:
+            np.multiply(w, y, out=y)
+
+    def arguments(rank: Rank) -> tuple[Any, ...]:
+        return (held_shards(rank, weights), ScalingLayer(rank), held_copy(rank, xs[rank.index]),
+                held_copy(rank, gradients[rank.index], "gradient"))
+
+    total = ring_sum(gradients)
+    left = chunks(ring_sum(gradients, -1), ranks)
+    chunk = -(-length // ranks)
+    peak = 5 * length + LAYERS * chunk
+    return Case(
+        ranks, f"n={length}, L={LAYERS}", arguments,
+        [(y, mean) for y, mean in zip(ys, chunks(total / ranks, ranks), strict=True)],
+        4 * peak, [*[traffic("all_gather", length, ranks)] * LAYERS, traffic("reduce_scatter", length, ranks)],
+        mistakes={"returned the sum of the gradients, and not their mean":
+                      list(zip(ys, chunks(total, ranks), strict=True)),
+                  "let the gradients go round the ring the other way":
+                      [(y, one / ranks) for y, one in zip(ys, left, strict=True)],
+                  "let the gradients go round the ring the other way, and returned their sum, not their mean":
+                      list(zip(ys, left, strict=True))},
+        reasons={"peak_nbytes": "the shards, x, the gradient, two activations and one layer's weights are all at once",
+                 "sent_nbytes": "one gather for each layer, and one reduce-scatter"},
+        look=refuse_gathered_weights,
+        shard_nbytes=4 * chunk, scratch_shards=5)
