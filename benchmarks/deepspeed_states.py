@@ -41,7 +41,8 @@ def owners(engine: Any, flat: Any) -> Iterator[tuple[str, Any]]:
     yield "parameters", [getattr(one, "ds_tensor", None) for one in parameters]
     yield "parameters, whole", parameters
     yield "gradients", [[getattr(optimizer, name, None) for name in (
-        "grad_partitions_flat_buffer", "averaged_gradients", "all_grad_tensors", "accumulated_grads_in_cpu")], [one.grad for one in parameters]]
+        "grad_partitions_flat_buffer", "averaged_gradients", "all_grad_tensors", "accumulated_grads_in_cpu")],
+        [one.grad for one in parameters]]
 
 
 def tensors_in(held: Any) -> Iterator[Any]:
@@ -109,14 +110,15 @@ def run(stage: int, overlap: bool = False, offload: bool = False, micro_batches:
         engine.step()
         found["step"] = counted(engine)
     if engine.global_rank == 0:
-        print("ROW [[row]]", *(f"ROW {name} = {json.dumps(value)}" for name, value in RUNS[int(os.environ["RUN"])].items()), sep="\n")
+        asked = RUNS[int(os.environ["RUN"])]
+        print("ROW [[row]]", *(f"ROW {name} = {json.dumps(value)}" for name, value in asked.items()), sep="\n")
         for moment, of in found.items():
             print(f"ROW {moment} = {{ " + ", ".join(f'"{name}" = {nbytes:_}' for name, nbytes in of.items()) + " }")
 
 
 def main() -> None:
-    """Starts the ranks of each stage; prints what is counted."""
-    for number, asked in enumerate(RUNS):
+    """Starts the ranks of each run; prints what is counted."""
+    for number in range(len(RUNS)):
         there = os.environ | {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "LOCAL_SIZE": str(RANKS),
                               "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29_600 + number),
                               "OMP_NUM_THREADS": "1", "RUN": str(number)}

@@ -140,7 +140,6 @@ def test_where_nothing_leaves_the_margin_the_nearest_is_named_and_nothing_is_pas
     assert nothing.nearest.row.missing_nbytes == min(row.missing_nbytes for row in rows)
     assert nothing.verdict == ("Nothing fits with a margin of 0.00 GB: of 12 candidates ZeRO-2 without recomputation "
                                "in 4 micro-batches of 1 sequence comes nearest and misses by 0.00 GB.")
-    assert "All fit, and no margin was asked for: 0 %" in " ".join(str(zs.tune(SMALL, **asked, margin=0)).split())
     spare = zs.tune(SMALL, **asked, margin=0.999)
     assert "ZeRO-2 without recomputation in 4 micro-batches of 1 sequence comes nearest and has " in spare.verdict
     assert spare.verdict.endswith("GB to spare, which a smaller margin takes.")
@@ -179,10 +178,11 @@ SAID = {  # of each runtime: what is asked, and lines of its settings and notes
             "offload_policy=CPUOffloadPolicy()", "torch.utils.checkpoint", "host: pcie5, 63.02 GB a second each way"])],
     "deepspeed": [
         ({"stage": 2, "overlap": False, "compute": "fp16", "offload": "optimizer=host"}, [
-            '"reduce_bucket_size": 500000000', '"offload_optimizer"', '"device": "cpu"', '"overlap_comm": false', '"fp16"',
-            "scales the loss dynamically"]),
+            '"reduce_bucket_size": 500000000', '"offload_optimizer"', '"device": "cpu"', '"overlap_comm": false',
+            '"fp16"', "scales the loss dynamically"]),
         ({"stage": 3, "prefetch": 0, "offload": "optimizer=disk+parameters=disk"}, [
-            '"stage3_prefetch_bucket_size": 0', '"sub_group_size"', '"offload_param"', '"device": "nvme"', "of one's own"])],
+            '"stage3_prefetch_bucket_size": 0', '"sub_group_size"', '"offload_param"',
+            '"device": "nvme"', "of one's own"])],
     "megatron": [
         ({"stage": 1, "recompute": "block"}, [
             "--micro-batch-size 4 --global-batch-size 8 --seq-length 16 --bf16", "--use-distributed-optimizer",

@@ -172,6 +172,7 @@ def test_a_block_or_a_model_that_cannot_be_or_is_not_counted_is_refused():
         (config(T5 | {"feed_forward_proj": 7}), "c: feed_forward_proj must be a text, got 7"),
         (config(LLAMA2 | {"tie_word_embeddings": "no"}), "c: tie_word_embeddings must be true or false, got 'no'"),
         (config(LLAMA2 | {"vocab_size": 10**400}), "c: vocab_size must be below 2^62, got a number of 1329 bits"),
+        (config(LLAMA2 | {"vocab_size": 10**15}), "c: vocabulary must be below 2^28, got a number of 50 bits"),
         (config(LLAMA2 | {"num_hidden_layers": 10**7}), "c: a transformer of 10,000,000 blocks ... so take fewer"),
         (config(LLAMA2 | {"model_type": "mistral"}), "c lacks num_key_value_heads; a configuration of mistral has "),
         (config(GPT2 | {"hidden_size": 1024}), "c says n_embd=768 and hidden_size=1024, two names of one; say one"),
@@ -209,8 +210,8 @@ def test_a_plan_that_cannot_be_made_is_refused():
         *((gpt2(offload=places, runtime="megatron", stage=stage), "take stage 1 and offload='optimizer=host'")
           for places, stage in (("host", 1), ("optimizer=host", 0))),
         (gpt2(offload="optimizer=host", runtime="deepspeed", stage=0), "DeepSpeed offloads from stage 1 on; take"),
-        (gpt2(runtime="deepspeed", prefetch=2), "DeepSpeed fetches a number of elements ahead, of which its default is "
-         "counted; take prefetch=1, or 0 for none"),
+        (gpt2(runtime="deepspeed", prefetch=2), "at stage 3: DeepSpeed fetches elements ahead, of which its default "
+         "number is counted; take prefetch=1 or 0"),
         (gpt2(overlap=False), "reductions always run beside backward in PyTorch; leave overlap as it is"),
         (gpt2(prefetch=0), "at stage 3: FSDP2 gathers one module ahead in backward, which no argument turns off; take "
          "prefetch=1"),

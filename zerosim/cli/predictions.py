@@ -190,7 +190,7 @@ def tune(
     ranks: Ranks = 8, device: DeviceName = "h100-80", link: LinkName = None, nodes: SomeNodes = None,
     between: Between = None, stage: Stage = "all", recompute: Recompute = "usual", attention: Attention = "fused",
     batch: Annotated[str, typer.Option(help="all, or some sizes of a micro-batch of one rank, as 1,4.")] = "all",
-    prefetch: Annotated[str, typer.Option(help="Units that stage 3 gathers ahead, as 0,1,2; usual is 1,2.")] = "usual",
+    prefetch: Annotated[str, typer.Option(help="Units that stage 3 gathers ahead, as 0,1,2.")] = "1,2",
     offload: Annotated[str, typer.Option(help="all that the runtime has, or some places that are tried in this order "
                                               "until one fits: none, host, disk, or kinds one by one, as "
                                               "none,optimizer=host.")] = "all",

@@ -235,8 +235,7 @@ def _assumed(found: Tuned) -> Iterator[str]:
     """The units, the order, what is not in the table, and what the numbers rest on."""
     config = found.config
     yield ("k micro-batches of B sequences on each rank; GB are 10⁹ bytes of one rank at the step's fullest moment, by "
-           f"{config.runtime}'s account; tokens/s are of one device. All "
-           f"{'leave the margin of' if config.margin else 'fit, and no margin was asked for:'} {percent(config.margin)}, "
+           f"{config.runtime}'s account; tokens/s are of one device. All leave the margin of {percent(config.margin)}, "
            f"{gigabytes(config.margin_nbytes)} GB. Within {percent(NEAR)} of the fastest those with the most room come "
            "first, then the others by seconds, which are a plan's: zerosim plan --explain has what they rest on.")
     if found.too_large:
@@ -266,14 +265,14 @@ Several = str | int | Iterable[Any]
 
 
 def tune(model: Any, *, global_batch: int | str, batch: Several = "all", recompute: Several = "usual",
-         prefetch: Several = "usual", offload: Several | Offload = "all", runtime: str = "fsdp2",
+         prefetch: Several = (1, 2), offload: Several | Offload = "all", runtime: str = "fsdp2",
          **options: Any) -> Tuned:
     """The settings of a program for a model, a machine and a global batch of G sequences: of those within 2 % of the
     fastest the one with the most room.
 
     What is searched: ``stage`` and ``recompute``, as in `zs.plan`, and "usual" is to recompute selectively too in
     fsdp2 and deepspeed; ``batch``, the sequences of a micro-batch, "all" for each number that divides a rank's share of
-    G; ``prefetch``, units that stage 3 gathers ahead, "usual" 1 and 2, of deepspeed 1; on several ``nodes`` shards over all ranks and, unless a ``mesh``
+    G; ``prefetch``, units that stage 3 gathers ahead; on several ``nodes`` shards over all ranks and, unless a ``mesh``
     says which, inside nodes alone; ``offload``, places of which each candidate takes the first under
     which it has the margin: "all" that the ``runtime``'s program has, or some, as "none,host". The other options are
     those of `zs.plan` and mean the same, ``margin`` among them. Raises ValueError for what cannot be searched, for what
@@ -285,8 +284,6 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", recompu
     """
     for name in PLAN_ONLY.keys() & options.keys():
         raise ValueError(f"{name}= is no option of tune: {PLAN_ONLY[name]}; leave it out")
-    if prefetch == "usual":
-        prefetch = 1 if runtime == "deepspeed" else (1, 2)
     if recompute == "usual" and runtime in ("fsdp2", "deepspeed"):
         recompute = "all"
     options |= {"runtime": runtime, "recompute": recompute}

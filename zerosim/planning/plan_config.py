@@ -299,8 +299,7 @@ class PlanConfig:
         if self.runtime == MEGATRON_CORE and states.gradients_sharded:
             return "Megatron's distributed optimizer is stage 1; take stages 0 and 1, or the runtime fsdp2"
         if self.runtime == DEEPSPEED and states.parameters_sharded and self.options.prefetch > 1:
-            return ("DeepSpeed fetches a number of elements ahead, of which its default is counted; take prefetch=1, or "
-                    "0 for none")
+            return "DeepSpeed fetches elements ahead, of which its default number is counted; take prefetch=1 or 0"
         if mesh and self.runtime == DEEPSPEED and not states.parameters_sharded:
             return "DeepSpeed's hybrid sharding is MiCS, of stage 3; take that, or the runtime fsdp2"
         if mesh and self.runtime == MEGATRON_CORE and not states.optimizer_sharded:

@@ -117,11 +117,10 @@ def largest_model(config: PlanConfig) -> ModelShape | None:
     def sized(count: int) -> ModelShape:
         if of is None:
             return model_of_parameters(count)
-        blocks, experts = pattern * count, of.experts
-        if experts and pattern > 1:
-            experts = replace(experts, dense=tuple(range(dense[0], blocks, pattern)))
-        return model_of(model.name, replace(of, blocks=blocks, experts=experts,
-                                            windowed=of.windowed * blocks // of.blocks))
+        blocks = pattern * count
+        plain = tuple(range(dense[0], blocks, pattern)) if pattern > 1 else dense
+        return model_of(model.name, replace(of, blocks=blocks, windowed=of.windowed * blocks // of.blocks,
+                                            experts=of.experts and replace(of.experts, dense=plain)))
 
     most = _largest(lambda count: _fits(replace(config, model=sized(count))),
                     1 << 60 if of is None else MOST_BLOCKS // pattern)

@@ -420,7 +420,7 @@ def _deepspeed(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     Stages 2 and 3 move a gradient into a bucket as it is made, 1 when backward is over, and what is in the bucket is
     copied to travel. It has its whole size in the smallest model too, twice where stages 1 and 2 overlap, and stage 3
     keeps it. The update flattens gradients and casts what is flat. With the optimizer off the device, gradients go to
-    the host as they are reduced, in fp32 too, and in stages 1 and 2 through a buffer of the largest tensor on each side.
+    the host as they are reduced, in fp32 too, in stages 1 and 2 through a buffer of the largest tensor on each side.
     """
     states, shards, each, fp32 = step.job.states, step.job.shards, step.run.itemsize, FP32.itemsize
     options, again, elements = step.job.options, step.job.micro_batches > 1, step.elements
