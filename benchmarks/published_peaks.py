@@ -34,8 +34,8 @@ PURPOSES = {"masters": ("optimizer", "masters in fp32"), "state": ("optimizer", 
             "of the update, in fp32": ("gradients", "of the update, in fp32"),
             "bucket": ("buckets", "of gradients to reduce"), "parameters": ("parameters", "in the compute format"),
             "parameters, whole": ("parameters", "small tensors, whole"),
-            "updated, on the host": ("parameters", "updated, on the host"),
-            "largest, on the host": ("buckets", "gradients of the largest tensor, on the host"),
+            "updated, on the host": ("parameters", "updated, to be copied"),
+            "largest, on the host": ("buckets", "copy of the largest tensor's gradients"),
             "largest": ("buckets", "gradients of the largest tensor")}
 
 

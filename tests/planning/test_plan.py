@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 import zerosim as zs
 from zerosim.course import plan_view
 from zerosim.display import plan_table
-from zerosim.models.transformer import Experts
 from zerosim.options import StepOptions
 from zerosim.planning import explained, hardware, model_shape, plan_config, plan_row, questions, shapes
 
@@ -287,7 +286,7 @@ def test_the_largest_batch_sequence_and_model_fit_with_the_margin_and_one_more_d
 
 def test_of_a_model_whose_every_second_block_has_experts_the_largest_is_of_whole_patterns():
     def of_blocks(count):
-        experts = Experts(8, 2, 8192, dense=tuple(range(0, count, 2)))
+        experts = replace(model_shape("mixtral-8x7b").transformer.experts, dense=tuple(range(0, count, 2)))
         return shapes.model_of("mine", replace(model_shape("llama-3.2-1b").transformer, blocks=count, experts=experts))
 
     found = []

@@ -285,13 +285,15 @@ COUNTED = [
 ]
 
 
-def test_every_count_is_a_whole_number_of_at_least_its_least_and_below_2_to_the_62():
+def test_every_count_is_a_whole_number_of_at_least_its_least_and_below_2_to_the_62_or_a_transformers_28():
     for call, others, least in COUNTED:
         sound = others | dict.fromkeys(least, 1)
         call(**sound)
+        most = 28 if call is Transformer else 62
         for name, fewest in least.items():
             refuses((partial(call, **sound | {name: wrong}), f"^{name} must be {said}") for wrong, said in (
-                (fewest - 1, f"at least {fewest}, got {fewest - 1}"), (1 << 62, "below 2^62, got a number of 63 bits"),
+                (fewest - 1, f"at least {fewest}, got {fewest - 1}"),
+                (1 << 62, f"below 2^{most}, got a number of 63 bits"),
                 (1.5, f"a whole number, got 1.5; write {name}=int(")))
 
 

@@ -453,8 +453,8 @@ def _deepspeed(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     yield AccountRow("gradients", "of the update, in fp32", updated * fp32, BY_DEEPSPEED, offload.optimizer)
     if away and not cut:
         largest = max(step.trained([tensor]) for tensor in step.model.tensors)
-        yield AccountRow("parameters", "updated, on the host", share * each, BY_DEEPSPEED, HOST)
-        yield AccountRow("buckets", "gradients of the largest tensor, on the host", largest * each, BY_DEEPSPEED, HOST)
+        yield AccountRow("parameters", "updated, to be copied", share * each, BY_DEEPSPEED, HOST)
+        yield AccountRow("buckets", "copy of the largest tensor's gradients", largest * each, BY_DEEPSPEED, HOST)
         yield AccountRow("buckets", "gradients of the largest tensor", largest * each, BY_DEEPSPEED)
     bucket = REDUCE_BUCKET * (1 if cut else (1 + options.overlap) * (states.optimizer_sharded and not updates))
     yield AccountRow("buckets", "of gradients to reduce", bucket * each, BY_DEEPSPEED)
