@@ -38,7 +38,7 @@ import zerosim as zs
 # 1. By the formulas of notebooks 6 to 8, 16 bytes for each parameter and so on: which stages fit?
 # 2. Which is the first stage that fits really, if no activations are recomputed? What did the formulas leave out?
 # 3. What does one do if it does not fit, without another GPU? Find three ways.
-# 4. A plan says 83.15 GB. How far off may it be, before you would call it wrong?
+# 4. A plan says 72.34 GB. How far off may it be, before you would call it wrong?
 #
 # Write your answers down, then read on.
 #
@@ -127,6 +127,13 @@ print("largest batch of each rank that fits:", questions.largest_batch(plan.conf
 print("longest sequence:", questions.largest_sequence(plan.config))
 print("fewest ranks:", questions.fewest_ranks(plan.config))
 print("what sends least of all that fit:", plan.least_sent.title)
+
+# %% [markdown]
+# And one plan can be made on many numbers of GPUs: bytes and seconds of the cheapest row that fits, over N.
+
+# %%
+nodes = zs.plan("llama-2-7b", ranks=16, nodes=2, device="h100-80", batch=4, sequence=2048)
+questions.over_ranks(nodes, [2, 4, 8, 16, 32, 64, 128]).plot()
 
 # %% [markdown]
 # ## Where does a number come from?

@@ -369,7 +369,7 @@ def test_a_plan_takes_the_settings_of_a_ds_config_says_what_of_them_is_different
 
 @pytest.mark.parametrize(("columns", "shown", "hidden"), [
     (80, ["states", "transient", "spare", "step"], ["optimizer", "gathered"]),
-    (130, ["gathered", "MFU"], ["optimizer"]),
+    (135, ["gathered", "MFU"], ["optimizer"]),
     (170, ["parameters", "gradients", "optimizer", "activations", "MFU"], ["states"])])
 def test_a_wider_terminal_shows_more_columns_of_a_plan_and_no_line_is_broken(columns, shown, hidden):
     done = ask("plan", "--model", "llama-3.1-405b", "--ranks", "512", "--nodes", "64", "--batch", "4", columns=columns)
@@ -377,7 +377,7 @@ def test_a_wider_terminal_shows_more_columns_of_a_plan_and_no_line_is_broken(col
     assert set(shown) <= set(table[0].split())
     assert not set(hidden) & set(table[0].split())
     assert [line.split()[:2] for line in table[1:]] == [
-        [stage, policy] for stage in "0123" for policy in ("none", "block")]
+        [stage, policy] for stage in "0123" for policy in ("none", "selective", "block")]
 
 
 # What commands and their lessons refuse, and an error of each kind from below; what the library refuses in the same

@@ -250,6 +250,10 @@ def test_the_explained_fullest_moment_adds_up_and_the_states_are_the_formulas_va
     for asked, said in (("hpz", "rings unit by unit"), ("qgz", "rings and all-to-alls unit by unit")):
         found = engine_plan("gpt2", ranks=8, mesh="2x4", recompute="block", zeropp=asked)
         assert lines_of(found, found.rows[0])["communication"][0].startswith(said)
+    for device, said in (("h100", "; published steps of this device are off by 3%)"),
+                         ("l4", "; published steps of others, as none are of this device, are off by 11%)")):
+        found = zs.plan("gpt2", device=device, stage=3, recompute="none")
+        assert said in lines_of(found, found.rows[0])["compute"][0]
     for optimizer, state in ((zs.optim.SGD(lr=0.1), 0), (zs.optim.AdamW(), 8), (zs.optim.Adan(), 14)):
         found = engine_plan(parameters=10**9, ranks=8, stage=1, optimizer=optimizer)
         assert lines_of(found, found.rows[0])["model states (zerosim)"] == (
@@ -534,6 +538,11 @@ def test_policies_and_numbers_are_asked_for_as_one_writes_them():
     for text, policies in (("usual", ["tiled", "block+tiled"]), ("tiled", ["tiled"]), (("sub_block",), ["sub_block"]),
                            ("all", ["tiled", "block+tiled", "none", "selective", "sub_block", "block"])):
         assert [row.recompute for row in engine_plan("gpt2", stage=3, recompute=text).rows] == policies
+    for runtime, policies in (("fsdp2", ["none", "selective", "block"]), ("megatron", ["none", "block"])):
+        assert [row.recompute for row in zs.plan("gpt2", stage=1, runtime=runtime).rows] == policies
+    mixtral = zs.plan("mixtral-8x7b", stage=3)
+    assert [row.recompute for row in mixtral.rows] == ["none", "block"]
+    assert "46,702,792,704 parameters, 12,879,925,248 of them active, 8 ranks" in " ".join(str(mixtral).split())
     sizes = {engine_plan(parameters=text).config.model.parameters
              for text in ("7.5B", "7.5e9", "7_500_000_000", "7,500,000,000", 7.5e9)}
     assert sizes == {7_500_000_000}

@@ -123,7 +123,8 @@ def test_a_machine_or_a_part_of_it_that_cannot_be_is_refused():
          "link its nodes are connected; name one, as between=infiniband-hdr or between=ethernet-10g"),
         (partial(Network, PCIE, cards_per_rank=0), "the network: cards_per_rank must be a finite number above 0"),
         (partial(hardware.link, "mail"), f"no link is called 'mail'; there are {', '.join(hardware.presets().links)}"),
-        (partial(hardware.device("t4").flops_per_second_in, "bf16"), "the device t4 has no rate in bf16; it has fp32"),
+        (partial(hardware.device("t4").flops_per_second_in, "bf16"), "the device t4 has no rate in bf16; it has fp32, "
+         "fp16; compute in one of these"),
         (partial(hardware.overheads_nbytes, {"cuda": 1}), "no overhead is called 'cuda'; there are runtime context"),
         (partial(hardware.overheads_nbytes, {"runtime context": -1}), "runtime context must be at least 0, got -1"),
         (machine(format="fp8"), "the device made up has no rate in fp8; it has fp16"),

@@ -38,7 +38,7 @@ Parts = Annotated[str, typer.Option("--zeropp", help="Parts of ZeRO++ on the mes
                                                      "qgz, as in hpz+qwz+qgz=int8; flat, for shards on all ranks; or "
                                                      "none.")]
 Stage = Annotated[str, typer.Option(help="all, or some, as 2,3.")]
-Recompute = Annotated[str, typer.Option(help="usual (none, block), all, or some, as none,segment(2).")]
+Recompute = Annotated[str, typer.Option(help="usual (none, block, selective if the runtime has it), all, or some.")]
 Attention = Annotated[str, typer.Option(help="fused, which keeps no probabilities, as FlashAttention; or unfused.")]
 Compute = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
 ConventionName = Annotated[str | None, typer.Option("--convention", help="How bytes are counted: zero-paper, "

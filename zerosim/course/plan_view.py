@@ -41,8 +41,9 @@ def plan_view(found: Plan, columns: int, *, explain: bool = False, measured: Mea
     each number's formula, and what runs measure, where asked for."""
     explanations = [_explanation(found, row) for row in found.rows] if explain else []
     measurements = [_measurement(row, lines) for row, lines in (measured or {}).items()]
-    return View(found.verdict, "", parts(map(escape, answers(found)), _rows(found, columns), _beside(found, beside),
-                                         _remarks(found), map(escape, notes), *explanations, *measurements))
+    return View(found.verdict, "", parts(map(escape, answers(found)), _largest_and_fewest(found), _rows(found, columns),
+                                         _beside(found, beside), _remarks(found), map(escape, notes), *explanations,
+                                         *measurements))
 
 
 def _rows(found: Plan, columns: int) -> Iterator[Part | str]:
@@ -76,7 +77,7 @@ def _beside(found: Plan, other: Plan | None) -> Iterator[Part | str]:
 
 
 def _remarks(found: Plan) -> Iterator[str]:
-    """The units, what the numbers rest on, what is left out of them, and the answers to the inverse questions."""
+    """The units, what the numbers rest on, and what is left out of them."""
     config = found.config
     margin = (f"A margin of {percent(config.margin)} of the device, {gigabytes(config.margin_nbytes)} GB, is" if
               config.margin else "No margin was asked for, which is")
@@ -92,7 +93,8 @@ def _remarks(found: Plan) -> Iterator[str]:
     if config.host_link:
         yield (f"Offload: {config.options.offload}; {escape(places_text(config))}. What is moved counts as beside "
                "nothing.")
-    yield from _largest_and_fewest(found)
+    if (least := found.least_sent) is not None:
+        yield f"Least traffic of what fits: {found.name_of(least)}, {bytes_text(least.sent_nbytes_per_step)} per step."
     yield ("Tensor, pipeline, sequence and expert parallelism and inference are not planned here: ask Megatron Core or "
            "torchtitan, and an inference engine such as vLLM.")
 
@@ -128,7 +130,7 @@ def _largest_and_fewest(found: Plan) -> Iterator[str]:
         yield (f"Largest micro-batch: {counted(batch, 'sequence')}. Longest sequence in micro-batches of "
                f"{config.batch}: {counted(largest_sequence(config), 'token')}." if batch else
                "Not even one sequence fits.")
-    ranks, least, most = fewest_ranks(config), found.least_sent, largest_model(config)
+    ranks, most = fewest_ranks(config), largest_model(config)
     inside = {None: "", True: "; sharded inside nodes alone (--mesh) it fits too", False:
               "; sharded inside nodes alone (--mesh) it does not"}[fits_inside_nodes(config)]
     yield ("No number of ranks makes it fit." if ranks is None
@@ -137,8 +139,6 @@ def _largest_and_fewest(found: Plan) -> Iterator[str]:
         yield "Largest model" + (" by its states alone" if config.decoder is None else " of such blocks") + (
             f": {most.parameters / 1e9:,.4g} billion parameters"
             f"{', or more' * (most.transformer is not None and most.transformer.blocks == MOST_BLOCKS)}.")
-    if least is not None:
-        yield f"Least traffic of what fits: {found.name_of(least)}, {bytes_text(least.sent_nbytes_per_step)} per step."
 
 
 def _explanation(found: Plan, row: PlanRow) -> tuple[Part | str, ...]:

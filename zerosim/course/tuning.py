@@ -270,13 +270,12 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", recompu
     """The settings of a program for a model, a machine and a global batch of G sequences: of those within 2 % of the
     fastest the one with the most room.
 
-    What is searched: ``stage`` and ``recompute``, as in `zs.plan`, and "usual" is to recompute selectively too in
-    fsdp2 and deepspeed; ``batch``, the sequences of a micro-batch, "all" for each number that divides a rank's share of
-    G; ``prefetch``, units that stage 3 gathers ahead; on several ``nodes`` shards over all ranks and, unless a ``mesh``
-    says which, inside nodes alone; ``offload``, places of which each candidate takes the first under
-    which it has the margin: "all" that the ``runtime``'s program has, or some, as "none,host". The other options are
-    those of `zs.plan` and mean the same, ``margin`` among them. Raises ValueError for what cannot be searched, for what
-    the program has no settings for, for a model without a known shape, and as `zs.plan` does.
+    What is searched: ``stage`` and ``recompute``, as in `zs.plan`; ``batch``, the sequences of a micro-batch, "all" for
+    each number that divides a rank's share of G; ``prefetch``, units that stage 3 gathers ahead; on several ``nodes``
+    shards over all ranks and, unless a ``mesh`` says which, inside nodes alone; ``offload``, places of which each
+    candidate takes the first under which it has the margin: "all" that the ``runtime``'s program has, or some, as
+    "none,host". The other options are those of `zs.plan`. Raises ValueError for what cannot be searched, for what the
+    program has no settings for, for a model without a known shape, and as `zs.plan` does.
 
     >>> found = tune("gpt2", global_batch=8, ranks=4, batch="1,2", recompute="none", stage=3, runtime="zerosim")
     >>> found.best.title, found.runner_up.config.batch, found.decides
@@ -284,8 +283,6 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", recompu
     """
     for name in PLAN_ONLY.keys() & options.keys():
         raise ValueError(f"{name}= is no option of tune: {PLAN_ONLY[name]}; leave it out")
-    if recompute == "usual" and runtime in ("fsdp2", "deepspeed"):
-        recompute = "all"
     options |= {"runtime": runtime, "recompute": recompute}
     shape = preset_shape(model)
     searched = [_configs(shape, offload, options)]

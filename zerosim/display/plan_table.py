@@ -56,7 +56,8 @@ def links_text(config: PlanConfig) -> str:
 
 def subject(config: PlanConfig) -> tuple[str, str]:
     """The subject of a plan: the model's name, and the rest of the line."""
-    model, size = config.model.name, f"{config.model.parameters:,} parameters"
+    model, size, active = config.model.name, f"{config.model.parameters:,} parameters", config.model.active_parameters
+    size += f", {active:,} of them active" * (active < config.model.parameters)
     accounted = config.runtime if config.convention is None else (
         f"{config.runtime}, states as {convention_of(config.convention).name} counts them")
     parts = [*([] if model == size else [size]), f"{counted(config.ranks, 'rank')} of {config.device.name} "

@@ -87,7 +87,7 @@ class Efficiency:
     of half the square, and where the kernel knows `windows` of what is in them; `elementwise` bytes and launches by
     operator; `contention` the share of hidden copies that computation gets longer by; `network` the share of a
     network's rate. The host takes `launch` seconds to launch a kernel, and updates `host_update` parameters a second.
-    `error` is the mean error of published steps that were held out.
+    `error` is the mean error of held-out steps; with none `published` of a device, the largest of those predicted so.
     """
 
     device: Device
@@ -106,6 +106,7 @@ class Efficiency:
     host_update: float
     fp8: bool
     error: float
+    published: bool
 
     def product_seconds(self, positions: float, inputs: int, outputs: int, *, linear: bool = True) -> float:
         """Seconds of the product (p, I) x (I, O).
@@ -243,4 +244,4 @@ def efficiency(device: Device, runtime: str = "fsdp2", *, compiled: bool = False
         device.memory_bytes_per_second * of_runtime["memory"],
         tables["elementwise"]["fused" if compiled or of_runtime["fused"] else "eager"], of_runtime["contention"],
         of_runtime["network"], tables["host"]["launch_seconds"], tables["host"][of_runtime["host_update"]],
-        linear is not None, factor["error"])
+        linear is not None, factor["error"], device.name in fitted)

@@ -163,11 +163,12 @@ def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
 def _compute(config: PlanConfig, row: PlanRow, rate: float) -> Explanation:
     """The seconds of arithmetic, by the rates that are taken to be reached."""
     if (reached := config.reached) is not None:
+        whose = "this device" if reached.published else "others, as none are of this device,"
         return ("compute", f"products at {reached.products:.4g} operations per second, {reached.products / rate:.2f} "
                 f"of the peak; fused attention at {reached.attention[0]:.4g} forward and {reached.attention[1]:.4g} "
                 f"back; what is elementwise at {reached.memory:.4g} bytes per second; and {reached.contention:g} of "
-                "what is communicated beside it (efficiency.toml; published steps of this device are off by "
-                f"{reached.error:.0%})", f"{row.compute_seconds:.4g} s")
+                f"what is sent beside it (efficiency.toml; published steps of {whose} are off by {reached.error:.0%})",
+                f"{row.compute_seconds:.4g} s")
     made = config.arithmetic(row.recompute)
     bounds = {pieces: pieces.bounds(config.machine) for pieces in {*made.values()}}
     computed, moved = (config.micro_batches * sum(bounds[pieces][way] for pieces in made.values()) for way in (0, 1))

@@ -119,7 +119,7 @@ class Device:
         """The dense peak in one format; raises ValueError where the device has none."""
         if format not in self.flops_per_second:
             raise ValueError(f"the device {self.name} has no rate in {format}; "
-                             f"it has {', '.join(self.flops_per_second)}")
+                             f"it has {', '.join(self.flops_per_second)}; compute in one of these")
         return self.flops_per_second[format]
 
 

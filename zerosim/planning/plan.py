@@ -31,7 +31,6 @@ from zerosim.ranks.mesh import Mesh
 
 ATTENTIONS = FUSED, UNFUSED = ("fused", "unfused")
 EVERY_POLICY = ("tiled", "block+tiled", "none", "selective", "sub_block", "block")
-USUAL_POLICIES = {FUSED: ("none", "block"), UNFUSED: ("none", "selective", "block")}
 # Runtimes whose programs reduce gradients in fp32 and add them up so, where 16 bits are computed in.
 WIDE_GRADIENTS = ("fsdp2", "megatron")
 Several = str | int | Iterable[Any]
@@ -73,9 +72,9 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
     says that kernels are fused by torch.compile, and ``loss_chunks`` in how many parts logits and their loss are made.
     ``lora_rank`` is that of adapters beside frozen linear layers, and ``weights``, "nf4" or "int8", how these rest;
     ``train_only`` names the units or layers that are trained without adapters, as "block3[01],head", all else frozen.
-    ``stage`` and ``recompute`` are one, several, or "all"; "usual" is to recompute nothing, and blocks. ``attention``
-    "fused", as FlashAttention, never holds the probabilities; "unfused" holds them, which zerosim's engine alone does,
-    and "usual" recomputes selectively too. ``link`` None is the device's own.
+    ``stage`` and ``recompute`` are one, several, or "all"; "usual" is nothing, blocks, and selectively in fsdp2 and
+    deepspeed without experts. ``attention`` "fused", as FlashAttention, never holds the probabilities; "unfused" holds
+    them, which zerosim's engine alone does, and is usually selective too. ``link`` None is the device's own.
     ``batch`` are sequences of a micro-batch of one rank, of ``sequence`` tokens each, None the model's longest and no
     more than 4,096, and ``global_batch`` those of a step on all ranks, in place of ``micro_batches``. ``tokens`` are
     those of a whole training, as "300B", and ``price`` is that of a device and hour. ``margin`` is the share of the
@@ -110,10 +109,10 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
                          f"nodes, as nodes={-(-ranks // NODE)}, or nodes=1 where one link joins them all")
     if global_batch is not None:
         micro_batches = _shared(global_batch, ranks, batch, micro_batches)
+    shape = _finetuned(_model(model, parameters, largest_layer, runtime), lora_rank, weights, train_only)
     found = PlanConfig(
-        model=_finetuned(_model(model, parameters, largest_layer, runtime), lora_rank, weights, train_only),
-        ranks=ranks, device=known.device(device), network=network, policy=policy, stages=rows,
-        recompute=_policies(recompute, attention, runtime), batch=batch,
+        model=shape, ranks=ranks, device=known.device(device), network=network, policy=policy, stages=rows,
+        recompute=_policies(recompute, attention, runtime, shape), batch=batch,
         sequence=checked_count("sequence", sequence, 1) if sequence is not None else 0,
         micro_batches=1 if micro_batches is None else micro_batches, optimizer=_optimizer(optimizer), runtime=runtime,
         compiled=compiled, loss_chunks=loss_chunks,
@@ -247,7 +246,7 @@ def _shared(global_batch: int | str, ranks: int, batch: int, micro_batches: int 
     return sequences // each
 
 
-def _policies(asked: Several, attention: str, runtime: str) -> tuple[str, ...]:
+def _policies(asked: Several, attention: str, runtime: str, model: ModelShape) -> tuple[str, ...]:
     """The policies of PyTorch programs as they are; the engine's with fused attention tiled, but for those that say
     what a block keeps."""
     if attention not in ATTENTIONS:
@@ -258,7 +257,9 @@ def _policies(asked: Several, attention: str, runtime: str) -> tuple[str, ...]:
                          "attention is fused; leave it out, or take runtime='zerosim'")
     if isinstance(asked, str) and asked == "all":
         return EVERY_POLICY if engine else KEPT
-    asked = USUAL_POLICIES[attention] if isinstance(asked, str) and asked == "usual" else asked
+    if isinstance(asked, str) and asked == "usual":
+        experts = model.transformer is not None and model.transformer.experts is not None
+        asked = KEPT if attention == UNFUSED or (runtime in ("fsdp2", "deepspeed") and not experts) else KEPT[::2]
     try:
         texts = asked.split(",") if isinstance(asked, str) else [str(text) for text in asked]  # type: ignore[union-attr]
     except TypeError:
