@@ -297,7 +297,7 @@ def _sizes(zero: Section, model: Sized | None, states: ShardedStates,
            findings: Findings) -> tuple[int, int, tuple[str, ...] | None]:
     """Elements of a bucket, units ahead, and the units that stay gathered."""
     bucket = zero.take("reduce_bucket_size", REDUCE_BUCKET, count(1))
-    findings.differ(f"zero_optimization.reduce_bucket_size={bucket}: a plan sends units, and counts the default's bytes")
+    findings.differ(f"zero_optimization.reduce_bucket_size={bucket}: a plan sends units, and counts the default")
     all_gather = zero.take("allgather_bucket_size", REDUCE_BUCKET, count(1))
     if states.gathers_after_update and all_gather != bucket:
         findings.differ(f"zero_optimization.allgather_bucket_size={all_gather}: one size is for both here, that of "
