@@ -287,11 +287,9 @@ def test_what_a_runtime_takes_for_itself_is_the_platforms_and_of_each_communicat
             said = f"On TPUs run JAX (MaxText) and PyTorch/XLA's SPMD FSDP: bytes and seconds of {runtime}'s program"
             assert (said in text) == (runtime != "zerosim")
     assert "On TPUs run" not in str(zs.plan("gpt2", device="mi300x"))
-    for mesh, least, most in ((None, 704_194_304, 2_033_554_432), ("2x8", 1_204_194_304, 3_033_554_432)):
+    for mesh, most in ((None, "2,033,554,432"), ("2x8", "3,033,554,432")):
         found = zs.plan("gpt2", ranks=16, nodes=2, stage=3, recompute="none", mesh=mesh)
-        formula, value = lines_of(found, found.rows[0])["overhead of the runtime, all of it"]
-        assert value == f"{least:,}"
-        assert f"they go up to {most:,}" in formula
+        assert lines_of(found, found.rows[0])["overhead, at most"][1] == most
 
 
 def test_an_optimizer_whose_seconds_are_not_all_counted_is_said():

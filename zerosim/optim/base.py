@@ -140,8 +140,8 @@ class Optimizer(ABC):
         """
 
     def product_flops(self, shape: tuple[int, ...]) -> int | None:
-        """Operations of the matrix products that update a tensor of this shape; None where roots or eigenvectors of
-        matrices are made, whose time no product foresees, and where an optimizer of whole matrices does not say."""
+        """Operations of the matrix products that update a tensor of this shape; None where an optimizer of whole
+        matrices does not say, as one that makes their roots or eigenvectors, whose time no product foresees."""
         return None if "whole_matrix" in self.needs else 0
 
     def apply(self, ctx: UpdateContext, w: Array, g: Array, state: State, step: int) -> None:

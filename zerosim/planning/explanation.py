@@ -26,12 +26,11 @@ def explained(config: PlanConfig, row: PlanRow) -> list[Explanation]:
         return [*_states(config, row), *_beside_states(config, row), *_total(config, row), *_seconds(config, row)]
     held = [(f"{one.kind}{'' if one.place == DEVICE else f' on the {one.place}'}: {one.what}", one.source,
              f"{one.nbytes:,}") for one in row.held]
-    times, sources = times_held(config.job(row.stage, row.recompute)), OVERHEADS_OF[config.device.platform]
-    least, most = (sum(count * getattr(sources[name], which) for name, count in times.items())
-                   for which in ("least_nbytes", "most_nbytes"))
-    range_ = ("overhead of the runtime, all of it", "the least that sources give, which is taken; they go up to "
-              f"{most:,}: what more there is comes off the margin", f"{least:,}")
-    return [*held, *[range_] * (most > 0), *_total(config, row), *_seconds(config, row)]
+    most = sum(times * OVERHEADS_OF[config.device.platform][name].most_nbytes
+               for name, times in times_held(config.job(row.stage, row.recompute)).items())
+    said = ("overhead, at most", "what sources give at most; the least is taken, and what more there is comes off the "
+            "margin", f"{most:,}")
+    return [*held, *[said] * (most > 0), *_total(config, row), *_seconds(config, row)]
 
 
 def _states(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:

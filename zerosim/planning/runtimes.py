@@ -25,7 +25,7 @@ from zerosim.numerics.places import DEVICE, HOST
 from zerosim.optim import Stateful, state_nbytes
 from zerosim.planning.closed_forms import Job
 from zerosim.planning.conventions import is_cut_anywhere, shares_nbytes
-from zerosim.planning.hardware import OVERHEADS, OVERHEADS_OF, overheads_nbytes
+from zerosim.planning.hardware import OVERHEADS_OF
 from zerosim.planning.saved_tensors import (
     COMPILED,
     EAGER,
@@ -80,14 +80,14 @@ def total_nbytes(rows: Iterable[AccountRow], place: str = DEVICE) -> int:
 
 def account(runtime: str, model: ModelShape, job: Job, *, batch: int, tokens: int, recompute: str,
             optimizer: Stateful, compiled: bool = False, loss_chunks: int = 1, synchronized: bool = True,
-            overheads: Mapping[str, int] | None = None, platform: str = "cuda") -> tuple[AccountRow, ...]:
+            platform: str = "cuda") -> tuple[AccountRow, ...]:
     """The rows of a rank's fullest moment, each above 0.
 
     ``recompute`` is "none", "block", with all blocks checkpointed, or "selective", by torchtitan's list of operators
     (Megatron's is of attention alone, which a fused kernel does anyway). ``compiled`` blocks, by torch.compile, make
     again what they can. ``loss_chunks`` parts of the tokens have their logits one after the other. Of several
     micro-batches gradients are reduced each time, or, not ``synchronized``, add up whole on each rank, in fp32.
-    ``overheads`` replace those of the device's ``platform``, whose fragmentation is a plan's margin and no row.
+    What the program takes for itself is of the device's ``platform``.
     Without the sizes of a decoder, activations and logits are no rows.
     Raises ValueError for a runtime or a recomputation that there is not, counts below one, and for stages that a
     runtime lacks.
@@ -113,7 +113,7 @@ def account(runtime: str, model: ModelShape, job: Job, *, batch: int, tokens: in
                      multiple)
     holds = _ddp if ddp else MOMENTS[runtime]
     fullest = max((list(holds(step, moment)) for moment in step.moments()), key=total_nbytes)
-    return tuple(row for row in (*fullest, *_overheads(step, overheads, platform)) if row.nbytes)
+    return tuple(row for row in (*fullest, *_overheads(step, platform)) if row.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,16 +486,16 @@ MOMENTS: Mapping[str, Callable[[StepSizes, Moment], Iterator[AccountRow]]] = {
 
 
 def times_held(job: Job) -> dict[str, int]:
-    """How often a program holds each overhead: channels for each communicator, of which hybrid sharding has two, one
-    of shards and one of replicas, and one rank none; fragmentation is a margin."""
-    communicators = 0 if job.ranks == 1 else 1 + (job.options.replicas > 1)
-    return {**dict.fromkeys(OVERHEADS, 1), "communication channels": communicators, "allocator fragmentation": 0}
+    """How often a program holds each overhead: channels for each communicator, of which hybrid sharding has two, of
+    shards and of replicas, and one rank none; fragmentation is a plan's margin."""
+    communicators = (job.ranks > 1) * (1 + (job.options.replicas > 1))
+    return {"runtime context": 1, "communication channels": communicators, "matmul workspace": 1}
 
 
-def _overheads(step: StepSizes, given: Mapping[str, int] | None, platform: str) -> Iterator[AccountRow]:
+def _overheads(step: StepSizes, platform: str) -> Iterator[AccountRow]:
     """The runtime's own memory."""
-    times = times_held(step.job)
-    for name, nbytes in overheads_nbytes(given, platform).items():
-        yield AccountRow("overhead", name, times[name] * nbytes, OVERHEADS_OF[platform][name].source)
+    for name, times in times_held(step.job).items():
+        found = OVERHEADS_OF[platform][name]
+        yield AccountRow("overhead", name, times * found.least_nbytes, found.source)
     wide = max((tensor.parameters for tensor in step.model.tensors if tensor.bits), default=0) * step.run.itemsize
     yield AccountRow("gathered", "a quantized matrix, made wide for its product", wide, DEQUANTIZED)
