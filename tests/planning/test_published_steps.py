@@ -140,4 +140,5 @@ def test_every_constant_has_a_source_and_a_date():
             *tables["elementwise"].values()]
     assert all(len(row["source"]) > 8 and row["date"] > "2020" for row in rows)
     assert fmean(tables["products"][name]["share"] for name in ("a100-80", "h100-80", "gh200")) < 0.87
+    assert DEVICES.keys() - tables["products"].keys() == {"h100-nvl", "tpu-v4", "tpu-v5e", "tpu-v5p"}
     assert tables["runtime"]["megatron"]["memory"] == tables["memory"]["share"]
