@@ -1,15 +1,16 @@
 """Tensors that DeepSpeed holds on a rank, counted in its own processes, beside the account that plans are made of.
 
-    python benchmarks/deepspeed_states.py              # stages 0 to 3, of a small Llama in bf16, on 2 processes
+    python benchmarks/deepspeed_states.py              # a small Llama in bf16, on 2 processes, in each of `RUNS`
 
 It needs DeepSpeed, PyTorch and `transformers`; no GPU: ranks are processes of this machine that talk over gloo. All
-settings but the stage are DeepSpeed's defaults, the optimizer is PyTorch's AdamW. Every tensor that Python knows is
+settings but a run's own are DeepSpeed's defaults, the optimizer is PyTorch's AdamW. Every tensor that Python knows is
 looked at, each storage once, and belongs to who holds it; "others" are inputs, rotary angles and counters. Moments are
 of the second step: before gradients are reduced, the end of backward, the update when gradients are flat, then when
 they are in fp32, and the end of the step. Rows are kept in `zerosim/course/published/deepspeed_states.toml`.
 """
 
 import gc
+import json
 import os
 import sys
 from collections import Counter
@@ -18,6 +19,8 @@ from subprocess import PIPE, STDOUT, Popen
 from typing import Any
 
 RANKS, TOKENS = 2, 64
+RUNS = [*({"stage": stage} for stage in range(4)), *({"stage": stage, "overlap": True} for stage in (1, 2)),
+        *({"stage": stage, "offload": True} for stage in (1, 2, 3)), {"stage": 2, "offload": True, "micro_batches": 2}]
 FIELDS = {"hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
           "vocab_size": 1031, "intermediate_size": 501, "tie_word_embeddings": False}
 
@@ -31,11 +34,15 @@ def owners(engine: Any, flat: Any) -> Iterator[tuple[str, Any]]:
     yield "state", [*optimizer.optimizer.state.values()]
     yield "of the update, in fp32", [one.grad for one in masters]
     yield "of the update, flat", flat
+    yield "updated, on the host", getattr(optimizer, "param_buffer_of_bit16_for_cpu_offload_groups", None)
+    yield "largest, on the host", getattr(optimizer, "temp_grad_buffer_for_cpu_offload", None)
+    yield "largest", getattr(optimizer, "temp_grad_buffer_for_gpu_offload", None)
     yield "bucket", [one.buffer for one in getattr(optimizer, "ipg_buckets", {}).values()]
     yield "parameters", [getattr(one, "ds_tensor", None) for one in parameters]
     yield "parameters, whole", parameters
     yield "gradients", [[getattr(optimizer, name, None) for name in (
-        "grad_partitions_flat_buffer", "averaged_gradients", "all_grad_tensors")], [one.grad for one in parameters]]
+        "grad_partitions_flat_buffer", "averaged_gradients", "all_grad_tensors", "accumulated_grads_in_cpu")],
+        [one.grad for one in parameters]]
 
 
 def tensors_in(held: Any) -> Iterator[Any]:
@@ -65,7 +72,7 @@ def counted(engine: Any, flat: Any = None) -> Counter[str]:
     return found
 
 
-def run(stage: int) -> None:
+def run(stage: int, overlap: bool = False, offload: bool = False, micro_batches: int = 1) -> None:
     """A rank: two steps; the first prints what it holds in the second."""
     import deepspeed
     import torch
@@ -73,7 +80,12 @@ def run(stage: int) -> None:
 
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**FIELDS, use_cache=False))
     settings = {"train_micro_batch_size_per_gpu": 1, "zero_allow_untested_optimizer": True, "bf16": {"enabled": True},
+                "zero_force_ds_cpu_optimizer": False, "gradient_accumulation_steps": micro_batches,
                 "zero_optimization": {"stage": stage}}
+    if overlap:
+        settings["zero_optimization"] |= {"overlap_comm": True}
+    if offload:
+        settings["zero_optimization"] |= {"offload_optimizer": {"device": "cpu"}}
     engine, *_ = deepspeed.initialize(model=model, config=settings, optimizer=torch.optim.AdamW(model.parameters()))
     tokens, found = torch.zeros(1, TOKENS, dtype=torch.long), {}
 
@@ -89,25 +101,27 @@ def run(stage: int) -> None:
         setattr(of, name, watched)
 
     watch(engine.optimizer, "reduce_ipg_grads", "reduction")
-    watch(engine.optimizer, "flatten", "flat")
+    if not offload:  # which flattens messages alone
+        watch(engine.optimizer, "flatten", "flat")
     watch(engine.optimizer.optimizer, "step", "update")
-    for _ in range(2):
+    for _ in range(2 * micro_batches):
         engine.backward(engine(input_ids=tokens, labels=tokens).loss)
         found["backward"] = counted(engine)
         engine.step()
         found["step"] = counted(engine)
     if engine.global_rank == 0:
-        print(f"ROW [[row]]\nROW stage = {stage}")
+        asked = RUNS[int(os.environ["RUN"])]
+        print("ROW [[row]]", *(f"ROW {name} = {json.dumps(value)}" for name, value in asked.items()), sep="\n")
         for moment, of in found.items():
             print(f"ROW {moment} = {{ " + ", ".join(f'"{name}" = {nbytes:_}' for name, nbytes in of.items()) + " }")
 
 
 def main() -> None:
-    """Starts the ranks of each stage; prints what is counted."""
-    for stage in range(4):
+    """Starts the ranks of each run; prints what is counted."""
+    for number in range(len(RUNS)):
         there = os.environ | {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "LOCAL_SIZE": str(RANKS),
-                              "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29_600 + stage),
-                              "OMP_NUM_THREADS": "1", "STAGE": str(stage)}
+                              "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29_600 + number),
+                              "OMP_NUM_THREADS": "1", "RUN": str(number)}
         ranks = [Popen([sys.executable, __file__], stdout=PIPE, stderr=STDOUT, text=True,
                        env=there | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(RANKS)]
         said = [rank.communicate(timeout=600)[0] for rank in ranks]
@@ -117,4 +131,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(int(os.environ["STAGE"])) if "STAGE" in os.environ else main()
+    run(**RUNS[int(os.environ["RUN"])]) if "RUN" in os.environ else main()

@@ -33,7 +33,10 @@ PURPOSES = {"masters": ("optimizer", "masters in fp32"), "state": ("optimizer", 
             "of the update, flat": ("gradients", "of the update, flat"),
             "of the update, in fp32": ("gradients", "of the update, in fp32"),
             "bucket": ("buckets", "of gradients to reduce"), "parameters": ("parameters", "in the compute format"),
-            "parameters, whole": ("parameters", "small tensors, whole")}
+            "parameters, whole": ("parameters", "small tensors, whole"),
+            "updated, on the host": ("parameters", "updated, to be copied"),
+            "largest, on the host": ("buckets", "copy of the largest tensor's gradients"),
+            "largest": ("buckets", "gradients of the largest tensor")}
 
 
 def rows(file: str = "torch_peaks.toml", table: str = "row") -> list[dict[str, Any]]:
@@ -92,7 +95,10 @@ def deepspeed_states() -> Iterator[tuple[int, str, str, int, int]]:
     shape = model_of_config(FIELDS)
     for row in rows("deepspeed_states.toml"):
         stage = row["stage"]
-        job = Job(shape.unit_lengths, 2, STAGES[stage], policy=zs.Policy("bf16"))
+        options = StepOptions.of(2, overlap=row.get("overlap", False), **(
+            {"offload": "optimizer=host"} if row["offload"] else {}))
+        job = Job(shape.unit_lengths, 2, STAGES[stage], policy=zs.Policy("bf16"), options=options,
+                  micro_batches=row["micro_batches"])
         step = runtimes.StepSizes(shape, job, Forward(1, 64), "none", Adam(), 1, True, 2 if stage == 3 else 1)
         *_, reduced, update = (
             {(one.kind, one.what): one.nbytes for one in runtimes.MOMENTS["deepspeed"](step, moment)}
@@ -104,6 +110,8 @@ def deepspeed_states() -> Iterator[tuple[int, str, str, int, int]]:
                     purpose in PURPOSES) else None
                 if purpose == "gradients" and moment == ("update" if stage == 0 else "flat"):
                     key = ("gradients", "shards in the compute format" if stage else "in the compute format")
+                if purpose == "gradients" and row["offload"] and moment == "backward":
+                    key = ("gradients", "shards in the compute format")
                 if key:
                     yield stage, moment, purpose, counted, there[key]
 

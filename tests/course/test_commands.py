@@ -159,6 +159,7 @@ SAID = {  # of each command: switches, and what stands among the words
             "Fewest ranks", "Largest micro-batch",
             "model states (zerosim)", "estimated", "those of zerosim's engine with overlap and 1 unit ahead;"]),
         ("--runtime zerosim --model gpt2 --stage 3 --no-overlap --prefetch 0", ["engine with nothing overlapped;"]),
+        ("--model gpt2 --margin 0", ["No margin was asked for, which is for the allocator's fragments, and for peaks"]),
         ("--runtime zerosim --model gpt2 --stage 3 --prefetch 2", ["engine with overlap and 2 units ahead;"]),
         ("--runtime zerosim --model gpt2 --mesh 2x4 --zeropp hpz+qwz+qgz --recompute block --explain --measure "
          "--stage 3", [

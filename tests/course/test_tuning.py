@@ -31,7 +31,8 @@ def leaving(nbytes):
 @pytest.mark.parametrize(("model", "options"), [
     ("gpt2-xl", {"device": "a100-40", "global_batch": 64}),
     ("llama-3-8b", {"sequence": 4096, "global_batch": 32, "prefetch": "0,1,2", "runtime": "zerosim"}),
-    ("llama-3-8b", {"sequence": 4096, "global_batch": 128, "runtime": "deepspeed", "nodes": 2, "ranks": 16}),
+    ("llama-3-8b", {"sequence": 4096, "global_batch": 128, "runtime": "deepspeed", "nodes": 2, "ranks": 16,
+                    "prefetch": 1}),
     ("qwen2-0.5b", {"device": "a100-40", "sequence": 2048, "global_batch": 64, "runtime": "megatron",
                      "margin": 0.3}),
     (LLAMA, {"overlap": False, "compute": "fp32", "sequence": 7, "global_batch": 16, "prefetch": 0,
@@ -177,10 +178,11 @@ SAID = {  # of each runtime: what is asked, and lines of its settings and notes
             "offload_policy=CPUOffloadPolicy()", "torch.utils.checkpoint", "host: pcie5, 63.02 GB a second each way"])],
     "deepspeed": [
         ({"stage": 2, "overlap": False, "compute": "fp16", "offload": "optimizer=host"}, [
-            '"allgather_bucket_size"', '"offload_optimizer"', '"device": "cpu"', '"overlap_comm": false', '"fp16"',
-            "scales the loss dynamically"]),
+            '"reduce_bucket_size": 500000000', '"offload_optimizer"', '"device": "cpu"', '"overlap_comm": false',
+            '"fp16"', "scales the loss dynamically"]),
         ({"stage": 3, "prefetch": 0, "offload": "optimizer=disk+parameters=disk"}, [
-            '"stage3_prefetch_bucket_size": 0', '"offload_param"', '"device": "nvme"', "of one's own"])],
+            '"stage3_prefetch_bucket_size": 0', '"sub_group_size"', '"offload_param"',
+            '"device": "nvme"', "of one's own"])],
     "megatron": [
         ({"stage": 1, "recompute": "block"}, [
             "--micro-batch-size 4 --global-batch-size 8 --seq-length 16 --bf16", "--use-distributed-optimizer",

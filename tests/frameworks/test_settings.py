@@ -456,13 +456,21 @@ def planned_again(config, found):
 @pytest.mark.parametrize(("stage", "prefetch", "offload"), [one for one in SETTINGS if one[2] != "host"], ids=str)
 @pytest.mark.parametrize("compute", ["fp32", "bf16", zs.Policy("bf16", reduce="fp32", accumulate="fp32")], ids=str)
 def test_settings_that_were_written_for_deepspeed_read_back_give_the_same_row(stage, prefetch, offload, compute):
-    config, row, code = planned("deepspeed", stage, prefetch, offload, compute)
+    config, row, code = planned("deepspeed", stage, min(1, prefetch), offload, compute)
     found = zs.from_deepspeed(json.loads(code), model=SMALL)
     assert (found.ranks, found.batch, found.micro_batches) == (4, 2, 3)
     assert planned_again(config, found) == row
     assert found.options.offload.text == offload
-    largest = max(config.job(stage).padded_lengths) * config.policy.reduce_dtype.itemsize
-    assert found.options.bucket_nbytes == largest  # a unit is the largest one there
+    zero, itemsize = json.loads(code)["zero_optimization"], config.policy.compute_dtype.itemsize
+    held = {one.what: one.nbytes for one in row.held}
+    buckets = (0, 2, 2, 1)[stage]  # two where reductions overlap, but for stage 3's
+    assert held.get("of gradients to reduce", 0) == buckets * zero["reduce_bucket_size"] * itemsize
+    ahead = min(zero.get("stage3_prefetch_bucket_size", 0), SMALL.parameters)
+    assert held.get("parameters on their way", 0) == pytest.approx(ahead * itemsize, rel=0.01)  # padded
+    if stage == 3:
+        most = zero["stage3_param_persistence_threshold"]
+        whole = sum(one.parameters for one in SMALL.tensors if one.parameters <= most)
+        assert held["small tensors, whole"] == whole * itemsize
 
 
 @pytest.mark.parametrize(("stage", "prefetch", "offload"), SETTINGS, ids=str)

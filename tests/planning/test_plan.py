@@ -282,10 +282,27 @@ def test_the_largest_batch_sequence_and_model_fit_with_the_margin_and_one_more_d
     more = replace(asked.model.transformer, blocks=largest.transformer.blocks + 1)
     assert [some_row_fits(replace(asked, model=of)) for of in (
         largest, zs.planning.model_of("more", more))] == [True, False]
-    assert questions.largest_batch(replace(asked, margin=0.0)) > most
+    bare = replace(asked, margin=0.0)
+    assert questions.largest_batch(bare) > most
+    assert " is the cheapest that fits: " in bare.plan().verdict
     assert questions.largest_sequence(plan_config("gpt2", ranks=8, runtime=runtime)) == 1024  # its learned positions
     pulled = replace(asked, stages=(3,), recompute=asked.recompute[-1:], options=StepOptions(overlap=True, prefetch=4))
     assert questions.largest_batch(pulled) < questions.largest_batch(replace(pulled, options=StepOptions()))
+
+
+def test_of_a_model_whose_every_second_block_has_experts_the_largest_is_of_whole_patterns():
+    def of_blocks(count):
+        experts = replace(model_shape("mixtral-8x7b").transformer.experts, dense=tuple(range(0, count, 2)))
+        return shapes.model_of("mine", replace(model_shape("llama-3.2-1b").transformer, blocks=count, experts=experts))
+
+    found = []
+    for margin in (0.1, 0.4, 0.7):
+        asked = plan_config(of_blocks(8), ranks=8, stage=3, recompute="block", sequence=4096, margin=margin)
+        largest = questions.largest_model(asked)
+        found.append(largest.transformer.blocks)
+        assert largest.units == of_blocks(found[-1]).units
+        assert [some_row_fits(replace(asked, model=of_blocks(found[-1] + more))) for more in (0, 2)] == [True, False]
+    assert found[0] > found[1] > found[2] > 1
 
 
 def test_the_largest_number_of_parameters_is_of_the_optimizer_the_stage_and_the_convention():
@@ -311,7 +328,7 @@ def test_the_fewest_ranks_are_any_number_on_a_node_and_whole_nodes_beyond():
 
 
 @pytest.mark.parametrize(("option", "value"), [
-    ("runtime", "deepspeed"), ("compiled", True), ("loss_chunks", 8), ("lora_rank", 8), ("overlap", False),
+    ("runtime", "deepspeed"), ("compiled", True), ("loss_chunks", 8), ("lora_rank", 8), ("prefetch", 2),
     ("offload", "host"), ("mesh", "2x4"), ("compute", "fp32"), ("utilization", 0.3), ("device", "a100-80"),
     ("recompute", "selective"), ("optimizer", zs.optim.Lion())])
 def test_each_option_of_a_programs_plan_changes_what_is_held_or_how_long_a_step_is(option, value):
@@ -384,7 +401,7 @@ def test_the_root_is_gathered_once_a_micro_batch_by_fsdp2_and_arithmetic_gets_lo
     (torch,), (speed,) = (zs.plan("llama-3-8b", **asked, runtime=runtime).rows for runtime in ("fsdp2", "deepspeed"))
     root = 2 * (2 * 128_256 * 4096 + 4096)
     assert torch.sent_nbytes_per_step == speed.sent_nbytes_per_step + 7 / 8 * (2 * 8_030_261_248 - root)  # sums in fp32
-    alone, beside = (zs.plan("llama-3-8b", **asked, overlap=overlap, prefetch=int(overlap)).rows[0]
+    alone, beside = (zs.plan("llama-3-8b", **asked, runtime="deepspeed", overlap=overlap, prefetch=int(overlap)).rows[0]
                      for overlap in (False, True))
     assert alone.exposed_communication_seconds == pytest.approx(alone.communication_seconds)
     assert beside.exposed_communication_seconds < alone.exposed_communication_seconds

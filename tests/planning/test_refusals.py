@@ -173,6 +173,7 @@ def test_a_block_or_a_model_that_cannot_be_or_is_not_counted_is_refused():
         (config(T5 | {"feed_forward_proj": 7}), "c: feed_forward_proj must be a text, got 7"),
         (config(LLAMA2 | {"tie_word_embeddings": "no"}), "c: tie_word_embeddings must be true or false, got 'no'"),
         (config(LLAMA2 | {"vocab_size": 10**400}), "c: vocab_size must be below 2^62, got a number of 1329 bits"),
+        (config(LLAMA2 | {"vocab_size": 10**15}), "c: vocabulary must be below 2^28, got a number of 50 bits"),
         (config(LLAMA2 | {"num_hidden_layers": 10**7}), "c: a transformer of 10,000,000 blocks ... so take fewer"),
         (config(LLAMA2 | {"model_type": "mistral"}), "c lacks num_key_value_heads; a configuration of mistral has "),
         (config(GPT2 | {"hidden_size": 1024}), "c says n_embd=768 and hidden_size=1024, two names of one; say one"),
@@ -210,13 +211,19 @@ def test_a_plan_that_cannot_be_made_is_refused():
         *((gpt2(offload=places, runtime="megatron", stage=stage), "take stage 1 and offload='optimizer=host'")
           for places, stage in (("host", 1), ("optimizer=host", 0))),
         (gpt2(offload="optimizer=host", runtime="deepspeed", stage=0), "DeepSpeed offloads from stage 1 on; take"),
+        (gpt2(runtime="deepspeed", prefetch=2), "at stage 3: DeepSpeed fetches elements ahead, of which its default "
+         "number is counted; take prefetch=1 or 0"),
+        (gpt2(overlap=False), "reductions always run beside backward in PyTorch; leave overlap as it is"),
+        (gpt2(prefetch=0), "at stage 3: FSDP2 gathers one module ahead in backward, which no argument turns off; take "
+         "prefetch=1"),
         (gpt2(recompute=3), "recompute=3 must be usual, all, or some policies, as in block,tiled"),
         (gpt2(nodes=2, between=""), "no link is called ''"),
         *((gpt2(**{option: 3}, offload="host"), "no link is called 3; there are nvlink2") for option in (
             "link", "host_link", "disk_link", "between")),
         (gpt2(convention=[]), "no accounting convention is called []; there are zero-paper"),
         (gpt2(sequence=4096), "learned positions for 1024"),
-        (gpt2(utilization=1.5), "is the share of the peak that products reach, above 0 and at most 1"),
+        (gpt2(margin=1), "margin is the share of the device that is to stay free, from 0 to below 1, got 1"),
+        (gpt2(utilization=1.5), "utilization is the share of the peak that products reach, above 0 and at most 1"),
         (gpt2(compute="fp8_e4m3"), "do not rest in 8 bits"),
         (gpt2(lora_rank=8, train_only="head"), "train_only='head' is without adapters and quantized weights, and lor"),
         (gpt2(train_only="head", runtime="zerosim"), "a model with frozen weights is of fsdp2 and deepspeed"),
@@ -279,13 +286,15 @@ COUNTED = [
 ]
 
 
-def test_every_count_is_a_whole_number_of_at_least_its_least_and_below_2_to_the_62():
+def test_every_count_is_a_whole_number_of_at_least_its_least_and_below_2_to_the_62_or_a_transformers_28():
     for call, others, least in COUNTED:
         sound = others | dict.fromkeys(least, 1)
         call(**sound)
+        most = 28 if call is Transformer else 62
         for name, fewest in least.items():
             refuses((partial(call, **sound | {name: wrong}), f"^{name} must be {said}") for wrong, said in (
-                (fewest - 1, f"at least {fewest}, got {fewest - 1}"), (1 << 62, "below 2^62, got a number of 63 bits"),
+                (fewest - 1, f"at least {fewest}, got {fewest - 1}"),
+                (1 << 62, f"below 2^{most}, got a number of 63 bits"),
                 (1.5, f"a whole number, got 1.5; write {name}=int(")))
 
 
@@ -294,7 +303,7 @@ NUMBERS = [
     (partial(SlowRank, 0), "the slow rank 0: factor", False), (partial(SlowRank, 0, 2), "0: from_seconds", True),
     (partial(SlowLink, 0, 1), "the slow link from 0 to 1: factor", False),
     (lambda value: machine(efficiency=value)(), "the machine: efficiency", False),
-    (lambda value: zs.plan("gpt2", utilization=value), "the plan: utilization", False),
+    (lambda value: zs.plan("gpt2", utilization=value), "utilization", False),
     (device, "device 'made up': flops_per_second.fp16", False),
     (partial(device, 1e9), "device 'made up': memory_bytes_per_second", False),
     (lambda value: Link("mine", value, 0, "a test", "today"), "link 'mine': bytes_per_second", False),

@@ -91,7 +91,7 @@ def test_deepspeed_holds_what_was_counted_in_its_processes_to_the_byte_but_for_t
     assert {stage for stage, *_ in found} == {*STAGES}
     assert {purpose for _, _, purpose, *_ in found} == {
         "masters", "state", "of the update, flat", "of the update, in fp32", "bucket", "parameters",
-        "parameters, whole", "gradients"}
+        "parameters, whole", "gradients", "updated, on the host", "largest, on the host", "largest"}
     assert {(stage, purpose): counted - accounted for stage, _, purpose, counted, accounted in found
             if counted != accounted} == {(1, "gradients"): 1536, (2, "gradients"): 1536}
 

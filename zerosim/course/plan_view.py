@@ -79,8 +79,9 @@ def _beside(found: Plan, other: Plan | None) -> Iterator[Part | str]:
 def _remarks(found: Plan) -> Iterator[str]:
     """The units, what the numbers rest on, and what is left out of them."""
     config = found.config
-    yield (f"{UNITS} A margin of {percent(config.margin)} of the device, {gigabytes(config.margin_nbytes)} GB, is for "
-           f"the allocator's fragments, and for peaks that no account has.")
+    margin = (f"A margin of {percent(config.margin)} of the device, {gigabytes(config.margin_nbytes)} GB, is" if
+              config.margin else "No margin was asked for, which is")
+    yield f"{UNITS} {margin} for the allocator's fragments, and for peaks that no account has."
     yield from _rests_on(config)
     if not config.has_units:
         yield "Activations and what is gathered are not in the total: name a model, or the largest layer."

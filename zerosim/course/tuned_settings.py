@@ -21,7 +21,8 @@ from zerosim.course.measured import decoder_of
 from zerosim.numerics.places import DEVICE, DISK
 from zerosim.numerics.policy import BY_RANK, Policy
 from zerosim.numerics.units import counted
-from zerosim.planning.closed_forms import STAGES, ShardedStates
+from zerosim.planning import runtimes
+from zerosim.planning.closed_forms import STAGES
 from zerosim.planning.conventions import is_cut_anywhere
 from zerosim.planning.finetuning import EightBit
 from zerosim.planning.plan_config import PlanConfig
@@ -46,7 +47,6 @@ class Program:
 
     name: str
     offloads: tuple[str, ...]
-    unsaid: Callable[[PlanConfig, ShardedStates, str], str | None]
     code: Callable[[PlanConfig, PlanRow], str]
     notes: Callable[[PlanConfig, PlanRow], Iterator[str]]
 
@@ -60,18 +60,23 @@ def pasted(config: PlanConfig, row: PlanRow) -> Pasted:
 def unsaid(config: PlanConfig, stage: int, recompute: str) -> str | None:
     """The reason why the program has no settings for a stage and a policy under the configuration's options; None where
     it has."""
-    states = STAGES[stage]
-    return config.lacking(states) or PROGRAMS[config.runtime].unsaid(config, states, recompute)
+    states, options, runtime = STAGES[stage], config.options, config.runtime
+    if (reason := config.lacking(states)) is not None:
+        return reason
+    if config.is_engine and states.optimizer_sharded and not is_cut_anywhere(config.optimizer):
+        return (f"{config.optimizer_name} needs whole tensors, and a plan's units are cut anywhere: take "
+                "stage 0, or the engine's layout='whole_matrices', which no plan counts")
+    if runtime == runtimes.DEEPSPEED and options.mesh:
+        return "DeepSpeed 0.19 no longer has MiCS, its hybrid sharding; leave the mesh out, or take the runtime fsdp2"
+    if runtime == runtimes.MEGATRON_CORE and recompute == "selective":
+        return ("Megatron's selective recomputation is of attention's core, which a fused one makes again anyway; "
+                "take recompute='none,block'")
+    if runtime == runtimes.MEGATRON_CORE and not options.offload.is_none:
+        return "no flags of Megatron's offload are written here; take offload='none'"
+    return None
 
 
 # -- zerosim ----------------------------------------------------------------------------------------------------------
-
-
-def _unsaid_engine(config: PlanConfig, states: ShardedStates, recompute: str) -> str | None:
-    if states.optimizer_sharded and not is_cut_anywhere(config.optimizer):
-        return (f"{config.optimizer_name} needs whole tensors, and a plan's units are cut anywhere: take "
-                "stage 0, or the engine's layout='whole_matrices', which no plan counts")
-    return None
 
 
 def _engine(config: PlanConfig, row: PlanRow) -> str:
@@ -111,15 +116,6 @@ def _notes_of_engine(config: PlanConfig, row: PlanRow) -> Iterator[str]:
 
 
 # -- PyTorch ----------------------------------------------------------------------------------------------------------
-
-
-def _unsaid_fsdp(config: PlanConfig, states: ShardedStates, recompute: str) -> str | None:
-    options = config.options
-    if not options.overlap:
-        return "reductions always run beside backward in PyTorch; leave overlap as it is"
-    if states.parameters_sharded and not options.prefetch:
-        return "FSDP2 gathers one module ahead in backward, which no argument turns off; take prefetch=1"
-    return None
 
 
 def _fsdp(config: PlanConfig, row: PlanRow) -> str:
@@ -192,24 +188,15 @@ def _of_the_model(config: PlanConfig, row: PlanRow) -> Iterator[str]:
 # -- DeepSpeed --------------------------------------------------------------------------------------------------------
 
 
-def _unsaid_deepspeed(config: PlanConfig, states: ShardedStates, recompute: str) -> str | None:
-    if config.options.mesh:
-        return "DeepSpeed 0.19 no longer has MiCS, its hybrid sharding; leave the mesh out, or take the runtime fsdp2"
-    return None
-
-
 def ds_config(config: PlanConfig, stage: int) -> dict[str, Any]:
     """The configuration as a dict; of the optimizer and its schedule it says nothing."""
     states, policy, options = STAGES[stage], config.policy, config.options
-    largest = max(config.job(stage).padded_lengths)
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": options.overlap, "contiguous_gradients": True,
-                            "reduce_bucket_size": largest}
-    if states.optimizer_sharded and not states.parameters_sharded:
-        zero["allgather_bucket_size"] = largest
+                            "reduce_bucket_size": runtimes.REDUCE_BUCKET}
     if states.parameters_sharded:
-        zero |= {"stage3_prefetch_bucket_size": options.prefetch * largest,
-                 "stage3_max_live_parameters": (1 + options.prefetch) * largest, "stage3_max_reuse_distance": 0,
-                 "stage3_param_persistence_threshold": 0}
+        zero |= {"stage3_prefetch_bucket_size": runtimes.PREFETCH_BUCKET * options.prefetch,
+                 "stage3_max_live_parameters": runtimes.MOST_LIVE, "sub_group_size": runtimes.SUB_GROUP,
+                 "stage3_param_persistence_threshold": runtimes.PERSISTENCE_THRESHOLD}
     zero |= {name: {"device": "nvme", "nvme_path": NVME_PATH, "pin_memory": True} if place == DISK else
              {"device": "cpu", "pin_memory": True} for name, place in (
                  ("offload_optimizer", options.offload.optimizer), ("offload_param", options.offload.parameters))
@@ -232,8 +219,7 @@ def _ds_config_text(config: PlanConfig, row: PlanRow) -> str:
 
 
 def _notes_of_deepspeed(config: PlanConfig, row: PlanRow) -> Iterator[str]:
-    yield ("Buckets, and what is fetched ahead, are numbers of elements there, here the largest unit's: several small "
-           "units may share them.")
+    yield "Sizes are numbers of elements, DeepSpeed's defaults, with which the bytes are counted."
     if config.policy.compute == "fp16":
         yield "It scales the loss dynamically."
     if config.options.offload.uses_disk:
@@ -242,15 +228,6 @@ def _notes_of_deepspeed(config: PlanConfig, row: PlanRow) -> Iterator[str]:
 
 
 # -- Megatron ---------------------------------------------------------------------------------------------------------
-
-
-def _unsaid_megatron(config: PlanConfig, states: ShardedStates, recompute: str) -> str | None:
-    if recompute == "selective":
-        return ("Megatron's selective recomputation is of attention's core, which a fused one makes again anyway; "
-                "take recompute='none,block'")
-    if not config.options.offload.is_none:
-        return "no flags of Megatron's offload are written here; take offload='none'"
-    return None
 
 
 def _megatron(config: PlanConfig, row: PlanRow) -> str:
@@ -273,11 +250,11 @@ def _notes_of_megatron(config: PlanConfig, row: PlanRow) -> Iterator[str]:
 
 
 PROGRAMS = {
-    "fsdp2": Program("PyTorch", ("none", "host"), _unsaid_fsdp, _fsdp, _notes_of_fsdp),
+    "fsdp2": Program("PyTorch", ("none", "host"), _fsdp, _notes_of_fsdp),
     "deepspeed": Program("DeepSpeed", ("none", "optimizer=host", "optimizer=host+parameters=host",
                                        "optimizer=disk+parameters=disk"),
-                         _unsaid_deepspeed, _ds_config_text, _notes_of_deepspeed),
-    "megatron": Program("Megatron", ("none",), _unsaid_megatron, _megatron, _notes_of_megatron),
+                         _ds_config_text, _notes_of_deepspeed),
+    "megatron": Program("Megatron", ("none",), _megatron, _notes_of_megatron),
     "zerosim": Program("zerosim", ("none", "optimizer=host", "optimizer=host+gradients=host", "host",
                                    "optimizer=disk+gradients=host+parameters=host", "disk"),
-                       _unsaid_engine, _engine, _notes_of_engine)}
+                       _engine, _notes_of_engine)}

@@ -42,6 +42,7 @@ from zerosim.numerics.quantization import ZeroPlusPlus
 from zerosim.optim import SGD, AdaGrad, Adam, AdamW, Lion, Momentum, Optimizer
 from zerosim.options import StepOptions
 from zerosim.planning.closed_forms import STAGES, ShardedStates
+from zerosim.planning.runtimes import PERSISTENCE_THRESHOLD, PREFETCH_BUCKET, REDUCE_BUCKET
 from zerosim.planning.shapes import ModelShape, model_shape
 from zerosim.ranks.mesh import Mesh
 
@@ -50,7 +51,6 @@ Sized = Model | ModelShape | str
 ON_DISK_ONLY = ("pin_memory", "buffer_count", "buffer_size", "max_in_cpu", "pipeline_read", "pipeline_write",
                 "fast_init", "convert_grad_on_cpu", "cpuadam_cores_perc")
 PLACES = {"none": DEVICE, "cpu": HOST, "nvme": DISK}
-LARGE = 500_000_000  # elements: DeepSpeed's default bucket
 
 
 def from_deepspeed(config: str | Path | Mapping[str, Any], *, model: Sized | None = None, ranks: int | None = None,
@@ -296,16 +296,16 @@ def _mesh(zero: Section, states: ShardedStates, ranks: int | None, ranks_per_nod
 def _sizes(zero: Section, model: Sized | None, states: ShardedStates,
            findings: Findings) -> tuple[int, int, tuple[str, ...] | None]:
     """Elements of a bucket, units ahead, and the units that stay gathered."""
-    bucket = zero.take("reduce_bucket_size", LARGE, count(1))
-    findings.differ(f"zero_optimization.reduce_bucket_size={bucket}: a plan's bucket is a unit")
-    all_gather = zero.take("allgather_bucket_size", LARGE, count(1))
+    bucket = zero.take("reduce_bucket_size", REDUCE_BUCKET, count(1))
+    findings.differ(f"zero_optimization.reduce_bucket_size={bucket}: a plan sends units, and counts the default")
+    all_gather = zero.take("allgather_bucket_size", REDUCE_BUCKET, count(1))
     if states.gathers_after_update and all_gather != bucket:
         findings.differ(f"zero_optimization.allgather_bucket_size={all_gather}: one size is for both here, that of "
                         "reduce_bucket_size")
     zero.take("allgather_partitions", True, _only(True, "updated parameters are all-gathered here"))
-    ahead = zero.take("stage3_prefetch_bucket_size", 50_000_000, count())
+    ahead = zero.take("stage3_prefetch_bucket_size", PREFETCH_BUCKET, count())
     reuse = zero.take("stage3_max_reuse_distance", 1_000_000_000, count())
-    whole = zero.take("stage3_param_persistence_threshold", 100_000, count())
+    whole = zero.take("stage3_param_persistence_threshold", PERSISTENCE_THRESHOLD, count())
     for key in ("stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential"):
         if zero.take(key, False, flag):
             findings.differ(f"zero_optimization.{key}: a unit is gathered by one all-gather here")

@@ -23,6 +23,7 @@ from zerosim.numerics.policy import BY_RANK, FIRST_VALUES, FROM_COMPUTE, Policy
 from zerosim.optim import Optimizer
 from zerosim.options import PLAIN, StepOptions
 from zerosim.planning.plan_row import ZEROSIM
+from zerosim.planning.runtimes import DEEPSPEED, FSDP2
 from zerosim.ranks.rank import Rank
 from zerosim.zero.engine import Engine
 
@@ -31,7 +32,7 @@ FORMATS_BY_NAME = {"fp32": "fp32", "float32": "fp32", "float": "fp32", "fp16": "
                    "half": "fp16", "bf16": "bf16", "bfloat16": "bf16"}
 # DeepSpeed casts the model before it makes masters of it; FSDP's shards are masters, and are cast when gathered.
 MASTER_FROM = {"DeepSpeed": FROM_COMPUTE, "FSDP": FIRST_VALUES}
-RUNTIME = {"DeepSpeed": "deepspeed", "FSDP": "fsdp2"}  # whose bytes and seconds a plan counts
+RUNTIME = {"DeepSpeed": DEEPSPEED, "FSDP": FSDP2}  # whose bytes and seconds a plan counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,8 @@ class FrameworkSettings:
         stage = 2 if self.keep_gathered == "all" else self.stage
         runtime = ZEROSIM if self.options.zeropp or self.options.by_micro_batch else RUNTIME[self.program]
         given |= {"stage": stage, "compute": self.policy, "runtime": runtime} | self.options.arguments()
+        if runtime == DEEPSPEED:
+            given["prefetch"] = min(1, self.options.prefetch)  # a plan counts the default number of elements, or none
         return {name: value for name, value in given.items() if name != "bucket_nbytes" and value is not None}
 
     def __str__(self) -> str:

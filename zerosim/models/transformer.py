@@ -18,6 +18,7 @@ from zerosim.models.gpt import DecoderConfig, GPTConfig
 from zerosim.models.llama import LlamaConfig
 from zerosim.numerics.checks import LINEAR_LAYERS, checked_count, checked_heads, count_fields, require_biases
 
+MOST_WIDE = 28  # bits of a size: products of two still have less than 2^62 bytes
 MOST_BLOCKS = 10_000  # each is looked at, and so is every moment of its activations
 # Where a block has norms: of what attention and network read, of what they give, of both, of the sums after them; or
 # one for both, which then read the same.
@@ -132,8 +133,8 @@ class Transformer:
     windowed: int = 0
 
     def __post_init__(self) -> None:
-        count_fields(self, channels=1, blocks=1, heads=1, vocabulary=1)
-        count_fields(self, head_channels=0, key_value_heads=0, feed_forward=0, positions=0, encoder_blocks=0,
+        count_fields(self, MOST_WIDE, channels=1, blocks=1, heads=1, vocabulary=1)
+        count_fields(self, MOST_WIDE, head_channels=0, key_value_heads=0, feed_forward=0, positions=0, encoder_blocks=0,
                      relative_buckets=0, tokens=0, embedding_channels=0, token_types=0)
         shared, width = checked_heads("a transformer", self.channels, self.heads, self.key_value_heads,
                                       self.head_channels)

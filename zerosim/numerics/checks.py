@@ -138,23 +138,23 @@ def require_count(name: str, value: Any, least: int, what: str = "a whole number
 MOST_BITS = 62  # of a count: products of a few of them still are floats, and sums of bytes fit 64 bits
 
 
-def checked_count(name: str, value: int, least: int) -> int:
-    """The value as a Python int; raises ValueError unless it is a whole number of at least `least`, below 2^62."""
+def checked_count(name: str, value: int, least: int, bits: int = MOST_BITS) -> int:
+    """The value as a Python int; raises ValueError unless it is a whole number of at least `least`, below 2^bits."""
     try:
         count = operator.index(value)
     except TypeError:
         raise ValueError(f"{name} must be a whole number, got {value!r}; write {name}=int(...)") from None
     if count < least:
         raise ValueError(f"{name} must be at least {least}, got {count}")
-    if count.bit_length() > MOST_BITS:
-        raise ValueError(f"{name} must be below 2^{MOST_BITS}, got a number of {count.bit_length()} bits")
+    if count.bit_length() > bits:
+        raise ValueError(f"{name} must be below 2^{bits}, got a number of {count.bit_length()} bits")
     return count
 
 
-def count_fields(record: Any, **least: int) -> None:
+def count_fields(record: Any, bits: int = MOST_BITS, /, **least: int) -> None:
     """Makes fields of a frozen record Python ints; raises ValueError as `checked_count` does, by the least of each."""
     for name, low in least.items():
-        object.__setattr__(record, name, checked_count(name, getattr(record, name), low))
+        object.__setattr__(record, name, checked_count(name, getattr(record, name), low, bits))
 
 
 def check_array(call: str, name: str, value: object) -> None:

@@ -27,11 +27,12 @@ LEAST, MOST = 1e-30, 1e30  # in SI units no machine is beyond, and quotients of 
 
 def positive(where: str, key: str, value: Any, *, or_zero: bool = False) -> float:
     """The value as a float; raises ValueError unless it is a number from 1e-30 (zero, if that may be) to 1e30."""
+    name = f"{where}: {key}" if where else key
     if not is_number(value) or not 0 <= value < math.inf or (value == 0 and not or_zero):
         least = "that is not negative" if or_zero else "above 0"
-        raise ValueError(f"{where}: {key} must be a finite number {least}, got {value!r}")
+        raise ValueError(f"{name} must be a finite number {least}, got {value!r}")
     if value > MOST or (value < LEAST and not or_zero):
-        raise ValueError(f"{where}: {key} must be between {0 if or_zero else LEAST:g} and {MOST:g}, got "
+        raise ValueError(f"{name} must be between {0 if or_zero else LEAST:g} and {MOST:g}, got "
                          f"{value!r:.30}; look at its unit")
     return float(value)
 

@@ -121,7 +121,8 @@ def plan_config(model: str | ModelShape | None = None, *, parameters: int | str 
         utilization=utilization, options=options, host_link=to_host, disk_link=to_disk,
         host_capacity_nbytes=_nbytes(host_capacity_nbytes, "host_capacity_nbytes"),
         disk_capacity_nbytes=_nbytes(disk_capacity_nbytes, "disk_capacity_nbytes"), overheads=overheads)
-    had = tuple(stage for stage in rows if found.lacking(STAGES[stage]) is None)
+    usual = replace(found, options=replace(options, overlap=True, prefetch=1))  # of others no stage is left out unsaid
+    had = tuple(stage for stage in rows if usual.lacking(STAGES[stage]) is None)
     return replace(found, stages=had) if had and len(rows) == len(STAGES) else found  # all are all that there are
 
 

@@ -134,16 +134,16 @@ class PlanConfig:
             raise ValueError(f"{self.ranks:,} ranks were asked for; every rank's share is looked at, so take "
                              f"{MOST_RANKS:,} at most")
         self._check_names()
-        if self.utilization is not None and positive("the plan", "utilization", self.utilization) > 1:
-            raise ValueError("the plan: utilization is the share of the peak that products reach, above 0 and at most "
-                             f"1, got {self.utilization!r}")
-        if positive("the plan", "margin", self.margin, or_zero=True) >= 1:
-            raise ValueError("the plan: margin is the share of the device that is to stay free, from 0 to below 1, "
-                             f"got {self.margin!r}")
+        if self.utilization is not None and positive("", "utilization", self.utilization) > 1:
+            raise ValueError("utilization is the share of the peak that products reach, above 0 and at most 1, got "
+                             f"{self.utilization!r}")
+        if positive("", "margin", self.margin, or_zero=True) >= 1:
+            raise ValueError("margin is the share of the device that is to stay free, from 0 to below 1, got "
+                             f"{self.margin!r}")
         if self.tokens is not None:
             checked_count("tokens", self.tokens, 1)
         if self.price is not None:
-            positive("the plan", "price", self.price, or_zero=True)
+            positive("", "price", self.price, or_zero=True)
             if self.tokens is None:
                 raise ValueError(f"price={self.price!r} is of a whole training, and no tokens were asked for; say how "
                                  "many, as tokens='300B'")
@@ -298,6 +298,8 @@ class PlanConfig:
             return "reduction='micro_batch' is of sharded gradients; take stages 2 and 3"
         if self.runtime == MEGATRON_CORE and states.gradients_sharded:
             return "Megatron's distributed optimizer is stage 1; take stages 0 and 1, or the runtime fsdp2"
+        if self.runtime == DEEPSPEED and states.parameters_sharded and self.options.prefetch > 1:
+            return "DeepSpeed fetches elements ahead, of which its default number is counted; take prefetch=1 or 0"
         if mesh and self.runtime == DEEPSPEED and not states.parameters_sharded:
             return "DeepSpeed's hybrid sharding is MiCS, of stage 3; take that, or the runtime fsdp2"
         if mesh and self.runtime == MEGATRON_CORE and not states.optimizer_sharded:
@@ -314,7 +316,13 @@ class PlanConfig:
                         "state; take offload='optimizer=host'")
             if not states.parameters_sharded and (asked.parameters != DEVICE or asked.uses_disk):
                 return "DeepSpeed's offload_param and nvme are of stage 3; take that, or offload='optimizer=host'"
-        if self.runtime != FSDP2 or (asked.is_none and not mesh):
+        if self.runtime != FSDP2:
+            return None
+        if not self.options.overlap:
+            return "reductions always run beside backward in PyTorch; leave overlap as it is"
+        if states.parameters_sharded and not self.options.prefetch:
+            return "FSDP2 gathers one module ahead in backward, which no argument turns off; take prefetch=1"
+        if asked.is_none and not mesh:
             return None
         if not states.gradients_sharded:
             return (f"{'hybrid sharding' if mesh else 'offload'} is fully_shard's, and stages 0 and 1 are "
@@ -583,7 +591,8 @@ class Plan(ShownPlan):
         if best is None:
             return f"Nothing fits: {self.name_of(others[0])} comes nearest and {_misses(others[0])}."
         spare = f"{seconds_text(best.step_seconds)} a step, {gigabytes(best.spare_nbytes)} GB to spare"
-        text = (f"{self.name_of(best)} is the cheapest that fits with a margin: {spare}" if best.has_margin else
+        with_margin = " with a margin" * (self.config.margin > 0)
+        text = (f"{self.name_of(best)} is the cheapest that fits{with_margin}: {spare}" if best.has_margin else
                 f"Nothing fits with a margin of {margin}; {self.name_of(best)} is the cheapest that fits: {spare}")
         if not self.config.has_units:
             text = f"By its states alone: {text}"

@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from zerosim.numerics.checks import checked_count
 from zerosim.planning.closed_forms import STAGES
@@ -103,18 +104,26 @@ def fits_inside_nodes(config: PlanConfig) -> bool | None:
 def largest_model(config: PlanConfig) -> ModelShape | None:
     """The model of the most blocks as the configuration's own, up to 512, of which some row fits with its margin.
 
-    Of a number of parameters alone, the one of most parameters, whose states are all that is counted. None where not
-    even one block fits, and of a model with frozen weights.
+    Where every so many have no experts, blocks come in whole patterns: one more, without experts, may hold less. Of a
+    number of parameters alone, the one of most parameters, whose states are all that is counted. None where not even
+    one block, or one pattern, fits, and of a model with frozen weights.
     """
     model, of = config.model, config.model.transformer
     if model.has_frozen:
         return None
+    dense = of.experts.dense if of and of.experts else ()
+    pattern = max((after - place for place, after in pairwise(dense)), default=1)
 
     def sized(count: int) -> ModelShape:
-        return model_of_parameters(count) if of is None else model_of(
-            model.name, replace(of, blocks=count, windowed=of.windowed * count // of.blocks))
+        if of is None:
+            return model_of_parameters(count)
+        blocks = pattern * count
+        plain = tuple(range(dense[0], blocks, pattern)) if pattern > 1 else dense
+        return model_of(model.name, replace(of, blocks=blocks, windowed=of.windowed * blocks // of.blocks,
+                                            experts=of.experts and replace(of.experts, dense=plain)))
 
-    most = _largest(lambda count: _fits(replace(config, model=sized(count))), 1 << 60 if of is None else MOST_BLOCKS)
+    most = _largest(lambda count: _fits(replace(config, model=sized(count))),
+                    1 << 60 if of is None else MOST_BLOCKS // pattern)
     return sized(most) if most else None
 
 

@@ -21,7 +21,7 @@ from functools import cached_property, lru_cache
 
 from zerosim.models.transformer import Transformer
 from zerosim.numerics.checks import FP32, checked_count, did_you_mean
-from zerosim.numerics.places import DEVICE
+from zerosim.numerics.places import DEVICE, HOST
 from zerosim.optim import Stateful, state_nbytes
 from zerosim.planning.closed_forms import Job
 from zerosim.planning.conventions import is_cut_anywhere, shares_nbytes
@@ -418,11 +418,13 @@ def _deepspeed(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     """Parameters and gradients in the compute format, masters in fp32 with the optimizer's state.
 
     Stages 2 and 3 move a gradient into a bucket as it is made, 1 when backward is over, and what is in the bucket is
-    copied to travel. It has its whole size in the smallest model too, and stage 3 keeps it. The update flattens
-    gradients and casts what is flat.
+    copied to travel. It has its whole size in the smallest model too, twice where stages 1 and 2 overlap, and stage 3
+    keeps it. The update flattens gradients and casts what is flat. With the optimizer off the device, gradients go to
+    the host as they are reduced, in fp32 too, in stages 1 and 2 through a buffer of the largest tensor on each side.
     """
     states, shards, each, fp32 = step.job.states, step.job.shards, step.run.itemsize, FP32.itemsize
-    offload, again, elements = step.job.options.offload, step.job.micro_batches > 1, step.elements
+    options, again, elements = step.job.options, step.job.micro_batches > 1, step.elements
+    offload, away = options.offload, options.offload.optimizer != DEVICE
     share, filled = elements // shards, at.done + at.begun
     cut, masters = states.parameters_sharded, share if states.optimizer_sharded else elements
     updates = at.done == elements
@@ -437,23 +439,30 @@ def _deepspeed(step: StepSizes, at: Moment) -> Iterator[AccountRow]:
     state = step.optimizer_nbytes(states.optimizer_sharded, flat=True)
     yield AccountRow("optimizer", "state", state, BY_OPTIMIZER, offload.optimizer)
     if states.gradients_sharded or (states.optimizer_sharded and updates):
-        rests = share if cut or again or updates else at.done // shards
-        yield AccountRow("gradients", "shards in the compute format", rests * each, BY_DEEPSPEED, offload.gradients)
+        rests = share * (cut or again or (updates and not away)) or (not away) * at.done // shards
+        place = HOST if away else DEVICE
+        yield AccountRow("gradients", "shards in the compute format", rests * each, BY_DEEPSPEED, place)
     else:
         rests = max(filled, elements * again)
         if states.optimizer_sharded and travels:
-            rests = max(rests - travels, share)
+            rests = max(rests - travels, share * (not away))
         yield AccountRow("gradients", "in the compute format", rests * each, BY_DEEPSPEED)
-    updated = updates * (min(share, SUB_GROUP) if cut else masters)
-    flat = states.optimizer_sharded * updated * (offload.optimizer == DEVICE)
+    updated = share if away else updates * (min(share, SUB_GROUP) if cut else masters)
+    flat = states.optimizer_sharded * updated * (not away)
     yield AccountRow("gradients", "of the update, flat", flat * each, BY_DEEPSPEED)
     yield AccountRow("gradients", "of the update, in fp32", updated * fp32, BY_DEEPSPEED, offload.optimizer)
-    bucket = REDUCE_BUCKET * (cut or (states.optimizer_sharded and not updates))
+    if away and not cut:
+        largest = max(step.trained([tensor]) for tensor in step.model.tensors)
+        yield AccountRow("parameters", "updated, to be copied", share * each, BY_DEEPSPEED, HOST)
+        yield AccountRow("buckets", "copy of the largest tensor's gradients", largest * each, BY_DEEPSPEED, HOST)
+        yield AccountRow("buckets", "gradients of the largest tensor", largest * each, BY_DEEPSPEED)
+    bucket = REDUCE_BUCKET * (1 if cut else (1 + options.overlap) * (states.optimizer_sharded and not updates))
     yield AccountRow("buckets", "of gradients to reduce", bucket * each, BY_DEEPSPEED)
     yield AccountRow("buckets", "gradients on their way", travels * each, BY_DEEPSPEED)
     live = max(at.here + at.root, min(MOST_LIVE * each, at.left + at.root))
     yield AccountRow("gathered", "parameters in use or soon to be", runs * live, BY_DEEPSPEED)
-    yield AccountRow("buckets", "parameters on their way", runs * min(PREFETCH_BUCKET, elements) * each, BY_DEEPSPEED)
+    ahead = runs * min(PREFETCH_BUCKET, elements) * (options.prefetch > 0)
+    yield AccountRow("buckets", "parameters on their way", ahead * each, BY_DEEPSPEED)
     yield from _activations(step, at)
 
 
