@@ -251,8 +251,10 @@ def test_the_explained_fullest_moment_adds_up_and_the_states_are_the_formulas_va
     for asked, said in (("hpz", "rings unit by unit"), ("qgz", "rings and all-to-alls unit by unit")):
         found = engine_plan("gpt2", ranks=8, mesh="2x4", recompute="block", zeropp=asked)
         assert lines_of(found, found.rows[0])["communication"][0].startswith(said)
-    for device, said in (("h100", "; published steps of this device are off by 3%)"),
-                         ("l4", "; published steps of others, as none are of this device, are off by 11%)")):
+    for device, said in (("h100", "Published steps of this device are off by 3%"),
+                         ("l4", "Published steps of others, as none are of this device, are off by 11%"),
+                         ("l4", "0.48 of the peak (zzc0721/torch-performance-test-data, issue 120, 8,192: 59.40"),
+                         ("tpu-v5p", "(no measurement of this device; mean of A100 SXM and PCIe, H100 and GH200 in ")):
         found = zs.plan("gpt2", device=device, stage=3, recompute="none")
         assert said in lines_of(found, found.rows[0])["compute"][0]
     for optimizer, state in ((zs.optim.SGD(lr=0.1), 0), (zs.optim.AdamW(), 8), (zs.optim.Adan(), 14)):

@@ -61,7 +61,7 @@ def test_seconds_are_what_the_source_printed_by_its_own_rule():
 
 @pytest.mark.parametrize("name", DEVICES)
 @pytest.mark.parametrize("runtime", efficiency.constants()["runtime"])
-def test_larger_products_reach_a_larger_share_of_the_peak_and_never_all_of_it(runtime, name):
+def test_larger_products_reach_a_larger_share_of_the_peak_and_never_all_that_was_measured(runtime, name):
     format = "bf16" if "bf16" in DEVICES[name].flops_per_second else "fp16"
     device = efficiency.efficiency(DEVICES[name], runtime, format=format)
     peak, sizes = DEVICES[name].flops_per_second[format], [2**power for power in range(5, 16)]
@@ -71,7 +71,7 @@ def test_larger_products_reach_a_larger_share_of_the_peak_and_never_all_of_it(ru
             positions, inputs, outputs = shape(size)
             shares.append(2 * positions * inputs * outputs / device.product_seconds(positions, inputs, outputs) / peak)
         assert shares == sorted(shares)
-        assert 0 < shares[0] < shares[-1] < 1
+        assert 0 < shares[0] < shares[-1] < device.products / peak
     assert device.attention[0] < peak
     assert device.attention[1] < peak
 
@@ -140,4 +140,5 @@ def test_every_constant_has_a_source_and_a_date():
             *tables["elementwise"].values()]
     assert all(len(row["source"]) > 8 and row["date"] > "2020" for row in rows)
     assert fmean(tables["products"][name]["share"] for name in ("a100-80", "h100-80", "gh200")) < 0.87
+    assert DEVICES.keys() - tables["products"].keys() == {"h100-nvl", "tpu-v4", "tpu-v5e", "tpu-v5p"}
     assert tables["runtime"]["megatron"]["memory"] == tables["memory"]["share"]

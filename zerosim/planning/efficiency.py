@@ -83,11 +83,11 @@ def products(of: Transformer, block: UnitShape) -> tuple[Product, ...]:
 class Efficiency:
     """Rates that a device reaches under a runtime, in operations and bytes per second.
 
-    `products` are those in 16 bits, `linear` those of linear layers; `attention` forward and backward, where `causal`
-    of half the square, and where the kernel knows `windows` of what is in them; `elementwise` bytes and launches by
-    operator; `contention` the share of hidden copies that computation gets longer by; `network` the share of a
+    `products` are those in 16 bits, by `source`; `linear` those of linear layers; `attention` forward and backward,
+    where `causal` of half the square, and where the kernel knows `windows` of what is in them; `elementwise` bytes and
+    launches by operator; `contention` the share of hidden copies that computation gets longer by; `network` of a
     network's rate. The host takes `launch` seconds to launch a kernel, and updates `host_update` parameters a second.
-    `error` is the mean error of held-out steps; with none `published` of a device, the largest of those predicted so.
+    `error` is the mean error of held-out steps; with none `published` of a device, the largest so predicted.
     """
 
     device: Device
@@ -107,6 +107,7 @@ class Efficiency:
     fp8: bool
     error: float
     published: bool
+    source: str
 
     def product_seconds(self, positions: float, inputs: int, outputs: int, *, linear: bool = True) -> float:
         """Seconds of the product (p, I) x (I, O).
@@ -240,8 +241,7 @@ def efficiency(device: Device, runtime: str = "fsdp2", *, compiled: bool = False
     forward, backward = kernel.get(device.name, kernel["default"])
     return Efficiency(
         device, runtime, rate, faster, (forward * peak, backward * peak), kernel["half_tokens"], kernel["causal"],
-        kernel.get("windows", False),
-        device.memory_bytes_per_second * of_runtime["memory"],
+        kernel.get("windows", False), device.memory_bytes_per_second * of_runtime["memory"],
         tables["elementwise"]["fused" if compiled or of_runtime["fused"] else "eager"], of_runtime["contention"],
         of_runtime["network"], tables["host"]["launch_seconds"], tables["host"][of_runtime["host_update"]],
-        linear is not None, factor["error"], device.name in fitted)
+        linear is not None, factor["error"], device.name in fitted, share["source"])

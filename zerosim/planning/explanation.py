@@ -172,9 +172,9 @@ def _compute(config: PlanConfig, row: PlanRow, rate: float) -> Explanation:
     if (reached := config.reached) is not None:
         whose = "this device" if reached.published else "others, as none are of this device,"
         return ("compute", f"products at {reached.products:.4g} operations per second, {reached.products / rate:.2f} "
-                f"of the peak; fused attention at {reached.attention[0]:.4g} forward and {reached.attention[1]:.4g} "
-                f"back; what is elementwise at {reached.memory:.4g} bytes per second; and {reached.contention:g} of "
-                f"what is sent beside it (efficiency.toml; published steps of {whose} are off by {reached.error:.0%})",
+                f"of the peak ({reached.source}); fused attention at {reached.attention[0]:.4g} and, back, "
+                f"{reached.attention[1]:.4g}; what is elementwise at {reached.memory:.4g} bytes per second; and "
+                f"{reached.contention:g} of what is sent. Published steps of {whose} are off by {reached.error:.0%}",
                 f"{row.compute_seconds:.4g} s")
     made = config.arithmetic(row.recompute)
     bounds = {pieces: pieces.bounds(config.machine) for pieces in {*made.values()}}
