@@ -49,7 +49,7 @@ Utilization = Annotated[float | None, typer.Option(help="Share of the dense peak
                                                    "without it, what was measured of the device, and 0.5 of zerosim.")]
 Runtime = Annotated[str, typer.Option(help="Whose step it is: fsdp2 (PyTorch's, with DDP at stage 0 and "
                                            "ZeroRedundancyOptimizer at 1), deepspeed, megatron, or zerosim.")]
-Compiled = Annotated[bool, typer.Option("--compiled", help="Kernels are fused by torch.compile.")]
+Compiled = Annotated[bool, typer.Option("--compiled", help="Each block goes through torch.compile; the loss does not.")]
 LossChunks = Annotated[int, typer.Option(help="In how many parts logits and their loss are made.")]
 LoraRank = Annotated[int | None, typer.Option(help="Rank of adapters beside frozen linear layers.")]
 Weights = Annotated[str | None, typer.Option(help="How frozen weights rest, with --lora: nf4 or int8; without it, in "
