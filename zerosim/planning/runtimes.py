@@ -189,8 +189,7 @@ class StepSizes:
     @cached_property
     def tensors(self) -> list[tuple[TensorShape, ...]]:
         """The tensors of each block, under names that equal blocks share."""
-        return [tuple(replace(tensor, name=tensor.name.partition(".")[2]) for tensor in unit.tensors)
-                for unit in self.blocks]
+        return _unnumbered(self.blocks)
 
     @cached_property
     def weights(self) -> list[int]:
@@ -352,6 +351,11 @@ class StepSizes:
         yield Moment(root=root, done=sum(sums), begun=outside + tied, behind=sums[0])
         yield Moment(done=sum(sums), begun=outside, reduced=outside)
         yield Moment(done=self.elements)
+
+
+@lru_cache(maxsize=8)
+def _unnumbered(blocks: tuple[UnitShape, ...]) -> list[tuple[TensorShape, ...]]:
+    return [tuple(replace(tensor, name=tensor.name.partition(".")[2]) for tensor in block.tensors) for block in blocks]
 
 
 def _outer(tensor: TensorShape) -> int:

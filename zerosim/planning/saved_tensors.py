@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 from zerosim.models.transformer import Transformer
 from zerosim.planning.facts import facts
@@ -58,6 +58,7 @@ def _is_turned_in_part(of: Transformer) -> bool:
     return (of.fused and not of.positions) or of.norms == "shared"
 
 
+@lru_cache(maxsize=1024)
 def block_of(of: Transformer, index: int) -> Transformer:
     """A model with blocks as one of its own by its place: of experts the networks that a token passes, as one."""
     experts = of.experts_of(index)
