@@ -169,7 +169,7 @@ def _notes_of_fsdp(config: PlanConfig, row: PlanRow) -> Iterator[str]:
 
 
 def _of_the_model(config: PlanConfig, row: PlanRow) -> Iterator[str]:
-    """What stands in the model's own code, in PyTorch's and DeepSpeed's programs: attention, recomputation and more."""
+    """Notes of the model's own code, in PyTorch's and DeepSpeed's programs: attention, recomputation and more."""
     if config.model.has_frozen:
         yield "Weights are frozen, and adapters made, as by peft's get_peft_model, before the model is wrapped."
     if config.compiled:

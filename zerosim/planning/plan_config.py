@@ -301,7 +301,7 @@ class PlanConfig:
         if self.runtime == DEEPSPEED and states.parameters_sharded and self.options.prefetch > 1:
             return "DeepSpeed fetches elements ahead, of which its default number is counted; take prefetch=1 or 0"
         if mesh and self.runtime == DEEPSPEED and not states.parameters_sharded:
-            return "DeepSpeed's hybrid sharding is MiCS, of stage 3; take that, or the runtime fsdp2"
+            return "DeepSpeed's hybrid sharding is MiCS, of stage 3 up to version 0.19.6; take that, or fsdp2"
         if mesh and self.runtime == MEGATRON_CORE and not states.optimizer_sharded:
             return "hybrid sharding is of Megatron's distributed optimizer; take stage 1"
         if self.runtime == MEGATRON_CORE and not asked.is_none and (

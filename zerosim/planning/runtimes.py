@@ -106,7 +106,7 @@ def account(runtime: str, model: ModelShape, job: Job, *, batch: int, tokens: in
     itemsize = job.policy.compute_dtype.itemsize
     keeper = MEGATRON if runtime == MEGATRON_CORE else COMPILED if compiled else EAGER
     run = Forward(checked_count("batch", batch, 1), checked_count("tokens", tokens, 1), itemsize,
-               FP32.itemsize if ddp else itemsize, keeper)
+                  FP32.itemsize if ddp else itemsize, keeper)
     cut = job.states.parameters_sharded
     multiple = {FSDP2: int(ddp), DEEPSPEED: job.shards if cut else 1, MEGATRON_CORE: 64}[runtime]
     step = StepSizes(model, job, run, recompute, optimizer, checked_count("loss_chunks", loss_chunks, 1), synchronized,
@@ -322,7 +322,7 @@ class StepSizes:
     def moments(self) -> Iterator[Moment]:
         """The moments that may be the fullest, in the order of backward; the last is the update's."""
         weights, sums, last, of = self.weights, self.gradients, len(self.blocks) - 1, self.decoder
-        ahead = max(1, self.job.options.prefetch)  # FSDP2 gathers one in backward unless it is told to gather more
+        ahead = max(1, self.job.options.prefetch)  # FSDP2 gathers one in backward unless more is asked for
         root, outside = self.nbytes(self.root), self.trained(self.root)
         kept_of_ends = kept_of_logits = head = 0
         if of is not None:
@@ -490,7 +490,7 @@ MOMENTS: Mapping[str, Callable[[StepSizes, Moment], Iterator[AccountRow]]] = {
 
 
 def times_held(job: Job) -> dict[str, int]:
-    """How often a program holds each overhead: channels for each communicator, of which hybrid sharding has two, of
+    """Times that a program holds each overhead: channels for each communicator, of which hybrid sharding has two, of
     shards and of replicas, and one rank none; fragmentation is a plan's margin."""
     communicators = (job.ranks > 1) * (1 + (job.options.replicas > 1))
     return {"runtime context": 1, "communication channels": communicators, "matmul workspace": 1}
