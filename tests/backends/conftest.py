@@ -105,7 +105,8 @@ def end_of_the_jobs() -> Iterator[None]:
         job.end()
 
 
-@pytest.fixture(params=[pytest.param(reason, marks=pytest.mark.gpu) for reason in dict.fromkeys(MISSING.values())] or [None])
+@pytest.fixture(params=[pytest.param(reason, marks=pytest.mark.gpu)
+                        for reason in dict.fromkeys(MISSING.values())] or [None])
 def lack(request: pytest.FixtureRequest) -> None:
     """Each reason for which some worlds are not here."""
     if request.param is not None:
