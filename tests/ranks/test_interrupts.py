@@ -3,8 +3,11 @@
 import gc
 import signal
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -79,6 +82,23 @@ def test_a_signal_inside_the_bookkeeping_is_raised_when_its_entry_is_whole(how: 
     monkeypatch.setattr(zs.Memory, "_move", process.guarded(struck))
     interrupted(how, zs.Cluster(2), program)
     assert done == [(0, 16, 16), (1, 16, 16)]
+
+
+def test_a_signal_while_the_trace_writes_of_an_arrays_death_is_raised_at_the_next_switch_of_ranks() -> None:
+    done, strike = [], defaultdict(partial(signal.raise_signal, signal.SIGINT))  # without a frame of its own
+
+    def program(rank):
+        held, rows = [rank.memory.alloc(4, np.float32, "gradient")], rank.trace.rows
+        rank.trace.rows = SimpleNamespace(append=strike.__getitem__)
+        held.clear()
+        rank.trace.rows = rows
+        done.append(rank.memory.now_nbytes)
+        rank.barrier()
+        done.append("too far")
+
+    interrupted("run", zs.Cluster(2), program)
+    assert done[0] == 0
+    assert "too far" not in done
 
 
 def test_a_signal_inside_a_watcher_of_collections_is_raised_at_the_next_switch_of_ranks() -> None:

@@ -16,6 +16,7 @@ from zerosim.numerics.checks import is_count, unknown_name
 from zerosim.numerics.kernels import do_nothing
 from zerosim.ranks.call import Call, Hop
 from zerosim.ranks.collectives import expand
+from zerosim.ranks.process import guarded
 from zerosim.ranks.transfers import Transfer, TransferWait
 from zerosim.shown import Plotted
 
@@ -176,6 +177,7 @@ class Trace(Plotted):
     _sent: Counter[tuple[str, str | None]] = field(default_factory=Counter)  # by purpose, in all and by name of a span
     _steps: list[StepBegin] = field(default_factory=list)
 
+    @guarded  # an array's death, out of which no exception comes, is a row too
     def add(self, row: Row) -> None:
         """Appends a row; of twice as many as are to be kept the older half goes."""
         self.rows.append(row)
