@@ -13,7 +13,7 @@ import ml_dtypes  # noqa: F401  # from here on NumPy knows "bfloat16" by name
 from zerosim.connect import connect  # not lazily: the function hides the module of its name
 
 if TYPE_CHECKING:
-    from zerosim import models, numerics, optim, planning, ranks, testing, zero
+    from zerosim import models, numerics, optim, oracle, planning, ranks, testing, zero
     from zerosim.backends.cupy.cluster import CuPyCluster
     from zerosim.backends.nccl.cluster import NCCLCluster
     from zerosim.course import draw, puzzles
@@ -108,6 +108,7 @@ __all__ = [
     "models",
     "numerics",
     "optim",
+    "oracle",
     "plan",
     "planning",
     "puzzles",
@@ -122,7 +123,7 @@ __all__ = [
 ]
 
 _MODULES = {**{floor: floor for floor in ("numerics", "ranks", "models", "optim", "zero", "planning")},
-            "draw": "course.draw", "puzzles": "course.puzzles", "testing": "testing"}
+            "draw": "course.draw", "puzzles": "course.puzzles", "testing": "testing", "oracle": "oracle"}
 _HOMES = {"FORMATS": "numerics.formats", "Format": "numerics.formats", "format_of": "numerics.formats",
           "Offload": "numerics.places", "Policy": "numerics.policy", "round_to": "numerics.rounding",
           "spacing": "numerics.rounding",
