@@ -26,6 +26,7 @@ ROUNDINGS = 8  # of an update, in ULPs, that `contains` allows: one of each of i
 CLIP_ROUNDINGS = 64  # of a norm of many elements and its quotient, in half ULPs
 NORM_EPSILONS = (0.0, 1e-6)  # zerosim's, and PyTorch's (2.13, clip_grad.py) and DeepSpeed's (0.19.8, stage_1_and_2.py)
 Weights = tuple[tuple[float, ...], ...]
+BACKWARDS = "ring backwards"
 EVERY = -1  # in place of a rank
 
 
@@ -189,14 +190,15 @@ def orders(settings: Settings) -> dict[str, list[dict[str, Any]]]:
     """By name of an order, the options of all-reduces: an element's bits are those of one of them.
 
     Which rank begins the sum of an element in a ring depends on the cut, which a bucket of a library moves; so each
-    rank may. Two numbers have one sum: two ranks have one order.
+    rank may. In the ring backwards, which is gloo's, rank r sends to r-1, as if its number were N-1-r. Two numbers have one sum: two ranks have one order.
     """
-    n, every = settings.length, range(settings.ranks)
-    if settings.ranks < 3:
+    n, ranks = settings.length, settings.ranks
+    if ranks < 3:
         return {"any": [{"algorithm": "ring"}]}
-    owned = [{"splits": tuple(n * (rank > owner) for rank in range(settings.ranks + 1))} for owner in every]
-    names = ["ring", *(f"hierarchical({each})" for each in range(2, settings.ranks) if settings.ranks % each == 0)]
+    owned = [{"splits": tuple(n * (rank > owner) for rank in range(ranks + 1))} for owner in range(ranks)]
+    names = ["ring", *(f"hierarchical({each})" for each in range(2, ranks) if ranks % each == 0)]
     found = {name: [{"algorithm": name, **cut} for cut in owned] for name in names}
+    found[BACKWARDS] = found["ring"]
     found |= {name: [{"algorithm": name}] for name in ("naive", "tree", "doubling", "rabenseifner")}
     if settings.reduce != "fp32":
         found |= {"ring, partial sums in fp32": [{"algorithm": "ring", "wire": "fp32", **cut} for cut in owned],
@@ -208,18 +210,19 @@ def reductions(record: Record, weights: Weights, divisor: float) -> dict[Way, li
     """By way, the alternatives of the mean gradient (n,), fp32; of ways that give the same bits, the first."""
     s, kernels, in_orders = record.settings, NumpyKernels(), orders(record.settings)
 
+    def addends_of(rank: int) -> dict[str, list[np.ndarray]]:
+        return {place: [_cast(x, format_of(s.reduce).dtype, kernels) for x in addends] for place, addends in _added(
+            [_weighted(*pair) for pair in zip(weights[rank], record.gradients[rank], strict=True)], kernels).items()}
+
     def program(rank: Rank) -> dict[Way, list[np.ndarray]]:
-        scaled = [g if weight == 1 else (np.float32(weight) * g.astype(np.float32)).astype(g.dtype) if weight
-                  else np.zeros_like(g)
-                  for weight, g in zip(weights[rank.index], record.gradients[rank.index], strict=True)]
         found: dict[Way, list[np.ndarray]] = {}
-        for place, addends in _added(scaled, kernels).items():
-            wires = [_cast(x, format_of(s.reduce).dtype, kernels) for x in addends]
-            for average, (order, parts) in product(AVERAGES, in_orders.items()):
-                mean = {} if average == AVERAGES[0] else {"op": "mean", "average": average}
-                rest = divisor if average == AVERAGES[0] else divisor / s.ranks
-                found[Way(place, average, order)] = [
-                    _mean([rank.all_reduce(x, **mean, **part) for x in wires], rest, kernels) for part in parts]
+        own, opposite = addends_of(rank.index), addends_of(s.ranks - 1 - rank.index)
+        for place, average, (order, parts) in product(own, AVERAGES, in_orders.items()):
+            mean = {} if average == AVERAGES[0] else {"op": "mean", "average": average}
+            rest = divisor if average == AVERAGES[0] else divisor / s.ranks
+            found[Way(place, average, order)] = [
+                _mean([rank.all_reduce(x, **mean, **part) for x in (opposite if order == BACKWARDS else own)[place]], rest,
+                      kernels) for part in parts]
         return found
 
     with np.errstate(all="ignore"):
@@ -239,6 +242,11 @@ def _added(gradients: list[np.ndarray], kernels: NumpyKernels) -> dict[str, list
             kernels.add_rounded(total, g.astype(dtype), total)
         found[place] = [total]
     return found
+
+
+def _weighted(weight: float, g: np.ndarray) -> np.ndarray:
+    """weight·g in the format of g; 0 of an inf that does not count."""
+    return g if weight == 1 else (np.float32(weight) * g.astype(np.float32)).astype(g.dtype) if weight else np.zeros_like(g)
 
 
 def _cast(x: np.ndarray, dtype: Any, kernels: NumpyKernels) -> np.ndarray:

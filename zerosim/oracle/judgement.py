@@ -195,9 +195,10 @@ class _Run:
         """How far a rank is from a recipe by one way; None where the profile has no such update."""
         record, s, (nudge, epsilon) = self.record, self.record.settings, clipped
         stale, best = kept(s, recipe.stale, rank), None
-        for mean in self.reductions(recipe.of_rank(rank).weights, recipe.divisor)[way[:3]]:
-            factors = np.asarray(clip_factors(s, recipe, mean, epsilon)).astype(np.float32)
-            factors = np.where(factors < 1, factors * np.float32(1 + nudge * 2.0**-23), factors)
+        of_sum = recipe.of_rank(rank).weights, recipe.divisor
+        factors = np.asarray(clip_factors(s, recipe, self.means(*of_sum)[0], epsilon)).astype(np.float32)
+        factors = np.where(factors < 1, factors * np.float32(1 + nudge * 2.0**-23), factors)
+        for mean in self.reductions(*of_sum)[way[:3]]:
             for state in states_after(record, recipe, mean, factors, PROFILES[way[3]].updated):
                 expected = {slot: np.where(stale, record.before[slot], state[slot]) for slot in record.after}
                 apart = np.array([_ulps(of[rank], expected[slot], s.lr if slot == "master" else 0)
