@@ -96,9 +96,9 @@ class DeepSpeedStep(TorchStep):
         """The weights that compute."""
         if self.stage < 3:
             return dict(self.model.named_parameters())
-        from deepspeed.zero import GatheredParameters
+        import deepspeed
 
-        with GatheredParameters(list(self.model.parameters())):
+        with deepspeed.zero.GatheredParameters(list(self.model.parameters())):
             return {name: one.detach().clone() for name, one in self.model.named_parameters()}
 
 

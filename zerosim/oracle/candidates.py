@@ -26,6 +26,7 @@ ROUNDINGS = 8  # of an update, in ULPs, that `contains` allows: one of each of i
 CLIP_ROUNDINGS = 64  # of a norm of many elements and its quotient, in half ULPs
 NORM_EPSILONS = (0.0, 1e-6)  # zerosim's, and PyTorch's (2.13, clip_grad.py) and DeepSpeed's (0.19.8, stage_1_and_2.py)
 Weights = tuple[tuple[float, ...], ...]
+EACH = "each is reduced"
 BACKWARDS = "ring backwards"
 EVERY = -1  # in place of a rank
 
@@ -34,8 +35,8 @@ EVERY = -1  # in place of a rank
 class Recipe:
     """The way from the recorded gradients to the state after a step.
 
-    ``weights`` multiply each rank's micro-batches in the sum, which ``divisor`` divides. ``own``: each rank takes its
-    own sum. ``norm``: whose norm clips, a name in `NORMS`. ``overflow``: who skips for an inf or NaN, a name in
+    ``weights`` multiply each rank's micro-batches in the sum, which ``divisor`` divides. ``own``: each rank updates
+    what it owns by its own sum. ``norm``: whose norm clips, a name in `NORMS`. ``overflow``: who skips for an inf or NaN, a name in
     `SKIPS`. ``start``: what masters are rounded to first, ``end``: and after the update. ``forgets``: state begins as
     zeros. ``stale``: (rank, owner) pairs, that rank keeps that owner's part from before; ``stale_copies``: only in the
     copy that computes. ``order``: the one order of additions, where it is known.
@@ -126,6 +127,13 @@ def kept(settings: Settings, pairs: tuple[tuple[int, int], ...], rank: int) -> n
     return stale
 
 
+def elsewhere(settings: Settings, recipe: Recipe, rank: int) -> np.ndarray:
+    """True where a rank says nothing of a recipe, (n,): of shards that are each updated by its owner's gradient, where
+    another one is the owner."""
+    owners = settings.owners()
+    return np.zeros(settings.length, bool) if owners is None or not recipe.own else owners != rank
+
+
 def rounded(x: np.ndarray, format: str) -> np.ndarray:
     """The values rounded to a format, fp32."""
     return _cast(x, FORMATS[format].dtype, NumpyKernels()).astype(np.float32)
@@ -138,7 +146,8 @@ def exact_mean(record: Record, weights: Weights, divisor: float) -> tuple[np.nda
     """The mean gradient (n,) in float64, and the bound of any order of additions in the formats of the run: N·k
     roundings, and some more, of the sum of its addends' sizes; inf where a sum is beyond the format."""
     s = record.settings
-    coarse = min(format_of(s.reduce), format_of(record.gradients[0][0].dtype), key=lambda fmt: fmt.mantissa_bits)
+    added_in = s.reduce if s.micro_batches == 1 else record.gradients[0][0].dtype  # of a rank's own
+    coarse = min(format_of(s.reduce), format_of(added_in), key=lambda fmt: fmt.mantissa_bits)
     addends, half_ulp = s.ranks * s.micro_batches, 2.0**-(coarse.mantissa_bits + 1)
     with np.errstate(all="ignore"):
         scaled = np.array([weight * g.astype(np.float64) for row, gs in zip(weights, record.gradients, strict=True)
@@ -169,8 +178,8 @@ def contains(record: Record, recipe: Recipe, rank: int, mean: np.ndarray, bound:
             size = np.maximum(np.maximum(np.abs(before[slot]), np.maximum(np.abs(low), np.abs(high))),
                               s.lr if slot == "master" else 0)
             slack = np.where(stale, 0, ROUNDINGS * np.spacing(size.astype(np.float32)))
-            if not ((found >= low - slack) & (found <= high + slack)
-                    | np.isnan(found) & np.isnan(values).any(0)).all():
+            if not ((found >= low - slack) & (found <= high + slack) | np.isnan(found) & np.isnan(values).any(0)
+                    | elsewhere(s, recipe, rank)).all():
                 return False
     return True
 
@@ -207,7 +216,7 @@ def orders(settings: Settings) -> dict[str, list[dict[str, Any]]]:
 
 
 def reductions(record: Record, weights: Weights, divisor: float) -> dict[Way, list[np.ndarray]]:
-    """By way, the alternatives of the mean gradient (n,), fp32; of ways that give the same bits, the first."""
+    """By way, the alternatives of the mean gradient (n,), fp32; one object of ways that give the same bits."""
     s, kernels, in_orders = record.settings, NumpyKernels(), orders(record.settings)
 
     def addends_of(rank: int) -> dict[str, list[np.ndarray]]:
@@ -222,20 +231,18 @@ def reductions(record: Record, weights: Weights, divisor: float) -> dict[Way, li
             rest = divisor if average == AVERAGES[0] else divisor / s.ranks
             found[Way(place, average, order)] = [
                 _mean([rank.all_reduce(x, **mean, **part) for x in (opposite if order == BACKWARDS else own)[place]], rest,
-                      kernels) for part in parts]
+                      np.float32 if place == EACH else None, kernels) for part in parts]
         return found
 
     with np.errstate(all="ignore"):
-        of_rank = Cluster(s.ranks).run(program)[0]
-    unlike: dict[bytes, Way] = {}
-    for way, means in of_rank.items():
-        unlike.setdefault(b"".join(x.tobytes() for x in means), way)
-    return {way: of_rank[way] for way in unlike.values()}
+        found = Cluster(s.ranks).run(program)[0]
+    unlike: dict[bytes, list[np.ndarray]] = {}
+    return {way: unlike.setdefault(b"".join(x.tobytes() for x in means), means) for way, means in found.items()}
 
 
 def _added(gradients: list[np.ndarray], kernels: NumpyKernels) -> dict[str, list[np.ndarray]]:
     """By place of the addition, what a rank hands to the reductions of a step."""
-    found = {"each is reduced": gradients} if len(gradients) > 1 else {}
+    found = {EACH: gradients, f"{EACH}, added as sent": gradients} if len(gradients) > 1 else {}
     for place, dtype in (("added first", gradients[0].dtype), ("added first, in fp32", np.dtype(np.float32))):
         total = gradients[0].astype(dtype)
         for g in gradients[1:]:
@@ -255,10 +262,10 @@ def _cast(x: np.ndarray, dtype: Any, kernels: NumpyKernels) -> np.ndarray:
     return out
 
 
-def _mean(sums: list[np.ndarray], divisor: float, kernels: NumpyKernels) -> np.ndarray:
-    """fp32 of the sums of micro-batches, added and divided."""
-    total, out = sums[0].astype(np.float32), np.empty(sums[0].shape, np.float32)
+def _mean(sums: list[np.ndarray], divisor: float, dtype: Any, kernels: NumpyKernels) -> np.ndarray:
+    """fp32 of the sums of micro-batches, added in this type, or in their own, and divided."""
+    total, out = sums[0].astype(dtype or sums[0].dtype), np.empty(sums[0].shape, np.float32)
     for x in sums[1:]:
-        total = total + x.astype(np.float32)
+        kernels.add_rounded(total, x.astype(total.dtype), total)
     kernels.gradient_block(total, divisor, 1.0, out)
     return out

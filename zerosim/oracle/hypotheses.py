@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from zerosim.oracle.candidates import EVERY, Recipe, Weights
+from zerosim.oracle.candidates import EVERY, Recipe, Weights, exact_mean
 from zerosim.oracle.record import Record
 
 Variations = Iterator[tuple[str, Recipe]]
@@ -108,12 +108,13 @@ def _local_norm(record: Record, right: Recipe) -> Variations:
 def _clip_place(record: Record, right: Recipe) -> Variations:
     if record.settings.clip_norm is not None:
         yield "the sum over ranks, before it was averaged", replace(right, norm="sum")
-        yield "the scaled gradient, before the loss scale was divided out", replace(right, norm="scaled")
+        if record.settings.loss_scale != 1:
+            yield "the scaled gradient, before the loss scale was divided out", replace(right, norm="scaled")
         yield "nothing was clipped", replace(right, norm="none")
 
 
 def _overflow(record: Record, right: Recipe) -> Variations:
-    if all(np.isfinite(g).all() for row in record.gradients for g in row) and record.settings.reduce == "fp32":
+    if np.isfinite(exact_mean(record, right.weights, right.divisor)[0]).all():
         return
     if record.settings.layout != "whole":
         yield "only the ranks whose shards overflowed skipped the step", replace(right, overflow="owner")
@@ -154,13 +155,14 @@ def _epsilon(record: Record, right: Recipe) -> Variations:
 
 def _stale(record: Record, right: Recipe) -> Variations:
     ranks, sharded = range(record.settings.ranks), record.settings.layout != "whole"
-    for rank in ranks:
+    owning = set(ranks if not sharded else record.settings.owners().tolist())
+    for rank in owning:
         pair = (EVERY, rank) if sharded else (rank, EVERY)
         text = f"rank {rank}'s shard" if sharded else f"rank {rank}'s replica"
         yield f"{text} was not updated", replace(right, stale=(pair,))
         if record.weights:
             yield f"{text} was updated, and its copies to compute with were not", replace(right, stale_copies=(pair,))
-            for owner in ranks if sharded else ():
+            for owner in owning - {rank} if sharded else ():
                 yield f"rank {rank} has rank {owner}'s shard from before", replace(right, stale_copies=((rank, owner),))
             yield f"rank {rank} gathered no shard", replace(right, stale_copies=((rank, EVERY),))
 

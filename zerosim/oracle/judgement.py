@@ -21,6 +21,7 @@ from zerosim.oracle.candidates import (
     Recipe,
     clip_factors,
     contains,
+    elsewhere,
     exact_mean,
     kept,
     reductions,
@@ -178,7 +179,8 @@ class _Run:
         nearest = Nearest(s.length * s.ranks + 1, np.inf, None)
         clips = s.clip_norm is not None and recipe.norm != "none"
         for clipped in product(NUDGES, NORM_EPSILONS) if clips else [(0, 0.0)]:
-            for way, profile in product(self.reductions(recipe.weights, recipe.divisor), PROFILES):
+            reduced = self.reductions(recipe.weights, recipe.divisor)
+            for way, profile in product({id(means): way for way, means in reversed(reduced.items())}.values(), PROFILES):
                 named = (*way, profile)
                 if recipe.order in (None, way.order) and (not only or named in only):
                     distances = [self.nearest(recipe, rank, named, clipped) for rank in self.ranks(recipe)]
@@ -194,20 +196,23 @@ class _Run:
     def nearest(self, recipe: Recipe, rank: int, way: Way, clipped: tuple[int, float]) -> Nearest | None:
         """How far a rank is from a recipe by one way; None where the profile has no such update."""
         record, s, (nudge, epsilon) = self.record, self.record.settings, clipped
-        stale, best = kept(s, recipe.stale, rank), None
-        of_sum = recipe.of_rank(rank).weights, recipe.divisor
-        factors = np.asarray(clip_factors(s, recipe, self.means(*of_sum)[0], epsilon)).astype(np.float32)
-        factors = np.where(factors < 1, factors * np.float32(1 + nudge * 2.0**-23), factors)
-        for mean in self.reductions(*of_sum)[way[:3]]:
-            for state in states_after(record, recipe, mean, factors, PROFILES[way[3]].updated):
-                expected = {slot: np.where(stale, record.before[slot], state[slot]) for slot in record.after}
-                apart = np.array([_ulps(of[rank], expected[slot], s.lr if slot == "master" else 0)
-                                  for slot, of in record.after.items()])
-                if best is None:
-                    best, first, of_first = apart.max(0), expected, apart
-                best = np.minimum(best, apart.max(0))
+        stale, means = kept(s, recipe.stale, rank), self.reductions(recipe.of_rank(rank).weights, recipe.divisor)
+        of_norm = means[way[:3]][0]
+        for _ in range(2 if s.clip_norm is not None else 1):  # which sums a run has is known when some factor is
+            factors, best = np.asarray(clip_factors(s, recipe, of_norm, epsilon)).astype(np.float32), None
+            factors = np.where(factors < 1, factors * np.float32(1 + nudge * 2.0**-23), factors)
+            for mean in means[way[:3]]:
+                for state in states_after(record, recipe, mean, factors, PROFILES[way[3]].updated):
+                    expected = {slot: np.where(stale, record.before[slot], state[slot]) for slot in record.after}
+                    apart = np.array([_ulps(of[rank], expected[slot], s.lr if slot == "master" else 0)
+                                      for slot, of in record.after.items()])
+                    if best is None:
+                        best, first, of_first = apart.max(0), expected, apart
+                    of_norm = np.where(apart.max(0) < best, mean, of_norm)
+                    best = np.minimum(best, apart.max(0))
         if best is None:
             return None
+        best[elsewhere(s, recipe, rank)] = 0
         at, copies = np.flatnonzero(best), self.copies(recipe, rank)
         if not at.size:
             return Nearest(int(copies is not None), 0.0 if copies is None else copies.ulps, copies)

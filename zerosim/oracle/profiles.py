@@ -15,9 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerosim.optim.elementwise import SGD, Adam, Momentum
-from zerosim.optim.stepper import Stepper
-
 LAST_FACTOR = 1 << 20  # of β^t: by then it is 0, or t is no step of a run that somebody records
 Slots = Mapping[str, np.ndarray]  # "master", and the optimizer's slots
 SLOTS: Mapping[str, tuple[str, ...]] = MappingProxyType({
@@ -87,22 +84,19 @@ def exact(update: Update, before: Slots, g: np.ndarray) -> dict[str, np.ndarray]
 
 
 def _zerosim(update: Update, before: Slots, g: np.ndarray) -> Iterator[Slots]:
-    """The package's own optimizers; a correction of another step, or an ε inside, is none of theirs."""
-    s = update
-    w = (before["master"] * f32(1 - s.lr * s.weight_decay) if s.decoupled else before["master"].copy())
+    """`zerosim.optim`'s: every operation rounds, in the order of the formula."""
+    s, (c1, c2), w = update, update.corrections, before["master"]
     if s.weight_decay and not s.decoupled:
         g = g + f32(s.weight_decay) * w
-    if s.adam and (s.corrected is None or s.inside):
+    w = w * f32(1 - s.lr * s.weight_decay) if s.weight_decay and s.decoupled else w
+    if not s.adam:
+        g = f32(s.momentum) * before["buffer"] + g if "buffer" in before else g
+        yield {"master": w - f32(s.lr) * g} | ({"buffer": g} if "buffer" in before else {})
         return
-    optimizer = Adam(s.lr, s.beta1, s.beta2, s.epsilon) if s.adam else (
-        Momentum(s.lr, s.momentum) if "buffer" in before else SGD(s.lr))
-    stepper = Stepper(optimizer, w)
-    stepper.steps_taken = (s.corrected or 1) - 1
-    names = dict(zip(stepper.state, ("m", "v") if s.adam else ("buffer",), strict=False))
-    for slot, name in names.items():
-        stepper.state[slot][:] = before[name]
-    stepper.step(g)
-    yield {"master": w, **{name: stepper.state[slot] for slot, name in names.items()}}
+    m = f32(s.beta1) * before["m"] + f32(1 - s.beta1) * g
+    v = f32(s.beta2) * before["v"] + f32(1 - s.beta2) * (g * g)
+    root = np.sqrt(v / f32(c2) + f32(s.epsilon)) if s.inside else np.sqrt(v / f32(c2)) + f32(s.epsilon)
+    yield {"master": w - m / f32(c1) * f32(s.lr) / root, "m": m, "v": v}
 
 
 def _torch_decayed(s: Update, w: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
