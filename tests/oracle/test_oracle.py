@@ -100,7 +100,7 @@ def recorded(settings, gradients, before, mistake="none"):
 
 # What a step must have, beside what is drawn, so that a mistake can show.
 NEEDS = {"clipped by a local norm": {"clip_norm": CLIP}, "clipped at another place": {"clip_norm": CLIP},
-         "wrong divisor of tokens": {"tokens": [[5, 1], [2, 2], [9, 4]]}, "another order": {"ranks": 4, "order": "ring", "compute": "fp32"}}
+         "wrong divisor of tokens": {"tokens": [[5, 1], [2, 2], [9, 4]]}, "another order": {"ranks": 4, "order": "ring to the owner", "compute": "fp32"}}
 
 
 @pytest.mark.parametrize("mistake", ["none", *(row.name for row in HYPOTHESES)])
@@ -111,7 +111,7 @@ def test_a_right_step_matches_in_every_bit_and_a_mistake_is_named(mistake, seed)
         gradients[1][0][-1] = np.inf
     found = judge(recorded(settings, gradients, before, mistake))
     if mistake == "none":
-        assert ("added first, in fp32", "cast_then_divide", "ring", "zerosim") in found.ways
+        assert ("added first, in fp32", "cast_then_divide", "ring to the owner", "zerosim") in found.ways
         return
     assert not found.matches
     assert mistake in [cause.name for cause in found.causes], (found.causes, found.nearest)

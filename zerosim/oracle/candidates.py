@@ -26,6 +26,7 @@ ROUNDINGS = 8  # of an update, in ULPs, that `contains` allows: one of each of i
 CLIP_ROUNDINGS = 64  # of a norm of many elements and its quotient, in half ULPs
 NORM_EPSILONS = (0.0, 1e-6)  # zerosim's, and PyTorch's (2.13, clip_grad.py) and DeepSpeed's (0.19.8, stage_1_and_2.py)
 Weights = tuple[tuple[float, ...], ...]
+OWNED = "ring to the owner"
 EACH = "each is reduced"
 BACKWARDS = "ring backwards"
 EVERY = -1  # in place of a rank
@@ -167,7 +168,8 @@ def contains(record: Record, recipe: Recipe, rank: int, mean: np.ndarray, bound:
     factors = clip_factors(s, recipe, mean, 0.0)
     with np.errstate(all="ignore"):
         if s.clip_norm is not None:
-            bound = bound + (CLIP_ROUNDINGS * 2.0**-24 + max(NORM_EPSILONS) / s.clip_norm) * np.abs(mean)
+            of_norm = np.linalg.norm(bound) / np.linalg.norm(mean) + max(NORM_EPSILONS) / s.clip_norm
+            bound = bound + (CLIP_ROUNDINGS * 2.0**-24 + np.nan_to_num(of_norm)) * np.abs(mean)
         points = [mean - bound, mean, mean + bound, np.clip(0 * bound, mean - bound, mean + bound)]
         ends = [state for x in points for state in
                 states_after(record, recipe, x, factors, lambda *of: [exact(*of)])]
@@ -199,7 +201,7 @@ def orders(settings: Settings) -> dict[str, list[dict[str, Any]]]:
     """By name of an order, the options of all-reduces: an element's bits are those of one of them.
 
     Which rank begins the sum of an element in a ring depends on the cut, which a bucket of a library moves; so each
-    rank may. In the ring backwards, which is gloo's, rank r sends to r-1, as if its number were N-1-r. Two numbers have one sum: two ranks have one order.
+    rank may; in a ring to the owner the next one does. In the ring backwards, which is gloo's, rank r sends to r-1, as if its number were N-1-r. Two numbers have one sum: two ranks have one order.
     """
     n, ranks = settings.length, settings.ranks
     if ranks < 3:
@@ -218,6 +220,7 @@ def orders(settings: Settings) -> dict[str, list[dict[str, Any]]]:
 def reductions(record: Record, weights: Weights, divisor: float) -> dict[Way, list[np.ndarray]]:
     """By way, the alternatives of the mean gradient (n,), fp32; one object of ways that give the same bits."""
     s, kernels, in_orders = record.settings, NumpyKernels(), orders(record.settings)
+    owners = s.owners() if "ring" in in_orders else None
 
     def addends_of(rank: int) -> dict[str, list[np.ndarray]]:
         return {place: [_cast(x, format_of(s.reduce).dtype, kernels) for x in addends] for place, addends in _added(
@@ -232,7 +235,9 @@ def reductions(record: Record, weights: Weights, divisor: float) -> dict[Way, li
             found[Way(place, average, order)] = [
                 _mean([rank.all_reduce(x, **mean, **part) for x in (opposite if order == BACKWARDS else own)[place]], rest,
                       np.float32 if place == EACH else None, kernels) for part in parts]
-        return found
+        rings = {} if owners is None else {way: means for way, means in found.items() if way.order == "ring"}
+        return {way._replace(order=OWNED): [np.array(means)[owners, np.arange(s.length)]] for way, means in rings.items()
+                } | found
 
     with np.errstate(all="ignore"):
         found = Cluster(s.ranks).run(program)[0]
