@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from zerosim.frameworks.hooks import recorded
+from zerosim.frameworks.hooks import TorchStep, recorded
 
 CLIP, EPSILON, MICRO_BATCHES = 0.05, 1e-4, 2
 
@@ -62,8 +62,13 @@ class TorchRun:
                 self.drop_a_micro_batch()
             self.step(2)
 
+    @property
+    def clip(self):
+        """Clipping hides a factor of all gradients."""
+        return None if self.mistake == "no average" else CLIP
+
     def recorded(self, folder):
-        return recorded(self.model, folder, self.optimizer, clip_norm=CLIP, epsilon=EPSILON)
+        return recorded(self.model, folder, self.optimizer, clip_norm=self.clip, epsilon=EPSILON)
 
     def drop_a_micro_batch(self):
         """Rank 1 hands on zeros in place of the gradient of its last micro-batch, as if it had no data left."""
@@ -72,17 +77,8 @@ class TorchRun:
         def dropped(gradient, name):
             seen[name] = seen.get(name, 0) + 1
             return torch.zeros_like(gradient) if (self.rank, seen[name]) == (1, MICRO_BATCHES) else gradient
-        for module in self.model.modules() if self.sharded_now() else ():
-            if hasattr(module, "unshard"):
-                module.unshard()
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in TorchStep(self.model, None).local().items():
             parameter.register_hook(lambda gradient, name=name: dropped(gradient, name))
-        for module in self.model.modules() if self.sharded_now() else ():
-            if hasattr(module, "reshard"):
-                module.reshard()
-
-    def sharded_now(self):
-        return self.sharded
 
     def batch(self, step, j):
         generator = torch.Generator().manual_seed(100 * step + 10 * j + self.rank)
@@ -96,7 +92,9 @@ class TorchRun:
             with self.model.no_sync() if alone else contextlib.nullcontext():
                 x, target = self.batch(step, j)
                 (((self.model(x).float() - target) ** 2).mean() / MICRO_BATCHES).backward()
-        if self.mistake != "clipped by a local norm":
+        if self.clip is None:
+            pass
+        elif self.mistake != "clipped by a local norm":
             torch.nn.utils.clip_grad_norm_(parameters, CLIP)
         elif self.sharded:  # each shard by the norm of that shard
             locals_ = [parameter.grad.to_local() for parameter in parameters]
@@ -126,7 +124,7 @@ class DeepSpeedRun(TorchRun):
         self.mistake, self.rank, self.sharded = mistake, dist.get_rank(), False
         stage = int(framework[-1])
         config = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": MICRO_BATCHES,
-                  "gradient_clipping": CLIP, "zero_allow_untested_optimizer": True,
+                  "gradient_clipping": self.clip or 0.0, "zero_allow_untested_optimizer": True,
                   "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0}}
         config |= {"bf16": {"enabled": True}} if compute == "bf16" else {}
         self.engine, *_ = deepspeed.initialize(model=model, optimizer=self.made(model.parameters()), config=config)
@@ -134,7 +132,7 @@ class DeepSpeedRun(TorchRun):
         if mistake == "no average":
             undo_the_division(zero)
         if mistake == "clipped by a local norm":
-            keep_the_norm_local(zero, stage)
+            keep_the_norm_local(zero)
 
     def recorded(self, folder):
         return recorded(self.engine, folder, epsilon=EPSILON)
@@ -151,15 +149,12 @@ class DeepSpeedRun(TorchRun):
 
 
 def undo_the_division(zero):
-    """Leaves the sum over ranks undivided: by DeepSpeed's own switch, or of stage 3 where it scatters."""
+    """Leaves the sum over ranks undivided: by DeepSpeed's own switch, or where its stage 3 asks by what to divide."""
     zero.gradient_average = False
-    if hasattr(zero, "persistent_parameters"):
-        reduced = zero._DeepSpeedZeroOptimizer_Stage3__avg_scatter_grads
-        zero._DeepSpeedZeroOptimizer_Stage3__avg_scatter_grads = lambda *given: [
-            one * dist.get_world_size() for one in reduced(*given)]
+    zero._gradient_averaging_world_size = lambda parameters, ranks: 1
 
 
-def keep_the_norm_local(zero, stage):
+def keep_the_norm_local(zero):
     """The norm of a rank's own shard, without the all-reduce over ranks."""
     whole = zero.get_grad_norm_direct
 

@@ -17,7 +17,7 @@ import numpy as np
 from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.policy import AVERAGES
-from zerosim.oracle.profiles import Slots, Update, exact
+from zerosim.oracle.profiles import Slots, Update, exact, turning_point
 from zerosim.oracle.record import Record, Settings
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
@@ -162,7 +162,7 @@ def exact_mean(record: Record, weights: Weights, divisor: float) -> tuple[np.nda
 def contains(record: Record, recipe: Recipe, rank: int, mean: np.ndarray, bound: np.ndarray) -> bool:
     """True if every element that was found on a rank may be what a recipe comes to, in float64.
 
-    The state is that of the bound's two ends, of the mean, and of 0 if it is between them, and ``ROUNDINGS`` more.
+    The state is that of the bound's two ends, of the mean, and where it turns between them, and ``ROUNDINGS`` more.
     """
     s, before = record.settings, record.before
     factors = clip_factors(s, recipe, mean, 0.0)
@@ -170,7 +170,8 @@ def contains(record: Record, recipe: Recipe, rank: int, mean: np.ndarray, bound:
         if s.clip_norm is not None:
             of_norm = np.linalg.norm(bound) / np.linalg.norm(mean) + max(NORM_EPSILONS) / s.clip_norm
             bound = bound + (CLIP_ROUNDINGS * 2.0**-24 + np.nan_to_num(of_norm)) * np.abs(mean)
-        points = [mean - bound, mean, mean + bound, np.clip(0 * bound, mean - bound, mean + bound)]
+        turning = turning_point(recipe.update, before, mean * factors) / factors
+        points = [mean - bound, mean, mean + bound, *(np.clip(x, mean - bound, mean + bound) for x in (0.0, turning))]
         ends = [state for x in points for state in
                 states_after(record, recipe, x, factors, lambda *of: [exact(*of)])]
         stale = kept(s, recipe.stale, rank)

@@ -34,6 +34,7 @@ from zerosim.oracle.record import Record, read
 from zerosim.shown import Shown
 
 NUDGES = sorted(range(-4, 5), key=abs)  # ULPs by which a library's norm moves the factor of clipping
+REACH = 64  # ULPs: what is farther away is not another rounding's
 Way = tuple[str, str, str, str]  # where micro-batches are added, averaging rule, order of additions, profile
 
 
@@ -168,7 +169,7 @@ class _Run:
         s, found = self.record.settings, self.record.weights[rank].astype(np.float32)
         expected = rounded(np.where(kept(s, recipe.stale_copies, rank), self.record.before["master"],
                                     self.record.after["master"][rank]), s.compute)
-        apart = _ulps(found, expected, 0)
+        apart = _ulps(found, expected, np.float32(0))
         at = np.flatnonzero(apart)[:1]
         return Difference(rank, f"{s.compute} weight", s.place(int(at[0])), float(found[at[0]]),
                           float(expected[at[0]]), float(apart[at[0]])) if at.size else None
@@ -178,17 +179,19 @@ class _Run:
         s, found = self.record.settings, []
         nearest = Nearest(s.length * s.ranks + 1, np.inf, None)
         clips = s.clip_norm is not None and recipe.norm != "none"
+        reduced, far = self.reductions(recipe.weights, recipe.divisor), set()
+        unlike = {id(means): way for way, means in reversed(reduced.items()) if recipe.order in (None, way.order)}
         for clipped in product(NUDGES, NORM_EPSILONS) if clips else [(0, 0.0)]:
-            reduced = self.reductions(recipe.weights, recipe.divisor)
-            for way, profile in product({id(means): way for way, means in reversed(reduced.items())}.values(), PROFILES):
-                named = (*way, profile)
-                if recipe.order in (None, way.order) and (not only or named in only):
-                    distances = [self.nearest(recipe, rank, named, clipped) for rank in self.ranks(recipe)]
-                    if None not in distances:
-                        elements, ulps, firsts = zip(*distances, strict=True)
-                        one = Nearest(sum(elements), max(ulps), next((x for x in firsts if x is not None), None))
-                        nearest = min(nearest, one, key=lambda near: near[:2])
-                        found += [named] if not one.elements else []
+            for named in ((*way, profile) for way, profile in product(unlike.values(), PROFILES)):
+                if (only and named not in only) or (named, clipped[1]) in far:
+                    continue
+                distances = [self.nearest(recipe, rank, named, clipped) for rank in self.ranks(recipe)]
+                if None not in distances:
+                    elements, ulps, firsts = zip(*distances, strict=True)
+                    one = Nearest(sum(elements), max(ulps), next((x for x in firsts if x is not None), None))
+                    nearest = min(nearest, one, key=lambda near: near[:2])
+                    found += [named] if not one.elements else []
+                    far |= {(named, clipped[1])} if one.ulps > REACH else set()
             if found or not self.contains(recipe):
                 break
         return tuple(found), nearest
@@ -204,8 +207,9 @@ class _Run:
             for mean in means[way[:3]]:
                 for state in states_after(record, recipe, mean, factors, PROFILES[way[3]].updated):
                     expected = {slot: np.where(stale, record.before[slot], state[slot]) for slot in record.after}
-                    apart = np.array([_ulps(of[rank], expected[slot], s.lr if slot == "master" else 0)
-                                      for slot, of in record.after.items()])
+                    apart = np.array([_ulps(of[rank], expected[slot], np.maximum(
+                        np.abs(record.before[slot]), np.float32(s.lr * (slot == "master"))))
+                        for slot, of in record.after.items()])
                     if best is None:
                         best, first, of_first = apart.max(0), expected, apart
                     of_norm = np.where(apart.max(0) < best, mean, of_norm)
@@ -213,18 +217,19 @@ class _Run:
         if best is None:
             return None
         best[elsewhere(s, recipe, rank)] = 0
-        at, copies = np.flatnonzero(best), self.copies(recipe, rank)
-        if not at.size:
+        at, copies, elements = np.flatnonzero(best > REACH), self.copies(recipe, rank), int((best > 0).sum())
+        if not elements:
             return Nearest(int(copies is not None), 0.0 if copies is None else copies.ulps, copies)
+        at = at if at.size else np.flatnonzero(best)  # first what no other order of operations makes
         slot = list(record.after)[int(of_first[:, at[0]].argmax())]
-        return Nearest(at.size, float(best.max()), Difference(
+        return Nearest(elements, float(best.max()), Difference(
             rank, f"{slot} after the step", s.place(int(at[0])), float(record.after[slot][rank][at[0]]),
             float(first[slot][at[0]]), float(best[at[0]])))
 
 
-def _ulps(found: np.ndarray, expected: np.ndarray, scale: float) -> np.ndarray:
+def _ulps(found: np.ndarray, expected: np.ndarray, scale: Any) -> np.ndarray:
     """ULPs apart, of the expected number or of ``scale`` where that is larger; inf at a NaN or inf of one alone."""
     with np.errstate(all="ignore"):
-        apart = np.abs(found.astype(np.float64) - expected) / np.spacing(np.maximum(np.abs(expected), np.float32(scale)))
+        apart = np.abs(found.astype(np.float64) - expected) / np.spacing(np.maximum(np.abs(expected), scale))
         same = (found == expected) | np.isnan(found) & np.isnan(expected)
     return np.where(same, 0.0, np.where(np.isfinite(apart), apart, np.inf))

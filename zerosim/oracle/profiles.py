@@ -83,6 +83,22 @@ def exact(update: Update, before: Slots, g: np.ndarray) -> dict[str, np.ndarray]
         return {"master": w - s.lr * (m / c1) / root, "m": m, "v": v}
 
 
+def turning_point(update: Update, before: Slots, near: np.ndarray) -> np.ndarray | float:
+    """The gradient from which on a larger one moves a weight less, as √v̂ grows faster than m̂; 0 without moments.
+
+    Where m / (√v + e) has a slope of 0: (1-β1)·(v' + e·√v) = (1-β2)·g·β1·m', the moments before the step with a dash;
+    the √v in it is that of a gradient ``near``.
+    """
+    if not update.adam:
+        return 0.0
+    s, root = update, update.epsilon**(0.5 if update.inside else 1.0) * update.corrections[1]**0.5
+    m, v = s.beta1 * before["m"].astype(np.float64), s.beta2 * before["v"].astype(np.float64)
+    with np.errstate(all="ignore"):
+        outside = root * np.sqrt(v + (1 - s.beta2) * near**2)
+        found: np.ndarray = (1 - s.beta1) * (v + (root**2 if s.inside else outside)) / ((1 - s.beta2) * m)
+    return np.nan_to_num(found) - (0.0 if s.decoupled else s.weight_decay * before["master"])
+
+
 def _zerosim(update: Update, before: Slots, g: np.ndarray) -> Iterator[Slots]:
     """`zerosim.optim`'s: every operation rounds, in the order of the formula."""
     s, (c1, c2), w = update, update.corrections, before["master"]
