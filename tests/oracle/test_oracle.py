@@ -1,8 +1,6 @@
 """The oracle names every mistake that is planted in a step written by hand, or says that the step cannot show it."""
 
 import functools
-import json
-import shutil
 
 import numpy as np
 import pytest
@@ -10,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerosim as zs
-from tests.support import ask, assert_refused, literally
-from zerosim.oracle import HYPOTHESES, Record, Settings, judge, read
+from zerosim.oracle import HYPOTHESES, Record, StepSettings, judge
 
 SHAPES = {"embed": (3, 4), "head": (7,)}
 N_ELEMENTS, CLIP = 19, 0.05
@@ -22,7 +19,7 @@ def drawn(seed, **changed):
     rng = np.random.default_rng(seed)
     asked = {"ranks": 3, "parameters": SHAPES, "optimizer": "adamw", "lr": 0.01, "micro_batches": 2, "step": 3,
              "layout": "flat", "compute": "bf16", "epsilon": 1e-3, "weight_decay": 0.1, "loss_scale": 64.0} | changed
-    settings = Settings(**asked)
+    settings = StepSettings(**asked)
     gradients = [[(rng.standard_normal(N_ELEMENTS) * settings.loss_scale).astype(zs.format_of(settings.compute).dtype)
                   for _ in range(settings.micro_batches)] for _ in range(settings.ranks)]
     before = {"master": rng.standard_normal(N_ELEMENTS).astype(np.float32)}
@@ -100,7 +97,8 @@ def recorded(settings, gradients, before, mistake="none"):
 
 # What a step must have, beside what is drawn, so that a mistake can show.
 NEEDS = {"clipped by a local norm": {"clip_norm": CLIP}, "clipped at another place": {"clip_norm": CLIP},
-         "wrong divisor of tokens": {"tokens": [[5, 1], [2, 2], [9, 4]]}, "another order": {"ranks": 4, "order": "ring to the owner", "compute": "fp32"}}
+         "wrong divisor of tokens": {"tokens": [[5, 1], [2, 2], [9, 4]]},
+         "another order": {"ranks": 4, "order": "ring to the owner", "compute": "fp32"}}
 
 
 @pytest.mark.parametrize("mistake", ["none", *(row.name for row in HYPOTHESES)])
@@ -115,3 +113,86 @@ def test_a_right_step_matches_in_every_bit_and_a_mistake_is_named(mistake, seed)
         return
     assert not found.matches
     assert mistake in [cause.name for cause in found.causes], (found.causes, found.nearest)
+
+
+def test_a_mistake_that_the_step_cannot_show_is_said_to_be_one_that_it_cannot_tell():
+    settings, gradients, before = drawn(1, ranks=2, micro_batches=1, step=1, weight_decay=0.0, epsilon=0.0, compute="fp32")
+    record = recorded(settings, gradients, before)
+    for slot in ("m", "v"):
+        record.after.pop(slot)  # Adam's first step has one length, whatever the gradient's
+    found = judge(record)
+    assert found.matches
+    assert {"no average", "two averages", "loss scale"} <= {cause.name for cause in found.alike}
+
+
+def test_a_record_is_read_as_it_was_written_and_the_command_says_what_python_does(tmp_path):
+    record, wrong = recorded(*drawn(2)), recorded(*drawn(2), mistake="stale shard").write(tmp_path / "wrong")
+    assert judge(record.write(tmp_path / "right")) == judge(record)
+    assert (ask("oracle", str(tmp_path / "right")).exit_code, ask("oracle", str(wrong)).exit_code) == (0, 1)
+    assert "rank 1's shard was not updated" in ask("oracle", str(wrong), columns=300).stdout
+    assert json.loads(ask("oracle", str(wrong), "--json").stdout)["causes"][0]["name"] == "stale shard"
+    assert "<table" in zs.oracle.judge(wrong)._repr_html_()
+
+
+def as_npz(folder, record):
+    """Writes a record's first rank anew, in NumPy's own kind of file."""
+    s, (gradients, *_) = record.settings, record.gradients
+    vectors = {f"gradient/{j}": g for j, g in enumerate(gradients)}
+    vectors |= {f"before/{slot}": x for slot, x in record.before.items()}
+    vectors |= {f"after/{slot}": of[0] for slot, of in record.after.items()} | {"after/weights": record.weights[0]}
+    np.savez(folder / "rank0.npz", **{f"{what}/{name}": vector[here].reshape(s.parameters[name])
+                                      for what, vector in vectors.items() for name, here in s.stretches()})
+    (folder / "rank0.safetensors").unlink()
+
+
+def test_of_a_record_that_lost_or_changed_bytes_nothing_is_raised_but_an_error_that_names_the_file(tmp_path):
+    record, rng = recorded(*drawn(3, compute="fp32")), np.random.default_rng(0)
+    folder = record.write(tmp_path / "run")
+    as_npz(folder, record)
+    assert judge(folder) == judge(record)
+    refused = 0
+    for path in (folder / "record.json", folder / "rank0.npz", folder / "rank1.safetensors"):
+        whole = path.read_bytes()
+        for _ in range(60):
+            broken, at = bytearray(whole), int(rng.integers(len(whole) if rng.random() < 0.5 else 400))
+            broken[at:at + int(rng.integers(0, 9))] = rng.bytes(int(rng.integers(0, 5)))
+            path.write_bytes(bytes(broken[:at] if rng.random() < 0.2 else broken))
+            try:
+                read(folder)
+            except ValueError as error:
+                refused += 1
+                assert "run" in str(error)
+        path.write_bytes(whole)
+    assert refused > 90
+
+
+CHANGES = {  # of the settings, and what is said
+    "ranks=4": ({"ranks": 4}, "has 0 files of rank 3, asked for one: rank3.safetensors or rank3.npz; record the step"),
+    "an unknown name": ({"momemtum": 0.9}, "no setting is called 'momemtum'; choose one of ...; did you mean 'momentum'?"),
+    "a shape": ({"parameters": {"embed": [4, 3], "head": [7]}},
+                "gradient/0/embed is bfloat16 (3, 4), asked for floating point (4, 3); record it whole"),
+    "a parameter": ({"parameters": {"tail": [7]}}, "has no gradient/0/tail; record gradient of every parameter"),
+    "a layout": ({"layout": "round"}, "was given layout='round'; choose one of whole, rows, tensors, flat"),
+    "tokens": ({"tokens": [[1, 2]]}, "they are 3 lists, one for each rank, of 2 counts, not all 0"),
+    "compute": ({"compute": "fp16"}, "after/weights/embed is bfloat16 (3, 4), asked for float16 (3, 4)"),
+    "lr": ({"lr": -1}, "was given lr=-1; lr is a finite number, 0 or more")}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_settings_that_do_not_fit_the_arrays_are_refused_by_their_name(tmp_path, change):
+    folder = recorded(*drawn(4)).write(tmp_path)
+    settings = json.loads((folder / "record.json").read_bytes())
+    changed, said = CHANGES[change]
+    (folder / "record.json").write_text(json.dumps(settings | changed))
+    assert_refused(lambda: judge(folder), literally(said))
+
+
+def test_ranks_that_had_drifted_apart_before_the_step_are_told_so(tmp_path):
+    settings, gradients, before = drawn(5)
+    folder = recorded(settings, gradients, before).write(tmp_path / "run")
+    before["master"][6] += 1
+    other = recorded(settings, gradients, before).write(tmp_path / "other")
+    shutil.copy(other / "rank2.safetensors", folder)
+    assert_refused(lambda: read(folder), literally("before/master differs from rank 0's, first at embed[1, 2]: the ranks "
+                                                   "had drifted apart before this step; record an earlier one"))
+    assert_refused(lambda: read(tmp_path / "none"), literally("asked for the record ... but: record.json: No such file"))

@@ -11,11 +11,10 @@ from pathlib import Path
 import deepspeed
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from zerosim.frameworks.hooks import TorchStep, recorded
+from zerosim.frameworks import hooks
 
 CLIP, EPSILON, MICRO_BATCHES = 0.05, 1e-4, 2
 
@@ -68,7 +67,7 @@ class TorchRun:
         return None if self.mistake == "no average" else CLIP
 
     def recorded(self, folder):
-        return recorded(self.model, folder, self.optimizer, clip_norm=self.clip, epsilon=EPSILON)
+        return hooks.recorded(self.model, folder, self.optimizer, clip_norm=self.clip, epsilon=EPSILON)
 
     def drop_a_micro_batch(self):
         """Rank 1 hands on zeros in place of the gradient of its last micro-batch, as if it had no data left."""
@@ -77,7 +76,7 @@ class TorchRun:
         def dropped(gradient, name):
             seen[name] = seen.get(name, 0) + 1
             return torch.zeros_like(gradient) if (self.rank, seen[name]) == (1, MICRO_BATCHES) else gradient
-        for name, parameter in TorchStep(self.model, None).local().items():
+        for name, parameter in hooks.TorchStep(self.model, None).local().items():
             parameter.register_hook(lambda gradient, name=name: dropped(gradient, name))
 
     def batch(self, step, j):
@@ -135,7 +134,7 @@ class DeepSpeedRun(TorchRun):
             keep_the_norm_local(zero)
 
     def recorded(self, folder):
-        return recorded(self.engine, folder, epsilon=EPSILON)
+        return hooks.recorded(self.engine, folder, epsilon=EPSILON)
 
     def step(self, step):
         inner = self.engine.optimizer.optimizer

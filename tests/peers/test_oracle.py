@@ -1,4 +1,4 @@
-"""The oracle on steps of PyTorch's and DeepSpeed's own on gloo: right ones match in every bit, broken ones are named."""
+"""The oracle on PyTorch's and DeepSpeed's own steps on gloo: right ones match in every bit, broken ones are named."""
 
 import pytest
 

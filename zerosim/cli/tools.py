@@ -1,4 +1,4 @@
-"""Commands about the project itself and one's own runs: figures, what is found on this machine, a step that was recorded."""
+"""Commands about the project itself, and about what is brought to it: figures, this machine, a recorded step."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ state are made whole by the framework's own accessors before and after. Sizes ar
 model, or few layers. Torch is imported when a step is recorded, and never by zerosim itself.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ import ml_dtypes
 import numpy as np
 
 from zerosim.numerics.formats import format_of
-from zerosim.oracle.record import Settings, write_rank, write_settings
+from zerosim.oracle.record import StepSettings, write_rank, write_settings
 
 SLOTS = {"exp_avg": "m", "exp_avg_sq": "v", "momentum_buffer": "buffer"}  # torch's names of state, and the record's
 FORMATS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
+DEEPSPEED = {1: "flat", 2: "flat", 3: "tensors"}  # whose part of what a rank owns, by stage
 Tensors = Mapping[str, Any]
 
 
@@ -72,9 +73,9 @@ class DeepSpeedStep(TorchStep):
 
     def __init__(self, engine: Any) -> None:
         self.model, self.engine, self.optimizer = engine.module, engine, engine.optimizer.optimizer
-        self.stage, self.sharded = engine.zero_optimization_stage(), []
+        self.sharded: list[Any] = []
         scale = float(engine.optimizer.loss_scale)
-        self.settings = {"layout": "tensors" if self.stage == 3 else "flat", "loss_scale": scale,
+        self.settings = {"layout": DEEPSPEED[engine.zero_optimization_stage()], "loss_scale": scale,
                          "micro_batches": engine.gradient_accumulation_steps(), "clip_norm": engine.gradient_clipping()
                          or None, "reduce": FORMATS[str(engine.communication_data_type)]}
 
@@ -94,7 +95,7 @@ class DeepSpeedStep(TorchStep):
 
     def copies(self) -> Tensors:
         """The weights that compute."""
-        if self.stage < 3:
+        if self.settings["layout"] == "flat":
             return dict(self.model.named_parameters())
         import deepspeed
 
@@ -106,7 +107,7 @@ class DeepSpeedStep(TorchStep):
 def recorded(model: Any, folder: str | Path, optimizer: Any = None, **settings: Any) -> Iterator[None]:
     """Records the step inside the block, on every rank, into a folder that all of them see; rank 0 writes the settings.
 
-    ``settings`` are `Settings`' own, and win over what is read from the framework: of PyTorch ``clip_norm``,
+    ``settings`` are `StepSettings`' own, and win over what is read from the framework: of PyTorch ``clip_norm``,
     ``loss_scale``, ``reduce`` and ``compute``. Losses count as divided by the number of micro-batches, as is the
     custom: ``divisor`` is N·S unless it is given. Raises ValueError for param groups of different settings, and for a
     step in which no parameter had a gradient.
@@ -115,7 +116,8 @@ def recorded(model: Any, folder: str | Path, optimizer: Any = None, **settings: 
 
     step = DeepSpeedStep(model) if hasattr(model, "zero_optimization_stage") else TorchStep(model, optimizer)
     ranks, rank, folder = dist.get_world_size(), dist.get_rank(), Path(folder)
-    local, gradients = step.local(), {}
+    local = step.local()
+    gradients: dict[str, list[np.ndarray]] = {}
     handles = [one.register_hook(lambda g, name=name: gradients.setdefault(name, []).append(array(g)))
                for name, one in local.items() if one.requires_grad]
     before, rules = _state(step), _optimizer(step.optimizer)
@@ -140,7 +142,7 @@ def recorded(model: Any, folder: str | Path, optimizer: Any = None, **settings: 
     folder.mkdir(parents=True, exist_ok=True)
     write_rank(folder, rank, arrays)
     if rank == 0:
-        write_settings(folder, Settings(**found))
+        write_settings(folder, StepSettings(**found))
     dist.barrier()
 
 

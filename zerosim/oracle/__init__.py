@@ -6,7 +6,7 @@
 from zerosim.oracle.hypotheses import HYPOTHESES, Hypothesis
 from zerosim.oracle.judgement import Cause, Judgement, judge
 from zerosim.oracle.profiles import PROFILES, Profile
-from zerosim.oracle.record import LAYOUTS, Record, Settings, read
+from zerosim.oracle.record import LAYOUTS, Record, StepSettings, read
 
 __all__ = ["HYPOTHESES", "LAYOUTS", "PROFILES", "Cause", "Hypothesis", "Judgement", "Profile", "Record",
-           "Settings", "judge", "read"]
+           "StepSettings", "judge", "read"]

@@ -17,8 +17,8 @@ import numpy as np
 from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.policy import AVERAGES
-from zerosim.oracle.profiles import Slots, Update, exact, turning_point
-from zerosim.oracle.record import Record, Settings
+from zerosim.oracle.profiles import Slots, UpdateRule, exact, turning_point
+from zerosim.oracle.record import Record, StepSettings
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
 
@@ -37,13 +37,13 @@ class Recipe:
     """The way from the recorded gradients to the state after a step.
 
     ``weights`` multiply each rank's micro-batches in the sum, which ``divisor`` divides. ``own``: each rank updates
-    what it owns by its own sum. ``norm``: whose norm clips, a name in `NORMS`. ``overflow``: who skips for an inf or NaN, a name in
-    `SKIPS`. ``start``: what masters are rounded to first, ``end``: and after the update. ``forgets``: state begins as
-    zeros. ``stale``: (rank, owner) pairs, that rank keeps that owner's part from before; ``stale_copies``: only in the
-    copy that computes. ``order``: the one order of additions, where it is known.
+    what it owns by its own sum. ``norm``: whose norm clips, a name in `NORMS`. ``overflow``: who skips for an inf or
+    NaN, a name in `SKIPS`. ``start``: what masters are rounded to first, ``end``: and after the update. ``forgets``:
+    state begins as zeros. ``stale``: (rank, owner) pairs, that rank keeps that owner's part from before;
+    ``stale_copies``: only in the copy that computes. ``order``: the one order of additions, where it is known.
     """
 
-    update: Update
+    update: UpdateRule
     weights: Weights
     divisor: float
     own: bool = False
@@ -57,14 +57,14 @@ class Recipe:
     order: str | None = None
 
     @classmethod
-    def right(cls, settings: Settings) -> "Recipe":
+    def right(cls, settings: StepSettings) -> "Recipe":
         """The recipe that the settings ask for."""
         s = settings
         weights = [[1.0] * s.micro_batches] * s.ranks
         if s.tokens is not None:
             mean = sum(map(sum, s.tokens)) / (s.ranks * s.micro_batches)
             weights = [[count / mean for count in row] for row in s.tokens]
-        update = Update(s.lr, s.beta1, s.beta2, s.epsilon, s.weight_decay, s.momentum, s.optimizer == "adamw",
+        update = UpdateRule(s.lr, s.beta1, s.beta2, s.epsilon, s.weight_decay, s.momentum, s.optimizer == "adamw",
                         "m" in s.slots, s.step)
         return cls(update, tuple(map(tuple, weights)), s.mean_divisor, order=s.order)
 
@@ -77,7 +77,7 @@ class Recipe:
 # -- From a mean gradient to the state after the step ------------------------------------------------------------------
 
 # By name: of a clipped step, the norm by which gradients are multiplied in place of the mean's, and in which parts.
-NORMS: Mapping[str, tuple[Callable[[Settings], float], str]] = {
+NORMS: Mapping[str, tuple[Callable[[StepSettings], float], str]] = {
     "mean": (lambda settings: 1.0, "whole"), "sum": (lambda settings: settings.ranks, "whole"),
     "scaled": (lambda settings: settings.loss_scale, "whole"), "shard": (lambda settings: 1.0, "owners"),
     "tensor": (lambda settings: 1.0, "tensors"), "none": (lambda settings: 0.0, "whole")}
@@ -87,29 +87,27 @@ SKIPS: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {  # of el
     "nobody": lambda bad, owners: np.zeros(len(bad), bool)}
 
 
-def clip_factors(settings: Settings, recipe: Recipe, mean: np.ndarray, epsilon: float) -> Any:
+def clip_factors(settings: StepSettings, recipe: Recipe, mean: np.ndarray, epsilon: float) -> Any:
     """The factor of clipping of each element, float64: the most norm over the norm plus ``epsilon``, at most 1."""
     if settings.clip_norm is None or recipe.norm == "none":
         return 1.0
     times, part = NORMS[recipe.norm]
-    parts = {"whole": lambda: None, "owners": settings.owners, "tensors": lambda: np.repeat(
-        np.arange(len(settings.parameters)), [here.stop - here.start for _, here in settings.stretches()])}[part]()
-    parts = np.zeros(len(mean), int) if parts is None else parts
+    sizes = [here.stop - here.start for _, here in settings.stretches()]
+    parts = np.repeat(np.arange(len(sizes)), sizes) if part == "tensors" else settings.owners_or_0(part == "owners")
     with np.errstate(all="ignore"):
         norms = np.sqrt(np.bincount(parts, mean.astype(np.float64)**2)) * times(settings)
         return np.minimum(1.0, settings.clip_norm / (norms + epsilon))[parts]
 
 
 def states_after(record: Record, recipe: Recipe, mean: np.ndarray, factors: Any,
-                 updated: Callable[[Update, Slots, np.ndarray], list[Slots]]) -> Iterator[Slots]:
+                 updated: Callable[[UpdateRule, Slots, np.ndarray], list[Slots]]) -> Iterator[Slots]:
     """The alternatives of the state after the step on a mean gradient (n,), of ranks that are not stale."""
     before = dict(record.before)
     if recipe.start is not None:
         before["master"] = rounded(before["master"], recipe.start)
     if recipe.forgets:
         before |= {slot: np.zeros_like(x) for slot, x in before.items() if slot != "master"}
-    owners, bad = record.settings.owners(), ~np.isfinite(mean)
-    skipped = SKIPS[recipe.overflow](bad, np.zeros(len(mean), int) if owners is None else owners)
+    skipped = SKIPS[recipe.overflow](~np.isfinite(mean), record.settings.owners_or_0())
     with np.errstate(all="ignore"):
         gradient = (mean * factors).astype(mean.dtype)
     for slots in updated(recipe.update, before, gradient):
@@ -119,7 +117,7 @@ def states_after(record: Record, recipe: Recipe, mean: np.ndarray, factors: Any,
         yield after
 
 
-def kept(settings: Settings, pairs: tuple[tuple[int, int], ...], rank: int) -> np.ndarray:
+def kept(settings: StepSettings, pairs: tuple[tuple[int, int], ...], rank: int) -> np.ndarray:
     """True where a rank keeps what was before the step, (n,)."""
     owners, stale = settings.owners(), np.zeros(settings.length, bool)
     for of_rank, owner in pairs:
@@ -128,7 +126,7 @@ def kept(settings: Settings, pairs: tuple[tuple[int, int], ...], rank: int) -> n
     return stale
 
 
-def elsewhere(settings: Settings, recipe: Recipe, rank: int) -> np.ndarray:
+def elsewhere(settings: StepSettings, recipe: Recipe, rank: int) -> np.ndarray:
     """True where a rank says nothing of a recipe, (n,): of shards that are each updated by its owner's gradient, where
     another one is the owner."""
     owners = settings.owners()
@@ -198,11 +196,12 @@ class Way(NamedTuple):
     order: str
 
 
-def orders(settings: Settings) -> dict[str, list[dict[str, Any]]]:
+def orders(settings: StepSettings) -> dict[str, list[dict[str, Any]]]:
     """By name of an order, the options of all-reduces: an element's bits are those of one of them.
 
     Which rank begins the sum of an element in a ring depends on the cut, which a bucket of a library moves; so each
-    rank may; in a ring to the owner the next one does. In the ring backwards, which is gloo's, rank r sends to r-1, as if its number were N-1-r. Two numbers have one sum: two ranks have one order.
+    rank may. In the ring backwards, which is gloo's, rank r sends to r-1, as if its number were N-1-r. Two numbers
+    have one sum: two ranks have one order.
     """
     n, ranks = settings.length, settings.ranks
     if ranks < 3:
@@ -221,11 +220,12 @@ def orders(settings: Settings) -> dict[str, list[dict[str, Any]]]:
 def reductions(record: Record, weights: Weights, divisor: float) -> dict[Way, list[np.ndarray]]:
     """By way, the alternatives of the mean gradient (n,), fp32; one object of ways that give the same bits."""
     s, kernels, in_orders = record.settings, NumpyKernels(), orders(record.settings)
-    owners = s.owners() if "ring" in in_orders else None
+    here = s.owners_or_0(), np.arange(s.length)
 
     def addends_of(rank: int) -> dict[str, list[np.ndarray]]:
-        return {place: [_cast(x, format_of(s.reduce).dtype, kernels) for x in addends] for place, addends in _added(
-            [_weighted(*pair) for pair in zip(weights[rank], record.gradients[rank], strict=True)], kernels).items()}
+        weighted = [_weighted(*pair) for pair in zip(weights[rank], record.gradients[rank], strict=True)]
+        return {place: [_cast(x, format_of(s.reduce).dtype, kernels) for x in addends]
+                for place, addends in _added(weighted, kernels).items()}
 
     def program(rank: Rank) -> dict[Way, list[np.ndarray]]:
         found: dict[Way, list[np.ndarray]] = {}
@@ -233,12 +233,13 @@ def reductions(record: Record, weights: Weights, divisor: float) -> dict[Way, li
         for place, average, (order, parts) in product(own, AVERAGES, in_orders.items()):
             mean = {} if average == AVERAGES[0] else {"op": "mean", "average": average}
             rest = divisor if average == AVERAGES[0] else divisor / s.ranks
-            found[Way(place, average, order)] = [
-                _mean([rank.all_reduce(x, **mean, **part) for x in (opposite if order == BACKWARDS else own)[place]], rest,
-                      np.float32 if place == EACH else None, kernels) for part in parts]
-        rings = {} if owners is None else {way: means for way, means in found.items() if way.order == "ring"}
-        return {way._replace(order=OWNED): [np.array(means)[owners, np.arange(s.length)]] for way, means in rings.items()
-                } | found
+            addends = (opposite if order == BACKWARDS else own)[place]
+            means = [_mean([rank.all_reduce(x, **mean, **part) for x in addends], rest,
+                           np.float32 if place == EACH else None, kernels) for part in parts]
+            if order == "ring" and s.layout != "whole":
+                found[Way(place, average, OWNED)] = [np.array(means)[here]]
+            found[Way(place, average, order)] = means
+        return found
 
     with np.errstate(all="ignore"):
         found = Cluster(s.ranks).run(program)[0]
@@ -259,7 +260,9 @@ def _added(gradients: list[np.ndarray], kernels: NumpyKernels) -> dict[str, list
 
 def _weighted(weight: float, g: np.ndarray) -> np.ndarray:
     """weight·g in the format of g; 0 of an inf that does not count."""
-    return g if weight == 1 else (np.float32(weight) * g.astype(np.float32)).astype(g.dtype) if weight else np.zeros_like(g)
+    if weight in (0, 1):
+        return g if weight else np.zeros_like(g)
+    return (np.float32(weight) * g.astype(np.float32)).astype(g.dtype)
 
 
 def _cast(x: np.ndarray, dtype: Any, kernels: NumpyKernels) -> np.ndarray:

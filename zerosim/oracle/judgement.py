@@ -28,6 +28,7 @@ from zerosim.oracle.candidates import (
     rounded,
     states_after,
 )
+from zerosim.oracle.candidates import Way as Reduced
 from zerosim.oracle.hypotheses import HYPOTHESES
 from zerosim.oracle.profiles import PROFILES
 from zerosim.oracle.record import Record, read
@@ -147,7 +148,7 @@ class _Run:
 
     def __init__(self, record: Record) -> None:
         self.record, s = record, record.settings
-        self.means, self.reductions = (cache(partial(f, record)) for f in (exact_mean, reductions))
+        self.means, self.reductions = cache(partial(exact_mean, record)), cache(partial(reductions, record))
         kinds = [*record.after.values(), *[record.weights] * bool(record.weights)]
         self.distinct = list({tuple(of[rank].tobytes() for of in kinds): rank for rank in range(s.ranks)[::-1]}
                              .values())[::-1]  # ranks with the same bits are looked at once
@@ -200,11 +201,12 @@ class _Run:
         """How far a rank is from a recipe by one way; None where the profile has no such update."""
         record, s, (nudge, epsilon) = self.record, self.record.settings, clipped
         stale, means = kept(s, recipe.stale, rank), self.reductions(recipe.of_rank(rank).weights, recipe.divisor)
-        of_norm = means[way[:3]][0]
+        sums = means[Reduced(*way[:3])]
+        of_norm = sums[0]
         for _ in range(2 if s.clip_norm is not None else 1):  # which sums a run has is known when some factor is
             factors, best = np.asarray(clip_factors(s, recipe, of_norm, epsilon)).astype(np.float32), None
             factors = np.where(factors < 1, factors * np.float32(1 + nudge * 2.0**-23), factors)
-            for mean in means[way[:3]]:
+            for mean in sums:
                 for state in states_after(record, recipe, mean, factors, PROFILES[way[3]].updated):
                     expected = {slot: np.where(stale, record.before[slot], state[slot]) for slot in record.after}
                     apart = np.array([_ulps(of[rank], expected[slot], np.maximum(

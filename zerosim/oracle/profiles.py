@@ -21,7 +21,7 @@ SLOTS: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "sgd": (), "momentum": ("buffer",), "adam": ("m", "v"), "adamw": ("m", "v")})
 
 
-class Update(NamedTuple):
+class UpdateRule(NamedTuple):
     """An update's settings: ``decoupled`` decay moves the weight and not the gradient; ``inside`` is ε in the root;
     the corrections of the moments are those of step ``corrected``, or none."""
 
@@ -48,10 +48,10 @@ class Profile:
     """A row: the sentence that says whose order it is, and the updates; None where it has no such optimizer."""
 
     sentence: str
-    adam: Callable[[Update, Slots, np.ndarray], Iterator[Slots]] | None
-    sgd: Callable[[Update, Slots, np.ndarray], Iterator[Slots]] | None
+    adam: Callable[[UpdateRule, Slots, np.ndarray], Iterator[Slots]] | None
+    sgd: Callable[[UpdateRule, Slots, np.ndarray], Iterator[Slots]] | None
 
-    def updated(self, update: Update, before: Slots, g: np.ndarray) -> list[Slots]:
+    def updated(self, update: UpdateRule, before: Slots, g: np.ndarray) -> list[Slots]:
         """The alternatives of the state after a step; none where the profile has no such optimizer."""
         rule = self.adam if update.adam else self.sgd
         with np.errstate(all="ignore"):  # an overflow of the run is its own
@@ -67,7 +67,7 @@ def fma(a: Any, b: Any, c: Any) -> np.ndarray:
     return sums.astype(np.float32)
 
 
-def exact(update: Update, before: Slots, g: np.ndarray) -> dict[str, np.ndarray]:
+def exact(update: UpdateRule, before: Slots, g: np.ndarray) -> dict[str, np.ndarray]:
     """The state after a step in float64: what all profiles round."""
     w, s = before["master"].astype(np.float64), update
     if s.weight_decay and not s.decoupled:
@@ -83,7 +83,7 @@ def exact(update: Update, before: Slots, g: np.ndarray) -> dict[str, np.ndarray]
         return {"master": w - s.lr * (m / c1) / root, "m": m, "v": v}
 
 
-def turning_point(update: Update, before: Slots, near: np.ndarray) -> np.ndarray | float:
+def turning_point(update: UpdateRule, before: Slots, near: np.ndarray) -> Any:
     """The gradient from which on a larger one moves a weight less, as √v̂ grows faster than m̂; 0 without moments.
 
     Where m / (√v + e) has a slope of 0: (1-β1)·(v' + e·√v) = (1-β2)·g·β1·m', the moments before the step with a dash;
@@ -95,11 +95,11 @@ def turning_point(update: Update, before: Slots, near: np.ndarray) -> np.ndarray
     m, v = s.beta1 * before["m"].astype(np.float64), s.beta2 * before["v"].astype(np.float64)
     with np.errstate(all="ignore"):
         outside = root * np.sqrt(v + (1 - s.beta2) * near**2)
-        found: np.ndarray = (1 - s.beta1) * (v + (root**2 if s.inside else outside)) / ((1 - s.beta2) * m)
-    return np.nan_to_num(found) - (0.0 if s.decoupled else s.weight_decay * before["master"])
+        found: Any = (1 - s.beta1) * (v + (root**2 if s.inside else outside)) / ((1 - s.beta2) * m)
+        return np.nan_to_num(found, copy=False) - (0.0 if s.decoupled else s.weight_decay * before["master"])
 
 
-def _zerosim(update: Update, before: Slots, g: np.ndarray) -> Iterator[Slots]:
+def _zerosim(update: UpdateRule, before: Slots, g: np.ndarray) -> Iterator[Slots]:
     """`zerosim.optim`'s: every operation rounds, in the order of the formula."""
     s, (c1, c2), w = update, update.corrections, before["master"]
     if s.weight_decay and not s.decoupled:
@@ -115,13 +115,13 @@ def _zerosim(update: Update, before: Slots, g: np.ndarray) -> Iterator[Slots]:
     yield {"master": w - m / f32(c1) * f32(s.lr) / root, "m": m, "v": v}
 
 
-def _torch_decayed(s: Update, w: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _torch_decayed(s: UpdateRule, w: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if not s.weight_decay:
         return w, g
     return (w * f32(1 - s.lr * s.weight_decay), g) if s.decoupled else (w, fma(w, f32(s.weight_decay), g))
 
 
-def _torch_adam(update: Update, before: Slots, g: np.ndarray) -> Iterator[Slots]:
+def _torch_adam(update: UpdateRule, before: Slots, g: np.ndarray) -> Iterator[Slots]:
     """Single-tensor and foreach. Torch's root of fp32 is MKL's, whose last bit may be another one."""
     s, (c1, c2) = update, update.corrections
     w, g = _torch_decayed(s, before["master"], g)
@@ -132,12 +132,12 @@ def _torch_adam(update: Update, before: Slots, g: np.ndarray) -> Iterator[Slots]
         yield {"master": w + f32(-s.lr / c1) * m / _torch_root(s, v, root, c2), "m": m, "v": v}
 
 
-def _torch_root(s: Update, v: np.ndarray, root: np.ndarray, c2: float) -> np.ndarray:
+def _torch_root(s: UpdateRule, v: np.ndarray, root: np.ndarray, c2: float) -> np.ndarray:
     found: np.ndarray = np.sqrt(v / f32(c2) + f32(s.epsilon)) if s.inside else root / f32(c2**0.5) + f32(s.epsilon)
     return found
 
 
-def _torch_fused_adam(update: Update, before: Slots, g: np.ndarray) -> Iterator[Slots]:
+def _torch_fused_adam(update: UpdateRule, before: Slots, g: np.ndarray) -> Iterator[Slots]:
     """The CPU's fused kernel, whose last elements, behind the last whole vector, are added in another order."""
     s, (c1, c2) = update, update.corrections
     w, g = _torch_decayed(s, before["master"], g)
@@ -147,7 +147,7 @@ def _torch_fused_adam(update: Update, before: Slots, g: np.ndarray) -> Iterator[
         yield {"master": w + f32(-s.lr / c1) * m / _torch_root(s, v, np.sqrt(v), c2), "m": m, "v": v}
 
 
-def _torch_sgd(update: Update, before: Slots, g: np.ndarray) -> Iterator[Slots]:
+def _torch_sgd(update: UpdateRule, before: Slots, g: np.ndarray) -> Iterator[Slots]:
     s, w = update, before["master"]
     g = fma(w, f32(s.weight_decay), g) if s.weight_decay else g
     if "buffer" in before:
@@ -155,7 +155,7 @@ def _torch_sgd(update: Update, before: Slots, g: np.ndarray) -> Iterator[Slots]:
     yield {"master": fma(g, f32(-s.lr), w)} | ({"buffer": g} if "buffer" in before else {})
 
 
-def _deepspeed_cpu_adam(update: Update, before: Slots, g: np.ndarray) -> Iterator[Slots]:
+def _deepspeed_cpu_adam(update: UpdateRule, before: Slots, g: np.ndarray) -> Iterator[Slots]:
     """Scalars are fp32, powers of β too, a product a step; the last elements' moments are added in another order."""
     s, w = update, before["master"]
     b1, b2, lr, one = f32(s.beta1), f32(s.beta2), f32(s.lr), f32(1)

@@ -1,6 +1,6 @@
 """A recorded step of a distributed run: a folder with a small file of settings, and a file of arrays for each rank.
 
-``record.json`` holds the fields of `Settings`; ``rank0.safetensors`` or ``rank0.npz``, and so on, hold arrays by these
+``record.json`` holds the fields of `StepSettings`; ``rank0.safetensors`` or ``rank0.npz``, and so on, hold arrays by these
 names, each parameter whole, in its own shape:
 
     gradient/J/NAME        the rank's own gradient of its micro-batch J, as backward made it, before any reduction
@@ -58,7 +58,7 @@ Name = Annotated[str, one_of(tuple(FORMATS))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class StepSettings:
     """The settings of a recorded step; raises ValueError for one that cannot be.
 
     ``parameters`` are shapes by name, in the model's order; ``layout`` is one of `LAYOUTS`; ``compute`` is the format
@@ -96,8 +96,8 @@ class Settings:
         if self.tokens is not None:
             counts = [len(row) for row in self.tokens]
             if counts != [self.micro_batches] * self.ranks or not sum(map(sum, self.tokens)):
-                raise ValueError(f"Settings was given tokens={self.tokens!r}; they are {self.ranks} lists, one for each "
-                                 f"rank, of {self.micro_batches} counts, not all 0")
+                raise ValueError(f"StepSettings was given tokens={self.tokens!r}; they are {self.ranks} lists, one for "
+                                 f"each rank, of {self.micro_batches} counts, not all 0")
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -132,6 +132,11 @@ class Settings:
             parts.append(np.repeat(np.arange(rows) // each, math.prod(shape) // max(1, rows)))
         return np.concatenate(parts)
 
+    def owners_or_0(self, sharded: bool = True) -> np.ndarray:
+        """The owners, or 0 of each element where every rank owns all, or ``sharded`` says so."""
+        owners = self.owners() if sharded else None
+        return np.zeros(self.length, int) if owners is None else owners
+
     def place(self, element: int) -> str:
         """``NAME[1, 2]``, of an element of the vector."""
         name, here = next((name, here) for name, here in self.stretches() if here.start <= element < here.stop)
@@ -146,7 +151,7 @@ class Record:
     ``before`` is the same on all ranks; ``weights`` are empty where the master computes.
     """
 
-    settings: Settings
+    settings: StepSettings
     gradients: list[list[np.ndarray]]
     before: dict[str, np.ndarray]
     after: dict[str, list[np.ndarray]]
@@ -173,7 +178,7 @@ def write_rank(folder: Path, rank: int, arrays: Mapping[str, np.ndarray]) -> Non
                   lambda name: np.ascontiguousarray(arrays[name]), {})
 
 
-def write_settings(folder: Path, settings: Settings) -> None:
+def write_settings(folder: Path, settings: StepSettings) -> None:
     """Writes the file of settings."""
     write_whole(folder / SETTINGS, json.dumps(asdict(settings), indent=1).encode())
 
@@ -185,7 +190,8 @@ def read(folder: str | Path) -> Record:
     """The record in a folder. Raises ValueError, which names the file, for what is no record or not all of one."""
     folder = Path(folder)
     settings = _settings(folder / SETTINGS)
-    gradients, before, weights = [], {}, []
+    gradients, weights = [], []
+    before: dict[str, np.ndarray] = {}
     after: dict[str, list[np.ndarray]] = {}
     for rank in range(settings.ranks):
         path, arrays = _arrays(folder, rank)
@@ -215,21 +221,21 @@ def read(folder: str | Path) -> Record:
     return Record(settings, gradients, before, after, weights)
 
 
-def _settings(path: Path) -> Settings:
+def _settings(path: Path) -> StepSettings:
     try:
         found = json.loads(path.read_bytes().decode(), object_pairs_hook=without_repeats)
     except OSError as error:
-        raise ValueError(f"asked for the record {str(path.parent)!r}, but: {path.name}: {error.strerror}; name a folder "
-                         "that zerosim.frameworks.hooks wrote") from None
+        raise ValueError(f"asked for the record {str(path.parent)!r}, but: {path.name}: {error.strerror}; name a "
+                         "folder that zerosim.frameworks.hooks wrote") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error}); record the step again") from None
-    known = [field.name for field in fields(Settings)]
+    known = [field.name for field in fields(StepSettings)]
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds no object of settings; it has {', '.join(known)}")
     for name in found.keys() - set(known):
         raise unknown_name(f"{path}: no setting is called {name!r}", name, known)
     try:
-        return Settings(**found)
+        return StepSettings(**found)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -259,7 +265,7 @@ class _Taker:
     """Takes vectors (n,) out of a rank's arrays, each a parameter's after the other's."""
 
     path: Path
-    settings: Settings
+    settings: StepSettings
     arrays: Mapping[str, np.ndarray]
 
     def has(self, what: str) -> bool:
@@ -267,7 +273,7 @@ class _Taker:
         return any(f"{what}/{name}" in self.arrays for name in self.settings.parameters)
 
     def __call__(self, what: str, dtype: Any = None) -> np.ndarray:
-        parts = []
+        parts: list[np.ndarray] = []
         for name, shape in self.settings.parameters.items():
             found = self.arrays.get(f"{what}/{name}")
             if found is None:
