@@ -88,8 +88,9 @@ def _tensors(axes: Axes, data: Activations) -> None:
         axes.annotate(f"{nbytes / unit:,.4g}", (nbytes / unit, place), (5, 0), textcoords="offset points", va="center")
     axes.set_yticks(range(len(data.tensors)), list(data.tensors))
     axes.set(ylim=(len(data.tensors) - 0.4, -0.6), xlim=(0, 1.2 * max(data.tensors.values()) / unit),
-             ylabel="tensor (name)", xlabel=f"kept by one block ({name_of_unit})", title=(
-                 f"One block: {sum(data.tensors.values()) / unit:,.5g} {name_of_unit}; only probabilities grow with L²"))
+             ylabel="tensor (name)", xlabel=f"kept by one block ({name_of_unit})")
+    axes.set_title(f"One block: {sum(data.tensors.values()) / unit:,.5g} {name_of_unit}; only probabilities grow with "
+                   "L²")
     _ticks(axes)
 
 
