@@ -71,3 +71,23 @@ ZS code_type zs_narrow_##name(float x) { \
   u32 sum = zs_word(__fadd_rn(zs_value(magnitude), zs_value(c))); \
   return (code_type)(((sum + (sum >> up) - bias) & all) | sign); \
 }
+
+// The body of a kernel that folds n·line elements: every `line` of them are taken as rows of `step`, and each thread
+// adds up a column of these: neighboring threads read neighboring elements, whatever the shape. It loads eight at a
+// time, and no load waits for a branch: beyond the end it loads the first of the eight again.
+#define ZS_FOLD(addend, join, begin) \
+  u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x; \
+  if (thread >= n) return; \
+  u64 first = thread / step * line, stop = first + line; \
+  Work sum = begin; \
+  for (u64 at = first + thread % step; at < stop; at += 8 * step) { \
+    Work addends[8]; \
+    _Pragma("unroll") \
+    for (int j = 0; j < 8; ++j) { \
+      u64 i = at + j * step < stop ? at + j * step : at; \
+      addends[j] = addend; \
+    } \
+    _Pragma("unroll") \
+    for (int j = 0; j < 8; ++j) sum = at + j * step < stop ? join(sum, addends[j]) : sum; \
+  } \
+  out[thread] = narrow(sum);
