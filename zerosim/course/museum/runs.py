@@ -75,7 +75,6 @@ class Setting:
     empty: bool = False
     same_data: bool = False
     rates: Mapping[str, float] = field(default_factory=dict)
-    other_formats: Mapping[str, str] = field(default_factory=dict)
     reload_ranks: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -127,8 +126,8 @@ class Observed:
 
     @property
     def changes(self) -> list[np.ndarray]:
-        """By rank, what training has added to each element, (P,)."""
-        return [weights[-1].astype(np.float64) - weights[0] for weights in self.weights]
+        """What training has added to each element, (P,), by rank, as far as ranks began."""
+        return [weights[-1].astype(np.float64) - weights[0] for weights in self.weights if weights]
 
 
 def observe(setting: Setting, *, seed: int = 0, debug: bool | None = None) -> Observed:
