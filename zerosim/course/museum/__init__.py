@@ -1,7 +1,8 @@
 """A museum of bugs that real implementations of ZeRO had: each re-created, shown, and found by an invariant.
 
-`list()` names them, ``with exhibit("muon_partial_matrix"):`` is the block inside which zerosim has the bug, `show(name)`
-tells its story with a picture. An invariant takes what `observe` has seen of a training, and raises AssertionError.
+`list()` names them, ``with exhibit("muon_partial_matrix"):`` is the block inside which zerosim has the bug, and
+`show(name)` tells its story with a picture. An invariant takes what `observe` has seen of a training, and raises
+AssertionError.
 """
 
 import builtins

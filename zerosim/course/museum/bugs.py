@@ -82,13 +82,14 @@ def scaled_at_every_stage(healthy: Healthy, self: Any, index: int, *arguments: A
 
 def parameter_is_reduced(healthy: Healthy, self: Any, total: np.ndarray, have: Any, want: Any) -> tuple[Any, Any]:
     """`Reducer._redistributed`: the mean of parameters is made, and each rank keeps its own gradient."""
-    self.rank.all_reduce(self.param_group.parameter, out=self.param_group.parameter, op="mean")
-    return total * self.rank.size, want
+    if have is not want:
+        self.rank.all_reduce(self.param_group.parameter, out=self.param_group.parameter, op="mean")
+    return nothing_is_reduced(healthy, self, total, have, want)
 
 
 def nothing_is_reduced(healthy: Healthy, self: Any, total: np.ndarray, have: Any, want: Any) -> tuple[Any, Any]:
     """`Reducer._redistributed`: each rank's own gradient is taken for the mean."""
-    return total * self.rank.size, want
+    return (total if have is want else total * self.rank.size), want
 
 
 # -- buckets -----------------------------------------------------------------------------------------------------------
@@ -257,7 +258,7 @@ BUGS: Mapping[str, Sequence[Patch]] = MappingProxyType({
     "muon_partial_matrix": [(update, "update_gathered", own_rows_alone)],
     "boundary_micro_batch": [(Reducer, "accumulate", boundary_stays_local),
                              (Reducer, "reduce", boundary_is_added_late)],
-    "offload_drops_micro_batches": [(OffloadedReducer, "_accumulated", first_alone_is_kept)],
+    "offload_drops_batches": [(OffloadedReducer, "_accumulated", first_alone_is_kept)],
     "offload_overwrites": [(OffloadedReducer, "_accumulated", last_alone_is_kept)],
     "overlap_buffer_reused": [(Reducer, "grad_buffer", one_buffer)],
     "bucket_race": [(Reduction, "start", shared_bucket)],
@@ -271,7 +272,7 @@ BUGS: Mapping[str, Sequence[Patch]] = MappingProxyType({
     "universal_checkpoint": [(checkpoint, "_key_of", found_by_shape)],
     "adam_step_drift": [(update.Update, "_update_piece", each_call_is_a_step)],
     "init_saw_one_rank": [(engine, "stage_of", never_sharded)],
-    "bucket_as_large_as_parameter": [(Reducer, "_collect", as_large_as_the_bucket)],
+    "bucket_of_parameter_size": [(Reducer, "_collect", as_large_as_the_bucket)],
     "scheduler_one_rate": [(ParamGroup, "optimizer", first_rate_for_all)],
     "skipped_in_silence": [(SkippedSteps, "report", not_reported)],
     "parameter_reduced": [(Reducer, "_redistributed", parameter_is_reduced)],

@@ -9,7 +9,7 @@ import threading
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
@@ -93,5 +93,6 @@ class _Replaced:
 def exhibits() -> Mapping[str, Exhibit]:
     """All of them by name, in the order of the museum."""
     rows = tomllib.loads(files(__package__).joinpath("exhibits.toml").read_text("utf-8"))
-    return MappingProxyType({name: Exhibit(name, setting=Setting(**row.pop("run")), threads=tuple(row.pop("threads")),
-                                           **row) for name, row in rows.items()})
+    return MappingProxyType({name: Exhibit(
+        name, setting=Setting(**row.pop("run")), threads=tuple(row.pop("threads")),
+        **{key: text.strip() for key, text in row.items()}) for name, row in rows.items()})

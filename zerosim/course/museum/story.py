@@ -17,6 +17,7 @@ from zerosim.display.style import BLUE, VERMILLION, rough
 from zerosim.display.views import RIGHT, Table, TextLine, View
 from zerosim.shown import Shown
 
+ROWS = 8  # of a table of numbers, at most
 PANELS = 3  # of a picture, at most: that many ranks are drawn
 SHORT = re.compile(r";|(?<=Error):")  # ends what an invariant says first
 CHANGE = "what training added to each element"
@@ -34,7 +35,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Story(Shown):
-    """One exhibit, and what was seen of its run. ``message`` is what the invariant says with the bug."""
+    """One exhibit, and what was seen of its runs. ``message`` is what the invariant says with the bug."""
 
     exhibit: Exhibit
     healthy: Observed
@@ -69,11 +70,13 @@ class Story(Shown):
     def view(self) -> View:
         """The facts, the numbers side by side, and what the invariant says."""
         facts, check = facts_of(self.exhibit), INVARIANTS[self.exhibit.invariant]
-        tables = [Table(f"{panel.title} ({panel.by} by {panel.by})", (panel.by, RIGHT + "healthy", RIGHT + "with the bug"),
-                        tuple((str(at), rough(one, 6), rough(other, 6)) for at, (one, other) in enumerate(
-                            zip(panel.healthy, panel.bug, strict=True)) if at < 8)) for panel in self.panels[:1]]
+        panel = self.panels[-1]
+        rows = [(str(at), rough(one, 6), rough(other, 6)) for at, (one, other) in enumerate(
+            zip(panel.healthy, panel.bug, strict=True)) if one != other]
+        table = Table(f"{panel.title}, where it differs", (panel.by, RIGHT + "healthy", RIGHT + "with the bug"),
+                      tuple(rows[:ROWS]))
         return View(facts.title, facts.rest, (
-            *facts.parts, *tables, TextLine(""), TextLine(f"The invariant {check.__name__}:", 0),
+            *facts.parts, table, TextLine(""), TextLine(f"The invariant {check.__name__}:", 0),
             TextLine(_plain(check.__doc__), 2), TextLine("with the bug it says:", 0),
             TextLine(_plain(self.message), 2)))
 
@@ -137,7 +140,7 @@ def facts_of(exhibit: Exhibit) -> View:
     lines = [("Where", f"{where}; {exhibit.versions}" if exhibit.versions else where), ("Seen", exhibit.seen),
              ("Here", exhibit.here), *([("Not read", exhibit.unread)] if exhibit.unread else []),
              ("Run", settings_text(exhibit)), *(("Thread", link) for link in exhibit.threads)]
-    return View(exhibit.name, f": {exhibit.title}", tuple(TextLine(f"[bold]{what}[/] {_plain(said)}", 0)
+    return View(exhibit.name, f": {exhibit.title}", tuple(TextLine(f"[bold]{what}:[/] {_plain(said)}", 0)
                                                          for what, said in lines))
 
 
