@@ -12,9 +12,6 @@ import zerosim as zs
 from tests.architecture.source import ROOT
 from tests.support import ask, assert_command_refuses
 from zerosim.course import museum
-from zerosim.course.museum.bugs import BUGS
-from zerosim.course.museum.story import page, story_of
-from zerosim.numerics.policy import Policy
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]\d+)?")
 
@@ -33,9 +30,9 @@ def same_picture(found, committed):
 
 @pytest.mark.parametrize("name", museum.names())
 def test_healthy_code_passes_the_invariant_that_the_exhibit_fails_and_the_picture_is_of_that_run(name, stories):
-    before = [vars(owner)[replaced] for owner, replaced, _ in BUGS[name]]
-    story = stories[name] = story_of(museum.exhibit(name))  # raises where either is not so
-    assert [vars(owner)[replaced] for owner, replaced, _ in BUGS[name]] == before
+    before = [vars(owner)[replaced] for owner, replaced, _ in museum.BUGS[name]]
+    story = stories[name] = museum.show(name)  # raises where either is not so
+    assert [vars(owner)[replaced] for owner, replaced, _ in museum.BUGS[name]] == before
     assert story.message
     assert same_picture(story.svg(), (ROOT / f"docs/assets/museum_{name}.svg").read_text(encoding="utf-8"))
     museum.INVARIANTS[story.exhibit.invariant](museum.observe(story.exhibit.setting))
@@ -43,34 +40,34 @@ def test_healthy_code_passes_the_invariant_that_the_exhibit_fails_and_the_pictur
 
 def test_the_page_tells_every_exhibit_and_every_invariant_finds_one(stories):
     told = [stories[name] if name in stories else museum.show(name) for name in museum.names()]
-    assert page(told) == (ROOT / "docs/museum.md").read_text(encoding="utf-8"), (
+    assert museum.page(told) == (ROOT / "docs/museum.md").read_text(encoding="utf-8"), (
         "it has changed: python -m zerosim.course.museum docs")
     assert {story.exhibit.invariant for story in told} == museum.INVARIANTS.keys()
-    assert BUGS.keys() == set(museum.names())
+    assert museum.BUGS.keys() == set(museum.names())
     drawn = {path.name for path in (ROOT / "docs/assets").glob("museum_*")}
     assert drawn == {f"museum_{name}.svg" for name in museum.names()}
     assert not same_picture(told[0].svg(), told[1].svg())
 
 
 def test_a_bug_is_open_once_in_the_thread_that_asked_for_it_and_gone_after_an_error():
-    healthy, found = Policy.divisor, {}
+    healthy, found = zs.Policy.divisor, {}
 
     def elsewhere():
-        found["there"] = Policy().divisor(2, 1, 1.0)
+        found["there"] = zs.Policy().divisor(2, 1, 1.0)
         with pytest.raises(ValueError, match=r"'bucket_race' while one is open in this process; .* leave its with"):
             museum.exhibit("bucket_race").__enter__()
 
     with pytest.raises(ZeroDivisionError), museum.exhibit("unscaled_gradient_divided"):  # noqa: PT012
         with pytest.raises(ValueError, match="asked for the exhibit 'unscaled_gradient_divided' while one is open"):
             museum.exhibit("unscaled_gradient_divided").__enter__()
-        kept, found["here"] = Policy.divisor, Policy().divisor(2, 1, 1.0)
+        kept, found["here"] = zs.Policy.divisor, zs.Policy().divisor(2, 1, 1.0)
         thread = threading.Thread(target=elsewhere)
         thread.start()
         thread.join()
         raise ZeroDivisionError
     assert found == {"here": 2 * 65536, "there": 2}
-    assert Policy.divisor is healthy
-    assert kept(Policy(), 2, 1, 1.0) == 2  # who has kept the bug has none
+    assert zs.Policy.divisor is healthy
+    assert kept(zs.Policy(), 2, 1, 1.0) == 2  # who has kept the bug has none
 
 
 def test_what_a_bad_test_does_not_see_is_not_seen():

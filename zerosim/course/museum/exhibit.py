@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from zerosim.course.museum.bugs import BUGS
 from zerosim.course.museum.runs import Setting
+from zerosim.display.views import TextLine, View
 from zerosim.shown import Shown
 
 _OPEN = threading.Lock()
@@ -59,11 +60,31 @@ class Exhibit(Shown):
         assert opened is not None, "__enter__ has set it"
         opened.close()
 
-    def view(self) -> Any:
-        """The facts."""
-        from zerosim.course.museum.story import facts_of
+    @property
+    def run(self) -> str:
+        """The setting in words: what differs from the usual one, and the first of it in any case."""
+        usual = vars(Setting())
+        said = {name: vars(self.setting)[name] for name, value in usual.items()
+                if name in ("ranks", "stage", "optimizer", "steps") or vars(self.setting)[name] != value}
+        return ", ".join(f"{name} {value}" for name, value in said.items())
 
-        return facts_of(self)
+    def view(self) -> View:
+        """What happened, where, and how zerosim shows it."""
+        lines = [("Where", "; ".join(filter(None, (self.project, self.versions, self.date)))), ("Seen", self.seen),
+                 ("Here", self.here), ("Not read", self.unread), ("Run", self.run),
+                 *(("Thread", link) for link in self.threads)]
+        return View(self.name, f": {self.title}", tuple(
+            TextLine(f"[bold]{what}:[/] {in_one_line(said)}", 0) for what, said in lines if said))
+
+    def as_json(self) -> dict[str, Any]:
+        """The facts by name."""
+        return {name: getattr(self, name) for name in (
+            "name", "title", "project", "threads", "date", "versions", "seen", "here", "unread", "invariant", "run")}
+
+
+def in_one_line(text: str | None) -> str:
+    """A text in one line, in which brackets are brackets."""
+    return " ".join((text or "").split()).replace("[", r"\[")
 
 
 class _Replaced:

@@ -81,9 +81,9 @@ def sends_what_is_planned(seen: Observed) -> None:
     _came_to_its_end(seen)
     setting, job = seen.setting, _job(seen)
     planned = [setting.steps * nbytes for nbytes in sent_nbytes(job)["gradients"]]
-    if seen.sent != planned:
-        raise AssertionError(f"bytes of gradients sent by each rank: found {seen.sent}, planned {planned}, "
-                             f"{max(seen.sent) / max(planned):.2f} times as many")
+    if seen.gradient_nbytes != planned:
+        raise AssertionError(f"bytes of gradients sent by each rank: found {seen.gradient_nbytes}, planned {planned}, "
+                             f"{max(seen.gradient_nbytes) / max(planned):.2f} times as many")
     limit = setting.options["bucket_nbytes"] // 4
     fewest = setting.steps * setting.micro_batches * -(-sum(job.padded_lengths) // limit)
     if max(seen.collectives) > fewest:

@@ -116,7 +116,7 @@ class Observed:
     setting: Setting
     weights: list[list[np.ndarray]]
     results: list[list[StepResult]]
-    sent: list[int] = field(default_factory=list)
+    gradient_nbytes: list[int] = field(default_factory=list)
     collectives: list[int] = field(default_factory=list)
     resting: list[int] = field(default_factory=list)
     warned: list[str] = field(default_factory=list)
@@ -143,7 +143,7 @@ def observe(setting: Setting, *, seed: int = 0, debug: bool | None = None) -> Ob
                 seen.loaded = list(Cluster(setting.reload_ranks).run(partial(_load, setting=setting, folder=folder)))
         except Exception as error:
             seen.error = f"{type(error).__name__}: {error}"
-    seen.sent = cluster.trace.sent_nbytes("gradients")
+    seen.gradient_nbytes = cluster.trace.sent_nbytes("gradients")
     seen.collectives = [len(trace.collectives(purpose="gradients")) for trace in cluster.trace]
     seen.warned = [str(one.message) for one in warned if issubclass(one.category, SkippedStepWarning)]
     return seen

@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from zerosim.course.museum.exhibit import Exhibit, exhibits
+from zerosim.course.museum.exhibit import Exhibit, exhibits, in_one_line
 from zerosim.course.museum.invariants import INVARIANTS, padding_is_never_read
 from zerosim.course.museum.runs import Observed, observe
 from zerosim.display.drawing import DARK, LIGHT
@@ -54,10 +54,10 @@ class Story(Shown):
         if right.saved and right.loaded:
             return [Panel("masters and moments that rank 0 loads", "element", right.loaded[0].tolist(),
                           wrong.loaded[0].tolist())]
-        for what in ("sent", "collectives"):
-            if self.exhibit.invariant == "sends_what_is_planned" and getattr(right, what) != getattr(wrong, what):
-                name = "bytes of gradients sent" if what == "sent" else "collectives of gradients"
-                return [Panel(name, "rank", getattr(right, what), getattr(wrong, what))]
+        if self.exhibit.invariant == "sends_what_is_planned":
+            return [Panel(name, "rank", one, other) for name, one, other in (
+                ("bytes of gradients sent", right.gradient_nbytes, wrong.gradient_nbytes),
+                ("collectives of gradients", right.collectives, wrong.collectives)) if one != other][:1]
         if right.warned and not wrong.warned and not wrong.error:
             return [Panel("warnings", "run", [len(right.warned)], [0])] if _same(right, wrong) else [
                 *_changes(right, wrong)][:1]
@@ -69,7 +69,7 @@ class Story(Shown):
 
     def view(self) -> View:
         """The facts, the numbers side by side, and what the invariant says."""
-        facts, check = facts_of(self.exhibit), INVARIANTS[self.exhibit.invariant]
+        facts, check = self.exhibit.view(), INVARIANTS[self.exhibit.invariant]
         panel = self.panels[-1]
         rows = [(str(at), rough(one, 6), rough(other, 6)) for at, (one, other) in enumerate(
             zip(panel.healthy, panel.bug, strict=True)) if one != other]
@@ -77,8 +77,8 @@ class Story(Shown):
                       tuple(rows[:ROWS]))
         return View(facts.title, facts.rest, (
             *facts.parts, table, TextLine(""), TextLine(f"The invariant {check.__name__}:", 0),
-            TextLine(_plain(check.__doc__), 2), TextLine("with the bug it says:", 0),
-            TextLine(_plain(self.message), 2)))
+            TextLine(in_one_line(check.__doc__), 2), TextLine("with the bug it says:", 0),
+            TextLine(in_one_line(self.message), 2)))
 
     def svg(self) -> str:
         """The picture: a pair of bars for each number, in a light and a dark page's colors."""
@@ -89,7 +89,7 @@ class Story(Shown):
 
     def as_json(self) -> dict[str, Any]:
         """The facts, the message and the numbers of the picture; texts for what is no finite number."""
-        return facts_as_json(self.exhibit) | {"message": self.message, "panels": [
+        return self.exhibit.as_json() | {"message": self.message, "panels": [
             {"title": panel.title, "by": panel.by, "healthy": list(map(_number, panel.healthy)),
              "bug": list(map(_number, panel.bug))} for panel in self.panels]}
 
@@ -129,39 +129,6 @@ def _changes(right: Observed, wrong: Observed) -> Iterator[Panel]:
 
 def _number(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
-
-
-# -- facts -------------------------------------------------------------------------------------------------------------
-
-
-def facts_of(exhibit: Exhibit) -> View:
-    """What happened, where, and how zerosim shows it."""
-    where = " ".join(filter(None, (exhibit.project, exhibit.date)))
-    lines = [("Where", f"{where}; {exhibit.versions}" if exhibit.versions else where), ("Seen", exhibit.seen),
-             ("Here", exhibit.here), *([("Not read", exhibit.unread)] if exhibit.unread else []),
-             ("Run", settings_text(exhibit)), *(("Thread", link) for link in exhibit.threads)]
-    return View(exhibit.name, f": {exhibit.title}", tuple(TextLine(f"[bold]{what}:[/] {_plain(said)}", 0)
-                                                         for what, said in lines))
-
-
-def settings_text(exhibit: Exhibit) -> str:
-    """The run in words: what differs from the usual `Setting`."""
-    asked, usual = vars(exhibit.setting), type(exhibit.setting)()
-    said = {name: value for name, value in asked.items() if name in vars(usual) and value != getattr(usual, name)}
-    shown = {"ranks": usual.ranks, "stage": usual.stage, "optimizer": usual.optimizer, "steps": usual.steps} | said
-    return ", ".join(f"{name} {value}" for name, value in shown.items())
-
-
-def facts_as_json(exhibit: Exhibit) -> dict[str, Any]:
-    """The facts by name."""
-    return {name: getattr(exhibit, name) for name in (
-        "name", "title", "project", "threads", "date", "versions", "seen", "here", "unread", "invariant")} | {
-        "run": settings_text(exhibit)}
-
-
-def _plain(text: str | None) -> str:
-    """A text without rich's markup, in one line."""
-    return " ".join((text or "").split()).replace("[", r"\[")
 
 
 # -- the picture -------------------------------------------------------------------------------------------------------
@@ -233,7 +200,7 @@ class Museum(Shown):
 
     def as_json(self) -> dict[str, Any]:
         """The facts of each."""
-        return {"exhibits": [facts_as_json(one) for one in self.exhibits.values()]}
+        return {"exhibits": [one.as_json() for one in self.exhibits.values()]}
 
 
 HEAD = """# A museum of bugs
