@@ -4,6 +4,7 @@ import json
 import re
 import threading
 from dataclasses import replace
+from pkgutil import resolve_name
 
 import numpy as np
 import pytest
@@ -30,9 +31,9 @@ def same_picture(found, committed):
 
 @pytest.mark.parametrize("name", museum.names())
 def test_healthy_code_passes_the_invariant_that_the_exhibit_fails_and_the_picture_is_of_that_run(name, stories):
-    before = [vars(owner)[replaced] for owner, replaced, _ in museum.BUGS[name]]
+    before = [resolve_name(patch.of) for patch in museum.exhibit(name).patches]
     story = stories[name] = museum.show(name)  # raises where either is not so
-    assert [vars(owner)[replaced] for owner, replaced, _ in museum.BUGS[name]] == before
+    assert [resolve_name(patch.of) for patch in museum.exhibit(name).patches] == before
     assert story.message
     assert same_picture(story.svg(), (ROOT / f"docs/assets/museum_{name}.svg").read_text(encoding="utf-8"))
     museum.INVARIANTS[story.exhibit.invariant](museum.observe(story.exhibit.setting))
@@ -43,7 +44,6 @@ def test_the_page_tells_every_exhibit_and_every_invariant_finds_one(stories):
     assert museum.page(told) == (ROOT / "docs/museum.md").read_text(encoding="utf-8"), (
         "it has changed: python -m zerosim.course.museum docs")
     assert {story.exhibit.invariant for story in told} == museum.INVARIANTS.keys()
-    assert museum.BUGS.keys() == set(museum.names())
     drawn = {path.name for path in (ROOT / "docs/assets").glob("museum_*")}
     assert drawn == {f"museum_{name}.svg" for name in museum.names()}
     assert not same_picture(told[0].svg(), told[1].svg())

@@ -7,7 +7,6 @@ AssertionError.
 
 import builtins
 
-from zerosim.course.museum.bugs import BUGS
 from zerosim.course.museum.exhibit import Exhibit, exhibits
 from zerosim.course.museum.invariants import (
     INVARIANTS,
@@ -27,7 +26,7 @@ from zerosim.course.museum.runs import Observed, Setting, observe
 from zerosim.course.museum.story import Museum, Story, page, story_of
 from zerosim.numerics.checks import unknown_name
 
-__all__ = ["BUGS", "INVARIANTS", "Exhibit", "Museum", "Observed", "Setting", "Story", "all_reduce_is_gather_of_scatter",
+__all__ = ["INVARIANTS", "Exhibit", "Museum", "Observed", "Setting", "Story", "all_reduce_is_gather_of_scatter",
            "all_skip_or_none", "equals_one_device", "exhibit", "list", "memory_is_sharded", "names",
            "nothing_under_way_is_written", "observe", "padding_is_never_read", "page", "reload_is_the_identity",
            "replicas_agree", "same_bits_in_any_order", "sends_what_is_planned", "show", "skipped_step_changes_nothing"]

@@ -1,46 +1,109 @@
 """An exhibit: a bug of a real implementation, its facts, and the ``with`` block inside which zerosim has it.
 
-What is replaced looks at each call whether the block is open, and whether the call comes from the thread that opened
-it: elsewhere, and afterwards, it does what the package's own does. One exhibit is open at a time in a process.
+A bug is a patch, as one reads them: lines of one of the package's own functions, and what stands in their place. Inside
+the block the function so changed is called, by the thread that opened it alone; elsewhere, and afterwards, the
+package's own is. One exhibit is open at a time in a process.
 """
 
+import __future__
 import functools
+import inspect
+import textwrap
 import threading
 import tomllib
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from importlib.resources import files
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any, Self
 
-from zerosim.course.museum.bugs import BUGS
 from zerosim.course.museum.runs import Setting
-from zerosim.display.views import TextLine, View
+from zerosim.display.views import TextLine, View, plain
 from zerosim.shown import Shown
 
 _OPEN = threading.Lock()
 
 
+@dataclass(frozen=True)
+class Patch:
+    """The function ``of``, by its full name, in which the lines ``old`` stand once, and are ``new`` instead."""
+
+    of: str
+    old: str
+    new: str
+
+    def changed(self, function: Callable[..., Any], owner: Any) -> Any:
+        """The function with its lines changed, which finds all other names where the function does.
+
+        Raises ValueError where the old lines do not stand in it once.
+        """
+        text = inspect.getsource(function)
+        if text.count(self.old) != 1:
+            raise ValueError(f"the patch of {self.of} replaces lines that stand there {text.count(self.old)} times, "
+                             f"and not once: {self.old.strip()!r}; write it anew for the function as it is now")
+        text = textwrap.dedent(text.replace(self.old, self.new)).replace(f"def {function.__name__}(", "def changed(", 1)
+        around = f"def around(__class__):\n{textwrap.indent(text, '    ')}\n    return changed"  # for super()
+        names: dict[str, Any] = {}
+        exec(compile(around, f"<{self.of}>", "exec", __future__.annotations.compiler_flag), function.__globals__, names)
+        return names["around"](owner)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Inside the block this thread calls the changed function."""
+        owner_name, _, name = self.of.rpartition(".")
+        owner, thread = resolve_name(owner_name), threading.get_ident()
+        healthy, is_open = vars(owner)[name], True
+        changed = self.changed(healthy, owner)
+
+        @functools.wraps(healthy)
+        def chosen(*arguments: Any, **options: Any) -> Any:
+            here = is_open and threading.get_ident() == thread
+            return (changed if here else healthy)(*arguments, **options)
+
+        setattr(owner, name, chosen)
+        try:
+            yield
+        finally:
+            is_open = False
+            setattr(owner, name, healthy)
+
+    def __str__(self) -> str:
+        lines = [(sign, line) for sign, text in zip("-+", (self.old, self.new), strict=True)
+                 for line in textwrap.dedent(text).splitlines()]
+        return "\n".join([self.of, *(f"{sign} {line}" for sign, line in lines)])
+
+
 @dataclass
 class Exhibit(Shown):
     """One bug. ``threads`` are links, ``seen`` what one saw there, ``here`` how zerosim shows it, ``invariant`` the
-    name of the check that finds it, ``unread`` what of the threads could not be read, ``setting`` the run that shows
-    it."""
+    name of the check that finds it, ``setting`` the run that shows it, ``unread`` what of the threads could not be
+    read."""
 
     name: str
     title: str
     project: str
-    threads: tuple[str, ...]
+    threads: Sequence[str]
     date: str
     versions: str
     seen: str
     here: str
     invariant: str
-    setting: Setting
+    run: Mapping[str, Any]
+    patch: Sequence[Mapping[str, str]]
     unread: str = ""
     _open: ExitStack | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def setting(self) -> Setting:
+        """The training that shows it."""
+        return Setting(**self.run)
+
+    @property
+    def patches(self) -> list[Patch]:
+        """The changes of functions that it is made of."""
+        return [Patch(**row) for row in self.patch]
 
     def __enter__(self) -> Self:
         """Raises ValueError while an exhibit is open, in this thread or another."""
@@ -49,9 +112,8 @@ class Exhibit(Shown):
                              "would hide each other: leave its with block first")
         with ExitStack() as undo:
             undo.callback(_OPEN.release)
-            thread = threading.get_ident()
-            for owner, name, broken in BUGS[self.name]:
-                undo.enter_context(_Replaced(owner, name, broken, thread))
+            for patch in self.patches:
+                undo.enter_context(patch.applied())
             self._open = undo.pop_all()
         return self
 
@@ -60,60 +122,30 @@ class Exhibit(Shown):
         assert opened is not None, "__enter__ has set it"
         opened.close()
 
-    @property
-    def run(self) -> str:
-        """The setting in words: what differs from the usual one, and the first of it in any case."""
-        usual = vars(Setting())
-        said = {name: vars(self.setting)[name] for name, value in usual.items()
-                if name in ("ranks", "stage", "optimizer", "steps") or vars(self.setting)[name] != value}
-        return ", ".join(f"{name} {value}" for name, value in said.items())
-
     def view(self) -> View:
-        """What happened, where, and how zerosim shows it."""
+        """What happened, where, how zerosim shows it, and the patch."""
+        run = ", ".join(f"{name} {value}" for name, value in vars(self.setting).items() if name in self.run)
         lines = [("Where", "; ".join(filter(None, (self.project, self.versions, self.date)))), ("Seen", self.seen),
-                 ("Here", self.here), ("Not read", self.unread), ("Run", self.run),
-                 *(("Thread", link) for link in self.threads)]
+                 ("Here", self.here), ("Not read", self.unread), ("Run", run),
+                 *(("Thread", link) for link in self.threads), *(("Patch", str(patch)) for patch in self.patches)]
         return View(self.name, f": {self.title}", tuple(
-            TextLine(f"[bold]{what}:[/] {in_one_line(said)}", 0) for what, said in lines if said))
+            TextLine(f"[bold]{what}:[/] {unmarked(said)}", 0) for what, said in lines if said))
 
     def as_json(self) -> dict[str, Any]:
         """The facts by name."""
-        return {name: getattr(self, name) for name in (
-            "name", "title", "project", "threads", "date", "versions", "seen", "here", "unread", "invariant", "run")}
+        found: dict[str, Any] = plain({name: value for name, value in vars(self).items() if name != "_open"})
+        return found
 
 
-def in_one_line(text: str | None) -> str:
-    """A text in one line, in which brackets are brackets."""
-    return " ".join((text or "").split()).replace("[", r"\[")
+def unmarked(text: str | None) -> str:
+    """A text in which brackets are brackets."""
+    return (text or "").replace("[", r"\[")
 
 
-class _Replaced:
-    """A name of a class or module that stands for something else inside a ``with`` block, in one thread."""
-
-    def __init__(self, owner: Any, name: str, broken: Callable[..., Any], thread: int) -> None:
-        self.owner, self.name, self.healthy, self.is_open = owner, name, vars(owner)[name], True
-        healthy = self.healthy
-
-        @functools.wraps(healthy)
-        def chosen(*arguments: Any, **options: Any) -> Any:
-            if self.is_open and threading.get_ident() == thread:
-                return broken(healthy, *arguments, **options)
-            return healthy(*arguments, **options)
-
-        self.chosen = chosen
-
-    def __enter__(self) -> None:
-        setattr(self.owner, self.name, self.chosen)
-
-    def __exit__(self, *_: object) -> None:
-        self.is_open = False
-        setattr(self.owner, self.name, self.healthy)
-
-
-@cache
+@functools.cache
 def exhibits() -> Mapping[str, Exhibit]:
     """All of them by name, in the order of the museum."""
     rows = tomllib.loads(files(__package__).joinpath("exhibits.toml").read_text("utf-8"))
-    return MappingProxyType({name: Exhibit(
-        name, setting=Setting(**row.pop("run")), threads=tuple(row.pop("threads")),
-        **{key: text.strip() for key, text in row.items()}) for name, row in rows.items()})
+    return MappingProxyType({name: Exhibit(name, **{
+        key: text.strip() if isinstance(text, str) else text for key, text in row.items()})
+        for name, row in rows.items()})

@@ -155,8 +155,8 @@ def _train(rank: Rank, seen: Observed, folder: str) -> tuple[int, np.ndarray]:
     resting = rank.memory.now_nbytes
     mine.append(_weights(engine))
     for step in range(setting.steps):
-        for number, (x, target) in enumerate(setting.batches(rank.index, step), 1):
-            engine.backward(engine.forward(x, target), last=number == setting.micro_batches)
+        for x, target in setting.batches(rank.index, step):
+            engine.backward(engine.forward(x, target))
         if setting.spoil and step == SPOILED_STEP and rank.index == 0:
             engine.param_group.gradient[0] = setting.spoil
         engine.reduce()

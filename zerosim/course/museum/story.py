@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from zerosim.course.museum.exhibit import Exhibit, exhibits, in_one_line
+from zerosim.course.museum.exhibit import Exhibit, exhibits, unmarked
 from zerosim.course.museum.invariants import INVARIANTS, padding_is_never_read
 from zerosim.course.museum.runs import Observed, observe
 from zerosim.display.drawing import DARK, LIGHT
@@ -77,8 +77,8 @@ class Story(Shown):
                       tuple(rows[:ROWS]))
         return View(facts.title, facts.rest, (
             *facts.parts, table, TextLine(""), TextLine(f"The invariant {check.__name__}:", 0),
-            TextLine(in_one_line(check.__doc__), 2), TextLine("with the bug it says:", 0),
-            TextLine(in_one_line(self.message), 2)))
+            TextLine(unmarked(' '.join((check.__doc__ or '').split())), 2), TextLine("with the bug it says:", 0),
+            TextLine(unmarked(self.message), 2)))
 
     def svg(self) -> str:
         """The picture: a pair of bars for each number, in a light and a dark page's colors."""
