@@ -1,45 +1,33 @@
 """A museum of bugs that real implementations of ZeRO had: each re-created, shown, and found by an invariant.
 
 `list()` names them, ``with exhibit("muon_partial_matrix"):`` is the block inside which zerosim has the bug, and
-`show(name)` tells its story with a picture. An invariant takes what `observe` has seen of a training, and raises
-AssertionError.
+`show(name)` tells its story with a picture. A check of `INVARIANTS` takes what `observe` has seen of a training, and
+raises AssertionError.
 """
 
 import builtins
 
-from zerosim.course.museum.exhibit import Exhibit, exhibits
-from zerosim.course.museum.invariants import (
-    INVARIANTS,
-    all_reduce_is_gather_of_scatter,
-    all_skip_or_none,
-    equals_one_device,
-    memory_is_sharded,
-    nothing_under_way_is_written,
-    padding_is_never_read,
-    reload_is_the_identity,
-    replicas_agree,
-    same_bits_in_any_order,
-    sends_what_is_planned,
-    skipped_step_changes_nothing,
-)
+from zerosim.course.catalog import Catalog
+from zerosim.course.museum.exhibit import Exhibit, Patch, exhibits
+from zerosim.course.museum.invariants import INVARIANTS
 from zerosim.course.museum.runs import Observed, Setting, observe
-from zerosim.course.museum.story import Museum, Story, page, story_of
+from zerosim.course.museum.story import Story, story_of
 from zerosim.numerics.checks import unknown_name
 
-__all__ = ["INVARIANTS", "Exhibit", "Museum", "Observed", "Setting", "Story", "all_reduce_is_gather_of_scatter",
-           "all_skip_or_none", "equals_one_device", "exhibit", "list", "memory_is_sharded", "names",
-           "nothing_under_way_is_written", "observe", "padding_is_never_read", "page", "reload_is_the_identity",
-           "replicas_agree", "same_bits_in_any_order", "sends_what_is_planned", "show", "skipped_step_changes_nothing"]
+__all__ = ["INVARIANTS", "Exhibit", "Observed", "Patch", "Setting", "Story", "exhibit", "list", "names", "observe",
+           "show"]
 
 
 def names() -> builtins.list[str]:
     """The exhibits' names, in the order of the museum."""
-    return builtins.list(exhibits())
+    return [*exhibits()]
 
 
-def list() -> Museum:
+def list() -> Catalog:
     """The exhibits: name, project, the invariant that finds it."""
-    return Museum(exhibits())
+    rows = tuple((one.name, one.project, one.invariant) for one in exhibits().values())
+    return Catalog("exhibits", {one.name: one.as_json() for one in exhibits().values()},
+                   ("exhibit", "where", "found by"), rows, ("zerosim museum ring_off_by_one   tells one",))
 
 
 def exhibit(name: str) -> Exhibit:

@@ -6,6 +6,7 @@ package's own is. One exhibit is open at a time in a process.
 """
 
 import __future__
+
 import functools
 import inspect
 import textwrap
@@ -78,8 +79,8 @@ class Patch:
 @dataclass
 class Exhibit(Shown):
     """One bug. ``threads`` are links, ``seen`` what one saw there, ``here`` how zerosim shows it, ``invariant`` the
-    name of the check that finds it, ``setting`` the run that shows it, ``unread`` what of the threads could not be
-    read."""
+    name of the check that finds it, ``setting`` the run that shows it, ``draws`` what its picture shows of it,
+    ``unread`` what of the threads could not be read."""
 
     name: str
     title: str
@@ -92,6 +93,7 @@ class Exhibit(Shown):
     invariant: str
     run: Mapping[str, Any]
     patch: Sequence[Mapping[str, str]]
+    draws: str = "weights, changed by"
     unread: str = ""
     _open: ExitStack | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -146,6 +148,4 @@ def unmarked(text: str | None) -> str:
 def exhibits() -> Mapping[str, Exhibit]:
     """All of them by name, in the order of the museum."""
     rows = tomllib.loads(files(__package__).joinpath("exhibits.toml").read_text("utf-8"))
-    return MappingProxyType({name: Exhibit(name, **{
-        key: text.strip() if isinstance(text, str) else text for key, text in row.items()})
-        for name, row in rows.items()})
+    return MappingProxyType({name: Exhibit(name, **row) for name, row in rows.items()})

@@ -1,4 +1,4 @@
-"""The runs in which the exhibits are seen: a small training, observed rank by rank and step by step.
+"""The runs in which the exhibits are seen: a small training in fp32, observed rank by rank and step by step.
 
 Legend: N ranks, k micro-batches; P elements of all parameters, one behind the other in the order of the model.
 """
@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.models.initializers import Filled, Initializer
+from zerosim.models.initializers import Filled
 from zerosim.models.one_pass import first_weights, one_pass
 from zerosim.models.small import MLP
 from zerosim.models.units import Model, Unit
-from zerosim.numerics.policy import Policy
 from zerosim.optim import SGD, Adam, Muon, WarmupCosine
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
@@ -27,22 +26,17 @@ from zerosim.zero.param_group import Group
 from zerosim.zero.skipped import SkippedStepWarning
 from zerosim.zero.update import StepResult
 
-OPTIMIZERS = {"sgd": SGD(0.1), "adam": Adam(0.05), "muon": Muon(0.1)}
+OPTIMIZERS: dict[str, Any] = {"sgd": SGD(0.1), "adam": Adam(0.05), "muon": Muon(0.1)}
 ROWS = 3  # samples of a micro-batch
 SPOILED_STEP = 1  # counted from 0
 
 
 class EmptyUnit(Unit):
-    """Hands on its input, and has one parameter without elements."""
+    """Hands on x (B, I), and has one parameter, without elements."""
 
-    name = "nothing"
+    name, shapes = "nothing", {"nothing.weight": (0,)}
 
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """One, of no elements."""
-        return {"nothing.weight": (0,)}
-
-    def initializer(self, name: str) -> Initializer:
+    def initializer(self, name: str) -> Filled:
         """That of no elements."""
         return Filled(0)
 
@@ -51,30 +45,29 @@ class EmptyUnit(Unit):
         return x, None
 
     def backward(self, ctx: Any, w: Any, saved: None, dy: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-        """dy (B, I) -> dy, and a gradient of nothing."""
-        return dy, {"nothing.weight": ctx.gradients(self)["nothing.weight"]}
+        """dy (B, I) -> dy, and a gradient of no elements."""
+        return dy, {"nothing.weight": np.zeros(0, dy.dtype)}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One training: an MLP of these widths on N ranks. ``options`` are the engine's; ``spoil`` is what one rank's
-    gradient has in its first element in the second step. ``empty`` adds a parameter without elements, ``rates`` gives
-    parameters a learning rate of their own by their pattern, with a schedule, ``reload_ranks`` load a checkpoint at the
+    """One training: an MLP of these widths on N ranks. ``options`` are the engine's; ``spoil`` is what rank 0's
+    gradient has in its first element in the second step; ``empty`` adds a parameter without elements; ``rates`` gives
+    learning rates by the beginning of a parameter's name, with a schedule; ``reload_ranks`` load a checkpoint at the
     end."""
 
     ranks: int = 2
     stage: int = 1
     widths: Sequence[int] = (4, 3, 2)
+    bias: bool = True
+    empty: bool = False
     optimizer: str = "sgd"
+    rates: Mapping[str, float] = field(default_factory=dict)
     steps: int = 2
     micro_batches: int = 1
-    policy: str = "fp32"
-    bias: bool = True
-    debug: bool = False
-    spoil: float = 0.0
-    empty: bool = False
     same_data: bool = False
-    rates: Mapping[str, float] = field(default_factory=dict)
+    spoil: float = 0.0
+    debug: bool = False
     reload_ranks: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -84,15 +77,9 @@ class Setting:
         mlp = MLP(list(self.widths), bias=self.bias)
         return Model([*mlp.units, EmptyUnit()], mlp.loss) if self.empty else mlp
 
-    def rate(self, name: str) -> float:
-        """The learning rate of a parameter, before the schedule."""
-        usual: Any = OPTIMIZERS[self.optimizer]
-        return next((lr for pattern, lr in self.rates.items() if name.startswith(pattern)), usual.lr)
-
-    @property
-    def schedule(self) -> WarmupCosine | None:
-        """The schedule, where there are rates."""
-        return WarmupCosine(1, 4) if self.rates else None
+    def factor(self, step: int) -> float:
+        """The schedule's, of a step counted from 1."""
+        return WarmupCosine(1, 4)(step) if self.rates else 1.0
 
     def batches(self, rank: int, step: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """The k micro-batches of a rank's step: x (B, I) and target (B, O)."""
@@ -102,9 +89,9 @@ class Setting:
 
     def engine(self, rank: Rank) -> Engine:
         """A rank's engine."""
-        groups = [Group(f"{pattern}*", lr=lr) for pattern, lr in self.rates.items()]
-        return Engine(rank, self.model, OPTIMIZERS[self.optimizer], stage=self.stage, policy=Policy(self.policy),
-                      groups=groups, schedule=self.schedule, **self.options)
+        return Engine(rank, self.model, OPTIMIZERS[self.optimizer], stage=self.stage,
+                      groups=[Group(f"{beginning}*", lr=lr) for beginning, lr in self.rates.items()],
+                      schedule=self.factor if self.rates else None, **self.options)
 
 
 @dataclass
@@ -124,21 +111,30 @@ class Observed:
     loaded: list[np.ndarray] = field(default_factory=list)
     error: str = ""
 
-    @property
-    def changes(self) -> list[np.ndarray]:
-        """What training has added to each element, (P,), by rank, as far as ranks began."""
-        return [weights[-1].astype(np.float64) - weights[0] for weights in self.weights if weights]
+    def drawn(self, what: str) -> dict[str, list[float]]:
+        """Numbers for a picture, by what they are: one row of all ranks, or one of each."""
+        of_all: dict[str, list[Any]] = {"bytes at rest": self.resting, "gradients sent (bytes)": self.gradient_nbytes,
+                                        "collectives of gradients": self.collectives, "warnings": [len(self.warned)]}
+        if what in of_all:
+            return {what: of_all[what]}
+        of_each: list[list[float]] = {
+            "first weights": [mine[0].tolist() for mine in self.weights[:1]],
+            "steps taken": [[float(not result.skipped) for result in results] for results in self.results],
+            "state loaded": [state.tolist() for state in self.loaded[:1]],
+            "weights, changed by": [(mine[-1].astype(np.float64) - mine[0]).tolist() for mine in self.weights if mine]
+        }[what]
+        return {f"{what}, rank {rank}": row for rank, row in enumerate(of_each)}
 
 
-def observe(setting: Setting, *, seed: int = 0, debug: bool | None = None) -> Observed:
+def observe(setting: Setting, *, seed: int = 0, debug: bool = False) -> Observed:
     """Trains, and notes what is seen; an error ends the training and is noted too."""
     seen = Observed(setting, [[] for _ in range(setting.ranks)], [[] for _ in range(setting.ranks)])
-    cluster = Cluster(setting.ranks, seed=seed, debug=setting.debug if debug is None else debug)
+    cluster = Cluster(setting.ranks, seed=seed, debug=setting.debug or debug)
     with warnings.catch_warnings(record=True) as warned, tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("always")
         try:
-            seen.resting, seen.saved = map(list, zip(*cluster.run(partial(_train, seen=seen, folder=folder)),
-                                                     strict=True))
+            found = cluster.run(partial(_train, seen=seen, folder=folder))
+            seen.resting, seen.saved = [nbytes for nbytes, _ in found], [state for _, state in found]
             if setting.reload_ranks:
                 seen.loaded = list(Cluster(setting.reload_ranks).run(partial(_load, setting=setting, folder=folder)))
         except Exception as error:
@@ -150,6 +146,7 @@ def observe(setting: Setting, *, seed: int = 0, debug: bool | None = None) -> Ob
 
 
 def _train(rank: Rank, seen: Observed, folder: str) -> tuple[int, np.ndarray]:
+    """Returns the bytes at rest, and the state at the end where it is saved."""
     setting, mine = seen.setting, seen.weights[rank.index]
     engine = setting.engine(rank)
     resting = rank.memory.now_nbytes
@@ -181,46 +178,40 @@ def _weights(engine: Engine) -> np.ndarray:
     for unit in engine.model.units:
         with engine.weights(unit) as w:
             found |= {name: array.copy() for name, array in w.items()}
-    return flat(engine.model, found)
+    return _flat(found)
 
 
 def _state(engine: Engine) -> np.ndarray:
-    """The master and the moments of all parameters, one behind the other."""
-    states = {name: engine.state(name) for name in engine.model.shapes}
-    return np.concatenate([flat(engine.model, {name: state[kind] for name, state in states.items()})
-                           for kind in ("master", "m", "v")])
+    """Master and moments, parameter by parameter."""
+    return np.concatenate([_flat({kind: engine.state(name)[kind] for kind in ("master", "m", "v")})
+                           for name in engine.model.shapes])
 
 
-def flat(model: Model, arrays: Mapping[str, Any]) -> np.ndarray:
-    """The parameters one behind the other, (P,)."""
-    return np.concatenate([arrays[name].reshape(-1).astype(np.float32) for name in model.shapes])
+def _flat(arrays: Mapping[str, Any]) -> np.ndarray:
+    return np.concatenate([array.reshape(-1) for array in arrays.values()])
 
 
 def one_device(setting: Setting) -> list[np.ndarray]:
     """The weights (P,) at first and after each step of one device, which is fed with all ranks' gradients.
 
-    In fp32, with each rank's micro-batches added first, and k a power of two: then equal means equal bits.
+    With each rank's micro-batches added first, and k a power of two: then equal means equal bits.
     """
-    model, weights = setting.model, first_weights(setting.model)
-    layout, usual = layout_of(model, setting.ranks, setting.options.get("layout", "per_unit")), OPTIMIZERS[
-        setting.optimizer]
-    devices = {entry.name: SingleDevice(usual, weights[entry.name], setting.ranks,
-                                        tuple(layout.cut(entry.low, entry.high))) for entry in layout.entries}
-    found = [flat(model, weights)]
+    model, optimizer, weights = setting.model, OPTIMIZERS[setting.optimizer], first_weights(setting.model)
+    layout = layout_of(model, setting.ranks, setting.options.get("layout", "per_unit"))
+    devices, found = {}, [_flat(weights)]
+    for entry in layout.entries:
+        rate = next((lr for beginning, lr in setting.rates.items() if entry.name.startswith(beginning)), optimizer.lr)
+        devices[entry.name] = rate, SingleDevice(optimizer, weights[entry.name], setting.ranks,
+                                                 tuple(layout.cut(entry.low, entry.high)))
     for step in range(setting.steps):
-        gradients = [_summed(model, weights, setting.batches(rank, step)) for rank in range(setting.ranks)]
-        factor = setting.schedule(step + 1) if setting.schedule else 1.0
-        for name, device in devices.items():
+        gradients: list[dict[str, np.ndarray]] = []
+        for rank in range(setting.ranks):
+            passes = [one_pass(model, weights, "fp32", *batch).gradients for batch in setting.batches(rank, step)]
+            gradients.append({name: np.add.reduce([one[name] for one in passes]) / np.float32(len(passes))
+                              for name in model.shapes})
+        for name, (rate, device) in devices.items():
             assert device.stepper is not None, "it was given an optimizer of zerosim's"
-            device.stepper.optimizer = usual.with_lr(setting.rate(name) * factor)
-            weights[name] = device.step([one[name] / np.float32(setting.micro_batches) for one in gradients])
-        found.append(flat(model, weights))
+            device.stepper.optimizer = optimizer.with_lr(rate * setting.factor(step + 1))
+            weights[name] = device.step([one[name] for one in gradients])
+        found.append(_flat(weights))
     return found
-
-
-def _summed(model: Model, weights: Mapping[str, np.ndarray],
-            batches: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The sum of one rank's gradients over its micro-batches, in their order."""
-    passes = [one_pass(model, weights, "fp32", x, target).gradients for x, target in batches]
-    return {name: sum(one[name] for one in passes[1:]) + passes[0][name] if passes[1:] else passes[0][name]
-            for name in model.shapes}
