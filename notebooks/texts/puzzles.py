@@ -356,8 +356,8 @@ def find_ring(rank, shard, n):
     whole[...] = 0
     whole[chunk(rank.index)] = shard
     for step in range(N - 1):
-        sent, arriving = rank.index + 2 - step, rank.index + 1 - step
-        rank.exchange(whole[chunk(sent)], (rank.index + 1) % N, whole[chunk(arriving)], (rank.index - 1) % N)
+        sent, arriving = chunk(rank.index + 2 - step), chunk(rank.index + 1 - step)
+        rank.exchange(whole[sent], (rank.index + 1) % N, whole[arriving], (rank.index - 1) % N)
     return whole
 
 
