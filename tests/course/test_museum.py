@@ -8,10 +8,9 @@ from pkgutil import resolve_name
 
 import numpy as np
 import pytest
-
-import zerosim as zs
 from museum_page import page
 
+import zerosim as zs
 from tests.architecture.source import ROOT
 from tests.support import ask, assert_command_refuses
 from zerosim.course import museum
@@ -70,6 +69,16 @@ def test_a_bug_is_open_once_in_the_thread_that_asked_for_it_and_gone_after_an_er
     assert found == {"here": 2 * 65536, "there": 2}
     assert zs.Policy.divisor is healthy
     assert kept(zs.Policy(), 2, 1, 1.0) == 2  # who has kept the bug has none
+
+
+def test_a_patch_of_lines_that_are_gone_and_a_bug_that_its_run_does_not_show_are_said():
+    one = museum.exhibit("unscaled_gradient_divided")
+    gone = replace(one, patch=[{**one.patch[0], "old": "return scale * batches"}])
+    with pytest.raises(ValueError, match=r"Policy\.divisor replaces lines that stand there 0 times, and not once: 'ret"):
+        gone.__enter__()
+    same = replace(one, patch=[{**one.patch[0], "new": one.patch[0]["old"]}])
+    with pytest.raises(ValueError, match="'unscaled_gradient_divided' passes its invariant 'equals_one_device'; the"):
+        museum.story_of(same)
 
 
 def test_what_a_bad_test_does_not_see_is_not_seen():

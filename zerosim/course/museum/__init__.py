@@ -8,14 +8,14 @@ raises AssertionError.
 import builtins
 
 from zerosim.course.catalog import Catalog
-from zerosim.course.museum.exhibit import Exhibit, Patch, exhibits
+from zerosim.course.museum.exhibit import Exhibit, exhibits
 from zerosim.course.museum.invariants import INVARIANTS
 from zerosim.course.museum.runs import Observed, Setting, observe
 from zerosim.course.museum.story import Story, story_of
 from zerosim.numerics.checks import unknown_name
 
-__all__ = ["INVARIANTS", "Exhibit", "Observed", "Patch", "Setting", "Story", "exhibit", "list", "names", "observe",
-           "show"]
+__all__ = ["INVARIANTS", "Exhibit", "Observed", "Setting", "Story", "exhibit", "list", "names", "observe", "show",
+           "story_of"]
 
 
 def names() -> builtins.list[str]:

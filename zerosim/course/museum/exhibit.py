@@ -1,79 +1,24 @@
 """An exhibit: a bug of a real implementation, its facts, and the ``with`` block inside which zerosim has it.
 
-A bug is a patch, as one reads them: lines of one of the package's own functions, and what stands in their place. Inside
-the block the function so changed is called, by the thread that opened it alone; elsewhere, and afterwards, the
-package's own is. One exhibit is open at a time in a process.
+One exhibit is open at a time in a process, and only the thread that has opened it meets the bug.
 """
 
-import __future__
-
-import functools
-import inspect
-import textwrap
 import threading
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.resources import files
-from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any, Self
 
 from zerosim.course.museum.runs import Setting
+from zerosim.course.patches import Patch
 from zerosim.display.views import TextLine, View, plain
 from zerosim.shown import Shown
 
 _OPEN = threading.Lock()
-
-
-@dataclass(frozen=True)
-class Patch:
-    """The function ``of``, by its full name, in which the lines ``old`` stand once, and are ``new`` instead."""
-
-    of: str
-    old: str
-    new: str
-
-    def changed(self, function: Callable[..., Any], owner: Any) -> Any:
-        """The function with its lines changed, which finds all other names where the function does.
-
-        Raises ValueError where the old lines do not stand in it once.
-        """
-        text = inspect.getsource(function)
-        if text.count(self.old) != 1:
-            raise ValueError(f"the patch of {self.of} replaces lines that stand there {text.count(self.old)} times, "
-                             f"and not once: {self.old.strip()!r}; write it anew for the function as it is now")
-        text = textwrap.dedent(text.replace(self.old, self.new)).replace(f"def {function.__name__}(", "def changed(", 1)
-        around = f"def around(__class__):\n{textwrap.indent(text, '    ')}\n    return changed"  # for super()
-        names: dict[str, Any] = {}
-        exec(compile(around, f"<{self.of}>", "exec", __future__.annotations.compiler_flag), function.__globals__, names)
-        return names["around"](owner)
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Inside the block this thread calls the changed function."""
-        owner_name, _, name = self.of.rpartition(".")
-        owner, thread = resolve_name(owner_name), threading.get_ident()
-        healthy, is_open = vars(owner)[name], True
-        changed = self.changed(healthy, owner)
-
-        @functools.wraps(healthy)
-        def chosen(*arguments: Any, **options: Any) -> Any:
-            here = is_open and threading.get_ident() == thread
-            return (changed if here else healthy)(*arguments, **options)
-
-        setattr(owner, name, chosen)
-        try:
-            yield
-        finally:
-            is_open = False
-            setattr(owner, name, healthy)
-
-    def __str__(self) -> str:
-        lines = [(sign, line) for sign, text in zip("-+", (self.old, self.new), strict=True)
-                 for line in textwrap.dedent(text).splitlines()]
-        return "\n".join([self.of, *(f"{sign} {line}" for sign, line in lines)])
 
 
 @dataclass
@@ -144,7 +89,7 @@ def unmarked(text: str | None) -> str:
     return (text or "").replace("[", r"\[")
 
 
-@functools.cache
+@cache
 def exhibits() -> Mapping[str, Exhibit]:
     """All of them by name, in the order of the museum."""
     rows = tomllib.loads(files(__package__).joinpath("exhibits.toml").read_text("utf-8"))

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.models.initializers import Filled
+from zerosim.models.autodiff import AutodiffUnit
 from zerosim.models.one_pass import first_weights, one_pass
 from zerosim.models.small import MLP
-from zerosim.models.units import Model, Unit
+from zerosim.models.units import Model
 from zerosim.optim import SGD, Adam, Muon, WarmupCosine
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
@@ -29,24 +29,6 @@ from zerosim.zero.update import StepResult
 OPTIMIZERS: dict[str, Any] = {"sgd": SGD(0.1), "adam": Adam(0.05), "muon": Muon(0.1)}
 ROWS = 3  # samples of a micro-batch
 SPOILED_STEP = 1  # counted from 0
-
-
-class EmptyUnit(Unit):
-    """Hands on x (B, I), and has one parameter, without elements."""
-
-    name, shapes = "nothing", {"nothing.weight": (0,)}
-
-    def initializer(self, name: str) -> Filled:
-        """That of no elements."""
-        return Filled(0)
-
-    def forward(self, ctx: Any, w: Any, x: np.ndarray) -> tuple[np.ndarray, None]:
-        """x (B, I) -> x."""
-        return x, None
-
-    def backward(self, ctx: Any, w: Any, saved: None, dy: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-        """dy (B, I) -> dy, and a gradient of no elements."""
-        return dy, {"nothing.weight": np.zeros(0, dy.dtype)}
 
 
 @dataclass(frozen=True)
@@ -75,7 +57,8 @@ class Setting:
     def model(self) -> Model:
         """The model."""
         mlp = MLP(list(self.widths), bias=self.bias)
-        return Model([*mlp.units, EmptyUnit()], mlp.loss) if self.empty else mlp
+        nothing = AutodiffUnit("nothing", {"weight": (0,)}, lambda w, x: x + w["weight"].sum())
+        return Model([*mlp.units, nothing], mlp.loss) if self.empty else mlp
 
     def factor(self, step: int) -> float:
         """The schedule's, of a step counted from 1."""
