@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import ndiff
 from pkgutil import resolve_name
 from typing import Any
 
@@ -61,6 +62,5 @@ class Patch:
             setattr(owner, name, healthy)
 
     def __str__(self) -> str:
-        lines = [(sign, line) for sign, text in zip("-+", (self.old, self.new), strict=True)
-                 for line in textwrap.dedent(text).splitlines()]
-        return "\n".join([self.of, *(f"{sign} {line}" for sign, line in lines)])
+        old, new = (textwrap.dedent(text).splitlines() for text in (self.old, self.new))
+        return "\n".join([self.of, *(line.rstrip() for line in ndiff(old, new) if not line.startswith("?"))])
