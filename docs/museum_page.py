@@ -52,7 +52,7 @@ def section(story: Story) -> str:
     where = "; ".join(filter(None, (one.project, one.versions, one.date, ", ".join(links))))
     parts = [f"## {one.title}", f"`{one.name}`: {where}.", f"{one_line(one.seen)} {one_line(one.unread)}".strip(),
              f"![{one.title}: healthy beside the bug.](assets/museum_{one.name}.svg)", f"Here: {one_line(one.here)}",
-             "```diff\n" + "\n".join(map(str, one.patches)) + "\n```",
+             "```diff\n" + "\n".join(line for patch in one.patches for line in (patch.of, *patch.lines)) + "\n```",
              f"Found by `{one.invariant}`: {one_line(SHORT.split(story.message)[0])}."]
     return "\n" + "\n\n".join(parts)
 

@@ -61,6 +61,8 @@ class Patch:
             is_open = False
             setattr(owner, name, healthy)
 
-    def __str__(self) -> str:
+    @property
+    def lines(self) -> list[str]:
+        """The patch as one reads it, each line after its sign and a space."""
         old, new = (textwrap.dedent(text).splitlines() for text in (self.old, self.new))
-        return "\n".join([self.of, *(line.rstrip() for line in ndiff(old, new) if not line.startswith("?"))])
+        return [line for line in ndiff(old, new) if not line.startswith("?")]

@@ -15,10 +15,11 @@ from typing import Any, Self
 
 from zerosim.course.museum.runs import Setting
 from zerosim.course.patches import Patch
-from zerosim.display.views import TextLine, View, plain
+from zerosim.display.views import Table, TextLine, View, plain
 from zerosim.shown import Shown
 
 _OPEN = threading.Lock()
+INDENT = "\N{NO-BREAK SPACE}" * 4  # which pages keep
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Exhibit(Shown):
     invariant: str
     run: Mapping[str, Any]
     patch: Sequence[Mapping[str, str]]
-    draws: str = "weights, changed by"
+    draws: str = "changes of weights"
     unread: str = ""
     _open: ExitStack | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -74,9 +75,11 @@ class Exhibit(Shown):
         run = ", ".join(f"{name} {value}" for name, value in vars(self.setting).items() if name in self.run)
         lines = [("Where", "; ".join(filter(None, (self.project, self.versions, self.date)))), ("Seen", self.seen),
                  ("Here", self.here), ("Not read", self.unread), ("Run", run),
-                 *(("Thread", link) for link in self.threads), *(("Patch", str(patch)) for patch in self.patches)]
-        return View(self.name, f": {self.title}", tuple(
-            TextLine(f"[bold]{what}:[/] {unmarked(said)}", 0) for what, said in lines if said))
+                 *(("Thread", link) for link in self.threads)]
+        return View(self.name, f": {self.title}", (
+            *(TextLine(f"[bold]{what}:[/] {unmarked(said)}", 0) for what, said in lines if said),
+            *(Table(patch.of, ("", "patch"), tuple((line[0], line[2:].replace("    ", INDENT)) for line in patch.lines))
+              for patch in self.patches)))
 
     def as_json(self) -> dict[str, Any]:
         """The facts by name."""

@@ -104,7 +104,7 @@ class Observed:
             "first weights": [mine[0].tolist() for mine in self.weights[:1]],
             "steps taken": [[float(not result.skipped) for result in results] for results in self.results],
             "state loaded": [state.tolist() for state in self.loaded[:1]],
-            "weights, changed by": [(mine[-1].astype(np.float64) - mine[0]).tolist() for mine in self.weights if mine]
+            "changes of weights": [(mine[-1].astype(np.float64) - mine[0]).tolist() for mine in self.weights if mine]
         }[what]
         return {f"{what}, rank {rank}": row for rank, row in enumerate(of_each)}
 
