@@ -32,9 +32,9 @@ def same_picture(found, committed):
 
 @pytest.mark.parametrize("name", museum.names())
 def test_healthy_code_passes_the_invariant_that_the_exhibit_fails_and_the_picture_is_of_that_run(name, stories):
-    before = [resolve_name(patch.of) for patch in museum.exhibit(name).patches]
+    before = [resolve_name(patch.of) for patch in museum.exhibits()[name].patches]
     story = stories[name] = museum.show(name)  # raises where either is not so
-    assert [resolve_name(patch.of) for patch in museum.exhibit(name).patches] == before
+    assert [resolve_name(patch.of) for patch in museum.exhibits()[name].patches] == before
     assert story.message
     assert same_picture(story.svg(), (ROOT / f"docs/assets/museum_{name}.svg").read_text(encoding="utf-8"))
     museum.INVARIANTS[story.exhibit.invariant](museum.observe(story.exhibit.setting))
@@ -72,24 +72,22 @@ def test_a_bug_is_open_once_in_the_thread_that_asked_for_it_and_gone_after_an_er
 
 
 def test_a_patch_of_lines_that_are_gone_and_a_bug_that_its_run_does_not_show_are_said():
-    one = museum.exhibit("unscaled_gradient_divided")
+    one = museum.exhibits()["unscaled_gradient_divided"]
     gone = replace(one, patch=[{**one.patch[0], "old": "return scale * batches"}])
     with pytest.raises(ValueError, match=r"divisor replaces lines that stand there 0 times, and not once: 'return"):
-        gone.__enter__()
+        gone.open().__enter__()
     same = replace(one, patch=[{**one.patch[0], "new": one.patch[0]["old"]}])
     with pytest.raises(ValueError, match="'unscaled_gradient_divided' passes its invariant 'equals_one_device'; the"):
         museum.story_of(same)
 
 
 def test_what_a_bad_test_does_not_see_is_not_seen():
-    blind = museum.exhibit("same_data_on_every_rank")
-    with blind:
+    with museum.exhibit("same_data_on_every_rank") as blind:
         museum.INVARIANTS["equals_one_device"](museum.observe(replace(blind.setting, same_data=True)))
     with museum.exhibit("ring_off_by_one"):
         sums = zs.Cluster(2, debug=True).run(lambda rank: rank.all_reduce(np.float32([1, 2, 3]) * (rank.index + 1)))
     assert [one.tolist() for one in sums] == [[3, 6, 9]] * 2
-    adam = museum.exhibit("unscaled_gradient_divided")
-    with adam:
+    with museum.exhibit("unscaled_gradient_divided") as adam:
         scaled = museum.observe(replace(adam.setting, optimizer="adam", steps=1))
     usual = museum.observe(replace(adam.setting, optimizer="adam", steps=1))
     assert np.allclose(scaled.weights[0][-1], usual.weights[0][-1], atol=0.02)

@@ -6,6 +6,7 @@ raises AssertionError.
 """
 
 import builtins
+from contextlib import AbstractContextManager
 
 from zerosim.course.catalog import Catalog
 from zerosim.course.museum.exhibit import Exhibit, exhibits
@@ -14,8 +15,8 @@ from zerosim.course.museum.runs import Observed, Setting, observe
 from zerosim.course.museum.story import Story, story_of
 from zerosim.numerics.checks import unknown_name
 
-__all__ = ["INVARIANTS", "Exhibit", "Observed", "Setting", "Story", "exhibit", "list", "names", "observe", "show",
-           "story_of"]
+__all__ = ["INVARIANTS", "Exhibit", "Observed", "Setting", "Story", "exhibit", "exhibits", "list", "names", "observe",
+           "show", "story_of"]
 
 
 def names() -> builtins.list[str]:
@@ -30,16 +31,20 @@ def list() -> Catalog:
                    ("exhibit", "where", "found by"), rows, ("zerosim museum ring_off_by_one   tells one",))
 
 
-def exhibit(name: str) -> Exhibit:
-    """One exhibit: its facts, and a ``with`` block in which zerosim has the bug, as far as this thread calls it.
+def exhibit(name: str) -> AbstractContextManager[Exhibit]:
+    """The ``with`` block inside which zerosim has one bug, as far as this thread calls it, with its facts.
 
     Raises ValueError for a name that there is not, and on entry while another exhibit is open.
     """
-    if name not in exhibits():
-        raise unknown_name(f"no exhibit is called {name!r}", name, exhibits(), "there are")
-    return exhibits()[name]
+    return _named(name).open()
 
 
 def show(name: str) -> Story:
     """The story of one exhibit, whose run is made twice. Raises ValueError for a name that there is not."""
-    return story_of(exhibit(name))
+    return story_of(_named(name))
+
+
+def _named(name: str) -> Exhibit:
+    if name not in exhibits():
+        raise unknown_name(f"no exhibit is called {name!r}", name, exhibits(), "there are")
+    return exhibits()[name]

@@ -5,9 +5,9 @@ One exhibit is open at a time in a process, and only the thread that has opened 
 
 import threading
 import tomllib
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
@@ -22,7 +22,7 @@ _OPEN = threading.Lock()
 INDENT = "\N{NO-BREAK SPACE}" * 4  # which pages keep
 
 
-@dataclass
+@dataclass(frozen=True)
 class Exhibit(Shown):
     """One bug. ``threads`` are links, ``seen`` what one saw there, ``here`` how zerosim shows it, ``invariant`` the
     name of the check that finds it, ``setting`` the run that shows it, ``draws`` what its picture shows of it,
@@ -41,7 +41,6 @@ class Exhibit(Shown):
     patch: Sequence[Mapping[str, str]]
     draws: str = "changes of weights"
     unread: str = ""
-    _open: ExitStack | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def setting(self) -> Setting:
@@ -53,8 +52,12 @@ class Exhibit(Shown):
         """The changes of functions that it is made of."""
         return [Patch(**row) for row in self.patch]
 
-    def __enter__(self) -> Self:
-        """Raises ValueError while an exhibit is open, in this thread or another."""
+    @contextmanager
+    def open(self) -> Iterator[Self]:
+        """The block inside which zerosim has the bug, as far as this thread calls it.
+
+        Raises ValueError on entry while another is open, in this thread or another.
+        """
         if not _OPEN.acquire(blocking=False):
             raise ValueError(f"asked for the exhibit {self.name!r} while one is open in this process; two bugs at once "
                              "would hide each other: leave its with block first")
@@ -62,13 +65,7 @@ class Exhibit(Shown):
             undo.callback(_OPEN.release)
             for patch in self.patches:
                 undo.enter_context(patch.applied())
-            self._open = undo.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        opened, self._open = self._open, None
-        assert opened is not None, "__enter__ has set it"
-        opened.close()
+            yield self
 
     def view(self) -> View:
         """What happened, where, how zerosim shows it, and the patch."""
@@ -83,7 +80,7 @@ class Exhibit(Shown):
 
     def as_json(self) -> dict[str, Any]:
         """The facts by name."""
-        found: dict[str, Any] = plain({name: value for name, value in vars(self).items() if name != "_open"})
+        found: dict[str, Any] = plain(self)
         return found
 
 

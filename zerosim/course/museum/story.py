@@ -51,7 +51,7 @@ class Story(Shown):
         return self.exhibit.as_json() | {"message": self.message, "panels": [
             {"what": what, "healthy": plain(healthy), "bug": plain(bug)} for what, healthy, bug in self.panels]}
 
-    def svg(self) -> "Picture":
+    def svg(self) -> str:
         """The picture: a pair of bars for each number, the healthy one first, in the colors of a light and of a dark
         page. A number that is none is a cross."""
         panels, height = self.panels, TOP + len(self.panels) * STEP
@@ -62,19 +62,10 @@ class Story(Shown):
         for number, panel in enumerate(panels):
             parts += _panel(panel, TOP + number * STEP)
         said = f"{self.exhibit.seen} {self.exhibit.here} Bars: {'; '.join(what for what, _, _ in panels)}."
-        return Picture(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
+        return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
                 f'height="{height}" role="img" font-family="DejaVu Sans, Verdana, Arial, sans-serif" font-size="12">'
                 f"<title>{escape(self.exhibit.title)}</title><desc>{escape(said)}</desc><style>{STYLE}</style>"
                 '<rect class="page" width="100%" height="100%"/>\n' + "\n".join(parts) + "\n</svg>\n")
-
-
-class Picture(str):
-    """The text of an SVG file, which a notebook shows as the picture."""
-
-    __slots__ = ()
-
-    def _repr_svg_(self) -> str:
-        return str(self)
 
 
 def story_of(exhibit: Exhibit) -> Story:
@@ -84,7 +75,7 @@ def story_of(exhibit: Exhibit) -> Story:
     """
     check, healthy = INVARIANTS[exhibit.invariant], observe(exhibit.setting)
     check(healthy)
-    with exhibit:
+    with exhibit.open():
         bug = observe(exhibit.setting)
         try:
             check(bug)
