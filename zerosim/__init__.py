@@ -24,42 +24,8 @@ if TYPE_CHECKING:
     from zerosim.numerics.policy import Policy
     from zerosim.numerics.rounding import round_to, spacing
     from zerosim.planning.plan import plan
-    from zerosim.ranks import (
-        AsymmetryError,
-        BackendError,
-        Cluster,
-        DeadlockError,
-        Hop,
-        Memory,
-        Mesh,
-        MismatchError,
-        NullCluster,
-        OutOfMemoryError,
-        PendingWorkError,
-        Rank,
-        RankStopped,
-        RankUseError,
-        RemoteError,
-        Results,
-        Run,
-        Trace,
-        Work,
-        step_through,
-    )
-    from zerosim.zero import (
-        STAGES,
-        Engine,
-        Group,
-        Layout,
-        NonFiniteGradients,
-        Placement,
-        SkippedStepWarning,
-        Stage,
-        StepResult,
-        ZeroPlusPlus,
-        layout_of,
-        redistribute,
-    )
+    from zerosim.ranks import *
+    from zerosim.zero import *
 
 __version__ = "0.1.0"
 
