@@ -467,7 +467,7 @@ class Rank:
         return self._joined(named, self._state.calls[self.key])
 
     def _joined(self, members: Sequence[int], *number: int) -> "Rank":
-        joined = Rank(self._state, tuple(self.group[index] for index in members), (*self.communicator, *number))
+        joined = type(self)(self._state, tuple(self.group[index] for index in members), (*self.communicator, *number))
         if joined.key not in self._state.calls:
             self._state.in_use().new_group(self.key, joined.key)
             self._state.calls[joined.key] = 0
