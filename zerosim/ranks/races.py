@@ -1,17 +1,17 @@
-"""Races of a rank program: who touches a buffer in flight, and whose result depends on the order of turns.
+"""Races of a rank program: who touches a buffer in flight, and whose end depends on the order of turns.
 
-`explore` runs a program again and again, in other orders (`schedules`), and compares all that it returns and traces.
-Its ranks deliver as devices do: a result lands in the caller's ``out=`` when the collective is carried out, and what is
-sent is read only then. Each buffer of an asynchronous collective is compared with what it was, at each turn and before
-each wait. What a result that is read too early changes shows when the program runs once more with other bytes in the
-place of those that have not arrived. Only what was found runs again line by line (`sys.settrace`), to name the lines.
+`explore` runs a program in many orders (`schedules`), and compares all that it returns and traces. A result lands in
+``out=`` when its collective is carried out, and what is sent is read only then, as on a device; after each turn and
+before each wait buffers in flight are compared with what they must be. A result that is read too early shows in two
+runs in one order, in which it is hidden behind different bytes until its own rank's wait. A run in which something was
+found is made once more, line by line (`sys.settrace`), to name the lines.
 """
 
-import os
 import random
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from textwrap import shorten
@@ -22,184 +22,150 @@ import numpy as np
 
 from zerosim.numerics.arrays import as_bytes, may_share_memory, sha256
 from zerosim.numerics.checks import require_count
-from zerosim.ranks.call import Backend
+from zerosim.ranks.call import Array, Backend, Pending, PendingCall
 from zerosim.ranks.cluster import Cluster, RankProgram
-from zerosim.ranks.errors import PACKAGE, place_of, text_of
-from zerosim.ranks.hub import Hub, RunOptions
-from zerosim.ranks.rank import Array, Rank, Work
-from zerosim.ranks.schedules import Carried, Choose, Chosen, Redundant, Search, Turn, as_text, legal_orders
+from zerosim.ranks.errors import PACKAGE, PendingWorkError, place_of, text_of
+from zerosim.ranks.hub import Hub, RunEvent, RunOptions
+from zerosim.ranks.rank import Rank
+from zerosim.ranks.schedules import Choose, Chosen, Redundant, Search, as_text, legal_orders
 
-SHOWN_TURNS = 12  # which two schedules begin with, and that are shown all the same
-STALE = 0x5A  # each byte of a result that has not arrived, where NaN and 0xA5 are to be told from what depends on them
-NOT_TRACED = (*(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib")), "<",
-              *(os.path.join(PACKAGE, floor) + os.sep for floor in ("ranks", "numerics")))
-INTERACTIVE = ("<stdin>", "<ipython", "<python-input")
-
-
-@dataclass(frozen=True, slots=True)
-class Race:
-    """A rank touched a buffer of an asynchronous collective before its wait, or never waited; with both places."""
-
-    rank: int
-    deed: Literal["wrote to", "read", "never waited for"]
-    what: str
-    issued: str
-    at: str  # where the deed was done; where the program ended, of the last one
-    advice: str
-
-    def __str__(self) -> str:
-        verb = {"wrote to": "written to", "never waited for": "ended"}.get(self.deed, self.deed)
-        return (f"race: rank {self.rank} {self.deed} {self.what}\n  issued at {self.issued}\n  {verb} at {self.at}\n"
-                f"  {self.advice}")
-
-
-class RaceError(AssertionError):
-    """A program that races, or whose results or traces depend on the order of turns; ``exploration`` has the rest."""
-
-    def __init__(self, exploration: "Exploration") -> None:
-        super().__init__(str(exploration))
-        self.exploration = exploration
+SIGNALS = 0xFF, 0x5A  # each byte of what has not arrived: NaN in all floats, -1 in integers; and what no program expects
+NOT_TRACED = (PACKAGE, "<frozen", "<string>", "<__array", *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib")))
 
 
 @dataclass(slots=True)
 class InFlight:
-    """A buffer of an asynchronous collective between issue and wait, and the bytes that it must have."""
+    """A buffer of an asynchronous collective, from its issue until its wait, and the bytes that it must have."""
 
     rank: int
-    turn: Carried
-    work: Work
-    name: str
+    me: PendingCall
+    x: Array  # of `me`, until that is released
+    role: Literal["input", "result"]
     array: Array
-    is_out: bool
-    found: bytes
+    found: bytes = b""
 
-    def race(self, deed: Literal["wrote to", "read"], at: str) -> Race:
-        """A deed that has to come after the wait."""
-        advice = "until wait() a result may arrive there, or not" if self.is_out else "until wait() it may still be sent"
-        way = "wait first" if deed == "read" else "wait first, or write to memory of your own"
-        return Race(self.rank, deed, f"{self.name} of {self.work.title}", self.work.where, at, f"{advice}: {way}")
+    def race(self, deed: Literal["wrote to", "read"], verb: str, at: str) -> str:
+        """The text about a deed that has to come after the wait."""
+        why = "is still sent" if self.role == "input" else "may have arrived, or not"
+        return race_text(self.rank, f"{deed} the {self.role} {self.array.shape} of {self.me.describe()}", self.me.where,
+                         f"{verb} at {at}", f"until wait() it {why}: wait first, or take other memory")
+
+
+def race_text(rank: int, deed: str, issued: str, end: str, advice: str) -> str:
+    """The text about a race, with both of its places."""
+    return f"race: rank {rank} {deed}\n  issued at {issued}\n  {end}\n  {advice}"
 
 
 class Moment(NamedTuple):
-    """What a rank's program sees in a line that it comes to; ``made_at`` is the line that has just ended."""
+    """What a rank's program has in its hands when it comes to the line ``here``, by name; ``line`` has just ended."""
 
     rank: int
-    made_at: str
+    line: str
     here: str
     seen: dict[str, Any]
     results: tuple[InFlight, ...]  # that were still to arrive
 
 
-class Watch(Chosen):
-    """An order of turns that looks at buffers in flight before each turn, and, if ``traced``, in each line.
+class WatchedHub(Hub):
+    """A hub that watches buffers in flight, and, if ``traced``, each line of the programs.
 
-    With ``copies`` a result is hidden until its own rank's wait, behind NaN, or other bytes if ``stale``.
+    Where a ``signal`` is given, it hides results until their own rank's wait.
     """
 
-    def __init__(self, choose: Choose, *, copies: bool = False, stale: bool = False, traced: bool = False) -> None:
-        super().__init__(choose)
-        self.copies, self.stale, self.traced = copies, stale, traced
+    def __init__(self, *args: Any, signal: int | None, traced: bool) -> None:
+        super().__init__(*args)
+        self.signal, self.traced, self.guards_works = signal, traced, signal is not None
+        self.running = 0  # the rank whose turn it is
+        self.hidden: Array | None = None  # what is issued next has its result there
         self.in_flight: list[InFlight] = []
-        self.races: list[Race] = []
+        self.races: list[str] = []
         self.history: list[Moment] = []
         self.line: dict[int, str] = {}  # in which each rank is
-        self.last: dict[int, str] = {}  # from which its program returned
+        self.last: dict[int, str] = {}  # from which its program, or a function of it, has returned
 
-    def collective_next(self, due: Any, ready: Any) -> bool:
+    def hide(self, out: Array) -> None:
+        as_bytes(out)[...] = SIGNALS[0] if self.signal is None else self.signal
+        self.hidden = out
+
+    def issue(self, rank: int, me: Pending) -> None:
+        at = self.line_of(rank)
+        if isinstance(me, PendingCall) and me.where:
+            buffers = [InFlight(rank, me, me.x, "input", me.x)]
+            if self.hidden is not None:
+                buffers.append(InFlight(rank, me, me.x, "result", self.hidden))
+            self.settle(buffers)
+            self.in_flight += buffers
+        self.hidden = None
+        self.note(rank, at, at, {"what is sent": me.x if isinstance(me, PendingCall) else me.send})
+        super().issue(rank, me)
+
+    def wait(self, rank: int, me: Pending) -> None:
         self.look()
-        return super().collective_next(due, ready)
+        super().wait(rank, me)
+
+    def _resume(self, rank: int) -> None:
+        self.running = rank
+        super()._resume(rank)
+        self.look()
+
+    def _carry_out(self, calls: list[PendingCall]) -> Generator[RunEvent, None, None]:
+        yield from super()._carry_out(calls)
+        self.settle([one for one in self.in_flight if one.me in calls])
+
+    def settle(self, buffers: Sequence[InFlight]) -> None:
+        """The buffers are as they must be."""
+        for one in buffers:
+            one.found = as_bytes(one.array).tobytes()
 
     def look(self) -> None:
-        """Finds what a program wrote to buffers in flight; the turn of a collective may write to its own."""
-        self.in_flight = [one for one in self.in_flight if not one.work.waited]
-        for one in self.in_flight:
-            found = as_bytes(one.array).tobytes()
-            if found != one.found and one.turn != self.turns[-1]:
-                self.races.append(one.race("wrote to", self.place(one.rank)))
-            one.found = found
+        """Finds what was written to buffers in flight."""
+        self.in_flight = [one for one in self.in_flight if one.me.x is one.x]
+        changed = [one for one in self.in_flight if as_bytes(one.array).tobytes() != one.found]
+        self.races += [one.race("wrote to", "written to", self.line_of(one.rank)) for one in changed]
+        self.settle(changed)
 
-    def place(self, rank: int) -> str:
-        """The line in which a rank is."""
-        return self.line.get(rank, "a line that is not traced")
+    def line_of(self, rank: int) -> str:
+        """The line in which a rank's program is."""
+        return self.line.get(rank) or self.place(rank)
 
-    def add(self, rank: int, turn: Carried, work: Work, **buffers: Array | None) -> None:
-        """Watches the buffers of a new work from here on, and looks at all of them before it is waited for."""
-        finish, work._x = work._finish, None  # its own check would hide what a change does
-        assert finish is not None
-        out = buffers["out"]
-        if self.stale and out is not None:
-            as_bytes(out)[...] = STALE
-        for role, array in buffers.items():
-            if array is not None:
-                said = f"{_name(array)}, the {'result' if role == 'out' else 'input'}"
-                self.in_flight.append(InFlight(rank, turn, work, said, array, array is out, as_bytes(array).tobytes()))
-
-        def look_and_finish() -> Array | None:
-            self.look()
-            return finish()
-
-        work._finish = look_and_finish
-
-    def end(self, rank: int, works: list[Work]) -> None:
-        """A rank's program has returned, with these works that it did not wait for, and that are forgotten here."""
-        self.look()
-        self.races += [Race(rank, "never waited for", work.title, work.where, self.last.get(rank, "its end"),
-                            "keep what async_op=True returns, and call wait() on it") for work in works]
-        works.clear()
+    def end(self, rank: Rank) -> None:
+        """A rank's program has returned; works that it did not wait for are a race, and forgotten."""
+        at = self.last.get(rank.index, "its end")
+        self.races += [race_text(rank.index, f"never waited for {work.title}", work.where, f"ended at {at}",
+                                 "keep what async_op=True returns, and call wait() on it")
+                       for work in rank._state.pending]
+        rank._state.pending.clear()
 
     # -- line by line -------------------------------------------------------------------------------------------------
 
     def trace(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
-        """Looks and notes at each line of the program, and of the package's that compute for it; see `sys.settrace`."""
-        name = frame.f_code.co_filename
-        if name.startswith(NOT_TRACED) and not name.startswith(INTERACTIVE):
+        """Looks and notes at each line of the program's own; see `sys.settrace`."""
+        if frame.f_code.co_filename.startswith(NOT_TRACED):
             return None
-        rank = self.turns[-1]
-        if event in ("line", "return") and isinstance(rank, int):
+        if event in ("line", "return") and not self.stopping:
             self.look()
-            here = _spot(frame)
-            if event == "line":
-                self.note(rank, self.place(rank), here, frame.f_locals)
-            else:
-                self.note(rank, here, here, {"what is returned": arg})
-            self.line[rank] = self.last[rank] = here
-            if event == "return":
-                self.line[rank] = _spot(frame.f_back)
+            rank, here, returned = self.running, place_of(frame), event == "return"
+            self.note(rank, here if returned else self.line_of(rank), here,
+                      {"what is returned": arg} if returned else frame.f_locals)
+            self.last[rank] = here
+            self.line[rank] = place_of(frame.f_back) if returned else here
         return self.trace
 
-    def note(self, rank: int, made_at: str, here: str, values: Mapping[str, Any]) -> None:
+    def note(self, rank: int, line: str, here: str, values: Mapping[str, Any]) -> None:
         """Notes what the program has in its hands, but for what is in flight."""
-        mine = tuple(one for one in self.in_flight if one.rank == rank)
-        seen = {name: _seen(value, mine) for name, value in values.items()}
-        self.history.append(Moment(rank, made_at, here, seen, tuple(one for one in mine if one.is_out)))
+        if self.traced:
+            mine = tuple(one for one in self.in_flight if one.rank == rank)
+            self.history.append(Moment(rank, line, here, {name: _seen(value, mine) for name, value in values.items()},
+                                       tuple(one for one in mine if one.role == "result")))
 
-    def parts_from(self, other: "Watch") -> tuple[Moment, list[str]] | None:
+    def parts_from(self, other: "WatchedHub") -> tuple[Moment, list[str]] | None:
         """The first moment at which a rank saw or did something else than in the other run, and the names of what."""
-        theirs: dict[int, Iterator[Moment]] = {
-            rank: iter([one for one in other.history if one.rank == rank]) for rank in {m.rank for m in self.history}}
+        theirs = {mine.rank: iter([one for one in other.history if one.rank == mine.rank]) for mine in self.history}
         for mine in self.history:
             its = next(theirs[mine.rank], None)
             if its is None or mine[:4] != its[:4]:
-                return mine, [] if its is None else [
-                    name for name in mine.seen if mine.seen[name] != its.seen.get(name, name)]
+                return mine, [name for name, value in mine.seen.items() if its and its.seen.get(name) != value]
         return None
-
-
-def _spot(frame: FrameType | None) -> str:
-    """The place in the program, and, where that is in a line of the package's, that one."""
-    where = place_of(frame)
-    if frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
-        where += f" ({os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name})"
-    return where
-
-
-def _name(array: Array) -> str:
-    """The name of an array in the function that issued a collective of it."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and os.path.dirname(frame.f_code.co_filename) == os.path.dirname(__file__):
-        frame = frame.f_back
-    names = [] if frame is None else [name for name, value in frame.f_locals.items() if value is array]
-    return names[0] if names else f"an array of shape {array.shape}"
 
 
 def _seen(value: Any, hidden: Sequence[InFlight], depth: int = 4) -> Any:
@@ -216,161 +182,118 @@ def _seen(value: Any, hidden: Sequence[InFlight], depth: int = 4) -> Any:
         return type(value).__name__
 
 
-# -- Ranks that are watched ------------------------------------------------------------------------------------------
-
-
-class WatchedRank(Rank):
-    """A rank whose asynchronous collectives are watched, and deliver as the watch says."""
-
-    @property
-    def _watch(self) -> Watch:
-        hub = self._state.in_use()
-        assert isinstance(hub, Hub)
-        assert isinstance(hub.order, Watch)
-        return hub.order
-
-    def _note(self, sent: Array | None) -> None:
-        watch, rank = self._watch, self._state.index
-        if watch.traced:
-            watch.note(rank, watch.place(rank), watch.place(rank), {"what is sent": sent})
-
-    def exchange(self, send: Array | None, to: int | None, out: Array | None, source: int | None, *,
-                 purpose: str = "unspecified") -> Array | None:
-        self._note(send)
-        return super().exchange(send, to, out, source, purpose=purpose)
-
-    def _collective(self, operation: str, algorithm: str, x: Array, cut: Any, *, out: Array | None,
-                    **options: Any) -> Any:
-        self._note(x)
-        watch, number = self._watch, self._state.calls[self.key]
-        result = super()._collective(operation, algorithm, x, cut, out=out,
-                                     **options | {"copy_in_flight": watch.copies})
-        if isinstance(result, Work):
-            watch.add(self._state.index, Carried(self.key, number, operation), result, out=out,
-                      x=None if out is x else x)
-        return result
-
-
-class WatchedCluster(Cluster):
-    """A cluster for one run, of watched ranks that take turns as the watch has them chosen."""
-
-    def __init__(self, ranks: int, watch: Watch) -> None:
-        super().__init__(ranks)
-        self.watch = watch
-        self.ranks = [WatchedRank(rank._state, rank.group) for rank in self.ranks]
-
-    def _backend(self, options: RunOptions) -> Backend:
-        return Hub(len(self.ranks), self._transport, options, self.watch)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
-    """The end of a run in one schedule: all that must not depend on it, and what was seen beside."""
-
-    watch: Watch
-    results: str
-    shown: str
-    rows: list[list[Any]]
-    error: Exception | None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Outcome) and (self.results, self.rows) == (other.results, other.rows)
-
-
-@dataclass(frozen=True, slots=True)
-class Explored:
-    """A program that is run in many orders; each run has arguments of its own, copied from those given."""
-
-    program: RankProgram
-    args: tuple[Any, ...]
-    ranks: int
-
-    def run(self, watch: Watch) -> Outcome:
-        """One run; raises Redundant where the watch's order says that it need not go on."""
-        def body(rank: Rank, *args: Any) -> Any:
-            if watch.traced:
-                sys.settrace(watch.trace)
-            result = self.program(rank, *args)
-            watch.end(rank.index, rank._state.pending)
-            return result
-
-        cluster, before = WatchedCluster(self.ranks, watch), sys.gettrace()
-        try:
-            results = list(cluster.run(body, *deepcopy(self.args)))
-            return Outcome(watch, sha256(results), f"returns {results}", [trace.rows for trace in cluster.trace], None)
-        except Redundant:
-            raise
-        except Exception as error:
-            said = f"raises {type(error).__name__}: {text_of(error)}"
-            return Outcome(watch, said, said, [], error)
-        finally:
-            if watch.traced:
-                sys.settrace(before)
-
-    def again(self, found: Outcome) -> Watch:
-        """The same run once more, line by line."""
-        watch, turns = found.watch, found.watch.turns
-        return self.run(Watch(lambda order, _: turns[len(order.turns)], copies=watch.copies, stale=watch.stale,
-                              traced=True)).watch
-
-
 # -- Exploration -----------------------------------------------------------------------------------------------------
 
 
-def first(order: Chosen, turns: Sequence[Turn]) -> Turn:
-    """The plain order: a collective as soon as it is due, then the first rank that is ready."""
-    return turns[0]
+class WatchedCluster(Cluster):
+    """A cluster for one run, which takes turns as they are chosen."""
+
+    def __init__(self, ranks: int, order: Chosen, **options: Any) -> None:
+        super().__init__(ranks)
+        self.order, self.options = order, options
+
+    def _backend(self, options: RunOptions) -> Backend:
+        self.hub = WatchedHub(len(self.ranks), self._transport, options, self.order, **self.options)
+        return self.hub
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of a run: what must not depend on the order of turns, and beside it what is known of this run."""
+
+    results: str
+    rows: list[list[Any]]
+    shown: str = field(compare=False)
+    error: Exception | None = field(compare=False)
+    order: Chosen = field(compare=False)
+    hub: WatchedHub = field(compare=False)
 
 
 @dataclass(slots=True)
 class Exploration:
     """A program in ``schedules`` orders of turns, and what was found.
 
-    ``legal`` is the number of orders that these stand for, with all that differ from them by turns that commute; of
-    schedules drawn by seed, a lower bound; None where it was not counted. ``complete`` says that there are no others.
-    ``outcomes`` are the runs that ended differently, each in its shortest schedule: a right program has one.
+    ``legal`` is the number of orders that these stand for, with all that differ from them by turns that commute (None:
+    it was not counted); ``complete`` says that there are no others. ``outcomes`` are the runs that ended differently,
+    each in its shortest schedule: a right program has one. ``races`` and ``difference`` are texts.
     """
 
+    program: RankProgram = field(repr=False)
+    args: tuple[Any, ...] = field(repr=False)
     ranks: int
     schedules: int = 0
     legal: int | None = 0
     complete: bool = False
     outcomes: list[Outcome] = field(default_factory=list, repr=False)
-    races: list[Race] = field(default_factory=list)
+    races: list[str] = field(default_factory=list)
     difference: str = ""
 
-    def take(self, outcome: Outcome) -> None:
-        """Notes one more run."""
-        self.schedules += 1
-        same = next((at for at, other in enumerate(self.outcomes) if outcome == other), len(self.outcomes))
-        self.outcomes[same:same + 1] = [min([outcome, *self.outcomes[same:same + 1]],
-                                            key=lambda one: len(as_text(one.watch.turns)))]
+    def run(self, choose: Choose, *, signal: int | None = None, traced: bool = False) -> Outcome:
+        """One run, with arguments of its own; raises Redundant where it need not go on."""
+        def body(rank: Rank, *args: Any) -> Any:
+            if traced:
+                sys.settrace(cluster.hub.trace)
+            result = self.program(rank, *args)
+            cluster.hub.end(rank)
+            return result
 
-    def add(self, races: Sequence[Race]) -> None:
-        """Adds those races that are not known yet."""
-        self.races += [race for race in dict.fromkeys(races) if race not in self.races]
+        cluster, before = WatchedCluster(self.ranks, Chosen(choose), signal=signal, traced=traced), sys.gettrace()
+        try:
+            results = list(cluster.run(body, *deepcopy(self.args)))
+            said, shown, error, rows = sha256(results), f"returns {results}", None, [t.rows for t in cluster.trace]
+        except Redundant:
+            raise
+        except Exception as raised:
+            said = shown = f"raises {type(raised).__name__}: {text_of(raised)}"
+            error, rows = raised, []
+        finally:
+            if traced:
+                sys.settrace(before)
+        return Outcome(said, rows, shown, error, cluster.order, cluster.hub)
+
+    def again(self, found: Outcome) -> WatchedHub:
+        """The hub of the same run, made line by line."""
+        turns = found.order.turns
+        return self.run(lambda order, _: turns[len(order.turns)], signal=found.hub.signal, traced=True).hub
+
+    def take(self, outcome: Outcome) -> None:
+        """Counts a run, and keeps it if no shorter one has ended like it."""
+        self.schedules += 1
+        for at, other in enumerate(self.outcomes):
+            if other == outcome:
+                self.outcomes[at] = min(other, outcome, key=_length)
+                return
+        self.outcomes.append(outcome)
 
     def __str__(self) -> str:
-        stand = "" if self.legal is None else f", which stand for {'all ' * self.complete}{self.legal:,} legal orders"
-        if not self.complete and self.legal is not None:
-            stand = f" of at least {self.legal:,} legal orders"
+        number = "" if self.legal is None else f"{self.legal:,} legal orders"
+        stand = f", which stand for all {number}" if self.complete else f" of at least {number}" if number else ""
         ends = "one outcome" if len(self.outcomes) == 1 else f"{len(self.outcomes)} different outcomes"
         return "\n".join([f"{self.ranks} ranks, {self.schedules:,} schedules{stand}: {ends}",
-                          *map(str, self.races), *[self.difference] * bool(self.difference)])
+                          *dict.fromkeys(self.races), *[self.difference] * bool(self.difference)])
+
+
+class RaceError(AssertionError):
+    """A program that races, or whose end depends on the order of turns; ``exploration`` has what was found."""
+
+    def __init__(self, exploration: Exploration) -> None:
+        super().__init__(str(exploration))
+        self.exploration = exploration
 
 
 def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Literal["reduced", "all"] = 100,
             seed: int = 1, at_most: int = 10_000) -> Exploration:
     """Runs ``program(rank, *args)`` in many legal orders of ranks and of asynchronous collectives, and looks for races.
 
-    ``orders`` are so many schedules drawn by ``seed``, or, of a small program, every one: "reduced", one of those that
-    differ by turns that commute, or "all"; at most so many. Results, by fingerprint, and traces must be the same in all
-    of them. Turns of two ranks commute if ranks share nothing but what they send; what they share in this process, as a
-    list among ``args``, is explored by a number or by "all". Each run gets copies of ``args`` of its own.
+    ``orders`` are so many schedules drawn by ``seed``; or, of a small program, every one, "all", or "reduced" to one of
+    those that differ by turns that commute; no more than ``at_most``. Results and traces must be the same in all. Turns
+    of two ranks commute if they share nothing but what they send: what they share in this process, as a list among
+    ``args``, needs a number or "all". Each run gets a copy of ``args``. What is written and put back within one turn is
+    not seen, nor what is read and changes nothing that the program has in its hands.
 
     Raises RaceError that says which rank wrote to a buffer in flight, read a result too early or never waited, and
-    where; or which two schedules end differently, and the first line in which they part. Raises what the program
-    raises in the plain order where that is no race, and ValueError for one that does not repeat itself.
+    where; or which two schedules end differently, and the first line in which they part. Raises what the program raises
+    in the plain order where that is no race, and ValueError where it does not repeat itself.
 
     >>> import numpy as np
     >>> def program(rank):
@@ -383,64 +306,50 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
     require_count("at_most", at_most, 1, "a number of schedules")
     if orders not in ("reduced", "all"):
         require_count("orders", orders, 1, "a number of schedules, 'reduced' or 'all'")
-    explored, found = Explored(program, args, ranks), Exploration(ranks)
-    plain, again, stale = (explored.run(Watch(first, copies=True, stale=stale)) for stale in (False, False, True))
-    if plain != again:
+    found = Exploration(program, args, ranks)
+    plain, same, stale = (found.run(lambda order, turns: turns[0], signal=SIGNALS[at]) for at in (0, 0, 1))
+    if plain != same:
         raise ValueError("the program does not repeat itself in the same order: seed what it draws, and hand over what "
                          "it changes as an argument, of which each run gets a copy")
-    if plain.watch.races:
-        found.add(explored.again(plain).races)
+    if plain.hub.races:
+        found.races += found.again(plain).races
     if plain != stale:
-        found.add(_read_early(explored.again(plain), explored.again(stale)))
-    if plain.error is not None and not found.races:
+        parted = found.again(plain).parts_from(found.again(stale))
+        found.races += [one.race("read", "read", parted[0].line) for one in parted[0].results] if parted else []
+    if plain.error is not None and not isinstance(plain.error, PendingWorkError):
         raise plain.error
-    members = _take_all(explored, found, orders, random.Random(seed), at_most)
-    racing = next((one for one in found.outcomes if one.watch.races), None)
-    if racing is not None:
-        found.add(explored.again(racing).races)
+    chance, search, drawn = random.Random(seed), Search(reduced=orders == "reduced"), isinstance(orders, int)
+    while not found.complete and found.schedules < (orders if isinstance(orders, int) else at_most):
+        with suppress(Redundant):
+            one = found.run((lambda _, turns: chance.choice(turns)) if drawn else search.choose)
+            search.check()
+            found.take(one)
+            stands = 1 if orders == "all" else legal_orders(one.order.members, ranks)
+            if found.schedules == 1 or (found.legal and not drawn):
+                found.legal = None if stands is None else found.legal + stands
+        found.complete = not drawn and not search.back()
+    if racing := [one for one in found.outcomes if one.hub.races]:
+        found.races += found.again(racing[0]).races
     if len(found.outcomes) > 1:
-        two = sorted(found.outcomes, key=lambda one: len(as_text(one.watch.turns)))[:2]
-        found.difference = _difference(*two, *map(explored.again, two))
+        found.difference = _difference(found, *sorted(found.outcomes, key=_length)[:2])
     if found.races or found.difference:
         raise RaceError(found)
+    if plain.error is not None:
+        raise plain.error
     return found
 
 
-def _take_all(explored: Explored, found: Exploration, orders: int | str, chance: random.Random, at_most: int) -> None:
-    """The runs in the orders that are asked for."""
-    search = Search(reduced=orders == "reduced")
-    if isinstance(orders, int):
-        for _ in range(orders):
-            found.take(explored.run(Watch(lambda _, turns: chance.choice(turns))))
-        found.legal = legal_orders(found.outcomes[0].watch.members, found.ranks)
-        return
-    while found.schedules < at_most and not found.complete:
-        watch = Watch(search.choose)
-        try:
-            found.take(explored.run(watch))
-        except Redundant:
-            pass
-        else:
-            count = legal_orders(watch.members, found.ranks) if search.reduced else 1
-            found.legal = None if count is None or found.legal is None else found.legal + count
-        found.complete = not search.back(watch)
+def _length(outcome: Outcome) -> int:
+    return len(as_text(outcome.order.turns))
 
 
-def _read_early(mine: Watch, stale: Watch) -> list[Race]:
-    """The race of two runs in one order that part where other bytes stand for what has not arrived."""
-    found = mine.parts_from(stale)
-    return [] if found is None else [one.race("read", found[0].made_at) for one in found[0].results]
-
-
-def _difference(one: Outcome, other: Outcome, mine: Watch, its: Watch) -> str:
+def _difference(found: Exploration, *two: Outcome) -> str:
     """The text about two schedules that end differently."""
-    found = mine.parts_from(its) or its.parts_from(mine)
+    one, other = map(found.again, two)
+    parted = one.parts_from(other) or other.parts_from(one)
     where = "where no line of the program shows it"
-    if found is not None:
-        moment, names = found
-        where = f"in rank {moment.rank}, at {moment.made_at}" + f": {', '.join(names)} differs" * bool(names)
-    same = len(os.path.commonprefix([one.watch.turns, other.watch.turns]))
-    same = same if same > SHOWN_TURNS else 0
-    said = [f"the end depends on the order of turns. Two schedules that differ{f', after {same} turns' * bool(same)}:"]
-    said += [f"  {as_text(outcome.watch.turns[same:])}\n    {shorten(outcome.shown, 160)}" for outcome in (one, other)]
-    return "\n".join([*said, f"they part {where}"])
+    if parted is not None:
+        moment, names = parted
+        where = f"in rank {moment.rank}, at {moment.line}" + f": {', '.join(names)} differs" * bool(names)
+    said = [f"  {as_text(outcome.order.turns)}\n    {shorten(outcome.shown, 160)}" for outcome in two]
+    return "\n".join(["the end depends on the order of turns. Two schedules that differ:", *said, f"they part {where}"])

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import checksum, copy_elements, is_array, may_share_memory, on_device, poison, same_bytes
+from zerosim.numerics.arrays import checksum, copy_elements, is_array, may_share_memory, on_device, same_bytes
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.kernels import NumpyKernels, do_nothing
 from zerosim.ranks.call import (
@@ -386,6 +386,7 @@ class Rank:
         if memory.debug and out is None and receives and not async_op:
             refuse_dropped(call, __file__)
         in_place = out is not None and is_in_place(x, checked_output(out, shape, x.dtype), same)
+        copy_in_flight &= backend.guards_works
         copied = async_op and (copy_in_flight or memory.debug or out is None)  # what arrives, until wait()
 
         # Memory: a copy of the input where it will change, the result, the algorithm's buffers.
@@ -412,12 +413,12 @@ class Rank:
         if async_op:
             trace.add(Issue(call))
             if out is not None and not (in_place and captured is x):
-                poison(out)
+                backend.hide(out)
         backend.issue(state.index, me)
         if not async_op:
             return _finish(state, backend, me, out, shape, rule)
         return Work(state, backend, me, partial(_finish, state, backend, me, out, shape, rule, async_op=True),
-                    out=out, x=None if in_place else x,
+                    out=out, x=None if in_place or not backend.guards_works else x,
                     copy=None if in_place or rule.before or captured is x else captured)
 
     # -- other handles of this rank -------------------------------------------------------------------------------
@@ -467,7 +468,7 @@ class Rank:
         return self._joined(named, self._state.calls[self.key])
 
     def _joined(self, members: Sequence[int], *number: int) -> "Rank":
-        joined = type(self)(self._state, tuple(self.group[index] for index in members), (*self.communicator, *number))
+        joined = Rank(self._state, tuple(self.group[index] for index in members), (*self.communicator, *number))
         if joined.key not in self._state.calls:
             self._state.in_use().new_group(self.key, joined.key)
             self._state.calls[joined.key] = 0

@@ -1,20 +1,19 @@
-"""Other orders of turns than the hub's plain one: seeded, and each legal order of a small program, once.
+"""Other orders of turns than the hub's plain one: seeded, and each legal order of a small program.
 
-A *turn* is a rank's way from where it stands to where it next waits, issues something asynchronous or has sent a
-message; or the carrying out, as one, of a collective that all of its group have issued. So a collective may be carried
-out as soon as it is issued, as late as somebody waits for it, and at any turn between. A *schedule* is a list of turns.
+A *turn* is a rank's way to where it next waits, issues something asynchronous or has sent a message; or the carrying
+out, as one, of a collective that all of its group have issued: as soon as it is issued, as late as somebody waits for
+it, or at any turn between. A *schedule* is a list of turns.
 
-Two turns commute when no rank takes part in both: in a rank's turn the rank itself, and those that it sends to or
-receives from; in a collective the ranks of its group. This holds as long as ranks share nothing but what they send.
-Schedules that differ by turns that commute end alike, and of them `Search` takes one: sleep sets (Patrice Godefroid,
-"Partial-Order Methods for the Verification of Concurrent Systems", LNCS 1032, Springer 1996,
-https://doi.org/10.1007/3-540-60761-7).
+Two turns commute when no rank takes part in both: in a rank's turn that rank and those that it sends to or receives
+from; in a collective the ranks of its group. This holds as long as ranks share nothing but what they send. Schedules
+that differ by turns that commute end alike (Patrice Godefroid, "Partial-Order Methods for the Verification of
+Concurrent Systems", LNCS 1032, Springer 1996, ISBN 3-540-60761-7), and of them `Search` takes one, the first in
+lexicographic order: in which no turn could have come before a larger one, because it commutes with all from that on.
 """
 
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
@@ -55,7 +54,7 @@ Turn = int | Carried  # a rank's, or a collective's
 
 
 class Redundant(Exception):
-    """Whatever follows commutes to a schedule that has been taken: raised between two turns, where no program is."""
+    """A schedule that ends like another one, which is taken: raised between two turns, where no program is."""
 
 
 class Chosen(Order):
@@ -69,35 +68,24 @@ class Chosen(Order):
 
     def pauses(self, rank: int, me: Pending) -> bool:
         if isinstance(me, PendingExchange):
-            self.members[-1] |= {me.to, me.source} - {None}
+            self.members[-1].update(peer for peer in (me.to, me.source) if peer is not None)
             return me.done
         return bool(me.where)
 
     def collective_next(self, due: deque[list[PendingCall]], ready: deque[int]) -> bool:
         calls = {Carried(parts[0].call.key, parts[0].call.number, parts[0].call.operation): parts for parts in due}
         turn = self.choose(self, [*calls, *sorted(ready)])
-        if isinstance(turn, Carried):
-            due.remove(calls[turn])
-            due.appendleft(calls[turn])
-        else:
-            ready.remove(turn)
-            ready.appendleft(turn)
         self.turns.append(turn)
-        self.members.append(set(turn.key[0]) if isinstance(turn, Carried) else {turn})
-        return isinstance(turn, Carried)
+        if isinstance(turn, int):
+            self.members.append({turn})
+            ready.rotate(-ready.index(turn))
+            return False
+        self.members.append({*turn.key[0]})
+        due.rotate(-due.index(calls[turn]))
+        return True
 
 
 Choose = Callable[[Chosen, Sequence[Turn]], Turn]
-
-
-@dataclass(slots=True)
-class Fork:
-    """A place in a schedule: the turns that there may be, the one that is taken, and those that need not be, with who
-    takes part in them: what begins with them has been seen, from here or in another order of turns that commute."""
-
-    turns: Sequence[Turn]
-    asleep: dict[Turn, set[int]]
-    turn: Turn
 
 
 class Search:
@@ -105,31 +93,36 @@ class Search:
 
     def __init__(self, reduced: bool) -> None:
         self.reduced = reduced
-        self.path: list[Fork] = []
+        self.path: list[list[Turn]] = []  # the turns that are left to try at each place; the first is taken
+        self.order = Chosen(self.choose)  # of the run under way
 
     def choose(self, order: Chosen, turns: Sequence[Turn]) -> Turn:
         """The next turn of the run under way; raises Redundant where that need not go on."""
-        if len(order.turns) < len(self.path):
-            return self.path[len(order.turns)].turn
-        asleep = {turn: members for turn, members in self.path[-1].asleep.items()
-                  if self.reduced and not members & order.members[-1]} if self.path else {}
-        turn = next((turn for turn in turns if turn not in asleep), None)
-        if turn is None:
-            raise Redundant
-        self.path.append(Fork(turns, asleep, turn))
-        return turn
+        self.order = order
+        self.check()
+        if len(order.turns) == len(self.path):
+            self.path.append([*turns])
+        return self.path[len(order.turns)][0]
 
-    def back(self, order: Chosen) -> bool:
-        """Goes back, after a run in this order, to the last fork with a turn to try; False where there is none."""
-        while self.path:
-            fork = self.path[-1]
-            fork.asleep[fork.turn] = order.members[len(self.path) - 1]
-            turn = next((turn for turn in fork.turns if turn not in fork.asleep), None)
-            if turn is not None:
-                fork.turn = turn
-                return True
+    def check(self) -> None:
+        """Raises Redundant if the last turn could have come before a larger one; asked after each, the last included.
+        """
+        turns = list(zip(self.order.turns, self.order.members, strict=True)) if self.reduced else []
+        last, mine = turns.pop() if turns else (0, {0})
+        for turn, members in reversed(turns):
+            if members & mine:
+                break
+            if (isinstance(turn, int), turn) > (isinstance(last, int), last):
+                raise Redundant
+
+    def back(self) -> bool:
+        """Goes back, after a run, to the last place with a turn to try; False where there is none."""
+        del self.path[len(self.order.turns):]
+        while self.path and len(self.path[-1]) == 1:
             self.path.pop()
-        return False
+        if self.path:
+            del self.path[-1][0]
+        return bool(self.path)
 
 
 def legal_orders(members: Sequence[set[int]], ranks: int) -> int | None:
@@ -145,8 +138,8 @@ def legal_orders(members: Sequence[set[int]], ranks: int) -> int | None:
     for _ in members:
         following = Counter[tuple[int, ...]]()
         for taken, count in ways.items():
-            heads = [mine[at] if at < len(mine) else None for mine, at in zip(own, taken, strict=True)]
-            for turn in {*heads} - {None}:
+            heads = [mine[at] if at < len(mine) else -1 for mine, at in zip(own, taken, strict=True)]
+            for turn in {*heads} - {-1}:
                 if all(heads[rank] == turn for rank in members[turn]):
                     following[tuple(at + (rank in members[turn]) for rank, at in enumerate(taken))] += count
         ways = following
@@ -157,6 +150,5 @@ def legal_orders(members: Sequence[set[int]], ranks: int) -> int | None:
 
 def as_text(turns: Sequence[Turn]) -> str:
     """The turns of a schedule, in a row."""
-    said = [(str(turn) if isinstance(turn, Carried) else f"rank {turn}", len([*same]))
-            for turn, same in groupby(turns)]
+    said = [(f"rank {turn}" if isinstance(turn, int) else str(turn), len([*same])) for turn, same in groupby(turns)]
     return ", ".join(name if count == 1 else f"{name} {count} times" for name, count in said)
