@@ -29,7 +29,7 @@ from zerosim.ranks.hub import Hub, RunEvent, RunOptions
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.schedules import Choose, Chosen, Redundant, Search, as_text, legal_orders
 
-SIGNALS = 0xFF, 0x5A  # each byte of what has not arrived: NaN in all floats, -1 in integers; and what no program expects
+SIGNALS = 0xFF, 0x5A  # each byte of what has not arrived: NaN in all floats, -1 in integers; and neither of them
 NOT_TRACED = (PACKAGE, "<frozen", "<string>", "<__array", *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib")))
 
 
@@ -81,7 +81,6 @@ class WatchedHub(Hub):
         self.races: list[str] = []
         self.history: list[Moment] = []
         self.line: dict[int, str] = {}  # in which each rank is
-        self.last: dict[int, str] = {}  # from which its program, or a function of it, has returned
 
     def hide(self, out: Array) -> None:
         as_bytes(out)[...] = SIGNALS[0] if self.signal is None else self.signal
@@ -130,7 +129,7 @@ class WatchedHub(Hub):
 
     def end(self, rank: Rank) -> None:
         """A rank's program has returned; works that it did not wait for are a race, and forgotten."""
-        at = self.last.get(rank.index, "its end")
+        at = self.history[-1].here if self.history else "its end"
         self.races += [race_text(rank.index, f"never waited for {work.title}", work.where, f"ended at {at}",
                                  "keep what async_op=True returns, and call wait() on it")
                        for work in rank._state.pending]
@@ -147,7 +146,6 @@ class WatchedHub(Hub):
             rank, here, returned = self.running, place_of(frame), event == "return"
             self.note(rank, here if returned else self.line_of(rank), here,
                       {"what is returned": arg} if returned else frame.f_locals)
-            self.last[rank] = here
             self.line[rank] = place_of(frame.f_back) if returned else here
         return self.trace
 
@@ -157,15 +155,6 @@ class WatchedHub(Hub):
             mine = tuple(one for one in self.in_flight if one.rank == rank)
             self.history.append(Moment(rank, line, here, {name: _seen(value, mine) for name, value in values.items()},
                                        tuple(one for one in mine if one.role == "result")))
-
-    def parts_from(self, other: "WatchedHub") -> tuple[Moment, list[str]] | None:
-        """The first moment at which a rank saw or did something else than in the other run, and the names of what."""
-        theirs = {mine.rank: iter([one for one in other.history if one.rank == mine.rank]) for mine in self.history}
-        for mine in self.history:
-            its = next(theirs[mine.rank], None)
-            if its is None or mine[:4] != its[:4]:
-                return mine, [name for name, value in mine.seen.items() if its and its.seen.get(name) != value]
-        return None
 
 
 def _seen(value: Any, hidden: Sequence[InFlight], depth: int = 4) -> Any:
@@ -261,16 +250,17 @@ class Exploration:
         self.schedules += 1
         for at, other in enumerate(self.outcomes):
             if other == outcome:
-                self.outcomes[at] = min(other, outcome, key=_length)
+                self.outcomes[at] = min(other, outcome, key=_shortest)
                 return
         self.outcomes.append(outcome)
 
     def __str__(self) -> str:
-        number = "" if self.legal is None else f"{self.legal:,} legal orders"
-        stand = f", which stand for all {number}" if self.complete else f" of at least {number}" if number else ""
+        alone = self.schedules == 1
+        stand = f", which stand{'s' * alone} for all" if self.complete else " of at least"
+        legal = "" if self.legal is None else f"{stand} {self.legal:,} legal orders"
         ends = "one outcome" if len(self.outcomes) == 1 else f"{len(self.outcomes)} different outcomes"
-        return "\n".join([f"{self.ranks} ranks, {self.schedules:,} schedules{stand}: {ends}",
-                          *dict.fromkeys(self.races), *[self.difference] * bool(self.difference)])
+        return "\n".join([f"{self.ranks} ranks, {self.schedules:,} schedule{'s' * (not alone)}{legal}: {ends}",
+                          *self.races, *[self.difference] * bool(self.difference)])
 
 
 class RaceError(AssertionError):
@@ -314,8 +304,9 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
     if plain.hub.races:
         found.races += found.again(plain).races
     if plain != stale:
-        parted = found.again(plain).parts_from(found.again(stale))
-        found.races += [one.race("read", "read", parted[0].line) for one in parted[0].results] if parted else []
+        parted = _parting(found.again(plain), found.again(stale))
+        found.races += [one.race("read", "read", parted[0].line) for one in (parted[0].results if parted else ())] or [
+            f"race: a result was read before its wait(), which shows {_where(parted)}\n  wait first"]
     if plain.error is not None and not isinstance(plain.error, PendingWorkError):
         raise plain.error
     chance, search, drawn = random.Random(seed), Search(reduced=orders == "reduced"), isinstance(orders, int)
@@ -325,13 +316,14 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
             search.check()
             found.take(one)
             stands = 1 if orders == "all" else legal_orders(one.order.members, ranks)
-            if found.schedules == 1 or (found.legal and not drawn):
-                found.legal = None if stands is None else found.legal + stands
+            if not drawn or found.schedules == 1:
+                found.legal = None if stands is None or found.legal is None else found.legal + stands
         found.complete = not drawn and not search.back()
     if racing := [one for one in found.outcomes if one.hub.races]:
         found.races += found.again(racing[0]).races
+    found.races = [*dict.fromkeys(found.races)]
     if len(found.outcomes) > 1:
-        found.difference = _difference(found, *sorted(found.outcomes, key=_length)[:2])
+        found.difference = _difference(found, *sorted(found.outcomes, key=_shortest)[:2])
     if found.races or found.difference:
         raise RaceError(found)
     if plain.error is not None:
@@ -339,17 +331,35 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
     return found
 
 
-def _length(outcome: Outcome) -> int:
-    return len(as_text(outcome.order.turns))
+def _shortest(outcome: Outcome) -> tuple[bool, int]:
+    """The place of an outcome among those alike: with a race, then in few words."""
+    return not outcome.hub.races, len(as_text(outcome.order.turns))
+
+
+Parting = tuple[Moment, list[str]] | None
+
+
+def _parting(one: WatchedHub, other: WatchedHub) -> Parting:
+    """The first moment at which a rank saw or did something else in one run than in the other, and the names of what;
+    None where no line shows it."""
+    theirs = {mine.rank: iter([its for its in other.history if its.rank == mine.rank]) for mine in one.history}
+    for mine in one.history:
+        its = next(theirs[mine.rank], None)
+        if its is None or mine[:4] != its[:4]:
+            return mine, [name for name, value in mine.seen.items() if its and its.seen.get(name) != value]
+    return None
+
+
+def _where(parting: Parting) -> str:
+    if parting is None:
+        return "where no line of the program's own shows it"
+    moment, names = parting
+    return f"in rank {moment.rank}, at {moment.line}" + f": {', '.join(names)} differs" * bool(names)
 
 
 def _difference(found: Exploration, *two: Outcome) -> str:
     """The text about two schedules that end differently."""
     one, other = map(found.again, two)
-    parted = one.parts_from(other) or other.parts_from(one)
-    where = "where no line of the program shows it"
-    if parted is not None:
-        moment, names = parted
-        where = f"in rank {moment.rank}, at {moment.line}" + f": {', '.join(names)} differs" * bool(names)
     said = [f"  {as_text(outcome.order.turns)}\n    {shorten(outcome.shown, 160)}" for outcome in two]
-    return "\n".join(["the end depends on the order of turns. Two schedules that differ:", *said, f"they part {where}"])
+    return "\n".join(["the end depends on the order of turns. Two schedules that differ:", *said,
+                      f"they part {_where(_parting(one, other) or _parting(other, one))}"])

@@ -15,7 +15,6 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import NamedTuple
 
 from zerosim.ranks.call import GroupKey, Pending, PendingCall, PendingExchange
 from zerosim.ranks.hub import Order
@@ -39,18 +38,7 @@ class Seeded(Order):
         return False
 
 
-class Carried(NamedTuple):
-    """The turn in which a collective is carried out."""
-
-    key: GroupKey
-    number: int
-    operation: str
-
-    def __str__(self) -> str:
-        return f"{self.operation} (call {self.number})"
-
-
-Turn = int | Carried  # a rank's, or a collective's
+Turn = int | tuple[GroupKey, int, str]  # a rank's; or that of a collective, by group, number and operation
 
 
 class Redundant(Exception):
@@ -73,15 +61,15 @@ class Chosen(Order):
         return bool(me.where)
 
     def collective_next(self, due: deque[list[PendingCall]], ready: deque[int]) -> bool:
-        calls = {Carried(parts[0].call.key, parts[0].call.number, parts[0].call.operation): parts for parts in due}
+        calls = {(me.call.key, me.call.number, me.call.operation): due.index(parts) for parts in due for me in parts[:1]}
         turn = self.choose(self, [*calls, *sorted(ready)])
         self.turns.append(turn)
         if isinstance(turn, int):
             self.members.append({turn})
             ready.rotate(-ready.index(turn))
             return False
-        self.members.append({*turn.key[0]})
-        due.rotate(-due.index(calls[turn]))
+        self.members.append({*turn[0][0]})
+        due.rotate(-calls[turn])
         return True
 
 
@@ -150,5 +138,6 @@ def legal_orders(members: Sequence[set[int]], ranks: int) -> int | None:
 
 def as_text(turns: Sequence[Turn]) -> str:
     """The turns of a schedule, in a row."""
-    said = [(f"rank {turn}" if isinstance(turn, int) else str(turn), len([*same])) for turn, same in groupby(turns)]
+    said = [(f"rank {turn}" if isinstance(turn, int) else f"{turn[2]} (call {turn[1]})", len([*same]))
+            for turn, same in groupby(turns)]
     return ", ".join(name if count == 1 else f"{name} {count} times" for name, count in said)
