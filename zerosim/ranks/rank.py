@@ -93,8 +93,8 @@ class RankState:
         for work in self.pending:
             if work.hides(x) or work.hides(out):
                 raise PendingWorkError(
-                    f"{operation} was given the out= of {work.title}, issued at {work.where}, which "
-                    "was not waited for; call work.wait() first, or pass other memory"
+                    f"{operation} was given, at {place_of_call()}, the out= of {work.title}, issued at {work.where}, "
+                    "which was not waited for; call work.wait() first, or pass other memory"
                 )
 
     def check_all_waited(self) -> None:
@@ -138,8 +138,8 @@ class Work:
     def result(self) -> np.ndarray | None:
         """The collective's result; raises PendingWorkError before ``wait()``."""
         if not self.waited:
-            raise PendingWorkError(f"the result of {self.title}, issued at {self.where}, was read before wait(); "
-                                   "call work.wait() first, which also returns it")
+            raise PendingWorkError(f"the result of {self.title}, issued at {self.where}, was read before wait(), at "
+                                   f"{place_of_call()}; call work.wait() first, which also returns it")
         return self._result
 
     def wait(self) -> np.ndarray | None:
