@@ -6,15 +6,17 @@ Legend: a *program* here is a list of steps that every rank plays; ``None`` in p
 import inspect
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.support import assert_refused, literally
+from zerosim.numerics.arrays import sha256
 from zerosim.testing import RaceError, explore
 
 Steps = list[tuple[Any, ...]]
@@ -118,34 +120,136 @@ def written_and_put_back(rank: zs.Rank) -> list[float]:
     return work.wait().tolist()
 
 
-def groups(rank: zs.Rank) -> list[float]:
-    works = [group.all_reduce(np.full(2, rank.index), async_op=True) for group in (rank.split(rank.index % 2), rank)]
+def a_group_beside_a_message(rank: zs.Rank) -> list[float]:
+    x, out = np.full(2, rank.index + 1.0), np.zeros(1)
+    work = rank.new_group([0, 1]).all_reduce(x, async_op=True) if rank.index < 2 else None
     if rank.index == 2:
         rank.send(np.ones(1), 0)
     elif rank.index == 0:
-        rank.recv(np.ones(1), 2)
-    return [float(work.wait()[0]) for work in works]
+        rank.recv(out, 2)
+        x += out  # which is written before the wait
+    return x.tolist() if work is None else work.wait().tolist()
 
 
 def quick_barriers(rank: zs.Rank) -> None:
-    for _ in range(3):
-        rank.barrier()
+    rank.barrier()
+    rank.barrier()
 
 
-@pytest.mark.parametrize(("program", "ranks"), [(early_read, 2), (written_and_put_back, 2), (quick_barriers, 2),
-                                                (quick_barriers, 3), (groups, 3), (early_read, 3)])
-def test_one_order_of_those_that_commute_ends_like_all_of_them(program: Any, ranks: int, record_property: Any) -> None:
-    """The same ends, from fewer schedules, which stand for exactly as many as there are."""
-    found = {}
-    for orders in ("reduced", "all"):
-        try:
-            found[orders] = explore(program, ranks=ranks, orders=orders, at_most=3000)
-        except RaceError as error:
-            found[orders] = error.exploration
-        record_property("schedules explored", found[orders].schedules)
-    reduced, full = found["reduced"], found["all"]
-    print(program.__name__, ranks, reduced.schedules, full.schedules, full.complete, len(full.outcomes))
+def ends_of(orders: Any, program: Any, *args: Any, ranks: int, at_most: int) -> Any:
+    """What is found in these orders, whether it is a race or not."""
+    try:
+        return explore(program, *args, ranks=ranks, orders=orders, at_most=at_most)
+    except RaceError as error:
+        return error.exploration
+
+
+def ends_of_all(program: Any, *args: Any, ranks: int) -> tuple[int, int] | None:
+    """The number of ends of all orders, and of schedules taken, where one order of those that commute has the same ends
+    and stands for exactly as many as there are; None where these are too many."""
+    full, reduced = (ends_of(orders, program, *args, ranks=ranks, at_most=2000) for orders in ("all", "reduced"))
+    if not full.complete:
+        return None
     assert reduced.complete
-    if full.complete:
-        assert reduced.legal == full.legal == full.schedules > reduced.schedules
-    assert {outcome.results for outcome in full.outcomes} <= {outcome.results for outcome in reduced.outcomes}
+    assert reduced.legal == full.legal == full.schedules > reduced.schedules
+    assert {outcome.results for outcome in full.outcomes} == {outcome.results for outcome in reduced.outcomes}
+    assert sorted(full.races) == sorted(reduced.races)
+    return len(full.outcomes), full.schedules + reduced.schedules
+
+
+@pytest.mark.parametrize(("program", "ranks", "ends"), [
+    (early_read, 2, 4), (written_and_put_back, 2, 2), (a_group_beside_a_message, 3, 2), (quick_barriers, 3, 1)])
+def test_one_order_of_those_that_commute_ends_like_all_of_them(program: Any, ranks: int, ends: int,
+                                                               record_property: Any) -> None:
+    found = ends_of_all(program, ranks=ranks)
+    assert found is not None
+    assert found[0] == ends
+    record_property("schedules explored", found[1])
+
+
+@pytest.mark.slow
+@given(st.lists(STEPS, max_size=2), st.sampled_from(["new", "own", "in place"]), st.integers(0, 1),
+       st.sampled_from(["write", "read", "barrier"]), st.lists(STEPS, max_size=2))
+def test_one_order_stands_for_all_of_a_drawn_program_that_may_race(
+        before: Steps, out: str, rank: int, deed: str, after: Steps) -> None:
+    assume(out != "new" or deed != "read")
+    assume(ends_of_all(play, [*before, ("issue", out), ("send",), (deed, rank), *after], ranks=2))
+
+
+def first_to_append(rank: zs.Rank, log: list[int]) -> int:
+    rank.barrier()  # before ranks differ
+    log.append(rank.index)
+    return log[0]
+
+
+def test_what_depends_on_the_order_is_said_with_two_schedules_and_the_line_in_which_they_part() -> None:
+    with pytest.raises(RaceError) as caught:
+        explore(first_to_append, [], orders="all")
+    assert str(caught.value) == f"""\
+2 ranks, 4 schedules, which stand for all 4 legal orders: 2 different outcomes
+the end depends on the order of turns. Two schedules that differ:
+  rank 0, rank 1, barrier (call 0), rank 0, rank 1
+    returns [0, 0]
+  rank 0, rank 1, barrier (call 0), rank 1, rank 0
+    returns [1, 1]
+they part in rank 0, at {place('before ranks differ', first_to_append)}: log differs"""
+    with pytest.raises(RaceError, match="20 schedules of at least 4 legal orders: 2 different outcomes"):
+        explore(first_to_append, [], orders=20)
+    assert str(explore(first_to_append, [], orders="reduced")) == (
+        "2 ranks, 1 schedule, which stands for all 4 legal orders: one outcome"), "what ranks share is not among turns"
+
+
+def test_what_cannot_be_explored_is_refused_and_the_program_s_own_error_is_its_own() -> None:
+    calls: list[int] = []
+    early = literally("the result of all_reduce(...), issued at test_schedules.py:... was read before wait(), at test_sch")
+    for program, options, error, words in [
+            (quick_barriers, {"orders": "every"}, ValueError, "orders='every' must be 'reduced', 'all' or a number of schedules"),
+            (quick_barriers, {"at_most": 0}, ValueError, "at_most=0 must be a number of schedules"),
+            (lambda rank: calls.append(0) or len(calls), {}, ValueError, "^the program does not repeat itself in the same "
+             "order: seed what it draws, and hand over what it changes as an argument, of which each run gets a copy$"),
+            (lambda rank: object(), {}, ValueError, "a fingerprint is of arrays"),
+            (lambda rank: {}[0], {}, KeyError, "0"),
+            (lambda rank: rank.all_reduce(np.ones(2), async_op=True).result, {}, zs.PendingWorkError, early)]:
+        assert_refused(lambda: explore(program, **options), words, error)  # noqa: B023  # it is called at once
+
+
+# -- the engine -------------------------------------------------------------------------------------------------------
+
+WAYS: list[tuple[int, dict[str, Any]]] = [
+    *((stage, {"overlap": True}) for stage in range(4)), (2, {"overlap": True, "bucket_nbytes": 32}),
+    (1, {"overlap": True, "copy_in_flight": True}), (3, {"overlap": True, "prefetch": 1}), (3, {"offload": "host"}),
+    (3, {"overlap": True, "offload": "disk"}), (3, {"zeropp": "hpz+qwz+qgz", "mesh": (1, 2), "overlap": True})]
+
+
+def step(rank: zs.Rank, stage: int, options: dict[str, Any]) -> Any:
+    data = np.random.default_rng(rank.index)
+    engine = zs.Engine(rank, zs.models.MLP([3, 2, 2]), zs.optim.Adam(lr=0.01), stage=stage, **options)
+    losses = engine.step(data.normal(size=(2, 3)), data.normal(size=(2, 2))).losses
+    return losses, {name: engine.state(name) for name in engine.model.shapes}
+
+
+def without_held(rows: Any) -> list[list[Any]]:
+    """The rows but for memory: where results land at once, no copy of them is held."""
+    return [[row for row in its if not hasattr(row, "kind") or hasattr(row, "direction")] for its in rows]
+
+
+@pytest.mark.parametrize(("stage", "options"), WAYS, ids=str)
+def test_an_engine_s_step_has_the_same_bits_and_the_same_trace_in_drawn_orders(stage: int, options: Any) -> None:
+    found = explore(step, stage, options, ranks=2, orders=4)
+    cluster = zs.Cluster(2)
+    assert found.outcomes[0].results == sha256(list(cluster.run(step, stage, options)))
+    assert without_held(found.outcomes[0].rows) == without_held([trace.rows for trace in cluster.trace])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "stage", "options", "at_most"), [
+    *((2, *way, 1000) for way in WAYS), *((3, stage, {"overlap": stage in (0, 3)}, 200) for stage in range(4))], ids=str)
+def test_an_engine_s_step_has_the_same_bits_and_the_same_trace_in_every_order(
+        ranks: int, stage: int, options: Any, at_most: int, record_property: Any) -> None:
+    if "mesh" in options:
+        options = {**options, "mesh": (1, ranks)}
+    found = explore(step, stage, options, ranks=ranks, orders="reduced", at_most=at_most)
+    print(found)
+    assert found.complete or found.schedules == at_most
+    record_property("schedules explored", found.schedules)
+    record_property("legal orders that they stand for", found.legal)

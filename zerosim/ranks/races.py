@@ -295,7 +295,7 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
     """
     require_count("at_most", at_most, 1, "a number of schedules")
     if orders not in ("reduced", "all"):
-        require_count("orders", orders, 1, "a number of schedules, 'reduced' or 'all'")
+        require_count("orders", orders, 1, "'reduced', 'all' or a number of schedules")
     found = Exploration(program, args, ranks)
     plain, same, stale = (found.run(lambda order, turns: turns[0], signal=SIGNALS[at]) for at in (0, 0, 1))
     if plain != same:
@@ -313,7 +313,6 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
     while not found.complete and found.schedules < (orders if isinstance(orders, int) else at_most):
         with suppress(Redundant):
             one = found.run((lambda _, turns: chance.choice(turns)) if drawn else search.choose)
-            search.check()
             found.take(one)
             stands = 1 if orders == "all" else legal_orders(one.order.members, ranks)
             if not drawn or found.schedules == 1:

@@ -7,13 +7,14 @@ it, or at any turn between. A *schedule* is a list of turns.
 Two turns commute when no rank takes part in both: in a rank's turn that rank and those that it sends to or receives
 from; in a collective the ranks of its group. This holds as long as ranks share nothing but what they send. Schedules
 that differ by turns that commute end alike (Patrice Godefroid, "Partial-Order Methods for the Verification of
-Concurrent Systems", LNCS 1032, Springer 1996, ISBN 3-540-60761-7), and of them `Search` takes one, the first in
-lexicographic order: in which no turn could have come before a larger one, because it commutes with all from that on.
+Concurrent Systems", LNCS 1032, Springer 1996, ISBN 3-540-60761-7), and of them `Search` takes one, by his sleep sets.
 """
 
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import groupby
 
 from zerosim.ranks.call import GroupKey, Pending, PendingCall, PendingExchange
@@ -76,41 +77,49 @@ class Chosen(Order):
 Choose = Callable[[Chosen, Sequence[Turn]], Turn]
 
 
+@dataclass(slots=True)
+class Fork:
+    """A place in a schedule: the turns that there may be, the one that is taken, and those that need not be taken, with
+    their members: what begins with them has been seen, from here or before turns that commute with them."""
+
+    turns: Sequence[Turn]
+    asleep: dict[Turn, set[int]]
+    turn: Turn
+
+
 class Search:
     """Takes each legal schedule once, depth first; if ``reduced``, one of all that differ by turns that commute."""
 
     def __init__(self, reduced: bool) -> None:
         self.reduced = reduced
-        self.path: list[list[Turn]] = []  # the turns that are left to try at each place; the first is taken
+        self.path: list[Fork] = []
         self.order = Chosen(self.choose)  # of the run under way
 
     def choose(self, order: Chosen, turns: Sequence[Turn]) -> Turn:
         """The next turn of the run under way; raises Redundant where that need not go on."""
-        self.order = order
-        self.check()
-        if len(order.turns) == len(self.path):
-            self.path.append([*turns])
-        return self.path[len(order.turns)][0]
+        self.order, at = order, len(order.turns)
+        if at == len(self.path):
+            asleep = self.path[-1].asleep if self.path and self.reduced else {}
+            asleep = {turn: members for turn, members in asleep.items() if not members & order.members[-1]}
+            self._take(Fork(turns, asleep, turns[0]))
+        return self.path[at].turn
 
-    def check(self) -> None:
-        """Raises Redundant if the last turn could have come before a larger one; asked after each, the last included.
-        """
-        turns = list(zip(self.order.turns, self.order.members, strict=True)) if self.reduced else []
-        last, mine = turns.pop() if turns else (0, {0})
-        for turn, members in reversed(turns):
-            if members & mine:
-                break
-            if (isinstance(turn, int), turn) > (isinstance(last, int), last):
-                raise Redundant
+    def _take(self, fork: Fork) -> None:
+        awake = [turn for turn in fork.turns if turn not in fork.asleep]
+        if not awake:
+            raise Redundant
+        fork.turn = awake[0]
+        self.path.append(fork)
 
     def back(self) -> bool:
         """Goes back, after a run, to the last place with a turn to try; False where there is none."""
-        del self.path[len(self.order.turns):]
-        while self.path and len(self.path[-1]) == 1:
-            self.path.pop()
-        if self.path:
-            del self.path[-1][0]
-        return bool(self.path)
+        while self.path:
+            fork = self.path.pop()
+            fork.asleep[fork.turn] = self.order.members[len(self.path)]
+            with suppress(Redundant):
+                self._take(fork)
+                return True
+        return False
 
 
 def legal_orders(members: Sequence[set[int]], ranks: int) -> int | None:
