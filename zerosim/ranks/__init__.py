@@ -23,6 +23,6 @@ from zerosim.ranks.trace import Compute, Lifetime, Trace
 from zerosim.ranks.transfers import Transfer, TransferWait
 
 __all__ = ["AsymmetryError", "BackendError", "Cluster", "Compute", "DeadlockError", "Exploration", "Hop",
-           "Lifetime", "Memory", "Mesh", "MismatchError", "NullCluster", "OutOfMemoryError", "PendingWorkError", "RaceError",
-           "Rank", "RankStopped", "RankUseError", "RemoteError", "Results", "Run", "Trace", "Transfer",
+           "Lifetime", "Memory", "Mesh", "MismatchError", "NullCluster", "OutOfMemoryError", "PendingWorkError",
+           "RaceError", "Rank", "RankStopped", "RankUseError", "RemoteError", "Results", "Run", "Trace", "Transfer",
            "TransferWait", "Work", "explore", "step_through"]

@@ -437,7 +437,8 @@ class Backend:
     """
 
     knows_the_others = True  # False where one rank stands for all
-    guards_works = True  # False where results land in out= when they come, and no changed input is refused
+    hides_results = True  # False where those of asynchronous collectives may land in out= before their wait
+    checks_inputs = True  # False where nobody asks at the wait whether they have changed
     library: str | None = None  # whose collectives ``algorithm="native"`` asks for: MPI, NCCL
     results: Sequence[Any]  # of the ranks that run here
 

@@ -24,7 +24,7 @@ from zerosim.numerics.arrays import as_bytes, may_share_memory, sha256
 from zerosim.numerics.checks import require_count
 from zerosim.ranks.call import Array, Backend, Pending, PendingCall
 from zerosim.ranks.cluster import Cluster, RankProgram
-from zerosim.ranks.errors import PACKAGE, PendingWorkError, place_of, text_of
+from zerosim.ranks.errors import PACKAGE, place_of, ranks_text, text_of
 from zerosim.ranks.hub import Hub, RunEvent, RunOptions
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.schedules import Choose, Chosen, Redundant, Search, as_text, legal_orders
@@ -44,16 +44,14 @@ class InFlight:
     array: Array
     found: bytes = b""
 
-    def race(self, deed: Literal["wrote to", "read"], verb: str, at: str) -> str:
-        """The text about a deed that has to come after the wait."""
+    def race(self, deed: Literal["wrote to", "read"], verb: str, at: str) -> "Race":
+        """A deed that has to come after the wait."""
         why = "is still sent" if self.role == "input" else "may have arrived, or not"
-        return race_text(self.rank, f"{deed} the {self.role} {self.array.shape} of {self.me.describe()}", self.me.where,
-                         f"{verb} at {at}", f"until wait() it {why}: wait first, or take other memory")
+        return (self.rank, f"{deed} the {self.role} {self.array.shape} of {self.me.describe()}\n  issued at "
+                f"{self.me.where}\n  {verb} at {at}\n  until wait() it {why}: wait first, or take other memory")
 
 
-def race_text(rank: int, deed: str, issued: str, end: str, advice: str) -> str:
-    """The text about a race, with both of its places."""
-    return f"race: rank {rank} {deed}\n  issued at {issued}\n  {end}\n  {advice}"
+Race = tuple[int, str]  # a rank, and the text about what it did, with both places
 
 
 class Moment(NamedTuple):
@@ -74,11 +72,12 @@ class WatchedHub(Hub):
 
     def __init__(self, *args: Any, signal: int | None, traced: bool) -> None:
         super().__init__(*args)
-        self.signal, self.traced, self.guards_works = signal, traced, signal is not None
+        self.signal, self.traced = signal, traced
+        self.hides_results, self.checks_inputs = signal is not None, False
         self.running = 0  # the rank whose turn it is
         self.hidden: Array | None = None  # what is issued next has its result there
         self.in_flight: list[InFlight] = []
-        self.races: list[str] = []
+        self.races: list[Race] = []
         self.history: list[Moment] = []
         self.line: dict[int, str] = {}  # in which each rank is
 
@@ -130,9 +129,8 @@ class WatchedHub(Hub):
     def end(self, rank: Rank) -> None:
         """A rank's program has returned; works that it did not wait for are a race, and forgotten."""
         at = self.history[-1].here if self.history else "its end"
-        self.races += [race_text(rank.index, f"never waited for {work.title}", work.where, f"ended at {at}",
-                                 "keep what async_op=True returns, and call wait() on it")
-                       for work in rank._state.pending]
+        self.races += [(rank.index, f"never waited for {work.title}\n  issued at {work.where}\n  ended at {at}\n  "
+                        "keep what async_op=True returns, and call wait() on it") for work in rank._state.pending]
         rank._state.pending.clear()
 
     # -- line by line -------------------------------------------------------------------------------------------------
@@ -204,7 +202,7 @@ class Exploration:
 
     ``legal`` is the number of orders that these stand for, with all that differ from them by turns that commute (None:
     it was not counted); ``complete`` says that there are no others. ``outcomes`` are the runs that ended differently,
-    each in its shortest schedule: a right program has one. ``races`` and ``difference`` are texts.
+    each in its shortest schedule: a right program has one. ``races`` have their rank, and their text.
     """
 
     program: RankProgram = field(repr=False)
@@ -214,7 +212,7 @@ class Exploration:
     legal: int | None = 0
     complete: bool = False
     outcomes: list[Outcome] = field(default_factory=list, repr=False)
-    races: list[str] = field(default_factory=list)
+    races: list[Race] = field(default_factory=list)
     difference: str = ""
 
     def run(self, choose: Choose, *, signal: int | None = None, traced: bool = False) -> Outcome:
@@ -259,8 +257,10 @@ class Exploration:
         stand = f", which stand{'s' * alone} for all" if self.complete else " of at least"
         legal = "" if self.legal is None else f"{stand} {self.legal:,} legal orders"
         ends = "one outcome" if len(self.outcomes) == 1 else f"{len(self.outcomes)} different outcomes"
+        races = [f"race: {ranks_text(sorted({rank for rank, its in self.races if its == text}))} {text}"
+                 for text in dict.fromkeys(text for _, text in self.races)]
         return "\n".join([f"{self.ranks} ranks, {self.schedules:,} schedule{'s' * (not alone)}{legal}: {ends}",
-                          *self.races, *[self.difference] * bool(self.difference)])
+                          *races, *[self.difference] * bool(self.difference)])
 
 
 class RaceError(AssertionError):
@@ -301,14 +301,12 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
     if plain != same:
         raise ValueError("the program does not repeat itself in the same order: seed what it draws, and hand over what "
                          "it changes as an argument, of which each run gets a copy")
+    if plain.error is not None:
+        raise plain.error
     if plain.hub.races:
         found.races += found.again(plain).races
     if plain != stale:
-        parted = _parting(found.again(plain), found.again(stale))
-        found.races += [one.race("read", "read", parted[0].line) for one in (parted[0].results if parted else ())] or [
-            f"race: a result was read before its wait(), which shows {_where(parted)}\n  wait first"]
-    if plain.error is not None and not isinstance(plain.error, PendingWorkError):
-        raise plain.error
+        found.races += _read_early(_parting(found.again(plain), found.again(stale)))
     chance, search, drawn = random.Random(seed), Search(reduced=orders == "reduced"), isinstance(orders, int)
     while not found.complete and found.schedules < (orders if isinstance(orders, int) else at_most):
         with suppress(Redundant):
@@ -320,13 +318,10 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
         found.complete = not drawn and not search.back()
     if racing := [one for one in found.outcomes if one.hub.races]:
         found.races += found.again(racing[0]).races
-    found.races = [*dict.fromkeys(found.races)]
     if len(found.outcomes) > 1:
         found.difference = _difference(found, *sorted(found.outcomes, key=_shortest)[:2])
     if found.races or found.difference:
         raise RaceError(found)
-    if plain.error is not None:
-        raise plain.error
     return found
 
 
@@ -347,6 +342,15 @@ def _parting(one: WatchedHub, other: WatchedHub) -> Parting:
         if its is None or mine[:4] != its[:4]:
             return mine, [name for name, value in mine.seen.items() if its and its.seen.get(name) != value]
     return None
+
+
+def _read_early(parting: Parting) -> list[Race]:
+    """The race of two runs in one order that part where different bytes hide what has not arrived."""
+    if parting is None or not parting[0].results:
+        rank = parting[0].rank if parting else 0
+        return [(rank, f"has what was read before its wait(), {_where(parting)}\n  wait first, on whatever it is from")]
+    moment, _ = parting
+    return [one.race("read", "read", moment.line) for one in moment.results]
 
 
 def _where(parting: Parting) -> str:

@@ -386,7 +386,7 @@ class Rank:
         if memory.debug and out is None and receives and not async_op:
             refuse_dropped(call, __file__)
         in_place = out is not None and is_in_place(x, checked_output(out, shape, x.dtype), same)
-        copy_in_flight &= backend.guards_works
+        copy_in_flight &= backend.hides_results
         copied = async_op and (copy_in_flight or memory.debug or out is None)  # what arrives, until wait()
 
         # Memory: a copy of the input where it will change, the result, the algorithm's buffers.
@@ -418,7 +418,7 @@ class Rank:
         if not async_op:
             return _finish(state, backend, me, out, shape, rule)
         return Work(state, backend, me, partial(_finish, state, backend, me, out, shape, rule, async_op=True),
-                    out=out, x=None if in_place or not backend.guards_works else x,
+                    out=out, x=None if in_place or not backend.checks_inputs else x,
                     copy=None if in_place or rule.before or captured is x else captured)
 
     # -- other handles of this rank -------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ class Chosen(Order):
         return bool(me.where)
 
     def collective_next(self, due: deque[list[PendingCall]], ready: deque[int]) -> bool:
-        calls = {(me.call.key, me.call.number, me.call.operation): due.index(parts) for parts in due for me in parts[:1]}
+        calls: list[Turn] = [(me.call.key, me.call.number, me.call.operation) for me, *_ in due]
         turn = self.choose(self, [*calls, *sorted(ready)])
         self.turns.append(turn)
         if isinstance(turn, int):
@@ -70,7 +70,7 @@ class Chosen(Order):
             ready.rotate(-ready.index(turn))
             return False
         self.members.append({*turn[0][0]})
-        due.rotate(-calls[turn])
+        due.rotate(-calls.index(turn))
         return True
 
 
@@ -149,4 +149,4 @@ def as_text(turns: Sequence[Turn]) -> str:
     """The turns of a schedule, in a row."""
     said = [(f"rank {turn}" if isinstance(turn, int) else f"{turn[2]} (call {turn[1]})", len([*same]))
             for turn, same in groupby(turns)]
-    return ", ".join(name if count == 1 else f"{name} {count} times" for name, count in said)
+    return ", ".join(name if count == 1 else f"{count} turns of {name}" for name, count in said)
