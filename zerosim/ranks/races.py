@@ -54,7 +54,7 @@ class InFlight:
 Race = tuple[int, str]  # a rank, and the text about what it did, with both places
 
 
-class Moment(NamedTuple):
+class LineSeen(NamedTuple):
     """What a rank's program has in its hands when it comes to the line ``here``, by name; ``line`` has just ended."""
 
     rank: int
@@ -78,7 +78,7 @@ class WatchedHub(Hub):
         self.hidden: Array | None = None  # what is issued next has its result there
         self.in_flight: list[InFlight] = []
         self.races: list[Race] = []
-        self.history: list[Moment] = []
+        self.history: list[LineSeen] = []
         self.line: dict[int, str] = {}  # in which each rank is
 
     def hide(self, out: Array) -> None:
@@ -151,7 +151,7 @@ class WatchedHub(Hub):
         """Notes what the program has in its hands, but for what is in flight."""
         if self.traced:
             mine = tuple(one for one in self.in_flight if one.rank == rank)
-            self.history.append(Moment(rank, line, here, {name: _seen(value, mine) for name, value in values.items()},
+            self.history.append(LineSeen(rank, line, here, {name: _seen(value, mine) for name, value in values.items()},
                                        tuple(one for one in mine if one.role == "result")))
 
 
@@ -185,7 +185,7 @@ class WatchedCluster(Cluster):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """The end of a run: what must not depend on the order of turns, and beside it what is known of this run."""
 
     results: str
@@ -211,11 +211,11 @@ class Exploration:
     schedules: int = 0
     legal: int | None = 0
     complete: bool = False
-    outcomes: list[Outcome] = field(default_factory=list, repr=False)
+    outcomes: list[RunOutcome] = field(default_factory=list, repr=False)
     races: list[Race] = field(default_factory=list)
     difference: str = ""
 
-    def run(self, choose: Choose, *, signal: int | None = None, traced: bool = False) -> Outcome:
+    def run(self, choose: Choose, *, signal: int | None = None, traced: bool = False) -> RunOutcome:
         """One run, with arguments of its own; raises Redundant where it need not go on."""
         def body(rank: Rank, *args: Any) -> Any:
             if traced:
@@ -236,14 +236,14 @@ class Exploration:
         finally:
             if traced:
                 sys.settrace(before)
-        return Outcome(said, rows, shown, error, cluster.order, cluster.hub)
+        return RunOutcome(said, rows, shown, error, cluster.order, cluster.hub)
 
-    def again(self, found: Outcome) -> WatchedHub:
+    def again(self, found: RunOutcome) -> WatchedHub:
         """The hub of the same run, made line by line."""
         turns = found.order.turns
         return self.run(lambda order, _: turns[len(order.turns)], signal=found.hub.signal, traced=True).hub
 
-    def take(self, outcome: Outcome) -> None:
+    def take(self, outcome: RunOutcome) -> None:
         """Counts a run, and keeps it if no shorter one has ended like it."""
         self.schedules += 1
         for at, other in enumerate(self.outcomes):
@@ -325,12 +325,12 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
     return found
 
 
-def _shortest(outcome: Outcome) -> tuple[bool, int]:
+def _shortest(outcome: RunOutcome) -> tuple[bool, int]:
     """The place of an outcome among those alike: with a race, then in few words."""
     return not outcome.hub.races, len(as_text(outcome.order.turns))
 
 
-Parting = tuple[Moment, list[str]] | None
+Parting = tuple[LineSeen, list[str]] | None
 
 
 def _parting(one: WatchedHub, other: WatchedHub) -> Parting:
@@ -360,7 +360,7 @@ def _where(parting: Parting) -> str:
     return f"in rank {moment.rank}, at {moment.line}" + f": {', '.join(names)} differs" * bool(names)
 
 
-def _difference(found: Exploration, *two: Outcome) -> str:
+def _difference(found: Exploration, *two: RunOutcome) -> str:
     """The text about two schedules that end differently."""
     one, other = map(found.again, two)
     said = [f"  {as_text(outcome.order.turns)}\n    {shorten(outcome.shown, 160)}" for outcome in two]

@@ -18,9 +18,21 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from zerosim.ranks.call import GroupKey, Pending, PendingCall, PendingExchange
-from zerosim.ranks.hub import Order
 
 COUNTED_STATES = 20_000  # of a program, after so many turns; more are not counted through
+
+
+class Order:
+    """A rule for who has the next turn."""
+
+    def pauses(self, rank: int, me: Pending) -> bool:
+        """True where a rank that has just issued a part ends its turn, though it could go on."""
+        raise NotImplementedError
+
+    def collective_next(self, due: deque[list[PendingCall]], ready: deque[int]) -> bool:
+        """True where the first of the collectives that are due has the next turn, False where the first of the ranks
+        has, of which one may be put first here; one of the two is not empty."""
+        raise NotImplementedError
 
 
 class Seeded(Order):
