@@ -112,7 +112,7 @@ def ends_of_all(steps: Steps, ranks: int) -> tuple[int, int] | None:
         return None
     assert reduced.complete
     assert reduced.legal == full.legal == full.schedules > reduced.schedules
-    assert {outcome.results for outcome in full.outcomes} == {outcome.results for outcome in reduced.outcomes}
+    assert {outcome.fingerprint for outcome in full.outcomes} == {outcome.fingerprint for outcome in reduced.outcomes}
     assert sorted(full.races) == sorted(reduced.races)
     return len(full.outcomes), full.schedules + reduced.schedules
 
@@ -206,7 +206,7 @@ def without_held(rows: Any) -> list[list[Any]]:
 @pytest.mark.parametrize(("stage", "options"), WAYS, ids=str)
 def test_an_engine_s_step_has_the_same_bits_and_the_same_trace_in_drawn_orders(stage: int, options: Any) -> None:
     found, cluster = explore(step, stage, options, orders=3), zs.Cluster(2)
-    assert found.outcomes[0].results == arrays.sha256(list(cluster.run(step, stage, options)))
+    assert found.outcomes[0].fingerprint == arrays.sha256(list(cluster.run(step, stage, options)))
     assert without_held(found.outcomes[0].rows) == without_held(trace.rows for trace in cluster.trace)
 
 

@@ -42,7 +42,7 @@ from zerosim.ranks.errors import (
     text_of,
 )
 from zerosim.ranks.process import Interrupts, clear_frames, guarded
-from zerosim.ranks.schedules import Order
+from zerosim.ranks.schedules import Chosen, Seeded
 from zerosim.ranks.stacks import stacks
 
 STOP_ITERATION = "the program let a StopIteration out; catch it where next() is called"
@@ -254,7 +254,7 @@ class Hub(Backend):
     Nothing goes on while a rank runs: the others take their turns when it waits.
     """
 
-    def __init__(self, size: int, transport: Transport, options: RunOptions, order: Order | None) -> None:
+    def __init__(self, size: int, transport: Transport, options: RunOptions, order: Seeded | Chosen | None) -> None:
         """``order`` None: collectives first, then the rank that has been ready for longest, until it waits."""
         self.transport, self.watch, self.interrupts = transport, options.watch, options.interrupts
         self.library = transport.library

@@ -86,7 +86,6 @@ class WatchedHub(Hub):
         self.hidden = out
 
     def issue(self, rank: int, me: Pending) -> None:
-        at = self.line_of(rank)
         if isinstance(me, PendingCall) and me.where:
             buffers = [InFlight(rank, me, me.x, "input", me.x)]
             if self.hidden is not None:
@@ -94,6 +93,7 @@ class WatchedHub(Hub):
             self.settle(buffers)
             self.in_flight += buffers
         self.hidden = None
+        at = self.line.get(rank, "")
         self.note(rank, at, at, {"what is sent": me.x if isinstance(me, PendingCall) else me.send})
         super().issue(rank, me)
 
@@ -119,12 +119,9 @@ class WatchedHub(Hub):
         """Finds what was written to buffers in flight."""
         self.in_flight = [one for one in self.in_flight if one.me.x is one.x]
         changed = [one for one in self.in_flight if as_bytes(one.array).tobytes() != one.found]
-        self.races += [one.race("wrote to", "written to", self.line_of(one.rank)) for one in changed]
+        self.races += [one.race("wrote to", "written to", self.line.get(one.rank) or self.place(one.rank))
+                       for one in changed]
         self.settle(changed)
-
-    def line_of(self, rank: int) -> str:
-        """The line in which a rank's program is."""
-        return self.line.get(rank) or self.place(rank)
 
     def end(self, rank: Rank) -> None:
         """A rank's program has returned; works that it did not wait for are a race, and forgotten."""
@@ -142,7 +139,7 @@ class WatchedHub(Hub):
         if event in ("line", "return") and not self.stopping:
             self.look()
             rank, here, returned = self.running, place_of(frame), event == "return"
-            self.note(rank, here if returned else self.line_of(rank), here,
+            self.note(rank, here if returned else self.line.get(rank, here), here,
                       {"what is returned": arg} if returned else frame.f_locals)
             self.line[rank] = place_of(frame.f_back) if returned else here
         return self.trace
@@ -188,12 +185,15 @@ class WatchedCluster(Cluster):
 class RunOutcome:
     """The end of a run: what must not depend on the order of turns, and beside it what is known of this run."""
 
-    results: str
+    fingerprint: str
     rows: list[list[Any]]
-    shown: str = field(compare=False)
-    error: Exception | None = field(compare=False)
+    returned: Any = field(compare=False)  # by all ranks, or what was raised
     order: Chosen = field(compare=False)
     hub: WatchedHub = field(compare=False)
+
+    def __str__(self) -> str:
+        end = f"raises {self.fingerprint}" if isinstance(self.returned, Exception) else f"returns {self.returned}"
+        return f"  {as_text(self.order.turns)}\n    {shorten(end, 160)}"
 
 
 @dataclass(slots=True)
@@ -226,17 +226,16 @@ class Exploration:
 
         cluster, before = WatchedCluster(self.ranks, Chosen(choose), signal=signal, traced=traced), sys.gettrace()
         try:
-            results = list(cluster.run(body, *deepcopy(self.args)))
-            said, shown, error, rows = sha256(results), f"returns {results}", None, [t.rows for t in cluster.trace]
+            returned: Any = list(cluster.run(body, *deepcopy(self.args)))
+            fingerprint, rows = sha256(returned), [trace.rows for trace in cluster.trace]
         except Redundant:
             raise
-        except Exception as raised:
-            said = shown = f"raises {type(raised).__name__}: {text_of(raised)}"
-            error, rows = raised, []
+        except Exception as error:
+            returned, fingerprint, rows = error, f"{type(error).__name__}: {text_of(error)}", []
         finally:
             if traced:
                 sys.settrace(before)
-        return RunOutcome(said, rows, shown, error, cluster.order, cluster.hub)
+        return RunOutcome(fingerprint, rows, returned, cluster.order, cluster.hub)
 
     def again(self, found: RunOutcome) -> WatchedHub:
         """The hub of the same run, made line by line."""
@@ -301,8 +300,8 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
     if plain != same:
         raise ValueError("the program does not repeat itself in the same order: seed what it draws, and hand over what "
                          "it changes as an argument, of which each run gets a copy")
-    if plain.error is not None:
-        raise plain.error
+    if isinstance(plain.returned, Exception):
+        raise plain.returned
     if plain.hub.races:
         found.races += found.again(plain).races
     if plain != stale:
@@ -363,6 +362,5 @@ def _where(parting: Parting) -> str:
 def _difference(found: Exploration, *two: RunOutcome) -> str:
     """The text about two schedules that end differently."""
     one, other = map(found.again, two)
-    said = [f"  {as_text(outcome.order.turns)}\n    {shorten(outcome.shown, 160)}" for outcome in two]
-    return "\n".join(["the end depends on the order of turns. Two schedules that differ:", *said,
+    return "\n".join(["the end depends on the order of turns. Two schedules that differ:", *map(str, two),
                       f"they part {_where(_parting(one, other) or _parting(other, one))}"])

@@ -22,29 +22,19 @@ from zerosim.ranks.call import GroupKey, Pending, PendingCall, PendingExchange
 COUNTED_STATES = 20_000  # of a program, after so many turns; more are not counted through
 
 
-class Order:
-    """A rule for who has the next turn."""
-
-    def pauses(self, rank: int, me: Pending) -> bool:
-        """True where a rank that has just issued a part ends its turn, though it could go on."""
-        raise NotImplementedError
-
-    def collective_next(self, due: deque[list[PendingCall]], ready: deque[int]) -> bool:
-        """True where the first of the collectives that are due has the next turn, False where the first of the ranks
-        has, of which one may be put first here; one of the two is not empty."""
-        raise NotImplementedError
-
-
-class Seeded(Order):
-    """Drawn from a seed: a ready rank may go before a collective that is due, and an issue may be the end of a turn."""
+class Seeded:
+    """Turns drawn from a seed: a ready rank may go before a collective that is due, and an issue may end a turn."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
 
     def pauses(self, rank: int, me: Pending) -> bool:
+        """True where a rank that has just issued a part ends its turn, though it could go on."""
         return self.chance.random() < 0.5
 
     def collective_next(self, due: deque[list[PendingCall]], ready: deque[int]) -> bool:
+        """True where the first of the collectives that are due has the next turn, False where the first of the ranks
+        has, of which one may be put first here; one of the two is not empty."""
         if due and (not ready or self.chance.random() < 0.5):
             return True
         ready.rotate(self.chance.randrange(len(ready)))
@@ -58,7 +48,7 @@ class Redundant(Exception):
     """A schedule that ends like another one, which is taken: raised between two turns, where no program is."""
 
 
-class Chosen(Order):
+class Chosen:
     """Asks ``choose(order, turns)`` for each turn, of all that there may be: collectives in the order in which they
     became due, then ranks in theirs. ``turns`` are those taken, and ``members`` the ranks that take part in each."""
 
