@@ -56,8 +56,16 @@ class Chosen:
         self.choose = choose
         self.turns: list[Turn] = []
         self.members: list[set[int]] = []
+        self.in_flight = Counter[int]()  # by rank: collectives that it has issued, and that are not carried out
+
+    def is_alone(self, turn: Turn, turns: Sequence[Turn]) -> bool:
+        """True where nothing that may come before this turn involves its ranks, as long as nobody sends messages."""
+        if isinstance(turn, int):
+            return not self.in_flight[turn]
+        return all(self.in_flight[rank] == 1 and rank not in turns for rank in turn[0][0])
 
     def pauses(self, rank: int, me: Pending) -> bool:
+        self.in_flight[rank] += isinstance(me, PendingCall)
         if isinstance(me, PendingExchange):
             self.members[-1].update(peer for peer in (me.to, me.source) if peer is not None)
             return me.done
@@ -72,6 +80,7 @@ class Chosen:
             ready.rotate(-ready.index(turn))
             return False
         self.members.append({*turn[0][0]})
+        self.in_flight.subtract(turn[0][0])
         due.rotate(-calls.index(turn))
         return True
 
@@ -87,6 +96,7 @@ class Fork:
     turns: Sequence[Turn]
     asleep: dict[Turn, set[int]]
     turn: Turn
+    alone: bool  # what begins with any other turn commutes to what begins with this one
 
 
 class Search:
@@ -103,7 +113,8 @@ class Search:
         if at == len(self.path):
             asleep = self.path[-1].asleep if self.path and self.reduced else {}
             asleep = {turn: members for turn, members in asleep.items() if not members & order.members[-1]}
-            self._take(Fork(turns, asleep, turns[0]))
+            alone = [turn for turn in turns if self.reduced and order.is_alone(turn, turns)][:1]
+            self._take(Fork([*alone, *turns], asleep, turns[0], bool(alone)))
         return self.path[at].turn
 
     def _take(self, fork: Fork) -> None:
@@ -115,12 +126,17 @@ class Search:
 
     def back(self) -> bool:
         """Goes back, after a run, to the last place with a turn to try; False where there is none."""
+        order = self.order
+        silent = all(len(who) == 1 for turn, who in zip(order.turns, order.members, strict=True) if isinstance(turn, int))
+        for fork in self.path:
+            fork.alone &= silent
         while self.path:
             fork = self.path.pop()
-            fork.asleep[fork.turn] = self.order.members[len(self.path)]
+            fork.asleep[fork.turn] = order.members[len(self.path)]
             with suppress(Redundant):
-                self._take(fork)
-                return True
+                if not fork.alone:
+                    self._take(fork)
+                    return True
         return False
 
 
