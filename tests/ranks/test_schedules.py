@@ -187,8 +187,8 @@ def test_the_page_shows_the_report_that_its_program_prints() -> None:
 # -- the engine ------------------------------------------------------------------------------------------------------
 
 WAYS: list[tuple[int, dict[str, Any]]] = [
-    *((stage, {"overlap": True}) for stage in range(4)), (2, {"overlap": True, "bucket_nbytes": 32}),
-    (1, {"overlap": True, "copy_in_flight": True}), (3, {"overlap": True, "prefetch": 1}), (3, {"offload": "host"}),
+    *((stage, {"overlap": True}) for stage in range(4)), (1, {"overlap": True, "copy_in_flight": True}),
+    (3, {"overlap": True, "prefetch": 1}), (3, {"offload": "host"}),
     (2, {"overlap": True, "offload": "disk"}), (3, {"zeropp": "hpz+qwz+qgz", "mesh": (1, 2), "overlap": True})]
 
 
@@ -212,11 +212,11 @@ def test_an_engine_s_step_has_the_same_bits_and_the_same_trace_in_drawn_orders(s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "stage", "options", "at_most"), [
-    *((2, *way, 1000) for way in WAYS), *((3, at, {"overlap": at in (0, 3)}, 150) for at in range(4))], ids=str)
+@pytest.mark.parametrize(("ranks", "stage", "options"), [
+    *((2, *way) for way in WAYS), *((3, stage, {"overlap": stage in (0, 3)}) for stage in range(4))], ids=str)
 def test_an_engine_s_step_has_the_same_bits_and_the_same_trace_in_every_order(
-        ranks: int, stage: int, options: Any, at_most: int, record_property: Callable[[str, int | None], None]) -> None:
-    found = explore(step, stage, options, ranks=ranks, orders="reduced", at_most=at_most)
-    assert found.complete or found.schedules == at_most
+        ranks: int, stage: int, options: Any, record_property: Callable[[str, int | None], None]) -> None:
+    found = explore(step, stage, options, ranks=ranks, orders="reduced")
+    assert found.complete
     record_property("schedules explored", found.schedules)
-    record_property("legal orders that they stand for", found.legal)
+    record_property("legal orders that engines' steps have, all explored", found.legal)

@@ -56,6 +56,7 @@ class Chosen:
         self.choose = choose
         self.turns: list[Turn] = []
         self.members: list[set[int]] = []
+        self.messages = False  # True when a program has sent one itself
         self.in_flight = Counter[int]()  # by rank: collectives that it has issued, and that are not carried out
 
     def is_alone(self, turn: Turn, turns: Sequence[Turn]) -> bool:
@@ -67,6 +68,7 @@ class Chosen:
     def pauses(self, rank: int, me: Pending) -> bool:
         self.in_flight[rank] += isinstance(me, PendingCall)
         if isinstance(me, PendingExchange):
+            self.messages = True
             self.members[-1].update(peer for peer in (me.to, me.source) if peer is not None)
             return me.done
         return bool(me.where)
@@ -113,7 +115,7 @@ class Search:
         if at == len(self.path):
             asleep = self.path[-1].asleep if self.path and self.reduced else {}
             asleep = {turn: members for turn, members in asleep.items() if not members & order.members[-1]}
-            alone = [turn for turn in turns if self.reduced and order.is_alone(turn, turns)][:1]
+            alone = [turn for turn in turns if self.reduced and order.is_alone(turn, turns) and turn not in asleep][:1]
             self._take(Fork([*alone, *turns], asleep, turns[0], bool(alone)))
         return self.path[at].turn
 
@@ -126,13 +128,11 @@ class Search:
 
     def back(self) -> bool:
         """Goes back, after a run, to the last place with a turn to try; False where there is none."""
-        order = self.order
-        silent = all(len(who) == 1 for turn, who in zip(order.turns, order.members, strict=True) if isinstance(turn, int))
         for fork in self.path:
-            fork.alone &= silent
+            fork.alone &= not self.order.messages
         while self.path:
             fork = self.path.pop()
-            fork.asleep[fork.turn] = order.members[len(self.path)]
+            fork.asleep[fork.turn] = self.order.members[len(self.path)]
             with suppress(Redundant):
                 if not fork.alone:
                     self._take(fork)
