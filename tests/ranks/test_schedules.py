@@ -129,7 +129,7 @@ def test_one_order_of_those_that_commute_ends_like_all_of_them(
 
 
 @pytest.mark.slow
-@settings(max_examples=30, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.lists(STEPS, max_size=1), st.sampled_from(["own", "in place"]), st.sampled_from(["write", "read", "barrier"]),
        st.integers(0, 1), st.sampled_from(["send", "all_reduce", "issue"]), st.lists(STEPS, max_size=1))
 def test_one_order_stands_for_all_of_a_drawn_program_that_may_race(
