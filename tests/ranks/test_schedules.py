@@ -119,7 +119,7 @@ def ends_of_all(steps: Steps, ranks: int, at_most: int = 2000) -> tuple[int, int
 
 @pytest.mark.parametrize(("ranks", "ends", "steps"), [
     (2, 1, [("barrier",), ("issue", "in place")]), (2, 2, [("issue", "new"), ("send",), ("write", 1)]),
-    (2, 2, [("issue", "own"), ("barrier",), ("read", 0)]), (3, 2, [("group",), ("send",), ("write", 0)])], ids=str)
+    (2, 2, [("issue", "own"), ("barrier",), ("read", 0)]), (3, 2, [("group",), ("write", 0), ("wait", 0)])], ids=str)
 def test_one_order_of_those_that_commute_ends_like_all_of_them(
         ranks: int, ends: int, steps: Steps, record_property: Callable[[str, int], None]) -> None:
     found = ends_of_all(steps, ranks)
@@ -194,8 +194,8 @@ WAYS: list[tuple[int, dict[str, Any]]] = [
 
 def step(rank: zs.Rank, stage: int, options: dict[str, Any]) -> Any:
     data = np.random.default_rng(rank.index)
-    engine = zs.Engine(rank, zs.models.MLP([3, 2, 2]), zs.optim.Adam(lr=0.01), stage=stage, **options)
-    losses = engine.step(data.normal(size=(2, 3)), data.normal(size=(2, 2))).losses
+    engine = zs.Engine(rank, zs.models.MLP([3, 3, 3]), zs.optim.Adam(lr=0.01), stage=stage, **options)
+    losses = engine.step(data.normal(size=(2, 3)), data.normal(size=(2, 3))).losses
     return losses, {name: engine.state(name) for name in engine.model.shapes}
 
 
@@ -209,6 +209,12 @@ def test_an_engine_s_step_has_the_same_bits_and_the_same_trace_in_drawn_orders(s
     found, cluster = explore(step, stage, options, orders=3), zs.Cluster(2)
     assert found.outcomes[0].fingerprint == arrays.sha256(list(cluster.run(step, stage, options)))
     assert without_held(found.outcomes[0].rows) == without_held(trace.rows for trace in cluster.trace)
+
+
+@pytest.mark.parametrize("exhibit", ["overlap_buffer_reused", "bucket_race"])
+def test_the_museum_s_races_are_found_as_such(exhibit: str) -> None:
+    with zs.museum.exhibit(exhibit), pytest.raises(RaceError, match=r"race: rank.* wrote to the input .*reduce_s"):
+        explore(step, 2, {"overlap": True}, orders=1)
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ from zerosim.ranks.hub import Hub, RunEvent, RunOptions
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.schedules import Choose, Chosen, Redundant, Search, as_text, legal_orders
 
+SHOWN, SHOWN_RACES = 240, 3  # characters of a schedule and of what it returns; races in a report
 SIGNALS = 0xFF, 0x5A  # each byte of what has not arrived: NaN in all floats, -1 in integers; and neither of them
 NOT_TRACED = (PACKAGE, "<frozen", "<string>", "<__array", *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib")))
 
@@ -44,11 +45,13 @@ class InFlight:
     array: Array
     found: bytes = b""
 
-    def race(self, deed: Literal["wrote to", "read"], verb: str, at: str) -> "Race":
-        """A deed that has to come after the wait."""
+    def race(self, by: int, deed: Literal["wrote to", "read"], at: str) -> "Race":
+        """A deed of the rank ``by`` that has to come after the wait."""
         why = "is still sent" if self.role == "input" else "may have arrived, or not"
-        return (self.rank, f"{deed} the {self.role} {self.array.shape} of {self.me.describe()}\n  issued at "
-                f"{self.me.where}\n  {verb} at {at}\n  until wait() it {why}: wait first, or take other memory")
+        whose = f"rank {self.rank}'s " * (self.rank != by)
+        return (by, f"{deed} the {self.role} {self.array.shape} of {whose}{self.me.describe()}\n  issued at "
+                f"{self.me.where}\n  {deed.replace('wrote', 'written')} at {at}\n  until wait() it {why}: wait first, "
+                "or take other memory")
 
 
 Race = tuple[int, str]  # a rank, and the text about what it did, with both places
@@ -119,8 +122,8 @@ class WatchedHub(Hub):
         """Finds what was written to buffers in flight."""
         self.in_flight = [one for one in self.in_flight if one.me.x is one.x]
         changed = [one for one in self.in_flight if as_bytes(one.array).tobytes() != one.found]
-        self.races += [one.race("wrote to", "written to", self.line.get(one.rank) or self.place(one.rank))
-                       for one in changed]
+        by = self.running
+        self.races += [one.race(by, "wrote to", self.line.get(by) or self.place(by)) for one in changed]
         self.settle(changed)
 
     def end(self, rank: Rank) -> None:
@@ -193,7 +196,7 @@ class RunOutcome:
 
     def __str__(self) -> str:
         end = f"raises {self.fingerprint}" if isinstance(self.returned, Exception) else f"returns {self.returned}"
-        return f"  {as_text(self.order.turns)}\n    {shorten(end, 160)}"
+        return f"  {shorten(as_text(self.order.turns), SHOWN)}\n    {shorten(end, SHOWN)}"
 
 
 @dataclass(slots=True)
@@ -258,8 +261,9 @@ class Exploration:
         ends = "one outcome" if len(self.outcomes) == 1 else f"{len(self.outcomes)} different outcomes"
         races = [f"race: {ranks_text(sorted({rank for rank, its in self.races if its == text}))} {text}"
                  for text in dict.fromkeys(text for _, text in self.races)]
+        more = [f"and {len(races) - SHOWN_RACES} more"] * (len(races) > SHOWN_RACES)
         return "\n".join([f"{self.ranks} ranks, {self.schedules:,} schedule{'s' * (not alone)}{legal}: {ends}",
-                          *races, *[self.difference] * bool(self.difference)])
+                          *races[:SHOWN_RACES], *more, *[self.difference] * bool(self.difference)])
 
 
 class RaceError(AssertionError):
@@ -349,7 +353,7 @@ def _read_early(parting: Parting) -> list[Race]:
         rank = parting[0].rank if parting else 0
         return [(rank, f"has what was read before its wait(), {_where(parting)}\n  wait first, on whatever it is from")]
     moment, _ = parting
-    return [one.race("read", "read", moment.line) for one in moment.results]
+    return [one.race(moment.rank, "read", moment.line) for one in moment.results]
 
 
 def _where(parting: Parting) -> str:
