@@ -50,6 +50,10 @@ def play(rank: zs.Rank, steps: Steps) -> list[np.ndarray]:
                 works[max(works)][1][-1] += 1  # the write
             case "read" if rank.index == of[0]:
                 results.append(works[max(works)][2] + 1)  # the read
+            case "forward" if rank.index == 0:
+                rank.send(works[max(works)][2], rank.size - 1)  # the forward
+            case "forward" if rank.index == rank.size - 1:
+                results.append(rank.recv(np.zeros_like(x), 0))
             case "leave" if rank.index == of[0]:
                 works.pop(max(works))
             case "barrier":
@@ -83,14 +87,15 @@ SAID = {"write": f"wrote to the input (...,) of all_reduce(...)\n  issued at {pl
                 f"{place('the read')}\n  until wait() it may have arrived, or not: wait first, or take other memory",
         "leave": f"never waited for all_reduce(...)\n  issued at {place('the issue')}\n  ended at {place('the end')}\n"
                  "  keep what async_op=True returns, and call wait() on it"}
+SAID["forward"] = SAID["read"].replace(place("the read"), place("the forward"))
 
 
 @given(st.integers(2, 3), st.lists(STEPS, max_size=4), st.sampled_from(["new", "own", "in place"]), st.sampled_from(
     sorted(SAID)), st.integers(0, 2), st.lists(STEPS, max_size=4))
 def test_every_planted_race_is_found_on_its_rank_with_both_lines(
         ranks: int, before: Steps, out: str, kind: str, rank: int, after: Steps) -> None:
-    assume(kind != "read" or out != "new")
-    rank %= ranks
+    assume(kind not in ("read", "forward") or out != "new")
+    rank = 0 if kind == "forward" else rank % ranks
     with pytest.raises(RaceError, match=literally(f"race: rank {rank} {SAID[kind]}")) as caught:
         explore(play, [*before, ("issue", out), (kind, rank), *after], ranks=ranks, orders=2)
     assert {found for found, _ in caught.value.exploration.races} == {rank}

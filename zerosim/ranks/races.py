@@ -97,7 +97,7 @@ class WatchedHub(Hub):
             self.in_flight += buffers
         self.hidden = None
         at = self.line.get(rank, "")
-        self.note(rank, at, at, {"what is sent": me.x if isinstance(me, PendingCall) else me.send})
+        self.note(rank, at, at, {"what is sent": me.x if isinstance(me, PendingCall) else me.send}, is_read=True)
         super().issue(rank, me)
 
     def wait(self, rank: int, me: Pending) -> None:
@@ -147,12 +147,12 @@ class WatchedHub(Hub):
             self.line[rank] = place_of(frame.f_back) if returned else here
         return self.trace
 
-    def note(self, rank: int, line: str, here: str, values: Mapping[str, Any]) -> None:
-        """Notes what the program has in its hands, but for what is in flight."""
+    def note(self, rank: int, line: str, here: str, values: Mapping[str, Any], is_read: bool = False) -> None:
+        """Notes what the program has in its hands, but for what is in flight and not read there."""
         if self.traced:
             mine = tuple(one for one in self.in_flight if one.rank == rank)
-            self.history.append(LineSeen(rank, line, here, {name: _seen(value, mine) for name, value in values.items()},
-                                       tuple(one for one in mine if one.role == "result")))
+            seen = {name: _seen(value, () if is_read else mine) for name, value in values.items()}
+            self.history.append(LineSeen(rank, line, here, seen, tuple(one for one in mine if one.role == "result")))
 
 
 def _seen(value: Any, hidden: Sequence[InFlight], depth: int = 4) -> Any:
