@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         Run,
         Trace,
         Work,
+        faults,
         step_through,
     )
     from zerosim.zero import (
@@ -101,6 +102,7 @@ __all__ = [
     "ZeroPlusPlus",
     "connect",
     "draw",
+    "faults",
     "format_of",
     "from_deepspeed",
     "from_fsdp",
@@ -122,7 +124,7 @@ __all__ = [
 ]
 
 _MODULES = {**{floor: floor for floor in ("numerics", "ranks", "models", "optim", "zero", "planning")},
-            "draw": "course.draw", "puzzles": "course.puzzles", "testing": "testing"}
+            "draw": "course.draw", "faults": "ranks.faults", "puzzles": "course.puzzles", "testing": "testing"}
 _HOMES = {"FORMATS": "numerics.formats", "Format": "numerics.formats", "format_of": "numerics.formats",
           "Offload": "numerics.places", "Policy": "numerics.policy", "round_to": "numerics.rounding",
           "spacing": "numerics.rounding",

@@ -128,6 +128,10 @@ class Transport:
         """The rank's program has just issued a part. Its input is there, or, where a device computes beside the host,
         will be when the device has done all that the program has asked of it so far."""
 
+    def is_late(self, rank: int, me: Pending) -> bool:
+        """True where the others take their turns before a rank that has just issued a part."""
+        return False
+
     def completed(self, rank: int, me: Pending) -> None:
         """The rank's program has waited for the part and is about to go on. What it asks for next may read the result,
         and so must not be computed before that has arrived."""
@@ -153,6 +157,9 @@ class Transport:
 
     def abort(self) -> None:
         """The run has failed: gives up what has not moved yet, before the ranks are unwound."""
+
+    def explain(self, error: BaseException) -> None:
+        """Adds to what a run has failed with what is known of it here."""
 
     def drain(self) -> bool:
         """After a failure: takes and forgets what still arrives; True when nothing of these ranks' is under way."""
@@ -299,7 +306,7 @@ class Hub(Backend):
             if len(parts) == me.size:
                 del self.incomplete[key]
                 self.complete.append([parts[i] for i in range(me.size)])
-        if self.chance is not None and self.chance.random() < 0.5:
+        if self.transport.is_late(rank, me) or (self.chance is not None and self.chance.random() < 0.5):
             self.ready.append(rank)
             self._park()
 
@@ -344,8 +351,9 @@ class Hub(Backend):
             if not all(g.dead for g in self.greenlets):
                 raise DeadlockError(deadlock_text([self._position(rank, me) for rank, me in enumerate(self.waiting)]))
             self.synchronize()
-        except BaseException:
+        except BaseException as error:
             self.transport.abort()
+            self.transport.explain(error)
             raise
         finally:
             self._unwind()
@@ -457,8 +465,8 @@ class Hub(Backend):
             return RankPosition(None)
         missing = None
         if isinstance(me, PendingCall):
-            issued = self.incomplete[me.call.key, me.call.number]
-            missing = [member for i, member in enumerate(me.call.group) if i not in issued]
+            issued = self.incomplete.get((me.call.key, me.call.number))  # None: all have, and it does not end
+            missing = None if issued is None else [member for i, member in enumerate(me.call.group) if i not in issued]
         return RankPosition(me.describe(), self.place(rank), missing)
 
     def place(self, rank: int) -> str:

@@ -1,0 +1,356 @@
+"""Faults injected into a run, where a plan names them, and messages with checksums: `Cluster(4, faults=, checksums=)`.
+
+A `Plan` holds faults as texts, "rank=2,step=40,bitflip" or "rank=0,collective=all_gather,hop=1,chunk=3,lost"; each
+strikes once, at the first moment that it describes, and is then a row `Struck` of its rank's trace. All that a run
+sends goes through `FaultyTransport.move`, collectives hop by hop; without a plan and checksums there is none.
+
+nan, inf: an element that the rank sends, as if its arithmetic had made it so. bitflip: a bit of an element changes on
+the way; reordered: the two halves of a message arrive in each other's place; repeated: what the rank sent before on
+this link arrives again, in place of the message; lost: it does not arrive. dies: the rank raises RankDied, whatever it
+asks for next. slow: the rank takes its turns last, or a link is slow; neither changes a bit, and `Machine.slowed_by`
+prices it. disk_full and torn_write: of what the rank writes from this step on, after ``nbytes``, the disk takes no more,
+or keeps zeros of what it says it took.
+
+Legend: N ranks. A rank is its index in the cluster, a hop's step counts from 0 in its collective; a training step from
+1 in the run: 0 is before the first, and in a program without an engine.
+"""
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from zerosim.numerics.arrays import as_bytes, copy_elements
+from zerosim.numerics.checks import is_count, is_finite_number, is_floating, unknown_name
+from zerosim.numerics.files import WRITER
+from zerosim.ranks.call import Array, Call, GroupKey, Hop, Pending, PendingCall, PendingExchange
+from zerosim.ranks.collectives import ALGORITHMS, Delivery
+from zerosim.ranks.errors import add_note
+from zerosim.ranks.hub import Deliveries, InProcess, RunOptions
+from zerosim.ranks.process import guarded
+from zerosim.ranks.rank import RankState
+from zerosim.ranks.trace import Struck, checked_purpose
+
+CHECKSUM_NBYTES = 4  # CRC-32
+MESSAGE = "message"  # the collective of what a program sends itself
+COLLECTIVES = (*ALGORITHMS, MESSAGE)
+_WHEN = ("rank", "step")
+_CALL = (*_WHEN, "collective", "purpose")
+_LINK = (*_CALL, "to", "hop", "chunk")
+KINDS = {  # by kind: the words that describe it
+    "nan": (*_LINK, "element"), "inf": (*_LINK, "element"), "bitflip": (*_LINK, "element", "bit"), "lost": _LINK,
+    "repeated": _LINK, "reordered": _LINK, "dies": _CALL, "slow": ("rank", "to", "factor"),
+    "disk_full": (*_WHEN, "nbytes"), "torn_write": (*_WHEN, "nbytes")}
+OF_SENDER, OF_LINK = ("nan", "inf"), ("bitflip", "repeated", "reordered")
+OF_DISK = ("disk_full", "torn_write")
+
+
+class FaultError(RuntimeError):
+    """A run ended by a fault that was injected and found."""
+
+
+class RankDied(FaultError):
+    """A rank died, as the plan asked; ``rank`` is its index, ``step`` the training step."""
+
+    def __init__(self, rank: int, step: int) -> None:
+        super().__init__(f"rank {rank} died in step {step}, as the plan of faults asked; go on from a checkpoint "
+                         "without it")
+        self.rank, self.step = rank, step
+
+
+class ChecksumError(FaultError):
+    """A message did not arrive as it was sent; the text says which."""
+
+
+class NotStruckError(ValueError):
+    """A run ended, and a fault of its plan had nowhere to strike: it has shown nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault: its kind, and when it strikes; None means any. ``collective`` is an operation, a call's number, or
+    "message"; ``bit`` counts from 0, the lowest, and None is the highest of the exponent. Raises ValueError for words
+    that a kind does not take."""
+
+    kind: str
+    rank: int
+    step: int | None = None
+    collective: str | int | None = None
+    purpose: str | None = None
+    to: int | None = None
+    hop: int | None = None
+    chunk: int | None = None
+    element: int = 0
+    bit: int | None = None
+    factor: float = 2.0
+    nbytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise unknown_name(f"no fault is called {self.kind!r}", self.kind, tuple(KINDS))
+        for name, value in self._said():
+            if name not in KINDS[self.kind]:
+                raise ValueError(f"the fault {self.kind} takes {', '.join(KINDS[self.kind])}, found {name}={value!r}; "
+                                 "leave it out")
+            if name == "factor" and not (is_finite_number(value) and value > 0):
+                raise ValueError(f"factor={value!r} of a slow rank or link must be a positive number")
+            if (name not in ("factor", "purpose") and not (is_count(value) or name == "collective")) or (
+                    is_count(value) and value < 0):
+                raise ValueError(f"{name}={value!r} of the fault {self.kind} must be a whole number, 0 or more")
+        if self.purpose is not None:
+            checked_purpose(self.purpose)
+        if isinstance(self.collective, str) and self.collective not in COLLECTIVES:
+            raise unknown_name(f"no collective is called {self.collective!r}", self.collective, COLLECTIVES)
+
+    @classmethod
+    def of(cls, text: "str | Fault") -> "Fault":
+        """The fault of a text: words between commas, one of which is its kind, the others name=value.
+
+        >>> print(Fault.of("bitflip, rank=2, step=40, bit=14"))
+        rank=2,step=40,bit=14,bitflip
+        """
+        if isinstance(text, cls):
+            return text
+        words = [word.strip() for word in str(text).split(",")]
+        kinds, given = [word for word in words if "=" not in word], dict[str, Any]()
+        for name, _, value in (word.partition("=") for word in words if "=" in word):
+            if name in given or name not in (known := [one.name for one in fields(cls)[1:]]):
+                raise ValueError(f"the fault {text!r} says {name!r} twice; once is enough") if name in given else (
+                    unknown_name(f"the fault {text!r} names {name!r}", name, known))
+            try:
+                given[name] = float(value) if name == "factor" else int(value)
+            except ValueError:
+                given[name] = value
+        if len(kinds) != 1 or "rank" not in given:
+            raise ValueError(f"the fault {text!r} must name one kind of {', '.join(KINDS)}, and a rank; write it as "
+                             "'rank=2,step=40,bitflip'")
+        return cls(kinds[0], **given)
+
+    def __str__(self) -> str:
+        return ",".join([*(f"{name}={value}" for name, value in self._said()), self.kind])
+
+    def _said(self) -> list[tuple[str, Any]]:
+        """All that is not as it would be if nothing were said, by name."""
+        given = [(one, getattr(self, one.name)) for one in fields(self)[1:]]
+        return [(one.name, value) for one, value in given if value != one.default]
+
+    def meets(self, rank: int, step: int, call: Call | None = None) -> bool:
+        """True at what the rank does in a training step, in a call or (None) outside of one."""
+        operation, number, purpose = (call.operation, call.number, call.purpose) if call else (MESSAGE, None, None)
+        return (self.rank == rank and self.step in (None, step) and self.collective in (None, operation, number)
+                and self.purpose in (None, purpose))
+
+    def changed(self, out: Array, before: Array | None) -> Array | None:
+        """What arrives in place of ``out`` (n,), a copy; None where it cannot strike, or would change no byte."""
+        made, itemsize = out.reshape(-1).copy(), out.dtype.itemsize
+        if self.kind == "repeated":
+            made = made if before is None or before.nbytes != made.nbytes else before.view(made.dtype)
+        elif self.kind == "reordered":
+            made = np.roll(made, len(made) // 2)
+        elif self.element >= len(made) or (not is_floating(out.dtype) if self.kind in OF_SENDER else itemsize > 8):
+            return None
+        elif self.kind == "bitflip":
+            bit = 8 * itemsize - 2 if self.bit is None else self.bit
+            if bit >= 8 * itemsize:
+                raise ValueError(f"asked to flip bit {bit} of {out.dtype}, whose bits are 0 to {8 * itemsize - 1}")
+            made.view(f"u{itemsize}")[self.element] ^= np.array(1 << bit, f"u{itemsize}")
+        else:
+            made[self.element] = float(self.kind)
+        return None if as_bytes(made).tobytes() == as_bytes(out).tobytes() else made
+
+
+@dataclass(slots=True)
+class Plan:
+    """Faults of one run, `Fault`s or their texts; of a run that goes on on other ranks, those that have not struck yet.
+
+    ``struck`` are the rows of those that have. A run that ends with others raises NotStruckError.
+    """
+
+    faults: tuple[Fault, ...]
+    struck: list[Struck] = field(default_factory=list)
+    waiting: list[Fault] = field(default_factory=list)
+
+    def __init__(self, *faults: Fault | str) -> None:
+        self.faults, self.struck = tuple(map(Fault.of, faults)), []
+        self.waiting = list(self.faults)
+
+    def due(self, kinds: Sequence[str], rank: int, step: int, call: Call | None = None) -> list[Fault]:
+        """The faults of these kinds that have not struck, and may now."""
+        return [fault for fault in self.waiting if fault.kind in kinds and fault.meets(rank, step, call)]
+
+@guarded
+class FaultyTransport(InProcess):
+    """Moves messages hop by hop, with the faults of a plan, and with checksums where asked for.
+
+    A checksum is CRC-32 of a message, its link and its number there, so that one that comes twice is found too. It
+    travels with the message as 4 bytes more, which are counted.
+    """
+
+    def __init__(self, states: Sequence[RankState], plan: Plan, checksums: bool) -> None:
+        self.states, self.plan, self.checksums = states, plan, checksums
+        for fault in plan.faults:
+            if (most := max(fault.rank, fault.to or 0)) >= len(states):
+                raise ValueError(f"the fault {str(fault)!r} names rank {most}, and the ranks are 0 to "
+                                 f"{len(states) - 1}")
+
+    def begin(self, options: RunOptions) -> None:
+        super().begin(replace(options, hop_by_hop=True))
+        self.failed, self.lost, self.first = False, 0, len(self.plan.struck)
+        self.dead: dict[int, int] = {}
+        self.numbers: Counter[tuple[int, int]] = Counter()  # of messages, by link
+        self.latest: dict[tuple[int, int], tuple[Array, int]] = {}  # with its checksum, by link
+        self.written: Counter[Fault] = Counter()
+        self.files = any(fault.kind in OF_DISK for fault in self.plan.waiting)
+
+    def step_of(self, rank: int) -> int:
+        """The training step in which a rank is."""
+        return self.states[rank].trace.steps_begun
+
+    def strike(self, fault: Fault, call: Call | None = None, hop: Hop | None = None, nbytes: int = 0) -> None:
+        """The fault has struck."""
+        row = Struck(str(fault), fault.rank, self.step_of(fault.rank), call, hop, nbytes)
+        self.plan.waiting.remove(fault)
+        self.plan.struck.append(row)
+        self.states[fault.rank].trace.add(row)
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def move(self, key: GroupKey, step: Sequence[Delivery], call: Call | None = None) -> Deliveries:
+        for delivery in step:
+            source, to = (key[0][place] for place in (delivery.hop.source, delivery.hop.destination))
+            hop = replace(delivery.hop, source=source, destination=to)
+            self.numbers[source, to] += 1
+            sent: Any = delivery.sent  # in one process both ends of a message are there
+            out: Any = delivery.out
+            due = [fault for fault in self.plan.due((*OF_SENDER, *OF_LINK, "lost", "slow"), source,
+                                                    self.step_of(source), call)
+                   if fault.to in (None, to) and fault.hop in (None, hop.step)
+                   and (fault.chunk is None or fault.chunk in hop.chunks)]
+            if lost := next((fault for fault in due if fault.kind == "lost"), None):
+                self.strike(lost, call, hop, hop.nbytes)
+                self.lost += 1
+                yield delivery._replace(out=None)
+                continue
+            copy_elements(sent, out)
+            self._change([fault for fault in due if fault.kind in OF_SENDER], out, None, call, hop)
+            number = carried = self._checksum(out, hop)
+            before = self.latest.get((source, to))
+            if self._change([fault for fault in due if fault.kind in OF_LINK], out, before, call, hop) == "repeated":
+                assert before is not None
+                carried = before[1]
+            if any(fault.kind == "repeated" and fault.rank == source for fault in self.plan.waiting):
+                self.latest[source, to] = sent.reshape(-1).copy(), number
+            for fault in due:
+                if fault.kind == "slow" and fault.to == to:
+                    self.strike(fault, call, hop, hop.nbytes)
+            if self.checksums:
+                self._check(carried, self._checksum(out, hop), call, hop)
+                delivery = delivery._replace(hop=replace(delivery.hop, nbytes=hop.nbytes + CHECKSUM_NBYTES))
+            yield delivery
+
+    def _change(self, due: Sequence[Fault], out: Array, before: tuple[Array, int] | None, call: Call | None,
+                hop: Hop) -> str:
+        """Lets the first of the faults that can strike do so; its kind, or nothing."""
+        for fault in due:
+            if (made := fault.changed(out, before and before[0])) is not None:
+                out[...] = made.reshape(out.shape)
+                self.strike(fault, call, hop, hop.nbytes)
+                return fault.kind
+        return ""
+
+    def _checksum(self, out: Array, hop: Hop) -> int:
+        if not self.checksums:
+            return 0
+        link = hop.source, hop.destination
+        return crc32(as_bytes(out).data, crc32(f"{link} {self.numbers[link]}".encode()))
+
+    def _check(self, expected: int, found: int, call: Call | None, hop: Hop) -> None:
+        if expected != found:
+            raise ChecksumError(
+                f"rank {hop.destination} received from rank {hop.source} {Struck.place(call, hop)}, with the checksum "
+                f"{expected:08x}, and what arrived has {found:08x}: it was changed, repeated or put in another order "
+                "on its way. Nothing of it is used; go on from a checkpoint, and look at that link")
+
+    def collective(self, parts: Sequence[PendingCall]) -> Deliveries:
+        """A call of which a message is lost ends on no rank."""
+        lost = self.lost
+        for delivery in super().collective(parts):
+            yield delivery
+            if self.lost > lost:
+                return
+
+    def message(self, key: GroupKey, step: Sequence[Delivery], ends: Mapping[int, PendingExchange]) -> Deliveries:
+        for delivery in super().message(key, step, ends):
+            if delivery is not None and self.checksums:
+                ends[delivery.hop.source].count(CHECKSUM_NBYTES)
+            yield delivery
+
+    def seen(self, key: GroupKey, delivery: Delivery) -> Array:
+        return np.empty(0) if delivery.out is None else super().seen(key, delivery)
+
+    # -- ranks --------------------------------------------------------------------------------------------------------
+
+    def issued(self, rank: int, me: Pending) -> None:
+        step, call = self.step_of(rank), me.call if isinstance(me, PendingCall) else None
+        for fault in self.plan.due(("dies",), rank, step, call):
+            self.strike(fault, call)
+            self.dead[rank] = step
+        if rank in self.dead:  # also where the program has caught it, and asks again
+            raise RankDied(rank, self.dead[rank])
+        if self.files:  # in the rank's own context: what it writes from here on
+            WRITER.set(partial(self._writer, rank))
+
+    def is_late(self, rank: int, me: Pending) -> bool:
+        late = [fault for fault in self.plan.faults if (fault.kind, fault.rank, fault.to) == ("slow", rank, None)]
+        for fault in late:
+            if fault in self.plan.waiting:
+                self.strike(fault, me.call if isinstance(me, PendingCall) else None)
+        return bool(late)
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def _writer(self, rank: int, file: Any) -> Callable[[memoryview], int]:
+        def write(block: memoryview) -> int:
+            for fault in self.plan.due(OF_DISK, rank, self.step_of(rank))[:1]:
+                room = max(0, fault.nbytes - self.written[fault])
+                self.written[fault] += len(block)
+                kept = bytes(block[:room])
+                if fault.kind == "disk_full" and room < len(block):
+                    file.write(kept)
+                    self.strike(fault, nbytes=fault.nbytes)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                if fault.kind == "torn_write" and (torn := kept.ljust(len(block), b"\0")) != block:
+                    self.strike(fault, nbytes=fault.nbytes)
+                    block = memoryview(torn)
+            return int(file.write(block))
+
+        return write
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+
+    def explain(self, error: BaseException) -> None:
+        """Says in notes which faults of the plan have struck in the run that failed."""
+        self.failed = True
+        for row in self.plan.struck[self.first:]:
+            add_note(error, f"injected: {row}")
+
+    def close(self) -> None:
+        """Raises NotStruckError where a run has come to its end without a fault that it was to have."""
+        if not self.failed and self.plan.waiting:
+            raise NotStruckError(f"the run has ended, and {' and '.join(repr(str(one)) for one in self.plan.waiting)} "
+                                 "never struck: no step, collective, hop or chunk was so, or no byte would have "
+                                 "changed; name one that the trace has, or leave it out")
+
+
+def transport_of(states: Sequence[RankState], faults: Plan | str | None, *, checksums: bool) -> InProcess:
+    """What moves messages in one process: plain, or with faults and checksums. Raises ValueError as `Fault.of` does."""
+    if faults is None and not checksums:
+        return InProcess()
+    plan = faults if isinstance(faults, Plan) else Plan() if faults is None else Plan(faults)
+    return FaultyTransport(states, plan, checksums)
