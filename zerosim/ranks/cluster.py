@@ -84,8 +84,9 @@ class Cluster(ShownRuns):
     live as long as the cluster, and so do the results of its ``runs``: ``runs.clear()`` lets them go. ``trace_rows``
     bounds the trace of a long run: each rank keeps at least so many of its latest rows, and less than twice as many
     (None: all); what needs all of them, as a recording does, raises ValueError then, and bytes sent and held stay
-    exact. ``faults``, a `zerosim.faults.Plan` or the text of one fault, injects them; ``checksums`` finds messages that do
-    not arrive as they were sent, for 4 bytes each. A program that catches BaseException and goes on without end cannot be stopped.
+    exact. ``faults``, a `zerosim.faults.Plan` or the text of one fault, injects them; ``checksums`` finds messages that
+    do not arrive as they were sent, for 4 bytes each. A program that catches BaseException and goes on without end
+    cannot be stopped.
     """
 
     representative: int | None = None  # the one rank that runs and stands for all, where that is so

@@ -8,8 +8,8 @@ nan, inf: an element that the rank sends, as if its arithmetic had made it so. b
 the way; reordered: the two halves of a message arrive in each other's place; repeated: what the rank sent before on
 this link arrives again, in place of the message; lost: it does not arrive. dies: the rank raises RankDied, whatever it
 asks for next. slow: the rank takes its turns last, or a link is slow; neither changes a bit, and `Machine.slowed_by`
-prices it. disk_full and torn_write: of what the rank writes from this step on, after ``nbytes``, the disk takes no more,
-or keeps zeros of what it says it took.
+prices it. disk_full and torn_write: of what the rank writes in the step, the disk takes ``nbytes`` and no more, or
+keeps zeros of the next that it says it took.
 
 Legend: N ranks. A rank is its index in the cluster, a hop's step counts from 0 in its collective; a training step from
 1 in the run: 0 is before the first, and in a program without an engine.
@@ -194,7 +194,7 @@ class FaultyTransport(InProcess):
 
     def __init__(self, states: Sequence[RankState], plan: Plan, checksums: bool) -> None:
         self.states, self.plan, self.checksums = states, plan, checksums
-        for fault in plan.faults:
+        for fault in plan.waiting:
             if (most := max(fault.rank, fault.to or 0)) >= len(states):
                 raise ValueError(f"the fault {str(fault)!r} names rank {most}, and the ranks are 0 to "
                                  f"{len(states) - 1}")
@@ -273,9 +273,9 @@ class FaultyTransport(InProcess):
     def _check(self, expected: int, found: int, call: Call | None, hop: Hop) -> None:
         if expected != found:
             raise ChecksumError(
-                f"rank {hop.destination} received from rank {hop.source} {Struck.place(call, hop)}, with the checksum "
-                f"{expected:08x}, and what arrived has {found:08x}: it was changed, repeated or put in another order "
-                "on its way. Nothing of it is used; go on from a checkpoint, and look at that link")
+                f"{Struck.place(call, hop)}, was sent with the checksum {expected:08x}, and what arrived has {found:08x}: "
+                "it was changed, repeated or put in another order on its way. Nothing of it is used; go on from a "
+                "checkpoint, and look at that link")
 
     def collective(self, parts: Sequence[PendingCall]) -> Deliveries:
         """A call of which a message is lost ends on no rank."""

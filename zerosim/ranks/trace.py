@@ -138,16 +138,17 @@ class Struck:
     nbytes: int = 0
 
     @staticmethod
-    def place(call: Call | None, hop: Hop) -> str:
-        """The message in words."""
-        chunks = f"chunks {list(hop.chunks)}, " * bool(hop.chunks)
-        return f"{f'hop {hop.step} of {call}' if call else 'a message'}, {chunks}{hop.nbytes:,} bytes"
+    def place(call: Call | None, hop: Hop | None) -> str:
+        """The message or the call in words, without what else its ranks have agreed on."""
+        said = str(replace(call, agreement="")) if call else "a message"
+        if hop is None:
+            return said
+        return (f"{f'hop {hop.step} of {said}' if call else said} from rank {hop.source} to rank {hop.destination}, "
+                + f"chunks {list(hop.chunks)}, " * bool(hop.chunks) + f"{hop.nbytes:,} bytes")
 
     def __str__(self) -> str:
-        where = (f"; from rank {self.hop.source} to rank {self.hop.destination} {self.place(self.call, self.hop)}"
-                 if self.hop else f"; in {self.call}" if self.call else f"; {self.nbytes:,} bytes of a file"
-                 if self.nbytes else "")
-        return f"{self.fault} in step {self.step} of rank {self.rank}{where}"
+        where = self.place(self.call, self.hop) if self.call or self.hop else f"after {self.nbytes:,} bytes of files"
+        return f"{self.fault}: in step {self.step}, {where}"
 
 
 @dataclass(frozen=True, slots=True)
