@@ -5,8 +5,10 @@ import os
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -33,6 +35,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Refuses ids with an address, which differ from one of pytest-xdist's workers to the next: see cases.named."""
     if odd := [item.nodeid for item in items if re.search(" at 0x[0-9a-f]{6}", item.nodeid)]:
         raise pytest.UsageError(f"ids of tests must be the same in every process; give {odd[0]} ids=named")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Prints what tests count by `record_property`, as faults injected by kind, added up over all that passed."""
+    counts: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("passed", ()):
+        counts.update({name: number for name, number in report.user_properties if isinstance(number, int)})
+    for name, number in sorted(counts.items()):
+        terminalreporter.write_line(f"{name}: {number:,}")
 
 
 @pytest.fixture

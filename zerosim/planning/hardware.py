@@ -3,8 +3,6 @@
 Every number has a source and a date. Each refusal is a sentence that says where the number stands.
 """
 
-from __future__ import annotations
-
 import datetime
 import math
 import re
@@ -300,7 +298,7 @@ class Machine:
     host_link: Link | None = None
     disk_link: Link | None = None
 
-    def slowed_by(self, plan: Plan) -> Machine:
+    def slowed_by(self, plan: "Plan") -> "Machine":
         """This machine with the slow ranks and links of a plan of faults too."""
         slow = [fault for fault in plan.faults if fault.kind == "slow"]
         return replace(

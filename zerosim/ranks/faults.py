@@ -27,7 +27,7 @@ from zlib import crc32
 import numpy as np
 
 from zerosim.numerics.arrays import as_bytes, copy_elements
-from zerosim.numerics.checks import is_count, is_finite_number, is_floating, unknown_name
+from zerosim.numerics.checks import is_floating, require_count, unknown_name
 from zerosim.numerics.files import WRITER
 from zerosim.ranks.call import Array, Call, GroupKey, Hop, Pending, PendingCall, PendingExchange
 from zerosim.ranks.collectives import ALGORITHMS, Delivery
@@ -88,7 +88,7 @@ class Fault:
     chunk: int | None = None
     element: int = 0
     bit: int | None = None
-    factor: float = 2.0
+    factor: int = 2
     nbytes: int = 0
 
     def __post_init__(self) -> None:
@@ -98,15 +98,13 @@ class Fault:
             if name not in KINDS[self.kind]:
                 raise ValueError(f"the fault {self.kind} takes {', '.join(KINDS[self.kind])}, found {name}={value!r}; "
                                  "leave it out")
-            if name == "factor" and not (is_finite_number(value) and value > 0):
-                raise ValueError(f"factor={value!r} of a slow rank or link must be a positive number")
-            if (name not in ("factor", "purpose") and not (is_count(value) or name == "collective")) or (
-                    is_count(value) and value < 0):
-                raise ValueError(f"{name}={value!r} of the fault {self.kind} must be a whole number, 0 or more")
-        if self.purpose is not None:
-            checked_purpose(self.purpose)
-        if isinstance(self.collective, str) and self.collective not in COLLECTIVES:
-            raise unknown_name(f"no collective is called {self.collective!r}", self.collective, COLLECTIVES)
+            if name == "purpose":
+                checked_purpose(value)
+            elif name == "collective" and isinstance(value, str):
+                if value not in COLLECTIVES:
+                    raise unknown_name(f"no collective is called {value!r}", value, COLLECTIVES)
+            else:
+                require_count(f"the fault {self.kind}: {name}", value, int(name == "factor"))
 
     @classmethod
     def of(cls, text: "str | Fault") -> "Fault":
@@ -124,7 +122,7 @@ class Fault:
                 raise ValueError(f"the fault {text!r} says {name!r} twice; once is enough") if name in given else (
                     unknown_name(f"the fault {text!r} names {name!r}", name, known))
             try:
-                given[name] = float(value) if name == "factor" else int(value)
+                given[name] = int(value)
             except ValueError:
                 given[name] = value
         if len(kinds) != 1 or "rank" not in given:
@@ -158,7 +156,8 @@ class Fault:
         elif self.kind == "bitflip":
             bit = 8 * itemsize - 2 if self.bit is None else self.bit
             if bit >= 8 * itemsize:
-                raise ValueError(f"asked to flip bit {bit} of {out.dtype}, whose bits are 0 to {8 * itemsize - 1}")
+                raise ValueError(f"asked to flip bit {bit} of {out.dtype}, whose bits are 0 to {8 * itemsize - 1}; take "
+                                 "one of these")
             made.view(f"u{itemsize}")[self.element] ^= np.array(1 << bit, f"u{itemsize}")
         else:
             made[self.element] = float(self.kind)
