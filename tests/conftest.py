@@ -41,7 +41,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Prints what tests count by `record_property`, as faults injected by kind, added up over all that passed."""
     counts: Counter[str] = Counter()
     for report in terminalreporter.stats.get("passed", ()):
-        counts.update({name: number for name, number in report.user_properties if isinstance(number, int)})
+        for name, number in report.user_properties:
+            counts[name] += number
     for name, number in sorted(counts.items()):
         terminalreporter.write_line(f"{name}: {number:,}")
 

@@ -146,7 +146,7 @@ IN_TRAINING = [kind for kind in KINDS if "nbytes" not in KINDS[kind]]
 def test_a_training_finds_or_survives_every_fault_and_is_whole_again_without_it(stage: int, record_property) -> None:
     healthy = list(zs.Cluster(RANKS).run(trained, stage, False, DATA))
     for kind, overlap, checksums, rank, step in covering(
-            IN_TRAINING, [False, stage > 0], [False, True], range(RANKS), range(1, STEPS + 1), turn=stage):
+            IN_TRAINING, [False, stage > 0], [False, True], range(RANKS), range(1, STEPS + 1), turn=stage, count=8):
         plan = Plan(Fault(kind, rank) if kind == "slow" else Fault(kind, rank, step, purpose="gradients"))
         cluster = zs.Cluster(RANKS, faults=plan, checksums=checksums)
         error = {"lost": zs.DeadlockError, "dies": zs.faults.RankDied, **dict.fromkeys(
@@ -229,7 +229,7 @@ def test_a_slow_rank_and_link_are_priced_by_the_plan_that_named_them() -> None:
     assert replay(recording, machine.slowed_by(plan)).step_seconds > replay(recording, machine).step_seconds
 
 
-@pytest.mark.parametrize("text, words", [
+@pytest.mark.parametrize(("text", "words"), [
     ("rank=1,bitflop", "no fault is called 'bitflop'; choose one of nan, ...; did you mean 'bitflip'?$"),
     ("rank=1,hp=2,nan", "names 'hp'; choose one of rank, ...; did you mean 'hop'?$"),
     ("rank=1,dies,hop=1", "^the fault dies takes rank, step, collective, purpose, found hop=1; leave it out$"),

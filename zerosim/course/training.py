@@ -630,7 +630,8 @@ def _training_parts(found: Trained) -> Iterator[Part | str]:
     if (vocabulary := found.options.build().config.vocabulary) > VOCABULARY:
         yield f"The text's bytes are tokens 0 to {VOCABULARY - 1} of {vocabulary:,}: no tokenizer cut it."
     yield from map(escape, found.happened)
-    whose = f"which differ on ranks {list(found.different_ranks)}" if found.different_ranks else "the same on every rank"
+    others = list(found.different_ranks)
+    whose = f"which differ on ranks {others}" if others else "the same on every rank"
     yield escape(f"SHA-256 of all master weights, {whose}: {found.digest[:16]}…")
     if found.options.sample_tokens:
         yield from ("", TextLine("It writes:", indent=0), "")

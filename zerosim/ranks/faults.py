@@ -19,7 +19,7 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 from zlib import crc32
@@ -138,11 +138,13 @@ class Fault:
         given = [(one, getattr(self, one.name)) for one in fields(self)[1:]]
         return [(one.name, value) for one, value in given if value != one.default]
 
-    def meets(self, rank: int, step: int, call: Call | None = None) -> bool:
-        """True at what the rank does in a training step, in a call or (None) outside of one."""
-        operation, number, purpose = (call.operation, call.number, call.purpose) if call else (MESSAGE, None, None)
-        return (self.rank == rank and self.step in (None, step) and self.collective in (None, operation, number)
-                and self.purpose in (None, purpose))
+    def meets(self, rank: int, step: int, call: Call | None, hop: Hop | None) -> bool:
+        """True at what the rank does in a training step: in a call, or (None) outside of one, and with a message."""
+        calls = (call.operation, call.number) if call else (MESSAGE,)
+        asked = [(self.rank, (rank,)), (self.step, (step,)), (self.collective, calls),
+                 (self.purpose, (call.purpose,) if call else ())]
+        asked += [(self.to, (hop.destination,)), (self.hop, (hop.step,)), (self.chunk, hop.chunks)] if hop else []
+        return all(one is None or one in found for one, found in asked)
 
     def changed(self, out: Array, before: Array | None) -> Array | None:
         """What arrives in place of ``out`` (n,), a copy; None where it cannot strike, or would change no byte."""
@@ -156,32 +158,30 @@ class Fault:
         elif self.kind == "bitflip":
             bit = 8 * itemsize - 2 if self.bit is None else self.bit
             if bit >= 8 * itemsize:
-                raise ValueError(f"asked to flip bit {bit} of {out.dtype}, whose bits are 0 to {8 * itemsize - 1}; take "
-                                 "one of these")
+                raise ValueError(f"asked to flip bit {bit} of {out.dtype}, whose bits are 0 to {8 * itemsize - 1}; "
+                                 "take one of these")
             made.view(f"u{itemsize}")[self.element] ^= np.array(1 << bit, f"u{itemsize}")
         else:
             made[self.element] = float(self.kind)
         return None if as_bytes(made).tobytes() == as_bytes(out).tobytes() else made
 
 
-@dataclass(slots=True)
 class Plan:
     """Faults of one run, `Fault`s or their texts; of a run that goes on on other ranks, those that have not struck yet.
 
-    ``struck`` are the rows of those that have. A run that ends with others raises NotStruckError.
+    ``waiting`` are those that have not struck; a run that ends with one raises NotStruckError. ``struck`` are the rows
+    of the others.
     """
 
-    faults: tuple[Fault, ...]
-    struck: list[Struck] = field(default_factory=list)
-    waiting: list[Fault] = field(default_factory=list)
-
     def __init__(self, *faults: Fault | str) -> None:
-        self.faults, self.struck = tuple(map(Fault.of, faults)), []
-        self.waiting = list(self.faults)
+        self.faults = tuple(map(Fault.of, faults))
+        self.waiting, self.struck = list(self.faults), list[Struck]()
 
-    def due(self, kinds: Sequence[str], rank: int, step: int, call: Call | None = None) -> list[Fault]:
+    def due(self, kinds: Sequence[str], rank: int, step: int, call: Call | None = None, hop: Hop | None = None
+            ) -> list[Fault]:
         """The faults of these kinds that have not struck, and may now."""
-        return [fault for fault in self.waiting if fault.kind in kinds and fault.meets(rank, step, call)]
+        return [fault for fault in self.waiting if fault.kind in kinds and fault.meets(rank, step, call, hop)]
+
 
 @guarded
 class FaultyTransport(InProcess):
@@ -202,8 +202,8 @@ class FaultyTransport(InProcess):
         super().begin(replace(options, hop_by_hop=True))
         self.failed, self.lost, self.first = False, 0, len(self.plan.struck)
         self.dead: dict[int, int] = {}
-        self.numbers: Counter[tuple[int, int]] = Counter()  # of messages, by link
-        self.latest: dict[tuple[int, int], tuple[Array, int]] = {}  # with its checksum, by link
+        self.numbers: Counter[tuple[int, ...]] = Counter()  # of messages, by link
+        self.latest: dict[tuple[int, ...], tuple[Array, int]] = {}  # of them, by link: the latest, and its checksum
         self.written: Counter[Fault] = Counter()
         self.files = any(fault.kind in OF_DISK for fault in self.plan.waiting)
 
@@ -222,59 +222,50 @@ class FaultyTransport(InProcess):
 
     def move(self, key: GroupKey, step: Sequence[Delivery], call: Call | None = None) -> Deliveries:
         for delivery in step:
-            source, to = (key[0][place] for place in (delivery.hop.source, delivery.hop.destination))
+            source, to = link = tuple(key[0][place] for place in (delivery.hop.source, delivery.hop.destination))
             hop = replace(delivery.hop, source=source, destination=to)
-            self.numbers[source, to] += 1
             sent: Any = delivery.sent  # in one process both ends of a message are there
             out: Any = delivery.out
-            due = [fault for fault in self.plan.due((*OF_SENDER, *OF_LINK, "lost", "slow"), source,
-                                                    self.step_of(source), call)
-                   if fault.to in (None, to) and fault.hop in (None, hop.step)
-                   and (fault.chunk is None or fault.chunk in hop.chunks)]
-            if lost := next((fault for fault in due if fault.kind == "lost"), None):
-                self.strike(lost, call, hop, hop.nbytes)
+            self.numbers[link] += 1
+            if self._strike_first(("lost",), call, hop):
                 self.lost += 1
                 yield delivery._replace(out=None)
                 continue
             copy_elements(sent, out)
-            self._change([fault for fault in due if fault.kind in OF_SENDER], out, None, call, hop)
-            number = carried = self._checksum(out, hop)
-            before = self.latest.get((source, to))
-            if self._change([fault for fault in due if fault.kind in OF_LINK], out, before, call, hop) == "repeated":
-                assert before is not None
-                carried = before[1]
-            if any(fault.kind == "repeated" and fault.rank == source for fault in self.plan.waiting):
-                self.latest[source, to] = sent.reshape(-1).copy(), number
-            for fault in due:
-                if fault.kind == "slow" and fault.to == to:
-                    self.strike(fault, call, hop, hop.nbytes)
+            self._strike_first(("slow",), call, hop)
+            self._strike_first(OF_SENDER, call, hop, out)
+            expected = self._checksum(out, link)
+            latest = self.latest.get(link, (None, 0))
+            if self.plan.waiting:
+                self.latest[link] = sent.reshape(-1).copy(), expected
+            repeated = self._strike_first(OF_LINK, call, hop, out, latest[0]) == "repeated"
             if self.checksums:
-                self._check(carried, self._checksum(out, hop), call, hop)
+                self._check(latest[1] if repeated else expected, self._checksum(out, link), call, hop)
                 delivery = delivery._replace(hop=replace(delivery.hop, nbytes=hop.nbytes + CHECKSUM_NBYTES))
             yield delivery
 
-    def _change(self, due: Sequence[Fault], out: Array, before: tuple[Array, int] | None, call: Call | None,
-                hop: Hop) -> str:
-        """Lets the first of the faults that can strike do so; its kind, or nothing."""
-        for fault in due:
-            if (made := fault.changed(out, before and before[0])) is not None:
-                out[...] = made.reshape(out.shape)
+    def _strike_first(self, kinds: Sequence[str], call: Call | None, hop: Hop, out: Array | None = None,
+                      latest: Array | None = None) -> str:
+        """Lets the first fault of these kinds that can strike a message do so; its kind, or nothing. ``latest`` is the
+        message before on the link."""
+        for fault in self.plan.due(kinds, hop.source, self.step_of(hop.source), call, hop) if self.plan.waiting else ():
+            made = None if out is None else fault.changed(out, latest)
+            if out is None or made is not None:
+                if made is not None:
+                    out[...] = made.reshape(out.shape)
                 self.strike(fault, call, hop, hop.nbytes)
                 return fault.kind
         return ""
 
-    def _checksum(self, out: Array, hop: Hop) -> int:
-        if not self.checksums:
-            return 0
-        link = hop.source, hop.destination
-        return crc32(as_bytes(out).data, crc32(f"{link} {self.numbers[link]}".encode()))
+    def _checksum(self, out: Array, link: tuple[int, ...]) -> int:
+        return crc32(as_bytes(out).data, crc32(f"{link} {self.numbers[link]}".encode())) if self.checksums else 0
 
     def _check(self, expected: int, found: int, call: Call | None, hop: Hop) -> None:
         if expected != found:
             raise ChecksumError(
-                f"{Struck.place(call, hop)}, was sent with the checksum {expected:08x}, and what arrived has {found:08x}: "
-                "it was changed, repeated or put in another order on its way. Nothing of it is used; go on from a "
-                "checkpoint, and look at that link")
+                f"{Struck.place(call, hop)}, was sent with the checksum {expected:08x}, and what arrived has "
+                f"{found:08x}: it was changed, repeated or put in another order on its way. Nothing of it is used; go "
+                "on from a checkpoint, and look at that link")
 
     def collective(self, parts: Sequence[PendingCall]) -> Deliveries:
         """A call of which a message is lost ends on no rank."""
