@@ -111,8 +111,8 @@ right = ring_by_hand(data)
 rows = []
 for hop in range(6):
     wrong = ring_by_hand(data, rank=1, hop=hop, bit=14)
-    differ = [np.flatnonzero(a.view("u2") != b.view("u2")).tolist() for a, b in zip(wrong, right, strict=True)]
-    rows.append((hop, "adds" if hop < 3 else "copies", *map(str, differ)))
+    differ = [np.flatnonzero(a.view("u2") != b.view("u2")) for a, b in zip(wrong, right, strict=True)]
+    rows.append((hop, "adds" if hop < 3 else "copies", *(str(one.tolist()) for one in differ)))
 zs.draw.table(["hop", "what arrives is", *(f"wrong elements of rank {r}" for r in range(4))], rows)
 
 # %% [markdown]
@@ -127,7 +127,8 @@ cluster = zs.Cluster(4, faults="rank=1,collective=all_reduce,hop=4,bitflip,bit=1
 found = cluster.run(lambda rank: rank.all_reduce(data[rank.index]))
 print([row for row in cluster.trace[1].rows if type(row).__name__ == "Struck"][0])
 by_hand = ring_by_hand(data, rank=1, hop=4, bit=14)
-print("the bits of the ring by hand:", [a.tobytes() == b.tobytes() for a, b in zip(found, by_hand, strict=True)])
+print("the bits of the ring by hand:",
+      [a.tobytes() == b.tobytes() for a, b in zip(found, by_hand, strict=True)])
 
 # %% [markdown]
 # ## Over ranks and steps
@@ -172,30 +173,32 @@ def share_that_differs(found, healthy):
 GRADIENT = "rank=1,step=4,purpose=gradients,bitflip,bit={}"
 WEIGHT = "rank=1,step=4,purpose=parameters,hop=1,bitflip,bit={}"
 healthy = trained()
-SHARES = {"bit 14 of a gradient, in the reduce-scatter": share_that_differs(trained(GRADIENT.format(14)), healthy),
-          "the sign of a weight, in the all-gather": share_that_differs(trained(WEIGHT.format(15)), healthy)}
+flips = {"bit 14 of a gradient, in the reduce-scatter": GRADIENT.format(14),
+         "the sign of a weight, in the all-gather": WEIGHT.format(15)}
+shares = {name: share_that_differs(trained(fault), healthy) for name, fault in flips.items()}
 
 
 def spread(shares):
     """A row for each rank, a column for each step; the darker, the more weights differ."""
     title = "Weights that differ from those of a training without the flip, of 100"
     with LIGHT.figure(11, 5.2) as figure:
-        panels = figure.subplots(len(shares), 1, gridspec_kw={"hspace": 0.75, "top": 0.82, "left": 0.09, "right": 0.98})
+        panels = figure.subplots(len(shares), 1, gridspec_kw={
+            "hspace": 0.75, "top": 0.82, "left": 0.09, "right": 0.98})
         for axes, (name, share) in zip(panels, shares.items(), strict=True):
             axes.imshow(share ** 0.4, cmap="Oranges", vmin=0, vmax=1.7, aspect="auto")
             for (rank, step), value in np.ndenumerate(share):
-                said = "0" if value == 0 else f"{100 * value:.1f}" if value < 0.01 else f"{100 * value:.0f}"
-                axes.text(step, rank, said, ha="center", va="center", color="#222222")
+                digits = 1 if 0 < value < 0.01 else 0
+                axes.text(step, rank, f"{100 * value:.{digits}f}", ha="center", va="center")
             axes.set(xticks=range(STEPS), xticklabels=range(1, STEPS + 1), xlabel="after step",
                      yticks=range(RANKS), yticklabels=[f"rank {r}" for r in range(RANKS)])
             axes.set_title(f"In step 4 flips {name}", fontsize=12)
         figure.text(0.02, 0.95, title, va="center", fontsize=15, fontweight="bold")
     words = "; ".join(f"{name}, rank 0: {np.round(100 * share[0]).tolist()}, rank 3: "
                       f"{np.round(100 * share[3]).tolist()}" for name, share in shares.items())
-    return Drawing("flipped-bit", title, f"Two panels of ranks by steps, in percent. {words}.", LIGHT, figure)
+    return Drawing("flipped-bit", title, f"Panels of ranks by steps, in percent. {words}.", LIGHT, figure)
 
 
-spread(SHARES)
+spread(shares)
 
 # %% [markdown]
 # *The gradient.* All ranks go the wrong way together. One element of the sum is huge; so is the norm, and clipping makes
@@ -215,7 +218,8 @@ for bit in names:
         share = share_that_differs(found, healthy)[0, -1]
         worst = max(found, key=lambda of_rank: abs(np.float64(of_rank[2])))
         rows.append((bit, what, f"{100 * share:.0f} %", f"{found[0][1]} of {STEPS}", f"{worst[2]:.2f}"))
-zs.draw.table([">bit", "of a", ">weights that differ after step 10", ">steps skipped", ">largest loss of a rank"], rows,
+columns = [">bit", "of a", ">weights that differ after step 10", ">steps skipped", ">largest loss"]
+zs.draw.table(columns, rows,
               f"Without a flip the largest loss is {max(of_rank[2] for of_rank in healthy):.2f}")
 
 # %% [markdown]
@@ -232,7 +236,8 @@ zs.draw.table([">bit", "of a", ">weights that differ after step 10", ">steps ski
 plain, checked = zs.Cluster(RANKS), zs.Cluster(RANKS, checksums=True)
 for cluster in (plain, checked):
     cluster.run(weights_after_each_step)
-print("bytes sent by rank 0 without and with:", plain.trace[0].sent_nbytes(), checked.trace[0].sent_nbytes(), "\n")
+print("bytes sent by rank 0 without and with:",
+      plain.trace[0].sent_nbytes(), checked.trace[0].sent_nbytes(), "\n")
 caught = 0
 for bit in names:
     for fault in (GRADIENT, WEIGHT):
@@ -247,18 +252,21 @@ print(f"{caught} of {2 * len(names)} flips were found. The last one:\n{said}")
 # a fault, and it is the check for overflow that finds it. All ranks skip the step, and go on:
 
 # %%
-print("skipped by rank:", [of_rank[1] for of_rank in trained("rank=1,step=4,purpose=gradients,nan", checksums=True)])
+found = trained("rank=1,step=4,purpose=gradients,nan", checksums=True)
+print("steps skipped, by rank:", [skipped for _, skipped, _ in found])
 
 # %% [markdown]
 # ## A message that never arrives, and a rank that dies
 #
-# Real ranks wait until a watchdog ends the job. Here no rank can go on, and that is said at once, with who waits where:
+# Real ranks wait until a watchdog ends the job. Here no rank can go on, and that is said at once, with who waits in
+# which call, in which line of the program:
 
 # %%
 try:
     zs.Cluster(4, faults="rank=2,hop=1,lost").run(lambda rank: rank.all_reduce(data[rank.index]))
 except zs.DeadlockError as error:
-    print(*str(error).splitlines()[:2], error.__notes__[0], sep="\n")
+    first, where = str(error).splitlines()[:2]
+    print(first, where.partition(" at ")[0], error.__notes__[0], sep="\n")
 
 # %% [markdown]
 # A dead rank takes its shards of masters and moments with it. From a [checkpoint](../docs/checkpoints.md) the others go
@@ -289,17 +297,20 @@ folder.cleanup()
 # all ranks, and with checksums the flip is found, by its hop.
 
 # %%
+def summed(rank, data):
+    return rank.all_reduce(data[rank.index])
+
+
 for ranks in (1, 2, 3, 4, 5, 8):
     data, flips = vectors_of(ranks, 3 * ranks), 0
     for hop in range(2 * ranks - 2):
         for bit in (0, 7, 15):
             fault = f"rank={hop % ranks},hop={hop},bitflip,bit={bit}"
-            there = zs.Cluster(ranks, faults=fault).run(lambda rank, x: rank.all_reduce(x[rank.index]), data)
+            there = zs.Cluster(ranks, faults=fault).run(summed, data)
             here = ring_by_hand(data, hop % ranks, hop, bit)
             assert all(a.tobytes() == b.tobytes() for a, b in zip(here, there, strict=True))
             try:
-                checked = zs.Cluster(ranks, faults=fault, checksums=True)
-                checked.run(lambda rank, x: rank.all_reduce(x[rank.index]), data)
+                zs.Cluster(ranks, faults=fault, checksums=True).run(summed, data)
                 raise AssertionError("nobody has found it")
             except zs.faults.ChecksumError as error:
                 assert f"hop {hop} of all_reduce" in str(error)
