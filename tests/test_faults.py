@@ -17,18 +17,16 @@ from tests.ranks.asking import bits, works
 from tests.support import ask, assert_refused, literally
 from tests.zero.training import ADAM, ODD, batches, flat_state
 from zerosim.course import training
-from zerosim.models.text import shipped
-from zerosim.numerics.loss_scale import Static
-from zerosim.planning.hardware import Machine, Network, device, link
-from zerosim.planning.recording import record
-from zerosim.planning.timeline import replay
-from zerosim.ranks.trace import Struck
+from zerosim.models import text as texts
+from zerosim.numerics import loss_scale
+from zerosim.planning import Machine, Network, hardware, record, replay
+from zerosim.ranks import trace
 from zerosim.zero import CheckpointError
 
 Fault, Plan, KINDS, ChecksumError = zs.faults.Fault, zs.faults.Plan, zs.faults.KINDS, zs.faults.ChecksumError
 ON_THE_WAY = ("bitflip", "repeated", "reordered")
 STEPS, RANKS = 4, 3
-SKIPS = zs.Policy("bf16", loss_scale=Static(1.0, skips=None))
+SKIPS = zs.Policy("bf16", loss_scale=loss_scale.Static(1.0, skips=None))
 
 
 def arriving(kind: str, sent: np.ndarray, before: np.ndarray | None, bit: int) -> np.ndarray | None:
@@ -102,7 +100,7 @@ def test_a_fault_in_a_ring_changes_what_its_message_reaches_and_nothing_else(rec
         else:
             found = None
             assert list(map(bits, cluster.run(summed, vectors))) == list(map(bits, wanted))
-        (row,) = (row for row in cluster.trace[rank].rows if isinstance(row, Struck))
+        (row,) = (row for row in cluster.trace[rank].rows if isinstance(row, trace.Struck))
         assert [row] == plan.struck
         assert (row.rank, row.hop.step, row.hop.destination) == (rank, hop, (rank + 1) % ranks)
         assert found is None or f"injected: {row}" in found.value.__notes__
@@ -113,8 +111,8 @@ def test_a_fault_in_a_ring_changes_what_its_message_reaches_and_nothing_else(rec
             plain = zs.Cluster(ranks)
             plain.run(summed, vectors)
             assert cluster.trace.sent_nbytes() == [
-                nbytes + 4 * sum(hop.source == r for row in trace.collectives() for hop in row.hops())
-                for r, (nbytes, trace) in enumerate(zip(plain.trace.sent_nbytes(), plain.trace, strict=True))]
+                nbytes + 4 * sum(hop.source == r for row in mine.collectives() for hop in row.hops())
+                for r, (nbytes, mine) in enumerate(zip(plain.trace.sent_nbytes(), plain.trace, strict=True))]
         injected[kind] += 1
 
     holds()
@@ -197,7 +195,7 @@ def test_a_disk_that_fails_is_found_when_it_is_written_or_read_and_a_full_one_le
 
 
 def test_three_ranks_go_on_without_a_fourth_with_the_bits_of_a_checkpoint_resharded_by_hand(tmp_path) -> None:
-    options, text = training.Options(model="gpt-nano", ranks=4, steps=5, batch=1, sample_tokens=0), shipped()
+    options, text = training.Options(model="gpt-nano", ranks=4, steps=5, batch=1, sample_tokens=0), texts.shipped()
     elastic = training.train(options, text, checkpoints=training.Checkpoints(str(tmp_path / "a"), 2),
                              faults=Plan("rank=2,step=4,dies"), max_restarts=1)
     by_hand = training.Checkpoints(str(tmp_path / "b"), 2)
@@ -222,7 +220,7 @@ def test_a_slow_rank_and_link_are_priced_by_the_plan_that_named_them() -> None:
     plan, data = Plan("rank=1,slow,factor=3", "rank=0,to=1,slow,factor=2"), batches(ODD, 2, 1, STEPS)
     cluster = zs.Cluster(2, faults=plan)
     cluster.run(trained, 1, False, data)
-    machine = Machine(device("h100-80"), Network(link("nvlink4")))
+    machine = Machine(hardware.device("h100-80"), Network(hardware.link("nvlink4")))
     assert [(slow.rank, slow.factor) for slow in machine.slowed_by(plan).slow_ranks] == [(1, 3)]
     assert [(slow.source, slow.destination, slow.factor) for slow in machine.slowed_by(plan).slow_links] == [(0, 1, 2)]
     recording = record(cluster.trace)

@@ -125,7 +125,7 @@ zs.draw.table(["hop", "what arrives is", *(f"wrong elements of rank {r}" for r i
 # %%
 cluster = zs.Cluster(4, faults="rank=1,collective=all_reduce,hop=4,bitflip,bit=14")
 found = cluster.run(lambda rank: rank.all_reduce(data[rank.index]))
-print([row for row in cluster.trace[1].rows if type(row).__name__ == "Struck"][0])
+print(next(row for row in cluster.trace[1].rows if type(row).__name__ == "Struck"))
 by_hand = ring_by_hand(data, rank=1, hop=4, bit=14)
 print("the bits of the ring by hand:",
       [a.tobytes() == b.tobytes() for a, b in zip(found, by_hand, strict=True)])
@@ -133,9 +133,9 @@ print("the bits of the ring by hand:",
 # %% [markdown]
 # ## Over ranks and steps
 #
-# A small model under ZeRO-1 on four ranks, in bf16, with Adam and gradients clipped to a norm of 1. The bit flips in
-# step 4, once on the way of a gradient, bit 14, once on the way of a weight, its sign. After each step every rank's weights are compared
-# with those of a training in which nothing happened.
+# A small model under ZeRO-1 on four ranks, in bf16, with Adam and gradients clipped to a norm of 1. A bit flips in step
+# 4, once on the way of a gradient, bit 14, once on the way of a weight, its sign. After each step every rank's weights
+# are compared with those of a training in which nothing happened.
 
 # %%
 MODEL, RANKS, STEPS = zs.models.MLP([8, 16, 16, 4]), 4, 10
@@ -201,12 +201,12 @@ def spread(shares):
 spread(shares)
 
 # %% [markdown]
-# *The gradient.* All ranks go the wrong way together. One element of the sum is huge; so is the norm, and clipping makes
-# every other gradient almost zero: most weights differ after the same step, on all ranks alike.
+# *The gradient.* All ranks go the wrong way together. One element of the sum is huge; so is the norm, and clipping
+# makes every other gradient almost zero: most weights differ after the same step, on all ranks alike.
 #
-# *The weight.* After step 4 one weight is wrong, on ranks 2 and 3 alone. In step 5 they compute with it, their gradients
-# go into everybody's sum, and ranks 0 and 1 are wrong too. The weight itself is right again after step 5: the all-gather
-# brings it anew from its owner's master. What it did to the others stays.
+# *The weight.* After step 4 one weight is wrong, on ranks 2 and 3 alone. In step 5 they compute with it, their
+# gradients go into everybody's sum, and ranks 0 and 1 are wrong too. From then on the ranks agree again, since the
+# all-gather brings every weight anew from its owner's master; what the wrong one did to the others stays.
 #
 # Nobody was told anything. Which bits can one see in the loss?
 
@@ -229,8 +229,8 @@ zs.draw.table(columns, rows,
 #
 # ## With checksums
 #
-# `checksums=True` sends a CRC-32 of each message, and its number on the link, along with it: 4 bytes, which are counted.
-# What a bit does later no longer matters: its message is named.
+# `checksums=True` sends the *checksum* of each message and of its number on the link along with it, a CRC-32: 4 bytes,
+# which are counted. What a bit does later no longer matters: its message is named.
 
 # %%
 plain, checked = zs.Cluster(RANKS), zs.Cluster(RANKS, checksums=True)
@@ -248,8 +248,8 @@ for bit in names:
 print(f"{caught} of {2 * len(names)} flips were found. The last one:\n{said}")
 
 # %% [markdown]
-# They find what happens on the way. A rank whose arithmetic is wrong sends the checksum of a wrong number: `nan` is such
-# a fault, and it is the check for overflow that finds it. All ranks skip the step, and go on:
+# They find what happens on the way. A rank whose arithmetic is wrong sends the checksum of a wrong number: `nan` is
+# such a fault, and it is the check for overflow that finds it. All ranks skip the step, and go on:
 
 # %%
 found = trained("rank=1,step=4,purpose=gradients,nan", checksums=True)
@@ -284,10 +284,10 @@ folder.cleanup()
 # %% [markdown]
 # ## Try it
 #
-# * Flip a bit at stage 3, where weights are gathered twice a step (`purpose=parameters`). How long does the wrong weight
-#   live?
-# * Without clipping (`clip_norm=None`), how many weights differ after step 4? Adam divides by the root of v: what does a
-#   huge gradient do to the element's later steps?
+# * Flip a bit at stage 3, where weights are gathered twice a step (`purpose=parameters`). How long does the wrong
+#   weight live?
+# * Without clipping (`clip_norm=None`), how many weights differ after step 4? Adam divides by the root of v: what does
+#   a huge gradient do to the element's later steps?
 # * `repeated` and `reordered` in place of `bitflip`: which of them would a sum of all bytes, as a checksum, not find?
 # * `zerosim train --fault rank=2,step=40,bitflip`, then with `--checksums`.
 #
@@ -309,10 +309,11 @@ for ranks in (1, 2, 3, 4, 5, 8):
             there = zs.Cluster(ranks, faults=fault).run(summed, data)
             here = ring_by_hand(data, hop % ranks, hop, bit)
             assert all(a.tobytes() == b.tobytes() for a, b in zip(here, there, strict=True))
+            said = "nobody has found it"
             try:
                 zs.Cluster(ranks, faults=fault, checksums=True).run(summed, data)
-                raise AssertionError("nobody has found it")
             except zs.faults.ChecksumError as error:
-                assert f"hop {hop} of all_reduce" in str(error)
+                said = str(error)
+            assert f"hop {hop} of all_reduce" in said
             flips += 1
     print(f"N = {ranks}: {flips} flips have the bits of the ring by hand, and checksums find each")

@@ -37,7 +37,7 @@ from zerosim.optim.schedules import Warmup
 from zerosim.options import StepOptions
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.errors import OutOfMemoryError
-from zerosim.ranks.faults import Plan, RankDied
+from zerosim.ranks.faults import FaultPlan, RankDied
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import PURPOSES, Trace, Traces
 from zerosim.zero.checkpoint import INDEX
@@ -361,7 +361,7 @@ class _RankResult:
 
 def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, keep_last_step: bool = False,
           checkpoints: Checkpoints | None = None, on_resume: OnResume | None = None,
-          weights: str | None = None, faults: Plan | None = None, checksums: bool = False, max_restarts: int = 0,
+          weights: str | None = None, faults: FaultPlan | None = None, checksums: bool = False, max_restarts: int = 0,
           on_restart: Callable[[str], None] | None = None) -> Trained:
     """Trains on a cluster in this process; ``on_step`` is called after every step, by rank 0's program.
 

@@ -21,7 +21,7 @@ from zerosim.numerics.places import FROM_DISK, TO_DISK
 from zerosim.planning.facts import facts
 
 if TYPE_CHECKING:
-    from zerosim.ranks.faults import Plan
+    from zerosim.ranks.faults import FaultPlan
 
 # The formats for which a device may have a rate, each peak and dense.
 RATED_FORMATS = ("fp32", "tf32", "bf16", "fp16", "fp8")
@@ -298,7 +298,7 @@ class Machine:
     host_link: Link | None = None
     disk_link: Link | None = None
 
-    def slowed_by(self, plan: "Plan") -> "Machine":
+    def slowed_by(self, plan: "FaultPlan") -> "Machine":
         """This machine with the slow ranks and links of a plan of faults too."""
         slow = [fault for fault in plan.faults if fault.kind == "slow"]
         return replace(

@@ -20,7 +20,7 @@ from zerosim.numerics.checks import is_count, require_count
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.call import Backend
 from zerosim.ranks.errors import RankUseError
-from zerosim.ranks.faults import Plan, transport_of
+from zerosim.ranks.faults import FaultPlan, transport_of
 from zerosim.ranks.hub import Hub, RunEvent, RunOptions, Transport, Watch
 from zerosim.ranks.memory import Memories, Memory
 from zerosim.ranks.process import Interrupts, blas_limited_to, guarded, patient_interrupts
@@ -93,7 +93,7 @@ class Cluster(ShownRuns):
     _where = ""  # what the cluster adds when it names itself
 
     def __init__(self, ranks: int, *, capacity_nbytes: int | None = None, debug: bool = False, seed: int = 0,
-                 blas_threads: int = 1, trace_rows: int | None = None, faults: Plan | str | None = None,
+                 blas_threads: int = 1, trace_rows: int | None = None, faults: FaultPlan | str | None = None,
                  checksums: bool = False, processor: Processor | None = None,
                  transport: Transport | None = None) -> None:
         """``processor`` has the arrays of all ranks that run here, ``transport`` moves them to other ranks."""

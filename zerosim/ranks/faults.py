@@ -1,7 +1,7 @@
 """Faults injected into a run, where a plan names them, and messages with checksums: `Cluster(4, faults=, checksums=)`.
 
-A `Plan` holds faults as texts, "rank=2,step=40,bitflip" or "rank=0,collective=all_gather,hop=1,chunk=3,lost"; each
-strikes once, at the first moment that it describes, and is then a row `Struck` of its rank's trace. All that a run
+A `FaultPlan`, `zerosim.faults.Plan`, holds faults as texts, "rank=2,step=40,bitflip" or "rank=0,hop=1,chunk=3,lost";
+each strikes once, at the first moment that it describes, and is then a row `Struck` of its rank's trace. All that a run
 sends goes through `FaultyTransport.move`, collectives hop by hop; without a plan and checksums there is none.
 
 nan, inf: an element that the rank sends, as if its arithmetic had made it so. bitflip: a bit of an element changes on
@@ -140,10 +140,10 @@ class Fault:
 
     def meets(self, rank: int, step: int, call: Call | None, hop: Hop | None) -> bool:
         """True at what the rank does in a training step: in a call, or (None) outside of one, and with a message."""
-        calls = (call.operation, call.number) if call else (MESSAGE,)
-        asked = [(self.rank, (rank,)), (self.step, (step,)), (self.collective, calls),
-                 (self.purpose, (call.purpose,) if call else ())]
-        asked += [(self.to, (hop.destination,)), (self.hop, (hop.step,)), (self.chunk, hop.chunks)] if hop else []
+        asked: list[tuple[Any, Any]] = [
+            (self.rank, {rank}), (self.step, {step}), (self.purpose, {call and call.purpose}),
+            (self.collective, {call.operation, call.number} if call else {MESSAGE})]
+        asked += [(self.to, {hop.destination}), (self.hop, {hop.step}), (self.chunk, hop.chunks)] if hop else []
         return all(one is None or one in found for one, found in asked)
 
     def changed(self, out: Array, before: Array | None) -> Array | None:
@@ -166,7 +166,7 @@ class Fault:
         return None if as_bytes(made).tobytes() == as_bytes(out).tobytes() else made
 
 
-class Plan:
+class FaultPlan:
     """Faults of one run, `Fault`s or their texts; of a run that goes on on other ranks, those that have not struck yet.
 
     ``waiting`` are those that have not struck; a run that ends with one raises NotStruckError. ``struck`` are the rows
@@ -183,6 +183,9 @@ class Plan:
         return [fault for fault in self.waiting if fault.kind in kinds and fault.meets(rank, step, call, hop)]
 
 
+Plan = FaultPlan  # as one calls it: zs.faults.Plan
+
+
 @guarded
 class FaultyTransport(InProcess):
     """Moves messages hop by hop, with the faults of a plan, and with checksums where asked for.
@@ -191,7 +194,7 @@ class FaultyTransport(InProcess):
     travels with the message as 4 bytes more, which are counted.
     """
 
-    def __init__(self, states: Sequence[RankState], plan: Plan, checksums: bool) -> None:
+    def __init__(self, states: Sequence[RankState], plan: FaultPlan, checksums: bool) -> None:
         self.states, self.plan, self.checksums = states, plan, checksums
         for fault in plan.waiting:
             if (most := max(fault.rank, fault.to or 0)) >= len(states):
@@ -205,6 +208,7 @@ class FaultyTransport(InProcess):
         self.numbers: Counter[tuple[int, ...]] = Counter()  # of messages, by link
         self.latest: dict[tuple[int, ...], tuple[Array, int]] = {}  # of them, by link: the latest, and its checksum
         self.written: Counter[Fault] = Counter()
+        self.late = {fault.rank for fault in self.plan.faults if fault.kind == "slow" and fault.to is None}
         self.files = any(fault.kind in OF_DISK for fault in self.plan.waiting)
 
     def step_of(self, rank: int) -> int:
@@ -249,12 +253,12 @@ class FaultyTransport(InProcess):
         """Lets the first fault of these kinds that can strike a message do so; its kind, or nothing. ``latest`` is the
         message before on the link."""
         for fault in self.plan.due(kinds, hop.source, self.step_of(hop.source), call, hop) if self.plan.waiting else ():
-            made = None if out is None else fault.changed(out, latest)
-            if out is None or made is not None:
-                if made is not None:
-                    out[...] = made.reshape(out.shape)
-                self.strike(fault, call, hop, hop.nbytes)
-                return fault.kind
+            if out is not None:
+                if (made := fault.changed(out, latest)) is None:
+                    continue
+                out[...] = made.reshape(out.shape)
+            self.strike(fault, call, hop, hop.nbytes)
+            return fault.kind
         return ""
 
     def _checksum(self, out: Array, link: tuple[int, ...]) -> int:
@@ -288,20 +292,15 @@ class FaultyTransport(InProcess):
 
     def issued(self, rank: int, me: Pending) -> None:
         step, call = self.step_of(rank), me.call if isinstance(me, PendingCall) else None
-        for fault in self.plan.due(("dies",), rank, step, call):
-            self.strike(fault, call)
-            self.dead[rank] = step
+        for fault in self.plan.due(("dies", "slow"), rank, step, call):
+            if fault.to is None:  # else a link is slow
+                self.strike(fault, call)
+            if fault.kind == "dies":
+                self.dead[rank] = step
         if rank in self.dead:  # also where the program has caught it, and asks again
             raise RankDied(rank, self.dead[rank])
         if self.files:  # in the rank's own context: what it writes from here on
             WRITER.set(partial(self._writer, rank))
-
-    def is_late(self, rank: int, me: Pending) -> bool:
-        late = [fault for fault in self.plan.faults if (fault.kind, fault.rank, fault.to) == ("slow", rank, None)]
-        for fault in late:
-            if fault in self.plan.waiting:
-                self.strike(fault, me.call if isinstance(me, PendingCall) else None)
-        return bool(late)
 
     # -- files --------------------------------------------------------------------------------------------------------
 
@@ -338,9 +337,9 @@ class FaultyTransport(InProcess):
                                  "changed; name one that the trace has, or leave it out")
 
 
-def transport_of(states: Sequence[RankState], faults: Plan | str | None, *, checksums: bool) -> InProcess:
+def transport_of(states: Sequence[RankState], faults: FaultPlan | str | None, *, checksums: bool) -> InProcess:
     """What moves messages in one process: plain, or with faults and checksums. Raises ValueError as `Fault.of` does."""
     if faults is None and not checksums:
         return InProcess()
-    plan = faults if isinstance(faults, Plan) else Plan() if faults is None else Plan(faults)
+    plan = faults if isinstance(faults, FaultPlan) else FaultPlan() if faults is None else FaultPlan(faults)
     return FaultyTransport(states, plan, checksums)

@@ -15,7 +15,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
@@ -91,6 +91,7 @@ class Transport:
     errors: tuple[type[Exception], ...] = ()  # what the library raises, also when another rank has failed
     needs_listener = False  # True where a program may wait inside the library: a thread must hear the others
     world = "all in this process"
+    late: Collection[int] = ()  # the ranks that take their turns after the others
     say: Callable[[Any, int], None]  # in a run of processes: a control message to the transport of another rank
 
     def begin(self, options: RunOptions) -> None:
@@ -127,10 +128,6 @@ class Transport:
     def issued(self, rank: int, me: Pending) -> None:
         """The rank's program has just issued a part. Its input is there, or, where a device computes beside the host,
         will be when the device has done all that the program has asked of it so far."""
-
-    def is_late(self, rank: int, me: Pending) -> bool:
-        """True where the others take their turns before a rank that has just issued a part."""
-        return False
 
     def completed(self, rank: int, me: Pending) -> None:
         """The rank's program has waited for the part and is about to go on. What it asks for next may read the result,
@@ -306,7 +303,7 @@ class Hub(Backend):
             if len(parts) == me.size:
                 del self.incomplete[key]
                 self.complete.append([parts[i] for i in range(me.size)])
-        if self.transport.is_late(rank, me) or (self.chance is not None and self.chance.random() < 0.5):
+        if rank in self.transport.late or (self.chance is not None and self.chance.random() < 0.5):
             self.ready.append(rank)
             self._park()
 
