@@ -19,7 +19,7 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from zlib import crc32
@@ -27,7 +27,7 @@ from zlib import crc32
 import numpy as np
 
 from zerosim.numerics.arrays import as_bytes, copy_elements
-from zerosim.numerics.checks import is_floating, require_count, unknown_name
+from zerosim.numerics.checks import is_floating, unknown_name
 from zerosim.numerics.files import WRITER
 from zerosim.ranks.call import Array, Call, GroupKey, Hop, Pending, PendingCall, PendingExchange
 from zerosim.ranks.collectives import ALGORITHMS, Delivery
@@ -75,9 +75,9 @@ class NotStruckError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One fault: its kind, and when it strikes; None means any. ``collective`` is an operation, a call's number, or
-    "message"; ``bit`` counts from 0, the lowest, and None is the highest of the exponent. Raises ValueError for words
-    that a kind does not take."""
+    "message"; ``bit`` counts from 0, the lowest, and None is the highest of the exponent."""
 
+    text: str
     kind: str
     rank: int
     step: int | None = None
@@ -91,52 +91,33 @@ class Fault:
     factor: int = 2
     nbytes: int = 0
 
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise unknown_name(f"no fault is called {self.kind!r}", self.kind, tuple(KINDS))
-        for name, value in self._said():
-            if name not in KINDS[self.kind]:
-                raise ValueError(f"the fault {self.kind} takes {', '.join(KINDS[self.kind])}, found {name}={value!r}; "
-                                 "leave it out")
-            if name == "purpose":
-                checked_purpose(value)
-            elif name == "collective" and isinstance(value, str):
-                if value not in COLLECTIVES:
-                    raise unknown_name(f"no collective is called {value!r}", value, COLLECTIVES)
-            else:
-                require_count(f"the fault {self.kind}: {name}", value, int(name == "factor"))
-
     @classmethod
-    def of(cls, text: "str | Fault") -> "Fault":
+    def of(cls, text: str) -> "Fault":
         """The fault of a text: words between commas, one of which is its kind, the others name=value.
 
-        >>> print(Fault.of("bitflip, rank=2, step=40, bit=14"))
-        rank=2,step=40,bit=14,bitflip
+        >>> Fault.of("rank=2, step=40, bitflip, bit=14").bit
+        14
+
+        Raises ValueError for words that there are not, or that the kind does not take.
         """
-        if isinstance(text, cls):
-            return text
-        words = [word.strip() for word in str(text).split(",")]
+        words = [word.strip() for word in text.split(",")]
         kinds, given = [word for word in words if "=" not in word], dict[str, Any]()
-        for name, _, value in (word.partition("=") for word in words if "=" in word):
-            if name in given or name not in (known := [one.name for one in fields(cls)[1:]]):
-                raise ValueError(f"the fault {text!r} says {name!r} twice; once is enough") if name in given else (
-                    unknown_name(f"the fault {text!r} names {name!r}", name, known))
-            try:
-                given[name] = int(value)
-            except ValueError:
-                given[name] = value
-        if len(kinds) != 1 or "rank" not in given:
+        if len(kinds) != 1 or not any(word.startswith("rank=") for word in words):
             raise ValueError(f"the fault {text!r} must name one kind of {', '.join(KINDS)}, and a rank; write it as "
                              "'rank=2,step=40,bitflip'")
-        return cls(kinds[0], **given)
-
-    def __str__(self) -> str:
-        return ",".join([*(f"{name}={value}" for name, value in self._said()), self.kind])
-
-    def _said(self) -> list[tuple[str, Any]]:
-        """All that is not as it would be if nothing were said, by name."""
-        given = [(one, getattr(self, one.name)) for one in fields(self)[1:]]
-        return [(one.name, value) for one, value in given if value != one.default]
+        if (kind := kinds[0]) not in KINDS:
+            raise unknown_name(f"no fault is called {kind!r}", kind, tuple(KINDS))
+        for name, _, value in (word.partition("=") for word in words if "=" in word):
+            if name not in KINDS[kind] or name in given:
+                raise unknown_name(f"the fault {text!r} says {name!r}, which {kind} does not take, or twice", name,
+                                   KINDS[kind])
+            if name == "collective" and value not in COLLECTIVES and not value.isdecimal():
+                raise unknown_name(f"no collective is called {value!r}", value, COLLECTIVES)
+            if name not in ("collective", "purpose") and not value.isdecimal():
+                raise ValueError(f"the fault {text!r}: {name}={value!r} must be a whole number, 0 or more")
+            given[name] = int(value) if value.isdecimal() else value
+        checked_purpose(given.get("purpose", "unspecified"))
+        return cls(",".join(words), kind, **given)
 
     def meets(self, rank: int, step: int, call: Call | None, hop: Hop | None) -> bool:
         """True at what the rank does in a training step: in a call, or (None) outside of one, and with a message."""
@@ -167,20 +148,15 @@ class Fault:
 
 
 class FaultPlan:
-    """Faults of one run, `Fault`s or their texts; of a run that goes on on other ranks, those that have not struck yet.
+    """Faults of one run, by their texts; of a run that goes on on other ranks, those that have not struck yet.
 
     ``waiting`` are those that have not struck; a run that ends with one raises NotStruckError. ``struck`` are the rows
     of the others.
     """
 
-    def __init__(self, *faults: Fault | str) -> None:
-        self.faults = tuple(map(Fault.of, faults))
+    def __init__(self, *texts: str) -> None:
+        self.faults = tuple(map(Fault.of, texts))
         self.waiting, self.struck = list(self.faults), list[Struck]()
-
-    def due(self, kinds: Sequence[str], rank: int, step: int, call: Call | None = None, hop: Hop | None = None
-            ) -> list[Fault]:
-        """The faults of these kinds that have not struck, and may now."""
-        return [fault for fault in self.waiting if fault.kind in kinds and fault.meets(rank, step, call, hop)]
 
 
 Plan = FaultPlan  # as one calls it: zs.faults.Plan
@@ -198,7 +174,7 @@ class FaultyTransport(InProcess):
         self.states, self.plan, self.checksums = states, plan, checksums
         for fault in plan.waiting:
             if (most := max(fault.rank, fault.to or 0)) >= len(states):
-                raise ValueError(f"the fault {str(fault)!r} names rank {most}, and the ranks are 0 to "
+                raise ValueError(f"the fault {fault.text!r} names rank {most}, and the ranks are 0 to "
                                  f"{len(states) - 1}")
 
     def begin(self, options: RunOptions) -> None:
@@ -211,16 +187,18 @@ class FaultyTransport(InProcess):
         self.late = {fault.rank for fault in self.plan.faults if fault.kind == "slow" and fault.to is None}
         self.files = any(fault.kind in OF_DISK for fault in self.plan.waiting)
 
-    def step_of(self, rank: int) -> int:
-        """The training step in which a rank is."""
-        return self.states[rank].trace.steps_begun
+    def due(self, kinds: Sequence[str], rank: int, call: Call | None = None, hop: Hop | None = None) -> list[Fault]:
+        """The faults of these kinds that have not struck, and may at what the rank does now."""
+        step = self.states[rank].trace.steps_begun
+        return [fault for fault in self.plan.waiting if fault.kind in kinds and fault.meets(rank, step, call, hop)]
 
     def strike(self, fault: Fault, call: Call | None = None, hop: Hop | None = None, nbytes: int = 0) -> None:
         """The fault has struck."""
-        row = Struck(str(fault), fault.rank, self.step_of(fault.rank), call, hop, nbytes)
+        trace = self.states[fault.rank].trace
+        row = Struck(fault.text, fault.kind, fault.rank, trace.steps_begun, call, hop, nbytes)
         self.plan.waiting.remove(fault)
         self.plan.struck.append(row)
-        self.states[fault.rank].trace.add(row)
+        trace.add(row)
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -252,7 +230,7 @@ class FaultyTransport(InProcess):
                       latest: Array | None = None) -> str:
         """Lets the first fault of these kinds that can strike a message do so; its kind, or nothing. ``latest`` is the
         message before on the link."""
-        for fault in self.plan.due(kinds, hop.source, self.step_of(hop.source), call, hop) if self.plan.waiting else ():
+        for fault in self.due(kinds, hop.source, call, hop):
             if out is not None:
                 if (made := fault.changed(out, latest)) is None:
                     continue
@@ -291,12 +269,12 @@ class FaultyTransport(InProcess):
     # -- ranks --------------------------------------------------------------------------------------------------------
 
     def issued(self, rank: int, me: Pending) -> None:
-        step, call = self.step_of(rank), me.call if isinstance(me, PendingCall) else None
-        for fault in self.plan.due(("dies", "slow"), rank, step, call):
+        call = me.call if isinstance(me, PendingCall) else None
+        for fault in self.due(("dies", "slow"), rank, call):
             if fault.to is None:  # else a link is slow
                 self.strike(fault, call)
             if fault.kind == "dies":
-                self.dead[rank] = step
+                self.dead[rank] = self.states[rank].trace.steps_begun
         if rank in self.dead:  # also where the program has caught it, and asks again
             raise RankDied(rank, self.dead[rank])
         if self.files:  # in the rank's own context: what it writes from here on
@@ -306,7 +284,7 @@ class FaultyTransport(InProcess):
 
     def _writer(self, rank: int, file: Any) -> Callable[[memoryview], int]:
         def write(block: memoryview) -> int:
-            for fault in self.plan.due(OF_DISK, rank, self.step_of(rank))[:1]:
+            for fault in self.due(OF_DISK, rank)[:1]:
                 room = max(0, fault.nbytes - self.written[fault])
                 self.written[fault] += len(block)
                 kept = bytes(block[:room])
@@ -332,7 +310,7 @@ class FaultyTransport(InProcess):
     def close(self) -> None:
         """Raises NotStruckError where a run has come to its end without a fault that it was to have."""
         if not self.failed and self.plan.waiting:
-            raise NotStruckError(f"the run has ended, and {' and '.join(repr(str(one)) for one in self.plan.waiting)} "
+            raise NotStruckError(f"the run has ended, and {' and '.join(repr(one.text) for one in self.plan.waiting)} "
                                  "never struck: no step, collective, hop or chunk was so, or no byte would have "
                                  "changed; name one that the trace has, or leave it out")
 
