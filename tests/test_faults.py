@@ -4,6 +4,7 @@ Legend: N ranks, n elements; hop s of a ring's all-reduce, 0 to N-2 adding and N
 """
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import zerosim as zs
 from tests.cases import covering
 from tests.ranks.asking import bits, works
+from tests.ranks.programs import every_collective, groups, messages
 from tests.support import ask, assert_refused, literally
 from tests.zero.training import ADAM, ODD, batches, flat_state
 from zerosim.course import training
@@ -163,6 +165,25 @@ def test_a_training_finds_or_survives_every_fault_and_is_whole_again_without_it(
         assert [(row.rank, row.step) for row in plan.struck] == [(rank, 1 if kind == "slow" else step)]
         assert list(cluster.run(trained, stage, overlap, DATA)) == healthy
         record_property(f"faults injected: {kind}", 1)
+
+
+@pytest.mark.slow
+@given(st.sampled_from(IN_TRAINING), st.integers(1, 5), st.sampled_from([None, "message", *map(str, range(40))]),
+       st.integers(0, 3), st.booleans(), st.integers(0, 2), st.data())
+def test_no_fault_in_any_collective_makes_a_run_hang_or_fail_in_another_way(
+        kind: str, ranks: int, collective: str | None, hop: int, checksums: bool, seed: int, data: st.DataObject) -> None:
+    words = [f"rank={data.draw(st.integers(0, ranks - 1))}", kind]
+    words += [f"collective={collective}"] * (collective is not None and "collective" in KINDS[kind])
+    words += [f"hop={hop}"] * (hop < 3 and "hop" in KINDS[kind])
+    cluster = zs.Cluster(ranks, faults=",".join(words), checksums=checksums, seed=seed)
+    ends = {"lost": (zs.DeadlockError, zs.MismatchError), "dies": (zs.faults.RankDied,)}
+    with np.errstate(all="ignore"), suppress(zs.faults.NotStruckError, *ends.get(kind, ())):
+        try:
+            cluster.run(lambda rank: (every_collective(rank, "bf16", (0, 1, 24)), messages(rank), groups(rank)))
+            assert kind not in (*ends, *(ON_THE_WAY if checksums else ()))
+        except ChecksumError:
+            assert checksums
+            assert kind in ON_THE_WAY
 
 
 @pytest.mark.parametrize("rank", range(RANKS))
