@@ -16,7 +16,7 @@ import zerosim as zs
 from tests.cases import covering
 from tests.ranks.asking import bits, works
 from tests.ranks.programs import every_collective, groups, messages
-from tests.support import ask, assert_refused, literally
+from tests.support import ask, assert_command_refuses, assert_refused, literally
 from tests.zero.training import ADAM, ODD, batches, flat_state
 from zerosim.course import training
 from zerosim.models import text as texts
@@ -171,7 +171,8 @@ def test_a_training_finds_or_survives_every_fault_and_is_whole_again_without_it(
 @given(st.sampled_from(IN_TRAINING), st.integers(1, 5), st.sampled_from([None, "message", *map(str, range(40))]),
        st.integers(0, 3), st.booleans(), st.integers(0, 2), st.data())
 def test_no_fault_in_any_collective_makes_a_run_hang_or_fail_in_another_way(
-        kind: str, ranks: int, collective: str | None, hop: int, checksums: bool, seed: int, data: st.DataObject) -> None:
+        kind: str, ranks: int, collective: str | None, hop: int, checksums: bool, seed: int, data: st.DataObject
+) -> None:
     words = [f"rank={data.draw(st.integers(0, ranks - 1))}", kind]
     words += [f"collective={collective}"] * (collective is not None and "collective" in KINDS[kind])
     words += [f"hop={hop}"] * (hop < 3 and "hop" in KINDS[kind])
@@ -233,6 +234,7 @@ def test_the_command_injects_goes_on_and_says_what_was_found() -> None:
     assert "rank 1 of 4 died in step 2; 3 begin anew, since there is no checkpoint" in goes_on.stdout
     other = ask(*train, "rank=2,step=2,hop=5,purpose=gradients,bitflip,bit=3", columns=200)
     assert "master weights, which differ on ranks [3]" in other.stdout, other.stdout
+    assert_command_refuses("without a --fault: ranks of one process die only where", *train[:-1], "--max-restarts", "1")
     found = ask(*train, "rank=0,step=2,bitflip", "--checksums")
     assert (found.exit_code, "what arrived has" in found.stderr, "injected: rank=0" in found.stderr) == (3, True, True)
 

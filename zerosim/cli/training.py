@@ -100,6 +100,9 @@ def train(
         raise ValueError(f"asked to begin from --weights {weights} and to --resume, which goes on from the weights of "
                          "--checkpoint; leave one of them out")
     checkpoints = None if checkpoint is None else training.Checkpoints(checkpoint, save_every, resume)
+    if max_restarts and not fault:
+        raise ValueError(f"asked for --max-restarts {max_restarts} without a --fault: ranks of one process die only "
+                         "where one asks for it; name one, as in --fault rank=2,step=40,dies")
     stderr = console(stderr=True)
 
     def warn(step: int, differences: tuple[str, ...]) -> None:

@@ -195,7 +195,7 @@ class FaultyTransport(InProcess):
     def strike(self, fault: Fault, call: Call | None = None, hop: Hop | None = None, nbytes: int = 0) -> None:
         """The fault has struck."""
         trace = self.states[fault.rank].trace
-        row = Struck(fault.text, fault.kind, fault.rank, trace.steps_begun, call, hop, nbytes)
+        row = Struck(fault.text, fault.rank, trace.steps_begun, call, hop, nbytes)
         self.plan.waiting.remove(fault)
         self.plan.struck.append(row)
         trace.add(row)
@@ -308,7 +308,10 @@ class FaultyTransport(InProcess):
             add_note(error, f"injected: {row}")
 
     def close(self) -> None:
-        """Raises NotStruckError where a run has come to its end without a fault that it was to have."""
+        """Raises NotStruckError where a run has come to its end without a fault that it was to have, and RankDied where
+        a dead rank's program has caught that it is, and returned."""
+        for rank, step in self.dead.items() if not self.failed else ():
+            raise RankDied(rank, step)
         if not self.failed and self.plan.waiting:
             raise NotStruckError(f"the run has ended, and {' and '.join(repr(one.text) for one in self.plan.waiting)} "
                                  "never struck: no step, collective, hop or chunk was so, or no byte would have "

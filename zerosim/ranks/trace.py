@@ -126,12 +126,11 @@ class SpanEnd:
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """A fault that `ranks.faults` has injected: its text and kind; the rank, the training step (0: before the first),
-    the call and the message that it struck, whose ranks are the cluster's; and the bytes of the message, or of files.
+    """A fault that `ranks.faults` has injected: its text; the rank, the training step (0: before the first), the call
+    and the message that it struck, whose ranks are the cluster's; and the bytes of the message, or of files.
     """
 
     fault: str
-    kind: str
     rank: int
     step: int
     call: Call | None = None
