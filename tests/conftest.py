@@ -38,13 +38,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Prints what tests count by `record_property`, as faults injected by kind, added up over all that passed."""
-    counts: Counter[str] = Counter()
+    """Prints what tests count by ``record_property(name, number)``, added up, and what they say by a text there."""
+    counts, said = Counter[str](), list[str]()
     for report in terminalreporter.stats.get("passed", ()):
-        for name, number in report.user_properties:
-            counts[name] += number
-    for name, number in sorted(counts.items()):
-        terminalreporter.write_line(f"{name}: {number:,}")
+        for name, value in report.user_properties:
+            if isinstance(value, int):
+                counts[name] += value
+            else:
+                said.append(value)
+    for line in (*(f"{name}: {number:,}" for name, number in sorted(counts.items())), *sorted(said)):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture
