@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -37,19 +36,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"ids of tests must be the same in every process; give {odd[0]} ids=named")
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Prints what tests count by ``record_property(name, number)``, added up, and what they say by a text there."""
-    counts, said = Counter[str](), list[str]()
-    for report in terminalreporter.stats.get("passed", ()):
-        for name, value in report.user_properties:
-            if isinstance(value, int):
-                counts[name] += value
-            else:
-                said.append(value)
-    for line in (*(f"{name}: {number:,}" for name, number in sorted(counts.items())), *sorted(said)):
-        terminalreporter.write_line(line)
-
-
 @pytest.fixture
 def pythons_own_handler() -> Iterator[None]:
     """A process that was begun in the background of a shell ignores Ctrl-C; tests of Ctrl-C do not."""
@@ -64,3 +50,14 @@ def earlier_modules_are_not_walked_through() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints the sums of what tests have counted with ``record_property(name, number)``."""
+    counted = Counter[str]()
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties if report.when == "call" else ():
+            if isinstance(value, int):
+                counted[name] += value
+    for name, number in counted.items():
+        terminalreporter.write_line(f"{name}: {number:,}")
