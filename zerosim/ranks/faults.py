@@ -180,12 +180,13 @@ class FaultyTransport(InProcess):
     def begin(self, options: RunOptions) -> None:
         super().begin(replace(options, hop_by_hop=True))
         self.failed, self.lost, self.first = False, 0, len(self.plan.struck)
-        self.dead: dict[int, int] = {}
+        self.dead: dict[int, RankDied] = {}
         self.numbers: Counter[tuple[int, ...]] = Counter()  # of messages, by link
         self.latest: dict[tuple[int, ...], tuple[Array, int]] = {}  # of them, by link: the latest, and its checksum
         self.written: Counter[Fault] = Counter()
         self.late = {fault.rank for fault in self.plan.faults if fault.kind == "slow" and fault.to is None}
-        self.files = any(fault.kind in OF_DISK for fault in self.plan.waiting)
+        self.files, self.repeats = (any(fault.kind in kinds for fault in self.plan.waiting)
+                                    for kinds in (OF_DISK, ("repeated",)))
 
     def due(self, kinds: Sequence[str], rank: int, call: Call | None = None, hop: Hop | None = None) -> list[Fault]:
         """The faults of these kinds that have not struck, and may at what the rank does now."""
@@ -218,7 +219,7 @@ class FaultyTransport(InProcess):
             self._strike_first(OF_SENDER, call, hop, out)
             expected = self._checksum(out, link)
             latest = self.latest.get(link, (None, 0))
-            if self.plan.waiting:
+            if self.repeats:
                 self.latest[link] = sent.reshape(-1).copy(), expected
             repeated = self._strike_first(OF_LINK, call, hop, out, latest[0]) == "repeated"
             if self.checksums:
@@ -274,9 +275,9 @@ class FaultyTransport(InProcess):
             if fault.to is None:  # else a link is slow
                 self.strike(fault, call)
             if fault.kind == "dies":
-                self.dead[rank] = self.states[rank].trace.steps_begun
+                self.dead[rank] = RankDied(rank, self.states[rank].trace.steps_begun)
         if rank in self.dead:  # also where the program has caught it, and asks again
-            raise RankDied(rank, self.dead[rank])
+            raise self.dead[rank]
         if self.files:  # in the rank's own context: what it writes from here on
             WRITER.set(partial(self._writer, rank))
 
@@ -310,9 +311,11 @@ class FaultyTransport(InProcess):
     def close(self) -> None:
         """Raises NotStruckError where a run has come to its end without a fault that it was to have, and RankDied where
         a dead rank's program has caught that it is, and returned."""
-        for rank, step in self.dead.items() if not self.failed else ():
-            raise RankDied(rank, step)
-        if not self.failed and self.plan.waiting:
+        if self.failed:
+            return
+        for died in self.dead.values():
+            raise died
+        if self.plan.waiting:
             raise NotStruckError(f"the run has ended, and {' and '.join(repr(one.text) for one in self.plan.waiting)} "
                                  "never struck: no step, collective, hop or chunk was so, or no byte would have "
                                  "changed; name one that the trace has, or leave it out")
