@@ -133,7 +133,8 @@ def assert_named(mistake, seed):
 
 
 def test_a_mistake_that_the_step_cannot_show_is_said_to_be_one_that_it_cannot_tell():
-    settings, gradients, before = drawn(1, ranks=2, micro_batches=1, step=1, weight_decay=0.0, epsilon=0.0, compute="fp32")
+    settings, gradients, before = drawn(1, ranks=2, micro_batches=1, step=1, weight_decay=0.0, epsilon=0.0,
+                                        compute="fp32")
     record = recorded(settings, gradients, before)
     for slot in ("m", "v"):
         record.after.pop(slot)  # Adam's first step has one length, whatever the gradient's
@@ -167,7 +168,7 @@ def test_of_a_record_that_lost_or_changed_bytes_nothing_is_raised_but_an_error_t
     folder = record.write(tmp_path / "run")
     as_npz(folder, record)
     assert judge(folder) == judge(record)
-    refused = 0
+    said = []
     for path in (folder / "record.json", folder / "rank0.npz", folder / "rank1.safetensors"):
         whole = path.read_bytes()
         for _ in range(60):
@@ -177,15 +178,15 @@ def test_of_a_record_that_lost_or_changed_bytes_nothing_is_raised_but_an_error_t
             try:
                 read(folder)
             except ValueError as error:
-                refused += 1
-                assert "run" in str(error)
+                said.append(str(error))
         path.write_bytes(whole)
-    assert refused > 90
+    assert len(said) > 60
+    assert [text for text in said if str(folder) not in text] == []
 
 
 CHANGES = {  # of the settings, and what is said
     "ranks=4": ({"ranks": 4}, "has 0 files of rank 3, asked for one: rank3.safetensors or rank3.npz; record the step"),
-    "an unknown name": ({"momemtum": 0.9}, "no setting is called 'momemtum'; choose one of ...; did you mean 'momentum'?"),
+    "an unknown name": ({"momemtum": 0.9}, "no setting is called 'momemtum'; choose one of ...mean 'momentum'?"),
     "a shape": ({"parameters": {"embed": [4, 3], "head": [7]}},
                 "gradient/0/embed is bfloat16 (3, 4), asked for floating point (4, 3); record it whole"),
     "a parameter": ({"parameters": {"tail": [7]}}, "has no gradient/0/tail; record gradient of every parameter"),
@@ -210,6 +211,6 @@ def test_ranks_that_had_drifted_apart_before_the_step_are_told_so(tmp_path):
     before["master"][6] += 1
     other = recorded(settings, gradients, before).write(tmp_path / "other")
     shutil.copy(other / "rank2.safetensors", folder)
-    assert_refused(lambda: read(folder), literally("before/master differs from rank 0's, first at embed[1, 2]: the ranks "
-                                                   "had drifted apart before this step; record an earlier one"))
-    assert_refused(lambda: read(tmp_path / "none"), literally("asked for the record ... but: record.json: No such file"))
+    assert_refused(lambda: read(folder), literally("before/master differs from rank 0's, first at embed[1, 2]: the "
+                                                   "ranks had drifted apart before this step; record an earlier one"))
+    assert_refused(lambda: read(tmp_path / "none"), literally("asked for the record ... record.json: No such file"))

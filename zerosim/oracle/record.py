@@ -1,7 +1,7 @@
 """A recorded step of a distributed run: a folder with a small file of settings, and a file of arrays for each rank.
 
-``record.json`` holds the fields of `StepSettings`; ``rank0.safetensors`` or ``rank0.npz``, and so on, hold arrays by these
-names, each parameter whole, in its own shape:
+``record.json`` holds the fields of `StepSettings`; ``rank0.safetensors`` or ``rank0.npz``, and so on, hold arrays by
+these names, each parameter whole, in its own shape:
 
     gradient/J/NAME        the rank's own gradient of its micro-batch J, as backward made it, before any reduction
     before/master/NAME     fp32: the weights that the optimizer updates; before/m, before/v, before/buffer: its state
@@ -249,7 +249,7 @@ def _arrays(folder: Path, rank: int) -> tuple[Path, Mapping[str, np.ndarray]]:
     path = named[0]
     try:
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as archive:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 return path, {name: archive[name] for name in archive.files}
         header, content = read_header(path), path.read_bytes()
         return path, {name: np.frombuffer(content, one.dtype, math.prod(one.shape), one.start).reshape(one.shape)
