@@ -138,6 +138,8 @@ def judge(record: Record | str | Path) -> Judgement:
     with_bits = [cause for cause in found if cause.ways]
     matches = bool(ways) or (run.contains(right) and not with_bits)
     found = with_bits if ways or with_bits else found
+    if with_bits and not ways:  # what differs from a right step that does all else as the run does
+        nearest = run.compared(right, with_bits[0].ways)[1]
     return Judgement(f"{s.optimizer}, step {s.step}, {s.ranks} ranks, {s.micro_batches} micro-batches, layout "
                      f"{s.layout}", matches, ways, nearest, () if matches else tuple(found),
                      tuple(found) if matches else ())
@@ -192,8 +194,8 @@ class _Run:
                     one = Nearest(sum(elements), max(ulps), next((x for x in firsts if x is not None), None))
                     nearest = min(nearest, one, key=lambda near: near[:2])
                     found += [named] if not one.elements else []
-                    far |= {(named, clipped[1])} if one.ulps > REACH else set()
-            if found or not self.contains(recipe):
+                    far |= {(named, clipped[1])} if one.ulps > REACH and not only else set()
+            if found or not (only or self.contains(recipe)):
                 break
         return tuple(found), nearest
 
