@@ -55,6 +55,8 @@ def _is_tokens(value: Any) -> bool:
 
 
 Name = Annotated[str, one_of(tuple(FORMATS))]
+PositiveOrNone = Annotated[float | None, Range("{name} is a number above 0, or null", lambda value: value is None or (
+    is_finite_number(value) and value > 0))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +80,8 @@ class StepSettings:
     compute: Name = "fp32"
     reduce: Name = "fp32"
     loss_scale: Positive = 1.0
-    divisor: Annotated[float | None, Range("{name} is a number above 0, or null", lambda value: value is None or (
-        is_finite_number(value) and value > 0))] = None
-    clip_norm: Annotated[float | None, Range("{name} is a number above 0, or null", lambda value: value is None or (
-        is_finite_number(value) and value > 0))] = None
+    divisor: PositiveOrNone = None
+    clip_norm: PositiveOrNone = None
     beta1: DecayRate = 0.9
     beta2: DecayRate = 0.999
     epsilon: AtLeastZero = 1e-8
