@@ -45,7 +45,8 @@ def _scaled(record: Record, right: Recipe) -> Variations:
 
 
 def _own(record: Record, right: Recipe) -> Variations:
-    yield "no reduction took place", replace(right, own=True, divisor=right.divisor / record.settings.ranks)
+    if record.settings.ranks > 1:
+        yield "no reduction took place", replace(right, own=True, divisor=right.divisor / record.settings.ranks)
 
 
 def _counted(record: Record, right: Recipe, times: float) -> Variations:

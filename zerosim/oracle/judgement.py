@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerosim.display.views import TextLine, View, marked_table, plain
+from zerosim.numerics.formats import format_of
 from zerosim.oracle.candidates import (
     NORM_EPSILONS,
     Recipe,
@@ -162,20 +163,22 @@ class _Run:
 
     def contains(self, recipe: Recipe) -> bool:
         """True if the run may be what the recipe comes to, by the bound of roundings; copies by their bits."""
-        return all(self.copies(recipe, rank) is None and contains(self.record, recipe, rank, *self.means(
+        return all(not self.copies(recipe, rank).elements and contains(self.record, recipe, rank, *self.means(
             recipe.of_rank(rank).weights, recipe.divisor)) for rank in self.ranks(recipe))
 
-    def copies(self, recipe: Recipe, rank: int) -> Difference | None:
-        """The first element of a rank's copy to compute with that is not its master, rounded."""
+    def copies(self, recipe: Recipe, rank: int) -> Nearest:
+        """How far a rank's copy to compute with is from its master, rounded."""
         if not self.record.weights:
-            return None
+            return Nearest(0, 0.0, None)
         s, found = self.record.settings, self.record.weights[rank].astype(np.float32)
         expected = rounded(np.where(kept(s, recipe.stale_copies, rank), self.record.before["master"],
                                     self.record.after["master"][rank]), s.compute)
-        apart = _ulps(found, expected, np.float32(0))
-        at = np.flatnonzero(apart)[:1]
-        return Difference(rank, f"{s.compute} weight", s.place(int(at[0])), float(found[at[0]]),
-                          float(expected[at[0]]), float(apart[at[0]])) if at.size else None
+        apart = _ulps(found, expected, np.float32(0)) / 2**(format_of("fp32").mantissa_bits
+                                                            - format_of(s.compute).mantissa_bits)
+        at = np.flatnonzero(apart)
+        return Nearest(at.size, float(apart.max(initial=0)), Difference(
+            rank, f"{s.compute} weight", s.place(int(at[0])), float(found[at[0]]), float(expected[at[0]]),
+            float(apart[at[0]])) if at.size else None)
 
     def compared(self, recipe: Recipe, only: tuple[Way, ...] = ()) -> tuple[tuple[Way, ...], Nearest]:
         """The ways of a recipe that give the run's bits, and its nearest; ``only``: of these ways, if any."""
@@ -221,9 +224,9 @@ class _Run:
         if best is None:
             return None
         best[elsewhere(s, recipe, rank)] = 0
-        at, copies, elements = np.flatnonzero(best > REACH), self.copies(recipe, rank), int((best > 0).sum())
+        at, elements = np.flatnonzero(best > REACH), int((best > 0).sum())
         if not elements:
-            return Nearest(int(copies is not None), 0.0 if copies is None else copies.ulps, copies)
+            return self.copies(recipe, rank)
         at = at if at.size else np.flatnonzero(best)  # first what no other order of operations makes
         slot = list(record.after)[int(of_first[:, at[0]].argmax())]
         return Nearest(elements, float(best.max()), Difference(
