@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain, combinations, islice
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
@@ -67,7 +68,7 @@ def vectors(length: int, format: str = "fp32") -> st.SearchStrategy[np.ndarray]:
 
     A counterexample shrinks towards ones, zeros, and a few other numbers where these do not show the mistake.
     """
-    return _codes().map(lambda codes: _drawn(codes, length, 0, format=format))
+    return _codes(ROWS, COLUMNS).map(lambda codes: codes.vector(length, 0, format=format))
 
 
 def gradients(ranks: int, length: int, format: str = "fp32") -> st.SearchStrategy[list[np.ndarray]]:
@@ -75,11 +76,12 @@ def gradients(ranks: int, length: int, format: str = "fp32") -> st.SearchStrateg
 
     They shrink towards 1 on rank 0, 2 on rank 1, and so on.
     """
-    return _codes().map(lambda codes: [_drawn(codes, length, rank, rank, format) for rank in range(ranks)])
+    return _codes(ROWS, COLUMNS).map(
+        lambda codes: [codes.vector(length, rank, rank, format) for rank in range(ranks)])
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class DrawnRun:
     """Weights (n,) in fp32, and gradients[step][rank] (n,), for a program of N ranks."""
 
     weights: np.ndarray
@@ -101,7 +103,7 @@ class Case:
 
 
 def cases(ranks: Sequence[int] = (1, 2, 3, 4), most_elements: int = 12, most_steps: int = 3,
-          format: str = "fp32") -> st.SearchStrategy[Case]:
+          format: str = "fp32") -> st.SearchStrategy[DrawnRun]:
     """Weights and gradients of one to ``most_steps`` steps, on one of these numbers of ranks.
 
     A counterexample shrinks to few steps, then few ranks, then few elements, any of which may go, then plain values.
@@ -109,14 +111,14 @@ def cases(ranks: Sequence[int] = (1, 2, 3, 4), most_elements: int = 12, most_ste
     most = max(ranks)
     rows = 1 + min(most, 8) * min(most_steps, 4)
 
-    def case(steps: int, ranks: int, elements: list[bytes]) -> Case:
-        codes = np.frombuffer(b"".join(elements), ">u2").astype(np.int64).reshape(-1, rows).T
-        return Case(_drawn(codes, len(elements), 0), [[
-            _drawn(codes, len(elements), 1 + step + rank * most_steps, rank, format)
+    def case(steps: int, ranks: int, elements: list[bytes], seed: int) -> DrawnRun:
+        codes = _Codes(np.frombuffer(b"".join(elements), np.uint8).reshape(-1, rows).T, seed)
+        return DrawnRun(codes.vector(len(elements), 0), [[
+            codes.vector(len(elements), 1 + step + rank * most_steps, rank, format)
             for rank in range(ranks)] for step in range(steps)])
 
-    return st.builds(case, st.integers(1, most_steps), st.sampled_from(sorted(ranks)),
-                     st.lists(st.binary(min_size=2 * rows, max_size=2 * rows), max_size=most_elements))
+    elements = st.lists(st.binary(min_size=rows, max_size=rows), max_size=most_elements)
+    return st.builds(case, st.integers(1, most_steps), st.sampled_from(sorted(ranks)), elements, _seeds())
 
 
 def splits(length: int, ranks: int) -> st.SearchStrategy[tuple[int, ...]]:
@@ -171,51 +173,56 @@ def batches(model: Model, ranks: int, micro_batches: int = 1, rows: int = 2) -> 
     first, last = model.shapes[next(iter(model.shapes))], model.units[-1].shapes
     outputs = next(iter(last.values()))[-1]
 
-    def build(codes: np.ndarray) -> list[Any]:
-        arrays = [_drawn(codes, rows * width, number, number, spread="normal").reshape(rows, width)
+    def build(codes: _Codes) -> list[Any]:
+        arrays = [codes.vector(rows * width, number, number, spread="normal").reshape(rows, width)
                   for number, width in enumerate([first[0], outputs] * (ranks * micro_batches))]
         pairs = list(zip(arrays[::2], arrays[1::2], strict=True))
         return [pairs[rank * micro_batches:(rank + 1) * micro_batches] for rank in range(ranks)]
 
-    return _codes().map(build)
+    return _codes(ROWS, COLUMNS).map(build)
 
 
-# Values are drawn as codes of 16 bits, a row for each of the first arrays, a column for each of its first elements;
-# what lies beyond has the same codes and other values. So numbers shrink one by one, and no draw is of another size for
-# other ranks or elements, where hypothesis would begin anew with its values. Small codes are plain numbers.
+# A value is drawn as a code of 8 bits, and such codes shrink one by one. There is a row of them for each of the first
+# arrays, a column for each of its first elements; what lies beyond has the same codes. So no draw is of another size
+# for other ranks or elements, where hypothesis would begin anew with its values.
 ROWS, COLUMNS = 8, 8
-PLAIN = (0.0, -1.0, 0.5, 2.0, 3.0, -0.0, 0.25)
+PLAIN = (0.0, -1.0, 0.5, 2.0, 3.0, -0.0, 0.25)  # of codes 1, 2, ...; large codes have a value for each place
 
 
-def _codes() -> st.SearchStrategy[np.ndarray]:
-    nbytes = 2 * ROWS * COLUMNS
-    return st.binary(min_size=nbytes, max_size=nbytes).map(
-        lambda drawn: np.frombuffer(drawn, ">u2").astype(np.int64).reshape(ROWS, COLUMNS))
+@dataclass(frozen=True)
+class _Codes:
+    """Codes (rows, columns), and a seed of what the large ones stand for."""
+
+    codes: np.ndarray
+    seed: int
+
+    def vector(self, length: int, row: int, plainest: int = 0, format: str = "fp32",
+               spread: Literal["wide", "normal"] = "wide") -> np.ndarray:
+        """The vector (n,) of a row: ``plainest`` + 1 where the code is 0."""
+        values, place = _values(spread), np.arange(length)
+        code = self.codes[row % len(self.codes), place % self.codes.shape[1]].astype(np.int64) if length else place
+        own = (code * 257 + row * 1009 + place * 4001 + self.seed) % len(values)
+        known = np.array([plainest + 1.0, *PLAIN, *(AWKWARD * 4 if spread == "wide" else ())])
+        with np.errstate(all="ignore"):
+            return np.where(code < len(known), known[np.minimum(code, len(known) - 1)], values[own]).astype(
+                format_of(format).dtype)
+
+
+def _seeds() -> st.SearchStrategy[int]:
+    return st.integers(0, 2**16 - 1)
+
+
+def _codes(rows: int, columns: int) -> st.SearchStrategy[_Codes]:
+    return st.builds(lambda drawn, seed: _Codes(np.frombuffer(drawn, np.uint8).reshape(rows, columns), seed),
+                     st.binary(min_size=rows * columns, max_size=rows * columns), _seeds())
 
 
 @cache
 def _values(spread: Literal["wide", "normal"]) -> np.ndarray:
-    """The value of each code but 0, from plain ones on; (65536,)."""
+    """Random numbers (65536,), of many magnitudes or of one."""
     rng = np.random.default_rng(0)
     values = rng.standard_normal(1 << 16)
-    if spread == "wide":
-        values *= 10.0 ** rng.integers(-6, 2, len(values))
-        awkward = len(values) // 5
-        values[:awkward] = np.resize(AWKWARD, awkward)
-    values[1:1 + len(PLAIN)] = PLAIN
-    return values
-
-
-def _drawn(codes: np.ndarray, length: int, row: int, plainest: int = 0, format: str = "fp32",
-           spread: Literal["wide", "normal"] = "wide") -> np.ndarray:
-    """The vector (n,) of a row: ``plainest`` + 1 where the code is 0, else the value of a plain code, or one that no
-    other place has of that code."""
-    values, place = _values(spread), np.arange(length)
-    code = codes[row % len(codes), place % codes.shape[1]] if length else place
-    moved = code + 1009 * row + 4001 * (place // COLUMNS)
-    moved = np.where(code > len(PLAIN), moved % (len(values) - len(PLAIN) - 1) + len(PLAIN) + 1, code)
-    with np.errstate(all="ignore"):
-        return np.where(code == 0, plainest + 1.0, values[moved]).astype(format_of(format).dtype)
+    return values * 10.0 ** rng.integers(-6, 2, len(values)) if spread == "wide" else values
 
 
 def assert_same_bits(found: np.ndarray, expected: np.ndarray, what: str = "arrays") -> None:
@@ -371,6 +378,7 @@ class SingleDevice:
 # -- A sharded run beside one device -----------------------------------------------------------------------------------
 
 MOST_ROWS, MOST_COLUMNS, MOST_RANGES = 6, 8, 3  # of a report's table, and of one of its cells
+MOST_TRIED = 100  # subsets of ranks of one size
 Program = Callable[[Rank, np.ndarray, list[np.ndarray]], Iterable[np.ndarray]]
 
 
@@ -403,14 +411,14 @@ def check_sharded(program: Program, reference: Optimizer | Callable[[], Update],
                   ranks: int | Sequence[int] = (1, 2, 3, 4), most_elements: int = 12, most_steps: int = 3,
                   format: str = "fp32", splits: Callable[[int, int], Sequence[int]] | None = None,
                   mean: Literal["ring"] | Callable[[Sequence[np.ndarray]], np.ndarray] = "ring", ulps: float = 0,
-                  scale: float = 0.0) -> None:
+                  scale: float = 0.0, examples: int | None = None) -> None:
     """Runs a sharded training step on drawn weights and gradients, for each of many numbers of ranks, elements and
     steps, and compares all weights after every step with those of one device.
 
     ``program(rank, weights, gradients)`` has copies of the first weights (n,) and of this rank's gradients (n,), one a
     step, and yields (or returns in a list) all n weights after each step. ``reference`` is an optimizer, or what makes
     an update of anybody's, as `SingleDevice` takes it: one for each case. ``splits(length, ranks)`` is the cut, where
-    it is another than the ceil cut. How many cases are drawn is hypothesis's setting, max_examples.
+    it is another than the ceil cut. ``examples`` cases are drawn, or as many as hypothesis's setting max_examples says.
 
     Raises AssertionError with the smallest case that was found, of the fewest steps, ranks and elements, and the
     report of `assert_runs_agree`; what the program raises comes through.
@@ -429,7 +437,7 @@ def check_sharded(program: Program, reference: Optimizer | Callable[[], Update],
         update: Any = reference() if makes_one else reference  # type: ignore[operator]
         return SingleDevice(update, weights, ranks, None if splits is None else splits(len(weights), ranks), mean)
 
-    def compare(case: Case) -> None:
+    def compare(case: DrawnRun) -> None:
         device = device_of(case.weights, case.ranks)
         expected = [device.step(of_all).copy() for of_all in case.gradients]
         found = Cluster(case.ranks).run(lambda rank: [np.array(after) for after in program(
@@ -441,33 +449,40 @@ def check_sharded(program: Program, reference: Optimizer | Callable[[], Update],
 
     device_of(np.zeros(1, np.float32), numbers[0])
     check = given(cases(numbers, most_elements, most_steps, format))(compare)
+    options: dict[str, Any] = {} if examples is None else {"max_examples": examples}
     try:
         settings(deadline=None, database=None, phases=[Phase.generate, Phase.shrink], report_multiple_bugs=False,
-                 suppress_health_check=[*HealthCheck])(check)()
+                 suppress_health_check=[*HealthCheck], **options)(check)()
     except _Differs as error:
-        raise AssertionError(str(_on_fewer_ranks(compare, numbers, error))) from None
+        raise AssertionError(str(_smallest(compare, numbers, error))) from None
 
 
 class _Differs(AssertionError):
     """A difference that `check_sharded` has found, which an assertion of the program's is not."""
 
-    def __init__(self, case: Case, text: str) -> None:
+    def __init__(self, case: DrawnRun, text: str) -> None:
         super().__init__(text)
         self.case = case
 
 
-def _on_fewer_ranks(compare: Callable[[Case], None], numbers: Sequence[int], found: _Differs) -> _Differs:
-    """The same difference where some of the ranks are enough: hypothesis leaves out the last ones alone."""
-    for ranks in (number for number in numbers if number < found.case.ranks):
-        for first in range(found.case.ranks - ranks + 1):
+def _smallest(compare: Callable[[DrawnRun], None], numbers: Sequence[int], found: _Differs) -> _Differs:
+    """The same difference with any steps and ranks left out that it does not need: hypothesis leaves out the last."""
+    while True:
+        given = found.case.gradients
+        fewer = [[given[:step] + given[step + 1:]] for step in range(len(given)) if len(given) > 1]
+        fewer += [[[[of_all[rank] for rank in kept] for of_all in given]
+                   for kept in islice(combinations(range(found.case.ranks), ranks), MOST_TRIED)]
+                  for ranks in numbers if ranks < found.case.ranks]
+        for gradients in chain.from_iterable(fewer):
             try:
-                compare(replace(found.case, gradients=[
-                    of_all[first:first + ranks] for of_all in found.case.gradients]))
+                compare(replace(found.case, gradients=gradients))
             except _Differs as smaller:
-                return smaller
-            except Exception:  # another mistake, which only fewer ranks show
+                found = smaller
+                break
+            except Exception:  # another mistake, which only fewer show
                 continue
-    return found
+        else:
+            return found
 
 
 def _table(differing: Mapping[tuple[int, int], np.ndarray], steps: int) -> list[str]:
