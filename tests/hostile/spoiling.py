@@ -1,0 +1,142 @@
+"""One mutator of files: good bytes of JSON, TOML, safetensors or anything, and something bad in their place.
+
+Legend: chance is a random.Random, by whose seed each bad input can be made again.
+"""
+
+import json
+import os
+import pickle
+import re
+import subprocess
+from pathlib import Path
+
+DEEP = 100_000
+DIGITS = "9" * 5000  # more than Python turns into a number
+
+
+class Raises:
+    """What a file that is unpickled or evaluated would run."""
+
+    def __reduce__(self):
+        return subprocess.check_output, (["true"],)
+
+
+# Each in the place of any value, as it is written in JSON, and in TOML.
+LITERALS = {
+    "json": ["null", "true", "0", "-1", "1", "2", "1.5", "-0.0", "1e308", "1e999", "NaN", "-Infinity", "9" * 19,
+             str(2**63), str(-2**63), str(2**31), "100000000", DIGITS, '""', '"x"', '"9"', '"' + "y" * 5000 + '"',
+             '"\\ud800"', '"\\u0000"', '"../../etc/passwd"', '"/dev/null"', '"fp32"', "[]", "{}", "[[]]", "[1]", '["a"]',
+             '{"a": 1}', "[null]", "[-1, -1]", "[1, 2, 3, 4, 5]", "[0, 0]", "[" * DEEP + "]" * DEEP,
+             '{"a":' * DEEP + "1" + "}" * DEEP],
+    "toml": ["true", "0", "-1", "1", "1.5", "-0.0", "1e308", "1e999", "nan", "-inf", "9" * 19, str(2**63), DIGITS, '""',
+             '"x"', "'9'", '"' + "y" * 5000 + '"', "[]", "{}", "[1]", "{ a = 1 }", "1979-05-27", "07:32:00",
+             "1979-05-27T07:32:00Z", "0x7f", "1_000", "[" * DEEP + "]" * DEEP, "null"]}
+TOML_VALUE = re.compile(r"(?<== )[^\n{]+$|(?<== )[^\n,}]+(?=[,}])|\{[^\n]*\}", re.M)
+MARK = re.compile(r'"@(\d+)@[^"]*"|@again@')
+SOUP = [b"", b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"{", b"[]", b"null", b"\n" * 3, b'"', b"'", b"# ", b"=", b",", b"}", b"]"]
+
+
+def spoiled(good: bytes, structure: str, chance) -> bytes:
+    """Bad bytes in the place of good ones, whose structure is "json", "toml", "safetensors", or "" for any bytes."""
+    if structure == "safetensors" and chance.random() < 0.7:
+        length = int.from_bytes(good[:8], "little")
+        header = spoiled(good[8:8 + length], "json", chance)
+        said = chance.choice([len(header)] * 9 + [0, 2**63, 2**64 - 1, max(0, len(header) - 1)])
+        return said.to_bytes(8, "little") + header + good[8 + length:]
+    if structure in LITERALS and chance.random() < 0.85:
+        times, spoil = chance.choice([1, 1, 1, 2, 4]), {"json": _spoiled_json, "toml": _spoiled_toml}[structure]
+        return spoil(good.decode(), times, chance).encode()
+    return _spoiled_bytes(good, chance)
+
+
+def _places(tree, found):
+    """Each container of a tree of JSON with each of its keys."""
+    for key in tree if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ():
+        found.append((tree, key))
+        _places(tree[key], found)
+    return found
+
+
+def _spoiled_json(text: str, times: int, chance) -> str:
+    """JSON still, of which values were replaced by any others, left out, said twice, moved or renamed."""
+    tree, written = [json.loads(text)], []
+    for _ in range(times):
+        places = _places(tree, [])
+        holder, key = chance.choice(places) if chance.random() < 0.95 else (tree, 0)
+        value = holder[key]
+        kind = chance.choice(["literal"] * 5 + ["other", "without", "again", "renamed", "near", "near", "wrapped"])
+        if kind == "other":
+            holder[key] = json.loads(json.dumps((lambda holder, key: holder[key])(*chance.choice(places))))
+        elif kind == "without" and holder is not tree:
+            del holder[key]
+        elif kind == "again":
+            holder.insert(key, value) if isinstance(holder, list) else holder.update({f"@again@{key}": value})
+        elif kind == "renamed" and isinstance(holder, dict):
+            holder[chance.choice(["", "a", "__class__", f"{key}s", key.upper()])] = holder.pop(key)
+        elif kind == "near" and type(value) in (int, float):
+            holder[key] = chance.choice([value + 1, value - 1, -value, 2 * value, value + 0.5, str(value), [value]])
+        elif kind == "wrapped":
+            holder[key] = chance.choice([[value], {"a": value}, str(value)])
+        else:
+            written.append(chance.choice(LITERALS["json"]))
+            holder[key] = f"@{len(written) - 1}@"
+    return MARK.sub(lambda mark: written[int(mark[1])] if mark[1] else "", json.dumps(tree[0]) if tree else "")
+
+
+def _spoiled_toml(text: str, times: int, chance) -> str:
+    """Values replaced by others or by each other; lines left out, said twice or exchanged."""
+    for _ in range(times):
+        spans, lines = [match.span() for match in TOML_VALUE.finditer(text)], text.splitlines()
+        kind = chance.choice(["literal"] * 6 + ["other", "line"])
+        if kind == "line" or not spans:
+            at = chance.randrange(len(lines))
+            lines[at:at + 1] = chance.choice([[], [lines[at]] * 2, [chance.choice(lines)], ["[device]"], ["a.b = 1"]])
+            text = "\n".join(lines)
+            continue
+        (low, high), (first, last) = chance.choice(spans), chance.choice(spans)
+        text = text[:low] + (chance.choice(LITERALS["toml"]) if kind == "literal" else text[first:last]) + text[high:]
+    return text
+
+
+def _spoiled_bytes(good: bytes, chance) -> bytes:
+    at, stop = sorted(chance.randrange(len(good) + 1) for _ in range(2))
+    kind = chance.choice(["cut", "flip", "without", "again", "soup", "utf-16", "pickle", "noise", "empty"])
+    if kind == "flip" and good:
+        place = chance.randrange(len(good))
+        return good[:place] + bytes([good[place] ^ 1 << chance.randrange(8)]) + good[place + 1:]
+    return {"cut": good[:at], "flip": good, "without": good[:at] + good[stop:], "again": good[:stop] + good[at:],
+            "soup": good[:at] + chance.choice(SOUP) + good[at:], "utf-16": good.decode("latin-1").encode("utf-16"),
+            "pickle": pickle.dumps(Raises()), "noise": good[:at] + chance.randbytes(40) + good[stop:],
+            "empty": b""}[kind]
+
+
+def put(good: bytes, structure: str, place: Path, chance) -> str:
+    """Puts something bad in the place of a file; returns what."""
+    kind = chance.choice(["bytes"] * 20 + ["folder", "missing", "nowhere", "circle", "elsewhere"])
+    place.unlink()
+    if kind == "bytes":
+        bad = spoiled(good, structure, chance)
+        place.write_bytes(bad)
+        return f"{bad[:2000]!r}"
+    if kind == "folder":
+        place.mkdir()
+    elif kind == "nowhere":
+        place.symlink_to("nowhere")
+    elif kind == "circle":
+        place.symlink_to(place.name)
+    elif kind == "elsewhere":
+        place.symlink_to(os.devnull)
+    return kind
+
+
+def remove(place: Path) -> None:
+    """Removes what `put` has put there."""
+    if place.is_dir() and not place.is_symlink():
+        place.rmdir()
+    else:
+        place.unlink(missing_ok=True)
+
+
+def as_json(thing) -> bytes:
+    """A JSON file of it, as programs write them."""
+    return json.dumps(thing, indent=1).encode()
