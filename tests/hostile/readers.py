@@ -131,10 +131,9 @@ def load_weights(folder: Path) -> Any:
 
 
 def configs(folder: Path) -> Any:
-    try:
-        return model_shape(folder / "config.json")
-    finally:
-        from_hugging_face(folder / "config.json")
+    with suppress(ValueError):
+        model_shape(folder / "config.json")
+    return from_hugging_face(folder / "config.json")
 
 
 SHARD, WEIGHTS = "shard-000001-rank-00000-of-00002.safetensors", "model-00001-of-00002.safetensors"
