@@ -35,6 +35,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"ids of tests must be the same in every process; give {odd[0]} ids=named")
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints what tests have counted, by ``record_property("counted", text)``: bad inputs, kills, bytes."""
+    reports = [report for of_kind in terminalreporter.stats.values() for report in of_kind]
+    if said := [text for report in reports if getattr(report, "when", "") == "call"
+                for name, text in report.user_properties if name == "counted"]:
+        terminalreporter.section("counted")
+        terminalreporter.write("".join(f"{text}\n" for text in sorted(said)))
+
+
 @pytest.fixture
 def pythons_own_handler() -> Iterator[None]:
     """A process that was begun in the background of a shell ignores Ctrl-C; tests of Ctrl-C do not."""

@@ -57,7 +57,7 @@ def page_code(old="", new=""):
 def test_the_checks_on_the_doc_page_pass_and_a_step_by_hand_is_what_it_says():
     names = page_code()
     assert names["w"].tolist() == [0.5, -1.5]
-    for ranks in (1, 3, 8):
+    for ranks in (1, 3):
         names["test_my_sharded_adam_is_adam"](ranks)
         names["test_my_sharded_adam_is_8_ulps_from_torchs_order"](ranks)
 
@@ -103,7 +103,7 @@ def test_a_planted_mistake_is_shown_by_a_small_case_with_its_step_rank_and_eleme
 
 
 def test_drawn_numbers_shrink_to_ones_and_zeros_but_for_those_that_show_a_mistake():
-    quick = settings(database=None, derandomize=True, max_examples=300)
+    quick = settings(database=None, derandomize=True, max_examples=100)
     assert find(vectors(20), lambda x: np.any(x > 50), settings=quick).tolist().count(1.0) >= 17
     shrunk = find(gradients(9, 30), lambda g: np.any(g[2] < 0), settings=quick)
     assert [g[0] for rank, g in enumerate(shrunk) if rank != 2] == [1, 2, 4, 5, 6, 7, 8, 9]

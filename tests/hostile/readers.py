@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import sys
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -65,7 +64,8 @@ class Reader:
     read: Callable[[Path], Any]
     command: Callable[[Path], list[str]]
     seconds: bool = False  # its command takes
-    mend: Callable[[Path], None] | None = None  # makes checksums right, as who spoils a file on purpose does
+    mend: Callable[[Path], Any] = id  # makes checksums right, as who spoils a file on purpose does
+    codes: tuple[int, ...] = (2,)  # by which the command may end, beside 0
 
 
 def engine(rank, model=MODEL, stage=1):
@@ -104,6 +104,17 @@ def made(by: Callable[[Path], None]) -> Callable[[], dict[str, bytes]]:
             by(Path(name))
             return {file.name: file.read_bytes() for file in Path(name).iterdir()}
     return files
+
+
+def edited(place: tuple[Any, ...], value: Any) -> Callable[[bytes], bytes]:
+    """An index of a checkpoint in which one value, by its keys, is another."""
+    def edit(good: bytes) -> bytes:
+        whole = holder = json.loads(good)
+        for key in ("checkpoint", *place[:-1]):
+            holder = holder[key]
+        holder[place[-1]] = value
+        return as_json(whole)
+    return edit
 
 
 def mend_index(folder: Path) -> None:
@@ -157,41 +168,12 @@ READERS = {reader.name: reader for reader in [
                            "1"], seconds=True),
     *(Reader(f"{name} of a checkpoint", made(checkpoint_of), file, structure, load_checkpoint,
              lambda folder: ["export", f"{folder}", f"{folder.parent / 'out.safetensors'}"], mend=mend)
-      for name, file, structure, mend in (("index", "index.json", "json", mend_index), ("shard", SHARD, "safetensors", None),
-                                          ("forged shard", SHARD, "safetensors", mend_index))),
+      for name, file, structure, mend in (("index", "index.json", "json", mend_index), ("shard", SHARD, "safetensors", id),
+                                         ("forged shard", SHARD, "safetensors", mend_index))),
     Reader("weights", made(weights_of), WEIGHTS, "safetensors", load_weights,
            lambda folder: ["train", "--model", f"{folder}", "--ranks", "1", "--steps", "1"], seconds=True),
     Reader("index of weights", made(weights_of), "model.safetensors.index.json", "json", load_weights,
            lambda folder: ["train", "--model", f"{folder}", "--ranks", "1", "--steps", "1"], seconds=True),
     Reader("answer to a puzzle", lambda: {"answer.py": ANSWER}, "answer.py", "",
-           lambda folder: None,
-           lambda folder: ["puzzles", "mean", "--check", f"{folder / 'answer.py'}:mean"], seconds=True),
+           id, lambda folder: ["puzzles", "mean", "--check", f"{folder / 'answer.py'}:mean"], seconds=True, codes=(1, 2)),
 ]}
-
-
-# -- What must not happen --------------------------------------------------------------------------------------------
-
-FORBIDDEN = {"pickle.find_class", "os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.remove", "os.rename",
-             "os.mkdir", "os.rmdir", "os.symlink", "shutil.rmtree"}
-
-
-class Watch:
-    """What Python itself says is done, within a ``with`` block: files opened for writing, code run, pickles read."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] | None = None
-        sys.addaudithook(self._hear)  # which nothing removes
-
-    def _hear(self, event: str, given: tuple[Any, ...]) -> None:
-        if self.seen is None:
-            return
-        writes = event == "open" and isinstance(given[2], int) and given[2] & 0o3 and given[0] != "/dev/null"
-        if event in FORBIDDEN or writes:
-            self.seen.append(f"{event}{given[:2]}")
-
-    def __enter__(self) -> list[str]:
-        self.seen = []
-        return self.seen
-
-    def __exit__(self, *_: object) -> None:
-        self.seen = None
