@@ -149,6 +149,7 @@ def configs(folder: Path) -> Any:
 
 SHARD, WEIGHTS = "shard-000001-rank-00000-of-00002.safetensors", "model-00001-of-00002.safetensors"
 PLAN = ["plan", "--ranks", "4", "--batch", "1"]
+TRAIN = ["train", "--ranks", "1", "--steps", "1", "--model"]
 READERS = {reader.name: reader for reader in [
     Reader("recording", made(run_of), "run.json", "json", read_recording,
            lambda folder: ["report", f"{folder / 'run.json'}", "--out", f"{folder.parent / 'page.html'}"]),
@@ -164,16 +165,17 @@ READERS = {reader.name: reader for reader in [
            lambda folder: [*PLAN, "--model", "gpt2", "--hardware", f"{folder / 'mine.toml'}", "--device", "mine"]),
     Reader("text", lambda: {"book.txt": ("Naïve cafés. " * 90).encode()}, "book.txt", "",
            lambda folder: text.read(folder / "book.txt"),
-           lambda folder: ["train", "--text", f"{folder / 'book.txt'}", "--model", "gpt-nano", "--ranks", "1", "--steps",
-                           "1"], seconds=True),
+           lambda folder: [*TRAIN, "gpt-nano", "--text", f"{folder / 'book.txt'}"], seconds=True),
     *(Reader(f"{name} of a checkpoint", made(checkpoint_of), file, structure, load_checkpoint,
              lambda folder: ["export", f"{folder}", f"{folder.parent / 'out.safetensors'}"], mend=mend)
-      for name, file, structure, mend in (("index", "index.json", "json", mend_index), ("shard", SHARD, "safetensors", id),
-                                         ("forged shard", SHARD, "safetensors", mend_index))),
+      for name, file, structure, mend in (
+          ("index", "index.json", "json", mend_index), ("shard", SHARD, "safetensors", id),
+          ("forged shard", SHARD, "safetensors", mend_index))),
     Reader("weights", made(weights_of), WEIGHTS, "safetensors", load_weights,
-           lambda folder: ["train", "--model", f"{folder}", "--ranks", "1", "--steps", "1"], seconds=True),
+           lambda folder: [*TRAIN, f"{folder}"], seconds=True),
     Reader("index of weights", made(weights_of), "model.safetensors.index.json", "json", load_weights,
-           lambda folder: ["train", "--model", f"{folder}", "--ranks", "1", "--steps", "1"], seconds=True),
+           lambda folder: [*TRAIN, f"{folder}"], seconds=True),
     Reader("answer to a puzzle", lambda: {"answer.py": ANSWER}, "answer.py", "",
-           id, lambda folder: ["puzzles", "mean", "--check", f"{folder / 'answer.py'}:mean"], seconds=True, codes=(1, 2)),
+           id, lambda folder: ["puzzles", "mean", "--check", f"{folder / 'answer.py'}:mean"], seconds=True,
+           codes=(1, 2)),
 ]}

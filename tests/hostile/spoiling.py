@@ -26,15 +26,17 @@ class Raises:
 LITERALS = {
     "json": ["null", "true", "0", "-1", "1", "2", "1.5", "-0.0", "1e308", "1e999", "NaN", "-Infinity", "9" * 19,
              str(2**63), str(-2**63), str(2**31), "100000000", DIGITS, '""', '"x"', '"9"', '"' + "y" * 5000 + '"',
-             '"\\ud800"', '"\\u0000"', '"../../etc/passwd"', '"/dev/null"', '"fp32"', "[]", "{}", "[[]]", "[1]", '["a"]',
-             '{"a": 1}', "[null]", "[-1, -1]", "[1, 2, 3, 4, 5]", "[0, 0]", *("[" * deep + "]" * deep for deep in DEPTHS),
+             '"\\ud800"', '"\\u0000"', '"../../etc/passwd"', '"/dev/null"', '"fp32"', "[]", "{}", "[[]]", "[1]",
+             '["a"]', '{"a": 1}', "[null]", "[-1, -1]", "[1, 2, 3, 4, 5]", "[0, 0]",
+             *("[" * deep + "]" * deep for deep in DEPTHS),
              *('{"a":' * deep + "1" + "}" * deep for deep in DEPTHS)],
     "toml": ["true", "0", "-1", "1", "1.5", "-0.0", "1e308", "1e999", "nan", "-inf", "9" * 19, str(2**63), DIGITS, '""',
              '"x"', "'9'", '"' + "y" * 5000 + '"', "[]", "{}", "[1]", "{ a = 1 }", "1979-05-27", "07:32:00",
              "1979-05-27T07:32:00Z", "0x7f", "1_000", "null", *("[" * deep + "]" * deep for deep in DEPTHS)]}
 TOML_VALUE = re.compile(r"(?<== )[^\n{]+$|(?<== )[^\n,}]+(?=[,}])|\{[^\n]*\}", re.M)
 MARK = re.compile(r'"@(\d+)@[^"]*"|@again@')
-SOUP = [b"", b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"{", b"[]", b"null", b"\n" * 3, b'"', b"'", b"# ", b"=", b",", b"}", b"]"]
+SOUP = [b"", b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"{", b"[]", b"null", b"\n" * 3, b'"', b"'", b"# ", b"=", b",", b"}",
+        b"]"]
 
 
 def spoiled(good: bytes, structure: str, chance) -> bytes:

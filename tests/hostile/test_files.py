@@ -29,7 +29,7 @@ class Watch:
         if self.seen is None:
             return
         writes = event == "open" and isinstance(given[2], int) and given[2] & (os.O_WRONLY | os.O_RDWR)
-        if event in FORBIDDEN or writes and given[0] != os.devnull:
+        if event in FORBIDDEN or (writes and given[0] != os.devnull):
             self.seen.append((event, given[:2]))
 
     def __enter__(self):
@@ -59,16 +59,17 @@ def opened(tmp_path):
 
 def read(reader, folder, said, watch):
     """How the reading ended; fails where that is no way to end."""
+    found = None
     with watch as seen, warnings.catch_warnings(action="ignore"):
         try:
             reader.read(folder)
-            end = "read"
-        except (ValueError, CheckpointError) as error:
-            assert type(error) in (ValueError, CheckpointError), said
-            assert "hostile" in str(error), f"{said}: {error} names no file"
-            end = "refused"
+        except Exception as error:
+            found = error
     assert seen == [], said
-    return end
+    if found is not None:
+        assert type(found) in (ValueError, CheckpointError), f"{said}: {found!r}"
+        assert "hostile" in str(found), f"{said}: {found} names no file"
+    return "read" if found is None else "refused"
 
 
 def asked(reader, folder, said):
@@ -119,7 +120,7 @@ def test_thousands_of_bad_inputs_are_refused_by_the_name_of_the_file(name, opene
 @pytest.mark.parametrize(("name", "bad", "words"), [
     # Each was a traceback once: the smallest input that showed it.
     ("configuration of DeepSpeed", b'{"a":' * DEEP, "is no JSON file of a configuration: it is nested more than 100"),
-    ("configuration of a GPT-2", b'{"model_type": "gpt2", "n_embd": ' + b"[" * 980 + b"]" * 980 + b"}", "nested more than"),
+    ("configuration of a GPT-2", b'{"n_embd": ' + b"[" * 980 + b"]" * 980 + b"}", "it is nested more than 100 levels"),
     ("recording", b'{"format": 1, "format": 2}', "the key 'format' stands there twice"),
     ("index of a checkpoint", b'{"sha256": "", "sha256": "", "checkpoint": {}}', "'sha256' stands there twice"),
     *(("index of a checkpoint", edited(place, value), words) for place, value, words in [
@@ -127,13 +128,13 @@ def test_thousands_of_bad_inputs_are_refused_by_the_name_of_the_file(name, opene
         (("steps_taken",), -1, "checkpoint.steps_taken is -1, and is to be a count"),
         (("counts",), [], "there are 2 files, and counts of 0 ranks"),
         (("parameters",), [], "checkpoint.parameters is [], and is to be a dict"),
-        (("parameters", "layer0.bias"), {}, "checkpoint.parameters.layer0.bias lacks, or should not have, optimizer, sh"),
+        (("parameters", "layer0.bias"), {}, "checkpoint.parameters.layer0.bias lacks optimizer, shape, slots"),
         (("settings",), None, "checkpoint.settings is None, and is to be a dict"),
         (("loss_scale", "state"), {}, "index.json: a loss scaler of the kind 'static' goes on from scale"),
-        (("counts", 0, "exit"), 1, "checkpoint.counts[0] lacks, or should not have, exit"),
+        (("counts", 0, "exit"), 1, "checkpoint.counts[0] should not have exit"),
         (("tensors", "master/layer0.bias", "dtype"), "F3", "the tensor master/layer0.bias is of the type 'F3', and th"),
         (("tensors", "master/layer0.bias", "pieces", 0, "file"), 9, "has elements in file 9, of 2"),
-        (("tensors", "master/layer0.bias", "pieces", 0, "count"), 99, "has not the 99 elements of the tensor master/l")]),
+        (("tensors", "master/layer0.bias", "pieces", 0, "count"), 99, "has not the 99 elements of the tensor")]),
 ])
 def test_what_was_a_traceback_is_an_error_that_says_what_is_wrong(name, bad, words, opened):
     reader = READERS[name]
@@ -148,8 +149,8 @@ def test_what_was_a_traceback_is_an_error_that_says_what_is_wrong(name, bad, wor
 def test_a_forged_shape_asks_for_no_memory(opened):
     reader = READERS["index of a checkpoint"]
     folder, name = opened(reader), "master/layer0.weight"
-    for place, value in ((("parameters", "layer0.weight", "shape"), [10**9, 10**9]),
-                         (("tensors", name, "shape"), [10**9, 10**9]), (("tensors", name, "pieces", 1, "count"), 10**18)):
+    for place, value in ((("parameters", "layer0.weight", "shape"), [10**9] * 2),
+                         (("tensors", name, "shape"), [10**9] * 2), (("tensors", name, "pieces", 1, "count"), 10**18)):
         content = (folder / reader.spoiled).read_bytes()
         (folder / reader.spoiled).write_bytes(edited(place, value)(content))
     reader.mend(folder)
@@ -157,7 +158,7 @@ def test_a_forged_shape_asks_for_no_memory(opened):
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("a." * DEEP + "a", "recursion"), ("-" * DEEP + "1", "nested too deep for Python"), ("\0", "line 1 is not Python: sou")])
+    ("a." * DEEP + "a", "recursion"), ("-" * DEEP + "1", "nested too deep for Python"), ("\0", "line 1 is not Python")])
 def test_a_file_that_python_cannot_read_is_not_graded(text, words, tmp_path):
     (tmp_path / "answers.py").write_text(text)
     assert_command_refuses(words, "puzzles", "--grade", f"{tmp_path / 'answers.py'}")

@@ -52,9 +52,9 @@ def misfit(value: Any, form: Any, where: str) -> str:
     ('file.sizes[1] is -1, and is to be a count', 'file.a is 1, and is to be a text or null')
     """
     if isinstance(form, dict) and isinstance(value, dict):
-        if missing := sorted(form.keys() - value.keys() - {ANY}) or sorted(value.keys() - form.keys() if ANY not in form
-                                                                           else ()):
-            return f"{where} lacks, or should not have, {', '.join(missing)}"
+        missing, others = form.keys() - value.keys() - {ANY}, value.keys() - form.keys()
+        if missing or (others and ANY not in form):
+            return f"{where} {'lacks' if missing else 'should not have'} {', '.join(sorted(missing or others))}"
         parts = ((value[key], form.get(key, form.get(ANY)), f"{where}.{key}") for key in value)
         return next(filter(None, (misfit(*part) for part in parts)), "")
     if isinstance(form, list) and isinstance(value, list):
