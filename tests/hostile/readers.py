@@ -14,11 +14,17 @@ from typing import Any
 import numpy as np
 
 import zerosim as zs
-from tests.hostile.spoiling import as_json
+from tests.zero.training import bits, flat_state
 from zerosim.frameworks import from_deepspeed
 from zerosim.models import MLP, from_hugging_face, text
 from zerosim.planning import hardware, model_shape, recording
-from zerosim.zero import export_weights
+from zerosim.zero import CheckpointError, export_weights
+
+
+def as_json(thing: Any) -> bytes:
+    """A JSON file of it, as programs write them."""
+    return json.dumps(thing, indent=1).encode()
+
 
 CONFIG = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1,
           "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 256, "max_position_embeddings": 16,
@@ -134,7 +140,16 @@ def read_recording(folder: Path) -> Any:
 
 
 def load_checkpoint(folder: Path) -> Any:
-    return zs.Cluster(1).run(lambda rank: engine(rank, stage=3).load(folder))
+    """A load that is refused changes nothing."""
+    def program(rank):
+        found = engine(rank, stage=3)
+        before = {name: bits(array) for name, array in flat_state(found).items()}
+        try:
+            found.load(folder)
+        except CheckpointError:
+            assert before == {name: bits(array) for name, array in flat_state(found).items()}
+            raise
+    return zs.Cluster(1).run(program)
 
 
 def load_weights(folder: Path) -> Any:

@@ -138,8 +138,3 @@ def remove(place: Path) -> None:
         place.rmdir()
     else:
         place.unlink(missing_ok=True)
-
-
-def as_json(thing) -> bytes:
-    """A JSON file of it, as programs write them."""
-    return json.dumps(thing, indent=1).encode()

@@ -93,7 +93,8 @@ def tried(reader, opened, watch, times, by_command):
         reader.mend(folder)
         before = {file.name: os.lstat(file) for file in folder.iterdir()}
         said = f"{reader.name}, input {number}: {what}"
-        ends[read(reader, folder, said, watch)] += 1
+        if reader.read is not id:
+            ends[read(reader, folder, said, watch)] += 1
         if number < by_command:
             ends[f"{asked(reader, folder, said)} by the command"] += 1
         assert {file.name: os.lstat(file) for file in folder.iterdir()}.keys() == before.keys(), said
@@ -111,10 +112,10 @@ def test_some_bad_inputs_are_refused_by_the_name_of_the_file(name, opened, watch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
-def test_thousands_of_bad_inputs_are_refused_by_the_name_of_the_file(name, opened, watch, record_property):
+def test_a_thousand_bad_inputs_are_refused_by_the_name_of_the_file(name, opened, watch, record_property):
     reader = READERS[name]
-    ends = tried(reader, opened, watch, 3000, 40 if reader.seconds else 300)
-    record_property("counted", f"bad inputs of a {name}: " + ", ".join(f"{ends[end]} {end}" for end in sorted(ends)))
+    ends = tried(reader, opened, watch, 1000, 20 if reader.seconds else 100)
+    record_property("counted", f"bad inputs, {name}: " + ", ".join(f"{ends[end]} {end}" for end in sorted(ends)))
 
 
 @pytest.mark.parametrize(("name", "bad", "words"), [

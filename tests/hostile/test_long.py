@@ -41,7 +41,7 @@ def test_in_10000_steps_neither_blocks_nor_bytes_nor_what_ranks_hold_grow(record
                 marks.append((sys.getallocatedblocks(), resident_nbytes(), rank.memory.now_nbytes))
             engine.step(*data)
         return engine.steps_taken
-    assert zs.Cluster(2, trace_rows=500).run(program) == [steps + 1] * 2
+    assert list(zs.Cluster(2, trace_rows=500).run(program)) == [steps + 1] * 2
     blocks, resident, held = zip(*marks, strict=True)
     record_property("counted", f"{steps:,} steps on 2 ranks: blocks of Python's memory after 5,000 and after all "
                     f"{blocks[5]:,} and {blocks[-1]:,}, bytes in memory {resident[5]:,} and {resident[-1]:,}")
@@ -70,8 +70,8 @@ def test_1000_clusters_leave_no_greenlets_threads_files_or_memory(record_propert
             with suppress(KeyError):
                 cluster.run(fails)
         else:
-            with zs.step_through(cluster, lambda rank: rank.all_reduce(np.ones(3, np.float32))) as events:
-                next(events)  # and no more
+            with zs.step_through(lambda rank: rank.all_reduce(np.ones(3)), cluster=cluster) as events:
+                next(iter(events))  # and no more
 
     found = []
     for number in range(1000):
