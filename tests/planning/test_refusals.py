@@ -339,7 +339,7 @@ WRONG_FILES = [
     (OWN_DEVICE.replace("{ bf16 = 1e15 }", "{}"), "flops_per_second must give a dense rate for some of fp32, tf32"),
     (OWN_DEVICE.replace("bf16 =", "bfp16 ="), "flops_per_second has no format 'bfp16'; there are ...; did you mean "),
     (OWN_DEVICE + "host_link = 5\n", "device 'mine': host_link must be"),
-    (OWN_DEVICE + 'platform = "gpu"\n', "device 'mine': platform must be one of cuda, rocm, tpu, got 'gpu'"),
+    (OWN_DEVICE + 'platform = "gpu"\n', "device 'mine': platform must be one of cuda, hopper, rocm, tpu, got 'gpu'"),
     (OWN_DEVICE + "usable_nbytes = 96e9\n", "usable_nbytes must be at most reported_nbytes, 95,000,000,000, got 9"),
     (OWN_DEVICE + "cards_per_device = -1\n", "device 'mine': cards_per_device must be a finite number above 0, got -1"),
     (OWN_LINK.replace("mine", "nvlink4"), "the link 'nvlink4' comes along already; give yours a name of its own"),

@@ -88,7 +88,7 @@ class Device:
     `usable_nbytes`, 0 for as reported, is what programs can take. `flops_per_second` are dense by format, never the
     doubled figures for sparse matrices. `link` names the link between the devices of a node, `host_link` that between a
     device and its host, `network` that between nodes, which have `cards_per_device` cards for each device, where they
-    are known. `platform`, "cuda", "rocm" or "tpu", says what a runtime takes for itself there.
+    are known. `platform`, "cuda", "hopper", "rocm" or "tpu", says what a runtime takes for itself there.
     Raises ValueError for numbers that are not positive and finite, for a format that is not in `RATED_FORMATS`, for
     more bytes to use than are reported, and for another platform.
     """
@@ -559,7 +559,7 @@ def overheads_nbytes(nbytes: Mapping[str, int] | None = None, platform: str = "c
     """Bytes that a runtime takes, by name: the least that the sources give, but for those that are given here.
 
     >>> sum(overheads_nbytes().values()), sum(overheads_nbytes({"allocator fragmentation": 0}).values())
-    (2704194304, 704194304)
+    (2708519680, 708519680)
 
     Raises ValueError for a name that is not in `OVERHEADS` and for negative bytes.
     """
