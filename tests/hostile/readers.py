@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import zerosim as zs
+from tests.hostile.spoiling import as_toml
 from tests.zero.training import bits, flat_state
 from zerosim.frameworks import from_deepspeed
 from zerosim.models import MLP, from_hugging_face, text
@@ -39,22 +40,11 @@ DEEPSPEED = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2, "gradi
              "fp16": {"enabled": True, "initial_scale_power": 12}, "gradient_clipping": 1.0,
              "zero_optimization": {"stage": 3, "reduce_bucket_size": 1000, "overlap_comm": True,
                                    "offload_optimizer": {"device": "cpu"}}}
-HARDWARE = b"""[device.mine]
-flops_per_second = { fp32 = 1e12, bf16 = 4e12 }
-capacity_nbytes = 80000000000
-reported_nbytes = 80000000000
-memory_bytes_per_second = 2e12
-link = "wire"
-host_link = "pcie4"
-source = "measured"
-date = 2025-06-01
-
-[link.wire]
-bytes_per_second = 4e11
-latency_seconds = 2.1e-6
-source = "measured with nccl-tests"
-date = "2025-06"
-"""
+MEASURED = {"source": "measured", "date": "2025-06-01"}
+HARDWARE = {"device": {"mine": {"flops_per_second": {"fp32": 1e12, "bf16": 4e12}, "capacity_nbytes": 80 * 10**9,
+                                "reported_nbytes": 80 * 10**9, "memory_bytes_per_second": 2e12, "link": "wire",
+                                "host_link": "pcie4", **MEASURED}},
+            "link": {"wire": {"bytes_per_second": 4e11, "latency_seconds": 2.1e-6, **MEASURED}}}
 ANSWER = b"def mean(rank, x):\n    return rank.all_reduce(x) / rank.size\n"
 MODEL = MLP([3, 5, 2])
 
@@ -175,7 +165,7 @@ READERS = {reader.name: reader for reader in [
     Reader("configuration of DeepSpeed", lambda: {"ds_config.json": as_json(DEEPSPEED)}, "ds_config.json", "json",
            lambda folder: from_deepspeed(folder / "ds_config.json", ranks=4),
            lambda folder: ["plan", "--model", "gpt2", "--ranks", "4", "--ds-config", f"{folder / 'ds_config.json'}"]),
-    Reader("devices and links", lambda: {"mine.toml": HARDWARE}, "mine.toml", "toml",
+    Reader("devices and links", lambda: {"mine.toml": as_toml(HARDWARE).encode()}, "mine.toml", "toml",
            lambda folder: hardware.read(folder / "mine.toml"),
            lambda folder: [*PLAN, "--model", "gpt2", "--hardware", f"{folder / 'mine.toml'}", "--device", "mine"]),
     Reader("text", lambda: {"book.txt": ("Naïve cafés. " * 90).encode()}, "book.txt", "",

@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 DEEP = 100_000
@@ -33,7 +34,6 @@ LITERALS = {
     "toml": ["true", "0", "-1", "1", "1.5", "-0.0", "1e308", "1e999", "nan", "-inf", "9" * 19, str(2**63), DIGITS, '""',
              '"x"', "'9'", '"' + "y" * 5000 + '"', "[]", "{}", "[1]", "{ a = 1 }", "1979-05-27", "07:32:00",
              "1979-05-27T07:32:00Z", "0x7f", "1_000", "null", *("[" * deep + "]" * deep for deep in DEPTHS)]}
-TOML_VALUE = re.compile(r"(?<== )[^\n{]+$|(?<== )[^\n,}]+(?=[,}])|\{[^\n]*\}", re.M)
 MARK = re.compile(r'"@(\d+)@[^"]*"|@again@')
 SOUP = [b"", b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"{", b"[]", b"null", b"\n" * 3, b'"', b"'", b"# ", b"=", b",", b"}",
         b"]"]
@@ -47,8 +47,7 @@ def spoiled(good: bytes, structure: str, chance) -> bytes:
         said = chance.choice([len(header)] * 9 + [0, 2**63, 2**64 - 1, max(0, len(header) - 1)])
         return said.to_bytes(8, "little") + header + good[8 + length:]
     if structure in LITERALS and chance.random() < 0.85:
-        times, spoil = chance.choice([1, 1, 1, 2, 4]), {"json": _spoiled_json, "toml": _spoiled_toml}[structure]
-        return spoil(good.decode(), times, chance).encode()
+        return _spoiled_tree(good.decode(), structure, chance).encode()
     return _spoiled_bytes(good, chance)
 
 
@@ -60,10 +59,11 @@ def _places(tree, found):
     return found
 
 
-def _spoiled_json(text: str, times: int, chance) -> str:
-    """JSON still, of which values were replaced by any others, left out, said twice, moved or renamed."""
-    tree, written = [json.loads(text)], []
-    for _ in range(times):
+def _spoiled_tree(text: str, structure: str, chance) -> str:
+    """JSON or TOML still, of which values were replaced by any others, left out, said twice, moved or renamed."""
+    load, write = {"json": (json.loads, json.dumps), "toml": (tomllib.loads, as_toml)}[structure]
+    tree, written = [load(text)], []
+    for _ in range(chance.choice([1, 1, 1, 2, 4])):
         places = _places(tree, [])
         holder, key = chance.choice(places) if chance.random() < 0.95 else (tree, 0)
         value = holder[key]
@@ -81,24 +81,22 @@ def _spoiled_json(text: str, times: int, chance) -> str:
         elif kind == "wrapped":
             holder[key] = chance.choice([[value], {"a": value}, str(value)])
         else:
-            written.append(chance.choice(LITERALS["json"]))
+            written.append(chance.choice(LITERALS[structure]))
             holder[key] = f"@{len(written) - 1}@"
-    return MARK.sub(lambda mark: written[int(mark[1])] if mark[1] else "", json.dumps(tree[0]) if tree else "")
+    return MARK.sub(lambda mark: written[int(mark[1])] if mark[1] else "", write(tree[0]) if tree else "")
 
 
-def _spoiled_toml(text: str, times: int, chance) -> str:
-    """Values replaced by others or by each other; lines left out, said twice or exchanged."""
-    for _ in range(times):
-        spans, lines = [match.span() for match in TOML_VALUE.finditer(text)], text.splitlines()
-        kind = chance.choice(["literal"] * 6 + ["other", "line"])
-        if kind == "line" or not spans:
-            at = chance.randrange(len(lines))
-            lines[at:at + 1] = chance.choice([[], [lines[at]] * 2, [chance.choice(lines)], ["[device]"], ["a.b = 1"]])
-            text = "\n".join(lines)
-            continue
-        (low, high), (first, last) = chance.choice(spans), chance.choice(spans)
-        text = text[:low] + (chance.choice(LITERALS["toml"]) if kind == "literal" else text[first:last]) + text[high:]
-    return text
+def _toml(tree) -> str:
+    """A value as TOML has it: tables in a line."""
+    if isinstance(tree, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(value)}" for key, value in tree.items()) + "}"
+    return f"[{', '.join(map(_toml, tree))}]" if isinstance(tree, list) else json.dumps(tree)
+
+
+def as_toml(tree) -> str:
+    """A TOML file of it, which is no table at its top where the tree is not."""
+    return "".join(f"{json.dumps(key)} = {_toml(value)}\n" for key, value in tree.items()) if isinstance(
+        tree, dict) else _toml(tree)
 
 
 def _spoiled_bytes(good: bytes, chance) -> bytes:
