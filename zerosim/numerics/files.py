@@ -19,7 +19,7 @@ def json_of(text: str) -> Any:
     MOST_LEVELS of lists and objects in each other, which Python cannot print."""
     said = f"it is nested more than {MOST_LEVELS} levels deep"
     try:
-        found = json.loads(text, object_pairs_hook=_without_repeats)
+        found = json.loads(text, object_pairs_hook=without_repeats)
     except RecursionError:
         raise ValueError(said) from None
     level = [found]
@@ -31,7 +31,8 @@ def json_of(text: str) -> Any:
     return found
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The pairs of a JSON object, for its reader's ``object_pairs_hook``; ValueError for a key that it has twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
