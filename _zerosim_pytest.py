@@ -33,12 +33,6 @@ def pytest_configure(config: pytest.Config) -> None:
     _asked(config)
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    """A line, where numbers were asked for."""
-    asked = config.getoption("--zerosim-ranks")
-    return None if asked is None else f"zerosim: ranks {asked}"
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test for each number of ranks: a plain parameter, so that hypothesis's @given takes it, and in order."""
     if RANKS not in metafunc.fixturenames:

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,15 +36,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"ids of tests must be the same in every process; give {odd[0]} ids=named")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Prints what tests have counted, by ``record_property("counted", text)``: bad inputs, kills, bytes."""
-    reports = [report for of_kind in terminalreporter.stats.values() for report in of_kind]
-    if said := [text for report in reports if getattr(report, "when", "") == "call"
-                for name, text in report.user_properties if name == "counted"]:
-        terminalreporter.section("counted")
-        terminalreporter.write("".join(f"{text}\n" for text in sorted(said)))
-
-
 @pytest.fixture
 def pythons_own_handler() -> Iterator[None]:
     """A process that was begun in the background of a shell ignores Ctrl-C; tests of Ctrl-C do not."""
@@ -58,3 +50,13 @@ def earlier_modules_are_not_walked_through() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints the sums of what tests have counted with ``record_property(name, number)``."""
+    counted = Counter[str]()
+    for report in terminalreporter.getreports("passed"):
+        counted.update({name: value for name, value in report.user_properties if isinstance(value, int)}
+                       if report.when == "call" else {})
+    for name, number in counted.items():
+        terminalreporter.write_line(f"{name}: {number:,}")

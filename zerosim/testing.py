@@ -1,4 +1,5 @@
-"""For checking one's own code: hypothesis strategies, a single-device reference, equality of bits, gradients, memory.
+"""For checking one's own code: hypothesis strategies, a single-device reference, equality of bits, gradients, memory,
+and other orders of ranks (`explore`).
 
 Legend: N ranks, n elements.
 """
@@ -33,6 +34,8 @@ from zerosim.optim.stepper import Stepper
 from zerosim.ranks.call import checked_cut
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.memory import Memory
+from zerosim.ranks.races import RaceError as RaceError  # offered here
+from zerosim.ranks.races import explore as explore
 from zerosim.ranks.rank import Rank
 
 if TYPE_CHECKING:

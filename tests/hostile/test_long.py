@@ -43,8 +43,8 @@ def test_in_10000_steps_neither_blocks_nor_bytes_nor_what_ranks_hold_grow(record
         return engine.steps_taken
     assert list(zs.Cluster(2, trace_rows=500).run(program)) == [steps + 1] * 2
     blocks, resident, held = zip(*marks, strict=True)
-    record_property("counted", f"{steps:,} steps on 2 ranks: blocks of Python's memory after 5,000 and after all "
-                    f"{blocks[5]:,} and {blocks[-1]:,}, bytes in memory {resident[5]:,} and {resident[-1]:,}")
+    record_property("steps in flat memory", steps)
+    record_property("blocks of memory that the last 5,000 steps left", blocks[-1] - blocks[5])
     assert abs(blocks[-1] - blocks[5]) < 2000
     assert resident[-1] - resident[5] < 2**22  # an element of 8 bytes left by each step would be seen in blocks
     assert len(set(held[1:])) == 1
@@ -79,8 +79,8 @@ def test_1000_clusters_leave_no_greenlets_threads_files_or_memory(record_propert
         if number in (99, 999):
             found.append(counts())
     (*before, blocks), (*after, more) = found
-    record_property("counted", f"1,000 clusters: greenlets, threads and files after 100 and after all {before} and "
-                    f"{after}, blocks of memory {blocks:,} and {more:,}")
+    record_property("clusters opened and closed", 1000)
+    record_property("blocks of memory that the last 900 clusters left", more - blocks)
     assert after == before
     assert more - blocks < 2000
 
@@ -92,5 +92,6 @@ def test_2000_ranks_take_a_step_and_hold_the_same_bits(record_property):
         return engine.state("layer0.weight")["master"].tobytes(), rank.memory.peak_nbytes
 
     results = list(zs.Cluster(2000).run(program))
-    record_property("counted", f"2,000 ranks: at most {max(peak for _, peak in results):,} bytes each")
+    record_property("ranks in one cluster", len(results))
+    record_property("bytes at most of a rank among 2,000", max(peak for _, peak in results))
     assert len({bits for bits, _ in results}) == 1

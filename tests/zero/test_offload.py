@@ -13,13 +13,12 @@ import threading
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from tempfile import gettempdir
 
 import pytest
 
 import zerosim as zs
 from tests.cases import chosen, covering
-from tests.support import assert_refused
+from tests.support import DISK, assert_refused
 from tests.zero.drawn import ON_DISK
 from tests.zero.training import (
     ADAM,
@@ -42,7 +41,6 @@ from zerosim.planning import Machine, Network, hardware, moved_nbytes, record, r
 from zerosim.ranks import Compute, Transfer, TransferWait
 from zerosim.zero import OffloadError, ScratchFile, export_weights
 
-DISK = gettempdir()
 KINDS_OF = {"optimizer": ("master", "optimizer_state"), "gradients": ("gradient",), "parameters": ("parameter",)}
 ASKED = ("host", ON_DISK, zs.Offload("host"), zs.Offload("disk", "host", directory=DISK), zs.Offload(gradients="host"),
          zs.Offload("disk", "disk", "host", DISK))
@@ -301,9 +299,9 @@ def test_an_update_that_fails_keeps_nothing_of_what_the_host_has_updated_and_may
 
 
 @pytest.mark.parametrize("delayed", [False, True])
-def test_ctrl_c_before_any_line_of_an_update_on_disk_leaves_what_was_before_or_it_is_said_half_done(delayed, tmp_path):
+def test_ctrl_c_before_any_line_of_an_update_on_disk_leaves_what_was_before_or_it_is_said_half_done(delayed):
     """Also between two vectors whose drafts take effect: the one has the new values, the other those of before."""
-    asked = zs.Offload("disk", directory=tmp_path, delayed_update=delayed)
+    asked = zs.Offload("disk", directory=DISK, delayed_update=delayed)
     model, ends = MLP((2, 3), seed=1), set()
     pairs = [pair for ((pair,),) in batches(model, 1, 1, 3)]
 

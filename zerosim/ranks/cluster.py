@@ -24,6 +24,7 @@ from zerosim.ranks.hub import Hub, InProcess, RunEvent, RunOptions, Transport, W
 from zerosim.ranks.memory import Memories, Memory
 from zerosim.ranks.process import Interrupts, blas_limited_to, guarded, patient_interrupts
 from zerosim.ranks.rank import Rank, RankState
+from zerosim.ranks.schedules import Seeded
 from zerosim.ranks.trace import Traces
 from zerosim.shown import ShownRuns
 
@@ -118,7 +119,7 @@ class Cluster(ShownRuns):
 
     def _backend(self, options: RunOptions) -> Backend:
         """The way between the ranks in one run."""
-        return Hub(len(self.ranks), self._transport, options, seed=self.seed)
+        return Hub(len(self.ranks), self._transport, options, Seeded(self.seed) if self.seed else None)
 
     def _results(self, values: Sequence[Any]) -> Results:
         return Results(values)

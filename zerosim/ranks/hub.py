@@ -10,7 +10,6 @@ parks when it waits for something that is not done. The hub carries out a collec
 it and agree, and moves a message when both its halves are there. Same program, same order, same bits.
 """
 
-import random
 import threading
 import time
 from bisect import bisect_right
@@ -43,6 +42,7 @@ from zerosim.ranks.errors import (
     text_of,
 )
 from zerosim.ranks.process import Interrupts, clear_frames, guarded
+from zerosim.ranks.schedules import Chosen, Seeded
 from zerosim.ranks.stacks import stacks
 
 STOP_ITERATION = "the program let a StopIteration out; catch it where next() is called"
@@ -254,11 +254,12 @@ class Hub(Backend):
     Nothing goes on while a rank runs: the others take their turns when it waits.
     """
 
-    def __init__(self, size: int, transport: Transport, options: RunOptions, *, seed: int) -> None:
+    def __init__(self, size: int, transport: Transport, options: RunOptions, order: Seeded | Chosen | None) -> None:
+        """``order`` None: collectives first, then the rank that has been ready for longest, until it waits."""
         self.transport, self.watch, self.interrupts = transport, options.watch, options.interrupts
         self.library = transport.library
         transport.begin(options)
-        self.chance = random.Random(seed) if seed else None  # None: ranks run in their order
+        self.order = order
         self.stacks = stacks()
         self.current = self.stacks.current
         self.thread = threading.get_ident()
@@ -299,7 +300,7 @@ class Hub(Backend):
             if len(parts) == me.size:
                 del self.incomplete[key]
                 self.complete.append([parts[i] for i in range(me.size)])
-        if self.chance is not None and self.chance.random() < 0.5:
+        if self.order is not None and self.order.pauses(rank, me):
             self.ready.append(rank)
             self._park()
 
@@ -332,12 +333,9 @@ class Hub(Backend):
             while self.ready or self.complete:
                 if self.interrupts.pending:
                     self.interrupts.raise_pending()
-                # A collective goes first, unless a seeded schedule lets ready ranks run before it.
-                if self.complete and (self.chance is None or not self.ready or self.chance.random() < 0.5):
+                if self.order.collective_next(self.complete, self.ready) if self.order else self.complete:
                     yield from self._carry_out(self.complete.popleft())
                 else:
-                    if self.chance is not None:
-                        self.ready.rotate(self.chance.randrange(len(self.ready)))
                     self._resume(self.ready.popleft())
                     while self.messages:
                         yield self.messages.popleft()
