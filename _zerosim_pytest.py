@@ -39,7 +39,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     numbers, marker = _asked(metafunc.config), metafunc.definition.get_closest_marker(RANKS)
     if marker:
-        own = _checked(f"@pytest.mark.{RANKS} of {metafunc.definition.nodeid}", marker.args)
+        try:
+            own = _checked(f"@pytest.mark.{RANKS} of {metafunc.definition.nodeid}", marker.args)
+        except pytest.UsageError as error:
+            pytest.fail(str(error), pytrace=False)
         given = metafunc.config.getoption("--zerosim-ranks") is not None
         numbers = [number for number in own if number in numbers or not given]
     skipped = [] if numbers else [pytest.param(0, id="no-ranks", marks=pytest.mark.skip(
