@@ -183,7 +183,7 @@ def test_the_plugin_refuses_what_is_no_number_of_ranks(run_plugin, wrong):
 
 
 def test_a_marker_of_no_number_is_said_by_the_name_of_its_test(run_plugin, pytester):
-    pytester.makepyfile(test_odd="import pytest\n@pytest.mark.zerosim_ranks(2, 0)\ndef test_odd(zerosim_ranks):\n    0\n")
+    pytester.makepyfile(test_odd="import pytest\n@pytest.mark.zerosim_ranks(2, 0)\ndef test_odd(zerosim_ranks): 0")
     found = run_plugin("test_odd.py")
     found.stdout.fnmatch_lines(["@pytest.mark.zerosim_ranks of test_odd.py::test_odd takes different*; found '2, 0'"])
     assert "Traceback" not in str(found.stdout)
