@@ -56,7 +56,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Prints the sums of what tests have counted with ``record_property(name, number)``."""
     counted = Counter[str]()
     for report in terminalreporter.getreports("passed"):
-        counted.update({name: value for name, value in report.user_properties if isinstance(value, int)}
-                       if report.when == "call" else {})
+        for name, value in report.user_properties if report.when == "call" else ():
+            if isinstance(value, int):
+                counted[name] += value
     for name, number in counted.items():
         terminalreporter.write_line(f"{name}: {number:,}")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from zerosim.numerics.rounding import round_to, spacing
     from zerosim.planning.plan import plan
     from zerosim.ranks import *
+    from zerosim.ranks import faults
     from zerosim.zero import *
 
 __version__ = "0.1.0"
@@ -67,6 +68,7 @@ __all__ = [
     "ZeroPlusPlus",
     "connect",
     "draw",
+    "faults",
     "format_of",
     "from_deepspeed",
     "from_fsdp",
@@ -89,7 +91,8 @@ __all__ = [
 ]
 
 _MODULES = {**{floor: floor for floor in ("numerics", "ranks", "models", "optim", "zero", "planning")},
-            "draw": "course.draw", "museum": "course.museum", "puzzles": "course.puzzles", "testing": "testing"}
+            "draw": "course.draw", "faults": "ranks.faults", "museum": "course.museum", "puzzles": "course.puzzles",
+            "testing": "testing"}
 _HOMES = {"FORMATS": "numerics.formats", "Format": "numerics.formats", "format_of": "numerics.formats",
           "Offload": "numerics.places", "Policy": "numerics.policy", "round_to": "numerics.rounding",
           "spacing": "numerics.rounding",

@@ -3,8 +3,10 @@
 import errno
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from zerosim.numerics.checks import is_count, is_finite_number
 
 UNFINISHED = ".unfinished"
 MOST_LEVELS = 100
+# The way in which bytes reach an open file: its own, or in some context one that fails (`ranks.faults`).
+WRITER: ContextVar[Callable[[Any], Callable[[memoryview], int]]] = ContextVar("WRITER", default=attrgetter("write"))
 
 
 def json_of(text: str) -> Any:
@@ -110,10 +114,11 @@ def _replace(place: Path, parts: Iterable[Any], *, sync: bool) -> None:
     unfinished = place.with_name(f".{place.name}.{os.getpid()}{UNFINISHED}")
     try:
         with unfinished.open("wb", buffering=0) as file:  # so that an error comes where it belongs
+            write = WRITER.get()(file)
             for part in parts:
                 left = memoryview(part)
                 while left:
-                    left = left[file.write(left):]
+                    left = left[write(left):]
             if sync:
                 os.fsync(file.fileno())
         unfinished.replace(place)

@@ -14,7 +14,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
@@ -91,6 +91,7 @@ class Transport:
     errors: tuple[type[Exception], ...] = ()  # what the library raises, also when another rank has failed
     needs_listener = False  # True where a program may wait inside the library: a thread must hear the others
     world = "all in this process"
+    late: Collection[int] = ()  # the ranks that take their turns after the others
     say: Callable[[Any, int], None]  # in a run of processes: a control message to the transport of another rank
 
     def begin(self, options: RunOptions) -> None:
@@ -153,6 +154,9 @@ class Transport:
 
     def abort(self) -> None:
         """The run has failed: gives up what has not moved yet, before the ranks are unwound."""
+
+    def explain(self, error: BaseException) -> None:
+        """Adds to what a run has failed with what is known of it here."""
 
     def drain(self) -> bool:
         """After a failure: takes and forgets what still arrives; True when nothing of these ranks' is under way."""
@@ -300,7 +304,7 @@ class Hub(Backend):
             if len(parts) == me.size:
                 del self.incomplete[key]
                 self.complete.append([parts[i] for i in range(me.size)])
-        if self.order is not None and self.order.pauses(rank, me):
+        if rank in self.transport.late or (self.order is not None and self.order.pauses(rank, me)):
             self.ready.append(rank)
             self._park()
 
@@ -342,8 +346,9 @@ class Hub(Backend):
             if not all(g.dead for g in self.greenlets):
                 raise DeadlockError(deadlock_text([self._position(rank, me) for rank, me in enumerate(self.waiting)]))
             self.synchronize()
-        except BaseException:
+        except BaseException as error:
             self.transport.abort()
+            self.transport.explain(error)
             raise
         finally:
             self._unwind()
@@ -455,8 +460,8 @@ class Hub(Backend):
             return RankPosition(None)
         missing = None
         if isinstance(me, PendingCall):
-            issued = self.incomplete[me.call.key, me.call.number]
-            missing = [member for i, member in enumerate(me.call.group) if i not in issued]
+            issued = self.incomplete.get((me.call.key, me.call.number))  # None: all have, and it does not end
+            missing = None if issued is None else [member for i, member in enumerate(me.call.group) if i not in issued]
         return RankPosition(me.describe(), self.place(rank), missing)
 
     def place(self, rank: int) -> str:
