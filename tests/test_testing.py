@@ -76,10 +76,10 @@ LATE = (f"yield {GATHER}", f"late, weights = weights, {GATHER}\n"
         "        yield late if (rank.index, step) == (2, 3) else weights")
 # A mistake, the most ranks, elements and steps of a case that shows it, and what the report says of it.
 PLANTED = [
-    ((" / np.float32(rank.size)", ""), (3, 2, 3), "step  rank 0  rank 1"),
+    ((" / np.float32(rank.size)", ""), (4, 2, 3), "step  rank 0  rank 1"),
     (("enumerate(gradients, 1)", "enumerate(gradients, 2)"), (1, 1, 1),
      "weights: [1.0]\ngradients of step 1: rank 0 [1.0]"),
-    ((SUM, "gradient" + SLICE), (3, 3, 3), "the elements that differ:\nstep  rank 0  rank 1"),
+    ((SUM, "gradient" + SLICE), (4, 4, 3), "the elements that differ:\nstep  rank 0  rank 1"),
     ((SUM, f"rank.all_reduce(gradient, algorithm='naive'){SLICE}"), (4, 12, 3), "ULP apart"),
     (("(rank.kernels), own, mean, state, step)", "(rank.kernels), own, mean, state, 1)"), (1, 1, 2),
      "step  rank 0\n2     0\nweights"),
