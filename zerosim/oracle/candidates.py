@@ -200,8 +200,8 @@ def orders(settings: StepSettings) -> dict[str, list[dict[str, Any]]]:
     """By name of an order, the options of all-reduces: an element's bits are those of one of them.
 
     Which rank begins the sum of an element in a ring depends on the cut, which a bucket of a library moves; so each
-    rank may. In the ring backwards, which is gloo's, rank r sends to r-1, as if its number were N-1-r. Two numbers
-    have one sum: two ranks have one order.
+    rank may. In the ring backwards, which is gloo's, rank r sends to r-1, as if its number were N-1-r. Two ranks
+    have one order, and three have the same rings both ways: a + b is b + a.
     """
     n, ranks = settings.length, settings.ranks
     if ranks < 3:
@@ -209,7 +209,7 @@ def orders(settings: StepSettings) -> dict[str, list[dict[str, Any]]]:
     owned = [{"splits": tuple(n * (rank > owner) for rank in range(ranks + 1))} for owner in range(ranks)]
     names = ["ring", *(f"hierarchical({each})" for each in range(2, ranks) if ranks % each == 0)]
     found = {name: [{"algorithm": name, **cut} for cut in owned] for name in names}
-    found[BACKWARDS] = found["ring"]
+    found |= {BACKWARDS: found["ring"]} if ranks > 3 else {}
     found |= {name: [{"algorithm": name}] for name in ("naive", "tree", "doubling", "rabenseifner")}
     if settings.reduce != "fp32":
         found |= {"ring, partial sums in fp32": [{"algorithm": "ring", "wire": "fp32", **cut} for cut in owned],
