@@ -5,13 +5,13 @@ import pytest
 from tests.peers.launcher import launch
 from zerosim.oracle import judge
 
-RANKS = 3
+RANKS = 4
 MISTAKES = ("no average", "clipped by a local norm", "missing micro-batch", "wrong epsilon", "stale shard")
 RIGHT = [("ddp", "fp32"), ("fsdp2", "fp32"), ("fsdp2", "bf16"), *((f"deepspeed-{stage}", compute)
                                                                 for stage in (1, 2, 3) for compute in ("fp32", "bf16"))]
 BROKEN = [("ddp", "fp32"), ("fsdp2", "fp32"), ("deepspeed-2", "fp32"), ("deepspeed-3", "bf16")]
 # What a mistake comes to, where it is not a rank's shard or a rank's sum.
-WHICH = {"no average": "over the 3 ranks", "missing micro-batch": "micro-batch 1 of rank 1", "stale shard": "rank 1",
+WHICH = {"no average": "over the 4 ranks", "missing micro-batch": "micro-batch 1 of rank 1", "stale shard": "rank 1",
          "clipped by a local norm": "", "wrong epsilon": "0.01, not 0.0001"}
 
 
