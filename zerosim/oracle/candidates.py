@@ -93,7 +93,8 @@ def clip_factors(settings: StepSettings, recipe: Recipe, mean: np.ndarray, epsil
         return 1.0
     times, part = NORMS[recipe.norm]
     sizes = [here.stop - here.start for _, here in settings.stretches()]
-    parts = np.repeat(np.arange(len(sizes)), sizes) if part == "tensors" else settings.owners_or_0(part == "owners")
+    parts = {"whole": np.zeros(len(mean), int), "tensors": np.repeat(np.arange(len(sizes)), sizes),
+             "owners": settings.owners()}[part]
     with np.errstate(all="ignore"):
         norms = np.sqrt(np.bincount(parts, mean.astype(np.float64)**2)) * times(settings)
         return np.minimum(1.0, settings.clip_norm / (norms + epsilon))[parts]
@@ -107,7 +108,7 @@ def states_after(record: Record, recipe: Recipe, mean: np.ndarray, factors: Any,
         before["master"] = rounded(before["master"], recipe.start)
     if recipe.forgets:
         before |= {slot: np.zeros_like(x) for slot, x in before.items() if slot != "master"}
-    skipped = SKIPS[recipe.overflow](~np.isfinite(mean), record.settings.owners_or_0())
+    skipped = SKIPS[recipe.overflow](~np.isfinite(mean), record.settings.owners())
     with np.errstate(all="ignore"):
         gradient = (mean * factors).astype(mean.dtype)
     for slots in updated(recipe.update, before, gradient):
@@ -122,15 +123,15 @@ def kept(settings: StepSettings, pairs: tuple[tuple[int, int], ...], rank: int) 
     owners, stale = settings.owners(), np.zeros(settings.length, bool)
     for of_rank, owner in pairs:
         if of_rank in (rank, EVERY):
-            stale |= True if owners is None or owner == EVERY else owners == owner
+            stale |= (owner == EVERY) | (owners == owner)
     return stale
 
 
 def elsewhere(settings: StepSettings, recipe: Recipe, rank: int) -> np.ndarray:
     """True where a rank says nothing of a recipe, (n,): of shards that are each updated by its owner's gradient, where
     another one is the owner."""
-    owners = settings.owners()
-    return np.zeros(settings.length, bool) if owners is None or not recipe.own else owners != rank
+    away: np.ndarray = (settings.owners() != rank) & (recipe.own and settings.layout != "whole")
+    return away
 
 
 def rounded(x: np.ndarray, format: str) -> np.ndarray:
@@ -220,7 +221,7 @@ def orders(settings: StepSettings) -> dict[str, list[dict[str, Any]]]:
 def reductions(record: Record, weights: Weights, divisor: float) -> dict[Way, list[np.ndarray]]:
     """By way, the alternatives of the mean gradient (n,), fp32; one object of ways that give the same bits."""
     s, kernels, in_orders = record.settings, NumpyKernels(), orders(record.settings)
-    here = s.owners_or_0(), np.arange(s.length)
+    here = s.owners(), np.arange(s.length)
 
     def addends_of(rank: int) -> dict[str, list[np.ndarray]]:
         weighted = [_weighted(*pair) for pair in zip(weights[rank], record.gradients[rank], strict=True)]

@@ -156,7 +156,7 @@ def _epsilon(record: Record, right: Recipe) -> Variations:
 
 def _stale(record: Record, right: Recipe) -> Variations:
     ranks, sharded = range(record.settings.ranks), record.settings.layout != "whole"
-    owning = set(record.settings.owners_or_0().tolist() if sharded else ranks)
+    owning = set(record.settings.owners().tolist() if sharded else ranks)
     for rank in owning:
         pair = (EVERY, rank) if sharded else (rank, EVERY)
         text = f"rank {rank}'s shard" if sharded else f"rank {rank}'s replica"

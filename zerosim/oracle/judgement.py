@@ -37,6 +37,7 @@ from zerosim.shown import Shown
 
 NUDGES = sorted(range(-4, 5), key=abs)  # ULPs by which a library's norm moves the factor of clipping
 REACH = 64  # ULPs: what is farther away is not another rounding's
+MOST_SHOWN = 3  # of the recipes of a hypothesis
 Way = tuple[str, str, str, str]  # where micro-batches are added, averaging rule, order of additions, profile
 
 
@@ -75,7 +76,8 @@ class Cause:
     ways: tuple[Way, ...]
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.sentence} ({'; or '.join(self.which)})"
+        more = [f"{len(self.which) - MOST_SHOWN:,} more"] * (len(self.which) > MOST_SHOWN)
+        return f"{self.name}: {self.sentence} ({'; or '.join([*self.which[:MOST_SHOWN], *more])})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,10 +119,10 @@ class StepSettings:
         bounds = accumulate(map(math.prod, self.parameters.values()), initial=0)
         return [(name, slice(*here)) for name, here in zip(self.parameters, pairwise(bounds), strict=True)]
 
-    def owners(self) -> np.ndarray | None:
-        """The rank that owns each element, (n,); None where every rank owns all."""
+    def owners(self) -> np.ndarray:
+        """The rank that owns each element, (n,); 0 where every rank owns all."""
         if self.layout == "whole":
-            return None
+            return np.zeros(self.length, int)
         if self.layout == "flat":
             return np.arange(self.length) // max(1, PAIR * -(-self.length // (PAIR * self.ranks)))
         parts = []
@@ -131,11 +131,6 @@ class StepSettings:
             each = max(1, -(-rows // self.ranks))
             parts.append(np.repeat(np.arange(rows) // each, math.prod(shape) // max(1, rows)))
         return np.concatenate(parts)
-
-    def owners_or_0(self, sharded: bool = True) -> np.ndarray:
-        """The owners, or 0 of each element where every rank owns all, or ``sharded`` says so."""
-        owners = self.owners() if sharded else None
-        return np.zeros(self.length, int) if owners is None else owners
 
     def place(self, element: int) -> str:
         """``NAME[1, 2]``, of an element of the vector."""
