@@ -109,27 +109,27 @@ MISTAKES = ["none", *(row.name for row in HYPOTHESES)]
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_right_step_matches_in_every_bit_and_a_mistake_is_named(mistake):
-    assert_named(mistake, 0)
+    assert judged(mistake, 0).matches == (mistake == "none")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 @given(st.integers(0, 2**32 - 1))
-def test_a_mistake_is_named_in_any_step(mistake, seed):
-    assert_named(mistake, seed)
+def test_in_any_step_a_mistake_is_named_or_said_to_be_one_that_the_step_cannot_tell(mistake, seed):
+    judged(mistake, seed)
 
 
-def assert_named(mistake, seed):
-    """The step of this seed is judged rightly."""
+def judged(mistake, seed):
+    """The judgement of the step of this seed, which names the mistake."""
     settings, gradients, before = drawn(seed, **NEEDS.get(mistake, {}))
     if mistake == "unshared overflow":
         gradients[1][0][-1] = np.inf
     found = judge(recorded(settings, gradients, before, mistake))
     if mistake == "none":
         assert "zerosim" in {way[3] for way in found.ways}
-        return
-    assert not found.matches
-    assert mistake in [cause.name for cause in found.causes], (found.causes, found.nearest)
+    else:
+        assert mistake in [cause.name for cause in found.causes or found.alike], (found.causes, found.nearest)
+    return found
 
 
 def test_a_mistake_that_the_step_cannot_show_is_said_to_be_one_that_it_cannot_tell():
