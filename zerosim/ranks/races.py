@@ -27,7 +27,7 @@ from zerosim.ranks.cluster import Cluster, RankProgram
 from zerosim.ranks.errors import PACKAGE, place_of, ranks_text, text_of
 from zerosim.ranks.hub import Hub, RunEvent, RunOptions
 from zerosim.ranks.rank import Rank
-from zerosim.ranks.schedules import Choose, Chosen, Redundant, Search, as_text, legal_orders
+from zerosim.ranks.schedules import Choose, Chosen, Redundant, Search, as_text
 
 SHOWN, SHOWN_RACES = 240, 3  # characters of a schedule and of what it returns; races in a report
 SIGNALS = 0xFF, 0x5A  # each byte of what has not arrived: NaN in all floats, -1 in integers; and neither of them
@@ -40,7 +40,6 @@ class InFlight:
 
     rank: int
     me: PendingCall
-    x: Array  # of `me`, until that is released
     role: Literal["input", "result"]
     array: Array
     found: bytes = b""
@@ -90,9 +89,9 @@ class WatchedHub(Hub):
 
     def issue(self, rank: int, me: Pending) -> None:
         if isinstance(me, PendingCall) and me.where:
-            buffers = [InFlight(rank, me, me.x, "input", me.x)]
+            buffers = [InFlight(rank, me, "input", me.x)]
             if self.hidden is not None:
-                buffers.append(InFlight(rank, me, me.x, "result", self.hidden))
+                buffers.append(InFlight(rank, me, "result", self.hidden))
             self.settle(buffers)
             self.in_flight += buffers
         self.hidden = None
@@ -103,6 +102,7 @@ class WatchedHub(Hub):
     def wait(self, rank: int, me: Pending) -> None:
         self.look()
         super().wait(rank, me)
+        self.in_flight = [one for one in self.in_flight if one.me is not me]
 
     def _resume(self, rank: int) -> None:
         self.running = rank
@@ -120,7 +120,6 @@ class WatchedHub(Hub):
 
     def look(self) -> None:
         """Finds what was written to buffers in flight."""
-        self.in_flight = [one for one in self.in_flight if one.me.x is one.x]
         changed = [one for one in self.in_flight if as_bytes(one.array).tobytes() != one.found]
         by = self.running
         self.races += [one.race(by, "wrote to", self.line.get(by) or self.place(by)) for one in changed]
@@ -203,16 +202,14 @@ class RunOutcome:
 class Exploration:
     """A program in ``schedules`` orders of turns, and what was found.
 
-    ``legal`` is the number of orders that these stand for, with all that differ from them by turns that commute (None:
-    it was not counted); ``complete`` says that there are no others. ``outcomes`` are the runs that ended differently,
-    each in its shortest schedule: a right program has one. ``races`` have their rank, and their text.
+    ``complete`` says that these stand for all legal orders. ``outcomes`` are the runs that ended differently, each in
+    its shortest schedule: a right program has one. ``races`` have their rank, and their text.
     """
 
     program: RankProgram = field(repr=False)
     args: tuple[Any, ...] = field(repr=False)
     ranks: int
     schedules: int = 0
-    legal: int | None = 0
     complete: bool = False
     outcomes: list[RunOutcome] = field(default_factory=list, repr=False)
     races: list[Race] = field(default_factory=list)
@@ -256,13 +253,12 @@ class Exploration:
 
     def __str__(self) -> str:
         alone = self.schedules == 1
-        stand = f", which stand{'s' * alone} for all" if self.complete else " of at least"
-        legal = "" if self.legal is None else f"{stand} {self.legal:,} legal orders"
+        stand = f", which stand{'s' * alone} for all legal orders" * self.complete
         ends = "one outcome" if len(self.outcomes) == 1 else f"{len(self.outcomes)} different outcomes"
         races = [f"race: {ranks_text(sorted({rank for rank, its in self.races if its == text}))} {text}"
                  for text in dict.fromkeys(text for _, text in self.races)]
         more = [f"and {len(races) - SHOWN_RACES} more"] * (len(races) > SHOWN_RACES)
-        return "\n".join([f"{self.ranks} ranks, {self.schedules:,} schedule{'s' * (not alone)}{legal}: {ends}",
+        return "\n".join([f"{self.ranks} ranks, {self.schedules:,} schedule{'s' * (not alone)}{stand}: {ends}",
                           *races[:SHOWN_RACES], *more, *[self.difference] * bool(self.difference)])
 
 
@@ -294,7 +290,7 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
     ...     rank.barrier()
     ...     return work.wait()
     >>> print(explore(program, ranks=2, orders="reduced"))
-    2 ranks, 8 schedules, which stand for all 92 legal orders: one outcome
+    2 ranks, 8 schedules, which stand for all legal orders: one outcome
     """
     require_count("at_most", at_most, 1, "a number of schedules")
     if orders not in ("reduced", "all"):
@@ -310,14 +306,11 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
         found.races += found.again(plain).races
     if plain != stale:
         found.races += _read_early(_parting(found.again(plain), found.again(stale)))
-    chance, search, drawn = random.Random(seed), Search(reduced=orders == "reduced"), isinstance(orders, int)
-    while not found.complete and found.schedules < (orders if isinstance(orders, int) else at_most):
+    chance, search = random.Random(seed), Search(reduced=orders == "reduced", messages=plain.order.messages)
+    drawn, most = isinstance(orders, int), orders if isinstance(orders, int) else at_most
+    while not found.complete and found.schedules < most:
         with suppress(Redundant):
-            one = found.run((lambda _, turns: chance.choice(turns)) if drawn else search.choose)
-            found.take(one)
-            stands = 1 if orders == "all" else legal_orders(one.order.members, ranks)
-            if not drawn or found.schedules == 1:
-                found.legal = None if stands is None or found.legal is None else found.legal + stands
+            found.take(found.run((lambda _, turns: chance.choice(turns)) if drawn else search.choose))
         found.complete = not drawn and not search.back()
     if racing := [one for one in found.outcomes if one.hub.races]:
         found.races += found.again(racing[0]).races

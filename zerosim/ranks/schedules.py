@@ -13,13 +13,10 @@ Concurrent Systems", LNCS 1032, Springer 1996, ISBN 3-540-60761-7), and of them 
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 
 from zerosim.ranks.call import GroupKey, Pending, PendingCall, PendingExchange
-
-COUNTED_STATES = 20_000  # of a program, after so many turns; more are not counted through
 
 
 class Seeded:
@@ -92,20 +89,21 @@ Choose = Callable[[Chosen, Sequence[Turn]], Turn]
 
 @dataclass(slots=True)
 class Fork:
-    """A place in a schedule: the turns that there may be, the one that is taken, and those that need not be taken, with
+    """A place in a schedule: the turns still to be taken there, of which the first is, and those that need not be, with
     their members: what begins with them has been seen, from here or before turns that commute with them."""
 
-    turns: Sequence[Turn]
+    awake: list[Turn]
     asleep: dict[Turn, set[int]]
-    turn: Turn
-    alone: bool  # what begins with any other turn commutes to what begins with this one
 
 
 class Search:
-    """Takes each legal schedule once, depth first; if ``reduced``, one of all that differ by turns that commute."""
+    """Takes each legal schedule once, depth first; if ``reduced``, one of all that differ by turns that commute.
 
-    def __init__(self, reduced: bool) -> None:
-        self.reduced = reduced
+    Where the program sends no ``messages``, a turn that is alone is the only one that need be taken.
+    """
+
+    def __init__(self, *, reduced: bool, messages: bool) -> None:
+        self.reduced, self.messages = reduced, messages
         self.path: list[Fork] = []
         self.order = Chosen(self.choose)  # of the run under way
 
@@ -113,54 +111,24 @@ class Search:
         """The next turn of the run under way; raises Redundant where that need not go on."""
         self.order, at = order, len(order.turns)
         if at == len(self.path):
-            asleep = self.path[-1].asleep if self.path and self.reduced else {}
-            asleep = {turn: members for turn, members in asleep.items() if not members & order.members[-1]}
-            alone = [turn for turn in turns if self.reduced and order.is_alone(turn, turns) and turn not in asleep][:1]
-            self._take(Fork([*alone, *turns], asleep, turns[0], bool(alone)))
-        return self.path[at].turn
-
-    def _take(self, fork: Fork) -> None:
-        awake = [turn for turn in fork.turns if turn not in fork.asleep]
-        if not awake:
-            raise Redundant
-        fork.turn = awake[0]
-        self.path.append(fork)
+            slept = self.path[-1].asleep if self.path and self.reduced else {}
+            asleep = {turn: members for turn, members in slept.items() if not members & order.members[-1]}
+            awake = [turn for turn in turns if turn not in asleep]
+            if not awake:
+                raise Redundant
+            alone = [turn for turn in awake if self.reduced and not self.messages and order.is_alone(turn, turns)]
+            self.path.append(Fork(alone[:1] or awake, asleep))
+        return self.path[at].awake[0]
 
     def back(self) -> bool:
         """Goes back, after a run, to the last place with a turn to try; False where there is none."""
-        for fork in self.path:
-            fork.alone &= not self.order.messages
         while self.path:
-            fork = self.path.pop()
-            fork.asleep[fork.turn] = self.order.members[len(self.path)]
-            with suppress(Redundant):
-                if not fork.alone:
-                    self._take(fork)
-                    return True
+            fork = self.path[-1]
+            fork.asleep[fork.awake.pop(0)] = self.order.members[len(self.path) - 1]
+            if fork.awake:
+                return True
+            self.path.pop()
         return False
-
-
-def legal_orders(members: Sequence[set[int]], ranks: int) -> int | None:
-    """The number of schedules that differ from one by turns that commute, itself included; None where that takes long.
-
-    ``members`` are the ranks in each of its turns. A turn may come when it is the next one of all its ranks.
-
-    >>> legal_orders([{0}, {1}, {0, 1}, {1}, {0}], 2)
-    4
-    """
-    own = [[turn for turn, those in enumerate(members) if rank in those] for rank in range(ranks)]
-    ways = Counter({(0,) * ranks: 1})  # by how many of its own turns each rank has taken
-    for _ in members:
-        following = Counter[tuple[int, ...]]()
-        for taken, count in ways.items():
-            heads = [mine[at] if at < len(mine) else -1 for mine, at in zip(own, taken, strict=True)]
-            for turn in {*heads} - {-1}:
-                if all(heads[rank] == turn for rank in members[turn]):
-                    following[tuple(at + (rank in members[turn]) for rank, at in enumerate(taken))] += count
-        ways = following
-        if len(ways) > COUNTED_STATES:
-            return None
-    return next(iter(ways.values()))
 
 
 def as_text(turns: Sequence[Turn]) -> str:

@@ -15,18 +15,15 @@ from typing import Any, Self
 
 from zerosim.course.museum.runs import Setting
 from zerosim.course.patches import Patch
-from zerosim.display.views import Table, TextLine, View, plain
-from zerosim.shown import Shown
 
 _OPEN = threading.Lock()
-INDENT = "\N{NO-BREAK SPACE}" * 4  # which pages keep
 
 
 @dataclass(frozen=True)
-class Exhibit(Shown):
+class Exhibit:
     """One bug. ``threads`` are links, ``seen`` what one saw there, ``here`` how zerosim shows it, ``invariant`` the
-    name of the check that finds it, ``setting`` the run that shows it, ``draws`` what its picture shows of it,
-    ``unread`` what of the threads could not be read."""
+    name of the check that finds it, ``run`` the settings of the run that shows it, ``draws`` what its picture shows of
+    it, ``unread`` what of the threads could not be read."""
 
     name: str
     title: str
@@ -66,27 +63,6 @@ class Exhibit(Shown):
             for patch in self.patches:
                 undo.enter_context(patch.applied())
             yield self
-
-    def view(self) -> View:
-        """What happened, where, how zerosim shows it, and the patch."""
-        run = ", ".join(f"{name} {value}" for name, value in vars(self.setting).items() if name in self.run)
-        lines = [("Where", "; ".join(filter(None, (self.project, self.versions, self.date)))), ("Seen", self.seen),
-                 ("Here", self.here), ("Not read", self.unread), ("Run", run),
-                 *(("Thread", link) for link in self.threads)]
-        return View(self.name, f": {self.title}", (
-            *(TextLine(f"[bold]{what}:[/] {unmarked(said)}", 0) for what, said in lines if said),
-            *(Table(patch.of, ("", "patch"), tuple((line[0], line[2:].replace("    ", INDENT)) for line in patch.lines))
-              for patch in self.patches)))
-
-    def as_json(self) -> dict[str, Any]:
-        """The facts by name."""
-        found: dict[str, Any] = plain(self)
-        return found
-
-
-def unmarked(text: str | None) -> str:
-    """A text in which brackets are brackets."""
-    return (text or "").replace("[", r"\[")
 
 
 @cache
