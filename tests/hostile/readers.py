@@ -18,6 +18,7 @@ from tests.hostile.spoiling import as_toml
 from tests.zero.training import bits, flat_state
 from zerosim.frameworks import from_deepspeed
 from zerosim.models import MLP, from_hugging_face, text
+from zerosim.oracle import Record, StepSettings, judge
 from zerosim.planning import hardware, model_shape, recording
 from zerosim.zero import CheckpointError, export_weights
 
@@ -90,6 +91,19 @@ def weights_of(folder: Path) -> None:
     with TemporaryDirectory() as saved:
         zs.Cluster(1).run(lambda rank: engine(rank, model).save(saved))
         export_weights(saved, folder, config=GPT2, shard_nbytes=6000)
+
+
+def record_of(folder: Path) -> None:
+    """A recorded step of momentum on two ranks, of which one has the other kind of file."""
+    settings = StepSettings(ranks=2, parameters={"w": [2, 3]}, optimizer="momentum", lr=0.1, momentum=0.5, step=2,
+                            clip_norm=1.0, tokens=[[3], [5]])
+    x = np.arange(6, dtype=np.float32)
+    slots = {"master": x, "buffer": x * x}
+    Record(settings, [[x], [x + 1]], slots, {slot: [of, of] for slot, of in slots.items()}, [x, x]).write(folder)
+    (folder / "rank1.safetensors").unlink()
+    vectors = {"gradient/0": x + 1, "after/weights": x} | {
+        f"{when}/{slot}": of for when in ("before", "after") for slot, of in slots.items()}
+    np.savez(folder / "rank1.npz", **{f"{what}/w": vector.reshape(2, 3) for what, vector in vectors.items()})
 
 
 def made(by: Callable[[Path], None]) -> Callable[[], dict[str, bytes]]:
@@ -180,6 +194,10 @@ READERS = {reader.name: reader for reader in [
            lambda folder: [*TRAIN, f"{folder}"], seconds=True),
     Reader("index of weights", made(weights_of), "model.safetensors.index.json", "json", load_weights,
            lambda folder: [*TRAIN, f"{folder}"], seconds=True),
+    *(Reader(f"{name} of a recorded step", made(record_of), file, structure, judge,
+             lambda folder: ["oracle", f"{folder}"], codes=(1, 2))
+      for name, file, structure in (("settings", "record.json", "json"), ("npz", "rank1.npz", ""),
+                                    ("safetensors", "rank0.safetensors", "safetensors"))),
     Reader("answer to a puzzle", lambda: {"answer.py": ANSWER}, "answer.py", "",
            id, lambda folder: ["puzzles", "mean", "--check", f"{folder / 'answer.py'}:mean"], seconds=True,
            codes=(1, 2)),

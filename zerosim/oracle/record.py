@@ -24,7 +24,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from zerosim.numerics.checks import is_count, is_finite_number, unknown_name
-from zerosim.numerics.files import without_repeats, write_whole
+from zerosim.numerics.files import json_of, write_whole
 from zerosim.numerics.formats import FORMATS
 from zerosim.numerics.ranges import AtLeastZero, Count, Positive, Range, one_of, require_ranges
 from zerosim.numerics.safetensors import read_header, write_tensors
@@ -94,8 +94,8 @@ class StepSettings:
     def __post_init__(self) -> None:
         require_ranges(self)
         if self.tokens is not None:
-            counts = [len(row) for row in self.tokens]
-            if counts != [self.micro_batches] * self.ranks or not sum(map(sum, self.tokens)):
+            sizes = (len(self.tokens), *{len(row) for row in self.tokens})
+            if sizes != (self.ranks, self.micro_batches) or not sum(map(sum, self.tokens)):
                 raise ValueError(f"StepSettings was given tokens={self.tokens!r}; they are {self.ranks} lists, one for "
                                  f"each rank, of {self.micro_batches} counts, not all 0")
 
@@ -218,11 +218,11 @@ def read(folder: str | Path) -> Record:
 
 def _settings(path: Path) -> StepSettings:
     try:
-        found = json.loads(path.read_bytes().decode(), object_pairs_hook=without_repeats)
+        found = json_of(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"asked for the record {str(path.parent)!r}, but: {path.name}: {error.strerror}; name a "
                          "folder that zerosim.frameworks.hooks wrote") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is not JSON ({error}); record the step again") from None
     known = [field.name for field in fields(StepSettings)]
     if not isinstance(found, dict):
