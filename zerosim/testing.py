@@ -29,6 +29,7 @@ from zerosim.numerics.checks import check_array, is_count
 from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.numerics.kernels import NumpyKernels, do_nothing
 from zerosim.numerics.policy import Policy
+from zerosim.numerics.rounding import errors_in_ulps
 from zerosim.optim.base import Optimizer
 from zerosim.optim.stepper import Stepper
 from zerosim.ranks.call import checked_cut
@@ -263,7 +264,7 @@ def _differing(found: np.ndarray, expected: np.ndarray, what: str, ulps: float,
     differing = np.flatnonzero(_bits(found) != _bits(expected))
     if not differing.size or found.dtype not in {fmt.dtype for fmt in FORMATS.values()}:
         return differing, None
-    apart = _ulps_at_scale(found.reshape(-1)[differing], expected.reshape(-1)[differing], scale)
+    apart = errors_in_ulps(found.reshape(-1)[differing], expected.reshape(-1)[differing], scale)
     return (differing[:0] if ulps and apart.max() <= ulps else differing), apart
 
 
@@ -276,16 +277,6 @@ def _shown(found: np.ndarray, expected: np.ndarray, at: int) -> str:
     place = at if found.ndim == 1 else tuple(map(int, np.unravel_index(at, found.shape)))
     return (f"at {place}: found {found.reshape(-1)[at]!r} ({_bits(found)[at]:#x}), expected "
             f"{expected.reshape(-1)[at]!r} ({_bits(expected)[at]:#x})")
-
-
-def _ulps_at_scale(a: np.ndarray, b: np.ndarray, scale: float) -> np.ndarray:
-    """The distances in ULPs of b, or of ``scale`` where that is larger; inf at an inf or NaN that the other is not."""
-    fmt, wide = format_of(b.dtype), b.astype(np.float64)
-    with np.errstate(all="ignore"):
-        size = np.maximum(np.abs(wide), max(scale, fmt.smallest_normal))
-        ulp = np.ldexp(1.0, np.frexp(size)[1] - 1 - fmt.mantissa_bits)
-        apart: np.ndarray = np.abs(a.astype(np.float64) - wide) / ulp
-    return np.where(np.isnan(apart), np.inf, apart)
 
 
 Update = Callable[[np.ndarray, np.ndarray, int], np.ndarray]

@@ -232,6 +232,21 @@ def spacing(x: npt.ArrayLike, fmt: Format | str | npt.DTypeLike) -> Array:
     return result
 
 
+def errors_in_ulps(found: Array, expected: Array, scale: npt.ArrayLike = 0.0) -> Array:
+    """The distance of each number from the expected one, in ULPs of that, the gaps of its array's format, or of
+    ``scale`` where it is larger; float64. 0 for two NaNs; inf at an inf or NaN that the other is not.
+
+    >>> errors_in_ulps(np.float32([1 + 2**-22, 2**-30, np.inf]), np.float32([1, 0, 1]), scale=2**-7)
+    array([2., 1., inf])
+    """
+    fmt, a, b = format_of(expected.dtype), found.astype(np.float64), expected.astype(np.float64)
+    with np.errstate(all="ignore"):
+        _, exponent = np.frexp(np.maximum(np.abs(b), np.maximum(scale, fmt.smallest_normal)))
+        apart = np.ldexp(np.abs(a - b), fmt.mantissa_bits + 1 - exponent)
+    result: Array = np.where((a == b) | np.isnan(a) & np.isnan(b), 0.0, np.where(np.isnan(apart), np.inf, apart))
+    return result
+
+
 # -- Packing: float32 numbers to 16- and 8-bit codes, rounded to nearest even, and back --------------------------------
 # NumPy's own casts to and from float16 take 2 ns for a normal number and 50 ns for a subnormal one, and gradients
 # are full of those; ml_dtypes' 8-bit casts take 6 ns. Packing here takes 1.5 ns whatever the numbers. It never makes

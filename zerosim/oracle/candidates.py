@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerosim.numerics.formats import FORMATS, format_of
+from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.policy import AVERAGES
+from zerosim.numerics.rounding import round_to
 from zerosim.oracle.profiles import Slots, UpdateRule, exact, turning_point
 from zerosim.oracle.record import Record, StepSettings
 from zerosim.ranks.cluster import Cluster
@@ -105,7 +106,7 @@ def states_after(record: Record, recipe: Recipe, mean: np.ndarray, factors: Any,
     """The alternatives of the state after the step on a mean gradient (n,), of ranks that are not stale."""
     before = dict(record.before)
     if recipe.start is not None:
-        before["master"] = rounded(before["master"], recipe.start)
+        before["master"] = round_to(before["master"], recipe.start)
     if recipe.forgets:
         before |= {slot: np.zeros_like(x) for slot, x in before.items() if slot != "master"}
     skipped = SKIPS[recipe.overflow](~np.isfinite(mean), record.settings.owners())
@@ -114,7 +115,7 @@ def states_after(record: Record, recipe: Recipe, mean: np.ndarray, factors: Any,
     for slots in updated(recipe.update, before, gradient):
         after = {slot: np.where(skipped, record.before[slot], x) for slot, x in slots.items()}
         if recipe.end is not None:
-            after["master"] = rounded(after["master"].astype(np.float32), recipe.end)
+            after["master"] = round_to(after["master"].astype(np.float32), recipe.end)
         yield after
 
 
@@ -132,11 +133,6 @@ def elsewhere(settings: StepSettings, recipe: Recipe, rank: int) -> np.ndarray:
     another one is the owner."""
     away: np.ndarray = (settings.owners() != rank) & (recipe.own and settings.layout != "whole")
     return away
-
-
-def rounded(x: np.ndarray, format: str) -> np.ndarray:
-    """The values rounded to a format, fp32."""
-    return _cast(x, FORMATS[format].dtype, NumpyKernels()).astype(np.float32)
 
 
 # -- Exactly, in float64 -----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerosim.display.views import TextLine, View, marked_table, plain
-from zerosim.numerics.formats import format_of
+from zerosim.numerics.rounding import errors_in_ulps, round_to
 from zerosim.oracle.candidates import (
     NORM_EPSILONS,
     Recipe,
@@ -26,7 +26,6 @@ from zerosim.oracle.candidates import (
     exact_mean,
     kept,
     reductions,
-    rounded,
     states_after,
 )
 from zerosim.oracle.candidates import Way as Reduced
@@ -172,11 +171,10 @@ class _Run:
         """How far a rank's copy to compute with is from its master, rounded."""
         if not self.record.weights:
             return Nearest(0, 0.0, None)
-        s, found = self.record.settings, self.record.weights[rank].astype(np.float32)
-        expected = rounded(np.where(kept(s, recipe.stale_copies, rank), self.record.before["master"],
-                                    self.record.after["master"][rank]), s.compute)
-        apart = _ulps(found, expected, np.float32(0)) / 2**(format_of("fp32").mantissa_bits
-                                                            - format_of(s.compute).mantissa_bits)
+        s, found = self.record.settings, self.record.weights[rank]
+        expected = round_to(np.where(kept(s, recipe.stale_copies, rank), self.record.before["master"],
+                                     self.record.after["master"][rank]), s.compute)
+        apart = errors_in_ulps(found, expected.astype(found.dtype))
         at = np.flatnonzero(apart)
         return Nearest(at.size, float(apart.max(initial=0)), Difference(
             rank, f"{s.compute} weight", s.place(int(at[0])), float(found[at[0]]), float(expected[at[0]]),
@@ -216,7 +214,7 @@ class _Run:
             for mean in sums:
                 for state in states_after(record, recipe, mean, factors, PROFILES[way[3]].updated):
                     expected = {slot: np.where(stale, record.before[slot], state[slot]) for slot in record.after}
-                    apart = np.array([_ulps(of[rank], expected[slot], np.maximum(
+                    apart = np.array([errors_in_ulps(of[rank], expected[slot], np.maximum(
                         np.abs(record.before[slot]), np.float32(s.lr * (slot == "master"))))
                         for slot, of in record.after.items()])
                     if best is None:
@@ -234,11 +232,3 @@ class _Run:
         return Nearest(elements, float(best.max()), Difference(
             rank, f"{slot} after the step", s.place(int(at[0])), float(record.after[slot][rank][at[0]]),
             float(first[slot][at[0]]), float(best[at[0]])))
-
-
-def _ulps(found: np.ndarray, expected: np.ndarray, scale: Any) -> np.ndarray:
-    """ULPs apart, of the expected number or of ``scale`` where that is larger; inf at a NaN or inf of one alone."""
-    with np.errstate(all="ignore"):
-        apart = np.abs(found.astype(np.float64) - expected) / np.spacing(np.maximum(np.abs(expected), scale))
-        same = (found == expected) | np.isnan(found) & np.isnan(expected)
-    return np.where(same, 0.0, np.where(np.isfinite(apart), apart, np.inf))

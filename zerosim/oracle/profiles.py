@@ -10,6 +10,7 @@ Sources: PyTorch 2.13, ``torch/optim/adam.py``, ``sgd.py`` and ``aten/src/ATen/n
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -67,20 +68,9 @@ def fma(a: Any, b: Any, c: Any) -> np.ndarray:
     return sums.astype(np.float32)
 
 
-def exact(update: UpdateRule, before: Slots, g: np.ndarray) -> dict[str, np.ndarray]:
+def exact(update: UpdateRule, before: Slots, g: np.ndarray) -> Slots:
     """The state after a step in float64: what all profiles round."""
-    w, s = before["master"].astype(np.float64), update
-    if s.weight_decay and not s.decoupled:
-        g = g + s.weight_decay * w
-    w = w * (1 - s.lr * s.weight_decay * s.decoupled)
-    if not s.adam:
-        b = s.momentum * before["buffer"] + g if "buffer" in before else g
-        return {"master": w - s.lr * b} | ({"buffer": b} if "buffer" in before else {})
-    m, v = s.beta1 * before["m"] + (1 - s.beta1) * g, s.beta2 * before["v"] + (1 - s.beta2) * g * g
-    c1, c2 = s.corrections
-    with np.errstate(all="ignore"):
-        root = np.sqrt(v / c2 + s.epsilon) if s.inside else np.sqrt(v / c2) + s.epsilon
-        return {"master": w - s.lr * (m / c1) / root, "m": m, "v": v}
+    return next(_zerosim(update, {slot: x.astype(np.float64) for slot, x in before.items()}, g, np.float64))
 
 
 def turning_point(update: UpdateRule, before: Slots, near: np.ndarray) -> Any:
@@ -99,52 +89,37 @@ def turning_point(update: UpdateRule, before: Slots, near: np.ndarray) -> Any:
         return np.nan_to_num(found, copy=False) - (0.0 if s.decoupled else s.weight_decay * before["master"])
 
 
-def _zerosim(update: UpdateRule, before: Slots, g: np.ndarray) -> Iterator[Slots]:
-    """`zerosim.optim`'s: every operation rounds, in the order of the formula."""
+def _zerosim(update: UpdateRule, before: Slots, g: np.ndarray, number: Any = f32) -> Iterator[Slots]:
+    """`zerosim.optim`'s: every operation rounds to this type, in the order of the formula."""
     s, (c1, c2), w = update, update.corrections, before["master"]
     if s.weight_decay and not s.decoupled:
-        g = g + f32(s.weight_decay) * w
-    w = w * f32(1 - s.lr * s.weight_decay) if s.weight_decay and s.decoupled else w
+        g = g + number(s.weight_decay) * w
+    w = w * number(1 - s.lr * s.weight_decay) if s.weight_decay and s.decoupled else w
     if not s.adam:
-        g = f32(s.momentum) * before["buffer"] + g if "buffer" in before else g
-        yield {"master": w - f32(s.lr) * g} | ({"buffer": g} if "buffer" in before else {})
+        g = number(s.momentum) * before["buffer"] + g if "buffer" in before else g
+        yield {"master": w - number(s.lr) * g} | ({"buffer": g} if "buffer" in before else {})
         return
-    m = f32(s.beta1) * before["m"] + f32(1 - s.beta1) * g
-    v = f32(s.beta2) * before["v"] + f32(1 - s.beta2) * (g * g)
-    root = np.sqrt(v / f32(c2) + f32(s.epsilon)) if s.inside else np.sqrt(v / f32(c2)) + f32(s.epsilon)
-    yield {"master": w - m / f32(c1) * f32(s.lr) / root, "m": m, "v": v}
+    m = number(s.beta1) * before["m"] + number(1 - s.beta1) * g
+    v = number(s.beta2) * before["v"] + number(1 - s.beta2) * (g * g)
+    root = np.sqrt(v / number(c2) + number(s.epsilon)) if s.inside else np.sqrt(v / number(c2)) + number(s.epsilon)
+    yield {"master": w - m / number(c1) * number(s.lr) / root, "m": m, "v": v}
 
 
-def _torch_decayed(s: UpdateRule, w: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    if not s.weight_decay:
-        return w, g
-    return (w * f32(1 - s.lr * s.weight_decay), g) if s.decoupled else (w, fma(w, f32(s.weight_decay), g))
-
-
-def _torch_adam(update: UpdateRule, before: Slots, g: np.ndarray) -> Iterator[Slots]:
-    """Single-tensor and foreach. Torch's root of fp32 is MKL's, whose last bit may be another one."""
-    s, (c1, c2) = update, update.corrections
-    w, g = _torch_decayed(s, before["master"], g)
-    m = fma(g - before["m"], f32(1 - s.beta1), before["m"])
-    v = fma(f32(1 - s.beta2) * g, g, before["v"] * f32(s.beta2))
-    nearest = np.sqrt(v)
-    for root in (nearest, np.nextafter(nearest, f32(0)), np.nextafter(nearest, f32(np.inf))):
-        yield {"master": w + f32(-s.lr / c1) * m / _torch_root(s, v, root, c2), "m": m, "v": v}
-
-
-def _torch_root(s: UpdateRule, v: np.ndarray, root: np.ndarray, c2: float) -> np.ndarray:
-    found: np.ndarray = np.sqrt(v / f32(c2) + f32(s.epsilon)) if s.inside else root / f32(c2**0.5) + f32(s.epsilon)
-    return found
-
-
-def _torch_fused_adam(update: UpdateRule, before: Slots, g: np.ndarray) -> Iterator[Slots]:
-    """The CPU's fused kernel, whose last elements, behind the last whole vector, are added in another order."""
-    s, (c1, c2) = update, update.corrections
-    w, g = _torch_decayed(s, before["master"], g)
+def _torch_adam(update: UpdateRule, before: Slots, g: np.ndarray, fused: bool = False) -> Iterator[Slots]:
+    """Single-tensor and foreach, whose root of fp32 is MKL's, with a last bit that may be another one; or the CPU's
+    fused kernel, whose last elements, behind the last whole vector, are added in another order."""
+    s, (c1, c2), w = update, update.corrections, before["master"]
+    if s.weight_decay:
+        w, g = (w * f32(1 - s.lr * s.weight_decay), g) if s.decoupled else (w, fma(w, f32(s.weight_decay), g))
     m = fma(g - before["m"], f32(1 - s.beta1), before["m"])
     part = f32(1 - s.beta2) * g
-    for v in (fma(part, g, before["v"] * f32(s.beta2)), fma(before["v"], f32(s.beta2), part * g)):
-        yield {"master": w + f32(-s.lr / c1) * m / _torch_root(s, v, np.sqrt(v), c2), "m": m, "v": v}
+    v = fma(part, g, before["v"] * f32(s.beta2))
+    root, last = np.sqrt(v), fma(before["v"], f32(s.beta2), part * g)
+    roots = ((v, root), (last, np.sqrt(last))) if fused else (
+        (v, root), (v, np.nextafter(root, f32(0))), (v, np.nextafter(root, f32(np.inf))))
+    for v, root in roots:
+        root = np.sqrt(v / f32(c2) + f32(s.epsilon)) if s.inside else root / f32(c2**0.5) + f32(s.epsilon)
+        yield {"master": w + f32(-s.lr / c1) * m / root, "m": m, "v": v}
 
 
 def _torch_sgd(update: UpdateRule, before: Slots, g: np.ndarray) -> Iterator[Slots]:
@@ -175,6 +150,6 @@ def _deepspeed_cpu_adam(update: UpdateRule, before: Slots, g: np.ndarray) -> Ite
 PROFILES: Mapping[str, Profile] = MappingProxyType({
     "zerosim": Profile("zerosim's optimizers", _zerosim, _zerosim),
     "torch": Profile("PyTorch's, single-tensor or foreach, on a CPU", _torch_adam, _torch_sgd),
-    "torch-fused": Profile("PyTorch's with fused=True, on a CPU", _torch_fused_adam, _torch_sgd),
+    "torch-fused": Profile("PyTorch's with fused=True, on a CPU", partial(_torch_adam, fused=True), _torch_sgd),
     "deepspeed-cpu": Profile("DeepSpeed's DeepSpeedCPUAdam", _deepspeed_cpu_adam, None),
 })
