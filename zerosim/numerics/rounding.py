@@ -237,7 +237,7 @@ def errors_in_ulps(found: Array, expected: Array, scale: npt.ArrayLike = 0.0) ->
     ``scale`` where it is larger; float64. 0 for two NaNs; inf at an inf or NaN that the other is not.
 
     >>> errors_in_ulps(np.float32([1 + 2**-22, 2**-30, np.inf]), np.float32([1, 0, 1]), scale=2**-7)
-    array([2., 1., inf])
+    array([ 2.,  1., inf])
     """
     fmt, a, b = format_of(expected.dtype), found.astype(np.float64), expected.astype(np.float64)
     with np.errstate(all="ignore"):
