@@ -62,7 +62,7 @@ def misfit(value: Any, form: Any, where: str) -> str:
             return f"{where} {'lacks' if missing else 'should not have'} {', '.join(sorted(missing or others))}"
         parts = ((value[key], form.get(key, form.get(ANY)), f"{where}.{key}") for key in value)
         return next(filter(None, (misfit(*part) for part in parts)), "")
-    if isinstance(form, list) and isinstance(value, list):
+    if isinstance(form, list) and isinstance(value, list | tuple):
         items = ((one, form[0], f"{where}[{number}]") for number, one in enumerate(value))
         return next(filter(None, (misfit(*item) for item in items)), "")
     forms = form if isinstance(form, tuple) else (form,)

@@ -69,6 +69,10 @@ class Recipe:
                         "m" in s.slots, s.step)
         return cls(update, tuple(map(tuple, weights)), s.mean_divisor, order=s.order)
 
+    def updating(self, **changed: Any) -> "Recipe":
+        """The recipe with these settings of its update in place of its own."""
+        return replace(self, update=self.update._replace(**changed))
+
     def of_rank(self, rank: int) -> "Recipe":
         """The recipe of one rank: where each takes its own sum, that of its own micro-batches."""
         return self if not self.own else replace(self, own=False, weights=tuple(

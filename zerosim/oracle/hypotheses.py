@@ -128,9 +128,9 @@ def _correction(record: Record, right: Recipe) -> Variations:
     if not right.update.adam:
         return
     step = record.settings.step
-    yield "there is none", replace(right, update=right.update._replace(corrected=None))
+    yield "there is none", right.updating(corrected=None)
     for other in sorted({1, step - 1, step + 1} - {0}):
-        yield f"it is that of step {other}, not {step}", replace(right, update=right.update._replace(corrected=other))
+        yield f"it is that of step {other}, not {step}", right.updating(corrected=other)
 
 
 def _decay(record: Record, right: Recipe) -> Variations:
@@ -138,20 +138,19 @@ def _decay(record: Record, right: Recipe) -> Variations:
     if update.weight_decay:
         if update.adam:
             yield ("it went into the gradient and the moments" if update.decoupled else "it moved the weights alone",
-                   replace(right, update=update._replace(decoupled=not update.decoupled)))
-        yield "no weight decayed", replace(right, update=update._replace(weight_decay=0.0))
+                   right.updating(decoupled=not update.decoupled))
+        yield "no weight decayed", right.updating(weight_decay=0.0)
 
 
 def _inside(record: Record, right: Recipe) -> Variations:
     if right.update.adam:
-        yield "√(v̂ + ε) in place of √v̂ + ε", replace(right, update=right.update._replace(inside=True))
+        yield "√(v̂ + ε) in place of √v̂ + ε", right.updating(inside=True)
 
 
 def _epsilon(record: Record, right: Recipe) -> Variations:
     if right.update.adam:
         for epsilon in (0.0, *(float(f"1e-{digits}") for digits in range(1, 17))):
-            yield f"{epsilon:g}, not {right.update.epsilon:g}", replace(
-                right, update=right.update._replace(epsilon=epsilon))
+            yield f"{epsilon:g}, not {right.update.epsilon:g}", right.updating(epsilon=epsilon)
 
 
 def _stale(record: Record, right: Recipe) -> Variations:

@@ -176,9 +176,12 @@ class _Run:
                                      self.record.after["master"][rank]), s.compute)
         apart = errors_in_ulps(found, expected.astype(found.dtype))
         at = np.flatnonzero(apart)
-        return Nearest(at.size, float(apart.max(initial=0)), Difference(
-            rank, f"{s.compute} weight", s.place(int(at[0])), float(found[at[0]]), float(expected[at[0]]),
-            float(apart[at[0]])) if at.size else None)
+        return Nearest(at.size, float(apart.max(initial=0)), None if not at.size else self.difference(
+            rank, f"{s.compute} weight", at[0], found, expected, apart))
+
+    def difference(self, rank: int, what: str, at: int, *arrays: np.ndarray) -> Difference:
+        """One element of what was found, what was expected, and how far apart they are."""
+        return Difference(rank, what, self.record.settings.place(int(at)), *(float(x[at]) for x in arrays))
 
     def compared(self, recipe: Recipe, only: tuple[Way, ...] = ()) -> tuple[tuple[Way, ...], Nearest]:
         """The ways of a recipe that give the run's bits, and its nearest; ``only``: of these ways, if any."""
@@ -229,6 +232,5 @@ class _Run:
             return self.copies(recipe, rank)
         at = at if at.size else np.flatnonzero(best)  # first what no other order of operations makes
         slot = list(record.after)[int(of_first[:, at[0]].argmax())]
-        return Nearest(elements, float(best.max()), Difference(
-            rank, f"{slot} after the step", s.place(int(at[0])), float(record.after[slot][rank][at[0]]),
-            float(first[slot][at[0]]), float(best[at[0]])))
+        return Nearest(elements, float(best.max()), self.difference(
+            rank, f"{slot} after the step", at[0], record.after[slot][rank], first[slot], best))

@@ -23,8 +23,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from zerosim.numerics.checks import is_count, is_finite_number, unknown_name
-from zerosim.numerics.files import json_of, write_whole
+from zerosim.numerics.checks import is_finite_number, unknown_name
+from zerosim.numerics.files import ANY, json_of, misfit, write_whole
 from zerosim.numerics.formats import FORMATS
 from zerosim.numerics.ranges import AtLeastZero, Count, Positive, Range, one_of, require_ranges
 from zerosim.numerics.safetensors import read_header, write_tensors
@@ -41,17 +41,6 @@ LAYOUTS = {  # which rank owns which elements, by whose cut it is
 PAIR = 2  # elements to which DeepSpeed aligns a rank's part (0.19.8, stage_1_and_2.py, nccl_start_alignment_factor)
 READ = frozenset(fmt.dtype for fmt in FORMATS.values())
 Shapes = Mapping[str, tuple[int, ...]]
-
-
-def _is_shapes(value: Any) -> bool:
-    return (isinstance(value, Mapping) and bool(value) and all(
-        isinstance(name, str) and isinstance(shape, list | tuple)
-        and all(is_count(size) and size >= 0 for size in shape) for name, shape in value.items()))
-
-
-def _is_tokens(value: Any) -> bool:
-    return value is None or (isinstance(value, list | tuple) and all(
-        isinstance(row, list | tuple) and all(is_count(one) and one >= 0 for one in row) for row in value))
 
 
 Name = Annotated[str, one_of(tuple(FORMATS))]
@@ -71,7 +60,8 @@ class StepSettings:
     """
 
     ranks: Count
-    parameters: Annotated[Shapes, Range("{name} are lists of sizes by name, one or more", _is_shapes)]
+    parameters: Annotated[Shapes, Range("{name} are lists of sizes by name, one or more", lambda value: bool(value)
+                                       and not misfit(value, {ANY: [int]}, ""))]
     optimizer: Annotated[str, one_of(tuple(SLOTS))]
     lr: AtLeastZero
     micro_batches: Count = 1
@@ -87,7 +77,8 @@ class StepSettings:
     epsilon: AtLeastZero = 1e-8
     weight_decay: AtLeastZero = 0.0
     momentum: DecayRate = 0.0
-    tokens: Annotated[Any, Range("{name} are lists of counts, one list for each rank, or null", _is_tokens)] = None
+    tokens: Annotated[Any, Range("{name} are lists of counts, one list for each rank, or null", lambda value:
+                                 value is None or not misfit(value, [[int]], ""))] = None
     order: Annotated[str | None, Range("{name} is a text, or null", lambda value: value is None or isinstance(
         value, str))] = None
 
