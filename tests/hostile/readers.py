@@ -52,17 +52,22 @@ MODEL = MLP([3, 5, 2])
 
 @dataclass(frozen=True)
 class Reader:
-    """Good files by name, of which one is spoiled: of which structure; what reads them, and the command that does."""
+    """Good files by name, of which one is spoiled: of which structure; what reads them, in Python and as a command's
+    words, ``asks``, in which {file} is the spoiled one."""
 
     name: str
     files: Callable[[], dict[str, bytes]]
     spoiled: str
     structure: str
     read: Callable[[Path], Any]
-    command: Callable[[Path], list[str]]
+    asks: str
     seconds: bool = False  # its command takes
     mend: Callable[[Path], Any] = id  # makes checksums right, as who spoils a file on purpose does
     codes: tuple[int, ...] = (2,)  # by which the command may end, beside 0
+
+    def command(self, folder: Path) -> list[str]:
+        """The command's words."""
+        return [word.format(folder=folder, file=folder / self.spoiled) for word in self.asks.split()]
 
 
 def engine(rank, model=MODEL, stage=1):
@@ -167,38 +172,31 @@ def configs(folder: Path) -> Any:
 
 
 SHARD, WEIGHTS = "shard-000001-rank-00000-of-00002.safetensors", "model-00001-of-00002.safetensors"
-PLAN = ["plan", "--ranks", "4", "--batch", "1"]
-TRAIN = ["train", "--ranks", "1", "--steps", "1", "--model"]
+PLAN, TRAIN = "plan --ranks 4 --batch 1 --model", "train --ranks 1 --steps 1 --model"
 READERS = {reader.name: reader for reader in [
-    Reader("recording", made(run_of), "run.json", "json", read_recording,
-           lambda folder: ["report", f"{folder / 'run.json'}", "--out", f"{folder.parent / 'page.html'}"]),
+    Reader("recording", made(run_of), "run.json", "json", read_recording, "report {file} --out {folder.parent}/x.html"),
     Reader("configuration of a Llama", lambda: {"config.json": as_json(CONFIG)}, "config.json", "json", configs,
-           lambda folder: [*PLAN, "--model", f"{folder / 'config.json'}"]),
+           f"{PLAN} {{file}}"),
     Reader("configuration of a GPT-2", lambda: {"config.json": as_json(GPT2)}, "config.json", "json", configs,
-           lambda folder: [*PLAN, "--model", f"{folder}"]),
+           f"{PLAN} {{folder}}"),
     Reader("configuration of DeepSpeed", lambda: {"ds_config.json": as_json(DEEPSPEED)}, "ds_config.json", "json",
            lambda folder: from_deepspeed(folder / "ds_config.json", ranks=4),
-           lambda folder: ["plan", "--model", "gpt2", "--ranks", "4", "--ds-config", f"{folder / 'ds_config.json'}"]),
+           "plan --model gpt2 --ranks 4 --ds-config {file}"),
     Reader("devices and links", lambda: {"mine.toml": as_toml(HARDWARE).encode()}, "mine.toml", "toml",
-           lambda folder: hardware.read(folder / "mine.toml"),
-           lambda folder: [*PLAN, "--model", "gpt2", "--hardware", f"{folder / 'mine.toml'}", "--device", "mine"]),
+           lambda folder: hardware.read(folder / "mine.toml"), f"{PLAN} gpt2 --hardware {{file}} --device mine"),
     Reader("text", lambda: {"book.txt": ("Naïve cafés. " * 90).encode()}, "book.txt", "",
-           lambda folder: text.read(folder / "book.txt"),
-           lambda folder: [*TRAIN, "gpt-nano", "--text", f"{folder / 'book.txt'}"], seconds=True),
+           lambda folder: text.read(folder / "book.txt"), f"{TRAIN} gpt-nano --text {{file}}", seconds=True),
     *(Reader(f"{name} of a checkpoint", made(checkpoint_of), file, structure, load_checkpoint,
-             lambda folder: ["export", f"{folder}", f"{folder.parent / 'out.safetensors'}"], mend=mend)
+             "export {folder} {folder.parent}/x.safetensors", mend=mend)
       for name, file, structure, mend in (
           ("index", "index.json", "json", mend_index), ("shard", SHARD, "safetensors", id),
           ("forged shard", SHARD, "safetensors", mend_index))),
-    Reader("weights", made(weights_of), WEIGHTS, "safetensors", load_weights,
-           lambda folder: [*TRAIN, f"{folder}"], seconds=True),
-    Reader("index of weights", made(weights_of), "model.safetensors.index.json", "json", load_weights,
-           lambda folder: [*TRAIN, f"{folder}"], seconds=True),
-    *(Reader(f"{name} of a recorded step", made(record_of), file, structure, judge,
-             lambda folder: ["oracle", f"{folder}"], codes=(1, 2))
+    *(Reader(name, made(weights_of), file, structure, load_weights, f"{TRAIN} {{folder}}", seconds=True)
+      for name, file, structure in (("weights", WEIGHTS, "safetensors"),
+                                    ("index of weights", "model.safetensors.index.json", "json"))),
+    *(Reader(f"{name} of a recorded step", made(record_of), file, structure, judge, "oracle {folder}", codes=(1, 2))
       for name, file, structure in (("settings", "record.json", "json"), ("npz", "rank1.npz", ""),
                                     ("safetensors", "rank0.safetensors", "safetensors"))),
-    Reader("answer to a puzzle", lambda: {"answer.py": ANSWER}, "answer.py", "",
-           id, lambda folder: ["puzzles", "mean", "--check", f"{folder / 'answer.py'}:mean"], seconds=True,
-           codes=(1, 2)),
+    Reader("answer to a puzzle", lambda: {"answer.py": ANSWER}, "answer.py", "", id,
+           "puzzles mean --check {file}:mean", seconds=True, codes=(1, 2)),
 ]}
