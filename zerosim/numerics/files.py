@@ -5,13 +5,12 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 UNFINISHED = ".unfinished"
 # The way in which bytes reach an open file: its own, or in some context one that fails (`ranks.faults`).
-WRITER: ContextVar[Callable[[Any], Callable[[memoryview], int]]] = ContextVar("WRITER", default=attrgetter("write"))
+WRITER: ContextVar[Callable[[Any, memoryview], int]] = ContextVar("WRITER", default=lambda file, part: file.write(part))
 
 
 def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -62,11 +61,10 @@ def _replace(place: Path, parts: Iterable[Any], *, sync: bool) -> None:
     unfinished = place.with_name(f".{place.name}.{os.getpid()}{UNFINISHED}")
     try:
         with unfinished.open("wb", buffering=0) as file:  # so that an error comes where it belongs
-            write = WRITER.get()(file)
             for part in parts:
                 left = memoryview(part)
                 while left:
-                    left = left[write(left):]
+                    left = left[WRITER.get()(file, left):]
             if sync:
                 os.fsync(file.fileno())
         unfinished.replace(place)
