@@ -125,7 +125,7 @@ zs.draw.table(["hop", "what arrives is", *(f"wrong elements of rank {r}" for r i
 # %%
 cluster = zs.Cluster(4, faults="rank=1,collective=all_reduce,hop=4,bitflip,bit=14")
 found = cluster.run(lambda rank: rank.all_reduce(data[rank.index]))
-print(next(row for row in cluster.trace[1].rows if type(row).__name__ == "Struck"))
+print(next(row for row in cluster.trace[1].rows if type(row).__name__ == "InjectedFault"))
 by_hand = ring_by_hand(data, rank=1, hop=4, bit=14)
 print("the bits of the ring by hand:",
       [a.tobytes() == b.tobytes() for a, b in zip(found, by_hand, strict=True)])

@@ -1,8 +1,8 @@
 """Faults injected into a run, where a plan names them, and messages with checksums: `Cluster(4, faults=, checksums=)`.
 
 A `FaultPlan`, `zerosim.faults.Plan`, holds faults as texts, "rank=2,step=40,bitflip" or "rank=0,hop=1,chunk=3,lost";
-each strikes once, at the first moment that it describes, and is then a row `Struck` of its rank's trace. All that a run
-sends goes through `FaultyTransport.move`, collectives hop by hop; without a plan and checksums there is none.
+each strikes once, at the first moment that it describes, and is then a row `InjectedFault` of its rank's trace. With a
+plan or checksums, every message goes through `FaultyTransport.move`, collectives hop by hop; else none does.
 
 nan, inf: an element that the rank sends, as if its arithmetic had made it so. bitflip: a bit of an element changes on
 the way; reordered: the two halves of a message arrive in each other's place; repeated: what the rank sent before on
@@ -11,8 +11,8 @@ asks for next. slow: the rank takes its turns last, or a link is slow; neither c
 prices it. disk_full and torn_write: of what the rank writes in the step, the disk takes ``nbytes`` and no more, or
 keeps zeros of the next that it says it took.
 
-Legend: N ranks. A rank is its index in the cluster, a hop's step counts from 0 in its collective; a training step from
-1 in the run: 0 is before the first, and in a program without an engine.
+Legend: N ranks, each named by its index in the cluster. Hops of a collective count from 0, training steps of a run from
+1; step 0 is all before the first, or all of a program without an engine.
 """
 
 import errno
@@ -37,7 +37,7 @@ from zerosim.ranks.errors import add_note
 from zerosim.ranks.hub import Deliveries, InProcess, RunOptions
 from zerosim.ranks.process import guarded
 from zerosim.ranks.rank import RankState
-from zerosim.ranks.trace import Struck, checked_purpose
+from zerosim.ranks.trace import InjectedFault, checked_purpose
 
 CHECKSUM_NBYTES = 4  # CRC-32
 MESSAGE = "message"  # the collective of what a program sends itself
@@ -165,7 +165,7 @@ class FaultPlan:
 
     def __init__(self, *texts: str) -> None:
         self.faults = tuple(map(Fault.of, texts))
-        self.waiting, self.struck = list(self.faults), list[Struck]()
+        self.waiting, self.struck = list(self.faults), list[InjectedFault]()
 
 
 Plan = FaultPlan  # as one calls it: zs.faults.Plan
@@ -202,7 +202,7 @@ class FaultyTransport(InProcess):
         trace = self.states[rank].trace
         for fault in self.plan.waiting:
             if fault.kind in kinds and fault.meets(rank, trace.steps_begun, call, hop) and can(fault):
-                row = Struck(fault.text, rank, trace.steps_begun, call, hop, hop.nbytes if hop else fault.nbytes)
+                row = InjectedFault(fault.text, rank, trace.steps_begun, call, hop, hop.nbytes if hop else fault.nbytes)
                 self.plan.waiting.remove(fault)
                 self.plan.struck.append(row)
                 trace.add(row)
@@ -234,9 +234,9 @@ class FaultyTransport(InProcess):
                     expected = self._checksum(out, link, before=1)
                 if expected != (found := self._checksum(out, link)):
                     raise ChecksumError(
-                        f"{Struck.place(call, hop)}, was sent with the checksum {expected:08x}, and what arrived has "
-                        f"{found:08x}: it was changed, repeated or put in another order on its way. Nothing of it is "
-                        "used; go on from a checkpoint, and look at that link")
+                        f"{InjectedFault.place(call, hop)}, was sent with the checksum {expected:08x}, and what "
+                        f"arrived has {found:08x}: it was changed, repeated or put in another order on its way. "
+                        "Nothing of it is used; go on from a checkpoint, and look at that link")
                 delivery = delivery._replace(hop=replace(delivery.hop, nbytes=hop.nbytes + CHECKSUM_NBYTES))
             yield delivery
 
