@@ -19,7 +19,7 @@ import errno
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +31,7 @@ import numpy as np
 from zerosim.numerics.arrays import as_bytes, copy_elements
 from zerosim.numerics.checks import is_floating, unknown_name
 from zerosim.numerics.files import WRITER
-from zerosim.ranks.call import Array, Call, GroupKey, Hop, Pending, PendingCall, PendingExchange
+from zerosim.ranks.call import Array, Call, GroupKey, Hop, Pending, PendingCall
 from zerosim.ranks.collectives import ALGORITHMS, Delivery
 from zerosim.ranks.errors import add_note
 from zerosim.ranks.hub import Deliveries, InProcess, RunOptions
@@ -179,9 +179,10 @@ class FaultyTransport(InProcess):
     travels with the message as 4 bytes more, which are counted.
     """
 
-    def __init__(self, states: Sequence[RankState], plan: FaultPlan, checksums: bool) -> None:
-        self.states, self.plan, self.checksums = states, plan, checksums
-        for fault in plan.waiting:
+    def __init__(self, states: Sequence[RankState], faults: FaultPlan | str | None, checksums: bool) -> None:
+        self.plan = faults if isinstance(faults, FaultPlan) else FaultPlan(*(() if faults is None else (faults,)))
+        self.states, self.checksums = states, checksums
+        for fault in self.plan.waiting:
             if (most := max(fault.rank, fault.to or 0)) >= len(states):
                 raise ValueError(f"the fault {fault.text!r} names rank {most}, and the ranks are 0 to "
                                  f"{len(states) - 1}")
@@ -257,12 +258,6 @@ class FaultyTransport(InProcess):
         with suppress(_LostError):
             yield from super().collective(parts)
 
-    def message(self, key: GroupKey, step: Sequence[Delivery], ends: Mapping[int, PendingExchange]) -> Deliveries:
-        for delivery in super().message(key, step, ends):
-            if delivery is not None and self.checksums:
-                ends[delivery.hop.source].count(CHECKSUM_NBYTES)
-            yield delivery
-
     def seen(self, key: GroupKey, delivery: Delivery) -> Array:
         return np.empty(0) if delivery.out is None else super().seen(key, delivery)
 
@@ -313,11 +308,3 @@ class FaultyTransport(InProcess):
             raise NotStruckError(f"the run has ended, and {' and '.join(repr(one.text) for one in self.plan.waiting)} "
                                  "never struck: no step, collective, hop or chunk was so, or no byte would have "
                                  "changed; name one that the trace has, or leave it out")
-
-
-def transport_of(states: Sequence[RankState], faults: FaultPlan | str | None, *, checksums: bool) -> InProcess:
-    """What moves messages in one process: plain, or with faults and checksums. Raises ValueError as `Fault.of` does."""
-    if faults is None and not checksums:
-        return InProcess()
-    plan = faults if isinstance(faults, FaultPlan) else FaultPlan() if faults is None else FaultPlan(faults)
-    return FaultyTransport(states, plan, checksums)

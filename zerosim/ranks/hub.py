@@ -187,7 +187,7 @@ class Transport:
         for delivery in self.move(key, step):
             if delivery is not None:
                 if delivery.sent is not None:
-                    ends[delivery.hop.source].sent()
+                    ends[delivery.hop.source].sent(delivery.hop.nbytes)
                 if delivery.out is not None:
                     ends[delivery.hop.destination].received()
             yield delivery
