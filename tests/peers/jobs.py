@@ -15,7 +15,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 NAMES = {"0.weight": "layer0.weight", "0.bias": "layer0.bias", "2.weight": "layer1.weight", "2.bias": "layer1.bias"}
-ADAMW = {"lr": 0.01, "weight_decay": 0.01}
+OPTIMIZERS = {"AdamW": {"lr": 0.01, "weight_decay": 0.01}, "SGD": {"lr": 0.5}}
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Weights = dict[str, np.ndarray]
 
@@ -63,8 +63,9 @@ def by_torch(case: dict[str, Any], weights: Weights, data: list) -> dict[str, An
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
         fully_shard(model[0], **options)
         fully_shard(model, **options)
-    optimizer = (ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **ADAMW)
-                 if way == "ZeroRedundancyOptimizer" else torch.optim.AdamW(model.parameters(), **ADAMW))
+    kind, numbers = getattr(torch.optim, case["optimizer"]), OPTIMIZERS[case["optimizer"]]
+    optimizer = (ZeroRedundancyOptimizer(model.parameters(), kind, **numbers)
+                 if way == "ZeroRedundancyOptimizer" else kind(model.parameters(), **numbers))
     norms = []
     for step in mine:
         optimizer.zero_grad()
@@ -91,9 +92,8 @@ def by_deepspeed(case: dict[str, Any], weights: Weights, data: list) -> dict[str
     if case["lift_fp16"]:
         get_accelerator().is_fp16_supported = lambda: True
     model = model_of(weights)
-    optimizer = None if "optimizer" in case["config"] else torch.optim.AdamW(model.parameters(), **ADAMW)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=case["config"],
-                                      model_parameters=None if optimizer else model.parameters())
+    optimizer = getattr(torch.optim, case["optimizer"])(model.parameters(), **OPTIMIZERS[case["optimizer"]])
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=case["config"])
     skipped, scales = [], []
     for step in (step[dist.get_rank()] for step in data):
         before = engine.skipped_steps
@@ -114,11 +114,23 @@ def trained(cases: list[dict[str, Any]], weights: Weights, data: list) -> list[d
     for case in cases:
         try:
             run = by_deepspeed if case["way"] == "DeepSpeed" else by_torch
-            found.append(run(case, weights, case.get("data", data)))
+            found.append(run(case, weights, data[:case["steps"]]))
         except Exception as error:
             found.append({"refused": f"{type(error).__name__}: {' '.join(str(error).split())}"})
         dist.barrier()
     return found
+
+
+def resaved(weights: Weights, folder: str, saves: bool) -> Weights:
+    """Whole parameters that torch.distributed.checkpoint saves from FSDP2's shards, or loads into those of zeros."""
+    import torch.distributed.checkpoint as dcp
+
+    model = model_of(weights if saves else {name: np.zeros_like(w) for name, w in weights.items()})
+    fully_shard(model[0])
+    fully_shard(model)
+    state = {"model": model.state_dict()}
+    dcp.save(state, checkpoint_id=folder) if saves else dcp.load(state, checkpoint_id=folder)
+    return arrays(model)
 
 
 def reduced(vectors: np.ndarray, collective: str, dtype: str) -> np.ndarray:
