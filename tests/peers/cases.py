@@ -31,7 +31,7 @@ VERDICTS = {  # how a run is judged, and what docs/peers.md says of it
     "bound": "within 1e-6, four steps",
     "order": "each weight is of some order of additions",
     "rounding": "some weights differ in a last bit; as near to float64",
-    "refused": "does not run on a CPU",
+    "refused": "does not run here",
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 import zerosim as zs
 from tests.peers.launcher import launch
 
-pytestmark = [pytest.mark.slow, pytest.mark.peer]
+pytestmark = [pytest.mark.slow, pytest.mark.peer, pytest.mark.usefixtures("installed")]
 LENGTHS = {"reduce_scatter": (48, 240, 12_000), "all_reduce": (310, 12_000)}
 
 
