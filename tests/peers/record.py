@@ -37,8 +37,9 @@ def table(text: str) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in read["versions"].items())
     counts = Counter(row["verdict"] for row in read["row"])
     lines = [f"{len(read['row'])} runs, of {versions}: " + "; ".join(
-        f"{counts[key]} *{words}*" for key, words in VERDICTS.items()) + ".", "",
-        f"| run | ranks | found | of {read['parameters']} weights differ | by at most | why |", "|---|---|---|---|---|---|"]
+                 f"{counts[key]} *{words}*" for key, words in VERDICTS.items()) + ".", "",
+             f"| run | ranks | found | of {read['parameters']} weights differ | by at most | why |",
+             "|---|---|---|---|---|---|"]
     for row in read["row"]:
         figures = ("", "") if row["verdict"] == "refused" else (
             str(row["differ"]), f"{row['largest']:.1e}" if row["differ"] else "0")
@@ -50,7 +51,8 @@ def table(text: str) -> str:
 
 def page(text: str, facts: str) -> str:
     """The page, with the table of these facts."""
-    return re.sub(r"(<!-- table -->\n).*(?=\n<!-- end -->)", lambda found: found[1] + table(facts), text, flags=re.DOTALL)
+    return re.sub(r"(<!-- table -->\n).*(?=\n<!-- end -->)", lambda found: found[1] + table(facts), text,
+                  flags=re.DOTALL)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pytest
 from tests.optim.papers import tensors, updated
 from zerosim import optim
 
-torch = pytest.importorskip("torch", reason="PyTorch is an optional peer, and not installed here")  # in make peers a failure
+torch = pytest.importorskip("torch", reason="PyTorch is an optional peer, and not installed here")
 
 pytestmark = pytest.mark.peer
 STEPS = 10

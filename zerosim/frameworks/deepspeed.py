@@ -187,8 +187,8 @@ def _policy(top: Section, zero: Section, states: ShardedStates, zeropp: ZeroPlus
                         "zero gradients there, which counts in bias correction and decays weights")
     reduce = top.take("communication_data_type", None, format_or_none)
     if reduce not in (None, compute) and states.optimizer_sharded and not states.gradients_sharded:
-        findings.differ(f"communication_data_type={reduce!r}: the reduced gradient is rounded to {compute} there before "
-                        f"the update; at stage 1 it stays in {reduce} here")
+        findings.differ(f"communication_data_type={reduce!r}: the reduced gradient is rounded to {compute} before the "
+                        f"update there; at stage 1 it stays in {reduce} here")
     master = compute if any(narrow) else "fp32"
     return Policy(compute, reduce=reduce, accumulate=accumulate, average=_average(top, zero, states, zeropp, findings),
                   loss_scale=scaling if enabled["fp16"] else 1.0, master=master,
