@@ -57,12 +57,13 @@ lint: $(DEV)  ## run the linter
 types: $(DEV)  ## run the type checker
 	$(BIN)/mypy
 
-figures: $(CORE)  ## draw the figures anew, into figures/
+figures: $(CORE)  ## draw the figures anew, into figures/, and the museum's, into docs/assets/
 	$(BIN)/zerosim figures
 	$(BIN)/zerosim figures --dark
 	$(BIN)/zerosim figures --format gif
 	$(BIN)/zerosim figures --format gif --dark
 	$(BIN)/zerosim figures --format html
+	$(BIN)/python docs/museum_page.py
 
 notebooks: $(DEV)  ## execute the notebooks anew, each beside its text
 	$(ONE_THREAD) $(BIN)/python notebooks/execute.py

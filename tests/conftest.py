@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,3 +79,14 @@ def earlier_modules_are_not_walked_through() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints the sums of what tests have counted with ``record_property(name, number)``."""
+    counted = Counter[str]()
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties if report.when == "call" else ():
+            if isinstance(value, int):
+                counted[name] += value
+    for name, number in counted.items():
+        terminalreporter.write_line(f"{name}: {number:,}")

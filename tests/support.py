@@ -9,11 +9,15 @@ from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from io import StringIO
 from pathlib import Path
+from tempfile import gettempdir
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 from tests.architecture.source import ROOT
+
+# State on "disk" is thousands of small files: they lie in memory where the system has such a folder.
+DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else gettempdir()
 
 
 def assert_refused(call: Callable[[], Any], words: str, error: type[Exception] = ValueError) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from zerosim import models, numerics, optim, planning, ranks, testing, zero
     from zerosim.backends.cupy.cluster import CuPyCluster
     from zerosim.backends.nccl.cluster import NCCLCluster
-    from zerosim.course import draw, puzzles
+    from zerosim.course import draw, museum, puzzles
     from zerosim.course.tuning import tune
     from zerosim.frameworks import from_deepspeed, from_fsdp
     from zerosim.numerics.formats import FORMATS, Format, format_of
@@ -24,42 +24,9 @@ if TYPE_CHECKING:
     from zerosim.numerics.policy import Policy
     from zerosim.numerics.rounding import round_to, spacing
     from zerosim.planning.plan import plan
-    from zerosim.ranks import (
-        AsymmetryError,
-        BackendError,
-        Cluster,
-        DeadlockError,
-        Hop,
-        Memory,
-        Mesh,
-        MismatchError,
-        NullCluster,
-        OutOfMemoryError,
-        PendingWorkError,
-        Rank,
-        RankStopped,
-        RankUseError,
-        RemoteError,
-        Results,
-        Run,
-        Trace,
-        Work,
-        step_through,
-    )
-    from zerosim.zero import (
-        STAGES,
-        Engine,
-        Group,
-        Layout,
-        NonFiniteGradients,
-        Placement,
-        SkippedStepWarning,
-        Stage,
-        StepResult,
-        ZeroPlusPlus,
-        layout_of,
-        redistribute,
-    )
+    from zerosim.ranks import *
+    from zerosim.ranks import faults
+    from zerosim.zero import *
 
 __version__ = "0.1.0"
 
@@ -101,11 +68,13 @@ __all__ = [
     "ZeroPlusPlus",
     "connect",
     "draw",
+    "faults",
     "format_of",
     "from_deepspeed",
     "from_fsdp",
     "layout_of",
     "models",
+    "museum",
     "numerics",
     "optim",
     "plan",
@@ -122,7 +91,8 @@ __all__ = [
 ]
 
 _MODULES = {**{floor: floor for floor in ("numerics", "ranks", "models", "optim", "zero", "planning")},
-            "draw": "course.draw", "puzzles": "course.puzzles", "testing": "testing"}
+            "draw": "course.draw", "faults": "ranks.faults", "museum": "course.museum", "puzzles": "course.puzzles",
+            "testing": "testing"}
 _HOMES = {"FORMATS": "numerics.formats", "Format": "numerics.formats", "format_of": "numerics.formats",
           "Offload": "numerics.places", "Policy": "numerics.policy", "round_to": "numerics.rounding",
           "spacing": "numerics.rounding",

@@ -34,13 +34,14 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "formats", "rounding", "policy", "loss_scale", "random", "arrays", "units")),
     "display": (),
     "course": (),
+    "course.museum": (),
     "course.puzzles": (),
     "course.figures": (),
     "testing": ("zerosim.testing",),
 }
 IMPORT = re.compile(r"^\s*from (zerosim[\w.]*) import ([^#\n]+)", re.M)
 READ = ("README.md", "docs/*.md", "notebooks/texts/*.py")
-TITLES = {"course.puzzles": "puzzles", "course.figures": "figures"}
+TITLES = {"course.museum": "museum", "course.puzzles": "puzzles", "course.figures": "figures"}
 
 
 @dataclass(frozen=True)

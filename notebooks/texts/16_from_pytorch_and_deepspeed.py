@@ -401,13 +401,16 @@ zs.draw.table(["steps", "bf16 weights that differ"], differing)
 facts = tomllib.loads(files("zerosim.course.published").joinpath("peers.toml").read_text("utf-8"))
 found = {}
 for row in facts["row"]:
-    kind = "refused" if row["verdict"] == "refused" else "fp32" if row["verdict"] == "bound" else "16 bits"
+    kind = {"refused": "refused", "bound": "fp32"}.get(row["verdict"], "16 bits")
     program = "DeepSpeed" if row["name"].startswith("DeepSpeed") else "PyTorch"
     found.setdefault((program, f"{row['ranks']} ranks", kind), []).append(row)
-zs.draw.table(["program", "on", "numbers", "runs", "equal in every bit", "of some order", "the largest difference"],
-              [(*key, len(rows), *(sum(row["verdict"] == word for row in rows) for word in ("equal", "order")),
-                f"{max(row['largest'] for row in rows):.1e}" if key[2] != "refused" else "")
-               for key, rows in sorted(found.items())])
+lines = []
+for key, rows in sorted(found.items()):
+    equal, ordered = (sum(row["verdict"] == word for row in rows) for word in ("equal", "order"))
+    largest = f"{max(row['largest'] for row in rows):.1e}" if key[2] != "refused" else ""
+    lines.append((*key, len(rows), equal, ordered, largest))
+zs.draw.table(["program", "on", "numbers", "runs", "equal in every bit", "of some order",
+               "largest difference"], lines)
 
 # %% [markdown]
 # In 16 bits on two ranks all but one are equal, and in fp32 none is: there the last bits of a matrix product show,
@@ -428,7 +431,8 @@ def round_the_ring(addends, direction):
 for ranks in (2, 3, 4, 5):
     addends = np.random.default_rng(ranks).standard_normal((ranks, 1000)).astype(np.float32)
     ours, gloos = round_the_ring(addends, 1), round_the_ring(addends, -1)
-    print(f"{ranks} ranks: {np.count_nonzero(ours != gloos)} of 1000 sums differ between the two directions")
+    differ = np.count_nonzero(ours != gloos)
+    print(f"{ranks} ranks: {differ} of 1000 sums differ between the two directions")
 
 # %% [markdown]
 # On three ranks (a + b) + c stands beside (b + a) + c: only the first two addends have changed places. On four the

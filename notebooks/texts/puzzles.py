@@ -14,9 +14,9 @@
 # %% [markdown]
 # # Puzzles
 #
-# Fourteen exercises on *ranks*: equal workers, GPUs in real life, each with memory of its own, that know of
+# Seventeen exercises on *ranks*: equal workers, GPUs in real life, each with memory of its own, that know of
 # each other what comes in messages. You write the messages, then the collectives, then ZeRO's stages with them;
-# the last one is a program to repair.
+# the last four are programs to repair: bugs that real implementations had, in three of them.
 #
 # Each puzzle has three cells: what is asked, a function with holes, and a check. Replace every
 # `zs.puzzles.hole(...)` by code of your own, run the cell, run the check. It runs your function on 4 simulated
@@ -319,13 +319,74 @@ def repair(rank, shards, layer, x, gradient):
 # %%
 zs.puzzles.check("repair", repair)
 
+# %%
+zs.puzzles.statement("find_batch")
+
+
+# %%
+def find_batch(rank, gradients, scale):
+    m, n = gradients.shape
+    total = rank.memory.alloc(n, np.float32, "gradient")
+    total[...] = 0
+    for number, gradient in enumerate(gradients, 1):
+        if number == m:  # no other follows
+            rank.all_reduce(total, out=total)
+        total += gradient
+    if m == 1:
+        rank.all_reduce(total, out=total)
+    total /= scale * rank.size * m
+    return total
+
+
+# %%
+zs.puzzles.check("find_batch", find_batch)
+
+# %%
+zs.puzzles.statement("find_ring")
+
+
+# %%
+def find_ring(rank, shard, n):
+    N, k = rank.size, -(-n // rank.size)
+
+    def chunk(c):
+        return slice(min(n, c % N * k), min(n, (c % N + 1) * k))
+
+    whole = rank.memory.alloc(n, shard.dtype, "gathered_parameter")
+    whole[...] = 0
+    whole[chunk(rank.index)] = shard
+    for step in range(N - 1):
+        sent, arriving = chunk(rank.index + 2 - step), chunk(rank.index + 1 - step)
+        rank.exchange(whole[sent], (rank.index + 1) % N, whole[arriving], (rank.index - 1) % N)
+    return whole
+
+
+# %%
+zs.puzzles.check("find_ring", find_ring)
+
+# %%
+zs.puzzles.statement("find_skip")
+
+
+# %%
+def find_skip(rank, weights, gradient, lr, scale):
+    overflowed = not np.isfinite(gradient).all()
+    if overflowed:
+        return weights, scale / 2, True
+    weights -= lr * (gradient / scale)
+    return weights, scale, False
+
+
+# %%
+zs.puzzles.check("find_skip", find_skip)
+
 # %% [markdown]
 # ## All of them
 
 # %%
 answers = [
     mean, broadcast, ring, gather, all_reduce, average, ddp, zero1, zero2, zero3, overlap, lamb, overflow,
-    repair,
+    repair, find_batch, find_ring, find_skip,
 ]
 for answer in answers:
     score = zs.puzzles.check(answer.__name__, answer)

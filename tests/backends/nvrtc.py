@@ -11,7 +11,7 @@ from importlib import metadata
 WHEELS = ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc")  # of CUDA 12, and of CUDA 13
 MISSING = "NVRTC, CUDA's compiler, is not installed; pip install 'zerosim[nvrtc]' brings it, without a GPU"
 
-LIBRARY = re.compile(r"return (?:exp|log|tanh)f?\(a\);")
+LIBRARY = re.compile(r"return (?:exp|log|tanh)##f\(a\);")
 OPAQUE = "__device__ float zs_library(float);\n__device__ double zs_library(double);\n"
 SAID = re.compile(r"ptxas info .*|ptxas +\. .*|\s*")  # what is no warning
 USED = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")

@@ -19,7 +19,7 @@ from zerosim.cli import app
 from zerosim.course import figures
 
 PACKAGES = ["zerosim", "zerosim.ranks", "zerosim.zero", "zerosim.models", "zerosim.optim", "zerosim.planning",
-            "zerosim.course.puzzles", "zerosim.course.figures"]
+            "zerosim.course.museum", "zerosim.course.puzzles", "zerosim.course.figures"]
 DIRECTIVE = re.compile(r"^::: ([\w.]+)\n((?:    .*\n?)*)", re.M)
 MEMBER = re.compile(r"^ {8}- (\w+)$", re.M)
 ANCHOR = re.compile(r"^## .*\{ #([\w.]+) ", re.M)

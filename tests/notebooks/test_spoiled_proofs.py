@@ -88,6 +88,12 @@ MISTAKES = {  # by notebook: what each is, and what it changes in the text
             ("(reshard_after_forward is None and not is_root)", "reshard_after_forward is None")],
         "a reduction is forgotten": [('self.rank.reduce_scatter(addends, purpose="gradients")',
                                       "np.split(addends, self.rank.size)[self.rank.index]")]},
+    "17": {
+        "flips in what is kept too": [
+            ("messages[rank] = flipped(messages[rank], bit)",
+             "messages[rank] = held[rank][sent[rank]] = flipped(messages[rank], bit)")],
+        "adds in the other order of hops": [("(r - 1 - step if adds", "(r + 1 + step if adds")],
+        "the next bit": [("^= 1 << bit", "^= 2 << bit")]}
 }
 
 

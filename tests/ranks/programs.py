@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from tempfile import gettempdir
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 import zerosim as zs
 from tests.ranks.asking import ROWS, allowed, ask, cuts_of, takes_splits
 from tests.ranks.data import FLOATS, INTEGERS
-from tests.support import literally
+from tests.support import DISK, literally
 from zerosim.numerics import arrays, loss_scale
 
 
@@ -232,7 +231,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "overlapping": {"overlap": True, "prefetch": 1, "bucket_nbytes": 2000},
     "one contiguous vector": {"layout": "contiguous"},
     "by micro-batch": {"reduction": "micro_batch", "overlap": True, "bucket_nbytes": 2000},
-    "all on disk": {"offload": zs.Offload("disk", "disk", "disk", gettempdir())},
+    "all on disk": {"offload": zs.Offload("disk", "disk", "disk", DISK)},
     "all on the host, overlapping": {"offload": "host", "overlap": True, "prefetch": 1},
     "blocks computed again": {"recompute": "block", "overlap": True, "bucket_nbytes": 4000},
     "fp32 sums": {"recompute": "sub_block", "policy": zs.Policy("bf16", reduce="fp32", average="split")},

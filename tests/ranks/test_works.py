@@ -15,7 +15,8 @@ CLUSTERS = [*KINDS.values(), *({"seed": seed} for seed in range(1, 12))]
 def test_a_work_has_no_result_before_its_wait_and_the_same_one_ever_after() -> None:
     """Whatever has been computed."""
     text = (r"^the result of all_reduce\(call 0, \(4,\), float32, op=max\), issued at test_works\.py:\d+ in program, "
-            r"was read before wait\(\); call work\.wait\(\) first, which also returns it$")
+            r"was read before wait\(\), at test_works\.py:\d+ in <lambda>; call work\.wait\(\) first, which also "
+            r"returns it$")
     title = "<Work all_reduce(call 0, (4,), float32, op=max), "
 
     def program(rank):
@@ -116,7 +117,8 @@ def test_the_out_of_a_pending_work_cannot_be_handed_out_again() -> None:
         out = np.zeros(3)
         work = rank.all_reduce(np.ones(3), out=out, async_op=True)
         for x, options in ((np.ones(3), {"out": out}), (out, {}), (np.ones(3), {"out": out, "async_op": True})):
-            with pytest.raises(zs.PendingWorkError, match=r"the out= of all_reduce.*call work.wait\(\) first"):
+            with pytest.raises(zs.PendingWorkError, match=r"given, at test_works\.py:\d+ in program, the out= of all_.*"
+                                                          r"issued at test_works\.py:\d+ in program, .*wait\(\) first"):
                 rank.all_reduce(x, **options)
         work.wait()
         return rank.all_reduce(out).tolist()

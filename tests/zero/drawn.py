@@ -2,11 +2,11 @@
 
 import math
 from itertools import islice, product
-from tempfile import gettempdir
 
 import zerosim as zs
 from tests.cases import covering
 from tests.optim.papers import ELEMENTWISE, MATRIX, NORMED
+from tests.support import DISK
 from tests.zero.training import ADAM, MODELS, SGD, batches
 from zerosim.models import Decoder, Llama
 from zerosim.zero import PARTIAL, REPLICATED, SHARDED
@@ -24,13 +24,13 @@ CASES = {
     "groups": ("none", "none", "one is frozen", "weights are frozen", "another lr", "another optimizer", "in fp32"),
     "clip_norm": (None, None, 0.01, 0.5, 10.0), "debug": (False, True), "seed": range(5), "row": ROWS,
     "nodes": (None, None, None, 2, 3, 4)}
-ON_DISK = zs.Offload("disk", "disk", "disk", gettempdir())
+ON_DISK = zs.Offload("disk", "disk", "disk", DISK)
 RUNS = {  # buckets: how many of fp32 would make the model
     "buckets": (0, 1, 3, 20), "overlap": (False, True), "copy_in_flight": (False, True), "prefetch": (0, 1, 2, 3),
     "keep_gathered": (None, (), "all"),
     "recompute": ("none", "block", "segment(2)", "segment(5)", "sub_block", "selective"),
     "offload": (None, "host", ON_DISK, zs.Offload("host"), zs.Offload("host", "host"), zs.Offload(parameters="host"),
-                zs.Offload("disk", parameters="host", directory=gettempdir()), zs.Offload(gradients="host"))}
+                zs.Offload("disk", parameters="host", directory=DISK), zs.Offload(gradients="host"))}
 
 
 def drawn(count, models=tuple(MODELS)):

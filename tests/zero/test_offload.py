@@ -13,13 +13,12 @@ import threading
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from tempfile import gettempdir
 
 import pytest
 
 import zerosim as zs
 from tests.cases import chosen, covering
-from tests.support import assert_refused
+from tests.support import DISK, assert_refused
 from tests.zero.drawn import ON_DISK
 from tests.zero.training import (
     ADAM,
@@ -42,7 +41,6 @@ from zerosim.planning import Machine, Network, hardware, moved_nbytes, record, r
 from zerosim.ranks import Compute, Transfer, TransferWait
 from zerosim.zero import OffloadError, ScratchFile, export_weights
 
-DISK = gettempdir()
 KINDS_OF = {"optimizer": ("master", "optimizer_state"), "gradients": ("gradient",), "parameters": ("parameter",)}
 ASKED = ("host", ON_DISK, zs.Offload("host"), zs.Offload("disk", "host", directory=DISK), zs.Offload(gradients="host"),
          zs.Offload("disk", "disk", "host", DISK))
@@ -301,15 +299,18 @@ def test_an_update_that_fails_keeps_nothing_of_what_the_host_has_updated_and_may
 
 
 @pytest.mark.parametrize("delayed", [False, True])
-def test_ctrl_c_before_any_line_of_an_update_on_disk_leaves_what_was_before_or_it_is_said_half_done(delayed, tmp_path):
+def test_ctrl_c_before_any_line_of_an_update_on_disk_leaves_what_was_before_or_it_is_said_half_done(delayed):
     """Also between two vectors whose drafts take effect: the one has the new values, the other those of before."""
-    asked = zs.Offload("disk", directory=tmp_path, delayed_update=delayed)
-    pairs, ends = [pair for ((pair,),) in batches(MODEL, 1, 1, 3)], set()
+    asked = zs.Offload("disk", directory=DISK, delayed_update=delayed)
+    model, ends = MLP((2, 3), seed=1), set()
+    pairs = [pair for ((pair,),) in batches(model, 1, 1, 3)]
 
     def update(engine, counts, at):
         def before_line(frame, event, _):
             line = frame.f_code.co_filename, frame.f_lineno
-            if event == "line" and "/zerosim/zero/offload" in line[0]:
+            if "/zerosim/zero/offload" not in line[0]:
+                return None
+            if event == "line":
                 counts[line] = counts.get(line, 0) + 1
                 if at == (*line, counts[line]):
                     raise KeyboardInterrupt
@@ -324,7 +325,7 @@ def test_ctrl_c_before_any_line_of_an_update_on_disk_leaves_what_was_before_or_i
             sys.settrace(None)
 
     def states(rank, at):
-        engine, counts = zs.Engine(rank, MODEL, ADAM, policy=BF16, offload=asked), {}
+        engine, counts = zs.Engine(rank, model, ADAM, policy=BF16, offload=asked), {}
         if at is None:
             update(engine, counts, at)
         else:

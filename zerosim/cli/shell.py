@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from zerosim.models.text import Corpus
 
 LEAST_WIDTH = 40  # columns; some shells say 0
-WRONG_INPUT, INTERRUPTED, NOBODY_READS = 2, 130, 1  # exit codes
+WRONG_INPUT, RUN_FAILED, INTERRUPTED, NOBODY_READS = 2, 3, 130, 1  # exit codes
 # All commands, in the order in which one needs them.
 GROUPS = {
-    "Begin": ("replay", "puzzles"),
+    "Begin": ("replay", "puzzles", "museum"),
     "Numbers in 16 bits": ("lost-updates", "precision"),
     "Train": ("train", "compare", "report", "export"),
     "Plan": ("models", "devices", "links", "plan", "tune", "cost"),
@@ -146,7 +146,8 @@ def command(name: str, example: str = "", **options: Any) -> Callable[[Callable[
     def register(body: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(body)
         def guarded(*args: Any, **options: Any) -> None:
-            from zerosim.ranks.errors import OutOfMemoryError
+            from zerosim.ranks.errors import DeadlockError, OutOfMemoryError
+            from zerosim.ranks.faults import FaultError
 
             try:
                 body(*args, **options)
@@ -155,6 +156,10 @@ def command(name: str, example: str = "", **options: Any) -> Callable[[Callable[
             except (ValueError, OutOfMemoryError) as error:
                 typer.echo(f"zerosim {name}: {' '.join(str(error).split())}", err=True)
                 raise typer.Exit(WRONG_INPUT) from None
+            except (FaultError, DeadlockError) as error:
+                said = " ".join(f"{error}; {'; '.join(getattr(error, '__notes__', ()))}".split())
+                typer.echo(f"zerosim {name}: {said}", err=True)
+                raise typer.Exit(RUN_FAILED) from None
             except MemoryError as error:
                 typer.echo(f"zerosim {name}: this machine has too little memory for it: {error}", err=True)
                 raise typer.Exit(WRONG_INPUT) from None

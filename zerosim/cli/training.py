@@ -50,6 +50,12 @@ Checkpoint = Annotated[str | None, typer.Option(metavar="FOLDER", help="The fold
 SaveEvery = Annotated[int | None, typer.Option(metavar="STEPS", help="Save the whole training after every so many "
                                                                      "steps and the last, in --checkpoint.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from --checkpoint; --steps counts from the beginning.")]
+Faults = Annotated[list[str] | None, typer.Option("--fault", metavar="TEXT", help="Inject a fault, as rank=2,step=40,"
+                                                  "bitflip; once for each. docs/faults.md lists the kinds.")]
+Checksums = Annotated[bool, typer.Option("--checksums", help="Send a checksum of 4 bytes with each message, and check "
+                                                             "it.")]
+MaxRestarts = Annotated[int, typer.Option(min=0, help="How often the others go on from --checkpoint, one rank fewer, "
+                                                      "when a rank has died.")]
 Offload = Annotated[str | None, OFFLOAD]
 OffloadDirectory = Annotated[str | None, typer.Option(metavar="FOLDER", help="Where --offload disk keeps its files; "
                                                       "without it, here.")]
@@ -72,12 +78,13 @@ def train(
     sample: Sample = 160, weights: WeightsFrom = None, save: SaveTo = None, checkpoint: Checkpoint = None,
     save_every: SaveEvery = None, resume: Resume = False, offload: Offload = None,
     offload_directory: OffloadDirectory = None, mesh: MeshName = "none", zeropp: Parts = "none",
-    as_json: AsJson = False,
+    fault: Faults = None, checksums: Checksums = False, max_restarts: MaxRestarts = 0, as_json: AsJson = False,
 ) -> None:
     """Trains a GPT or a Llama on a text, under any stage of ZeRO, and says what it came to."""
     from zerosim.course import training
     from zerosim.display.saving import require_place
     from zerosim.planning import recording
+    from zerosim.ranks import faults
 
     options = training.Options(
         model=model, ranks=ranks, stage=stage, compute=compute, optimizer=optimizer, lr=lr, micro_batches=micro_batches,
@@ -93,6 +100,9 @@ def train(
         raise ValueError(f"asked to begin from --weights {weights} and to --resume, which goes on from the weights of "
                          "--checkpoint; leave one of them out")
     checkpoints = None if checkpoint is None else training.Checkpoints(checkpoint, save_every, resume)
+    if max_restarts and not fault:
+        raise ValueError(f"asked for --max-restarts {max_restarts} without a --fault: ranks of one process die only "
+                         "where one asks for it; name one, as in --fault rank=2,step=40,dies")
     stderr = console(stderr=True)
 
     def warn(step: int, differences: tuple[str, ...]) -> None:
@@ -101,7 +111,9 @@ def train(
 
     with training.progress_bar(stderr, steps) as bar:
         found = training.train(options, corpus, bar.on_step, keep_last_step=save is not None, checkpoints=checkpoints,
-                               on_resume=warn, weights=weights)
+                               on_resume=warn, weights=weights, faults=faults.Plan(*fault) if fault else None,
+                               checksums=checksums, max_restarts=max_restarts,
+                               on_restart=lambda said: stderr.print(f"zerosim train: {said}", markup=False))
     if save is not None and found.last_step is not None:
         recording.save(recording.record(found.last_step), save)
     training.require_learned(found)

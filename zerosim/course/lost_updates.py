@@ -134,7 +134,9 @@ def lost_updates(question: LostUpdatesQuestion, *, seeds: tuple[int, ...] = SEED
         tuple(all_outcomes(task, question.formats, seeds)),
         tuple((add_once("fp32", weight, -POPULAR_UPDATE), add_once("fp32", weight, POPULAR_UPDATE))
               for weight in POPULAR_WEIGHTS),
-        largest_that_moves(POPULAR_UPDATE),
+        # The bisection's last float64 is near the end of those that round to the number looked for.
+        shortest(last_that(lambda weight: not add_once("fp32", weight, POPULAR_UPDATE).lost,
+                           up_to=FORMATS["fp32"].largest)),
         tuple(first_steps(question.format, question.weight, POPULAR_LR, FIRST_GRADIENTS)),
         tuple(adam_threshold(name, direction, question.weight) for name in fitting for direction in DIRECTIONS),
         tuple(row for name in ("fp32", *low) for row in moments(name, Adam(), MOMENT_GRADIENT, MOMENT_STEPS)),
@@ -457,11 +459,6 @@ def _waits(outcome: Outcome) -> bool:
 
 # -- 3: the weights at which fp32 loses the popular example's update --------------------------------------------------
 
-
-def largest_that_moves(update: float) -> float:
-    """The largest number of fp32 that changes when the update is added; found by bisection."""
-    # The bisection's last float64 is near the end of those that round to the number looked for.
-    return shortest(last_that(lambda weight: not add_once("fp32", weight, update).lost, up_to=FORMATS["fp32"].largest))
 
 
 def last_that(holds: Callable[[float], bool], *, up_to: float) -> float:

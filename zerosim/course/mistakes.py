@@ -1,21 +1,25 @@
 """Common mistakes in the worked example's training step, and which of its numbers each of them changes.
 
-The step is written by hand on the rank API, so that one line of it can be got wrong; without a mistake it has the bits
-of the engine with its own layout. One step of Adam from moments of 0 moves every weight by the learning rate, whatever
-the size of its gradient, and a constant factor in all gradients never changes Adam's weights, but for epsilon: so there
-is a second step, SGD beside Adam, and moments and gradients are compared, too.
+The step is written by hand on the rank API, so that one line of it can be got wrong; as it is it has the bits of the
+engine with its own layout. A mistake is a patch of it, in ``mistakes.toml``. One step of Adam from moments of 0 moves
+every weight by the learning rate, whatever the size of its gradient, and a constant factor in all gradients never
+changes Adam's weights, but for epsilon: so there is a second step, SGD beside Adam, and moments and gradients are
+compared, too.
 Legend: N ranks, P = 4 weights w1 ... w4, in the order of the flat vector.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from zerosim.course.patches import Patch
 from zerosim.course.worked_example import OPTIMIZERS, Example, Sample, exact
 from zerosim.display.views import TextLine, View, marked_table, parts
 from zerosim.numerics.policy import Policy
@@ -25,33 +29,26 @@ from zerosim.shown import Shown
 
 LAYERS = (slice(0, 2), slice(2, 4))  # of the flat vector
 NONE = "none"
-MISTAKES: Mapping[str, str] = MappingProxyType({
-    "sum": "the sum is not divided by N",
-    "own gradient": "each rank updates by its own gradient",
-    "no all-gather": "updated weights are not gathered",
-    "relu": "the ReLU's backward is forgotten",
-    "no master": "16 bits are updated, without a master",
-    "moments": "m and v begin at 0 in every step",
-    "step count": "each step has the first's correction",
-})
+MISTAKES: Mapping[str, Mapping[str, str]] = MappingProxyType(tomllib.loads(  # what each is, in words, and its patch
+    files(__package__).joinpath("mistakes.toml").read_text("utf-8")))
 NUMBERS = ("gradient", "m", "v", "master", "weights")  # that a step shows
 
 
-def gradient(weights: np.ndarray, sample: Sample, mistake: str = NONE) -> np.ndarray:
+def gradient(weights: np.ndarray, sample: Sample) -> np.ndarray:
     """d loss / d weights (4,) at weights (4,), both in the compute format: a layer adds in fp32 and rounds once."""
     dtype, (x, t) = weights.dtype.type, sample
     (w1, w2, w3, w4), (x1, x2) = weights.astype(np.float32), np.array(x, dtype).astype(np.float32)
     h = np.float32(dtype(w1 * x1 + w2 * x2))
     a = max(h, np.float32(0))
     dy = np.float32(dtype(np.float32(dtype(w3 * a + w4)) - np.float32(t)))
-    dh = np.float32(dtype(w3 * dy)) if h > 0 or mistake == "relu" else np.float32(0)
+    dh = np.float32(dtype(w3 * dy)) if h > 0 else np.float32(0)
     found: np.ndarray = np.array([x1 * dh, x2 * dh, a * dy, dy], np.float32).astype(dtype)
     found += dtype(0)  # sums over a batch begin at 0, so none is -0
     return found
 
 
-def train(rank: Rank, example: Example, mistake: str = NONE) -> list[dict[str, np.ndarray]]:
-    """The rank program: the example at ZeRO-1 with one mistake, or none; each rank owns 1/N of each layer.
+def train(rank: Rank, example: Example) -> list[dict[str, np.ndarray]]:
+    """The rank program: the example at ZeRO-1; each rank owns 1/N of each layer.
 
     Returns for each step what this rank has of NUMBERS: its shards one behind the other, and the weights (4,).
     """
@@ -62,21 +59,13 @@ def train(rank: Rank, example: Example, mistake: str = NONE) -> list[dict[str, n
     m, v = ([np.zeros_like(shard) for shard in master] for _ in range(2))
     shown = []
     for step in range(1, example.steps + 1):
-        local = gradient(weights, example.sample(rank.index, step), mistake)
-        g = [local[places] if mistake == "own gradient" else rank.reduce_scatter(local[layer])
-             for layer, places in zip(LAYERS, own, strict=True)]
-        g = [shard.astype(np.float32) / np.float32(1 if mistake in ("sum", "own gradient") else rank.size)
-             for shard in g]
+        local = gradient(weights, example.sample(rank.index, step))
+        g = [rank.reduce_scatter(local[layer]).astype(np.float32) / np.float32(rank.size) for layer in LAYERS]
         for at, places in enumerate(own):
-            if mistake == "moments":
-                m[at][:] = v[at][:] = 0
-            if mistake == "no master":
-                master[at] = weights[places].astype(np.float32)
-            update(example, master[at], m[at], v[at], g[at], 1 if mistake == "step count" else step)
+            update(example, master[at], m[at], v[at], g[at], step)
             weights[places] = master[at].astype(weights.dtype)
-        if mistake != "no all-gather":
-            for layer, places in zip(LAYERS, own, strict=True):
-                weights[layer] = rank.all_gather(weights[places], length=2)
+        for layer, places in zip(LAYERS, own, strict=True):
+            weights[layer] = rank.all_gather(weights[places], length=2)
         shards = {"gradient": g, "m": m, "v": v, "master": master}
         shown.append({name: np.concatenate(of_layers) for name, of_layers in shards.items()}
                      | {"weights": weights.copy()})
@@ -112,11 +101,12 @@ class Mistakes(Shown):
         def steps(mistake: str, optimizer: str, name: str) -> str:
             return " ".join(map(str, self.changed[mistake][optimizer][name])) or "-"
 
+        sentences = {mistake: row["says"] for mistake, row in MISTAKES.items()}
         table = marked_table("mistake", "gradient", "m", "v", "weights", "weights, sgd", rows=[
             (sentence, *(steps(mistake, "adam", name) for name in ("gradient", "m", "v", "weights")),
-             steps(mistake, "sgd", "weights")) for mistake, sentence in MISTAKES.items()],
+             steps(mistake, "sgd", "weights")) for mistake, sentence in sentences.items()],
             caption="The steps in which a number is not what it should be, with Adam and with SGD", indent=0)
-        unseen = [sentence for mistake, sentence in MISTAKES.items() if not self.changed[mistake]["adam"]["weights"]]
+        unseen = [sentence for mistake, sentence in sentences.items() if not self.changed[mistake]["adam"]["weights"]]
         return View("Common mistakes", f" in {example.steps} steps of the worked example on {example.ranks} ranks",
                     parts([table], [TextLine(f"Adam's weights do not show that {', or that '.join(unseen)}.", 0)]
                           if unseen else ()))
@@ -129,11 +119,11 @@ def mistakes_in(example: Example) -> Mistakes:
     for optimizer in OPTIMIZERS:
         asked = replace(example, optimizer=optimizer)
         right = Cluster(example.ranks).run(train, asked)
-        for mistake in (NONE, *MISTAKES):
-            wrong = Cluster(example.ranks).run(train, asked, mistake)
+        weights[NONE][optimizer] = [exact(step["weights"]) for step in right[0]]
+        for mistake, row in MISTAKES.items():
+            with Patch(f"{__name__}.{row['of']}", row["old"], row["new"]).applied():
+                wrong = Cluster(example.ranks).run(train, asked)
             weights[mistake][optimizer] = [exact(step["weights"]) for step in wrong[0]]
-            if mistake == NONE:
-                continue
             changed[mistake][optimizer] = {name: [
                 step for step in range(1, example.steps + 1)
                 if any(one[step - 1][name].tobytes() != other[step - 1][name].tobytes()

@@ -61,10 +61,6 @@ class PrecisionQuestion:
         config_of(self.model)
         require_count("steps", self.steps, 1)
 
-    @property
-    def resting_steps(self) -> int:
-        """Steps of each training with other formats at rest."""
-        return max(BATCHES, STEPS_RATIO * self.steps)
 
     def build(self) -> Decoder:
         """The model, with a vocabulary of bytes."""
@@ -96,10 +92,11 @@ class Precision(Shown):
 
 def precision(question: PrecisionQuestion, corpus: Corpus) -> Precision:
     """Runs everything: ten seconds for the question as it stands."""
+    steps = max(BATCHES, STEPS_RATIO * question.steps)
     return Precision(
         question, underflows(question, corpus), PATTERN, tuple(traces()), tuple(trials(question.format)),
         tuple(largest_values(question.format)),
-        tuple(rested(policy, question.resting_steps) for policy in policies(question.format)))
+        tuple(rested(policy, steps) for policy in policies(question.format)))
 
 
 # -- 1: gradients that are too small for a format ---------------------------------------------------------------------

@@ -37,6 +37,7 @@ from zerosim.optim.schedules import Warmup
 from zerosim.options import StepOptions
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.errors import OutOfMemoryError
+from zerosim.ranks.faults import FaultPlan, RankDied
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import PURPOSES, Trace, Traces
 from zerosim.zero.checkpoint import INDEX
@@ -302,6 +303,8 @@ class Trained:
     resumed_from: int | None = None  # the step of the checkpoint from which the run has gone on
     differences: tuple[str, ...] = ()  # between that run and this one
     offloaded_nbytes: dict[str, int] = field(default_factory=dict)  # of the fullest rank, at rest on its host and disk
+    happened: tuple[str, ...] = ()  # the faults that struck, and what came of them, in words
+    different_ranks: tuple[int, ...] = ()  # whose masters differ from rank 0's, which no run without faults has
 
     @property
     def skipped(self) -> int:
@@ -358,13 +361,16 @@ class _RankResult:
 
 def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, keep_last_step: bool = False,
           checkpoints: Checkpoints | None = None, on_resume: OnResume | None = None,
-          weights: str | None = None) -> Trained:
+          weights: str | None = None, faults: FaultPlan | None = None, checksums: bool = False, max_restarts: int = 0,
+          on_restart: Callable[[str], None] | None = None) -> Trained:
     """Trains on a cluster in this process; ``on_step`` is called after every step, by rank 0's program.
 
     ``keep_last_step`` keeps the traces of the last step, to be saved. ``checkpoints`` says whether the run is saved,
     and goes on from what was saved: then the steps are those that it took itself, and ``on_resume`` is called before
     them, with the step of the checkpoint and what is different. ``weights`` is a file or folder of which the first
-    weights are, in place of drawn ones; see `zerosim.zero.hugging_face`.
+    weights are, in place of drawn ones; see `zerosim.zero.hugging_face`. ``faults`` and ``checksums`` are the
+    cluster's. When a rank dies the others, renumbered, go on from the last checkpoint, or, where there is none yet,
+    begin anew, at most ``max_restarts`` times; ``on_restart`` is called with that in words.
 
     Raises ValueError for a text that is too short, for an optimizer that the layout does not suit, and for a
     checkpoint, weights or offloaded state that cannot be written or read; OutOfMemoryError where a rank has less than
@@ -374,15 +380,29 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
     if checkpoints is not None and not checkpoints.resume and (Path(checkpoints.folder) / INDEX).exists():
         raise ValueError(f"{checkpoints.folder!r} has the checkpoint of another run, which would be replaced; go on "
                          "from it by --resume, or name another folder")
-    cluster = Cluster(options.ranks, capacity_nbytes=options.capacity_nbytes)
+    cluster = Cluster(options.ranks, capacity_nbytes=options.capacity_nbytes, faults=faults, checksums=checksums)
     try:
         with unreported_skips():
             found: list[_RankResult] = list(cluster.run(_program, options, options.build(), corpus, on_step,
                                                         checkpoints, on_resume, weights))
     except OffloadError as error:
         raise ValueError(f"{error.filename}: {error.strerror}") from None
+    except RankDied as death:
+        if max_restarts < 1 or options.ranks == 1:
+            raise
+        saved = checkpoints is not None and (Path(checkpoints.folder) / INDEX).exists()
+        said = (f"rank {death.rank} of {options.ranks} died in step {death.step}; {options.ranks - 1} "
+                + ("go on from the last checkpoint" if saved else "begin anew, since there is no checkpoint"))
+        if on_restart is not None:
+            on_restart(said)
+        again = train(replace(options, ranks=options.ranks - 1), corpus, on_step, keep_last_step=keep_last_step,
+                      checkpoints=checkpoints and replace(checkpoints, resume=saved), on_resume=on_resume,
+                      weights=None if saved else weights, faults=faults, checksums=checksums,
+                      max_restarts=max_restarts - 1, on_restart=on_restart)
+        return replace(again, happened=(said, *again.happened))
     first = found[0]
-    assert len({of_rank.digest for of_rank in found}) == 1, "ranks ended in different weights"
+    different = tuple(rank for rank, of_rank in enumerate(found) if of_rank.digest != first.digest)
+    assert faults is not None or not different, "ranks ended in different weights"
     assert first.evaluation is not None, "rank 0 evaluates what it trained"
     peaks = [max(of_rank.steps, key=lambda step: step.peak_nbytes) for of_rank in found]
     fullest = max(range(options.ranks), key=lambda rank: peaks[rank].peak_nbytes)
@@ -403,7 +423,8 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
         sent_across_nbytes=(tuple(sum(step.sent_across_nbytes for step in of_rank.steps) for of_rank in found)
                             if options.step_options.mesh else ()),
         digest=first.digest, last_step=Traces(of_rank.last_step for of_rank in found) if keep_last_step else None,
-        resumed_from=first.resumed_from, differences=first.differences)
+        resumed_from=first.resumed_from, differences=first.differences, different_ranks=different,
+        happened=tuple(f"injected: {row}" for row in faults.struck) if faults else ())
 
 
 def require_engine(options: Options) -> None:
@@ -425,6 +446,7 @@ def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_st
         engine.load_weights(weights)
     data = {**options.data_options, "text": sha256(corpus.tokens.tobytes()).hexdigest()[:16]}
     resumed_from, differences = _resume(engine, options, checkpoints, data)
+    rank.trace.steps_begun = resumed_from or 0
     if resumed_from is not None and on_resume is not None and rank.index == 0:
         on_resume(resumed_from, differences)
     steps: list[TrainingStep] = []
@@ -607,7 +629,10 @@ def _training_parts(found: Trained) -> Iterator[Part | str]:
            f"loss scale at the end: {found.steps[-1].scale:g}.")
     if (vocabulary := found.options.build().config.vocabulary) > VOCABULARY:
         yield f"The text's bytes are tokens 0 to {VOCABULARY - 1} of {vocabulary:,}: no tokenizer cut it."
-    yield f"SHA-256 of all master weights, the same on every rank: {found.digest[:16]}…"
+    yield from map(escape, found.happened)
+    others = list(found.different_ranks)
+    whose = f"which differ on ranks {others}" if others else "the same on every rank"
+    yield escape(f"SHA-256 of all master weights, {whose}: {found.digest[:16]}…")
     if found.options.sample_tokens:
         yield from ("", TextLine("It writes:", indent=0), "")
         yield escape(found.sample)  # brackets that it writes are no markup
@@ -633,14 +658,16 @@ def _on_nodes(options: Options) -> str:
 
 def require_learned(found: Trained) -> None:
     """Raises ValueError where nothing was learned: the last losses are no finite numbers, or every step was skipped."""
+    happened = "".join(f"; {one}" for one in found.happened)
     if found.skipped == len(found.steps):
         raise ValueError(f"all {len(found.steps)} steps were skipped, since some gradient overflowed in each at a loss "
-                         f"scale of {found.steps[-1].scale:g}; take a smaller scale, or more steps for it to fall")
+                         f"scale of {found.steps[-1].scale:g}; take a smaller scale, or more steps for it to fall"
+                         f"{happened}")
     if found.diverged_at is not None:
         raise ValueError(
             f"training has diverged: from step {found.diverged_at} on the loss is no finite number, and "
             f"{found.skipped} of {len(found.steps)} steps were skipped; take a smaller learning rate than "
-            f"{found.options.learning_rate:g}, or a format of more range than {found.options.compute}")
+            f"{found.options.learning_rate:g}, or a format of more range than {found.options.compute}{happened}")
 
 
 def training_as_json(found: Trained) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from zerosim.models.units import Model, Recompute, Unit, Weights
 from zerosim.numerics.checks import require_count
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.units import counted
-from zerosim.optim.base import Optimizer
 from zerosim.optim.elementwise import SGD, Adam
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.hub import RunEvent
@@ -94,10 +93,6 @@ class Example:
     def sample(self, rank: int, step: int = 1) -> Sample:
         """(x1, x2), t of one rank in one step, which are counted from 1."""
         return sample_of(rank, step) if self.samples is None else self.samples[rank]
-
-    def make_optimizer(self) -> Optimizer:
-        """A new optimizer, as asked for."""
-        return OPTIMIZERS[self.optimizer](lr=self.learning_rate)
 
 
 def published_example(**changes: Any) -> Example:
@@ -236,8 +231,9 @@ def watched_engine(rank: Rank, example: Example, stage: int | Stage) -> Watched:
     passes: list[UnitPass] = []
     model = four_weights(example.weights)
     watched = Model([WatchedUnit(unit, passes) for unit in model.units], model.loss)
-    return Engine(rank, watched, example.make_optimizer(), stage=stage, policy=Policy(example.compute),
-                  layout=example.layout, recompute=example.recompute), passes
+    optimizer = OPTIMIZERS[example.optimizer](lr=example.learning_rate)
+    return Engine(rank, watched, optimizer, stage=stage, policy=Policy(example.compute), layout=example.layout,
+                  recompute=example.recompute), passes
 
 
 def one_step(rank: Rank, example: Example, engines: Sequence[Watched], step: int) -> StepRecorder:

@@ -75,13 +75,10 @@ def memory_curve(data: MemoryOverRun, style: Style = LIGHT) -> Drawing:
         stack(axes, range(changes + 1), {kind: [nbytes / unit for nbytes in column]
                                          for kind, column in data.nbytes.items()}, lambda kind: look(kind, style))
         _capacity(axes, data.capacity_nbytes, peak, unit, style)
-        axes.set_xlim(0, max(1, changes))
-        axes.set_ylim(0, None)
+        axes.set(xlim=(0, max(1, changes)), ylim=(0, None), ylabel=f"held ({name})",
+                 xlabel="changes of what is held, in the program's order (changes)")
         _strip(axes, data.phases, style)
         within_limits(axes)
-        axes.set_xlabel("changes of what is held, in the program's order (changes)")
-        axes.set_ylabel(f"held ({name})")
-        axes.grid(axis="y")
     kinds = "; ".join(f"{words(kind)} at most {max(column):,}" for kind, column in data.nbytes.items())
     return Drawing("memory", title, f"Stacked areas of bytes by kind over {changes:,} changes of what is held: at "
                    f"most {peak:,} bytes together, {final:,} at the end. By kind: {kinds}.", style, figure)
@@ -120,12 +117,9 @@ def memories_bars(memories: Sequence[Memory], style: Style = LIGHT) -> Drawing:
                           lambda kind: look(kind, style))
         _capacity(axes, limits.pop() if len(limits) == 1 else None, peak, unit, style)
         axes.set_xticks(range(len(shown)), [memory.owner.removeprefix("rank ") for memory in shown])
-        axes.set_xlim(-0.6, max(len(shown), 3) - 0.4)
-        axes.set_ylim(0, axes.get_ylim()[1])
+        axes.set(xlim=(-0.6, max(len(shown), 3) - 0.4), ylim=(0, axes.get_ylim()[1]), xlabel="rank (its number)",
+                 ylabel=f"held ({name})")
         within_limits(axes)
-        axes.set_xlabel("rank (its number)")
-        axes.set_ylabel(f"held ({name})")
-        axes.grid(axis="y")
     said = "; ".join(f"{memory.owner} {memory.now_nbytes:,} now and {memory.peak_nbytes:,} at its fullest"
                      for memory in shown)
     return Drawing("memories", title, f"Stacked bars of bytes by kind: {said}.", style, figure)
@@ -138,6 +132,7 @@ def _page(style: Style, title: str, subtitle: str, kinds: Sequence[str]) -> Iter
     height = 5.3 + legend
     with style.figure(width, height, title, subtitle, below=0.76) as figure:
         axes = figure.add_axes((0.95 / width, (0.85 + legend) / height, 1 - 1.25 / width, 1 - (2.05 + legend) / height))
+        axes.grid(axis="y")
         figure.key({words(kind): look(kind, style) for kind in kinds}, ncols=4)
         yield figure, axes
 

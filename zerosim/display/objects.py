@@ -27,14 +27,14 @@ from zerosim.numerics.arrays import has_data, is_poisoned
 from zerosim.numerics.units import counted
 from zerosim.planning.plan_config import Plan
 from zerosim.planning.questions import OverRanks
-from zerosim.ranks.call import Call, Hop
+from zerosim.ranks.call import Call
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.inspect import Step, Steps
 from zerosim.ranks.memory import Memories, Memory
 from zerosim.ranks.trace import KINDS, PURPOSES, Collective, Compute, Trace, Traces
 from zerosim.zero.engine import Engine
 from zerosim.zero.layout import Layout, Region
-from zerosim.zero.placements import STAGES, Stage
+from zerosim.zero.placements import STAGES
 
 
 def cluster_view(cluster: Cluster) -> View:
@@ -181,8 +181,9 @@ def _owners(layout: Layout) -> Table:
 def engine_view(engine: Engine) -> View:
     """An engine: how it trains, how its vectors are cut, and what its rank holds."""
     rank, memory = engine.rank, engine.rank.memory
+    stages = {stage: f"ZeRO-{number}" for number, stage in STAGES.items()}  # others are shown by their placements
     facts = Table("How it trains", ("what", "value"), (
-        ("stage", stage_name(engine.stage)), ("parameters rest", engine.stage.parameters.value),
+        ("stage", stages.get(engine.stage, str(engine.stage))), ("parameters rest", engine.stage.parameters.value),
         ("gradients rest", engine.stage.gradients.value), ("optimizer state rests", engine.stage.optimizer.value),
         ("optimizer", type(engine.optimizer).__name__), ("computes in", engine.policy.compute),
         ("reduces in", str(engine.policy.reduce_dtype)), ("recomputes", str(engine.recompute)),
@@ -192,11 +193,6 @@ def engine_view(engine: Engine) -> View:
     strips = (cut_strip(group.layout) for group in engine.param_groups)
     return View("Engine", f" of rank {rank.index} of {rank.size}", (facts, held, *strips))
 
-
-def stage_name(stage: Stage) -> str:
-    """``ZeRO-2``, or the placements where no number has them."""
-    names = {row: f"ZeRO-{number}" for number, row in STAGES.items()}
-    return names.get(stage, str(stage))
 
 
 # -- plans ------------------------------------------------------------------------------------------------------------
@@ -252,8 +248,8 @@ def step_view(step: Step) -> View:
 
 def _moved(step: Step) -> Table:
     rows: tuple[tuple[str, ...], ...] = tuple((
-                  str(hop.step), str(group_rank(step.call, hop.source)), str(group_rank(step.call, hop.destination)),
-                  chunks_text(hop), f"{hop.nbytes:,}") for hop in step.hops)
+        str(hop.step), str(group_rank(step.call, hop.source)), str(group_rank(step.call, hop.destination)),
+        ", ".join(f"c{chunk}" for chunk in hop.chunks) or "all of it", f"{hop.nbytes:,}") for hop in step.hops)
     if step.hop is not None:
         rows = tuple((*row, values_text(step.values)) for row in rows)
     columns = (">hop", ">from rank", ">to rank", "chunks", ">bytes", "values that arrived")
@@ -264,10 +260,6 @@ def group_rank(call: Call | None, index: int) -> int:
     """The rank in the whole cluster of a member of the call's group."""
     return index if call is None else call.group[index]
 
-
-def chunks_text(hop: Hop) -> str:
-    """``c0, c1``, or that it carries the whole vector."""
-    return ", ".join(f"c{chunk}" for chunk in hop.chunks) or "all of it"
 
 
 def values_text(array: np.ndarray | None) -> str:

@@ -36,8 +36,7 @@ class Picture(Figure):
         """Axes over the whole page, in inches from its lower left corner, without a frame."""
         width, height = self.get_size_inches()
         axes: Axes = self.add_axes((0, 0, 1, 1))
-        axes.set_xlim(0, width)
-        axes.set_ylim(0, height)
+        axes.set(xlim=(0, width), ylim=(0, height))
         axes.set_axis_off()
         return axes
 

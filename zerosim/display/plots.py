@@ -84,11 +84,10 @@ def plan_bars(plan: Plan, style: Style = LIGHT) -> Drawing:
         axes.annotate(f"the device has {capacity / 1e9:,.1f}", (capacity / 1e9, 1), (0, 4), ha="center", va="bottom",
                       xycoords=axes.get_xaxis_transform(), textcoords="offset points")
         axes.set_yticks(range(len(rows)), row_names(plan))
-        axes.set_ylim(len(rows) - 0.45, -0.55)
-        axes.set_xlim(0, max(capacity, *(row.total_nbytes for row in plan.rows)) / 1e9 * 1.02)
+        axes.set(ylim=(len(rows) - 0.45, -0.55), xlabel="held by one rank (GB)",
+                 xlim=(0, max(capacity, *(row.total_nbytes for row in plan.rows)) / 1e9 * 1.02))
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="x")
-        axes.set_xlabel("held by one rank (GB)")
         figure.key({NAMES.get(part, part): _look(part, style) for part in parts}, ncols=4)
     said = "; ".join(f"{name} {row.total_nbytes / 1e9:,.2f} GB"
                      for name, row in zip(row_names(plan), plan.rows, strict=True))
@@ -115,10 +114,8 @@ def over_ranks_curves(over: OverRanks, style: Style = LIGHT) -> Drawing:
                 axes.plot([n], [value], marker=STAGE_MARKS[row.stage], color=STAGE_COLORS[row.stage], markersize=9)
             axes.set_xscale("log", base=2)
             axes.set_xticks(numbers, [f"{n:,}" for n in numbers], rotation=45 * (len(numbers) > 8))
-            axes.set_ylim(0, max(values) * 1.15)
+            axes.set(ylim=(0, max(values) * 1.15), xlabel="N, ranks", title=name)
             axes.grid()
-            axes.set_xlabel("N, ranks")
-            axes.set_title(name)
         panels[1].axhline(rows[0].capacity_nbytes / 1e9, color=style.ink, linestyle="--", linewidth=1.2)
         panels[1].set_ylim(0, rows[0].capacity_nbytes / 1e9 * 1.1)
         for stage in sorted({row.stage for row in rows}):

@@ -101,9 +101,8 @@ def _sent(axes: Axes, data: TraceOrder) -> None:
     top = stack(axes, range(len(data.whats[data.busiest]) + 1), {
         purpose: [nbytes / unit for nbytes in curve] for purpose, curve in curves.items()},
         lambda purpose: {"facecolor": PURPOSE_COLORS[purpose], "linewidth": 0}, slanted=True)
-    axes.set_ylim(0, max(top[-1] * 1.05, 1e-9))
-    axes.set_ylabel(f"sent by {data.names[data.busiest]}\nso far ({name})")
-    axes.set_xlabel("what a rank did, in its order (events)")
+    axes.set(ylim=(0, max(top[-1] * 1.05, 1e-9)), ylabel=f"sent by {data.names[data.busiest]}\nso far ({name})",
+             xlabel="what a rank did, in its order (events)")
     axes.grid(axis="y")
 
 

@@ -34,7 +34,7 @@ from zerosim.frameworks.settings import (
 )
 from zerosim.models.units import Model
 from zerosim.numerics.checks import is_count, is_number
-from zerosim.numerics.files import without_repeats
+from zerosim.numerics.files import json_of
 from zerosim.numerics.loss_scale import Dynamic, Static
 from zerosim.numerics.places import DEVICE, DISK, HOST, NOTHING, Offload
 from zerosim.numerics.policy import FIRST_VALUES, Policy
@@ -103,7 +103,7 @@ def _read(config: str | Path | Mapping[str, Any]) -> tuple[Mapping[str, Any], st
     if not isinstance(config, str | Path):
         raise ValueError(f"a configuration of DeepSpeed is a dict or the path of a JSON file, found {config!r}")
     try:
-        given = json.loads(Path(config).read_text(encoding="utf-8"), object_pairs_hook=without_repeats)
+        given = json_of(Path(config).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"no configuration can be read from {str(config)!r}: {error.strerror}") from None
     except ValueError as error:

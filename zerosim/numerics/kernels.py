@@ -367,7 +367,7 @@ class NumpyKernels(BlockKernels):
         """out = x·factor, the factor and the product in float32 (float64 if x or out is), rounded once to out."""
         check_operands("multiply_rounded", x=x, out=out)
         number = np.asarray(factor, work_type(x, out))[()]
-        self.run_blocks(partial(_multiplied, number), (x,), out, in_place=True)
+        self.run_blocks(partial(np.multiply, number), (x,), out, in_place=True)
 
     @quiet
     def divide_rounded(self, x: Array, divisor: float, out: Array) -> None:
@@ -520,10 +520,6 @@ class NumpyKernels(BlockKernels):
         work = work_type(x, out)
         scaled = partial(_scaled, _division_by(divisor, work), np.asarray(factor, work)[()])
         self.run_blocks(scaled, (x,), out, work, in_place=True)
-
-
-def _multiplied(factor: Any, block: Array, result: Array) -> None:
-    np.multiply(block, factor, out=result)
 
 
 def _division_by(divisor: float, work: np.dtype[Any]) -> Operation:

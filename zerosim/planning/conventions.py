@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from zerosim.numerics.checks import checked_count, did_you_mean
@@ -21,6 +22,7 @@ from zerosim.planning.facts import facts
 from zerosim.planning.shapes import ModelShape
 from zerosim.ranks.call import tensor_cut
 
+cut_of = lru_cache(maxsize=16)(tensor_cut)  # a plan asks for that of one model again and again
 ADAM = Adam()  # two fp32 tensors beside the weights, m and v: Kingma & Ba 2015, algorithm 1
 
 
@@ -53,9 +55,10 @@ def shares_nbytes(optimizer: Stateful, shapes: Iterable[tuple[int, ...]], ranks:
     """For each rank (elements, bytes of state) of the whole tensors that it owns."""
     tensors = list(shapes)
     lengths = [math.prod(shape) for shape in tensors]
-    cut = tensor_cut(lengths, ranks)
+    cut = cut_of(tuple(lengths), ranks)
     starts = [*accumulate(lengths, initial=0)]
-    state = [*accumulate((state_nbytes(optimizer, shape, fp32_itemsize) for shape in tensors), initial=0)]
+    nbytes = {shape: state_nbytes(optimizer, shape, fp32_itemsize) for shape in {*tensors}}  # most shapes come again
+    state = [*accumulate((nbytes[shape] for shape in tensors), initial=0)]
     places = [bisect_left(starts, border) for border in cut]
     return [(starts[high] - starts[low], state[high] - state[low]) for low, high in pairwise(places)]
 

@@ -8,17 +8,20 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from fractions import Fraction
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from zerosim.numerics.checks import checked_count, count_fields, did_you_mean, is_number
 from zerosim.numerics.places import FROM_DISK, TO_DISK
 from zerosim.planning.facts import facts
+
+if TYPE_CHECKING:
+    from zerosim.ranks.faults import FaultPlan
 
 # The formats for which a device may have a rate, each peak and dense.
 RATED_FORMATS = ("fp32", "tf32", "bf16", "fp16", "fp8")
@@ -294,6 +297,14 @@ class Machine:
     slow_links: Sequence[SlowLink] = ()
     host_link: Link | None = None
     disk_link: Link | None = None
+
+    def slowed_by(self, plan: "FaultPlan") -> "Machine":
+        """This machine with the slow ranks and links of a plan of faults too."""
+        slow = [fault for fault in plan.faults if fault.kind == "slow"]
+        return replace(
+            self, slow_ranks=[*self.slow_ranks, *(SlowRank(one.rank, one.factor) for one in slow if one.to is None)],
+            slow_links=[*self.slow_links, *(SlowLink(one.rank, one.to, one.factor) for one in slow
+                                            if one.to is not None)])
 
     def __post_init__(self) -> None:
         self.device.flops_per_second_in(self.format)

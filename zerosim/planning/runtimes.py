@@ -180,28 +180,31 @@ class StepSizes:
     def whole_nbytes(self, itemsize: int = 0) -> int:
         """Padded bytes of all parameters, equal blocks counted once."""
         return self.nbytes(self.root, itemsize) + sum(
-            times * self.nbytes(tensors, itemsize) for tensors, times in Counter(self.tensors).items())
+            times * self.nbytes(self.kinds[0][kind], itemsize) for kind, times in Counter(self.kinds[1]).items())
 
     def trained(self, tensors: Iterable[TensorShape]) -> int:
         """Padded elements that have gradients and state of the optimizer."""
         return sum(self.padded(tensor) for tensor in tensors if not tensor.frozen)
 
     @cached_property
-    def tensors(self) -> list[tuple[TensorShape, ...]]:
-        """The tensors of each block, under names that equal blocks share."""
-        return _unnumbered(self.blocks)
+    def kinds(self) -> tuple[list[tuple[TensorShape, ...]], list[int]]:
+        """The tensors of different blocks, under names that equal blocks share, and which of them each block has."""
+        return _kinds(self.blocks)
 
     @cached_property
     def weights(self) -> list[int]:
         """Bytes of each block's parameters, whole."""
-        counted = {tensors: self.nbytes(tensors) for tensors in {*self.tensors}}
-        return [counted[tensors] for tensors in self.tensors]
+        return self._of_blocks(self.nbytes)
 
     @cached_property
     def gradients(self) -> list[int]:
         """Elements of each block's gradients."""
-        counted = {tensors: self.trained(tensors) for tensors in {*self.tensors}}
-        return [counted[tensors] for tensors in self.tensors]
+        return self._of_blocks(self.trained)
+
+    def _of_blocks(self, count: Callable[[Iterable[TensorShape]], int]) -> list[int]:
+        """A number of each block, counted once for equal ones."""
+        counted = [count(tensors) for tensors in self.kinds[0]]
+        return [counted[kind] for kind in self.kinds[1]]
 
     @property
     def root(self) -> list[TensorShape]:
@@ -239,11 +242,12 @@ class StepSizes:
     @cached_property
     def halves(self) -> list[dict[str, int]]:
         """Bytes that each half of each block keeps, when nothing is made again, what is beside the table among them."""
-        sizes = [(self.block(index), tensors) for index, tensors in enumerate(self.tensors)]
-        counted = {(of, tensors): {
-            half: 0 if of is None else (saved_nbytes(of, half, self.run, weights_of(tensors))
-                                        + self.beside_table(of, half, tensors)) for half in HALVES}
-            for of, tensors in {*sizes}}
+        different, kinds = self.kinds
+        sizes = [(self.block(index), kind) for index, kind in enumerate(kinds)]
+        counted = {(of, kind): {
+            half: 0 if of is None else (saved_nbytes(of, half, self.run, weights_of(different[kind]))
+                                        + self.beside_table(of, half, different[kind])) for half in HALVES}
+            for of, kind in {*sizes}}
         return [counted[block] for block in sizes]
 
     def beside_table(self, of: Transformer, half: str, tensors: Iterable[TensorShape]) -> int:
@@ -341,8 +345,9 @@ class StepSizes:
                         behind=sums[index + 1] if index < last else 0)
             before, halves, made = sum(self.kept[:index]), self.halves[index], self.made(index)
             inside = before + self.stream * (self.recompute != NONE)
-            network = self.trained(tensor for tensor in self.tensors[index] if tensor.name.startswith("ffn"))
-            down = self.trained(tensor for tensor in self.tensors[index] if ".down." in tensor.name)
+            here = self.kinds[0][self.kinds[1][index]]
+            network = self.trained(tensor for tensor in here if tensor.name.startswith("ffn"))
+            down = self.trained(tensor for tensor in here if ".down." in tensor.name)
             yield replace(at, kept=inside + sum(halves.values()), made=made["feed_forward"], begun=head + down,
                           uncut=at.uncut + 1)
             yield replace(at, kept=inside + halves["attention"], made=made["attention"], begun=head + network)
@@ -354,8 +359,10 @@ class StepSizes:
 
 
 @lru_cache(maxsize=8)
-def _unnumbered(blocks: tuple[UnitShape, ...]) -> list[tuple[TensorShape, ...]]:
-    return [tuple(replace(tensor, name=tensor.name.partition(".")[2]) for tensor in block.tensors) for block in blocks]
+def _kinds(blocks: tuple[UnitShape, ...]) -> tuple[list[tuple[TensorShape, ...]], list[int]]:
+    named = [tuple(replace(tensor, name=tensor.name.partition(".")[2]) for tensor in block.tensors) for block in blocks]
+    numbers = {tensors: number for number, tensors in enumerate(dict.fromkeys(named))}
+    return list(numbers), [numbers[tensors] for tensors in named]
 
 
 def _outer(tensor: TensorShape) -> int:

@@ -111,7 +111,7 @@ class ModelShape:
         stacked = sum(tensor.parameters for tensor in self.tensors if f"{EXPERTS}." in tensor.name)
         return self.parameters - stacked + stacked * experts.per_token // experts.count
 
-    @property
+    @cached_property
     def tensors(self) -> tuple[TensorShape, ...]:
         """All tensors, unit by unit."""
         return tuple(tensor for unit in self.units for tensor in unit.tensors)

@@ -137,7 +137,9 @@ class MicroBatchWalk:
         yield from self._pass(backward)
         yield from self._reduced()
         yield from self._reduced_across()
-        yield from self._reshard_all()
+        for unit in list(self.gathered):
+            yield from self._wait_for(unit)
+            yield self._reshard(unit)
 
     def _pass(self, places: Sequence[Place]) -> Iterator[StepEvent]:
         """The places in their order, with their units' weights: gathered once for what a unit does without a break.
@@ -206,10 +208,6 @@ class MicroBatchWalk:
         del self.gathered[unit]
         return HeldBytes(GATHERED, -self.itemsize * self.lengths[unit])
 
-    def _reshard_all(self) -> Iterator[StepEvent]:
-        for unit in list(self.gathered):
-            yield from self._wait_for(unit)
-            yield self._reshard(unit)
 
     # -- gradients ----------------------------------------------------------------------------------------------------
 

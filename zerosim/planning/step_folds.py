@@ -171,7 +171,9 @@ def communication_seconds(events: Iterable[StepEvent], seconds_at: Mapping[Place
         elif isinstance(event, CollectiveIssue):
             call = event.operation, event.ranks, event.nbytes, event.where
             if call not in prices:  # a model of many equal units has few
-                prices[call] = (price or _price)(event.operation, event.ranks, event.nbytes, networks[event.where])
+                over = networks[event.where]
+                prices[call] = (price(event.operation, event.ranks, event.nbytes, over) if price else
+                                _ring(event.operation, event.ranks, over).seconds(event.nbytes))
             seconds = prices[call]
             communication += seconds
             ends[event.key] = free = max(clock, free) + seconds
@@ -180,10 +182,6 @@ def communication_seconds(events: Iterable[StepEvent], seconds_at: Mapping[Place
             if end > clock:
                 exposed, clock = exposed + (end - clock), end
     return communication, exposed
-
-
-def _price(operation: str, ranks: int, nbytes: int, network: Network) -> float:
-    return _ring(operation, ranks, network).seconds(nbytes)
 
 
 @lru_cache(maxsize=64)

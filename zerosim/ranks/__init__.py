@@ -17,11 +17,12 @@ from zerosim.ranks.inspect import step_through
 from zerosim.ranks.memory import Memory
 from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.null_cluster import NullCluster
+from zerosim.ranks.races import Exploration, RaceError, explore
 from zerosim.ranks.rank import Rank, Work
 from zerosim.ranks.trace import Compute, Lifetime, Trace
 from zerosim.ranks.transfers import Transfer, TransferWait
 
-__all__ = ["AsymmetryError", "BackendError", "Cluster", "Compute", "DeadlockError", "Hop",
-           "Lifetime", "Memory", "Mesh", "MismatchError", "NullCluster", "OutOfMemoryError", "PendingWorkError", "Rank",
-           "RankStopped", "RankUseError", "RemoteError", "Results", "Run", "Trace", "Transfer",
-           "TransferWait", "Work", "step_through"]
+__all__ = ["AsymmetryError", "BackendError", "Cluster", "Compute", "DeadlockError", "Exploration", "Hop",
+           "Lifetime", "Memory", "Mesh", "MismatchError", "NullCluster", "OutOfMemoryError", "PendingWorkError",
+           "RaceError", "Rank", "RankStopped", "RankUseError", "RemoteError", "Results", "Run", "Trace", "Transfer",
+           "TransferWait", "Work", "explore", "step_through"]

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import Integers, is_array, is_writable, may_share_memory, spans, start
+from zerosim.numerics.arrays import Integers, is_array, is_writable, may_share_memory, poison, spans, start
 from zerosim.numerics.checks import FLOATING, unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import NullKernels, NumpyKernels, do_nothing
@@ -437,6 +437,8 @@ class Backend:
     """
 
     knows_the_others = True  # False where one rank stands for all
+    hides_results = True  # False where those of asynchronous collectives may land in out= before their wait
+    checks_inputs = True  # False where nobody asks at the wait whether they have changed
     library: str | None = None  # whose collectives ``algorithm="native"`` asks for: MPI, NCCL
     results: Sequence[Any]  # of the ranks that run here
 
@@ -444,6 +446,10 @@ class Backend:
 
     def check_use(self, rank: int) -> None:
         """Raises RankUseError unless the caller is the rank's own running program."""
+
+    def hide(self, out: Array) -> None:
+        """Fills what shall show nothing until its wait; what is issued next has its result there."""
+        poison(out)
 
     def issue(self, rank: int, me: Pending) -> None:
         """Takes the rank's part and returns at once."""

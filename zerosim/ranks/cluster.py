@@ -20,10 +20,12 @@ from zerosim.numerics.checks import is_count, require_count
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.call import Backend
 from zerosim.ranks.errors import RankUseError
-from zerosim.ranks.hub import Hub, InProcess, RunEvent, RunOptions, Transport, Watch
+from zerosim.ranks.faults import FaultPlan, transport_of
+from zerosim.ranks.hub import Hub, RunEvent, RunOptions, Transport, Watch
 from zerosim.ranks.memory import Memories, Memory
 from zerosim.ranks.process import Interrupts, blas_limited_to, guarded, patient_interrupts
 from zerosim.ranks.rank import Rank, RankState
+from zerosim.ranks.schedules import Seeded
 from zerosim.ranks.trace import Traces
 from zerosim.shown import ShownRuns
 
@@ -83,14 +85,17 @@ class Cluster(ShownRuns):
     live as long as the cluster, and so do the results of its ``runs``: ``runs.clear()`` lets them go. ``trace_rows``
     bounds the trace of a long run: each rank keeps at least so many of its latest rows, and less than twice as many
     (None: all); what needs all of them, as a recording does, raises ValueError then, and bytes sent and held stay
-    exact. A program that catches BaseException and goes on without end cannot be stopped.
+    exact. ``faults``, a `zerosim.faults.Plan` or the text of one fault, injects them; ``checksums`` finds messages that
+    do not arrive as they were sent, for 4 bytes each. A program that catches BaseException and goes on without end
+    cannot be stopped.
     """
 
     representative: int | None = None  # the one rank that runs and stands for all, where that is so
     _where = ""  # what the cluster adds when it names itself
 
     def __init__(self, ranks: int, *, capacity_nbytes: int | None = None, debug: bool = False, seed: int = 0,
-                 blas_threads: int = 1, trace_rows: int | None = None, processor: Processor | None = None,
+                 blas_threads: int = 1, trace_rows: int | None = None, faults: FaultPlan | str | None = None,
+                 checksums: bool = False, processor: Processor | None = None,
                  transport: Transport | None = None) -> None:
         """``processor`` has the arrays of all ranks that run here, ``transport`` moves them to other ranks."""
         if not is_count(ranks) or ranks < 1:
@@ -100,13 +105,14 @@ class Cluster(ShownRuns):
             raise ValueError(f"seed={seed!r} must be a whole number; 0 runs the ranks in their order")
         require_count("trace_rows", trace_rows, 1, "a number of rows", none="to keep all")
         self.debug, self.seed, self.blas_threads = debug, seed, blas_threads
-        self._processor, self._transport = processor or Processor(), transport or InProcess()
+        self._processor = processor or Processor()
         group = Integers(range(ranks))
         present = self._present(group)
         kernels = self._processor.kernels(len(present))
         self.kernels = kernels[0]
         self.states = [RankState(index, Memory(f"rank {index}", its, capacity_nbytes, debug), its, trace_rows)
                        for index, its in zip(present, kernels, strict=True)]
+        self._transport = transport or transport_of(self.states, faults, checksums=checksums)
         self.ranks = [Rank(state, group) for state in self.states]
         self.runs: list[Run] = []
         self.backend: Backend | None = None  # of the run under way
@@ -118,7 +124,7 @@ class Cluster(ShownRuns):
 
     def _backend(self, options: RunOptions) -> Backend:
         """The way between the ranks in one run."""
-        return Hub(len(self.ranks), self._transport, options, seed=self.seed)
+        return Hub(len(self.ranks), self._transport, options, Seeded(self.seed) if self.seed else None)
 
     def _results(self, values: Sequence[Any]) -> Results:
         return Results(values)

@@ -10,12 +10,11 @@ parks when it waits for something that is not done. The hub carries out a collec
 it and agree, and moves a message when both its halves are there. Same program, same order, same bits.
 """
 
-import random
 import threading
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
@@ -43,6 +42,7 @@ from zerosim.ranks.errors import (
     text_of,
 )
 from zerosim.ranks.process import Interrupts, clear_frames, guarded
+from zerosim.ranks.schedules import Chosen, Seeded
 from zerosim.ranks.stacks import stacks
 
 STOP_ITERATION = "the program let a StopIteration out; catch it where next() is called"
@@ -91,6 +91,7 @@ class Transport:
     errors: tuple[type[Exception], ...] = ()  # what the library raises, also when another rank has failed
     needs_listener = False  # True where a program may wait inside the library: a thread must hear the others
     world = "all in this process"
+    late: Collection[int] = ()  # the ranks that take their turns after the others
     say: Callable[[Any, int], None]  # in a run of processes: a control message to the transport of another rank
 
     def begin(self, options: RunOptions) -> None:
@@ -153,6 +154,9 @@ class Transport:
 
     def abort(self) -> None:
         """The run has failed: gives up what has not moved yet, before the ranks are unwound."""
+
+    def explain(self, error: BaseException) -> None:
+        """Adds to what a run has failed with what is known of it here."""
 
     def drain(self) -> bool:
         """After a failure: takes and forgets what still arrives; True when nothing of these ranks' is under way."""
@@ -254,11 +258,12 @@ class Hub(Backend):
     Nothing goes on while a rank runs: the others take their turns when it waits.
     """
 
-    def __init__(self, size: int, transport: Transport, options: RunOptions, *, seed: int) -> None:
+    def __init__(self, size: int, transport: Transport, options: RunOptions, order: Seeded | Chosen | None) -> None:
+        """``order`` None: collectives first, then the rank that has been ready for longest, until it waits."""
         self.transport, self.watch, self.interrupts = transport, options.watch, options.interrupts
         self.library = transport.library
         transport.begin(options)
-        self.chance = random.Random(seed) if seed else None  # None: ranks run in their order
+        self.order = order
         self.stacks = stacks()
         self.current = self.stacks.current
         self.thread = threading.get_ident()
@@ -299,7 +304,7 @@ class Hub(Backend):
             if len(parts) == me.size:
                 del self.incomplete[key]
                 self.complete.append([parts[i] for i in range(me.size)])
-        if self.chance is not None and self.chance.random() < 0.5:
+        if rank in self.transport.late or (self.order is not None and self.order.pauses(rank, me)):
             self.ready.append(rank)
             self._park()
 
@@ -332,20 +337,18 @@ class Hub(Backend):
             while self.ready or self.complete:
                 if self.interrupts.pending:
                     self.interrupts.raise_pending()
-                # A collective goes first, unless a seeded schedule lets ready ranks run before it.
-                if self.complete and (self.chance is None or not self.ready or self.chance.random() < 0.5):
+                if self.order.collective_next(self.complete, self.ready) if self.order else self.complete:
                     yield from self._carry_out(self.complete.popleft())
                 else:
-                    if self.chance is not None:
-                        self.ready.rotate(self.chance.randrange(len(self.ready)))
                     self._resume(self.ready.popleft())
                     while self.messages:
                         yield self.messages.popleft()
             if not all(g.dead for g in self.greenlets):
                 raise DeadlockError(deadlock_text([self._position(rank, me) for rank, me in enumerate(self.waiting)]))
             self.synchronize()
-        except BaseException:
+        except BaseException as error:
             self.transport.abort()
+            self.transport.explain(error)
             raise
         finally:
             self._unwind()
@@ -457,8 +460,8 @@ class Hub(Backend):
             return RankPosition(None)
         missing = None
         if isinstance(me, PendingCall):
-            issued = self.incomplete[me.call.key, me.call.number]
-            missing = [member for i, member in enumerate(me.call.group) if i not in issued]
+            issued = self.incomplete.get((me.call.key, me.call.number))  # None: all have, and it does not end
+            missing = None if issued is None else [member for i, member in enumerate(me.call.group) if i not in issued]
         return RankPosition(me.describe(), self.place(rank), missing)
 
     def place(self, rank: int) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import checksum, copy_elements, is_array, may_share_memory, on_device, poison, same_bytes
+from zerosim.numerics.arrays import checksum, copy_elements, is_array, may_share_memory, on_device, same_bytes
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.kernels import NumpyKernels, do_nothing
 from zerosim.ranks.call import (
@@ -93,8 +93,8 @@ class RankState:
         for work in self.pending:
             if work.hides(x) or work.hides(out):
                 raise PendingWorkError(
-                    f"{operation} was given the out= of {work.title}, issued at {work.where}, which "
-                    "was not waited for; call work.wait() first, or pass other memory"
+                    f"{operation} was given, at {place_of_call()}, the out= of {work.title}, issued at {work.where}, "
+                    "which was not waited for; call work.wait() first, or pass other memory"
                 )
 
     def check_all_waited(self) -> None:
@@ -138,8 +138,8 @@ class Work:
     def result(self) -> np.ndarray | None:
         """The collective's result; raises PendingWorkError before ``wait()``."""
         if not self.waited:
-            raise PendingWorkError(f"the result of {self.title}, issued at {self.where}, was read before wait(); "
-                                   "call work.wait() first, which also returns it")
+            raise PendingWorkError(f"the result of {self.title}, issued at {self.where}, was read before wait(), at "
+                                   f"{place_of_call()}; call work.wait() first, which also returns it")
         return self._result
 
     def wait(self) -> np.ndarray | None:
@@ -386,6 +386,7 @@ class Rank:
         if memory.debug and out is None and receives and not async_op:
             refuse_dropped(call, __file__)
         in_place = out is not None and is_in_place(x, checked_output(out, shape, x.dtype), same)
+        copy_in_flight &= backend.hides_results
         copied = async_op and (copy_in_flight or memory.debug or out is None)  # what arrives, until wait()
 
         # Memory: a copy of the input where it will change, the result, the algorithm's buffers.
@@ -412,12 +413,12 @@ class Rank:
         if async_op:
             trace.add(Issue(call))
             if out is not None and not (in_place and captured is x):
-                poison(out)
+                backend.hide(out)
         backend.issue(state.index, me)
         if not async_op:
             return _finish(state, backend, me, out, shape, rule)
         return Work(state, backend, me, partial(_finish, state, backend, me, out, shape, rule, async_op=True),
-                    out=out, x=None if in_place else x,
+                    out=out, x=None if in_place or not backend.checks_inputs else x,
                     copy=None if in_place or rule.before or captured is x else captured)
 
     # -- other handles of this rank -------------------------------------------------------------------------------

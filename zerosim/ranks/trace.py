@@ -125,6 +125,33 @@ class SpanEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class Struck:
+    """A fault that `ranks.faults` has injected: its text; the rank, the training step (0: before the first), the call
+    and the message that it struck, whose ranks are the cluster's; and the bytes of the message, or of files.
+    """
+
+    fault: str
+    rank: int
+    step: int
+    call: Call | None = None
+    hop: Hop | None = None
+    nbytes: int = 0
+
+    @staticmethod
+    def place(call: Call | None, hop: Hop | None) -> str:
+        """The message or the call in words, without what else its ranks have agreed on."""
+        said = str(replace(call, agreement="")) if call else "a message"
+        if hop is None:
+            return said
+        return (f"{f'hop {hop.step} of {said}' if call else said} from rank {hop.source} to rank {hop.destination}, "
+                + f"chunks {list(hop.chunks)}, " * bool(hop.chunks) + f"{hop.nbytes:,} bytes")
+
+    def __str__(self) -> str:
+        where = self.place(self.call, self.hop) if self.call or self.hop else f"after {self.nbytes:,} bytes of files"
+        return f"{self.fault}: in step {self.step}, {where}"
+
+
+@dataclass(frozen=True, slots=True)
 class StepBegin:
     """The place among all rows at which a training step begins, and what was sent, moved and held until there."""
 
@@ -134,7 +161,7 @@ class StepBegin:
     held: dict[str, int]
 
 
-Row = Collective | Message | Issue | Wait | Held | Compute | Transfer | TransferWait | SpanBegin | SpanEnd
+Row = Collective | Message | Issue | Wait | Held | Compute | Transfer | TransferWait | SpanBegin | SpanEnd | Struck
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +201,7 @@ class Trace(Plotted):
     transfer_numbers: Iterator[int] = field(default_factory=count)
     kept_rows: int | None = None
     dropped: int = 0
+    steps_begun: int = 0  # of training, in the run; one that goes on from a checkpoint counts those before it too
     _sent: Counter[tuple[str, str | None]] = field(default_factory=Counter)  # by purpose, in all and by name of a span
     _steps: list[StepBegin] = field(default_factory=list)
 
@@ -231,6 +259,7 @@ class Trace(Plotted):
 
     def begin_step(self, held: dict[str, int]) -> None:
         """Marks where a training step begins, as an engine does at its first forward; ``held`` are bytes by kind."""
+        self.steps_begun += 1
         self._steps.append(StepBegin(self.dropped + len(self.rows), self._sent.copy(), self.moved_nbytes.copy(), held))
 
     def step(self, number: int) -> "Trace":

@@ -99,29 +99,10 @@ def _launch(name: str, threads: int, arguments: Sequence[Any], **types: np.dtype
     launch_typed(_texts()[name], name, threads, arguments, **types)
 
 
-# Every `line` elements are taken as rows of `step`, and each thread adds up a column of these: neighboring threads read
-# neighboring elements, whatever the shape. It loads eight at a time, and no load waits for a branch: beyond the end it
-# loads the first of the eight again.
 def _folding(inputs: str, addend: str, join: str = "zs_add", begin: str = "(Work)0") -> str:
-    return f"""
-extern "C" __global__ void zs_fold({inputs}, To* out, u64 line, u64 step, u64 n) {{
-  u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-  if (thread >= n) return;
-  u64 first = thread / step * line, stop = first + line;
-  Work sum = {begin};
-  for (u64 at = first + thread % step; at < stop; at += 8 * step) {{
-    Work addends[8];
-    #pragma unroll
-    for (int j = 0; j < 8; ++j) {{
-      u64 i = at + j * step < stop ? at + j * step : at;
-      addends[j] = {addend};
-    }}
-    #pragma unroll
-    for (int j = 0; j < 8; ++j) sum = at + j * step < stop ? {join}(sum, addends[j]) : sum;
-  }}
-  out[thread] = narrow(sum);
-}}
-"""
+    """A kernel that folds many addends into few; see ZS_FOLD in prelude.cu."""
+    return (f'\nextern "C" __global__ void zs_fold({inputs}, To* out, u64 line, u64 step, u64 n) '
+            f"{{ ZS_FOLD({addend}, {join}, {begin}) }}\n")
 
 
 _SUMS = _folding("const Rest* x", "wide(x[i])")

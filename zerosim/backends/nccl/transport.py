@@ -38,12 +38,6 @@ from zerosim.ranks.process import guarded
 MESSAGES = ("gather", "all_to_all")  # in NCCL these are sends and receives
 
 
-def check_adds(call: Call) -> None:
-    """Raises ValueError for a sum in a type in which NCCL does not add."""
-    if "reduce" in call.operation and call.dtype.name not in TYPES:
-        raise ValueError(f"{call.operation} by 'native' of {call.dtype}: through CuPy NCCL adds in "
-                         f"{', '.join(TYPES)}; leave algorithm= out for our own ring, which adds in every format")
-
 
 # -- Communicators: of each group one for each of its ranks that is here -----------------------------------------------
 
@@ -297,7 +291,10 @@ class NCCLTransport(Transport):
                 if delivery is None:
                     yield None
         else:
-            check_adds(call)
+            if "reduce" in call.operation and call.dtype.name not in TYPES:
+                raise ValueError(f"{call.operation} by 'native' of {call.dtype}: through CuPy NCCL adds in "
+                                 f"{', '.join(TYPES)}; leave algorithm= out for our own ring, which adds in every "
+                                 "format")
             communicators = self.communicators.of(call.key)
             with self.communicators.nccl.group():
                 for me in parts:

@@ -87,10 +87,8 @@ def _tensors(axes: Axes, data: Activations) -> None:
         axes.barh(place, nbytes / unit, 0.7, color=VERMILLION if name == SQUARE else BLUE)
         axes.annotate(f"{nbytes / unit:,.4g}", (nbytes / unit, place), (5, 0), textcoords="offset points", va="center")
     axes.set_yticks(range(len(data.tensors)), list(data.tensors))
-    axes.set_ylim(len(data.tensors) - 0.4, -0.6)
-    axes.set_xlim(0, 1.2 * max(data.tensors.values()) / unit)
-    axes.set_ylabel("tensor (name)")
-    axes.set_xlabel(f"kept by one block ({name_of_unit})")
+    axes.set(ylim=(len(data.tensors) - 0.4, -0.6), xlim=(0, 1.2 * max(data.tensors.values()) / unit),
+             ylabel="tensor (name)", xlabel=f"kept by one block ({name_of_unit})")
     axes.set_title(f"One block: {sum(data.tensors.values()) / unit:,.5g} {name_of_unit}; only probabilities grow with "
                    "L²")
     _ticks(axes)
@@ -106,11 +104,10 @@ def _policies(axes: Axes, data: Activations, style: Style) -> None:
         axes.annotate(f"{peak:.3g} {name_of_unit}\n{words}", (peak, place), (5, 0), textcoords="offset points",
                       va="center", linespacing=1.1, fontsize=11)
     axes.set_yticks(range(len(data.policies)), [one.policy for one in data.policies])
-    axes.set_ylim(len(data.policies) - 0.4, -0.6)
-    axes.set_xlim(0, 1.42 * max(one.peak_nbytes for one in data.policies) / unit)
-    axes.set_ylabel("policy (name)")
-    axes.set_xlabel(f"held at most; hatched: only during backward ({name_of_unit})")
-    axes.set_title("The whole model, by what is recomputed")
+    axes.set(ylim=(len(data.policies) - 0.4, -0.6),
+             xlim=(0, 1.42 * max(one.peak_nbytes for one in data.policies) / unit), ylabel="policy (name)",
+             xlabel=f"held at most; hatched: only during backward ({name_of_unit})",
+             title="The whole model, by what is recomputed")
     _ticks(axes)
 
 
@@ -130,10 +127,9 @@ def _lines(axes: Axes, data: Activations, style: Style) -> None:
         axes.plot(data.marked, [nbytes / unit for nbytes in data.marks[policy]], color=color, marker=mark, markersize=8,
                   linestyle="", label=policy)
     log_log(axes, data.lengths, [f"{tokens:,}" for tokens in data.lengths], base=2)
-    axes.set_xlabel("L, the length of a sequence (tokens)")
-    axes.set_ylabel(f"held at most ({name_of_unit})")
+    axes.set(xlabel="L, the length of a sequence (tokens)", ylabel=f"held at most ({name_of_unit})",
+             title="The whole model, as sequences grow")
     axes.grid(axis="y")
-    axes.set_title("The whole model, as sequences grow")
 
 
 def _description(data: Activations) -> str:

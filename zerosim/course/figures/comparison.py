@@ -159,10 +159,9 @@ def _losses(axes: Axes, data: ComparisonData, style: Style) -> None:
                   label=f"{data.over} {label}" if label.isdigit() else label)
     if data.unigram_entropy is not None:
         axes.axhline(data.unigram_entropy, color=style.muted, linewidth=1, label="entropy of single bytes")
-    axes.set_xlabel("step of the training (steps)")
+    axes.set(xlabel="step of the training (steps)", ylabel=data.loss)
     steps = max(map(len, data.losses))
     axes.set_xticks([tick for tick in MaxNLocator(8, integer=True).tick_values(1, steps) if 1 <= tick <= steps])
-    axes.set_ylabel(data.loss)
     axes.grid(axis="y")
     within_limits(axes)
 
@@ -181,9 +180,9 @@ def _bars(axes: Axes, data: ComparisonData, stacks: tuple[Mapping[str, float], .
         bars.set_label(words(kind))
     long = max(map(len, data.labels)) * len(data.labels) > LETTERS
     axes.set_xticks(range(len(data.labels)), data.labels, rotation=20 if long else 0)
-    axes.set_xlabel(data.over)
+    axes.set(xlabel=data.over,
+             ylim=(0, 1.1 * max(sum(stack.get(kind, 0) for kind in present) for stack in stacks) / unit))
     axes.grid(axis="y")
-    axes.set_ylim(0, 1.1 * max(sum(stack.get(kind, 0) for kind in present) for stack in stacks) / unit)
     within_limits(axes)
 
 

@@ -136,9 +136,7 @@ def _lines(axes: Axes, panel: WallPanel, sides: tuple[str, str], style: Style) -
     for words, offset, side in zip(sides, (-6, 6), ("right", "left"), strict=True):
         axes.annotate(words, (panel.wall, 0.97), (offset, 0), xycoords=axes.get_xaxis_transform(), ha=side,
                       va="top", textcoords="offset points", color=style.muted)
-    axes.set_yscale("log")
-    axes.set_ylim(0.3 * min(map(min, panel.lines.values())), None)
-    axes.set_ylabel("one all-reduce takes (ms)")
+    axes.set(yscale="log", ylim=(0.3 * min(map(min, panel.lines.values())), None), ylabel="one all-reduce takes (ms)")
     axes.grid(axis="y")
 
 

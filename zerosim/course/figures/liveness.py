@@ -71,12 +71,10 @@ def _panel(axes: Axes, data: Liveness, stage: int, top: float, style: Style) -> 
         start, end = bars[0].start, bars[-1].end
         axes.broken_barh([(start, end - start)], (top * 0.93, top * 0.05), facecolor=PHASE_COLORS[phase])
         axes.text((start + end) / 2, top * 0.915, phase, ha="center", va="top", fontsize=11)
-    axes.set_ylim(0, top)
-    axes.set_xlim(0, life.step_microseconds)
+    axes.set(ylim=(0, top), xlim=(0, life.step_microseconds), ylabel="gradients held\n(bytes per parameter)",
+             title=f"Stage {stage}: at most {max(totals):.3g}, {totals[-1]:.3g} at the end")
     within_limits(axes)
     axes.grid(axis="y")
-    axes.set_ylabel("gradients held\n(bytes per parameter)")
-    axes.set_title(f"Stage {stage}: at most {max(totals):.3g}, {totals[-1]:.3g} at the end")
 
 
 def _description(data: Liveness) -> str:

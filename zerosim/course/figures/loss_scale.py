@@ -79,8 +79,7 @@ def _panel(axes: Axes, data: LossScaleData, place: int) -> None:
     axes.set_xlim(0, len(run.scales) + 1)
     within_limits(axes)
     axes.grid()
-    axes.set_ylabel("loss scale S")
-    axes.set_title(_heading(data, place))
+    axes.set(ylabel="loss scale S", title=_heading(data, place))
 
 
 def _heading(data: LossScaleData, place: int) -> str:

@@ -84,8 +84,7 @@ def memory_scaling(data: MemoryScaling, style: Style = LIGHT) -> Drawing:
         _grouped(panels[2], data.panels[2], style)
         for axes, panel in zip(panels, data.panels, strict=True):
             axes.set_title(panel.fixed, fontsize=13)
-            axes.set_xlabel(panel.what)
-            axes.set_ylabel("held at rest by one rank (GB)")
+            axes.set(xlabel=panel.what, ylabel="held at rest by one rank (GB)")
             axes.grid(axis="y")
         figure.legend(*panels[0].get_legend_handles_labels(), ncols=4)
     return Drawing("memory-scaling", TITLE, _description(data), style, figure)

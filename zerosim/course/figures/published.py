@@ -77,16 +77,13 @@ def published(data: PublishedData, style: Style = LIGHT) -> Drawing:
 
 def _axis(axes: Axes, count: int, style: Style) -> None:
     """A logarithmic axis of ratios with a line at 1; rows from top to bottom."""
-    axes.set_xscale("log")
-    axes.set_xlim(8e-3, 6e3)
+    axes.set(xscale="log", xlim=(8e-3, 6e3), ylim=(count - 0.4, -0.6), yticks=[],
+             xlabel="published / measured (ratio)")
     axes.set_xticks([0.01, 0.1, 1, 10, 100, 1000], ["1/100", "1/10", "1", "10", "100", "1000"])
     axes.minorticks_off()
-    axes.set_ylim(count - 0.4, -0.6)
-    axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.grid(axis="x")
     axes.axvline(1, color=style.ink, linewidth=1.2, zorder=1)
-    axes.set_xlabel("published / measured (ratio)")
 
 
 def _words(axes: Axes, line: int, label: str, values: str, brief: str, style: Style) -> None:

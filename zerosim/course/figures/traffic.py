@@ -54,11 +54,9 @@ def traffic(data: Traffic, style: Style = LIGHT) -> Drawing:
         axes.set_xscale("log", base=2)
         axes.set_xticks(data.worlds, [f"{ranks}" for ranks in data.worlds])
         axes.minorticks_off()
-        axes.set_yticks(range(7))
-        axes.set_ylim(0, 6.6)
+        axes.set(yticks=range(7), ylim=(0, 6.6), xlabel="N (ranks)",
+                 ylabel="sent by one rank in a step\n(bytes per parameter)")
         axes.grid(axis="y")
-        axes.set_xlabel("N (ranks)")
-        axes.set_ylabel("sent by one rank in a step\n(bytes per parameter)")
         figure.legend(ncols=4)
     return Drawing("traffic", TITLE, _description(data), style, figure)
 

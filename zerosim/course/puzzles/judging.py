@@ -76,14 +76,14 @@ class Originals:
         classes = [value for module in modules for value in vars(module).values()
                    if isinstance(value, type) and value.__module__ == module.__name__]
         owners: list[Any] = [builtins, np, *modules, *classes]
-        self._kept = [(owner, name, value, getattr(value, "__code__", None))
-                      for owner in owners for name, value in vars(owner).items()]
+        self._kept = [(owner, names, name, value, getattr(value, "__code__", None))
+                      for owner in owners for names in [vars(owner)] for name, value in names.items()]
 
     def put_back(self) -> list[str]:
         """Puts back whatever has been replaced since; returns its names."""
         replaced = []
-        for owner, name, value, code in self._kept:
-            if vars(owner).get(name) is not value or getattr(value, "__code__", None) is not code:
+        for owner, names, name, value, code in self._kept:
+            if names.get(name) is not value or (code is not None and value.__code__ is not code):
                 where = f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else owner.__name__
                 replaced.append(f"{where}.{name}")
                 setattr(owner, name, value)

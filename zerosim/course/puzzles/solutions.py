@@ -304,4 +304,5 @@ class FSDP:
 get_ddp, get_sharded_optimizer, get_fsdp = DataParallel, ShardedOptimizer, FSDP
 
 SOLUTIONS: Mapping[str, Callable[..., Any]] = {solution.__name__: solution for solution in (
-    mean, broadcast, ring, gather, all_reduce, average, ddp, zero1, zero2, zero3, overlap, lamb, overflow, repair)}
+    mean, broadcast, ring, gather, all_reduce, average, ddp, zero1, zero2, zero3, overlap, lamb, overflow, repair)} | {
+        "find_batch": average, "find_ring": gather, "find_skip": overflow}

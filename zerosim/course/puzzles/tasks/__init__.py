@@ -21,4 +21,7 @@ PUZZLES: Mapping[str, Puzzle] = MappingProxyType({puzzle.name: puzzle for puzzle
     read_puzzle("overlap", layered.overlap),
     read_puzzle("lamb", steps.lamb),
     read_puzzle("overflow", steps.overflow, steps.OVERFLOW_SIZES),
-    read_puzzle("repair", layered.repair))})
+    read_puzzle("repair", layered.repair),
+    read_puzzle("find_batch", steps.average),  # bugs of the museum, judged as the puzzles are that they spoil
+    read_puzzle("find_ring", collectives.gather),
+    read_puzzle("find_skip", steps.overflow, steps.OVERFLOW_SIZES))})

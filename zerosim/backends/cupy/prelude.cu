@@ -1,0 +1,93 @@
+// The text that all kernels of GPUs begin with: formats move in and out, and every operation is rounded.
+//
+// Nothing here needs a header, so that any compiler of CUDA takes it; `__fadd_rn` and its like are never contracted into
+// fused multiply-adds, and the numbers are rounded to nearest even, subnormals included. The casts are the formulas of
+// numerics/rounding.py, but for fp16's on a GPU, which are instructions. A NaN stays a NaN; which of its codes it has is
+// not promised. zerosim.backends.cupy.tracing adds a line ZS_FORMAT(...) for each packed format.
+
+typedef unsigned char u8; typedef unsigned short u16; typedef unsigned int u32; typedef unsigned long long u64;
+#define ZS __device__ __forceinline__
+template <typename T> struct alignas(4 * sizeof(T)) Four { T at[4]; };
+ZS u32 zs_word(float x) { return __float_as_uint(x); }
+ZS float zs_value(u32 word) { return __uint_as_float(word); }
+ZS u32 zs_larger(u32 a, u32 b) { return a > b ? a : b; }
+
+#define ZS_OPERATIONS(type, d, f) \
+ZS type zs_add(type a, type b) { return __##d##add_rn(a, b); } \
+ZS type zs_subtract(type a, type b) { return __##d##add_rn(a, -b); } \
+ZS type zs_multiply(type a, type b) { return __##d##mul_rn(a, b); } \
+ZS type zs_divide(type a, type b) { return __##d##div_rn(a, b); } \
+ZS type zs_sqrt(type a) { return __##d##sqrt_rn(a); } \
+ZS type zs_exp(type a) { return exp##f(a); } \
+ZS type zs_log(type a) { return log##f(a); } \
+ZS type zs_tanh(type a) { return tanh##f(a); } \
+ZS type zs_absolute(type a) { return fabs##f(a); }
+ZS_OPERATIONS(float, f, f)
+ZS_OPERATIONS(double, d, )
+
+template <typename T> ZS T zs_add(T a, T b) { return (T)(a + b); }
+template <typename T> ZS T zs_square(T a) { return zs_multiply(a, a); }
+template <typename T> ZS T zs_negative(T a) { return -a; }
+template <typename T> ZS T zs_sign(T a) { return a > 0 ? (T)1 : a < 0 ? (T)-1 : a == 0 ? (T)0 : a; }
+template <typename T> ZS T zs_maximum(T a, T b)  // NaN if either is; of +0 and -0 the positive
+{ return a != a ? a : b != b ? b : a > b ? a : b > a ? b : a == 0 ? zs_add(a, b) : a; }
+template <typename T> ZS T zs_minimum(T a, T b)  // NaN if either is; of +0 and -0 the negative
+{ return a != a ? a : b != b ? b : a < b ? a : b < a ? b : a == 0 ? (T)-zs_add((T)-a, (T)-b) : a; }
+// From float64, rounded to an odd last bit: a second rounding, to fewer bits, is then as good as the only one.
+ZS float zs_odd(double x) {
+  float f = __double2float_rz(x);
+  return (double)f == x || x != x ? f : zs_value(zs_word(f) | 1u);
+}
+ZS float zs_widen_fp32(float x) { return x; }
+ZS float zs_narrow_fp32(float x) { return x; }
+ZS float zs_widen_bf16(u16 code) { return zs_value((u32)code << 16); }
+ZS u16 zs_narrow_bf16(float x) {
+  u32 word = zs_word(x);
+  u32 code = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
+  return (u16)((word & 0x7fffffffu) > 0x7f800000u ? ((word >> 16) & 0x8000u) | 0x7fc0u : code);
+}
+// GPUs have instructions for fp16, which round as the formula does (PTX ISA, "cvt"); a dozen whole-number operations
+// for each element would take longer than its six bytes. The formula is what a compiler for the CPU takes.
+#ifdef __CUDA_ARCH__
+ZS float zs_widen_fp16(u16 code) {
+  float value; asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(code)); return value; }
+ZS u16 zs_narrow_fp16(float x) { u16 code; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(code) : "f"(x)); return code; }
+#endif
+
+// The two casts of a format of fewer exponent bits than float32.
+#define ZS_FORMAT(name, code_type, all, sign_bit, sign_up, up, scale, largest, special_bits, nan, beyond, overflow, \
+                  smallest_normal, lift, bias) \
+ZS float zs_widen_##name(code_type code) { \
+  u32 magnitude = ((u32)code & all) << up; \
+  float value = __fmul_rn(zs_value(magnitude), scale); \
+  if (((u32)code & all) >= largest) value = zs_value(magnitude | special_bits); \
+  return zs_value(zs_word(value) | ((u32)code & sign_bit) << sign_up); \
+} \
+ZS code_type zs_narrow_##name(float x) { \
+  u32 word = zs_word(x), magnitude = word & 0x7fffffffu, sign = (word >> sign_up) & sign_bit; \
+  if (magnitude > 0x7f800000u) return (code_type)(sign | nan); \
+  if (magnitude beyond overflow) return (code_type)(sign | largest); \
+  u32 c = zs_larger(magnitude & 0x7f800000u, smallest_normal) + lift; \
+  u32 sum = zs_word(__fadd_rn(zs_value(magnitude), zs_value(c))); \
+  return (code_type)(((sum + (sum >> up) - bias) & all) | sign); \
+}
+
+// The body of a kernel that folds n·line elements: every `line` of them are taken as rows of `step`, and each thread
+// adds up a column of these: neighboring threads read neighboring elements, whatever the shape. It loads eight at a
+// time, and no load waits for a branch: beyond the end it loads the first of the eight again.
+#define ZS_FOLD(addend, join, begin) \
+  u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x; \
+  if (thread >= n) return; \
+  u64 first = thread / step * line, stop = first + line; \
+  Work sum = begin; \
+  for (u64 at = first + thread % step; at < stop; at += 8 * step) { \
+    Work addends[8]; \
+    _Pragma("unroll") \
+    for (int j = 0; j < 8; ++j) { \
+      u64 i = at + j * step < stop ? at + j * step : at; \
+      addends[j] = addend; \
+    } \
+    _Pragma("unroll") \
+    for (int j = 0; j < 8; ++j) sum = at + j * step < stop ? join(sum, addends[j]) : sum; \
+  } \
+  out[thread] = narrow(sum);
