@@ -405,10 +405,10 @@ for row in facts["row"]:
     program = "DeepSpeed" if row["name"].startswith("DeepSpeed") else "PyTorch"
     found.setdefault((program, f"{row['ranks']} ranks", kind), []).append(row)
 lines = []
-for key, rows in sorted(found.items()):
-    equal, ordered = (sum(row["verdict"] == word for row in rows) for word in ("equal", "order"))
-    largest = f"{max(row['largest'] for row in rows):.1e}" if key[2] != "refused" else ""
-    lines.append((*key, len(rows), equal, ordered, largest))
+for key, runs in sorted(found.items()):
+    equal, ordered = (sum(run["verdict"] == word for run in runs) for word in ("equal", "order"))
+    largest = f"{max(run['largest'] for run in runs):.1e}" if key[2] != "refused" else ""
+    lines.append((*key, len(runs), equal, ordered, largest))
 zs.draw.table(["program", "on", "numbers", "runs", "equal in every bit", "of some order",
                "largest difference"], lines)
 
