@@ -160,7 +160,7 @@ def by_zerosim(case: Case, arguments: dict[str, Any], order: Sequence[int] | Non
     def program(rank: zs.Rank) -> dict[str, Any]:
         engine = zs.Engine(rank, MODEL, OPTIMIZERS[told["optimizer"]], weights=WEIGHTS, **arguments)
         steps = [engine.step(step[order[rank.index]]) for step in data_of(case.ranks, case.spoiled)[:told["steps"]]]
-        return {"skipped": [step.skipped for step in steps], "norms": [step.norm for step in steps],
+        return {"skipped": [step.skipped for step in steps],
                 "scales": [*[step.scale for step in steps[1:]], engine.loss_scale.scale],
                 "weights": flat({name: engine.state(name)["parameter"] for name in MODEL.shapes})}
 
