@@ -158,7 +158,7 @@ the end depends on the order of turns. Two schedules that differ:
     returns [0, 0]
   rank 0, rank 1, barrier (call 0), rank 1, rank 0
     returns [1, 1]
-they part in rank 0, at {place('before ranks differ', first_to_append)}: log differs"""
+they differ first in rank 0, at {place('before ranks differ', first_to_append)}: log differs"""
     with pytest.raises(RaceError, match="20 schedules: 2 different outcomes"):
         explore(first_to_append, [], orders=20)
     assert str(explore(first_to_append, [], orders="reduced")) == (
@@ -209,24 +209,20 @@ def without_held(rows: Any) -> list[list[Any]]:
     return [[row for row in its if type(row).__name__ != "Held"] for its in rows]
 
 
-@pytest.mark.parametrize(("stage", "options"), WAYS, ids=str)
-def test_an_engine_s_step_has_the_same_bits_and_the_same_trace_in_drawn_orders(stage: int, options: Any) -> None:
-    found, cluster = explore(step, stage, options, orders=3), zs.Cluster(2)
+@pytest.mark.parametrize(("ranks", "stage", "options", "orders"), [
+    *((2, *way, 3) for way in WAYS), *(pytest.param(2, *way, "reduced", marks=pytest.mark.slow) for way in WAYS),
+    *(pytest.param(3, stage, {"overlap": stage in (0, 3)}, "reduced", marks=pytest.mark.slow) for stage in range(4))],
+    ids=str)
+def test_an_engine_s_step_has_the_same_bits_and_the_same_trace_in_drawn_orders_and_in_every_one(
+        ranks: int, stage: int, options: Any, orders: Any, record_property: Callable[[str, int], None]) -> None:
+    found, cluster = explore(step, stage, options, ranks=ranks, orders=orders), zs.Cluster(ranks)
+    assert found.complete == (orders == "reduced")
     assert found.outcomes[0].fingerprint == arrays.sha256(list(cluster.run(step, stage, options)))
     assert without_held(found.outcomes[0].rows) == without_held(trace.rows for trace in cluster.trace)
+    record_property("schedules explored", found.schedules)
 
 
 @pytest.mark.parametrize("exhibit", ["overlap_buffer_reused", "bucket_race"])
 def test_the_museum_s_races_are_found_as_such(exhibit: str) -> None:
     with zs.museum.exhibit(exhibit), pytest.raises(RaceError, match=r"race: rank.* wrote to the input .*reduce_s"):
         explore(step, 2, {"overlap": True}, orders=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "stage", "options"), [
-    *((2, *way) for way in WAYS), *((3, stage, {"overlap": stage in (0, 3)}) for stage in range(4))], ids=str)
-def test_an_engine_s_step_has_the_same_bits_and_the_same_trace_in_every_order(
-        ranks: int, stage: int, options: Any, record_property: Callable[[str, int], None]) -> None:
-    found = explore(step, stage, options, ranks=ranks, orders="reduced")
-    assert found.complete
-    record_property("schedules explored", found.schedules)
