@@ -71,10 +71,10 @@ def test_a_bug_is_open_once_in_the_thread_that_asked_for_it_and_gone_after_an_er
 
 def test_a_patch_of_lines_that_are_gone_and_a_bug_that_its_run_does_not_show_are_said():
     one = museum.exhibits()["unscaled_gradient_divided"]
-    gone = replace(one, patch=[{**one.patch[0], "old": "return scale * batches"}])
+    gone = replace(one, patches=[replace(one.patches[0], old="return scale * batches")])
     with pytest.raises(ValueError, match=r"divisor replaces lines that stand there 0 times, and not once: 'return"):
         gone.open().__enter__()
-    same = replace(one, patch=[{**one.patch[0], "new": one.patch[0]["old"]}])
+    same = replace(one, patches=[replace(one.patches[0], new=one.patches[0].old)])
     with pytest.raises(ValueError, match="'unscaled_gradient_divided' passes its invariant 'equals_one_device'; the"):
         museum.story_of(same)
 

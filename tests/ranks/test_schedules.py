@@ -42,18 +42,14 @@ def play(rank: zs.Rank, steps: Steps) -> list[np.ndarray]:
             case "exchange":
                 results.append(rank.exchange(x, (rank.index + 1) % rank.size, np.zeros_like(x),
                                              (rank.index - 1) % rank.size))
-            case "send" if rank.index == 0:
-                rank.send(x, rank.size - 1)
-            case "send" if rank.index == rank.size - 1:
+            case "send" | "forward" if rank.index == 0:
+                rank.send(x if step == "send" else works[max(works)][2], rank.size - 1)  # the forward
+            case "send" | "forward" if rank.index == rank.size - 1:
                 results.append(rank.recv(np.zeros_like(x), 0))
             case "write" if rank.index == of[0]:
                 works[max(works)][1][-1] += 1  # the write
             case "read" if rank.index == of[0]:
                 results.append(works[max(works)][2] + 1)  # the read
-            case "forward" if rank.index == 0:
-                rank.send(works[max(works)][2], rank.size - 1)  # the forward
-            case "forward" if rank.index == rank.size - 1:
-                results.append(rank.recv(np.zeros_like(x), 0))
             case "leave" if rank.index == of[0]:
                 works.pop(max(works))
             case "barrier":

@@ -30,7 +30,7 @@ from zerosim.ranks.rank import Rank
 from zerosim.ranks.schedules import Choose, Chosen, Redundant, Search, as_text
 
 SHOWN, SHOWN_RACES = 240, 3  # characters of a schedule and of what it returns; races in a report
-SIGNALS = 0xFF, 0x5A  # each byte of what has not arrived: NaN in all floats, -1 in integers; and neither of them
+SIGNALS = 0xFF, 0x5A  # each byte of what has not arrived: NaN of all floats and -1 of integers, or neither
 NOT_TRACED = (PACKAGE, "<frozen", "<string>", "<__array", *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib")))
 
 

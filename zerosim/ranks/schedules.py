@@ -31,7 +31,7 @@ class Seeded:
 
     def collective_next(self, due: deque[list[PendingCall]], ready: deque[int]) -> bool:
         """True where the first of the collectives that are due has the next turn, False where the first of the ranks
-        has, of which one may be put first here; one of the two is not empty."""
+        has, which is chosen here; one of the two is not empty."""
         if due and (not ready or self.chance.random() < 0.5):
             return True
         ready.rotate(self.chance.randrange(len(ready)))
