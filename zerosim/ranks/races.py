@@ -228,8 +228,6 @@ class Exploration:
         try:
             returned: Any = list(cluster.run(body, *deepcopy(self.args)))
             fingerprint, rows = sha256(returned), [trace.rows for trace in cluster.trace]
-        except Redundant:
-            raise
         except Exception as error:
             returned, fingerprint, rows = error, f"{type(error).__name__}: {text_of(error)}", []
         finally:

@@ -41,8 +41,9 @@ class Seeded:
 Turn = int | tuple[GroupKey, int, str]  # a rank's; or that of a collective, by group, number and operation
 
 
-class Redundant(Exception):
-    """A schedule that ends like another one, which is taken: raised between two turns, where no program is."""
+class Redundant(BaseException):
+    """A schedule that ends like another one, which is taken: raised between two turns, where no program is, and no
+    error of one."""
 
 
 class Chosen:
