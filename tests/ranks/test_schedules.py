@@ -119,7 +119,8 @@ def ends_of_all(steps: Steps, ranks: int, at_most: int = 2000) -> tuple[int, int
 
 
 @pytest.mark.parametrize(("ranks", "counts", "steps"), [  # no two of those that stand for all commute
-    (2, (1, 56, 4), [("barrier",), ("issue", "in place")]), (2, (2, 80, 22), [("issue", "new"), ("send",), ("write", 1)]),
+    (2, (1, 56, 4), [("barrier",), ("issue", "in place")]),
+    (2, (2, 80, 22), [("issue", "new"), ("send",), ("write", 1)]),
     (2, (2, 92, 8), [("issue", "own"), ("barrier",), ("read", 0)]),
     (3, (2, 204, 4), [("group",), ("write", 0), ("wait", 0)])], ids=str)
 def test_one_order_of_those_that_commute_ends_like_all_of_them(
