@@ -3,17 +3,18 @@
 import math
 import re
 import sys
+import tomllib
 import tracemalloc
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
 import zerosim as zs
 from tests.architecture.source import ROOT
-from tests.support import assert_refused, literally
+from tests.support import assert_refused, fresh, literally
 from tests.zero.training import assert_runs_equal_the_twin
 from zerosim import testing
 from zerosim.models import GPT, MLP, CrossEntropy, LinearUnit, Model, autodiff
@@ -21,10 +22,13 @@ from zerosim.numerics import kernels
 from zerosim.testing import (
     SingleDevice,
     assert_agrees,
+    assert_runs_agree,
     assert_same_bits,
     batches,
+    cases,
     check_gradients,
     check_memory,
+    check_sharded,
     gradients,
     models,
     policies,
@@ -34,51 +38,162 @@ from zerosim.testing import (
     worlds,
 )
 
+pytest_plugins = ["pytester"]
+
 PAGE = ROOT / "docs/check_your_own_update.md"
 SGD = zs.optim.SGD(lr=1.0)
 
 
-def page_blocks():
-    """The page's check, the program that it checks, a check by a reference of one's own, and a step by hand."""
-    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-
-
-def page_code(old="", new="", check="test_my_sharded_adam_is_adam"):
-    """One of the page's checks, perhaps of a program in which one replacement breaks something."""
-    test, program, own, _ = page_blocks()
-    names: dict = {}
-    text = "\n".join([program, test, own])
+def page_code(old="", new=""):
+    """The page's names, perhaps of a program in which one replacement breaks something."""
+    check, program, own, by_hand = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    text = "\n".join([program, check, own, by_hand])
     assert text.count(old) == 1 or not old
+    names: dict = {}
     exec(text.replace(old, new) if old else text, names)
-    return names[check]
+    return names
 
 
-def test_the_check_on_the_doc_page_passes_in_ten_lines_and_a_step_by_hand_takes_two():
-    page_code()()
-    assert len(page_blocks()[0].splitlines()) == 10
-    names = {"np": np, "zs": zs}
-    exec(page_blocks()[3], names)
+def test_the_checks_on_the_doc_page_pass_and_a_step_by_hand_is_what_it_says():
+    names = page_code()
     assert names["w"].tolist() == [0.5, -1.5]
+    for ranks in (1, 3):
+        names["test_my_sharded_adam_is_adam"](ranks)
+        names["test_my_sharded_adam_is_8_ulps_from_torchs_order"](ranks)
 
 
-def test_a_reference_of_ones_own_in_another_order_agrees_in_some_ulps_and_one_that_is_wrong_does_not():
-    name = "test_my_sharded_adam_is_8_ulps_from_torchs_order"
-    page_code(check=name)()
-    for broken in (("ulps=8", "ulps=1"), ("1 - beta2**step) + epsilon", "1 - beta1**step) + epsilon")):
-        check = settings(phases=[Phase.generate], max_examples=100)(page_code(*broken, check=name))
-        with pytest.raises((AssertionError, ExceptionGroup)):
-            check()
+def test_a_reference_of_ones_own_in_another_order_that_is_wrong_or_held_too_close_is_found():
+    for broken in (("ulps=8", "ulps=0.5"), ("1 - beta2**step) + epsilon", "1 - beta1**step) + epsilon")):
+        names = page_code(*broken)
+        names["check_sharded"] = partial(check_sharded, examples=300)
+        with pytest.raises(AssertionError, match="the weights differ from step"):
+            names["test_my_sharded_adam_is_8_ulps_from_torchs_order"](3)
 
 
-@pytest.mark.parametrize("broken", [
-    (" / np.float32(rank.size)", ""), ("enumerate(steps, 1)", "enumerate(steps, 2)"),
-    ("reduce_scatter(of_all_ranks[rank.index]", "reduce_scatter(of_all_ranks[0]")], ids=str)
-def test_the_check_on_the_doc_page_finds_broken_programs(broken):
-    check = settings(phases=[Phase.generate])(page_code(*broken))  # a counterexample is wanted, and need not be small
-    with pytest.raises((AssertionError, ExceptionGroup)) as caught:  # a group where it found several
-        check()
-    found = caught.value.exceptions if isinstance(caught.value, ExceptionGroup) else [caught.value]
-    assert all(isinstance(error, AssertionError) and "differ" in str(error) for error in found)
+GATHER, SUM = "rank.all_gather(own, length=len(weights))", "rank.reduce_scatter(gradient)"
+SLICE = "[rank.index * chunk:(rank.index + 1) * chunk]"
+LATE = (f"yield {GATHER}", f"late, weights = weights, {GATHER}\n"
+        "        yield late if (rank.index, step) == (2, 3) else weights")
+# A mistake, the most ranks, elements and steps of a case that shows it, and what the report says of it.
+PLANTED = [
+    ((" / np.float32(rank.size)", ""), (4, 2, 3), "step  rank 0  rank 1"),
+    (("enumerate(gradients, 1)", "enumerate(gradients, 2)"), (1, 1, 1),
+     "weights: [1.0]\ngradients of step 1: rank 0 [1.0]"),
+    ((SUM, "gradient" + SLICE), (4, 4, 3), "the elements that differ:\nstep  rank 0  rank 1"),
+    ((SUM, f"rank.all_reduce(gradient, algorithm='naive'){SLICE}"), (4, 12, 3), "ULP apart"),
+    (("(rank.kernels), own, mean, state, step)", "(rank.kernels), own, mean, state, 1)"), (1, 1, 2),
+     "step  rank 0\n2     0\nweights"),
+    ((f"yield {GATHER}", f"own *= np.float32(1 + (step == 2 and rank.index == 1))\n        yield {GATHER}"), (2, 2, 2),
+     "step  rank 0  rank 1\n2     1       1"),
+    (LATE, (3, 1, 3), "the elements that differ:\nstep  rank 2\n3     0\nweights: [1.0]\n"),
+]
+
+
+@pytest.mark.parametrize(("broken", "most", "said"), PLANTED, ids=[broken[1][:40] for broken, *_ in PLANTED])
+def test_a_planted_mistake_is_shown_by_a_small_case_with_its_step_rank_and_elements(broken, most, said):
+    with pytest.raises(AssertionError) as caught:
+        check_sharded(page_code(*broken)["my_training"], zs.optim.Adam(lr=0.01), examples=200)
+    text = str(caught.value)
+    sizes = re.match(r"my_training on (\d) ranks?, (\d+) elements?, (\d) steps?: the weights differ from step", text)
+    assert sizes, text
+    assert all(int(size) <= least for size, least in zip(sizes.groups(), most, strict=True)), text
+    assert said in text
+    if broken is LATE:
+        assert f"```text\n{text}\n```" in PAGE.read_text()
+
+
+def test_drawn_numbers_shrink_to_ones_and_zeros_but_for_those_that_show_a_mistake():
+    quick = settings(database=None, derandomize=True, max_examples=100)
+    assert find(vectors(20), lambda x: np.any(x > 50), settings=quick).tolist().count(1.0) >= 17
+    shrunk = find(gradients(9, 30), lambda g: np.any(g[2] < 0), settings=quick)
+    assert [g[0] for rank, g in enumerate(shrunk) if rank != 2] == [1, 2, 4, 5, 6, 7, 8, 9]
+    assert find(cases(most_elements=50), lambda case: np.any(case.gradients[0][-1] < 0),
+                settings=quick).weights.tolist() == [1.0]
+    (x, target), = find(batches(MLP([2, 1]), 1), lambda drawn: drawn[0][0][0].min() < 0, settings=quick)[0]
+    assert sorted(x.reshape(-1).tolist())[1:] == [1, 1, 1]
+    assert target.tolist() == [[2], [2]]
+
+
+def test_a_long_report_is_cut_with_what_was_left_out():
+    right = [np.zeros(20, np.float32)] * 9
+    wrong = [np.float32(np.arange(20) % 3 == 0)] * 9
+    text = ("the run: the weights differ from step 2 on\nfirst at step 2, rank 1, element 0: found np.float32(1.0) "
+            "...\nthe elements that differ:\nstep  rank 1 ... rank 8\n2     0, 3, 6, ... (7)  0, 3, 6, ... (7)...\n"
+            "3 ...\n4 ...\n5 ...\n6 ...\n7     0...\n2 more steps\n1 more ranks that differ$")
+    assert_refused(lambda: assert_runs_agree([right, *[[*right[:1], *wrong[1:]]] * 9], right), literally(text),
+                   AssertionError)
+    assert_refused(lambda: assert_runs_agree([right, right[1:]], right), "rank 1 has the weights after 8 steps, expe"
+                   "cted after 9; return, or yield, the weights after each step", AssertionError)
+    for call, said in ((lambda: check_sharded(print, SGD, ranks=()), "numbers of ranks, 1 or more, found ranks="),
+                       (lambda: check_sharded(print, zs.optim.Adam), "found <class .*; write zs.optim.Adam")):
+        assert_refused(call, said)
+
+
+PLUGIN = {
+    "test_with": """
+        import pytest
+        from hypothesis import given, strategies
+
+        def test_cluster(zerosim_cluster, zerosim_ranks):
+            assert zerosim_cluster.run(lambda rank: rank.size)[0] == zerosim_ranks
+
+        @given(drawn=strategies.booleans())
+        def test_drawn(zerosim_ranks, drawn):
+            assert zerosim_ranks in (1, 3)
+
+        @pytest.mark.zerosim_ranks(2, 3)
+        def test_marked(zerosim_ranks):
+            assert zerosim_ranks in (2, 3)""",
+    "test_without": """
+        import pytest
+
+        @pytest.mark.parametrize("ranks", [7])
+        def test_own(ranks):
+            assert ranks == 7"""}
+
+
+@pytest.fixture
+def run_plugin(pytester, monkeypatch):
+    """A function that runs tests with the plugin and hypothesis's, whichever others are installed."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.syspath_prepend(ROOT)
+    pytester.makepyfile(**PLUGIN)
+    return lambda *options: pytester.runpytest_inprocess(
+        "-p", "_zerosim_pytest", "-p", "_hypothesis_pytestplugin", "-p", "no:cacheprovider", *options)
+
+
+def test_the_plugin_runs_a_test_once_for_each_number_and_leaves_others_alone(run_plugin, pytester):
+    asked = run_plugin("-rs", "-v", "--strict-markers", "--zerosim-ranks", "1, 3")
+    asked.assert_outcomes(passed=6)
+    asked.stdout.fnmatch_lines([*(f"*{test} PASSED*" for test in (
+        "cluster?1-ranks?", "cluster?3-ranks?", "drawn?1-ranks?", "marked?3-ranks?", "own?7?"))])
+    skipped = run_plugin("-rs", "--zerosim-ranks", "1", "-k", "marked")
+    skipped.stdout.fnmatch_lines(["SKIPPED*none of its numbers of ranks, 2, 3, is in --zerosim-ranks"])
+    pytester.makeini("[pytest]\nzerosim_ranks = 1,3")
+    run_plugin("-k", "cluster or marked").assert_outcomes(passed=4, deselected=3)
+
+
+@pytest.mark.parametrize("wrong", ["0", "two", "1,1", "", "-1", "1.5", "1,,2"])
+def test_the_plugin_refuses_what_is_no_number_of_ranks(run_plugin, wrong):
+    found = run_plugin(f"--zerosim-ranks={wrong}")
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    words = ", ".join(wrong.split(","))
+    found.stderr.fnmatch_lines([
+        f"ERROR: --zerosim-ranks takes different numbers of ranks, 1 or more, as 1,2,3,4; found '{words}'"])
+
+
+def test_a_marker_of_no_number_is_said_by_the_name_of_its_test(run_plugin, pytester):
+    pytester.makepyfile(test_odd="import pytest\n@pytest.mark.zerosim_ranks(2, 0)\ndef test_odd(zerosim_ranks): 0")
+    found = run_plugin("test_odd.py")
+    found.stdout.fnmatch_lines(["@pytest.mark.zerosim_ranks of test_odd.py::test_odd takes different*; found '2, 0'"])
+    assert "Traceback" not in str(found.stdout)
+
+
+def test_the_plugin_costs_other_projects_no_import_of_the_package():
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        assert tomllib.load(file)["project"]["entry-points"]["pytest11"] == {"zerosim": "_zerosim_pytest"}
+    loaded = "import pytest, sys, _zerosim_pytest; print({'zerosim', 'numpy', 'hypothesis'} & {*sys.modules})"
+    assert fresh("-c", loaded, PYTHONPATH=str(ROOT)) == "set()\n"
 
 
 @given(worlds(), st.lists(st.integers(0, 6), min_size=1, max_size=2), st.data())

@@ -11,9 +11,10 @@ import os
 import sys
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,16 +25,18 @@ from zerosim.models.layers import Context
 from zerosim.models.one_pass import first_weights
 from zerosim.models.small import MLP
 from zerosim.models.units import Model, Unit
-from zerosim.numerics.checks import check_array
+from zerosim.numerics.checks import check_array, is_count
 from zerosim.numerics.formats import FORMATS, format_of
 from zerosim.numerics.kernels import NumpyKernels, do_nothing
 from zerosim.numerics.policy import Policy
 from zerosim.optim.base import Optimizer
 from zerosim.optim.stepper import Stepper
 from zerosim.ranks.call import checked_cut
+from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.memory import Memory
 from zerosim.ranks.races import RaceError as RaceError  # offered here
 from zerosim.ranks.races import explore as explore
+from zerosim.ranks.rank import Rank
 
 if TYPE_CHECKING:
     from hypothesis import strategies as st
@@ -63,15 +66,65 @@ def worlds(largest: int = 9) -> st.SearchStrategy[int]:
 
 
 def vectors(length: int, format: str = "fp32") -> st.SearchStrategy[np.ndarray]:
-    """Arrays (n,) in a format: normal values of many magnitudes, strewn with zeros of both signs and tiny numbers."""
-    return st.builds(_vector, st.just(length), st.just(format), st.integers(0, 2**32 - 1))
+    """Arrays (n,) in a format: normal values of many magnitudes, strewn with zeros of both signs and tiny numbers.
+
+    A counterexample shrinks towards ones, zeros, and a few other numbers where these do not show the mistake.
+    """
+    return _codes().map(lambda codes: _vector(codes, length, 0, format=format))
 
 
 def gradients(ranks: int, length: int, format: str = "fp32") -> st.SearchStrategy[list[np.ndarray]]:
-    """One vector (n,) for each rank, different on every rank: equal data could not show a missing average."""
-    return st.builds(
-        lambda seed: [_vector(length, format, seed + rank) for rank in range(ranks)], st.integers(0, 2**32 - 1)
-    )
+    """One vector (n,) for each rank, different on every rank: equal data could not show a missing average.
+
+    They shrink towards 1 on rank 0, 2 on rank 1, and so on.
+    """
+    return _codes().map(lambda codes: [_vector(codes, length, rank, rank, format) for rank in range(ranks)])
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnRun:
+    """Weights (n,) in fp32, and gradients[step][rank] (n,), for a program of N ranks."""
+
+    weights: np.ndarray
+    gradients: list[list[np.ndarray]]
+
+    @property
+    def ranks(self) -> int:
+        """N."""
+        return len(self.gradients[0])
+
+    def __str__(self) -> str:
+        sizes = ((self.ranks, "rank"), (len(self.weights), "element"), (len(self.gradients), "step"))
+        return ", ".join(f"{count} {noun}{'s' * (count != 1)}" for count, noun in sizes)
+
+    def __repr__(self) -> str:
+        return f"weights: {self.weights.tolist()}" + "".join(
+            f"\ngradients of step {step}: " + ", ".join(f"rank {rank} {g.tolist()}" for rank, g in enumerate(of_all))
+            for step, of_all in enumerate(self.gradients, 1))
+
+
+def cases(ranks: Sequence[int] = (1, 2, 3, 4), most_elements: int = 12, most_steps: int = 3,
+          format: str = "fp32") -> st.SearchStrategy[DrawnRun]:
+    """Weights and gradients of one to ``most_steps`` steps, on one of these numbers of ranks.
+
+    A counterexample shrinks to few steps, ranks and elements, of which any may go, and to plain values.
+    """
+    most = max(ranks)
+    rows = 1 + min(most, 8) * min(most_steps, 4)
+
+    def case(steps: list[int], numbers: list[int], elements: list[bytes]) -> DrawnRun:
+        codes = np.frombuffer(b"".join(elements), np.uint8).reshape(-1, rows).T
+        return DrawnRun(_vector(codes, len(elements), 0), [[
+            _vector(codes, len(elements), 1 + step + number * most_steps, rank, format)
+            for rank, number in enumerate(numbers)] for step in steps])
+
+    def some(of: int, counts: Sequence[int]) -> st.SearchStrategy[list[int]]:
+        return st.sampled_from(sorted(counts)).flatmap(
+            lambda count: st.lists(st.sampled_from(range(of)), min_size=count, max_size=count, unique=True))
+
+    elements = st.integers(0, 7).flatmap(lambda drawn: st.lists(  # seldom none
+        st.binary(min_size=rows, max_size=rows), min_size=min(drawn, most_elements, 1), max_size=most_elements))
+    return st.builds(case, some(most_steps, range(1, most_steps + 1)), some(most, ranks), elements)
 
 
 def splits(length: int, ranks: int) -> st.SearchStrategy[tuple[int, ...]]:
@@ -124,23 +177,46 @@ def models() -> st.SearchStrategy[Model]:
 def batches(model: Model, ranks: int, micro_batches: int = 1, rows: int = 2) -> st.SearchStrategy[list[Any]]:
     """batches[rank][j] = (x (rows, I), target (rows, O)) for an MLP, different everywhere."""
     first, last = model.shapes[next(iter(model.shapes))], model.units[-1].shapes
+    outputs = next(iter(last.values()))[-1]
 
-    def build(seed: int) -> list[Any]:
-        rng = np.random.default_rng(seed)
-        outputs = next(iter(last.values()))[-1]
-        return [[(rng.standard_normal((rows, first[0]), np.float32), rng.standard_normal((rows, outputs), np.float32))
-                 for _ in range(micro_batches)] for _ in range(ranks)]
+    def build(codes: np.ndarray) -> list[Any]:
+        arrays = [_vector(codes, rows * width, number, number, spread="normal").reshape(rows, width)
+                  for number, width in enumerate([first[0], outputs] * (ranks * micro_batches))]
+        pairs = list(zip(arrays[::2], arrays[1::2], strict=True))
+        return [pairs[rank * micro_batches:(rank + 1) * micro_batches] for rank in range(ranks)]
 
-    return st.builds(build, st.integers(0, 2**32 - 1))
+    return _codes().map(build)
 
 
-def _vector(length: int, format: str, seed: int) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    values = rng.standard_normal(length) * 10.0 ** rng.integers(-6, 2, length)
-    chosen = rng.random(length) < 0.2
-    values[chosen] = rng.choice(AWKWARD, int(chosen.sum()))
+# A value is drawn as a code of 8 bits, and such codes shrink one by one. There is a row of them for each of the first
+# arrays, a column for each of its first elements; what lies beyond has the same codes. So no draw is of another size
+# for other ranks or elements, where hypothesis would begin anew with its values.
+ROWS, COLUMNS = 8, 8
+PLAIN = (0.0, -1.0, 0.5, 2.0, 3.0, -0.0, 0.25)  # of codes 1, 2, ...; large codes have a value for each place
+
+
+def _codes() -> st.SearchStrategy[np.ndarray]:
+    return st.binary(min_size=ROWS * COLUMNS, max_size=ROWS * COLUMNS).map(
+        lambda drawn: np.frombuffer(drawn, np.uint8).reshape(ROWS, COLUMNS))
+
+
+def _vector(codes: np.ndarray, length: int, row: int, plainest: int = 0, format: str = "fp32",
+            spread: Literal["wide", "normal"] = "wide") -> np.ndarray:
+    """The vector (n,) of a row of codes: ``plainest`` + 1 where the code is 0."""
+    values, place = _values(spread), np.arange(length)
+    code = codes[row % len(codes), place % codes.shape[1]].astype(np.int64) if length else place
+    known = np.array([plainest + 1.0, *PLAIN, *(AWKWARD * 4 if spread == "wide" else ())])
     with np.errstate(all="ignore"):
-        return values.astype(format_of(format).dtype)
+        return np.where(code < len(known), known[np.minimum(code, len(known) - 1)],
+                        values[(code * 257 + row * 1009 + place * 4001) % len(values)]).astype(format_of(format).dtype)
+
+
+@cache
+def _values(spread: Literal["wide", "normal"]) -> np.ndarray:
+    """Random numbers (65536,), of many magnitudes or of one."""
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal(1 << 16)
+    return values * 10.0 ** rng.integers(-6, 2, len(values)) if spread == "wide" else values
 
 
 def assert_same_bits(found: np.ndarray, expected: np.ndarray, what: str = "arrays") -> None:
@@ -160,6 +236,23 @@ def assert_agrees(found: np.ndarray, expected: np.ndarray, what: str = "arrays",
     which is the first and which the farthest, by how many ULPs, and what both arrays have there; ValueError for what is
     no array, whose bits nobody knows.
     """
+    differing, apart = _differing(found, expected, what, ulps, scale)
+    if not differing.size:
+        return
+    said = f"{what}: {differing.size} of {found.size} elements differ; first {_shown(found, expected, differing[0])}"
+    if apart is not None:
+        farthest = int(np.argmax(apart))
+        said += f"; farthest, by {apart[farthest]:.3g} ULP, {_shown(found, expected, differing[farthest])}"
+        if not ulps:
+            said += (". Another order of operations differs by some ULPs and is no mistake: where yours is another, "
+                     "say by how many, as assert_agrees(..., ulps=2)")
+    raise AssertionError(said)
+
+
+def _differing(found: np.ndarray, expected: np.ndarray, what: str, ulps: float,
+               scale: float) -> tuple[np.ndarray, np.ndarray | None]:
+    """The numbers of the elements whose bits differ (k,), in C order, and by how many ULPs (k,), if of a format: none
+    where all are within ``ulps``. Raises as `assert_agrees` for another type or shape."""
     given: dict[str, Any] = {"found": found, "expected": expected}
     for name, value in given.items():
         if not isinstance(value, np.generic):  # an element of an array has its bits too
@@ -167,28 +260,22 @@ def assert_agrees(found: np.ndarray, expected: np.ndarray, what: str = "arrays",
     if (found.dtype, found.shape) != (expected.dtype, expected.shape):
         raise AssertionError(f"{what}: found {found.dtype} of shape {found.shape}, "
                              f"expected {expected.dtype} of shape {expected.shape}")
-    unsigned = np.dtype(f"u{found.dtype.itemsize}")
-    a, b = (np.ascontiguousarray(x).reshape(-1).view(unsigned) for x in (found, expected))
-    differing = np.flatnonzero(a != b)
-    if not differing.size:
-        return
+    differing = np.flatnonzero(_bits(found) != _bits(expected))
+    if not differing.size or found.dtype not in {fmt.dtype for fmt in FORMATS.values()}:
+        return differing, None
+    apart = _ulps_at_scale(found.reshape(-1)[differing], expected.reshape(-1)[differing], scale)
+    return (differing[:0] if ulps and apart.max() <= ulps else differing), apart
 
-    def shown(at: int) -> str:
-        place = at if found.ndim == 1 else tuple(map(int, np.unravel_index(at, found.shape)))
-        return (f"at {place}: found {found.reshape(-1)[at]!r} ({a[at]:#x}), expected {expected.reshape(-1)[at]!r} "
-                f"({b[at]:#x})")
 
-    said = f"{what}: {differing.size} of {a.size} elements differ; first {shown(int(differing[0]))}"
-    if found.dtype in {fmt.dtype for fmt in FORMATS.values()}:
-        apart = _ulps_at_scale(found.reshape(-1)[differing], expected.reshape(-1)[differing], scale)
-        farthest = int(np.argmax(apart))
-        if ulps and apart[farthest] <= ulps:
-            return
-        said += f"; farthest, by {apart[farthest]:.3g} ULP, {shown(int(differing[farthest]))}"
-        if not ulps:
-            said += (". Another order of operations differs by some ULPs and is no mistake: where yours is another, "
-                     "say by how many, as assert_agrees(..., ulps=2)")
-    raise AssertionError(said)
+def _bits(x: np.ndarray) -> np.ndarray:
+    bits: np.ndarray = np.ascontiguousarray(x).reshape(-1).view(f"u{x.dtype.itemsize}")
+    return bits
+
+
+def _shown(found: np.ndarray, expected: np.ndarray, at: int) -> str:
+    place = at if found.ndim == 1 else tuple(map(int, np.unravel_index(at, found.shape)))
+    return (f"at {place}: found {found.reshape(-1)[at]!r} ({_bits(found)[at]:#x}), expected "
+            f"{expected.reshape(-1)[at]!r} ({_bits(expected)[at]:#x})")
 
 
 def _ulps_at_scale(a: np.ndarray, b: np.ndarray, scale: float) -> np.ndarray:
@@ -280,6 +367,112 @@ class SingleDevice:
             total[own] = partial
         kernels.gradient_block(total, self.ranks, 1.0, mean.reshape(-1))
         return mean
+
+
+# -- A sharded run beside one device -----------------------------------------------------------------------------------
+
+MOST_ROWS, MOST_COLUMNS, MOST_RANGES = 6, 8, 3  # of a report's table, and of one of its cells
+Program = Callable[[Rank, np.ndarray, list[np.ndarray]], Iterable[np.ndarray]]
+
+
+def assert_runs_agree(found: Sequence[Sequence[np.ndarray]], expected: Sequence[np.ndarray], what: str = "the run", *,
+                      ulps: float = 0, scale: float = 0.0) -> None:
+    """Passes when the weights found[rank][step] agree, on every rank and after every step, with expected[step].
+
+    ``ulps`` and ``scale`` are those of `assert_agrees`. Raises AssertionError with the step, rank and element of the
+    first difference, its bits, and a table of which elements differ on which ranks from step to step.
+    """
+    differing: dict[tuple[int, int], np.ndarray] = {}
+    first = ""
+    for step, right in enumerate(expected):
+        for rank, of_rank in enumerate(found):
+            if len(of_rank) != len(expected):
+                raise AssertionError(f"{what}: rank {rank} has the weights after {len(of_rank)} steps, expected after "
+                                     f"{len(expected)}; return, or yield, the weights after each step")
+            which, apart = _differing(of_rank[step], right, f"{what}, step {step + 1}, rank {rank}", ulps, scale)
+            if which.size:
+                differing[step, rank] = which
+                first = first or (f"first at step {step + 1}, rank {rank}, element "
+                                  f"{_shown(of_rank[step], right, which[0]).removeprefix('at ')}"
+                                  + ("" if apart is None else f", {apart[0]:.3g} ULP apart"))
+    if differing:
+        raise AssertionError("\n".join([f"{what}: the weights differ from step {min(differing)[0] + 1} on", first,
+                                        "the elements that differ:", *_table(differing, len(expected))]))
+
+
+def check_sharded(program: Program, reference: Optimizer | Callable[[], Update], *,
+                  ranks: int | Sequence[int] = (1, 2, 3, 4), most_elements: int = 12, most_steps: int = 3,
+                  format: str = "fp32", splits: Callable[[int, int], Sequence[int]] | None = None,
+                  mean: Literal["ring"] | Callable[[Sequence[np.ndarray]], np.ndarray] = "ring", ulps: float = 0,
+                  scale: float = 0.0, examples: int | None = None) -> None:
+    """Runs a sharded training step on drawn weights and gradients, for each of many numbers of ranks, elements and
+    steps, and compares all weights after every step with those of one device.
+
+    ``program(rank, weights, gradients)`` has copies of the first weights (n,) and of this rank's gradients (n,), one a
+    step, and yields (or returns in a list) all n weights after each step. ``reference`` is an optimizer, or what makes
+    an update of anybody's, as `SingleDevice` takes it: one for each case. ``splits(length, ranks)`` is the cut, where
+    it is another than the ceil cut. ``examples`` cases are drawn, or as many as hypothesis's setting max_examples says.
+
+    Raises AssertionError with the smallest case that was found, of the fewest steps, ranks and elements, and the
+    report of `assert_runs_agree`; what the program raises comes through.
+    """
+    __tracebackhide__ = True
+    from hypothesis import HealthCheck, Phase, given, settings
+
+    numbers = sorted({ranks} if isinstance(ranks, int) else set(ranks))
+    if not numbers or not all(is_count(number) and number > 0 for number in numbers):
+        raise ValueError(f"check_sharded runs on numbers of ranks, 1 or more, found ranks={ranks!r}; pass some, as "
+                         "(1, 2, 3, 4)")
+    name = getattr(program, "__name__", repr(program))
+
+    def device_of(weights: np.ndarray, ranks: int) -> SingleDevice:
+        makes_one = not isinstance(reference, Optimizer | type) and callable(reference)  # what is neither is refused
+        update: Any = reference() if makes_one else reference  # type: ignore[operator]
+        return SingleDevice(update, weights, ranks, None if splits is None else splits(len(weights), ranks), mean)
+
+    def compare(case: DrawnRun) -> None:
+        device = device_of(case.weights, case.ranks)
+        expected = [device.step(of_all).copy() for of_all in case.gradients]
+        found = Cluster(case.ranks).run(lambda rank: [np.array(after) for after in program(
+            rank, case.weights.copy(), [of_all[rank.index].copy() for of_all in case.gradients])])
+        try:
+            assert_runs_agree(found, expected, f"{name} on {case}", ulps=ulps, scale=scale)
+        except AssertionError as error:
+            raise _Differs(f"{error}\n{case!r}") from None
+
+    device_of(np.zeros(1, np.float32), numbers[0])
+    check = given(cases(numbers, most_elements, most_steps, format))(compare)
+    options: dict[str, Any] = {} if examples is None else {"max_examples": examples}
+    try:
+        settings(deadline=None, database=None, phases=[Phase.generate, Phase.shrink], report_multiple_bugs=False,
+                 suppress_health_check=[*HealthCheck], **options)(check)()
+    except _Differs as error:
+        raise AssertionError(str(error)) from None
+
+
+class _Differs(AssertionError):
+    """A difference that `check_sharded` has found, which an assertion of the program's is not."""
+
+
+def _table(differing: Mapping[tuple[int, int], np.ndarray], steps: int) -> list[str]:
+    """Lines of steps by ranks: which elements differ, from the first step that has some on."""
+    ranks = sorted({rank for _, rank in differing})
+    rows = [["step", *(f"rank {rank}" for rank in ranks[:MOST_COLUMNS])]]
+    first = min(differing)[0]
+    rows += [[str(step + 1), *(_ranges(differing.get((step, rank), np.empty(0, int))) for rank in ranks[:MOST_COLUMNS])]
+             for step in range(first, min(steps, first + MOST_ROWS))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    more = [f"{count} more {noun}" for count, noun in (
+        (steps - first - MOST_ROWS, "steps"), (len(ranks) - MOST_COLUMNS, "ranks that differ")) if count > 0]
+    return [*lines, *more]
+
+
+def _ranges(elements: np.ndarray) -> str:
+    """Rising numbers in short: 0-2, 5; a dash for none."""
+    parts = np.split(elements, np.flatnonzero(np.diff(elements) != 1) + 1) if elements.size else []
+    shown = [f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in parts]
+    return ", ".join(shown[:MOST_RANGES]) + f", ... ({elements.size})" * (len(shown) > MOST_RANGES) or "-"
 
 
 # -- Gradients ---------------------------------------------------------------------------------------------------------

@@ -373,7 +373,7 @@ def test_a_configuration_file_that_is_not_there_or_is_not_json_is_refused(tmp_pa
              *((partial(model_shape, blank), f"^no model is called '{blank}', and there is no such file")
                for blank in ("", " "))])
     for data, said in ((b"{gpt2", "Expecting property name ...; give the path of"), (b"\xff\xfe{}", "'utf-8' codec"),
-                       (b"[" * 200_000, "...recursion...; give the path of")):
+                       (b"[" * 200_000, "it is nested more than 100 levels deep; give the path of")):
         path.write_bytes(data)
         refuses([(partial(model_shape, path), f"config.json is not JSON: {said}")])
 

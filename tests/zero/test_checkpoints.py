@@ -265,27 +265,6 @@ def files_of(folder):
     return sorted(file for file in folder.iterdir() if file.suffix == ".safetensors")
 
 
-def test_a_flipped_bit_anywhere_in_a_file_is_found_and_the_file_is_named(tmp_path, good):
-    """In every 977th byte, and in every 71st of the tensors; a flip in the index that JSON does not see may be none."""
-    reference = str(loaded(good)[0][2:])
-    for file in (*files_of(good), good / "index.json"):
-        content = file.read_bytes()
-        header = 8 + int.from_bytes(content[:8], "little") if file.suffix == ".safetensors" else 0
-        for place in {*range(0, len(content), 977), *range(header or len(content), len(content), 71)}:
-            shutil.copytree(good, tmp_path / "c", dirs_exist_ok=True)
-            flipped = bytearray(content)
-            flipped[place] ^= 1 << place % 8
-            (tmp_path / "c" / file.name).write_bytes(flipped)
-            text, before, after, _ = (found := loaded(tmp_path / "c"))[0]
-            if text is None:  # as a space that became another
-                assert header == 0
-                assert str(found[0][2:]) == reference
-            else:
-                assert file.name in text
-                assert after == before
-                assert header == 0 or place < header or " the tensor " in text
-
-
 def test_files_that_are_cut_off_missing_foreign_or_newer_are_refused_by_name(tmp_path, good):
     """And the checkpoint beside them loads after that, into the same engines."""
     index, (_, shard) = json.loads((good / "index.json").read_text()), files_of(good)
@@ -527,7 +506,10 @@ def test_killed_at_random_moments_of_a_saving_run_it_goes_on_from_the_last_whole
 
 @pytest.mark.slow
 @forks
-def test_killed_at_many_random_moments_it_goes_on_and_some_kills_leave_unfinished_files(tmp_path):
+def test_killed_at_many_random_moments_it_goes_on_and_some_kills_leave_unfinished_files(tmp_path, record_property):
     said = fresh(str(KILLED), str(tmp_path), "200", "2")
+    for what, count in zip(("saving runs killed", "unfinished files they left", "steps they took"),
+                           re.findall(r"\d+", said), strict=True):
+        record_property(what, int(count))
     assert "200 times killed" in said
     assert " 0 left unfinished files" not in said

@@ -107,9 +107,10 @@ def _graded(file: str) -> list[Score]:
         raise ValueError(f"no file {file!r} to grade; the path is taken from {Path.cwd()}")
     try:
         defined = _defined_in(Path(file).read_text(encoding="utf-8"))
-    except (SyntaxError, UnicodeDecodeError) as error:
-        why = f"line {error.lineno} is not Python: {error.msg}" if isinstance(error, SyntaxError) else error
-        raise ValueError(f"{file} cannot be graded: {why}") from None
+    except SyntaxError as error:
+        raise ValueError(f"{file} cannot be graded: line {error.lineno or 1} is not Python: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as error:  # MemoryError: of the parser's own stack
+        raise ValueError(f"{file} cannot be graded: {str(error) or 'it is nested too deep for Python'}") from None
     names = [name for name in GRADERS if name in defined]
     if not names:
         raise ValueError(f"{file} defines none of {', '.join(GRADERS)}; write at least one")
@@ -163,6 +164,8 @@ def _judge(verdict: Connection, name: str, place: str) -> None:
         found = Score(name, REFUSED, ended(str(error)))
     except ValueError as error:
         found = error
+    except BaseException as error:  # KeyboardInterrupt too: the terminal's never comes here, so the file raised it
+        found = Score(name, REFUSED, f"It was ended by {type(error).__name__}; let the function return.")
     verdict.send(found)
 
 

@@ -7,7 +7,6 @@ go into files and come out of them under the names that they have there.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tomllib
@@ -25,7 +24,7 @@ from zerosim.models.rotary import LinearScaling, Llama3Scaling, RotaryScaling
 from zerosim.models.stored import ONE_FILE, WEIGHTS_INDEX, StoredNames, find_weights, has_weights
 from zerosim.models.transformer import Experts, LatentAttention, Transformer, config_of_transformer
 from zerosim.numerics.checks import LINEAR_LAYERS, checked_count, require_count
-from zerosim.numerics.files import without_repeats
+from zerosim.numerics.files import json_of
 
 CONFIG = "config.json"
 OTHER_WEIGHTS = re.compile(  # where the usual ones are not there
@@ -341,12 +340,12 @@ def read_fields(source: Any) -> tuple[str, Any]:
     file = Path(source)
     try:
         file = file / CONFIG if file.is_dir() else file
-        return str(file), json.loads(file.read_text("utf-8"), object_pairs_hook=without_repeats)
+        return str(file), json_of(file.read_text("utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{file} was asked for, and is not there; give the path of a model's config.json") from None
     except OSError as error:
         raise ValueError(f"{file} was asked for, and cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # JSON's and UTF-8's, and one for too deep nesting
+    except ValueError as error:  # JSON's and UTF-8's
         raise ValueError(f"{file} is not JSON: {error}; give the path of a model's config.json") from None
 
 

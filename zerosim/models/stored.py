@@ -9,7 +9,6 @@ Source of the index: the page "Serialization" of `huggingface_hub`
 Legend: a matrix (I, O), inputs by outputs, as a linear layer has it here.
 """
 
-import json
 import math
 import os
 import re
@@ -23,6 +22,7 @@ import numpy as np
 
 from zerosim.numerics.arrays import Array, spans
 from zerosim.numerics.checks import is_floating
+from zerosim.numerics.files import ANY, json_of, misfit
 from zerosim.numerics.safetensors import BLOCK_NBYTES, StoredTensor, read_header
 
 ONE_FILE, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -151,12 +151,15 @@ def _tensors(path: Path) -> dict[str, tuple[Path, StoredTensor]]:
             path /= ONE_FILE
         else:
             try:
-                files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+                found = json_of(index.read_text(encoding="utf-8"))
+                if wrong := misfit(found, {"weight_map": {ANY: str}, ANY: object}, "it"):
+                    raise ValueError(wrong)
+                files = sorted(set(found["weight_map"].values()))
                 if any(Path(file).name != file for file in files):
                     raise ValueError("it names files of other folders")
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-                raise ValueError(f"{index} is no index of safetensors files ({type(error).__name__}: {error}); take "
-                                 "another copy of it") from None
+            except ValueError as error:
+                raise ValueError(f"{index} is no index of safetensors files ({error}); take another copy of it"
+                                 ) from None
             if missing := [file for file in files if not (path / file).is_file()]:
                 raise ValueError(f"{index} names {missing[0]!r}, and there is no such file beside it; take the whole "
                                  "folder")

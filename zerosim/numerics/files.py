@@ -1,6 +1,7 @@
-"""Files that are whole or not there, and JSON objects that say nothing twice."""
+"""Files that are whole or not there, and what JSON holds: nothing twice, and all in its form."""
 
 import errno
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -8,9 +9,29 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from zerosim.numerics.checks import is_count, is_finite_number
+
 UNFINISHED = ".unfinished"
+MOST_LEVELS = 100
 # The way in which bytes reach an open file: its own, or in some context one that fails (`ranks.faults`).
 WRITER: ContextVar[Callable[[Any, memoryview], int]] = ContextVar("WRITER", default=lambda file, part: file.write(part))
+
+
+def json_of(text: str) -> Any:
+    """What a JSON text holds; ValueError for what is none, for a key that an object has twice, and for more than
+    MOST_LEVELS of lists and objects in each other, which Python cannot print."""
+    said = f"it is nested more than {MOST_LEVELS} levels deep"
+    try:
+        found = json.loads(text, object_pairs_hook=without_repeats)
+    except RecursionError:
+        raise ValueError(said) from None
+    level = [found]
+    for _ in range(MOST_LEVELS):
+        level = [inner for outer in level if isinstance(outer, dict | list)
+                 for inner in (outer.values() if isinstance(outer, dict) else outer) if isinstance(inner, dict | list)]
+    if level:
+        raise ValueError(said)
+    return found
 
 
 def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -20,6 +41,37 @@ def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} stands there twice")
     return found
+
+
+ANY = "*"  # of a form, in the place of keys: any others
+
+
+def misfit(value: Any, form: Any, where: str) -> str:
+    """The first part of what JSON holds that has not the form, and what is to be there; nothing where all have it.
+
+    A form is a type (int: a count of 0 or more, float: a finite number, object: anything), None, a tuple of forms of
+    which one is enough, a list of the form of all items, or a dict of forms by key, all of which are to be there.
+
+    >>> misfit({"sizes": [3, -1]}, {"sizes": [int]}, "file"), misfit({"a": 1}, {ANY: (str, None)}, "file")
+    ('file.sizes[1] is -1, and is to be a count', 'file.a is 1, and is to be a text or null')
+    """
+    if isinstance(form, dict) and isinstance(value, dict):
+        missing, others = form.keys() - value.keys() - {ANY}, value.keys() - form.keys()
+        if missing or (others and ANY not in form):
+            return f"{where} {'lacks' if missing else 'should not have'} {', '.join(sorted(missing or others))}"
+        parts = ((value[key], form.get(key, form.get(ANY)), f"{where}.{key}") for key in value)
+        return next(filter(None, (misfit(*part) for part in parts)), "")
+    if isinstance(form, list) and isinstance(value, list):
+        items = ((one, form[0], f"{where}[{number}]") for number, one in enumerate(value))
+        return next(filter(None, (misfit(*item) for item in items)), "")
+    forms = form if isinstance(form, tuple) else (form,)
+    if any(one is object or (value is None if one is None else is_count(value) and value >= 0 if one is int
+                             else is_finite_number(value) if one is float
+                             else isinstance(one, type) and isinstance(value, one)) for one in forms):
+        return ""
+    said = {int: "a count", float: "a number", str: "a text", None: "null"}
+    wanted = " or ".join(said[one] if not isinstance(one, dict | list) else f"a {type(one).__name__}" for one in forms)
+    return f"{where} is {str(value)[:40]}, and is to be {wanted}"
 
 
 def write_whole(path: Path, content: bytes) -> Path:

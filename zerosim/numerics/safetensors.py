@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from zerosim.numerics.arrays import AnyArray, as_bytes, spans, to_host
-from zerosim.numerics.files import without_repeats, write_durably
+from zerosim.numerics.files import json_of, write_durably
 from zerosim.numerics.formats import FORMATS
 
 BLOCK_NBYTES = 1 << 16
@@ -138,13 +138,13 @@ def read_header(path: Path) -> TensorFile:
                              f"to have {length}; take another copy of it")
         text = file.read(length)
     try:
-        header = json.loads(text.decode(), object_pairs_hook=without_repeats)
+        header = json_of(text.decode())
         metadata = header.pop(METADATA, {})
         if not all(isinstance(value, str) for value in metadata.values()):
             raise ValueError("its metadata hold something else than texts")
         unread = [(name, entry["dtype"]) for name, entry in header.items() if entry["dtype"] not in DTYPES]
         tensors = {} if unread else {name: _stored(name, entry, 8 + length) for name, entry in header.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} has a header that a safetensors file cannot have ({error}); take another copy of it"
                          ) from None
     for name, code in unread:

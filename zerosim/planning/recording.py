@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from zerosim.numerics.checks import checked_count
-from zerosim.numerics.files import write_or_refuse
+from zerosim.numerics.files import json_of, write_or_refuse
 from zerosim.numerics.places import DIRECTIONS
 from zerosim.planning.collectives import CollectiveShape, Ints, levels
 from zerosim.ranks.trace import Trace
@@ -509,11 +509,11 @@ def save(recording: Recording, path: str | Path) -> Path:
 def load(path: str | Path) -> Recording:
     """The recording in a JSON file; ValueError for a file that cannot be read, and for what is no recording."""
     try:
-        plain = json.loads(Path(path).read_text(encoding="utf-8"))
+        plain = json_of(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"the recording {str(path)!r} cannot be read: {error.strerror}; name a file that save() wrote"
                          ) from None
-    except (ValueError, RecursionError) as error:  # JSON's and UTF-8's, and one for too deep nesting
+    except ValueError as error:  # JSON's and UTF-8's
         raise ValueError(f"the recording {str(path)!r} is no JSON: {error}; name a file that save() wrote") from None
     try:
         return from_plain(plain)

@@ -27,10 +27,10 @@ from zerosim.ranks.cluster import Cluster, RankProgram
 from zerosim.ranks.errors import PACKAGE, place_of, ranks_text, text_of
 from zerosim.ranks.hub import Hub, RunEvent, RunOptions
 from zerosim.ranks.rank import Rank
-from zerosim.ranks.schedules import Choose, Chosen, Redundant, Search, as_text, legal_orders
+from zerosim.ranks.schedules import Choose, Chosen, Redundant, Search, as_text
 
 SHOWN, SHOWN_RACES = 240, 3  # characters of a schedule and of what it returns; races in a report
-SIGNALS = 0xFF, 0x5A  # each byte of what has not arrived: NaN in all floats, -1 in integers; and neither of them
+SIGNALS = 0xFF, 0x5A  # each byte of what has not arrived: NaN of all floats and -1 of integers, or neither
 NOT_TRACED = (PACKAGE, "<frozen", "<string>", "<__array", *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib")))
 
 
@@ -40,17 +40,16 @@ class InFlight:
 
     rank: int
     me: PendingCall
-    x: Array  # of `me`, until that is released
     role: Literal["input", "result"]
     array: Array
     found: bytes = b""
 
-    def race(self, by: int, deed: Literal["wrote to", "read"], at: str) -> "Race":
-        """A deed of the rank ``by`` that has to come after the wait."""
+    def race(self, by: int, did: Literal["wrote to", "read"], at: str) -> "Race":
+        """The race of the rank ``by``, which did before the wait what has to come after it."""
         why = "is still sent" if self.role == "input" else "may have arrived, or not"
         whose = f"rank {self.rank}'s " * (self.rank != by)
-        return (by, f"{deed} the {self.role} {self.array.shape} of {whose}{self.me.describe()}\n  issued at "
-                f"{self.me.where}\n  {deed.replace('wrote', 'written')} at {at}\n  until wait() it {why}: wait first, "
+        return (by, f"{did} the {self.role} {self.array.shape} of {whose}{self.me.describe()}\n  issued at "
+                f"{self.me.where}\n  {did.replace('wrote', 'written')} at {at}\n  until wait() it {why}: wait first, "
                 "or take other memory")
 
 
@@ -90,9 +89,9 @@ class WatchedHub(Hub):
 
     def issue(self, rank: int, me: Pending) -> None:
         if isinstance(me, PendingCall) and me.where:
-            buffers = [InFlight(rank, me, me.x, "input", me.x)]
+            buffers = [InFlight(rank, me, "input", me.x)]
             if self.hidden is not None:
-                buffers.append(InFlight(rank, me, me.x, "result", self.hidden))
+                buffers.append(InFlight(rank, me, "result", self.hidden))
             self.settle(buffers)
             self.in_flight += buffers
         self.hidden = None
@@ -103,6 +102,7 @@ class WatchedHub(Hub):
     def wait(self, rank: int, me: Pending) -> None:
         self.look()
         super().wait(rank, me)
+        self.in_flight = [one for one in self.in_flight if one.me is not me]
 
     def _resume(self, rank: int) -> None:
         self.running = rank
@@ -120,7 +120,6 @@ class WatchedHub(Hub):
 
     def look(self) -> None:
         """Finds what was written to buffers in flight."""
-        self.in_flight = [one for one in self.in_flight if one.me.x is one.x]
         changed = [one for one in self.in_flight if as_bytes(one.array).tobytes() != one.found]
         by = self.running
         self.races += [one.race(by, "wrote to", self.line.get(by) or self.place(by)) for one in changed]
@@ -203,16 +202,14 @@ class RunOutcome:
 class Exploration:
     """A program in ``schedules`` orders of turns, and what was found.
 
-    ``legal`` is the number of orders that these stand for, with all that differ from them by turns that commute (None:
-    it was not counted); ``complete`` says that there are no others. ``outcomes`` are the runs that ended differently,
-    each in its shortest schedule: a right program has one. ``races`` have their rank, and their text.
+    ``complete`` says that these stand for all legal orders. ``outcomes`` are the runs that ended differently, each in
+    its shortest schedule: a correct program has one. ``races`` have their rank, and their text.
     """
 
     program: RankProgram = field(repr=False)
     args: tuple[Any, ...] = field(repr=False)
     ranks: int
     schedules: int = 0
-    legal: int | None = 0
     complete: bool = False
     outcomes: list[RunOutcome] = field(default_factory=list, repr=False)
     races: list[Race] = field(default_factory=list)
@@ -231,8 +228,6 @@ class Exploration:
         try:
             returned: Any = list(cluster.run(body, *deepcopy(self.args)))
             fingerprint, rows = sha256(returned), [trace.rows for trace in cluster.trace]
-        except Redundant:
-            raise
         except Exception as error:
             returned, fingerprint, rows = error, f"{type(error).__name__}: {text_of(error)}", []
         finally:
@@ -256,13 +251,12 @@ class Exploration:
 
     def __str__(self) -> str:
         alone = self.schedules == 1
-        stand = f", which stand{'s' * alone} for all" if self.complete else " of at least"
-        legal = "" if self.legal is None else f"{stand} {self.legal:,} legal orders"
+        stand = f", which stand{'s' * alone} for all legal orders" * self.complete
         ends = "one outcome" if len(self.outcomes) == 1 else f"{len(self.outcomes)} different outcomes"
         races = [f"race: {ranks_text(sorted({rank for rank, its in self.races if its == text}))} {text}"
                  for text in dict.fromkeys(text for _, text in self.races)]
         more = [f"and {len(races) - SHOWN_RACES} more"] * (len(races) > SHOWN_RACES)
-        return "\n".join([f"{self.ranks} ranks, {self.schedules:,} schedule{'s' * (not alone)}{legal}: {ends}",
+        return "\n".join([f"{self.ranks} ranks, {self.schedules:,} schedule{'s' * (not alone)}{stand}: {ends}",
                           *races[:SHOWN_RACES], *more, *[self.difference] * bool(self.difference)])
 
 
@@ -285,8 +279,8 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
     not seen, nor what is read and changes nothing that the program has in its hands.
 
     Raises RaceError that says which rank wrote to a buffer in flight, read a result too early or never waited, and
-    where; or which two schedules end differently, and the first line in which they part. Raises what the program raises
-    in the plain order where that is no race, and ValueError where it does not repeat itself.
+    where; or which two schedules end differently, and the first line in which they differ. Raises what the program
+    raises in the plain order where that is no race, and ValueError where it does not repeat itself.
 
     >>> import numpy as np
     >>> def program(rank):
@@ -294,7 +288,7 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
     ...     rank.barrier()
     ...     return work.wait()
     >>> print(explore(program, ranks=2, orders="reduced"))
-    2 ranks, 8 schedules, which stand for all 92 legal orders: one outcome
+    2 ranks, 8 schedules, which stand for all legal orders: one outcome
     """
     require_count("at_most", at_most, 1, "a number of schedules")
     if orders not in ("reduced", "all"):
@@ -309,20 +303,20 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
     if plain.hub.races:
         found.races += found.again(plain).races
     if plain != stale:
-        found.races += _read_early(_parting(found.again(plain), found.again(stale)))
-    chance, search, drawn = random.Random(seed), Search(reduced=orders == "reduced"), isinstance(orders, int)
-    while not found.complete and found.schedules < (orders if isinstance(orders, int) else at_most):
+        found.races += _read_early(*_first_difference(found.again(plain), found.again(stale)))
+    chance, search = random.Random(seed), Search(reduced=orders == "reduced", messages=plain.order.messages)
+    drawn, most = isinstance(orders, int), orders if isinstance(orders, int) else at_most
+    while not found.complete and found.schedules < most:
         with suppress(Redundant):
-            one = found.run((lambda _, turns: chance.choice(turns)) if drawn else search.choose)
-            found.take(one)
-            stands = 1 if orders == "all" else legal_orders(one.order.members, ranks)
-            if not drawn or found.schedules == 1:
-                found.legal = None if stands is None or found.legal is None else found.legal + stands
+            found.take(found.run((lambda _, turns: chance.choice(turns)) if drawn else search.choose))
         found.complete = not drawn and not search.back()
     if racing := [one for one in found.outcomes if one.hub.races]:
         found.races += found.again(racing[0]).races
     if len(found.outcomes) > 1:
-        found.difference = _difference(found, *sorted(found.outcomes, key=_shortest)[:2])
+        two = sorted(found.outcomes, key=_shortest)[:2]
+        _, place = _first_difference(*map(found.again, two))
+        found.difference = "\n".join(["the end depends on the order of turns. Two schedules that differ:",
+                                      *map(str, two), f"they differ first {place}"])
     if found.races or found.difference:
         raise RaceError(found)
     return found
@@ -333,38 +327,23 @@ def _shortest(outcome: RunOutcome) -> tuple[bool, int]:
     return not outcome.hub.races, len(as_text(outcome.order.turns))
 
 
-Parting = tuple[LineSeen, list[str]] | None
-
-
-def _parting(one: WatchedHub, other: WatchedHub) -> Parting:
-    """The first moment at which a rank saw or did something else in one run than in the other, and the names of what;
-    None where no line shows it."""
+def _first_difference(one: WatchedHub, other: WatchedHub) -> tuple[LineSeen | None, str]:
+    """The first moment at which a rank saw or did something else in one run than in the other, and its place in words;
+    None where no line of the program's own shows it."""
     theirs = {mine.rank: iter([its for its in other.history if its.rank == mine.rank]) for mine in one.history}
     for mine in one.history:
         its = next(theirs[mine.rank], None)
         if its is None or mine[:4] != its[:4]:
-            return mine, [name for name, value in mine.seen.items() if its and its.seen.get(name) != value]
-    return None
+            names = [name for name, value in mine.seen.items() if its and its.seen.get(name) != value]
+            return mine, f"in rank {mine.rank}, at {mine.line}" + f": {', '.join(names)} differs" * bool(names)
+    if len(other.history) > len(one.history):
+        return _first_difference(other, one)
+    return None, "where no line of the program's own shows it"
 
 
-def _read_early(parting: Parting) -> list[Race]:
-    """The race of two runs in one order that part where different bytes hide what has not arrived."""
-    if parting is None or not parting[0].results:
-        rank = parting[0].rank if parting else 0
-        return [(rank, f"has what was read before its wait(), {_where(parting)}\n  wait first, on whatever it is from")]
-    moment, _ = parting
-    return [one.race(moment.rank, "read", moment.line) for one in moment.results]
-
-
-def _where(parting: Parting) -> str:
-    if parting is None:
-        return "where no line of the program's own shows it"
-    moment, names = parting
-    return f"in rank {moment.rank}, at {moment.line}" + f": {', '.join(names)} differs" * bool(names)
-
-
-def _difference(found: Exploration, *two: RunOutcome) -> str:
-    """The text about two schedules that end differently."""
-    one, other = map(found.again, two)
-    return "\n".join(["the end depends on the order of turns. Two schedules that differ:", *map(str, two),
-                      f"they part {_where(_parting(one, other) or _parting(other, one))}"])
+def _read_early(moment: LineSeen | None, place: str) -> list[Race]:
+    """The races of a rank that at this moment has what depends on the bytes that hide results."""
+    if moment and moment.results:
+        return [one.race(moment.rank, "read", moment.line) for one in moment.results]
+    return [(moment.rank if moment else 0,
+             f"has what was read before its wait(), {place}\n  wait first, on whatever it is from")]

@@ -1,25 +1,21 @@
 """Other orders of turns than the hub's plain one: seeded, and each legal order of a small program.
 
-A *turn* is a rank's way to where it next waits, issues something asynchronous or has sent a message; or the carrying
-out, as one, of a collective that all of its group have issued: as soon as it is issued, as late as somebody waits for
-it, or at any turn between. A *schedule* is a list of turns.
+A rank's *turn* ends where the rank waits, issues something asynchronous or has sent a message. A collective is carried
+out in one turn of its own, when all of its group have issued it: at once, as late as somebody waits for it, or between.
+A *schedule* is a list of turns.
 
 Two turns commute when no rank takes part in both: in a rank's turn that rank and those that it sends to or receives
 from; in a collective the ranks of its group. This holds as long as ranks share nothing but what they send. Schedules
-that differ by turns that commute end alike (Patrice Godefroid, "Partial-Order Methods for the Verification of
-Concurrent Systems", LNCS 1032, Springer 1996, ISBN 3-540-60761-7), and of them `Search` takes one, by his sleep sets.
+that differ by turns that commute end alike (Godefroid 1996), and of them `Search` takes one, by his sleep sets.
 """
 
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 
 from zerosim.ranks.call import GroupKey, Pending, PendingCall, PendingExchange
-
-COUNTED_STATES = 20_000  # of a program, after so many turns; more are not counted through
 
 
 class Seeded:
@@ -34,7 +30,7 @@ class Seeded:
 
     def collective_next(self, due: deque[list[PendingCall]], ready: deque[int]) -> bool:
         """True where the first of the collectives that are due has the next turn, False where the first of the ranks
-        has, of which one may be put first here; one of the two is not empty."""
+        has, which is chosen here; one of the two is not empty."""
         if due and (not ready or self.chance.random() < 0.5):
             return True
         ready.rotate(self.chance.randrange(len(ready)))
@@ -44,8 +40,9 @@ class Seeded:
 Turn = int | tuple[GroupKey, int, str]  # a rank's; or that of a collective, by group, number and operation
 
 
-class Redundant(Exception):
-    """A schedule that ends like another one, which is taken: raised between two turns, where no program is."""
+class Redundant(BaseException):
+    """A schedule that ends like another one, which is taken: raised between two turns, where no program is, and no
+    error of one."""
 
 
 class Chosen:
@@ -60,7 +57,8 @@ class Chosen:
         self.in_flight = Counter[int]()  # by rank: collectives that it has issued, and that are not carried out
 
     def is_alone(self, turn: Turn, turns: Sequence[Turn]) -> bool:
-        """True where nothing that may come before this turn involves its ranks, as long as nobody sends messages."""
+        """True where nothing that may come before this turn involves its ranks, as long as nobody sends messages: a
+        persistent set of one turn, in Godefroid's words."""
         if isinstance(turn, int):
             return not self.in_flight[turn]
         return all(self.in_flight[rank] == 1 and rank not in turns for rank in turn[0][0])
@@ -91,76 +89,47 @@ Choose = Callable[[Chosen, Sequence[Turn]], Turn]
 
 
 @dataclass(slots=True)
-class Fork:
-    """A place in a schedule: the turns that there may be, the one that is taken, and those that need not be taken, with
+class Choice:
+    """A place in a schedule: the turns still to be taken there, of which the first is, and those that need not be, with
     their members: what begins with them has been seen, from here or before turns that commute with them."""
 
-    turns: Sequence[Turn]
+    awake: list[Turn]
     asleep: dict[Turn, set[int]]
-    turn: Turn
-    alone: bool  # what begins with any other turn commutes to what begins with this one
 
 
 class Search:
-    """Takes each legal schedule once, depth first; if ``reduced``, one of all that differ by turns that commute."""
+    """Takes each legal schedule once, depth first; if ``reduced``, one of all that differ by turns that commute.
 
-    def __init__(self, reduced: bool) -> None:
-        self.reduced = reduced
-        self.path: list[Fork] = []
+    Where the program sends no ``messages``, a turn that is alone is the only one that need be taken.
+    """
+
+    def __init__(self, *, reduced: bool, messages: bool) -> None:
+        self.reduced, self.messages = reduced, messages
+        self.path: list[Choice] = []
         self.order = Chosen(self.choose)  # of the run under way
 
     def choose(self, order: Chosen, turns: Sequence[Turn]) -> Turn:
         """The next turn of the run under way; raises Redundant where that need not go on."""
         self.order, at = order, len(order.turns)
         if at == len(self.path):
-            asleep = self.path[-1].asleep if self.path and self.reduced else {}
-            asleep = {turn: members for turn, members in asleep.items() if not members & order.members[-1]}
-            alone = [turn for turn in turns if self.reduced and order.is_alone(turn, turns) and turn not in asleep][:1]
-            self._take(Fork([*alone, *turns], asleep, turns[0], bool(alone)))
-        return self.path[at].turn
-
-    def _take(self, fork: Fork) -> None:
-        awake = [turn for turn in fork.turns if turn not in fork.asleep]
-        if not awake:
-            raise Redundant
-        fork.turn = awake[0]
-        self.path.append(fork)
+            slept = self.path[-1].asleep if self.path and self.reduced else {}
+            asleep = {turn: members for turn, members in slept.items() if not members & order.members[-1]}
+            awake = [turn for turn in turns if turn not in asleep]
+            if not awake:
+                raise Redundant
+            alone = [turn for turn in awake if self.reduced and not self.messages and order.is_alone(turn, turns)]
+            self.path.append(Choice(alone[:1] or awake, asleep))
+        return self.path[at].awake[0]
 
     def back(self) -> bool:
         """Goes back, after a run, to the last place with a turn to try; False where there is none."""
-        for fork in self.path:
-            fork.alone &= not self.order.messages
         while self.path:
-            fork = self.path.pop()
-            fork.asleep[fork.turn] = self.order.members[len(self.path)]
-            with suppress(Redundant):
-                if not fork.alone:
-                    self._take(fork)
-                    return True
+            choice = self.path[-1]
+            choice.asleep[choice.awake.pop(0)] = self.order.members[len(self.path) - 1]
+            if choice.awake:
+                return True
+            self.path.pop()
         return False
-
-
-def legal_orders(members: Sequence[set[int]], ranks: int) -> int | None:
-    """The number of schedules that differ from one by turns that commute, itself included; None where that takes long.
-
-    ``members`` are the ranks in each of its turns. A turn may come when it is the next one of all its ranks.
-
-    >>> legal_orders([{0}, {1}, {0, 1}, {1}, {0}], 2)
-    4
-    """
-    own = [[turn for turn, those in enumerate(members) if rank in those] for rank in range(ranks)]
-    ways = Counter({(0,) * ranks: 1})  # by how many of its own turns each rank has taken
-    for _ in members:
-        following = Counter[tuple[int, ...]]()
-        for taken, count in ways.items():
-            heads = [mine[at] if at < len(mine) else -1 for mine, at in zip(own, taken, strict=True)]
-            for turn in {*heads} - {-1}:
-                if all(heads[rank] == turn for rank in members[turn]):
-                    following[tuple(at + (rank in members[turn]) for rank, at in enumerate(taken))] += count
-        ways = following
-        if len(ways) > COUNTED_STATES:
-            return None
-    return next(iter(ways.values()))
 
 
 def as_text(turns: Sequence[Turn]) -> str:

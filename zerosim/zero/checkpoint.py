@@ -32,7 +32,7 @@ from zerosim.models.gpt import Decoder
 from zerosim.models.units import Model
 from zerosim.numerics.arrays import AnyArray, has_data
 from zerosim.numerics.checks import is_count
-from zerosim.numerics.files import UNFINISHED, only_writer, write_durably
+from zerosim.numerics.files import ANY, UNFINISHED, json_of, misfit, only_writer, write_durably
 from zerosim.numerics.loss_scale import Static
 from zerosim.numerics.policy import BY_MICRO_BATCH
 from zerosim.numerics.safetensors import (
@@ -60,6 +60,15 @@ FORMAT, VERSION, INDEX = "zerosim sharded checkpoint", 1, "index.json"
 SHARD = re.compile(r"shard-(\d{6,})-rank-\d+-of-\d+\.safetensors")
 LEFT = re.compile(rf"\.({SHARD.pattern}|{re.escape(INDEX)})\.\d+{re.escape(UNFINISHED)}")  # by a run that was killed
 MASTER, PARAMETER, OPTIMIZER, OF_RANK = "master", "parameter", "optimizer", "rank"
+# Of an index, as `misfit` has it.
+FORM = {
+    "format": str, "version": int, "number": int, "files": [{"name": str, "nbytes": int, "header_crc32": str}],
+    "counts": [{"scale": float, "step": int, "forwards": int, "tokens": [int], "places": [int], "rows": {ANY: int}}],
+    "steps_taken": int, "micro_batches": int, "loss_scale": {"kind": str, "rule": str, "state": {ANY: float}},
+    "progress": object, "settings": {ANY: str},
+    "parameters": {ANY: {"shape": [int], "optimizer": (str, None), "slots": [str]}},
+    "tensors": {ANY: {"shape": [int], "dtype": str,
+                      "pieces": [{"file": int, "start": int, "count": int, "crc32": [str]}]}}}
 
 
 class CheckpointError(ValueError):
@@ -273,7 +282,7 @@ def _require_at_rest(training: TrainingState) -> None:
 def _as_json(progress: Any) -> str:
     try:
         text = json.dumps(progress, allow_nan=False)
-        if (found := json.loads(text)) != progress:
+        if (found := json_of(text)) != progress:
             raise ValueError(f"it would come back as {found!r}")
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"progress={progress!r} is to come back from JSON as it was: {error}; pass numbers, texts, "
@@ -409,27 +418,37 @@ class Checkpoint:
             self.headers[index] = header
         return self.headers[index]
 
-    def sources(self, key: str, shape: tuple[int, ...], low: int, target: AnyArray) -> Iterator[Source]:
-        """The stretches of files in which the elements of a tensor from ``low`` on lie, as many as the target has.
+    def stretches(self, key: str, shape: tuple[int, ...], low: int,
+                  high: int) -> Iterator[tuple[int, int, Mapping[str, Any], Path, StoredTensor]]:
+        """Where the elements [low, high) of a tensor lie: each stretch with the piece, the file and the tensor in it.
 
         Raises ValueError for a tensor that is not all there.
         """
-        high = done = low
-        high += target.size
+        done, index = low, self.folder / INDEX
         whole = self.content["tensors"].get(key, {"pieces": [], "shape": shape})
         if tuple(whole["shape"]) != shape:
-            raise ValueError(f"{self.folder / INDEX}: the tensor {key} is of shape {tuple(whole['shape'])}, and "
+            raise ValueError(f"{index}: the tensor {key} is of shape {tuple(whole['shape'])}, and "
                              f"{shape} is asked for; build the model and optimizer that were saved")
         for piece in sorted(whole["pieces"], key=lambda piece: piece["start"]):
             start, stop = max(low, piece["start"]), min(high, piece["start"] + piece["count"])
             if start < stop and start == done:
                 file = self.header(piece["file"])
-                yield Source(file.path, file.tensors[key], start - piece["start"],
-                             stop - piece["start"], piece["crc32"], target[start - low:stop - low])
+                stored = file.tensors.get(key)
+                if stored is None or (stored.shape, CODES[stored.dtype]) != ((piece["count"],), whole["dtype"]):
+                    raise ValueError(f"{file.path} has not the {piece['count']} elements of the tensor {key} that "
+                                     f"{index} names; take another copy of the checkpoint")
+                yield start, stop, piece, file.path, stored
                 done = stop
         if done < high:
-            raise ValueError(f"{self.folder / INDEX} names no file for the elements {done} to {high} of the tensor "
-                             f"{key}; the checkpoint is not whole")
+            raise ValueError(f"{index} names no file for the elements {done} to {high} of the tensor {key}; the "
+                             "checkpoint is not whole")
+
+    def sources(self, key: str, shape: tuple[int, ...], low: int, target: AnyArray) -> Iterator[Source]:
+        """The stretches of files in which the elements of a tensor from ``low`` on lie, as many as the target has;
+        raises as `stretches`."""
+        for start, stop, piece, path, stored in self.stretches(key, shape, low, low + target.size):
+            yield Source(path, stored, start - piece["start"], stop - piece["start"], piece["crc32"],
+                         target[start - low:stop - low])
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -446,10 +465,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     except UnicodeDecodeError as error:
         raise ValueError(f"{index} is damaged: {error}; take another copy of it") from None
     try:
-        found = json.loads(text)
+        found = json_of(text)
         content, sha256 = found["checkpoint"], found["sha256"]
         known, version = content["format"] == FORMAT, content["version"]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         what = "is damaged" if FORMAT in text else "is of no zerosim checkpoint"
         raise ValueError(f"{index} {what} ({type(error).__name__}: {error}); take another copy of the checkpoint, or "
                          "name the folder that save() was given") from None
@@ -462,7 +481,25 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     if sha256 != _sha256(content):
         raise ValueError(f"{index} is damaged: its content has not the checksum that was written with it; take another "
                          "copy of it")
+    if wrong := misfit(content, FORM, "checkpoint") or _impossible(content):
+        raise ValueError(f"{index} was not written by save(): {wrong}; take another copy of it")
     return Checkpoint(folder, content)
+
+
+def _impossible(content: Mapping[str, Any]) -> str:
+    """The first thing in an index of the right form that no file can have, nothing without one."""
+    if not content["files"] or len(content["counts"]) != len(content["files"]):
+        return f"there are {len(content['files'])} files, and counts of {len(content['counts'])} ranks"
+    for entry in content["files"]:
+        if not SHARD.fullmatch(entry["name"]):
+            return f"the file {entry['name']!r} is no shard of this folder"
+    for key, whole in content["tensors"].items():
+        if whole["dtype"] not in DTYPES:
+            return f"the tensor {key} is of the type {whole['dtype']!r}, and there are {', '.join(DTYPES)}"
+        for piece in whole["pieces"]:
+            if piece["file"] >= len(content["files"]):
+                return f"the tensor {key} has elements in file {piece['file']}, of {len(content['files'])}"
+    return ""
 
 
 def load(path: str | Path, training: TrainingState, abandon: Callable[[], StepCounts]) -> Restored:
@@ -481,7 +518,7 @@ def load(path: str | Path, training: TrainingState, abandon: Callable[[], StepCo
         _require_same_checkpoint(rank, folder, plan.content)
         counts = abandon()
         with update.changing_state(f"load of {str(path)!r}"):
-            all_or_none(rank, partial(_fill, plan, training, counts))
+            all_or_none(rank, partial(_fill, folder, plan, training, counts))
     return Restored(plan.content["progress"], plan.differences, plan.nbytes)
 
 
@@ -529,11 +566,14 @@ def _key_of(one: Resting, content: Mapping[str, Any]) -> str:
     return one.key
 
 
-def _fill(plan: LoadPlan, training: TrainingState, counts: StepCounts) -> None:
+def _fill(folder: Path, plan: LoadPlan, training: TrainingState, counts: StepCounts) -> None:
     """Sets all state to the checkpoint's."""
     content, update = plan.content, training.update
     if _keeps_loss_scale(training, content):
-        update.loss_scale.restore(content["loss_scale"]["state"])
+        try:
+            update.loss_scale.restore(content["loss_scale"]["state"])
+        except ValueError as error:
+            raise ValueError(f"{folder / INDEX}: {error}") from None
     _read(training, plan.sources, check_only=False)
     update.steps_taken = content["steps_taken"]
     for name, count in plan.counts.items():

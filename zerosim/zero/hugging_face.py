@@ -133,6 +133,8 @@ def _widths(name: str, there: StoredNames, shapes: Mapping[str, tuple[int, ...]]
 def _whole(source: Checkpoint, key: str, shape: tuple[int, ...], dtype: np.dtype[Any], columns: slice, *,
            transposed: bool) -> np.ndarray:
     """The columns of a tensor, put together from its pieces in all files."""
+    for _ in source.stretches(key, shape, 0, math.prod(shape)):  # are there, before room is made for them
+        pass
     found = np.empty(math.prod(shape), dtype)
     buffer = np.empty(BLOCK_NBYTES, np.uint8)
     for block, target in read_sources(source.sources(key, shape, 0, found), buffer):

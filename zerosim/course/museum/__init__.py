@@ -1,11 +1,10 @@
 """A museum of bugs that real implementations of ZeRO had: each re-created, shown, and found by an invariant.
 
 `list()` names them, ``with exhibit("muon_partial_matrix"):`` is the block inside which zerosim has the bug, and
-`show(name)` tells its story with a picture. A check of `INVARIANTS` takes what `observe` has seen of a training, and
-raises AssertionError.
+`show(name)` tells its story. A check of `INVARIANTS` takes what `observe` has seen of a training, and raises
+AssertionError.
 """
 
-import builtins
 from contextlib import AbstractContextManager
 
 from zerosim.course.catalog import Catalog
@@ -13,22 +12,18 @@ from zerosim.course.museum.exhibit import Exhibit, exhibits
 from zerosim.course.museum.invariants import INVARIANTS
 from zerosim.course.museum.runs import Observed, Setting, observe
 from zerosim.course.museum.story import Story, story_of
+from zerosim.display.views import plain
 from zerosim.numerics.checks import unknown_name
 
-__all__ = ["INVARIANTS", "Exhibit", "Observed", "Setting", "Story", "exhibit", "exhibits", "list", "names", "observe",
-           "show", "story_of"]
-
-
-def names() -> builtins.list[str]:
-    """The exhibits' names, in the order of the museum."""
-    return [*exhibits()]
+__all__ = ["INVARIANTS", "Exhibit", "Observed", "Setting", "Story", "exhibit", "exhibits", "list", "observe", "show",
+           "story_of"]
 
 
 def list() -> Catalog:
     """The exhibits: name, project, the invariant that finds it."""
-    rows = tuple((one.name, one.project, one.invariant) for one in exhibits().values())
-    return Catalog("exhibits", {one.name: one.as_json() for one in exhibits().values()},
-                   ("exhibit", "where", "found by"), rows, ("zerosim museum ring_off_by_one   tells one",))
+    return Catalog("exhibits", {name: plain(one) for name, one in exhibits().items()}, ("exhibit", "where", "found by"),
+                   tuple((name, one.project, one.invariant) for name, one in exhibits().items()),
+                   ("zerosim museum ring_off_by_one   tells one",))
 
 
 def exhibit(name: str) -> AbstractContextManager[Exhibit]:

@@ -4,7 +4,8 @@ A check takes what was observed of a training, and raises AssertionError, with w
 it does not hold. Those that need a second run make it by `observe`, of the package as it is then.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -20,16 +21,12 @@ from zerosim.testing import assert_same_bits
 def equals_one_device(seen: Observed) -> None:
     """After every step each rank has, bit for bit, the weights of one device that is fed with all ranks' gradients."""
     nothing_under_way_is_written(seen)
-    for step, expected in enumerate(one_device(seen.setting)):
-        for rank, mine in enumerate(seen.weights):
-            assert_same_bits(mine[step], expected, f"weights of rank {rank} after step {step}")
+    _same_weights(seen, [one_device(seen.setting)] * seen.setting.ranks)
 
 
 def replicas_agree(seen: Observed) -> None:
     """After every step all ranks have the same weights, bit for bit."""
-    for rank, mine in enumerate(seen.weights):
-        for step, (found, first) in enumerate(zip(mine, seen.weights[0], strict=True)):
-            assert_same_bits(found, first, f"weights of rank {rank} after step {step}, expected as on rank 0")
+    _same_weights(seen, seen.weights[:1] * seen.setting.ranks, ", expected as on rank 0")
 
 
 def all_skip_or_none(seen: Observed) -> None:
@@ -49,22 +46,18 @@ def skipped_step_changes_nothing(seen: Observed) -> None:
 
 
 def padding_is_never_read(seen: Observed) -> None:
-    """Padding full of NaN changes no weight."""
-    spoiled = observe(seen.setting, debug=True)
-    for rank, (mine, other) in enumerate(zip(seen.weights, spoiled.weights, strict=True)):
-        for step, (expected, found) in enumerate(zip(mine, other, strict=False)):
-            assert_same_bits(found, expected, f"weights of rank {rank} after step {step}, with NaN in the padding")
+    """Padding full of NaN changes no weight."""  # the run seen has it full, by its setting's debug
+    _same_weights(seen, observe(replace(seen.setting, debug=False)).weights, ", with NaN in the padding")
 
 
 def same_bits_in_any_order(seen: Observed) -> None:
     """Ranks that run in another legal order come to the same weights, bit for bit."""
     for seed in (1, 2):
-        for rank, (mine, other) in enumerate(zip(seen.weights, observe(seen.setting, seed=seed).weights, strict=True)):
-            assert_same_bits(other[-1], mine[-1], f"weights of rank {rank} when ranks run in the order of seed {seed}")
+        _same_weights(observe(seen.setting, seed=seed), seen.weights, f", when ranks run in the order of seed {seed}")
 
 
 def nothing_under_way_is_written(seen: Observed) -> None:
-    """Memory that a collective is reading stays as it is until somebody has waited for it."""
+    """Memory that a collective is reading stays as it is until its wait, whose own check ends the training else."""
     if seen.error:
         raise AssertionError(f"the training ended with {seen.error}")
 
@@ -99,6 +92,12 @@ def all_reduce_is_gather_of_scatter(seen: Observed) -> None:
     for ranks in range(1, seen.setting.ranks + 1):
         for rank, (found, expected) in enumerate(Cluster(ranks, debug=True).run(_reduced_twice)):
             assert_same_bits(found, expected, f"all-reduce on rank {rank} of {ranks}")
+
+
+def _same_weights(seen: Observed, expected: Sequence[Sequence[np.ndarray]], where: str = "") -> None:
+    for rank, (mine, other) in enumerate(zip(seen.weights, expected, strict=True)):
+        for step, (found, right) in enumerate(zip(mine, other, strict=True)):
+            assert_same_bits(found, right, f"weights of rank {rank} after step {step}{where}")
 
 
 def _reduced_twice(rank: Rank) -> tuple[np.ndarray, np.ndarray]:

@@ -96,23 +96,22 @@ class Observed:
 
     def drawn(self, what: str) -> dict[str, list[float]]:
         """Numbers for a picture, by what they are: one row of all ranks, or one of each."""
-        of_all: dict[str, list[Any]] = {"bytes at rest": self.resting, "gradients sent (bytes)": self.gradient_nbytes,
-                                        "collectives of gradients": self.collectives, "warnings": [len(self.warned)]}
-        if what in of_all:
-            return {what: of_all[what]}
-        of_each: list[list[float]] = {
-            "first weights": [mine[0].tolist() for mine in self.weights[:1]],
+        rows: list[list[Any]] = {
+            "bytes at rest": [self.resting], "gradients sent (bytes)": [self.gradient_nbytes],
+            "collectives of gradients": [self.collectives], "warnings": [[len(self.warned)]],
+            "first weights of rank 0": [mine[0].tolist() for mine in self.weights[:1]],
+            "state that rank 0 loaded": [state.tolist() for state in self.loaded[:1]],
             "steps taken": [[float(not result.skipped) for result in results] for results in self.results],
-            "state loaded": [state.tolist() for state in self.loaded[:1]],
             "changes of weights": [(mine[-1].astype(np.float64) - mine[0]).tolist() for mine in self.weights if mine]
         }[what]
-        return {f"{what}, rank {rank}": row for rank, row in enumerate(of_each)}
+        of_each = what in ("steps taken", "changes of weights")
+        return {f"{what}, rank {rank}" if of_each else what: row for rank, row in enumerate(rows)}
 
 
-def observe(setting: Setting, *, seed: int = 0, debug: bool = False) -> Observed:
+def observe(setting: Setting, *, seed: int = 0) -> Observed:
     """Trains, and notes what is seen; an error ends the training and is noted too."""
     seen = Observed(setting, [[] for _ in range(setting.ranks)], [[] for _ in range(setting.ranks)])
-    cluster = Cluster(setting.ranks, seed=seed, debug=setting.debug or debug)
+    cluster = Cluster(setting.ranks, seed=seed, debug=setting.debug)
     with warnings.catch_warnings(record=True) as warned, tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("always")
         try:
@@ -181,20 +180,17 @@ def one_device(setting: Setting) -> list[np.ndarray]:
     """
     model, optimizer, weights = setting.model, OPTIMIZERS[setting.optimizer], first_weights(setting.model)
     layout = layout_of(model, setting.ranks, setting.options.get("layout", "per_unit"))
-    devices, found = {}, [_flat(weights)]
-    for entry in layout.entries:
-        rate = next((lr for beginning, lr in setting.rates.items() if entry.name.startswith(beginning)), optimizer.lr)
-        devices[entry.name] = rate, SingleDevice(optimizer, weights[entry.name], setting.ranks,
-                                                 tuple(layout.cut(entry.low, entry.high)))
+    devices = {entry.name: SingleDevice(optimizer, weights[entry.name], setting.ranks,
+                                        tuple(layout.cut(entry.low, entry.high))) for entry in layout.entries}
+    found = [_flat(weights)]
     for step in range(setting.steps):
-        gradients: list[dict[str, np.ndarray]] = []
-        for rank in range(setting.ranks):
-            passes = [one_pass(model, weights, "fp32", *batch).gradients for batch in setting.batches(rank, step)]
-            gradients.append({name: np.add.reduce([one[name] for one in passes]) / np.float32(len(passes))
-                              for name in model.shapes})
-        for name, (rate, device) in devices.items():
+        passes = [[one_pass(model, weights, "fp32", *batch).gradients for batch in setting.batches(rank, step)]
+                  for rank in range(setting.ranks)]
+        for name, device in devices.items():
+            rate = next((lr for beginning, lr in setting.rates.items() if name.startswith(beginning)), optimizer.lr)
             assert device.stepper is not None, "it was given an optimizer of zerosim's"
             device.stepper.optimizer = optimizer.with_lr(rate * setting.factor(step + 1))
-            weights[name] = device.step([one[name] for one in gradients])
+            weights[name] = device.step([np.add.reduce([one[name] for one in its]) / np.float32(len(its))
+                                         for its in passes])
         found.append(_flat(weights))
     return found
