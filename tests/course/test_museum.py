@@ -76,6 +76,8 @@ def test_a_patch_of_lines_that_are_gone_and_a_bug_that_its_run_does_not_show_are
     gone = replace(one, patch=[{**one.patch[0], "old": "return scale * batches"}])
     with pytest.raises(ValueError, match=r"divisor replaces lines that stand there 0 times, and not once: 'return"):
         gone.open().__enter__()
+    with pytest.raises(ValueError, match="and zerosim was installed without; install it with its"):
+        one.patches[0].changed(eval("lambda: 0"), None)
     same = replace(one, patch=[{**one.patch[0], "new": one.patch[0]["old"]}])
     with pytest.raises(ValueError, match="'unscaled_gradient_divided' passes its invariant 'equals_one_device'; the"):
         museum.story_of(same)
