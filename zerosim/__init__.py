@@ -13,7 +13,7 @@ import ml_dtypes  # noqa: F401  # from here on NumPy knows "bfloat16" by name
 from zerosim.connect import connect  # not lazily: the function hides the module of its name
 
 if TYPE_CHECKING:
-    from zerosim import models, numerics, optim, planning, ranks, testing, zero
+    from zerosim import models, numerics, optim, oracle, planning, ranks, testing, zero
     from zerosim.backends.cupy.cluster import CuPyCluster
     from zerosim.backends.nccl.cluster import NCCLCluster
     from zerosim.course import draw, museum, puzzles
@@ -77,6 +77,7 @@ __all__ = [
     "museum",
     "numerics",
     "optim",
+    "oracle",
     "plan",
     "planning",
     "puzzles",
@@ -92,7 +93,7 @@ __all__ = [
 
 _MODULES = {**{floor: floor for floor in ("numerics", "ranks", "models", "optim", "zero", "planning")},
             "draw": "course.draw", "faults": "ranks.faults", "museum": "course.museum", "puzzles": "course.puzzles",
-            "testing": "testing"}
+            "testing": "testing", "oracle": "oracle"}
 _HOMES = {"FORMATS": "numerics.formats", "Format": "numerics.formats", "format_of": "numerics.formats",
           "Offload": "numerics.places", "Policy": "numerics.policy", "round_to": "numerics.rounding",
           "spacing": "numerics.rounding",

@@ -18,18 +18,19 @@ MAY_IMPORT = {
     "options": {"numerics", "ranks"},  # of a step: what an engine takes and a plan counts
     "zero": {"numerics", "ranks", "models", "optim", "options", "shown"},
     "planning": {"numerics", "ranks", "models", "optim", "options", "shown"},
-    "frameworks": {"numerics", "ranks", "models", "optim", "options", "zero", "planning"},
+    "frameworks": {"numerics", "ranks", "models", "optim", "options", "zero", "planning", "oracle"},
     "backends": {"numerics", "ranks"},
     "connect": {"ranks", "backends"},
     "testing": {"numerics", "ranks", "models", "optim", "zero"},
     "display": {"numerics", "ranks", "models", "optim", "zero", "planning"},
+    "oracle": {"numerics", "ranks", "optim", "display", "shown"},
     "course": {"numerics", "ranks", "models", "optim", "options", "zero", "planning", "connect", "testing",
                "display", "shown"},
     "__init__": {"numerics", "ranks", "models", "optim", "options", "zero", "planning", "frameworks", "connect",
-                 "backends", "course", "testing"},
+                 "backends", "course", "testing", "oracle"},
     "doctor": {"numerics", "ranks", "connect", "display", "shown", "__init__"},
     "cli": {"numerics", "ranks", "models", "optim", "zero", "planning", "frameworks", "connect", "display", "course",
-            "doctor", "__init__"},
+            "doctor", "oracle", "__init__"},
     "__main__": {"cli"},
 }
 # Through here, inside functions, a thing asks for its display when somebody looks: the one import that goes upwards.

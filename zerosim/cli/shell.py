@@ -27,7 +27,7 @@ GROUPS = {
     "Numbers in 16 bits": ("lost-updates", "precision"),
     "Train": ("train", "compare", "report", "export"),
     "Plan": ("models", "devices", "links", "plan", "tune", "cost"),
-    "Your own program, on a laptop, under MPI, on GPUs": ("run", "doctor", "gpu-check"),
+    "Your own program, on a laptop, under MPI, on GPUs": ("run", "oracle", "doctor", "gpu-check"),
     "This project": ("figures",),
 }
 EXAMPLE = "For example: "

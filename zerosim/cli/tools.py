@@ -1,4 +1,4 @@
-"""Commands about the project itself: its figures, and what it finds on this machine."""
+"""Commands about the project itself, and about what is brought to it: figures, this machine, a recorded step."""
 
 from __future__ import annotations
 
@@ -45,6 +45,22 @@ def doctor(
     for backend in (missing := lacking(found, required)):
         typer.echo(f"{backend.name} is required here and cannot be used: {backend.reason}", err=True)
     if missing:
+        raise typer.Exit(LACKING)
+
+
+@command("oracle", "zerosim oracle run")
+def oracle(
+    record: Annotated[str, typer.Argument(help="The folder of a step that zerosim.frameworks.hooks recorded.",
+                                          metavar="RUN")],
+    as_json: AsJson = False,
+) -> None:
+    """Judges a recorded step of a real run: what it matches, or why not; exit code 1 if it does not match."""
+    from zerosim.oracle import judge
+
+    with busy("judging"):
+        found = judge(record)
+    answer(as_json, found.as_json, found.view)
+    if not found.matches:
         raise typer.Exit(LACKING)
 
 

@@ -57,7 +57,7 @@ def same_bits_in_any_order(seen: Observed) -> None:
 
 
 def nothing_under_way_is_written(seen: Observed) -> None:
-    """Memory that a collective is reading stays as it is until somebody has waited for it."""
+    """Memory that a collective is reading stays as it is until its wait, whose own check ends the training else."""
     if seen.error:
         raise AssertionError(f"the training ended with {seen.error}")
 

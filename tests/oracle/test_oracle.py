@@ -1,0 +1,216 @@
+"""The oracle names every mistake that is planted in a step written by hand, or says that the step cannot show it."""
+
+import functools
+import json
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import zerosim as zs
+from tests.support import ask, assert_refused, literally
+from zerosim.oracle import HYPOTHESES, Record, StepSettings, judge, read
+
+SHAPES = {"embed": (3, 4), "head": (7,)}
+N_ELEMENTS, CLIP = 19, 0.05
+
+
+def drawn(seed, **changed):
+    """The settings of a step, its recorded gradients and the state before it."""
+    rng = np.random.default_rng(seed)
+    asked = {"ranks": 3, "parameters": SHAPES, "optimizer": "adamw", "lr": 0.01, "micro_batches": 2, "step": 3,
+             "layout": "flat", "compute": "bf16", "epsilon": 1e-3, "weight_decay": 0.1, "loss_scale": 64.0} | changed
+    settings = StepSettings(**asked)
+    gradients = [[(rng.standard_normal(N_ELEMENTS) * settings.loss_scale).astype(zs.format_of(settings.compute).dtype)
+                  for _ in range(settings.micro_batches)] for _ in range(settings.ranks)]
+    before = {"master": rng.standard_normal(N_ELEMENTS).astype(np.float32)}
+    for slot in settings.slots[1:]:
+        before[slot] = (rng.random(N_ELEMENTS) * 0.1 * (settings.step > 1)).astype(np.float32)
+    return settings, gradients, before
+
+
+def cut(settings):
+    """DeepSpeed's: an N-th of an even number each."""
+    each = 2 * -(-N_ELEMENTS // (2 * settings.ranks))
+    return tuple(min(N_ELEMENTS, each * rank) for rank in range(settings.ranks + 1))
+
+
+def step_by_hand(rank, s, gradients, before, mistake):
+    """ZeRO-1 by hand: this rank's masters, state and copies after the step, each whole."""
+    low, high = cut(s)[rank.index:rank.index + 2]
+    local = [g.astype(np.float32) for g in gradients[rank.index]]
+    if mistake == "missing micro-batch" and rank.index == 1:
+        local[1] = np.zeros_like(local[1])
+    if mistake == "repeated micro-batch" and rank.index == 1:
+        local[1] = local[1] * 2
+    if s.tokens is not None and mistake != "wrong divisor of tokens":
+        mean = np.sum(s.tokens) / np.size(s.tokens)
+        local = [np.float32(count / mean) * g for count, g in zip(s.tokens[rank.index], local, strict=True)]
+    total = functools.reduce(np.add, local)
+    if mistake == "another order":
+        total = rank.all_reduce(total, algorithm="tree")
+    elif mistake == "no reduction":
+        total = total * np.float32(s.ranks)
+    else:
+        total = rank.all_reduce(total, splits=cut(s))
+    divisor = s.ranks * s.micro_batches * s.loss_scale
+    divisor *= {"no average": 1 / s.ranks, "two averages": s.ranks, "loss scale": 1 / s.loss_scale}.get(mistake, 1)
+    g = (total / np.float32(divisor))[low:high]
+    norm = np.sqrt(float(rank.all_reduce(np.array([np.sum(g.astype(np.float64)**2)]))[0]))
+    if mistake == "clipped by a local norm":
+        norm = np.sqrt(np.sum(g.astype(np.float64)**2))
+    if s.clip_norm is not None and mistake != "clipped at another place":
+        g = g * np.float32(min(1, s.clip_norm / norm))
+    overflowed = not np.isfinite(total[low:high] if mistake == "unshared overflow" else total).all()
+    state = {slot: x[low:high].copy() for slot, x in before.items()}
+    if mistake == "forgotten state":
+        state |= {slot: np.zeros_like(x) for slot, x in state.items() if slot != "master"}
+    if mistake == "masters from 16 bits":
+        state["master"] = state["master"].astype(zs.format_of(s.compute).dtype).astype(np.float32)
+    if not overflowed and not (mistake == "stale shard" and rank.index == 1):
+        adam(s, state, g, mistake)
+    whole = {slot: rank.all_gather(x, splits=cut(s)) for slot, x in state.items()}
+    return whole, whole["master"].astype(zs.format_of(s.compute).dtype)
+
+
+def adam(s, state, g, mistake):
+    """Kingma and Ba's algorithm 1 with decoupled decay, in the order of zerosim's optimizer."""
+    f32, (w, m, v) = np.float32, (state[slot] for slot in ("master", "m", "v"))
+    step = 1 if mistake == "bias correction" else s.step
+    epsilon = f32(1e-5 if mistake == "wrong epsilon" else s.epsilon)
+    if mistake == "weight decay":
+        g = g + f32(s.weight_decay) * w
+    m[:] = f32(s.beta1) * m + f32(1 - s.beta1) * g
+    v[:] = f32(s.beta2) * v + f32(1 - s.beta2) * (g * g)
+    unbiased = v / f32(1 - s.beta2**step)
+    root = np.sqrt(unbiased + epsilon) if mistake == "epsilon inside the root" else np.sqrt(unbiased) + epsilon
+    if mistake != "weight decay":
+        w *= f32(1 - s.lr * s.weight_decay)
+    w -= m / f32(1 - s.beta1**step) * f32(s.lr) / root
+
+
+def recorded(settings, gradients, before, mistake="none"):
+    """The record of that step."""
+    found = zs.Cluster(settings.ranks).run(step_by_hand, settings, gradients, before, mistake)
+    return Record(settings, gradients, before, {slot: [whole[slot] for whole, _ in found] for slot in before},
+                  [copy for _, copy in found])
+
+
+# What a step must have, beside what is drawn, so that a mistake can show.
+NEEDS = {"clipped by a local norm": {"clip_norm": CLIP}, "clipped at another place": {"clip_norm": CLIP},
+         "wrong divisor of tokens": {"tokens": [[5, 1], [2, 2], [9, 4]]},
+         "another order": {"ranks": 4, "order": "ring to the owner", "compute": "fp32"}}
+
+
+MISTAKES = ["none", *(row.name for row in HYPOTHESES)]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_right_step_matches_in_every_bit_and_a_mistake_is_named(mistake):
+    assert judged(mistake, 0).matches == (mistake == "none")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", MISTAKES)
+@given(st.integers(0, 2**32 - 1))
+def test_in_any_step_a_mistake_is_named_or_said_to_be_one_that_the_step_cannot_tell(mistake, seed):
+    judged(mistake, seed)
+
+
+def judged(mistake, seed):
+    """The judgement of the step of this seed, which names the mistake."""
+    settings, gradients, before = drawn(seed, **NEEDS.get(mistake, {}))
+    if mistake == "unshared overflow":
+        gradients[1][0][-1] = np.inf
+    found = judge(recorded(settings, gradients, before, mistake))
+    if mistake == "none":
+        assert "zerosim" in {way[3] for way in found.ways}
+    else:
+        assert mistake in [cause.name for cause in found.causes or found.alike], (found.causes, found.nearest)
+    return found
+
+
+def test_a_mistake_that_the_step_cannot_show_is_said_to_be_one_that_it_cannot_tell():
+    settings, gradients, before = drawn(1, ranks=2, micro_batches=1, step=1, weight_decay=0.0, epsilon=0.0,
+                                        compute="fp32")
+    record = recorded(settings, gradients, before)
+    for slot in ("m", "v"):
+        record.after.pop(slot)  # Adam's first step has one length, whatever the gradient's
+    found = judge(record)
+    assert found.matches
+    assert {"no average", "two averages", "loss scale"} <= {cause.name for cause in found.alike}
+
+
+def test_a_record_is_read_as_it_was_written_and_the_command_says_what_python_does(tmp_path):
+    record, wrong = recorded(*drawn(2)), recorded(*drawn(2), mistake="stale shard").write(tmp_path / "wrong")
+    assert judge(record.write(tmp_path / "right")) == judge(record)
+    assert (ask("oracle", str(tmp_path / "right")).exit_code, ask("oracle", str(wrong)).exit_code) == (0, 1)
+    assert "rank 1's shard was not updated" in ask("oracle", str(wrong), columns=300).stdout
+    assert json.loads(ask("oracle", str(wrong), "--json").stdout)["causes"][0]["name"] == "stale shard"
+    assert "<table" in zs.oracle.judge(wrong)._repr_html_()
+
+
+def as_npz(folder, record):
+    """Writes a record's first rank anew, in NumPy's own kind of file."""
+    s, (gradients, *_) = record.settings, record.gradients
+    vectors = {f"gradient/{j}": g for j, g in enumerate(gradients)}
+    vectors |= {f"before/{slot}": x for slot, x in record.before.items()}
+    vectors |= {f"after/{slot}": of[0] for slot, of in record.after.items()} | {"after/weights": record.weights[0]}
+    np.savez(folder / "rank0.npz", **{f"{what}/{name}": vector[here].reshape(s.parameters[name])
+                                      for what, vector in vectors.items() for name, here in s.stretches()})
+    (folder / "rank0.safetensors").unlink()
+
+
+def test_of_a_record_that_lost_or_changed_bytes_nothing_is_raised_but_an_error_that_names_the_file(tmp_path):
+    record, rng = recorded(*drawn(3, compute="fp32")), np.random.default_rng(0)
+    folder = record.write(tmp_path / "run")
+    as_npz(folder, record)
+    assert judge(folder) == judge(record)
+    said = []
+    for path in (folder / "record.json", folder / "rank0.npz", folder / "rank1.safetensors"):
+        whole = path.read_bytes()
+        for _ in range(60):
+            broken, at = bytearray(whole), int(rng.integers(len(whole) if rng.random() < 0.5 else 400))
+            broken[at:at + int(rng.integers(0, 9))] = rng.bytes(int(rng.integers(0, 5)))
+            path.write_bytes(bytes(broken[:at] if rng.random() < 0.2 else broken))
+            try:
+                read(folder)
+            except ValueError as error:
+                said.append(str(error))
+        path.write_bytes(whole)
+    assert len(said) > 60
+    assert [text for text in said if str(folder) not in text] == []
+
+
+CHANGES = {  # of the settings, and what is said
+    "ranks=4": ({"ranks": 4}, "has 0 files of rank 3, asked for one: rank3.safetensors or rank3.npz; record the step"),
+    "an unknown name": ({"momemtum": 0.9}, "no setting is called 'momemtum'; choose one of ...mean 'momentum'?"),
+    "a shape": ({"parameters": {"embed": [4, 3], "head": [7]}},
+                "gradient/0/embed is bfloat16 (3, 4), asked for floating point (4, 3); record it whole"),
+    "a parameter": ({"parameters": {"tail": [7]}}, "has no gradient/0/tail; record gradient of every parameter"),
+    "a layout": ({"layout": "round"}, "was given layout='round'; choose one of whole, rows, tensors, flat"),
+    "tokens": ({"tokens": [[1, 2]]}, "they are 3 lists, one for each rank, of 2 counts, not all 0"),
+    "compute": ({"compute": "fp16"}, "after/weights/embed is bfloat16 (3, 4), asked for float16 (3, 4)"),
+    "lr": ({"lr": -1}, "was given lr=-1; lr is a finite number, 0 or more")}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_settings_that_do_not_fit_the_arrays_are_refused_by_their_name(tmp_path, change):
+    folder = recorded(*drawn(4)).write(tmp_path)
+    settings = json.loads((folder / "record.json").read_bytes())
+    changed, said = CHANGES[change]
+    (folder / "record.json").write_text(json.dumps(settings | changed))
+    assert_refused(lambda: judge(folder), literally(said))
+
+
+def test_ranks_that_had_drifted_apart_before_the_step_are_told_so(tmp_path):
+    settings, gradients, before = drawn(5)
+    folder = recorded(settings, gradients, before).write(tmp_path / "run")
+    before["master"][6] += 1
+    other = recorded(settings, gradients, before).write(tmp_path / "other")
+    shutil.copy(other / "rank2.safetensors", folder)
+    assert_refused(lambda: read(folder), literally("before/master differs from rank 0's, first at embed[1, 2]: the "
+                                                   "ranks had drifted apart before this step; record an earlier one"))
+    assert_refused(lambda: read(tmp_path / "none"), literally("asked for the record ... record.json: No such file"))
