@@ -81,6 +81,17 @@ def test_a_patch_of_lines_that_are_gone_and_a_bug_that_its_run_does_not_show_are
         museum.story_of(same)
 
 
+def test_a_run_that_an_error_has_ended_passes_no_invariant_and_what_was_not_run_is_not_judged():
+    ended = museum.observe(museum.Setting(stage=7))
+    for check in museum.INVARIANTS.values():
+        with pytest.raises(AssertionError, match="the training ended with ValueError: ZeRO has the stages 0, 1, 2, 3"):
+            check(ended)
+    with pytest.raises(ValueError, match="nothing was loaded; observe a setting with reload_ranks, as"):
+        museum.INVARIANTS["reload_is_the_identity"](museum.observe(museum.Setting(steps=0)))
+    with museum.exhibit("padding_read_as_parameter") as one, pytest.raises(AssertionError, match="in the padding"):
+        museum.INVARIANTS["padding_is_never_read"](museum.observe(replace(one.setting, debug=False)))
+
+
 def test_what_a_bad_test_does_not_see_is_not_seen():
     with museum.exhibit("same_data_on_every_rank") as blind:
         museum.INVARIANTS["equals_one_device"](museum.observe(replace(blind.setting, same_data=True)))
