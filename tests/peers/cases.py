@@ -59,8 +59,7 @@ class Case:
                            {"optimizer": "AdamW", "steps": 4})
 
 
-FP32 = ("matrix products and Adam's expression add and round in another order, some 6e-8 of a weight a step; "
-        "bits are equal on exact data")
+FP32 = "matrix products and Adam's expression add and round in another order, some 6e-8 of a weight a step"
 BF16 = "both round the same fp32 sums to bf16, and each sum over ranks has two addends"
 GLOO = "gloo's ring adds g[c-1] + g[c-2] + ... + g[c] where zerosim's adds g[c+1] + g[c+2] + ... + g[c]"
 CUT = "the flat vector is cut elsewhere, so that other ranks own a weight and begin its sum"
