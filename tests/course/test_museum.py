@@ -74,9 +74,22 @@ def test_a_patch_of_lines_that_are_gone_and_a_bug_that_its_run_does_not_show_are
     gone = replace(one, patches=[replace(one.patches[0], old="return scale * batches")])
     with pytest.raises(ValueError, match=r"divisor replaces lines that stand there 0 times, and not once: 'return"):
         gone.open().__enter__()
+    with pytest.raises(ValueError, match="and zerosim was installed without; install it with its"):
+        one.patches[0].changed(eval("lambda: 0"), None)
     same = replace(one, patches=[replace(one.patches[0], new=one.patches[0].old)])
     with pytest.raises(ValueError, match="'unscaled_gradient_divided' passes its invariant 'equals_one_device'; the"):
         museum.story_of(same)
+
+
+def test_a_run_that_an_error_has_ended_passes_no_invariant_and_what_was_not_run_is_not_judged():
+    ended = museum.observe(museum.Setting(stage=7))
+    for check in museum.INVARIANTS.values():
+        with pytest.raises(AssertionError, match="the training ended with ValueError: ZeRO has the stages 0, 1, 2, 3"):
+            check(ended)
+    with pytest.raises(ValueError, match="nothing was loaded; observe a setting with reload_ranks, as"):
+        museum.INVARIANTS["reload_is_the_identity"](museum.observe(museum.Setting(steps=0)))
+    with museum.exhibit("padding_read_as_parameter") as one, pytest.raises(AssertionError, match="in the padding"):
+        museum.INVARIANTS["padding_is_never_read"](museum.observe(replace(one.setting, debug=False)))
 
 
 def test_what_a_bad_test_does_not_see_is_not_seen():

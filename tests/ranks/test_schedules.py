@@ -170,10 +170,27 @@ def test_what_cannot_be_explored_is_refused_and_the_program_s_own_error_is_its_o
              "same order: seed what it draws, and hand over what it changes as an argument, of which each run gets a "
              "copy$"),
             (lambda rank: object(), {}, ValueError, "a fingerprint is of arrays"),
+            (lambda rank: np.array([{}]), {}, ValueError, "a fingerprint is of arrays"),
             (lambda rank: {}[0], {}, KeyError, "0"),
             (lambda rank: rank.all_reduce(np.ones(2), async_op=True).result, {}, zs.PendingWorkError,
              "all_reduce(...), issued at test_schedules.py:... in <lambda>, was read before wait(), at test_schedule")]:
         assert_refused(lambda: explore(program, **options), literally(said), error)  # noqa: B023  # called at once
+    assert_refused(lambda: explore(np.sum, (one for one in ())), "^cannot pickle 'generator' object$", TypeError)
+    assert explore(lambda rank: 0, orders=np.int64(3)).schedules == 3, "drawn, where there are two at most"
+
+
+def any_yet(rank: zs.Rank) -> bool:
+    flags = np.zeros(rank.size, bool)
+    work = rank.all_gather(np.ones(1, bool), out=flags, async_op=True)
+    early = bool(flags.any())  # the flags
+    work.wait()
+    return early
+
+
+def test_a_flag_that_is_read_too_early_is_found() -> None:
+    said = f"rank 0 read the result (2,) of all_gather(...\n  read at {place('the flags', any_yet)}\n"
+    with pytest.raises(RaceError, match=f"(?s){literally(said)}"):
+        explore(any_yet, orders=1)
 
 
 def test_the_page_shows_the_report_that_its_program_prints() -> None:

@@ -30,7 +30,7 @@ from zerosim.ranks.rank import Rank
 from zerosim.ranks.schedules import Choose, Chosen, Redundant, Search, as_text
 
 SHOWN, SHOWN_RACES = 240, 3  # characters of a schedule and of what it returns; races in a report
-SIGNALS = 0xFF, 0x5A  # each byte of what has not arrived: NaN of all floats and -1 of integers, or neither
+SIGNALS = 0xFF, 0x5A  # each byte of what has not arrived: NaN, -1, True, or none of these
 NOT_TRACED = (PACKAGE, "<frozen", "<string>", "<__array", *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib")))
 
 
@@ -84,7 +84,8 @@ class WatchedHub(Hub):
         self.line: dict[int, str] = {}  # in which each rank is
 
     def hide(self, out: Array) -> None:
-        as_bytes(out)[...] = SIGNALS[0] if self.signal is None else self.signal
+        signal = SIGNALS[0] if self.signal is None else self.signal
+        as_bytes(out)[...] = signal & 1 if out.dtype == bool else signal
         self.hidden = out
 
     def issue(self, rank: int, me: Pending) -> None:
@@ -225,8 +226,9 @@ class Exploration:
             return result
 
         cluster, before = WatchedCluster(self.ranks, Chosen(choose), signal=signal, traced=traced), sys.gettrace()
+        args = deepcopy(self.args)
         try:
-            returned: Any = list(cluster.run(body, *deepcopy(self.args)))
+            returned: Any = list(cluster.run(body, *args))
             fingerprint, rows = sha256(returned), [trace.rows for trace in cluster.trace]
         except Exception as error:
             returned, fingerprint, rows = error, f"{type(error).__name__}: {text_of(error)}", []
@@ -273,7 +275,7 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
     """Runs ``program(rank, *args)`` in many legal orders of ranks and of asynchronous collectives, and looks for races.
 
     ``orders`` are so many schedules drawn by ``seed``; or, of a small program, every one, "all", or "reduced" to one of
-    those that differ by turns that commute; no more than ``at_most``. Results and traces must be the same in all. Turns
+    those that differ by turns that commute, ``at_most`` so many. Results and traces must be the same in all. Turns
     of two ranks commute if they share nothing but what they send: what they share in this process, as a list among
     ``args``, needs a number or "all". Each run gets a copy of ``args``. What is written and put back within one turn is
     not seen, nor what is read and changes nothing that the program has in its hands.
@@ -305,7 +307,7 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
     if plain != stale:
         found.races += _read_early(*_first_difference(found.again(plain), found.again(stale)))
     chance, search = random.Random(seed), Search(reduced=orders == "reduced", messages=plain.order.messages)
-    drawn, most = isinstance(orders, int), orders if isinstance(orders, int) else at_most
+    drawn, most = not isinstance(orders, str), at_most if isinstance(orders, str) else orders
     while not found.complete and found.schedules < most:
         with suppress(Redundant):
             found.take(found.run((lambda _, turns: chance.choice(turns)) if drawn else search.choose))
