@@ -189,7 +189,7 @@ def contains(record: Record, recipe: Recipe, rank: int, mean: np.ndarray, bound:
 # -- In the formats of the run, in every order -------------------------------------------------------------------------
 
 
-class Reduction(NamedTuple):
+class ReductionWay(NamedTuple):
     """One way to reduce: where micro-batches are added, the averaging rule, the order of additions over ranks."""
 
     micro_batches: str
@@ -218,7 +218,7 @@ def orders(settings: StepSettings) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def reductions(record: Record, weights: Weights, divisor: float) -> dict[Reduction, list[np.ndarray]]:
+def reductions(record: Record, weights: Weights, divisor: float) -> dict[ReductionWay, list[np.ndarray]]:
     """By reduction, the alternatives of the mean gradient (n,), fp32; one object of those that give the same bits."""
     s, kernels, in_orders = record.settings, NumpyKernels(), orders(record.settings)
     here = s.owners(), np.arange(s.length)
@@ -228,8 +228,8 @@ def reductions(record: Record, weights: Weights, divisor: float) -> dict[Reducti
         return {place: [_cast(x, format_of(s.reduce).dtype, kernels) for x in addends]
                 for place, addends in _added(weighted, kernels).items()}
 
-    def program(rank: Rank) -> dict[Reduction, list[np.ndarray]]:
-        found: dict[Reduction, list[np.ndarray]] = {}
+    def program(rank: Rank) -> dict[ReductionWay, list[np.ndarray]]:
+        found: dict[ReductionWay, list[np.ndarray]] = {}
         own, opposite = addends_of(rank.index), addends_of(s.ranks - 1 - rank.index)
         for place, average, (order, parts) in product(own, AVERAGES, in_orders.items()):
             mean = {} if average == AVERAGES[0] else {"op": "mean", "average": average}
@@ -238,8 +238,8 @@ def reductions(record: Record, weights: Weights, divisor: float) -> dict[Reducti
             means = [_mean([rank.all_reduce(x, **mean, **part) for x in addends], rest,
                            np.float32 if place == EACH else None, kernels) for part in parts]
             if order == "ring" and s.layout != "whole":
-                found[Reduction(place, average, OWNED)] = [np.array(means)[here]]
-            found[Reduction(place, average, order)] = means
+                found[ReductionWay(place, average, OWNED)] = [np.array(means)[here]]
+            found[ReductionWay(place, average, order)] = means
         return found
 
     with np.errstate(all="ignore"):

@@ -20,7 +20,7 @@ from zerosim.numerics.rounding import errors_in_ulps, round_to
 from zerosim.oracle.candidates import (
     NORM_EPSILONS,
     Recipe,
-    Reduction,
+    ReductionWay,
     clip_factors,
     contains,
     elsewhere,
@@ -37,7 +37,7 @@ from zerosim.shown import Shown
 NUDGES = sorted(range(-4, 5), key=abs)  # ULPs by which a library's norm moves the factor of clipping
 REACH = 64  # ULPs: what is farther away is not another rounding's
 MOST_SHOWN = 3  # of the recipes of a hypothesis
-Way = tuple[str, str, str, str]  # a `Reduction`: where micro-batches are added, averaging rule, order; and a profile
+Way = tuple[str, str, str, str]  # a `ReductionWay`: where micro-batches are added, averaging rule, order; and a profile
 
 
 class Difference(NamedTuple):
@@ -209,7 +209,7 @@ class _Run:
         """How far a rank is from a recipe by one way; None where the profile has no such update."""
         record, s, (nudge, epsilon) = self.record, self.record.settings, clipped
         stale, means = kept(s, recipe.stale, rank), self.reductions(recipe.of_rank(rank).weights, recipe.divisor)
-        sums = means[Reduction(*way[:3])]
+        sums = means[ReductionWay(*way[:3])]
         of_norm = sums[0]
         for _ in range(2 if s.clip_norm is not None else 1):  # which sums a run has is known when some factor is
             factors, best = np.asarray(clip_factors(s, recipe, of_norm, epsilon)).astype(np.float32), None
