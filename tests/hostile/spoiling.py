@@ -128,11 +128,3 @@ def put(good: bytes, structure: str, place: Path, chance) -> str:
     elif kind == "elsewhere":
         place.symlink_to(os.devnull)
     return kind
-
-
-def remove(place: Path) -> None:
-    """Removes what `put` has put there."""
-    if place.is_dir() and not place.is_symlink():
-        place.rmdir()
-    else:
-        place.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import sys
 import warnings
 from collections import Counter
@@ -10,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from tests.hostile.readers import ANSWER, READERS, SHARD, edited
-from tests.hostile.spoiling import DEEP, Raises, put, remove
+from tests.hostile.spoiling import DEEP, Raises, put
 from tests.support import ask, assert_command_refuses
 from zerosim.zero import CheckpointError
 
@@ -47,10 +48,11 @@ def watch():
 
 @pytest.fixture
 def opened(tmp_path):
-    """A function that puts a reader's good files into a folder."""
+    """A function that makes a folder of a reader's good files."""
     def fill(reader):
         folder = tmp_path / "hostile"
-        folder.mkdir(exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
         for name, content in reader.files().items():
             (folder / name).write_bytes(content)
         return folder
@@ -98,7 +100,6 @@ def tried(reader, opened, watch, times, by_command):
         if number < by_command:
             ends[f"{asked(reader, folder, said)} by the command"] += 1
         assert {file.name: os.lstat(file) for file in folder.iterdir()}.keys() == before.keys(), said
-        remove(place)
         opened(reader)
     return ends
 

@@ -133,9 +133,9 @@ def recorded(model: Any, folder: str | Path, optimizer: Any = None, **settings: 
     masters = {name.removeprefix("master/"): x for name, x in before.items() if name.startswith("master/")}
     dtype = next(iter(gradients.values()))[0].dtype
     for name, master in masters.items():
-        for j, g in enumerate(gradients.get(name, []) + [np.zeros(master.shape, dtype)] * (count - len(
-                gradients.get(name, [])))):
-            arrays[f"gradient/{j}/{name}"] = g
+        of_each = gradients.get(name, [])
+        for j in range(count):  # a parameter that fewer of them use has zeros
+            arrays[f"gradient/{j}/{name}"] = of_each[j] if j < len(of_each) else np.zeros(master.shape, dtype)
     found = {"ranks": ranks, "parameters": {name: list(x.shape) for name, x in masters.items()}, "compute":
              format_of(dtype).name, "micro_batches": count, **rules, **step.settings, **settings}
     found.setdefault("divisor", ranks * found.get("loss_scale", 1.0))

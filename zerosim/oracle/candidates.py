@@ -252,11 +252,15 @@ def _added(gradients: list[np.ndarray], kernels: NumpyKernels) -> dict[str, list
     """By place of the addition, what a rank hands to the reductions of a step."""
     found = {EACH: gradients, f"{EACH}, added as sent": gradients} if len(gradients) > 1 else {}
     for place, dtype in (("added first", gradients[0].dtype), ("added first, in fp32", np.dtype(np.float32))):
-        total = gradients[0].astype(dtype)
-        for g in gradients[1:]:
-            kernels.add_rounded(total, g.astype(dtype), total)
-        found[place] = [total]
+        found[place] = [_sum(gradients, dtype, kernels)]
     return found
+
+
+def _sum(addends: list[np.ndarray], dtype: Any, kernels: NumpyKernels) -> np.ndarray:
+    total = addends[0].astype(dtype)
+    for x in addends[1:]:
+        kernels.add_rounded(total, x.astype(dtype), total)
+    return total
 
 
 def _weighted(weight: float, g: np.ndarray) -> np.ndarray:
@@ -274,8 +278,6 @@ def _cast(x: np.ndarray, dtype: Any, kernels: NumpyKernels) -> np.ndarray:
 
 def _mean(sums: list[np.ndarray], divisor: float, dtype: Any, kernels: NumpyKernels) -> np.ndarray:
     """fp32 of the sums of micro-batches, added in this type, or in their own, and divided."""
-    total, out = sums[0].astype(dtype or sums[0].dtype), np.empty(sums[0].shape, np.float32)
-    for x in sums[1:]:
-        kernels.add_rounded(total, x.astype(total.dtype), total)
-    kernels.gradient_block(total, divisor, 1.0, out)
+    out = np.empty(sums[0].shape, np.float32)
+    kernels.gradient_block(_sum(sums, dtype or sums[0].dtype, kernels), divisor, 1.0, out)
     return out
