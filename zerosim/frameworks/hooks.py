@@ -18,11 +18,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from zerosim.frameworks.settings import format_or_none
 from zerosim.numerics.formats import format_of
 from zerosim.oracle.record import StepSettings, write_rank, write_settings
 
 SLOTS = {"exp_avg": "m", "exp_avg_sq": "v", "momentum_buffer": "buffer"}  # torch's names of state, and the record's
-FORMATS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 DEEPSPEED = {1: "flat", 2: "flat", 3: "tensors"}  # whose part of what a rank owns, by stage
 Tensors = Mapping[str, Any]
 
@@ -77,7 +77,7 @@ class DeepSpeedStep(TorchStep):
         scale = float(engine.optimizer.loss_scale)
         self.settings = {"layout": DEEPSPEED[engine.zero_optimization_stage()], "loss_scale": scale,
                          "micro_batches": engine.gradient_accumulation_steps(), "clip_norm": engine.gradient_clipping()
-                         or None, "reduce": FORMATS[str(engine.communication_data_type)]}
+                         or None, "reduce": format_or_none(engine.communication_data_type)}
 
     def masters(self) -> Tensors:
         """The fp32 masters."""
@@ -109,8 +109,8 @@ def recorded(model: Any, folder: str | Path, optimizer: Any = None, **settings: 
 
     ``settings`` are `StepSettings`' own, and win over what is read from the framework: of PyTorch ``clip_norm``,
     ``loss_scale``, ``reduce`` and ``compute``. Losses count as divided by the number of micro-batches, as is the
-    custom: ``divisor`` is N·S unless it is given. Raises ValueError for param groups of different settings, and for a
-    step in which no parameter had a gradient.
+    custom: ``divisor`` is N·S unless it is given. Raises ValueError for param groups of different settings, for a step
+    in which no parameter had a gradient, and for a parameter that had one in some micro-batches only.
     """
     import torch.distributed as dist
 
@@ -133,9 +133,11 @@ def recorded(model: Any, folder: str | Path, optimizer: Any = None, **settings: 
     masters = {name.removeprefix("master/"): x for name, x in before.items() if name.startswith("master/")}
     dtype = next(iter(gradients.values()))[0].dtype
     for name, master in masters.items():
-        of_each = gradients.get(name, [])
-        for j in range(count):  # a parameter that fewer of them use has zeros
-            arrays[f"gradient/{j}/{name}"] = of_each[j] if j < len(of_each) else np.zeros(master.shape, dtype)
+        of_each = gradients.get(name, [np.zeros(master.shape, dtype)] * count)
+        if len(of_each) < count:
+            raise ValueError(f"recorded() saw gradients of {name} in {len(of_each)} of {count} micro-batches, and not "
+                             "in which; record a step in which all of them use it, or none")
+        arrays |= {f"gradient/{j}/{name}": g for j, g in enumerate(of_each)}
     found = {"ranks": ranks, "parameters": {name: list(x.shape) for name, x in masters.items()}, "compute":
              format_of(dtype).name, "micro_batches": count, **rules, **step.settings, **settings}
     found.setdefault("divisor", ranks * found.get("loss_scale", 1.0))
