@@ -181,11 +181,11 @@ def read(folder: str | Path) -> Record:
     after: dict[str, list[np.ndarray]] = {}
     for rank in range(settings.ranks):
         path, arrays = _arrays(folder, rank)
-        take = _Taker(path, settings, arrays)
-        gradients.append([take(f"{GRADIENT}/{j}") for j in range(settings.micro_batches)])
+        of_rank = _RankFile(path, settings, arrays)
+        gradients.append([of_rank(f"{GRADIENT}/{j}") for j in range(settings.micro_batches)])
         for slot in settings.slots:
             if slot == "master" or settings.step > 1:
-                x = take(f"before/{slot}", np.float32)
+                x = of_rank(f"before/{slot}", np.float32)
             else:
                 x = np.zeros(settings.length, np.float32)
             apart = np.flatnonzero(before.setdefault(slot, x).view(np.uint32) != x.view(np.uint32))
@@ -193,10 +193,10 @@ def read(folder: str | Path) -> Record:
                 raise ValueError(f"{path}: before/{slot} differs from rank 0's, first at "
                                  f"{settings.place(int(apart[0]))}: the ranks had drifted apart before this step; "
                                  "record an earlier one")
-            if slot == "master" or take.has(f"after/{slot}"):
-                after.setdefault(slot, []).append(take(f"after/{slot}", np.float32))
-        if take.has("after/weights"):
-            weights.append(take("after/weights", FORMATS[settings.compute].dtype))
+            if slot == "master" or of_rank.has(f"after/{slot}"):
+                after.setdefault(slot, []).append(of_rank(f"after/{slot}", np.float32))
+        if of_rank.has("after/weights"):
+            weights.append(of_rank("after/weights", FORMATS[settings.compute].dtype))
     for name, of_ranks in {**after, "weights": weights}.items():
         if len(of_ranks) not in (0, settings.ranks):
             raise ValueError(f"{folder}: after/{name} is there of {len(of_ranks)} of {settings.ranks} ranks; record it "
@@ -247,8 +247,8 @@ def _arrays(folder: Path, rank: int) -> tuple[Path, Mapping[str, np.ndarray]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Taker:
-    """Takes vectors (n,) out of a rank's arrays, each a parameter's after the other's."""
+class _RankFile:
+    """The arrays of a rank, and, called, a vector (n,) of them, one parameter's behind the other's."""
 
     path: Path
     settings: StepSettings
