@@ -2,7 +2,7 @@
 
 A hypothesis yields, for the settings of a record, recipes that are the right one but for the mistake, each with a text
 that says which: of which rank, which micro-batch, which value. Where the mistake cannot show, as an average over one
-rank, the recipe is the right one, and it is left out.
+rank, the recipe is the right one, and the judgement leaves it out.
 
 Legend: N ranks, k micro-batches, S loss scale, mean: the right mean gradient.
 """
@@ -25,10 +25,6 @@ class Hypothesis:
     name: str
     sentence: str
     recipes: Callable[[Record, Recipe], Variations]
-
-    def variations(self, record: Record, right: Recipe) -> Variations:
-        """The recipes that are not the right one."""
-        return ((text, recipe) for text, recipe in self.recipes(record, right) if recipe != right)
 
 
 def _times(record: Record, right: Recipe, back: bool) -> Variations:

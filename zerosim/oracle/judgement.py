@@ -131,8 +131,8 @@ def judge(record: Record | str | Path) -> Judgement:
     ways, nearest = run.compared(right)
     found = []
     for row in HYPOTHESES:
-        explained = [(which, run.compared(recipe, ways)[0]) for which, recipe in row.variations(record, right)
-                     if run.contains(recipe)]
+        explained = [(which, run.compared(recipe, ways)[0]) for which, recipe in row.recipes(record, right)
+                     if recipe != right and run.contains(recipe)]
         for some in ([pair for pair in explained if pair[1]], [pair for pair in explained if not pair[1]]):
             if some:
                 found.append(Cause(row.name, row.sentence, tuple(which for which, _ in some), tuple(

@@ -180,17 +180,14 @@ def read(folder: str | Path) -> Record:
     before: dict[str, np.ndarray] = {}
     after: dict[str, list[np.ndarray]] = {}
     for rank in range(settings.ranks):
-        path, arrays = _arrays(folder, rank)
-        of_rank = _RankFile(path, settings, arrays)
+        of_rank = _RankFile(settings, *_arrays(folder, rank))
         gradients.append([of_rank(f"{GRADIENT}/{j}") for j in range(settings.micro_batches)])
         for slot in settings.slots:
-            if slot == "master" or settings.step > 1:
-                x = of_rank(f"before/{slot}", np.float32)
-            else:
-                x = np.zeros(settings.length, np.float32)
+            known = slot == "master" or settings.step > 1
+            x = of_rank(f"before/{slot}", np.float32) if known else np.zeros(settings.length, np.float32)
             apart = np.flatnonzero(before.setdefault(slot, x).view(np.uint32) != x.view(np.uint32))
             if apart.size:
-                raise ValueError(f"{path}: before/{slot} differs from rank 0's, first at "
+                raise ValueError(f"{of_rank.path}: before/{slot} differs from rank 0's, first at "
                                  f"{settings.place(int(apart[0]))}: the ranks had drifted apart before this step; "
                                  "record an earlier one")
             if slot == "master" or of_rank.has(f"after/{slot}"):
@@ -250,8 +247,8 @@ def _arrays(folder: Path, rank: int) -> tuple[Path, Mapping[str, np.ndarray]]:
 class _RankFile:
     """The arrays of a rank, and, called, a vector (n,) of them, one parameter's behind the other's."""
 
-    path: Path
     settings: StepSettings
+    path: Path
     arrays: Mapping[str, np.ndarray]
 
     def has(self, what: str) -> bool:
