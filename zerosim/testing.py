@@ -537,6 +537,11 @@ def check_gradients(checked: Model | Unit, x: np.ndarray, target: np.ndarray | N
     return worst
 
 
+def _of(unit: Unit, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Those of a unit's parameters, and of those that it ties to."""
+    return {name: weights[name] for name in (*unit.shapes, *unit.tied_weights)}
+
+
 class _Differentiated:
     """A function of weights and inputs whose gradient is checked: a model's loss, or Σ c·y of a unit."""
 
@@ -569,18 +574,16 @@ class _Differentiated:
                                  "finite numbers")
         inputs = {} if self.units[0].integer_inputs or isinstance(checked, Model) else {"the input": self.x}
         self.arrays = {name: self.weights[name] for name in names} | inputs
-        self.context = replace(Context.standalone(Policy("fp64")), gradients=self._fresh)
+        self.context = replace(Context.standalone(Policy("fp64")), gradients=lambda unit: {
+            name: np.full_like(w, np.nan) for name, w in _of(unit, self.weights).items()})
         self.scale = 0.0
-
-    def _fresh(self, unit: Unit) -> dict[str, np.ndarray]:
-        return {name: np.full(self.weights[name].shape, np.nan) for name in (*unit.shapes, *unit.tied_weights)}
 
     def value(self) -> tuple[float, float]:
         """The function at the weights and the input that are here now, and the magnitudes of what it adds up, which its
         bound is measured by."""
         y = self.x
         for unit in self.units:
-            y, _ = unit.forward(self.context, self._of(unit, self.weights), y)
+            y, _ = unit.forward(self.context, _of(unit, self.weights), y)
         if self.loss is None or self.target is None:
             terms = y * self._coefficients(y.shape)
             return float(np.sum(terms)), float(np.sum(np.abs(terms)))
@@ -592,7 +595,7 @@ class _Differentiated:
         at_first = {name: array.copy() for name, array in (*self.weights.items(), ("x", self.x))}
         y, saved, tape = self.x, None, []
         for unit in self.units:
-            w = {name: array.copy() for name, array in self._of(unit, self.weights).items()}
+            w = {name: array.copy() for name, array in _of(unit, self.weights).items()}
             y, saved = unit.forward(self.context, w, y)
             tape.append(saved)
             for name, array in w.items():
@@ -615,7 +618,7 @@ class _Differentiated:
             if dy is None:
                 raise AssertionError(f"{self.where}: {unit.name!r} needs the gradient of its output, and the unit "
                                      "after it has returned none; only the first unit may leave its input's out")
-            dy, found_here = unit.backward(self.context, self._of(unit, self.weights), saved, dy)
+            dy, found_here = unit.backward(self.context, _of(unit, self.weights), saved, dy)
             of_unit: Mapping[str, np.ndarray | None] = found_here
             self._refuse_other_names(unit, of_unit)
             for name, gradient in of_unit.items():
@@ -655,10 +658,6 @@ class _Differentiated:
 
     def _coefficients(self, shape: tuple[int, ...]) -> np.ndarray:
         return np.random.default_rng([self.seed, 1]).standard_normal(shape)
-
-    @staticmethod
-    def _of(unit: Unit, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {name: weights[name] for name in (*unit.shapes, *unit.tied_weights)}
 
 
 # -- Memory ------------------------------------------------------------------------------------------------------------
@@ -711,7 +710,7 @@ class _Audit:
         with self._watching():
             for unit in self.units:
                 self.phase = f"the forward of {unit.name!r}"
-                y, saved = unit.forward(self.context, self._of(unit), y)
+                y, saved = unit.forward(self.context, _of(unit, self.weights), y)
                 tape.append(saved)
             dy: np.ndarray | None
             if self.model is None or target is None:
@@ -724,14 +723,12 @@ class _Audit:
             for unit in reversed(self.units):
                 assert dy is not None, "only the first unit leaves the gradient of its input out"
                 self.phase = f"the backward of {unit.name!r}"
-                dy, _ = unit.backward(self.context, self._of(unit), tape.pop(), dy)
+                dy, _ = unit.backward(self.context, _of(unit, self.weights), tape.pop(), dy)
                 self._look()
 
-    def _of(self, unit: Unit) -> dict[str, np.ndarray]:
-        return {name: self.weights[name] for name in (*unit.shapes, *unit.tied_weights)}
-
     def _fresh(self, unit: Unit) -> dict[str, np.ndarray]:
-        return {name: self.memory.alloc(w.shape, w.dtype, "unit_gradient") for name, w in self._of(unit).items()}
+        return {name: self.memory.alloc(w.shape, w.dtype, "unit_gradient")
+                for name, w in _of(unit, self.weights).items()}
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
