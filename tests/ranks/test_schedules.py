@@ -179,18 +179,19 @@ def test_what_cannot_be_explored_is_refused_and_the_program_s_own_error_is_its_o
     assert explore(lambda rank: 0, orders=np.int64(3)).schedules == 3, "drawn, where there are two at most"
 
 
-def any_yet(rank: zs.Rank) -> bool:
-    flags = np.zeros(rank.size, bool)
-    work = rank.all_gather(np.ones(1, bool), out=flags, async_op=True)
+def any_yet(rank: zs.Rank, kind: str) -> bool:
+    flags = np.zeros(rank.size, kind)
+    work = rank.all_gather(np.ones(1, kind), out=flags, async_op=True)
     early = bool(flags.any())  # the flags
     work.wait()
     return early
 
 
-def test_a_flag_that_is_read_too_early_is_found() -> None:
+@pytest.mark.parametrize("kind", ["bool", "uint8"])
+def test_a_flag_that_is_read_too_early_is_found(kind: str) -> None:
     said = f"rank 0 read the result (2,) of all_gather(...\n  read at {place('the flags', any_yet)}\n"
     with pytest.raises(RaceError, match=f"(?s){literally(said)}"):
-        explore(any_yet, orders=1)
+        explore(any_yet, kind, orders=1)
 
 
 def test_the_page_shows_the_report_that_its_program_prints() -> None:

@@ -30,7 +30,7 @@ from zerosim.ranks.rank import Rank
 from zerosim.ranks.schedules import Choose, Chosen, Redundant, Search, as_text
 
 SHOWN, SHOWN_RACES = 240, 3  # characters of a schedule and of what it returns; races in a report
-SIGNALS = 0xFF, 0x5A  # each byte of what has not arrived: NaN, -1, True, or none of these
+SIGNALS = 0xFF, 0x5A, 0x00  # each byte of what has not arrived: NaN or -1; neither; what is false
 NOT_TRACED = (PACKAGE, "<frozen", "<string>", "<__array", *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib")))
 
 
@@ -84,8 +84,7 @@ class WatchedHub(Hub):
         self.line: dict[int, str] = {}  # in which each rank is
 
     def hide(self, out: Array) -> None:
-        signal = SIGNALS[0] if self.signal is None else self.signal
-        as_bytes(out)[...] = signal & 1 if out.dtype == bool else signal
+        as_bytes(out)[...] = SIGNALS[0] if self.signal is None else self.signal
         self.hidden = out
 
     def issue(self, rank: int, me: Pending) -> None:
@@ -296,7 +295,8 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
     if orders not in ("reduced", "all"):
         require_count("orders", orders, 1, "'reduced', 'all' or a number of schedules")
     found = Exploration(program, args, ranks)
-    plain, same, stale = (found.run(lambda order, turns: turns[0], signal=SIGNALS[at]) for at in (0, 0, 1))
+    plain, same, *stale = (found.run(lambda order, turns: turns[0], signal=signal)
+                           for signal in (SIGNALS[0], *SIGNALS))
     if plain != same:
         raise ValueError("the program does not repeat itself in the same order: seed what it draws, and hand over what "
                          "it changes as an argument, of which each run gets a copy")
@@ -304,8 +304,8 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
         raise plain.returned
     if plain.hub.races:
         found.races += found.again(plain).races
-    if plain != stale:
-        found.races += _read_early(*_first_difference(found.again(plain), found.again(stale)))
+    if early := [one for one in stale if one != plain]:
+        found.races += _read_early(*_first_difference(found.again(plain), found.again(early[0])))
     chance, search = random.Random(seed), Search(reduced=orders == "reduced", messages=plain.order.messages)
     drawn, most = not isinstance(orders, str), at_most if isinstance(orders, str) else orders
     while not found.complete and found.schedules < most:
