@@ -16,7 +16,7 @@ import math
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,6 +39,8 @@ LAYOUTS = {  # which rank owns which elements, by whose cut it is
     "flat": "of the whole vector an N-th of an even number: DeepSpeed's stages 1 and 2",
 }
 PAIR = 2  # elements to which DeepSpeed aligns a rank's part (0.19.8, stage_1_and_2.py, nccl_start_alignment_factor)
+LARGEST = 2**63  # of counts
+FP32 = FORMATS["fp32"].dtype
 READ = frozenset(fmt.dtype for fmt in FORMATS.values())
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -51,7 +53,7 @@ def _is_shapes(value: Any) -> bool:
 
 def _is_tokens(value: Any) -> bool:
     return value is None or (isinstance(value, list | tuple) and all(
-        isinstance(row, list | tuple) and all(is_count(one) and one >= 0 for one in row) for row in value))
+        isinstance(row, list | tuple) and all(is_count(one) and 0 <= one < LARGEST for one in row) for row in value))
 
 
 Name = Annotated[str, one_of(tuple(FORMATS))]
@@ -75,7 +77,8 @@ class StepSettings:
     optimizer: Annotated[str, one_of(tuple(SLOTS))]
     lr: AtLeastZero
     micro_batches: Count = 1
-    step: Count = 1
+    step: Annotated[int, Range("{name} is a whole number, from 1 on, below 2^63", lambda value: is_count(value)
+                               and 1 <= value < LARGEST)] = 1
     layout: Annotated[str, one_of(tuple(LAYOUTS))] = "whole"
     compute: Name = "fp32"
     reduce: Name = "fp32"
@@ -143,7 +146,8 @@ class StepSettings:
 class Record:
     """A step: ``gradients[rank][j]`` (n,), ``before`` by slot (n,), ``after`` by slot and ``weights`` a (n,) by rank.
 
-    ``before`` is the same on all ranks; ``weights`` are empty where the master computes.
+    ``before`` is the same on all ranks; ``weights`` are empty where the master computes. Raises ValueError for what
+    does not fit the settings, and for masters from before that are not finite.
     """
 
     settings: StepSettings
@@ -151,6 +155,23 @@ class Record:
     before: dict[str, np.ndarray]
     after: dict[str, list[np.ndarray]]
     weights: list[np.ndarray]
+
+    def __post_init__(self) -> None:
+        s, shape, given = self.settings, (self.settings.length,), (_kinds(self.gradients) or [[]])[0][:1]
+        master, copy = (FP32, shape), (FORMATS[s.compute].dtype, shape)
+        asked = {"gradients": [[(given[0][0], shape)] * s.micro_batches] * s.ranks if given else "all ranks",
+                 "weights": [copy] * s.ranks * bool(self.weights), **{f"before/{slot}": master for slot in s.slots},
+                 **{f"after/{slot}": [master] * s.ranks for slot in s.slots if slot in {"master", *self.after}}}
+        found = {"gradients": _kinds(self.gradients), "weights": _kinds(self.weights), **{
+            f"{when}/{slot}": _kinds(x) for when, of in (("before", self.before), ("after", self.after))
+            for slot, x in of.items()}}
+        for name in [*asked, *found]:
+            if asked.get(name) != found.get(name):
+                raise ValueError(f"Record of {s.ranks} ranks, {s.micro_batches} micro-batches and {s.length} elements "
+                                 f"was given {name} of {found.get(name)}, asked for {asked.get(name)}")
+        if not np.isfinite(self.before["master"]).all():
+            raise ValueError("before/master holds inf or NaN, and nothing can be said of a step from there; record an "
+                             "earlier one")
 
     def write(self, folder: str | Path) -> Path:
         """Writes it as a folder, which `read` reads."""
@@ -165,6 +186,11 @@ class Record:
                                       for what, vector in vectors.items() for name, here in found.stretches()})
         write_settings(folder, found)
         return folder
+
+
+def _kinds(x: Any) -> Any:
+    """(dtype, shape) of an array, and a list of them of a list."""
+    return [*map(_kinds, x)] if isinstance(x, list) else (getattr(x, "dtype", type(x)), getattr(x, "shape", None))
 
 
 def write_rank(folder: Path, rank: int, arrays: Mapping[str, np.ndarray]) -> None:
@@ -193,7 +219,7 @@ def read(folder: str | Path) -> Record:
         take = _Taker(path, settings, arrays)
         gradients.append([take(f"{GRADIENT}/{j}") for j in range(settings.micro_batches)])
         for slot in settings.slots:
-            if slot == "master" or settings.step > 1:
+            if slot == "master" or settings.step > 1 or take.has(f"before/{slot}"):
                 x = take(f"before/{slot}", np.float32)
             else:
                 x = np.zeros(settings.length, np.float32)
@@ -206,14 +232,13 @@ def read(folder: str | Path) -> Record:
                 after.setdefault(slot, []).append(take(f"after/{slot}", np.float32))
         if take.has("after/weights"):
             weights.append(take("after/weights", FORMATS[settings.compute].dtype))
-    for name, of_ranks in {**after, "weights": weights}.items():
-        if len(of_ranks) not in (0, settings.ranks):
-            raise ValueError(f"{folder}: after/{name} is there of {len(of_ranks)} of {settings.ranks} ranks; record it "
-                             "on every rank, or on none")
-    if not np.isfinite(before["master"]).all():
-        raise ValueError(f"{folder}: before/master holds inf or NaN, and nothing can be said of a step from there; "
-                         "record an earlier one")
-    return Record(settings, gradients, before, after, weights)
+        if left := sorted(arrays.keys() - take.taken):
+            raise ValueError(f"{path} has {left[0]}, of which {SETTINGS} says nothing: look at its micro_batches, "
+                             "parameters and optimizer")
+    try:
+        return Record(settings, gradients, before, after, weights)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from None
 
 
 def _settings(path: Path) -> StepSettings:
@@ -262,6 +287,7 @@ class _Taker:
     path: Path
     settings: StepSettings
     arrays: Mapping[str, np.ndarray]
+    taken: set[str] = field(default_factory=set)
 
     def has(self, what: str) -> bool:
         """True if the array is there of any parameter."""
@@ -277,6 +303,7 @@ class _Taker:
             if found.shape != tuple(shape) or found.dtype not in READ or wanted not in (None, found.dtype):
                 raise ValueError(f"{self.path}: {what}/{name} is {found.dtype} {found.shape}, asked for "
                                  f"{np.dtype(wanted).name if wanted else 'floating point'} {tuple(shape)}; record it "
-                                 "whole, in its own format (bf16 in safetensors)")
+                                 "whole, in its own format (bf16 in safetensors; masters and state are fp32)")
             parts.append(found.reshape(-1))
+            self.taken.add(f"{what}/{name}")
         return np.concatenate(parts)
