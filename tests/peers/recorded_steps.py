@@ -24,7 +24,7 @@ def record(folder: str, cases: list[tuple[str, str, str]]) -> None:
     for case in cases:
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.ReLU(), torch.nn.Linear(9, 5))
-        model[2].bias.requires_grad_(case[2] != "right")  # frozen
+        model[2].bias.requires_grad_(case[1:] != ("fp32", "right"))  # frozen there
         run = DeepSpeedRun if case[0].startswith("deepspeed") else TorchRun
         run(model, *case).train(Path(folder, "-".join(case)))
 
