@@ -436,7 +436,7 @@ def check_sharded(program: Program, reference: Optimizer | Callable[[], Update],
         expected = [device.step(of_all).copy() for of_all in case.gradients]
         try:
             found = Cluster(case.ranks).run(lambda rank: [np.array(after) for after in islice(program(
-                rank, case.weights.copy(), [g[rank.index].copy() for g in case.gradients]), len(expected) + 1)])  # or more
+                rank, case.weights.copy(), [g[rank.index].copy() for g in case.gradients]), len(expected) + 1)])
         except Exception as error:
             error.add_note(f"{name} on {case}\n{case!r}")
             raise

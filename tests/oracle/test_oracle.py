@@ -214,6 +214,7 @@ RECORDS = {  # another array than the settings ask for, in a record that is an o
     "a short gradient": lambda of: {"gradients": [[g[:3] for g in of.gradients[0]], *of.gradients[1:]]},
     "a lost rank": lambda of: {"gradients": of.gradients[:2]}, "no rank": lambda of: {"gradients": []},
     "one rank's format": lambda of: {"gradients": [*of.gradients[:2], [g.astype(np.float16) for g in of.gradients[2]]]},
+    "ints": lambda of: {"gradients": [[g.astype(int) for g in row] for row in of.gradients]},
     "a list": lambda of: {"before": of.before | {"m": of.before["m"].tolist()}},
     "no state": lambda of: {"before": {"master": of.before["master"]}},
     "fp64": lambda of: {"after": {"master": [x.astype(float) for x in of.after["master"]]}},

@@ -159,7 +159,8 @@ class Record:
     def __post_init__(self) -> None:
         s, shape, given = self.settings, (self.settings.length,), (_kinds(self.gradients) or [[]])[0][:1]
         master, copy = (FP32, shape), (FORMATS[s.compute].dtype, shape)
-        asked = {"gradients": [[(given[0][0], shape)] * s.micro_batches] * s.ranks if given else "all ranks",
+        own = (given[0][0] if given and given[0][0] in READ else "fp32, or a smaller format", shape)
+        asked = {"gradients": [[own] * s.micro_batches] * s.ranks,
                  "weights": [copy] * s.ranks * bool(self.weights), **{f"before/{slot}": master for slot in s.slots},
                  **{f"after/{slot}": [master] * s.ranks for slot in s.slots if slot in {"master", *self.after}}}
         found = {"gradients": _kinds(self.gradients), "weights": _kinds(self.weights), **{
