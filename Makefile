@@ -11,6 +11,8 @@ LAB    := $(VENV)/.stamp-lab
 DEV    := $(VENV)/.stamp-dev
 DOCS   := $(VENV)/.stamp-docs
 NVRTC  := $(VENV)/.stamp-nvrtc
+# PyTorch, DeepSpeed and others beside which zerosim is run have an environment of their own.
+PEERS  := .venv-peers/.stamp
 
 # The number of BLAS threads changes the last bits of a matmul, and more threads than cores only cost time.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
@@ -24,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 FIRST  := notebooks/01_the_worked_example.ipynb
 
-.PHONY: help demo notebook test test-all lint types figures notebooks docs slides browser bench gpu-check clean
+.PHONY: help demo notebook test test-all peers peers-table lint types figures notebooks docs slides browser bench gpu-check clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +44,12 @@ test: $(DEV)  ## run the tests (about 5 minutes of one core)
 
 test-all: $(DEV) $(NVRTC)  ## run all tests, the slow ones too, with many more examples
 	$(ONE_THREAD) HYPOTHESIS_PROFILE=long $(PYTEST) -m ""
+
+peers: $(PEERS)  ## run PyTorch, DeepSpeed, transformers and JAX beside zerosim, on this CPU (docs/peers.md)
+	$(ONE_THREAD) .venv-peers/bin/python -m pytest -m peer --peers
+
+peers-table: $(PEERS)  ## run them, and write what they come to anew
+	$(ONE_THREAD) .venv-peers/bin/python -m tests.peers.record
 
 lint: $(DEV)  ## run the linter
 	$(BIN)/ruff check .
@@ -83,7 +91,7 @@ gpu-check:  ## on a machine with NVIDIA GPUs: all that only it can show, into gp
 	$(PYTHON) -m zerosim gpu-check $(if $(PARTS),--only $(PARTS))
 
 clean:  ## remove everything that make made, the environment too
-	rm -rf $(VENV) build dist mutants .pytest_cache .hypothesis .mypy_cache .ruff_cache .benchmarks
+	rm -rf $(VENV) .venv-peers build dist mutants .pytest_cache .hypothesis .mypy_cache .ruff_cache .benchmarks
 	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(CORE): pyproject.toml
@@ -108,6 +116,11 @@ $(DEV): $(CORE)
 $(NVRTC): $(DEV)
 	@if $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[nvrtc]'; then touch $@; \
 	    else echo "CUDA's compiler could not be installed; see the tests that are skipped" >&2; fi
+
+$(PEERS): pyproject.toml
+	@test -x .venv-peers/bin/pip || $(PYTHON) -m venv .venv-peers
+	DS_BUILD_OPS=0 .venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]'
+	@touch $@
 
 $(DOCS): $(CORE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'

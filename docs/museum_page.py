@@ -39,7 +39,7 @@ weights of rank 0 after step 1: 18 of 23 elements differ
 ```
 
 `zerosim museum` lists them, `zerosim museum boundary_micro_batch` tells one. The bars are of the run as it should be,
-and with the bug. Twenty-five bugs, and a few checks that find all of them:
+and with the bug. Here are the bugs, and a few checks that find all of them:
 
 | invariant | what holds | bugs |
 |---|---|---|

@@ -30,6 +30,35 @@ settings.register_profile("long", COMMON, max_examples=400)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--peers``, as `make peers` has it: every test that is chosen must run."""
+    parser.addoption("--peers", action="store_true", help="what is skipped, for want of a peer too, has failed")
+
+
+def not_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """With --peers: a skip is a failure, whose text is its reason."""
+    if report.skipped:
+        report.outcome, report.longrepr = "failed", f"--peers: nothing may be skipped, found {report.longrepr}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """The report of one phase of a test."""
+    report = yield
+    if item.config.getoption("--peers"):
+        not_skipped(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """The report of a module that is imported; one that skips itself need not be among those that are chosen."""
+    report = yield
+    if collector.config.getoption("--peers") and "peer" in str(report.longrepr):
+        not_skipped(report)
+    return report
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Refuses ids with an address, which differ from one of pytest-xdist's workers to the next: see cases.named."""
     if odd := [item.nodeid for item in items if re.search(" at 0x[0-9a-f]{6}", item.nodeid)]:

@@ -125,7 +125,7 @@ zs.draw.table(["hop", "what arrives is", *(f"wrong elements of rank {r}" for r i
 # %%
 cluster = zs.Cluster(4, faults="rank=1,collective=all_reduce,hop=4,bitflip,bit=14")
 found = cluster.run(lambda rank: rank.all_reduce(data[rank.index]))
-print(next(row for row in cluster.trace[1].rows if type(row).__name__ == "Struck"))
+print(next(row for row in cluster.trace[1].rows if type(row).__name__ == "InjectedFault"))
 by_hand = ring_by_hand(data, rank=1, hop=4, bit=14)
 print("the bits of the ring by hand:",
       [a.tobytes() == b.tobytes() for a, b in zip(found, by_hand, strict=True)])
@@ -180,7 +180,7 @@ shares = {name: share_that_differs(trained(fault), healthy) for name, fault in f
 
 def spread(shares):
     """A row for each rank, a column for each step; the darker, the more weights differ."""
-    title = "Weights that differ from those of a training without the flip, of 100"
+    title = "Weights that differ from those of a training without the flip, in percent"
     with LIGHT.figure(11, 5.2) as figure:
         panels = figure.subplots(len(shares), 1, gridspec_kw={
             "hspace": 0.75, "top": 0.82, "left": 0.09, "right": 0.98})
@@ -191,11 +191,11 @@ def spread(shares):
                 axes.text(step, rank, f"{100 * value:.{digits}f}", ha="center", va="center")
             axes.set(xticks=range(STEPS), xticklabels=range(1, STEPS + 1), xlabel="after step",
                      yticks=range(RANKS), yticklabels=[f"rank {r}" for r in range(RANKS)])
-            axes.set_title(f"In step 4 flips {name}", fontsize=12)
+            axes.set_title(f"Flipped in step 4: {name}", fontsize=12)
         figure.text(0.02, 0.95, title, va="center", fontsize=15, fontweight="bold")
     words = "; ".join(f"{name}, rank 0: {np.round(100 * share[0]).tolist()}, rank 3: "
                       f"{np.round(100 * share[3]).tolist()}" for name, share in shares.items())
-    return Drawing("flipped-bit", title, f"Panels of ranks by steps, in percent. {words}.", LIGHT, figure)
+    return Drawing("flipped-bit", title, f"Panels of ranks by steps. {words}.", LIGHT, figure)
 
 
 spread(shares)

@@ -4,6 +4,7 @@ import json
 import re
 import threading
 from dataclasses import replace
+from functools import cache
 from pkgutil import resolve_name
 
 import numpy as np
@@ -18,10 +19,7 @@ from zerosim.course import museum
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]\d+)?")
 
 
-@pytest.fixture(scope="module")
-def stories():
-    """The stories by name, as far as they were asked for."""
-    return {}
+story_of = cache(museum.show)
 
 
 def same_picture(found, committed):
@@ -31,17 +29,17 @@ def same_picture(found, committed):
 
 
 @pytest.mark.parametrize("name", museum.exhibits())
-def test_healthy_code_passes_the_invariant_that_the_exhibit_fails_and_the_picture_is_of_that_run(name, stories):
+def test_healthy_code_passes_the_invariant_that_the_exhibit_fails_and_the_picture_is_of_that_run(name):
     before = [resolve_name(patch.of) for patch in museum.exhibits()[name].patches]
-    story = stories[name] = museum.show(name)  # raises where either is not so
+    story = story_of(name)  # raises where either is not so
     assert [resolve_name(patch.of) for patch in museum.exhibits()[name].patches] == before
     assert story.message
     assert same_picture(picture(story), (ROOT / f"docs/assets/museum_{name}.svg").read_text(encoding="utf-8"))
     museum.INVARIANTS[story.exhibit.invariant](museum.observe(story.exhibit.setting))
 
 
-def test_the_page_tells_every_exhibit_and_every_invariant_finds_one(stories):
-    told = [stories[name] if name in stories else museum.show(name) for name in museum.exhibits()]
+def test_the_page_tells_every_exhibit_and_every_invariant_finds_one():
+    told = [*map(story_of, museum.exhibits())]
     assert page(told) == (ROOT / "docs/museum.md").read_text(encoding="utf-8"), (
         "it has changed: python docs/museum_page.py")
     assert {story.exhibit.invariant for story in told} == museum.INVARIANTS.keys()
@@ -73,12 +71,25 @@ def test_a_bug_is_open_once_in_the_thread_that_asked_for_it_and_gone_after_an_er
 
 def test_a_patch_of_lines_that_are_gone_and_a_bug_that_its_run_does_not_show_are_said():
     one = museum.exhibits()["unscaled_gradient_divided"]
-    gone = replace(one, patch=[{**one.patch[0], "old": "return scale * batches"}])
+    gone = replace(one, patches=[replace(one.patches[0], old="return scale * batches")])
     with pytest.raises(ValueError, match=r"divisor replaces lines that stand there 0 times, and not once: 'return"):
         gone.open().__enter__()
-    same = replace(one, patch=[{**one.patch[0], "new": one.patch[0]["old"]}])
+    with pytest.raises(ValueError, match="and zerosim was installed without; install it with its"):
+        one.patches[0].changed(eval("lambda: 0"), None)
+    same = replace(one, patches=[replace(one.patches[0], new=one.patches[0].old)])
     with pytest.raises(ValueError, match="'unscaled_gradient_divided' passes its invariant 'equals_one_device'; the"):
         museum.story_of(same)
+
+
+def test_a_run_that_an_error_has_ended_passes_no_invariant_and_what_was_not_run_is_not_judged():
+    ended = museum.observe(museum.Setting(stage=7))
+    for check in museum.INVARIANTS.values():
+        with pytest.raises(AssertionError, match="the training ended with ValueError: ZeRO has the stages 0, 1, 2, 3"):
+            check(ended)
+    with pytest.raises(ValueError, match="nothing was loaded; observe a setting with reload_ranks, as"):
+        museum.INVARIANTS["reload_is_the_identity"](museum.observe(museum.Setting(steps=0)))
+    with museum.exhibit("padding_read_as_parameter") as one, pytest.raises(AssertionError, match="in the padding"):
+        museum.INVARIANTS["padding_is_never_read"](museum.observe(replace(one.setting, debug=False)))
 
 
 def test_what_a_bad_test_does_not_see_is_not_seen():

@@ -76,6 +76,7 @@ def skip_without_torch():
 
 
 @pytest.mark.slow
+@pytest.mark.peer
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own modules, while they are imported
 def test_torchs_own_objects_are_read_as_their_names_are():
     skip_without_torch()
@@ -96,6 +97,7 @@ def test_torchs_own_objects_are_read_as_their_names_are():
 
 
 @pytest.mark.slow
+@pytest.mark.peer
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own modules, while they are imported
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_torch_on_gloo_has_the_engines_bits_on_exact_data_and_is_within_the_bound_on_random_data(ranks):

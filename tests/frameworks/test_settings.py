@@ -223,7 +223,15 @@ def test_what_changes_nothing_is_ignored_by_name_and_what_is_not_the_same_is_sai
     assert f"ignored: {', '.join(found.ignored)} different: " in " ".join(str(found).split())
     assert any("stage3_param_persistence_threshold=100000" in line for line in read(of()).differences)
     assert not any("threshold" in line for line in read(of(ZERO, "stage3_param_persistence_threshold", 0)).differences)
+    nodes = {size: zs.from_deepspeed(of(ZERO, "zero_quantized_gradients", True, stage=3), ranks=4, ranks_per_node=size)
+             for size in (2, 4)}
+    assert [any("on one node nothing is quantized" in line for line in one.differences)
+            for one in nodes.values()] == [False, True]
+    assert [any(line.startswith("mesh: replicas add up") for line in zs.from_fsdp(mesh=mesh).differences)
+            for mesh in ((4,), (2, 2))] == [False, True]
     for stage in zs.STAGES:
+        sent = read(of(communication_data_type="fp32", bf16={"enabled": True}, stage=stage)).differences
+        assert any("is rounded to bf16 before the update there" in line for line in sent) == (stage == 1)
         wide = read(of("data_types", "grad_accum_dtype", "fp32", bf16={"enabled": True}, stage=stage))
         for words in ("refuses that at stage 0", "first takes a step on zero gradients there"):
             assert any(words in line for line in wide.differences) == (stage == 0)

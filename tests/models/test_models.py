@@ -125,6 +125,7 @@ WIDE = LlamaConfig(3, 40, 10, 16, 256, key_value_heads=5, head_channels=6, feed_
                    head_norms=True)
 
 
+@pytest.mark.peer
 @pytest.mark.parametrize("model", [GPT(GPTConfig(3, 40, 5, 16, 256)), Llama(WIDE)], ids=["GPT", "Llama"])
 def test_loss_and_gradients_are_pytorchs(model: Model) -> None:
     """Every element, but for some dozen roundings of float64; and so does the PyTorch that the benchmarks time."""

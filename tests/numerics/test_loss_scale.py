@@ -108,6 +108,7 @@ def test_a_static_scale_never_moves_and_counts_the_overflows_in_a_row() -> None:
     assert (other.scale, other.state()) == (8, {"scale": 8.0})
 
 
+@pytest.mark.peer
 def test_the_kind_torch_is_pytorchs_own_gradscaler_at_both_ends_of_fp32_too() -> None:
     """Where PyTorch is installed."""
     torch = pytest.importorskip("torch", reason="PyTorch is an optional peer, and not installed here")

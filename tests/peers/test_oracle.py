@@ -26,9 +26,8 @@ def test_a_step_whose_rule_the_oracle_does_not_know_is_not_recorded():
 
 
 @pytest.mark.slow
-def test_right_steps_match_in_every_bit_and_each_broken_one_is_named_by_its_mistake(tmp_path):
-    pytest.importorskip("torch")
-    pytest.importorskip("deepspeed")
+@pytest.mark.peer
+def test_right_steps_match_in_every_bit_and_each_broken_one_is_named_by_its_mistake(tmp_path, installed):
     cases = [(*run, "right") for run in RIGHT] + [(*run, mistake) for run in BROKEN for mistake in MISTAKES]
     launch("tests.peers.recorded_steps:record", RANKS, str(tmp_path), cases)
     said, wrong = [], []

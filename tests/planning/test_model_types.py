@@ -93,6 +93,7 @@ def made(kind, drawn, device):
         return config, maker.from_config(config) if name.startswith("Auto") else maker(config)
 
 
+@pytest.mark.peer
 @pytest.mark.parametrize("kind", model_types.model_types())
 def test_each_type_has_the_parameters_of_the_model_that_transformers_makes(kind):
     pytest.importorskip("transformers")
@@ -110,6 +111,7 @@ def test_each_type_has_the_parameters_of_the_model_that_transformers_makes(kind)
     check()
 
 
+@pytest.mark.peer
 @pytest.mark.parametrize("kind", [kind for kind in model_types.model_types() if kind != "t5"])
 def test_a_forward_pass_of_each_type_multiplies_as_often_as_counted(kind):
     torch = pytest.importorskip("torch")

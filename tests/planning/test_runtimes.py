@@ -200,6 +200,7 @@ def test_a_refusal_says_what_was_asked_and_what_there_is(changed, text):
         accounted(**changed)
 
 
+@pytest.mark.peer
 def test_torch_keeps_of_transformers_own_blocks_what_the_table_says():
     pytest.importorskip("torch", reason="measures PyTorch's autograd")
     pytest.importorskip("transformers", reason="measures transformers' blocks")
@@ -210,6 +211,7 @@ def test_torch_keeps_of_transformers_own_blocks_what_the_table_says():
         assert sum(measured.values()) == pytest.approx(sum(module.from_table(of, "eager").values()), rel=0.005), name
 
 
+@pytest.mark.peer
 def test_torchs_tracker_counts_the_kept_peak_again():
     pytest.importorskip("torch", reason="runs FSDP2 on tensors without data")
     pytest.importorskip("transformers", reason="runs transformers' models")

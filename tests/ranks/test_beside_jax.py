@@ -46,6 +46,7 @@ for name, words in asked:
 '''
 
 
+@pytest.mark.peer
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed; pip install jax")
 def test_an_all_reduce_has_the_bits_of_a_ring_of_jaxs_own_permutes() -> None:
     asked, expected = [], []

@@ -86,6 +86,7 @@ def test_a_folders_model_begins_with_its_weights_and_has_the_loss_and_gradients_
     assert model_shape(folder).parameters == model.parameter_count
 
 
+@pytest.mark.peer
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_transformers_agrees_on_loss_and_gradients_and_reads_the_weights_back(kind, tmp_path):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")

@@ -199,6 +199,7 @@ def test_weights_that_do_not_fit_are_refused_by_name_and_nothing_is_changed(tmp_
     assert_refused(lambda: export_weights(tmp_path / "c", tmp_path, kind="moment"), "has no moment of wte")
 
 
+@pytest.mark.peer
 def test_the_formats_own_library_reads_a_shard_and_an_export(tmp_path):
     numpy = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
     masters = saved(tmp_path / "c", MODELS["untied"](), policy=zs.Policy())

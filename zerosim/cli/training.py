@@ -112,8 +112,7 @@ def train(
     with training.progress_bar(stderr, steps) as bar:
         found = training.train(options, corpus, bar.on_step, keep_last_step=save is not None, checkpoints=checkpoints,
                                on_resume=warn, weights=weights, faults=faults.Plan(*fault) if fault else None,
-                               checksums=checksums, max_restarts=max_restarts,
-                               on_restart=lambda said: stderr.print(f"zerosim train: {said}", markup=False))
+                               checksums=checksums, max_restarts=max_restarts)
     if save is not None and found.last_step is not None:
         recording.save(recording.record(found.last_step), save)
     training.require_learned(found)

@@ -29,9 +29,13 @@ class Patch:
     def changed(self, function: Callable[..., Any], owner: Any) -> Any:
         """The function with its lines changed, which finds all other names where the function does.
 
-        Raises ValueError where the old lines do not stand in it once.
+        Raises ValueError where the old lines do not stand in it once, or its source is not there.
         """
-        text = inspect.getsource(function)
+        try:
+            text = inspect.getsource(function)
+        except OSError as error:
+            raise ValueError(f"the patch of {self.of} changes lines of its source, and zerosim was installed without; "
+                             "install it with its .py files") from error
         if text.count(self.old) != 1:
             raise ValueError(f"the patch of {self.of} replaces lines that stand there {text.count(self.old)} times, "
                              f"and not once: {self.old.strip()!r}; write it anew for the function as it is now")

@@ -361,8 +361,8 @@ class _RankResult:
 
 def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, keep_last_step: bool = False,
           checkpoints: Checkpoints | None = None, on_resume: OnResume | None = None,
-          weights: str | None = None, faults: FaultPlan | None = None, checksums: bool = False, max_restarts: int = 0,
-          on_restart: Callable[[str], None] | None = None) -> Trained:
+          weights: str | None = None, faults: FaultPlan | None = None, checksums: bool = False,
+          max_restarts: int = 0) -> Trained:
     """Trains on a cluster in this process; ``on_step`` is called after every step, by rank 0's program.
 
     ``keep_last_step`` keeps the traces of the last step, to be saved. ``checkpoints`` says whether the run is saved,
@@ -370,7 +370,7 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
     them, with the step of the checkpoint and what is different. ``weights`` is a file or folder of which the first
     weights are, in place of drawn ones; see `zerosim.zero.hugging_face`. ``faults`` and ``checksums`` are the
     cluster's. When a rank dies the others, renumbered, go on from the last checkpoint, or, where there is none yet,
-    begin anew, at most ``max_restarts`` times; ``on_restart`` is called with that in words.
+    begin anew, at most ``max_restarts`` times.
 
     Raises ValueError for a text that is too short, for an optimizer that the layout does not suit, and for a
     checkpoint, weights or offloaded state that cannot be written or read; OutOfMemoryError where a rank has less than
@@ -391,14 +391,12 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
         if max_restarts < 1 or options.ranks == 1:
             raise
         saved = checkpoints is not None and (Path(checkpoints.folder) / INDEX).exists()
-        said = (f"rank {death.rank} of {options.ranks} died in step {death.step}; {options.ranks - 1} "
-                + ("go on from the last checkpoint" if saved else "begin anew, since there is no checkpoint"))
-        if on_restart is not None:
-            on_restart(said)
+        goes_on = "go on from the last checkpoint" if saved else "begin anew, since there is no checkpoint"
+        said = f"rank {death.rank} of {options.ranks} died in step {death.step}; {options.ranks - 1} {goes_on}"
         again = train(replace(options, ranks=options.ranks - 1), corpus, on_step, keep_last_step=keep_last_step,
                       checkpoints=checkpoints and replace(checkpoints, resume=saved), on_resume=on_resume,
                       weights=None if saved else weights, faults=faults, checksums=checksums,
-                      max_restarts=max_restarts - 1, on_restart=on_restart)
+                      max_restarts=max_restarts - 1)
         return replace(again, happened=(said, *again.happened))
     first = found[0]
     different = tuple(rank for rank, of_rank in enumerate(found) if of_rank.digest != first.digest)

@@ -185,9 +185,12 @@ def _policy(top: Section, zero: Section, states: ShardedStates, zeropp: ZeroPlus
     if compute != "fp32" and not states.optimizer_sharded:
         findings.differ("zero_optimization.stage=0: in 16 bits every optimizer but FusedAdam first takes a step on "
                         "zero gradients there, which counts in bias correction and decays weights")
+    reduce = top.take("communication_data_type", None, format_or_none)
+    if reduce not in (None, compute) and states.optimizer_sharded and not states.gradients_sharded:
+        findings.differ(f"communication_data_type={reduce!r}: the reduced gradient is rounded to {compute} before the "
+                        f"update there; at stage 1 it stays in {reduce} here")
     master = compute if any(narrow) else "fp32"
-    return Policy(compute, reduce=top.take("communication_data_type", None, format_or_none),
-                  accumulate=accumulate, average=_average(top, zero, states, zeropp, findings),
+    return Policy(compute, reduce=reduce, accumulate=accumulate, average=_average(top, zero, states, zeropp, findings),
                   loss_scale=scaling if enabled["fp16"] else 1.0, master=master,
                   master_from=FIRST_VALUES if compute == master else MASTER_FROM["DeepSpeed"],
                   state="bf16" if narrow_state else "fp32")
@@ -283,6 +286,8 @@ def _mesh(zero: Section, states: ShardedStates, ranks: int | None, ranks_per_nod
     else:
         if weights or gradients:
             findings.differ("zero_optimization.zero_quantized_...: 256 elements share a scale here")
+        if gradients and ranks == size:
+            findings.differ("zero_optimization.zero_quantized_gradients: on one node nothing is quantized there")
         if hpz > 1:
             findings.differ("zero_optimization.zero_hpz_partition_size: units are gathered across nodes once after "
                             "each update here, and in every forward there")

@@ -87,6 +87,9 @@ def from_fsdp(*, mesh: Any = None, reshard_after_forward: bool | int | None = No
     if policy.compute != "fp32":
         findings.differ(f"mp_policy.param_dtype: fp32 shards are cast there before each gather; here a shard in "
                         f"{policy.compute} rests beside them")
+    if len(shape) == 2:
+        findings.differ("mesh: replicas add up micro-batches here, and all-reduce once a step; there after each one, "
+                        "unless set_requires_all_reduce(False) is called before")
     if reshard is False:
         findings.differ("reshard_after_forward=False: a plan counts stage 2, whose parameters rest gathered")
     elif reshard is None and root_units:

@@ -290,7 +290,7 @@ def sha256(value: Any) -> str:
 
 
 def _feed(digest: Any, value: Any) -> None:
-    if isinstance(value, np.generic) or (is_array(value) and has_data(value)):
+    if isinstance(value, np.generic) or (is_array(value) and has_data(value) and not value.dtype.hasobject):
         array = np.asarray(value) if isinstance(value, np.generic) else to_host(value)
         digest.update(f"array {array.dtype.name} {array.shape} ".encode())
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

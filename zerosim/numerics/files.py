@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from zerosim.numerics.checks import is_count, is_finite_number
 UNFINISHED = ".unfinished"
 MOST_LEVELS = 100
 # The way in which bytes reach an open file: its own, or in some context one that fails (`ranks.faults`).
-WRITER: ContextVar[Callable[[Any], Callable[[memoryview], int]]] = ContextVar("WRITER", default=attrgetter("write"))
+WRITER: ContextVar[Callable[[Any, memoryview], int]] = ContextVar("WRITER", default=lambda file, part: file.write(part))
 
 
 def json_of(text: str) -> Any:
@@ -114,11 +113,10 @@ def _replace(place: Path, parts: Iterable[Any], *, sync: bool) -> None:
     unfinished = place.with_name(f".{place.name}.{os.getpid()}{UNFINISHED}")
     try:
         with unfinished.open("wb", buffering=0) as file:  # so that an error comes where it belongs
-            write = WRITER.get()(file)
             for part in parts:
                 left = memoryview(part)
                 while left:
-                    left = left[write(left):]
+                    left = left[WRITER.get()(file, left):]
             if sync:
                 os.fsync(file.fileno())
         unfinished.replace(place)

@@ -417,7 +417,7 @@ READ: Mapping[str, Callable[[Recorder, Any], Numbers | None]] = {
         RecordedMessage(row.destination, row.source, row.sent_nbytes, row.purpose)], to.paths[row.span], 0),
     "SpanBegin": lambda to, row: (BEGIN, to.paths[row.path], 0, 0),
     "SpanEnd": lambda to, row: (END, to.paths[row.path], 0, 0),
-    "Struck": lambda to, row: None,
+    "InjectedFault": lambda to, row: None,
     "Transfer": lambda to, row: (TRANSFER, to.transfer(row), to.paths[row.span], 0),
     "TransferWait": lambda to, row: (TRANSFER_WAIT, to.transfer(row.transfer), to.paths[()], 0)}
 

@@ -389,11 +389,10 @@ class PendingExchange:
         """True when both halves have moved."""
         return not (self.to_send or self.to_receive)
 
-    def sent(self) -> None:
-        """The backend says that what the rank sends has left."""
-        assert self.send is not None
+    def sent(self, nbytes: int) -> None:
+        """The backend says that what the rank sends has left, in so many bytes."""
         self.to_send = False
-        self.count(self.send.nbytes)
+        self.count(nbytes)
 
     def received(self) -> None:
         """The backend says that what the rank receives has arrived."""

@@ -20,8 +20,8 @@ from zerosim.numerics.checks import is_count, require_count
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.ranks.call import Backend
 from zerosim.ranks.errors import RankUseError
-from zerosim.ranks.faults import FaultPlan, transport_of
-from zerosim.ranks.hub import Hub, RunEvent, RunOptions, Transport, Watch
+from zerosim.ranks.faults import FaultPlan, FaultyTransport
+from zerosim.ranks.hub import Hub, InProcess, RunEvent, RunOptions, Transport, Watch
 from zerosim.ranks.memory import Memories, Memory
 from zerosim.ranks.process import Interrupts, blas_limited_to, guarded, patient_interrupts
 from zerosim.ranks.rank import Rank, RankState
@@ -112,7 +112,8 @@ class Cluster(ShownRuns):
         self.kernels = kernels[0]
         self.states = [RankState(index, Memory(f"rank {index}", its, capacity_nbytes, debug), its, trace_rows)
                        for index, its in zip(present, kernels, strict=True)]
-        self._transport = transport or transport_of(self.states, faults, checksums=checksums)
+        self._transport = transport or (InProcess() if faults is None and not checksums else
+                                        FaultyTransport(self.states, faults, checksums))
         self.ranks = [Rank(state, group) for state in self.states]
         self.runs: list[Run] = []
         self.backend: Backend | None = None  # of the run under way

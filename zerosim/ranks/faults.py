@@ -1,8 +1,8 @@
 """Faults injected into a run, where a plan names them, and messages with checksums: `Cluster(4, faults=, checksums=)`.
 
 A `FaultPlan`, `zerosim.faults.Plan`, holds faults as texts, "rank=2,step=40,bitflip" or "rank=0,hop=1,chunk=3,lost";
-each strikes once, at the first moment that it describes, and is then a row `Struck` of its rank's trace. All that a run
-sends goes through `FaultyTransport.move`, collectives hop by hop; without a plan and checksums there is none.
+each strikes once, at the first moment that it describes, and is then a row `InjectedFault` of its rank's trace. With a
+plan or checksums, every message goes through `FaultyTransport.move`, collectives hop by hop; else none does.
 
 nan, inf: an element that the rank sends, as if its arithmetic had made it so. bitflip: a bit of an element changes on
 the way; reordered: the two halves of a message arrive in each other's place; repeated: what the rank sent before on
@@ -11,14 +11,16 @@ asks for next. slow: the rank takes its turns last, or a link is slow; neither c
 prices it. disk_full and torn_write: of what the rank writes in the step, the disk takes ``nbytes`` and no more, or
 keeps zeros of the next that it says it took.
 
-Legend: N ranks. A rank is its index in the cluster, a hop's step counts from 0 in its collective; a training step from
-1 in the run: 0 is before the first, and in a program without an engine.
+Legend: N ranks, each named by its index in the cluster. Hops of a collective count from 0, training steps of a run from
+1; step 0 is all before the first, or all of a program without an engine.
 """
 
 import errno
 import os
+import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,13 +31,13 @@ import numpy as np
 from zerosim.numerics.arrays import as_bytes, copy_elements
 from zerosim.numerics.checks import is_floating, unknown_name
 from zerosim.numerics.files import WRITER
-from zerosim.ranks.call import Array, Call, GroupKey, Hop, Pending, PendingCall, PendingExchange
+from zerosim.ranks.call import Array, Call, GroupKey, Hop, Pending, PendingCall
 from zerosim.ranks.collectives import ALGORITHMS, Delivery
 from zerosim.ranks.errors import add_note
 from zerosim.ranks.hub import Deliveries, InProcess, RunOptions
 from zerosim.ranks.process import guarded
 from zerosim.ranks.rank import RankState
-from zerosim.ranks.trace import Struck, checked_purpose
+from zerosim.ranks.trace import InjectedFault, checked_purpose
 
 CHECKSUM_NBYTES = 4  # CRC-32
 MESSAGE = "message"  # the collective of what a program sends itself
@@ -48,7 +50,6 @@ KINDS = {  # by kind: the words that describe it
     "repeated": _LINK, "reordered": _LINK, "dies": _CALL, "slow": ("rank", "to", "factor"),
     "disk_full": (*_WHEN, "nbytes"), "torn_write": (*_WHEN, "nbytes")}
 OF_SENDER, OF_LINK = ("nan", "inf"), ("bitflip", "repeated", "reordered")
-OF_DISK = ("disk_full", "torn_write")
 
 
 class FaultError(RuntimeError):
@@ -62,6 +63,10 @@ class RankDied(FaultError):
         super().__init__(f"rank {rank} died in step {step}, as the plan of faults asked; go on from a checkpoint "
                          "without it")
         self.rank, self.step = rank, step
+
+
+class _LostError(Exception):
+    """A message of a collective is lost."""
 
 
 class ChecksumError(FaultError):
@@ -101,49 +106,53 @@ class Fault:
         Raises ValueError for words that there are not, or that the kind does not take.
         """
         words = [word.strip() for word in text.split(",")]
-        kinds, given = [word for word in words if "=" not in word], dict[str, Any]()
-        if len(kinds) != 1 or not any(word.startswith("rank=") for word in words):
+        kinds = [word for word in words if "=" not in word]
+        given = [word.partition("=")[::2] for word in words if "=" in word]
+        names = [name for name, _ in given]
+        if len(kinds) != 1 or "rank" not in names:
             raise ValueError(f"the fault {text!r} must name one kind of {', '.join(KINDS)}, and a rank; write it as "
                              "'rank=2,step=40,bitflip'")
         if (kind := kinds[0]) not in KINDS:
             raise unknown_name(f"no fault is called {kind!r}", kind, tuple(KINDS))
-        for name, _, value in (word.partition("=") for word in words if "=" in word):
-            if name not in KINDS[kind] or name in given:
+        for name, value in given:
+            if name not in KINDS[kind] or names.count(name) > 1:
                 raise unknown_name(f"the fault {text!r} says {name!r}, which {kind} does not take, or twice", name,
                                    KINDS[kind])
-            if name == "collective" and value not in COLLECTIVES and not value.isdecimal():
+            if name == "purpose":
+                checked_purpose(value)
+            elif name == "collective" and value not in COLLECTIVES and not value.isdecimal():
                 raise unknown_name(f"no collective is called {value!r}", value, COLLECTIVES)
-            if name not in ("collective", "purpose") and not value.isdecimal():
+            elif name != "collective" and not value.isdecimal():
                 raise ValueError(f"the fault {text!r}: {name}={value!r} must be a whole number, 0 or more")
-            given[name] = int(value) if value.isdecimal() else value
-        checked_purpose(given.get("purpose", "unspecified"))
-        return cls(",".join(words), kind, **given)
+        return cls(",".join(words), kind, **{name: int(value) if value.isdecimal() else value
+                                             for name, value in given})  # type: ignore[arg-type]
 
     def meets(self, rank: int, step: int, call: Call | None, hop: Hop | None) -> bool:
         """True at what the rank does in a training step: in a call, or (None) outside of one, and with a message."""
-        asked: list[tuple[Any, Any]] = [
-            (self.rank, {rank}), (self.step, {step}), (self.purpose, {call and call.purpose}),
-            (self.collective, {call.operation, call.number} if call else {MESSAGE})]
-        asked += [(self.to, {hop.destination}), (self.hop, {hop.step}), (self.chunk, hop.chunks)] if hop else []
+        calls: Collection[Any] = (call.operation, call.number) if call else (MESSAGE,)
+        asked: list[tuple[Any, Collection[Any]]] = [
+            (self.rank, [rank]), (self.step, [step]), (self.purpose, [call and call.purpose]), (self.collective, calls),
+            (self.to, [hop and hop.destination]), (self.hop, [hop and hop.step]),
+            (self.chunk, hop.chunks if hop else ())]
         return all(one is None or one in found for one, found in asked)
 
     def changed(self, out: Array, before: Array | None) -> Array | None:
-        """What arrives in place of ``out`` (n,), a copy; None where it cannot strike, or would change no byte."""
-        made, itemsize = out.reshape(-1).copy(), out.dtype.itemsize
+        """What arrives in place of ``out`` (n,), a copy; None where it cannot strike, or would change no byte.
+        ``before`` is the message before on its link."""
+        made, bits = out.reshape(-1).copy(), 8 * out.dtype.itemsize
         if self.kind == "repeated":
             made = made if before is None or before.nbytes != made.nbytes else before.view(made.dtype)
         elif self.kind == "reordered":
             made = np.roll(made, len(made) // 2)
-        elif self.element >= len(made) or (not is_floating(out.dtype) if self.kind in OF_SENDER else itemsize > 8):
+        elif self.element >= len(made) or (not is_floating(out.dtype) if self.kind in OF_SENDER else bits > 64):
             return None
-        elif self.kind == "bitflip":
-            bit = 8 * itemsize - 2 if self.bit is None else self.bit
-            if bit >= 8 * itemsize:
-                raise ValueError(f"asked to flip bit {bit} of {out.dtype}, whose bits are 0 to {8 * itemsize - 1}; "
-                                 "take one of these")
-            made.view(f"u{itemsize}")[self.element] ^= np.array(1 << bit, f"u{itemsize}")
-        else:
+        elif self.kind in OF_SENDER:
             made[self.element] = float(self.kind)
+        elif (bit := bits - 2 if self.bit is None else self.bit) < bits:
+            made.view(f"u{bits // 8}")[self.element] ^= np.array(1 << bit, f"u{bits // 8}")
+        else:
+            raise ValueError(f"asked to flip bit {bit} of {out.dtype}, whose bits are 0 to {bits - 1}; take one of "
+                             "these")
         return None if as_bytes(made).tobytes() == as_bytes(out).tobytes() else made
 
 
@@ -156,7 +165,7 @@ class FaultPlan:
 
     def __init__(self, *texts: str) -> None:
         self.faults = tuple(map(Fault.of, texts))
-        self.waiting, self.struck = list(self.faults), list[Struck]()
+        self.waiting, self.struck = list(self.faults), list[InjectedFault]()
 
 
 Plan = FaultPlan  # as one calls it: zs.faults.Plan
@@ -170,36 +179,36 @@ class FaultyTransport(InProcess):
     travels with the message as 4 bytes more, which are counted.
     """
 
-    def __init__(self, states: Sequence[RankState], plan: FaultPlan, checksums: bool) -> None:
-        self.states, self.plan, self.checksums = states, plan, checksums
-        for fault in plan.waiting:
+    def __init__(self, states: Sequence[RankState], faults: FaultPlan | str | None, checksums: bool) -> None:
+        self.plan = faults if isinstance(faults, FaultPlan) else FaultPlan(*(() if faults is None else (faults,)))
+        self.states, self.checksums = states, checksums
+        for fault in self.plan.waiting:
             if (most := max(fault.rank, fault.to or 0)) >= len(states):
                 raise ValueError(f"the fault {fault.text!r} names rank {most}, and the ranks are 0 to "
                                  f"{len(states) - 1}")
 
     def begin(self, options: RunOptions) -> None:
         super().begin(replace(options, hop_by_hop=True))
-        self.failed, self.lost, self.first = False, 0, len(self.plan.struck)
+        self.failed, self.first = False, len(self.plan.struck)
         self.dead: dict[int, RankDied] = {}
         self.numbers: Counter[tuple[int, ...]] = Counter()  # of messages, by link
-        self.latest: dict[tuple[int, ...], tuple[Array, int]] = {}  # of them, by link: the latest, and its checksum
-        self.written: Counter[Fault] = Counter()
+        self.latest: dict[tuple[int, ...], Array] = {}  # of them, by link, where one is to come again
+        self.written: Counter[tuple[int, int]] = Counter()  # bytes, by rank and training step
         self.late = {fault.rank for fault in self.plan.faults if fault.kind == "slow" and fault.to is None}
-        self.files, self.repeats = (any(fault.kind in kinds for fault in self.plan.waiting)
-                                    for kinds in (OF_DISK, ("repeated",)))
+        self.repeats = any(fault.kind == "repeated" for fault in self.plan.waiting)
 
-    def due(self, kinds: Sequence[str], rank: int, call: Call | None = None, hop: Hop | None = None) -> list[Fault]:
-        """The faults of these kinds that have not struck, and may at what the rank does now."""
-        step = self.states[rank].trace.steps_begun
-        return [fault for fault in self.plan.waiting if fault.kind in kinds and fault.meets(rank, step, call, hop)]
-
-    def strike(self, fault: Fault, call: Call | None = None, hop: Hop | None = None, nbytes: int = 0) -> None:
-        """The fault has struck."""
-        trace = self.states[fault.rank].trace
-        row = Struck(fault.text, fault.rank, trace.steps_begun, call, hop, nbytes)
-        self.plan.waiting.remove(fault)
-        self.plan.struck.append(row)
-        trace.add(row)
+    def strike(self, kinds: Sequence[str], rank: int, call: Call | None = None, hop: Hop | None = None,
+               can: Callable[[Fault], bool] = lambda fault: True) -> Fault | None:
+        """The first fault of these kinds that is due at what the rank does now, and ``can`` strike: it has struck."""
+        trace = self.states[rank].trace
+        for fault in self.plan.waiting:
+            if fault.kind in kinds and fault.meets(rank, trace.steps_begun, call, hop) and can(fault):
+                row = InjectedFault(fault.text, rank, trace.steps_begun, call, hop, hop.nbytes if hop else fault.nbytes)
+                self.plan.waiting.remove(fault)
+                self.plan.struck.append(row)
+                trace.add(row)
+                return fault
+        return None
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -207,104 +216,84 @@ class FaultyTransport(InProcess):
         for delivery in step:
             source, to = link = tuple(key[0][place] for place in (delivery.hop.source, delivery.hop.destination))
             hop = replace(delivery.hop, source=source, destination=to)
-            sent: Any = delivery.sent  # in one process both ends of a message are there
-            out: Any = delivery.out
+            out: Any = delivery.out  # in one process both ends of a message are there
             self.numbers[link] += 1
-            if self._strike_first(("lost",), call, hop):
-                self.lost += 1
+            if self.strike(("lost",), source, call, hop):
+                if call:
+                    raise _LostError
                 yield delivery._replace(out=None)
                 continue
-            copy_elements(sent, out)
-            self._strike_first(("slow",), call, hop)
-            self._strike_first(OF_SENDER, call, hop, out)
-            expected = self._checksum(out, link)
-            latest = self.latest.get(link, (None, 0))
+            copy_elements(delivery.sent, out)
+            self.strike(("slow",), source, call, hop)
+            self._change(OF_SENDER, out, call, hop)
+            expected, latest = self._checksum(out, link), self.latest.get(link)
             if self.repeats:
-                self.latest[link] = sent.reshape(-1).copy(), expected
-            repeated = self._strike_first(OF_LINK, call, hop, out, latest[0]) == "repeated"
+                self.latest[link] = out.reshape(-1).copy()
+            fault = self._change(OF_LINK, out, call, hop, latest)
             if self.checksums:
-                self._check(latest[1] if repeated else expected, self._checksum(out, link), call, hop)
+                if fault and fault.kind == "repeated":  # its checksum comes again with it
+                    expected = self._checksum(out, link, before=1)
+                if expected != (found := self._checksum(out, link)):
+                    raise ChecksumError(
+                        f"{InjectedFault.place(call, hop)}, was sent with the checksum {expected:08x}, and what "
+                        f"arrived has {found:08x}: it was changed, repeated or put in another order on its way. "
+                        "Nothing of it is used; go on from a checkpoint, and look at that link")
                 delivery = delivery._replace(hop=replace(delivery.hop, nbytes=hop.nbytes + CHECKSUM_NBYTES))
             yield delivery
 
-    def _strike_first(self, kinds: Sequence[str], call: Call | None, hop: Hop, out: Array | None = None,
-                      latest: Array | None = None) -> str:
-        """Lets the first fault of these kinds that can strike a message do so; its kind, or nothing. ``latest`` is the
-        message before on the link."""
-        for fault in self.due(kinds, hop.source, call, hop):
-            if out is not None:
-                if (made := fault.changed(out, latest)) is None:
-                    continue
+    def _change(self, kinds: Sequence[str], out: Array, call: Call | None, hop: Hop,
+                latest: Array | None = None) -> Fault | None:
+        def can(fault: Fault) -> bool:
+            if (made := fault.changed(out, latest)) is not None:
                 out[...] = made.reshape(out.shape)
-            self.strike(fault, call, hop, hop.nbytes)
-            return fault.kind
-        return ""
+            return made is not None
 
-    def _checksum(self, out: Array, link: tuple[int, ...]) -> int:
-        return crc32(as_bytes(out).data, crc32(f"{link} {self.numbers[link]}".encode())) if self.checksums else 0
+        return self.strike(kinds, hop.source, call, hop, can)
 
-    def _check(self, expected: int, found: int, call: Call | None, hop: Hop) -> None:
-        if expected != found:
-            raise ChecksumError(
-                f"{Struck.place(call, hop)}, was sent with the checksum {expected:08x}, and what arrived has "
-                f"{found:08x}: it was changed, repeated or put in another order on its way. Nothing of it is used; go "
-                "on from a checkpoint, and look at that link")
+    def _checksum(self, out: Array, link: tuple[int, ...], before: int = 0) -> int:
+        return crc32(as_bytes(out).data, crc32(f"{link} {self.numbers[link] - before}".encode())) * self.checksums
 
     def collective(self, parts: Sequence[PendingCall]) -> Deliveries:
         """A call of which a message is lost ends on no rank."""
-        lost = self.lost
-        for delivery in super().collective(parts):
-            yield delivery
-            if self.lost > lost:
-                return
-
-    def message(self, key: GroupKey, step: Sequence[Delivery], ends: Mapping[int, PendingExchange]) -> Deliveries:
-        for delivery in super().message(key, step, ends):
-            if delivery is not None and self.checksums:
-                ends[delivery.hop.source].count(CHECKSUM_NBYTES)
-            yield delivery
+        with suppress(_LostError):
+            yield from super().collective(parts)
 
     def seen(self, key: GroupKey, delivery: Delivery) -> Array:
         return np.empty(0) if delivery.out is None else super().seen(key, delivery)
 
-    # -- ranks --------------------------------------------------------------------------------------------------------
+    # -- ranks and their files ----------------------------------------------------------------------------------------
 
     def issued(self, rank: int, me: Pending) -> None:
         call = me.call if isinstance(me, PendingCall) else None
-        for fault in self.due(("dies", "slow"), rank, call):
-            if fault.to is None:  # else a link is slow
-                self.strike(fault, call)
-            if fault.kind == "dies":
-                self.dead[rank] = RankDied(rank, self.states[rank].trace.steps_begun)
+        self.strike(("slow",), rank, call)
+        if self.strike(("dies",), rank, call):
+            self.dead[rank] = RankDied(rank, self.states[rank].trace.steps_begun)
         if rank in self.dead:  # also where the program has caught it, and asks again
             raise self.dead[rank]
-        if self.files:  # in the rank's own context: what it writes from here on
-            WRITER.set(partial(self._writer, rank))
+        WRITER.set(partial(self._write, rank))  # in the rank's own context: what it writes from here on
 
-    # -- files --------------------------------------------------------------------------------------------------------
+    def _write(self, rank: int, file: Any, block: memoryview) -> int:
+        moment = rank, self.states[rank].trace.steps_begun
+        before = self.written[moment]
+        self.written[moment] += len(block)
 
-    def _writer(self, rank: int, file: Any) -> Callable[[memoryview], int]:
-        def write(block: memoryview) -> int:
-            for fault in self.due(OF_DISK, rank)[:1]:
-                room = max(0, fault.nbytes - self.written[fault])
-                self.written[fault] += len(block)
-                kept = bytes(block[:room])
-                if fault.kind == "disk_full" and room < len(block):
-                    file.write(kept)
-                    self.strike(fault, nbytes=fault.nbytes)
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                if fault.kind == "torn_write" and (torn := kept.ljust(len(block), b"\0")) != block:
-                    self.strike(fault, nbytes=fault.nbytes)
-                    block = memoryview(torn)
-            return int(file.write(block))
+        def kept(fault: Fault) -> bytes:
+            return bytes(block[:max(0, fault.nbytes - before)])
 
-        return write
+        if fault := self.strike(("disk_full",), rank, can=lambda fault: kept(fault) != block):
+            file.write(kept(fault))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if fault := self.strike(("torn_write",), rank, can=lambda fault: kept(fault).ljust(len(block), b"\0") != block):
+            block = memoryview(kept(fault).ljust(len(block), b"\0"))
+        return int(file.write(block))
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
-    def explain(self, error: BaseException) -> None:
-        """Says in notes which faults of the plan have struck in the run that failed."""
+    def abort(self) -> None:
+        """Says in notes which faults of the plan have struck in the run that fails."""
         self.failed = True
+        error = sys.exception()
+        assert error is not None, "a run is given up where an exception is handled"
         for row in self.plan.struck[self.first:]:
             add_note(error, f"injected: {row}")
 
@@ -319,11 +308,3 @@ class FaultyTransport(InProcess):
             raise NotStruckError(f"the run has ended, and {' and '.join(repr(one.text) for one in self.plan.waiting)} "
                                  "never struck: no step, collective, hop or chunk was so, or no byte would have "
                                  "changed; name one that the trace has, or leave it out")
-
-
-def transport_of(states: Sequence[RankState], faults: FaultPlan | str | None, *, checksums: bool) -> InProcess:
-    """What moves messages in one process: plain, or with faults and checksums. Raises ValueError as `Fault.of` does."""
-    if faults is None and not checksums:
-        return InProcess()
-    plan = faults if isinstance(faults, FaultPlan) else FaultPlan() if faults is None else FaultPlan(faults)
-    return FaultyTransport(states, plan, checksums)

@@ -155,9 +155,6 @@ class Transport:
     def abort(self) -> None:
         """The run has failed: gives up what has not moved yet, before the ranks are unwound."""
 
-    def explain(self, error: BaseException) -> None:
-        """Adds to what a run has failed with what is known of it here."""
-
     def drain(self) -> bool:
         """After a failure: takes and forgets what still arrives; True when nothing of these ranks' is under way."""
         return True
@@ -190,7 +187,7 @@ class Transport:
         for delivery in self.move(key, step):
             if delivery is not None:
                 if delivery.sent is not None:
-                    ends[delivery.hop.source].sent()
+                    ends[delivery.hop.source].sent(delivery.hop.nbytes)
                 if delivery.out is not None:
                     ends[delivery.hop.destination].received()
             yield delivery
@@ -346,9 +343,8 @@ class Hub(Backend):
             if not all(g.dead for g in self.greenlets):
                 raise DeadlockError(deadlock_text([self._position(rank, me) for rank, me in enumerate(self.waiting)]))
             self.synchronize()
-        except BaseException as error:
+        except BaseException:
             self.transport.abort()
-            self.transport.explain(error)
             raise
         finally:
             self._unwind()

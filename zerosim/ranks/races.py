@@ -30,7 +30,7 @@ from zerosim.ranks.rank import Rank
 from zerosim.ranks.schedules import Choose, Chosen, Redundant, Search, as_text
 
 SHOWN, SHOWN_RACES = 240, 3  # characters of a schedule and of what it returns; races in a report
-SIGNALS = 0xFF, 0x5A  # each byte of what has not arrived: NaN in all floats, -1 in integers; and neither of them
+SIGNALS = 0xFF, 0x5A, 0x00  # each byte of what has not arrived: NaN or -1; neither; what is false
 NOT_TRACED = (PACKAGE, "<frozen", "<string>", "<__array", *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib")))
 
 
@@ -44,12 +44,12 @@ class InFlight:
     array: Array
     found: bytes = b""
 
-    def race(self, by: int, deed: Literal["wrote to", "read"], at: str) -> "Race":
-        """A deed of the rank ``by`` that has to come after the wait."""
+    def race(self, by: int, did: Literal["wrote to", "read"], at: str) -> "Race":
+        """The race of the rank ``by``, which did before the wait what has to come after it."""
         why = "is still sent" if self.role == "input" else "may have arrived, or not"
         whose = f"rank {self.rank}'s " * (self.rank != by)
-        return (by, f"{deed} the {self.role} {self.array.shape} of {whose}{self.me.describe()}\n  issued at "
-                f"{self.me.where}\n  {deed.replace('wrote', 'written')} at {at}\n  until wait() it {why}: wait first, "
+        return (by, f"{did} the {self.role} {self.array.shape} of {whose}{self.me.describe()}\n  issued at "
+                f"{self.me.where}\n  {did.replace('wrote', 'written')} at {at}\n  until wait() it {why}: wait first, "
                 "or take other memory")
 
 
@@ -203,7 +203,7 @@ class Exploration:
     """A program in ``schedules`` orders of turns, and what was found.
 
     ``complete`` says that these stand for all legal orders. ``outcomes`` are the runs that ended differently, each in
-    its shortest schedule: a right program has one. ``races`` have their rank, and their text.
+    its shortest schedule: a correct program has one. ``races`` have their rank, and their text.
     """
 
     program: RankProgram = field(repr=False)
@@ -225,11 +225,10 @@ class Exploration:
             return result
 
         cluster, before = WatchedCluster(self.ranks, Chosen(choose), signal=signal, traced=traced), sys.gettrace()
+        args = deepcopy(self.args)
         try:
-            returned: Any = list(cluster.run(body, *deepcopy(self.args)))
+            returned: Any = list(cluster.run(body, *args))
             fingerprint, rows = sha256(returned), [trace.rows for trace in cluster.trace]
-        except Redundant:
-            raise
         except Exception as error:
             returned, fingerprint, rows = error, f"{type(error).__name__}: {text_of(error)}", []
         finally:
@@ -275,14 +274,14 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
     """Runs ``program(rank, *args)`` in many legal orders of ranks and of asynchronous collectives, and looks for races.
 
     ``orders`` are so many schedules drawn by ``seed``; or, of a small program, every one, "all", or "reduced" to one of
-    those that differ by turns that commute; no more than ``at_most``. Results and traces must be the same in all. Turns
+    those that differ by turns that commute, ``at_most`` so many. Results and traces must be the same in all. Turns
     of two ranks commute if they share nothing but what they send: what they share in this process, as a list among
     ``args``, needs a number or "all". Each run gets a copy of ``args``. What is written and put back within one turn is
     not seen, nor what is read and changes nothing that the program has in its hands.
 
     Raises RaceError that says which rank wrote to a buffer in flight, read a result too early or never waited, and
-    where; or which two schedules end differently, and the first line in which they part. Raises what the program raises
-    in the plain order where that is no race, and ValueError where it does not repeat itself.
+    where; or which two schedules end differently, and the first line in which they differ. Raises what the program
+    raises in the plain order where that is no race, and ValueError where it does not repeat itself.
 
     >>> import numpy as np
     >>> def program(rank):
@@ -296,7 +295,8 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
     if orders not in ("reduced", "all"):
         require_count("orders", orders, 1, "'reduced', 'all' or a number of schedules")
     found = Exploration(program, args, ranks)
-    plain, same, stale = (found.run(lambda order, turns: turns[0], signal=SIGNALS[at]) for at in (0, 0, 1))
+    plain, same, *stale = (found.run(lambda order, turns: turns[0], signal=signal)
+                           for signal in (SIGNALS[0], *SIGNALS))
     if plain != same:
         raise ValueError("the program does not repeat itself in the same order: seed what it draws, and hand over what "
                          "it changes as an argument, of which each run gets a copy")
@@ -304,10 +304,10 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
         raise plain.returned
     if plain.hub.races:
         found.races += found.again(plain).races
-    if plain != stale:
-        found.races += _read_early(_parting(found.again(plain), found.again(stale)))
+    if early := [one for one in stale if one != plain]:
+        found.races += _read_early(*_first_difference(found.again(plain), found.again(early[0])))
     chance, search = random.Random(seed), Search(reduced=orders == "reduced", messages=plain.order.messages)
-    drawn, most = isinstance(orders, int), orders if isinstance(orders, int) else at_most
+    drawn, most = not isinstance(orders, str), at_most if isinstance(orders, str) else orders
     while not found.complete and found.schedules < most:
         with suppress(Redundant):
             found.take(found.run((lambda _, turns: chance.choice(turns)) if drawn else search.choose))
@@ -315,7 +315,10 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
     if racing := [one for one in found.outcomes if one.hub.races]:
         found.races += found.again(racing[0]).races
     if len(found.outcomes) > 1:
-        found.difference = _difference(found, *sorted(found.outcomes, key=_shortest)[:2])
+        two = sorted(found.outcomes, key=_shortest)[:2]
+        _, place = _first_difference(*map(found.again, two))
+        found.difference = "\n".join(["the end depends on the order of turns. Two schedules that differ:",
+                                      *map(str, two), f"they differ first {place}"])
     if found.races or found.difference:
         raise RaceError(found)
     return found
@@ -326,38 +329,23 @@ def _shortest(outcome: RunOutcome) -> tuple[bool, int]:
     return not outcome.hub.races, len(as_text(outcome.order.turns))
 
 
-Parting = tuple[LineSeen, list[str]] | None
-
-
-def _parting(one: WatchedHub, other: WatchedHub) -> Parting:
-    """The first moment at which a rank saw or did something else in one run than in the other, and the names of what;
-    None where no line shows it."""
+def _first_difference(one: WatchedHub, other: WatchedHub) -> tuple[LineSeen | None, str]:
+    """The first moment at which a rank saw or did something else in one run than in the other, and its place in words;
+    None where no line of the program's own shows it."""
     theirs = {mine.rank: iter([its for its in other.history if its.rank == mine.rank]) for mine in one.history}
     for mine in one.history:
         its = next(theirs[mine.rank], None)
         if its is None or mine[:4] != its[:4]:
-            return mine, [name for name, value in mine.seen.items() if its and its.seen.get(name) != value]
-    return None
+            names = [name for name, value in mine.seen.items() if its and its.seen.get(name) != value]
+            return mine, f"in rank {mine.rank}, at {mine.line}" + f": {', '.join(names)} differs" * bool(names)
+    if len(other.history) > len(one.history):
+        return _first_difference(other, one)
+    return None, "where no line of the program's own shows it"
 
 
-def _read_early(parting: Parting) -> list[Race]:
-    """The race of two runs in one order that part where different bytes hide what has not arrived."""
-    if parting is None or not parting[0].results:
-        rank = parting[0].rank if parting else 0
-        return [(rank, f"has what was read before its wait(), {_where(parting)}\n  wait first, on whatever it is from")]
-    moment, _ = parting
-    return [one.race(moment.rank, "read", moment.line) for one in moment.results]
-
-
-def _where(parting: Parting) -> str:
-    if parting is None:
-        return "where no line of the program's own shows it"
-    moment, names = parting
-    return f"in rank {moment.rank}, at {moment.line}" + f": {', '.join(names)} differs" * bool(names)
-
-
-def _difference(found: Exploration, *two: RunOutcome) -> str:
-    """The text about two schedules that end differently."""
-    one, other = map(found.again, two)
-    return "\n".join(["the end depends on the order of turns. Two schedules that differ:", *map(str, two),
-                      f"they part {_where(_parting(one, other) or _parting(other, one))}"])
+def _read_early(moment: LineSeen | None, place: str) -> list[Race]:
+    """The races of a rank that at this moment has what depends on the bytes that hide results."""
+    if moment and moment.results:
+        return [one.race(moment.rank, "read", moment.line) for one in moment.results]
+    return [(moment.rank if moment else 0,
+             f"has what was read before its wait(), {place}\n  wait first, on whatever it is from")]

@@ -1,8 +1,8 @@
 """Other orders of turns than the hub's plain one: seeded, and each legal order of a small program.
 
-A *turn* is a rank's way to where it next waits, issues something asynchronous or has sent a message; or the carrying
-out, as one, of a collective that all of its group have issued: as soon as it is issued, as late as somebody waits for
-it, or at any turn between. A *schedule* is a list of turns.
+A rank's *turn* ends where the rank waits, issues something asynchronous or has sent a message. A collective is carried
+out in one turn of its own, when all of its group have issued it: at once, as late as somebody waits for it, or between.
+A *schedule* is a list of turns.
 
 Two turns commute when no rank takes part in both: in a rank's turn that rank and those that it sends to or receives
 from; in a collective the ranks of its group. This holds as long as ranks share nothing but what they send. Schedules
@@ -30,7 +30,7 @@ class Seeded:
 
     def collective_next(self, due: deque[list[PendingCall]], ready: deque[int]) -> bool:
         """True where the first of the collectives that are due has the next turn, False where the first of the ranks
-        has, of which one may be put first here; one of the two is not empty."""
+        has, which is chosen here; one of the two is not empty."""
         if due and (not ready or self.chance.random() < 0.5):
             return True
         ready.rotate(self.chance.randrange(len(ready)))
@@ -40,8 +40,9 @@ class Seeded:
 Turn = int | tuple[GroupKey, int, str]  # a rank's; or that of a collective, by group, number and operation
 
 
-class Redundant(Exception):
-    """A schedule that ends like another one, which is taken: raised between two turns, where no program is."""
+class Redundant(BaseException):
+    """A schedule that ends like another one, which is taken: raised between two turns, where no program is, and no
+    error of one."""
 
 
 class Chosen:
@@ -56,7 +57,8 @@ class Chosen:
         self.in_flight = Counter[int]()  # by rank: collectives that it has issued, and that are not carried out
 
     def is_alone(self, turn: Turn, turns: Sequence[Turn]) -> bool:
-        """True where nothing that may come before this turn involves its ranks, as long as nobody sends messages."""
+        """True where nothing that may come before this turn involves its ranks, as long as nobody sends messages: a
+        persistent set of one turn, in Godefroid's words."""
         if isinstance(turn, int):
             return not self.in_flight[turn]
         return all(self.in_flight[rank] == 1 and rank not in turns for rank in turn[0][0])
@@ -87,7 +89,7 @@ Choose = Callable[[Chosen, Sequence[Turn]], Turn]
 
 
 @dataclass(slots=True)
-class Fork:
+class Choice:
     """A place in a schedule: the turns still to be taken there, of which the first is, and those that need not be, with
     their members: what begins with them has been seen, from here or before turns that commute with them."""
 
@@ -103,7 +105,7 @@ class Search:
 
     def __init__(self, *, reduced: bool, messages: bool) -> None:
         self.reduced, self.messages = reduced, messages
-        self.path: list[Fork] = []
+        self.path: list[Choice] = []
         self.order = Chosen(self.choose)  # of the run under way
 
     def choose(self, order: Chosen, turns: Sequence[Turn]) -> Turn:
@@ -116,15 +118,15 @@ class Search:
             if not awake:
                 raise Redundant
             alone = [turn for turn in awake if self.reduced and not self.messages and order.is_alone(turn, turns)]
-            self.path.append(Fork(alone[:1] or awake, asleep))
+            self.path.append(Choice(alone[:1] or awake, asleep))
         return self.path[at].awake[0]
 
     def back(self) -> bool:
         """Goes back, after a run, to the last place with a turn to try; False where there is none."""
         while self.path:
-            fork = self.path[-1]
-            fork.asleep[fork.awake.pop(0)] = self.order.members[len(self.path) - 1]
-            if fork.awake:
+            choice = self.path[-1]
+            choice.asleep[choice.awake.pop(0)] = self.order.members[len(self.path) - 1]
+            if choice.awake:
                 return True
             self.path.pop()
         return False

@@ -125,7 +125,7 @@ class SpanEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Struck:
+class InjectedFault:
     """A fault that `ranks.faults` has injected: its text; the rank, the training step (0: before the first), the call
     and the message that it struck, whose ranks are the cluster's; and the bytes of the message, or of files.
     """
@@ -161,7 +161,8 @@ class StepBegin:
     held: dict[str, int]
 
 
-Row = Collective | Message | Issue | Wait | Held | Compute | Transfer | TransferWait | SpanBegin | SpanEnd | Struck
+Row = (Collective | Message | Issue | Wait | Held | Compute | Transfer | TransferWait | SpanBegin | SpanEnd
+       | InjectedFault)
 
 
 @dataclass(frozen=True, slots=True)

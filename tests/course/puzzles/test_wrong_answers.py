@@ -247,6 +247,7 @@ WRONG = {
          ("rank.all_gather(flag)", "flag")),
         ("^On N=4 (n=3, NaN on one rank) rank 0 did not skip, although one rank has inf or NaN: element ",
          ("not np.isfinite(gradient).all()", "np.isinf(gradient).any()")),
+        ("^On N=5 (n=13, inf on two ranks) rank 0 did not skip, ", ("flags.any()", "flags.sum() == 1")),
         ("^On N=4 (n=4, all finite) rank 0 skipped, although nothing overflowed: ", ("if flags.any():", "if True:")),
         ("skipped, but left the scale as it was: ", ("return weights, scale / 2, True", "return weights, scale, True")),
     ],

@@ -22,8 +22,8 @@ _OPEN = threading.Lock()
 @dataclass(frozen=True)
 class Exhibit:
     """One bug. ``threads`` are links, ``seen`` what one saw there, ``here`` how zerosim shows it, ``invariant`` the
-    name of the check that finds it, ``run`` the settings of the run that shows it, ``draws`` what its picture shows of
-    it, ``unread`` what of the threads could not be read."""
+    name of the check that finds it, ``run`` the settings of the run that shows it, ``patches`` the lines of zerosim
+    that it changes, ``draws`` what its picture shows of that run, ``unread`` what of the threads could not be read."""
 
     name: str
     title: str
@@ -35,7 +35,7 @@ class Exhibit:
     here: str
     invariant: str
     run: Mapping[str, Any]
-    patch: Sequence[Mapping[str, str]]
+    patches: Sequence[Patch]
     draws: str = "changes of weights"
     unread: str = ""
 
@@ -43,11 +43,6 @@ class Exhibit:
     def setting(self) -> Setting:
         """The training that shows it."""
         return Setting(**self.run)
-
-    @property
-    def patches(self) -> list[Patch]:
-        """The changes of functions that it is made of."""
-        return [Patch(**row) for row in self.patch]
 
     @contextmanager
     def open(self) -> Iterator[Self]:
@@ -69,4 +64,5 @@ class Exhibit:
 def exhibits() -> Mapping[str, Exhibit]:
     """All of them by name, in the order of the museum."""
     rows = tomllib.loads(files(__package__).joinpath("exhibits.toml").read_text("utf-8"))
-    return MappingProxyType({name: Exhibit(name, **row) for name, row in rows.items()})
+    return MappingProxyType({name: Exhibit(name, patches=[Patch(**lines) for lines in row.pop("patch")], **row)
+                             for name, row in rows.items()})

@@ -14,7 +14,7 @@ from zerosim.ranks.rank import Rank
 
 LEARNING_RATE, DECAY, SCALE = 0.1, 0.9, 1024.0
 LAMB_RATE, BIAS, PADDING = 0.01, 3, 7777.0
-# Odd lengths overflow: n = 1 modulo 4 with inf, 3 with NaN. The last ranks may own nothing.
+# Odd lengths overflow: n = 1 modulo 4 with inf, 3 with NaN, 5 modulo 8 at both ends. The last ranks may own nothing.
 OVERFLOW_SIZES = {4: (9, 4, 3, 8), 1: (6, 5), 2: (1, 6), 3: (7, 2), 5: (13, 4), 8: (5, 18)}
 
 
@@ -188,7 +188,7 @@ def lamb(ranks: int, length: int) -> Case:
 
 
 def overflow(ranks: int, length: int) -> Case:
-    """A sharded step on N ranks, in which one element overflows where n is odd, and every rank must skip.
+    """A sharded step on N ranks, in which one element or two overflow where n is odd, and every rank must skip.
 
     Source: Micikevicius et al. 2018 (mixed precision), section 3.2; Rajbhandari et al. 2020 (ZeRO), section 5.
     """
@@ -196,7 +196,7 @@ def overflow(ranks: int, length: int) -> Case:
     gradient = gradient * np.float32(SCALE)
     skipped = bool(length % 2)
     if skipped:
-        gradient[2 * length // 3] = np.inf if length % 4 == 1 else np.nan
+        gradient[[0, -1] if length % 8 == 5 else 2 * length // 3] = np.inf if length % 4 == 1 else np.nan
     gradients, shards = chunks(gradient, ranks), chunks(weights, ranks)
 
     def arguments(rank: Rank) -> tuple[Any, ...]:
@@ -211,7 +211,8 @@ def overflow(ranks: int, length: int) -> Case:
 
     bad = [not np.isfinite(g).all() for g in gradients]
     gather, chunk = traffic("all_gather", ranks, ranks, 1), -(-length // ranks)
-    found = {1: "inf on one rank", 3: "NaN on one rank"}.get(length % 4, "all finite")
+    where = "two ranks" if sum(bad) == 2 else "one rank"
+    found = {1: f"inf on {where}", 3: f"NaN on {where}"}.get(length % 4, "all finite")
     return Case(
         ranks, f"n={length}, {found}", arguments, outcome([skipped] * ranks),
         8 * chunk + 1 + ranks, [gather], least_sent_nbytes=2 * (ranks - 1),

@@ -8,6 +8,7 @@ from zerosim import optim
 
 torch = pytest.importorskip("torch", reason="PyTorch is an optional peer, and not installed here")
 
+pytestmark = pytest.mark.peer
 STEPS = 10
 # Both compute in fp32, in other orders: some dozen roundings of 6e-8 a step, on updates of 0.1 to 1, ten steps.
 BOUND = 2e-5
