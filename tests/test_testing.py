@@ -6,6 +6,7 @@ import sys
 import tomllib
 import tracemalloc
 from functools import partial, reduce
+from itertools import repeat
 
 import numpy as np
 import pytest
@@ -126,6 +127,11 @@ def test_a_long_report_is_cut_with_what_was_left_out():
     for call, said in ((lambda: check_sharded(print, SGD, ranks=()), "numbers of ranks, 1 or more, found ranks="),
                        (lambda: check_sharded(print, zs.optim.Adam), "found <class .*; write zs.optim.Adam")):
         assert_refused(call, said)
+    assert_refused(lambda: check_sharded(lambda rank, weights, gradients: repeat(weights), SGD), literally(
+        "rank 0 has the weights after 2 steps, expected after 1; return, or yield"), AssertionError)
+    with pytest.raises(TypeError) as raised:
+        check_sharded(lambda rank, weights, gradients: None, SGD)
+    assert "<lambda> on 1 rank, 0 elements, 1 step\nweights: []" in "\n".join(raised.value.__notes__)
 
 
 PLUGIN = {

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
@@ -405,7 +406,7 @@ def check_sharded(program: Program, reference: Optimizer | Callable[[], Update],
     it is another than the ceil cut. ``examples`` cases are drawn, or as many as hypothesis's setting max_examples says.
 
     Raises AssertionError with the smallest case that was found, of the fewest steps, ranks and elements, and the
-    report of `assert_runs_agree`; what the program raises comes through.
+    report of `assert_runs_agree`; what the program raises comes through, with its case as a note.
     """
     __tracebackhide__ = True
     from hypothesis import HealthCheck, Phase, given, settings
@@ -424,8 +425,12 @@ def check_sharded(program: Program, reference: Optimizer | Callable[[], Update],
     def compare(case: DrawnRun) -> None:
         device = device_of(case.weights, case.ranks)
         expected = [device.step(of_all).copy() for of_all in case.gradients]
-        found = Cluster(case.ranks).run(lambda rank: [np.array(after) for after in program(
-            rank, case.weights.copy(), [of_all[rank.index].copy() for of_all in case.gradients])])
+        try:
+            found = Cluster(case.ranks).run(lambda rank: [np.array(after) for after in islice(program(
+                rank, case.weights.copy(), [g[rank.index].copy() for g in case.gradients]), len(expected) + 1)])
+        except Exception as error:
+            error.add_note(f"{name} on {case}\n{case!r}")
+            raise
         try:
             assert_runs_agree(found, expected, f"{name} on {case}", ulps=ulps, scale=scale)
         except AssertionError as error:

@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -161,7 +162,11 @@ CHANGES = {  # of the settings, and what is said
     "a layout": ({"layout": "round"}, "was given layout='round'; choose one of whole, rows, tensors, flat"),
     "tokens": ({"tokens": [[1, 2]]}, "they are 3 lists, one for each rank, of 2 counts, not all 0"),
     "compute": ({"compute": "fp16"}, "after/weights/embed is bfloat16 (3, 4), asked for float16 (3, 4)"),
-    "lr": ({"lr": -1}, "was given lr=-1; lr is a finite number, 0 or more")}
+    "lr": ({"lr": -1}, "was given lr=-1; lr is a finite number, 0 or more"),
+    "fewer micro-batches": ({"micro_batches": 1}, "has gradient/1/embed, of which record.json says nothing: look at"),
+    "an order": ({"order": "rinng"}, "3 ranks of layout flat have no order 'rinng'; choose one of ...mean 'ring'?"),
+    "a step": ({"step": 10**400}, "step is a whole number, from 1 on, below 2^63"),
+    "many tokens": ({"tokens": [[10**400, 1], [1, 1], [1, 1]]}, "tokens are lists of counts")}
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -171,6 +176,34 @@ def test_settings_that_do_not_fit_the_arrays_are_refused_by_their_name(tmp_path,
     changed, said = CHANGES[change]
     (folder / "record.json").write_text(json.dumps(settings | changed))
     assert_refused(lambda: judge(folder), literally(said))
+
+
+RECORDS = {  # another array than the settings ask for, in a record that is an object
+    "a short gradient": lambda of: {"gradients": [[g[:3] for g in of.gradients[0]], *of.gradients[1:]]},
+    "a lost rank": lambda of: {"gradients": of.gradients[:2]}, "no rank": lambda of: {"gradients": []},
+    "one rank's format": lambda of: {"gradients": [*of.gradients[:2], [g.astype(np.float16) for g in of.gradients[2]]]},
+    "ints": lambda of: {"gradients": [[g.astype(int) for g in row] for row in of.gradients]},
+    "a list": lambda of: {"before": of.before | {"m": of.before["m"].tolist()}},
+    "no state": lambda of: {"before": {"master": of.before["master"]}},
+    "fp64": lambda of: {"after": {"master": [x.astype(float) for x in of.after["master"]]}},
+    "an unknown slot": lambda of: {"after": of.after | {"vv": of.after["v"]}},
+    "weights of two ranks": lambda of: {"weights": of.weights[:2]}}
+
+
+@pytest.mark.parametrize("change", RECORDS)
+def test_a_record_that_does_not_fit_its_settings_is_refused(change):
+    record = recorded(*drawn(4))
+    assert_refused(lambda: replace(record, **RECORDS[change](record)),
+                   literally("Record of 3 ranks, 2 micro-batches and 19 elements was given ... asked for"))
+
+
+def test_replicas_that_differ_by_one_bit_after_the_step_do_not_match():
+    record = recorded(*drawn(6, layout="whole"))
+    record.after["v"][2] = np.nextafter(record.after["v"][2], np.float32(9), where=np.arange(N_ELEMENTS) == 6,
+                                        out=record.after["v"][2].copy())
+    found = judge(record)
+    assert not found.matches
+    assert [cause.which for cause in found.causes] == [("v of embed[1, 2] on rank 2 and rank 0",)]
 
 
 def test_ranks_that_had_drifted_apart_before_the_step_are_told_so(tmp_path):

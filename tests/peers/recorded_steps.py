@@ -24,8 +24,24 @@ def record(folder: str, cases: list[tuple[str, str, str]]) -> None:
     for case in cases:
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.ReLU(), torch.nn.Linear(9, 5))
+        model[2].bias.requires_grad_(case[1:] != ("fp32", "right"))  # frozen there
         run = DeepSpeedRun if case[0].startswith("deepspeed") else TorchRun
         run(model, *case).train(Path(folder, "-".join(case)))
+
+
+def refused() -> list[str]:
+    """What is said of optimizers of another rule, and of none."""
+    model, made, said = torch.nn.Linear(2, 2), torch.optim, []
+    rules = [kind(model.parameters(), lr=0.1) for kind in (made.NAdam, made.RMSprop)]
+    rules += [made.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.5), None]
+    rules += [made.AdamW(model.parameters(), maximize=True)]
+    for optimizer in rules:
+        try:
+            with hooks.recorded(model, "nowhere", optimizer):
+                said.append("nothing")
+        except ValueError as error:
+            said.append(str(error))
+    return said
 
 
 class TorchRun:

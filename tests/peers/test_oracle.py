@@ -15,6 +15,16 @@ WHICH = {"no average": "over the 4 ranks", "missing micro-batch": "micro-batch 1
          "clipped by a local norm": "", "wrong epsilon": "0.01, not 0.0001"}
 
 
+REFUSED = ["NAdam, and", "RMSprop, and", "SGD has param groups", "NoneType, and", "AdamW has param groups"]
+
+
+@pytest.mark.slow
+def test_a_step_whose_rule_the_oracle_does_not_know_is_not_recorded():
+    pytest.importorskip("torch")
+    (said,) = launch("tests.peers.recorded_steps:refused", 1)
+    assert [text for text, wanted in zip(said, REFUSED, strict=True) if wanted not in text] == []
+
+
 @pytest.mark.slow
 @pytest.mark.peer
 def test_right_steps_match_in_every_bit_and_each_broken_one_is_named_by_its_mistake(tmp_path, installed):

@@ -2,7 +2,7 @@
 
 Every rank runs the same lines around one step, from before its first forward until after its update:
 
-    with recorded(model, optimizer, "run", clip_norm=1.0):     # of DeepSpeed recorded(engine, "run")
+    with recorded(model, "run", optimizer, clip_norm=1.0):     # of DeepSpeed recorded(engine, "run")
         ...
 
 A hook on every parameter keeps each micro-batch's own gradient, as backward makes it, before any reduction; weights and
@@ -23,6 +23,8 @@ from zerosim.numerics.formats import format_of
 from zerosim.oracle.record import StepSettings, write_rank, write_settings
 
 SLOTS = {"exp_avg": "m", "exp_avg_sq": "v", "momentum_buffer": "buffer"}  # torch's names of state, and the record's
+RULES = {"SGD", "Adam", "AdamW", "DeepSpeedCPUAdam", "FusedAdam"}  # classes of optimizers, or their bases
+OTHER = ("amsgrad", "nesterov", "maximize", "dampening")  # options that make another rule of one
 DEEPSPEED = {1: "flat", 2: "flat", 3: "tensors"}  # whose part of what a rank owns, by stage
 Tensors = Mapping[str, Any]
 
@@ -83,7 +85,7 @@ class DeepSpeedStep(TorchStep):
         """The fp32 masters."""
         from deepspeed.utils import safe_get_full_fp32_param
 
-        return {name: safe_get_full_fp32_param(one) for name, one in self.model.named_parameters()}
+        return {name: safe_get_full_fp32_param(one) for name, one in self.trained()}
 
     def state(self, key: str) -> Tensors:
         """One slot of the optimizer's state; of none there is nothing."""
@@ -91,16 +93,20 @@ class DeepSpeedStep(TorchStep):
 
         if not any(key in state for state in self.optimizer.state.values()):
             return {}
-        return {name: safe_get_full_optimizer_state(one, key) for name, one in self.model.named_parameters()}
+        return {name: safe_get_full_optimizer_state(one, key) for name, one in self.trained()}
 
     def copies(self) -> Tensors:
         """The weights that compute."""
         if self.settings["layout"] == "flat":
-            return dict(self.model.named_parameters())
+            return dict(self.trained())
         import deepspeed
 
         with deepspeed.zero.GatheredParameters(list(self.model.parameters())):
-            return {name: one.detach().clone() for name, one in self.model.named_parameters()}
+            return {name: one.detach().clone() for name, one in self.trained()}
+
+    def trained(self) -> list[tuple[str, Any]]:
+        """The parameters that are not frozen: of others no rank owns a part."""
+        return [(name, one) for name, one in self.model.named_parameters() if one.requires_grad]
 
 
 @contextmanager
@@ -109,8 +115,9 @@ def recorded(model: Any, folder: str | Path, optimizer: Any = None, **settings: 
 
     ``settings`` are `StepSettings`' own, and win over what is read from the framework: of PyTorch ``clip_norm``,
     ``loss_scale``, ``reduce`` and ``compute``. Losses count as divided by the number of micro-batches, as is the
-    custom: ``divisor`` is N·S unless it is given. Raises ValueError for param groups of different settings, for a step
-    in which no parameter had a gradient, and for a parameter that had one in some micro-batches only.
+    custom: ``divisor`` is N·S unless it is given. A parameter of PyTorch's that had no gradient on any rank and did not
+    change is left out. Raises ValueError for an optimizer of another rule or of param groups with different settings,
+    for a step in which no parameter had a gradient, and for a parameter that had one in some micro-batches only.
     """
     import torch.distributed as dist
 
@@ -120,18 +127,25 @@ def recorded(model: Any, folder: str | Path, optimizer: Any = None, **settings: 
     gradients: dict[str, list[np.ndarray]] = {}
     handles = [one.register_hook(lambda g, name=name: gradients.setdefault(name, []).append(array(g)))
                for name, one in local.items() if one.requires_grad]
-    before, rules = _state(step), _optimizer(step.optimizer)
-    yield
-    for handle in handles:
-        handle.remove()
-    count = max(map(len, gradients.values()), default=0)
+    rules, before = _optimizer(step.optimizer), _state(step)
+    masters = {name.removeprefix("master/"): x for name, x in before.items() if name.startswith("master/")}
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    after, of_ranks = _state(step), [(0, set[str]())] * ranks
+    dist.all_gather_object(of_ranks, (max(map(len, gradients.values()), default=0), {*gradients} | {
+        name for name, x in masters.items() if isinstance(step, DeepSpeedStep)
+        or x.tobytes() != after[f"master/{name}"].tobytes()}))
+    count, updated = max(found for found, _ in of_ranks), set[str]().union(*(names for _, names in of_ranks))
     if not count:
         raise ValueError("recorded() saw no gradient in its block; begin it before the forward of the step")
-    arrays = {f"before/{name}": x for name, x in before.items()}
-    arrays |= {f"after/{name}": x for name, x in _state(step).items()}
-    arrays |= {f"after/weights/{name}": array(one) for name, one in step.copies().items()}
-    masters = {name.removeprefix("master/"): x for name, x in before.items() if name.startswith("master/")}
-    dtype = next(iter(gradients.values()))[0].dtype
+    arrays = {f"{when}/{name}": x for when, state in (("before", before), ("after", after))
+              for name, x in state.items() if name.split("/", 1)[1] in updated}
+    arrays |= {f"after/weights/{name}": array(one) for name, one in step.copies().items() if name in updated}
+    masters = {name: x for name, x in masters.items() if name in updated}
+    dtype = next((g.dtype for gs in gradients.values() for g in gs), np.dtype(np.float32))
     for name, master in masters.items():
         of_each = gradients.get(name, [np.zeros(master.shape, dtype)] * count)
         if len(of_each) < count:
@@ -162,11 +176,14 @@ def _state(step: TorchStep) -> dict[str, np.ndarray]:
 
 def _optimizer(optimizer: Any) -> dict[str, Any]:
     """The settings of Adam, AdamW or SGD, torch's or DeepSpeed's, and the number of the step that it takes next."""
+    if not RULES & {base.__name__ for base in type(optimizer).__mro__}:
+        raise ValueError(f"recorded() was given the optimizer {type(optimizer).__name__}, and the oracle knows the "
+                         f"rules of {', '.join(sorted(RULES))}; call it as recorded(model, folder, optimizer)")
     groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     first, kind = groups[0], type(optimizer).__name__
-    if any(group != first for group in groups) or first.get("amsgrad") or first.get("nesterov"):
-        raise ValueError(f"{kind} has param groups of different settings, or amsgrad or nesterov, and the oracle knows "
-                         "one rule for all parameters; record a step of one group of Adam, AdamW or SGD")
+    if any(group != first for group in groups) or any(map(first.get, OTHER)):
+        raise ValueError(f"{kind} has param groups of different settings, or one of {', '.join(OTHER)}, and the oracle "
+                         "knows one rule for all parameters; record a step of one group of Adam, AdamW or SGD")
     counts = [int(state["step"]) for state in optimizer.state.values() if "step" in state]
     found = {"lr": float(first["lr"]), "weight_decay": float(first["weight_decay"]), "step": max(counts, default=0) + 1}
     if "betas" in first:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zerosim.numerics.checks import unknown_name
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.policy import AVERAGES
@@ -67,7 +68,10 @@ class Recipe:
             weights = [[count / mean for count in row] for row in s.tokens]
         update = UpdateRule(s.lr, s.beta1, s.beta2, s.epsilon, s.weight_decay, s.momentum, s.optimizer == "adamw",
                         "m" in s.slots, s.step)
-        return cls(update, tuple(map(tuple, weights)), s.mean_divisor, order=s.order)
+        known = [*orders(s), *[OWNED] * (s.layout != "whole")]
+        if s.order is not None and s.ranks > 2 and s.order not in known:
+            raise unknown_name(f"{s.ranks} ranks of layout {s.layout} have no order {s.order!r}", s.order, known)
+        return cls(update, tuple(map(tuple, weights)), s.mean_divisor, order=s.order if s.ranks > 2 else None)
 
     def updating(self, **changed: Any) -> "Recipe":
         """The recipe with these settings of its update in place of its own."""

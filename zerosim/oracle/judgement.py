@@ -128,6 +128,7 @@ def judge(record: Record | str | Path) -> Judgement:
     """The judgement of a record, or of the folder of one. Raises ValueError as `read` does."""
     record = record if isinstance(record, Record) else read(record)
     s, right, run = record.settings, Recipe.right(record.settings), _Run(record)
+    asked = (f"{s.optimizer}, step {s.step}, {s.ranks} ranks, {s.micro_batches} micro-batches, layout {s.layout}")
     ways, nearest = run.compared(right)
     found = []
     for row in HYPOTHESES:
@@ -139,11 +140,14 @@ def judge(record: Record | str | Path) -> Judgement:
                     dict.fromkeys(way for _, of in some for way in of))))
     with_bits = [cause for cause in found if cause.ways]
     matches = bool(ways) or (run.contains(right) and not with_bits)
+    drifted = run.drifted() if matches else ""
+    if drifted:
+        return Judgement(asked, False, ways, nearest, (Cause(
+            "drifted apart", "ranks that were the same before the step are not after it", (drifted,), ways),), ())
     found = with_bits if ways or with_bits else found
     if with_bits and not ways:  # what differs from a right step that does all else as the run does
         nearest = run.compared(right, with_bits[0].ways)[1]
-    return Judgement(f"{s.optimizer}, step {s.step}, {s.ranks} ranks, {s.micro_batches} micro-batches, layout "
-                     f"{s.layout}", matches, ways, nearest, () if matches else tuple(found),
+    return Judgement(asked, matches, ways, nearest, () if matches else tuple(found),
                      tuple(found) if matches else ())
 
 
@@ -156,6 +160,14 @@ class _Run:
         kinds = [*record.after.values(), *[record.weights] * bool(record.weights)]
         self.distinct = list({tuple(of[rank].tobytes() for of in kinds): rank for rank in range(s.ranks)[::-1]}
                              .values())[::-1]  # ranks with the same bits are looked at once
+
+    def drifted(self) -> str:
+        """The first element that is not the same on all ranks after the step, or an empty text."""
+        slots = {**self.record.after, "weight": self.record.weights}
+        for rank, (slot, of) in product(self.distinct[1:], slots.items()):
+            for at in np.flatnonzero(of[rank].view(np.uint8) != of[0].view(np.uint8))[:1] if of else ():
+                return f"{slot} of {self.record.settings.place(int(at) // of[0].itemsize)} on rank {rank} and rank 0"
+        return ""
 
     def ranks(self, recipe: Recipe) -> Iterable[int]:
         """The ranks to look at: all where the recipe treats them differently."""

@@ -16,14 +16,14 @@ import math
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 
-from zerosim.numerics.checks import is_finite_number, unknown_name
+from zerosim.numerics.checks import is_count, is_finite_number, unknown_name
 from zerosim.numerics.files import ANY, json_of, misfit, write_whole
 from zerosim.numerics.formats import FORMATS
 from zerosim.numerics.ranges import AtLeastZero, Count, Positive, Range, one_of, require_ranges
@@ -39,8 +39,15 @@ LAYOUTS = {  # which rank owns which elements, by whose cut it is
     "flat": "of the whole vector an N-th of an even number: DeepSpeed's stages 1 and 2",
 }
 PAIR = 2  # elements to which DeepSpeed aligns a rank's part (0.19.8, stage_1_and_2.py, nccl_start_alignment_factor)
+LARGEST = 2**63  # of counts
+FP32 = FORMATS["fp32"].dtype
 READ = frozenset(fmt.dtype for fmt in FORMATS.values())
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+def _is_tokens(value: Any) -> bool:
+    return value is None or (isinstance(value, list | tuple) and all(
+        isinstance(row, list | tuple) and all(is_count(one) and 0 <= one < LARGEST for one in row) for row in value))
 
 
 Name = Annotated[str, one_of(tuple(FORMATS))]
@@ -65,7 +72,8 @@ class StepSettings:
     optimizer: Annotated[str, one_of(tuple(SLOTS))]
     lr: AtLeastZero
     micro_batches: Count = 1
-    step: Count = 1
+    step: Annotated[int, Range("{name} is a whole number, from 1 on, below 2^63", lambda value: is_count(value)
+                               and 1 <= value < LARGEST)] = 1
     layout: Annotated[str, one_of(tuple(LAYOUTS))] = "whole"
     compute: Name = "fp32"
     reduce: Name = "fp32"
@@ -77,8 +85,7 @@ class StepSettings:
     epsilon: AtLeastZero = 1e-8
     weight_decay: AtLeastZero = 0.0
     momentum: DecayRate = 0.0
-    tokens: Annotated[Any, Range("{name} are lists of counts, one list for each rank, or null", lambda value:
-                                 value is None or not misfit(value, [[int]], ""))] = None
+    tokens: Annotated[Any, Range("{name} are lists of counts, one list for each rank, or null", _is_tokens)] = None
     order: Annotated[str | None, Range("{name} is a text, or null", lambda value: value is None or isinstance(
         value, str))] = None
 
@@ -134,7 +141,8 @@ class StepSettings:
 class Record:
     """A step: ``gradients[rank][j]`` (n,), ``before`` by slot (n,), ``after`` by slot and ``weights`` a (n,) by rank.
 
-    ``before`` is the same on all ranks; ``weights`` are empty where the master computes.
+    ``before`` is the same on all ranks; ``weights`` are empty where the master computes. Raises ValueError for what
+    does not fit the settings, and for masters from before that are not finite.
     """
 
     settings: StepSettings
@@ -142,6 +150,24 @@ class Record:
     before: dict[str, np.ndarray]
     after: dict[str, list[np.ndarray]]
     weights: list[np.ndarray]
+
+    def __post_init__(self) -> None:
+        s, shape, given = self.settings, (self.settings.length,), (_kinds(self.gradients) or [[]])[0][:1]
+        master, copy = (FP32, shape), (FORMATS[s.compute].dtype, shape)
+        own = (given[0][0] if given and given[0][0] in READ else "fp32, or a smaller format", shape)
+        asked = {"gradients": [[own] * s.micro_batches] * s.ranks,
+                 "weights": [copy] * s.ranks * bool(self.weights), **{f"before/{slot}": master for slot in s.slots},
+                 **{f"after/{slot}": [master] * s.ranks for slot in s.slots if slot in {"master", *self.after}}}
+        found = {"gradients": _kinds(self.gradients), "weights": _kinds(self.weights), **{
+            f"{when}/{slot}": _kinds(x) for when, of in (("before", self.before), ("after", self.after))
+            for slot, x in of.items()}}
+        for name in [*asked, *found]:
+            if asked.get(name) != found.get(name):
+                raise ValueError(f"Record of {s.ranks} ranks, {s.micro_batches} micro-batches and {s.length} elements "
+                                 f"was given {name} of {found.get(name)}, asked for {asked.get(name)}")
+        if not np.isfinite(self.before["master"]).all():
+            raise ValueError("before/master holds inf or NaN, and nothing can be said of a step from there; record an "
+                             "earlier one")
 
     def write(self, folder: str | Path) -> Path:
         """Writes it as a folder, which `read` reads."""
@@ -156,6 +182,11 @@ class Record:
                                       for what, vector in vectors.items() for name, here in found.stretches()})
         write_settings(folder, found)
         return folder
+
+
+def _kinds(x: Any) -> Any:
+    """(dtype, shape) of an array, and a list of them of a list."""
+    return [*map(_kinds, x)] if isinstance(x, list) else (getattr(x, "dtype", type(x)), getattr(x, "shape", None))
 
 
 def write_rank(folder: Path, rank: int, arrays: Mapping[str, np.ndarray]) -> None:
@@ -183,7 +214,7 @@ def read(folder: str | Path) -> Record:
         of_rank = _RankFile(settings, *_arrays(folder, rank))
         gradients.append([of_rank(f"{GRADIENT}/{j}") for j in range(settings.micro_batches)])
         for slot in settings.slots:
-            known = slot == "master" or settings.step > 1
+            known = slot == "master" or settings.step > 1 or of_rank.has(f"before/{slot}")
             x = of_rank(f"before/{slot}", np.float32) if known else np.zeros(settings.length, np.float32)
             apart = np.flatnonzero(before.setdefault(slot, x).view(np.uint32) != x.view(np.uint32))
             if apart.size:
@@ -194,14 +225,13 @@ def read(folder: str | Path) -> Record:
                 after.setdefault(slot, []).append(of_rank(f"after/{slot}", np.float32))
         if of_rank.has("after/weights"):
             weights.append(of_rank("after/weights", FORMATS[settings.compute].dtype))
-    for name, of_ranks in {**after, "weights": weights}.items():
-        if len(of_ranks) not in (0, settings.ranks):
-            raise ValueError(f"{folder}: after/{name} is there of {len(of_ranks)} of {settings.ranks} ranks; record it "
-                             "on every rank, or on none")
-    if not np.isfinite(before["master"]).all():
-        raise ValueError(f"{folder}: before/master holds inf or NaN, and nothing can be said of a step from there; "
-                         "record an earlier one")
-    return Record(settings, gradients, before, after, weights)
+        if left := sorted(of_rank.arrays.keys() - of_rank.taken):
+            raise ValueError(f"{of_rank.path} has {left[0]}, of which {SETTINGS} says nothing: look at its "
+                             "micro_batches, parameters and optimizer")
+    try:
+        return Record(settings, gradients, before, after, weights)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from None
 
 
 def _settings(path: Path) -> StepSettings:
@@ -250,6 +280,7 @@ class _RankFile:
     settings: StepSettings
     path: Path
     arrays: Mapping[str, np.ndarray]
+    taken: set[str] = field(default_factory=set)
 
     def has(self, what: str) -> bool:
         """True if the array is there of any parameter."""
@@ -265,6 +296,7 @@ class _RankFile:
             if found.shape != tuple(shape) or found.dtype not in READ or wanted not in (None, found.dtype):
                 raise ValueError(f"{self.path}: {what}/{name} is {found.dtype} {found.shape}, asked for "
                                  f"{np.dtype(wanted).name if wanted else 'floating point'} {tuple(shape)}; record it "
-                                 "whole, in its own format (bf16 in safetensors)")
+                                 "whole, in its own format (bf16 in safetensors; masters and state are fp32)")
             parts.append(found.reshape(-1))
+            self.taken.add(f"{what}/{name}")
         return np.concatenate(parts)
