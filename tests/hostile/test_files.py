@@ -20,7 +20,10 @@ FORBIDDEN = {"pickle.find_class", "os.system", "subprocess.Popen", "os.exec", "o
 
 
 class Watch:
-    """What Python's own audit hears within a ``with`` block: files opened for writing, programs, pickles."""
+    """What Python's own audit hears within a ``with`` block: files opened for writing, programs, pickles.
+
+    A module that is imported for the first time may be written as bytecode.
+    """
 
     def __init__(self):
         self.seen = None
@@ -30,7 +33,7 @@ class Watch:
         if self.seen is None:
             return
         writes = event == "open" and isinstance(given[2], int) and given[2] & (os.O_WRONLY | os.O_RDWR)
-        if event in FORBIDDEN or (writes and given[0] != os.devnull):
+        if event in FORBIDDEN or (writes and given[0] != os.devnull and ".pyc" not in str(given[0])):
             self.seen.append((event, given[:2]))
 
     def __enter__(self):
