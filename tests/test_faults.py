@@ -253,3 +253,8 @@ def test_a_slow_rank_and_link_are_priced_by_the_plan_that_named_them() -> None:
     ("rank=1,bit=77,bitflip", "^asked to flip bit 77 of float64, whose bits are 0 to 63; take one of these$")])
 def test_what_no_fault_can_be_is_refused(text: str, words: str) -> None:
     assert_refused(lambda: zs.Cluster(2, faults=text).run(lambda rank: rank.all_reduce(np.ones(2))), literally(words))
+
+
+def test_a_list_of_faults_is_refused() -> None:
+    assert_refused(lambda: zs.Cluster(2, faults=["rank=1,nan"]),  # type: ignore[arg-type]
+                   r"^asked for the fault \['rank=1,nan'\], which is no text; .*faults\.Plan\(text, text\)$", TypeError)

@@ -103,8 +103,11 @@ class Fault:
         >>> Fault.of("rank=2, step=40, bitflip, bit=14").bit
         14
 
-        Raises ValueError for words that there are not, or that the kind does not take.
+        Raises TypeError for what is no text, ValueError for words that there are not, or that the kind does not take.
         """
+        if not isinstance(text, str):
+            raise TypeError(f"asked for the fault {text!r}, which is no text; write each as 'rank=2,step=40,bitflip', "
+                            "several as faults.Plan(text, text)")
         words = [word.strip() for word in text.split(",")]
         kinds = [word for word in words if "=" not in word]
         given = [word.partition("=")[::2] for word in words if "=" in word]
