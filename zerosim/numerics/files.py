@@ -18,7 +18,7 @@ WRITER: ContextVar[Callable[[Any, memoryview], int]] = ContextVar("WRITER", defa
 
 
 def json_of(text: str) -> Any:
-    """What a JSON text holds; ValueError for what is none, for a key that an object has twice, and for more than
+    """The value of a JSON text; ValueError for what is none, for a key that an object has twice, and for more than
     MOST_LEVELS of lists and objects in each other, which Python cannot print."""
     said = f"it is nested more than {MOST_LEVELS} levels deep"
     try:

@@ -1,4 +1,4 @@
-"""What a step could have come to: exactly, with the bound of what roundings may do, and bit by bit in every order.
+"""The results that a step could have: exactly, with the bound of what roundings may do, and bit by bit in every order.
 
 A `Recipe` is the way from the recorded gradients to the state after the step; a mistake is a recipe that differs from
 the right one in a field. `contains` follows a recipe in float64, `reductions` in the formats of the run, once

@@ -57,7 +57,7 @@ class Difference(NamedTuple):
 
 
 class Nearest(NamedTuple):
-    """How far the nearest way of a recipe is from the run: elements that differ, the most ULPs, the first of them."""
+    """The distance of a recipe's nearest way from the run: elements that differ, the most ULPs, the first of them."""
 
     elements: int
     ulps: float
@@ -81,7 +81,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Judgement(Shown):
-    """Whether a step ``matches`` what was asked for: the ``ways`` that give its bits, and how far the ``nearest`` is.
+    """The verdict on a step, which ``matches`` or not: the ``ways`` that give its bits, and how far the ``nearest`` is.
 
     ``causes`` are the mistakes that explain a step that does not match, ``alike`` those that a step that does cannot
     be told from.
@@ -180,7 +180,7 @@ class _Run:
             recipe.of_rank(rank).weights, recipe.divisor)) for rank in self.ranks(recipe))
 
     def copies(self, recipe: Recipe, rank: int) -> Nearest:
-        """How far a rank's copy to compute with is from its master, rounded."""
+        """The distance of a rank's copy to compute with from its master, rounded."""
         if not self.record.weights:
             return Nearest(0, 0.0, None)
         s, found = self.record.settings, self.record.weights[rank]
@@ -218,7 +218,7 @@ class _Run:
         return tuple(found), nearest
 
     def nearest(self, recipe: Recipe, rank: int, way: Way, clipped: tuple[int, float]) -> Nearest | None:
-        """How far a rank is from a recipe by one way; None where the profile has no such update."""
+        """The distance of a rank from a recipe by one way; None where the profile has no such update."""
         record, s, (nudge, epsilon) = self.record, self.record.settings, clipped
         stale, means = kept(s, recipe.stale, rank), self.reductions(recipe.of_rank(rank).weights, recipe.divisor)
         sums = means[ReductionWay(*way[:3])]

@@ -140,7 +140,7 @@ class Fault:
         return all(one is None or one in found for one, found in asked)
 
     def changed(self, out: Array, before: Array | None) -> Array | None:
-        """What arrives in place of ``out`` (n,), a copy; None where it cannot strike, or would change no byte.
+        """The values in place of ``out`` (n,), a copy; None where it cannot strike, or would change no byte.
         ``before`` is the message before on its link."""
         made, bits = out.reshape(-1).copy(), 8 * out.dtype.itemsize
         if self.kind == "repeated":

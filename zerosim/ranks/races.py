@@ -57,7 +57,7 @@ Race = tuple[int, str]  # a rank, and the text about what it did, with both plac
 
 
 class LineSeen(NamedTuple):
-    """What a rank's program has in its hands when it comes to the line ``here``, by name; ``line`` has just ended."""
+    """The values that a rank's program has when it comes to the line ``here``, by name; ``line`` has just ended."""
 
     rank: int
     line: str
@@ -325,7 +325,7 @@ def explore(program: RankProgram, *args: Any, ranks: int = 2, orders: int | Lite
 
 
 def _shortest(outcome: RunOutcome) -> tuple[bool, int]:
-    """The place of an outcome among those alike: with a race, then in few words."""
+    """The place of an outcome among equal ones: with a race, then in few words."""
     return not outcome.hub.races, len(as_text(outcome.order.turns))
 
 

@@ -6,7 +6,7 @@ A *schedule* is a list of turns.
 
 Two turns commute when no rank takes part in both: in a rank's turn that rank and those that it sends to or receives
 from; in a collective the ranks of its group. This holds as long as ranks share nothing but what they send. Schedules
-that differ by turns that commute end alike (Godefroid 1996), and of them `Search` takes one, by his sleep sets.
+that differ by turns that commute have one end (Godefroid 1996), and of them `Search` takes one, by his sleep sets.
 """
 
 import random

@@ -420,7 +420,7 @@ class Checkpoint:
 
     def stretches(self, key: str, shape: tuple[int, ...], low: int,
                   high: int) -> Iterator[tuple[int, int, Mapping[str, Any], Path, StoredTensor]]:
-        """Where the elements [low, high) of a tensor lie: each stretch with the piece, the file and the tensor in it.
+        """The places of elements [low, high) of a tensor: each stretch with the piece, the file and the tensor in it.
 
         Raises ValueError for a tensor that is not all there.
         """

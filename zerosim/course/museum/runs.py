@@ -79,7 +79,7 @@ class Setting:
 
 @dataclass
 class Observed:
-    """What is seen of one training, in rank order: the weights (P,) at first and after each step, the results of steps,
+    """One training as seen, in rank order: the weights (P,) at first and after each step, the results of steps,
     bytes of gradients sent, collectives that sent them, and bytes at rest. Then what was warned of, the state (P, three
     times) saved and loaded by other ranks, and the error that ended it."""
 

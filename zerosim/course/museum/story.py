@@ -26,7 +26,7 @@ class Story(Shown):
 
     @property
     def panels(self) -> list[Panel]:
-        """What a picture shows, rank by rank; ranks alike are shown once."""
+        """The panels of a picture, rank by rank; equal ranks are shown once."""
         healthy, found = self.healthy.drawn(self.exhibit.draws), dict[str, Panel]()
         for what, bug in self.bug.drawn(self.exhibit.draws).items():
             found.setdefault(str(bug), (what, healthy[what], bug))
