@@ -33,7 +33,7 @@ class Watch:
         if self.seen is None:
             return
         writes = event == "open" and isinstance(given[2], int) and given[2] & (os.O_WRONLY | os.O_RDWR)
-        if event in FORBIDDEN or (writes and given[0] != os.devnull and ".pyc" not in str(given[0])):
+        if (event in FORBIDDEN or (writes and given[0] != os.devnull)) and ".pyc" not in str(given[:1]):
             self.seen.append((event, given[:2]))
 
     def __enter__(self):
