@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, cached_property
@@ -67,7 +68,7 @@ def keep_freed_memory() -> None:
     bytes(ADAPTS_UP_TO_NBYTES - 65536)  # less some pages for its header
 
 
-class Scratch:
+class Scratch(threading.local):
     """Named pieces of memory that are used again and again; what is in one of them is only good until the next
     call for the same name. ``empty`` makes them, each with ``slack_nbytes`` beyond its own."""
 

@@ -8,6 +8,7 @@ Legend: N ranks.
 
 import functools
 import inspect
+import os
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
@@ -95,7 +96,7 @@ class Cluster(ShownRuns):
 
     def __init__(self, ranks: int, *, capacity_nbytes: int | None = None, debug: bool = False, seed: int = 0,
                  blas_threads: int = 1, trace_rows: int | None = None, faults: FaultPlan | str | None = None,
-                 checksums: bool = False, processor: Processor | None = None,
+                 checksums: bool = False, workers: int | None = None, processor: Processor | None = None,
                  transport: Transport | None = None) -> None:
         """``processor`` has the arrays of all ranks that run here, ``transport`` moves them to other ranks."""
         if not is_count(ranks) or ranks < 1:
@@ -104,6 +105,9 @@ class Cluster(ShownRuns):
         if not is_count(seed):
             raise ValueError(f"seed={seed!r} must be a whole number; 0 runs the ranks in their order")
         require_count("trace_rows", trace_rows, 1, "a number of rows", none="to keep all")
+        require_count("workers", workers, 1, "a number of threads", none="for one for each core that may be used")
+        alone = debug or seed or blas_threads > 1 or processor is not None or transport is not None
+        self.workers = workers or (1 if alone else min(ranks, len(os.sched_getaffinity(0))))
         self.debug, self.seed, self.blas_threads = debug, seed, blas_threads
         self._processor = processor or Processor()
         group = Integers(range(ranks))
@@ -177,7 +181,8 @@ class Cluster(ShownRuns):
         backend: Backend | None = None
         handled: BaseException | None = None  # not this run's, and so left as it is
         try:
-            options = RunOptions(hop_by_hop or self.debug, watch, interrupts or Interrupts())
+            options = RunOptions(hop_by_hop or self.debug, watch, interrupts or Interrupts(),
+                                 1 if watch else self.workers)
             self.backend = backend = self._backend(options)
             for state in self.states:
                 state.begin(backend)

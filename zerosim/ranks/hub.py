@@ -44,6 +44,7 @@ from zerosim.ranks.errors import (
 from zerosim.ranks.process import Interrupts, clear_frames, guarded
 from zerosim.ranks.schedules import Chosen, Seeded
 from zerosim.ranks.stacks import stacks
+from zerosim.ranks.workers import WORTH_A_THREAD, Workers
 
 STOP_ITERATION = "the program let a StopIteration out; catch it where next() is called"
 POLL_SECONDS = 50e-6  # between two looks at what is not done yet
@@ -57,6 +58,7 @@ class RunOptions:
     hop_by_hop: bool
     watch: Watch | None
     interrupts: Interrupts
+    workers: int = 1
 
 
 class RunEvent(NamedTuple):
@@ -261,6 +263,7 @@ class Hub(Backend):
         self.library = transport.library
         transport.begin(options)
         self.order = order
+        self.workers = Workers(options.workers) if options.workers > 1 else None
         self.stacks = stacks()
         self.current = self.stacks.current
         self.thread = threading.get_ident()
@@ -271,6 +274,7 @@ class Hub(Backend):
         self.incomplete: dict[tuple[GroupKey, int], dict[int, PendingCall]] = {}
         self.complete: deque[list[PendingCall]] = deque()
         self.exchanges: dict[int, PendingExchange] = {}
+        self.issued: list[tuple[int, Pending]] = []  # in this round
         self.messages: deque[RunEvent] = deque()
         self.under_way: list[PendingCall] = []  # the collective that is being carried out, for a look at it
         self.failure: tuple[int, BaseException] | None = None
@@ -287,10 +291,20 @@ class Hub(Backend):
                                "it was handed; reading another rank's memory and trace is fine after the run)")
 
     def issue(self, rank: int, me: Pending) -> None:
-        """Takes the rank's part; a collective becomes due when all of its group have issued theirs."""
+        """Takes the rank's part, in the plain order at the end of the round."""
         if self.stopping:
             raise RankStopped
         self.transport.issued(rank, me)
+        if self.order is None:
+            self.issued.append((rank, me))
+        else:
+            self._take(rank, me)
+        if rank in self.transport.late or (self.order is not None and self.order.pauses(rank, me)):
+            self.ready.append(rank)
+            self._park()
+
+    def _take(self, rank: int, me: Pending) -> None:
+        """Takes a rank's part; a collective becomes due when all of its group have issued theirs."""
         if isinstance(me, PendingExchange):
             self.exchanges[rank] = me
             self._move_messages(me)
@@ -301,9 +315,6 @@ class Hub(Backend):
             if len(parts) == me.size:
                 del self.incomplete[key]
                 self.complete.append([parts[i] for i in range(me.size)])
-        if rank in self.transport.late or (self.order is not None and self.order.pauses(rank, me)):
-            self.ready.append(rank)
-            self._park()
 
     def wait(self, rank: int, me: Pending) -> None:
         """Parks the rank until its part is done."""
@@ -311,6 +322,15 @@ class Hub(Backend):
             self.waiting[rank] = me
             self._park()
         self.transport.completed(rank, me)
+
+    def compute(self, rank: int, work: Callable[[], Any], operations: int) -> Any:
+        """What the work returns, computed beside that of other ranks where it is worth a thread."""
+        if self.workers is None or operations < WORTH_A_THREAD:
+            return work()
+        future = self.workers.begin(rank, work)
+        del work  # so that nothing but the rank's program holds what it computes with
+        self._park()
+        return future.result()
 
     def _park(self) -> None:
         if self.stopping:
@@ -331,15 +351,7 @@ class Hub(Backend):
         """
         self.greenlets = [self._greenlet(rank, program) for rank, program in enumerate(programs)]
         try:
-            while self.ready or self.complete:
-                if self.interrupts.pending:
-                    self.interrupts.raise_pending()
-                if self.order.collective_next(self.complete, self.ready) if self.order else self.complete:
-                    yield from self._carry_out(self.complete.popleft())
-                else:
-                    self._resume(self.ready.popleft())
-                    while self.messages:
-                        yield self.messages.popleft()
+            yield from self._rounds() if self.order is None else self._turns(self.order)
             if not all(g.dead for g in self.greenlets):
                 raise DeadlockError(deadlock_text([self._position(rank, me) for rank, me in enumerate(self.waiting)]))
             self.synchronize()
@@ -347,8 +359,53 @@ class Hub(Backend):
             self.transport.abort()
             raise
         finally:
+            if self.workers is not None:
+                self.workers.close()
             self._unwind()
             self.transport.close()
+
+    def _rounds(self) -> Generator[RunEvent, None, None]:
+        """The plain order: each rank that can goes on until it waits; then what they have issued is carried out."""
+        while self.ready:
+            self._round()
+            issued, self.issued = self.issued, []
+            for rank, me in issued:
+                self._take(rank, me)
+            yield from self._seen_messages()
+            while self.complete:
+                self._interruption()
+                yield from self._carry_out(self.complete.popleft())
+
+    def _round(self) -> None:
+        """Lets each rank go on until it waits; of several that fail, the first in the round has failed."""
+        place: dict[int, int] = {}  # of each rank in the round
+        while self.ready or self.workers:
+            self._interruption()
+            rank = self.ready.popleft() if self.ready else self.workers.next_rank()
+            if self.failure is None or place.get(rank, len(place)) < place[self.failure[0]]:
+                place.setdefault(rank, len(place))
+                self._switch(rank)
+        self._raise_failure()
+        self.issued.sort(key=lambda part: place[part[0]])
+
+    def _turns(self, order: Seeded | Chosen) -> Generator[RunEvent, None, None]:
+        """Another legal order: what a rank issues is taken at once, and who is next is chosen turn by turn."""
+        while self.ready or self.complete:
+            self._interruption()
+            if order.collective_next(self.complete, self.ready):
+                yield from self._carry_out(self.complete.popleft())
+            else:
+                self._resume(self.ready.popleft())
+                yield from self._seen_messages()
+
+    def _interruption(self) -> None:
+        """Raises a KeyboardInterrupt that had to wait."""
+        if self.interrupts.pending:
+            self.interrupts.raise_pending()
+
+    def _seen_messages(self) -> Iterator[RunEvent]:
+        while self.messages:
+            yield self.messages.popleft()
 
     def _greenlet(self, rank: int, program: Callable[[], Any]) -> Any:
         def body() -> None:
@@ -374,14 +431,20 @@ class Hub(Backend):
             self.failure = (rank, error)
 
     def _resume(self, rank: int) -> None:
+        self._switch(rank)
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure[1]
+
+    def _switch(self, rank: int) -> None:
         if threading.get_ident() != self.thread:
             raise RankUseError("a run can only be continued in the thread that started it; step through it there")
         g = self.greenlets[rank]
         g.parent = self.current()
         self.transport.resume(rank)
         g.switch()
-        if self.failure is not None:
-            raise self.failure[1]
 
     def _wake(self, rank: int, me: Pending) -> None:
         if self.waiting[rank] is me and me.done:
@@ -473,6 +536,7 @@ class Hub(Backend):
                 g.parent = self.current()
                 self.transport.resume(rank)
                 g.throw(RankStopped)
+        self.issued.clear()
         self.incomplete.clear()
         self.complete.clear()
         self.ready.clear()

@@ -314,6 +314,11 @@ class Rank:
         return self._collective("all_to_all", algorithm, x, cut, result=(length,), same=None, out=out,
                                 async_op=async_op, purpose=purpose)
 
+    def compute(self, work: Callable[[], Any], *, operations: int) -> Any:
+        """What ``work()`` returns, which computes with arrays of this rank and uses no rank; it may run beside other
+        ranks' work. ``operations``, of arithmetic, are as many as tell whether it is worth a thread."""
+        return self._state.in_use().compute(self._state.index, work, operations)
+
     def barrier(self) -> None:
         """Returns when every rank of the group has called it."""
         x, out = np.empty(0, np.uint8), np.empty(0, np.uint8)

@@ -12,7 +12,7 @@ Source: Rajbhandari et al. 2020 (ZeRO), section 5; Micikevicius et al. 2018 (mix
 
 import math
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -283,7 +283,7 @@ class Engine(Shown):
             saved.append(None if starts else saved_here)
             del saved_here
         with self.rank.trace.span("loss"):
-            loss, saved_by_loss = self.model.loss.forward(ctx, x, target)
+            loss, saved_by_loss = self.rank.compute(lambda: self.model.loss.forward(ctx, x, target), operations=32 * x.size)
         return Tape(ctx, loss, saved_by_loss, saved, inputs, self.model.loss.tokens(ctx, target), target.size)
 
     def _backward_units(self, tape: Tape, scale: float) -> None:
@@ -293,7 +293,7 @@ class Engine(Shown):
         self._unsharder.set_prefetch_order(
             [index for segment in reversed(segments) for index in self._backward_order(segment, tape)])
         with self.rank.trace.span("loss"):
-            dy: np.ndarray | None = self.model.loss.backward(tape.ctx, tape.saved_by_loss, scale)
+            dy: np.ndarray | None = self.rank.compute(lambda: self.model.loss.backward(tape.ctx, tape.saved_by_loss, scale), operations=1)
         tape.saved_by_loss = None
         for segment in reversed(segments):
             if segment.start in tape.inputs:
@@ -324,7 +324,7 @@ class Engine(Shown):
     def _forward_unit(self, ctx: Context, unit: Unit, x: np.ndarray, span: str) -> tuple[np.ndarray, Any]:
         with (self.rank.trace.span(span), self.rank.trace.span(unit.name),
               self._unsharder.unshard(unit, in_pass=True) as w):
-            return unit.forward(ctx, w, x)
+            return self._compute(unit, x, lambda: unit.forward(ctx, w, x))
 
     def _backward_unit(self, index: int, tape: Tape, dy: np.ndarray | None, x: np.ndarray | None) -> np.ndarray | None:
         """One unit back; given its input ``x``, it first runs forward again under the same weights."""
@@ -338,11 +338,16 @@ class Engine(Shown):
               self._unsharder.unshard(unit, in_pass=True) as w):
             if x is not None:
                 with self.rank.trace.span("recompute"):
-                    saved = unit.forward(tape.ctx, w, x)[1]
-            dx, gradients = unit.backward(tape.ctx, w, saved, dy)
+                    saved = self._compute(unit, x, lambda: unit.forward(tape.ctx, w, x)[1])
+            dx, gradients = self._compute(unit, dy, lambda: unit.backward(tape.ctx, w, saved, dy))
             del saved, x, dy
             self.gradients.accumulate(unit, gradients)
         return dx
+
+    def _compute(self, unit: Unit, x: np.ndarray, work: Callable[[], Any]) -> Any:
+        """What the work returns: a forward or backward of the unit, a product of x (..., I) with its weights."""
+        rows = x.size if x.dtype.kind in "iu" else x.size // x.shape[-1]
+        return self.rank.compute(work, operations=2 * rows * unit.parameter_count)
 
     # -- micro-batches: their loss scale, what is drawn and charged for them, how many tokens they have ----------------
 

@@ -12,6 +12,7 @@ gradient the sum over ranks as it rests, g its mean in fp32.
 """
 
 import math
+from functools import partial
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -112,7 +113,8 @@ class Update:
     def _update_group(self, group: ParamGroup, context: StepContext) -> None:
         tensor_norms = _tensor_norms(group, context, self.squares)
         for region in group.layout.regions:
-            self._update_region(group, region, context, tensor_norms)
+            group.rank.compute(partial(self._update_region, group, region, context, tensor_norms),
+                               operations=32*sum(p.count for p in group.pieces if region.low <= p.vector.start < region.high))
             self._region_updated(group, region)
 
     def _region_updated(self, group: ParamGroup, region: Region) -> None:
