@@ -263,7 +263,7 @@ class Hub(Backend):
         self.library = transport.library
         transport.begin(options)
         self.order = order
-        self.workers = Workers(options.workers) if options.workers > 1 else None
+        self.workers = Workers(options.workers) if options.workers > 1 and order is None else None
         self.stacks = stacks()
         self.current = self.stacks.current
         self.thread = threading.get_ident()

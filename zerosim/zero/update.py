@@ -113,8 +113,12 @@ class Update:
     def _update_group(self, group: ParamGroup, context: StepContext) -> None:
         tensor_norms = _tensor_norms(group, context, self.squares)
         for region in group.layout.regions:
-            group.rank.compute(partial(self._update_region, group, region, context, tensor_norms),
-                               operations=32*sum(p.count for p in group.pieces if region.low <= p.vector.start < region.high))
+            work = partial(self._update_region, group, region, context, tensor_norms)
+            gathers = any(group.spans_ranks(e) and group.optimizers[e.name].cut_of(e.shape) != "anywhere" for e, _, _ in group.layout.entries_in(region.low, region.high))
+            if gathers:
+                work()
+            else:
+                group.rank.compute(work, operations=32*sum(p.count for p in group.pieces if region.low <= p.vector.start < region.high))
             self._region_updated(group, region)
 
     def _region_updated(self, group: ParamGroup, region: Region) -> None:
