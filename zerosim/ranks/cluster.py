@@ -28,6 +28,7 @@ from zerosim.ranks.process import Interrupts, blas_limited_to, guarded, patient_
 from zerosim.ranks.rank import Rank, RankState
 from zerosim.ranks.schedules import Seeded
 from zerosim.ranks.trace import Traces
+from zerosim.ranks.workers import Workers
 from zerosim.shown import ShownRuns
 
 RankProgram = Callable[..., Any]
@@ -182,7 +183,7 @@ class Cluster(ShownRuns):
         handled: BaseException | None = None  # not this run's, and so left as it is
         try:
             options = RunOptions(hop_by_hop or self.debug, watch, interrupts or Interrupts(),
-                                 1 if watch else self.workers)
+                                 Workers(1 if watch else self.workers))
             self.backend = backend = self._backend(options)
             for state in self.states:
                 state.begin(backend)

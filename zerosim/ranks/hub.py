@@ -44,7 +44,7 @@ from zerosim.ranks.errors import (
 from zerosim.ranks.process import Interrupts, clear_frames, guarded
 from zerosim.ranks.schedules import Chosen, Seeded
 from zerosim.ranks.stacks import stacks
-from zerosim.ranks.workers import WORTH_A_THREAD, Workers
+from zerosim.ranks.workers import Workers
 
 STOP_ITERATION = "the program let a StopIteration out; catch it where next() is called"
 POLL_SECONDS = 50e-6  # between two looks at what is not done yet
@@ -58,7 +58,7 @@ class RunOptions:
     hop_by_hop: bool
     watch: Watch | None
     interrupts: Interrupts
-    workers: int = 1
+    workers: Workers
 
 
 class RunEvent(NamedTuple):
@@ -214,7 +214,7 @@ class InProcess(Transport):
         once, to the same bits."""
         call = parts[0].call
         if not self.options.hop_by_hop and fast_ring.serves(call):
-            fast_ring.run(parts)
+            fast_ring.run(parts, self.options.workers)
             for me in parts:
                 me.finish(fast_ring.sent_nbytes(call, me.index))
             return
@@ -263,7 +263,7 @@ class Hub(Backend):
         self.library = transport.library
         transport.begin(options)
         self.order = order
-        self.workers = Workers(options.workers) if options.workers > 1 and order is None else None
+        self.workers = options.workers
         self.stacks = stacks()
         self.current = self.stacks.current
         self.thread = threading.get_ident()
@@ -325,7 +325,7 @@ class Hub(Backend):
 
     def compute(self, rank: int, work: Callable[[], Any], operations: int) -> Any:
         """What the work returns, computed beside that of other ranks where it is worth a thread."""
-        if self.workers is None or operations < WORTH_A_THREAD:
+        if self.order is not None or not self.workers.serve(operations):
             return work()
         future = self.workers.begin(rank, work)
         del work  # so that nothing but the rank's program holds what it computes with
@@ -359,8 +359,7 @@ class Hub(Backend):
             self.transport.abort()
             raise
         finally:
-            if self.workers is not None:
-                self.workers.close()
+            self.workers.close()
             self._unwind()
             self.transport.close()
 
