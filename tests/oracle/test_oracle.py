@@ -129,7 +129,8 @@ def judged(mistake, seed):
     if mistake == "none":
         assert "zerosim" in {way[3] for way in found.ways}
     else:
-        assert mistake in [cause.name for cause in found.causes or found.alike], (found.causes, found.nearest)
+        causes = found.causes or found.indistinguishable
+        assert mistake in [cause.name for cause in causes], (causes, found.nearest)
     return found
 
 
@@ -141,7 +142,7 @@ def test_a_mistake_that_the_step_cannot_show_is_said_to_be_one_that_it_cannot_te
         record.after.pop(slot)  # Adam's first step has one length, whatever the gradient's
     found = judge(record)
     assert found.matches
-    assert {"no average", "two averages", "loss scale"} <= {cause.name for cause in found.alike}
+    assert {"no average", "two averages", "loss scale"} <= {cause.name for cause in found.indistinguishable}
 
 
 def test_a_record_is_read_as_it_was_written_and_the_command_says_what_python_does(tmp_path):
