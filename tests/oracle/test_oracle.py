@@ -5,6 +5,7 @@ import json
 import shutil
 from dataclasses import replace
 
+import hypothesis
 import numpy as np
 import pytest
 from hypothesis import given
@@ -81,6 +82,8 @@ def adam(s, state, g, mistake):
     f32, (w, m, v) = np.float32, (state[slot] for slot in ("master", "m", "v"))
     step = 1 if mistake == "bias correction" else s.step
     epsilon = f32(1e-5 if mistake == "wrong epsilon" else s.epsilon)
+    s = replace(s, **{"wrong learning rate": {"lr": s.lr * s.ranks}, "wrong beta": {"beta1": 0.8}}.get(mistake, {}))
+    g = -g if mistake == "wrong sign" else g
     if mistake == "weight decay":
         g = g + f32(s.weight_decay) * w
     m[:] = f32(s.beta1) * m + f32(1 - s.beta1) * g
@@ -115,6 +118,7 @@ def test_a_right_step_matches_in_every_bit_and_a_mistake_is_named(mistake):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
+@hypothesis.settings(max_examples=100)  # a judgement takes a fifth of a second
 @given(st.integers(0, 2**32 - 1))
 def test_in_any_step_a_mistake_is_named_or_said_to_be_one_that_the_step_cannot_tell(mistake, seed):
     judged(mistake, seed)
