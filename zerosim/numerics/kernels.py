@@ -326,10 +326,12 @@ class NumpyKernels(BlockKernels):
         # The partial sum stays in float32 and on the format's grid: to round it there takes half the time of packing
         # and unpacking it.
         work = work_type(out)
-        if work == out.dtype:
-            whole = out.size <= BLOCK
-            for here, *blocks in [(out, *addends)] if whole else in_blocks(out, *addends):
-                self._sum_of_work_type(blocks, here)
+        if work == out.dtype and out.size <= BLOCK:
+            total, last = addends[0], len(addends) - 1
+            for place, x in enumerate(addends[1:], start=1):  # but the last to a room: `out` may be an addend
+                total = np.add(total, x, out=out if place == last else self.room("total", out.shape, work))
+            if not last:
+                copy_elements(total, out)
             return
         for here, first, *others in in_blocks(out, *addends):
             total = self.wide("total", first, work)
@@ -340,14 +342,6 @@ class NumpyKernels(BlockKernels):
                 if place < len(addends):
                     self.onto_grid(total, out.dtype)
             cast_block(total, here, self.scratch_memory)
-
-    def _sum_of_work_type(self, addends: Sequence[Array], out: Array) -> None:
-        """A sum of one block; all but the last go to a room of their own, since `out` may be one of the addends."""
-        total, last = addends[0], len(addends) - 1
-        if not last:
-            copy_elements(total, out)
-        for place, x in enumerate(addends[1:], start=1):
-            total = np.add(total, x, out=out if place == last else self.room("total", out.shape, out.dtype))
 
     @quiet
     def maximum_rounded(self, a: Array, b: Array, out: Array) -> None:

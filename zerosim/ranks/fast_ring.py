@@ -5,6 +5,7 @@ Legend: n elements, N ranks, B elements of a cache block.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from operator import setitem
 from typing import Any
@@ -36,8 +37,9 @@ def sent_nbytes(call: Call, index: int) -> int:
     return nbytes
 
 
-def run(calls: Sequence[PendingCall], workers: Workers) -> None:
-    """Carries out a ring collective on the arrays of all ranks; without data there is nothing to carry."""
+def run(calls: Sequence[PendingCall], workers: Workers | None) -> None:
+    """Carries out a ring collective on the arrays of all ranks, on threads where there are workers; without data there
+    is nothing to carry."""
     call, kernels = calls[0].call, calls[0].kernels
     inputs, outs = [me.x for me in calls], [me.out for me in calls]
     if not has_data(inputs[0]):
@@ -48,7 +50,7 @@ def run(calls: Sequence[PendingCall], workers: Workers) -> None:
         reduce(call.cut, kernels, inputs, outs, workers, scatters=call.operation == "reduce_scatter")
 
 
-def reduce(cut: Cut, kernels: Kernels, inputs: list[np.ndarray], outs: list[np.ndarray], workers: Workers, *,
+def reduce(cut: Cut, kernels: Kernels, inputs: list[np.ndarray], outs: list[np.ndarray], workers: Workers | None, *,
            scatters: bool) -> None:
     """inputs N x (n,): the sum of chunk c is x[c+1] + x[c+2] + ... + x[c], rounded after each addition. It is all of
     outs[c] (len(chunk c),) where the sum is scattered, else chunk c of every out (n,), which may be x itself."""
@@ -61,15 +63,22 @@ def reduce(cut: Cut, kernels: Kernels, inputs: list[np.ndarray], outs: list[np.n
             out[:] = sums[c] if whole is None else whole
         return
 
+    put: Any = setitem if on_host(inputs[0]) else lambda out, here, x: copy_elements(x, out[here])
+
     def sum_window(window: list[tuple[int, slice]]) -> None:
         for c, here in window:
             addends = [x[here] for x in (*inputs[c + 1:], *inputs[:c + 1])]
             total = outs[c][here.start - cut[c]:here.stop - cut[c]] if scatters else outs[0][here]
             kernels.sum_rounded(addends, total)
-        if not scatters:
-            copy_to_others(outs, slice(window[0][1].start, window[-1][1].stop))
+        here = slice(window[0][1].start, window[-1][1].stop)
+        for out in () if scatters else outs[1:]:
+            put(out, here, outs[0][here])
 
-    workers.each(sum_window, windows(cut, kernels.BLOCK), len(inputs) * cut[-1])
+    if workers:
+        workers.each(sum_window, windows(cut, kernels.BLOCK))
+    else:
+        for window in windows(cut, kernels.BLOCK):
+            sum_window(window)
 
 
 def windows(cut: Cut, block: int) -> Iterator[list[tuple[int, slice]]]:
@@ -86,22 +95,18 @@ def windows(cut: Cut, block: int) -> Iterator[list[tuple[int, slice]]]:
         yield window
 
 
-def all_gather(cut: Cut, inputs: list[np.ndarray], outs: list[np.ndarray], workers: Workers) -> None:
+def all_gather(cut: Cut, inputs: list[np.ndarray], outs: list[np.ndarray], workers: Workers | None) -> None:
     """inputs[c] (len(chunk c),), outs N x (n,); inputs[c] may be the own chunk of outs[c].
 
     The first is put together, and the others are copies of it: 2N copies, where every chunk to every rank takes N².
     """
     for own, x in zip(pairwise(cut), inputs, strict=True):
         copy_elements(x, outs[0][slice(*own)])
-    workers.each(lambda out: copy_elements(outs[0], out), outs[1:], len(outs) * cut[-1])
-
-
-def copy_to_others(outs: list[np.ndarray], here: slice) -> None:
-    """Copies a part of the first vector to the others."""
-    total = outs[0][here]
-    put: Any = setitem if on_host(total) else lambda out, here, x: copy_elements(x, out[here])
-    for out in outs[1:]:
-        put(out, here, total)
+    if workers:
+        workers.each(partial(copy_elements, outs[0]), outs[1:])
+    else:
+        for out in outs[1:]:
+            copy_elements(outs[0], out)
 
 
 def worth_stacking(cut: Cut, ranks: int) -> bool:

@@ -47,18 +47,28 @@ from zerosim.ranks.stacks import stacks
 from zerosim.ranks.workers import Workers
 
 STOP_ITERATION = "the program let a StopIteration out; catch it where next() is called"
+WORTH_A_THREAD = 2_000_000  # operations: handing work over and taking it back costs as much as some 200,000
 POLL_SECONDS = 50e-6  # between two looks at what is not done yet
 Watch = Literal["hop", "collective"]  # what a run stops after
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunOptions:
-    """The way in which one run is carried out: ``hop_by_hop`` makes the ring's hops too, where nobody watches them."""
+    """The way in which one run is carried out: ``hop_by_hop`` makes the ring's hops too, where nobody watches them;
+    ``threads`` compute, as ``workers`` that are there from the first work on that is worth a thread."""
 
     hop_by_hop: bool
     watch: Watch | None
     interrupts: Interrupts
-    workers: Workers
+    threads: int = 1
+    workers: Workers | None = None
+
+    def serving(self, operations: int) -> Workers | None:
+        """The workers, where so many operations are worth a thread."""
+        if self.threads == 1 or operations < WORTH_A_THREAD:
+            return None
+        self.workers = self.workers or Workers(self.threads)
+        return self.workers
 
 
 class RunEvent(NamedTuple):
@@ -214,7 +224,7 @@ class InProcess(Transport):
         once, to the same bits."""
         call = parts[0].call
         if not self.options.hop_by_hop and fast_ring.serves(call):
-            fast_ring.run(parts, self.options.workers)
+            fast_ring.run(parts, self.options.serving(call.ranks * call.length))
             for me in parts:
                 me.finish(fast_ring.sent_nbytes(call, me.index))
             return
@@ -263,7 +273,7 @@ class Hub(Backend):
         self.library = transport.library
         transport.begin(options)
         self.order = order
-        self.workers = options.workers
+        self.options = options
         self.stacks = stacks()
         self.current = self.stacks.current
         self.thread = threading.get_ident()
@@ -274,7 +284,7 @@ class Hub(Backend):
         self.incomplete: dict[tuple[GroupKey, int], dict[int, PendingCall]] = {}
         self.complete: deque[list[PendingCall]] = deque()
         self.exchanges: dict[int, PendingExchange] = {}
-        self.issued: list[tuple[int, Pending]] = []  # in this round
+        self.issued: dict[int, list[Pending]] = {}  # in this round, by rank
         self.messages: deque[RunEvent] = deque()
         self.under_way: list[PendingCall] = []  # the collective that is being carried out, for a look at it
         self.failure: tuple[int, BaseException] | None = None
@@ -296,7 +306,7 @@ class Hub(Backend):
             raise RankStopped
         self.transport.issued(rank, me)
         if self.order is None:
-            self.issued.append((rank, me))
+            self.issued.setdefault(rank, []).append(me)
         else:
             self._take(rank, me)
         if rank in self.transport.late or (self.order is not None and self.order.pauses(rank, me)):
@@ -314,7 +324,7 @@ class Hub(Backend):
             parts[me.index] = me
             if len(parts) == me.size:
                 del self.incomplete[key]
-                self.complete.append([parts[i] for i in range(me.size)])
+                self.complete.append([*map(parts.__getitem__, range(me.size))])
 
     def wait(self, rank: int, me: Pending) -> None:
         """Parks the rank until its part is done."""
@@ -325,9 +335,10 @@ class Hub(Backend):
 
     def compute(self, rank: int, work: Callable[[], Any], operations: int) -> Any:
         """What the work returns, computed beside that of other ranks where it is worth a thread."""
-        if self.order is not None or not self.workers.serve(operations):
+        workers = self.options.serving(operations) if self.order is None else None
+        if workers is None:
             return work()
-        future = self.workers.begin(rank, work)
+        future = workers.begin(rank, work)
         del work  # so that nothing but the rank's program holds what it computes with
         self._park()
         return future.result()
@@ -359,52 +370,50 @@ class Hub(Backend):
             self.transport.abort()
             raise
         finally:
-            self.workers.close()
+            if self.options.workers:
+                self.options.workers.close()
             self._unwind()
             self.transport.close()
 
     def _rounds(self) -> Generator[RunEvent, None, None]:
-        """The plain order: each rank that can goes on until it waits; then what they have issued is carried out."""
-        while self.ready:
-            self._round()
-            issued, self.issued = self.issued, []
-            for rank, me in issued:
-                self._take(rank, me)
-            yield from self._seen_messages()
-            while self.complete:
-                self._interruption()
-                yield from self._carry_out(self.complete.popleft())
+        """The plain order: each rank that can goes on until it waits; then what they have issued is carried out.
 
-    def _round(self) -> None:
-        """Lets each rank go on until it waits; of several that fail, the first in the round has failed."""
-        place: dict[int, int] = {}  # of each rank in the round
-        while self.ready or self.workers:
-            self._interruption()
-            rank = self.ready.popleft() if self.ready else self.workers.next_rank()
-            if self.failure is None or place.get(rank, len(place)) < place[self.failure[0]]:
-                place.setdefault(rank, len(place))
-                self._switch(rank)
-        self._raise_failure()
-        self.issued.sort(key=lambda part: place[part[0]])
+        Of several ranks that fail, the first in the round has failed.
+        """
+        while self.ready:
+            place: dict[int, int] = {}  # of each rank in the round
+            while self.ready or ((workers := self.options.workers) and workers.computing):
+                if self.interrupts.pending:
+                    self.interrupts.raise_pending()
+                rank = self.ready.popleft() if self.ready or not workers else workers.next_rank()
+                if self.failure is None or place.get(rank, len(place)) < place[self.failure[0]]:
+                    place.setdefault(rank, len(place))
+                    self._resume(rank)
+            if self.failure is not None:
+                raise self.failure[1]
+            for rank in place:
+                for me in self.issued.pop(rank, ()):
+                    self._take(rank, me)
+            while self.messages:
+                yield self.messages.popleft()
+            while self.complete:
+                if self.interrupts.pending:
+                    self.interrupts.raise_pending()
+                yield from self._carry_out(self.complete.popleft())
 
     def _turns(self, order: Seeded | Chosen) -> Generator[RunEvent, None, None]:
         """Another legal order: what a rank issues is taken at once, and who is next is chosen turn by turn."""
         while self.ready or self.complete:
-            self._interruption()
+            if self.interrupts.pending:
+                self.interrupts.raise_pending()
             if order.collective_next(self.complete, self.ready):
                 yield from self._carry_out(self.complete.popleft())
-            else:
-                self._resume(self.ready.popleft())
-                yield from self._seen_messages()
-
-    def _interruption(self) -> None:
-        """Raises a KeyboardInterrupt that had to wait."""
-        if self.interrupts.pending:
-            self.interrupts.raise_pending()
-
-    def _seen_messages(self) -> Iterator[RunEvent]:
-        while self.messages:
-            yield self.messages.popleft()
+                continue
+            self._resume(self.ready.popleft())
+            if self.failure is not None:
+                raise self.failure[1]
+            while self.messages:
+                yield self.messages.popleft()
 
     def _greenlet(self, rank: int, program: Callable[[], Any]) -> Any:
         def body() -> None:
@@ -417,7 +426,7 @@ class Hub(Backend):
                     self._failed(rank, error)
             except StopIteration as error:  # which a generator, as the hub's loop is one, must not let through
                 self._failed(rank, RuntimeError(STOP_ITERATION), error)
-            except BaseException as error:  # whatever it is, _resume raises it again
+            except BaseException as error:  # whatever it is, the loop raises it again
                 self._failed(rank, error)
 
         return self.stacks.new(body)
@@ -430,14 +439,6 @@ class Hub(Backend):
             self.failure = (rank, error)
 
     def _resume(self, rank: int) -> None:
-        self._switch(rank)
-        self._raise_failure()
-
-    def _raise_failure(self) -> None:
-        if self.failure is not None:
-            raise self.failure[1]
-
-    def _switch(self, rank: int) -> None:
         if threading.get_ident() != self.thread:
             raise RankUseError("a run can only be continued in the thread that started it; step through it there")
         g = self.greenlets[rank]

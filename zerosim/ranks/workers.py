@@ -7,55 +7,42 @@ compute go on in the order in which they began to. How long a thread takes decid
 NumPy lets other threads run while it adds, casts and multiplies; a thread is worth it for whole arrays alone.
 """
 
-from __future__ import annotations
-
+import os
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context, copy_context
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
-
-WORTH_A_THREAD = 2_000_000  # operations: handing work over and taking it back costs as much as some 200,000
 Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Workers:
-    """So many threads, the hub's own where it is one; and the ranks that compute, in the order in which they go on."""
+    """So many threads, and the ranks that compute on them, in the order in which they go on."""
 
     def __init__(self, count: int) -> None:
-        self.count = count
-        self._computing: deque[tuple[int, Future[Any]]] = deque()
-
-    @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        from concurrent.futures import ThreadPoolExecutor  # not while zerosim is imported: most runs need none
-
-        return ThreadPoolExecutor(self.count, "zerosim worker")
-
-    def serve(self, operations: int) -> bool:
-        """True where work of so many operations is worth a thread."""
-        return self.count > 1 and operations >= WORTH_A_THREAD
+        self.count, self._pool = count, ThreadPoolExecutor(count, "zerosim worker")
+        self.computing: deque[tuple[int, Future[Any]]] = deque()
 
     def begin(self, rank: int, work: Callable[[], Any]) -> Future[Any]:
         """Hands the rank's work to a thread."""
         future = self._pool.submit(_run, copy_context(), [work])
-        self._computing.append((rank, future))
+        self.computing.append((rank, future))
         return future
-
-    def __bool__(self) -> bool:
-        """True where a rank has not gone on from its work."""
-        return bool(self._computing)
 
     def next_rank(self) -> int:
         """Waits for the rank that began first of them, which goes on now."""
-        rank, future = self._computing.popleft()
+        rank, future = self.computing.popleft()
         future.exception()
         return rank
 
-    def each(self, function: Callable[[Item], object], items: Iterable[Item], operations: int) -> None:
+    def each(self, function: Callable[[Item], object], items: Iterable[Item]) -> None:
         """Calls the function with each item, in any order: what it writes for one, it does not touch for another."""
         left = deque(items)
 
@@ -67,16 +54,15 @@ class Workers:
                     return
                 function(item)
 
-        others = [self._pool.submit(work_off) for _ in range(self.count - 1)] if self.serve(operations) else []
+        others = [self._pool.submit(work_off) for _ in range(self.count - 1)]
         work_off()
         for other in others:
             other.result()
 
     def close(self) -> None:
         """Waits for what is computed, and ends the threads."""
-        if "_pool" in self.__dict__:
-            self._pool.shutdown()
-        self._computing.clear()
+        self._pool.shutdown()
+        self.computing.clear()
 
 
 def _run(context: Context, box: list[Callable[[], Any]]) -> Any:
