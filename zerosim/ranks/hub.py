@@ -5,9 +5,10 @@ of this process and to those of others; the rest is written once: the generators
 in lockstep, and what they yield is moved. In one process that is every rank of a call; where each rank has a process of
 its own, it is one.
 
-The hub's ranks are greenlets (`stacks`), of which exactly one runs at a time, the next one chosen by a rule. A rank
-parks when it waits for something that is not done. The hub carries out a collective when all of its group have issued
-it and agree, and moves a message when both its halves are there. Same program, same order, same bits.
+The hub's ranks are greenlets (`stacks`), of which one runs at a time, in rounds: each goes on until it waits for
+something that is not done, and parks. Then the hub carries out each collective that all of its group have issued, if
+they agree, and moves each message of which both halves are there. Same program, same order, same bits. What a rank
+hands over to compute, threads do beside other ranks (`workers`), and a rank goes on from it in its turn.
 """
 
 import threading
@@ -264,11 +265,11 @@ def check_thread(thread: int, rank: int) -> None:
 class Hub(Backend):
     """One run of one program on N ranks, in the thread that drives it.
 
-    Nothing goes on while a rank runs: the others take their turns when it waits.
+    No other program goes on while a rank's runs: they take their turns when it waits or computes.
     """
 
     def __init__(self, size: int, transport: Transport, options: RunOptions, order: Seeded | Chosen | None) -> None:
-        """``order`` None: collectives first, then the rank that has been ready for longest, until it waits."""
+        """``order`` None: in rounds."""
         self.transport, self.watch, self.interrupts = transport, options.watch, options.interrupts
         self.library = transport.library
         transport.begin(options)
