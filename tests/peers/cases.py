@@ -81,7 +81,8 @@ class Case:
     def told(self) -> dict[str, Any]:
         """What the ranks are told; where orders are sought, one step of SGD, in which each gradient's bits show."""
         if self.made:
-            return self.job | {"optimizer": "AdamW of a large epsilon", "steps": 4, "made": made_there(self.made)[0].name}
+            folder, _ = made_there(self.made)
+            return self.job | {"optimizer": "AdamW of a large epsilon", "steps": 4, "made": folder.name}
         return self.job | ({"optimizer": "SGD", "steps": 1} if self.verdict == "order" else
                            {"optimizer": "AdamW", "steps": 4})
 
