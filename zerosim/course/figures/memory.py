@@ -5,7 +5,6 @@ Legend: N ranks, P parameters.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum  # `sum` rounds otherwise from Python 3.12 on
 from types import MappingProxyType
 from typing import Any
 
@@ -95,7 +94,7 @@ def _panel(axes: Axes, data: MemoryData, ranks: int, style: Style) -> None:
         axes.text(place, -0.085, f"stage {step.stage}\n{step.formula}", transform=axes.get_xaxis_transform(),
                   ha="center", va="top", linespacing=1.4)
     axes.set_title(f"N = {counted(ranks, 'rank')}", loc="center", fontsize=13)
-    highest = max(fsum(data.peak(step).values()) for step in data.steps)
+    highest = max(sum(step.peak_nbytes[0].values()) for step in data.steps) / data.parameter_count
     axes.set(ylim=(0, 1.08 * highest), xlim=(-0.62, len(steps) - 0.4))
     axes.grid(axis="y")
     axes.set_xticks([place + offset for place in range(len(steps)) for offset in (-BAR_OFFSET, BAR_OFFSET)],
