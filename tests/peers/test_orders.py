@@ -20,8 +20,8 @@ def telling(ranks: int, length: int) -> np.ndarray:
 
 
 def by_zerosim(vectors: np.ndarray, form: str, mirrored: bool) -> np.ndarray:
-    """The sums by zerosim's ring, g[c+1] + g[c+2] + ... + g[c] for the chunk of rank c; ``mirrored``: rank r has the vector
-    of -r, and chunk c is that of -c, so that they are g[c-1] + g[c-2] + ... + g[c]."""
+    """The sums by zerosim's ring, g[c+1] + g[c+2] + ... + g[c] for the chunk of rank c; ``mirrored``: rank r has the
+    vector of -r, and chunk c is that of -c, so that they are g[c-1] + g[c-2] + ... + g[c]."""
     ranks, length = vectors.shape
     order = [-index % ranks if mirrored else index for index in range(ranks)]
     each = -(-length // ranks)
