@@ -12,7 +12,7 @@ import numpy as np
 import zerosim as zs
 from tests.peers.launcher import launch
 from tests.zero.training import batches
-from zerosim.models.model_types import stored_names
+from zerosim.models import model_types
 
 MODEL = zs.models.MLP((12, 16, 6), activation="relu", seed=5)
 OPTIMIZERS = {"AdamW": zs.optim.AdamW(lr=0.01, weight_decay=0.01), "SGD": zs.optim.SGD(lr=0.5),
@@ -111,7 +111,7 @@ def fsdp_case(name: str, ranks: int = 2, verdict: str = "bound", why: str = FP32
     settings = zs.from_fsdp(**given, root_units=("layer1",) if "reshard_after_forward" not in options else ())
     policy = replace(settings.policy, average="sum_then_divide")
     arguments = settings.engine_arguments() | {"policy": policy, "clip_norm": clip}
-    wrong = {"clip_norm": None if clip else NORM} if policy.compute == "fp32" else {
+    wrong = {"clip_norm": None if clip else NORM} if policy.compute == "fp32" or verdict == "rounding" else {
         "policy": replace(policy, reduce="fp32" if policy.reduce is None else None)}
     job = {"way": "FSDP2", "options": given, "clip": clip, "all_reduce": all_reduce}
     return Case(name, ranks, job, arguments, arguments | wrong, verdict, why, made=made)
@@ -213,7 +213,7 @@ def flat(weights: dict[str, np.ndarray]) -> np.ndarray:
 def as_here(theirs: dict[str, np.ndarray], model: Any) -> dict[str, np.ndarray]:
     """Weights by zerosim's names, in its order: `transformers` has other names, transposes some and cuts others."""
     return {name: np.concatenate([theirs[part].T if there.transposed else theirs[part] for part in there.names], -1)
-            for name, there in stored_names(model.shapes).items()}
+            for name, there in model_types.stored_names(model.shapes).items()}
 
 
 def by_peers(cases: Sequence[Case] = CASES) -> dict[str, dict[str, Any]]:
