@@ -310,8 +310,8 @@ def unpack_block(x: Array, out: npt.NDArray[np.float32], scratch: Scratch) -> No
         values_of(fmt).take(index, out=out, mode="clip")  # every code is an index of the table: nothing to check
 
 
-# Of fp16: sign and magnitude of a code; the shifts of the sign and of exponent and significand; the exponents' difference
-# of 112; the smallest infinity, 13 bits up.
+# Of fp16: sign and magnitude of a code; the shifts of exponent and significand and of the sign; the exponents'
+# difference of 112; the smallest infinity, 13 bits up.
 _SIGN, _MAGNITUDE, _UP, _SIGN_UP, _EXPONENTS, _INFINITY = (
     np.array(number, np.uint32) for number in (0x8000, 0x7FFF, 13, 16, 112 << 23, 0x7C00 << 13))
 _SMALLEST_NORMAL, _ZEROS = np.array(2.0**-14, np.float32), np.zeros(BLOCK, np.float32)
@@ -320,9 +320,9 @@ _SMALLEST_NORMAL, _ZEROS = np.array(2.0**-14, np.float32), np.zeros(BLOCK, np.fl
 def _unpack_half(code: npt.NDArray[np.uint16], out: npt.NDArray[np.float32], scratch: Scratch) -> None:
     """The values of fp16's codes; n <= BLOCK.
 
-    Exponent and significand go 13 bits up, and the exponents' difference of 112 is added. That makes f = 2^-15 + m·2^-25
-    of a subnormal m·2^-24, which is f + (f - 2^-14); a normal number is f, no less than 2^-14. Infinities and NaNs are
-    few, and looked up. No operand is a float32 subnormal.
+    Exponent and significand go 13 bits up, and the exponents' difference of 112 is added. That makes
+    f = 2^-15 + m·2^-25 of a subnormal m·2^-24, which is f + (f - 2^-14); a normal number is f, no less than 2^-14.
+    Infinities and NaNs are few, and looked up. No operand is a float32 subnormal.
     """
     word, sign = out.view(np.uint32), scratch.array("unpack sign", code.size, np.uint32)
     np.copyto(sign, code)

@@ -12,10 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import copy_elements, has_data, on_host
+from zerosim.numerics.arrays import WIDE_BLOCK, copy_elements, has_data, on_host
+from zerosim.numerics.checks import FP32, FP64
 from zerosim.ranks.call import Call, Cut, Kernels, PendingCall, chunk_lengths, largest_chunk
 from zerosim.ranks.workers import Workers
 
+# Sums of these types are made in longer blocks, on threads too. Rounding to 16 bits takes a dozen short calls a block,
+# and two threads that hand Python's lock to and fro after each are slower than one.
+WIDE = (FP32, FP64)
 STACK_CHUNK = 2048       # below this chunk length a NumPy call costs more than its additions: add all chunks at once
 STACK_ELEMENTS = 1 << 23  # the most elements that stacking may copy
 
@@ -74,10 +78,12 @@ def reduce(cut: Cut, kernels: Kernels, inputs: list[np.ndarray], outs: list[np.n
         for out in () if scatters else outs[1:]:
             put(out, here, outs[0][here])
 
-    if workers:
-        workers.each(sum_window, windows(cut, kernels.BLOCK))
+    wide = inputs[0].dtype in WIDE
+    todo = windows(cut, max(WIDE_BLOCK, kernels.BLOCK) if wide else kernels.BLOCK)
+    if workers and wide:
+        workers.each(sum_window, todo)
     else:
-        for window in windows(cut, kernels.BLOCK):
+        for window in todo:
             sum_window(window)
 
 
