@@ -309,23 +309,24 @@ class Hub(Backend):
         if self.order is None:
             self.issued.setdefault(rank, []).append(me)
         else:
-            self._take(rank, me)
+            self._take(rank, [me])
         if rank in self.transport.late or (self.order is not None and self.order.pauses(rank, me)):
             self.ready.append(rank)
             self._park()
 
-    def _take(self, rank: int, me: Pending) -> None:
-        """Takes a rank's part; a collective becomes due when all of its group have issued theirs."""
-        if isinstance(me, PendingExchange):
-            self.exchanges[rank] = me
-            self._move_messages(me)
-        else:
-            key = me.call.key, me.call.number
-            parts = self.incomplete.setdefault(key, {})
-            parts[me.index] = me
-            if len(parts) == me.size:
-                del self.incomplete[key]
-                self.complete.append([*map(parts.__getitem__, range(me.size))])
+    def _take(self, rank: int, parts: Iterable[Pending]) -> None:
+        """Takes what a rank has issued; a collective becomes due when all of its group have issued theirs."""
+        for me in parts:
+            if isinstance(me, PendingExchange):
+                self.exchanges[rank] = me
+                self._move_messages(me)
+            else:
+                key = me.call.key, me.call.number
+                issued = self.incomplete.setdefault(key, {})
+                issued[me.index] = me
+                if len(issued) == me.size:
+                    del self.incomplete[key]
+                    self.complete.append([*map(issued.__getitem__, range(me.size))])
 
     def wait(self, rank: int, me: Pending) -> None:
         """Parks the rank until its part is done."""
@@ -393,8 +394,7 @@ class Hub(Backend):
             if self.failure is not None:
                 raise self.failure[1]
             for rank in place:
-                for me in self.issued.pop(rank, ()):
-                    self._take(rank, me)
+                self._take(rank, self.issued.pop(rank, ()))
             while self.messages:
                 yield self.messages.popleft()
             while self.complete:
