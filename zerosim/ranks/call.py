@@ -457,7 +457,7 @@ class Backend:
         """Returns when ``me.done``."""
 
     def compute(self, rank: int, work: Callable[[], Any], operations: int) -> Any:
-        """What the work returns, which uses no rank."""
+        """The result of the work, which uses no rank."""
         return work()
 
     def new_group(self, parent: GroupKey, key: GroupKey) -> None:

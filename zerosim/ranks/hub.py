@@ -336,7 +336,7 @@ class Hub(Backend):
         self.transport.completed(rank, me)
 
     def compute(self, rank: int, work: Callable[[], Any], operations: int) -> Any:
-        """What the work returns, computed beside that of other ranks where it is worth a thread."""
+        """The result of the work, computed beside that of other ranks where it is worth a thread."""
         workers = self.options.serving(operations) if self.order is None else None
         if workers is None:
             return work()

@@ -94,7 +94,7 @@ class RankState:
         return self.backend
 
     def work_off(self, work: Callable[[], Any]) -> Any:
-        """What the work returns; it must not use the rank."""
+        """The result of the work, which must not use the rank."""
         self.computing = True
         try:
             return work()
@@ -328,8 +328,11 @@ class Rank:
                                 async_op=async_op, purpose=purpose)
 
     def compute(self, work: Callable[[], Result], *, operations: int) -> Result:
-        """What ``work()`` returns. It computes with arrays of this rank, may run beside other ranks' work, and uses no
-        rank and nothing that ranks share; ``operations`` of arithmetic, roughly, tell whether it is worth a thread."""
+        """The result of ``work()``, which computes with arrays of this rank, and may do so beside other ranks' work.
+
+        It uses no rank and nothing that ranks share. ``operations`` of arithmetic, roughly, tell whether it is worth a
+        thread. Raises what the work raises, and RankUseError where that uses the rank.
+        """
         state = self._state
         found: Result = state.in_use().compute(state.index, partial(state.work_off, work), operations)
         return found

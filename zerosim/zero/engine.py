@@ -347,7 +347,7 @@ class Engine(Shown):
         return dx
 
     def _compute(self, unit: Unit, x: np.ndarray, work: Callable[[], Result]) -> Result:
-        """What the work returns: a unit's forward or backward for x (..., I), or for indices of any shape."""
+        """The result of the work: a unit's forward or backward for x (..., I), or for indices of any shape."""
         rows = x.size if unit.integer_inputs else x.size // x.shape[-1]
         return self.rank.compute(work, operations=2 * rows * unit.parameter_count)
 
