@@ -3,8 +3,12 @@
 Legend: N ranks, n elements; hop s of a ring's all-reduce, 0 to N-2 adding and N-1 to 2N-3 copying.
 """
 
+import random
+import shutil
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,7 +183,7 @@ def test_no_fault_in_any_collective_makes_a_run_hang_or_fail_in_another_way(
 
 
 @pytest.mark.parametrize("rank", range(RANKS))
-@pytest.mark.parametrize("kind", ["disk_full", "torn_write"])
+@pytest.mark.parametrize("kind", ["disk_full", "partial_write"])
 def test_a_disk_that_fails_is_found_when_it_is_written_or_read_and_a_full_one_leaves_the_old_checkpoint(
         tmp_path, kind: str, rank: int, record_property) -> None:
     healthy = zs.Cluster(RANKS).run(trained, 1, False, DATA, tmp_path / "healthy")
@@ -207,16 +211,51 @@ def test_a_disk_that_fails_is_found_when_it_is_written_or_read_and_a_full_one_le
     record_property(f"faults injected: {kind}", 1)
 
 
-def test_three_ranks_go_on_without_a_fourth_with_the_bits_of_a_checkpoint_resharded_by_hand(tmp_path) -> None:
-    options, text = training.Options(model="gpt-nano", ranks=4, steps=5, batch=1, sample_tokens=0), texts.shipped()
-    elastic = training.train(options, text, checkpoints=training.Checkpoints(str(tmp_path / "a"), 2),
-                             faults=Plan("rank=2,step=4,dies"), max_restarts=1)
-    by_hand = training.Checkpoints(str(tmp_path / "b"), 2)
-    training.train(replace(options, steps=2), text, checkpoints=by_hand)
-    three = training.train(replace(options, ranks=3), text, checkpoints=replace(by_hand, resume=True))
-    assert (elastic.digest, elastic.losses, elastic.resumed_from) == (three.digest, three.losses, 2)
-    assert elastic.happened[0] == "rank 2 of 4 died in step 4; 3 go on from the last checkpoint"
-    assert elastic.happened[1].startswith("injected: rank=2,step=4,dies: in step 4, ")
+@pytest.mark.parametrize(("stage", "more"), [
+    (3, {}), (1, {"compute": "fp16", "micro_batches": 2}), pytest.param(0, {}, marks=pytest.mark.slow),
+    pytest.param(2, {"offload": "host"}, marks=pytest.mark.slow)])
+def test_ranks_go_on_without_those_that_died_with_the_bits_of_a_checkpoint_resharded_by_hand(
+        stage: int, more: dict[str, Any], tmp_path) -> None:
+    """Two die, one after the other, each in a step or while it saves; what is left goes on as if started by hand."""
+    draw, text = random.Random(stage), texts.shipped()
+    options = training.Options(model="gpt-nano", ranks=4, steps=8, stage=stage, batch=1, sample_tokens=0, **more)
+    deaths = [(draw.randrange(4), draw.randint(4, 5)), (draw.randrange(3), draw.randint(6, 7))]
+    plan = Plan(*(f"rank={rank},step={step},dies" for rank, step in deaths))
+    elastic = training.train(options, text, checkpoints=training.Checkpoints(str(tmp_path / "a"), 2), faults=plan,
+                             max_restarts=2)
+    by_hand, resumed = training.Checkpoints(str(tmp_path / "b"), 2), [2 * ((step - 1) // 2) for _, step in deaths]
+    for ranks, (first, last) in zip((4, 3, 2), pairwise((0, *resumed, 8)), strict=True):
+        if first < last:
+            found = training.train(replace(options, ranks=ranks, steps=last), text,
+                                   checkpoints=replace(by_hand, resume=first > 0))
+    assert (elastic.digest, elastic.losses, elastic.resumed_from) == (found.digest, found.losses, resumed[1])
+    assert elastic.happened[:2] == tuple(
+        f"rank {rank} of {ranks} died in step {step}; {ranks - 1} go on from the last checkpoint"
+        for ranks, (rank, step) in zip((4, 3), deaths, strict=True))
+    assert [row.fault for row in plan.struck] == [fault.text for fault in plan.faults]
+    assert elastic.happened[2].startswith(f"injected: {plan.faults[0].text}: in step {deaths[0][1]}, ")
+
+
+def test_what_fewer_ranks_cannot_have_is_refused_with_who_died(tmp_path) -> None:
+    options = training.Options(model="gpt-nano", ranks=4, steps=3, stage=3, batch=1, sample_tokens=0)
+    saves = training.Checkpoints(str(tmp_path / "a"), 1)
+    for said, mesh, *faults in (
+            ("a mesh of 2 nodes with 2 ranks each has 4 ranks", "2x2"),
+            ("names rank 3, and the ranks are 0 to 2", "none", "rank=3,step=3,dies"),
+            ("shard-000001-rank-00000", "none", "rank=0,step=1,partial_write,nbytes=20000")):
+        with pytest.raises(ValueError, match=f"^rank 1 of 4 died in step 2; 3 go on from the last .*, but: .*{said}"):
+            training.train(replace(options, mesh=mesh), texts.shipped(), checkpoints=saves,
+                           faults=Plan(*faults, "rank=1,step=2,dies"), max_restarts=1)
+        shutil.rmtree(tmp_path / "a")
+
+
+def test_a_plan_is_of_one_cluster() -> None:
+    plan = Plan("rank=0,bitflip")
+    cluster = zs.Cluster(2, faults=plan)
+    for _ in range(2):  # a second run goes on with the faults that wait: with none
+        cluster.run(lambda rank: rank.all_reduce(np.ones(4)))
+    with pytest.raises(ValueError, match="after 1 had struck in another, and each strikes once; make a Plan for each"):
+        zs.Cluster(2, faults=plan)
 
 
 def test_the_command_injects_goes_on_and_says_what_was_found() -> None:

@@ -402,7 +402,7 @@ facts = tomllib.loads(files("zerosim.course.published").joinpath("peers.toml").r
 found = {}
 for row in facts["row"]:
     kind = {"refused": "refused", "bound": "fp32"}.get(row["verdict"], "16 bits")
-    program = "DeepSpeed" if row["name"].startswith("DeepSpeed") else "PyTorch"
+    program = "DeepSpeed" if "DeepSpeed" in row["name"] else "PyTorch"
     found.setdefault((program, f"{row['ranks']} ranks", kind), []).append(row)
 lines = []
 for key, runs in sorted(found.items()):

@@ -56,6 +56,15 @@ def test_processes_give_the_bits_bytes_and_peaks_of_one_process(file):
     assert arrays.sha256(zs.Cluster(2).run(program)[0]) != there[0].sha256
 
 
+def test_a_file_that_has_changed_within_its_second_is_run_as_it_is_now_and_leaves_no_bytecode(tmp_path):
+    file = tmp_path / "an_answer.py"
+    for value in (1, 2):
+        file.write_text(f"def program(rank):\n    return {value}\n")
+        os.utime(file, (0, 0))
+        assert running.load(f"{file}:program")(None) == value
+    assert [*tmp_path.iterdir()] == [file]
+
+
 def test_a_job_is_the_command_with_its_settings_under_the_launcher_with_the_flags_that_it_needs(launcher):
     row = {"rank": 0, "result": "5", "sha256": None, "sent_nbytes": 6, "peak_nbytes": 7}
     launcher('echo "$@" > "$0.words"; echo ' + shlex.quote(json.dumps({"rows": [row]})))

@@ -151,4 +151,4 @@ class Dom(HTMLParser):
     def rows(self, caption: str) -> list[list[str]]:
         """The body of the table whose caption begins like this."""
         table = next(one for one in self.root.iter("table") if one.findtext("caption", "").startswith(caption))
-        return [["".join(cell.itertext()) for cell in row] for row in table.find("tbody") or ()]
+        return [["".join(cell.itertext()) for cell in row] for row in table.findall("tbody/*")]

@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import sys
+import threading
 import warnings
 from collections import Counter
 from contextlib import suppress
@@ -20,17 +21,18 @@ FORBIDDEN = {"pickle.find_class", "os.system", "subprocess.Popen", "os.exec", "o
 
 
 class Watch:
-    """What Python's own audit hears within a ``with`` block: files opened for writing, programs, pickles.
+    """What Python's own audit hears of this thread in a ``with`` block: files opened for writing, programs, pickles.
 
-    A module that is imported for the first time may be written as bytecode.
+    A module that is imported for the first time may be written as bytecode; what other tests have left running opens
+    files in threads of its own.
     """
 
     def __init__(self):
-        self.seen = None
+        self.seen, self.thread = None, threading.get_ident()
         sys.addaudithook(self.hear)  # nothing takes it away again
 
     def hear(self, event, given):
-        if self.seen is None:
+        if self.seen is None or threading.get_ident() != self.thread:
             return
         writes = event == "open" and isinstance(given[2], int) and given[2] & (os.O_WRONLY | os.O_RDWR)
         if (event in FORBIDDEN or (writes and given[0] != os.devnull)) and ".pyc" not in str(given[:1]):

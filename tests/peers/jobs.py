@@ -15,13 +15,26 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 NAMES = {"0.weight": "layer0.weight", "0.bias": "layer0.bias", "2.weight": "layer1.weight", "2.bias": "layer1.bias"}
-OPTIMIZERS = {"AdamW": {"lr": 0.01, "weight_decay": 0.01}, "SGD": {"lr": 0.5}}
+OPTIMIZERS = {"AdamW": {"lr": 0.01, "weight_decay": 0.01}, "SGD": {"lr": 0.5},
+              "AdamW of a large epsilon": {"lr": 0.01, "weight_decay": 0.01, "eps": 1e-3}}
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Weights = dict[str, np.ndarray]
 
 
-def model_of(weights: Weights) -> nn.Sequential:
-    """Two linear layers and a ReLU; torch's weights are (outputs, inputs)."""
+def made(folder: str, fields: dict[str, Any]) -> None:
+    """Saves a model of this configuration, with weights of a seed, by `transformers`."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(5)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields)).save_pretrained(folder)
+
+
+def model_of(weights: Weights, folder: str | None = None) -> nn.Module:
+    """Two linear layers and a ReLU, torch's weights are (outputs, inputs); or the model of a folder."""
+    if folder is not None:
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
     (inputs, hidden), (_, outputs) = weights["layer0.weight"].shape, weights["layer1.weight"].shape
     model = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
     model.load_state_dict({there: torch.from_numpy(weights[here].T.copy()) for there, here in NAMES.items()})
@@ -29,23 +42,27 @@ def model_of(weights: Weights) -> nn.Sequential:
 
 
 def loss_of(model: Any, x: np.ndarray, target: np.ndarray) -> torch.Tensor:
-    """The mean over the batch of half the squared error, in the model's format up to its outputs."""
+    """The mean over the batch of half the squared error, in the model's format up to its outputs; of tokens, their mean
+    cross-entropy where there is a target."""
+    if x.dtype == np.int64:
+        return nn.functional.cross_entropy(model(torch.from_numpy(x)).logits.flatten(0, 1),
+                                           torch.from_numpy(target).flatten(), ignore_index=-1)
     y = model(torch.from_numpy(x).to(next(model.parameters()).dtype))
     y = y if y.dtype == torch.float64 else y.float()
     return 0.5 * ((y - torch.from_numpy(target)) ** 2).sum() / len(x)
 
 
 def arrays(module: Any) -> Weights:
-    """Whole weights by zerosim's names; those of 16 bits as fp32."""
+    """Whole weights, those of the MLP by zerosim's names; those of 16 bits as fp32."""
     whole = {name.removeprefix("module."): p.full_tensor() if hasattr(p, "full_tensor") else p
              for name, p in module.named_parameters()}
-    return {NAMES[name]: (p if p.dtype == torch.float64 else p.float()).detach().numpy().T.copy()
-            for name, p in whole.items()}
+    found = {name: (p if p.dtype == torch.float64 else p.float()).detach().numpy().copy() for name, p in whole.items()}
+    return {NAMES[name]: w.T for name, w in found.items()} if found.keys() == NAMES.keys() else found
 
 
 def by_torch(case: dict[str, Any], weights: Weights, data: list) -> dict[str, Any]:
     """DDP, ZeroRedundancyOptimizer, FSDP2 (a mesh of two dimensions is HSDP), or all ranks' data in float64."""
-    model, way, options = model_of(weights), case["way"], dict(case.get("options", {}))
+    model, way, options = model_of(weights, case.get("made")), case["way"], dict(case.get("options", {}))
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if way == "float64":
         model.double()
@@ -61,9 +78,11 @@ def by_torch(case: dict[str, Any], weights: Weights, data: list) -> dict[str, An
                     "mesh": init_device_mesh("cpu", mesh, mesh_dim_names=("replicate", "shard")[-len(mesh):])}
         if options.pop("offload_policy", None):
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
-        fully_shard(model[0], **options)
+        layers = [part for part in model.modules() if isinstance(part, nn.ModuleList)]  # of `transformers`
+        for layer in layers[0] if layers else model[:1]:
+            fully_shard(layer, **options)
         fully_shard(model, **options)
-    kind, numbers = getattr(torch.optim, case["optimizer"]), OPTIMIZERS[case["optimizer"]]
+    kind, numbers = getattr(torch.optim, case["optimizer"].split()[0]), OPTIMIZERS[case["optimizer"]]
     optimizer = (ZeroRedundancyOptimizer(model.parameters(), kind, **numbers)
                  if way == "ZeroRedundancyOptimizer" else kind(model.parameters(), **numbers))
     for step in mine:
@@ -89,8 +108,9 @@ def by_deepspeed(case: dict[str, Any], weights: Weights, data: list) -> dict[str
     os.environ["LOCAL_SIZE"] = str(case["per_node"])  # which tells DeepSpeed how many ranks are of a node
     if case["lift_fp16"]:
         get_accelerator().is_fp16_supported = lambda: True
-    model = model_of(weights)
-    optimizer = getattr(torch.optim, case["optimizer"])(model.parameters(), **OPTIMIZERS[case["optimizer"]])
+    model = model_of(weights, case.get("made"))
+    kind = getattr(torch.optim, case["optimizer"].split()[0])
+    optimizer = kind(model.parameters(), **OPTIMIZERS[case["optimizer"]])
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=case["config"])
     skipped, scales = [], []
     for step in (step[dist.get_rank()] for step in data):

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
-from tests.peers.cases import CASES, MODEL, VERDICTS, by_peers, judged
+from tests.peers.cases import CASES, VERDICTS, by_peers, judged
 
 FACTS = Path(str(files("zerosim.course.published").joinpath("peers.toml")))
 PAGE = Path(__file__).parent.parent.parent / "docs" / "peers.md"
@@ -18,13 +18,13 @@ PEERS = ("torch", "deepspeed", "transformers", "numpy")
 def facts() -> str:
     """The file of facts: versions, then a row for each case."""
     lines = ["# Written by `python -m tests.peers.record`; docs/peers.md shows it, and `make peers` holds it.",
-             f"parameters = {MODEL.parameter_count}", "", "[versions]"]
+             "", "[versions]"]
     lines += [f"{name} = {json.dumps(version(name))}" for name in PEERS]
     there = by_peers()
     for case in CASES:
         verdict, differ, largest = judged(case, there[case.name], case.arguments)
         row = {"name": case.name, "ranks": case.ranks, "verdict": verdict, "differ": differ,
-               "largest": float(f"{largest:.1e}"), "why": case.why}
+               "of": case.model.parameter_count, "largest": float(f"{largest:.1e}"), "why": case.why}
         if "refused" in there[case.name]:
             row["said"] = there[case.name]["refused"]
         lines += ["", "[[row]]", *(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in row.items())]
@@ -38,11 +38,11 @@ def table(text: str) -> str:
     counts = Counter(row["verdict"] for row in read["row"])
     lines = [f"{len(read['row'])} runs, of {versions}: " + "; ".join(
                  f"{counts[key]} *{words}*" for key, words in VERDICTS.items()) + ".", "",
-             f"| run | ranks | found | of {read['parameters']} weights differ | by at most | why |",
+             "| run | ranks | found | weights that differ | by at most | why |",
              "|---|---|---|---|---|---|"]
     for row in read["row"]:
         figures = ("", "") if row["verdict"] == "refused" else (
-            str(row["differ"]), f"{row['largest']:.1e}" if row["differ"] else "0")
+            f"{row['differ']} of {row['of']:,}", f"{row['largest']:.1e}" if row["differ"] else "0")
         said = f": {row['said']}" if "said" in row else ""
         lines.append(f"| {row['name']} | {row['ranks']} | {VERDICTS[row['verdict']]} | {figures[0]} | {figures[1]} | "
                      f"{row['why']}{said} |")

@@ -1,8 +1,9 @@
-"""The memory is audited by NumPy's own allocations, as Python's tracer sees them; and every buffer is one that an
-algorithm declares and uses, to the last element."""
+"""The memory is audited by NumPy's own allocations, as Python's tracer sees them; every buffer is one that an algorithm
+declares and uses, to the last element; and its messages may move in each order that it leaves open."""
 
 import gc
 import tracemalloc
+from collections.abc import Callable, Iterator
 from itertools import product
 
 import numpy as np
@@ -122,3 +123,56 @@ def test_every_declared_element_is_used(row: tuple[str, str], dtype: np.dtype, o
                 assert not any(unused), (asked, me.index, unused)
                 assert {buffer.dtype for buffer in me.buffers} <= {*options.values(), dtype} - (
                     {dtype} if "wire" in options else set())
+
+
+def ends_of_every_order(asked: call.Call, steps_of: Callable[[call.PendingCall], call.Exchanges]) -> Iterator[bytes]:
+    """All ranks' results, for each order in which the messages of one collective can move one after the other."""
+    path: list[list[int]] = []  # of each choice the move that is taken, and how many there were
+    while True:
+        parts = parts_of(asked)
+        for me in parts:
+            me.x = me.x / np.float32(3) ** me.index  # of these, unlike whole numbers, sums are rounded
+        steps, sends, receives, taken = [*map(steps_of, parts)], {}, {}, 0
+        ready = set(range(asked.ranks))
+        while True:
+            for rank in sorted(ready):
+                if exchange := next(steps[rank], None):
+                    sends |= {rank: exchange} if exchange.to is not None else {}
+                    receives |= {rank: exchange} if exchange.source is not None else {}
+            moves = [(rank, to) for rank in sorted(sends) if (to := sends[rank].to) in receives
+                     and receives[to].source == rank]
+            if not moves:
+                break
+            path += [[0, len(moves)]] * (taken == len(path))
+            source, to = moves[path[taken][0]]
+            receives.pop(to).out[...] = sends.pop(source).send
+            taken, ready = taken + 1, {source, to} - sends.keys() - receives.keys()
+        assert not sends | receives
+        yield b"".join(me.out.tobytes() for me in parts)
+        while path and path[-1][0] + 1 == path[-1][1]:
+            path.pop()
+        if not path:
+            return
+        path[-1][0] += 1
+
+
+def test_the_messages_of_a_collective_may_move_in_each_order_and_results_are_the_same(
+        record_property: Callable[[str, int], None]) -> None:
+    explored = {}
+    for row, ranks in product(ROWS, (2, 3)):
+        if allowed(*row, ranks):
+            cut = ceil_cut(2 * ranks + 1, ranks)
+            asked = call.Call(0, (), tuple(range(ranks)), *row, (cut[-1],), F32, cut)
+            ends = [*ends_of_every_order(asked, collectives.steps_of)]
+            explored[row, ranks] = len(ends)
+            assert len({*ends}) == 1, asked
+    assert explored[("all_reduce", "ring"), 3] == 36**2
+    record_property("schedules explored", sum(explored.values()))
+
+    def overwriting(me: call.PendingCall) -> call.Exchanges:
+        yield call.Exchange(me.x, me.neighbor(1), me.x, me.neighbor(-1))
+        me.out[...] = me.x
+
+    cut = ceil_cut(7, 3)
+    asked = call.Call(0, (), (0, 1, 2), "all_reduce", "ring", (7,), F32, cut)
+    assert len({*ends_of_every_order(asked, overwriting)}) > 1, "what arrives where something is still sent is seen"

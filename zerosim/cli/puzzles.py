@@ -110,7 +110,8 @@ def _graded(file: str) -> list[Score]:
     except SyntaxError as error:
         raise ValueError(f"{file} cannot be graded: line {error.lineno or 1} is not Python: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:  # MemoryError: of the parser's own stack
-        raise ValueError(f"{file} cannot be graded: {str(error) or 'it is nested too deep for Python'}") from None
+        why = "it is nested too deep for Python" if isinstance(error, MemoryError) else error
+        raise ValueError(f"{file} cannot be graded: {why}") from None
     names = [name for name in GRADERS if name in defined]
     if not names:
         raise ValueError(f"{file} defines none of {', '.join(GRADERS)}; write at least one")

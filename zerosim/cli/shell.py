@@ -154,7 +154,8 @@ def command(name: str, example: str = "", **options: Any) -> Callable[[Callable[
                 if sys.stdout is not None:
                     sys.stdout.flush()
             except (ValueError, OutOfMemoryError) as error:
-                typer.echo(f"zerosim {name}: {' '.join(str(error).split())}", err=True)
+                injected = (note for note in getattr(error, "__notes__", ()) if note.startswith("injected: "))
+                typer.echo(f"zerosim {name}: {' '.join('; '.join([str(error), *injected]).split())}", err=True)
                 raise typer.Exit(WRONG_INPUT) from None
             except (FaultError, DeadlockError) as error:
                 said = " ".join(f"{error}; {'; '.join(getattr(error, '__notes__', ()))}".split())

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
 from inspect import Parameter, iscoroutine, isfunction, isgenerator, signature
 from pathlib import Path
@@ -57,7 +58,7 @@ def load(place: str) -> RankProgram:
     if not file.is_file():
         raise ValueError(f"no file {path!r} to take the function {name!r} from; the path is taken from {Path.cwd()}")
     spec = importlib.util.spec_from_file_location(file.stem, file)
-    if spec is None or spec.loader is None:
+    if spec is None or not isinstance(spec.loader, SourceFileLoader):
         raise ValueError(f"{path!r} is not a Python file; its name must end in .py")
     known = sys.modules.get(file.stem)
     is_ours = getattr(known, "__file__", None) == str(file) or hasattr(known, LOADED)
@@ -69,7 +70,8 @@ def load(place: str) -> RankProgram:
     sys.modules[file.stem] = module
     sys.path.insert(0, str(file.parent.resolve()))  # as Python does for a script
     try:
-        spec.loader.exec_module(module)
+        # From its source: bytecode would be left beside the file, and taken for a text of the same second and length.
+        exec(spec.loader.source_to_code(file.read_bytes(), str(file)), vars(module))
     except (Exception, SystemExit) as error:
         return partial(_raise, error)
     program: RankProgram | None = getattr(module, name, None)

@@ -393,10 +393,13 @@ def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, ke
         saved = checkpoints is not None and (Path(checkpoints.folder) / INDEX).exists()
         goes_on = "go on from the last checkpoint" if saved else "begin anew, since there is no checkpoint"
         said = f"rank {death.rank} of {options.ranks} died in step {death.step}; {options.ranks - 1} {goes_on}"
-        again = train(replace(options, ranks=options.ranks - 1), corpus, on_step, keep_last_step=keep_last_step,
-                      checkpoints=checkpoints and replace(checkpoints, resume=saved), on_resume=on_resume,
-                      weights=None if saved else weights, faults=faults, checksums=checksums,
-                      max_restarts=max_restarts - 1)
+        try:
+            again = train(replace(options, ranks=options.ranks - 1), corpus, on_step, keep_last_step=keep_last_step,
+                          checkpoints=checkpoints and replace(checkpoints, resume=saved), on_resume=on_resume,
+                          weights=None if saved else weights, faults=faults and faults.rest(), checksums=checksums,
+                          max_restarts=max_restarts - 1)
+        except ValueError as error:  # fewer ranks cannot have each mesh, fault or layout
+            raise ValueError(f"{said}, but: {error}") from error
         return replace(again, happened=(said, *again.happened))
     first = found[0]
     different = tuple(rank for rank, of_rank in enumerate(found) if of_rank.digest != first.digest)

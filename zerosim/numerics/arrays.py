@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, cached_property
@@ -22,6 +23,7 @@ from zerosim.numerics.null_arrays import NullArray
 Array = npt.NDArray[Any]
 
 BLOCK = 65536  # elements
+WIDE_BLOCK = 4 * BLOCK  # elements: of sums that need no rounding, which make one call for each addend
 # Up to here the array types' own casts cost less than the dozen calls of a packed block, even on subnormals.
 SMALL = 256  # elements
 ALIGNMENT_NBYTES = 64  # a cache line
@@ -67,7 +69,7 @@ def keep_freed_memory() -> None:
     bytes(ADAPTS_UP_TO_NBYTES - 65536)  # less some pages for its header
 
 
-class Scratch:
+class Scratch(threading.local):
     """Named pieces of memory that are used again and again; what is in one of them is only good until the next
     call for the same name. ``empty`` makes them, each with ``slack_nbytes`` beyond its own."""
 

@@ -25,6 +25,7 @@ from zerosim.numerics import layer_kernels
 from zerosim.numerics.arrays import (
     BLOCK,
     SMALL,
+    WIDE_BLOCK,
     Array,
     Scratch,
     copy_elements,
@@ -326,6 +327,13 @@ class NumpyKernels(BlockKernels):
         # The partial sum stays in float32 and on the format's grid: to round it there takes half the time of packing
         # and unpacking it.
         work = work_type(out)
+        if work == out.dtype and out.size <= WIDE_BLOCK:
+            total, last = addends[0], len(addends) - 1
+            for place, x in enumerate(addends[1:], start=1):  # but the last to a room: `out` may be an addend
+                total = np.add(total, x, out=out if place == last else self.room("total", out.shape, work))
+            if not last:
+                copy_elements(total, out)
+            return
         for here, first, *others in in_blocks(out, *addends):
             total = self.wide("total", first, work)
             for place, x in enumerate(others, start=2):

@@ -15,6 +15,8 @@ import numpy as np
 from zerosim.oracle.candidates import EVERY, Recipe, Weights, exact_mean
 from zerosim.oracle.record import Record
 
+FACTORS = (2.0, 10.0)  # by which a learning rate is often wrong, beside the numbers of ranks and micro-batches
+BETAS = (0.0, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9999)  # that are in use
 Variations = Iterator[tuple[str, Recipe]]
 
 
@@ -138,6 +140,26 @@ def _decay(record: Record, right: Recipe) -> Variations:
         yield "no weight decayed", right.updating(weight_decay=0.0)
 
 
+def _rate(record: Record, right: Recipe) -> Variations:
+    sizes = sorted({record.settings.ranks, record.settings.micro_batches} - {1})
+    for factor in (*FACTORS, *sizes, *(size**0.5 for size in sizes)):
+        for lr in {right.update.lr * factor, right.update.lr / factor}:
+            yield f"{lr:g}, not {right.update.lr:g}", right.updating(lr=lr)
+
+
+def _averages(record: Record, right: Recipe) -> Variations:
+    update = right.update
+    if update.adam:
+        yield "the two were exchanged", right.updating(beta1=update.beta2, beta2=update.beta1)
+    for name in ("beta1", "beta2") if update.adam else ("momentum",):
+        for beta in BETAS:
+            yield f"{name}={beta:g}, not {getattr(update, name):g}", right.updating(**{name: beta})
+
+
+def _uphill(record: Record, right: Recipe) -> Variations:
+    yield "the gradient was added", replace(right, divisor=-right.divisor)
+
+
 def _inside(record: Record, right: Recipe) -> Variations:
     if right.update.adam:
         yield "√(v̂ + ε) in place of √v̂ + ε", right.updating(inside=True)
@@ -195,6 +217,9 @@ HYPOTHESES = (
     Hypothesis("unshared overflow", "the ranks did not agree to skip a step that overflowed", _overflow),
     Hypothesis("bias correction", "the moments were corrected wrongly", _correction),
     Hypothesis("weight decay", "weights decayed in another way", _decay),
+    Hypothesis("wrong learning rate", "the learning rate is another one", _rate),
+    Hypothesis("wrong beta", "a moving average has another rate", _averages),
+    Hypothesis("wrong sign", "the step went uphill", _uphill),
     Hypothesis("epsilon inside the root", "ε was added before the root was taken", _inside),
     Hypothesis("wrong epsilon", "ε is another one", _epsilon),
     Hypothesis("stale shard", "a part of the weights is that from before the step", _stale),

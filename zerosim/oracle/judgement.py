@@ -83,8 +83,8 @@ class Cause:
 class Judgement(Shown):
     """The verdict on a step, which ``matches`` or not: the ``ways`` that give its bits, and how far the ``nearest`` is.
 
-    ``causes`` are the mistakes that explain a step that does not match, ``alike`` those that a step that does cannot
-    be told from.
+    ``causes`` are the mistakes that explain a step that does not match; from the ``indistinguishable`` ones a step that
+    matches cannot be told.
     """
 
     asked: str
@@ -92,7 +92,7 @@ class Judgement(Shown):
     ways: tuple[Way, ...]
     nearest: Nearest
     causes: tuple[Cause, ...]
-    alike: tuple[Cause, ...]
+    indistinguishable: tuple[Cause, ...]
 
     def as_json(self) -> dict[str, Any]:
         """All of it; the texts "inf" and "nan" for what is no finite number."""
@@ -100,7 +100,7 @@ class Judgement(Shown):
         data: dict[str, Any] = plain({"asked": self.asked, "matches": self.matches, "ways": self.ways,
                                       "elements": self.nearest.elements, "ulps": self.nearest.ulps,
                                       "first": None if first is None else first._asdict(),
-                                      "causes": self.causes, "alike": self.alike})
+                                      "causes": self.causes, "indistinguishable": self.indistinguishable})
         return data
 
     def view(self) -> View:
@@ -116,7 +116,7 @@ class Judgement(Shown):
         else:
             lines += [f"Likely cause: {cause}, which gives {'every bit of the run' if cause.ways else 'its values'}."
                       for cause in self.causes] or ["No mistake of the table explains it alone."]
-        lines += [f"This step cannot tell it from {cause}." for cause in self.alike]
+        lines += [f"This step cannot tell it from {cause}." for cause in self.indistinguishable]
         lines += ["This step cannot tell these causes apart; record a later one."] * (len(self.causes) > 1)
         table = marked_table("micro-batches", "average", "order of additions", "update", indent=0, rows=[
             (*way[:3], f"{way[3]} ({PROFILES[way[3]].sentence})") for way in dict.fromkeys(ways)])

@@ -456,6 +456,10 @@ class Backend:
     def wait(self, rank: int, me: Pending) -> None:
         """Returns when ``me.done``."""
 
+    def compute(self, rank: int, work: Callable[[], Any], operations: int) -> Any:
+        """The result of the work, which uses no rank."""
+        return work()
+
     def new_group(self, parent: GroupKey, key: GroupKey) -> None:
         """The ranks of ``key``, all of the group ``parent``, have agreed to be a group of their own."""
 

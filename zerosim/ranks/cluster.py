@@ -27,6 +27,7 @@ from zerosim.ranks.process import Interrupts, blas_limited_to, guarded, patient_
 from zerosim.ranks.rank import Rank, RankState
 from zerosim.ranks.schedules import Seeded
 from zerosim.ranks.trace import Traces
+from zerosim.ranks.workers import cores
 from zerosim.shown import ShownRuns
 
 RankProgram = Callable[..., Any]
@@ -77,7 +78,7 @@ Events = Generator[RunEvent, None, None]
 
 @guarded
 class Cluster(ShownRuns):
-    """N ranks in this process, of which exactly one runs at a time: same program, same bits, same trace.
+    """N ranks in this process, whose programs run one at a time: same program, same bits, same trace.
 
     ``capacity_nbytes`` is what each rank may hold (None: no limit). ``debug`` fills new, freed and padding memory with
     NaN, carries out every collective hop by hop, and refuses a result that is dropped. ``seed`` 0 runs ranks in their
@@ -86,8 +87,10 @@ class Cluster(ShownRuns):
     bounds the trace of a long run: each rank keeps at least so many of its latest rows, and less than twice as many
     (None: all); what needs all of them, as a recording does, raises ValueError then, and bytes sent and held stay
     exact. ``faults``, a `zerosim.faults.Plan` or the text of one fault, injects them; ``checksums`` finds messages that
-    do not arrive as they were sent, for 4 bytes each. A program that catches BaseException and goes on without end
-    cannot be stopped.
+    do not arrive as they were sent, for 4 bytes each. ``workers`` threads compute what ranks hand to `Rank.compute`, as
+    an engine does, and large collectives; by default one for each core, and one in debug mode, under another seed and
+    with several ``blas_threads``. Their number changes no bit, no trace and no account. A program that catches
+    BaseException and goes on without end cannot be stopped.
     """
 
     representative: int | None = None  # the one rank that runs and stands for all, where that is so
@@ -95,7 +98,7 @@ class Cluster(ShownRuns):
 
     def __init__(self, ranks: int, *, capacity_nbytes: int | None = None, debug: bool = False, seed: int = 0,
                  blas_threads: int = 1, trace_rows: int | None = None, faults: FaultPlan | str | None = None,
-                 checksums: bool = False, processor: Processor | None = None,
+                 checksums: bool = False, workers: int | None = None, processor: Processor | None = None,
                  transport: Transport | None = None) -> None:
         """``processor`` has the arrays of all ranks that run here, ``transport`` moves them to other ranks."""
         if not is_count(ranks) or ranks < 1:
@@ -104,6 +107,9 @@ class Cluster(ShownRuns):
         if not is_count(seed):
             raise ValueError(f"seed={seed!r} must be a whole number; 0 runs the ranks in their order")
         require_count("trace_rows", trace_rows, 1, "a number of rows", none="to keep all")
+        require_count("workers", workers, 1, "a number of threads", none="for one for each core that may be used")
+        alone = debug or seed or blas_threads != 1 or processor or transport
+        self.workers = workers or (1 if alone else min(ranks, cores()))
         self.debug, self.seed, self.blas_threads = debug, seed, blas_threads
         self._processor = processor or Processor()
         group = Integers(range(ranks))
@@ -177,7 +183,8 @@ class Cluster(ShownRuns):
         backend: Backend | None = None
         handled: BaseException | None = None  # not this run's, and so left as it is
         try:
-            options = RunOptions(hop_by_hop or self.debug, watch, interrupts or Interrupts())
+            options = RunOptions(hop_by_hop or self.debug, watch, interrupts or Interrupts(),
+                                 1 if watch else self.workers)
             self.backend = backend = self._backend(options)
             for state in self.states:
                 state.begin(backend)

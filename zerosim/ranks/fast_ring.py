@@ -4,16 +4,22 @@ Every result is bit-equal to the generators', which property tests show; bytes s
 Legend: n elements, N ranks, B elements of a cache block.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from operator import setitem
 from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import copy_elements, has_data, on_host, spans
+from zerosim.numerics.arrays import WIDE_BLOCK, copy_elements, has_data, on_host
+from zerosim.numerics.checks import FP32, FP64
 from zerosim.ranks.call import Call, Cut, Kernels, PendingCall, chunk_lengths, largest_chunk
+from zerosim.ranks.workers import Workers
 
+# Sums of these types are made in longer blocks, on threads too. Rounding to 16 bits takes a dozen short calls a block,
+# and two threads that hand Python's lock to and fro after each are slower than one.
+WIDE = (FP32, FP64)
 STACK_CHUNK = 2048       # below this chunk length a NumPy call costs more than its additions: add all chunks at once
 STACK_ELEMENTS = 1 << 23  # the most elements that stacking may copy
 
@@ -35,54 +41,78 @@ def sent_nbytes(call: Call, index: int) -> int:
     return nbytes
 
 
-def run(calls: Sequence[PendingCall]) -> None:
-    """Carries out a ring collective on the arrays of all ranks; without data there is nothing to carry."""
+def run(calls: Sequence[PendingCall], workers: Workers | None) -> None:
+    """Carries out a ring collective on the arrays of all ranks, on threads where there are workers; without data there
+    is nothing to carry."""
     call, kernels = calls[0].call, calls[0].kernels
     inputs, outs = [me.x for me in calls], [me.out for me in calls]
     if not has_data(inputs[0]):
         return
     if call.operation == "all_gather":
-        all_gather(call.cut, inputs, outs)
+        all_gather(call.cut, inputs, outs, workers)
     else:
-        reduce(call.cut, kernels, inputs, outs, scatters=call.operation == "reduce_scatter")
+        reduce(call.cut, kernels, inputs, outs, workers, scatters=call.operation == "reduce_scatter")
 
 
-def reduce(cut: Cut, kernels: Kernels, inputs: list[np.ndarray], outs: list[np.ndarray], *, scatters: bool) -> None:
+def reduce(cut: Cut, kernels: Kernels, inputs: list[np.ndarray], outs: list[np.ndarray], workers: Workers | None, *,
+           scatters: bool) -> None:
     """inputs N x (n,): the sum of chunk c is x[c+1] + x[c+2] + ... + x[c], rounded after each addition. It is all of
     outs[c] (len(chunk c),) where the sum is scattered, else chunk c of every out (n,), which may be x itself."""
-    chunks = [slice(low, high) for low, high in pairwise(cut)]
     if on_host(inputs[0]) and worth_stacking(cut, len(inputs)):
+        chunks = [slice(low, high) for low, high in pairwise(cut)]
         sums = [total[:own.stop - own.start]
                 for total, own in zip(stacked_sums(cut, kernels, inputs), chunks, strict=True)]
         whole = None if scatters else np.concatenate(sums)
         for c, out in enumerate(outs):
             out[:] = sums[c] if whole is None else whole
         return
-    for c, own in enumerate(chunks):
-        addends = [x[own] for x in (*inputs[c + 1:], *inputs[:c + 1])]
-        ring_sum(kernels, addends, [outs[c]] if scatters else [out[own] for out in outs])
+
+    put: Any = setitem if on_host(inputs[0]) else lambda out, here, x: copy_elements(x, out[here])
+
+    def sum_window(window: list[tuple[int, slice]]) -> None:
+        for c, here in window:
+            addends = [x[here] for x in (*inputs[c + 1:], *inputs[:c + 1])]
+            total = outs[c][here.start - cut[c]:here.stop - cut[c]] if scatters else outs[0][here]
+            kernels.sum_rounded(addends, total)
+        here = slice(window[0][1].start, window[-1][1].stop)
+        for out in () if scatters else outs[1:]:
+            put(out, here, outs[0][here])
+
+    wide = inputs[0].dtype in WIDE
+    todo = windows(cut, max(WIDE_BLOCK, kernels.BLOCK) if wide else kernels.BLOCK)
+    if workers and wide:
+        workers.each(sum_window, todo)
+    else:
+        for window in todo:
+            sum_window(window)
 
 
-def all_gather(cut: Cut, inputs: list[np.ndarray], outs: list[np.ndarray]) -> None:
+def windows(cut: Cut, block: int) -> Iterator[list[tuple[int, slice]]]:
+    """Parts of the vector that stay in cache while they are summed and copied: whole short chunks, or blocks of a long
+    one, each with the chunk that it is of."""
+    window: list[tuple[int, slice]] = []
+    for c, (low, high) in enumerate(pairwise(cut)):
+        for start in range(low, high, block):
+            if window and min(start + block, high) - window[0][1].start > block:
+                yield window
+                window = []
+            window.append((c, slice(start, min(start + block, high))))
+    if window:
+        yield window
+
+
+def all_gather(cut: Cut, inputs: list[np.ndarray], outs: list[np.ndarray], workers: Workers | None) -> None:
     """inputs[c] (len(chunk c),), outs N x (n,); inputs[c] may be the own chunk of outs[c].
 
     The first is put together, and the others are copies of it: 2N copies, where every chunk to every rank takes N².
     """
     for own, x in zip(pairwise(cut), inputs, strict=True):
         copy_elements(x, outs[0][slice(*own)])
-    for out in outs[1:]:
-        copy_elements(outs[0], out)
-
-
-def ring_sum(kernels: Kernels, addends: list[np.ndarray], outs: list[np.ndarray]) -> None:
-    """Adds the addends from left to right, block by block, so that the partial sum stays in cache (on a GPU in
-    registers); writes all outs."""
-    put: Any = setitem if on_host(addends[0]) else lambda out, here, x: copy_elements(x, out[here])
-    for here in spans(len(addends[0]), kernels.BLOCK):
-        total = outs[0][here]
-        kernels.sum_rounded([x[here] for x in addends], total)
+    if workers:
+        workers.each(partial(copy_elements, outs[0]), outs[1:])
+    else:
         for out in outs[1:]:
-            put(out, here, total)
+            copy_elements(outs[0], out)
 
 
 def worth_stacking(cut: Cut, ranks: int) -> bool:

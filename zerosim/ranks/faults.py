@@ -8,7 +8,7 @@ nan, inf: an element that the rank sends, as if its arithmetic had made it so. b
 the way; reordered: the two halves of a message arrive in each other's place; repeated: what the rank sent before on
 this link arrives again, in place of the message; lost: it does not arrive. dies: the rank raises RankDied, whatever it
 asks for next. slow: the rank takes its turns last, or a link is slow; neither changes a bit, and `Machine.slowed_by`
-prices it. disk_full and torn_write: of what the rank writes in the step, the disk takes ``nbytes`` and no more, or
+prices it. disk_full and partial_write: of what the rank writes in the step, the disk takes ``nbytes`` and no more, or
 keeps zeros of the next that it says it took.
 
 Legend: N ranks, each named by its index in the cluster. Hops of a collective count from 0, training steps of a run from
@@ -48,7 +48,7 @@ _LINK = (*_CALL, "to", "hop", "chunk")
 KINDS = {  # by kind: the words that describe it
     "nan": (*_LINK, "element"), "inf": (*_LINK, "element"), "bitflip": (*_LINK, "element", "bit"), "lost": _LINK,
     "repeated": _LINK, "reordered": _LINK, "dies": _CALL, "slow": ("rank", "to", "factor"),
-    "disk_full": (*_WHEN, "nbytes"), "torn_write": (*_WHEN, "nbytes")}
+    "disk_full": (*_WHEN, "nbytes"), "partial_write": (*_WHEN, "nbytes")}
 OF_SENDER, OF_LINK = ("nan", "inf"), ("bitflip", "repeated", "reordered")
 
 
@@ -160,7 +160,7 @@ class Fault:
 
 
 class FaultPlan:
-    """Faults of one run, by their texts; of a run that goes on on other ranks, those that have not struck yet.
+    """Faults of one cluster, by their texts.
 
     ``waiting`` are those that have not struck; a run that ends with one raises NotStruckError. ``struck`` are the rows
     of the others.
@@ -169,6 +169,12 @@ class FaultPlan:
     def __init__(self, *texts: str) -> None:
         self.faults = tuple(map(Fault.of, texts))
         self.waiting, self.struck = list(self.faults), list[InjectedFault]()
+
+    def rest(self) -> "FaultPlan":
+        """The plan of a run that goes on on other ranks: what waits there and what strikes is this one's too."""
+        rest = FaultPlan()
+        rest.faults, rest.waiting, rest.struck = tuple(self.waiting), self.waiting, self.struck
+        return rest
 
 
 Plan = FaultPlan  # as one calls it: zs.faults.Plan
@@ -185,6 +191,9 @@ class FaultyTransport(InProcess):
     def __init__(self, states: Sequence[RankState], faults: FaultPlan | str | None, checksums: bool) -> None:
         self.plan = faults if isinstance(faults, FaultPlan) else FaultPlan(*(() if faults is None else (faults,)))
         self.states, self.checksums = states, checksums
+        if len(self.plan.waiting) < len(self.plan.faults):
+            raise ValueError(f"a plan of faults was given to a cluster after {len(self.plan.struck)} had struck in "
+                             "another, and each strikes once; make a Plan for each cluster")
         for fault in self.plan.waiting:
             if (most := max(fault.rank, fault.to or 0)) >= len(states):
                 raise ValueError(f"the fault {fault.text!r} names rank {most}, and the ranks are 0 to "
@@ -286,8 +295,11 @@ class FaultyTransport(InProcess):
         if fault := self.strike(("disk_full",), rank, can=lambda fault: kept(fault) != block):
             file.write(kept(fault))
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if fault := self.strike(("torn_write",), rank, can=lambda fault: kept(fault).ljust(len(block), b"\0") != block):
-            block = memoryview(kept(fault).ljust(len(block), b"\0"))
+        def written(fault: Fault) -> bytes:
+            return kept(fault).ljust(len(block), b"\0")
+
+        if fault := self.strike(("partial_write",), rank, can=lambda fault: written(fault) != block):
+            block = memoryview(written(fault))
         return int(file.write(block))
 
     # -- ends ---------------------------------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ of this process and to those of others; the rest is written once: the generators
 in lockstep, and what they yield is moved. In one process that is every rank of a call; where each rank has a process of
 its own, it is one.
 
-The hub's ranks are greenlets (`stacks`), of which exactly one runs at a time, the next one chosen by a rule. A rank
-parks when it waits for something that is not done. The hub carries out a collective when all of its group have issued
-it and agree, and moves a message when both its halves are there. Same program, same order, same bits.
+The hub's ranks are greenlets (`stacks`), of which one runs at a time, in rounds: each goes on until it waits for
+something that is not done, and parks. Then the hub carries out each collective that all of its group have issued, if
+they agree, and moves each message of which both halves are there. Same program, same order, same bits. What a rank
+hands over to compute, threads do beside other ranks (`workers`), and a rank goes on from it in its turn.
 """
 
 import threading
@@ -44,19 +45,31 @@ from zerosim.ranks.errors import (
 from zerosim.ranks.process import Interrupts, clear_frames, guarded
 from zerosim.ranks.schedules import Chosen, Seeded
 from zerosim.ranks.stacks import stacks
+from zerosim.ranks.workers import Workers
 
 STOP_ITERATION = "the program let a StopIteration out; catch it where next() is called"
+WORTH_A_THREAD = 2_000_000  # operations: handing work over and taking it back costs as much as some 200,000
 POLL_SECONDS = 50e-6  # between two looks at what is not done yet
 Watch = Literal["hop", "collective"]  # what a run stops after
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunOptions:
-    """The way in which one run is carried out: ``hop_by_hop`` makes the ring's hops too, where nobody watches them."""
+    """The way in which one run is carried out: ``hop_by_hop`` makes the ring's hops too, where nobody watches them;
+    ``threads`` compute, as ``workers`` that are there from the first work on that is worth a thread."""
 
     hop_by_hop: bool
     watch: Watch | None
     interrupts: Interrupts
+    threads: int = 1
+    workers: Workers | None = None
+
+    def serving(self, operations: int) -> Workers | None:
+        """The workers, where so many operations are worth a thread."""
+        if self.threads == 1 or operations < WORTH_A_THREAD:
+            return None
+        self.workers = self.workers or Workers(self.threads)
+        return self.workers
 
 
 class RunEvent(NamedTuple):
@@ -212,7 +225,7 @@ class InProcess(Transport):
         once, to the same bits."""
         call = parts[0].call
         if not self.options.hop_by_hop and fast_ring.serves(call):
-            fast_ring.run(parts)
+            fast_ring.run(parts, self.options.serving(call.ranks * call.length))
             for me in parts:
                 me.finish(fast_ring.sent_nbytes(call, me.index))
             return
@@ -252,15 +265,16 @@ def check_thread(thread: int, rank: int) -> None:
 class Hub(Backend):
     """One run of one program on N ranks, in the thread that drives it.
 
-    Nothing goes on while a rank runs: the others take their turns when it waits.
+    No other program goes on while a rank's runs: they take their turns when it waits or computes.
     """
 
     def __init__(self, size: int, transport: Transport, options: RunOptions, order: Seeded | Chosen | None) -> None:
-        """``order`` None: collectives first, then the rank that has been ready for longest, until it waits."""
+        """``order`` None: in rounds."""
         self.transport, self.watch, self.interrupts = transport, options.watch, options.interrupts
         self.library = transport.library
         transport.begin(options)
         self.order = order
+        self.options = options
         self.stacks = stacks()
         self.current = self.stacks.current
         self.thread = threading.get_ident()
@@ -271,6 +285,7 @@ class Hub(Backend):
         self.incomplete: dict[tuple[GroupKey, int], dict[int, PendingCall]] = {}
         self.complete: deque[list[PendingCall]] = deque()
         self.exchanges: dict[int, PendingExchange] = {}
+        self.issued: dict[int, list[Pending]] = {}  # in this round, by rank
         self.messages: deque[RunEvent] = deque()
         self.under_way: list[PendingCall] = []  # the collective that is being carried out, for a look at it
         self.failure: tuple[int, BaseException] | None = None
@@ -287,23 +302,31 @@ class Hub(Backend):
                                "it was handed; reading another rank's memory and trace is fine after the run)")
 
     def issue(self, rank: int, me: Pending) -> None:
-        """Takes the rank's part; a collective becomes due when all of its group have issued theirs."""
+        """Takes the rank's part, in the plain order at the end of the round."""
         if self.stopping:
             raise RankStopped
         self.transport.issued(rank, me)
-        if isinstance(me, PendingExchange):
-            self.exchanges[rank] = me
-            self._move_messages(me)
+        if self.order is None:
+            self.issued.setdefault(rank, []).append(me)
         else:
-            key = me.call.key, me.call.number
-            parts = self.incomplete.setdefault(key, {})
-            parts[me.index] = me
-            if len(parts) == me.size:
-                del self.incomplete[key]
-                self.complete.append([parts[i] for i in range(me.size)])
+            self._take(rank, [me])
         if rank in self.transport.late or (self.order is not None and self.order.pauses(rank, me)):
             self.ready.append(rank)
             self._park()
+
+    def _take(self, rank: int, parts: Iterable[Pending]) -> None:
+        """Takes what a rank has issued; a collective becomes due when all of its group have issued theirs."""
+        for me in parts:
+            if isinstance(me, PendingExchange):
+                self.exchanges[rank] = me
+                self._move_messages(me)
+            else:
+                key = me.call.key, me.call.number
+                issued = self.incomplete.setdefault(key, {})
+                issued[me.index] = me
+                if len(issued) == me.size:
+                    del self.incomplete[key]
+                    self.complete.append([*map(issued.__getitem__, range(me.size))])
 
     def wait(self, rank: int, me: Pending) -> None:
         """Parks the rank until its part is done."""
@@ -311,6 +334,16 @@ class Hub(Backend):
             self.waiting[rank] = me
             self._park()
         self.transport.completed(rank, me)
+
+    def compute(self, rank: int, work: Callable[[], Any], operations: int) -> Any:
+        """The result of the work, computed beside that of other ranks where it is worth a thread."""
+        workers = self.options.serving(operations) if self.order is None else None
+        if workers is None:
+            return work()
+        future = workers.begin(rank, work)
+        del work  # so that nothing but the rank's program holds what it computes with
+        self._park()
+        return future.result()
 
     def _park(self) -> None:
         if self.stopping:
@@ -331,15 +364,7 @@ class Hub(Backend):
         """
         self.greenlets = [self._greenlet(rank, program) for rank, program in enumerate(programs)]
         try:
-            while self.ready or self.complete:
-                if self.interrupts.pending:
-                    self.interrupts.raise_pending()
-                if self.order.collective_next(self.complete, self.ready) if self.order else self.complete:
-                    yield from self._carry_out(self.complete.popleft())
-                else:
-                    self._resume(self.ready.popleft())
-                    while self.messages:
-                        yield self.messages.popleft()
+            yield from self._rounds() if self.order is None else self._turns(self.order)
             if not all(g.dead for g in self.greenlets):
                 raise DeadlockError(deadlock_text([self._position(rank, me) for rank, me in enumerate(self.waiting)]))
             self.synchronize()
@@ -347,8 +372,49 @@ class Hub(Backend):
             self.transport.abort()
             raise
         finally:
+            if self.options.workers:
+                self.options.workers.close()
             self._unwind()
             self.transport.close()
+
+    def _rounds(self) -> Generator[RunEvent, None, None]:
+        """The plain order: each rank that can goes on until it waits; then what they have issued is carried out.
+
+        Of several ranks that fail, the first in the round has failed.
+        """
+        while self.ready:
+            place: dict[int, int] = {}  # of each rank in the round
+            while self.ready or ((workers := self.options.workers) and workers.computing):
+                if self.interrupts.pending:
+                    self.interrupts.raise_pending()
+                rank = self.ready.popleft() if self.ready or not workers else workers.next_rank()
+                if self.failure is None or place.get(rank, len(place)) < place[self.failure[0]]:
+                    place.setdefault(rank, len(place))
+                    self._resume(rank)
+            if self.failure is not None:
+                raise self.failure[1]
+            for rank in place:
+                self._take(rank, self.issued.pop(rank, ()))
+            while self.messages:
+                yield self.messages.popleft()
+            while self.complete:
+                if self.interrupts.pending:
+                    self.interrupts.raise_pending()
+                yield from self._carry_out(self.complete.popleft())
+
+    def _turns(self, order: Seeded | Chosen) -> Generator[RunEvent, None, None]:
+        """Another legal order: what a rank issues is taken at once, and who is next is chosen turn by turn."""
+        while self.ready or self.complete:
+            if self.interrupts.pending:
+                self.interrupts.raise_pending()
+            if order.collective_next(self.complete, self.ready):
+                yield from self._carry_out(self.complete.popleft())
+                continue
+            self._resume(self.ready.popleft())
+            if self.failure is not None:
+                raise self.failure[1]
+            while self.messages:
+                yield self.messages.popleft()
 
     def _greenlet(self, rank: int, program: Callable[[], Any]) -> Any:
         def body() -> None:
@@ -361,7 +427,7 @@ class Hub(Backend):
                     self._failed(rank, error)
             except StopIteration as error:  # which a generator, as the hub's loop is one, must not let through
                 self._failed(rank, RuntimeError(STOP_ITERATION), error)
-            except BaseException as error:  # whatever it is, _resume raises it again
+            except BaseException as error:  # whatever it is, the loop raises it again
                 self._failed(rank, error)
 
         return self.stacks.new(body)
@@ -380,8 +446,6 @@ class Hub(Backend):
         g.parent = self.current()
         self.transport.resume(rank)
         g.switch()
-        if self.failure is not None:
-            raise self.failure[1]
 
     def _wake(self, rank: int, me: Pending) -> None:
         if self.waiting[rank] is me and me.done:
@@ -473,6 +537,7 @@ class Hub(Backend):
                 g.parent = self.current()
                 self.transport.resume(rank)
                 g.throw(RankStopped)
+        self.issued.clear()
         self.incomplete.clear()
         self.complete.clear()
         self.ready.clear()

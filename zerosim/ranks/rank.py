@@ -42,6 +42,7 @@ from zerosim.ranks.errors import AsymmetryError, PendingWorkError, RankUseError,
 from zerosim.ranks.memory import Memory
 from zerosim.ranks.process import guarded
 from zerosim.ranks.trace import Collective, Issue, Message, Trace, Wait, checked_purpose
+from zerosim.ranks.workers import Result
 
 Array = np.ndarray
 Splits = Iterable[int] | None
@@ -59,6 +60,7 @@ class RankState:
     trace_rows: int | None = None  # that are kept
     trace: Trace = field(default_factory=Trace)
     backend: Backend | None = None  # None between runs
+    computing: bool = False  # True inside Rank.compute
     calls: Counter[GroupKey] = field(default_factory=Counter)
     pending: "list[Work]" = field(default_factory=list)
     deferred_checks: list[Callable[[], None]] = field(default_factory=list)  # made when the program has ended
@@ -85,8 +87,19 @@ class RankState:
         if self.backend is None:
             raise RankUseError(f"rank {self.index} is in no run; "
                                "call it inside the program that Cluster.run(program) runs")
+        if self.computing:
+            raise RankUseError(f"rank {self.index} was used inside the work of compute(), which may run beside that of "
+                               "other ranks and uses arrays alone; communicate before it, or after it")
         self.backend.check_use(self.index)
         return self.backend
+
+    def work_off(self, work: Callable[[], Any]) -> Any:
+        """The result of the work, which must not use the rank."""
+        self.computing = True
+        try:
+            return work()
+        finally:
+            self.computing = False
 
     def check_not_pending(self, operation: str, x: np.ndarray, out: np.ndarray | None) -> None:
         """Raises PendingWorkError for memory in which the result of an earlier work is still to appear."""
@@ -313,6 +326,16 @@ class Rank:
         length = self.size * (cut[self.index + 1] - cut[self.index])
         return self._collective("all_to_all", algorithm, x, cut, result=(length,), same=None, out=out,
                                 async_op=async_op, purpose=purpose)
+
+    def compute(self, work: Callable[[], Result], *, operations: int) -> Result:
+        """The result of ``work()``, which computes with arrays of this rank, and may do so beside other ranks' work.
+
+        It uses no rank and nothing that ranks share. ``operations`` of arithmetic, roughly, tell whether it is worth a
+        thread. Raises what the work raises, and RankUseError where that uses the rank.
+        """
+        state = self._state
+        found: Result = state.in_use().compute(state.index, partial(state.work_off, work), operations)
+        return found
 
     def barrier(self) -> None:
         """Returns when every rank of the group has called it."""

@@ -12,7 +12,7 @@ Source: Rajbhandari et al. 2020 (ZeRO), section 5; Micikevicius et al. 2018 (mix
 
 import math
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,6 +36,7 @@ from zerosim.optim.promises import require_cut_and_needs, require_usable
 from zerosim.options import StepOptions
 from zerosim.ranks.mesh import Mesh
 from zerosim.ranks.rank import Rank
+from zerosim.ranks.workers import Result
 from zerosim.shown import Shown
 from zerosim.zero import checkpoint, hugging_face
 from zerosim.zero.gradients import Accumulator, StepCounts
@@ -44,7 +45,7 @@ from zerosim.zero.param_group import Group, ParamGroup, Settings, settings_by_gr
 from zerosim.zero.placements import BucketOptions, Stage, stage_of
 from zerosim.zero.plugs import observer_of, plugs_of
 from zerosim.zero.skipped import SkippedSteps
-from zerosim.zero.update import Schedule, StepResult, Update
+from zerosim.zero.update import OPERATIONS, Schedule, StepResult, Update
 from zerosim.zero.whole_tensors import whole_state
 
 Batch = tuple[np.ndarray, np.ndarray]
@@ -283,7 +284,8 @@ class Engine(Shown):
             saved.append(None if starts else saved_here)
             del saved_here
         with self.rank.trace.span("loss"):
-            loss, saved_by_loss = self.model.loss.forward(ctx, x, target)
+            loss, saved_by_loss = self.rank.compute(partial(self.model.loss.forward, ctx, x, target),
+                                                    operations=OPERATIONS * x.size)
         return Tape(ctx, loss, saved_by_loss, saved, inputs, self.model.loss.tokens(ctx, target), target.size)
 
     def _backward_units(self, tape: Tape, scale: float) -> None:
@@ -324,7 +326,7 @@ class Engine(Shown):
     def _forward_unit(self, ctx: Context, unit: Unit, x: np.ndarray, span: str) -> tuple[np.ndarray, Any]:
         with (self.rank.trace.span(span), self.rank.trace.span(unit.name),
               self._unsharder.unshard(unit, in_pass=True) as w):
-            return unit.forward(ctx, w, x)
+            return self._compute(unit, x, partial(unit.forward, ctx, w, x))
 
     def _backward_unit(self, index: int, tape: Tape, dy: np.ndarray | None, x: np.ndarray | None) -> np.ndarray | None:
         """One unit back; given its input ``x``, it first runs forward again under the same weights."""
@@ -338,11 +340,16 @@ class Engine(Shown):
               self._unsharder.unshard(unit, in_pass=True) as w):
             if x is not None:
                 with self.rank.trace.span("recompute"):
-                    saved = unit.forward(tape.ctx, w, x)[1]
-            dx, gradients = unit.backward(tape.ctx, w, saved, dy)
+                    saved = self._compute(unit, x, partial(unit.forward, tape.ctx, w, x))[1]
+            dx, gradients = self._compute(unit, dy, partial(unit.backward, tape.ctx, w, saved, dy))
             del saved, x, dy
             self.gradients.accumulate(unit, gradients)
         return dx
+
+    def _compute(self, unit: Unit, x: np.ndarray, work: Callable[[], Result]) -> Result:
+        """The result of the work: a unit's forward or backward for x (..., I), or for indices of any shape."""
+        rows = x.size if unit.integer_inputs else x.size // x.shape[-1]
+        return self.rank.compute(work, operations=2 * rows * unit.parameter_count)
 
     # -- micro-batches: their loss scale, what is drawn and charged for them, how many tokens they have ----------------
 

@@ -257,6 +257,10 @@ class ParamGroup:
         owners = sum(low < high for low, high in pairwise(self.layout.cut(entry.low, entry.high)))
         return self.stage.optimizer is SHARDED and owners > 1
 
+    def is_gathered(self, entry: LayoutEntry) -> bool:
+        """True for a tensor whose optimizer needs it whole, and of which other ranks own elements."""
+        return self.optimizers[entry.name].cut_of(entry.shape) != "anywhere" and self.spans_ranks(entry)
+
     # -- the update of one piece --------------------------------------------------------------------------------------
 
     def master_elements(self, piece: ParameterPiece) -> np.ndarray:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from zerosim.zero.unshard import ParameterAllGather
 from zerosim.zero.whole_tensors import update_gathered, update_tensor
 
 Schedule = Callable[[int], float]
+OPERATIONS = 16  # for each element of an update, or of a loss, roughly: what is worth a thread
 Norms = tuple[float, float]  # of a tensor's weights, and of the direction of its update
 
 
@@ -112,7 +114,12 @@ class Update:
     def _update_group(self, group: ParamGroup, context: StepContext) -> None:
         tensor_norms = _tensor_norms(group, context, self.squares)
         for region in group.layout.regions:
-            self._update_region(group, region, context, tensor_norms)
+            update = partial(self._update_region, group, region, context, tensor_norms)
+            if any(group.is_gathered(entry) for entry, _, _ in group.layout.entries_in(region.low, region.high)):
+                update()
+            else:
+                elements = (region.high - region.low) // (group.rank.size if group.stage.optimizer is SHARDED else 1)
+                group.rank.compute(update, operations=OPERATIONS * elements)
             self._region_updated(group, region)
 
     def _region_updated(self, group: ParamGroup, region: Region) -> None:
@@ -125,11 +132,10 @@ class Update:
         own = {piece.entry.name: piece for piece in group.pieces if region.low <= piece.vector.start < region.high}
         for entry, _, _ in group.layout.entries_in(region.low, region.high):
             piece = own.get(entry.name)
-            anywhere = group.optimizers[entry.name].cut_of(entry.shape) == "anywhere"
-            if not anywhere and group.spans_ranks(entry):
+            if group.is_gathered(entry):
                 update_gathered(group, entry, piece, context)
             elif piece is not None:
-                if anywhere:
+                if group.optimizers[entry.name].cut_of(entry.shape) == "anywhere":
                     self._update_piece(group, piece, context, tensor_norms.get(entry.name))
                 else:
                     update_tensor(group, piece, context)

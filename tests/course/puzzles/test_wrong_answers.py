@@ -157,7 +157,7 @@ WRONG = {
         (UNHEARD.format("N=3 (n=7)"), reads_the_other_ranks_memory),
         (f"^On N=2 (n=1) the ranks sent 0 bytes in all where 4 {MUST_COME}.$",
          peeks_except_on_three_and_four_ranks),
-        (f"^On N=4 (n=262144) rank ... holds about 8,3... {UNKNOWN}",
+        (f"^On N=4 (n=262144) rank ... holds about 8,... {UNKNOWN}",
          ("    return partial", "    rest = np.ones(4 * n)\n    del rest\n    return partial")),
         (f"^On N=4 (n=262144) rank 2 holds about 1,0... {UNKNOWN}",
          ("    return partial", "    rank.kept = np.ones(n, 'f4') if rank.index == 2 else 0\n    return partial")),

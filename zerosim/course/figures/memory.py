@@ -94,7 +94,8 @@ def _panel(axes: Axes, data: MemoryData, ranks: int, style: Style) -> None:
         axes.text(place, -0.085, f"stage {step.stage}\n{step.formula}", transform=axes.get_xaxis_transform(),
                   ha="center", va="top", linespacing=1.4)
     axes.set_title(f"N = {counted(ranks, 'rank')}", loc="center", fontsize=13)
-    axes.set(ylim=(0, 1.08 * max(sum(data.peak(step).values()) for step in data.steps)), xlim=(-0.62, len(steps) - 0.4))
+    highest = max(sum(step.peak_nbytes[0].values()) for step in data.steps) / data.parameter_count
+    axes.set(ylim=(0, 1.08 * highest), xlim=(-0.62, len(steps) - 0.4))
     axes.grid(axis="y")
     axes.set_xticks([place + offset for place in range(len(steps)) for offset in (-BAR_OFFSET, BAR_OFFSET)],
                     ["rest", "peak"] * len(steps))

@@ -1,0 +1,111 @@
+"""Threads change nothing that a run leaves: results, traces, memories, errors; and what they compute is computed there.
+
+With threads each handful of elements is worth one here.
+"""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import zerosim as zs
+from tests.ranks.asking import bits
+from tests.ranks.programs import every_collective, groups, messages
+from tests.support import assert_refused
+from zerosim.ranks import hub, workers
+
+
+@pytest.fixture(autouse=True)
+def any_work_is_worth_a_thread(monkeypatch) -> None:
+    monkeypatch.setattr(hub, "WORTH_A_THREAD", 0)
+
+
+def left_by(program: Any, ranks: int, count: int) -> tuple[Any, ...]:
+    """All that a run leaves; of one that fails, the error: ranks after the first that fails may have got further."""
+    cluster = zs.Cluster(ranks, workers=count)
+    try:
+        found = [[bits(np.asarray(x)) for x in result] for result in cluster.run(program)]
+    except Exception as error:
+        return repr(error), getattr(error, "__notes__", None), cluster.memory.now_nbytes
+    return found, [list(trace.all_rows()) for trace in cluster.trace], cluster.memory.peak_nbytes
+
+
+PROGRAMS = {"collectives": lambda rank: every_collective(rank, "fp32", [50, 5000]), "groups": groups,
+            "messages": messages, "an error": lambda rank: 1 // (rank.index // 2),
+            "a deadlock": lambda rank: rank.index or rank.barrier()}
+
+
+@given(st.sampled_from(sorted(PROGRAMS)), st.integers(1, 5), st.lists(st.integers(0, 3000), min_size=1, max_size=4),
+       st.integers(2, 4))
+def test_threads_leave_what_one_leaves(name: str, ranks: int, lengths: list[int], count: int) -> None:
+    """Each rank computes before and after the program, as much as it has to."""
+    def program(rank: zs.Rank) -> list[Any]:
+        def work() -> Any:
+            kept = rank.memory.alloc(lengths[rank.index % len(lengths)], np.float32, "activation", "work")
+            kept[:] = rank.index
+            rank.trace.compute(flops=len(kept))
+            return kept
+
+        before = rank.compute(work, operations=1)
+        found = PROGRAMS[name](rank)
+        del before
+        return [*(found if isinstance(found, list) else []), rank.compute(work, operations=1)]
+
+    assert left_by(program, ranks, count) == left_by(program, ranks, 1)
+
+
+def test_work_of_two_ranks_is_under_way_at_once_and_ranks_go_on_in_the_order_in_which_they_began() -> None:
+    here, both, order, threads = threading.get_ident(), threading.Barrier(2), [], []
+
+    def program(rank: zs.Rank) -> None:
+        def work() -> None:
+            both.wait(60)
+            threads.append(threading.get_ident())
+
+        rank.compute(work, operations=1)
+        order.append(rank.index)
+
+    zs.Cluster(2, workers=2).run(program)
+    assert (order, len({here, *threads})) == ([0, 1], 3)
+
+
+def test_of_two_ranks_that_fail_the_first_in_its_round_has_failed_whichever_is_sooner() -> None:
+    sooner = threading.Event()
+
+    def program(rank: zs.Rank) -> None:
+        def work() -> None:
+            if rank.index == 0:
+                assert sooner.wait(60)
+            sooner.set()
+            raise KeyError(rank.index)
+
+        rank.compute(work, operations=1)
+
+    cluster = zs.Cluster(3, workers=3)
+    for _ in range(3):
+        sooner.clear()
+        with pytest.raises(KeyError, match="0") as caught:
+            cluster.run(program)
+        assert caught.value.__notes__ == ["raised by rank 0 of 3"]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_work_sees_the_settings_of_its_program_and_may_not_use_a_rank(count: int) -> None:
+    def program(rank: zs.Rank) -> float:
+        with np.errstate(divide="raise"), pytest.raises(FloatingPointError):
+            rank.compute(lambda: np.ones(2) / np.zeros(2), operations=1)
+        with pytest.raises(zs.RankUseError, match=r"inside the work of compute.*communicate before it, or after it"):
+            rank.compute(lambda: rank.barrier(), operations=1)
+        return float(rank.all_reduce(np.ones(1))[0])
+
+    assert list(zs.Cluster(2, workers=count).run(program)) == [2, 2]
+
+
+def test_workers_are_the_cores_unless_one_at_a_time_is_what_is_looked_at() -> None:
+    assert zs.Cluster(64).workers == min(64, workers.cores())
+    assert zs.Cluster(1).workers == 1
+    assert {zs.Cluster(4, **alone).workers for alone in ({"debug": True}, {"seed": 3}, {"blas_threads": 2})} == {1}
+    assert_refused(lambda: zs.Cluster(2, workers=0), "workers=0 .* a number of threads")

@@ -1,0 +1,70 @@
+"""Threads on which the ranks of one process compute side by side.
+
+A round of the hub has no messages in it: each rank goes on from one wait to its next. So all that ranks could see of
+each other is the order in which their programs run, and that stays the hub's: one program at a time, and those that
+compute go on in the order in which they began to. How long a thread takes decides nothing.
+
+NumPy lets other threads run while it adds, casts and multiplies; a thread is worth it for whole arrays alone.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import Context, copy_context
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Workers:
+    """So many threads, and the ranks that compute on them, in the order in which they go on."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self._pool = count, ThreadPoolExecutor(count, "zerosim worker")
+        self.computing: deque[tuple[int, Future[Any]]] = deque()
+
+    def begin(self, rank: int, work: Callable[[], Any]) -> Future[Any]:
+        """Hands the rank's work to a thread."""
+        future = self._pool.submit(_run, copy_context(), [work])
+        self.computing.append((rank, future))
+        return future
+
+    def next_rank(self) -> int:
+        """Waits for the rank that began first of them, which goes on now."""
+        rank, future = self.computing.popleft()
+        future.exception()
+        return rank
+
+    def each(self, function: Callable[[Item], object], items: Iterable[Item]) -> None:
+        """Calls the function with each item, in any order: what it writes for one, it does not touch for another."""
+        left = deque(items)
+
+        def work_off() -> None:
+            while True:
+                try:
+                    item = left.popleft()
+                except IndexError:  # another thread has taken the last
+                    return
+                function(item)
+
+        others = [self._pool.submit(work_off) for _ in range(self.count - 1)]
+        work_off()
+        for other in others:
+            other.result()
+
+    def close(self) -> None:
+        """Waits for what is computed, and ends the threads."""
+        self._pool.shutdown()
+        self.computing.clear()
+
+
+def _run(context: Context, box: list[Callable[[], Any]]) -> Any:
+    """Calls the function in the box; when its result is there, the thread refers to nothing of the rank's."""
+    return context.run(box.pop())
