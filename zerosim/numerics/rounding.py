@@ -297,48 +297,18 @@ def pack_block(x: npt.NDArray[np.float32], out: Array, scratch: Scratch) -> None
 
 
 def unpack_block(x: Array, out: npt.NDArray[np.float32], scratch: Scratch) -> None:
-    """out (n,) becomes the values of x (n,), an array of a format's type: exact, every bit of a NaN included."""
+    """out (n,) becomes the values of x (n,), an array of a format's type: exact, every bit of a NaN included.
+
+    A format of 16 bits has 65,536 values: looking them up is faster than computing them.
+    """
     fmt = format_of(x.dtype)
     if fmt.name in CAST_FORMATS:
         np.copyto(out, x, casting="unsafe")
-    elif fmt.name == "fp16" and x.size > SMALL:
-        _unpack_half(x.view(np.uint16), out, scratch)
     else:
         # NumPy would make these indices itself, in memory that nobody counts.
         index = scratch.array("unpack index", x.size, np.intp)
         np.copyto(index, x.view(f"u{fmt.nbytes}"))
         values_of(fmt).take(index, out=out, mode="clip")  # every code is an index of the table: nothing to check
-
-
-# Of fp16: sign and magnitude of a code; the shifts of exponent and significand and of the sign; the exponents'
-# difference of 112; the smallest infinity, 13 bits up.
-_SIGN, _MAGNITUDE, _UP, _SIGN_UP, _EXPONENTS, _INFINITY = (
-    np.array(number, np.uint32) for number in (0x8000, 0x7FFF, 13, 16, 112 << 23, 0x7C00 << 13))
-_SMALLEST_NORMAL, _ZEROS = np.array(2.0**-14, np.float32), np.zeros(BLOCK, np.float32)
-
-
-def _unpack_half(code: npt.NDArray[np.uint16], out: npt.NDArray[np.float32], scratch: Scratch) -> None:
-    """The values of fp16's codes; n <= BLOCK.
-
-    Exponent and significand go 13 bits up, and the exponents' difference of 112 is added. That makes
-    f = 2^-15 + m·2^-25 of a subnormal m·2^-24, which is f + (f - 2^-14); a normal number is f, no less than 2^-14.
-    Infinities and NaNs are few, and looked up. No operand is a float32 subnormal.
-    """
-    word, sign = out.view(np.uint32), scratch.array("unpack sign", code.size, np.uint32)
-    np.copyto(sign, code)
-    np.bitwise_and(sign, _MAGNITUDE, out=word)
-    np.left_shift(word, _UP, out=word)
-    beyond = np.flatnonzero(word >= _INFINITY) if word.max(initial=0) >= _INFINITY else None
-    np.add(word, _EXPONENTS, out=word)
-    below = scratch.array("unpack below", code.size, np.float32)
-    np.subtract(out, _SMALLEST_NORMAL, out=below)
-    np.minimum(below, _ZEROS[:code.size], out=below)
-    np.add(out, below, out=out)
-    np.bitwise_and(sign, _SIGN, out=sign)
-    np.left_shift(sign, _SIGN_UP, out=sign)
-    np.bitwise_or(word, sign, out=word)
-    if beyond is not None:
-        out[beyond] = values_of(FORMATS["fp16"])[code[beyond]]
 
 
 @cache
