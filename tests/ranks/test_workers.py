@@ -3,6 +3,8 @@
 With threads each handful of elements is worth one here.
 """
 
+import os
+import signal
 import threading
 from typing import Any
 
@@ -90,6 +92,25 @@ def test_of_two_ranks_that_fail_the_first_in_its_round_has_failed_whichever_is_s
         with pytest.raises(KeyError, match="0") as caught:
             cluster.run(program)
         assert caught.value.__notes__ == ["raised by rank 0 of 3"]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_ctrl_c_while_ranks_compute_ends_the_run_and_leaves_no_byte_and_no_thread(count: int) -> None:
+    cluster, others = zs.Cluster(4, workers=count), threading.active_count()
+    for stroke in range(60):
+        def program(rank: zs.Rank, stroke: int = stroke) -> None:
+            for turn in range(20):
+                def work(turn: int = turn) -> Any:
+                    if 4 * turn + rank.index == stroke:
+                        os.kill(os.getpid(), signal.SIGINT)  # which Python takes in its main thread, a little later
+                    return [rank.memory.alloc(1000, np.float32, "activation", "work") for _ in range(5)]
+
+                held = rank.compute(work, operations=1)
+                rank.all_reduce(held[0])
+
+        with pytest.raises(KeyboardInterrupt):
+            cluster.run(program)
+        assert (cluster.memory.now_nbytes, threading.active_count()) == ([0] * 4, others)
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -31,7 +31,8 @@ Guarded = TypeVar("Guarded", bound=Callable[..., Any])
 
 GUARDED: set[CodeType] = set()
 # Helpers' own frames are part of whoever called them; "<string>" is the code that a dataclass makes.
-TRANSPARENT = ("<string>", "contextlib.py", "collections/__init__.py", "threadpoolctl.py")
+TRANSPARENT = ("<string>", "contextlib.py", "collections/__init__.py", "threadpoolctl.py", "threading.py",
+               "concurrent/futures/thread.py", "concurrent/futures/_base.py")
 
 
 def guarded(thing: Guarded) -> Guarded:

@@ -10,9 +10,11 @@ NumPy lets other threads run while it adds, casts and multiplies; a thread is wo
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
+
+from zerosim.ranks.process import guarded
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -23,6 +25,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@guarded
 class Workers:
     """So many threads, and the ranks that compute on them, in the order in which they go on."""
 
@@ -55,7 +58,11 @@ class Workers:
                 function(item)
 
         others = [self._pool.submit(work_off) for _ in range(self.count - 1)]
-        work_off()
+        try:
+            work_off()
+        finally:
+            left.clear()  # where this thread has been stopped, the others take no more
+            wait(others)
         for other in others:
             other.result()
 
