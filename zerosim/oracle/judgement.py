@@ -83,8 +83,8 @@ class Cause:
 class Judgement(Shown):
     """The verdict on a step, which ``matches`` or not: the ``ways`` that give its bits, and how far the ``nearest`` is.
 
-    ``causes`` are the mistakes that explain a step that does not match; the ``indistinguishable`` ones may be in one that
-    does, and do not show there.
+    ``causes`` are the mistakes that explain a step that does not match; the ``indistinguishable`` ones may be in one
+    that does, and do not show there.
     """
 
     asked: str
