@@ -94,6 +94,7 @@ def test_of_two_ranks_that_fail_the_first_in_its_round_has_failed_whichever_is_s
         assert caught.value.__notes__ == ["raised by rank 0 of 3"]
 
 
+@pytest.mark.usefixtures("pythons_own_handler")
 @pytest.mark.parametrize("count", [1, 3])
 def test_ctrl_c_while_ranks_compute_ends_the_run_and_leaves_no_byte_and_no_thread(count: int) -> None:
     cluster, others = zs.Cluster(4, workers=count), threading.active_count()
