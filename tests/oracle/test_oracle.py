@@ -83,7 +83,7 @@ def adam(s, state, g, mistake):
     f32, (w, m, v) = np.float32, (state[slot] for slot in ("master", "m", "v"))
     step = 1 if mistake == "bias correction" else s.step
     epsilon = f32(1e-5 if mistake == "wrong epsilon" else s.epsilon)
-    s = replace(s, **{"wrong learning rate": {"lr": s.lr * s.ranks}, "wrong beta": {"beta1": 0.8},
+    s = replace(s, **{"wrong learning rate": {"lr": 0.0137}, "wrong beta": {"beta1": 0.8},
                      "wrong weight decay": {"weight_decay": 0.07}}.get(mistake, {}))
     g = -g if mistake == "wrong sign" else g
     if mistake == "weight decay":

@@ -148,7 +148,7 @@ def _inferred(record: Record, right: Recipe, slot: str, at: Callable[[float, np.
         mean = exact_mean(record, right.weights, right.divisor)[0]
         none, one = (at(x, mean * clip_factors(record.settings, right, mean, 0.0))[slot] for x in (0.0, 1.0))
         value = (record.after[slot][0] - none) @ (one - none) / ((one - none) @ (one - none))
-    return sorted({float(f"{value:.{digits}g}") for digits in DIGITS}) if np.isfinite(value) and value > 0 else []
+    return [*dict.fromkeys(float(f"{value:.{digits}g}") for digits in DIGITS)] if np.isfinite(value) and value > 0 else []
 
 
 def _other_decay(record: Record, right: Recipe) -> Variations:
@@ -171,11 +171,11 @@ def _factor(record: Record, right: Recipe) -> Variations:
 
 def _rate(record: Record, right: Recipe) -> Variations:
     sizes = sorted({record.settings.ranks, record.settings.micro_batches} - {1})
-    for lr in _inferred(record, right, "master", lambda x, g: exact(right.update._replace(lr=x), record.before, g)):
+    factors = (*FACTORS, *sizes, *(size**0.5 for size in sizes))
+    rates = {lr for factor in factors for lr in (right.update.lr * factor, right.update.lr / factor)}
+    for lr in sorted(rates.union(_inferred(record, right, "master", lambda x, g: exact(
+            right.update._replace(lr=x), record.before, g)))):
         yield f"{lr:g}, not {right.update.lr:g}", right.updating(lr=lr)
-    for factor in (*FACTORS, *sizes, *(size**0.5 for size in sizes)):
-        for lr in {right.update.lr * factor, right.update.lr / factor}:
-            yield f"{lr:g}, not {right.update.lr:g}", right.updating(lr=lr)
 
 
 def _averages(record: Record, right: Recipe) -> Variations:
