@@ -58,7 +58,8 @@ def step_by_hand(rank, s, gradients, before, mistake):
     else:
         total = rank.all_reduce(total, splits=cut(s))
     divisor = s.ranks * s.micro_batches * s.loss_scale
-    divisor *= {"no average": 1 / s.ranks, "two averages": s.ranks, "loss scale": 1 / s.loss_scale}.get(mistake, 1)
+    divisor *= {"no average": 1 / s.ranks, "two averages": s.ranks, "loss scale": 1 / s.loss_scale,
+                "scaled gradient": 0.8}.get(mistake, 1)
     g = (total / np.float32(divisor))[low:high]
     norm = np.sqrt(float(rank.all_reduce(np.array([np.sum(g.astype(np.float64)**2)]))[0]))
     if mistake == "clipped by a local norm":
@@ -82,7 +83,8 @@ def adam(s, state, g, mistake):
     f32, (w, m, v) = np.float32, (state[slot] for slot in ("master", "m", "v"))
     step = 1 if mistake == "bias correction" else s.step
     epsilon = f32(1e-5 if mistake == "wrong epsilon" else s.epsilon)
-    s = replace(s, **{"wrong learning rate": {"lr": s.lr * s.ranks}, "wrong beta": {"beta1": 0.8}}.get(mistake, {}))
+    s = replace(s, **{"wrong learning rate": {"lr": 0.0137}, "wrong beta": {"beta1": 0.8},
+                     "wrong weight decay": {"weight_decay": 0.07}}.get(mistake, {}))
     g = -g if mistake == "wrong sign" else g
     if mistake == "weight decay":
         g = g + f32(s.weight_decay) * w

@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from zerosim.oracle.candidates import EVERY, Recipe, Weights, exact_mean
+from zerosim.oracle.candidates import EVERY, Recipe, Weights, clip_factors, exact_mean
+from zerosim.oracle.profiles import Slots, exact
 from zerosim.oracle.record import Record
 
 FACTORS = (2.0, 10.0)  # by which a learning rate is often wrong, beside the numbers of ranks and micro-batches
 BETAS = (0.0, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9999)  # that are in use
+DIGITS = (2, 3, 5)  # of a value that is inferred
 Variations = Iterator[tuple[str, Recipe]]
 
 
@@ -140,11 +142,40 @@ def _decay(record: Record, right: Recipe) -> Variations:
         yield "no weight decayed", right.updating(weight_decay=0.0)
 
 
+def _inferred(record: Record, right: Recipe, slot: str, at: Callable[[float, np.ndarray], Slots]) -> list[float]:
+    """The value above 0 that fits all elements of rank 0's slot best, where ``at`` is linear in it; rounded."""
+    with np.errstate(all="ignore"):
+        mean = exact_mean(record, right.weights, right.divisor)[0]
+        none, one = (at(x, mean * clip_factors(record.settings, right, mean, 0.0))[slot] for x in (0.0, 1.0))
+        value = (record.after[slot][0] - none) @ (one - none) / ((one - none) @ (one - none))
+    return [*dict.fromkeys(float(f"{value:.{digits}g}") for digits in DIGITS)] if np.isfinite(value) and value > 0 else []
+
+
+def _other_decay(record: Record, right: Recipe) -> Variations:
+    update, slots = right.update, record.settings.slots
+    slot = "master" if update.decoupled else slots[:2][-1]
+    if slot in record.after:
+        for decay in _inferred(record, right, slot, lambda x, g: exact(
+                update._replace(weight_decay=x), record.before, g)):
+            yield f"{decay:g}, not {update.weight_decay:g}", right.updating(weight_decay=decay)
+
+
+def _factor(record: Record, right: Recipe) -> Variations:
+    s = record.settings
+    if s.clip_norm is None and len(s.slots) > 1 and s.slots[1] in record.after:
+        known = {x for size in (s.ranks, s.micro_batches, s.loss_scale) for x in (size, 1 / size)}  # other rows' own
+        for factor in _inferred(record, right, s.slots[1], lambda x, g: exact(right.update, record.before, g * x)):
+            if not np.isclose(factor, [*known], rtol=0.01).any():
+                yield f"times {factor:g}", replace(right, divisor=right.divisor / factor)
+
+
 def _rate(record: Record, right: Recipe) -> Variations:
     sizes = sorted({record.settings.ranks, record.settings.micro_batches} - {1})
-    for factor in (*FACTORS, *sizes, *(size**0.5 for size in sizes)):
-        for lr in {right.update.lr * factor, right.update.lr / factor}:
-            yield f"{lr:g}, not {right.update.lr:g}", right.updating(lr=lr)
+    factors = (*FACTORS, *sizes, *(size**0.5 for size in sizes))
+    rates = {lr for factor in factors for lr in (right.update.lr * factor, right.update.lr / factor)}
+    for lr in sorted(rates.union(_inferred(record, right, "master", lambda x, g: exact(
+            right.update._replace(lr=x), record.before, g)))):
+        yield f"{lr:g}, not {right.update.lr:g}", right.updating(lr=lr)
 
 
 def _averages(record: Record, right: Recipe) -> Variations:
@@ -205,6 +236,7 @@ HYPOTHESES = (
     Hypothesis("no average", "a sum was not divided", lambda record, right: _times(record, right, False)),
     Hypothesis("two averages", "a mean was divided once more", lambda record, right: _times(record, right, True)),
     Hypothesis("loss scale", "the loss scale was not divided out once", _scaled),
+    Hypothesis("scaled gradient", "the mean gradient is multiplied by one number", _factor),
     Hypothesis("no reduction", "each rank updated by its own gradient", _own),
     Hypothesis("missing micro-batch", "a micro-batch is not in the sum",
                lambda record, right: _counted(record, right, 0.0)),
@@ -217,6 +249,7 @@ HYPOTHESES = (
     Hypothesis("unshared overflow", "the ranks did not agree to skip a step that overflowed", _overflow),
     Hypothesis("bias correction", "the moments were corrected wrongly", _correction),
     Hypothesis("weight decay", "weights decayed in another way", _decay),
+    Hypothesis("wrong weight decay", "the rate of the weights' decay is another one", _other_decay),
     Hypothesis("wrong learning rate", "the learning rate is another one", _rate),
     Hypothesis("wrong beta", "a moving average has another rate", _averages),
     Hypothesis("wrong sign", "the step went uphill", _uphill),
