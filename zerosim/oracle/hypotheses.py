@@ -148,7 +148,9 @@ def _inferred(record: Record, right: Recipe, slot: str, at: Callable[[float, np.
         mean = exact_mean(record, right.weights, right.divisor)[0]
         none, one = (at(x, mean * clip_factors(record.settings, right, mean, 0.0))[slot] for x in (0.0, 1.0))
         value = (record.after[slot][0] - none) @ (one - none) / ((one - none) @ (one - none))
-    return [*dict.fromkeys(float(f"{value:.{digits}g}") for digits in DIGITS)] if np.isfinite(value) and value > 0 else []
+    if not (np.isfinite(value) and value > 0):
+        return []
+    return [*dict.fromkeys(float(f"{value:.{digits}g}") for digits in DIGITS)]
 
 
 def _other_decay(record: Record, right: Recipe) -> Variations:
