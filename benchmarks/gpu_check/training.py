@@ -308,19 +308,19 @@ def torchs(config: GPTConfig, batch: int, compute: str) -> float:
     """Seconds of the same step in PyTorch's eager mode on the first GPU: autocast, its fused AdamW."""
     import torch
 
-    from benchmarks import torch_gpt
+    from benchmarks.speed import torch_decoders
 
     model = GPT(config)
     weights = {name: unit.initial(name, 0, int(np.prod(shape))).reshape(shape).astype(np.float32)
                for unit in model.units for name, shape in unit.shapes.items()}
-    w = {name: tensor.detach().cuda().requires_grad_() for name, tensor in torch_gpt.tensors_of(weights).items()}
+    w = {name: tensor.detach().cuda().requires_grad_() for name, tensor in torch_decoders.tensors_of(weights).items()}
     optimizer = torch.optim.AdamW(w.values(), lr=1e-4, fused=True)
     tokens, targets = (torch.tensor(array).cuda() for array in tokens_of(config, batch))
     kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compute)
 
     def step() -> None:
         with torch.autocast("cuda", kind, enabled=kind is not None):
-            loss = torch_gpt.loss_of(model, w, tokens, targets)
+            loss = torch_decoders.loss_of(model, w, tokens, targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

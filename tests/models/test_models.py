@@ -130,13 +130,13 @@ WIDE = LlamaConfig(3, 40, 10, 16, 256, key_value_heads=5, head_channels=6, feed_
 def test_loss_and_gradients_are_pytorchs(model: Model) -> None:
     """Every element, but for some dozen roundings of float64; and so does the PyTorch that the benchmarks time."""
     torch = pytest.importorskip("torch", reason="PyTorch is an optional peer, and not installed here")
-    from benchmarks import torch_gpt
+    from benchmarks.speed import torch_decoders
 
     run = run_of(model, "fp64", scatter=0.2)
     x, target = batch_of(model, batch=3)
     loss, gradients = run.gradients(x, target)
-    w = torch_gpt.tensors_of(run.w)
-    wanted = torch_gpt.step(model, w, torch.tensor(x), torch.tensor(target), fused=isinstance(model, Llama))
+    w = torch_decoders.tensors_of(run.w)
+    wanted = torch_decoders.step(model, w, torch.tensor(x), torch.tensor(target), fused=isinstance(model, Llama))
     assert loss == pytest.approx(wanted.item(), rel=1e-12)
     assert w.keys() == gradients.keys()
     for name, gradient in gradients.items():

@@ -171,9 +171,10 @@ def test_the_table_has_the_promised_rows_and_no_others() -> None:
     assert found == TABLE | {"barrier": ("dissemination",)}
 
 
-# Where the ring written for speed goes another way: a chunk that is stacked ends at STACK_CHUNK; the sum that is not
+# Where the ring written for speed goes another way: a chunk that is stacked ends at STACK_NBYTES; the sum that is not
 # goes block by block; kernels change paths at 4096.
-CHUNKS = [4095, 4097, fast_ring.STACK_CHUNK, fast_ring.STACK_CHUNK + 1, arrays.BLOCK, arrays.BLOCK + 1]
+CHUNKS = [4095, 4097, *(fast_ring.STACK_NBYTES // itemsize + more for itemsize in (2, 4) for more in (0, 1)),
+          arrays.BLOCK, arrays.BLOCK + 1]
 
 
 @pytest.mark.parametrize(("chunk", "name", "form"), covering(

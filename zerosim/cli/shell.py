@@ -28,7 +28,7 @@ GROUPS = {
     "Train": ("train", "compare", "report", "export"),
     "Plan": ("models", "devices", "links", "plan", "tune", "cost"),
     "Your own program, on a laptop, under MPI, on GPUs": ("run", "oracle", "doctor", "gpu-check"),
-    "This project": ("figures",),
+    "This project": ("figures", "bench"),
 }
 EXAMPLE = "For example: "
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer has no public name for it

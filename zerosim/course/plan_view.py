@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from zerosim.course.measured import Compared
 from zerosim.display.plan_table import UNITS, answers, cells, names_for, places_text, subject
 from zerosim.display.style import percent
 from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts
@@ -31,8 +30,12 @@ from zerosim.planning.questions import (
 )
 from zerosim.planning.runtimes import FSDP2, MEGATRON_CORE
 
+if TYPE_CHECKING:
+    from zerosim.course.measured import Compared
+
+    Measured = Mapping[PlanRow, Sequence[Compared]]
+
 INDENT = 4  # columns of a terminal beside those of a table
-Measured = Mapping[PlanRow, Sequence[Compared]]
 
 
 def plan_view(found: Plan, columns: int, *, explain: bool = False, measured: Measured | None = None,

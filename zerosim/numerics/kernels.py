@@ -328,11 +328,13 @@ class NumpyKernels(BlockKernels):
         # and unpacking it.
         work = work_type(out)
         if work == out.dtype and out.size <= WIDE_BLOCK:
-            total, last = addends[0], len(addends) - 1
-            for place, x in enumerate(addends[1:], start=1):  # but the last to a room: `out` may be an addend
-                total = np.add(total, x, out=out if place == last else self.room("total", out.shape, work))
-            if not last:
-                copy_elements(total, out)
+            if len(addends) == 1:
+                copy_elements(addends[0], out)
+                return
+            total, room = addends[0], self.room("total", out.shape, work)
+            for x in addends[1:-1]:  # not into `out`, which may be an addend
+                total = np.add(total, x, room)
+            np.add(total, addends[-1], out)
             return
         for here, first, *others in in_blocks(out, *addends):
             total = self.wide("total", first, work)

@@ -237,7 +237,8 @@ class StepSizes:
 
     def block(self, index: int) -> Transformer | None:
         """The sizes of one block."""
-        return None if self.decoder is None else block_of(self.decoder, index)
+        of = self.decoder
+        return of if of is None or of.experts is None else block_of(of, index)
 
     @cached_property
     def halves(self) -> list[dict[str, int]]:
@@ -279,16 +280,16 @@ class StepSizes:
         """Bytes that each block keeps from forward to its own backward."""
         if self.recompute == NONE or (self.recompute == SELECTIVE and self.run.by == MEGATRON):
             return [sum(halves.values()) * (index >= self.reached) for index, halves in enumerate(self.halves)]
-        return [self.stream + (self.recompute == SELECTIVE) * self.selected(index) for index in range(len(self.blocks))]
+        sizes = [self.block(index) for index in range(len(self.blocks))]
+        beside: dict[Transformer | None, int] = {
+            of: self.selected(of) for of in {*sizes} if of is not None and self.recompute == SELECTIVE}
+        return [self.stream + beside.get(of, 0) for of in sizes]
 
-    def selected(self, index: int) -> int:
+    def selected(self, of: Transformer) -> int:
         """Bytes that torchtitan's selective checkpointing keeps of a block, beside its input.
 
         That is what attention gives, each product with a bias, and every second one without; of experts none.
         """
-        of = self.block(index)
-        if of is None:
-            return 0
         width = of.feed_forward if of.experts is None else of.experts.shared
         inside = [(1 + of.gated) * width] if of.fused else [width] * (1 + of.gated)
         products = {"qkv": [made for _, made in of.opening.values()], "projection": [of.channels],

@@ -20,8 +20,8 @@ from zerosim.ranks.workers import Workers
 # Sums of these types are made in longer blocks, on threads too. Rounding to 16 bits takes a dozen short calls a block,
 # and two threads that hand Python's lock to and fro after each are slower than one.
 WIDE = (FP32, FP64)
-STACK_CHUNK = 2048       # below this chunk length a NumPy call costs more than its additions: add all chunks at once
-STACK_ELEMENTS = 1 << 23  # the most elements that stacking may copy
+STACK_NBYTES = 4096       # of chunks up to so long a NumPy call costs more than its additions: add all chunks at once
+STACK_ELEMENTS = 1 << 25  # the most elements that stacking may copy
 
 
 def serves(call: Call) -> bool:
@@ -58,7 +58,7 @@ def reduce(cut: Cut, kernels: Kernels, inputs: list[np.ndarray], outs: list[np.n
            scatters: bool) -> None:
     """inputs N x (n,): the sum of chunk c is x[c+1] + x[c+2] + ... + x[c], rounded after each addition. It is all of
     outs[c] (len(chunk c),) where the sum is scattered, else chunk c of every out (n,), which may be x itself."""
-    if on_host(inputs[0]) and worth_stacking(cut, len(inputs)):
+    if on_host(inputs[0]) and worth_stacking(cut, len(inputs), inputs[0].itemsize):
         chunks = [slice(low, high) for low, high in pairwise(cut)]
         sums = [total[:own.stop - own.start]
                 for total, own in zip(stacked_sums(cut, kernels, inputs), chunks, strict=True)]
@@ -78,12 +78,12 @@ def reduce(cut: Cut, kernels: Kernels, inputs: list[np.ndarray], outs: list[np.n
         for out in () if scatters else outs[1:]:
             put(out, here, outs[0][here])
 
-    wide = inputs[0].dtype in WIDE
-    todo = windows(cut, max(WIDE_BLOCK, kernels.BLOCK) if wide else kernels.BLOCK)
-    if workers and wide:
-        workers.each(sum_window, todo)
+    block = max(WIDE_BLOCK, kernels.BLOCK) if inputs[0].dtype in WIDE else kernels.BLOCK
+    if workers and inputs[0].dtype in WIDE:
+        share = -(-cut[-1] // (2 * workers.count))  # short vectors are shared too
+        workers.each(sum_window, windows(cut, max(min(block, share), kernels.BLOCK)))
     else:
-        for window in todo:
+        for window in windows(cut, block):
             sum_window(window)
 
 
@@ -115,22 +115,28 @@ def all_gather(cut: Cut, inputs: list[np.ndarray], outs: list[np.ndarray], worke
             copy_elements(outs[0], out)
 
 
-def worth_stacking(cut: Cut, ranks: int) -> bool:
-    """True for many short chunks."""
+def worth_stacking(cut: Cut, ranks: int, itemsize: int) -> bool:
+    """True for many short chunks, all as long as the first but for the last ones."""
     longest = largest_chunk(cut)
-    return ranks > 2 and longest <= STACK_CHUNK and longest * ranks * ranks <= STACK_ELEMENTS
+    return (ranks > 2 and longest * itemsize <= STACK_NBYTES and longest * ranks * ranks <= STACK_ELEMENTS
+            and all(at == min(c * longest, cut[-1]) for c, at in enumerate(cut)))
 
 
 def stacked_sums(cut: Cut, kernels: Kernels, inputs: list[np.ndarray]) -> np.ndarray:
     """(N, longest chunk): row c begins with the ring sum of chunk c. One addition adds one hop of all ranks.
 
-    Short chunks are filled up with some element of the vector, whose sums nobody reads.
+    In a hop chunk c comes from rank c + step: every (N + 1)th chunk of the stacked vectors, from two places on. What
+    fills up the last chunks nobody reads.
     """
     ranks, longest = len(inputs), largest_chunk(cut)
-    columns = np.minimum(np.asarray(cut[:-1])[:, None] + np.arange(longest), max(0, cut[-1] - 1))
-    stack, owners = np.stack(inputs), np.arange(ranks)
-    totals = stack[((owners + 1) % ranks)[:, None], columns]
-    for step in range(2, ranks + 1):
-        addends = stack[((owners + step) % ranks)[:, None], columns]
-        kernels.add_rounded(totals.reshape(-1), addends.reshape(-1), totals.reshape(-1))
+    stack = np.zeros((ranks, ranks * longest), inputs[0].dtype)
+    for row, x in zip(stack, inputs, strict=True):
+        row[:x.size] = x
+    chunks, totals, addends = stack.reshape(ranks * ranks, longest), *np.empty((2, ranks, longest), stack.dtype)
+    for step in range(1, ranks + 1):
+        before_the_end, hop = ranks - step, addends if step > 1 else totals
+        hop[:before_the_end] = chunks[step * ranks::ranks + 1][:before_the_end]
+        hop[before_the_end:] = chunks[before_the_end::ranks + 1][:step]
+        if step > 1:
+            kernels.add_rounded(totals.reshape(-1), addends.reshape(-1), totals.reshape(-1))
     return totals
