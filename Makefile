@@ -81,10 +81,8 @@ browser: docs  ## add JupyterLite to that site: zerosim in the page, for a web s
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[browser]'
 	PYTHONPATH=docs $(BIN)/python -m zerosim_site.browser build/docs/site
 
-bench: $(DEV)  ## measure speeds, each beside its floor
-	@for script in benchmarks/bench_*.py; do \
-	    echo "== $$script"; $(ONE_THREAD) $(BIN)/python "$$script" || exit 1; \
-	done
+bench: $(DEV)  ## measure speeds, each beside its floor or a peer (ROWS="ring gpt")
+	$(BIN)/zerosim bench $(ROWS)
 
 # With the Python that has CuPy, as it is: nothing is installed. PARTS=speed,nccl runs these alone.
 gpu-check:  ## on a machine with NVIDIA GPUs: all that only it can show, into gpu_check/ (PYTHON= that has CuPy)

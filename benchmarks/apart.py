@@ -1,4 +1,7 @@
-"""The distance of a library's own sums from the ring's: the same terms, added in another order."""
+"""The distance of a library's own sums from the ring's: the same terms, added in another order.
+
+    mpiexec -n 4 python -m mpi4py -m benchmarks.apart     # of MPI's
+"""
 
 import numpy as np
 
@@ -27,3 +30,10 @@ def from_the_ring(rank: zs.Rank, length: int = 100_003) -> Apart:
 def distances(found: Apart) -> str:
     """``bf16 at most 12 ULP, 31% of sums``, and so on."""
     return "; ".join(f"{name} at most {ulps:,} ULP, {share:.0%} of sums" for name, (ulps, share) in found.items())
+
+
+if __name__ == "__main__":
+    cluster = zs.connect()
+    apart = cluster.run(from_the_ring)[cluster.index]
+    if cluster.index == 0:
+        print(f"MPI's own all-reduce from the ring, {cluster.ranks[0].size} processes: {distances(apart)}")

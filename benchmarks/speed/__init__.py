@@ -16,7 +16,8 @@ Side = Callable[[bool], Action]  # of a small size, for a test, or of the row's 
 class Row:
     """A ratio that is measured: ``what`` takes ``ours`` as many seconds as ``theirs`` take, times the ratio.
 
-    ``goal`` is the most that the ratio should be. ``needs`` are modules of the peer. ``processes`` are, by side, 1, or
+    ``goal`` is the most that the ratio should be, None where none is set; names of rows that draw a curve begin with
+    "by-" and end with where they stand on it. ``needs`` are modules of the peer. ``processes`` are, by side, 1, or
     how many of ``launcher`` run it together: "gloo" (torch.distributed) or "mpi"; the first of them is timed.
     ``threads`` are those of BLAS and torch, ``repetitions`` of each action in each process.
     ``tolerance`` is the most by which results may differ, as a part of the largest; 0: equal bits, None: not compared.
@@ -25,7 +26,7 @@ class Row:
     name: str
     what: str
     against: str
-    goal: float
+    goal: float | None
     ours: Side
     theirs: Side
     needs: tuple[str, ...] = ()

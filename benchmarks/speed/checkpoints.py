@@ -1,6 +1,8 @@
 """A sharded checkpoint saved and loaded, beside a plain write and read of the same bytes, put on the disk."""
 
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +28,9 @@ def made(small: bool) -> tuple[zs.Cluster, Any, Path]:
         engine.step([(data.normal(size=(2, widths[0])), data.normal(size=(2, widths[-1])))])
         return engine
 
-    return cluster, cluster.run(program), Path(tempfile.mkdtemp(prefix="zerosim-bench-", dir=Path.cwd()))
+    folder = tempfile.mkdtemp(prefix="zerosim-bench-")
+    atexit.register(shutil.rmtree, folder)
+    return cluster, cluster.run(program), Path(folder)
 
 
 def of_zerosim(verb: str) -> Side:

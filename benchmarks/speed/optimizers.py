@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+import zerosim as zs
 from zerosim import optim
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.optim import UpdateContext
@@ -31,6 +32,30 @@ def adam(small: bool) -> Action:
     return action
 
 
+def adam_on_ranks(small: bool) -> Action:
+    """The same step as two ranks take it, each of its half, on a thread each."""
+    w, g = parameters(small)
+    optimizer, ctx, cluster = optim.Adam(lr=1e-3), UpdateContext(NumpyKernels()), zs.Cluster(2, workers=2)
+    halves = list(zip(np.split(w, 2), np.split(g, 2), strict=True))
+    states = [{name: np.zeros(slot.shape, np.float32) for name, slot in optimizer.slots(mine.shape).items()}
+              for mine, _ in halves]
+    steps = iter(range(1, 1 << 30))
+
+    def action() -> np.ndarray:
+        step = next(steps)
+
+        def program(rank: zs.Rank) -> None:
+            mine, gradient = halves[rank.index]
+            rank.compute(lambda: optimizer.update(ctx, mine, gradient, states[rank.index], step),
+                         operations=16 * mine.size)
+
+        cluster.run(program)
+        cluster.runs.clear()
+        return w
+
+    return action
+
+
 def torch_adam(**how: Any) -> Side:
     """One step of torch's Adam."""
     def prepare(small: bool) -> Action:
@@ -53,6 +78,6 @@ WHAT = "Adam, 16 Mi parameters, fp32"
 ROWS = (
     Row("adam", f"{WHAT}, one thread", "torch's foreach", 0.7, adam, torch_adam(foreach=True), needs=("torch",),
         tolerance=1e-6),  # torch divides by the roots in another order
-    Row("adam-fused", f"{WHAT}, two threads of torch", "torch's fused", 2.0, adam, torch_adam(fused=True),
+    Row("adam-fused", f"{WHAT}, two ranks, two threads", "torch's fused", 2.0, adam_on_ranks, torch_adam(fused=True),
         needs=("torch",), threads=2, tolerance=1e-6),
 )

@@ -62,14 +62,17 @@ class Measured:
 
 
 def chosen(names: Iterable[str]) -> list[Row]:
-    """Rows by name, or by the beginning of several names, as "ring"; without names, all. ValueError for another one."""
+    """Rows by name, or by the beginning of several names, as "ring"; without names, all with a goal.
+
+    ValueError for another name.
+    """
     known, found = rows(), dict[str, Row]()
     for name in names:
         fitting = [name] if name in known else [one for one in known if one.startswith(f"{name}-")]
         if not fitting:
             raise unknown_name(f"no benchmark is called {name!r}", name, known, "they are")
         found |= {one: known[one] for one in fitting}
-    return list(found.values() if found else known.values())
+    return [*found.values()] or [row for row in known.values() if row.goal is not None]
 
 
 def measure(row: Row, rounds: int = ROUNDS) -> Measured:

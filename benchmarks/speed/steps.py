@@ -1,7 +1,7 @@
 """A step of training on N ranks: beside FSDP2 and DeepSpeed, beside its own arithmetic, and without accounts."""
 
-from collections.abc import Callable
-from itertools import cycle
+from collections.abc import Callable, Mapping
+from itertools import cycle, pairwise
 from typing import Any
 
 import numpy as np
@@ -168,13 +168,14 @@ def without_accounts() -> None:
 # -- many ranks of a tiny model ---------------------------------------------------------------------------------------
 
 
-def tiny_side(clusters: int, ranks: int) -> Side:
-    """A ZeRO-3 step of an MLP of 8, 16, 4 on so many clusters, one after the other, of so many ranks each."""
+def tiny_side(clusters: int, ranks: int, widths: tuple[int, ...] = (8, 16, 4)) -> Side:
+    """A ZeRO-3 step of an MLP, 2 samples a rank, on so many clusters, one after the other, of so many ranks each."""
     def prepare(small: bool) -> Action:
         def engine_of(rank: zs.Rank) -> zs.Engine:
-            return zs.Engine(rank, zs.models.MLP((8, 16, 4)), zs.optim.Adam(lr=LR), stage=3)
+            return zs.Engine(rank, zs.models.MLP(widths), zs.optim.Adam(lr=LR), stage=3)
 
-        data = [(d.normal(size=(2, 8)), d.normal(size=(2, 4))) for d in map(np.random.default_rng, range(ranks))]
+        data = [(d.normal(size=(2, widths[0])), d.normal(size=(2, widths[-1])))
+                for d in map(np.random.default_rng, range(ranks))]
         made = [(cluster, cluster.run(engine_of)) for cluster in (zs.Cluster(ranks) for _ in range(clusters))]
 
         def step() -> None:
@@ -185,6 +186,41 @@ def tiny_side(clusters: int, ranks: int) -> Side:
         return step
 
     return prepare
+
+
+# -- along three curves -----------------------------------------------------------------------------------------------
+
+
+def mlp_floor(ranks: int, widths: tuple[int, ...]) -> Side:
+    """The products of forward and backward, and three copies of 16 bytes for each parameter: what a step cannot do
+    without, in plain NumPy."""
+    def prepare(small: bool) -> Action:
+        rng = np.random.default_rng(0)
+        weights = [rng.standard_normal(shape, np.float32) for shape in pairwise(widths)]
+        source = np.zeros(4 * sum(w.size for w in weights), np.float32)
+        x = rng.standard_normal((2, widths[0]), np.float32)
+
+        def step() -> None:
+            for _ in range(ranks):
+                outs = [x]
+                for w in weights:
+                    outs.append(outs[-1] @ w)
+                dy = outs[-1]
+                for w, inputs in zip(reversed(weights), reversed(outs[:-1]), strict=True):
+                    inputs.T @ dy
+                    dy = dy @ w.T
+            for _ in range(3):
+                source.copy()
+
+        return step
+
+    return prepare
+
+
+def curve(name: str, what: str, points: Mapping[int, tuple[int, tuple[int, ...]]]) -> tuple[Row, ...]:
+    """A row for each point, (ranks, widths) by where it stands."""
+    return tuple(Row(f"by-{name}-{at}", f"A ZeRO-3 step of an MLP, {at:,} {what}", "its products and memory traffic",
+                     None, tiny_side(1, *given), mlp_floor(*given), repetitions=3) for at, given in points.items())
 
 
 MODEL = "of a GPT of 4 layers, 256 channels, 2 x 128 tokens a rank, Adam, fp32"
@@ -202,4 +238,8 @@ ROWS = (
         zerosim_side(4, before=without_accounts), tolerance=0.0),
     Row("tiny", "A ZeRO-3 step of an MLP of 8, 16, 4 on 64 ranks", "64 clusters of one rank, one after the other",
         1 / 3, tiny_side(1, 64), tiny_side(64, 1)),
+    *curve("ranks", "ranks, 8, 16, 4", {ranks: (ranks, (8, 16, 4)) for ranks in (1, 4, 16, 64, 256, 1024)}),
+    *curve("parameters", "parameters in 4 layers, N = 4", {
+        4 * width * width: (4, (width,) * 5) for width in (50, 160, 500, 1600, 5000)}),
+    *curve("layers", "layers of 256, N = 4", {layers: (4, (256,) * (layers + 1)) for layers in (1, 4, 16, 64)}),
 )

@@ -95,7 +95,7 @@ def test_no_rank_stands_for_all_in_a_layout_that_is_not_the_same_for_each(layout
 
 
 def test_a_trillion_parameters_train_on_1024_ranks_in_no_memory():
-    """The whole model, of 1.0e12 parameters, for one step; what it takes is measured in benchmarks/bench_null.py."""
+    """The whole model, of 1.0e12 parameters, for one step; `zerosim bench null` measures it."""
     model = GPT(zs.models.GPTConfig(layers=128, channels=25600, heads=160, context=2048, vocabulary=51200))
     tokens = np.zeros((1, 2048), np.int64)
     cluster = ran(zs.NullCluster(1024, representative=0), model, [[[(tokens, tokens)]]], stage=3, policy=BF16,

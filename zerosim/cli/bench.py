@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,10 +21,12 @@ def bench(
                                                                            "ring; without names, all.")] = None,
     as_json: AsJson = False,
     rounds: Annotated[int, typer.Option(min=1, help="Times that both sides take turns.")] = 3,
+    plots: Annotated[str, typer.Option(metavar="FOLDER", help="Draw by-ranks, by-parameters and by-layers into it, of "
+                                                              "those that are named.")] = "",
     list_rows: Annotated[bool, typer.Option("--list", help="Measure nothing; print what there is.")] = False,
 ) -> None:
     """Times zerosim beside its peers, or the least that the machine can do; takes minutes, on a quiet machine."""
-    runner = _runner()
+    runner, curves = _rows()
     chosen = runner.chosen(names or ())
     if list_rows:
         answer(as_json, lambda: {"rows": [row.as_json() for row in chosen]}, lambda: _listed(chosen))
@@ -35,23 +36,31 @@ def bench(
         with busy(f"{row.name}: {row.what}"):
             measured.append(runner.measure(row, rounds))
     machine = runner.machine()
+    for drawing in curves.drawings(measured) if plots else ():
+        drawing.save(Path(plots) / f"{drawing.name}.svg")
     answer(as_json, lambda: {"machine": machine, "rows": [one.as_json() for one in measured]},
            lambda: _view(measured, machine))
 
 
-def _runner() -> Any:
-    """The rows of this checkout, or those that were installed with the package."""
+def _rows() -> tuple[Any, Any]:
+    """What measures and what draws: of this checkout, or installed with the package."""
     if find_spec("zerosim.speed_rows") is not None:
-        return import_module("zerosim.speed_rows.runner")
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-    return import_module("benchmarks.speed.runner")
+        from zerosim.speed_rows import curves, runner  # type: ignore[import-untyped]  # in a wheel
+
+        return runner, curves
+    checkout = str(Path(__file__).resolve().parent.parent.parent)
+    if checkout not in sys.path:
+        sys.path.insert(0, checkout)
+    from benchmarks.speed import curves, runner
+
+    return runner, curves
 
 
 def _listed(chosen: Any) -> View:
     from zerosim.display.views import Table, View
 
     return View("", "", (Table("", ("name", "what is timed", "against", ">goal"), tuple(
-        (row.name, row.what, row.against, f"{row.goal:.2f}") for row in chosen)),))
+        (row.name, row.what, row.against, _goal(row)) for row in chosen)),))
 
 
 def _view(measured: Any, machine: dict[str, Any]) -> View:
@@ -64,8 +73,12 @@ def _view(measured: Any, machine: dict[str, Any]) -> View:
 
 
 def _cells(one: Any) -> tuple[str, ...]:
-    goal = f"{one.row.goal:.2f}"
+    goal = _goal(one.row)
     if one.lacking:
         return one.row.name, "", goal, "", "", f"{one.row.against}: {one.lacking}"
     return (one.row.name, f"{one.ratio:.2f}", goal, f"{1e3 * one.seconds:.1f}", f"{1e3 * one.seconds_against:.1f}",
             one.row.against)
+
+
+def _goal(row: Any) -> str:
+    return "" if row.goal is None else f"{row.goal:.2f}"

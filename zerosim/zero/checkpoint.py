@@ -589,11 +589,13 @@ def _read(training: TrainingState, sources: Sequence[Source], *, check_only: boo
     rank = training.rank
     most = max((min(source.tensor.nbytes, BLOCK_NBYTES) for source in sources), default=0)
     buffer, nbytes = rank.memory.alloc(most, np.uint8, "workspace", "checkpoint", like=np.empty(0)), 0  # on the host
+    if check_only:
+        return rank.compute(lambda: sum(block.nbytes for block, _ in read_sources(sources, buffer)),
+                            operations=sum(source.high - source.low for source in sources))
     for block, target in read_sources(sources, buffer):
         nbytes += block.nbytes
-        if not check_only:
-            with training.param_groups[0].store.writing(target) as room:
-                rank.kernels.cast_pack(block, room)
+        with training.param_groups[0].store.writing(target) as room:
+            rank.kernels.cast_pack(block, room)
     return nbytes
 
 
