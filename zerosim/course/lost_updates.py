@@ -1,7 +1,8 @@
 """Lost updates: the small changes that a number format does not see, what helps, and what does not.
 
-Everything is run with the package's own arithmetic; nothing is recited. Each of six sections computes its records, and
-shows them under the run. Legend: w a weight, δ (delta) the update that is added to it, n updates side by side, s seeds,
+Everything is run with the package's own arithmetic; nothing is recited. Each of four sections computes its records, and
+shows them under the run. The formats' ranges, and the weights at which fp32 itself loses the popular example's update,
+are in notebook 2. Legend: w a weight, δ (delta) the update that is added to it, n updates side by side, s seeds,
 c steps in a chunk; g a gradient, lr the learning rate, m and v Adam's averages of g and g². A *gap* is the distance
 between two neighboring numbers of a format.
 """
@@ -31,9 +32,7 @@ from zerosim.shown import Shown
 POPULAR_LR = 0.001
 POPULAR_GRADIENT = 0.00001
 POPULAR_UPDATE = POPULAR_LR * POPULAR_GRADIENT
-POPULAR_WEIGHTS = (1.0, 0.5, 0.25, 0.1)
 FIRST_GRADIENTS = (1.0, 1e-2, POPULAR_GRADIENT, 1e-8)
-SMALL_VALUES = (6e-5, 1e-6, 4e-8, 2.9e-8)
 MOMENT_GRADIENT = 1e-3
 MOMENT_STEPS = (1, 10, 100, 1000, 2000)
 SEEDS = tuple(range(256))
@@ -82,9 +81,8 @@ def fits(fmt: str, weight: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LostUpdates(Shown):
-    """All answers. ``exact`` is w + steps·δ for each of ``updates``; ``seeds`` are those of stochastic rounding;
-    ``popular`` has, for several w, fp32 with the popular example's update subtracted and added, and ``popular_limit``
-    is the largest w that it changes there when it is added."""
+    """All answers. ``exact`` is w + steps·δ for each of ``updates``; ``seeds`` are those of stochastic
+    rounding."""
 
     question: LostUpdatesQuestion
     additions: tuple[Addition, ...]
@@ -92,21 +90,16 @@ class LostUpdates(Shown):
     exact: tuple[float, ...]
     seeds: tuple[int, ...]
     outcomes: tuple[Outcome, ...]
-    popular: tuple[tuple[Addition, Addition], ...]
-    popular_limit: float
     first_steps: tuple[FirstStep, ...]
     thresholds: tuple[Threshold, ...]
     moments: tuple[Moments, ...]
-    format_facts: tuple[FormatFacts, ...]
-    underflows: tuple[Underflow, ...]
 
     def view(self) -> View:
-        """The six sections, for a terminal or a notebook."""
+        """The four sections, for a terminal or a notebook."""
         return View("Lost updates", ": a small number is added to a larger one, and nothing changes.\n"
                     "A format has only so many numbers. A sum that falls between two of them becomes\n"
                     "the nearer one; halfway, the one whose last bit is 0 (the even one).",
-                    parts(_addition(self), _cures(self), _popular(self), _sizes(self), _moments(self),
-                          _formats(self)))
+                    parts(_addition(self), _cures(self), _sizes(self), _moments(self)))
 
     def outcome(self, method: Method, fmt: str, update: float) -> Outcome:
         """The outcome of one method in one format with one update."""
@@ -132,16 +125,9 @@ def lost_updates(question: LostUpdatesQuestion, *, seeds: tuple[int, ...] = SEED
         tuple(map(task.exact, task.updates)),
         seeds,
         tuple(all_outcomes(task, question.formats, seeds)),
-        tuple((add_once("fp32", weight, -POPULAR_UPDATE), add_once("fp32", weight, POPULAR_UPDATE))
-              for weight in POPULAR_WEIGHTS),
-        # The bisection's last float64 is near the end of those that round to the number looked for.
-        shortest(last_that(lambda weight: not add_once("fp32", weight, POPULAR_UPDATE).lost,
-                           up_to=FORMATS["fp32"].largest)),
         tuple(first_steps(question.format, question.weight, POPULAR_LR, FIRST_GRADIENTS)),
         tuple(adam_threshold(name, direction, question.weight) for name in fitting for direction in DIRECTIONS),
-        tuple(row for name in ("fp32", *low) for row in moments(name, Adam(), MOMENT_GRADIENT, MOMENT_STEPS)),
-        tuple(map(format_facts, FORMATS)),
-        tuple(underflows("fp16", SMALL_VALUES)))
+        tuple(row for name in ("fp32", *low) for row in moments(name, Adam(), MOMENT_GRADIENT, MOMENT_STEPS)))
 
 
 # -- 1: one addition in one format, what becomes of it, and why -------------------------------------------------------
@@ -457,41 +443,7 @@ def _waits(outcome: Outcome) -> bool:
     return bool(outcome.remainder) and (outcome.remainder_half_gap or 0.0) <= abs(outcome.update)
 
 
-# -- 3: the weights at which fp32 loses the popular example's update --------------------------------------------------
-
-
-
-def last_that(holds: Callable[[float], bool], *, up_to: float) -> float:
-    """The largest float64 x in [0, up_to) for which ``holds(x)``, which is true from 0 on and false at the end.
-
-    Found by bisection over the bits, whose order is that of the positive numbers: 63 questions at most.
-    """
-    low, high = 0, int(np.float64(up_to).view(np.int64))
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(_from_bits(middle)) else (low, middle)
-    return _from_bits(low)
-
-
-def _from_bits(bits: int) -> float:
-    return float(np.int64(bits).view(np.float64))
-
-
-def _popular(found: LostUpdates) -> Iterator[Part | str]:
-    """The sentence that fp32 keeps what fp16 loses, for several weights."""
-    update = short(POPULAR_UPDATE)
-    yield Heading(3, f'"In fp32 the value will change"? (lr·g = {POPULAR_LR:g} · {POPULAR_GRADIENT:g} = {update})')
-    yield marked_table(">w", ">gap below", f"w - {update}", ">gap above", f"w + {update}", rows=(
-        (short(down.weight), *(cell for one in (down, up) for cell in (rough(2 * one.half_gap), _verdict(one.lost))))
-        for down, up in found.popular))
-    yield f"All in fp32. The largest w at which + {update} changes anything: {short(found.popular_limit)}."
-
-
-def _verdict(lost: bool, otherwise: str = "kept") -> str:
-    return "[red]lost[/]" if lost else otherwise
-
-
-# -- 4: how large an update is, SGD's beside Adam's, and the smallest learning rates that are not lost ----------------
+# -- 3: how large an update is, SGD's beside Adam's, and the smallest learning rates that are not lost ----------------
 
 Direction = Literal["down", "up"]
 DIRECTIONS: tuple[Direction, ...] = ("down", "up")
@@ -548,10 +500,26 @@ def adam_threshold(fmt: str, direction: Direction, weight: float) -> Threshold:
     return Threshold(fmt, direction, last_that(lost, up_to=FORMATS["fp32"].largest))
 
 
+def last_that(holds: Callable[[float], bool], *, up_to: float) -> float:
+    """The largest float64 x in [0, up_to) for which ``holds(x)``, which is true from 0 on and false at the end.
+
+    Found by bisection over the bits, whose order is that of the positive numbers: 63 questions at most.
+    """
+    low, high = 0, int(np.float64(up_to).view(np.int64))
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(_from_bits(middle)) else (low, middle)
+    return _from_bits(low)
+
+
+def _from_bits(bits: int) -> float:
+    return float(np.int64(bits).view(np.float64))
+
+
 def _sizes(found: LostUpdates) -> Iterator[Part | str]:
     """SGD's update beside Adam's, and the learning rates below which Adam's is lost."""
     fmt, weight = found.question.format, rough(found.question.weight, 6)
-    yield Heading(4, f"SGD's update depends on g. Adam's does not. (lr = {POPULAR_LR:g}, w = {weight})")
+    yield Heading(3, f"SGD's update depends on g. Adam's does not. (lr = {POPULAR_LR:g}, w = {weight})")
     yield marked_table(">g", ">SGD: lr·g", f"w in {fmt}", ">Adam", f"w in {fmt}", rows=(
         (rough(s.gradient), rough(s.sgd_update), _verdict(s.sgd_lost, fitted(s.sgd_result)), rough(s.adam_update),
          _verdict(s.adam_lost, fitted(s.adam_result))) for s in found.first_steps))
@@ -562,7 +530,11 @@ def _sizes(found: LostUpdates) -> Iterator[Part | str]:
         (name, limits[name, "down"], limits[name, "up"]) for name in dict.fromkeys(name for name, _ in limits)))
 
 
-# -- 5: Adam's moments m and v kept in few bits: an average that forgets slowly loses its small additions too ---------
+def _verdict(lost: bool, otherwise: str = "kept") -> str:
+    return "[red]lost[/]" if lost else otherwise
+
+
+# -- 4: Adam's moments m and v kept in few bits: an average that forgets slowly loses its small additions too ---------
 
 
 @dataclass(frozen=True, slots=True)
@@ -602,7 +574,7 @@ def moments(fmt: str, adam: Adam, gradient: float, steps: Sequence[int]) -> Iter
 
 def _moments(found: LostUpdates) -> Iterator[Part | str]:
     """Adam's averages in few bits, for a gradient that never changes."""
-    yield Heading(5, f"Adam's m and v in few bits, with g = {MOMENT_GRADIENT:g} in every step")
+    yield Heading(4, f"Adam's m and v in few bits, with g = {MOMENT_GRADIENT:g} in every step")
     at = {(row.format, row.step): row for row in found.moments}
     formats, steps = list(dict.fromkeys(fmt for fmt, _ in at)), list(dict.fromkeys(step for _, step in at))
     columns = [name for fmt in formats for name in (f">{fmt}: v", ">update")]
@@ -611,54 +583,3 @@ def _moments(found: LostUpdates) -> Iterator[Part | str]:
                                                              rough(at[fmt, step].update) + " lr")))
         for step in steps])
     yield "v beside what it would be without rounding. The update should always be 1 lr."
-
-
-# -- 6: the formats' smallest steps and numbers -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class FormatFacts:
-    """The size of a format's steps, and where it ends below: all positive numbers up to ``zero_up_to`` become 0."""
-
-    format: str
-    bits: int
-    mantissa_bits: int
-    gap_at_one: float
-    largest: float
-    smallest_normal: float
-    smallest_subnormal: float
-    zero_up_to: float
-
-
-@dataclass(frozen=True, slots=True)
-class Underflow:
-    """A small number, and what a format makes of it."""
-
-    format: str
-    value: float
-    stored: float
-
-
-@cache
-def format_facts(name: str) -> FormatFacts:
-    """The facts of one format; ``zero_up_to`` is found by bisection on the real rounding."""
-    row = FORMATS[name]
-    zero_up_to = last_that(lambda value: float(round_to(value, row)) == 0.0, up_to=1.0)
-    return FormatFacts(name, row.bits, row.mantissa_bits, float(spacing(1.0, row)), row.largest, row.smallest_normal,
-                       row.smallest_subnormal, zero_up_to)
-
-
-def underflows(fmt: str, values: Sequence[float]) -> Iterator[Underflow]:
-    """Small numbers as the format stores them."""
-    for value in values:
-        yield Underflow(format_of(fmt).name, value, shortest(float(round_to(value, fmt))))
-
-
-def _formats(found: LostUpdates) -> Iterator[Part | str]:
-    """The formats' smallest steps and numbers."""
-    yield Heading(6, "The formats")
-    yield marked_table("format", ">mantissa", ">gap at 1", ">normal from", ">smallest", ">0 up to", ">largest", rows=(
-        (f.format, str(f.mantissa_bits), rough(f.gap_at_one), rough(f.smallest_normal), rough(f.smallest_subnormal),
-         rough(f.zero_up_to), rough(f.largest, 5)) for f in found.format_facts))
-    yield f"In {found.underflows[0].format}:"
-    yield "   ".join(f"{u.value:g} → {rough(u.stored, 5)}" for u in found.underflows)
