@@ -22,7 +22,7 @@ from zerosim.display.style import percent, rough, short
 from zerosim.display.views import Heading, Part, View, marked_table, parts, plain
 from zerosim.models.gpt import Decoder
 from zerosim.models.llama import config_of, decoder
-from zerosim.models.one_pass import Pass, first_weights, one_pass
+from zerosim.models.one_pass import Pass, one_pass
 from zerosim.models.small import MLP
 from zerosim.models.text import VOCABULARY, Corpus
 from zerosim.numerics import random
@@ -73,10 +73,8 @@ class Precision(Shown):
 
     question: PrecisionQuestion
     underflows: Underflows
-    pattern: tuple[bool, ...]
     traces: tuple[ScalerTrace, ...]
     trials: tuple[Trial, ...]
-    largest: tuple[LargestValue, ...]
     rested: tuple[Rested, ...]
 
     def view(self) -> View:
@@ -94,8 +92,7 @@ def precision(question: PrecisionQuestion, corpus: Corpus) -> Precision:
     """Runs everything: ten seconds for the question as it stands."""
     steps = max(BATCHES, STEPS_RATIO * question.steps)
     return Precision(
-        question, underflows(question, corpus), PATTERN, tuple(traces()), tuple(trials(question.format)),
-        tuple(largest_values(question.format)),
+        question, underflows(question, corpus), tuple(traces()), tuple(trials(question.format)),
         tuple(rested(policy, steps) for policy in policies(question.format)))
 
 
@@ -110,25 +107,16 @@ class Underflows:
 
     ``rounded``: S times the fp32 gradients of the parameters, rounded to the format. ``computed``: those of a backward
     in the format, from S times the loss. ``at_output``: the gradients of the logits, where that backward begins.
-    ``worst``: the parameters that lose most at S = 1.
+    ``worst``: of ``computed`` at S = 1, the parameters that lose most.
     """
 
     text: str
     tokens: int
     loss: float
-    binades: tuple[Binade, ...]
     rounded: tuple[Fates, ...]
     computed: tuple[Fates, ...]
     at_output: tuple[Fates, ...]
-    worst: tuple[TensorLoss, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Binade:
-    """The number of gradients of a magnitude from 2^exponent up to, but not including, 2^(exponent + 1)."""
-
-    exponent: int
-    elements: int
+    worst: dict[str, Fates]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +142,6 @@ class Fates:
         return self.lost / max(1, self.elements - self.zero)
 
 
-@dataclass(frozen=True, slots=True)
-class TensorLoss:
-    """The number of lost gradients of one parameter."""
-
-    name: str
-    elements: int
-    lost: int
-
-
 def underflows(question: PrecisionQuestion, corpus: Corpus) -> Underflows:
     """Trains on the text, in fp32, and counts the gradients of the batch that would come next."""
     model, fmt = question.build(), question.format
@@ -176,11 +155,11 @@ def underflows(question: PrecisionQuestion, corpus: Corpus) -> Underflows:
         return fates(exact.gradients.values(), [passed.gradients[name] for name in exact.gradients], fmt, scale)
 
     return Underflows(
-        corpus.name, x.size, exact.loss, binades(exact.gradients.values()),
+        corpus.name, x.size, exact.loss,
         tuple(rounded_fates(exact.gradients.values(), fmt, scale) for scale in SCALES),
         tuple(computed(scale, passed) for scale, passed in found.items()),
         tuple(fates([exact.output_gradient], [passed.output_gradient], fmt, scale) for scale, passed in found.items()),
-        tuple(losses_by_tensor(exact.gradients, found[1.0].gradients, fmt, 1.0))[:MOST_TENSORS])
+        worst(exact.gradients, found[1.0].gradients, fmt))
 
 
 def _trained(rank: Rank, model: Decoder, corpus: Corpus, steps: int) -> dict[str, Array]:
@@ -220,25 +199,11 @@ def fates(exact: Iterable[Array], found: Iterable[Array], fmt: Format | str, sca
     return Fates(row.name, scale, elements, zero, lost, subnormal, normal, not_finite)
 
 
-def binades(gradients: Iterable[Array]) -> tuple[Binade, ...]:
-    """The number of gradients, fp32 of any shape, in each binade, from the smallest but 0 to the largest; binades
-    between them that have none are there too, infinities and NaN nowhere."""
-    counts: dict[int, int] = {}
-    for g in gradients:
-        _, exponents = np.frexp(g[np.isfinite(g) & (g != 0)])  # g = m·2^e with 1/2 <= |m| < 1
-        for exponent, count in zip(*np.unique(exponents - 1, return_counts=True), strict=True):
-            counts[int(exponent)] = counts.get(int(exponent), 0) + int(count)
-    span = range(min(counts, default=0), max(counts, default=-1) + 1)
-    return tuple(Binade(exponent, counts.get(exponent, 0)) for exponent in span)
-
-
-def losses_by_tensor(exact: Mapping[str, Array], found: Mapping[str, Array], fmt: Format | str,
-                     scale: float) -> Iterator[TensorLoss]:
-    """The parameters that lose gradients, those that lose most first."""
-    lost = {name: fates([g], [found[name]], fmt, scale).lost for name, g in exact.items()}
-    for name in sorted(lost, key=lambda name: (-lost[name], name)):
-        if lost[name]:
-            yield TensorLoss(name, exact[name].size, lost[name])
+def worst(exact: Mapping[str, Array], found: Mapping[str, Array], fmt: str) -> dict[str, Fates]:
+    """The fates in each of the parameters that lose most gradients, without a loss scale; the worst first."""
+    by_name = {name: fates([g], [found[name]], fmt, 1.0) for name, g in exact.items()}
+    lossy = sorted((name for name, one in by_name.items() if one.lost), key=lambda name: (-by_name[name].lost, name))
+    return {name: by_name[name] for name in lossy[:MOST_TENSORS]}
 
 
 def _small_gradients(found: Precision) -> Iterator[Part | str]:
@@ -252,8 +217,8 @@ def _small_gradients(found: Precision) -> Iterator[Part | str]:
         rows=map(_scale_cells, seen.rounded, seen.computed, seen.at_output))
     yield "Rounded: S times the fp32 gradients. Computed: a backward all in the format,"
     yield "from S times the loss; logits: where it begins. Subnormal: with fewer bits."
-    for tensor in seen.worst:
-        yield f"  Lost with S = 1 in {tensor.name}: {tensor.lost:,} of {tensor.elements:,}"
+    for name, of_tensor in seen.worst.items():
+        yield f"  Lost with S = 1 in {name}: {of_tensor.lost:,} of {of_tensor.elements:,}"
 
 
 def _scale_cells(rounded: Fates, computed: Fates, at_output: Fates) -> tuple[str, ...]:
@@ -303,7 +268,7 @@ def _loss_scaling(found: Precision) -> Iterator[Part | str]:
              for trace in found.traces]
     yield marked_table(">step", "", *names, rows=(
         (str(step), "overflow" if overflow else "", *(short(trace.scales[step - 1]) for trace in found.traces))
-        for step, overflow in enumerate(found.pattern, start=1)))
+        for step, overflow in enumerate(PATTERN, start=1)))
     yield "An overflow skips the step and halves S. DeepSpeed's hysteresis, in brackets,"
     yield "is how many that takes, until S grows again. S doubles on the last good step"
     yield "of a window (torch, deepspeed-legacy), or on the next one (deepspeed)."
@@ -344,16 +309,6 @@ class Trial:
     gave_up: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class LargestValue:
-    """The largest magnitude that comes out of a layer before the first step, in one unit, as one format computes it."""
-
-    unit: float
-    format: str
-    layer: str
-    value: float
-
-
 def large_unit(fmt: str) -> float:
     """The largest power of two in which the format still holds the inputs; fp16's for formats that reach further."""
     largest = min(format_of(fmt).largest, FORMATS["fp16"].largest)
@@ -377,15 +332,6 @@ def trial(unit: float, fmt: str, scaling: str, steps: int = OVERFLOW_STEPS) -> T
                   Policy(fmt, loss_scale=SCALINGS[scaling]), steps, ranks=OVERFLOW_RANKS, unit=unit)
     return Trial(unit, fmt, scaling, steps, sum(run.skipped), run.losses_by_rank[0][0], run.losses_by_rank[-1][0],
                  run.scale, run.gave_up)
-
-
-def largest_values(fmt: str) -> Iterator[LargestValue]:
-    """The largest output of each layer in the first forward of rank 0, in both units, in the format and in fp32."""
-    model = overflow_network()
-    for unit in (1.0, large_unit(fmt)):
-        for name in dict.fromkeys((fmt, "fp32")):
-            seen = one_pass(model, first_weights(model), Policy(name), *overflow_batch(unit, 0, 0))
-            yield from (LargestValue(unit, name, layer, value) for layer, value in seen.largest.items())
 
 
 def overflow_network() -> MLP:
@@ -419,13 +365,8 @@ def _overflows(found: Precision) -> Iterator[Part | str]:
     yield marked_table(
         "format", "loss scale", ">skipped", ">loss, last", f">x {short(unit)}: skipped", ">loss, last",
         rows=((a.format, a.scaling, *_trial_cells(a), *_trial_cells(b)) for a, b in zip(small, large, strict=True)))
-    yield ""
-    columns = list(dict.fromkeys((value.unit, value.format) for value in found.largest))
-    layers = {value.layer: [""] * len(columns) for value in found.largest}
-    for value in found.largest:
-        layers[value.layer][columns.index((value.unit, value.format))] = _value(value.value)
-    yield marked_table("largest output", *(f">{fmt}, x {short(unit)}" for unit, fmt in columns),
-                       rows=((layer, *cells) for layer, cells in layers.items()))
+    if not all(math.isfinite(trial.first_loss) for trial in large):
+        yield "The larger ones overflow on the way forward, before any loss scale enters."
 
 
 def _trial_cells(trial: Trial) -> tuple[str, str]:
