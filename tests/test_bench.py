@@ -59,6 +59,8 @@ def test_the_command_lists_measures_and_refuses(monkeypatch, tmp_path):
     said = ask("bench", "gpt").stdout
     assert all(part in said for part in ("0.50", "1.00", "a laptop"))
     assert_command_refuses("no benchmark is called 'rings'; they are fsdp2-2,", "bench", "rings")
+    assert_command_refuses("at most one row of each was asked for; name by, by-ranks", "bench", "gpt", "--plots", "no")
+    assert_command_refuses("but: File exists; name a folder", "bench", "by", "--plots", __file__)
 
 
 def test_a_peer_that_is_not_installed_is_said(monkeypatch):

@@ -14,8 +14,8 @@ AXES = {"by-ranks": "N (ranks)", "by-parameters": "parameters", "by-layers": "la
 
 def slope(values: Sequence[float], seconds: Sequence[float]) -> float:
     """The exponent by which seconds grow with the values, over the upper half of them."""
-    half = len(values) // 2
-    return float(np.polyfit(np.log(values[half:]), np.log(seconds[half:]), 1)[0])
+    upper = min(len(values) // 2, len(values) - 2)
+    return float(np.polyfit(np.log(values[upper:]), np.log(seconds[upper:]), 1)[0])
 
 
 def drawings(measured: Iterable[Measured], style: Style = LIGHT) -> Iterator[Drawing]:

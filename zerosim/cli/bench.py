@@ -31,6 +31,8 @@ def bench(
     if list_rows:
         answer(as_json, lambda: {"rows": [row.as_json() for row in chosen]}, lambda: _listed(chosen))
         return
+    if plots:
+        _require_curves(chosen, Path(plots))
     measured = []
     for row in chosen:
         with busy(f"{row.name}: {row.what}"):
@@ -54,6 +56,19 @@ def _rows() -> tuple[Any, Any]:
     from benchmarks.speed import curves, runner
 
     return runner, curves
+
+
+def _require_curves(chosen: Any, folder: Path) -> None:
+    """Raises ValueError for rows without a curve, and for a folder that cannot be made, before minutes are measured."""
+    on_curves = [row.name.rpartition("-")[0] for row in chosen if row.name.startswith("by-")]
+    if len(on_curves) == len({*on_curves}):
+        raise ValueError("--plots draws curves, and at most one row of each was asked for; name by, by-ranks, "
+                         "by-parameters or by-layers")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"asked to draw into {str(folder)!r}, but: {error.strerror}; name a folder that can be made"
+                         ) from error
 
 
 def _listed(chosen: Any) -> View:
