@@ -53,10 +53,12 @@ def landed(there: np.ndarray, out: Any) -> None:
 
 
 class Half:
-    """One end of a message, under way; ``whose`` says in an error's text who expects it."""
+    """One end of a message, under way; an error's text says ``whose`` it is, a call's or a rank's."""
 
-    def __init__(self, mpi: Any, comm: Any, delivery: Delivery, tag: int, whose: str, *, rendezvous: bool) -> None:
+    def __init__(self, mpi: Any, comm: Any, delivery: Delivery, tag: int, whose: Call | str, *,
+                 rendezvous: bool) -> None:
         self._mpi, self._whose, self.delivery, hop = mpi, whose, delivery, delivery.hop
+        self._status = mpi.Status()
         self._there = landing(delivery.out) if delivery.sent is None else to_host(delivery.sent)
         if delivery.sent is None:
             self._request = comm.Irecv([as_bytes(self._there), mpi.BYTE], hop.source, tag)
@@ -66,11 +68,11 @@ class Half:
 
     def is_over(self) -> bool:
         """True when the send has left, or the message is there; MismatchError when it is not as long as expected."""
-        out, status = self.delivery.out, self._mpi.Status()
+        out = self.delivery.out
         try:
-            if not self._request.Test(status):
+            if not self._request.Test(self._status):
                 return False
-            found = status.Get_count(self._mpi.BYTE)
+            found = self._status.Get_count(self._mpi.BYTE)
         except self._mpi.Exception as error:
             if out is None or error.Get_error_class() != self._mpi.ERR_TRUNCATE:
                 raise
@@ -238,7 +240,7 @@ class MPITransport(Transport):
         """Posts the receives, then the sends, and asks until they are done."""
         comm = self._comms[key]
         tag = MESSAGES if call is None else 1 + call.number % (comm.Get_attr(self._mpi.TAG_UB) - 1)
-        halves = [Half(self._mpi, comm, delivery, tag, str(call or f"rank {self._comm.rank}"),
+        halves = [Half(self._mpi, comm, delivery, tag, call or f"rank {self._comm.rank}",
                        rendezvous=self._rendezvous and call is None)
                   for delivery in sorted(step, key=lambda delivery: delivery.out is None)]
         self._under_way += halves

@@ -7,6 +7,7 @@ Where a program may wait inside the library, a thread reads them.
 """
 
 import itertools
+import os
 import sys
 import threading
 import time
@@ -53,6 +54,9 @@ from zerosim.ranks.process import clear_frames, forget_frames
 SPINS = 1000              # idle turns before a waiting rank sleeps between them
 LISTEN_SECONDS = 0.05     # between two looks of the thread that listens while a program waits inside a library
 REMEMBERED = 64           # calls in which a rank that waits may find that others called something else
+# Gives the core to another process that could run, and comes back at once where there is none; a sleep of 0 s took 70
+# µs, where a message between two processes takes 3.
+let_others_run: Callable[[], object] = getattr(os, "sched_yield", partial(time.sleep, 0))
 
 
 class ProcessBackend(Backend):
@@ -156,7 +160,7 @@ class ProcessBackend(Backend):
         while not self.joining[key].keys() >= set(key[0]):
             if any(isinstance(self.endings.get(rank), Failed) for rank in key[0]):
                 raise RankStopped
-            time.sleep(0)
+            let_others_run()
             self._read()
         return self.joining.pop(key)
 
@@ -273,7 +277,10 @@ class ProcessBackend(Backend):
                 moved_at, idle = time.monotonic(), 0
                 continue
             idle += 1
-            time.sleep(0 if idle < SPINS else POLL_SECONDS)
+            if idle < SPINS:
+                let_others_run()
+            else:
+                time.sleep(POLL_SECONDS)
             if waiting is not None and idle >= SPINS and time.monotonic() - moved_at > self.timeout_seconds:
                 self._say_waiting(waiting)
             self._judge()
