@@ -518,7 +518,7 @@ class NumpyKernels(BlockKernels):
 
     def _step(self, rows: list[Array], function: Callable[..., object], scratch: int) -> None:
         names = [f"step {i}" for i in range(scratch)]
-        for span in spans(rows[0].size):
+        for span in spans(rows[0].size, WIDE_BLOCK):  # wide: threads hand Python's lock over less often
             blocks = [row[span] for row in rows]
             function(*blocks, *[self.room(name, blocks[0].size, FP32) for name in names])
 
