@@ -76,6 +76,7 @@ class Scratch(threading.local):
     def __init__(self, empty: Callable[..., Any] = empty, slack_nbytes: Callable[[int], int] = slack_nbytes) -> None:
         self._empty, self._slack_nbytes = empty, slack_nbytes
         self._buffers: dict[str, Array] = {}
+        self._views: dict[tuple[str, npt.DTypeLike], Array] = {}
 
     @property
     def nbytes(self) -> int:
@@ -84,13 +85,20 @@ class Scratch(threading.local):
 
     def array(self, name: str, count: int, dtype: npt.DTypeLike) -> Array:
         """`count` elements, not initialized; the memory grows to the longest ever asked for under this name."""
-        dtype = np.dtype(dtype)
-        nbytes = count * dtype.itemsize
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.nbytes < nbytes:
+        view = self._views.get((name, dtype))
+        if view is None or view.size < count:
+            itemsize = np.dtype(dtype).itemsize
+            memory = self._memory(name, count * itemsize)
+            view = self._views[name, dtype] = memory[: memory.size // itemsize * itemsize].view(dtype)
+        return view[:count]
+
+    def _memory(self, name: str, nbytes: int) -> Array:
+        """The bytes of that name, at least so many."""
+        if name not in self._buffers or self._buffers[name].size < nbytes:
             self._buffers.pop(name, None)  # before the longer one is asked for: both would not always fit
-            self._buffers[name] = buffer = self._empty(nbytes, np.uint8)
-        return buffer[:nbytes].view(dtype)
+            self._views = {key: view for key, view in self._views.items() if key[0] != name}
+            self._buffers[name] = self._empty(nbytes, np.uint8)
+        return self._buffers[name]
 
 
 def in_blocks(out: Array, *inputs: Array) -> Iterator[list[Array]]:
