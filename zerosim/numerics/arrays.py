@@ -88,17 +88,14 @@ class Scratch(threading.local):
         view = self._views.get((name, dtype))
         if view is None or view.size < count:
             itemsize = np.dtype(dtype).itemsize
-            memory = self._memory(name, count * itemsize)
-            view = self._views[name, dtype] = memory[: memory.size // itemsize * itemsize].view(dtype)
+            buffer = self._buffers.get(name)
+            if buffer is None or buffer.size < count * itemsize:
+                view = buffer = None  # before the longer one is asked for: both would not always fit
+                self._buffers.pop(name, None)
+                self._views = {key: kept for key, kept in self._views.items() if key[0] != name}
+                self._buffers[name] = buffer = self._empty(count * itemsize, np.uint8)
+            view = self._views[name, dtype] = buffer[: buffer.size // itemsize * itemsize].view(dtype)
         return view[:count]
-
-    def _memory(self, name: str, nbytes: int) -> Array:
-        """The bytes of that name, at least so many."""
-        if name not in self._buffers or self._buffers[name].size < nbytes:
-            self._buffers.pop(name, None)  # before the longer one is asked for: both would not always fit
-            self._views = {key: view for key, view in self._views.items() if key[0] != name}
-            self._buffers[name] = self._empty(nbytes, np.uint8)
-        return self._buffers[name]
 
 
 def in_blocks(out: Array, *inputs: Array) -> Iterator[list[Array]]:
