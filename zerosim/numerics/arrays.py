@@ -23,7 +23,7 @@ from zerosim.numerics.null_arrays import NullArray
 Array = npt.NDArray[Any]
 
 BLOCK = 65536  # elements
-WIDE_BLOCK = 4 * BLOCK  # elements: of sums that need no rounding, which make one call for each addend
+WIDE_BLOCK = 4 * BLOCK  # elements: of sums of many addends, each read once
 # Up to here the array types' own casts cost less than the dozen calls of a packed block, even on subnormals.
 SMALL = 256  # elements
 ALIGNMENT_NBYTES = 64  # a cache line

@@ -91,6 +91,24 @@ def nearest_block(x: Array, y: Array, fmt: Format, scratch: Scratch, saturate: b
         y[beyond] = instead
 
 
+def round_sums(x: npt.NDArray[np.float32], fmt: Format, scratch: Scratch) -> None:
+    """Rounds one block of sums of two numbers of a format of at most 16 bits, in place, as `nearest_block` does, in
+    half its time.
+
+    Such a sum is a multiple of the smallest subnormal: below the normal numbers there is nothing to round. Above, with
+    l = x·2^(23-p) the difference l - x lies where the container's spacing is q, but for x close above a power of two,
+    where it is q/2, and the power is nearest all the same; and l is an even multiple of q where x is halfway.
+    Source: Dekker 1971, Numerische Mathematik 18 (Veltkamp's splitting), but by 2^s: 2^s + 1 leaves ties to chance.
+    """
+    if not max(x.max(initial=0), -x.min(initial=0)) <= min(fmt.largest, 2.0**100):  # no NaN is, and l must be finite
+        nearest_block(x, x, fmt, scratch)
+        return
+    lifted, difference = (scratch.array(name, x.size, x.dtype) for name in ("rounding lifted", "rounding difference"))
+    np.multiply(x, 2.0 ** (23 - fmt.mantissa_bits), out=lifted)
+    np.subtract(lifted, x, out=difference)
+    np.subtract(lifted, difference, out=x)
+
+
 def _cast_block(x: Array, y: Array, fmt: Format, scratch: Scratch, saturate: bool) -> None:
     """Nearest even for a float32 block by the array type's own cast: fast where the format has float32's exponents,
     for which c would overflow, and where there are few elements."""
@@ -266,8 +284,8 @@ def pack_block(x: npt.NDArray[np.float32], out: Array, scratch: Scratch) -> None
     exponent up by the 1 that tells it from a subnormal. c is a number of bf16, the upper half of an fp32, so that all
     but the addition is done with words of 16 bits, in half the time.
     """
-    packer = _packer(format_of(out.dtype))
-    if packer is None:
+    coder = _coder(format_of(out.dtype))
+    if coder is None:
         np.copyto(out, x, casting="unsafe")
         return
     total = scratch.array("pack sum", x.size, np.float32)
@@ -277,24 +295,24 @@ def pack_block(x: npt.NDArray[np.float32], out: Array, scratch: Scratch) -> None
     np.right_shift(x.view(np.uint32), _HALF, out=word)
     np.copyto(sign, word, casting="unsafe")
     np.bitwise_and(sign, _POWER_MASK, out=power)
-    suspicious = power.max(initial=0) >= packer.largest_power
-    np.maximum(power, packer.smallest_power[: x.size], out=power)
-    np.add(power, packer.scale, out=power)
+    suspicious = power.max(initial=0) >= coder.largest_power
+    np.maximum(power, coder.smallest_power[: x.size], out=power)
+    np.add(power, coder.scale, out=power)
     np.bitwise_and(sign, _SIGN_MASK, out=sign)
     np.bitwise_or(power, sign, out=power)
     np.copyto(total, power.view(_BF16))
     np.add(x, total, out=total)
     np.copyto(code, word, casting="unsafe")
-    packer.align(power, packer.places, out=power)
+    coder.align(power, coder.places, out=power)
     np.add(code, power, out=code)
-    np.subtract(code, packer.bias, out=code)
+    np.subtract(code, coder.bias, out=code)
     if out.itemsize == 1:
         np.right_shift(sign, 8, out=sign)
     np.bitwise_or(code, sign, out=code)
     if out.itemsize == 1:
         np.copyto(out.view(np.uint8), code, casting="unsafe")
     if suspicious:  # few, or the step is lost anyway: the array type's own cast knows NaN and infinity
-        beyond = np.flatnonzero(np.bitwise_and(x.view(np.uint32), _MAGNITUDE_MASK, out=word) >= packer.overflow_word)
+        beyond = np.flatnonzero(np.bitwise_and(x.view(np.uint32), _MAGNITUDE_MASK, out=word) >= coder.overflow_word)
         out[beyond] = x[beyond].astype(out.dtype)
 
 
@@ -304,17 +322,17 @@ def unpack_block(x: Array, out: npt.NDArray[np.float32], scratch: Scratch) -> No
     The bits are shifted to where fp32 has them, their sign with them, and a power of two makes up for the exponents'
     other bias, of subnormal numbers too. A block with an infinity or a NaN is looked up.
     """
-    unpacker = _unpacker(format_of(x.dtype))
-    if unpacker is None:
+    coder = _coder(format_of(x.dtype))
+    if coder is None:
         np.copyto(out, x, casting="unsafe")
         return
     signed, word = x.view(f"i{x.itemsize}"), out.view(np.int32)
     np.copyto(word, signed)
-    np.left_shift(word, unpacker.shift, out=word)
-    np.bitwise_and(word, unpacker.word_mask, out=word)
-    np.multiply(out, unpacker.scale, out=out)
+    np.left_shift(word, coder.shift, out=word)
+    np.bitwise_and(word, coder.word_mask, out=word)
+    np.multiply(out, coder.unbias, out=out)
     code = x.view(f"u{x.itemsize}")
-    if signed.max(initial=0) >= unpacker.beyond or code.max(initial=0) >= unpacker.negative_beyond:
+    if signed.max(initial=0) >= coder.beyond or code.max(initial=0) >= coder.negative_beyond:
         out[...] = values_of(format_of(x.dtype))[code]
 
 
@@ -326,9 +344,10 @@ def values_of(fmt: Format) -> npt.NDArray[np.float32]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Packer:
-    """The constants of `pack_block` for one format, as arrays without dimension: NumPy takes these twice as fast
-    as Python's numbers. A maximum with one number it takes in eight times the time of one with as many as there are."""
+class _Coder:
+    """The constants of `pack_block` and `unpack_block` for one format, as arrays without dimension: NumPy takes these
+    twice as fast as Python's numbers. A maximum with one number it takes in eight times the time of one with as many as
+    there are. ``beyond`` is the first code of none of the numbers, ``negative_beyond`` the same with a sign."""
 
     largest_power: int
     smallest_power: Array
@@ -337,6 +356,11 @@ class _Packer:
     places: Array
     bias: Array
     overflow_word: int
+    shift: Array
+    word_mask: Array
+    unbias: Array
+    beyond: int
+    negative_beyond: int
 
 
 _HALF = np.array(16, np.uint32)
@@ -346,50 +370,23 @@ _MAGNITUDE_MASK = np.array(0x7FFF_FFFF, np.uint32)
 
 
 @cache
-def _packer(fmt: Format) -> _Packer | None:
+def _coder(fmt: Format) -> _Coder | None:
     if fmt.name in CAST_FORMATS:
         return None
-    p = fmt.mantissa_bits
-    # c's exponent field holds e + (23 - p) + 127, where the code wants e - emin, modulo what the code can hold.
-    bias = ((23 - p + 127 + fmt.min_exponent) << p) % 2**fmt.bits
-    return _Packer(
-        _power_of(fmt.max_exponent),
-        np.full(BLOCK, _power_of(fmt.min_exponent), np.uint16),
-        np.array((23 - p) << 7, np.uint16),
-        np.multiply if p > 7 else np.right_shift,
-        np.array(2 ** (p - 7) if p > 7 else 7 - p, np.uint16),
-        np.array(bias, np.uint16),
-        int(np.float32(fmt.overflow_from).view(np.uint32)),
-    )
-
-
-def _power_of(exponent: int) -> int:
-    """2^exponent as a code of bf16."""
-    return (exponent + 127) << 7
-
-
-@dataclass(frozen=True, slots=True)
-class _Unpacker:
-    """The constants of `unpack_block` for one format, without dimension; ``beyond`` is the first code of none of its
-    numbers, ``negative_beyond`` the same with a sign."""
-
-    shift: Array
-    word_mask: Array
-    scale: Array
-    beyond: int
-    negative_beyond: int
-
-
-@cache
-def _unpacker(fmt: Format) -> _Unpacker | None:
-    if fmt.name in CAST_FORMATS:
-        return None
-    sign, shift = 2 ** (fmt.bits - 1), 23 - fmt.mantissa_bits
+    p, sign = fmt.mantissa_bits, 2 ** (fmt.bits - 1)
     beyond = 1 + int(np.array(fmt.largest, fmt.dtype).view(f"u{fmt.nbytes}"))
-    return _Unpacker(
-        np.array(shift, np.int32),
-        np.array(1 << 31 | (sign - 1) << shift, np.uint32).view(np.int32),
-        np.array(2.0 ** (126 + fmt.min_exponent), np.float32),
-        beyond,
-        beyond + sign,
+    return _Coder(
+        largest_power=(fmt.max_exponent + 127) << 7,
+        smallest_power=np.full(BLOCK, (fmt.min_exponent + 127) << 7, np.uint16),
+        scale=np.array((23 - p) << 7, np.uint16),
+        align=np.multiply if p > 7 else np.right_shift,
+        places=np.array(2 ** (p - 7) if p > 7 else 7 - p, np.uint16),
+        # c's exponent field holds e + (23 - p) + 127, where the code wants e - emin, modulo what the code can hold.
+        bias=np.array(((23 - p + 127 + fmt.min_exponent) << p) % 2**fmt.bits, np.uint16),
+        overflow_word=int(np.float32(fmt.overflow_from).view(np.uint32)),
+        shift=np.array(23 - p, np.int32),
+        word_mask=np.array(1 << 31 | (sign - 1) << 23 - p, np.uint32).view(np.int32),
+        unbias=np.array(2.0 ** (126 + fmt.min_exponent), np.float32),
+        beyond=beyond,
+        negative_beyond=beyond + sign,
     )

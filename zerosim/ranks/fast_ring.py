@@ -7,19 +7,21 @@ Legend: n elements, N ranks, B elements of a cache block.
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise, starmap
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from zerosim.numerics.arrays import BLOCK, WIDE_BLOCK, copy_elements, has_data, on_host, spans
+from zerosim.numerics.arrays import BLOCK, WIDE_BLOCK, Scratch, copy_elements, has_data, on_host, spans
 from zerosim.numerics.blockwise import quiet
 from zerosim.numerics.checks import FP32, FP64, is_floating, work_type
+from zerosim.numerics.formats import format_of
 from zerosim.numerics.kernels import SMALL_SUM
+from zerosim.numerics.rounding import round_sums
 from zerosim.ranks.call import Call, Cut, Kernels, PendingCall, chunk_lengths
 from zerosim.ranks.workers import Workers
 
-# Sums of these types are made in longer blocks, on threads too. Rounding to 16 bits takes a dozen short calls a block,
-# and two threads that hand Python's lock to and fro after each are slower than one.
+# Sums of these types are made on threads too. Rounding to 16 bits takes short calls, and two threads that hand Python's
+# lock to and fro after each are slower than one.
 WIDE = (FP32, FP64)
 
 
@@ -78,12 +80,11 @@ def reduce(cut: Cut, kernels: Kernels, inputs: list[np.ndarray], outs: list[np.n
             for out in outs[1:]:
                 out[here] = total
 
-    wide = inputs[0].dtype in WIDE
-    if workers and wide:
+    if workers and inputs[0].dtype in WIDE:
         share = -(-cut[-1] // workers.count)  # short vectors are shared too
         workers.each(sum_window, spans(cut[-1], max(min(WIDE_BLOCK, share), BLOCK)))
     else:
-        for window in spans(cut[-1], WIDE_BLOCK if wide else BLOCK):
+        for window in spans(cut[-1], WIDE_BLOCK):
             sum_window(window)
 
 
@@ -104,7 +105,7 @@ def add_up(kernels: Kernels, addends: list[np.ndarray], cut: Sequence[int], out:
     work = work_type(out) if n > SMALL_SUM and is_floating(out.dtype) else out.dtype
     narrow = work != out.dtype
     total: Any = kernels.scratch("total", n, work)  # not `out`, which may be an addend that is still to be read
-    sums = total if narrow else out
+    sums, scratch = total if narrow else out, cast(Scratch, kernels.scratch_memory)
 
     def addend(name: str, rank: int, low: int, high: int) -> Any:
         x = addends[rank % ranks][low:high]
@@ -122,8 +123,8 @@ def add_up(kernels: Kernels, addends: list[np.ndarray], cut: Sequence[int], out:
         if begun < end:
             target = sums if ranks == 2 else total
             np.add(addend("first", turn - 1, begun, end), x[begun - done:], out=target[begun:end])
-        if narrow:
-            kernels.onto_grid(total[more:end], out.dtype)
+        for here in spans(end - more) if narrow else ():
+            round_sums(total[more:end][here], format_of(out.dtype), scratch)
     if narrow:
         kernels.round_into(sums, out)
 
