@@ -78,7 +78,7 @@ def test_packing_any_float32_gives_the_bits_of_the_array_types_own_cast(row: Row
 
 @by_low
 def test_sums_of_two_numbers_round_as_any_number_does_on_both_sides_of_the_largest(row: Row) -> None:
-    """Each code with 40 others: ties, zeros of both signs, subnormal sums; with overflow and infinities, and without."""
+    """Each code with 40 others: ties, zeros of both signs, subnormals; with overflow and infinities, or without."""
     values, scratch = values_of(row).astype(np.float32), arrays.Scratch()
     small = values[np.abs(values) < min(zs.FORMATS[row.name].largest, 2.0**100) / 2]
     for numbers in (values, small):
