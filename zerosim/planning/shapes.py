@@ -29,8 +29,8 @@ EXPERTS = ".experts"  # in the names of tensors that stack one matrix for each e
 
 @dataclass(frozen=True, slots=True)
 class TensorShape:
-    """One parameter tensor. `frozen`: no gradient, no optimizer's state; `bits` at rest of each element, where they are
-    not those of the policy's compute format (0), what a quantization adds included."""
+    """One parameter tensor, named inside its unit. `frozen`: no gradient, no optimizer's state; `bits` at rest of each
+    element, where they are not those of the policy's compute format (0), what a quantization adds included."""
 
     name: str
     shape: tuple[int, ...]
@@ -42,9 +42,10 @@ class TensorShape:
         """Elements."""
         return math.prod(self.shape)
 
-    def nbytes(self, itemsize: int) -> int:
-        """Bytes at rest, where an element of the compute format has `itemsize`."""
-        return math.ceil(self.parameters * self.bits / 8) if self.bits else self.parameters * itemsize
+    def nbytes(self, itemsize: int, padded: int = 0) -> int:
+        """Bytes at rest, where an element of the compute format has `itemsize`; of `padded` elements, if there are."""
+        elements = padded or self.parameters
+        return math.ceil(elements * self.bits / 8) if self.bits else elements * itemsize
 
 
 @dataclass(frozen=True)  # no slots: what is counted is counted once, and kept
@@ -71,6 +72,18 @@ class ModelShape:
     units: tuple[UnitShape, ...]
     tied: tuple[tuple[int, int], ...] = ()
     transformer: Transformer | None = None
+
+    @property
+    def blocks(self) -> tuple[UnitShape, ...]:
+        """The units that are gathered and recomputed one by one."""
+        return self.units if self.transformer is None else self.units[1:-1]
+
+    @cached_property
+    def kinds(self) -> tuple[list[tuple[TensorShape, ...]], list[int]]:
+        """The tensors of different blocks, and which of them each block has."""
+        numbers = dict[tuple[TensorShape, ...], int]()
+        of_blocks = [numbers.setdefault(block.tensors, len(numbers)) for block in self.blocks]
+        return list(numbers), of_blocks
 
     @cached_property
     def unit_lengths(self) -> tuple[int, ...]:
@@ -124,9 +137,10 @@ class ModelShape:
     @property
     def largest_layer_parameters(self) -> int:
         """Elements of the largest single layer, weight and bias together: what DeepSpeed calls the largest layer."""
-        counts: Counter[str] = Counter()
-        for tensor in self.tensors:
-            counts[tensor.name.rpartition(".")[0] or tensor.name] += tensor.parameters
+        counts: Counter[tuple[str, str]] = Counter()
+        for unit in self.units:
+            for tensor in unit.tensors:
+                counts[unit.name, tensor.name.rpartition(".")[0] or tensor.name] += tensor.parameters
         return max(counts.values())
 
 
@@ -165,7 +179,7 @@ def model_of_parameters(parameters: int, largest_layer: int | None = None) -> Mo
         raise ValueError(f"a largest layer of {largest:,} parameters makes {layers:,} layers of {count:,} parameters; "
                          f"zerosim plans models of up to {MOST_LAYERS:,}, so take a larger one")
     lengths = [largest] * layers + [rest] * bool(rest)
-    units = tuple(UnitShape(f"layer{i}", (TensorShape(f"layer{i}.weight", (n,)),)) for i, n in enumerate(lengths))
+    units = tuple(UnitShape(f"layer{i}", (TensorShape("weight", (n,)),)) for i, n in enumerate(lengths))
     return ModelShape(f"{count:,} parameters", units)
 
 
@@ -197,20 +211,26 @@ def _head(of: Transformer) -> Iterator[TensorShape]:
 
 
 def _blocks(of: Transformer) -> Iterator[UnitShape]:
+    """The blocks; equal ones share their tensors."""
     for stack, count in (("encoder", of.encoder_blocks), ("block", of.blocks)):
+        kinds = dict[tuple[Any, ...], tuple[TensorShape, ...]]()
         for index in range(count):
-            name = f"{stack}{index}"
-            parts = _normed(of, f"{name}.attention", _attention(of, f"{name}.attention", relative=index == 0))
-            if of.encoder_blocks and stack == "block":
-                cross = f"{name}.cross_attention"
-                parts += _normed(of, cross, _attention(of, cross, relative=False))
-            experts = of.experts_of(index)
-            network = _network(of, f"{name}.ffn", of.feed_forward) if experts is None else (
-                _sparse(of, f"{name}.ffn", experts))
-            parts += _normed(of, f"{name}.ffn", network)
-            if stack == "encoder" and index == count - 1:  # the encoder's own last norm ends its last block
-                parts += _norm(of, f"{name}.ln_f")
-            yield UnitShape(name, tuple(parts))
+            # the encoder's own last norm ends its last block
+            kind = of.experts_of(index), index == 0, stack == "encoder" and index == count - 1
+            if kind not in kinds:
+                kinds[kind] = tuple(_block(of, *kind, across=of.encoder_blocks > 0 and stack == "block"))
+            yield UnitShape(f"{stack}{index}", kinds[kind])
+
+
+def _block(of: Transformer, experts: Experts | None, first: bool, ends: bool, *, across: bool) -> list[TensorShape]:
+    """The tensors of one block, the ``first`` of its stack, or one that ``ends`` an encoder; in a decoder's attention
+    goes ``across`` to the encoder too."""
+    parts = _normed(of, "attention", _attention(of, "attention", relative=first))
+    if across:
+        parts += _normed(of, "cross_attention", _attention(of, "cross_attention", relative=False))
+    network = _network(of, "ffn", of.feed_forward) if experts is None else _sparse(of, "ffn", experts)
+    parts += _normed(of, "ffn", network)
+    return [*parts, *(_norm(of, "ln_f") if ends else ())]
 
 
 def _normed(of: Transformer, name: str, layers: Iterator[TensorShape]) -> list[TensorShape]:
