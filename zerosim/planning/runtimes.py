@@ -14,7 +14,6 @@ with its defaults in bf16, Megatron Core with its distributed optimizer (stage 1
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -172,10 +171,9 @@ class StepSizes:
 
     @lru_cache(8)  # noqa: B019  # of each moment the same
     def whole_nbytes(self, itemsize: int = 0) -> int:
-        """Padded bytes of all parameters, equal blocks counted once."""
-        different, kinds = self.model.kinds
-        return self.nbytes(self.root, itemsize) + sum(
-            times * self.nbytes(different[kind], itemsize) for kind, times in Counter(kinds).items())
+        """Padded bytes of all parameters."""
+        return self.nbytes(self.root, itemsize) + sum(self.model.of_blocks(
+            lambda place: self.nbytes(self.model.blocks[place].tensors, itemsize)))
 
     def trained(self, tensors: Iterable[TensorShape]) -> int:
         """Padded elements that have gradients and state of the optimizer."""
@@ -184,18 +182,12 @@ class StepSizes:
     @cached_property
     def weights(self) -> list[int]:
         """Bytes of each block's parameters, whole."""
-        return self._of_blocks(self.nbytes)
+        return self.model.of_blocks(lambda place: self.nbytes(self.model.blocks[place].tensors))
 
     @cached_property
     def gradients(self) -> list[int]:
         """Elements of each block's gradients."""
-        return self._of_blocks(self.trained)
-
-    def _of_blocks(self, count: Callable[[Iterable[TensorShape]], int]) -> list[int]:
-        """A number of each block, counted once for equal ones."""
-        different, kinds = self.model.kinds
-        counted = [count(tensors) for tensors in different]
-        return [counted[kind] for kind in kinds]
+        return self.model.of_blocks(lambda place: self.trained(self.model.blocks[place].tensors))
 
     @property
     def root(self) -> list[TensorShape]:
@@ -234,13 +226,12 @@ class StepSizes:
     @cached_property
     def halves(self) -> list[dict[str, int]]:
         """Bytes that each half of each block keeps, when nothing is made again, what is beside the table among them."""
-        different, kinds = self.model.kinds
-        sizes = [(self.block(index), kind) for index, kind in enumerate(kinds)]
-        counted = {(of, kind): {
-            half: 0 if of is None else (saved_nbytes(of, half, self.run, weights_of(different[kind]))
-                                        + self.beside_table(of, half, different[kind])) for half in HALVES}
-            for of, kind in {*sizes}}
-        return [counted[block] for block in sizes]
+        def halves(place: int) -> dict[str, int]:
+            of, tensors = self.block(place), self.model.blocks[place].tensors
+            return {half: 0 if of is None else saved_nbytes(of, half, self.run, weights_of(tensors))
+                    + self.beside_table(of, half, tensors) for half in HALVES}
+
+        return self.model.of_blocks(halves)
 
     def beside_table(self, of: Transformer, half: str, tensors: Iterable[TensorShape]) -> int:
         """Bytes that a half keeps of its adapters, between their matrices, and of a window shorter than the sequences:
@@ -271,16 +262,15 @@ class StepSizes:
         """Bytes that each block keeps from forward to its own backward."""
         if self.recompute == NONE or (self.recompute == SELECTIVE and self.run.by == MEGATRON):
             return [sum(halves.values()) * (index >= self.reached) for index, halves in enumerate(self.halves)]
-        sizes = [self.block(index) for index in range(len(self.model.blocks))]
-        beside: dict[Transformer | None, int] = {
-            of: self.selected(of) for of in {*sizes} if of is not None and self.recompute == SELECTIVE}
-        return [self.stream + beside.get(of, 0) for of in sizes]
+        return self.model.of_blocks(lambda place: self.stream + self.selected(self.block(place)))
 
-    def selected(self, of: Transformer) -> int:
+    def selected(self, of: Transformer | None) -> int:
         """Bytes that torchtitan's selective checkpointing keeps of a block, beside its input.
 
         That is what attention gives, each product with a bias, and every second one without; of experts none.
         """
+        if of is None or self.recompute != SELECTIVE:
+            return 0
         width = of.feed_forward if of.experts is None else of.experts.shared
         inside = [(1 + of.gated) * width] if of.fused else [width] * (1 + of.gated)
         products = {"qkv": [made for _, made in of.opening.values()], "projection": [of.channels],

@@ -10,13 +10,13 @@ The sizes of a transformer, and the types that configurations are of, are `zeros
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from os.path import exists
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from zerosim.models.model_types import CONFIG, names_config, read_fields, text_model, transformer_of_fields
 from zerosim.models.transformer import Experts, Transformer, pad_vocabulary
@@ -24,6 +24,7 @@ from zerosim.numerics.checks import checked_count, did_you_mean
 from zerosim.planning.facts import facts
 
 MOST_LAYERS = 100_000
+Counted = TypeVar("Counted")
 EXPERTS = ".experts"  # in the names of tensors that stack one matrix for each expert
 
 
@@ -79,16 +80,22 @@ class ModelShape:
         return self.units if self.transformer is None else self.units[1:-1]
 
     @cached_property
-    def kinds(self) -> tuple[list[tuple[TensorShape, ...]], list[int]]:
-        """The tensors of different blocks, and which of them each block has."""
-        numbers = dict[tuple[TensorShape, ...], int]()
-        of_blocks = [numbers.setdefault(block.tensors, len(numbers)) for block in self.blocks]
-        return list(numbers), of_blocks
+    def alike(self) -> tuple[int, ...]:
+        """Of each block the place of the first one with equal tensors."""
+        first = dict[tuple[TensorShape, ...], int]()
+        return tuple(first.setdefault(block.tensors, place) for place, block in enumerate(self.blocks))
+
+    def of_blocks(self, count: Callable[[int], Counted]) -> list[Counted]:
+        """What is counted of each block, by its place, once for equal ones."""
+        counted = {place: count(place) for place in dict.fromkeys(self.alike)}
+        return [counted[place] for place in self.alike]
 
     @cached_property
     def unit_lengths(self) -> tuple[int, ...]:
         """Elements of each unit, without padding, as `closed_forms.Job` takes them."""
-        return tuple(unit.parameters for unit in self.units)
+        lengths = self.of_blocks(lambda place: self.blocks[place].parameters)
+        return tuple(lengths) if self.transformer is None else (
+            self.units[0].parameters, *lengths, self.units[-1].parameters)
 
     @property
     def parameters(self) -> int:
@@ -98,7 +105,7 @@ class ModelShape:
     @cached_property
     def trainable_parameters(self) -> int:
         """Elements that are not frozen."""
-        return sum(tensor.parameters for tensor in self.tensors if not tensor.frozen)
+        return self.parameters - sum(tensor.parameters for tensor in self.tensors if tensor.frozen)
 
     @property
     def has_frozen(self) -> bool:
