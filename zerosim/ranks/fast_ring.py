@@ -5,14 +5,14 @@ Legend: n elements, N ranks, B elements of a cache block.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from operator import setitem
 from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import WIDE_BLOCK, copy_elements, has_data, on_host
+from zerosim.numerics.arrays import WIDE_BLOCK, copy_elements, has_data, on_host, start
 from zerosim.numerics.checks import FP32, FP64
 from zerosim.ranks.call import Call, Cut, Kernels, PendingCall, chunk_lengths, largest_chunk
 from zerosim.ranks.workers import Workers
@@ -29,16 +29,21 @@ def serves(call: Call) -> bool:
     return call.algorithm == "ring" and call.op in ("sum", "mean") and call.wire is None
 
 
-def sent_nbytes(call: Call, index: int) -> int:
-    """Bytes that rank ``index`` sends on the ring: reduce-scatter n - |chunk r|, all-gather n - |chunk r+1|.
+def sent_nbytes(call: Call) -> list[int]:
+    """Bytes that each rank sends on the ring: reduce-scatter n - |chunk r|, all-gather n - |chunk r+1|.
 
     Source: Patarasuk & Yuan 2009, section 3.
     """
-    chunks = chunk_lengths(call.cut)
-    scattered, gathered = call.length - int(chunks[index]), call.length - int(chunks[(index + 1) % call.ranks])
-    elements = {"reduce_scatter": scattered, "all_gather": gathered, "all_reduce": scattered + gathered}
-    nbytes: int = elements[call.operation] * call.dtype.itemsize
-    return nbytes
+    return _sent_nbytes(call.operation, call.cut, call.dtype.itemsize)
+
+
+@lru_cache(maxsize=256)
+def _sent_nbytes(operation: str, cut: Cut, itemsize: int) -> list[int]:
+    scattered = itemsize * (cut[-1] - chunk_lengths(cut))
+    gathered = np.roll(scattered, -1)
+    found: dict[str, list[int]] = {"reduce_scatter": scattered.tolist(), "all_gather": gathered.tolist(),
+                                   "all_reduce": (scattered + gathered).tolist()}
+    return found[operation]
 
 
 def run(calls: Sequence[PendingCall], workers: Workers | None) -> None:
@@ -92,11 +97,11 @@ def windows(cut: Cut, block: int) -> Iterator[list[tuple[int, slice]]]:
     one, each with the chunk that it is of."""
     window: list[tuple[int, slice]] = []
     for c, (low, high) in enumerate(pairwise(cut)):
-        for start in range(low, high, block):
-            if window and min(start + block, high) - window[0][1].start > block:
+        for at in range(low, high, block):
+            if window and min(at + block, high) - window[0][1].start > block:
                 yield window
                 window = []
-            window.append((c, slice(start, min(start + block, high))))
+            window.append((c, slice(at, min(at + block, high))))
     if window:
         yield window
 
@@ -104,14 +109,17 @@ def windows(cut: Cut, block: int) -> Iterator[list[tuple[int, slice]]]:
 def all_gather(cut: Cut, inputs: list[np.ndarray], outs: list[np.ndarray], workers: Workers | None) -> None:
     """inputs[c] (len(chunk c),), outs N x (n,); inputs[c] may be the own chunk of outs[c].
 
-    The first is put together, and the others are copies of it: 2N copies, where every chunk to every rank takes N².
+    The first is put together, and the others are copies of it: 2N copies, where every chunk to every rank takes N²; or
+    N, of chunks, where all have the same array in common.
     """
     for own, x in zip(pairwise(cut), inputs, strict=True):
         copy_elements(x, outs[0][slice(*own)])
+    first = start(outs[0])
+    others = [out for out in outs[1:] if start(out) != first]
     if workers:
-        workers.each(partial(copy_elements, outs[0]), outs[1:])
+        workers.each(partial(copy_elements, outs[0]), others)
     else:
-        for out in outs[1:]:
+        for out in others:
             copy_elements(outs[0], out)
 
 
