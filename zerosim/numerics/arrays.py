@@ -189,7 +189,7 @@ def start(x: AnyArray) -> int:
     """The address of the first element. Arrays without data have addresses too, each base in a space of its own."""
     if isinstance(x, NullArray):
         return (id(base_of(x)) << 64) + x.offset_nbytes
-    address: int = x.__array_interface__["data"][0] if on_host(x) else x.data.ptr
+    address: int = x.ctypes.data if on_host(x) else x.data.ptr
     return address
 
 

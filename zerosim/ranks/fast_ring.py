@@ -5,13 +5,13 @@ Legend: n elements, N ranks, B elements of a cache block.
 """
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise, starmap
 from typing import Any, cast
 
 import numpy as np
 
-from zerosim.numerics.arrays import BLOCK, WIDE_BLOCK, Scratch, copy_elements, has_data, on_host, spans
+from zerosim.numerics.arrays import BLOCK, WIDE_BLOCK, Scratch, copy_elements, has_data, on_host, spans, start
 from zerosim.numerics.blockwise import quiet
 from zerosim.numerics.checks import FP32, FP64, is_floating, work_type
 from zerosim.numerics.formats import format_of
@@ -30,16 +30,21 @@ def serves(call: Call) -> bool:
     return call.algorithm == "ring" and call.op in ("sum", "mean") and call.wire is None
 
 
-def sent_nbytes(call: Call, index: int) -> int:
-    """Bytes that rank ``index`` sends on the ring: reduce-scatter n - |chunk r|, all-gather n - |chunk r+1|.
+def sent_nbytes(call: Call) -> list[int]:
+    """Bytes that each rank sends on the ring: reduce-scatter n - |chunk r|, all-gather n - |chunk r+1|.
 
     Source: Patarasuk & Yuan 2009, section 3.
     """
-    chunks = chunk_lengths(call.cut)
-    scattered, gathered = call.length - int(chunks[index]), call.length - int(chunks[(index + 1) % call.ranks])
-    elements = {"reduce_scatter": scattered, "all_gather": gathered, "all_reduce": scattered + gathered}
-    nbytes: int = elements[call.operation] * call.dtype.itemsize
-    return nbytes
+    return _sent_nbytes(call.operation, call.cut, call.dtype.itemsize)
+
+
+@lru_cache(maxsize=256)
+def _sent_nbytes(operation: str, cut: Cut, itemsize: int) -> list[int]:
+    scattered = itemsize * (cut[-1] - chunk_lengths(cut))
+    gathered = np.roll(scattered, -1)
+    found: dict[str, list[int]] = {"reduce_scatter": scattered.tolist(), "all_gather": gathered.tolist(),
+                                   "all_reduce": (scattered + gathered).tolist()}
+    return found[operation]
 
 
 def run(calls: Sequence[PendingCall], workers: Workers | None) -> None:
@@ -74,8 +79,8 @@ def reduce(cut: Cut, kernels: Kernels, inputs: list[np.ndarray], outs: list[np.n
         add_up(kernels, [x[here] for x in inputs], bounds, total)
         if scatters:
             for out, first, own in zip(outs, cut, pairwise(bounds), strict=False):
-                start = max(here.start - first, 0)
-                out[start:start + own[1] - own[0]] = total[slice(*own)]
+                at = max(here.start - first, 0)
+                out[at:at + own[1] - own[0]] = total[slice(*own)]
         else:
             for out in outs[1:]:
                 out[here] = total
@@ -132,12 +137,15 @@ def add_up(kernels: Kernels, addends: list[np.ndarray], cut: Sequence[int], out:
 def all_gather(cut: Cut, inputs: list[np.ndarray], outs: list[np.ndarray], workers: Workers | None) -> None:
     """inputs[c] (len(chunk c),), outs N x (n,); inputs[c] may be the own chunk of outs[c].
 
-    The first is put together, and the others are copies of it: 2N copies, where every chunk to every rank takes N².
+    The first is put together, and the others are copies of it: 2N copies, where every chunk to every rank takes N²; or
+    N, of chunks, where all have the same array in common.
     """
     for own, x in zip(pairwise(cut), inputs, strict=True):
         copy_elements(x, outs[0][slice(*own)])
+    first = start(outs[0])
+    others = [out for out in outs[1:] if start(out) != first]
     if workers:
-        workers.each(partial(copy_elements, outs[0]), outs[1:])
+        workers.each(partial(copy_elements, outs[0]), others)
     else:
-        for out in outs[1:]:
+        for out in others:
             copy_elements(outs[0], out)
