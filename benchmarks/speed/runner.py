@@ -12,6 +12,7 @@ import socket
 import statistics
 import sys
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -79,6 +80,8 @@ def chosen(names: Iterable[str]) -> list[Row]:
 def measure(row: Row, rounds: int = ROUNDS) -> Measured:
     """Both sides in turns. Raises RuntimeError with what a process said that failed."""
     lacking = [name for name in row.needs if not find_spec(name)]
+    if row.launcher == "mpi" and not installed_program("mpiexec"):
+        lacking.append("mpiexec")
     if lacking:
         return Measured(row, lacking=f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not installed")
     seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
@@ -93,23 +96,29 @@ def _child(row: Row, arguments: list[str], processes: int) -> Any:
     root = str(Path(__file__).resolve().parents[__package__.count(".") + 1])
     environment = {name: value for name, value in os.environ.items() if name not in HELD_BACK_BY}
     environment |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(row.threads))
+    environment["PYTHONSAFEPATH"] = "1"  # a folder of that name where the command was given is none of ours
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", f"{__package__}.child", *arguments]
     of_each: list[dict[str, str]] = [{}]
     if processes > 1 and row.launcher == "mpi":
-        launcher = installed_program("mpiexec")
-        if launcher is None:
-            raise ValueError(f"{row.name} needs mpiexec, and there is none; pip install 'zerosim[mpi]'")
-        command = [launcher, "-n", str(processes), sys.executable, "-m", "mpi4py", *command[1:]]
+        launcher = [str(installed_program("mpiexec")), "-n", str(processes)]
+        command = [*launcher, sys.executable, "-m", "mpi4py", *command[1:]]
     elif processes > 1:
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(processes),
                         "LOCAL_SIZE": str(processes), "DS_ACCELERATOR": "cpu"}
         of_each = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
     started = [Popen(command, env=environment | own, stdout=PIPE, stderr=PIPE, text=True) for own in of_each]
-    said = [one.communicate() for one in started]
-    if any(one.returncode for one in started):
-        raise RuntimeError(f"the benchmark {' '.join(arguments)} ended badly: {said[0][1][-2000:]}")
-    return json.loads(next(line for line in said[0][0].splitlines() if line.startswith("{")))
+    with ThreadPoolExecutor(len(started)) as pool:
+        said = {pool.submit(one.communicate): one for one in started}
+        try:
+            for future in as_completed(said):
+                if said[future].returncode:  # the others may wait for it for ever
+                    raise RuntimeError(f"the benchmark {' '.join(arguments)} ended badly: {future.result()[1][-2000:]}")
+        finally:
+            for one in started:
+                one.kill()
+    printed = next(iter(said)).result()[0]
+    return json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
 
 
 def _free_port() -> int:

@@ -34,7 +34,8 @@ class Watch:
     def hear(self, event, given):
         if self.seen is None or threading.get_ident() != self.thread:
             return
-        writes = event == "open" and isinstance(given[2], int) and given[2] & (os.O_WRONLY | os.O_RDWR)
+        opens = event == "open" and not isinstance(given[0], int)  # what has a number has been opened before
+        writes = opens and isinstance(given[2], int) and given[2] & (os.O_WRONLY | os.O_RDWR)
         if (event in FORBIDDEN or (writes and given[0] != os.devnull)) and ".pyc" not in str(given[:1]):
             self.seen.append((event, given[:2]))
 

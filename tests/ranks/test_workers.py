@@ -122,9 +122,46 @@ def test_work_sees_the_settings_of_its_program_and_may_not_use_a_rank(count: int
             rank.compute(lambda: np.ones(2) / np.zeros(2), operations=1)
         with pytest.raises(zs.RankUseError, match=r"inside the work of compute.*communicate before it, or after it"):
             rank.compute(lambda: rank.barrier(), operations=1)
+        for operations in (-1, float("nan"), None, "8"):
+            assert_refused(lambda given=operations: rank.compute(list, operations=given),
+                           rf"compute was given operations={operations!r}; say roughly how many")
+        rank.compute(lambda: np.seterr(divide="raise"), operations=1)
+        assert np.geterr()["divide"] == "warn"  # what it sets ends with it
         return float(rank.all_reduce(np.ones(1))[0])
 
     assert list(zs.Cluster(2, workers=count).run(program)) == [2, 2]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_error_that_the_program_catches_keeps_no_array_and_a_rank_that_is_stopped_may_still_compute(count) -> None:
+    left = []
+
+    def program(rank: zs.Rank) -> None:
+        def step() -> None:
+            kept = rank.memory.alloc(1000, np.float32, "activation")
+            rank.compute(lambda: kept[0] / 0 and 1 // 0, operations=1)
+
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError), np.errstate(all="ignore"):
+                step()
+            assert rank.memory.now_nbytes == 0
+        try:
+            rank.barrier()
+            if rank.index == 1:
+                raise KeyError("stops the others")
+            rank.barrier()
+        finally:
+            left.append(rank.compute(lambda: rank.index, operations=1))
+
+    with pytest.raises(KeyError) as caught:
+        zs.Cluster(3, workers=count).run(program)
+    assert (left, caught.value.__notes__) == ([1, 0, 2], ["raised by rank 1 of 3"])
+
+
+def test_a_program_that_goes_on_after_the_main_thread_begins_no_thread(monkeypatch) -> None:
+    monkeypatch.setattr(threading, "main_thread", threading.Thread)  # one that does not run
+    monkeypatch.setattr(hub, "Workers", None)
+    assert list(zs.Cluster(2, workers=2).run(lambda rank: rank.compute(lambda: rank.index, operations=1))) == [0, 1]
 
 
 def test_workers_are_the_cores_unless_one_at_a_time_is_what_is_looked_at() -> None:

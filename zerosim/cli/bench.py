@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,15 +34,16 @@ def bench(
         return
     if plots:
         _require_curves(chosen, Path(plots))
-    measured = []
-    for row in chosen:
-        with busy(f"{row.name}: {row.what}"):
-            measured.append(runner.measure(row, rounds))
-    machine = runner.machine()
+    machine, measured = runner.machine(), []
+    try:
+        for row in chosen:
+            with busy(f"{row.name}: {row.what}"):
+                measured.append(runner.measure(row, rounds))
+    finally:  # what ends it takes nothing away that has been measured
+        answer(as_json, lambda: {"machine": machine, "rows": [one.as_json() for one in measured]},
+               lambda: _view(measured, machine))
     for drawing in curves.drawings(measured) if plots else ():
         drawing.save(Path(plots) / f"{drawing.name}.svg")
-    answer(as_json, lambda: {"machine": machine, "rows": [one.as_json() for one in measured]},
-           lambda: _view(measured, machine))
 
 
 def _rows() -> tuple[Any, Any]:
@@ -50,25 +52,24 @@ def _rows() -> tuple[Any, Any]:
         from zerosim.speed_rows import curves, runner  # type: ignore[import-untyped]  # in a wheel
 
         return runner, curves
-    checkout = str(Path(__file__).resolve().parent.parent.parent)
-    if checkout not in sys.path:
-        sys.path.insert(0, checkout)
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout's, before others of the name
     from benchmarks.speed import curves, runner
 
     return runner, curves
 
 
 def _require_curves(chosen: Any, folder: Path) -> None:
-    """Raises ValueError for rows without a curve, and for a folder that cannot be made, before minutes are measured."""
+    """Raises ValueError for rows without a curve, and for a folder that takes no files, before minutes are measured."""
     on_curves = [row.name.rpartition("-")[0] for row in chosen if row.name.startswith("by-")]
     if len(on_curves) == len({*on_curves}):
         raise ValueError("--plots draws curves, and at most one row of each was asked for; name by, by-ranks, "
                          "by-parameters or by-layers")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise ValueError(f"asked to draw into {str(folder)!r}, but: {error.strerror}; name a folder that can be made"
-                         ) from error
+        raise ValueError(f"asked to draw into {str(folder)!r}, but: {error.strerror}; name a folder to "
+                         "which you may write") from error
 
 
 def _listed(chosen: Any) -> View:

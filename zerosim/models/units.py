@@ -212,7 +212,7 @@ class LinearUnit(Unit):
         """The weight and the bias."""
         return frozenset(self.shapes)
 
-    @cached_property
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The weight, then the bias where there is one."""
         return {f"{self.name}.{local}": shape for local, shape in self._local_shapes.items()}

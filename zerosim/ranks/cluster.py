@@ -63,7 +63,7 @@ class Processor:
     """The place of arrays, and the arithmetic on them: of NumPy's, in the memory of this process."""
 
     def kernels(self, count: int) -> list[NumpyKernels]:
-        """The arithmetic of so many ranks; ranks of one processor share it, as only one of them runs at a time."""
+        """The arithmetic of so many ranks; ranks of one processor share it, whose room is each thread's own."""
         return [NumpyKernels()] * count
 
     def scope(self) -> AbstractContextManager[Any]:

@@ -16,6 +16,7 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
@@ -67,8 +68,8 @@ class RunOptions:
 
     def serving(self, operations: int) -> Workers | None:
         """The workers, where so many operations are worth a thread."""
-        if self.threads == 1 or operations < WORTH_A_THREAD:
-            return None
+        if self.threads == 1 or operations < WORTH_A_THREAD or not threading.main_thread().is_alive():
+            return None  # when the program has ended, no thread can be begun
         self.workers = self.workers or Workers(self.threads)
         return self.workers
 
@@ -344,13 +345,16 @@ class Hub(Backend):
 
     def compute(self, rank: int, work: Callable[[], Any], operations: int) -> Any:
         """The result of the work, computed beside that of other ranks where it is worth a thread."""
-        workers = self.options.serving(operations) if self.order is None else None
+        workers = self.options.serving(operations) if self.order is None and not self.stopping else None
         if workers is None:
-            return work()
+            return copy_context().run(work)  # as on a thread, what it sets there ends with it
         future = workers.begin(rank, work)
         del work  # so that nothing but the rank's program holds what it computes with
-        self._park()
-        return future.result()
+        try:
+            self._park()
+            return future.result()
+        finally:
+            del future  # it holds an error, and that this frame with its arrays
 
     def _park(self) -> None:
         if self.stopping:

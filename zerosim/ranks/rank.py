@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.numerics.arrays import checksum, copy_elements, is_array, may_share_memory, on_device, on_host, same_bytes
-from zerosim.numerics.checks import is_count
+from zerosim.numerics.checks import is_count, is_number
 from zerosim.numerics.kernels import NumpyKernels, do_nothing
 from zerosim.ranks.call import (
     WHOLE,
@@ -330,8 +330,12 @@ class Rank:
         """The result of ``work()``, which computes with arrays of this rank, and may do so beside other ranks' work.
 
         It uses no rank and nothing that ranks share. ``operations`` of arithmetic, roughly, tell whether it is worth a
-        thread. Raises what the work raises, and RankUseError where that uses the rank.
+        thread. Raises what the work raises, RankUseError where that uses the rank, and ValueError for operations that
+        are no number from 0 on.
         """
+        if not is_number(operations) or not operations >= 0:
+            raise ValueError(f"compute was given operations={operations!r}; say roughly how many additions and "
+                             "multiplications the work does, as 2 * m * k * n for a product")
         state = self._state
         found: Result = state.in_use().compute(state.index, partial(state.work_off, work), operations)
         return found

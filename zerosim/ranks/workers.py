@@ -57,7 +57,7 @@ class Workers:
                     return
                 function(item)
 
-        others = [self._pool.submit(work_off) for _ in range(self.count - 1)]
+        others = [self._pool.submit(work_off) for _ in range(min(self.count, len(left)) - 1)]
         try:
             work_off()
         finally:
@@ -67,8 +67,8 @@ class Workers:
             other.result()
 
     def close(self) -> None:
-        """Waits for what is computed, and ends the threads."""
-        self._pool.shutdown()
+        """Waits for what is being computed, drops what has not begun, and ends the threads."""
+        self._pool.shutdown(cancel_futures=True)
         self.computing.clear()
 
 
