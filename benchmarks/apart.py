@@ -15,7 +15,7 @@ Apart = dict[str, tuple[int, float]]
 
 def from_the_ring(rank: zs.Rank, length: int = 100_003) -> Apart:
     """For each format the most ULPs between ``native`` and the ring in an all-reduce of normals, and the share of sums
-    that differ. ULPs grow without bound where terms cancel; the bound of `ranks/mpi/native.py` is one of Σ|x|."""
+    that differ. ULPs grow without bound where terms cancel; the bound of `backends/mpi.py` is one of Σ|x|."""
     found = {}
     for name in FORMATS:
         dtype = zs.FORMATS[name].dtype

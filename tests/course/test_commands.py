@@ -407,7 +407,7 @@ REFUSED = {
         ("--text NOT-UTF-8", "is no UTF-8 text: byte 0 is 0xff"), ("--ranks 0", "ranks=0 must be a whole number"),
         ("--ranks 7000", "ranks=7,000: gpt-nano has 6,960 parameters, and no layout has one for each rank; take fewer "
          "ranks, or a larger model"),
-        ("--ranks 1025", "ranks=1,025: all of them train in this process, one after the other; take at most 1,024"),
+        ("--ranks 1025", "ranks=1,025: all of them train in this process; take at most 1,024"),
         ("--optimizer adamm", "did you mean 'adam'"),
         ("--sample -1", "sample_tokens=-1 must be a whole number, 0 or more"),
         ("--compute fp8_e4m3", "take 'fp8', an experiment in which"),

@@ -124,7 +124,7 @@ def test_work_sees_the_settings_of_its_program_and_may_not_use_a_rank(count: int
             rank.compute(lambda: rank.barrier(), operations=1)
         for operations in (-1, float("nan"), None, "8"):
             assert_refused(lambda given=operations: rank.compute(list, operations=given),
-                           rf"compute was given operations={operations!r}; say roughly how many")
+                           rf"compute was given operations={operations!r}; say roughly how many the work")
         rank.compute(lambda: np.seterr(divide="raise"), operations=1)
         assert np.geterr()["divide"] == "warn"  # what it sets ends with it
         return float(rank.all_reduce(np.ones(1))[0])

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 @command("bench", "zerosim bench gpt ring-4")
 def bench(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Rows, or the beginning of their names, as "
-                                                                           "ring; without names, all.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(
+        metavar="NAME", help="Rows, or the beginning of their names, as ring; without names, all that have a goal.",
+    )] = None,
     as_json: AsJson = False,
     rounds: Annotated[int, typer.Option(min=1, help="Times that both sides take turns.")] = 3,
     plots: Annotated[str, typer.Option(metavar="FOLDER", help="Draw by-ranks, by-parameters and by-layers into it, of "

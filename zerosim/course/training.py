@@ -119,7 +119,7 @@ class Options:
             raise ValueError(f"ranks={self.ranks:,}: {self.model} has {parameter_count:,} parameters, and no layout "
                              "has one for each rank; take fewer ranks, or a larger model")
         if self.ranks > MOST_RANKS:
-            raise ValueError(f"ranks={self.ranks:,}: all of them train in this process, one after the other; take at "
+            raise ValueError(f"ranks={self.ranks:,}: all of them train in this process; take at "
                              f"most {MOST_RANKS:,}")
 
     @property

@@ -23,7 +23,7 @@ from zerosim.numerics.null_arrays import NullArray
 Array = npt.NDArray[Any]
 
 BLOCK = 65536  # elements
-WIDE_BLOCK = 4 * BLOCK  # elements: of sums of many addends, each read once
+WIDE_BLOCK = 4 * BLOCK  # elements: of sums of many addends, and of optimizers' steps
 # Up to here the array types' own casts cost less than the dozen calls of a packed block, even on subnormals.
 SMALL = 256  # elements
 ALIGNMENT_NBYTES = 64  # a cache line
@@ -71,7 +71,7 @@ def keep_freed_memory() -> None:
 
 class Scratch(threading.local):
     """Named pieces of memory that are used again and again; what is in one of them is only good until the next
-    call for the same name. ``empty`` makes them, each with ``slack_nbytes`` beyond its own."""
+    call for the same name. Each thread has its own. ``empty`` makes them, with ``slack_nbytes`` beyond their own."""
 
     def __init__(self, empty: Callable[..., Any] = empty, slack_nbytes: Callable[[int], int] = slack_nbytes) -> None:
         self._empty, self._slack_nbytes = empty, slack_nbytes

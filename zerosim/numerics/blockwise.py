@@ -39,7 +39,7 @@ def cast_block(x: Array, out: Array, scratch: Scratch) -> None:
     elif x.dtype == FP32:
         pack_block(x, out, scratch)
     elif out.dtype == FP32:
-        unpack_block(x, out, scratch)
+        unpack_block(x, out)
     else:
         middle = scratch.array("cast fp32", x.size, FP32)
         cast_block(x, middle, scratch)

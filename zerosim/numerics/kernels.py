@@ -217,10 +217,10 @@ FILLED_AT_ONCE = 1 << 20  # elements at most, which come from the host
 
 
 class NumpyKernels(BlockKernels):
-    """All arithmetic on NumPy arrays. One instance has one scratch memory, so it serves one thread at a time."""
+    """All arithmetic on NumPy arrays. One instance serves any number of threads: each has scratch memory of its own."""
 
     empty, slack_nbytes = staticmethod(empty), staticmethod(slack_nbytes)
-    STRETCH = 4 * BLOCK  # elements at most that are moved at once (offload): whole blocks, so that no sum depends on it
+    STRETCH = WIDE_BLOCK  # elements at most that offload moves at once: whole blocks, so that no sum depends on it
 
     # --- of layers, of whole matrices, and of fp8 operands ----------------------------------------------------
 
@@ -245,8 +245,8 @@ class NumpyKernels(BlockKernels):
 
     @property
     def scratch_nbytes(self) -> int:
-        """Bytes that the kernels hold between calls: some blocks, and the widened operands of the largest
-        product so far."""
+        """Bytes that the kernels hold between calls in this thread: some blocks, and the widened operands of the
+        largest product so far."""
         return self.scratch_memory.nbytes
 
     def scratch(self, name: str, count: int, dtype: npt.DTypeLike) -> Array:

@@ -316,7 +316,7 @@ def pack_block(x: npt.NDArray[np.float32], out: Array, scratch: Scratch) -> None
         out[beyond] = x[beyond].astype(out.dtype)
 
 
-def unpack_block(x: Array, out: npt.NDArray[np.float32], scratch: Scratch) -> None:
+def unpack_block(x: Array, out: npt.NDArray[np.float32]) -> None:
     """out (n,) becomes the values of x (n,), an array of a format's type: exact, every bit of a NaN included.
 
     The bits are shifted to where fp32 has them, their sign with them, and a power of two makes up for the exponents'

@@ -439,7 +439,7 @@ class Backend:
     hides_results = True  # False where those of asynchronous collectives may land in out= before their wait
     checks_inputs = True  # False where nobody asks at the wait whether they have changed
     library: str | None = None  # whose collectives ``algorithm="native"`` asks for: MPI, NCCL
-    in_common: MutableMapping[Any, Array] | None = None  # arrays that ranks share, by the call that they are for
+    arrays_in_common: MutableMapping[Any, Array] | None = None  # arrays that ranks share, by the call that they are for
     results: Sequence[Any]  # of the ranks that run here
 
     # -- for a rank's program, as `Rank` asks -------------------------------------------------------------------------

@@ -88,8 +88,9 @@ class Cluster(ShownRuns):
     (None: all); what needs all of them, as a recording does, raises ValueError then, and bytes sent and held stay
     exact. ``faults``, a `zerosim.faults.Plan` or the text of one fault, injects them; ``checksums`` finds messages that
     do not arrive as they were sent, for 4 bytes each. ``workers`` threads compute what ranks hand to `Rank.compute`, as
-    an engine does, and large collectives; by default one for each core, and one in debug mode, under another seed and
-    with several ``blas_threads``. Their number changes no bit, no trace and no account. A program that catches
+    an engine does, and large collectives; by default one for each core, and one in debug mode and with several
+    ``blas_threads``. A run that is stepped through, and one under another seed, computes on one whatever is asked.
+    Their number changes no bit, no trace and no account. A program that catches
     BaseException and goes on without end cannot be stopped.
     """
 

@@ -98,8 +98,8 @@ def add_up(kernels: Kernels, addends: list[np.ndarray], cut: Sequence[int], out:
     """Chunk c of out (n,), cut[c] to cut[c + 1], becomes x[c+1] + x[c+2] + ... + x[c] of N addends x (n,), rounded
     after each addition; out among them or not.
 
-    Addend after addend, twice around, each for all the chunks whose turn it is, which lie side by side. So many short
-    chunks take 5N additions, not N², and every addend is read from memory once.
+    Addend after addend, twice around, each for all the chunks whose turn it is, which lie side by side. Many short
+    chunks so take 4(N-1) additions, not N(N-1), and every addend is read from memory once.
     """
     ranks, n = len(addends), out.size
     if ranks == 1:

@@ -66,7 +66,7 @@ class RunOptions:
     threads: int = 1
     workers: Workers | None = None
 
-    def serving(self, operations: int) -> Workers | None:
+    def workers_for(self, operations: int) -> Workers | None:
         """The workers, where so many operations are worth a thread."""
         if self.threads == 1 or operations < WORTH_A_THREAD or not threading.main_thread().is_alive():
             return None  # when the program has ended, no thread can be begun
@@ -220,14 +220,14 @@ def message_between(sender: PendingExchange | None, receiver: PendingExchange | 
 
 @guarded
 class InProcess(Transport):
-    """Computes in the hub's own thread, and what it moves is there at once."""
+    """Computes in this process, large rings on the run's workers, and what it moves is there at once."""
 
     def collective(self, parts: Sequence[PendingCall]) -> Deliveries:
         """Carries out a call for all ranks of its group: hop by hop, or, where nobody asks to see the hops, a ring at
         once, to the same bits."""
         call = parts[0].call
         if not self.options.hop_by_hop and fast_ring.serves(call):
-            fast_ring.run(parts, self.options.serving(call.ranks * call.length))
+            fast_ring.run(parts, self.options.workers_for(call.ranks * call.length))
             for me, nbytes in zip(parts, fast_ring.sent_nbytes(call), strict=True):
                 me.finish(nbytes)
             return
@@ -295,7 +295,8 @@ class Hub(Backend):
         self.messages: deque[RunEvent] = deque()
         self.under_way: list[PendingCall] = []  # the collective that is being carried out, for a look at it
         if order is None and isinstance(transport, InProcess) and not (options.watch or transport.options.hop_by_hop):
-            self.in_common = WeakValueDictionary()  # nobody looks at ranks between their turns
+            # In debug mode a rank poisons what it frees; who steps would see what others wrote.
+            self.arrays_in_common = WeakValueDictionary()
         self.failure: tuple[int, BaseException] | None = None
         self.aftermath: list[tuple[int, BaseException]] = []
         self.stopping = False
@@ -345,7 +346,7 @@ class Hub(Backend):
 
     def compute(self, rank: int, work: Callable[[], Any], operations: int) -> Any:
         """The result of the work, computed beside that of other ranks where it is worth a thread."""
-        workers = self.options.serving(operations) if self.order is None and not self.stopping else None
+        workers = self.options.workers_for(operations) if self.order is None and not self.stopping else None
         if workers is None:
             return copy_context().run(work)  # as on a thread, what it sets there ends with it
         future = workers.begin(rank, work)
@@ -471,7 +472,7 @@ class Hub(Backend):
             if me.call != call:
                 raise MismatchError(mismatch_text({rank: MadeCall(each.call, each.where or self.place(rank))
                                                    for rank, each in zip(call.group, calls, strict=True)}))
-        check_private_memory(calls, self.in_common)
+        check_private_memory(calls, self.arrays_in_common)
         for delivery in self._awaited(self.transport.collective(calls)):
             if self.watch == "hop":
                 yield RunEvent(call, delivery.hop, self.transport.seen(call.key, delivery))

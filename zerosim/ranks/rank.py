@@ -278,6 +278,36 @@ class Rank:
     def _global(self, index: int | None, what: str) -> int | None:
         return None if index is None else self.group[checked_member(index, self.size, what)]
 
+    # -- what a rank computes -------------------------------------------------------------------------------------
+
+    def compute(self, work: Callable[[], Result], *, operations: int) -> Result:
+        """The result of ``work()``, which computes with arrays of this rank, and may do so beside other ranks' work.
+
+        It may use this rank's memory, trace and kernels; it calls nothing that communicates or computes on a rank, and
+        touches nothing that ranks share. ``operations`` of arithmetic, roughly, tell whether it is worth a
+        thread. Raises what the work raises, RankUseError where that uses the rank, and ValueError for operations that
+        are no number from 0 on.
+        """
+        if not is_number(operations) or not operations >= 0:
+            raise ValueError(f"compute was given operations={operations!r}; say roughly how many the work makes, as "
+                             "2 * m * k * n for a product")
+        state = self._state
+        found: Result = state.in_use().compute(state.index, partial(state.work_off, work), operations)
+        return found
+
+    def alloc_in_common(self, length: int, dtype: Any, kind: str, name: str = "") -> Array:
+        """A new array (n,), charged to ``kind``, into which the group's next collectives put the same values on every
+        rank, and which is then only read. Ranks of one process may have it in common: a gather is one copy and not N.
+        Give it back with ``memory.free``: merely let go it stays on the account until the last rank lets it go. Raises
+        OutOfMemoryError, and RankUseError out of turn."""
+        memory, in_common = self._state.memory, self._state.in_use().arrays_in_common
+        asked = self.key, self._state.calls[self.key], length, np.dtype(dtype)
+        room = None if in_common is None else in_common.get(asked)
+        found = memory.alloc(length, dtype, kind, name, room=room)
+        if in_common is not None and on_host(found):
+            in_common.setdefault(asked, found)
+        return found
+
     # -- collectives of equals ------------------------------------------------------------------------------------
 
     def reduce_scatter(self, x: Array, *, op: str = "sum", algorithm: str = "ring", average: str | None = None,
@@ -325,32 +355,6 @@ class Rank:
         length = self.size * (cut[self.index + 1] - cut[self.index])
         return self._collective("all_to_all", algorithm, x, cut, result=(length,), same=None, out=out,
                                 async_op=async_op, purpose=purpose)
-
-    def compute(self, work: Callable[[], Result], *, operations: int) -> Result:
-        """The result of ``work()``, which computes with arrays of this rank, and may do so beside other ranks' work.
-
-        It uses no rank and nothing that ranks share. ``operations`` of arithmetic, roughly, tell whether it is worth a
-        thread. Raises what the work raises, RankUseError where that uses the rank, and ValueError for operations that
-        are no number from 0 on.
-        """
-        if not is_number(operations) or not operations >= 0:
-            raise ValueError(f"compute was given operations={operations!r}; say roughly how many additions and "
-                             "multiplications the work does, as 2 * m * k * n for a product")
-        state = self._state
-        found: Result = state.in_use().compute(state.index, partial(state.work_off, work), operations)
-        return found
-
-    def alloc_in_common(self, length: int, dtype: Any, kind: str, name: str = "") -> Array:
-        """A new array (n,), charged to ``kind``, into which the group's next collectives put the same values on every
-        rank, and which is then only read. Ranks of one process may have it in common: a gather is one copy and not N.
-        """
-        memory, in_common = self._state.memory, self._state.in_use().in_common
-        asked = self.key, self._state.calls[self.key], length, dtype
-        room = None if in_common is None else in_common.get(asked)
-        found = memory.alloc(length, dtype, kind, name, room=room)
-        if in_common is not None and on_host(found):
-            in_common.setdefault(asked, found)
-        return found
 
     def barrier(self) -> None:
         """Returns when every rank of the group has called it."""

@@ -46,7 +46,10 @@ class Workers:
         return rank
 
     def each(self, function: Callable[[Item], object], items: Iterable[Item]) -> None:
-        """Calls the function with each item, in any order: what it writes for one, it does not touch for another."""
+        """Calls the function with each item, in any order: what it writes for one, it does not touch for another.
+
+        Raises what the function raises; of several errors, any.
+        """
         left = deque(items)
 
         def work_off() -> None:
@@ -57,7 +60,7 @@ class Workers:
                     return
                 function(item)
 
-        others = [self._pool.submit(work_off) for _ in range(min(self.count, len(left)) - 1)]
+        others = [self._pool.submit(copy_context().run, work_off) for _ in range(min(self.count, len(left)) - 1)]
         try:
             work_off()
         finally:

@@ -8,6 +8,7 @@ step each rank's gradients and observed factors are there too. No rank gathers a
 `save` writes the files under new names and the index last, by a rename: until then the folder is the checkpoint that
 it was before, whenever the processes are killed. `load` first reads and checks all that this rank needs, and then once
 more into the arrays at rest: what cannot be read changes nothing. An error on one rank is an error of all of them.
+Ranks of one process do all that side by side, on threads.
 
 Source of the idea: Rajbhandari et al. 2020 (ZeRO), by which each rank has all of its own state and nothing else.
 Legend: N ranks; pieces and ranges count elements of one tensor.
@@ -116,13 +117,13 @@ class TrainingState:
         """The values of an array at rest: itself, or of one on disk a copy on the host."""
         return self.param_groups[0].store.saved(resting)
 
-    def beside(self, arrays: Iterable[AnyArray], work: Callable[[], T]) -> T:
-        """The result of work with these arrays at rest: beside other ranks' work, unless some rest off the device,
-        which takes memory of the rank's account."""
-        elements = [(array.size, self.param_groups[0].store.is_array(array)) for array in arrays]
-        if not all(on_device for _, on_device in elements):
+    def on_a_thread(self, work: Callable[[], T], of: Iterable[AnyArray]) -> T:
+        """The result of work with the files of these arrays at rest, whose size stands for its time: beside the work of
+        other ranks, unless some rest off the device, whose moves are the store's."""
+        arrays = list(of)
+        if not all(map(self.param_groups[0].store.is_array, arrays)):
             return work()
-        return self.rank.compute(work, operations=sum(size for size, _ in elements))
+        return self.rank.compute(work, operations=sum(array.size for array in arrays))
 
     def all_settings(self, steps_taken: int) -> dict[str, str]:
         """In words, by name: what the bits of a training that goes on depend on, beside what is restored."""
@@ -259,7 +260,7 @@ def save(path: str | Path, training: TrainingState, progress: Any) -> None:
                     _remove_shards(folder, lambda number, index: number == this)
             raise
         mine = partial(_remove_shards, folder, lambda number, index: number != this and index % rank.size == rank.index)
-        all_or_none(rank, partial(training.beside, [one.array for one in owned(training)], mine))
+        all_or_none(rank, partial(training.on_a_thread, mine, [one.array for one in owned(training)]))
 
 
 def path_of(path: Any) -> Path:
@@ -328,7 +329,7 @@ def _names(folder: Path) -> list[str]:
 
 def _write_shard(path: Path, training: TrainingState) -> None:
     own = list(owned(training))
-    training.beside((one.array for one in own), partial(_write, path, training, own))
+    training.on_a_thread(partial(_write, path, training, own), (one.array for one in own))
 
 
 def _write(path: Path, training: TrainingState, own: Sequence[Resting]) -> None:
@@ -613,7 +614,7 @@ def _read(training: TrainingState, sources: Sequence[Source], *, check_only: boo
                     cast_pack(block, room)
         return nbytes
 
-    return training.beside((source.target for source in sources), work)
+    return training.on_a_thread(work, (source.target for source in sources))
 
 
 def read_sources(sources: Iterable[Source], buffer: np.ndarray) -> Iterator[tuple[np.ndarray, AnyArray]]:

@@ -37,9 +37,9 @@ class UnshardedUnit:
 
 class UnitGather:
     """The all-gathers of one unit's parameters of one param group, a bucket each. Where other ranks write the same at
-    the same time, and nobody but collectives writes it, ranks may have it ``in_common``."""
+    the same time, and nobody but collectives writes it, ranks ``may_share`` it."""
 
-    in_common = True
+    may_share = True
 
     def start(self, group: ParamGroup, name: str, whole: np.ndarray, *, async_op: bool) -> Iterator[Move]:
         """Begins to gather one unit (u,)."""
@@ -149,7 +149,7 @@ class Unsharder:
     def _start_unshard(self, gather: UnitGather, name: str, *, async_op: bool) -> UnshardedUnit:
         unsharded = self._unsharded[name] = UnshardedUnit({})
         for group, span in self._groups_of(name):
-            alloc = group.rank.alloc_in_common if gather.in_common and not async_op else self.rank.memory.alloc
+            alloc = group.rank.alloc_in_common if gather.may_share and not async_op else self.rank.memory.alloc
             whole = alloc(span.stop - span.start, group.parameter.dtype, "gathered_parameter", name)
             unsharded.whole[group] = whole
             unsharded.all_gathers += gather.start(group, name, whole, async_op=async_op)

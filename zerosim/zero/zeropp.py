@@ -65,7 +65,7 @@ def clear_padding_of(rank: Rank, bucket: Bucket, vector: np.ndarray, owners: Seq
 class ZeroPlusPlusGather(UnitGather):
     """The gathers of hpZ and qwZ: across nodes once after each update, then inside."""
 
-    in_common = False
+    may_share = False
 
     def __init__(self, rank: Rank, mesh: Mesh, asked: ZeroPlusPlus) -> None:
         self.mesh, self.asked, self.inside = mesh, asked, mesh.inside(rank)

@@ -70,7 +70,7 @@ def _right(puzzle: Puzzle, rows: list[Measured]) -> str:
 def attempt(puzzle: Puzzle, case: Case, answer: Answer, *, seed: int = 0, debug: bool = False,
             audit: Audit | None = None, silenced: bool = False) -> Measured:
     """One case: what it measured. Raises Refused where the answer is wrong, Hole where it has one."""
-    cluster = Cluster(case.ranks, seed=seed, debug=debug)
+    cluster = Cluster(case.ranks, seed=seed, debug=debug, workers=1)  # so that the audit sees all that it makes
     found = _run(cluster, puzzle, case, answer, audit=audit, silenced=silenced)
     if wrong := wrong_result(case, found, puzzle.returns):
         rank, what = wrong

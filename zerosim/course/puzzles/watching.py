@@ -201,8 +201,8 @@ def refuse_unheard(where: str, attempt: Callable[[], object]) -> None:
 class AuditedRank:
     """The bytes that one rank really holds, of NumPy's arrays and all else, beside those that its memory counts.
 
-    Python's tracer counts the bytes of all; since exactly one rank runs at a time, what is made between `resume` and
-    `pause` is the running rank's.
+    Python's tracer counts the bytes of all; since one thread computes (``workers=1``), what is made between `resume`
+    and `pause` is the running rank's.
     """
 
     def __init__(self, memory: Memory) -> None:
