@@ -33,7 +33,7 @@ def undrawn(text: str) -> str:
 @pytest.fixture(scope="module")
 def site() -> dict[str, Page]:
     """The pages by their place."""
-    return {page.uri: page for page in pages.finished(undrawn)}
+    return {page.uri: page for page in pages.finished(undrawn, "ada")}
 
 
 @pytest.fixture(scope="module")
@@ -122,11 +122,15 @@ def test_the_readme_has_at_most_150_lines_and_lists_every_notebook_in_order():
     assert rows == [path.name for path in notebook_files()]
 
 
-def test_every_link_to_the_repository_is_the_one_of_pyproject_and_opens_a_notebook_that_there_is():
+def test_every_link_to_the_repository_has_the_owner_of_pyproject_and_opens_a_notebook_that_there_is(site):
+    written = "".join(page.text for page in site.values())
+    assert written.count("git+https://github.com/ada/zerosim") == 2
+    assert pages.PLACEHOLDER not in written
     address = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
-    host, _, repository = address.removeprefix("https://").partition("/")
+    assert address == f"https://github.com/{pages.owner()}/zerosim"
+    repository = f"{pages.PLACEHOLDER}/zerosim"
     text = "".join(path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-    assert text.count(f"git+https://{host}/{repository}") == 2
+    assert text.count(f"git+https://github.com/{repository}") == 2
     assert set(re.findall(r"(?:github\.com|github|gh)/([\w-]+/zerosim)\b", text)) == {repository}
     opened = re.findall(rf"/{repository}/\S*?(notebooks/[\w.]+)\)", text)
     assert len(opened) == 2
