@@ -93,7 +93,14 @@ MISTAKES = {  # by notebook: what each is, and what it changes in the text
             ("messages[rank] = flipped(messages[rank], bit)",
              "messages[rank] = held[rank][sent[rank]] = flipped(messages[rank], bit)")],
         "adds in the other order of hops": [("(r - 1 - step if adds", "(r + 1 + step if adds")],
-        "the next bit": [("^= 1 << bit", "^= 2 << bit")]}
+        "the next bit": [("^= 1 << bit", "^= 2 << bit")]},
+    "20": {
+        "chunks stay node by node": [(".swapaxes(0, 1).reshape", ".reshape")],
+        "nodes do not add": [
+            ('self.across.all_reduce(super().reduce(dw), purpose="gradients")', "super().reduce(dw)")],
+        "a secondary shard outlives the update": [
+            ('purpose="parameters"), None', 'purpose="parameters"), self.second')],
+        "one more integer": [("np.float32(2**(bits - 1) - 1)", "np.float32(2**(bits - 1))")]}
 }
 
 
