@@ -100,7 +100,13 @@ MISTAKES = {  # by notebook: what each is, and what it changes in the text
             ('self.across.all_reduce(super().reduce(dw), purpose="gradients")', "super().reduce(dw)")],
         "a secondary shard outlives the update": [
             ('purpose="parameters"), None', 'purpose="parameters"), self.second')],
-        "one more integer": [("np.float32(2**(bits - 1) - 1)", "np.float32(2**(bits - 1))")]}
+        "one more integer": [("np.float32(2**(bits - 1) - 1)", "np.float32(2**(bits - 1))")]},
+    "21": {
+        "keys are not turned": [
+            ("turned(every[:, :H + S]), every[:, H + S:]", "turned(every[:, :H]), every[:, H:]")],
+        "gradients are not turned back": [("turned(dq, -1), turned(dk, -1)", "turned(dq), turned(dk)")],
+        "one of the heads that share": [("sum(x[:, i::share] for i in range(share))", "x[:, ::share]")],
+        "the norm's weight is forgotten": [("normal, g = x * scale, dy * w", "normal, g = x * scale, dy")]}
 }
 
 
