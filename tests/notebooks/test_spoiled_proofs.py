@@ -93,7 +93,13 @@ MISTAKES = {  # by notebook: what each is, and what it changes in the text
             ("messages[rank] = flipped(messages[rank], bit)",
              "messages[rank] = held[rank][sent[rank]] = flipped(messages[rank], bit)")],
         "adds in the other order of hops": [("(r - 1 - step if adds", "(r + 1 + step if adds")],
-        "the next bit": [("^= 1 << bit", "^= 2 << bit")]}
+        "the next bit": [("^= 1 << bit", "^= 2 << bit")]},
+    "18": {
+        "no mean": [(".astype(np.float32) / np.float32(rank.size)", ".astype(np.float32)")],
+        "a delay of no step": [("        if not delayed:\n", "        if True:\n")],
+        "a gradient that does not cross": [
+            ('cross(rank.reduce_scatter(dw.ravel(), purpose="gradients"), "to host")',
+             'rank.reduce_scatter(dw.ravel(), purpose="gradients")')]}
 }
 
 
