@@ -99,7 +99,13 @@ MISTAKES = {  # by notebook: what each is, and what it changes in the text
         "a delay of no step": [("        if not delayed:\n", "        if True:\n")],
         "a gradient that does not cross": [
             ('cross(rank.reduce_scatter(dw.ravel(), purpose="gradients"), "to host")',
-             'rank.reduce_scatter(dw.ravel(), purpose="gradients")')]}
+             'rank.reduce_scatter(dw.ravel(), purpose="gradients")')]},
+    "19": {
+        "the count of steps is not read": [('= int(file["step"]), ', "= 0, ")],
+        "masters of 16 bits": [("= file[kind][first - start:last - start]",
+                                "= file[kind][first - start:last - start].astype(BF16)")],
+        "micro-batches in the order of ranks": [
+            ("range(rank.index, MICRO_BATCHES, rank.size):\n", "np.split(np.arange(12), rank.size)[rank.index]:\n")]}
 }
 
 
