@@ -31,7 +31,6 @@ import numpy as np
 
 import zerosim as zs
 from zerosim.display.drawing import LIGHT, Drawing
-from zerosim.display.style import ORANGE, SKY_BLUE
 
 BF16 = np.dtype("bfloat16")  # 2 bytes per number: weights, gradients and what travels
 MODEL = zs.models.MLP([12, 80], bias=False)  # one matrix: how many there are does not matter here
@@ -189,7 +188,7 @@ with LIGHT.figure(12, 5.6) as figure:
         bars = schedule(4, delayed, *seconds_of(10e9, 65_536))
         said.append(f"{name}: 4 steps in {bars[-1][2]:.1f} s")
         for lane, seconds, end, step in reversed(bars):
-            axes.barh(lane, -seconds, 0.8, end, color=(ORANGE, SKY_BLUE)[step % 2])
+            axes.barh(lane, -seconds, 0.8, end, color=("#e69f00", "#56b4e9")[step % 2])
             axes.text(end + (0.5 if seconds < 1 else -seconds / 2), lane, step, ha="center", va="center")
         axes.set(xlim=(0, 51), title=said[-1], xlabel="seconds (10 billion parameters, 65,536 tokens)")
 Drawing("offload-schedule", "Adam on the host", "; ".join(said), LIGHT, figure)

@@ -30,7 +30,6 @@ import numpy as np
 
 import zerosim as zs
 from zerosim.display.drawing import LIGHT, Drawing
-from zerosim.display.style import RANK_COLORS
 
 BF16 = np.dtype("bfloat16")  # 2 bytes per number: weights, gradients and what travels
 MODEL = zs.models.MLP([30, 35], bias=False)  # one matrix
@@ -38,6 +37,7 @@ MODEL = zs.models.MLP([30, 35], bias=False)  # one matrix
 TEACHER = np.random.default_rng(0).standard_normal((30, 35)) / 4
 MICRO_BATCHES = 12  # in a step, whoever computes them
 FOLDER = TemporaryDirectory()
+COLORS = "#0072b2", "#e69f00", "#009e73", "#cc79a7"
 
 
 def batch(number, step):
@@ -180,7 +180,7 @@ with LIGHT.figure(12, 3.2) as figure:
     axes = figure.subplots(gridspec_kw={"left": 0.12, "right": 0.98, "bottom": 0.2})
     for y, ranks in ((2, 4), (1, 2), (0, 3)):
         (low, high), (first, last) = (np.transpose([chunk_of(i, n) for i in range(n)]) for n in (4, ranks))
-        axes.barh([y] * 4, high - low, 0.7, low, color=RANK_COLORS[:4], alpha=0.5)
+        axes.barh([y] * 4, high - low, 0.7, low, color=COLORS, alpha=0.5)
         axes.barh([y] * ranks, last - first, 0.7, first, fill=False, linewidth=2)
         for i in range(ranks):
             axes.text((first[i] + last[i]) / 2, y, f"rank {i}", ha="center", va="center")
