@@ -25,6 +25,7 @@ from zerosim.numerics import layer_kernels
 from zerosim.numerics.arrays import (
     BLOCK,
     SMALL,
+    WIDE_BLOCK,
     Array,
     Scratch,
     copy_elements,
