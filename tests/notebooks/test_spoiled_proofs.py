@@ -94,6 +94,18 @@ MISTAKES = {  # by notebook: what each is, and what it changes in the text
              "messages[rank] = held[rank][sent[rank]] = flipped(messages[rank], bit)")],
         "adds in the other order of hops": [("(r - 1 - step if adds", "(r + 1 + step if adds")],
         "the next bit": [("^= 1 << bit", "^= 2 << bit")]},
+    "18": {
+        "no mean": [(".astype(np.float32) / np.float32(rank.size)", ".astype(np.float32)")],
+        "a delay of no step": [("        if not delayed:\n", "        if True:\n")],
+        "a gradient that does not cross": [
+            ('cross(rank.reduce_scatter(dw.ravel(), purpose="gradients"), "to host")',
+             'rank.reduce_scatter(dw.ravel(), purpose="gradients")')]},
+    "19": {
+        "the count of steps is not read": [('= int(file["step"]), ', "= 0, ")],
+        "masters of 16 bits": [("= file[kind][first - start:last - start]",
+                                "= file[kind][first - start:last - start].astype(BF16)")],
+        "micro-batches in the order of ranks": [
+            ("range(rank.index, MICRO_BATCHES, rank.size):\n", "np.split(np.arange(12), rank.size)[rank.index]:\n")]},
     "20": {
         "chunks stay node by node": [(".swapaxes(0, 1).reshape", ".reshape")],
         "nodes do not add": [
