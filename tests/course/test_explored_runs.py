@@ -3,12 +3,14 @@
 import pytest
 
 from zerosim.course import explored_runs, worked_example
-from zerosim.course.explored_runs import MESH, ONE_NODE, TWO_NODES, Setting
-from zerosim.ranks.memory import RESTING_KINDS
+from zerosim.ranks import memory
 
-SOME = [Setting(1, stage=0), Setting(2, stage=1, format="fp16", overlap=True), Setting(3, stage=2, micro=2),
-        Setting(4, stage=3, overlap=True, prefetch=True, recompute=True, micro=2, slow=True),
-        Setting(4, MESH, stage=3, offload=True), Setting(4, TWO_NODES, stage=0), Setting(4, MESH, stage=0, micro=2)]
+MESH, ONE_NODE, TWO_NODES = explored_runs.MESH, explored_runs.ONE_NODE, explored_runs.TWO_NODES
+StepSetting = explored_runs.StepSetting
+SOME = [StepSetting(1, stage=0), StepSetting(2, stage=1, format="fp16", overlap=True), StepSetting(3, stage=2, micro=2),
+        StepSetting(4, stage=3, overlap=True, prefetch=True, recompute=True, micro=2, slow=True),
+        StepSetting(4, MESH, stage=3, offload=True), StepSetting(4, TWO_NODES, stage=0),
+        StepSetting(4, MESH, stage=0, micro=2)]
 
 
 def words(data, place):
@@ -22,12 +24,12 @@ def test_what_a_run_held_and_sent_is_what_the_formulas_beside_it_say(setting):
     for rank, (trace, held) in enumerate(zip(step.traces, step.held, strict=True)):
         assert {purpose: trace.sent_nbytes(purpose) for purpose in ("gradients", "parameters")} == {
             purpose: rows["sent", purpose][rank] for purpose in ("gradients", "parameters")}
-        of_kind = dict.fromkeys(RESTING_KINDS, 0)
+        of_kind = dict.fromkeys(memory.RESTING_KINDS, 0)
         for (kind, _, nbytes), times in held.items():
             of_kind[kind] += nbytes * times
         assert sum(of_kind.values()) == sum(trace.held_at_start.values())
         away = ("master", "optimizer_state") if setting.offload else ()
-        assert of_kind == {kind: 0 if kind in away else rows["held", kind][rank] for kind in RESTING_KINDS}
+        assert of_kind == {kind: 0 if kind in away else rows["held", kind][rank] for kind in memory.RESTING_KINDS}
 
 
 @pytest.mark.parametrize("value", ["held", "sent"])
@@ -39,7 +41,7 @@ def test_a_formula_with_numbers_comes_to_the_bytes_of_a_rank(value):
 
 
 def test_a_chunk_has_every_run_of_its_ranks_with_the_numbers_of_the_worked_example():
-    chunk = explored_runs.chunk_of([Setting(2, stage=3, format="fp16"), Setting(2, stage=3, format="fp16", slow=True)])
+    chunk = explored_runs.chunk_of([StepSetting(2, stage=3, format="fp16", slow=slow) for slow in (False, True)])
     data, found = chunk.data, worked_example.replay(worked_example.Example(), 3).steps[0]
     even, slow = data["runs"].values()
     assert even["end"] < slow["end"]
@@ -70,8 +72,8 @@ def test_the_page_offers_every_stage_on_every_number_of_ranks_in_either_format_a
 
 
 def test_chunks_come_in_the_order_of_the_settings_whatever_was_ready_first():
-    told = []
-    found = explored_runs.chunks_of([Setting(1, stage=0), Setting(2, stage=0), Setting(2, stage=1)], told.append,
-                                    processes=1)
+    said = []
+    some = [StepSetting(1, stage=0), StepSetting(2, stage=0), StepSetting(2, stage=1)]
+    found = explored_runs.chunks_of(some, said.append, processes=1)
     assert [(chunk.name, chunk.runs) for chunk in found] == [("1 one", 1), ("2 one", 2)]
-    assert sorted(told) == [1, 2]
+    assert sorted(said) == [1, 2]

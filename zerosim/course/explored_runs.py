@@ -65,7 +65,7 @@ INSIDE, BETWEEN = (Link("made up for a picture", rate, latency, "made up for a p
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class StepSetting:
     """One setting of the page. ``nodes`` says how the ranks stand: see `ONE_NODE`; ``slow``: the last one computes
     slower."""
 
@@ -100,13 +100,22 @@ class Setting:
         return replace(MACHINE, network=network, slow_ranks=[SlowRank(self.n - 1, SLOW)] * self.slow)
 
 
-def settings() -> list[Setting]:
+def settings() -> list[StepSetting]:
     """All that the page offers: whatever the engine takes. Units are gathered ahead where they are gathered at all."""
     places = [(n, nodes) for n in RANKS for nodes in ((ONE_NODE, TWO_NODES, MESH) if n == 4 else (ONE_NODE,))]
     both = (False, True)
     ahead = {stage: both if states.parameters_sharded else (False,) for stage, states in closed_forms.STAGES.items()}
-    return [Setting(n, nodes, stage, *rest) for (n, nodes), stage in product(places, STAGES)
+    return [StepSetting(n, nodes, stage, *rest) for (n, nodes), stage in product(places, STAGES)
             for rest in product(FORMATS, both, ahead[stage], both, (1, 2), both, both)]
+
+
+def settings_on(numbers: str) -> list[StepSetting]:
+    """The settings of some numbers of ranks, named as ``"2,4"``; ValueError for others than the page has."""
+    asked = [number.strip() for number in numbers.split(",")]
+    if unknown := [number for number in asked if number not in map(str, RANKS)]:
+        raise ValueError(f"asked for {unknown[0]!r} ranks; the page has {', '.join(map(str, RANKS))}: name some of "
+                         "them, with commas between")
+    return [setting for setting in settings() if str(setting.n) in asked]
 
 
 # -- a step of the Llama: what ranks do, and when ----------------------------------------------------------------------
@@ -123,18 +132,18 @@ class RecordedStep:
     peak_nbytes: list[int]
 
 
-def _engine(rank: Rank, setting: Setting) -> Engine:
+def _engine(rank: Rank, setting: StepSetting) -> Engine:
     return Engine(rank, Llama(MODEL), Adam(lr=0.01), **setting.options)
 
 
-def _step(rank: Rank, engines: Sequence[Engine], setting: Setting) -> float:
+def _step(rank: Rank, engines: Sequence[Engine], setting: StepSetting) -> float:
     """The rank program: a step on data of the rank's own; its mean loss."""
     tokens = np.random.default_rng(rank.index).integers(
         0, MODEL.vocabulary, (setting.micro, SEQUENCES, MODEL.context + 1))
     return float(np.mean(engines[rank.index].step([(batch[:, :-1], batch[:, 1:]) for batch in tokens]).losses))
 
 
-def recorded_step(setting: Setting) -> RecordedStep:
+def recorded_step(setting: StepSetting) -> RecordedStep:
     """Trains the Llama for one step; all that rests was allocated before it, when the engines were made."""
     cluster = Cluster(setting.n)
     engines = list(cluster.run(_engine, setting))
@@ -165,20 +174,20 @@ class NumberedStep:
     recorders: list[StepRecorder]
 
 
-def numbered_step(setting: Setting) -> NumberedStep:
+def numbered_step(setting: StepSetting) -> NumberedStep:
     """Trains the worked example for one step, looking at every rank after each part of it."""
     moments = ("start", *(f"backward {number}" for number in range(1, setting.micro + 1)), "reduce", "update", "end")
     return NumberedStep(moments, list(Cluster(setting.n).run(_looked_at, setting)))
 
 
-def _watched(rank: Rank, setting: Setting) -> Watched:
+def _watched(rank: Rank, setting: StepSetting) -> Watched:
     passes: list[UnitPass] = []
     model = four_weights(Example().weights)
     watched = Model([WatchedUnit(unit, passes) for unit in model.units], model.loss)
     return Engine(rank, watched, Adam(lr=Example().learning_rate), **setting.options), passes
 
 
-def _looked_at(rank: Rank, setting: Setting) -> StepRecorder:
+def _looked_at(rank: Rank, setting: StepSetting) -> StepRecorder:
     """The rank program: the step's parts by hand, each micro-batch the example's sample of that step."""
     (engine, passes), recorder = _watched(rank, setting), StepRecorder()
     recorder.look(engine, "start")
@@ -251,7 +260,7 @@ def _first_passes(passes: Sequence[UnitPass]) -> list[UnitPass]:
 # -- the closed forms, with today's numbers in them --------------------------------------------------------------------
 
 
-def job_of(setting: Setting) -> closed_forms.Job:
+def job_of(setting: StepSetting) -> closed_forms.Job:
     """The Llama's step on paper."""
     return closed_forms.Job(
         tuple(unit.parameter_count for unit in Llama(MODEL).units), setting.n, closed_forms.STAGES[setting.stage],
@@ -261,7 +270,7 @@ def job_of(setting: Setting) -> closed_forms.Job:
                                offload=setting.options["offload"], mesh=setting.options["mesh"]))
 
 
-def formulas(setting: Setting) -> list[tuple[str, str, str, str, list[int]]]:
+def formulas(setting: StepSetting) -> list[tuple[str, str, str, str, list[int]]]:
     """What is held at rest and sent in the step, row by row: "held" or "sent", the kind or the purpose, the formula,
     the formula with today's numbers, and its value for each rank."""
     job = job_of(setting)
@@ -287,12 +296,17 @@ def formulas(setting: Setting) -> list[tuple[str, str, str, str, list[int]]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class RunChunk:
     """The runs of one number of ranks that stand one way, as text, deflated."""
 
     name: str
     runs: int
     deflated: bytes
+
+    @property
+    def ranks(self) -> int:
+        """N."""
+        return int(self.name.split()[0])
 
     @property
     def data(self) -> dict[str, Any]:
@@ -301,11 +315,11 @@ class Chunk:
         return found
 
 
-def chunk_of(some: Sequence[Setting]) -> Chunk:
+def chunk_of(some: Sequence[StepSetting]) -> RunChunk:
     """Runs, replays and looks at each of these settings, which have the same ranks and nodes."""
     pool, runs = Pool(), dict[str, Any]()
-    numbers: dict[Setting, Any] = {}
-    steps: dict[Setting, RecordedStep] = {}
+    numbers: dict[StepSetting, Any] = {}
+    steps: dict[StepSetting, RecordedStep] = {}
     for setting in some:
         # What the machine is like changes no recording, and what rank is slow no number.
         ran = replace(setting, slow=False, nodes=MESH if setting.nodes == MESH else ONE_NODE)
@@ -320,11 +334,11 @@ def chunk_of(some: Sequence[Setting]) -> Chunk:
         runs[setting.key] = found | {"losses": pool.named(map(short, map(shortest, step.losses))),
                                      "numbers": numbers[ran], "formulas": rows}
     text = json.dumps(pool.as_json() | {"runs": runs}, separators=(",", ":"), ensure_ascii=False)
-    return Chunk(f"{some[0].n} {some[0].nodes}", len(runs), zlib.compress(text.encode(), 9))
+    return RunChunk(f"{some[0].n} {some[0].nodes}", len(runs), zlib.compress(text.encode(), 9))
 
 
-def chunks_of(some: Iterable[Setting], done: Callable[[int], object] | None = None,
-              processes: int | None = None) -> list[Chunk]:
+def chunks_of(some: Iterable[StepSetting], done: Callable[[int], object] | None = None,
+              processes: int | None = None) -> list[RunChunk]:
     """The chunks of these settings, in their order, made by as many processes as there are cores; ``done`` is called
     with the number of runs of each as it comes."""
     groups = [list(group) for _, group in groupby(some, attrgetter("n", "nodes"))]
@@ -337,8 +351,8 @@ def chunks_of(some: Iterable[Setting], done: Callable[[int], object] | None = No
         return _in_order(groups, executor.map(chunk_of, largest_first), done)
 
 
-def _in_order(groups: Sequence[Sequence[Setting]], found: Iterable[Chunk],
-              done: Callable[[int], object] | None) -> list[Chunk]:
+def _in_order(groups: Sequence[Sequence[StepSetting]], found: Iterable[RunChunk],
+              done: Callable[[int], object] | None) -> list[RunChunk]:
     by_name = {}
     for chunk in found:
         by_name[chunk.name] = chunk

@@ -25,7 +25,7 @@ def explored_html(title: str, chunks: Mapping[str, bytes], machine: str, *, lead
     """The whole page. ``chunks`` are runs by the name under which the page looks for them, as JSON, deflated; ``lead``
     and ``after`` are HTML above and under the views, ``axes`` the settings to choose from, ``questions`` texts with the
     address of the state that answers each."""
-    colors = {"kinds": [*KIND_COLORS.items()], "kindColors": {**KIND_COLORS}, "purposes": {**PURPOSE_COLORS},
+    colors = {"kindColors": {**KIND_COLORS}, "purposes": {**PURPOSE_COLORS},
               "phases": {**PHASE_COLORS, ARITHMETIC: LIGHT_GREEN}, "ranks": RANK_COLORS}
     page = json.dumps({**colors, "axes": axes, "legend": legend}, ensure_ascii=False).replace("<", "\\u003c")
     data = "".join(f'<script type="text/plain" data-chunk="{escape(name)}">{b64encode(deflated).decode()}</script>\n'

@@ -41,8 +41,8 @@ class Run {
     }));
     this.ranks = raw.ranks.map((of, rank) => this.rankOf(of, rank));
     this.nameUnits();
-    this.kinds = PAGE.kinds.map(([kind]) => kind).filter((kind) => this.ranks.some(
-      (rank) => rank.arrays.some((array) => array.kind === kind)));
+    const kinds = new Set(this.ranks.flatMap((rank) => rank.arrays.map((array) => array.kind)));
+    this.kinds = [...kinds].sort((a, b) => kindOrder(a) - kindOrder(b));
     this.peak = Math.max(0, ...this.ranks.map((rank) => rank.peak));
     this.streams = [...new Set(this.ranks.flatMap((rank) => rank.parts.map((part) => part.stream)))].filter(
       (stream) => stream !== "communication");
@@ -90,12 +90,11 @@ class Run {
 
   // A call is of the unit whose span it was made in; of a unit gathered ahead, of the one that enters the memory then.
   nameUnits() {
-    const taken = new Set();
+    const gathered = this.ranks.map((rank) => Map.groupBy(rank.arrays.filter((one) => one.kind === "gathered_parameter"),
+      (one) => one.born));
     for (const call of this.calls) {
       const part = call.parts[0];
-      const array = call.purpose === "parameters" && part && this.ranks[part.rank].arrays.find(
-        (one) => one.kind === "gathered_parameter" && one.born === part.issued && !taken.has(one));
-      if (array) taken.add(array);
+      const array = call.purpose === "parameters" && part && gathered[part.rank].get(part.issued)?.shift();
       call.unit = array ? array.name : unitOf(call.span);
     }
   }
@@ -109,8 +108,19 @@ class Run {
   }
 }
 
-const unitOf = (span) => span.split("/").filter((name) => name !== "recompute")[1] ?? "";
+// The unit of a span is the name after that of the part of the step, wherever a program has put its steps.
+const PARTS_OF_STEP = ["forward", "backward", "reduce", "all-gather"];
+const unitOf = (span) => {
+  const names = span.split("/").filter((name) => name !== "recompute");
+  const at = names.findIndex((name) => PARTS_OF_STEP.includes(name));
+  return at < 0 ? "" : names[at + 1] ?? "";
+};
 const phaseOf = (span) => span.split("/").find((name) => name in PAGE.phases) ?? "other arithmetic";
+
+// From the bottom of the stack to its top: what rests first, then what lives inside a step, then kinds that only a reader
+// of this recording knows.
+const KIND_ORDER = Object.keys(PAGE.kindColors);
+const kindOrder = (kind) => (KIND_ORDER.indexOf(kind) + KIND_ORDER.length + 1) % (KIND_ORDER.length + 1);
 
 // -- what a rank holds: arrays from birth to death, and the bytes of each kind from each instant to the next ----------
 
@@ -127,7 +137,7 @@ function holdings(raw, rank, words, sums, column, end) {
       const array = { what: "array", rank, place: arrays.length, kind: kinds[at], name: names[at], nbytes: changes[at],
         born: clock, died: Infinity };
       arrays.push(array);
-      living.set(key, [...(living.get(key) ?? []), array]);
+      if (living.has(key)) living.get(key).push(array); else living.set(key, [array]);
     } else {
       const array = living.get(key)?.shift();
       if (array) array.died = clock;
@@ -154,9 +164,8 @@ function instantAt(rank, clock) {
 
 // The arrays that a rank holds at an instant, from the bottom of the stack to its top.
 function stackAt(rank, clock) {
-  const order = (array) => PAGE.kinds.findIndex(([kind]) => kind === array.kind);
   return rank.arrays.filter((array) => array.born <= clock && clock < array.died)
-    .sort((a, b) => order(a) - order(b) || a.place - b.place);
+    .sort((a, b) => kindOrder(a.kind) - kindOrder(b.kind) || a.place - b.place);
 }
 
 // -- the messages of a call, each from when to when ---------------------------------------------------------------------
@@ -211,6 +220,7 @@ const shortBytes = (number) => (number < 1000 ? `${number} B` : number < 1e6 ? `
   : number < 1e9 ? `${+(number / 1e6).toPrecision(3)} MB` : `${+(number / 1e9).toPrecision(3)} GB`);
 const micro = (nanoseconds) => `${(nanoseconds / 1e3).toLocaleString("en-US",
   { minimumFractionDigits: nanoseconds < 1e6 ? 2 : 0, maximumFractionDigits: nanoseconds < 1e6 ? 2 : 0 })} µs`;
+const safe = (text) => text.replace(/[&<>"']/g, (letter) => `&#${letter.charCodeAt(0)};`);
 const spaced = (name) => name.replaceAll("_", " ");
 const hyphened = (name) => name.replaceAll("_", "-");
 

@@ -30,14 +30,14 @@ class Formulas {
     });
     const total = (what, of_ = "measured") => rows.filter((row) => row.what === what).reduce((sum, row) => sum + row[of_], 0);
     const line = (row) => `<tr ${row.what === "held" ? `data-kind="${row.kind}"` : `data-purpose="${row.kind}"`}>
-      <th scope="row"><i style="background:${row.what === "held" ? PAGE.kindColors[row.kind] : purposeColor(row.kind)}"></i>${spaced(row.kind)}</th>
-      <td class="form">${row.form}</td><td class="form">${row.value === "0" ? "" : `${row.value} =`}</td><td class="n">${count(row.says)}</td>
-      <td class="n" data-measured="${row.measured}">${row.away ? "on the host" : `${count(row.measured)} ${row.measured === row.says ? "✓" : "≠"}`}</td>${row.what === "sent" ? `<td class="n" data-sent="${row.kind}"></td>` : "<td></td>"}</tr>`;
-    const head = (title, last) => `<tr class="head"><th scope="col">${title}</th><td>formula</td><td>today</td><td></td><td class="n">recorded</td><td class="n">${last}</td></tr>`;
-    this.table.innerHTML = `<tbody>${head("held at rest", "")}${rows.filter((row) => row.what === "held").map(line).join("")}
-      <tr class="sum"><th scope="row">together</th><td></td><td></td><td class="n">${count(total("held", "says"))}</td><td class="n">${count(total("held"))}</td><td></td></tr>
-      ${head("sent in the step", "until now")}${rows.filter((row) => row.what === "sent").map(line).join("")}
-      <tr class="sum"><th scope="row">together</th><td></td><td></td><td class="n">${count(total("sent", "says"))}</td><td class="n">${count(total("sent"))}</td><td class="n" data-sent="all"></td></tr></tbody>`;
+      <th scope="row"><i style="background:${row.what === "held" ? kindColor(row.kind) : purposeColor(row.kind)}"></i>${spaced(row.kind)}</th>
+      <td class="form">${row.form}${row.value === "0" ? "" : `<small>= ${row.value}</small>`}</td><td class="n">${count(row.says)}</td>
+      <td class="n" data-measured="${row.measured}">${row.away ? "on the host" : `${count(row.measured)} ${row.measured === row.says ? "✓" : "≠"}`}</td>${
+  row.what === "sent" ? `<td class="n" data-sent="${row.kind}"></td>` : "<td></td>"}</tr>`;
+    const head = (title, last) => `<tr class="head"><th scope="col">${title}</th><td>formula</td><td class="n">says</td><td class="n">recorded</td><td class="n">${last}</td></tr>`;
+    const sum = (what, now) => `<tr class="sum"><th scope="row">together</th><td></td><td class="n">${count(total(what, "says"))}</td><td class="n">${count(total(what))}</td>${now}</tr>`;
+    this.table.innerHTML = `<tbody>${head("held at rest", "")}${rows.filter((row) => row.what === "held").map(line).join("")}${sum("held", "<td></td>")}
+      ${head("sent in the step", "until now")}${rows.filter((row) => row.what === "sent").map(line).join("")}${sum("sent", '<td class="n" data-sent="all"></td>')}</tbody>`;
     const share = stackAt(of, of.peakAt).reduce((sum, array) => ({ ...sum, [array.kind]: (sum[array.kind] ?? 0) + array.nbytes }), {});
     const most = Object.entries(share).sort((a, b) => b[1] - a[1]).slice(0, 3).map(([kind, nbytes]) => `${spaced(kind)} ${count(nbytes)}`).join(", ");
     this.words.innerHTML = `${PAGE.legend ?? ""} ${whySent(run, rows)} At its fullest rank ${rank} holds ${bytes(of.peak)}, at ${micro(of.peakAt)}: ${most}. Norms and flags: ${bytes(of.sent.control ?? 0)} more are sent.`;

@@ -25,9 +25,9 @@ class Memory {
     this.said.textContent = `at most ${bytes(run.peak)}${run.ranks.length > 1 ? ` on rank ${fullest.rank}` : ""}, at ${micro(fullest.peakAt)}`;
     this.holder.setAttribute("aria-label", `Memory of ${run.ranks.length} ranks, stacked by kind: ${this.said.textContent}. Enter asks what a byte at the clock is.`);
     const head = run.ranks.map((rank) => `<th scope="col" class="n">rank ${rank.rank}</th>`).join("");
-    const row = (name, title, swatch) => `<tr data-kind="${name}"><th scope="row">${swatch}${title}</th>${run.ranks.map(() => '<td class="n"></td>').join("")}</tr>`;
+    const row = (name, title, swatch) => `<tr data-kind="${safe(name)}"><th scope="row">${swatch}${title}</th>${run.ranks.map(() => '<td class="n"></td>').join("")}</tr>`;
     this.table.innerHTML = `<caption>Held now, in bytes</caption><thead><tr><th scope="col">kind</th>${head}</tr></thead><tbody>${run.kinds.map(
-      (kind) => row(kind, spaced(kind), `<i style="background:${PAGE.kindColors[kind]}"></i>`)).join("")}</tbody><tfoot>${row("", "all", "")}
+      (kind) => row(kind, safe(spaced(kind)), `<i style="background:${kindColor(kind)}"></i>`)).join("")}</tbody><tfoot>${row("", "all", "")}
       <tr><th scope="row">at the fullest</th>${run.ranks.map((rank) => `<td class="n">${count(rank.peak)}</td>`).join("")}</tr></tfoot>`;
     this.draw();
     this.numbers();
@@ -81,7 +81,7 @@ class Memory {
     for (const kind of this.run.kinds) {
       if (!rank.instants.some((one) => one.kinds[kind])) continue;
       ink.globalAlpha = link && (link.kind ?? kind) !== kind ? 0.3 : link && !link.kind ? 0.55 : 1;
-      ink.fillStyle = PAGE.kindColors[kind];
+      ink.fillStyle = kindColor(kind);
       ink.beginPath();
       rank.instants.forEach((one, at) => {
         const nbytes = one.kinds[kind] ?? 0;

@@ -186,7 +186,7 @@ const ACTIONS = {
   "message-back": () => { play(false); stepTo(-1, allMessages()); }, "message-on": () => { play(false); stepTo(1, allMessages()); },
   first: () => { play(false); setClock(0); }, last: () => { play(false); setClock(lastEnd()); },
   in: () => zoomBy(2), out: () => zoomBy(0.5), all: () => { state.window = null; changed("window"); },
-  why: () => askRank(), byte: () => askByte(), peak: toPeak, compare: () => compare(), theme: darkOrLight,
+  why: () => askRank(), byte: () => askByte(), peak: toPeak, compare: () => { if (PAGE.axes.length) compare(); }, theme: darkOrLight,
   rank: () => setRank((state.rank + 1) % shown.a.ranks.length),
   none: () => { state.pick = null; state.link = null; changed("pick"); writeAddress(); },
 };
@@ -217,6 +217,7 @@ addEventListener("beforeprint", () => { document.documentElement.dataset.paper =
 addEventListener("afterprint", () => { delete document.documentElement.dataset.paper; redrawAll(); });
 addEventListener("hashchange", () => { if (location.hash !== addressOf()) { readAddress(); themed(); show(); } });
 
+document.body.classList.toggle("run-alone", !PAGE.axes.length);
 readAddress();
 themed();
 build("a");

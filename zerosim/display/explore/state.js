@@ -6,7 +6,7 @@ const state = { sides: {}, clock: 0, rank: 0, pick: null, compare: false, playin
 const listeners = new Set();
 const changed = (what) => listeners.forEach((listen) => listen(what));
 
-const DEFAULTS = Object.fromEntries(PAGE.axes.map((axis) => [axis.name, axis.values[axis.initial ?? 0][0]]));
+const DEFAULTS = Object.fromEntries(PAGE.axes.map((axis) => [axis.name, axis.initial ?? axis.values[0][0]]));
 const chunkName = (setting) => (PAGE.axes.length ? `${setting.n} ${setting.nodes}` : "run");
 const runKey = (setting) => PAGE.axes.slice(2).map((axis) => setting[axis.name]).join(" ") || "run";
 
@@ -26,12 +26,12 @@ const isOffered = (axis, setting) => !axis.only || setting[axis.only[0]] === axi
 
 function addressOf() {
   const entries = [];
-  for (const side of state.compare ? SIDES : ["a"]) {
-    for (const axis of PAGE.axes) {
-      const value = state.sides[side][axis.name];
-      const always = axis.name === "n" || axis.name === "stage";
-      if (always || value !== DEFAULTS[axis.name]) entries.push([side === "a" ? axis.name : `b.${axis.name}`, value]);
-    }
+  const { a, b } = state.sides;
+  for (const { name } of PAGE.axes) {
+    if (name === "n" || name === "stage" || a[name] !== DEFAULTS[name]) entries.push([name, a[name]]);
+  }
+  for (const { name } of state.compare ? PAGE.axes : []) {
+    if (name === "stage" || b[name] !== a[name]) entries.push([`b.${name}`, b[name]]); // what it leaves out is as in A
   }
   entries.push(["t", +(state.clock / 1000).toFixed(3)]);
   if (state.rank) entries.push(["rank", state.rank]);
@@ -57,6 +57,7 @@ function readAddress() {
 let writing = 0;
 function writeAddress() {
   clearTimeout(writing);
+  if (location.protocol === "about:") return; // a frame of a notebook has no address of its own
   writing = setTimeout(() => { if (location.hash !== addressOf()) history.replaceState(null, "", addressOf()); }, 120);
 }
 

@@ -45,10 +45,12 @@ const inkOn = (hex) => {
 };
 const rankColor = (rank) => PAGE.ranks[rank % PAGE.ranks.length];
 const purposeColor = (purpose) => PAGE.purposes[purpose] ?? PAGE.kindColors[purpose] ?? PAGE.purposes.unspecified;
+const kindColor = (kind) => PAGE.kindColors[kind] ?? "#888888";
 
-function roundTicks(low, high) {
+// Multiples of a power of ten, of twice or of five times it, at most so many.
+function roundTicks(low, high, most) {
   const power = 10 ** Math.floor(Math.log10(high - low));
-  const size = [0.1, 0.2, 0.5, 1].map((part) => part * power).find((one) => (high - low) / one <= 10);
+  const size = [0.1, 0.2, 0.5, 1, 2, 5].map((part) => part * power).find((one) => (high - low) / one <= most);
   const first = Math.ceil(low / size);
   return Array.from({ length: Math.floor(high / size) - first + 1 }, (_, at) => (first + at) * size);
 }
@@ -66,7 +68,7 @@ class Timeline {
 
   get laneHeight() { return this.run.ranks.length > 4 ? 13 : 17; }
   get lanes() { return ["compute", "communication", ...this.run.streams]; }
-  get rankHeight() { return this.lanes.length * (this.laneHeight + 2) + 9; }
+  get rankHeight() { return this.lanes.length * (this.laneHeight + 3) + 8; }
 
   show(run) {
     this.run = run;
@@ -77,7 +79,7 @@ class Timeline {
     const purposes = new Set(run.ranks.flatMap((rank) => rank.parts.map((part) => part.purpose)));
     this.keys.innerHTML = [...Object.entries(PAGE.phases).filter(([name]) => phases.has(name)).map(([name, hex]) =>
       `<li><i style="background:${hex}"></i>computes ${name}</li>`),
-    ...[...purposes].map((name) => `<li data-purpose="${name}"><i style="background:${purposeColor(name)}"></i>${name in PAGE.purposes ? "sends" : "moves"} ${spaced(name)}</li>`),
+    ...[...purposes].map((name) => `<li><i style="background:${purposeColor(name)}"></i>${name in PAGE.purposes ? "sends" : "moves"} ${safe(spaced(name))}</li>`),
     run.ranks.some((rank) => rank.waits.length) ? '<li><i class="wait"></i>waits</li>' : ""].join("");
     this.draw();
   }
@@ -120,7 +122,7 @@ class Timeline {
     }
   }
 
-  lane(name) { return this.lanes.indexOf(name) * (this.laneHeight + 2); }
+  lane(name) { return this.lanes.indexOf(name) * (this.laneHeight + 3); }
 
   bar(ink, one, low, fill, lane, words = "") {
     const { x, laneHeight } = this;
@@ -145,14 +147,14 @@ class Timeline {
     ink.strokeRect(left, top, size, this.laneHeight);
   }
 
-  // A part in a collective: from its issue a line, until the last rank has come pale, then in full color.
+  // A part in a collective: from its issue a line under the lane, until the last rank has come pale, then in full color.
   part(ink, part, low) {
     const { x, laneHeight } = this;
     const lane = this.lane(part.stream);
     const fill = purposeColor(part.purpose);
     if (part.begun > part.issued) {
       ink.fillStyle = fill;
-      ink.fillRect(x(part.issued), low + lane + laneHeight / 2 - 0.75, x(part.begun) - x(part.issued), 1.5);
+      ink.fillRect(x(part.issued), low + lane + laneHeight + 0.5, x(part.begun) - x(part.issued), 2);
     }
     if (part.joined > part.begun) {
       ink.globalAlpha = state.link && !isLit(part) ? 0.12 : 0.35;
@@ -184,7 +186,7 @@ class Timeline {
     const rank = this.run.ranks[at];
     if (!rank) return null;
     const clock = this.x.back(pixelX);
-    const lane = this.lanes[Math.floor((pixelY - this.top - at * this.rankHeight) / (this.laneHeight + 2))];
+    const lane = this.lanes[Math.floor((pixelY - this.top - at * this.rankHeight) / (this.laneHeight + 3))];
     const reach = (this.x.back(1) - this.x.back(0)) * 2;
     const near = (ones) => ones.find((one) => one.start <= clock && clock < one.end)
       ?? ones.find((one) => one.start - reach <= clock && clock < one.end + reach);
@@ -209,7 +211,7 @@ function nameRank(ink, rank, middle) {
 function axis(ink, x, width, height) {
   ink.fillStyle = color("muted");
   ink.strokeStyle = color("muted");
-  const ticks = roundTicks(...windowNow());
+  const ticks = roundTicks(...windowNow(), Math.max(2, Math.min(10, (width - GUTTER) / 52)));
   const digits = ticks.length > 1 ? Math.max(0, -Math.floor(Math.log10((ticks[1] - ticks[0]) / 1e3 + 1e-12))) : 0;
   ticks.forEach((tick, at) => {
     const left = x(tick);
