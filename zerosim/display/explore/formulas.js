@@ -74,6 +74,7 @@ function whySent(run, rows) {
   const backward = of("parameters", "all_gather", (call) => call.span.startsWith("backward"));
   const after = of("parameters", "all_gather", (call) => !call.span.startsWith("forward") && !call.span.startsWith("backward"));
   if (forward || backward) said.push("Parameters are gathered for forward, and once more for backward: with the gradients' reduce-scatter three, where DDP sends two.");
+  if (run.calls.some((call) => call.group.length < run.ranks.length)) said.push("The mesh gathers and scatters inside a node, and sums shards across the nodes.");
   if (after) said.push("The updated parameters are gathered once, after the update.");
   return said.join(" ");
 }

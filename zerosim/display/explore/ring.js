@@ -37,8 +37,10 @@ class Ring {
     if (under.length) return under;
     const picked = state.pick?.side === this.side && thing()?.call;
     if (picked?.steps?.length) return [picked];
-    return calls.filter((call) => call.steps.length && Math.max(...call.parts.map((part) => part.ended)) <= state.clock)
-      .toSorted((a, b) => a.parts[0].ended - b.parts[0].ended).slice(-1);
+    const ended = (call) => Math.max(...call.parts.map((part) => part.ended));
+    const before = calls.filter((call) => call.steps.length && ended(call) <= state.clock);
+    const last = Math.max(...before.map(ended));
+    return before.filter((call) => ended(call) === last);
   }
 
   draw() {
@@ -64,7 +66,7 @@ class Ring {
       return many === 2 ? [middleX + (rank ? radius[0] * 0.75 : -radius[0] * 0.75), middleY]
         : [middleX + radius[0] * Math.cos(angle), middleY + radius[1] * Math.sin(angle)];
     };
-    this.svg.setAttribute("viewBox", many === 2 ? "0 90 440 220" : "0 0 440 400");
+    this.svg.setAttribute("viewBox", many === 2 ? "0 120 440 160" : "0 0 440 400");
     const boards = new Map();
     for (const call of calls) {
       const board = boardOf(call, state.clock);
@@ -109,9 +111,11 @@ class Ring {
 
   message(call, hop, place, segment, row) {
     const [from, to] = [place(call.group[hop.source]), place(call.group[hop.destination])];
-    const bend = this.run.ranks.length === 2 ? (hop.source < hop.destination ? -46 : 46) : 0;
-    const control = [(from[0] + to[0]) / 2, (from[1] + to[1]) / 2 + bend];
-    const share = Math.min(1, Math.max(0, (state.clock - hop.start) / (hop.end - hop.start)));
+    // Two that send to each other go by two ways; a message is seen between the boxes of its ends.
+    const apart = call.group.length === 2 ? 0.2 : 0;
+    const control = [(from[0] + to[0]) / 2 + (to[1] - from[1]) * apart, (from[1] + to[1]) / 2 - (to[0] - from[0]) * apart];
+    const edge = this.run.ranks.length > 4 ? 0.3 : 0.24;
+    const share = edge + (1 - 2 * edge) * Math.min(1, Math.max(0, (state.clock - hop.start) / (hop.end - hop.start)));
     const at = [0, 1].map((axisOf) => (1 - share) ** 2 * from[axisOf] + 2 * share * (1 - share) * control[axisOf] + share ** 2 * to[axisOf]);
     const lit = state.link?.call === call.number ? " lit" : "";
     const found = [drawn("path", { d: `M${from}Q${control} ${to}`, stroke: purposeColor(call.purpose), class: `way${lit}`, "data-call": call.number })];
