@@ -91,10 +91,24 @@ function whatHappens(run, clock) {
     const computed = rank.computed.find(on);
     const wait = rank.waits.find(on);
     const part = rank.parts.find((one) => one.call && on(one));
-    const words = [wait ? `wait for ${partWords(wait.part)}` : computed ? `compute ${computed.span || "arithmetic"}` : "",
+      const late = wait?.part.call && lastToArrive(run, wait.part.call).part;
+    const words = [wait ? `wait for ${partWords(wait.part)}${late && late.begun > clock && late.rank !== rank.rank ? `, to which rank ${late.rank} has not come yet` : ""}` : computed ? `compute ${computed.span || "arithmetic"}` : "",
       part && !(wait && wait.part === part) ? `beside it ${partWords(part)} is on its way` : ""].filter(Boolean).join("; ");
-    const text = words || (clock >= run.end ? "are done" : "do nothing");
+    const text = words || (clock >= run.end ? "done" : "nothing");
     said.set(text, [...(said.get(text) ?? []), rank.rank]);
   }
   return [...said].map(([text, ranks]) => `${listed(ranks)}: ${text}.`);
+}
+
+// Two settings in numbers: what B takes, sends and holds, beside A.
+function difference(a, b) {
+  const most = (run, of) => Math.max(...run.ranks.map(of));
+  const sent = (run) => run.ranks.reduce((sum, rank) => sum + Object.values(rank.sent).reduce((one, more) => one + more, 0), 0);
+  const rests = (run) => most(run, (rank) => rank.arrays.reduce((sum, array) => sum + (array.born === 0 && array.died === Infinity ? array.nbytes : 0), 0));
+  const beside = (name, of, words) => {
+    const [first, second] = [of(a), of(b)];
+    return `${name} ${words(second)}, A ${words(first)}${first && second !== first ? ` (×${(second / first).toFixed(2)})` : ""}`;
+  };
+  return `B ${[beside("takes", (run) => run.end, micro), beside("stands still for messages", (run) => most(run, (rank) => rank.waiting), micro),
+    beside("sends", sent, bytes), beside("holds at rest", rests, bytes), beside("and at the fullest", (run) => run.peak, bytes)].join("; ")}.`;
 }

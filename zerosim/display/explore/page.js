@@ -70,6 +70,9 @@ async function show() {
     if (found[side].ranks.length > 16) views[side].forEach((view) => view.holder?.parentElement.classList.add("many"));
     views[side].forEach((view) => view.show(found[side]));
   }
+  const strip = document.getElementById("difference");
+  strip.hidden = !state.compare;
+  if (state.compare) strip.textContent = difference(found.a, found.b);
   range.max = lastEnd();
   redrawAll();
   setClock(state.clock);

@@ -59,14 +59,15 @@ class Ring {
     const row = many > 8 ? 6 : many > 4 ? 9 : 18;
     const width = segment * many + 26;
     const height = row * many + 24;
-    const [middleX, middleY] = [220, 200];
-    const radius = [(440 - width) / 2 - 8, (400 - height) / 2 - 6];
+    const [wide, high] = many > 4 ? [560, 540] : [440, 400];
+    const [middleX, middleY] = [wide / 2, high / 2];
+    const radius = [(wide - width) / 2 - 8, (high - height) / 2 - 6];
     const place = (rank) => {
       const angle = (2 * Math.PI * rank) / many - Math.PI / 2;
       return many === 2 ? [middleX + (rank ? radius[0] * 0.75 : -radius[0] * 0.75), middleY]
         : [middleX + radius[0] * Math.cos(angle), middleY + radius[1] * Math.sin(angle)];
     };
-    this.svg.setAttribute("viewBox", many === 2 ? "0 120 440 160" : "0 0 440 400");
+    this.svg.setAttribute("viewBox", many === 2 ? "0 120 440 160" : `0 0 ${wide} ${high}`);
     const boards = new Map();
     for (const call of calls) {
       const board = boardOf(call, state.clock);
