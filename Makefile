@@ -76,7 +76,7 @@ $(EXPLORED): $(CORE) $(shell find zerosim -name '*.py' -o -path '*/display/explo
 
 docs: $(DOCS) $(EXPLORED)  ## build the documentation into build/docs/site; fails on a link that leads nowhere
 	PYTHONPATH=docs $(BIN)/python -m zerosim_site build/docs
-	cp $(EXPLORED) build/docs/pages/explore.html
+	cp $(EXPLORED) build/docs/pages/assets/explore.html
 	PYTHONPATH=docs NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file build/docs/mkdocs.yml
 	PYTHONPATH=docs $(BIN)/python -m zerosim_site.check build/docs/site
 	@echo "open build/docs/site/index.html"

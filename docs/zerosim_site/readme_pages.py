@@ -9,8 +9,8 @@ GROUP = re.compile(r"^## (.+)\n((?:(?!## ).*\n?)*)", re.M)
 ITEM = re.compile(r"^- \[(.+)\]\(([^()\s]+)\): \S", re.M)
 PICTURE = re.compile(r"<picture>.*?</picture>", re.DOTALL)
 # What `zerosim explore` makes; the Makefile puts it beside the pages.
-LIVE = ('<iframe class="explore" src="explore.html" title="One training step, on every rank"></iframe>\n\n'
-        '<a href="explore.html">The same in a window of its own</a>')
+LIVE = ('<iframe class="explore" src="assets/explore.html" title="One training step, on every rank"></iframe>\n\n'
+        '<a href="assets/explore.html">The same in a window of its own</a>')
 GUIDE, GLOSSARY = "Guide", "Glossary"
 
 

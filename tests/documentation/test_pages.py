@@ -86,7 +86,7 @@ def test_every_figure_is_in_the_gallery_and_the_first_screen_shows_memory_and_th
         assert f"]({name}-dark.svg#only-dark)" in gallery
     for name in ("memory.svg", "memory-dark.svg"):
         assert f"](figures/{name}#only-" in site["index.md"].text
-    assert '<iframe class="explore" src="explore.html"' in site["index.md"].text
+    assert '<iframe class="explore" src="assets/explore.html"' in site["index.md"].text
 
 
 @pytest.mark.parametrize("package", PACKAGES)

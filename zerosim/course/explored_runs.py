@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby, product
+from multiprocessing import get_context
 from operator import attrgetter
 from typing import Any
 
@@ -347,7 +348,8 @@ def chunks_of(some: Iterable[StepSetting], done: Callable[[int], object] | None 
     if workers == 1:
         found = map(chunk_of, largest_first)
         return _in_order(groups, found, done)
-    with ProcessPoolExecutor(workers) as executor:
+    # Processes of their own, not forks: a caller may have threads, such as one that shows how far this is.
+    with ProcessPoolExecutor(workers, get_context("spawn")) as executor:
         return _in_order(groups, executor.map(chunk_of, largest_first), done)
 
 

@@ -22,7 +22,6 @@ const callWords = (call) => `${hyphened(call.operation)} ${call.unit ? `of ${cal
   : `for ${call.purpose}`} (collective ${call.number})`;
 const partWords = (part) => (part.call ? `the ${callWords(part.call)}`
   : part.stream === "communication" ? "a message of the program's own" : `the transfer of ${part.name}`);
-const doing = (span) => (span ? `computing ${span.split("/").reverse().join(" in ").replace(" in ", " in ")}` : "computing");
 
 // The rank whose arrival the others of a call waited for, and what it did until then.
 function lastToArrive(run, call) {

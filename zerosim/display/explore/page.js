@@ -67,7 +67,6 @@ async function show() {
   state.window = null;
   state.clock = Math.min(state.clock, lastEnd());
   for (const side of sidesShown()) {
-    if (found[side].ranks.length > 16) views[side].forEach((view) => view.holder?.parentElement.classList.add("many"));
     views[side].forEach((view) => view.show(found[side]));
   }
   const strip = document.getElementById("difference");
