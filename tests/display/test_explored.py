@@ -146,6 +146,8 @@ def test_pointing_at_something_lights_up_what_belongs_to_it_in_all_views(tab):
     tab.evaluate("setLink(linkOf(shown.a.ranks[0].parts.find((part) => part.purpose === 'gradients')))")
     assert tab.evaluate(lit) == [["formulas", "gradients"]]
     assert tab.evaluate("shown.a.ranks.map((rank) => rank.parts.filter((part) => isLit(part)).length)") == [1, 1]
+    arrays = tab.evaluate("shown.a.ranks[0].arrays.filter((array) => isLit(array)).map((array) => array.kind)")
+    assert arrays == ["unit_gradient"]
     tab.evaluate("setLink(null)")
 
 

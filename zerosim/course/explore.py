@@ -54,7 +54,8 @@ def axes(numbers: Sequence[int] = RANKS) -> list[dict[str, Any]]:
                 "forward again"),
         _choice("micro", "micro-batches", (1, 2), "k: gradients of so many forward and backward passes are added up "
                 "before the update"),
-        _choice("offload", "optimizer", {0: "on device", 1: "on host"}, "Where Adam's moments and masters rest"),
+        _choice("offload", "optimizer", {0: "on device", 1: "on host"}, "Where Adam's moments and masters rest; what "
+                "the host computes takes no time here"),
         _choice("slow", "last rank", {0: "as fast", 1: "slow"}, f"Slow: it computes {SLOW:g} times as long"),
     ]
 

@@ -94,7 +94,7 @@ class Memory {
       ink.fill();
     }
     ink.globalAlpha = 1;
-    const lit = rank.arrays.filter((array) => array === thing() || ((link?.array || link?.unit) && isLit(array)));
+    const lit = rank.arrays.filter((array) => array === thing() || ((link?.array || link?.unit || link?.carries) && isLit(array)));
     for (const array of lit) this.outline(ink, rank, array, base);
   }
 

@@ -29,12 +29,15 @@ class Ring {
 
   show(run) { this.run = run; this.draw(); }
 
-  // The collectives on their way at the clock; where there are none, the one that was picked, or the last before.
+  // The collectives on their way at the clock; where there are none, the one that is pointed at, or was picked, or the
+  // last before.
   calls() {
     const { calls } = this.run;
     const under = calls.filter((call) => call.steps.length && Math.min(...call.parts.map((part) => part.begun)) <= state.clock
       && state.clock < Math.max(...call.parts.map((part) => part.ended)));
     if (under.length) return under;
+    const pointed = state.link?.part && state.link.call != null && calls[state.link.call];
+    if (pointed?.steps.length && pointed.parts.includes(state.link.part)) return [pointed];
     const picked = state.pick?.side === this.side && thing()?.call;
     if (picked?.steps?.length) return [picked];
     const ended = (call) => Math.max(...call.parts.map((part) => part.ended));

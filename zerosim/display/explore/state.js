@@ -141,7 +141,7 @@ function pick(side, one) {
 function linkOf(one) {
   if (!one) return null;
   if (one.what === "wait") return linkOf(one.part);
-  if (one.what === "part") return { call: one.call?.number ?? null, unit: one.call ? null : "", purpose: one.purpose, rank: null, part: one };
+  if (one.what === "part") return { call: one.call?.number ?? null, carries: one.call?.unit, purpose: one.purpose, part: one };
   if (one.what === "array") return { array: one, kind: one.kind, unit: one.kind === "gathered_parameter" || one.kind === "unit_gradient" ? one.name : null };
   if (one.what === "compute") return { unit: one.unit || null, span: one.unit ? null : one.span, phase: one.phase };
   return one;
@@ -154,6 +154,8 @@ function setLink(link) {
 }
 
 const linkKey = (link) => link && [link.call, link.unit, link.kind, link.purpose, link.rank, link.array?.rank, link.array?.place, link.part?.place, link.part?.rank, link.span];
+
+const CARRIED = { parameters: "gathered_parameter", gradients: "unit_gradient" }; // the arrays that a message is about
 
 function isLit(one, link = state.link) {
   if (!link) return false;
@@ -171,6 +173,7 @@ function isLit(one, link = state.link) {
   }
   if (one.what === "array") {
     if (link.array) return one === link.array;
+    if (link.call != null) return one.name === link.carries && one.kind === CARRIED[link.purpose];
     if (link.kind) return one.kind === link.kind;
     return Boolean(link.unit) && one.name === link.unit;
   }
