@@ -18,7 +18,7 @@ PEERS  := .venv-peers/.stamp
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 # A process for each core. On two cores: 2:06 of wall time, where one process takes 3:43. WORKERS=0 runs all in one.
 WORKERS ?= auto
-PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST  := $(BIN)/python -m pytest -n $(WORKERS)
 
 # Python keeps what it has compiled, also where containers forbid it: else every process of a test compiles it again.
 unexport PYTHONDONTWRITEBYTECODE

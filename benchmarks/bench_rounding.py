@@ -17,7 +17,6 @@ from zerosim.numerics.rounding import round_to
 from zerosim.optim import Adam
 
 COUNT = 1 << 22  # elements: too many for most caches, as a model's are
-ADDENDS = 8
 HYPER = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
 
 
@@ -67,11 +66,11 @@ def casting_seconds(kernels: NumpyKernels, fmt: Format, x: np.ndarray, wide: np.
 
 
 def adding_table(kernels: NumpyKernels, name: str, x: np.ndarray) -> Table:
-    """add_rounded and sum_rounded beside the array type's own addition, for each format."""
+    """add_rounded beside the array type's own addition, for each format."""
     wide = kernels.empty(COUNT, np.float32)
     add_seconds = best_seconds(lambda: np.add(x, x, out=wide))
     title = f"{name}: Gel/s, and times an fp32 addition's {COUNT / add_seconds / 1e9:.2f} Gel/s"
-    table = table_of(title, ["format", "add_rounded", "np.add", f"sum_rounded of {ADDENDS}, per addition"])
+    table = table_of(title, ["format", "add_rounded", "np.add"])
     for fmt in FORMATS.values():
         table.add_row(fmt.name, *(rate(seconds, add_seconds) for seconds in adding_seconds(kernels, fmt, x)))
     return table
@@ -80,11 +79,9 @@ def adding_table(kernels: NumpyKernels, name: str, x: np.ndarray) -> Table:
 def adding_seconds(kernels: NumpyKernels, fmt: Format, x: np.ndarray) -> list[float]:
     a, out = kernels.empty(COUNT, fmt.dtype), kernels.empty(COUNT, fmt.dtype)
     kernels.cast_pack(x, a)
-    addends = [a.copy() for _ in range(ADDENDS)]
     return [
         best_seconds(lambda: kernels.add_rounded(a, a, out)),
         best_seconds(lambda: np.add(a, a, out=out)),
-        best_seconds(lambda: kernels.sum_rounded(addends, out)) / (ADDENDS - 1),
     ]
 
 

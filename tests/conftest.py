@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -57,6 +58,22 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     if collector.config.getoption("--peers") and "peer" in str(report.longrepr):
         not_skipped(report)
     return report
+
+
+# One of pytest-xdist's workers runs all tests of a row: they share jobs of processes; what figures and lessons measure.
+TOGETHER = [("tests/backends/",), ("tests/course/figures/", "tests/course/test_precision", "tests/notebooks/")]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Each worker takes whole files, and what is together as if it were one file."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((row[0] for row in TOGETHER if nodeid.startswith(row)), super()._split_scope(nodeid))
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,7 +1,8 @@
 """Rows measured: both sides take turns, each time as new processes, so that a slow minute of the machine is both's.
 
 A side's figure is the median over rounds of the median of its repetitions. A process has one BLAS thread unless the row
-is about more, and OPENBLAS_CORETYPE, which may hold NumPy to older instructions, is left out.
+is about more. What may hold it back is left out: OPENBLAS_CORETYPE, which may keep NumPy to older instructions, and
+PYTHONDONTWRITEBYTECODE, for which each process compiles anew all that it imports.
 """
 
 import json
@@ -25,7 +26,7 @@ from zerosim.ranks.workers import cores
 from . import Row, rows
 
 ROUNDS = 3
-HELD_TO = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+HELD_BACK_BY = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "PYTHONDONTWRITEBYTECODE")
 PACKAGES = ("zerosim", "numpy", "ml_dtypes", "torch", "deepspeed", "mpi4py", "mpich")
 
 
@@ -90,7 +91,7 @@ def measure(row: Row, rounds: int = ROUNDS) -> Measured:
 def _child(row: Row, arguments: list[str], processes: int) -> Any:
     """What the first of so many processes of `child` prints."""
     root = str(Path(__file__).resolve().parents[__package__.count(".") + 1])
-    environment = {name: value for name, value in os.environ.items() if name not in HELD_TO}
+    environment = {name: value for name, value in os.environ.items() if name not in HELD_BACK_BY}
     environment |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(row.threads))
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", f"{__package__}.child", *arguments]

@@ -68,7 +68,9 @@ def test_two_steps_begin_with_the_published_one_and_go_on_with_both_relus_alive(
             assert np.allclose(second[key], value, rtol=2e-6), (number, key)  # a dozen roundings to fp32
 
 
-def test_the_default_is_the_engines_own_layout_without_recomputation():
+def test_the_default_is_the_models_weights_in_the_engines_own_layout_without_recomputation():
+    first = zs.models.first_weights(zs.models.four_weights())
+    assert [w for array in first.values() for w in array.reshape(-1).tolist()] == list(EXAMPLE.weights)
     assert (EXAMPLE.layout, EXAMPLE.recompute) == ("per_unit", "none")
     assert (PUBLISHED.layout, PUBLISHED.recompute, PUBLISHED.steps) == ("contiguous", "segment(2)", 1)
     assert [replay(example, 3).steps[0].sent_nbytes for example in (EXAMPLE, PUBLISHED)] == [[12, 12], [16, 12]]

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+import zerosim as zs
 from tests.numerics.oracle import ROWS, Row, awkward_floats, by_low, by_row, cast, every_code, magnitudes, rounded, same
 from tests.numerics.oracle import values as values_of
 from zerosim import round_to, spacing
-from zerosim.numerics import kernels, rounding
+from zerosim.numerics import arrays, kernels, rounding
 
 by_mode = pytest.mark.parametrize("mode", rounding.MODES)
 CONTAINERS = (np.float32, np.float64)
@@ -73,6 +74,21 @@ def test_packing_any_float32_gives_the_bits_of_the_array_types_own_cast(row: Row
     """NaN too, bit for bit: packing hands them to that cast."""
     x = np.random.default_rng(0).integers(0, 2**32, 2**18, dtype=np.uint32).view(np.float32)
     assert (packed(x, row.dtype).view(row.code) == cast(x, row.dtype).view(row.code)).all()
+
+
+@by_low
+def test_sums_of_two_numbers_round_as_any_number_does_on_both_sides_of_the_largest(row: Row) -> None:
+    """Each code with 40 others: ties, zeros of both signs, subnormals; with overflow and infinities, or without."""
+    values, scratch = values_of(row).astype(np.float32), arrays.Scratch()
+    small = values[np.abs(values) < min(zs.FORMATS[row.name].largest, 2.0**100) / 2]
+    for numbers in (values, small):
+        for shift in np.random.default_rng(2).integers(0, numbers.size, 40):
+            with np.errstate(all="ignore"):
+                sums = numbers + np.roll(numbers, shift)
+                found = sums.copy()
+                for here in arrays.spans(sums.size):
+                    rounding.round_sums(found[here], zs.FORMATS[row.name], scratch)
+            assert same(found, round_to(sums, row.name))
 
 
 @pytest.mark.parametrize("dtype", [*(row.dtype for row in ROWS), np.dtype(np.float64)], ids=str)

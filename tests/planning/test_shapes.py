@@ -49,7 +49,7 @@ def test_a_gpt_has_12_d_squared_and_13_d_parameters_in_a_block_and_tables_of_its
 def test_every_preset_has_units_named_once_and_is_as_large_as_its_name_says():
     for name in PRESETS:
         model = model_shape(name)
-        names = [tensor.name for tensor in model.tensors]
+        names = [(unit.name, tensor.name) for unit in model.units for tensor in unit.tensors]
         assert len(set(names)) == len(names), name
         said = re.search(r"([\d.]+)([bmt])(\d?)$", name)
         if said and name.startswith(("gpt3", "opt", "llama-2", "t5", "zero", "megatron")):

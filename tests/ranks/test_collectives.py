@@ -22,7 +22,7 @@ from tests.ranks.asking import KINDS, ROOTED, ROWS, TABLE, allowed, ask, ceil_cu
 from tests.ranks.data import FLOATS, INTEGERS, OTHERS, any_bits, anything, normals, whole_numbers
 from zerosim.numerics import arrays
 from zerosim.planning import collectives as closed_forms
-from zerosim.ranks import collectives, fast_ring
+from zerosim.ranks import collectives
 
 WORLDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16)
 WHOLE = ("all_reduce", "broadcast", "reduce")  # of vectors that are not cut, and keep their shape
@@ -171,10 +171,9 @@ def test_the_table_has_the_promised_rows_and_no_others() -> None:
     assert found == TABLE | {"barrier": ("dissemination",)}
 
 
-# Where the ring written for speed goes another way: a chunk that is stacked ends at STACK_NBYTES; the sum that is not
-# goes block by block; kernels change paths at 4096.
-CHUNKS = [4095, 4097, *(fast_ring.STACK_NBYTES // itemsize + more for itemsize in (2, 4) for more in (0, 1)),
-          arrays.BLOCK, arrays.BLOCK + 1]
+# Where the ring written for speed goes another way: vectors of up to 4096 elements are added as they are, and longer
+# ones block by block, where a block may end in a chunk. Three ranks take three chunks, the last one 2 elements shorter.
+CHUNKS = [1366, 1367, 4095, arrays.BLOCK, arrays.BLOCK + 1, arrays.WIDE_BLOCK // 3 + 2]
 
 
 @pytest.mark.parametrize(("chunk", "name", "form"), covering(

@@ -229,3 +229,18 @@ def test_a_collective_that_runs_out_takes_no_call_number_and_the_program_may_ask
     cluster = zs.Cluster(3, capacity_nbytes=100)
     assert list(cluster.run(program)) == [[2]] * 3
     assert [len(trace.collectives()) for trace in cluster.trace] == [1, 1, 1]
+
+
+def test_an_array_in_common_is_one_for_all_ranks_that_ask_before_the_same_call_and_another_if_asked_again() -> None:
+    def program(rank: zs.Rank) -> tuple[int, ...]:
+        rooms = [rank.alloc_in_common(4, np.float32, "workspace") for _ in range(2)]
+        rank.barrier()
+        rooms.append(rank.alloc_in_common(4, np.float32, "workspace"))
+        assert rank.memory.now_nbytes == 3 * 16
+        rank.barrier()
+        return tuple(room.ctypes.data for room in rooms)
+
+    (first, again, later), (its, _, its_later) = zs.Cluster(2).run(program)
+    assert first == its
+    assert later == its_later
+    assert len({first, again, later}) == 3

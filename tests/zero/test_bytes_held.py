@@ -66,6 +66,20 @@ def test_an_audit_of_numpys_allocations_finds_what_memory_says_at_rest(stage):
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("debug", [False, True])
+def test_ranks_of_a_process_have_gathered_weights_in_common_and_each_counts_them(debug):
+    """But in debug mode, in which each rank's own are overwritten when it lets go of them."""
+    def program(rank):
+        engine = zs.Engine(rank, SQUARE, ADAM, stage=3)
+        with engine.weights(SQUARE.units[0]) as w:
+            (first, *_) = w.values()
+            return first.ctypes.data, rank.memory.now_nbytes_by_kind["gathered_parameter"]
+
+    addresses, counted = zip(*zs.Cluster(3, debug=debug).run(program), strict=True)
+    assert len(set(addresses)) == (3 if debug else 1)
+    assert counted == (72 * 4,) * 3
+
+
 def test_no_rank_ever_holds_the_whole_model_at_stage_3():
     """Parameters are drawn shard by shard: until training gathers a unit, a rank holds its shard and no more."""
     cluster = zs.Cluster(4)

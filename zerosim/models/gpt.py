@@ -348,7 +348,7 @@ class BlockUnit(Unit):
     def __init__(self, name: str, sub_blocks: Sequence[SubBlock]) -> None:
         self.name, self.sub_blocks = name, tuple(sub_blocks)
 
-    @property
+    @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The sub-blocks' parameters, in their order."""
         return {name: shape for one in self.sub_blocks for name, shape in one.shapes.items()}

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 from zerosim.models import layers
@@ -148,7 +149,7 @@ class Unit(ABC):
         """The full names of the parameters, in the order of the flat vector."""
         return tuple(self.shapes)
 
-    @property
+    @cached_property
     def parameter_count(self) -> int:
         """Elements of all parameters together."""
         return sum(math.prod(shape) for shape in self.shapes.values())
@@ -211,7 +212,7 @@ class LinearUnit(Unit):
         """The weight and the bias."""
         return frozenset(self.shapes)
 
-    @property
+    @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The weight, then the bias where there is one."""
         return {f"{self.name}.{local}": shape for local, shape in self._local_shapes.items()}

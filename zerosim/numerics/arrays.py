@@ -23,7 +23,7 @@ from zerosim.numerics.null_arrays import NullArray
 Array = npt.NDArray[Any]
 
 BLOCK = 65536  # elements
-WIDE_BLOCK = 4 * BLOCK  # elements: of sums that need no rounding, which make one call for each addend
+WIDE_BLOCK = 4 * BLOCK  # elements: of sums of many addends, each read once
 # Up to here the array types' own casts cost less than the dozen calls of a packed block, even on subnormals.
 SMALL = 256  # elements
 ALIGNMENT_NBYTES = 64  # a cache line
@@ -76,6 +76,7 @@ class Scratch(threading.local):
     def __init__(self, empty: Callable[..., Any] = empty, slack_nbytes: Callable[[int], int] = slack_nbytes) -> None:
         self._empty, self._slack_nbytes = empty, slack_nbytes
         self._buffers: dict[str, Array] = {}
+        self._views: dict[tuple[str, npt.DTypeLike], Array] = {}
 
     @property
     def nbytes(self) -> int:
@@ -84,13 +85,17 @@ class Scratch(threading.local):
 
     def array(self, name: str, count: int, dtype: npt.DTypeLike) -> Array:
         """`count` elements, not initialized; the memory grows to the longest ever asked for under this name."""
-        dtype = np.dtype(dtype)
-        nbytes = count * dtype.itemsize
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.nbytes < nbytes:
-            self._buffers.pop(name, None)  # before the longer one is asked for: both would not always fit
-            self._buffers[name] = buffer = self._empty(nbytes, np.uint8)
-        return buffer[:nbytes].view(dtype)
+        view = self._views.get((name, dtype))
+        if view is None or view.size < count:
+            itemsize = np.dtype(dtype).itemsize
+            buffer = self._buffers.get(name)
+            if buffer is None or buffer.size < count * itemsize:
+                view = buffer = None  # before the longer one is asked for: both would not always fit
+                self._buffers.pop(name, None)
+                self._views = {key: kept for key, kept in self._views.items() if key[0] != name}
+                self._buffers[name] = buffer = self._empty(count * itemsize, np.uint8)
+            view = self._views[name, dtype] = buffer[: buffer.size // itemsize * itemsize].view(dtype)
+        return view[:count]
 
 
 def in_blocks(out: Array, *inputs: Array) -> Iterator[list[Array]]:
@@ -184,7 +189,7 @@ def start(x: AnyArray) -> int:
     """The address of the first element. Arrays without data have addresses too, each base in a space of its own."""
     if isinstance(x, NullArray):
         return (id(base_of(x)) << 64) + x.offset_nbytes
-    address: int = x.__array_interface__["data"][0] if on_host(x) else x.data.ptr
+    address: int = x.ctypes.data if on_host(x) else x.data.ptr
     return address
 
 

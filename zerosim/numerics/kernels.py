@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -310,8 +310,8 @@ class NumpyKernels(BlockKernels):
 
     @quiet
     def sum_rounded(self, addends: Sequence[Array], out: Array) -> None:
-        """out = ((first + second) + third) + ..., each sum as `add_rounded` makes it, in half its time; at least one
-        addend, all of out's type and shape, `out` among them or not."""
+        """out = ((first + second) + third) + ..., each sum as `add_rounded` makes it, on a device in one launch; at
+        least one addend, all of out's type and shape, `out` among them or not."""
         if not addends:
             raise ValueError("sum_rounded needs at least one addend, got none")
         for x in addends:
@@ -321,30 +321,10 @@ class NumpyKernels(BlockKernels):
         self._sum(addends, out)
 
     def _sum(self, addends: Sequence[Array], out: Array) -> None:
-        if out.size <= SMALL_SUM or not is_floating(out.dtype):
-            out[...] = reduce(np.add, addends)
-            return
-        # The partial sum stays in float32 and on the format's grid: to round it there takes half the time of packing
-        # and unpacking it.
-        work = work_type(out)
-        if work == out.dtype and out.size <= WIDE_BLOCK:
-            if len(addends) == 1:
-                copy_elements(addends[0], out)
-                return
-            total, room = addends[0], self.room("total", out.shape, work)
-            for x in addends[1:-1]:  # not into `out`, which may be an addend
-                total = np.add(total, x, room)
-            np.add(total, addends[-1], out)
-            return
-        for here, first, *others in in_blocks(out, *addends):
-            total = self.wide("total", first, work)
-            for place, x in enumerate(others, start=2):
-                addend = self.wide("input 0", x, work)
-                # Not over the first addend, which is the caller's, nor into `out`, which may be the last one's memory.
-                total = np.add(total, addend, out=self.room("total", total.size, work))
-                if place < len(addends):
-                    self.onto_grid(total, out.dtype)
-            cast_block(total, here, self.scratch_memory)
+        total = addends[0].copy()  # not `out`, which may be an addend
+        for x in addends[1:]:
+            self._add(total, x, total)
+        copy_elements(total, out)
 
     @quiet
     def maximum_rounded(self, a: Array, b: Array, out: Array) -> None:
@@ -518,7 +498,7 @@ class NumpyKernels(BlockKernels):
 
     def _step(self, rows: list[Array], function: Callable[..., object], scratch: int) -> None:
         names = [f"step {i}" for i in range(scratch)]
-        for span in spans(rows[0].size):
+        for span in spans(rows[0].size, WIDE_BLOCK):  # wide: threads hand Python's lock over less often
             blocks = [row[span] for row in rows]
             function(*blocks, *[self.room(name, blocks[0].size, FP32) for name in names])
 

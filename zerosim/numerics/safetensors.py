@@ -23,7 +23,7 @@ from zerosim.numerics.arrays import AnyArray, as_bytes, spans, to_host
 from zerosim.numerics.files import json_of, write_durably
 from zerosim.numerics.formats import FORMATS
 
-BLOCK_NBYTES = 1 << 16
+BLOCK_NBYTES = 1 << 18
 LARGEST_HEADER_NBYTES = 100_000_000  # of the format's own library too
 METADATA = "__metadata__"
 

@@ -121,7 +121,7 @@ class Job:
         if not self.tied_lengths:
             object.__setattr__(self, "tied_lengths", (0,) * len(self.tied))
 
-    @property
+    @cached_property
     def shards(self) -> int:
         """The ranks among which states are cut: R, all of them on one node; N with ZeRO++."""
         return self.ranks // self.options.replicas

@@ -71,7 +71,7 @@ def products(of: Transformer, block: UnitShape) -> tuple[Product, ...]:
     """
     found = list[Product]()
     for tensor in block.tensors:
-        layer, _, part = tensor.name.partition(".")[2].rpartition(".")
+        layer, _, part = tensor.name.rpartition(".")
         if part == "weight" and len(tensor.shape) > 1:
             *experts, inputs, outputs = tensor.shape
             share = of.experts.per_token / of.experts.count if experts and of.experts else 1.0

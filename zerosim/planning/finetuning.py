@@ -44,12 +44,14 @@ def frozen(model: ModelShape, *, but: Sequence[str] = ()) -> ModelShape:
 
     Raises ValueError for a pattern that no unit and no layer matches.
     """
-    names = {tensor.name: (unit.name, _layer(tensor)) for unit in model.units for tensor in unit.tensors}
-    matched = {pattern: {name for name, of in names.items() if filter_names(of, pattern)} for pattern in but}
+    names = {(unit.name, _layer(tensor)) for unit in model.units for tensor in unit.tensors}
+    matched = {pattern: {of for of in names if filter_names(of, pattern)} for pattern in but}
     _require_layers(model, [pattern for pattern, found in matched.items() if not found], {
-        name.rstrip("0123456789") + "*" * name[-1].isdigit() for of in names.values() for name in of})
-    trained = {name for found in matched.values() for name in found}
-    return _changed(model, lambda tensor: (replace(tensor, frozen=tensor.frozen or tensor.name not in trained),))
+        name.rstrip("0123456789") + "*" * name[-1].isdigit() for of in names for name in of})
+    trained = {of for found in matched.values() for of in found}
+    return replace(model, units=tuple(UnitShape(unit.name, tuple(
+        replace(tensor, frozen=tensor.frozen or (unit.name, _layer(tensor)) not in trained) for tensor in unit.tensors))
+        for unit in model.units))
 
 
 def quantized(model: ModelShape, stored: str = "nf4") -> ModelShape:
@@ -64,9 +66,8 @@ def quantized(model: ModelShape, stored: str = "nf4") -> ModelShape:
     if stored not in STORED:
         raise ValueError(f"weights stored as {stored!r} were asked for; take one of {', '.join(STORED)}"
                          f"{did_you_mean(stored, STORED)}")
-    matrices = set(_matrices(model))
     return _changed(model, lambda tensor: (replace(tensor, frozen=True, bits=STORED[stored](tensor.shape))
-                                           if tensor.name in matrices else tensor,))
+                                           if _is_matrix(tensor) else tensor,))
 
 
 def lora(model: ModelShape, rank: int, targets: Sequence[str] = (), *, stored: str = "") -> ModelShape:
@@ -83,8 +84,8 @@ def lora(model: ModelShape, rank: int, targets: Sequence[str] = (), *, stored: s
     Raises ValueError for a rank below one, and for names of layers and of STORED that there are not.
     """
     r = checked_count("rank", rank, 1)
-    sizes = {name: shape for name, shape in _matrices(model).items() if len(shape) == 2}
-    layers = {name.split(".")[-2] for name in sizes}
+    layers = {_layer(tensor) for unit in model.units[1:-1] for tensor in unit.tensors
+              if _is_matrix(tensor) and len(tensor.shape) == 2}
     usual = next((names for names in (["q", "v"], ["qkv"]) if layers.issuperset(names)), [])
     if layers and not targets and not usual:
         raise ValueError(f"{model.name} has neither q and v nor qkv, which adapters are beside if no others are named; "
@@ -94,7 +95,7 @@ def lora(model: ModelShape, rank: int, targets: Sequence[str] = (), *, stored: s
     _require_layers(model, wanted, layers)
 
     def adapted(tensor: TensorShape) -> tuple[TensorShape, ...]:
-        if tensor.name not in sizes or _layer(tensor) not in wanted:
+        if not _is_matrix(tensor) or len(tensor.shape) > 2 or _layer(tensor) not in wanted:
             return (tensor,)
         inputs, outputs = tensor.shape
         name = tensor.name.removesuffix(".weight")
@@ -104,10 +105,9 @@ def lora(model: ModelShape, rank: int, targets: Sequence[str] = (), *, stored: s
     return _changed(frozen(quantized(model, stored) if stored else model), adapted)
 
 
-def _matrices(model: ModelShape) -> dict[str, tuple[int, ...]]:
-    """The shapes of the weights of the blocks' linear layers, stacks of experts among them, by name."""
-    return {tensor.name: tensor.shape for unit in model.units[1:-1] for tensor in unit.tensors
-            if len(tensor.shape) > 1 and _layer(tensor) not in ROUTES}
+def _is_matrix(tensor: TensorShape) -> bool:
+    """True for the weight of a block's linear layer, or a stack of such of all experts."""
+    return len(tensor.shape) > 1 and _layer(tensor) not in ROUTES
 
 
 def _layer(tensor: TensorShape) -> str:
@@ -121,8 +121,12 @@ def _require_layers(model: ModelShape, names: Sequence[str], layers: set[str]) -
 
 
 def _changed(model: ModelShape, change: Callable[[TensorShape], tuple[TensorShape, ...]]) -> ModelShape:
-    return replace(model, units=tuple(
-        UnitShape(unit.name, tuple(new for tensor in unit.tensors for new in change(tensor))) for unit in model.units))
+    """The model with the tensors of its blocks changed; equal blocks stay equal."""
+    blocks = model.units[1:-1]
+    changed = {tensors: tuple(new for tensor in tensors for new in change(tensor))
+               for tensors in dict.fromkeys(block.tensors for block in blocks)}
+    return replace(model, units=(*model.units[:1], *(UnitShape(one.name, changed[one.tensors]) for one in blocks),
+                                 *model.units[1 + len(blocks):]))
 
 
 # -- A step in which some weights are frozen ---------------------------------------------------------------------------

@@ -560,9 +560,10 @@ class Overhead:
 
 
 # Estimates, each for one device of a platform; a plan names those that it adds, and replaces them by measured ones.
+ROWS_OF_OVERHEADS = facts("overheads")
 OVERHEADS_OF: Mapping[str, Mapping[str, Overhead]] = {platform: {
-    name: Overhead(**row) for name, row in {**facts("overheads")["cuda"], **rows}.items()}
-    for platform, rows in facts("overheads").items()}
+    name: Overhead(**row) for name, row in {**ROWS_OF_OVERHEADS["cuda"], **rows}.items()}
+    for platform, rows in ROWS_OF_OVERHEADS.items()}
 OVERHEADS = OVERHEADS_OF["cuda"]
 
 

@@ -154,7 +154,8 @@ class PlanRow:
         computed = ("states_nbytes", "transient_nbytes", "overhead_nbytes", "total_nbytes", "host_nbytes",
                     "disk_nbytes", "spare_nbytes", "fits", "has_margin", "step_seconds", "tokens_per_second",
                     "tokens_per_second_per_rank", "model_flops_utilization")
-        return asdict(self) | {f"{kind}_nbytes": nbytes for kind, nbytes in self.parts.items()} | {
+        return asdict(self) | {"held": tuple(one._asdict() for one in self.held)} | {
+            f"{kind}_nbytes": nbytes for kind, nbytes in self.parts.items()} | {
             name: getattr(self, name) for name in computed}
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import lru_cache
+from itertools import pairwise, product
 
 from zerosim.numerics.checks import checked_count
 from zerosim.planning.closed_forms import STAGES
@@ -59,7 +60,7 @@ def training(config: PlanConfig, row: PlanRow) -> Training | None:
 
 def largest_batch(config: PlanConfig) -> int:
     """The most sequences of a micro-batch that fit in some row with its margin; 0 where not even one does."""
-    return _largest(lambda batch: _fits(replace(config, batch=batch)), MOST_SEQUENCES)
+    return _largest(lambda batch: replace(config, batch=batch), MOST_SEQUENCES)
 
 
 def largest_sequence(config: PlanConfig) -> int:
@@ -67,8 +68,7 @@ def largest_sequence(config: PlanConfig) -> int:
     learned positions for. 0 where not even 128 do."""
     transformer = config.model.transformer
     most = (transformer.positions if transformer else 0) or MOST_TOKENS
-    return TOKENS_STEP * _largest(lambda tiles: _fits(replace(config, sequence=TOKENS_STEP * tiles)),
-                                  most // TOKENS_STEP)
+    return TOKENS_STEP * _largest(lambda tiles: replace(config, sequence=TOKENS_STEP * tiles), most // TOKENS_STEP)
 
 
 def fewest_ranks(config: PlanConfig) -> int | None:
@@ -122,25 +122,36 @@ def largest_model(config: PlanConfig) -> ModelShape | None:
         return model_of(model.name, replace(of, blocks=blocks, windowed=of.windowed * blocks // of.blocks,
                                             experts=of.experts and replace(of.experts, dense=plain)))
 
-    most = _largest(lambda count: _fits(replace(config, model=sized(count))),
+    most = _largest(lambda count: replace(config, model=sized(count)),
                     1 << 60 if of is None else MOST_BLOCKS // pattern)
     return sized(most) if most else None
 
 
+def _rows(config: PlanConfig) -> Iterator[tuple[int, str]]:
+    """Stage and policy of each row, those first that are likely to hold least."""
+    yield from product(sorted(config.stages, reverse=True), reversed(config.policies))
+
+
 def _fits(config: PlanConfig) -> bool:
-    """True where some row has its margin; the rows that are likely to hold least are looked at first."""
-    return any(config.has_margin(stage, policy) for stage in sorted(config.stages, reverse=True)
-               for policy in reversed(config.policies))
+    """True where some row has its margin."""
+    return any(config.has_margin(*row) for row in _rows(config))
 
 
-def _largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest whole number up to ``most`` for which ``fits`` holds, where what holds for one holds for less; 0 if
-    not even 1. Numbers are doubled until one does not fit, so that none far beyond is looked at."""
-    low = 1
-    while low <= most and fits(low):
-        low *= 2
-    numbers = range(low // 2 + 1, min(low, most + 1))
-    return low // 2 + bisect_left(numbers, True, key=lambda number: not fits(number))
+def _largest(sized: Callable[[int], PlanConfig], most: int) -> int:
+    """The largest whole number up to ``most`` for which some row of the configuration of that size has its margin,
+    where a row that has it has it at less; 0 if none has it at 1.
+
+    Of each row only what is beyond those before it is looked at: numbers are doubled until one does not fit, so that
+    none far beyond is looked at.
+    """
+    found, of_size = 0, lru_cache(maxsize=None)(sized)
+    for row in _rows(sized(1)):
+        fitting, above = found, found + 1
+        while above <= most and of_size(above).has_margin(*row):
+            fitting, above = above, 2 * above
+        between = range(fitting + 1, min(above, most + 1))
+        found = fitting + bisect_left(between, True, key=lambda size: not of_size(size).has_margin(*row))
+    return found
 
 
 # -- several plans ----------------------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ with its defaults in bf16, Megatron Core with its distributed optimizer (stage 1
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 from zerosim.models.transformer import Transformer
 from zerosim.numerics.checks import FP32, checked_count, did_you_mean
@@ -37,7 +37,7 @@ from zerosim.planning.saved_tensors import (
     saved_nbytes,
     weights_of,
 )
-from zerosim.planning.shapes import ModelShape, TensorShape, UnitShape
+from zerosim.planning.shapes import ModelShape, TensorShape
 
 RUNTIMES = FSDP2, DEEPSPEED, MEGATRON_CORE, ZEROSIM = ("fsdp2", "deepspeed", "megatron", "zerosim")
 RECOMPUTED = NONE, SELECTIVE, BLOCK = ("none", "selective", "block")
@@ -62,8 +62,7 @@ REDUCE_BUCKET, PREFETCH_BUCKET, PERSISTENCE_THRESHOLD = 500_000_000, 50_000_000,
 MOST_LIVE, SUB_GROUP = 1_000_000_000, 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class AccountRow:
+class AccountRow(NamedTuple):
     """Bytes of one thing on one rank, and where the number comes from; `kind` is one of the columns of a plan."""
 
     kind: str
@@ -116,8 +115,7 @@ def account(runtime: str, model: ModelShape, job: Job, *, batch: int, tokens: in
     return tuple(row for row in (*fullest, *_overheads(step, platform)) if row.nbytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """A moment of backward, or the update: bytes of activations and of whole parameters, elements of gradients.
 
     `kept` are activations kept for backward, all of them of so many blocks `uncut`, `made` what backward makes of them,
@@ -159,11 +157,6 @@ class StepSizes:
         of = self.model.transformer
         return of if of is not None and not of.encoder_blocks else None
 
-    @property
-    def blocks(self) -> tuple[UnitShape, ...]:
-        """The units that are gathered and recomputed one by one."""
-        return self.model.units if self.model.transformer is None else self.model.units[1:-1]
-
     # -- parameters ---------------------------------------------------------------------------------------------------
 
     def padded(self, tensor: TensorShape) -> int:
@@ -173,38 +166,28 @@ class StepSizes:
 
     def nbytes(self, tensors: Iterable[TensorShape], itemsize: int = 0) -> int:
         """Padded bytes in the compute format; of trained ones with `itemsize` each, if that is said."""
-        return sum(replace(tensor, shape=(self.padded(tensor),)).nbytes(
-            self.run.itemsize if tensor.frozen or not itemsize else itemsize) for tensor in tensors)
+        return sum(tensor.nbytes(self.run.itemsize if tensor.frozen or not itemsize else itemsize, self.padded(tensor))
+                   for tensor in tensors)
 
     @lru_cache(8)  # noqa: B019  # of each moment the same
     def whole_nbytes(self, itemsize: int = 0) -> int:
-        """Padded bytes of all parameters, equal blocks counted once."""
-        return self.nbytes(self.root, itemsize) + sum(
-            times * self.nbytes(self.kinds[0][kind], itemsize) for kind, times in Counter(self.kinds[1]).items())
+        """Padded bytes of all parameters."""
+        return self.nbytes(self.root, itemsize) + sum(self.model.of_blocks(
+            lambda place: self.nbytes(self.model.blocks[place].tensors, itemsize)))
 
     def trained(self, tensors: Iterable[TensorShape]) -> int:
         """Padded elements that have gradients and state of the optimizer."""
         return sum(self.padded(tensor) for tensor in tensors if not tensor.frozen)
 
     @cached_property
-    def kinds(self) -> tuple[list[tuple[TensorShape, ...]], list[int]]:
-        """The tensors of different blocks, under names that equal blocks share, and which of them each block has."""
-        return _kinds(self.blocks)
-
-    @cached_property
     def weights(self) -> list[int]:
         """Bytes of each block's parameters, whole."""
-        return self._of_blocks(self.nbytes)
+        return self.model.of_blocks(lambda place: self.nbytes(self.model.blocks[place].tensors))
 
     @cached_property
     def gradients(self) -> list[int]:
         """Elements of each block's gradients."""
-        return self._of_blocks(self.trained)
-
-    def _of_blocks(self, count: Callable[[Iterable[TensorShape]], int]) -> list[int]:
-        """A number of each block, counted once for equal ones."""
-        counted = [count(tensors) for tensors in self.kinds[0]]
-        return [counted[kind] for kind in self.kinds[1]]
+        return self.model.of_blocks(lambda place: self.trained(self.model.blocks[place].tensors))
 
     @property
     def root(self) -> list[TensorShape]:
@@ -243,13 +226,12 @@ class StepSizes:
     @cached_property
     def halves(self) -> list[dict[str, int]]:
         """Bytes that each half of each block keeps, when nothing is made again, what is beside the table among them."""
-        different, kinds = self.kinds
-        sizes = [(self.block(index), kind) for index, kind in enumerate(kinds)]
-        counted = {(of, kind): {
-            half: 0 if of is None else (saved_nbytes(of, half, self.run, weights_of(different[kind]))
-                                        + self.beside_table(of, half, different[kind])) for half in HALVES}
-            for of, kind in {*sizes}}
-        return [counted[block] for block in sizes]
+        def halves(place: int) -> dict[str, int]:
+            of, tensors = self.block(place), self.model.blocks[place].tensors
+            return {half: 0 if of is None else saved_nbytes(of, half, self.run, weights_of(tensors))
+                    + self.beside_table(of, half, tensors) for half in HALVES}
+
+        return self.model.of_blocks(halves)
 
     def beside_table(self, of: Transformer, half: str, tensors: Iterable[TensorShape]) -> int:
         """Bytes that a half keeps of its adapters, between their matrices, and of a window shorter than the sequences:
@@ -273,23 +255,22 @@ class StepSizes:
     def reached(self) -> int:
         """The first block that backward gets to: none before what is trained, but checkpointed ones are all run."""
         first = any(not tensor.frozen for tensor in self.model.units[0].tensors) or self.recompute != NONE
-        return 0 if first else next((index for index, sums in enumerate(self.gradients) if sums), len(self.blocks))
+        return 0 if first else next((index for index, sums in enumerate(self.gradients) if sums), len(self.gradients))
 
     @cached_property
     def kept(self) -> list[int]:
         """Bytes that each block keeps from forward to its own backward."""
         if self.recompute == NONE or (self.recompute == SELECTIVE and self.run.by == MEGATRON):
             return [sum(halves.values()) * (index >= self.reached) for index, halves in enumerate(self.halves)]
-        sizes = [self.block(index) for index in range(len(self.blocks))]
-        beside: dict[Transformer | None, int] = {
-            of: self.selected(of) for of in {*sizes} if of is not None and self.recompute == SELECTIVE}
-        return [self.stream + beside.get(of, 0) for of in sizes]
+        return self.model.of_blocks(lambda place: self.stream + self.selected(self.block(place)))
 
-    def selected(self, of: Transformer) -> int:
+    def selected(self, of: Transformer | None) -> int:
         """Bytes that torchtitan's selective checkpointing keeps of a block, beside its input.
 
         That is what attention gives, each product with a bias, and every second one without; of experts none.
         """
+        if of is None or self.recompute != SELECTIVE:
+            return 0
         width = of.feed_forward if of.experts is None else of.experts.shared
         inside = [(1 + of.gated) * width] if of.fused else [width] * (1 + of.gated)
         products = {"qkv": [made for _, made in of.opening.values()], "projection": [of.channels],
@@ -326,7 +307,7 @@ class StepSizes:
 
     def moments(self) -> Iterator[Moment]:
         """The moments that may be the fullest, in the order of backward; the last is the update's."""
-        weights, sums, last, of = self.weights, self.gradients, len(self.blocks) - 1, self.decoder
+        weights, sums, last, of = self.weights, self.gradients, len(self.model.blocks) - 1, self.decoder
         ahead = max(1, self.job.options.prefetch)  # FSDP2 gathers one in backward unless more is asked for
         root, outside = self.nbytes(self.root), self.trained(self.root)
         kept_of_ends = kept_of_logits = head = 0
@@ -339,31 +320,24 @@ class StepSizes:
         chunked = self.loss_chunks > 1  # adds up the head's gradient
         loss = Moment(sum(self.kept) + kept_of_ends, 2 * self.stream * chunked, kept_of_logits, last + 1 - self.reached,
                       ahead=sum(weights[-ahead:]), left=sum(weights), root=root, begun=head * chunked)
-        yield from (loss, replace(loss, logits=0, begun=2 * head * chunked))
+        yield from (loss, loss._replace(logits=0, begun=2 * head * chunked))
         for index in sorted({*range(last + 1)} & {self.reached, self.reached + 1, last - 1, last}):
             at = Moment(uncut=index - self.reached, here=weights[index], left=sum(weights[:index + 1]), root=root,
                         ahead=sum(weights[max(0, index - ahead):index]), done=sum(sums[index + 1:]),
                         behind=sums[index + 1] if index < last else 0)
             before, halves, made = sum(self.kept[:index]), self.halves[index], self.made(index)
             inside = before + self.stream * (self.recompute != NONE)
-            here = self.kinds[0][self.kinds[1][index]]
+            here = self.model.blocks[index].tensors
             network = self.trained(tensor for tensor in here if tensor.name.startswith("ffn"))
             down = self.trained(tensor for tensor in here if ".down." in tensor.name)
-            yield replace(at, kept=inside + sum(halves.values()), made=made["feed_forward"], begun=head + down,
+            yield at._replace(kept=inside + sum(halves.values()), made=made["feed_forward"], begun=head + down,
                           uncut=at.uncut + 1)
-            yield replace(at, kept=inside + halves["attention"], made=made["attention"], begun=head + network)
-            yield replace(at, kept=before, made=made["norm"], begun=head + sums[index])
+            yield at._replace(kept=inside + halves["attention"], made=made["attention"], begun=head + network)
+            yield at._replace(kept=before, made=made["norm"], begun=head + sums[index])
         tied = head * bool(self.model.tied)
         yield Moment(root=root, done=sum(sums), begun=outside + tied, behind=sums[0])
         yield Moment(done=sum(sums), begun=outside, reduced=outside)
         yield Moment(done=self.elements)
-
-
-@lru_cache(maxsize=8)
-def _kinds(blocks: tuple[UnitShape, ...]) -> tuple[list[tuple[TensorShape, ...]], list[int]]:
-    named = [tuple(replace(tensor, name=tensor.name.partition(".")[2]) for tensor in block.tensors) for block in blocks]
-    numbers = {tensors: number for number, tensors in enumerate(dict.fromkeys(named))}
-    return list(numbers), [numbers[tensors] for tensors in named]
 
 
 def _outer(tensor: TensorShape) -> int:

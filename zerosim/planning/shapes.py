@@ -10,13 +10,13 @@ The sizes of a transformer, and the types that configurations are of, are `zeros
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from os.path import exists
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from zerosim.models.model_types import CONFIG, names_config, read_fields, text_model, transformer_of_fields
 from zerosim.models.transformer import Experts, Transformer, pad_vocabulary
@@ -24,13 +24,14 @@ from zerosim.numerics.checks import checked_count, did_you_mean
 from zerosim.planning.facts import facts
 
 MOST_LAYERS = 100_000
+Counted = TypeVar("Counted")
 EXPERTS = ".experts"  # in the names of tensors that stack one matrix for each expert
 
 
 @dataclass(frozen=True, slots=True)
 class TensorShape:
-    """One parameter tensor. `frozen`: no gradient, no optimizer's state; `bits` at rest of each element, where they are
-    not those of the policy's compute format (0), what a quantization adds included."""
+    """One parameter tensor, named inside its unit. `frozen`: no gradient, no optimizer's state; `bits` at rest of each
+    element, where they are not those of the policy's compute format (0), what a quantization adds included."""
 
     name: str
     shape: tuple[int, ...]
@@ -42,9 +43,10 @@ class TensorShape:
         """Elements."""
         return math.prod(self.shape)
 
-    def nbytes(self, itemsize: int) -> int:
-        """Bytes at rest, where an element of the compute format has `itemsize`."""
-        return math.ceil(self.parameters * self.bits / 8) if self.bits else self.parameters * itemsize
+    def nbytes(self, itemsize: int, padded: int = 0) -> int:
+        """Bytes at rest, where an element of the compute format has `itemsize`; of `padded` elements, if there are."""
+        elements = padded or self.parameters
+        return math.ceil(elements * self.bits / 8) if self.bits else elements * itemsize
 
 
 @dataclass(frozen=True)  # no slots: what is counted is counted once, and kept
@@ -72,10 +74,28 @@ class ModelShape:
     tied: tuple[tuple[int, int], ...] = ()
     transformer: Transformer | None = None
 
+    @property
+    def blocks(self) -> tuple[UnitShape, ...]:
+        """The units that are gathered and recomputed one by one."""
+        return self.units if self.transformer is None else self.units[1:-1]
+
+    @cached_property
+    def alike(self) -> tuple[int, ...]:
+        """Of each block the place of the first one with equal tensors."""
+        first = dict[tuple[TensorShape, ...], int]()
+        return tuple(first.setdefault(block.tensors, place) for place, block in enumerate(self.blocks))
+
+    def of_blocks(self, count: Callable[[int], Counted]) -> list[Counted]:
+        """What is counted of each block, by its place, once for equal ones."""
+        counted = {place: count(place) for place in dict.fromkeys(self.alike)}
+        return [counted[place] for place in self.alike]
+
     @cached_property
     def unit_lengths(self) -> tuple[int, ...]:
         """Elements of each unit, without padding, as `closed_forms.Job` takes them."""
-        return tuple(unit.parameters for unit in self.units)
+        lengths = self.of_blocks(lambda place: self.blocks[place].parameters)
+        return tuple(lengths) if self.transformer is None else (
+            self.units[0].parameters, *lengths, self.units[-1].parameters)
 
     @property
     def parameters(self) -> int:
@@ -85,7 +105,7 @@ class ModelShape:
     @cached_property
     def trainable_parameters(self) -> int:
         """Elements that are not frozen."""
-        return sum(tensor.parameters for tensor in self.tensors if not tensor.frozen)
+        return self.parameters - sum(tensor.parameters for tensor in self.tensors if tensor.frozen)
 
     @property
     def has_frozen(self) -> bool:
@@ -124,9 +144,10 @@ class ModelShape:
     @property
     def largest_layer_parameters(self) -> int:
         """Elements of the largest single layer, weight and bias together: what DeepSpeed calls the largest layer."""
-        counts: Counter[str] = Counter()
-        for tensor in self.tensors:
-            counts[tensor.name.rpartition(".")[0] or tensor.name] += tensor.parameters
+        counts: Counter[tuple[str, str]] = Counter()
+        for unit in self.units:
+            for tensor in unit.tensors:
+                counts[unit.name, tensor.name.rpartition(".")[0] or tensor.name] += tensor.parameters
         return max(counts.values())
 
 
@@ -165,7 +186,7 @@ def model_of_parameters(parameters: int, largest_layer: int | None = None) -> Mo
         raise ValueError(f"a largest layer of {largest:,} parameters makes {layers:,} layers of {count:,} parameters; "
                          f"zerosim plans models of up to {MOST_LAYERS:,}, so take a larger one")
     lengths = [largest] * layers + [rest] * bool(rest)
-    units = tuple(UnitShape(f"layer{i}", (TensorShape(f"layer{i}.weight", (n,)),)) for i, n in enumerate(lengths))
+    units = tuple(UnitShape(f"layer{i}", (TensorShape("weight", (n,)),)) for i, n in enumerate(lengths))
     return ModelShape(f"{count:,} parameters", units)
 
 
@@ -197,20 +218,26 @@ def _head(of: Transformer) -> Iterator[TensorShape]:
 
 
 def _blocks(of: Transformer) -> Iterator[UnitShape]:
+    """The blocks; equal ones share their tensors."""
     for stack, count in (("encoder", of.encoder_blocks), ("block", of.blocks)):
+        kinds = dict[tuple[Any, ...], tuple[TensorShape, ...]]()
         for index in range(count):
-            name = f"{stack}{index}"
-            parts = _normed(of, f"{name}.attention", _attention(of, f"{name}.attention", relative=index == 0))
-            if of.encoder_blocks and stack == "block":
-                cross = f"{name}.cross_attention"
-                parts += _normed(of, cross, _attention(of, cross, relative=False))
-            experts = of.experts_of(index)
-            network = _network(of, f"{name}.ffn", of.feed_forward) if experts is None else (
-                _sparse(of, f"{name}.ffn", experts))
-            parts += _normed(of, f"{name}.ffn", network)
-            if stack == "encoder" and index == count - 1:  # the encoder's own last norm ends its last block
-                parts += _norm(of, f"{name}.ln_f")
-            yield UnitShape(name, tuple(parts))
+            # the encoder's own last norm ends its last block
+            kind = of.experts_of(index), index == 0, stack == "encoder" and index == count - 1
+            if kind not in kinds:
+                kinds[kind] = tuple(_block(of, *kind, across=of.encoder_blocks > 0 and stack == "block"))
+            yield UnitShape(f"{stack}{index}", kinds[kind])
+
+
+def _block(of: Transformer, experts: Experts | None, first: bool, ends: bool, *, across: bool) -> list[TensorShape]:
+    """The tensors of one block, the ``first`` of its stack, or one that ``ends`` an encoder; in a decoder's attention
+    goes ``across`` to the encoder too."""
+    parts = _normed(of, "attention", _attention(of, "attention", relative=first))
+    if across:
+        parts += _normed(of, "cross_attention", _attention(of, "cross_attention", relative=False))
+    network = _network(of, "ffn", of.feed_forward) if experts is None else _sparse(of, "ffn", experts)
+    parts += _normed(of, "ffn", network)
+    return [*parts, *(_norm(of, "ln_f") if ends else ())]
 
 
 def _normed(of: Transformer, name: str, layers: Iterator[TensorShape]) -> list[TensorShape]:

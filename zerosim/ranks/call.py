@@ -10,7 +10,7 @@ Legend: n elements of the whole vector, N ranks. A cut is a tuple of N+1 boundar
 
 import operator
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -439,6 +439,7 @@ class Backend:
     hides_results = True  # False where those of asynchronous collectives may land in out= before their wait
     checks_inputs = True  # False where nobody asks at the wait whether they have changed
     library: str | None = None  # whose collectives ``algorithm="native"`` asks for: MPI, NCCL
+    in_common: MutableMapping[Any, Array] | None = None  # arrays that ranks share, by the call that they are for
     results: Sequence[Any]  # of the ranks that run here
 
     # -- for a rank's program, as `Rank` asks -------------------------------------------------------------------------

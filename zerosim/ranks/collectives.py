@@ -437,7 +437,7 @@ def sent_by(call: Call, index: int) -> int:
     if call.algorithm == NATIVE:
         call = replace(call, algorithm=next(iter(ALGORITHMS[call.operation])))
     if fast_ring.serves(call):
-        return fast_ring.sent_nbytes(call, index)
+        return fast_ring.sent_nbytes(call)[index]
     steps = steps_of(without_data(call, index, NullKernels()))
     return sum(exchange.send.nbytes for exchange in steps if exchange.send is not None)
 

@@ -4,24 +4,25 @@ Every result is bit-equal to the generators', which property tests show; bytes s
 Legend: n elements, N ranks, B elements of a cache block.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import partial
-from itertools import pairwise
-from operator import setitem
-from typing import Any
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from itertools import pairwise, starmap
+from typing import Any, cast
 
 import numpy as np
 
-from zerosim.numerics.arrays import WIDE_BLOCK, copy_elements, has_data, on_host
-from zerosim.numerics.checks import FP32, FP64
-from zerosim.ranks.call import Call, Cut, Kernels, PendingCall, chunk_lengths, largest_chunk
+from zerosim.numerics.arrays import BLOCK, WIDE_BLOCK, Scratch, copy_elements, has_data, on_host, spans, start
+from zerosim.numerics.blockwise import quiet
+from zerosim.numerics.checks import FP32, FP64, is_floating, work_type
+from zerosim.numerics.formats import format_of
+from zerosim.numerics.kernels import SMALL_SUM
+from zerosim.numerics.rounding import round_sums
+from zerosim.ranks.call import Call, Cut, Kernels, PendingCall, chunk_lengths
 from zerosim.ranks.workers import Workers
 
-# Sums of these types are made in longer blocks, on threads too. Rounding to 16 bits takes a dozen short calls a block,
-# and two threads that hand Python's lock to and fro after each are slower than one.
+# Sums of these types are made on threads too. Rounding to 16 bits takes short calls, and two threads that hand Python's
+# lock to and fro after each are slower than one.
 WIDE = (FP32, FP64)
-STACK_NBYTES = 4096       # of chunks up to so long a NumPy call costs more than its additions: add all chunks at once
-STACK_ELEMENTS = 1 << 25  # the most elements that stacking may copy
 
 
 def serves(call: Call) -> bool:
@@ -29,16 +30,21 @@ def serves(call: Call) -> bool:
     return call.algorithm == "ring" and call.op in ("sum", "mean") and call.wire is None
 
 
-def sent_nbytes(call: Call, index: int) -> int:
-    """Bytes that rank ``index`` sends on the ring: reduce-scatter n - |chunk r|, all-gather n - |chunk r+1|.
+def sent_nbytes(call: Call) -> list[int]:
+    """Bytes that each rank sends on the ring: reduce-scatter n - |chunk r|, all-gather n - |chunk r+1|.
 
     Source: Patarasuk & Yuan 2009, section 3.
     """
-    chunks = chunk_lengths(call.cut)
-    scattered, gathered = call.length - int(chunks[index]), call.length - int(chunks[(index + 1) % call.ranks])
-    elements = {"reduce_scatter": scattered, "all_gather": gathered, "all_reduce": scattered + gathered}
-    nbytes: int = elements[call.operation] * call.dtype.itemsize
-    return nbytes
+    return _sent_nbytes(call.operation, call.cut, call.dtype.itemsize)
+
+
+@lru_cache(maxsize=256)
+def _sent_nbytes(operation: str, cut: Cut, itemsize: int) -> list[int]:
+    scattered = itemsize * (cut[-1] - chunk_lengths(cut))
+    gathered = np.roll(scattered, -1)
+    found: dict[str, list[int]] = {"reduce_scatter": scattered.tolist(), "all_gather": gathered.tolist(),
+                                   "all_reduce": (scattered + gathered).tolist()}
+    return found[operation]
 
 
 def run(calls: Sequence[PendingCall], workers: Workers | None) -> None:
@@ -58,85 +64,88 @@ def reduce(cut: Cut, kernels: Kernels, inputs: list[np.ndarray], outs: list[np.n
            scatters: bool) -> None:
     """inputs N x (n,): the sum of chunk c is x[c+1] + x[c+2] + ... + x[c], rounded after each addition. It is all of
     outs[c] (len(chunk c),) where the sum is scattered, else chunk c of every out (n,), which may be x itself."""
-    if on_host(inputs[0]) and worth_stacking(cut, len(inputs), inputs[0].itemsize):
-        chunks = [slice(low, high) for low, high in pairwise(cut)]
-        sums = [total[:own.stop - own.start]
-                for total, own in zip(stacked_sums(cut, kernels, inputs), chunks, strict=True)]
-        whole = None if scatters else np.concatenate(sums)
-        for c, out in enumerate(outs):
-            out[:] = sums[c] if whole is None else whole
+    if not on_host(inputs[0]):
+        for c, own in enumerate(starmap(slice, pairwise(cut))):
+            total = outs[c] if scatters else outs[0][own]
+            kernels.sum_rounded([x[own] for x in (*inputs[c + 1:], *inputs[:c + 1])], total)
+            for out in () if scatters else outs[1:]:
+                copy_elements(total, out[own])
         return
 
-    put: Any = setitem if on_host(inputs[0]) else lambda out, here, x: copy_elements(x, out[here])
+    def sum_window(here: slice) -> None:
+        n = here.stop - here.start
+        bounds = [min(max(at - here.start, 0), n) for at in cut]
+        total: Any = kernels.scratch("ring sums", n, inputs[0].dtype) if scatters else outs[0][here]
+        add_up(kernels, [x[here] for x in inputs], bounds, total)
+        if scatters:
+            for out, first, own in zip(outs, cut, pairwise(bounds), strict=False):
+                at = max(here.start - first, 0)
+                out[at:at + own[1] - own[0]] = total[slice(*own)]
+        else:
+            for out in outs[1:]:
+                out[here] = total
 
-    def sum_window(window: list[tuple[int, slice]]) -> None:
-        for c, here in window:
-            addends = [x[here] for x in (*inputs[c + 1:], *inputs[:c + 1])]
-            total = outs[c][here.start - cut[c]:here.stop - cut[c]] if scatters else outs[0][here]
-            kernels.sum_rounded(addends, total)
-        here = slice(window[0][1].start, window[-1][1].stop)
-        for out in () if scatters else outs[1:]:
-            put(out, here, outs[0][here])
-
-    block = max(WIDE_BLOCK, kernels.BLOCK) if inputs[0].dtype in WIDE else kernels.BLOCK
     if workers and inputs[0].dtype in WIDE:
-        share = -(-cut[-1] // (2 * workers.count))  # short vectors are shared too
-        workers.each(sum_window, windows(cut, max(min(block, share), kernels.BLOCK)))
+        share = -(-cut[-1] // workers.count)  # short vectors are shared too
+        workers.each(sum_window, spans(cut[-1], max(min(WIDE_BLOCK, share), BLOCK)))
     else:
-        for window in windows(cut, block):
+        for window in spans(cut[-1], WIDE_BLOCK):
             sum_window(window)
 
 
-def windows(cut: Cut, block: int) -> Iterator[list[tuple[int, slice]]]:
-    """Parts of the vector that stay in cache while they are summed and copied: whole short chunks, or blocks of a long
-    one, each with the chunk that it is of."""
-    window: list[tuple[int, slice]] = []
-    for c, (low, high) in enumerate(pairwise(cut)):
-        for start in range(low, high, block):
-            if window and min(start + block, high) - window[0][1].start > block:
-                yield window
-                window = []
-            window.append((c, slice(start, min(start + block, high))))
-    if window:
-        yield window
+@quiet
+def add_up(kernels: Kernels, addends: list[np.ndarray], cut: Sequence[int], out: np.ndarray) -> None:
+    """Chunk c of out (n,), cut[c] to cut[c + 1], becomes x[c+1] + x[c+2] + ... + x[c] of N addends x (n,), rounded
+    after each addition; out among them or not.
+
+    Addend after addend, twice around, each for all the chunks whose turn it is, which lie side by side. So many short
+    chunks take 5N additions, not N², and every addend is read from memory once.
+    """
+    ranks, n = len(addends), out.size
+    if ranks == 1:
+        copy_elements(addends[0], out)
+        return
+    # In low precision the partial sum stays in float32 and on the format's grid: to round it there takes half the time
+    # of packing and unpacking it.
+    work = work_type(out) if n > SMALL_SUM and is_floating(out.dtype) else out.dtype
+    narrow = work != out.dtype
+    total: Any = kernels.scratch("total", n, work)  # not `out`, which may be an addend that is still to be read
+    sums, scratch = total if narrow else out, cast(Scratch, kernels.scratch_memory)
+
+    def addend(name: str, rank: int, low: int, high: int) -> Any:
+        x = addends[rank % ranks][low:high]
+        return kernels.wide(name, x, work) if narrow else x
+
+    edges = (*[0] * ranks, *cut, *[n] * ranks)  # turn c + 1 is the first of chunk c, and turn c + N the last
+    for turn in range(2, 2 * ranks):
+        # Complete with this addend; with others to come; begun with it and the one before.
+        done, more, begun, end = edges[turn], edges[turn + 1], edges[ranks + turn - 2], edges[ranks + turn - 1]
+        x = addend("addend", turn, done, end)
+        if done < min(more, begun):
+            np.add(total[done:more], x[:more - done], out=sums[done:more])
+        if more < begun:
+            np.add(total[more:begun], x[more - done:begun - done], out=total[more:begun])
+        if begun < end:
+            target = sums if ranks == 2 else total
+            np.add(addend("first", turn - 1, begun, end), x[begun - done:], out=target[begun:end])
+        for here in spans(end - more) if narrow else ():
+            round_sums(total[more:end][here], format_of(out.dtype), scratch)
+    if narrow:
+        kernels.round_into(sums, out)
 
 
 def all_gather(cut: Cut, inputs: list[np.ndarray], outs: list[np.ndarray], workers: Workers | None) -> None:
     """inputs[c] (len(chunk c),), outs N x (n,); inputs[c] may be the own chunk of outs[c].
 
-    The first is put together, and the others are copies of it: 2N copies, where every chunk to every rank takes N².
+    The first is put together, and the others are copies of it: 2N copies, where every chunk to every rank takes N²; or
+    N, of chunks, where all have the same array in common.
     """
     for own, x in zip(pairwise(cut), inputs, strict=True):
         copy_elements(x, outs[0][slice(*own)])
+    first = start(outs[0])
+    others = [out for out in outs[1:] if start(out) != first]
     if workers:
-        workers.each(partial(copy_elements, outs[0]), outs[1:])
+        workers.each(partial(copy_elements, outs[0]), others)
     else:
-        for out in outs[1:]:
+        for out in others:
             copy_elements(outs[0], out)
-
-
-def worth_stacking(cut: Cut, ranks: int, itemsize: int) -> bool:
-    """True for many short chunks, all as long as the first but for the last ones."""
-    longest = largest_chunk(cut)
-    return (ranks > 2 and longest * itemsize <= STACK_NBYTES and longest * ranks * ranks <= STACK_ELEMENTS
-            and all(at == min(c * longest, cut[-1]) for c, at in enumerate(cut)))
-
-
-def stacked_sums(cut: Cut, kernels: Kernels, inputs: list[np.ndarray]) -> np.ndarray:
-    """(N, longest chunk): row c begins with the ring sum of chunk c. One addition adds one hop of all ranks.
-
-    In a hop chunk c comes from rank c + step: every (N + 1)th chunk of the stacked vectors, from two places on. What
-    fills up the last chunks nobody reads.
-    """
-    ranks, longest = len(inputs), largest_chunk(cut)
-    stack = np.zeros((ranks, ranks * longest), inputs[0].dtype)
-    for row, x in zip(stack, inputs, strict=True):
-        row[:x.size] = x
-    chunks, totals, addends = stack.reshape(ranks * ranks, longest), *np.empty((2, ranks, longest), stack.dtype)
-    for step in range(1, ranks + 1):
-        before_the_end, hop = ranks - step, addends if step > 1 else totals
-        hop[:before_the_end] = chunks[step * ranks::ranks + 1][:before_the_end]
-        hop[before_the_end:] = chunks[before_the_end::ranks + 1][:step]
-        if step > 1:
-            kernels.add_rounded(totals.reshape(-1), addends.reshape(-1), totals.reshape(-1))
-    return totals

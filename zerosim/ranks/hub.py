@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -226,8 +227,8 @@ class InProcess(Transport):
         call = parts[0].call
         if not self.options.hop_by_hop and fast_ring.serves(call):
             fast_ring.run(parts, self.options.serving(call.ranks * call.length))
-            for me in parts:
-                me.finish(fast_ring.sent_nbytes(call, me.index))
+            for me, nbytes in zip(parts, fast_ring.sent_nbytes(call), strict=True):
+                me.finish(nbytes)
             return
         if self.options.watch == "hop":
             for me in parts:  # who looks at a result between two hops can tell what has not been written yet
@@ -236,9 +237,13 @@ class InProcess(Transport):
         yield from super().collective(parts)
 
 
-def check_private_memory(calls: Sequence[PendingCall]) -> None:
-    """Raises ValueError where one rank's result would be written over what another one reads or writes."""
-    writes = sorted((start(me.out), start(me.out) + me.out.nbytes, me.index) for me in calls if me.out.nbytes)
+def check_private_memory(calls: Sequence[PendingCall], in_common: Mapping[Any, Array] | None) -> None:
+    """Raises ValueError where one rank's result would be written over what another one reads or writes, but for the
+    same result of all in an array that they have in common."""
+    writes = sorted((low := start(me.out), low + me.out.nbytes, me.index) for me in calls if me.out.nbytes)
+    if writes and writes[0][:2] == writes[-1][:2] and any(
+            start(room) <= writes[0][0] < start(room) + room.nbytes for room in (in_common or {}).values()):
+        return
     shared = [(rank, other) for (_, end, rank), (begin, _, other) in pairwise(writes) if begin < end]
     for me in calls if not shared else ():
         if me.x.nbytes:
@@ -288,6 +293,8 @@ class Hub(Backend):
         self.issued: dict[int, list[Pending]] = {}  # in this round, by rank
         self.messages: deque[RunEvent] = deque()
         self.under_way: list[PendingCall] = []  # the collective that is being carried out, for a look at it
+        if order is None and isinstance(transport, InProcess) and not (options.watch or transport.options.hop_by_hop):
+            self.in_common = WeakValueDictionary()  # nobody looks at ranks between their turns
         self.failure: tuple[int, BaseException] | None = None
         self.aftermath: list[tuple[int, BaseException]] = []
         self.stopping = False
@@ -460,7 +467,7 @@ class Hub(Backend):
             if me.call != call:
                 raise MismatchError(mismatch_text({rank: MadeCall(each.call, each.where or self.place(rank))
                                                    for rank, each in zip(call.group, calls, strict=True)}))
-        check_private_memory(calls)
+        check_private_memory(calls, self.in_common)
         for delivery in self._awaited(self.transport.collective(calls)):
             if self.watch == "hop":
                 yield RunEvent(call, delivery.hop, self.transport.seen(call.key, delivery))

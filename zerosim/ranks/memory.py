@@ -8,8 +8,7 @@ takes multiples of 512 bytes of CuPy's pool, and what is beyond its own is slack
 import math
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -24,12 +23,11 @@ from zerosim.shown import Plotted
 RESTING_KINDS = KINDS[:4]  # those that stay from one step to the next; the others live inside a step
 
 
-@guarded
-@dataclass(slots=True)
-class Holding:
+class Holding(weakref.ref[Any]):
     """One held array: the reference that notices its death, and what is known of it."""
 
-    reference: "weakref.ref[Any]"
+    __slots__ = "key", "kind", "name", "nbytes", "number", "slack_nbytes"
+    key: int
     kind: str
     name: str
     nbytes: int
@@ -80,11 +78,12 @@ class Memory(Plotted):
         """The breakdown at the instant of the total peak."""
         return {kind: nbytes for kind, nbytes in self._peak_by_kind.items() if nbytes}
 
-    def alloc(self, shape: int | tuple[int, ...], dtype: Any, kind: str, name: str = "", *,
-              like: Any = None) -> np.ndarray:
+    def alloc(self, shape: int | tuple[int, ...], dtype: Any, kind: str, name: str = "", *, like: Any = None,
+              room: np.ndarray | None = None) -> np.ndarray:
         """A new array of this shape and dtype, charged to ``kind``; uninitialized, in debug mode NaN.
 
-        On a rank whose arrays have no data, it has some if ``like`` has. Raises OutOfMemoryError when the capacity does
+        On a rank whose arrays have no data, it has some if ``like`` has. ``room`` is such an array of another rank, for
+        both to hold, if this one does not yet. Raises OutOfMemoryError when the capacity does
         not leave the bytes, and ValueError for an unknown kind, and for Python objects, whose bytes are elsewhere.
         """
         dtype = np.dtype(dtype)
@@ -97,7 +96,7 @@ class Memory(Plotted):
         nbytes = dtype.itemsize * math.prod(map(int, lengths))
         self._admit(nbytes, kind, name)
         kernels = self.kernels if like is None else self.kernels.serving(like)
-        array = kernels.empty(shape, dtype)
+        array = kernels.empty(shape, dtype) if room is None or self.kind_of(room) else room
         if self.debug:
             poison(array)
         self._enter(base_of(array), kind, name, nbytes, kernels.slack_nbytes(nbytes))
@@ -117,19 +116,18 @@ class Memory(Plotted):
 
         Raises ValueError when the memory does not hold it.
         """
-        base = base_of(array)
-        self._holding(array, "free")
+        holding = self._holding(array, "free")
         if self.debug and is_writable(array):
             poison(array)
-        self._leave(id(base))
+        self._leave(holding)
 
     def reclassify(self, array: np.ndarray, kind: str) -> None:
         """Moves a held array to another kind (a layer's input that is now kept for recomputation, say)."""
         checked_kind(kind)
         holding = self._holding(array, "reclassify")
-        self._move(holding, -1)
+        self._move(holding, -holding.nbytes)
         holding.kind = kind
-        self._move(holding, +1)
+        self._move(holding, holding.nbytes)
 
     def _holding(self, array: np.ndarray, asked: str) -> Holding:
         holding = self._holdings.get(id(base_of(array)))
@@ -173,21 +171,21 @@ class Memory(Plotted):
             )
 
     def _enter(self, base: np.ndarray, kind: str, name: str, nbytes: int, slack_nbytes: int) -> None:
-        key = id(base)
-        reference = weakref.ref(base, partial(self._leave, key))
         self._entered += 1
-        holding = self._holdings[key] = Holding(reference, kind, name, nbytes, slack_nbytes, self._entered)
+        holding = Holding(base, self._leave)
+        holding.key, holding.kind, holding.name, holding.number = id(base), kind, name, self._entered
+        holding.nbytes, holding.slack_nbytes = nbytes, slack_nbytes
+        self._holdings[holding.key] = holding
         self.slack_nbytes += slack_nbytes
-        self._move(holding, +1)
+        self._move(holding, nbytes)
 
-    def _leave(self, key: int, dead: object = None) -> None:
-        holding = self._holdings.pop(key, None)
-        if holding is not None:
+    def _leave(self, holding: Holding) -> None:
+        """Once: freed, or at its array's death."""
+        if self._holdings.pop(holding.key, None) is not None:
             self.slack_nbytes -= holding.slack_nbytes
-            self._move(holding, -1)
+            self._move(holding, -holding.nbytes)
 
-    def _move(self, holding: Holding, sign: int) -> None:
-        nbytes = sign * holding.nbytes
+    def _move(self, holding: Holding, nbytes: int) -> None:
         self._by_kind[holding.kind] += nbytes
         self.now_nbytes += nbytes
         self.trace.add(Held(holding.kind, holding.name, nbytes, holding.number))

@@ -74,7 +74,7 @@ class WatchedHub(Hub):
 
     def __init__(self, *args: Any, signal: int | None, traced: bool) -> None:
         super().__init__(*args)
-        self.signal, self.traced = signal, traced
+        self.signal, self.traced, self.in_common = signal, traced, None
         self.hides_results, self.checks_inputs = signal is not None, False
         self.running = 0  # the rank whose turn it is
         self.hidden: Array | None = None  # what is issued next has its result there

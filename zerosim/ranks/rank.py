@@ -9,14 +9,13 @@ Legend: n elements, N ranks of the group, chunk i = vector[splits[i]:splits[i + 
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from zerosim.numerics.arrays import checksum, copy_elements, is_array, may_share_memory, on_device, same_bytes
+from zerosim.numerics.arrays import checksum, copy_elements, is_array, may_share_memory, on_device, on_host, same_bytes
 from zerosim.numerics.checks import is_count
 from zerosim.numerics.kernels import NumpyKernels, do_nothing
 from zerosim.ranks.call import (
@@ -337,6 +336,18 @@ class Rank:
         found: Result = state.in_use().compute(state.index, partial(state.work_off, work), operations)
         return found
 
+    def alloc_in_common(self, length: int, dtype: Any, kind: str, name: str = "") -> Array:
+        """A new array (n,), charged to ``kind``, into which the group's next collectives put the same values on every
+        rank, and which is then only read. Ranks of one process may have it in common: a gather is one copy and not N.
+        """
+        memory, in_common = self._state.memory, self._state.in_use().in_common
+        asked = self.key, self._state.calls[self.key], length, dtype
+        room = None if in_common is None else in_common.get(asked)
+        found = memory.alloc(length, dtype, kind, name, room=room)
+        if in_common is not None and on_host(found):
+            in_common.setdefault(asked, found)
+        return found
+
     def barrier(self) -> None:
         """Returns when every rank of the group has called it."""
         x, out = np.empty(0, np.uint8), np.empty(0, np.uint8)
@@ -451,8 +462,8 @@ class Rank:
 
         It is compared beside shapes and dtypes, and never sent.
         """
-        handle = copy(self)
-        handle.agreement = text
+        handle = object.__new__(type(self))
+        handle.__dict__.update(self.__dict__, agreement=text)
         return handle
 
     def split(self, color: int | None, key: int = 0) -> "Rank | None":

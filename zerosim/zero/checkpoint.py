@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -56,8 +56,9 @@ from zerosim.zero.param_group import ParamGroup, elements_of
 from zerosim.zero.placements import Placement
 from zerosim.zero.update import Update
 
+T = TypeVar("T")
 FORMAT, VERSION, INDEX = "zerosim sharded checkpoint", 1, "index.json"
-SHARD = re.compile(r"shard-(\d{6,})-rank-\d+-of-\d+\.safetensors")
+SHARD = re.compile(r"shard-(\d{6,})-rank-(\d+)-of-\d+\.safetensors")
 LEFT = re.compile(rf"\.({SHARD.pattern}|{re.escape(INDEX)})\.\d+{re.escape(UNFINISHED)}")  # by a run that was killed
 MASTER, PARAMETER, OPTIMIZER, OF_RANK = "master", "parameter", "optimizer", "rank"
 # Of an index, as `misfit` has it.
@@ -114,6 +115,14 @@ class TrainingState:
     def values(self, resting: AnyArray) -> AnyArray:
         """The values of an array at rest: itself, or of one on disk a copy on the host."""
         return self.param_groups[0].store.saved(resting)
+
+    def beside(self, arrays: Iterable[AnyArray], work: Callable[[], T]) -> T:
+        """The result of work with these arrays at rest: beside other ranks' work, unless some rest off the device,
+        which takes memory of the rank's account."""
+        elements = [(array.size, self.param_groups[0].store.is_array(array)) for array in arrays]
+        if not all(on_device for _, on_device in elements):
+            return work()
+        return self.rank.compute(work, operations=sum(size for size, _ in elements))
 
     def all_settings(self, steps_taken: int) -> dict[str, str]:
         """In words, by name: what the bits of a training that goes on depend on, beside what is restored."""
@@ -247,10 +256,10 @@ def save(path: str | Path, training: TrainingState, progress: Any) -> None:
         except CheckpointError:
             with suppress(OSError):  # of an index that cannot be read, and may be the new one's
                 if rank.index == 0 and _named(folder) != this:  # on a full disk they would be in the way
-                    _remove_shards(folder, lambda number: number == this)
+                    _remove_shards(folder, lambda number, index: number == this)
             raise
-        if rank.index == 0:
-            _remove_shards(folder, lambda number: number != this)
+        mine = partial(_remove_shards, folder, lambda number, index: number != this and index % rank.size == rank.index)
+        all_or_none(rank, partial(training.beside, [one.array for one in owned(training)], mine))
 
 
 def path_of(path: Any) -> Path:
@@ -309,7 +318,7 @@ def _begin(folder: Path, until_saved: ExitStack) -> int:
     if index.exists() and FORMAT not in index.read_text(encoding="utf-8", errors="replace"):
         raise ValueError(f"{index} is of no zerosim checkpoint, and would be overwritten; name another folder")
     if (named := _named(folder)) is not None:  # without a whole index, nothing says which shards are whole
-        _remove_shards(folder, lambda number: number != named)
+        _remove_shards(folder, lambda number, index: number != named)
     return 1 + max((int(match[1]) for match in map(SHARD.fullmatch, _names(folder)) if match), default=0)
 
 
@@ -319,6 +328,10 @@ def _names(folder: Path) -> list[str]:
 
 def _write_shard(path: Path, training: TrainingState) -> None:
     own = list(owned(training))
+    training.beside((one.array for one in own), partial(_write, path, training, own))
+
+
+def _write(path: Path, training: TrainingState, own: Sequence[Resting]) -> None:
     about = {one.key: {"shape": one.shape, "start": one.start, "crc32": checksums(training.values(one.array))}
              for one in own}
     counts = asdict(training.counts) | {"rows": training.observer.rows}
@@ -362,11 +375,11 @@ def _sha256(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _remove_shards(folder: Path, which: Callable[[int], bool]) -> None:
-    """Removes the shards of checkpoints of these numbers, and what killed runs left."""
+def _remove_shards(folder: Path, which: Callable[[int, int], bool]) -> None:
+    """Removes the shards of checkpoints of these numbers and ranks, and what killed runs left."""
     for name in _names(folder):
         shard = SHARD.fullmatch(name)
-        if LEFT.fullmatch(name) or (shard and which(int(shard[1]))):
+        if LEFT.fullmatch(name) or (shard and which(int(shard[1]), int(shard[2]))):
             with suppress(OSError):  # the next save tries again
                 (folder / name).unlink()
 
@@ -588,15 +601,19 @@ def _read(training: TrainingState, sources: Sequence[Source], *, check_only: boo
     """Reads and checks the blocks of all sources, and puts them where they belong; returns how many bytes they are."""
     rank = training.rank
     most = max((min(source.tensor.nbytes, BLOCK_NBYTES) for source in sources), default=0)
-    buffer, nbytes = rank.memory.alloc(most, np.uint8, "workspace", "checkpoint", like=np.empty(0)), 0  # on the host
-    if check_only:
-        return rank.compute(lambda: sum(block.nbytes for block, _ in read_sources(sources, buffer)),
-                            operations=sum(source.high - source.low for source in sources))
-    for block, target in read_sources(sources, buffer):
-        nbytes += block.nbytes
-        with training.param_groups[0].store.writing(target) as room:
-            rank.kernels.cast_pack(block, room)
-    return nbytes
+    buffer = rank.memory.alloc(most, np.uint8, "workspace", "checkpoint", like=np.empty(0))  # on the host
+    store, cast_pack = training.param_groups[0].store, rank.kernels.cast_pack
+
+    def work() -> int:
+        nbytes = 0
+        for block, target in read_sources(sources, buffer):
+            nbytes += block.nbytes
+            if not check_only:
+                with store.writing(target) as room:
+                    cast_pack(block, room)
+        return nbytes
+
+    return training.beside((source.target for source in sources), work)
 
 
 def read_sources(sources: Iterable[Source], buffer: np.ndarray) -> Iterator[tuple[np.ndarray, AnyArray]]:

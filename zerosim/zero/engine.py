@@ -279,7 +279,9 @@ class Engine(Shown):
         self._unsharder.set_prefetch_order(range(len(units)))
         for index, unit in enumerate(units):
             if index in starts:
-                inputs[index] = self._keep_input(x)
+                if self.rank.memory.kind_of(x) == "activation":  # the batch itself stays charged as input
+                    self.rank.memory.reclassify(x, "checkpointed_input")
+                inputs[index] = x
             x, saved_here = self._forward_unit(ctx, unit, x, "forward")
             saved.append(None if starts else saved_here)
             del saved_here
@@ -309,12 +311,6 @@ class Engine(Shown):
         """The order in which backward asks for a segment's units: those that are run again first."""
         again = segment[:-1] if segment.start in tape.inputs else range(0)
         return [*again, *reversed(segment)]
-
-    def _keep_input(self, x: np.ndarray) -> np.ndarray:
-        """Keeps a unit's input for the second forward; the batch itself stays charged as input."""
-        if self.rank.memory.kind_of(x) == "activation":
-            self.rank.memory.reclassify(x, "checkpointed_input")
-        return x
 
     def _run_again(self, units: range, tape: Tape) -> np.ndarray:
         """Recomputes what ``units`` saved from the segment's input; returns the input of the segment's last unit."""

@@ -48,7 +48,8 @@ class Accumulator:
 
     def __init__(self, param_groups: Sequence[ParamGroup], reducers: Mapping[ParamGroup, "Reducer"]) -> None:
         self.param_groups, self.rank, self.reducers = param_groups, param_groups[0].rank, reducers
-        self._buffers: dict[str, dict[ParamGroup, np.ndarray]] = {}  # by unit: the vectors of which it was given views
+        # By unit: the vectors (u,) of its gradient, and the views of them by parameter that its backward was given.
+        self._buffers: dict[str, tuple[dict[ParamGroup, np.ndarray], dict[str, np.ndarray]]] = {}
         self._tied: dict[str, np.ndarray] = {}  # by parameter: what the units wrote that share it and do not own it
         self.is_last = False  # from the beginning of the step's last backward on, where that is known
         self._is_in_backward = False  # which stays so if it fails
@@ -74,10 +75,11 @@ class Accumulator:
     def grad_buffers(self, unit: Unit) -> dict[str, np.ndarray]:
         """The arrays into which a unit writes its gradients, by name: views of one vector (u,) per param group; for a
         tied weight of another unit new memory. A frozen parameter has a place too, which nobody reads."""
-        buffers = self._buffers[unit.name] = {group: self._grad_buffer(group, unit.name) for group in self.param_groups
-                                              if unit.name in group.layout.units}
+        buffers = {group: self._grad_buffer(group, unit.name) for group in self.param_groups
+                   if unit.name in group.layout.units}
         views = {name: view for group, gradient in buffers.items()
                  for name, view in group.layout.unit_views(unit.name, gradient).items()}
+        self._buffers[unit.name] = buffers, views.copy()
         for name in unit.tied_weights:
             group = self._group_of(name)
             views[name] = self.rank.memory.alloc(group.layout.by_name[name].shape, group.policy.compute_dtype,
@@ -100,15 +102,13 @@ class Accumulator:
         """
         if unit.name not in self._buffers:
             self.grad_buffers(unit)
-        buffers = self._buffers.pop(unit.name)
-        own = {name: view for group, buffer in buffers.items()
-               for name, view in group.layout.unit_views(unit.name, buffer).items()}
+        buffers, own = self._buffers.pop(unit.name)
         self._check(unit, gradients)
         for name, view in own.items():
             gradient = gradients[name]
             if gradient is None:
                 view[...] = 0
-            elif not is_same_memory(gradient, view):
+            elif gradient is not view and not is_same_memory(gradient, view):
                 self.rank.kernels.cast_pack(gradient, view)
         for group, buffer in buffers.items():
             if not group.frozen:
@@ -295,7 +295,7 @@ class Reducer:
         collected = sorted(self._collected, key=lambda one: one[0].start)
         self._collected = []
         self._wait()
-        bucket = Bucket(self.layout, tuple(span for span, _ in collected))
+        bucket = self.layout.bucket(*(span for span, _ in collected))
         want, target = self.placement, self.param_group.gradient
         if self.placement is PARTIAL:  # all addends of the step are here
             want = self.reduction.first_placement(self.param_group.stage.optimizer)

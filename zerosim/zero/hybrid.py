@@ -82,7 +82,7 @@ class HybridReduction(Reduction):
         own = [self.group.layout.owned(self.group.rank.index, span.start, span.stop) for span in bucket.ranges]
         own = [span for span in own if span.start < span.stop]
         if own:
-            self._under_way = self._start_across(sums, Bucket(self.layout, tuple(own)), agreement, async_op=True)
+            self._under_way = self._start_across(sums, self.layout.bucket(*own), agreement, async_op=True)
 
     def finish(self, sums: np.ndarray, agreement: str) -> None:
         """Leaves the sum over nodes in the shard (s,)."""

@@ -9,7 +9,7 @@ stretches of the vector, or a part of one, that move in one collective.
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import accumulate
 
@@ -32,10 +32,10 @@ class LayoutEntry:
     unit: str
     low: int
     shape: tuple[int, ...]
+    high: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def high(self) -> int:
-        return self.low + math.prod(self.shape)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "high", self.low + math.prod(self.shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +155,11 @@ class Layout(Shown):
 
         Raises ValueError for a range that is not inside one region, whose owners do not follow each other once.
         """
-        if (low, high) not in self._cuts:
-            bounds = self._region(low, high).bounds
-            self._cuts[low, high] = Integers(min(max(bound, low), high) - low for bound in bounds)
-        return self._cuts[low, high]
+        return self.bucket(slice(low, high)).cut
 
     def owned(self, rank: int, low: int, high: int) -> slice:
         """The place of the rank's part of [low, high), a range inside one region, in its shard."""
-        region, start = self._region(low, high), 0
+        region, start = self.region_of(low, high), 0
         for earlier in self.regions[:self.regions.index(region)]:
             start += earlier.bounds[rank + 1] - earlier.bounds[rank]
         first, last = region.bounds[rank], region.bounds[rank + 1]
@@ -207,9 +204,12 @@ class Layout(Shown):
             if start < stop:
                 yield entry, start, stop
 
+    def bucket(self, *ranges: slice) -> "Bucket":
+        """The bucket of these stretches; of the few that are asked for, step after step, the same one."""
+        return self._buckets.setdefault(tuple((span.start, span.stop) for span in ranges), Bucket(self, ranges))
+
     @cached_property
-    def _cuts(self) -> dict[tuple[int, int], Cut]:
-        """The cuts of stretches that were asked for: the same few, step after step."""
+    def _buckets(self) -> "dict[tuple[tuple[int, int], ...], Bucket]":
         return {}
 
     @cached_property
@@ -218,10 +218,11 @@ class Layout(Shown):
 
     def padding(self, low: int, high: int) -> slice:
         """The padding inside [low, high), a range that ends with its region or before its padding."""
-        valid_high = self._region(low, high).valid_high
+        valid_high = self.region_of(low, high).valid_high
         return slice(min(max(valid_high, low), high), high)
 
-    def _region(self, low: int, high: int) -> Region:
+    def region_of(self, low: int, high: int) -> Region:
+        """The region that the range is inside; ValueError where it crosses regions."""
         for region in self.regions:
             if region.low <= low <= high <= region.high:
                 return region
@@ -367,7 +368,8 @@ class Bucket:
     def cut(self) -> Cut:
         """The owners' boundaries inside the packed vector: N+1 of them."""
         if not self.is_packed:
-            return self.cuts[0]
+            low, high = self.ranges[0].start, self.ranges[0].stop
+            return Integers(min(max(at, low), high) - low for at in self.layout.region_of(low, high).bounds)
         counts = (sum(cut[c + 1] - cut[c] for cut in self.cuts) for c in range(self.layout.ranks))
         return Integers((0, *accumulate(counts)))
 
@@ -406,7 +408,7 @@ def _joined(pieces: Iterable[np.ndarray]) -> Parts:
 def buckets(layout: Layout, ranges: Iterable[slice], limit: int | None) -> list[Bucket]:
     """The stretches in buckets of at most ``limit`` elements, cut where one does not fit; None: a bucket for each."""
     if limit is None:
-        return [Bucket(layout, (span,)) for span in ranges]
+        return [layout.bucket(span) for span in ranges]
     found: list[Bucket] = []
     open_: list[slice] = []
     room = limit
@@ -417,6 +419,6 @@ def buckets(layout: Layout, ranges: Iterable[slice], limit: int | None) -> list[
             open_.append(slice(low, high))
             low, room = high, room - (high - low)
             if room == 0:
-                found.append(Bucket(layout, tuple(open_)))
+                found.append(layout.bucket(*open_))
                 open_, room = [], limit
-    return found + ([Bucket(layout, tuple(open_))] if open_ else [])
+    return found + ([layout.bucket(*open_)] if open_ else [])

@@ -75,6 +75,8 @@ class OffloadedReducer(Reducer):
 class CopyToDevice(UnitGather):
     """The gather of a unit whose parameters are whole on the host or on disk: a copy."""
 
+    in_common = False
+
     def __init__(self, store: OffloadStore) -> None:
         self.store = store
 

@@ -36,7 +36,10 @@ class UnshardedUnit:
 
 
 class UnitGather:
-    """The all-gathers of one unit's parameters of one param group, a bucket each."""
+    """The all-gathers of one unit's parameters of one param group, a bucket each. Where other ranks write the same at
+    the same time, and nobody but collectives writes it, ranks may have it ``in_common``."""
+
+    in_common = True
 
     def start(self, group: ParamGroup, name: str, whole: np.ndarray, *, async_op: bool) -> Iterator[Move]:
         """Begins to gather one unit (u,)."""
@@ -97,9 +100,10 @@ class Unsharder:
                 wholes[name] = self._unshard(name, users=not in_pass)
             if in_pass:
                 self._prefetch(unit.name)
-            views: dict[str, np.ndarray] = {}
-            for name, whole in wholes.items():
-                views |= self._views(name, whole)
+            views = {of: view for name, whole in wholes.items() for group, vector in whole.items()
+                     for of, view in group.layout.unit_views(name, vector).items()}
+            for view in views.values():
+                view.flags.writeable = False  # a write would be lost where weights are gathered, and drift elsewhere
             yield {name: views[name] for name in (*unit.shapes, *unit.tied_weights)}
         finally:
             self.open_blocks -= not in_pass
@@ -130,14 +134,6 @@ class Unsharder:
             if self.gather is not None:
                 self.gather.weights_change()
 
-    def _views(self, name: str, whole: dict[ParamGroup, np.ndarray]) -> Weights:
-        views = {}
-        for group, vector in whole.items():
-            views.update(group.layout.unit_views(name, vector))
-        for view in views.values():
-            view.flags.writeable = False  # a write would be lost where weights are gathered, and drift elsewhere
-        return views
-
     def _groups_of(self, name: str) -> list[tuple[ParamGroup, slice]]:
         """The param groups that have parameters of a unit, and where in their vectors."""
         return [(group, group.layout.units[name]) for group in self.param_groups if name in group.layout.units]
@@ -153,7 +149,8 @@ class Unsharder:
     def _start_unshard(self, gather: UnitGather, name: str, *, async_op: bool) -> UnshardedUnit:
         unsharded = self._unsharded[name] = UnshardedUnit({})
         for group, span in self._groups_of(name):
-            whole = self.rank.memory.alloc(span.stop - span.start, group.parameter.dtype, "gathered_parameter", name)
+            alloc = group.rank.alloc_in_common if gather.in_common and not async_op else self.rank.memory.alloc
+            whole = alloc(span.stop - span.start, group.parameter.dtype, "gathered_parameter", name)
             unsharded.whole[group] = whole
             unsharded.all_gathers += gather.start(group, name, whole, async_op=async_op)
         return unsharded

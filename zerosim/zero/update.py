@@ -202,8 +202,7 @@ class Update:
 
 def _overflowed(groups: Sequence[ParamGroup]) -> bool:
     """True on every rank when any rank saw inf or NaN in what it updates."""
-    _note_reading(groups)
-    mine = not all(groups[0].rank.kernels.all_finite(x) for gradient in _own_gradients(groups)
+    mine = not all(groups[0].rank.kernels.all_finite(x) for gradient in _read_gradients(groups)
                    for x in groups[0].store.read_stretches(gradient))
     return bool(groups[0].all_gather_scalars(np.array([mine], np.uint8)).any())
 
@@ -211,7 +210,7 @@ def _overflowed(groups: Sequence[ParamGroup]) -> bool:
 def _gradient_norm(groups: Sequence[ParamGroup], squares: Squares) -> float:
     """The global norm of the mean gradient: every element of every parameter of the groups counted once."""
     mine = []
-    _note_reading(groups)
+    _read_gradients(groups)
     for owner in _owners(groups[0]):
         total: float = 0  # plain additions: from CPython 3.12 on sum() compensates, which gives other bits
         for group in groups:
@@ -232,14 +231,11 @@ def _sum_of_squares(group: ParamGroup, gradient: np.ndarray, squares: Squares) -
     return total
 
 
-def _own_gradients(groups: Sequence[ParamGroup]) -> list[np.ndarray]:
-    """The sums of gradients that this rank updates with, without padding."""
-    return [group.gradient_sum(piece) for group in groups for piece in group.regions_held(group.stage.optimizer)]
-
-
-def _note_reading(groups: Sequence[ParamGroup]) -> None:
-    """Notes that each of these sums is read once."""
-    groups[0].store.note("gradient", sum(gradient.nbytes for gradient in _own_gradients(groups)))
+def _read_gradients(groups: Sequence[ParamGroup]) -> list[np.ndarray]:
+    """The sums of gradients that this rank updates with, without padding; notes that each is read once."""
+    own = [group.gradient_sum(piece) for group in groups for piece in group.regions_held(group.stage.optimizer)]
+    groups[0].store.note("gradient", sum(gradient.nbytes for gradient in own))
+    return own
 
 
 def _owners(group: ParamGroup) -> Sequence[int]:

@@ -65,6 +65,8 @@ def clear_padding_of(rank: Rank, bucket: Bucket, vector: np.ndarray, owners: Seq
 class ZeroPlusPlusGather(UnitGather):
     """The gathers of hpZ and qwZ: across nodes once after each update, then inside."""
 
+    in_common = False
+
     def __init__(self, rank: Rank, mesh: Mesh, asked: ZeroPlusPlus) -> None:
         self.mesh, self.asked, self.inside = mesh, asked, mesh.inside(rank)
         self._secondary: dict[tuple[ParamGroup, str], np.ndarray] = {}
