@@ -15,7 +15,7 @@ def explore(
     ranks: Annotated[str, typer.Option(metavar="NUMBERS", help="Only these numbers of ranks, with commas between."
                                        )] = "1,2,3,4,8",
 ) -> None:
-    """One page to play with: a training step under every setting, recorded from runs in some two minutes."""
+    """One page to play with: a training step under every setting, recorded from runs in a minute or two."""
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from zerosim.course.explore import save_page
