@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "course": {"numerics", "ranks", "models", "optim", "options", "zero", "planning", "connect", "testing",
                "display", "shown"},
     "__init__": {"numerics", "ranks", "models", "optim", "options", "zero", "planning", "frameworks", "connect",
-                 "backends", "course", "testing", "oracle"},
+                 "backends", "course", "testing", "oracle", "display"},
     "doctor": {"numerics", "ranks", "connect", "display", "shown", "__init__"},
     "cli": {"numerics", "ranks", "models", "optim", "zero", "planning", "frameworks", "connect", "display", "course",
             "doctor", "oracle", "__init__"},

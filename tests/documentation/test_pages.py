@@ -77,15 +77,16 @@ def test_a_notebooks_page_has_its_words_its_code_its_output_and_its_picture(site
     assert {f"notebooks/{name}" for _, name in drawn} <= pages.drawn().keys()
 
 
-def test_every_figure_is_in_the_gallery_and_the_first_screen_shows_memory_and_a_ring_light_and_dark(site):
+def test_every_figure_is_in_the_gallery_and_the_first_screen_shows_memory_and_the_page_that_moves(site):
     committed = {path.stem for path in (ROOT / "figures").glob("*.svg") if not path.stem.endswith("-dark")}
     gallery = site["figures/index.md"].text
     assert committed >= figures.FIGURES.keys()
     for name in committed:
         assert f"]({name}.svg#only-light)" in gallery
         assert f"]({name}-dark.svg#only-dark)" in gallery
-    for name in ("memory.svg", "memory-dark.svg", "ring.gif", "ring-dark.gif"):
+    for name in ("memory.svg", "memory-dark.svg"):
         assert f"](figures/{name}#only-" in site["index.md"].text
+    assert '<iframe class="explore" src="assets/explore.html"' in site["index.md"].text
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -54,7 +54,7 @@ class Animation:
         images = "\n".join(image_html(frame.svg().encode(), "svg+xml", frame.description, style="")
                            for frame in self.frames)
         tools = TOOLS.format(last=len(self.frames) - 1, milliseconds=round(1000 * self.seconds))
-        return page_html(self.title, "animation", f"{tools}{images}\n", {
+        return page_html(self.title, "animation.css", ["animation.js"], f"{tools}{images}\n", {
             "page": self.style.background, "ink": self.style.ink, "muted": self.style.muted})
 
     def save(self, path: Path | str) -> Path:

@@ -53,13 +53,13 @@ def as_html(view: View) -> str:
     return f'{STYLE}<div class="zs">{title}{body}</div>'
 
 
-def page_html(title: str, name: str, body: str, colors: Mapping[str, str] = MappingProxyType({})) -> str:
-    """A whole page: its title above the body, and the style and script of this name, which stand beside this module.
+def page_html(title: str, style: str, scripts: Sequence[str], body: str,
+              colors: Mapping[str, str] = MappingProxyType({})) -> str:
+    """A whole page: its title above the body, and the style and scripts of these names, which stand beside this module.
 
     It forbids its browser to ask for anything. ``colors`` are custom properties for the style, as the ink.
     """
-    css, script = (files("zerosim.display").joinpath(f"{name}.{kind}").read_text(encoding="utf-8")
-                   for kind in ("css", "js"))
+    css, script = shipped(style), "\n".join(map(shipped, scripts))
     root, title = ";".join(f"--{name}:{color}" for name, color in colors.items()), escape(title)
     root = root and f' style="{root}"'
     return (f'<!doctype html>\n<html lang="en"{root}>\n<head>\n<meta charset="utf-8">\n'
@@ -67,6 +67,11 @@ def page_html(title: str, name: str, body: str, colors: Mapping[str, str] = Mapp
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f"<title>{title}</title>\n<style>\n{css}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>\n{body}"
             f"</main>\n<script>\n{script}</script>\n</body>\n</html>\n")
+
+
+def shipped(name: str) -> str:
+    """The text of a file that stands beside this module."""
+    return files("zerosim.display").joinpath(name).read_text(encoding="utf-8")
 
 
 def part_html(part: Part) -> str:
