@@ -1,5 +1,7 @@
 """The course's page that moves: every setting of `explored_runs`, the questions that it answers, and where it is saved."""
 
+import json
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,15 @@ from zerosim.course.explored_runs import (
     chunks_of,
     settings,
 )
+from zerosim.course.tiny_steps import page_data
 from zerosim.display.explored import explored_html, machine_words
 from zerosim.models.llama import Llama
 from zerosim.numerics.files import write_or_refuse
 from zerosim.zero.placements import STAGES
 
 TITLE = "One training step, on every rank"
+TINY = ('<details id="tiny"><summary>ZeRO in one file, line by line: 260 lines of NumPy, what each rank sees at every line, and '
+        "what it keeps. Four weights, two ranks.</summary></details>")
 LEGEND = "Ψ is the number of parameters, padding included; N ranks, R of a node, M nodes; k micro-batches."
 
 
@@ -74,8 +79,9 @@ def page_of(chunks: Sequence[Chunk]) -> str:
             "tokens on each rank and micro-batch) is trained for one step under Adam, and everything that its ranks "
             "compute, send and hold was recorded: choose a setting, press play, click on what you want to know. "
             "Every number is from a run.</p>")
-    return explored_html(TITLE, {chunk.name: chunk.deflated for chunk in chunks}, machine_words(Setting().machine), lead=lead,
-                         axes=axes(), questions=QUESTIONS, legend=LEGEND)
+    found = {chunk.name: chunk.deflated for chunk in chunks} | {"tiny": zlib.compress(json.dumps(page_data(), separators=(",", ":")).encode(), 9)}
+    return explored_html(TITLE, found, machine_words(Setting().machine), lead=lead,
+                         after=TINY, axes=axes(), questions=QUESTIONS, legend=LEGEND)
 
 
 def save_page(path: str | Path, done: Callable[[int], object] | None = None,
