@@ -1,5 +1,7 @@
 """The course's page that moves: every setting of `explored_runs`, and the questions that it answers."""
 
+import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,15 @@ from zerosim.course.explored_runs import (
     StepSetting,
     chunks_of,
 )
+from zerosim.course.tiny_steps import page_data
 from zerosim.display.explored import explored_html, machine_words
 from zerosim.models.llama import Llama
 from zerosim.numerics.files import write_or_refuse
 from zerosim.zero.placements import STAGES
 
 TITLE = "One training step, on every rank"
+TINY = ('<details id="tiny"><summary>ZeRO in one file, line by line: 260 lines of NumPy, what each rank sees at every '
+        "line, and what it keeps. Four weights, two ranks.</summary></details>")
 LEGEND = "Ψ is the number of parameters, padding included; N ranks, R of a node, M nodes; k micro-batches."
 
 
@@ -77,9 +82,11 @@ def page_of(chunks: Sequence[RunChunk]) -> str:
             "tokens on each rank and micro-batch) is trained for one step under Adam, and everything that its ranks "
             "compute, send and hold was recorded: choose a setting, press play, click on what you want to know. "
             "Every number is from a run.</p>")
+    tiny = zlib.compress(json.dumps(page_data(), separators=(",", ":")).encode(), 9)
+    found = {chunk.name: chunk.deflated for chunk in chunks} | {"tiny": tiny}
     numbers, machine = sorted({chunk.ranks for chunk in chunks}), machine_words(StepSetting().machine)
-    return explored_html(TITLE, {chunk.name: chunk.deflated for chunk in chunks}, machine, lead=lead,
-                         axes=axes(numbers), questions=QUESTIONS if 4 in numbers else (), legend=LEGEND)
+    return explored_html(TITLE, found, machine, lead=lead, after=TINY, axes=axes(numbers),
+                         questions=QUESTIONS if 4 in numbers else (), legend=LEGEND)
 
 
 def save_page(path: str | Path, some: Sequence[StepSetting],

@@ -16,7 +16,7 @@ from zerosim.display.render_html import page_html, shipped
 from zerosim.display.style import ARITHMETIC, KIND_COLORS, LIGHT_GREEN, PHASE_COLORS, PURPOSE_COLORS, RANK_COLORS
 from zerosim.planning.hardware import Machine
 
-SCRIPTS = ("data", "answers", "state", "timeline", "memory", "ring", "numbers", "formulas", "page")
+SCRIPTS = ("data", "answers", "state", "timeline", "memory", "ring", "numbers", "formulas", "page", "tiny")
 
 
 def explored_html(title: str, chunks: Mapping[str, bytes], machine: str, *, lead: str, after: str = "",

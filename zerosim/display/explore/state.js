@@ -37,6 +37,7 @@ function addressOf() {
   if (state.rank) entries.push(["rank", state.rank]);
   if (state.pick) entries.push(["pick", [state.pick.what, state.pick.rank, state.pick.place ?? 0, ...(state.pick.side === "b" ? ["b"] : [])].join("-")]);
   if (state.theme) entries.push(["theme", state.theme]);
+  if (state.line) entries.push(["line", state.line]);
   return `#${entries.map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&")}`;
 }
 
@@ -50,6 +51,7 @@ function readAddress() {
   state.clock = Math.max(0, Number(found.get("t") ?? 0) * 1000 || 0);
   state.rank = Number(found.get("rank") ?? 0) || 0;
   state.theme = found.get("theme") ?? "";
+  state.line = found.get("line") ?? "";
   const [what, rank, place, side] = (found.get("pick") ?? "").split("-");
   state.pick = what ? { what, rank: Number(rank), place: Number(place), side: side ?? "a" } : null;
 }
