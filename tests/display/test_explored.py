@@ -9,7 +9,7 @@ import pytest
 import zerosim as zs
 from tests.display.browser import Tab, dom_of, needs_browser, open_tab
 from tests.support import ask, assert_command_refuses
-from zerosim.course import explore, explored_runs
+from zerosim.course import explore, explored_runs, tiny_steps
 from zerosim.display import report, run_data
 from zerosim.planning import timeline
 
@@ -132,6 +132,34 @@ def test_keys_alone_step_ask_compare_and_every_state_has_its_address(tab):
     press(tab, " ", "Escape", "c")
     tab.evaluate("show()")
     assert tab.evaluate("[state.playing, state.pick, state.compare]") == [False, None, False]
+
+
+@needs_browser
+def test_the_one_file_is_walked_line_by_line_with_keys_of_its_own_and_an_address(tab):
+    shown(tab, SOME[0])
+    tab.evaluate("""(async () => { document.getElementById("tiny").open = true;
+        while (!document.querySelector(".tiny output")?.textContent) await new Promise((next) => setTimeout(next, 5));
+        })()""")
+    lines = tiny_steps.page_data()["runs"]["ZeRO3"]["lines"]
+    for key, row in (("ArrowRight", 1), ("m", next(i for i, (rank, *_) in enumerate(lines) if rank == 1))):
+        tab.evaluate(f"document.querySelector('.tiny').dispatchEvent(new KeyboardEvent('keydown', "
+                     f"{{key: {key!r}, bubbles: true}}))")
+        rank, number, _, function, values = lines[row]
+        seen = tab.evaluate("""[document.querySelector(".sees h4").textContent,
+            document.querySelector(".source .now").textContent,
+            [...document.querySelectorAll(".sees table")][0].textContent, addressOf(), state.clock]""")
+        assert seen[0] == f"Rank {rank} is about to run line {number}, in {function}"
+        assert seen[1] == tiny_steps.page_data()["source"][number - 1]
+        assert all(name + value in seen[2] for name, value in values.items())
+        assert seen[3].endswith(f"&line=ZeRO3.{row}")
+        assert seen[4] == 0  # the page's own clock stood still
+    tab.evaluate("document.querySelector('.tiny select').value = 'DDP'; "
+                 "document.querySelector('.tiny select').dispatchEvent(new Event('change')); "
+                 "document.querySelector('.tiny input').value = 9999; "
+                 "document.querySelector('.tiny input').dispatchEvent(new Event('input'))")
+    kept = tab.evaluate("document.querySelector('.sees').textContent")
+    _, trainers = tiny_steps.recorded(tiny_steps.STAGES[0])
+    assert all(tiny_steps.text_of(p.master) in kept for one in trainers for p in one.parameters)
 
 
 @needs_browser
