@@ -62,7 +62,6 @@ figures: $(CORE)  ## draw the figures anew, into figures/, and the museum's, int
 	$(BIN)/zerosim figures --dark
 	$(BIN)/zerosim figures --format gif
 	$(BIN)/zerosim figures --format gif --dark
-	$(BIN)/zerosim figures --format html
 	$(BIN)/python docs/museum_page.py
 
 notebooks: $(DEV)  ## execute the notebooks anew, each beside its text

@@ -67,7 +67,7 @@ def axes(numbers: Sequence[int] = RANKS) -> list[dict[str, Any]]:
 
 QUESTIONS = (
     ("Why does ZeRO-3 send 1.5 times as much?", "#n=4&stage=2&b.stage=3&t=60"),
-    ("When is memory fullest, and of what?", "#n=4&stage=0&t=12&pick=array-0-3"),
+    ("When is memory fullest, and of what?", "#n=4&stage=0&t=7.665&pick=array-0-3"),
     ("What does prefetch hide?", "#n=4&stage=3&overlap=1&b.stage=3&b.prefetch=1&t=14"),
     ("Why is rank 1 waiting?", "#n=4&stage=3&slow=1&t=17&rank=1&pick=wait-1-3"),
     ("What does recomputation save, and cost?", "#n=4&stage=3&b.stage=3&b.recompute=1&t=26"),
@@ -81,7 +81,8 @@ def page_of(chunks: Sequence[RunChunk]) -> str:
     lead = (f"<p>A small Llama ({Llama(MODEL).parameter_count:,} parameters; {SEQUENCES} sequences of {MODEL.context} "
             "tokens on each rank and micro-batch) is trained for one step under Adam, and everything that its ranks "
             "compute, send and hold was recorded: choose a setting, press play, click on what you want to know. "
-            "Every number is from a run.</p>")
+            "Bytes are counted in a run; times are its replay on a made-up machine, on which a small model's "
+            "arithmetic and messages take about as long as each other.</p>")
     tiny = zlib.compress(json.dumps(page_data(), separators=(",", ":")).encode(), 9)
     found = {chunk.name: chunk.deflated for chunk in chunks} | {"tiny": tiny}
     numbers, machine = sorted({chunk.ranks for chunk in chunks}), machine_words(StepSetting().machine)
@@ -89,10 +90,13 @@ def page_of(chunks: Sequence[RunChunk]) -> str:
                          questions=QUESTIONS if 4 in numbers else (), legend=LEGEND)
 
 
-def save_page(path: str | Path, some: Sequence[StepSetting],
-              done: Callable[[int], object] | None = None) -> Path:
+def save_page(path: str | Path, some: Sequence[StepSetting], done: Callable[[int], object] = lambda runs: None) -> Path:
     """Records the settings and writes the page; ``done`` is called with the number of runs of each part that is ready.
 
     Raises ValueError for a path that cannot be written.
     """
-    return write_or_refuse(Path(path), page_of(chunks_of(some, done)).encode(), "write the page")
+    chunks = []
+    for chunk in chunks_of(some):
+        chunks.append(chunk)
+        done(chunk.runs)
+    return write_or_refuse(Path(path), page_of(chunks).encode(), "write the page")

@@ -4,7 +4,7 @@ For each setting the step is taken twice. A Llama of two blocks shows what is co
 a made-up machine. The worked example's four weights show the numbers, with a look at every rank after each part of the
 step. Beside both stand the closed forms of what is held and sent.
 
-Legend: N ranks, k micro-batches, Ψ parameters, P their number with padding.
+Legend: N ranks, k micro-batches, Ψ parameters, padding included.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby, product
@@ -102,7 +102,7 @@ class StepSetting:
 
 
 def settings() -> list[StepSetting]:
-    """All that the page offers: whatever the engine takes. Units are gathered ahead where they are gathered at all."""
+    """All that the page offers; nodes are for four ranks, and units are gathered ahead where they are at all."""
     places = [(n, nodes) for n in RANKS for nodes in ((ONE_NODE, TWO_NODES, MESH) if n == 4 else (ONE_NODE,))]
     both = (False, True)
     ahead = {stage: both if states.parameters_sharded else (False,) for stage, states in closed_forms.STAGES.items()}
@@ -338,26 +338,14 @@ def chunk_of(some: Sequence[StepSetting]) -> RunChunk:
     return RunChunk(f"{some[0].n} {some[0].nodes}", len(runs), zlib.compress(text.encode(), 9))
 
 
-def chunks_of(some: Iterable[StepSetting], done: Callable[[int], object] | None = None,
-              processes: int | None = None) -> list[RunChunk]:
-    """The chunks of these settings, in their order, made by as many processes as there are cores; ``done`` is called
-    with the number of runs of each as it comes."""
-    groups = [list(group) for _, group in groupby(some, attrgetter("n", "nodes"))]
-    largest_first = sorted(groups, key=lambda group: -len(group) * group[0].n)
-    workers = min(processes or os.cpu_count() or 1, len(groups))
+def chunks_of(some: Iterable[StepSetting]) -> Iterator[RunChunk]:
+    """The chunks of these settings, the largest first, made by as many processes as there are cores."""
+    groups = sorted((list(group) for _, group in groupby(some, attrgetter("n", "nodes"))),
+                    key=lambda group: -len(group) * group[0].n)
+    workers = min(os.cpu_count() or 1, len(groups))
     if workers == 1:
-        found = map(chunk_of, largest_first)
-        return _in_order(groups, found, done)
+        yield from map(chunk_of, groups)
+        return
     # Processes of their own, not forks: a caller may have threads, such as one that shows how far this is.
     with ProcessPoolExecutor(workers, get_context("spawn")) as executor:
-        return _in_order(groups, executor.map(chunk_of, largest_first), done)
-
-
-def _in_order(groups: Sequence[Sequence[StepSetting]], found: Iterable[RunChunk],
-              done: Callable[[int], object] | None) -> list[RunChunk]:
-    by_name = {}
-    for chunk in found:
-        by_name[chunk.name] = chunk
-        if done is not None:
-            done(chunk.runs)
-    return [by_name[f"{group[0].n} {group[0].nodes}"] for group in groups]
+        yield from executor.map(chunk_of, groups)

@@ -37,7 +37,7 @@ def text_of(value: Any) -> str:
 
 
 @dataclass
-class Recording:
+class LineRecording:
     """What one step of a stage did. ``lines`` has a row for each line that a rank came to: rank, number of the line,
     depth of calls, the function's name, and its values by name; ``states`` has, by the row before which it was so, what
     every rank keeps, what lies in its inbox and what it has sent so far."""
@@ -77,9 +77,9 @@ def calls_of(frame: FrameType | None) -> list[FrameType]:
     return []
 
 
-def recorded(stage: type[tiny.DDP]) -> tuple[Recording, list[tiny.DDP]]:
+def recorded(stage: type[tiny.DDP]) -> tuple[LineRecording, list[tiny.DDP]]:
     """One step of two ranks under a stage, and their trainers at its end."""
-    recording = Recording()
+    recording = LineRecording()
     model = [np.array(matrix, np.float32) for matrix in MODEL]
     data = [[[(np.array(x), np.array(target))] for x, target in DATA]]
     before = sys.gettrace()
@@ -93,7 +93,7 @@ def recorded(stage: type[tiny.DDP]) -> tuple[Recording, list[tiny.DDP]]:
 
 
 def page_data() -> dict[str, Any]:
-    """The file's lines, and the recording of every stage: values that a function has seen before are left out."""
+    """The file's lines, and the recording of every stage."""
     runs = {}
     for stage in STAGES:
         recording, _ = recorded(stage)

@@ -40,8 +40,11 @@ def explored_html(title: str, chunks: Mapping[str, bytes], machine: str, *, lead
 
 def machine_words(machine: Machine) -> str:
     """What a run was replayed on."""
-    device, link = machine.device, machine.network.inside
+    device, network = machine.device, machine.network
+    links = [(f"links {network.inside.name}", network.inside)]
+    links += [(f"between nodes {network.between.name}", network.between)] if network.between else []
     rate = machine.peak_flops_per_second * machine.efficiency / 1e12
     return (f"devices {device.name} ({rate:g} TFLOP/s in {machine.format}, memory at "
-            f"{device.memory_bytes_per_second / 1e9:g} GB/s), links {link.name} "
-            f"({link.bytes_per_second / 1e9:g} GB/s, {link.latency_seconds * 1e6:g} µs)")
+            f"{device.memory_bytes_per_second / 1e9:g} GB/s), " + ", ".join(
+                f"{words} ({link.bytes_per_second / 1e9:g} GB/s, {link.latency_seconds * 1e6:g} µs)"
+                for words, link in links))

@@ -88,7 +88,8 @@ def explore(cluster: Any, *, device: str | None = None, link: str | None = None,
         recording = recording.inside(span)
     machine = machine_of(recording.ranks, device, link, compute=compute, efficiency=efficiency, nodes=nodes,
                          between=between, hardware=hardware)
-    return ExploredRun(page(report_data(recording, machine, "the last run")), cluster_view(cluster))
+    title = f"the last run, {span}" if span else "the last run"
+    return ExploredRun(page(report_data(recording, machine, title)), cluster_view(cluster))
 
 
 # -- the report as data ------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ const KIND_MEANS = {
   parameter: "the weights in the compute format, as they rest between two steps",
   gradient: "gradients, as they rest until the update",
   master: "the fp32 copy of the weights, to which the update is added",
-  optimizer_state: "Adam's moments, which only the update reads",
+  optimizer_state: "the optimizer's state, as Adam's moments; only the update reads it",
   gathered_parameter: "whole weights of one unit, gathered from all ranks for as long as it computes",
   secondary_parameter: "a second shard of the weights, kept inside the node",
   unit_gradient: "the gradient of one unit, whole, before it is reduced",

@@ -192,10 +192,11 @@ function hopsOf(call) {
 // Whose addends each member has of each chunk at a time: a mask for each, by member and chunk.
 function boardOf(call, clock) {
   const members = call.group.length;
-  const own = call.operation === "all_gather";
+  const begins = { all_gather: (member, chunk) => chunk === member, broadcast: () => false }[call.operation] ?? (() => true);
   const board = Array.from({ length: members }, (_, member) => Array.from({ length: members }, (_, chunk) =>
-    (own && chunk !== member ? 0 : 1 << member)));
+    (begins(member, chunk) ? 1 << member : 0)));
   for (const hop of hopsOf(call)) {
+    if (hop.start <= clock) hop.chunks.forEach((chunk, at) => { board[hop.source][chunk] |= hop.addends[at]; });
     if (hop.end <= clock) hop.chunks.forEach((chunk, at) => { board[hop.destination][chunk] |= hop.addends[at]; });
   }
   return board;

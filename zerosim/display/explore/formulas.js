@@ -73,7 +73,8 @@ function whySent(run, rows) {
   const forward = of("parameters", "all_gather", (call) => call.span.startsWith("forward"));
   const backward = of("parameters", "all_gather", (call) => call.span.startsWith("backward"));
   const after = of("parameters", "all_gather", (call) => !call.span.startsWith("forward") && !call.span.startsWith("backward"));
-  if (forward || backward) said.push("Parameters are gathered for forward, and once more for backward: with the gradients' reduce-scatter three, where DDP sends two.");
+  const times = (kind) => parseInt(rows.find((row) => row.what === "sent" && row.kind === kind)?.form, 10) || 0;
+  if (forward || backward) said.push(`Parameters are gathered for every forward, and again for every backward: with the gradients' reduce-scatters ${times("parameters") + times("gradients")}, where DDP sends two.`);
   if (run.calls.some((call) => call.group.length < run.ranks.length)) said.push("The mesh gathers and scatters inside a node, and sums shards across the nodes.");
   if (after) said.push("The updated parameters are gathered once, after the update.");
   return said.join(" ");

@@ -203,7 +203,8 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const typing = event.target.matches("input, select, summary") || (event.key === " " && event.target.matches("button, a"));
   if (typing && !(event.target === range && event.key === " ")) return;
-  const name = event.shiftKey && event.key.startsWith("Arrow") ? { ArrowLeft: "message-back", ArrowRight: "message-on" }[event.key] : KEYS[event.key];
+  const name = event.shiftKey && event.key.startsWith("Arrow") ? { ArrowLeft: "message-back", ArrowRight: "message-on" }[event.key]
+    : KEYS[event.key] ?? KEYS[event.key.toLowerCase()];
   if (!name) return;
   event.preventDefault();
   ACTIONS[name]();

@@ -147,7 +147,8 @@ class Ring {
     const groups = calls.length > 1 ? `; ${calls.length} groups at once` : "";
     this.said.textContent = `${hyphened(call.operation)}${call.unit ? ` of ${call.unit}` : ""}${groups}`;
     const where = done === hops.length ? "It is done." : step ? `Step ${step} of ${call.steps.length}.`
-      : state.clock < Math.min(...call.parts.map((part) => part.begun)) ? "It has not begun." : "It waits until all ranks have come.";
+      : state.clock < Math.min(...call.parts.map((part) => part.begun)) ? "It has not begun."
+      : done ? `${done} of ${hops.length} messages have come; the next waits for a rank.` : "It waits for a rank.";
     const adds = call.operation === "all_gather" ? "Each rank sends on the shards that it has: copies, no sums."
       : "Each rank adds its own to what comes, and sends it on; a bold frame has all addends.";
     this.words.textContent = `${where} ${call.operation === "all_gather" || call.operation.includes("reduce") ? adds : ""} For ${PURPOSE_MEANS[call.purpose] ?? call.purpose}, ${bytes(call.nbytes)} in ${call.group.length} chunks.`;

@@ -1,4 +1,4 @@
-// The state of the page, all of which stands in its address: the settings of each side, the clock, the rank that is looked
+// The state of the page, all of which but zoom and speed stands in its address: the settings of each side, the clock, the rank that is looked
 // at, and what was picked. Views draw what it says and change nothing but it.
 
 const SIDES = ["a", "b"];
