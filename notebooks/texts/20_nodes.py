@@ -252,7 +252,7 @@ zs.draw.table(columns, rows, f"Bytes of a rank; what leaves a node in a step, in
 # Question 2: **nothing but gradients has to cross**, if every node has all states: 16P/R bytes of P parameters on each
 # rank in place of 16P/N. hpZ pays 2P/R to keep the second gather inside. In Ψ a node sends $3(N-1)/N$ by ZeRO-3,
 # $2(M-1)/M$ by hybrid sharding, and $\frac{17}{32}(N-1)/N + \frac{9}{32}(M-1)/M$ by all of ZeRO++, whose numbers have 8
-# or 4 bits of 16, and half a bit of a scale: **less than a quarter of ZeRO-3's**.
+# or 4 bits of 16, and half a bit of a scale: **here less than a quarter of ZeRO-3's**.
 #
 # hpZ has ZeRO-3's bits. Hybrid sharding adds in another order, the others round more: what that costs is a question of
 # the model, and this one hardly notices. Who sends what to whom:

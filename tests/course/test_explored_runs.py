@@ -71,6 +71,7 @@ def test_the_page_offers_every_stage_on_every_number_of_ranks_in_either_format_a
     assert {one.stage for one in offered if one.prefetch} == {3}
 
 
-def test_a_chunk_holds_the_runs_of_one_number_of_ranks_and_the_largest_is_begun_first():
+def test_a_chunk_holds_the_runs_of_one_stage_on_one_number_of_ranks_and_the_largest_is_begun_first():
     some = [StepSetting(1, stage=0), StepSetting(2, stage=0), StepSetting(2, stage=1)]
-    assert [(chunk.name, chunk.runs) for chunk in explored_runs.chunks_of(some)] == [("2 one", 2), ("1 one", 1)]
+    assert [(chunk.name, chunk.runs) for chunk in explored_runs.chunks_of(some)] == [
+        ("2 one 0", 1), ("2 one 1", 1), ("1 one 0", 1)]

@@ -151,7 +151,7 @@ def test_the_one_file_is_walked_line_by_line_with_keys_of_its_own_and_an_address
         assert seen[0] == f"Rank {rank} is about to run line {number}, in {function}"
         assert seen[1] == tiny_steps.page_data()["source"][number - 1]
         assert all(name + value in seen[2] for name, value in values.items())
-        assert seen[3].endswith(f"&line=ZeRO3.{row}")
+        assert seen[3].endswith(f"&line=ZeRO3.{row + 1}")
         assert seen[4] == 0  # the page's own clock stood still
     tab.evaluate("document.querySelector('.tiny select').value = 'DDP'; "
                  "document.querySelector('.tiny select').dispatchEvent(new Event('change')); "

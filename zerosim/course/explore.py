@@ -1,7 +1,5 @@
 """The course's page that moves: every setting of `explored_runs`, and the questions that it answers."""
 
-import json
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from zerosim.course.explored_runs import (
 )
 from zerosim.course.tiny_steps import page_data
 from zerosim.display.explored import explored_html, machine_words
+from zerosim.display.run_data import deflated
 from zerosim.models.llama import Llama
 from zerosim.numerics.files import write_or_refuse
 from zerosim.zero.placements import STAGES
@@ -67,7 +66,7 @@ def axes(numbers: Sequence[int] = RANKS) -> list[dict[str, Any]]:
 
 QUESTIONS = (
     ("Why does ZeRO-3 send 1.5 times as much?", "#n=4&stage=2&b.stage=3&t=60"),
-    ("When is memory fullest, and of what?", "#n=4&stage=0&t=7.665&pick=array-0-3"),
+    ("When is memory fullest, and of what?", "#n=4&stage=0&t=7.664"),
     ("What does prefetch hide?", "#n=4&stage=3&overlap=1&b.stage=3&b.prefetch=1&t=14"),
     ("Why is rank 1 waiting?", "#n=4&stage=3&slow=1&t=17&rank=1&pick=wait-1-3"),
     ("What does recomputation save, and cost?", "#n=4&stage=3&b.stage=3&b.recompute=1&t=26"),
@@ -83,8 +82,7 @@ def page_of(chunks: Sequence[RunChunk]) -> str:
             "compute, send and hold was recorded: choose a setting, press play, click on what you want to know. "
             "Bytes are counted in a run; times are its replay on a made-up machine, on which a small model's "
             "arithmetic and messages take about as long as each other.</p>")
-    tiny = zlib.compress(json.dumps(page_data(), separators=(",", ":")).encode(), 9)
-    found = {chunk.name: chunk.deflated for chunk in chunks} | {"tiny": tiny}
+    found = {chunk.name: chunk.deflated for chunk in chunks} | {"tiny": deflated(page_data())}
     numbers, machine = sorted({chunk.ranks for chunk in chunks}), machine_words(StepSetting().machine)
     return explored_html(TITLE, found, machine, lead=lead, after=TINY, axes=axes(numbers),
                          questions=QUESTIONS if 4 in numbers else (), legend=LEGEND)

@@ -34,7 +34,7 @@ from zerosim.course.worked_example import (
     sample_of,
 )
 from zerosim.display.replayed import MACHINE
-from zerosim.display.run_data import Held, Pool, run_data
+from zerosim.display.run_data import Held, Pool, deflated, run_data
 from zerosim.display.style import short, shortest
 from zerosim.models.llama import Llama, LlamaConfig
 from zerosim.models.small import four_weights
@@ -124,11 +124,10 @@ def settings_on(numbers: str) -> list[StepSetting]:
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """A step of a run: its recording, what each rank held before it, by array, the losses, the traces and the peaks."""
+    """A step of a run: its recording, what each rank held before it, by array, the traces and the peaks."""
 
     recording: Recording
     held: list[Held]
-    losses: list[float]
     traces: trace.Traces
     peak_nbytes: list[int]
 
@@ -137,11 +136,11 @@ def _engine(rank: Rank, setting: StepSetting) -> Engine:
     return Engine(rank, Llama(MODEL), Adam(lr=0.01), **setting.options)
 
 
-def _step(rank: Rank, engines: Sequence[Engine], setting: StepSetting) -> float:
-    """The rank program: a step on data of the rank's own; its mean loss."""
+def _step(rank: Rank, engines: Sequence[Engine], setting: StepSetting) -> None:
+    """The rank program: a step on data of the rank's own."""
     tokens = np.random.default_rng(rank.index).integers(
         0, MODEL.vocabulary, (setting.micro, SEQUENCES, MODEL.context + 1))
-    return float(np.mean(engines[rank.index].step([(batch[:, :-1], batch[:, 1:]) for batch in tokens]).losses))
+    engines[rank.index].step([(batch[:, :-1], batch[:, 1:]) for batch in tokens])
 
 
 def recorded_step(setting: StepSetting) -> RecordedStep:
@@ -151,8 +150,8 @@ def recorded_step(setting: StepSetting) -> RecordedStep:
     held = [_resting(of_rank) for of_rank in cluster.trace]
     for memory in cluster.memory:
         memory.reset_peak()
-    losses = list(cluster.run(_step, engines, setting))
-    return RecordedStep(record(cluster.trace), held, losses, cluster.trace, cluster.memory.peak_nbytes)
+    cluster.run(_step, engines, setting)
+    return RecordedStep(record(cluster.trace), held, cluster.trace, cluster.memory.peak_nbytes)
 
 
 def _resting(of_rank: trace.Trace) -> Held:
@@ -298,7 +297,7 @@ def formulas(setting: StepSetting) -> list[tuple[str, str, str, str, list[int]]]
 
 @dataclass(frozen=True, slots=True)
 class RunChunk:
-    """The runs of one number of ranks that stand one way, as text, deflated."""
+    """The runs of one stage on one number of ranks that stand one way, as text, deflated."""
 
     name: str
     runs: int
@@ -332,15 +331,14 @@ def chunk_of(some: Sequence[StepSetting]) -> RunChunk:
         found = run_data(replay(step.recording, setting.machine), pool, step.held)
         rows = [[what, kind, pool.words[form], pool.words[value], pool.column(nbytes)]
                 for what, kind, form, value, nbytes in formulas(setting)]
-        runs[setting.key] = found | {"losses": pool.named(map(short, map(shortest, step.losses))),
-                                     "numbers": numbers[ran], "formulas": rows}
-    text = json.dumps(pool.as_json() | {"runs": runs}, separators=(",", ":"), ensure_ascii=False)
-    return RunChunk(f"{some[0].n} {some[0].nodes}", len(runs), zlib.compress(text.encode(), 9))
+        runs[setting.key] = found | {"numbers": numbers[ran], "formulas": rows}
+    name = f"{some[0].n} {some[0].nodes} {some[0].stage}"
+    return RunChunk(name, len(runs), deflated(pool.as_json() | {"runs": runs}))
 
 
 def chunks_of(some: Iterable[StepSetting]) -> Iterator[RunChunk]:
     """The chunks of these settings, the largest first, made by as many processes as there are cores."""
-    groups = sorted((list(group) for _, group in groupby(some, attrgetter("n", "nodes"))),
+    groups = sorted((list(group) for _, group in groupby(some, attrgetter("n", "nodes", "stage"))),
                     key=lambda group: -len(group) * group[0].n)
     workers = min(os.cpu_count() or 1, len(groups))
     if workers == 1:

@@ -4,8 +4,6 @@ Its views are those of `explored`, with one run in them; the tables under them s
 no script. Nothing comes from elsewhere, and the page forbids its browser to ask. Legend: N ranks.
 """
 
-import json
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from typing import Any
 from zerosim.display.explored import explored_html, machine_words
 from zerosim.display.render_html import as_html, table_html
 from zerosim.display.replayed import ReplayedRank, machine_of, replayed_rank
-from zerosim.display.run_data import Pool, run_data
+from zerosim.display.run_data import Pool, deflated, run_data
 from zerosim.display.saving import recording_of
 from zerosim.display.style import KIND_COLORS, PURPOSE_COLORS
 from zerosim.display.views import Table, View, words
@@ -170,8 +168,7 @@ def _deflated(timeline: Timeline) -> bytes:
     """The run as the page's only chunk."""
     pool = Pool()
     run = run_data(timeline, pool) | {"formulas": []}
-    text = json.dumps(pool.as_json() | {"runs": {"run": run}}, separators=(",", ":"), ensure_ascii=False)
-    return zlib.compress(text.encode(), 9)
+    return deflated(pool.as_json() | {"runs": {"run": run}})
 
 
 def _skipped(recording: Recording) -> tuple[int, ...]:

@@ -9,6 +9,8 @@ Legend: N ranks; ns nanoseconds; bit r of an addends' mask is set where rank r's
 a chunk.
 """
 
+import json
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -250,3 +252,8 @@ PROGRAMS = {
     "broadcast": lambda rank, algorithm, root: rank.broadcast(_own(rank, rank.size), root, algorithm=algorithm),
     "reduce": lambda rank, algorithm, root: rank.reduce(_own(rank, rank.size), root, algorithm=algorithm),
 }
+
+
+def deflated(data: Any) -> bytes:
+    """Plain data as the page has it: JSON, deflated."""
+    return zlib.compress(json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode(), 9)

@@ -52,7 +52,7 @@ function whyWaiting(run, wait) {
   const steps = part.call.steps.length;
   const moving = wait.end - Math.max(wait.start, last.part.begun);
   if (moving > 0) said.push(`${micro(moving)} are for the messages: ${steps} ${steps === 1 ? "step" : "steps"}, one after the other.`);
-  said.push(part.call.ahead ? `It was issued ahead, at ${micro(part.issued)}: what came before the wait was hidden behind arithmetic.`
+  said.push(part.call.ahead && part.issued < wait.start ? `It was issued ahead, at ${micro(part.issued)}: what came before the wait was hidden behind arithmetic.`
     : "It was asked for where it was needed: nothing of it is hidden.");
   return said;
 }
@@ -90,13 +90,22 @@ function whatHappens(run, clock) {
     const computed = rank.computed.find(on);
     const wait = rank.waits.find(on);
     const part = rank.parts.find((one) => one.call && on(one));
-      const late = wait?.part.call && lastToArrive(run, wait.part.call).part;
+    const late = wait?.part.call && lastToArrive(run, wait.part.call).part;
     const words = [wait ? `wait for ${partWords(wait.part)}${late && late.begun > clock && late.rank !== rank.rank ? `, to which rank ${late.rank} has not come yet` : ""}` : computed ? `compute ${computed.span || "arithmetic"}` : "",
       part && !(wait && wait.part === part) ? `beside it ${partWords(part)} is on its way` : ""].filter(Boolean).join("; ");
     const text = words || (clock >= run.end ? "done" : "nothing");
     said.set(text, [...(said.get(text) ?? []), rank.rank]);
   }
-  return [...said].map(([text, ranks]) => `${listed(ranks)}: ${text}.`);
+  const fullest = run.ranks.filter((rank) => rank.peakAt === clock);
+  return [...said].map(([text, ranks]) => `${listed(ranks)}: ${text}.`).concat(fullest.length ? [fullestOf(run, fullest, clock)] : []);
+}
+
+// At the fullest moment: of what it is.
+function fullestOf(run, ranks, clock) {
+  const kinds = new Map();
+  for (const array of stackAt(ranks[0], clock)) kinds.set(array.kind, (kinds.get(array.kind) ?? 0) + array.nbytes);
+  const sorted = [...kinds].sort((a, b) => b[1] - a[1]).map(([kind, nbytes]) => `${spaced(kind)} ${nbytes.toLocaleString("en")}`);
+  return `${listed(ranks.map((rank) => rank.rank))}: at the fullest, ${bytes(ranks[0].peak)}: ${sorted.join(", ")}.`;
 }
 
 // Two settings in numbers: what B takes, sends and holds, beside A.

@@ -159,8 +159,9 @@ function toPeak() {
   const ranks = shown.a.ranks;
   const fullest = ranks.reduce((a, b) => (b.peak > a.peak ? b : a));
   state.rank = fullest.rank;
+  state.pick = null;
   setClock(fullest.peakAt);
-  askByte();
+  say();
 }
 
 // -- controls and keys --------------------------------------------------------------------------------------------------

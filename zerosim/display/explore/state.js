@@ -7,7 +7,7 @@ const listeners = new Set();
 const changed = (what) => listeners.forEach((listen) => listen(what));
 
 const DEFAULTS = Object.fromEntries(PAGE.axes.map((axis) => [axis.name, axis.initial ?? axis.values[0][0]]));
-const chunkName = (setting) => (PAGE.axes.length ? `${setting.n} ${setting.nodes}` : "run");
+const chunkName = (setting) => (PAGE.axes.length ? `${setting.n} ${setting.nodes} ${setting.stage}` : "run");
 const runKey = (setting) => PAGE.axes.slice(2).map((axis) => setting[axis.name]).join(" ") || "run";
 
 // A setting that the page has: nodes are for four ranks, and units are gathered ahead where they are gathered at all.

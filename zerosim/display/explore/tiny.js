@@ -14,9 +14,10 @@ class TinySteps {
     if (!this.data) {
       this.data = await chunkNamed("tiny");
       this.build();
+      if (state.line) requestAnimationFrame(() => this.box.scrollIntoView());
     }
-    const [stage, row] = (state.line || "ZeRO3.0").split(".");
-    this.go(stage in this.data.runs ? stage : "ZeRO3", Number(row) || 0);
+    const [stage, row] = (state.line || "ZeRO3.1").split(".");
+    this.go(stage in this.data.runs ? stage : "ZeRO3", (Number(row) || 1) - 1);
   }
 
   build() {
@@ -30,7 +31,7 @@ class TinySteps {
         <button type="button" data-go="turn" title="M : on to where the other rank goes on">next rank's turn</button>
         <input type="range" min="0" value="0" aria-label="Line of the run"><output></output>
       </div>
-      <div class="both"><ol class="source">${this.data.source.map((line) => `<li>${text(line) || " "}</li>`).join("")}</ol>
+      <div class="both"><ol class="source">${this.data.source.map((line) => `<li>${safe(line) || " "}</li>`).join("")}</ol>
       <div class="sees" aria-live="polite"></div></div></div>`);
     [this.panel, this.select, this.range, this.out, this.source, this.sees] = [".tiny", "select", "input", "output", ".source", ".sees"]
       .map((name) => this.box.querySelector(name));
@@ -78,7 +79,7 @@ class TinySteps {
   go(stage, row) {
     this.stage = stage;
     this.row = Math.max(0, Math.min(row, this.run.lines.length));
-    state.line = `${stage}.${this.row}`;
+    state.line = `${stage}.${this.row + 1}`;
     writeAddress();
     this.draw();
   }
@@ -119,8 +120,8 @@ class TinySteps {
 
   values([rank, number, , name, values]) {
     const before = this.before(this.row)?.[4] ?? {};
-    const rows = Object.entries(values).map(([key, value]) => `<tr${before[key] === value ? "" : ' class="lit"'}><th>${text(key)}</th><td>${text(value)}</td></tr>`);
-    return `<h4><i style="background:${PAGE.ranks[rank]}"></i>Rank ${rank} is about to run line ${number}, in <code>${text(name)}</code></h4>
+    const rows = Object.entries(values).map(([key, value]) => `<tr${before[key] === value ? "" : ' class="lit"'}><th>${safe(key)}</th><td>${safe(value)}</td></tr>`);
+    return `<h4><i style="background:${PAGE.ranks[rank]}"></i>Rank ${rank} is about to run line ${number}, in <code>${safe(name)}</code></h4>
       <div class="scroll"><table><tbody>${rows.join("")}</tbody></table></div>`;
   }
 
@@ -130,7 +131,7 @@ class TinySteps {
     const old = now.place === this.row ? this.stateAt(this.row, true) : now; // changed by the line just before
     const row = (name, of) => `<tr><th>${name}</th>${now.ranks.map((one, rank) => {
       const [value, was] = [of(one), old ? of(old.ranks[rank]) : null];
-      return `<td${was !== null && was !== value ? ' class="new"' : ""}>${text(value)}</td>`;
+      return `<td${was !== null && was !== value ? ' class="new"' : ""}>${safe(value)}</td>`;
     }).join("")}</tr>`;
     const matrices = now.ranks[0].kept.map((_, matrix) => `<tr class="head"><th colspan="9">matrix ${matrix + 1}</th></tr>${
       KEPT.map((kind) => row(kind, (one) => one.kept[matrix][kind])).join("")}`);
@@ -141,6 +142,5 @@ class TinySteps {
   }
 }
 
-const text = (words) => words.replace(/[&<>]/g, (letter) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" }[letter]));
 const tinyBox = document.getElementById("tiny");
 if (tinyBox) new TinySteps(tinyBox);
