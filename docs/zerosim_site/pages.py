@@ -52,8 +52,11 @@ def finished(draw: Draw, owner: str) -> list[Page]:
 
 def owner() -> str:
     """The account in the repository's address, the one place where it is set."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return str(project["urls"]["Repository"]).rsplit("/", 2)[-2]
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
+    found = re.fullmatch(r"https://[^/]+/([^/]+)/[^/]+/?", address)
+    if found is None:
+        raise ValueError(f"Repository in pyproject.toml is {address!r}; write it as https://github.com/OWNER/zerosim")
+    return found[1]
 
 
 def targets_of(found: list[Page]) -> dict[str, str]:

@@ -135,6 +135,20 @@ def test_keys_alone_step_ask_compare_and_every_state_has_its_address(tab):
 
 
 @needs_browser
+def test_any_address_shows_something_and_a_run_that_cannot_be_read_says_so(tab):
+    for address in ("rank=-5", "rank=1.5", "n=7&stage=x", "t=1e99", "t=-5", "pick=array-0-0-constructor",
+                    "pick=array-9-999", "b.stage=9", "line=constructor.3", "%E0%A4%A"):
+        tab.evaluate(f"""(async () => {{ history.replaceState(null, "", "#n=2&stage=0&{address}"); readAddress();
+            await show(); }})()""")
+        assert tab.evaluate("answer.textContent && document.querySelector('.formulas table').textContent"), address
+    said = tab.evaluate("""(async () => { runs.clear(); inflated.clear();
+        const { DecompressionStream: had } = window; delete window.DecompressionStream;
+        await show().catch(() => 0); const said = answer.textContent;
+        window.DecompressionStream = had; runs.clear(); inflated.clear(); await show(); return said; })()""")
+    assert said.startswith("The runs in this page cannot be read here (")
+
+
+@needs_browser
 def test_the_one_file_is_walked_line_by_line_with_keys_of_its_own_and_an_address(tab):
     shown(tab, SOME[0])
     tab.evaluate("""(async () => { document.getElementById("tiny").open = true;

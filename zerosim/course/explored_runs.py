@@ -345,5 +345,8 @@ def chunks_of(some: Iterable[StepSetting]) -> Iterator[RunChunk]:
         yield from map(chunk_of, groups)
         return
     # Processes of their own, not forks: a caller may have threads, such as one that shows how far this is.
-    with ProcessPoolExecutor(workers, get_context("spawn")) as executor:
+    executor = ProcessPoolExecutor(workers, get_context("spawn"))
+    try:
         yield from executor.map(chunk_of, groups)
+    finally:
+        executor.shutdown(cancel_futures=True)  # what has not begun when somebody presses Ctrl-C

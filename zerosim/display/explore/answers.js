@@ -41,6 +41,7 @@ function whyWaiting(run, wait) {
     if (part.stream !== "communication") said.push(`${bytes(part.nbytes)} go ${part.stream}, one transfer after the other.`);
     return said;
   }
+  if (["gather", "scatter", "broadcast", "reduce"].includes(part.call.operation)) return said; // it waits for its own messages alone
   const last = lastToArrive(run, part.call);
   const before = Math.max(0, Math.min(wait.end, last.part.begun) - wait.start);
   const there = Math.max(wait.start, part.begun);
@@ -51,7 +52,8 @@ function whyWaiting(run, wait) {
   else if (there > wait.start) said.push(`${micro(there - wait.start)} pass until its own stream is free;`);
   const steps = part.call.steps.length;
   const moving = wait.end - Math.max(wait.start, last.part.begun);
-  if (moving > 0) said.push(`${micro(moving)} are for the messages: ${steps} ${steps === 1 ? "step" : "steps"}, one after the other.`);
+  if (moving > 0 && !steps) said.push(`${micro(moving)} are for the messages of so many ranks that the page does not show them.`);
+  else if (moving > 0) said.push(`${micro(moving)} are for the messages: ${steps} ${steps === 1 ? "step" : "steps"}, one after the other.`);
   said.push(part.call.ahead && part.issued < wait.start ? `It was issued ahead, at ${micro(part.issued)}: what came before the wait was hidden behind arithmetic.`
     : "It was asked for where it was needed: nothing of it is hidden.");
   return said;

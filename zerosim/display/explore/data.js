@@ -175,12 +175,13 @@ function stackAt(rank, clock) {
 function hopsOf(call) {
   if (call.hops) return call.hops;
   let ready = call.parts.map((part) => part.begun);
+  const last = Math.max(...call.parts.map((part) => part.ended)); // whole nanoseconds add up to one or two more than it
   const hops = [];
   call.steps.forEach((step, number) => {
     const before = [...ready];
     for (const [source, destination, nanoseconds, nbytes, chunks, addends] of step) {
-      const start = Math.max(before[source], before[destination]);
-      const end = start + nanoseconds;
+      const start = Math.min(last, Math.max(before[source], before[destination]));
+      const end = Math.min(last, start + nanoseconds);
       hops.push({ step: number, source, destination, start, end, nbytes, chunks, addends });
       for (const place of [source, destination]) ready[place] = Math.max(ready[place], end);
     }

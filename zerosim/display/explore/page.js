@@ -29,6 +29,7 @@ function buildSettings(side, form) {
   form.innerHTML = `<strong class="letter">${side.toUpperCase()}</strong>${PAGE.axes.map((axis) => `<fieldset data-axis="${axis.name}" title="${axis.help}"><legend>${axis.label}</legend>${axis.values.map(
     ([value, words]) => `<label><input type="radio" name="${side}.${axis.name}" value="${value}"><span>${words}</span></label>`).join("")}</fieldset>`).join("")}`;
   form.addEventListener("submit", (event) => event.preventDefault());
+  form.addEventListener("click", (event) => { if (event.detail) setTimeout(() => document.activeElement.blur()); }); // a mouse's
   form.addEventListener("change", (event) => {
     const [, name] = event.target.name.split(/\.(.*)/);
     state.sides[side] = possible({ ...state.sides[side], [name]: event.target.value });
@@ -59,7 +60,12 @@ async function show() {
   const found = {};
   for (const side of state.compare ? SIDES : ["a"]) {
     if (PAGE.axes.length) showSettings(side);
-    found[side] = await runOf(chunkName(state.sides[side]), runKey(state.sides[side]));
+    try {
+      found[side] = await runOf(chunkName(state.sides[side]), runKey(state.sides[side]));
+    } catch (error) {
+      answer.textContent = `The runs in this page cannot be read here (${error.message}). Take a browser of 2024 or later, or another copy of the page.`;
+      throw error;
+    }
   }
   if (mine !== asked) return; // something else has been asked for since
   Object.assign(shown, { a: null, b: null }, found);
@@ -116,7 +122,7 @@ function onClock() {
     of(side, Numbers)?.draw();
     of(side, Formulas)?.clock();
   }
-  if (!state.pick || state.playing) happening();
+  if (!thing() || state.playing) happening();
 }
 
 // -- what is said -------------------------------------------------------------------------------------------------------
@@ -202,8 +208,9 @@ document.addEventListener("click", (event) => {
 });
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const typing = event.target.matches("input, select, summary") || (event.key === " " && event.target.matches("button, a"));
-  if (typing && !(event.target === range && event.key === " ")) return;
+  const own = event.target.matches("select, summary") || (event.key === " " && event.target.matches("button, a"))
+    || (event.target.matches("[type=radio]") && event.key.startsWith("Arrow")); // keys of the control itself
+  if (own) return;
   const name = event.shiftKey && event.key.startsWith("Arrow") ? { ArrowLeft: "message-back", ArrowRight: "message-on" }[event.key]
     : KEYS[event.key] ?? KEYS[event.key.toLowerCase()];
   if (!name) return;
@@ -219,7 +226,7 @@ new ResizeObserver(() => redrawAll()).observe(main);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
 addEventListener("beforeprint", () => { document.documentElement.dataset.paper = "1"; redrawAll(); });
 addEventListener("afterprint", () => { delete document.documentElement.dataset.paper; redrawAll(); });
-addEventListener("hashchange", () => { if (location.hash !== addressOf()) { readAddress(); themed(); show(); } });
+addEventListener("hashchange", () => { if (location.hash !== addressOf()) { play(false); readAddress(); themed(); show(); } });
 
 document.body.classList.toggle("run-alone", !PAGE.axes.length);
 readAddress();

@@ -49,7 +49,7 @@ function readAddress() {
   state.compare = [...found.keys()].some((name) => name.startsWith("b."));
   state.sides.b = possible({ ...state.sides.a, ...of("b.") });
   state.clock = Math.max(0, Number(found.get("t") ?? 0) * 1000 || 0);
-  state.rank = Number(found.get("rank") ?? 0) || 0;
+  state.rank = Math.max(0, Math.trunc(Number(found.get("rank") ?? 0)) || 0);
   state.theme = found.get("theme") ?? "";
   state.line = found.get("line") ?? "";
   const [what, rank, place, side] = (found.get("pick") ?? "").split("-");
@@ -126,7 +126,7 @@ function zoomBy(factor, at = state.clock) {
 // -- what was picked, and what is pointed at ----------------------------------------------------------------------------
 
 function thing(pick = state.pick) {
-  const rank = pick && shown[pick.side]?.ranks[pick.rank];
+  const rank = pick && SIDES.includes(pick.side) && shown[pick.side]?.ranks[pick.rank];
   if (!rank) return null;
   return { compute: rank.computed, part: rank.parts, wait: rank.waits, array: rank.arrays }[pick.what]?.[pick.place] ?? null;
 }

@@ -6,6 +6,7 @@ const KEPT = ["weights", "gradients", "master", "m", "v"];
 class TinySteps {
   constructor(box) {
     this.box = box;
+    addEventListener("hashchange", () => { if (state.line && box.open) this.open(); else box.open ||= state.line; });
     box.addEventListener("toggle", () => { if (box.open) this.open(); });
     if (state.line) box.open = true;
   }
@@ -17,7 +18,7 @@ class TinySteps {
       if (state.line) requestAnimationFrame(() => this.box.scrollIntoView());
     }
     const [stage, row] = (state.line || "ZeRO3.1").split(".");
-    this.go(stage in this.data.runs ? stage : "ZeRO3", (Number(row) || 1) - 1);
+    this.go(Object.hasOwn(this.data.runs, stage) ? stage : "ZeRO3", Math.trunc(Number(row) || 1) - 1);
   }
 
   build() {
@@ -73,7 +74,7 @@ class TinySteps {
       over: () => lines.findIndex(([r, , d], at) => at > this.row && r === rank && d <= depth),
       turn: () => lines.findIndex(([r], at) => at > this.row && r !== rank),
     }[way]();
-    this.go(this.stage, found < 0 ? lines.length : found);
+    this.go(this.stage, found < 0 && way !== "back" ? lines.length : found);
   }
 
   go(stage, row) {
