@@ -786,7 +786,7 @@ def _comparison_parts(found: Comparison) -> Iterator[Part | str]:
     elif len(found.same_bits) == len(found.runs):
         yield "No two runs ended in the same weights."
     else:
-        groups = "; ".join(", ".join(map(str, values)) for values in found.same_bits if len(values) > 1)
+        groups = "; ".join(", ".join(map(str, values)) for values in found.same_bits)
         yield f"These ended in the same weights, bit for bit: {groups}."
 
 
