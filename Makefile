@@ -62,14 +62,20 @@ figures: $(CORE)  ## draw the figures anew, into figures/, and the museum's, int
 	$(BIN)/zerosim figures --dark
 	$(BIN)/zerosim figures --format gif
 	$(BIN)/zerosim figures --format gif --dark
-	$(BIN)/zerosim figures --format html
 	$(BIN)/python docs/museum_page.py
 
 notebooks: $(DEV)  ## execute the notebooks anew, each beside its text
 	$(ONE_THREAD) $(BIN)/python notebooks/execute.py
 
-docs: $(DOCS)  ## build the documentation into build/docs/site; fails on a link that leads nowhere
+# What the page is made of; it is recorded anew when the package has changed.
+EXPLORED := build/explore.html
+$(EXPLORED): $(CORE) $(shell find zerosim -name '*.py' -o -path '*/display/explore/*')
+	@mkdir -p $(@D)
+	$(ONE_THREAD) $(BIN)/zerosim explore --out $@
+
+docs: $(DOCS) $(EXPLORED)  ## build the documentation into build/docs/site; fails on a link that leads nowhere
 	PYTHONPATH=docs $(BIN)/python -m zerosim_site build/docs
+	cp $(EXPLORED) build/docs/pages/assets/explore.html
 	PYTHONPATH=docs NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file build/docs/mkdocs.yml
 	PYTHONPATH=docs $(BIN)/python -m zerosim_site.check build/docs/site
 	@echo "open build/docs/site/index.html"

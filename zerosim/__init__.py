@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from zerosim.backends.nccl.cluster import NCCLCluster
     from zerosim.course import draw, museum, puzzles
     from zerosim.course.tuning import tune
+    from zerosim.display.report import explore
     from zerosim.frameworks import from_deepspeed, from_fsdp
     from zerosim.numerics.formats import FORMATS, Format, format_of
     from zerosim.numerics.places import Offload
     from zerosim.numerics.policy import Policy
     from zerosim.numerics.rounding import round_to, spacing
     from zerosim.planning.plan import plan
-    from zerosim.ranks import *
+    from zerosim.ranks import *  # type: ignore[assignment]  # its `explore`, of legal orders, is another
     from zerosim.ranks import faults
     from zerosim.zero import *
 
@@ -68,6 +69,7 @@ __all__ = [
     "ZeroPlusPlus",
     "connect",
     "draw",
+    "explore",
     "faults",
     "format_of",
     "from_deepspeed",
@@ -98,6 +100,7 @@ _HOMES = {"FORMATS": "numerics.formats", "Format": "numerics.formats", "format_o
           "Offload": "numerics.places", "Policy": "numerics.policy", "round_to": "numerics.rounding",
           "spacing": "numerics.rounding",
           "plan": "planning.plan", "tune": "course.tuning",
+          "explore": "display.report",
           "from_deepspeed": "frameworks", "from_fsdp": "frameworks",
           "CuPyCluster": "backends.cupy.cluster", "NCCLCluster": "backends.nccl.cluster"}
 

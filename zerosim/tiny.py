@@ -46,7 +46,7 @@ async def reduce_scatter(rank: RingRank, vector: np.ndarray) -> np.ndarray:
 
 async def all_gather(rank: RingRank, chunk: np.ndarray) -> np.ndarray:
     """Every rank gives its own chunk (n/N,) and receives all of them as one vector (n,), in N-1 hops."""
-    chunks = np.empty((rank.size, len(chunk)), chunk.dtype)
+    chunks = np.zeros((rank.size, len(chunk)), chunk.dtype)
     chunks[rank.index] = chunk
     for hop in range(1, rank.size):
         chunks[rank.index - hop] = await rank.exchange(chunks[rank.index - hop + 1])  # passes on what came last

@@ -16,7 +16,7 @@ from zerosim_site.page import ROOT
 
 def write(folder: Path) -> int:
     """Writes ``folder/pages`` and ``folder/mkdocs.yml``, in place of what was there; returns the number of pages."""
-    found, root = pages.finished(with_formulas), folder / "pages"
+    found, root = pages.finished(with_formulas, pages.owner()), folder / "pages"
     if root.exists():
         shutil.rmtree(root)
     for page in found:

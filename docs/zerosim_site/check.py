@@ -17,6 +17,8 @@ NO_FILE = ("mailto:", "data:", "javascript:")
 FOREIGN_STYLE = re.compile(r"""(?:url\(|@import)\s*['"]?(?:https?:)?//[^)'"\s]+""")
 # Servers show it under any address, so that its links begin at the root.
 NOT_FOUND = "404.html"
+# The anchors of `zerosim explore`'s page are states of it, which it reads itself.
+STATES = "explore.html"
 MARKS = ("only-light", "only-dark")  # of a picture, by which it is shown on one kind of page alone
 
 
@@ -68,6 +70,8 @@ def _leads_somewhere(path: Path, target: str, pages: dict[Path, Read]) -> bool:
         return True
     place, _, anchor = unquote(target).partition("#")
     wanted = (path.parent / place.partition("?")[0]).resolve() if place else path
+    if wanted.name == STATES and "=" in anchor:
+        return wanted.is_file()
     page = pages.get(wanted / "index.html" if wanted.is_dir() else wanted)
     return wanted.is_file() and anchor in {"", *MARKS} if page is None else anchor in {"", *page.anchors}
 

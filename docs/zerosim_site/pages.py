@@ -1,6 +1,7 @@
 """All pages and files of the site, and its navigation."""
 
 import re
+import tomllib
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -17,6 +18,7 @@ from zerosim_site.reference_pages import reference_pages
 SECTIONS = ("Home", "Guide", "Notebooks", "Figures", "Command line", "Reference", "Glossary")
 BESIDE = ("LICENSE",)
 ASSETS = ROOT / "docs/assets"
+PLACEHOLDER = "OWNER"  # in the texts, for the account that hosts the repository
 CODE = re.compile(r"\]\((?:\.\./)?(zerosim/[\w/]+\.py)\)")  # a link of the README or docs/ to a file of the package
 
 
@@ -40,11 +42,21 @@ def drawn() -> dict[str, bytes]:
     return {place: data for path in notebook_pages.notebooks() for place, data in notebook_pages.pictures(path).items()}
 
 
-def finished(draw: Draw) -> list[Page]:
-    """Every page with its links turned into the site's. Raises ValueError for one that leads nowhere."""
+def finished(draw: Draw, owner: str) -> list[Page]:
+    """Every page with its links turned into the site's, and the owner in addresses. Raises ValueError for a link that
+    leads nowhere."""
     found = pages(draw)
     targets = targets_of(found)
-    return [replace(page, text=with_site_links(page, targets)) for page in found]
+    return [replace(page, text=with_site_links(page, targets).replace(PLACEHOLDER, owner)) for page in found]
+
+
+def owner() -> str:
+    """The account in the repository's address, the one place where it is set."""
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
+    found = re.fullmatch(r"https://[^/]+/([^/]+)/[^/]+/?", address)
+    if found is None:
+        raise ValueError(f"Repository in pyproject.toml is {address!r}; write it as https://github.com/OWNER/zerosim")
+    return found[1]
 
 
 def targets_of(found: list[Page]) -> dict[str, str]:

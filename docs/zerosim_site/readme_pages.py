@@ -7,12 +7,17 @@ from zerosim_site.page import HIDE, ROOT, Page, slug
 TERM = re.compile(r"^### (.+)$", re.M)
 GROUP = re.compile(r"^## (.+)\n((?:(?!## ).*\n?)*)", re.M)
 ITEM = re.compile(r"^- \[(.+)\]\(([^()\s]+)\): \S", re.M)
+PICTURE = re.compile(r"<picture>.*?</picture>", re.DOTALL)
+# What `zerosim explore` makes; the Makefile puts it beside the pages.
+LIVE = ('<iframe class="explore" src="assets/explore.html" title="One training step, on every rank"></iframe>\n\n'
+        '<a href="assets/explore.html">The same in a window of its own</a>')
 GUIDE, GLOSSARY = "Guide", "Glossary"
 
 
 def home_page() -> Page:
-    """The README."""
-    return Page("index.md", "Home", HIDE + (ROOT / "README.md").read_text(encoding="utf-8"), "README.md", "Home")
+    """The README, with the page itself in the place of its moving picture."""
+    text = PICTURE.sub(LIVE, (ROOT / "README.md").read_text(encoding="utf-8"), count=1)
+    return Page("index.md", "Home", HIDE + text, "README.md", "Home")
 
 
 def document_pages(index: str | None = None) -> list[Page]:

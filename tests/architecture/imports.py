@@ -24,10 +24,10 @@ MAY_IMPORT = {
     "testing": {"numerics", "ranks", "models", "optim", "zero"},
     "display": {"numerics", "ranks", "models", "optim", "zero", "planning"},
     "oracle": {"numerics", "ranks", "optim", "display", "shown"},
-    "course": {"numerics", "ranks", "models", "optim", "options", "zero", "planning", "connect", "testing",
+    "course": {"tiny", "numerics", "ranks", "models", "optim", "options", "zero", "planning", "connect", "testing",
                "display", "shown"},
     "__init__": {"numerics", "ranks", "models", "optim", "options", "zero", "planning", "frameworks", "connect",
-                 "backends", "course", "testing", "oracle"},
+                 "backends", "course", "testing", "oracle", "display"},
     "doctor": {"numerics", "ranks", "connect", "display", "shown", "__init__"},
     "cli": {"numerics", "ranks", "models", "optim", "zero", "planning", "frameworks", "connect", "display", "course",
             "doctor", "oracle", "__init__"},
@@ -42,7 +42,7 @@ BY_NAME = "zerosim/__init__.py"
 # Imported by one module, and each a thought of its own; `picture` alone imports Matplotlib at its top, to have a class.
 THOUGHTS = {"zerosim/display/chrome_trace.py", "zerosim/display/memory_plots.py", "zerosim/display/picture.py",
             "zerosim/display/plots.py", "zerosim/display/report.py", "zerosim/display/trace_plots.py",
-            "zerosim/ranks/fast_ring.py", "zerosim/ranks/stacks.py", "zerosim/zero/gradients.py",
+            "zerosim/ranks/fast_ring.py", "zerosim/ranks/stacks.py", "zerosim/tiny.py", "zerosim/zero/gradients.py",
             "zerosim/zero/whole_tensors.py"}
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,7 +58,7 @@ def saved(tmp_path_factory):
 # -- the numbers --------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("stage", "ranks"), [(0, 2), (1, 3), (2, 5), (3, 3)])
-def test_a_pages_tables_and_lanes_have_the_bytes_of_the_traces_and_the_memories_and_every_collective(ranks, stage):
+def test_a_pages_tables_have_the_bytes_of_the_traces_and_the_memories_and_every_collective(ranks, stage):
     cluster = ran(step, stage, ranks=ranks)
     found = data_of(cluster.trace)
     dom = Dom(report.page(found))
@@ -82,9 +81,6 @@ def test_a_pages_tables_and_lanes_have_the_bytes_of_the_traces_and_the_memories_
     for rank, traced in enumerate(cluster.trace):
         assert found.sent_nbytes(rank) == {
             purpose: nbytes for purpose in trace.PURPOSES if (nbytes := traced.sent_nbytes(purpose))}
-    assert [given["data-rank"] for given, _ in dom.all("div", class_="rank")] == list(map(str, range(ranks)))
-    for call in found.calls:
-        assert len(dom.all("div", class_="bar", data_call=str(call.number))) == len(call.recorded.group)
 
 
 def test_a_reports_times_are_those_of_the_replay(saved):
@@ -95,41 +91,14 @@ def test_a_reports_times_are_those_of_the_replay(saved):
         assert len(rank.communicated) == len(lane.streams["communication"])
         assert sum(bar.end - bar.start for bar in rank.computed) == pytest.approx(usage.compute_seconds * 1e6)
         assert sum(bar.end - bar.start for bar in rank.waits) == pytest.approx(usage.exposed_seconds * 1e6)
-        assert sum(bar.flops for bar in rank.computed) == sum(event.flops for event in replay.computed(rank.rank))
         assert rank.totals == timeline.memory(replay, rank.rank).nbytes.tolist()
 
 
-def test_a_memory_curve_is_as_high_as_its_bytes_from_one_change_to_the_next():
+def test_what_a_memory_held_is_told_apart_from_the_last_of_several_changes_at_one_instant():
     held = {"parameter": (0, 50, 50, 50), "gradient": (0, 0, 25, 0)}
-    rank = replayed.ReplayedRank(0, (), (), (), (0.0, 2.0, 5.0, 8.0), held, 0.0, 0.0, 0.0, step_microseconds=10.0)
-    tree = ET.fromstring(report.curve_html(rank, list(held), 100).replace("&nbsp;", " "))
-    paths = {path.findtext("title"): [tuple(map(float, point.split(","))) for point in path.get("d")[1:-1].split()]
-             for path in tree.iter("path")}
-    assert paths["parameter"] == [(0, 200), (200, 200), (200, 100), (1000, 100), (1000, 200), (0, 200)]
-    upper = [(0, 200), (200, 200), (200, 100), (500, 100), (500, 50), (800, 50), (800, 100), (1000, 100)]
-    assert paths["gradient"] == [*upper, (1000, 100), (200, 100), (200, 200), (0, 200)]
-    assert "at most 75, first after 5.0 µs; 50 at the end" in tree.find("svg").get("aria-label")
-    at_once = replace(rank, microseconds=(0.0, 2.0, 2.0, 8.0))
-    assert at_once.held(["gradient"]) == ([0, 2, 8, 10], {"gradient": [0, 25, 0, 0]})
+    rank = replayed.ReplayedRank(0, (), (), (), (0.0, 2.0, 2.0, 8.0), held, 0.0, 0.0, 0.0, step_microseconds=10.0)
+    assert rank.held(["gradient"]) == ([0, 2, 8, 10], {"gradient": [0, 25, 0, 0]})
     assert replace(rank, nbytes={"a": (0, 50, 25, 0), "b": (0, 0, 25, 0)}).peak_nbytes_by_kind == {"a": 50}
-
-
-def test_every_bar_begins_and_ends_where_its_times_say():
-    def program(rank):
-        rank.trace.compute(flops=1_000_000 * (3 - rank.index))
-        _ = rank.broadcast(np.ones(1000))  # some are late, and the root of the tree is done first
-        rank.trace.compute(flops=3_000_000 * (1 + rank.index))
-
-    found = data_of(ran(program).trace)
-    bars = re.findall(r'data-start="([\d.]+)" data-end="([\d.]+)" style="left:([\d.]+)%;width:([\d.]+)%',
-                      report.page(found))
-    assert len(bars) == sum(len(rank.computed) + len(rank.communicated) + len(rank.waits) for rank in found.ranks)
-    for start, end, left, width in (map(float, bar) for bar in bars):
-        assert end > start
-        assert left == pytest.approx(100 * start / found.step_microseconds, abs=0.01)
-        assert left + width == pytest.approx(100 * end / found.step_microseconds, abs=0.01)
-    (call,), of_call = found.calls, [rank.communicated[0] for rank in found.ranks]
-    assert (call.start, call.end) == (min(bar.start for bar in of_call), max(bar.end for bar in of_call))
 
 
 def test_a_skipped_step_is_named_and_a_step_that_counts_is_not(saved):
@@ -148,29 +117,20 @@ def test_a_skipped_step_is_named_and_a_step_that_counts_is_not(saved):
     assert 'id="skipped"' not in saved[2].read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("total", "ticks"), [
-    (0.0, []), (1.0, [at / 10 for at in range(10)]), (683.3, [100.0 * at for at in range(7)]),
-    (1234.5, [200.0 * at for at in range(7)]), (4000.0, [500.0 * at for at in range(8)])])
-def test_an_axis_has_round_ticks(total, ticks):
-    assert report.round_ticks(total) == pytest.approx(ticks)
-
-
-def test_a_star_is_for_collectives_that_were_waited_for_later_and_the_fullest_memory_is_open():
+def test_a_star_is_for_collectives_that_were_waited_for_later():
     def program(rank):
         _ = rank.all_reduce(np.ones(5))
         works = [rank.all_gather(np.ones(2), async_op=True), rank.reduce_scatter(np.ones(3), async_op=True)]
-        rank.memory.alloc(100 - (rank.index - 1)**2, np.float32, "workspace")
         return [work.wait() for work in works]
 
     text = report.page(data_of(ran(program).trace))
     assert re.findall(r"<td>((?:all_reduce|all_gather|reduce_scatter)[ *]*)</td>", text) == [
         "all_reduce", "all_gather *", "reduce_scatter *"]
-    assert re.findall(r"<details open><summary>rank (\d)", text) == ["1"]
 
 
 def test_a_page_asks_nothing_of_anybody_else_names_that_look_like_markup_stay_names_and_no_time_is_no_number(saved):
     text = saved[2].read_text(encoding="utf-8")
-    assert not re.search(r"https?:|//[a-z]|<link|<iframe|@import|src=|url\(", text)
+    assert not re.search(r"https?:(?!//www.w3.org/2000/svg)|<link|<iframe|@import|src=|url\(|fetch\(|XMLHttp", text)
     assert "default-src 'none'" in text
     text = report.page(data_of(ran(wicked).trace, WICKED))
     assert text.count("<script>") == 1
@@ -283,41 +243,19 @@ def test_what_training_saves_has_the_bytes_of_its_last_step(tmp_path):
 
 # -- the page in a browser ----------------------------------------------------------------------------------------
 
-WATCH = ("window.struck = []; window.addEventListener('error', (e) => window.struck.push(e.message)); "
-         "document.addEventListener('securitypolicyviolation', (e) => window.struck.push(e.violatedDirective));")
-TELL = "document.documentElement.dataset.errors = window.struck.join('; ');"
-
-
-KEYS = Path(__file__).with_name("keys.js").read_text("utf-8")
-
-
-@needs_browser
-@pytest.mark.slow
-def test_in_a_browser_every_bar_can_be_walked_to_plus_zooms_and_a_chosen_collective_is_marked_on_all_ranks(saved):
-    cluster, _, written = saved
-    dom = dom_of(written, first=WATCH, last=KEYS + TELL)
-    (root, _), = dom.all("html")
-    assert root["data-errors"] == ""
-    assert int(root["data-ready"]) == len(dom.all(role="listitem")) > 0
-    assert [int(given["data-peak"]) for given, _ in dom.all("svg")] == cluster.memory.peak_nbytes
-    lanes, starts, tabs = zip(*(line.split("|") for line in root["data-seen"].split("\n")), strict=True)
-    starts = [*map(float, starts)]
-    assert set(tabs) == {"0"}
-    assert lanes == (*["rank 0 computes"] * 4, "rank 0 communicates", "rank 1 computes", *["rank 0 communicates"] * 3)
-    assert starts[0] < starts[1] == starts[3] < starts[2]
-    assert (starts[-1], starts[-2]) == (min(starts), max(starts))
-    assert (root["data-zoom"], root["data-back"], root["data-tabs"]) == ("4", "1", "1")
-    assert root["data-said"].startswith("rank 0 communicates: ")
-    assert root["data-same"] == "4"  # three ranks, and a row of the table
+WATCH = ("const struck = (text) => { document.documentElement.dataset.errors = text; }; "
+         "addEventListener('error', (e) => struck(e.message)); "
+         "addEventListener('unhandledrejection', (e) => struck(String(e.reason))); "
+         "document.addEventListener('securitypolicyviolation', (e) => struck(e.violatedDirective));")
 
 
 @needs_browser
 def test_in_a_browser_wicked_names_run_nothing(tmp_path):
     path = tmp_path / "page.html"
     path.write_text(report.page(data_of(ran(wicked).trace, WICKED)), encoding="utf-8")
-    dom = dom_of(path, first=WATCH, last=TELL)
+    dom = dom_of(path, first=WATCH, flags=("--virtual-time-budget=2000",))
     (root, _), = dom.all("html")
-    assert root["data-errors"] == ""
+    assert (root["data-ready"], root.get("data-errors")) == ("1", None)
     assert dom.all("title")[0][1] == f"zerosim: {WICKED}"
     assert dom.rows("Every collective")[0][4] == WICKED
 
@@ -327,11 +265,11 @@ INK = Path(__file__).with_name("ink.js").read_text("utf-8")
 
 @needs_browser
 @pytest.mark.parametrize(("dark", "color", "width"), [
-    (1, "rgb(255, 255, 255)", 360), pytest.param(0, "rgb(22, 24, 29)", 1280, marks=pytest.mark.slow)])
+    (1, "rgb(244, 245, 247)", 360), pytest.param(0, "rgb(16, 18, 22)", 1280, marks=pytest.mark.slow)])
 def test_in_a_browser_all_text_is_read_in_light_and_in_dark_and_no_page_is_wider_than_its_window(
         saved, dark, color, width):
     flags = (f"--blink-settings=preferredColorScheme={dark}", f"--window-size={width},900")
-    (root, _), = dom_of(saved[2], last=INK, flags=flags).all("html")
+    (root, _), = dom_of(saved[2], first=INK, flags=(*flags, "--virtual-time-budget=2000")).all("html")
     assert root["data-page"] == color
     assert float(root["data-worst"]) >= 4.5
     assert int(root["data-wide"]) <= 0

@@ -33,7 +33,7 @@ def undrawn(text: str) -> str:
 @pytest.fixture(scope="module")
 def site() -> dict[str, Page]:
     """The pages by their place."""
-    return {page.uri: page for page in pages.finished(undrawn)}
+    return {page.uri: page for page in pages.finished(undrawn, "ada")}
 
 
 @pytest.fixture(scope="module")
@@ -77,15 +77,16 @@ def test_a_notebooks_page_has_its_words_its_code_its_output_and_its_picture(site
     assert {f"notebooks/{name}" for _, name in drawn} <= pages.drawn().keys()
 
 
-def test_every_figure_is_in_the_gallery_and_the_first_screen_shows_memory_and_a_ring_light_and_dark(site):
+def test_every_figure_is_in_the_gallery_and_the_first_screen_shows_memory_and_the_page_that_moves(site):
     committed = {path.stem for path in (ROOT / "figures").glob("*.svg") if not path.stem.endswith("-dark")}
     gallery = site["figures/index.md"].text
     assert committed >= figures.FIGURES.keys()
     for name in committed:
         assert f"]({name}.svg#only-light)" in gallery
         assert f"]({name}-dark.svg#only-dark)" in gallery
-    for name in ("memory.svg", "memory-dark.svg", "ring.gif", "ring-dark.gif"):
+    for name in ("memory.svg", "memory-dark.svg"):
         assert f"](figures/{name}#only-" in site["index.md"].text
+    assert '<iframe class="explore" src="assets/explore.html"' in site["index.md"].text
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -122,11 +123,15 @@ def test_the_readme_has_at_most_150_lines_and_lists_every_notebook_in_order():
     assert rows == [path.name for path in notebook_files()]
 
 
-def test_every_link_to_the_repository_is_the_one_of_pyproject_and_opens_a_notebook_that_there_is():
+def test_every_link_to_the_repository_has_the_owner_of_pyproject_and_opens_a_notebook_that_there_is(site):
+    written = "".join(page.text for page in site.values())
+    assert written.count("git+https://github.com/ada/zerosim") == 2
+    assert pages.PLACEHOLDER not in written
     address = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
-    host, _, repository = address.removeprefix("https://").partition("/")
+    assert address == f"https://github.com/{pages.owner()}/zerosim"
+    repository = f"{pages.PLACEHOLDER}/zerosim"
     text = "".join(path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-    assert text.count(f"git+https://{host}/{repository}") == 2
+    assert text.count(f"git+https://github.com/{repository}") == 2
     assert set(re.findall(r"(?:github\.com|github|gh)/([\w-]+/zerosim)\b", text)) == {repository}
     opened = re.findall(rf"/{repository}/\S*?(notebooks/[\w.]+)\)", text)
     assert len(opened) == 2

@@ -60,4 +60,5 @@ def test_any_language_is_welcome(tmp_path):
 
 
 def test_bytes_that_are_no_text_are_shown_without_harm():
-    assert text.readable(np.array([72, 105, 255, 7, 10])) == "Hi\ufffd \n"
+    control, zero_width = [27, 7], list("\u200b".encode())
+    assert text.readable(np.array([72, 105, 255, *control, *zero_width, 10])) == "Hi\\xff\\x1b\\x07\\u200b\n"

@@ -93,7 +93,32 @@ MISTAKES = {  # by notebook: what each is, and what it changes in the text
             ("messages[rank] = flipped(messages[rank], bit)",
              "messages[rank] = held[rank][sent[rank]] = flipped(messages[rank], bit)")],
         "adds in the other order of hops": [("(r - 1 - step if adds", "(r + 1 + step if adds")],
-        "the next bit": [("^= 1 << bit", "^= 2 << bit")]}
+        "the next bit": [("^= 1 << bit", "^= 2 << bit")]},
+    "18": {
+        "no mean": [(".astype(np.float32) / np.float32(rank.size)", ".astype(np.float32)")],
+        "a delay of no step": [("        if not delayed:\n", "        if True:\n")],
+        "a gradient that does not cross": [
+            ('cross(rank.reduce_scatter(dw.ravel(), purpose="gradients"), "to host")',
+             'rank.reduce_scatter(dw.ravel(), purpose="gradients")')]},
+    "19": {
+        "the count of steps is not read": [('= int(file["step"]), ', "= 0, ")],
+        "masters of 16 bits": [("= file[kind][first - start:last - start]",
+                                "= file[kind][first - start:last - start].astype(BF16)")],
+        "micro-batches in the order of ranks": [
+            ("range(rank.index, MICRO_BATCHES, rank.size):\n", "np.split(np.arange(12), rank.size)[rank.index]:\n")]},
+    "20": {
+        "chunks stay node by node": [(".swapaxes(0, 1).reshape", ".reshape")],
+        "nodes do not add": [
+            ('self.across.all_reduce(super().reduce(dw), purpose="gradients")', "super().reduce(dw)")],
+        "a secondary shard outlives the update": [
+            ('purpose="parameters"), None', 'purpose="parameters"), self.second')],
+        "one more integer": [("np.float32(2**(bits - 1) - 1)", "np.float32(2**(bits - 1))")]},
+    "21": {
+        "keys are not turned": [
+            ("turned(every[:, :H + S]), every[:, H + S:]", "turned(every[:, :H]), every[:, H:]")],
+        "gradients are not turned back": [("turned(dq, -1), turned(dk, -1)", "turned(dq), turned(dk)")],
+        "one of the heads that share": [("sum(x[:, i::share] for i in range(share))", "x[:, ::share]")],
+        "the norm's weight is forgotten": [("normal, g = x * scale, dy * w", "normal, g = x * scale, dy")]}
 }
 
 

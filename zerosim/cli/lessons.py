@@ -1,4 +1,4 @@
-"""Commands that teach: the worked example, lost updates, mixed precision."""
+"""Commands that teach: the page that moves, the worked example, lost updates, mixed precision."""
 
 from __future__ import annotations
 
@@ -6,7 +6,30 @@ from typing import Annotated
 
 import typer
 
-from zerosim.cli.shell import AsJson, TextFile, answer, busy, command, corpus_of
+from zerosim.cli.shell import AsJson, TextFile, answer, busy, command, console, corpus_of
+
+
+@command("explore", "zerosim explore --ranks 4")
+def explore(
+    out: Annotated[str, typer.Option(metavar="FILE", help="The page, for any browser.")] = "explore.html",
+    ranks: Annotated[str, typer.Option(metavar="NUMBERS", help="Only these numbers of ranks, with commas between."
+                                       )] = "1,2,3,4,8",
+) -> None:
+    """One page to play with: a training step under every setting, recorded from runs in a minute or two."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from zerosim.course.explore import save_page
+    from zerosim.course.explored_runs import settings_on
+    from zerosim.display.saving import require_place
+
+    require_place(out, "a page")
+    some, terminal = settings_on(ranks), console(stderr=True)
+    with Progress(SpinnerColumn(), TextColumn("recorded {task.completed:,.0f} of {task.total:,.0f} settings"),
+                  BarColumn(), TimeElapsedColumn(), console=terminal, transient=True,
+                  disable=not terminal.is_terminal) as progress:
+        task = progress.add_task("", total=len(some))
+        path = save_page(out, some, lambda done: progress.advance(task, done))
+    typer.echo(path)
 
 
 @command("replay", "zerosim replay --stage 3")

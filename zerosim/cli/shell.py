@@ -23,7 +23,7 @@ LEAST_WIDTH = 40  # columns; some shells say 0
 WRONG_INPUT, RUN_FAILED, INTERRUPTED, NOBODY_READS = 2, 3, 130, 1  # exit codes
 # All commands, in the order in which one needs them.
 GROUPS = {
-    "Begin": ("replay", "puzzles", "museum"),
+    "Begin": ("explore", "replay", "puzzles", "museum"),
     "Numbers in 16 bits": ("lost-updates", "precision"),
     "Train": ("train", "compare", "report", "export"),
     "Plan": ("models", "devices", "links", "plan", "tune", "cost"),

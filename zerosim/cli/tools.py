@@ -17,7 +17,7 @@ LACKING = 1  # exit code
 def figures(
     names: Annotated[list[str] | None, typer.Argument(help="The figures; without names, all.", metavar="NAME")] = None,
     out: Annotated[str, typer.Option(help="The folder to draw into.")] = "figures",
-    format: Annotated[str, typer.Option(help="svg or png; gif or html, for those that move.")] = "svg",
+    format: Annotated[str, typer.Option(help="svg or png; gif, for those that move.")] = "svg",
     dark: Annotated[bool, typer.Option("--dark", help="Draw the dark variant, NAME-dark.")] = False,
 ) -> None:
     """Draws the project's figures anew, each from a run."""

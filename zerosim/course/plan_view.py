@@ -28,7 +28,7 @@ from zerosim.planning.questions import (
     largest_sequence,
     training,
 )
-from zerosim.planning.runtimes import FSDP2, MEGATRON_CORE
+from zerosim.planning.runtimes import DEEPSPEED, FSDP2, MEGATRON_CORE
 
 if TYPE_CHECKING:
     from zerosim.course.measured import Compared
@@ -105,6 +105,15 @@ def _remarks(found: Plan) -> Iterator[str]:
            "torchtitan, and an inference engine such as vLLM.")
 
 
+def _held_to(config: PlanConfig) -> str:
+    """How good the seconds are; docs/plan.md has the published steps."""
+    if not config.options.offload.is_none:
+        return ", and no more than a hint: the published steps with offload took twice as long"
+    if config.runtime == DEEPSPEED:
+        return " in FSDP2's order: the published steps of today's DeepSpeed took a third to a half longer"
+    return ", held to published step times"
+
+
 def _rests_on(config: PlanConfig) -> Iterator[str]:
     """The sources of bytes and seconds."""
     if (of := config.decoder) is not None and of.windowed and of.window < config.sequence:
@@ -114,7 +123,7 @@ def _rests_on(config: PlanConfig) -> Iterator[str]:
             "SDPA is handed a mask, which it keeps, and computes the whole square.")
     if not config.is_engine:
         yield (f"Bytes are those of {config.runtime}, by an account whose rows --explain lists with their sources; "
-               f"seconds are estimates with {options_text(config)}, held to published step times.")
+               f"seconds are estimates with {options_text(config)}{_held_to(config)}.")
         experts = None if config.decoder is None else config.decoder.experts
         if experts is not None and config.ranks > experts.count:
             yield (f"Experts are one tensor of {experts.count}, which fully_shard cuts by expert: on more ranks each "

@@ -1,26 +1,14 @@
-"""An animation: drawings that follow each other, as a GIF or as a page of HTML that one steps through by hand.
-
-The page never plays by itself; without its script it shows every picture, one under the other.
-"""
+"""An animation: drawings that follow each other, as a GIF."""
 
 import io
 from dataclasses import dataclass
 from pathlib import Path
 
 from zerosim.display.drawing import Drawing, Style, save_as
-from zerosim.display.render_html import image_html, page_html
+from zerosim.display.render_html import image_html
 
-ANIMATION_FORMATS = ("gif", "html")
 COLORS, DOTS_PER_INCH = 128, 90  # of a GIF
 LAST = 3  # times as long as the others the last frame stays
-
-TOOLS = """<div class="tools" id="tools" data-milliseconds="{milliseconds}" hidden>
-<button type="button" id="back" aria-label="one back">◀</button>
-<button type="button" id="play">play</button>
-<button type="button" id="on" aria-label="one on">▶</button>
-<input type="range" id="at" min="0" max="{last}" value="0" aria-label="picture"><output id="said" for="at"></output>
-</div>
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +37,9 @@ class Animation:
                         comment=self.title.encode())
         return file.getvalue()
 
-    def html(self) -> str:
-        """The frames as one page: buttons, a slider, and each picture with its words."""
-        images = "\n".join(image_html(frame.svg().encode(), "svg+xml", frame.description, style="")
-                           for frame in self.frames)
-        tools = TOOLS.format(last=len(self.frames) - 1, milliseconds=round(1000 * self.seconds))
-        return page_html(self.title, "animation", f"{tools}{images}\n", {
-            "page": self.style.background, "ink": self.style.ink, "muted": self.style.muted})
-
     def save(self, path: Path | str) -> Path:
-        """Writes a .gif or .html file: all of it, or nothing. Raises ValueError for another suffix."""
-        return save_as(path, "an animation", {".gif": self.gif, ".html": lambda: self.html().encode()})
+        """Writes a .gif file: all of it, or nothing. Raises ValueError for another suffix."""
+        return save_as(path, "an animation", {".gif": self.gif})
 
     def _repr_html_(self) -> str:
         """The animation as Jupyter shows it: the GIF, with the words of all frames."""

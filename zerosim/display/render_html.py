@@ -4,11 +4,10 @@ Legend: lengths of the drawings are CSS pixels.
 """
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from itertools import pairwise, zip_longest
-from types import MappingProxyType
 
 from rich.text import Text
 
@@ -53,20 +52,22 @@ def as_html(view: View) -> str:
     return f'{STYLE}<div class="zs">{title}{body}</div>'
 
 
-def page_html(title: str, name: str, body: str, colors: Mapping[str, str] = MappingProxyType({})) -> str:
-    """A whole page: its title above the body, and the style and script of this name, which stand beside this module.
+def page_html(title: str, style: str, scripts: Sequence[str], body: str) -> str:
+    """A whole page: its title above the body, and the style and scripts of these names, which stand beside this module.
 
-    It forbids its browser to ask for anything. ``colors`` are custom properties for the style, as the ink.
+    It forbids its browser to ask for anything.
     """
-    css, script = (files("zerosim.display").joinpath(f"{name}.{kind}").read_text(encoding="utf-8")
-                   for kind in ("css", "js"))
-    root, title = ";".join(f"--{name}:{color}" for name, color in colors.items()), escape(title)
-    root = root and f' style="{root}"'
-    return (f'<!doctype html>\n<html lang="en"{root}>\n<head>\n<meta charset="utf-8">\n'
+    css, script, title = shipped(style), "\n".join(map(shipped, scripts)), escape(title)
+    return (f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{FORBIDS}">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f"<title>{title}</title>\n<style>\n{css}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>\n{body}"
             f"</main>\n<script>\n{script}</script>\n</body>\n</html>\n")
+
+
+def shipped(name: str) -> str:
+    """The text of a file that stands beside this module."""
+    return files("zerosim.display").joinpath(name).read_text(encoding="utf-8")
 
 
 def part_html(part: Part) -> str:

@@ -43,17 +43,13 @@ def machine_of(ranks: int, device: str | None, link: str | None, *, compute: str
 
 @dataclass(frozen=True, slots=True)
 class RankBar:
-    """Something on a stream. ``what`` is a phase, a purpose or "waiting"; ``call`` a collective's number in the
-    recording, None for arithmetic and messages."""
+    """Something on a stream. ``what`` is a phase, a purpose or "waiting"."""
 
     what: str
     name: str
     span: str
     start: float
     end: float
-    nbytes: int = 0
-    flops: int = 0
-    call: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +122,9 @@ def _stretches(events: Sequence[TimelineEvent]) -> list[RankBar]:
     bars: list[RankBar] = []
     for event in events:
         bar = RankBar(phase_of(event.path), event.path[-1] if event.path else ARITHMETIC, "/".join(event.path),
-                      _micro(event.start_seconds), _micro(event.end_seconds), event.nbytes, event.flops)
+                      _micro(event.start_seconds), _micro(event.end_seconds))
         if bars and (bars[-1].span, bars[-1].end) == (bar.span, bar.start):
-            last = bars.pop()
-            bar = replace(bar, start=last.start, nbytes=last.nbytes + bar.nbytes, flops=last.flops + bar.flops)
+            bar = replace(bar, start=bars.pop().start)
         bars.append(bar)
     return bars
 
@@ -138,4 +133,4 @@ def _communicated(timeline: Timeline, lane: Lane) -> Iterator[RankBar]:
     for part in lane.streams[COMMUNICATION]:
         event = timeline.part_event(part)
         yield RankBar(event.purpose, event.name, "/".join(event.path), _micro(event.start_seconds),
-                      _micro(event.end_seconds), event.nbytes, call=part.call)
+                      _micro(event.end_seconds))

@@ -1,22 +1,23 @@
-"""The report of a run: a recording, replayed on a machine as microseconds and bytes, written as one page of HTML.
+"""The report of a run: a recording, replayed on a machine as microseconds and bytes, as one page of HTML.
 
-The page's tables and bars stand in it as they are; its script only walks and zooms, and without it everything is there.
-Nothing comes from elsewhere, and the page forbids its browser to ask. Legend: N ranks.
+Its views are those of `explored`, with one run in them; the tables under them stand in the page as they are, and need
+no script. Nothing comes from elsewhere, and the page forbids its browser to ask. Legend: N ranks.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
-from operator import add
 from pathlib import Path
+from typing import Any
 
-from zerosim.display.render_html import page_html, table_html
-from zerosim.display.replayed import RankBar, ReplayedRank, machine_of, replayed_rank
-from zerosim.display.style import EVENT_COLORS, KIND_COLORS, PURPOSE_COLORS, event_words
-from zerosim.display.views import Table, words
+from zerosim.display.explored import explored_html, machine_words
+from zerosim.display.render_html import as_html, table_html
+from zerosim.display.replayed import ReplayedRank, machine_of, replayed_rank
+from zerosim.display.run_data import Pool, deflated, run_data
+from zerosim.display.saving import recording_of
+from zerosim.display.style import KIND_COLORS, PURPOSE_COLORS
+from zerosim.display.views import Table, View, words
 from zerosim.numerics.files import write_or_refuse
 from zerosim.numerics.units import bytes_text, counted
 from zerosim.planning.collectives import levels
@@ -44,6 +45,51 @@ def save_report(recorded: str | Path, out: str | Path | None = None, *, device: 
     return write_or_refuse(out, page(report_data(recording, machine, title)).encode(), "write the page")
 
 
+@dataclass(frozen=True, slots=True)
+class ExploredRun:
+    """A run in the views of `zerosim explore`: Jupyter shows it in its cell, and ``save`` writes it as a page.
+
+    Where scripts may not run, as in JupyterLab when it does not trust a notebook, Jupyter shows the run's tables alone.
+    """
+
+    html: str
+    tables: View
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the page; raises ValueError for a path that cannot be written."""
+        return write_or_refuse(Path(path), self.html.encode(), "write the page")
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own. A reader that strips the frame keeps what stands in it: the tables."""
+        return (f'<iframe srcdoc="{escape(self.html)}" sandbox="allow-scripts" title="{escape(self.tables.title)}" '
+                f'style="width:100%;height:{FRAME_HEIGHT}px;border:0">{as_html(self.tables)}</iframe>')
+
+    def __repr__(self) -> str:
+        return f"<ExploredRun of {len(self.html):,} characters: in a notebook it shows itself; save(path) writes it>"
+
+
+FRAME_HEIGHT = 900
+
+
+def explore(cluster: Any, *, device: str | None = None, link: str | None = None, span: str | None = None,
+            compute: str = "bf16", efficiency: float = 1.0, nodes: int = 1, between: str | None = None,
+            hardware: str | None = None) -> ExploredRun:
+    """The last run of a cluster in views that move: a timeline, memory and a ring under one clock.
+
+    It is replayed on the machine that `zerosim report` takes by these options. Raises ValueError as `Cluster.save` and
+    `save_report` do.
+    """
+    from zerosim.display.objects import cluster_view
+
+    recording = recording_of(cluster)
+    if span is not None:
+        recording = recording.inside(span)
+    machine = machine_of(recording.ranks, device, link, compute=compute, efficiency=efficiency, nodes=nodes,
+                         between=between, hardware=hardware)
+    title = f"the last run, {span}" if span else "the last run"
+    return ExploredRun(page(report_data(recording, machine, title)), cluster_view(cluster))
+
+
 # -- the report as data ------------------------------------------------------------------------------------------------
 
 MOST_MARKS = 150_000  # bars and corners that a page can hold and a browser can draw
@@ -65,7 +111,8 @@ class CallReport:
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """A run: what it was replayed on, its ranks, its collectives, and bytes by sender, receiver and purpose."""
+    """A run: what it was replayed on, its ranks, its collectives, and bytes by sender, receiver and purpose; and all of
+    it as `run_data`, deflated, for the views that move."""
 
     title: str
     machine: str
@@ -73,6 +120,7 @@ class ReportData:
     calls: tuple[CallReport, ...]
     traffic: Mapping[tuple[int, int, str], int]
     message_count: int
+    deflated: bytes
     skipped: tuple[int, ...] = ()  # numbers of updates, from 1 on, in which a rank saw inf or NaN
 
     @property
@@ -112,8 +160,15 @@ def report_data(recording: Recording, machine: Machine, title: str) -> ReportDat
     timeline = replay(recording, machine)
     calls = tuple(_call(timeline, number) for number in timeline.parts_of_call)
     ranks = tuple(replayed_rank(timeline, rank) for rank in range(recording.ranks))
-    return ReportData(title, _words(machine), ranks, calls, traffic(recording), len([*own_messages(recording)]),
-                      _skipped(recording))
+    return ReportData(title, machine_words(machine), ranks, calls, traffic(recording),
+                      len([*own_messages(recording)]), _deflated(timeline), _skipped(recording))
+
+
+def _deflated(timeline: Timeline) -> bytes:
+    """The run as the page's only chunk."""
+    pool = Pool()
+    run = run_data(timeline, pool) | {"formulas": []}
+    return deflated(pool.as_json() | {"runs": {"run": run}})
 
 
 def _skipped(recording: Recording) -> tuple[int, ...]:
@@ -128,14 +183,6 @@ def _skipped(recording: Recording) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _words(machine: Machine) -> str:
-    device, link = machine.device, machine.network.inside
-    rate = machine.peak_flops_per_second * machine.efficiency / 1e12
-    return (f"on devices {device.name} ({rate:g} TFLOP/s in {machine.format}, memory at "
-            f"{device.memory_bytes_per_second / 1e9:g} GB/s), links {link.name} "
-            f"({link.bytes_per_second / 1e9:g} GB/s, {link.latency_seconds * 1e6:g} µs)")
-
-
 def _call(timeline: Timeline, number: int) -> CallReport:
     call, parts = timeline.recording.calls[number], timeline.parts_of_call[number]
     sent = sum(level.times * int(level.nbytes.sum()) for level in levels(call.shape))
@@ -146,14 +193,12 @@ def _call(timeline: Timeline, number: int) -> CallReport:
 
 # -- the page ----------------------------------------------------------------------------------------------------------
 
-TICKS = 10
-WIDTH, HEIGHT = 1000, 200  # of the drawing of a memory, whatever the page makes of it
-
 
 def page(data: ReportData) -> str:
-    """The whole page."""
-    sections = [_summary(data), _timeline(data), _memory(data), _messages_section(data), _collectives(data)]
-    return page_html(f"zerosim: {data.title}", "report", "".join(sections))
+    """The whole page: the views that move, and under them the numbers in tables."""
+    tables = "".join([_summary(data), _memory(data), _messages_section(data), _collectives(data)])
+    return explored_html(f"zerosim: {data.title}", {"run": data.deflated}, data.machine,
+                         lead="<p>A recorded run. Click on anything to ask what it is.</p>", after=tables)
 
 
 def micro(value: float) -> str:
@@ -179,7 +224,7 @@ def _summary(data: ReportData) -> str:
                ">communicating", ">waiting")
     table = Table("Rank by rank: held and sent (bytes), and how the time went (µs)", columns, rows)
     return (f'<section aria-labelledby="h-sum"><h2 id="h-sum">What it came to</h2><dl>{cards}</dl>'
-            f"{_said_of_skipped(data.skipped)}<p>Bytes are as recorded. Times are a replay, no clock was read: "
+            f"{_said_of_skipped(data.skipped)}<p>Bytes are as recorded. Times are a replay, no clock was read: on "
             f"{escape(data.machine)}.</p>"
             f"{scrolled(table)}</section>\n")
 
@@ -198,124 +243,15 @@ def scrolled(table: Table, attributes: Iterable[str] = ()) -> str:
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.caption)}">{html}</div>'
 
 
-def _timeline(data: ReportData) -> str:
-    lanes = "".join(map(_lanes, data.ranks))
-    whats = Counter(bar.what for rank in data.ranks for bar in (*rank.computed, *rank.communicated))
-    keys = "".join(f'<li><span class="key {"tall" if what in PURPOSE_COLORS else "low"}" style="background:{color}">'
-                   f"</span>{escape(event_words(what))}</li>" for what, color in EVENT_COLORS.items() if whats[what])
-    keys += '<li><span class="key wait"></span>waits</li>' if any(rank.waits for rank in data.ranks) else ""
-    return (
-        '<section aria-labelledby="h-time"><h2 id="h-time">Timeline</h2>'
-        '<p>Two lanes for each rank: what it computes, and what it communicates. <span class="script">Tab into the '
-        "lanes, then walk with the arrow keys, zoom with + and −, and see all with 0.</span></p>"
-        f'<ul class="keys">{keys}</ul><div class="tools script" role="group" aria-label="Zoom">'
-        '<button type="button" id="out">−</button><button type="button" id="in">+</button>'
-        '<button type="button" id="all">all</button></div>'
-        f'<div class="scroll" id="zoomed" tabindex="0" role="region" aria-label="Timeline"><div class="track">{lanes}'
-        f"{_axis(data.step_microseconds)}</div></div>"
-        '<p id="said" role="status" aria-live="polite" class="script">Point at a bar, or walk to it.</p></section>\n')
-
-
-def _lanes(rank: ReplayedRank) -> str:
-    def bars(found: Iterable[RankBar]) -> str:
-        return "".join(_bar(bar, rank.step_microseconds) for bar in found)
-
-    return (f'<div class="rank" data-rank="{rank.rank}"><h3>rank {rank.rank}</h3>'
-            f'<div class="lane compute" role="list" aria-label="rank {rank.rank} computes">'
-            f"{bars(rank.waits)}{bars(rank.computed)}</div>"
-            f'<div class="lane communication" role="list" aria-label="rank {rank.rank} communicates">'
-            f"{bars(rank.communicated)}</div></div>")
-
-
-def _bar(bar: RankBar, total: float) -> str:
-    """One bar, in percent of the track; its numbers are in its label and its attributes."""
-    scale = 100 / total if total else 0.0
-    left, width = bar.start * scale, (bar.end - bar.start) * scale
-    words = ", ".join(filter(None, [
-        bar.name, bar.what if bar.what not in (bar.name, "waiting") else "", f"in {bar.span}" if bar.span else "",
-        f"{bar.start:,.3f} to {bar.end:,.3f} µs", f"{bar.nbytes:,} bytes" if bar.nbytes else "",
-        f"{bar.flops:,} FLOPs" if bar.flops else "", f"collective {bar.call}" if bar.call is not None else ""]))
-    call = "" if bar.call is None else f' data-call="{bar.call}"'
-    kind = "wait" if bar.what == "waiting" else "bar"
-    color = "" if kind == "wait" else f";background:{EVENT_COLORS.get(bar.what, PURPOSE_COLORS['unspecified'])}"
-    return (f'<div class="{kind}" role="listitem" tabindex="-1"{call} data-start="{bar.start:.3f}" '
-            f'data-end="{bar.end:.3f}" style="left:{left:.4f}%;width:{width:.4f}%{color}" aria-label="{escape(words)}">'
-            "</div>")
-
-
-def _axis(total: float) -> str:
-    ticks = "".join(f'<span style="left:{100 * at / total:.4g}%">{micro(at)}</span>' for at in round_ticks(total))
-    return f'<div class="axis" aria-hidden="true">{ticks}</div>'
-
-
-def round_ticks(total: float) -> list[float]:
-    """From 0 to below ``total``, 5 to 10 multiples of a power of ten, of twice or of five times it; none of nothing."""
-    if not total:
-        return []
-    power = 10.0 ** math.floor(math.log10(total))
-    size = next(power * part for part in (0.1, 0.2, 0.5, 1.0) if total <= TICKS * power * part)
-    return [at * size for at in range(TICKS) if at * size < total]
-
-
 def _memory(data: ReportData) -> str:
-    top = max(rank.peak_nbytes for rank in data.ranks)
-    keys = "".join(f'<li><span class="key tall" style="background:{KIND_COLORS.get(kind, "#888888")}"></span>'
-                   f"{escape(words(kind))}</li>" for kind in data.kinds)
-    fullest = max(data.ranks, key=lambda rank: rank.peak_nbytes).rank
-    curves = "".join(
-        f'<details{" open" if rank.rank == fullest else ""}><summary>rank {rank.rank}: at most {rank.peak_nbytes:,} '
-        f"bytes</summary>{curve_html(rank, data.kinds, top)}"
-        f'<div class="under">{_axis(data.step_microseconds)}</div></details>' for rank in data.ranks)
     rows = tuple((words(kind), *(f"{rank.peak_nbytes_by_kind.get(kind, 0):,}" for rank in data.ranks))
                  for kind in data.kinds)
     total = ("all", *(f"{rank.peak_nbytes:,}" for rank in data.ranks))
     table = Table("Held at each rank's fullest instant (bytes)",
                   ("kind", *(f">rank {rank.rank}" for rank in data.ranks)), (*rows, total))
-    return (f'<section aria-labelledby="h-mem"><h2 id="h-mem">Memory over time</h2><ul class="keys">{keys}</ul>'
-            f"{curves}<p>Of several changes at one instant the curve shows the last; the numbers know all of them.</p>"
+    return ('<section aria-labelledby="h-mem"><h2 id="h-mem">Memory at its fullest</h2><p>Of several changes at one '
+            "instant the curve above shows the last; the numbers know all of them.</p>"
             f"{scrolled(table)}</section>\n")
-
-
-def curve_html(rank: ReplayedRank, kinds: Sequence[str], top: int) -> str:
-    """The areas of one rank, and what half and all of the height stand for; the step is as long as they are wide."""
-    if not top:
-        return "<p>It held nothing.</p>"
-    peak = rank.totals.index(rank.peak_nbytes)
-    words = (f"Bytes held by rank {rank.rank} over time, stacked by kind: at most {rank.peak_nbytes:,}, first after "
-             f"{rank.microseconds[peak]:,.1f} µs; {rank.totals[-1]:,} at the end.")
-    marks = "".join(f'<span style="bottom:{share * 100:g}%">{bytes_text(top * share)}</span>' for share in (0.5, 1))
-    return (f'<div class="curve"><div class="scale" aria-hidden="true">{marks}</div>'
-            f'<svg role="img" aria-label="{words}" data-rank="{rank.rank}" data-peak="{rank.peak_nbytes}" '
-            f'viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none">{_areas(rank, kinds, top)}</svg></div>')
-
-
-def _areas(rank: ReplayedRank, kinds: Sequence[str], top: int) -> str:
-    """From each instant to the next; of several changes at one instant the last is drawn."""
-    instants, held = rank.held(kinds)
-    low, found = [0] * len(instants), []
-    for kind, column in held.items():
-        high = list(map(add, low, column))
-        if high != low:
-            found.append(f'<path fill="{KIND_COLORS.get(kind, "#888888")}" d="{_path(instants, low, high, top)}">'
-                         f"<title>{words(kind)}</title></path>")
-        low = high
-    return "".join(found)
-
-
-def _path(instants: Sequence[float], low: Sequence[int], high: Sequence[int], top: int) -> str:
-    """The outline: along the upper edge to the right, along the lower one back."""
-    total, edges = instants[-1] or 1.0, []
-    for edge, back in ((high, False), (low, True)):
-        corners: list[tuple[float, float]] = []
-        for (start, end), nbytes in zip(pairwise(instants), edge, strict=False):
-            y = HEIGHT * (1 - nbytes / top)
-            if corners and corners[-1][1] == y:
-                corners[-1] = (end, y)
-            else:
-                corners += [(start, y), (end, y)]
-        edges.append(corners[::-1] if back else corners)
-    points = " ".join(f"{WIDTH * x / total:.2f},{y:.2f}" for x, y in (*edges[0], *edges[1]))
-    return f"M{points}Z"
 
 
 def _messages_section(data: ReportData) -> str:

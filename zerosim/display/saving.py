@@ -51,8 +51,8 @@ def save(cluster: Any, path: str | Path) -> Path:
     return save_recording(recording, path)
 
 
-def require_place(path: str | Path) -> None:
+def require_place(path: str | Path, what: str = "a recording") -> None:
     """Raises ValueError for a path whose folder is not there, before anything is run for it."""
     if not Path(path).absolute().parent.is_dir() or Path(path).is_dir():
-        raise ValueError(f"asked to save a recording as {str(path)!r}, but its folder is not there, or it is one; "
+        raise ValueError(f"asked to save {what} as {str(path)!r}, but its folder is not there, or it is one; "
                          "name a file in a folder that is there")

@@ -98,6 +98,6 @@ def read(path: str | Path) -> Corpus:
 
 
 def readable(tokens: Array) -> str:
-    """Tokens as text; bytes that are no UTF-8 show as the replacement character, control characters as spaces."""
-    text = np.asarray(tokens).astype(np.uint8).tobytes().decode("utf-8", errors="replace")
-    return "".join(c if c == "\n" or c.isprintable() else " " for c in text)
+    r"""Tokens as text; bytes that are no UTF-8, and characters that do not print, as ``\xff`` and ``\u200b``."""
+    text = np.asarray(tokens).astype(np.uint8).tobytes().decode("utf-8", errors="backslashreplace")
+    return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)

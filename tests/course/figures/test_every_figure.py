@@ -15,7 +15,6 @@ from PIL import Image
 from tests.architecture.source import ROOT
 from tests.cases import chosen
 from tests.display import seen
-from tests.display.browser import dom_of, needs_browser
 from tests.support import ask, assert_command_refuses, assert_refused
 from zerosim.course import draw, figures
 from zerosim.planning import activations, hardware
@@ -148,7 +147,7 @@ def test_draw_writes_the_figures_asked_for_and_returns_their_paths_and_none_that
         tmp_path, monkeypatch):
     expected = {f"{name}{variant}.svg" for name in FIGURES for variant in ("", "-dark")}
     expected |= {f"{name}{rest}" for name, figure in FIGURES.items() if figure.animate
-                 for rest in (".gif", "-dark.gif", ".html")}
+                 for rest in (".gif", "-dark.gif")}
     assert {path.name for path in (ROOT / "figures").iterdir()} == expected
     few = {"ring": replace(FIGURES["ring"], data=lambda: figures.ring_data(2, 5)),
            "spacing": replace(FIGURES["spacing"], data=lambda: figures.spacing_data(("fp16",)))}
@@ -196,26 +195,6 @@ def test_the_gif_plays_every_frame_for_ever_in_the_colors_of_the_ranks_and_gif_a
     for color in ("#0072B2", "#E69F00", "#009E73", "#CC79A7"):
         channels = [int(color[at:at + 2], 16) for at in (1, 3, 5)]
         assert np.abs(shown - channels).max(axis=1).min() <= 8
-    text = (ROOT / "figures/ring.html").read_text(encoding="utf-8")
-    assert text.count("<img ") == 13
-    assert all(frame.description in text for frame in figures.ring_animation(seen.data_of("ring")).frames[:3])
-
-
-WATCH = "window.struck = []; window.addEventListener('error', (e) => window.struck.push(e.message));"
-TELL = ("for (const id of ['on', 'on', 'back', 'back', 'back']) document.getElementById(id).click(); "
-        "document.documentElement.dataset.errors = window.struck.join('; ');")
-
-
-@needs_browser
-@pytest.mark.slow  # the committed page is compared byte for byte above
-def test_in_a_browser_the_animation_shows_one_picture_and_its_buttons_walk_round(tmp_path):
-    path = figures.ring_animation(figures.ring_data(2, 2)).save(tmp_path / "ring.html")
-    dom = dom_of(path, first=WATCH, last=TELL)
-    (root, _), = dom.all("html")
-    assert (root["data-errors"], root["data-ready"]) == ("", "5")
-    shown = [number for number, (given, _) in enumerate(dom.all("img")) if "hidden" not in given]
-    assert shown == [4]  # two on, three back
-    assert dom.all("output")[0][1] == "5 of 5"
 
 
 REFUSALS = [
@@ -260,7 +239,7 @@ REFUSALS = [
     (lambda: OTHERS["a short ring"](LIGHT).save("ring.gif"),
      r"asked to save a figure as 'ring.gif'; end the name in .svg or .png"),
     (lambda: figures.ring_animation(figures.ring_data(2, 2)).save("ring.png"),
-     r"asked to save an animation as 'ring.png'; end the name in .gif or .html"),
+     r"asked to save an animation as 'ring.png'; end the name in .gif"),
 ]
 
 

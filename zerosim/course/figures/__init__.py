@@ -26,7 +26,7 @@ from zerosim.course.figures.ring import RingData, ring, ring_animation, ring_dat
 from zerosim.course.figures.spacing import SpacingData, spacing, spacing_data
 from zerosim.course.figures.timeline import TimelineData, timeline, timeline_data, timeline_of
 from zerosim.course.figures.traffic import Traffic, traffic, traffic_data
-from zerosim.display.animation import ANIMATION_FORMATS, Animation
+from zerosim.display.animation import Animation
 from zerosim.display.drawing import DARK, FORMATS, LIGHT, Drawing, Style
 from zerosim.numerics.checks import unknown_name
 
@@ -72,21 +72,22 @@ FIGURES: Mapping[str, Figure] = MappingProxyType({
     "timeline": Figure(timeline_data, timeline),
     "traffic": Figure(traffic_data, traffic),
 })
+GIF = "gif"  # of those that move
 
 
 def draw(names: Iterable[str] = (), out: Path | str = "figures", format: str = "svg", dark: bool = False) -> list[Path]:
     """Draws the named figures, or all, into the folder ``out``: ``ring.svg``, or ``ring-dark.svg`` in the dark variant.
 
-    As gif or html it animates those that move; without names, all of them. Returns the files' paths. Raises ValueError
+    As gif it animates those that move; without names, all of them. Returns the files' paths. Raises ValueError
     for a name or format that does not exist, and for one that does not move, before anything is drawn, and for an
     ``out`` that is no folder or cannot be written.
     """
-    moves = format in ANIMATION_FORMATS
+    moves = format == GIF
     chosen = list(names) or [name for name, figure in FIGURES.items() if not moves or figure.animate]
     for name in chosen:
         _check(name, format)
     if format not in FORMATS and not moves:
-        known = ", ".join((*FORMATS, *ANIMATION_FORMATS))
+        known = ", ".join((*FORMATS, GIF))
         raise ValueError(f"no figure can be saved as {format!r}; choose one of {known}")
     folder, style = Path(out), DARK if dark else LIGHT
     try:
@@ -101,7 +102,7 @@ def draw(names: Iterable[str] = (), out: Path | str = "figures", format: str = "
 def _check(name: str, format: str) -> None:
     if name not in FIGURES:
         raise unknown_name(f"no figure is called {name!r}", name, FIGURES, "the figures are")
-    if format in ANIMATION_FORMATS and FIGURES[name].animate is None:
+    if format == GIF and FIGURES[name].animate is None:
         moving = ", ".join(other for other, figure in FIGURES.items() if figure.animate)
         raise ValueError(f"the figure {name!r} does not move, so there is no {format} of it; those that do: {moving}")
 

@@ -1,0 +1,312 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,texts//py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 21. Llama: four parts of a block
+#
+# **The idea.** A block of a Llama is a block of GPT-2 with four parts changed: *RMSNorm* for LayerNorm, *rotary
+# positions* for a table of positions, heads that share keys and values (*grouped-query attention*), and a gate in the
+# feed-forward network (*SwiGLU*). What each is good for is a matter of training. What each costs can be counted:
+# parameters, bytes that backward needs, operations. We write the block forward and back, and count.
+#
+# *Sources.* Touvron et al. 2023, *Llama 2*, section 2.2, [arXiv:2307.09288](https://arxiv.org/abs/2307.09288). Su et
+# al. 2021, *RoFormer*, section 3.4, [arXiv:2104.09864](https://arxiv.org/abs/2104.09864). Ainslie et al. 2023, *GQA*,
+# section 2.2, [arXiv:2305.13245](https://arxiv.org/abs/2305.13245). Shazeer 2020, *GLU Variants Improve Transformer*,
+# section 2, [arXiv:2002.05202](https://arxiv.org/abs/2002.05202).
+
+# %%
+import numpy as np
+
+import zerosim as zs
+from zerosim.display.drawing import LIGHT, Drawing
+
+EPSILON, BASE = 1e-5, 10_000.0
+
+# %% [markdown]
+# ## Predict first
+#
+# B sequences of T tokens, C channels, H heads of D = C/H channels for queries and S heads for keys and values. GPT-2
+# has S = H, and its feed-forward network F = 4C channels inside; its block keeps 14·BTC + BHT² numbers for backward
+# (notebook 10).
+#
+# 1. RMSNorm divides by the root of the mean square: no mean, no bias. What does that save of what is kept?
+# 2. Rotary positions turn each query and key by an angle that grows with its place. What is kept for backward? And how
+#    does the score of two tokens change if both move on by 100 places?
+# 3. 32 heads of queries share 8 heads of keys and values. What becomes smaller, and does T² become cheaper?
+# 4. A gate makes three matrices of two. How wide is it at as many parameters, and what does it keep?
+#
+# Write your answers down, then read on.
+#
+# ## The parts, forward and back
+#
+# Each forward says what its backward needs, and each backward computes from that alone. In fp32; x has a row for each
+# token, (M, C) with M = BT.
+
+# %%
+def along(x, y):
+    """The sum over the last axis of x·y (..., 1)."""
+    return np.einsum("...n,...n->...", x, y)[..., None]
+
+
+def norm(x, w):
+    """x (M, C), w (C,) -> y (M, C), and a number for each row."""
+    scale = 1 / np.sqrt(along(x, x) / np.float32(x.shape[-1]) + np.float32(EPSILON))
+    return x * scale * w, scale
+
+
+def norm_back(x, scale, w, dy):
+    """dy (M, C) -> dx (M, C), dw (C,)"""
+    normal, g = x * scale, dy * w
+    return (g - normal * (along(g, normal) / np.float32(x.shape[-1]))) * scale, (dy * normal).sum(axis=0)
+
+
+def turned(x, sign=1):
+    """x (B, h, T, D): channels i and i + D/2 turned by t·BASE^(-2i/D) at place t; back with sign=-1."""
+    half = x.shape[3] // 2
+    angles = np.outer(np.arange(x.shape[2]), BASE ** (-np.arange(0, 2 * half, 2) / (2 * half)))
+    cos, sin = np.cos(angles).astype(np.float32), sign * np.sin(angles).astype(np.float32)
+    a, b = x[..., :half], x[..., half:]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+def attention(q, k, v):
+    """q (B, H, T, D), k and v (B, S, T, D) -> o (B, H, T, D), and the probabilities p (B, H, T, T)."""
+    share = q.shape[1] // k.shape[1]
+    scores = q @ np.repeat(k, share, axis=1).swapaxes(2, 3) * np.float32(q.shape[3]**-0.5)
+    scores[..., np.triu(np.ones(scores.shape[2:], bool), 1)] = -np.inf  # nobody sees what comes later
+    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    p /= np.einsum("...n->...", p)[..., None]
+    return p @ np.repeat(v, share, axis=1), p
+
+
+def attention_back(q, k, v, p, do):
+    """do (B, H, T, D) -> dq (B, H, T, D), dk and dv (B, S, T, D): of the heads that share, the sum."""
+    share = q.shape[1] // k.shape[1]
+    dp = do @ np.repeat(v, share, axis=1).swapaxes(2, 3)
+    ds = (dp - along(p, dp)) * p * np.float32(q.shape[3]**-0.5)
+    dk, dv = ds.swapaxes(2, 3) @ q, p.swapaxes(2, 3) @ do
+    return ds @ np.repeat(k, share, axis=1), *(sum(x[:, i::share] for i in range(share)) for x in (dk, dv))
+
+
+def gate(h):
+    """h (M, 2F), gate and up side by side -> silu(gate)·up (M, F)"""
+    g, up = np.split(h, 2, axis=1)
+    return g / (np.exp(-g) + 1) * up
+
+
+def gate_back(h, dy):
+    """dy (M, F) -> dh (M, 2F)"""
+    (g, up), s = np.split(h, 2, axis=1), 1 / (np.exp(-h[:, :h.shape[1] // 2]) + 1)
+    return np.concatenate([(g * (1 - s) + 1) * s * (dy * up), g / (np.exp(-g) + 1) * dy], axis=1)
+
+
+# %% [markdown]
+# ## The block
+
+# %%
+def heads(x, B, D):
+    """x (M, h·D) -> (B, h, T, D)"""
+    return x.reshape(B, len(x) // B, -1, D).swapaxes(1, 2)
+
+
+def rows(x):
+    """(B, h, T, D) -> (M, h·D)"""
+    return x.swapaxes(1, 2).reshape(x.shape[0] * x.shape[2], -1)
+
+
+def block(w, x, B, D):
+    """x (M, C) -> y (M, C), and what backward needs, by name; w: six arrays of weights by name."""
+    H = w["projection"].shape[0] // D
+    h, scale_1 = norm(x, w["norm_1"])
+    every = heads(h @ w["qkv"], B, D)
+    S = (every.shape[1] - H) // 2
+    qkv = rows(np.concatenate([turned(every[:, :H + S]), every[:, H + S:]], axis=1))
+    o, p = attention(*np.split(heads(qkv, B, D), [H, H + S], axis=1))
+    middle = rows(o) @ w["projection"] + x
+    h, scale_2 = norm(middle, w["norm_2"])
+    gate_up = h @ w["gate_up"]
+    z = gate(gate_up)
+    kept = {"x": x, "scale 1": scale_1, "qkv": qkv, "p": p, "o": rows(o), "mid": middle,
+            "scale 2": scale_2, "gate, up": gate_up, "product": z}
+    return z @ w["down"] + middle, kept
+
+
+def block_back(w, kept, dy, B, D):
+    """dy (M, C) -> dx (M, C), and the weights' gradients by name."""
+    x, scale_1, qkv, p, o, middle, scale_2, gate_up, z = kept.values()
+    H, dw = p.shape[1], {"down": z.T @ dy}
+    S = (qkv.shape[1] // D - H) // 2
+    dh = gate_back(gate_up, dy @ w["down"].T)
+    dw["gate_up"] = (middle * scale_2 * w["norm_2"]).T @ dh  # the norm's output is made again
+    dh, dw["norm_2"] = norm_back(middle, scale_2, w["norm_2"], dh @ w["gate_up"].T)
+    dy = dh + dy
+    dw["projection"] = o.T @ dy
+    do = heads(dy @ w["projection"].T, B, D)
+    dq, dk, dv = attention_back(*np.split(heads(qkv, B, D), [H, H + S], axis=1), p, do)
+    dh = rows(np.concatenate([turned(dq, -1), turned(dk, -1), dv], axis=1))
+    dw["qkv"] = (x * scale_1 * w["norm_1"]).T @ dh
+    dh, dw["norm_1"] = norm_back(x, scale_1, w["norm_1"], dh @ w["qkv"].T)
+    return dh + dy, dw
+
+
+def random_block(B, T, C, H, S, F, seed=0):
+    """Weights by name, x (M, C) and dy (M, C), fp32."""
+    shapes = {"norm_1": (C,), "qkv": (C, (H + 2 * S) * C // H), "projection": (C, C),
+              "norm_2": (C,), "gate_up": (C, 2 * F), "down": (F, C)}
+    random = np.random.default_rng(seed)
+    w = {name: random.standard_normal(shape).astype(np.float32) / 4 for name, shape in shapes.items()}
+    x, dy = random.standard_normal((2, B * T, C)).astype(np.float32)
+    return w, x, dy
+
+
+w, x, dy = random_block(B=2, T=32, C=24, H=4, S=2, F=64)
+_, kept = block(w, x, 2, 6)
+sizes = {name: one.size for name, one in kept.items()}
+sizes["together"] = sum(sizes.values())
+zs.draw.table(["kept", "numbers", "for each token"], [
+    (name, size, size / len(x)) for name, size in sizes.items()])
+
+# %% [markdown]
+# Question 1: **one number a token in place of two**, mean and deviation, and no bias; of all that is kept that is next
+# to nothing. Question 2: **nothing is kept for it.** Queries and keys are kept turned, and backward turns their
+# gradients back: a rotation's transpose is its inverse. Nor is anything learned, where GPT-2 has a table of C numbers
+# for each place. And two rotations make one, by the difference of the angles, so that a score knows how far apart two
+# tokens are, and not where:
+
+# %%
+q, k = np.random.default_rng(0).standard_normal((2, 1, 1, 1, 64)).astype(np.float32)
+q, k = (turned(np.repeat(one, 1200, axis=2))[0, 0] for one in (q, k))  # the same vector at each place
+for apart in (0, 1, 10, 100):
+    scores = [f"{q[place + apart] @ k[place]:.4f}" for place in (0, 100, 1000)]
+    print(f"{apart:3} places apart, from place 0, 100, 1,000 on:", *scores)
+
+# %% [markdown]
+# ## At the size of a Llama
+#
+# A block for one sequence of 2,048 tokens in bf16, by the package's layers on arrays without data. First GPT-2's at
+# 4,096 channels, then that of Llama 2 7B, the same with 8 heads of keys and values for 32 of queries, and that of
+# Llama 3 8B. Beside the measurement is what we count by hand, of operations those of the products alone.
+
+# %%
+T, C, H = 2048, 4096, 32
+BLOCKS = {"GPT-2's": (H, 4 * C, 2), "Llama 2's": (H, 11_008, 3), "with 8 shared": (8, 11_008, 3),
+          "Llama 3's": (8, 14_336, 3)}  # S, F, and the matrices of the feed-forward network
+
+
+def by_hand(T, C, H, S, F, matrices=3):
+    """For each token: the numbers kept, by name, and the operations of products."""
+    qkv = C * (H + 2 * S) // H
+    kept = {"x": C, "qkv": qkv, "o": C, "mid": C, "gate, up": (matrices - 1) * F, "product": F,
+            "p": H * T}
+    return kept, 2 * C * (qkv + C + matrices * F) + 4 * T * C
+
+
+def by_package(rank, config, policy="bf16", w=None, x=0.0, dy=None, B=1):
+    """A block by the package: what it keeps; or with dy, y, dx and the weights' gradients."""
+    model = zs.models.decoder(config)
+    unit, ctx = model.units[1], zs.Engine(rank, model, zs.optim.SGD(lr=0.1), policy=policy).context()
+    weights = dict(zip(unit.shapes, w.values(), strict=True)) if w else {
+        name: rank.xp.zeros(shape, ctx.dtype) for name, shape in unit.shapes.items()}
+    own = ctx.empty((B, config.context, config.channels), name="x")
+    own[...] = np.reshape(x, own.shape) if np.ndim(x) else x
+    y, kept = unit.forward(ctx, weights, own)
+    if dy is None:
+        return kept
+    dx, gradients = unit.backward(ctx, weights, kept, dy.reshape(y.shape))
+    return [y, dx, *gradients.values()]
+
+
+def alive(trace):
+    """Bytes of each array that forward made and did not free."""
+    return [life.nbytes for life in trace.lifetimes("activation") if life.died is None]
+
+
+counted, lines = {}, []
+for what, (S, F, matrices) in BLOCKS.items():
+    options = {"layers": 1, "channels": C, "heads": H, "context": T, "vocabulary": 1, "feed_forward": F}
+    config = (zs.models.GPTConfig(**options) if matrices == 2
+              else zs.models.LlamaConfig(**options, key_value_heads=S))
+    cluster = zs.NullCluster(1)  # arrays with a shape and no data
+    cluster.run(by_package, config)
+    counted[what], products = by_hand(T, C, H, S, F, matrices)
+    parameters = sum(np.prod(shape) for shape in zs.models.decoder(config).units[1].shapes.values())
+    flops = sum(row.flops for row in cluster.trace[0].rows if hasattr(row, "flops"))
+    lines.append((what, *(f"{number:.1f}" for number in (
+        parameters / 1e6, sum(alive(cluster.trace[0])) / 1e6, 2 * T * sum(counted[what].values()) / 1e6,
+        flops / 1e9, T * products / 1e9))))
+columns = ["block", ">parameters (M)", ">kept (MB)", ">by hand", ">operations (G)", ">products by hand"]
+zs.draw.table(columns, lines)
+
+# %% [markdown]
+# Question 3: **parameters and what is kept of queries, keys and values, both by half of qkv**, and the operations of
+# that product. The probabilities are a matter of the 32 heads that ask: neither their bytes nor the operations with T²
+# change. (What a model that writes remembers of each token, its keys and values, is a fourth.)
+#
+# Question 4: three matrices of 8C/3 have the parameters of two of 4C. They keep gate, up and their product, 3 · 8C/3,
+# which is GPT-2's 4C before its GELU and 4C after it. Llama 2's 11,008 are a little more than 8C/3, Llama 3's 14,336 as
+# many as 3.5C. In numbers for each token, by C (of GPT-2 "gate, up" is what the GELU is given, "product" its output):
+
+# %%
+def bars():
+    """What a block keeps for each token, stacked by tensor."""
+    title = "Numbers that a block keeps for each token, in multiples of its channels"
+    with LIGHT.figure(11, 4.2, title) as figure:
+        axes = figure.add_axes((0.13, 0.12, 0.85, 0.72))
+        for row, kept in enumerate(counted.values()):
+            left = 0
+            for color, (name, numbers) in enumerate(kept.items()):
+                width = numbers / kept["x"]
+                axes.barh(row, width, left=left, color=f"C{color}", alpha=0.5, height=0.7)
+                axes.text(left + width / 2, row, f"{name}\n{width:.3g}", ha="center", va="center", size=10)
+                left += width
+        axes.set(yticks=range(len(counted)), yticklabels=counted)
+        axes.invert_yaxis()
+    words = "; ".join(f"{what}: {sum(kept.values()) / kept['x']:.1f}" for what, kept in counted.items())
+    return Drawing("llama-blocks", title, f"{title}. {words}.", LIGHT, figure)
+
+
+bars()
+
+# %% [markdown]
+# What a Llama changes in memory is little beside p, H·T numbers for each token; attention in tiles keeps none of them
+# (notebook 10).
+#
+# ## Try it
+#
+# * Turn values too, in `block`. Which bits change, and does a score still depend on the distance alone?
+# * Keep queries and keys as they were before the turn. What does backward have to do then, and do bits change?
+# * `S = 1` at the size of a Llama: what is saved from 8 to 1, beside 32 to 8?
+# * Keep only gate and up, and make the product again in `block_back`. How many bytes and operations is that? (Notebook
+#   10 has the question for all tensors.)
+# * In a shell: `zerosim train --model llama-micro --stage 3 --steps 20`.
+#
+# ## Proof
+#
+# By hand and by the package, in fp32: the same bits of the block's output, of the gradient of its input, and of those
+# of its six weights; the same bytes kept, tensor by tensor; and those of the formula.
+
+# %%
+for B, T, C, H, S, F in ((2, 8, 12, 2, 1, 20), (1, 16, 32, 4, 4, 24), (2, 32, 24, 4, 2, 64)):
+    w, x, dy = random_block(B, T, C, H, S, F)
+    config = zs.models.LlamaConfig(1, C, H, T, vocabulary=1, key_value_heads=S, feed_forward=F)
+    y, kept = block(w, x, B, C // H)
+    dx, dw = block_back(w, kept, dy, B, C // H)
+    theirs = zs.Cluster(1).run(by_package, config, "fp32", w, x, dy, B)[0]
+    for mine, other in zip([y, dx, *(dw[name] for name in w)], theirs, strict=True):
+        assert mine.tobytes() == other.tobytes(), (B, T, C, H, S, F)
+    cluster = zs.Cluster(1)
+    theirs = cluster.run(by_package, config, "fp32", w, x, None, B)  # still there when we count
+    assert sorted(alive(cluster.trace[0])) == sorted(one.nbytes for one in kept.values())
+    numbers, _ = by_hand(T, C, H, S, F)
+    assert B * T * (sum(numbers.values()) + 2) == sum(one.size for one in kept.values())
+    print(f"{H} heads, {S} of keys and values: by hand and by the package the same bits, and bytes kept")
