@@ -48,7 +48,7 @@ def bench(
 
 
 def _rows() -> tuple[Any, Any]:
-    """What measures and what draws: of this checkout, or installed with the package."""
+    """The modules that measure and that draw: of this checkout, or installed with the package."""
     if find_spec("zerosim.speed_rows") is not None:
         from zerosim.speed_rows import curves, runner  # type: ignore[import-untyped]  # in a wheel
 

@@ -271,7 +271,7 @@ def job_of(setting: StepSetting) -> closed_forms.Job:
 
 
 def formulas(setting: StepSetting) -> list[tuple[str, str, str, str, list[int]]]:
-    """What is held at rest and sent in the step, row by row: "held" or "sent", the kind or the purpose, the formula,
+    """The bytes held at rest and sent in the step, row by row: "held" or "sent", the kind or the purpose, the formula,
     the formula with today's numbers, and its value for each rank."""
     job = job_of(setting)
     held, shards, total = closed_forms.resting_nbytes(job), job.shards, sum(job.padded_lengths)
@@ -310,7 +310,7 @@ class RunChunk:
 
     @property
     def data(self) -> dict[str, Any]:
-        """What is in it."""
+        """Its runs and their columns."""
         found: dict[str, Any] = json.loads(zlib.decompress(self.deflated))
         return found
 

@@ -106,7 +106,7 @@ def _remarks(found: Plan) -> Iterator[str]:
 
 
 def _held_to(config: PlanConfig) -> str:
-    """How good the seconds are; docs/plan.md has the published steps."""
+    """The steps that the seconds were compared with, all in docs/plan.md."""
     if not config.options.offload.is_none:
         return ", and no more than a hint: the published steps with offload took twice as long"
     if config.runtime == DEEPSPEED:

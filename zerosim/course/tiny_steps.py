@@ -38,7 +38,7 @@ def text_of(value: Any) -> str:
 
 @dataclass
 class LineRecording:
-    """What one step of a stage did. ``lines`` has a row for each line that a rank came to: rank, number of the line,
+    """One step of a stage, as it ran. ``lines`` has a row for each line that a rank came to: rank, number of the line,
     depth of calls, the function's name, and its values by name; ``states`` has, by the row before which it was so, what
     every rank keeps, what lies in its inbox and what it has sent so far."""
 
@@ -46,7 +46,7 @@ class LineRecording:
     states: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        """The tracer: of the file's functions that a step calls it is told every line, of others nothing."""
+        """The tracer: of the file's functions that a step calls it sees every line, of others nothing."""
         if frame.f_code.co_filename != tiny.__file__ or not (calls := calls_of(frame)):
             return None
         if event == "line" and not frame.f_code.co_name.startswith("<"):

@@ -39,7 +39,7 @@ def explored_html(title: str, chunks: Mapping[str, bytes], machine: str, *, lead
 
 
 def machine_words(machine: Machine) -> str:
-    """What a run was replayed on."""
+    """The machine on which a run was replayed, in words."""
     device, network = machine.device, machine.network
     links = [(f"links {network.inside.name}", network.inside)]
     links += [(f"between nodes {network.between.name}", network.between)] if network.between else []

@@ -80,15 +80,15 @@ class ModelShape:
         return self.units if self.transformer is None else self.units[1:-1]
 
     @cached_property
-    def alike(self) -> tuple[int, ...]:
+    def first_equal(self) -> tuple[int, ...]:
         """Of each block the place of the first one with equal tensors."""
         first = dict[tuple[TensorShape, ...], int]()
         return tuple(first.setdefault(block.tensors, place) for place, block in enumerate(self.blocks))
 
     def of_blocks(self, count: Callable[[int], Counted]) -> list[Counted]:
-        """What is counted of each block, by its place, once for equal ones."""
-        counted = {place: count(place) for place in dict.fromkeys(self.alike)}
-        return [counted[place] for place in self.alike]
+        """A count of each block, by its place, made once for equal ones."""
+        counted = {place: count(place) for place in dict.fromkeys(self.first_equal)}
+        return [counted[place] for place in self.first_equal]
 
     @cached_property
     def unit_lengths(self) -> tuple[int, ...]:
