@@ -118,7 +118,7 @@ class Ring {
     // Two that send to each other go by two ways; a message is seen between the boxes of its ends.
     const apart = call.group.length === 2 ? 0.2 : 0;
     const control = [(from[0] + to[0]) / 2 + (to[1] - from[1]) * apart, (from[1] + to[1]) / 2 - (to[0] - from[0]) * apart];
-    const edge = this.run.ranks.length > 4 ? 0.3 : 0.24;
+    const edge = 0.36; // so that no name is under a message
     const share = edge + (1 - 2 * edge) * Math.min(1, Math.max(0, (state.clock - hop.start) / (hop.end - hop.start)));
     const at = [0, 1].map((axisOf) => (1 - share) ** 2 * from[axisOf] + 2 * share * (1 - share) * control[axisOf] + share ** 2 * to[axisOf]);
     const lit = state.link?.call === call.number ? " lit" : "";
