@@ -39,7 +39,7 @@ demo: $(CORE)  ## run the worked example: 4 weights, 2 ranks, ZeRO's stages 0 to
 notebook: $(LAB)  ## open JupyterLab on the first notebook (NOTEBOOK=notebooks/04_rings.ipynb opens that one)
 	$(BIN)/jupyter lab --config=notebooks/lab_config.py $(OPTIONS) $(or $(NOTEBOOK),$(FIRST))
 
-test: $(DEV)  ## run the tests (about 4 minutes of one core, 2 of two)
+test: $(DEV)  ## run the tests (two to three minutes of two cores)
 	$(ONE_THREAD) $(PYTEST)
 
 test-all: $(DEV) $(NVRTC)  ## run all tests, the slow ones too, with many more examples
