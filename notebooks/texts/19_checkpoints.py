@@ -168,7 +168,7 @@ zs.draw.table(("forgotten", *columns), rows)
 
 # %% [markdown]
 # Question 2: **only the place in the data**, and as a success: the model has seen these data. Without the count Adam
-# corrects the moments of three steps as those of a first one, too much; here that looks like luck. Who tests a checkpoint
+# corrects the moments of three steps as those of a first one, too much; here that looks like luck. Who tests one
 # compares bits, some steps later, with a training that did not stop.
 #
 # ## Four files, other readers
