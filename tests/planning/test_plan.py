@@ -310,7 +310,7 @@ def some_row_fits(config):
 
 @pytest.mark.parametrize("runtime", ["zerosim", "fsdp2"])
 def test_the_largest_batch_sequence_and_model_fit_with_the_margin_and_one_more_does_not(runtime):
-    asked = plan_config("llama-2-7b", **LLAMA, runtime=runtime, stage=3)
+    asked = plan_config("llama-2-7b", **LLAMA, runtime=runtime)
     most = questions.largest_batch(asked)
     assert most > 4
     assert [some_row_fits(replace(asked, batch=batch)) for batch in (most, most + 1)] == [True, False]

@@ -31,8 +31,8 @@ def by_kind(model, asked):
     return {(row.stage, row.recompute): row for row in zs.plan(model, recompute=POLICIES, **asked).rows}
 
 
-@given(MODELS, OPTIONS, st.sampled_from(["batch", "sequence", "micro_batches", "ranks", "margin", "device"]))
-def test_columns_add_up_more_costs_no_less_and_a_faster_device_takes_no_longer(model, asked, dearer):
+@given(MODELS, OPTIONS)
+def test_columns_add_up_more_costs_no_less_and_a_faster_device_takes_no_longer(model, asked):
     found, config = by_kind(model, asked), zs.planning.plan_config(model, **asked)
     for row in found.values():
         assert row.total_nbytes == row.states_nbytes + row.transient_nbytes + row.overhead_nbytes == sum(
@@ -49,16 +49,17 @@ def test_columns_add_up_more_costs_no_less_and_a_faster_device_takes_no_longer(m
         # The input of a checkpointed block is held beside what is made again of it.
         held = 4 * asked["batch"] * asked["sequence"] * model.transformer.channels
         assert rows[0].total_nbytes + held >= max(row.total_nbytes for row in rows)
-    value = {"batch": asked["batch"] + 1, "sequence": asked["sequence"] + 64, "micro_batches":
-             asked["micro_batches"] + 1, "ranks": asked["ranks"] // 2, "margin": 0.5, "device": "a100-40"}[dearer]
-    if (dearer, value) == ("ranks", 1) or (dearer, asked["device"]) == ("device", "mi300x"):
-        return  # one rank has no buckets; another maker's card is no faster or slower one
-    for key, other in by_kind(model, asked | {dearer: value}).items():
-        row = found[key]
-        own = (other.overhead_nbytes, row.overhead_nbytes) if dearer == "device" else (0, 0)  # cuBLAS's is the card's
-        assert other.total_nbytes - own[0] >= row.total_nbytes - own[1], key
-        assert row.has_margin or not other.has_margin, key
-        assert dearer == "ranks" or other.step_seconds >= row.step_seconds * (1 - 1e-9), key
+    dearer = {"batch": asked["batch"] + 1, "sequence": asked["sequence"] + 64, "micro_batches":
+              asked["micro_batches"] + 1, "ranks": asked["ranks"] // 2, "margin": 0.5, "device": "a100-40"}
+    for name, value in dearer.items():
+        if (name, value) == ("ranks", 1) or (name, asked["device"]) == ("device", "mi300x"):
+            continue  # one rank has no buckets; another maker's card is no faster or slower one
+        for key, other in by_kind(model, asked | {name: value}).items():
+            row = found[key]
+            own = (other.overhead_nbytes, row.overhead_nbytes) if name == "device" else (0, 0)  # cuBLAS's is the card's
+            assert other.total_nbytes - own[0] >= row.total_nbytes - own[1], (name, key)
+            assert row.has_margin or not other.has_margin, (name, key)
+            assert name == "ranks" or other.step_seconds >= row.step_seconds * (1 - 1e-9), (name, key)
 
 
 @given(MODELS, OPTIONS)

@@ -31,6 +31,7 @@ from zerosim.course.worked_example import (
     Watched,
     WatchedUnit,
     decimal,
+    look_at_the_update,
     sample_of,
 )
 from zerosim.display.replayed import MACHINE
@@ -197,12 +198,7 @@ def _looked_at(rank: Rank, setting: StepSetting) -> StepRecorder:
         recorder.loss += tape.loss / setting.micro
         engine.backward(tape, last=number == setting.micro)
         recorder.look(engine, f"backward {number}")
-    engine.reduce()
-    recorder.look(engine, "reduce")
-    recorder.skipped = engine.update().skipped
-    recorder.look(engine, "update")
-    engine.all_gather_parameters()
-    recorder.look(engine, "end")
+    look_at_the_update(engine, recorder)
     recorder.passes[:] = passes
     return recorder
 

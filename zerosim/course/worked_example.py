@@ -245,15 +245,20 @@ def one_step(rank: Rank, example: Example, engines: Sequence[Watched], step: int
     recorder.loss = tape.loss
     engine.backward(tape)
     recorder.look(engine, "backward")
+    look_at_the_update(engine, recorder)
+    recorder.passes[:] = passes
+    passes.clear()
+    return recorder
+
+
+def look_at_the_update(engine: Engine, recorder: StepRecorder) -> None:
+    """All that follows the last backward, and a look after each part of it."""
     engine.reduce()
     recorder.look(engine, "reduce")
     recorder.skipped = engine.update().skipped
     recorder.look(engine, "update")
     engine.all_gather_parameters()
     recorder.look(engine, "end")
-    recorder.passes[:] = passes
-    passes.clear()
-    return recorder
 
 
 # -- from the ranks' traces to events: what all ranks did, in order, with the bytes that each sent and holds ----------
