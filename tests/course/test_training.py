@@ -144,7 +144,7 @@ def test_whose_bits_are_equal_is_found_and_said():
             (compared("optimizer"), [["sgd"], ["adamw"], ["lion"], ["muon"]],
              ["learning rate 0.2 0.002 0.001 0.05", "layout per_unit per_unit per_unit whole_matrices"]),
             (compared("recompute"), [["none", "sub_block", "selective", "block"], ["tiled"]],
-             ["bit for bit: none, sub_block, selective, block; tiled."]),
+             ["bit for bit: none, sub_block, selective, block. In weights that no other run has: tiled."]),
             (compared(values=(0, 3), lr=1e30), [[0, 3]],  # which see the same NaNs
              ["stage 0 diverged: from step 2 on its loss is not finite."])]:
         assert found.same_bits == groups

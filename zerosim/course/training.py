@@ -786,8 +786,10 @@ def _comparison_parts(found: Comparison) -> Iterator[Part | str]:
     elif len(found.same_bits) == len(found.runs):
         yield "No two runs ended in the same weights."
     else:
-        groups = "; ".join(", ".join(map(str, values)) for values in found.same_bits)
-        yield f"These ended in the same weights, bit for bit: {groups}."
+        groups = "; ".join(", ".join(map(str, values)) for values in found.same_bits if len(values) > 1)
+        alone = ", ".join(str(values[0]) for values in found.same_bits if len(values) == 1)
+        yield (f"These ended in the same weights, bit for bit: {groups}."
+               + (f" In weights that no other run has: {alone}." if alone else ""))
 
 
 def _rows(found: Comparison) -> list[tuple[str, ...]]:
