@@ -70,7 +70,8 @@ def normal_numbers(ranks):
 # ## `fully_shard` by hand
 #
 # One call of `fully_shard` makes a *group* of parameters: gathered by one collective, reduced by one. Each rank rests
-# with its rows of every parameter, so many as `torch.chunk` gives, and on the wire the last ones are filled up:
+# with its rows of every parameter, so many as `torch.chunk` gives, and on the wire the last ones are filled up. These
+# are rows of `nn.Linear.weight`, which is (out, in); zerosim's weights are (in, out), so that we transpose:
 
 # %%
 def rows(whole, ranks):
@@ -132,13 +133,13 @@ class ShardedGroup:
 # %%
 def step_by_hand(rank, weights, batches, reshard_after_forward=None):
     """One step on this rank's batch, x (2, 6) and target (2, 3); the weights after it, gathered."""
-    layers = [{name: weights[name] for name in unit.shapes} for unit in MODEL.units]
+    layers = [{name: weights[name].T for name in unit.shapes} for unit in MODEL.units]  # as PyTorch's
     groups = [ShardedGroup(rank, layer) for layer in layers]
     x, target = batches[rank.index]
     saved = []
     for group in groups:
         is_root = group is groups[-1]
-        w, b = group.unshard().values()
+        w, b = (np.ascontiguousarray(one.T) for one in group.unshard().values())
         saved.append(x)
         x = x @ w + b if is_root else np.maximum(x @ w + b, 0)
         if reshard_after_forward or (reshard_after_forward is None and not is_root):
@@ -146,11 +147,11 @@ def step_by_hand(rank, weights, batches, reshard_after_forward=None):
     dy = (x - target) / np.float32(len(x))
     for group, x in zip(reversed(groups), reversed(saved), strict=True):
         (w_name, w), (b_name, _) = group.unshard().items()
-        gradients = {w_name: x.T @ dy, b_name: dy.sum(0)}
-        dy = (dy @ w.T) * (x > 0)
+        gradients = {w_name: (x.T @ dy).T, b_name: dy.sum(0)}
+        dy = (dy @ w) * (x > 0)
         group.whole = None
         group.reduce(gradients)
-    return {name: w.copy() for group in groups for name, w in group.unshard().items()}
+    return {name: w.T.copy() for group in groups for name, w in group.unshard().items()}
 
 
 def step_of_engine(rank, weights, batches, options):
@@ -175,13 +176,41 @@ def same(one, other):
 # %%
 settings = zs.from_fsdp(mesh=(2,), root_units=("layer1",))
 print(settings)
-layout = zs.layout_of(MODEL, 2)
-owned = [[len(rows(np.empty(shape), 2)[index]) for shape in MODEL.shapes.values()] for index in range(2)]
-zs.draw.table(["two ranks", "fully_shard: rows of each parameter",
-               "zerosim: elements of layer0, layer1, padding too"],
-              [(f"rank {index}", ", ".join(map(str, owned[index])),
-                ", ".join(str(one.bounds[index + 1] - one.bounds[index]) for one in layout.regions))
-               for index in range(2)])
+ROWS = {"0.weight (5, 6)": 5, "0.bias (5)": 5, "2.weight (3, 5)": 3, "2.bias (3)": 3}  # by PyTorch's names
+
+
+def resting(ranks):
+    """Each rank's rows of each parameter, and how many elements of each unit zerosim has there."""
+    units = zs.layout_of(MODEL, ranks).regions
+    for index in range(ranks):
+        here = [rows(range(count), ranks)[index] for count in ROWS.values()]
+        yield (f"{index} of {ranks}", *(", ".join(map(str, one)) or "none" for one in here),
+               ", ".join(str(unit.bounds[index + 1] - unit.bounds[index]) for unit in units))
+
+
+zs.draw.table(["rank", *ROWS, "zerosim: layer0, layer1"],
+              [row for ranks in (2, 3, 4) for row in resting(ranks)],
+              "fully_shard: which rows of a parameter lie where; zerosim: how many elements, with padding")
+
+# %% [markdown]
+# PyTorch's own shards on 2, 3 and 4 processes are these rows, `parameter.to_local()`. DeepSpeed cuts in a third way.
+# Its stages 1 and 2 make one vector of all parameters and fill it up to a multiple of 2N, so that every rank's part
+# begins at a multiple of 4 bytes, two 16-bit numbers, as NCCL was to have it (`nccl_start_alignment_factor`, in
+# `runtime/zero/stage_1_and_2.py`). Stage 3 fills each parameter up to a multiple of N (`_aligned_size`, in
+# `partition_parameters.py`):
+
+# %%
+def parts_of_deepspeed(stage, ranks):
+    """Elements of each vector that a rank has."""
+    counts = [int(np.prod(shape)) for shape in MODEL.shapes.values()]
+    vectors, multiple = (counts, ranks) if stage == 3 else ([sum(counts)], 2 * ranks)
+    return [-(-count // multiple) * multiple // ranks for count in vectors]
+
+
+for ranks in (2, 3):
+    units = [unit.bounds[1] for unit in zs.layout_of(MODEL, ranks).regions]
+    print(f"{ranks} ranks: {parts_of_deepspeed(2, ranks)} of a rank at stages 1 and 2, "
+          f"{parts_of_deepspeed(3, ranks)} at stage 3; zerosim {units}")
 
 # %% [markdown]
 # Question 1: who owns a weight decides where in the ring its sum begins. Two numbers have one sum; three, added in
@@ -399,6 +428,7 @@ zs.draw.table(["steps", "bf16 weights that differ"], differing)
 
 # %%
 facts = tomllib.loads(files("zerosim.course.published").joinpath("peers.toml").read_text("utf-8"))
+VERDICTS = {"equal": "equal in every bit", "order": "of some order", "rounding": "rounded in another place"}
 found = {}
 for row in facts["row"]:
     kind = {"refused": "refused", "bound": "fp32"}.get(row["verdict"], "16 bits")
@@ -406,17 +436,19 @@ for row in facts["row"]:
     found.setdefault((program, f"{row['ranks']} ranks", kind), []).append(row)
 lines = []
 for key, runs in sorted(found.items()):
-    equal, ordered = (sum(run["verdict"] == word for run in runs) for word in ("equal", "order"))
+    judged = [sum(run["verdict"] == verdict for run in runs) for verdict in VERDICTS]
     largest = f"{max(run['largest'] for run in runs):.1e}" if key[2] != "refused" else ""
-    lines.append((*key, len(runs), equal, ordered, largest))
-zs.draw.table(["program", "on", "numbers", "runs", "equal in every bit", "of some order",
-               "largest difference"], lines)
+    lines.append((*key, len(runs), *judged, largest))
+zs.draw.table(["program", "on", "numbers", "runs", *VERDICTS.values(), "largest difference"], lines)
 
 # %% [markdown]
 # In 16 bits on two ranks all but one are equal, and in fp32 none is: there the last bits of a matrix product show,
-# which every library adds in its own order. The one rounds its mean to bf16 once more. On four ranks something else
-# sets in. gloo adds round a ring as zerosim does; found by values whose sums tell orders apart, its ring runs the
-# other way. Predict: from how many ranks on does the direction show?
+# which every library adds in its own order. The one rounds its mean to bf16 once more. On three ranks DeepSpeed's parts
+# are not zerosim's (above), so that another rank owns a weight, and begins its sum. On four ranks two of PyTorch's four
+# runs are equal: FSDP2 on a 2×2 mesh, where each sum has two addends. The third, of the same mesh, adds up replicas
+# after each micro-batch, where zerosim adds up micro-batches first. The fourth is on one ring, and there something else
+# sets in: gloo adds round a ring as zerosim does; found by values whose sums tell orders apart, its ring runs the other
+# way. Predict: from how many ranks on does the direction show?
 
 # %%
 def round_the_ring(addends, direction):

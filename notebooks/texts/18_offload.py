@@ -20,7 +20,7 @@
 # for a small batch as for a large one. Who does not want to pay them computes meanwhile with weights that are one step
 # old, a *delayed update*, and that does change bits.
 #
-# *Sources.* Ren et al. 2021, *ZeRO-Offload: Democratizing Billion-Scale Model Training*, sections 3 to 5,
+# *Sources.* Ren et al. 2021, *ZeRO-Offload: Democratizing Billion-Scale Model Training*, sections 3 to 6,
 # [arXiv:2101.06840](https://arxiv.org/abs/2101.06840).
 
 # %%
@@ -210,7 +210,8 @@ zs.draw.table(columns, rows)
 # %% [markdown]
 # Question 4: **step 2's**, which computes with the first weights once more. From then on every gradient is of where the
 # weights were a step ago. The less they have moved since, the less it matters: in the end the loss is 1, 4 and 20 %
-# larger. Ren et al. begin to delay after 40 steps, and then see no difference in the loss.
+# larger. Ren et al. (section 6.2.4) delay from step 40 on: a GPT-2's loss lags a little up to step 5,000, and then is
+# that without a delay; BERT-large, fine-tuned, comes to the same F1 score, 92.8.
 #
 # ## Try it
 #

@@ -162,6 +162,12 @@ def reduced(vectors: np.ndarray, collective: str, dtype: str) -> np.ndarray:
     return part.float().numpy()
 
 
+def shards(weights: Weights) -> Weights:
+    """This rank's rows of each parameter under ``fully_shard``, by PyTorch's names."""
+    model = fully_shard(model_of(weights))
+    return {name: parameter.to_local().detach().numpy().copy() for name, parameter in model.named_parameters()}
+
+
 def several(function: str, calls: list[tuple]) -> list:
     """One job of many calls of another."""
     warnings.simplefilter("ignore")

@@ -1,4 +1,5 @@
-"""The order in which gloo adds, found by values whose sum tells orders apart, and the same order by zerosim."""
+"""The order in which gloo adds, found by values whose sum tells orders apart, and the same order by zerosim; and which
+rows lie where under ``fully_shard``."""
 
 from itertools import permutations
 
@@ -56,3 +57,13 @@ def test_a_short_all_reduce_of_gloo_is_of_some_order_too(ranks):
             total = total + addend
         fits |= total == there
     assert fits.all()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_fully_shard_leaves_on_a_rank_the_rows_of_outputs_that_notebook_16_says(ranks):
+    shapes = zs.models.MLP([6, 5, 3]).shapes
+    weights = {name: np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for name, shape in shapes.items()}
+    for rank, found in enumerate(launch("tests.peers.jobs:shards", ranks, weights)):
+        for mine, whole in zip(found.values(), weights.values(), strict=True):
+            each = -(-whole.shape[-1] // ranks)  # PyTorch's weights are (outputs, inputs)
+            assert np.array_equal(mine, whole.T[each * rank:each * (rank + 1)])
