@@ -164,7 +164,7 @@ def reduced(vectors: np.ndarray, collective: str, dtype: str) -> np.ndarray:
 
 def shards(weights: Weights) -> Weights:
     """This rank's rows of each parameter under ``fully_shard``, by PyTorch's names."""
-    model = fully_shard(model_of(weights))
+    model = fully_shard(model_of(weights), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     return {name: parameter.to_local().detach().numpy().copy() for name, parameter in model.named_parameters()}
 
 
