@@ -14,14 +14,12 @@
 # %% [markdown]
 # # 20. Nodes: what crosses a slow link
 #
-# **The idea.** NVLink joins the GPUs of one machine, a *node*; network cards join nodes, and are many times slower. So
-# what counts is not what a step sends, but how much of it crosses from node to node. Less crosses if more is kept
-# inside, which costs memory (*hybrid sharding*, *hpZ*), or if numbers have fewer bits on their way, which changes the
-# result (*qwZ*, *qgZ*; the last three are ZeRO++).
+# **The idea.** Inside a machine, a *node*, GPUs talk over NVLink; between nodes over a network many times slower.
+# So what counts is how much of a step crosses. Less does if more is kept inside, which costs memory (*hybrid sharding*,
+# *hpZ*), or if numbers have fewer bits on their way, which changes the result (*qwZ*, *qgZ*; the last three: ZeRO++).
 #
-# *Sources.* Zhang et al. 2022, *MiCS: Near-linear Scaling for Training Gigantic Model on Public Cloud*, section 3,
-# [arXiv:2205.00119](https://arxiv.org/abs/2205.00119). Wang et al. 2023, *ZeRO++: Extremely Efficient Collective
-# Communication for Giant Model Training*, section 3, [arXiv:2306.10209](https://arxiv.org/abs/2306.10209).
+# *Sources.* Zhang et al. 2022, *MiCS*, section 3, [arXiv:2205.00119](https://arxiv.org/abs/2205.00119). Wang et al.
+# 2023, *ZeRO++*, section 3, [arXiv:2306.10209](https://arxiv.org/abs/2306.10209).
 
 # %%
 from dataclasses import replace
@@ -36,17 +34,13 @@ from zerosim.numerics.quantization import ZeroPlusPlus
 BF16, BLOCK, MESH = np.dtype("bfloat16"), 64, zs.Mesh(2, 4)  # two nodes of four ranks
 MODEL = zs.models.MLP([64, 48], bias=False)  # one layer: what holds for it holds for each
 (FIRST,) = zs.models.first_weights(MODEL).values()  # (64, 48), fp32
-PSI = 2 * FIRST.size  # bytes of the weights, or of the gradient, in bf16
 WAYS = "flat", "hybrid", "hpz", "qwz", "qgz", "hpz+qwz+qgz"
 
 # %% [markdown]
 # ## Predict first
 #
-# Two nodes of four ranks each.
-#
-# 1. They reduce-scatter a vector on one ring, 0, 1, ..., 7. What share of it leaves each node? Can it be less?
-# 2. ZeRO-3 moves the weights twice a step and the gradients once. Which of the three has to cross? What does it cost to
-#    keep the others inside?
+# 1. Two nodes of four ranks reduce-scatter a vector on one ring of 8. What share leaves a node? Can it be less?
+# 2. ZeRO-3 moves weights twice a step, gradients once. What has to cross? What does it cost to keep the rest inside?
 # 3. Weights cross as 8-bit integers, 64 of which share a scale. How far off are they at most, and if one is huge?
 # 4. Gradients travel in 4 bits, on a ring of N ranks. How often is a sum rounded on its way?
 #
@@ -130,8 +124,7 @@ for ranks in (8, 64):
 # ## A step of ZeRO-3, in six ways
 #
 # - **flat**: notebook 8's. Each rank has 1/N of the weights, gathered for forward and again for backward.
-# - **hybrid sharding**: states are cut among the ranks of a node, and each node has all of them. No gather leaves a
-#   node, and gradients cross once a step, whatever the number of micro-batches.
+# - **hybrid sharding**: each node has all states, cut among its ranks: no gather leaves it. Gradients cross once.
 # - **hpZ**: of what forward has gathered a rank keeps a *secondary shard*, cut inside its node, for backward.
 # - **qwZ**: weights are gathered in 8 bits. **qgZ**: gradients are added in 4, inside nodes and then across.
 
@@ -162,14 +155,15 @@ def train_by_hand(rank, mesh, way, steps=2):
     inside, across, bits = mesh.inside(rank), mesh.across(rank), 8 if "qwz" in way else 16
     owners = inside if way == "hybrid" else rank  # among whom states are cut
     master = np.split(FIRST.ravel(), owners.size)[owners.index].copy()
-    shard = master.astype(BF16)
     for step in range(1, steps + 1):
+        shard = master.astype(BF16)
         w = gathered(owners, shard, bits)  # for forward
         second = np.split(w, inside.size)[inside.index]  # what hpZ keeps of it
         x, target = (one.astype(np.float32) for one in batch(rank.index, step))
         y = (x @ w.reshape(FIRST.shape).astype(np.float32)).astype(BF16).astype(np.float32)
         dy = ((y - target) / np.float32(len(x))).astype(BF16)
-        gathered(*(inside, second) if "hpz" in way else (owners, shard, bits))  # for the layer before, if any
+        again = (inside, second) if "hpz" in way else (owners, shard, bits)
+        gathered(*again)  # for backward: what the layer before needs, if there is one
         dw = (x.T @ dy.astype(np.float32)).astype(BF16).ravel()
         if "qgz" in way:
             of_node = added(inside, by_place(dw, mesh))
@@ -179,49 +173,36 @@ def train_by_hand(rank, mesh, way, steps=2):
         if way == "hybrid":
             sums = across.all_reduce(sums, purpose="gradients")
         master -= np.float32(0.5) * (sums.astype(np.float32) / np.float32(rank.size))  # SGD
-        shard = master.astype(BF16)
     kept = shard.nbytes + master.nbytes + sums.nbytes + ("hpz" in way) * second.nbytes
-    return (shard, master), kept, np.mean((y - target)**2)
+    return (master.astype(BF16), master), kept, np.mean((y - target)**2)
 
-
-# %% [markdown]
-# ## What crosses
 
 # %%
 clusters, rows = {way: zs.Cluster(8) for way in WAYS}, []
 for way, cluster in clusters.items():
     _, kept, _ = cluster.run(train_by_hand, MESH, way, 1)[0]
-    crossed = [sum(MESH.sent_nbytes_across(cluster.trace, purpose)) / MESH.nodes / PSI
+    crossed = [sum(MESH.sent_nbytes_across(cluster.trace, purpose)) / MESH.nodes / (2 * FIRST.size)
                for purpose in ("parameters", "gradients")]
     losses = [loss for *_, loss in zs.Cluster(8).run(train_by_hand, MESH, way, 100)]
     rows.append((way, kept, *(f"{vectors:.3f}" for vectors in (*crossed, sum(crossed))), f"{np.mean(losses):.1e}"))
 columns = ["", "bytes kept", ">weights cross", ">gradients", ">together", ">loss, step 100"]
-zs.draw.table(columns, rows, f"What leaves a node in a step, in Ψ = {PSI:,} bytes")
+zs.draw.table(columns, rows, f"What leaves a node in a step, in Ψ = {2 * FIRST.size:,} bytes, the weights in bf16")
 
 # %% [markdown]
 # Question 2: **nothing but gradients has to cross**, if every node has all states: with Adam's 16P/R bytes of P
-# parameters on each rank in place of 16P/N. hpZ pays 2P/R to keep the second gather inside. In Ψ a node sends
-# $3(N-1)/N$ by ZeRO-3, $2(M-1)/M$ by hybrid sharding, and $\frac{17}{32}(N-1)/N + \frac{9}{32}(M-1)/M$ by all of
-# ZeRO++, whose numbers have 8 or 4 bits of 16, and half a bit of a scale: **less than a quarter of ZeRO-3's**.
-#
-# hpZ has ZeRO-3's bits. Hybrid sharding adds in another order, the others round more: what that costs is a question of
-# the model, and this one hardly notices. Who sends how much to whom:
+# parameters on a rank in place of 16P/N. hpZ pays 2P/R to keep the second gather inside. ZeRO-3 sends $3(N-1)/N$ Ψ,
+# hybrid sharding $2(M-1)/M$, all of ZeRO++ $\frac{17}{32}(N-1)/N + \frac{9}{32}(M-1)/M$: 8 or 4 bits of 16, and half a
+# bit of a scale. hpZ has ZeRO-3's bits; hybrid sharding adds in another order, the others round more. Who sends it:
 
 # %%
-with LIGHT.figure(11, 7.6, "kB that each rank (row) sends to each other one (column) in a step") as figure:
-    panels = figure.subplots(2, 3, gridspec_kw={"top": 0.86, "bottom": 0.03, "hspace": 0.2}).flat
-    for axes, (way, cluster) in zip(panels, clusters.items(), strict=True):
-        sent = np.zeros((8, 8))
-        for rank, trace in enumerate(cluster.trace):
-            for row in trace.messages():
-                for hop in row.hops():  # of all ranks of the group
-                    source, to = row.call.group[hop.source], row.call.group[hop.destination]
-                    sent[source, to] += hop.nbytes / 1e3 * (source == rank)
-        axes.imshow(sent**0.5, cmap="Oranges", vmax=7)
-        axes.set(title=way, xticks=range(8), yticks=range(8))
-        axes.axhline(3.5, color="black")  # beyond these lines it crosses from node to node
-        axes.axvline(3.5, color="black")
-Drawing("crossing", "What ranks send", "kB from each rank to each other one, six ways.", LIGHT, figure)
+sent = np.array([MESH.sent_nbytes_across(cluster.trace) for cluster in clusters.values()]) / 1e3
+with LIGHT.figure(11, 4.2, "kB that each rank sends to the other node in a step") as figure:
+    axes = figure.subplots(gridspec_kw={"left": 0.14, "right": 0.98, "bottom": 0.14})
+    axes.imshow(sent**0.5, cmap="Oranges", aspect="auto", vmax=6)
+    for (way, rank), kB in np.ndenumerate(sent):
+        axes.text(rank, way, f"{kB:.2f}", ha="center", va="center")
+    axes.set(xticks=range(8), yticks=range(6), yticklabels=WAYS, xlabel="rank; 0 to 3 are one node")
+Drawing("crossing", "What crosses", "kB that each rank sends to the other node.", LIGHT, figure)
 
 # %% [markdown]
 # A ring crosses by one link of each node; in two steps each rank has a link of its own across. What that is worth in
@@ -231,14 +212,12 @@ Drawing("crossing", "What ranks send", "kB from each rank to each other one, six
 #
 # * `MESH = zs.Mesh(4, 2)`, or `zs.Mesh(8, 1)`: what is left of hybrid sharding if a node has one rank?
 # * `BLOCK = 16`, or weights in 4 bits too: what grows, and does the loss notice?
-# * Let `second` outlive the step. From which step on are weights stale, and what says so?
 # * In a shell: `zerosim compare --over zeropp --mesh 2x2 --steps 20` trains a small GPT in each way.
 #
 # ## Proof
 #
-# By hand and by the package's engine, all ways on a mesh: the same bits of weights and masters, and the same bytes
-# inside nodes and between them. hpZ has ZeRO-3's bits. A ring inside and one across have the bits of
-# `algorithm="hierarchical(R)"`.
+# All ways, by hand and by the package's engine: the same bits of weights and masters, the same bytes inside nodes and
+# across. hpZ has ZeRO-3's bits, a ring inside and one across those of `algorithm="hierarchical(R)"`.
 
 # %%
 def train_by_engine(rank, mesh, way):
@@ -257,13 +236,13 @@ for ranks in (1, 2, 3, 4, 6):
             hand, package = zs.Cluster(ranks), zs.Cluster(ranks)
             mine, theirs = hand.run(train_by_hand, mesh, way), package.run(train_by_engine, mesh, way)[0]
             mine = mine[:mesh.ranks_per_node] if way == "hybrid" else mine  # one node has everything
-            whole = [np.concatenate(shards) for shards in zip(*(states for states, *_ in mine), strict=True)]
-            bits[way] = [one.tobytes() for one in whole]
-            assert all(one.tobytes() == other.tobytes() for one, other in zip(whole, theirs, strict=True))
+            states = zip(*(states for states, *_ in mine), strict=True)  # weights, masters: of all ranks
+            bits[way] = [np.concatenate(shards).tobytes() for shards in states]
+            assert bits[way] == [whole.tobytes() for whole in theirs], (mesh, way)
             for purpose in ("parameters", "gradients"):
-                assert hand.trace.sent_nbytes(purpose) == package.trace.sent_nbytes(purpose), (mesh, way)
-                sent = [mesh.sent_nbytes_across(of.trace, purpose) for of in (hand, package)]
-                assert sent[0] == sent[1], (mesh, way)
+                one, other = ((of.trace.sent_nbytes(purpose), mesh.sent_nbytes_across(of.trace, purpose))
+                              for of in (hand, package))
+                assert one == other, (mesh, way, purpose)
         assert bits["hpz"] == bits["flat"]
         one, other = (zs.Cluster(ranks).run(reduced, mesh, how)
                       for how in ("by hand", f"hierarchical({mesh.ranks_per_node})"))

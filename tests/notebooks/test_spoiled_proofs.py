@@ -109,9 +109,10 @@ MISTAKES = {  # by notebook: what each is, and what it changes in the text
     "20": {
         "chunks stay node by node": [(".swapaxes(0, 1).reshape", ".reshape")],
         "nodes do not add": [
-            ('self.across.all_reduce(super().reduce(dw), purpose="gradients")', "super().reduce(dw)")],
+            ('across.all_reduce(sums, purpose="gradients")', "sums")],
         "a secondary shard outlives the update": [
-            ('purpose="parameters"), None', 'purpose="parameters"), self.second')],
+            ("gathered(owners, shard, bits)  # for forward",
+             'gathered(*(inside, second) if "hpz" in way and step > 1 else (owners, shard, bits))')],
         "one more integer": [("np.float32(2**(bits - 1) - 1)", "np.float32(2**(bits - 1))")]},
     "21": {
         "keys are not turned": [
