@@ -208,7 +208,7 @@ def parts_of_deepspeed(stage, ranks):
 
 
 for ranks in (2, 3):
-    units = [unit.bounds[1] for unit in zs.layout_of(MODEL, ranks).regions]
+    units = [unit.bounds[1] - unit.bounds[0] for unit in zs.layout_of(MODEL, ranks).regions]
     print(f"{ranks} ranks: {parts_of_deepspeed(2, ranks)} of a rank at stages 1 and 2, "
           f"{parts_of_deepspeed(3, ranks)} at stage 3; zerosim {units}")
 

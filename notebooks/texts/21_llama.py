@@ -195,7 +195,7 @@ with LIGHT.figure(11, 4.2, "Numbers that a block keeps for each token, in multip
         for color, (end, (name, number)) in enumerate(zip(ends, numbers.items(), strict=True)):
             axes.barh(row, -number / C, left=end, color=f"C{color}", alpha=0.5, height=0.7)
             axes.text(end - number / C / 2, row, f"{name}\n{number / C:.3g}", ha="center", va="center", size=10)
-    axes.set(yticks=range(len(counted)), yticklabels=counted)
+    axes.set(xlim=(0, 31.2), yticks=range(len(counted)), yticklabels=counted)
     axes.invert_yaxis()
 Drawing("llama-blocks", "What a block keeps", "For each token, by tensor, four blocks.", LIGHT, figure)
 
