@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from zerosim.course.published import steps
+from benchmarks import published_steps as steps
 from zerosim.planning import PRESETS, efficiency, hardware, model_of, model_of_parameters, shapes
 
 DEVICES = hardware.presets().devices
