@@ -136,11 +136,6 @@ class Fates:
     normal: int
     not_finite: int
 
-    @property
-    def lost_share(self) -> float:
-        """The share of the gradients other than 0 that are lost."""
-        return self.lost / max(1, self.elements - self.zero)
-
 
 def underflows(question: PrecisionQuestion, corpus: Corpus) -> Underflows:
     """Trains on the text, in fp32, and counts the gradients of the batch that would come next."""

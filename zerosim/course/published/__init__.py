@@ -52,16 +52,12 @@ class Published:
         """The quantity that is computed, by its name in QUANTITIES."""
         return str(self.inputs["quantity"])
 
-    @property
-    def taken_of(self) -> dict[str, Any]:
-        """The inputs without the quantity's name."""
-        return {name: value for name, value in self.inputs.items() if name != "quantity"}
-
     def computed(self) -> float:
         """The number that the planner's formulas come to."""
         from zerosim.course.published.quantities import QUANTITIES
 
-        return float(QUANTITIES[self.quantity](**self.taken_of))
+        taken_of = {name: value for name, value in self.inputs.items() if name != "quantity"}
+        return float(QUANTITIES[self.quantity](**taken_of))
 
 
 def published(*subjects: str) -> tuple[Published, ...]:
