@@ -83,7 +83,7 @@ def test_the_console_script_is_the_same_command_and_ends_with_the_exit_code_of_w
         pytest.skip("the package is not installed in this environment")
     done = subprocess.run([script, *QUICK[3:], "--ranks", "0"], capture_output=True, text=True, env=PLAIN)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "zerosim cost: ranks must be at least 1, got 0\n"
+    assert done.stderr == "zerosim cost: --ranks must be at least 1, got 0\n"
 
 
 # -- the terminal -----------------------------------------------------------------------------------------------------
@@ -136,6 +136,38 @@ def test_what_cannot_be_parsed_is_one_line_of_our_own_and_exit_code_2(typed, sai
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert said in done.stderr
     assert "--help lists what there is\n" in done.stderr
+
+
+@pytest.mark.parametrize(("typed", "said"), [
+    ("plan --model gpt2 --ranks 64", "say over how many nodes, as --nodes 8, or --nodes 1 where one link joins"),
+    ("plan --model gpt2 --price 2", "--price 2 is of a whole training, and no tokens were asked for; say how many"),
+    ("plan --model gpt2 --runtime zerosim --compiled", "--compiled is of fsdp2 and deepspeed, and this is a plan of"),
+    ("plan --model gpt2 --no-overlap", "reductions always run beside backward in PyTorch; leave --overlap as"),
+    ("plan --model gpt2 --offload optimizer=host", "--offload optimizer=host was asked for at stage 3: CPUOffload"),
+    ("plan --model gpt2 --host-capacity 1GB", "--host-capacity 1000000000 is of offload to host, and nothing is place"),
+    ("plan --model gpt2 --loss-chunks 0", "--loss-chunks must be at least 1, got 0"),
+    ("plan --model gpt2 --lora 0", "--lora must be at least 1, got 0"),
+    ("plan --model gpt2 --stage 4", "--stage 4: ZeRO has the stages 0, 1, 2, 3, found 4"),
+    ("plan --model gpt2 --between foo --nodes 2", "--between foo: no link is called 'foo'; there are nvlink2"),
+    ("plan --model gpt2 --ranks 9000", "--ranks 9000: 9,000 ranks were asked for; every rank's share is looked at, so"),
+    ("plan --model gpt2 --mesh abc", "--mesh abc must be nodes and ranks of a node, as \"2x4\""),
+    ("plan --lora 8 --model gpt2 --train-only head", "--lora or --weights were asked for too; leave it or them out"),
+    ("tune --model gpt2 --global-batch 12", "--global-batch 12 cannot be shared equally by 8 ranks"),
+    ("tune --model gpt2 --global-batch 64 --offload x", "kinds one by one of optimizer, gradients, parameters, as 'op"),
+    ("cost --nbytes 9 --ranks 8 --link nvlink4 --itemsize 2", "take 8, or --itemsize 1"),
+    ("train --sample -1", "--sample -1 must be a whole number, 0 or more"),
+    ("train --capacity xx", "--capacity xx is no number; write it as 14GB"),
+    ("compare --values 7", "--values 7: a comparison over stage takes two or more that differ, as in 0,1,2,3"),
+    ("replay --weights 1,2", "four weights w1, w2, w3, w4, found 2: 1, 2\n")])
+def test_an_error_speaks_of_options_as_they_are_typed_and_not_of_arguments_of_python(typed, said):
+    """The sentence is the library's own; the shell alone puts options in the place of arguments."""
+    command, *words = typed.split()
+    done = ask(command, *words)
+    assert done.exit_code == 2
+    assert said in done.stderr
+    own = {option.name for option in command_line().commands[command].params if option.opts[0].startswith("--")}
+    assert not re.search(rf"(?<![-'+ ])\b({'|'.join(own)})=|\bNone\b|\bzs\.", done.stderr)
+    assert not [name for name in own if "_" in name and name in done.stderr]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT that can be sent to one process")

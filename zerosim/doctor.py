@@ -23,7 +23,7 @@ from zerosim import __version__
 from zerosim.connect import LAUNCHERS, installed_program
 from zerosim.display.views import TextLine, View, marked_table
 from zerosim.ranks import Cluster, Rank
-from zerosim.shown import Shown
+from zerosim.shown import Answer
 
 PACKAGES = ("numpy", "ml_dtypes", "greenlet", "matplotlib", "rich", "typer", "threadpoolctl")
 CUDA = "CUDA (CuPy, NCCL)"
@@ -88,7 +88,7 @@ class BackendRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Doctor(Shown):
+class Doctor(Answer):
     """All that was found. ``blas_threads_in_a_run`` is what a running cluster leaves BLAS; None where that failed."""
 
     versions: tuple[Version, ...]

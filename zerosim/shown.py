@@ -30,6 +30,18 @@ class Shown:
         return display.text(self)
 
 
+class Answer(Shown):
+    """The answer of a command, which ``print`` shows as the command does, with its lines unbroken."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        from zerosim import display
+        from zerosim.display.render_text import in_lines
+
+        return in_lines(display.view(self))
+
+
 class Plotted(Shown):
     """A thing that can be drawn, too."""
 

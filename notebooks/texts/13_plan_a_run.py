@@ -89,7 +89,7 @@ fsdp
 
 # %%
 zs.draw.table(("kind", "what", ">GB"), [
-    (one.kind, one.what, f"{one.nbytes / 1e9:.2f}") for one in fsdp.cheapest.held])
+    (one.kind, one.what, f"{one.nbytes / 1e9:.2f}") for one in fsdp.fastest.held])
 
 # %% [markdown]
 # Seconds are worth less than bytes. Of the engine they rest on the rates in data sheets and on the assumption that
@@ -129,7 +129,7 @@ print("fewest ranks:", questions.fewest_ranks(plan.config))
 print("what sends least of all that fit:", plan.least_sent.title)
 
 # %% [markdown]
-# And one plan can be made on many numbers of GPUs: bytes and seconds of the cheapest row that fits, over N.
+# And one plan can be made on many numbers of GPUs: bytes and seconds of the fastest row that fits, over N.
 
 # %%
 nodes = zs.plan("llama-2-7b", ranks=16, nodes=2, device="h100-80", batch=4, sequence=2048)

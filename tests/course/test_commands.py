@@ -30,7 +30,7 @@ FIRST_WORDS = {
     "precision": "Mixed precision: what goes wrong in 16 bits", "train": "gpt-nano on moby_dick: 6,960 parameters",
     "compare": "gpt-nano on moby_dick, 2 ranks, 2 steps, by stage",
     "cost": "all_reduce by ring, 14,000,000,000 bytes, 8 ranks",
-    "plan": "ZeRO-3 without recomputation is the cheapest that fits with a margin",
+    "plan": "ZeRO-3 without recomputation is the fastest that fits with a margin",
     "tune": "ZeRO-2 without recomputation in 1 micro-batch of 2 sequences: "}
 
 
@@ -156,7 +156,7 @@ SAID = {  # of each command: switches, and what stands among the words
             "halving needs a power of two of ranks, which 6 is not."])],
     "plan": [
         ("--runtime zerosim --model gpt2 --ranks 4 --stage 2,3 --recompute block --explain --measure", [
-            "ZeRO-3 is the cheapest that fits with a margin", "4 ranks of h100-80 (85.03 GB) over nvlink4", "2 block",
+            "ZeRO-3 is the fastest that fits with a margin", "4 ranks of h100-80 (85.03 GB) over nvlink4", "2 block",
             "3 block",
             "Fewest ranks", "Largest micro-batch",
             "model states (zerosim)", "estimated", "those of zerosim's engine with overlap and 1 unit ahead;"]),
@@ -391,33 +391,33 @@ REFUSED = {
         ("--weights 1,2,3,nan", "weights must be finite numbers, found"),
         ("--weights a,b,c,d", "numbers separated by commas"), ("--data 1,2", "a sample is x1,x2:t"),
         *((f"--data {text}", "write for example") for text in ("1,3", "a,b:c", "1,2,3:4", "1,3:5;")),
-        ("--steps 0", "steps=0 must be a whole number, 1 or more"),
-        ("--optimizer lion", "optimizer='lion'; choose one of adam, sgd"),
-        ("--ranks 0", "ranks=0 must be a"), ("--ranks 3 --data 1,2:3", "found 1 samples for 3 ranks")],
+        ("--steps 0", "--steps 0 must be a whole number, 1 or more"),
+        ("--optimizer lion", "--optimizer lion; choose one of adam, sgd"),
+        ("--ranks 0", "--ranks 0 must be a"), ("--ranks 3 --data 1,2:3", "found 1 samples for 3 ranks")],
     "lost-updates": [
         ("--weight nan", "the weight must be a finite number, found nan"),
         ("--weight 1e6", "fp16 has no number as large as the weight 1e+06: its largest is 65504; take a smaller"),
         ("--update 0", "a finite number other than 0, found 0.0"), ("--update inf", "other than 0, found inf"),
-        ("--steps 0", "at least once, found steps=0")],
+        ("--steps 0", "at least once, found --steps 0")],
     "precision": [
-        ("--steps 0", "steps=0 must be a whole number, 1 or more")],
+        ("--steps 0", "--steps 0 must be a whole number, 1 or more")],
     "train": [
         ("--text no-such-file", "cannot be read: No such file or directory"),
         ("--text EMPTY", "is empty; give a file of some"),
-        ("--text NOT-UTF-8", "is no UTF-8 text: byte 0 is 0xff"), ("--ranks 0", "ranks=0 must be a whole number"),
-        ("--ranks 7000", "ranks=7,000: gpt-nano has 6,960 parameters, and no layout has one for each rank; take fewer "
+        ("--text NOT-UTF-8", "is no UTF-8 text: byte 0 is 0xff"), ("--ranks 0", "--ranks 0 must be a whole number"),
+        ("--ranks 7000", "--ranks 7000: gpt-nano has 6,960 parameters, and no layout has one for each rank; take fewer "
          "ranks, or a larger model"),
-        ("--ranks 1025", "ranks=1,025: all of them train in this process; take at most 1,024"),
+        ("--ranks 1025", "--ranks 1025: all of them train in this process; take at most 1,024"),
         ("--optimizer adamm", "did you mean 'adam'"),
-        ("--sample -1", "sample_tokens=-1 must be a whole number, 0 or more"),
+        ("--sample -1", "--sample -1 must be a whole number, 0 or more"),
         ("--compute fp8_e4m3", "take 'fp8', an experiment in which"),
         ("--compute fp16 --loss-scale 1e38", "all 2 steps were skipped"),
         ("--offload-directory x", "is of offload to disk"),
         ("--offload disk --offload-directory no-such", "No such file"),
-        ("--capacity -1", "capacity='-1' must be a whole number, from 0 to below 2^62"),
-        ("--capacity 1kB", "left of capacity_nbytes=1,000"),
-        ("--loss-scale x", "loss_scale='x' is neither a positive number nor 'dynamic'"),
-        ("--lr 0", "lr=0.0 must be a positive number"), ("--lr nan", "lr=nan must be a positive number"),
+        ("--capacity -1", "--capacity -1 must be a whole number, from 0 to below 2^62"),
+        ("--capacity 1kB", "left of --capacity 1000"),
+        ("--loss-scale x", "--loss-scale x is neither a positive number nor 'dynamic'"),
+        ("--lr 0", "--lr 0 must be a positive number"), ("--lr nan", "--lr nan must be a positive number"),
         ("--lr 1e30", "training has diverged: from step 2 on the loss is no finite number, and 1 of 2 steps"),
         ("--batch 1000000000000", "this machine has too little memory for it"),
         ("--save no/such/folder/run.json", "but its folder is not there"),
@@ -430,7 +430,7 @@ REFUSED = {
     "compare": [
         ("--over stages", "asked to compare over 'stages'; choose one of stage, compute, optimizer, recompute, mesh, "
          "zeropp; did you mean 'stage'"),
-        ("--values 0,3,0", "over stage the values 0, 3, 0; name two or more that differ, as in 0, 1, 2, 3"),
+        ("--values 0,3,0", "--values 0,3,0: a comparison over stage takes two or more that differ, as in 0,1,2,3"),
         ("--figure x.pdf", "end its name with one of .svg"),
         ("--figure no/such/folder/x.svg", "asked to draw into 'no/such/folder/x.svg', which is in no folder"),
         ("--figure /proc/x.svg", "asked to draw into '/proc/x.svg'"), ("--dark", "asked for --dark without a figure"),
@@ -444,23 +444,23 @@ REFUSED = {
         ("--collective barrier --algorithm dissemination", "a barrier carries no bytes, and 14000000000 were asked "
          "for; take 0")],
     "plan": [
-        ("--mesh 2x4 --nodes 4", "mesh='2x4' has 2 nodes, and nodes=4 were asked for; leave nodes out"),
-        ("--price 2", "price=2.0 is of a whole training, and no tokens were asked for; say how many, as tokens='300B'"),
-        ("--global-batch 12", "global_batch=12 is no multiple of 8 sequences, a micro-batch of 1 on each of 8 ranks; "
+        ("--mesh 2x4 --nodes 4", "--mesh 2x4 has 2 nodes, and --nodes 4 were asked for; leave --nodes out"),
+        ("--price 2", "--price 2 is of a whole training, and no tokens were asked for; say how many, as --tokens 300B"),
+        ("--global-batch 12", "--global-batch 12 is no multiple of 8 sequences, a micro-batch of 1 on each of 8 ranks; "
          "take 16, or another batch"),
-        ("--global-batch 8 --micro-batches 1", "global_batch=8 says how many micro-batches there are"),
-        ("--margin 1", "margin is the share of the device that is to stay free, from 0 to below 1, got 1.0"),
+        ("--global-batch 8 --micro-batches 1", "--global-batch 8 says how many micro-batches there are"),
+        ("--margin 1", "--margin is the share of the device that is to stay free, from 0 to below 1, got 1.0"),
         ("--runtime fsdp", "no runtime is called 'fsdp'; choose one of fsdp2, deepspeed, megatron, zerosim; did you"),
-        ("--runtime fsdp2 --convention fp32", "convention='fp32' is of zerosim, and this is a plan of fsdp2; leave "
-         "it out, or take runtime='zerosim'"),
-        ("--runtime fsdp2 --recompute segment(2)", "recompute='segment(2)' is no policy of fsdp2's programs; take"),
+        ("--runtime fsdp2 --convention fp32", "--convention fp32 is of zerosim, and this is a plan of fsdp2; leave "
+         "it out, or take --runtime zerosim"),
+        ("--runtime fsdp2 --recompute segment(2)", "--recompute 'segment(2)' is no policy of fsdp2's programs; take"),
         ("--runtime fsdp2 --attention unfused", "whose attention is fused; leave it out"),
         ("--runtime fsdp2 --measure", "--measure runs zerosim's engine, and this is a plan of fsdp2"),
         *((f"--compare --{one}", f"--compare takes what differs in the other plan, found --{one}; type that outside")
           for one in ("explain", "json")),
         ("--mesh 2x4 --optimizer muon", "Muon updates whole tensors, and a plan of shards inside nodes is of "),
         ("--model bloom-560m --measure", "bloom-560m cannot be measured: zerosim's layers make models of GPT-2's")],
-    "tune": [("--batch 0", "batch must be at least 1"), ("--runtime fsdp2 --no-overlap", "no settings of fsdp2 for")]}
+    "tune": [("--batch 0", "--batch must be at least 1"), ("--runtime fsdp2 --no-overlap", "no settings of fsdp2 for")]}
 
 
 @pytest.mark.parametrize("command", REFUSED)

@@ -1,8 +1,14 @@
 """The runs of the page that moves are the engine's: bytes equal the closed forms beside them, numbers the example's."""
 
+from dataclasses import fields
+from functools import cache
+from urllib.parse import parse_qsl
+
+import numpy as np
 import pytest
 
-from zerosim.course import explored_runs, worked_example
+from zerosim.course import explore, explored_runs, worked_example
+from zerosim.planning import timeline
 from zerosim.ranks import memory
 
 MESH, ONE_NODE, TWO_NODES = explored_runs.MESH, explored_runs.ONE_NODE, explored_runs.TWO_NODES
@@ -75,3 +81,60 @@ def test_a_chunk_holds_the_runs_of_one_stage_on_one_number_of_ranks_and_the_larg
     some = [StepSetting(1, stage=0), StepSetting(2, stage=0), StepSetting(2, stage=1)]
     assert [(chunk.name, chunk.runs) for chunk in explored_runs.chunks_of(some)] == [
         ("2 one 0", 1), ("2 one 1", 1), ("1 one 0", 1)]
+
+
+# -- the questions of the page ----------------------------------------------------------------------------------------
+
+
+@cache
+def replayed(setting):
+    """The recorded step of a setting, and its replay."""
+    step = explored_runs.recorded_step(setting)
+    return step, timeline.replay(step.recording, setting.machine)
+
+
+def asked(question):
+    """What the question's address says: its words, the setting, and the one beside it, by the fields' own types."""
+    said = dict(parse_qsl(dict(explore.QUESTIONS)[question].removeprefix("#")))
+    types = {field.name: {"bool": lambda text: text == "1", "int": int, "str": str}[field.type]
+             for field in fields(StepSetting)}
+    one = {name: types[name](text) for name, text in said.items() if name in types}
+    beside = {name.removeprefix("b."): types[name.removeprefix("b.")](text) for name, text in said.items()
+              if name.startswith("b.")}
+    found = StepSetting(**one), StepSetting(**one | beside)
+    assert {*found} <= {*explored_runs.settings()}
+    return said, *found
+
+
+def sent(setting):
+    """Bytes of gradients and parameters that rank 0 sends in a step, and those that ranks 0 and 1 send to the other
+    node."""
+    traces = replayed(setting)[0].traces
+    crossing = sum(hop.nbytes for rank in (0, 1) for row in traces[rank].collectives() for hop in row.hops()
+                   if row.call.group[hop.source] == rank and row.call.group[hop.destination] > 1)
+    return sum(traces[0].sent_nbytes(purpose) for purpose in ("gradients", "parameters")), crossing
+
+
+ANSWERS = {
+    "Why does ZeRO-3 send 1.5 times as much?": lambda said, a, b: sent(b)[0] == 1.5 * sent(a)[0],
+    "When is memory fullest, and of what?": lambda said, a, b: float(said["t"]) == pytest.approx(
+        1e6 * (curve := timeline.memory(replayed(a)[1], 0)).seconds[np.argmax(curve.nbytes)], abs=1e-3),
+    "What does prefetch hide?": lambda said, a, b: (
+        replayed(b)[1].exposed_seconds < replayed(a)[1].exposed_seconds and sent(a) == sent(b)),
+    "Why is rank 1 waiting?": lambda said, a, b: (
+        any(event.waited_seconds for event in replayed(a)[1].events(1)
+            if event.start_seconds <= 1e-6 * float(said["t"]) < event.end_seconds)
+        and not any(event.waited_seconds for event in replayed(StepSetting(4, stage=3))[1].events(1))),
+    "What does recomputation save, and cost?": lambda said, a, b: (
+        replayed(b)[0].peak_nbytes[0] < replayed(a)[0].peak_nbytes[0]
+        and replayed(b)[1].step_seconds > replayed(a)[1].step_seconds and sent(a) == sent(b)),
+    "What does a mesh keep off the slow link?": lambda said, a, b: sent(b)[1] < sent(a)[1],
+    "What does it cost to keep Adam on the host?": lambda said, a, b: (
+        replayed(b)[0].peak_nbytes[0] < replayed(a)[0].peak_nbytes[0]
+        and replayed(b)[1].step_seconds > replayed(a)[1].step_seconds)}
+
+
+@pytest.mark.parametrize("question", [question for question, _ in explore.QUESTIONS])
+def test_what_a_question_of_the_page_supposes_is_so_in_the_runs_at_its_address(question):
+    said, one, beside = asked(question)
+    assert ANSWERS[question](said, one, beside)

@@ -325,6 +325,8 @@ def test_settings_make_an_engine_with_their_optimizer_or_a_given_one_whose_step_
             (lambda: zs.Cluster(2).run(lambda rank: settings.engine(rank, WIDE)), "are of 4 ranks, and the program "
              r"runs on 2; run it on zs.Cluster\(4\), or read the settings for 2"),
             (lambda: zs.Cluster(4).run(lambda rank: unsaid.engine(rank, WIDE)), "of FSDP name no optimizer; pass one"),
+            (lambda: zs.Cluster(4).run(lambda rank: settings.engine(rank, WIDE).step(x[0], target[0])), "accumulate gra"
+             "dients over 3 micro-batches, and step.. was handed 1; hand it settings.micro_batches_of"),
             (lambda: settings.micro_batches_of(x[0][:5], target[0]), "takes 3 x 2 samples of a rank, found x of 5 and "
              "targets of 6"),
             (lambda: unsaid.micro_batches_of(x[0], target[0][1:]), "found x of 6 and targets of 5")):

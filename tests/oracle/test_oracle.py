@@ -157,7 +157,10 @@ def test_a_record_is_read_as_it_was_written_and_the_command_says_what_python_doe
     assert (ask("oracle", str(tmp_path / "right")).exit_code, ask("oracle", str(wrong)).exit_code) == (0, 1)
     assert "rank 1's shard was not updated" in ask("oracle", str(wrong), columns=300).stdout
     assert json.loads(ask("oracle", str(wrong), "--json").stdout)["causes"][0]["name"] == "stale shard"
-    assert "<table" in zs.oracle.judge(wrong)._repr_html_()
+    found = zs.oracle.judge(wrong)
+    assert "<table" in found._repr_html_()
+    printed = ask("oracle", str(wrong), columns=1000).stdout
+    assert str(found).splitlines() == [line.rstrip() for line in printed.splitlines()]
 
 
 CHANGES = {  # of the settings, and what is said

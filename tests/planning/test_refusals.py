@@ -110,7 +110,7 @@ def test_a_layout_a_collective_or_a_network_that_cannot_be_is_refused():
         (partial(Network, PCIE, ETHERNET), "between='ethernet-10g' and ranks_per_node=None; give both, or neither"),
         (partial(hardware.network_of, 8, 3, PCIE, ETHERNET), "8 ranks do not spread evenly over 3 nodes"),
         (partial(hardware.network_of, 8, 2, PCIE), "2 nodes need a link between them; name one"),
-        (partial(hardware.network_of, 8, 1, PCIE, ETHERNET), "ethernet-10g was asked for; take more nodes, or leave"),
+        (partial(hardware.network_of, 8, 1, PCIE, ETHERNET), "found between='ethernet-10g'; take more nodes, or leave"),
     ])
 
 
@@ -184,9 +184,9 @@ def test_a_block_or_a_model_that_cannot_be_or_is_not_counted_is_refused():
 def test_a_plan_that_cannot_be_made_is_refused():
     refuses([
         (partial(conventions.convention_of, "zero_paper"), "no accounting convention is called 'zero_paper'; there are "
-         "zero-paper, ... and zerosim, the engine's own, which is that of a Policy; did you mean 'zero-paper'?"),
+         "zero-paper, ... and zerosim, the engine's own; did you mean 'zero-paper'?"),
         (partial(conventions.per_parameter_nbytes, zs.optim.Muon()), "what Muon keeps depends on the shapes"),
-        (plan(), "name one of the two, as gpt2-xl or 7.5e9"),
+        (plan(), "name one of the two, as model='gpt2-xl' or params='7.5B'"),
         (plan(5), "model=5 must be a name or the path of a file, as a text"),
         (gpt2(largest_layer=5), "largest_layer goes with a number of parameters"),
         (plan(params="7.5.9"), "params='7.5.9' is no number"),
@@ -478,7 +478,7 @@ def test_files_of_recordings_and_timelines_that_cannot_be_read_or_written_are_re
     text.write_text("no json")
     data.write_text("[]")
     refuses([
-        (partial(recording.load, nowhere), "cannot be read: No such file or directory; name a file that save"),
+        (partial(recording.load, nowhere), "cannot be read: No such file or directory; name a file that --save"),
         (partial(recording.load, text), "is no JSON: Expecting value"),
         (partial(recording.load, data), "this is no recording"),
         (partial(recording.save, step(2), nowhere), "asked to save a recording as ... but: No such file or"),

@@ -195,7 +195,10 @@ def tune(
                                               "until one fits: none, host, disk, or kinds one by one, as "
                                               "none,optimizer=host.")] = "all",
     sequence: SequenceLength = None, compute: Compute = "bf16", optimizer: OptimizerName = "adamw",
-    runtime: Runtime = "fsdp2", compiled: Compiled = False, loss_chunks: LossChunks = 1, lora: LoraRank = None,
+    runtime: Runtime = "fsdp2", compiled: Compiled = False,
+    loss_chunks: Annotated[str, typer.Option(help="In how many parts logits and their loss are made: all, 1 to 32, or "
+                                                  "some, as 1,8; the fewest that fit are taken.")] = "all",
+    lora: LoraRank = None,
     weights: Weights = None, train_only: TrainOnly = None, utilization: Utilization = None, margin: Margin = 0.1,
     tokens: Tokens = None, price: Price = None, overlap: Overlap = True, host_link: HostLink = None,
     disk_link: DiskLink = None, host_capacity_nbytes: HostCapacity = None, disk_capacity_nbytes: DiskCapacity = None,

@@ -182,6 +182,6 @@ def _print_scores(scores: list[Score], data: dict[str, Any], as_json: bool) -> N
     if as_json:
         print_json(data)
     else:
-        typer.echo("\n\n".join(map(repr, scores)))
+        typer.echo("\n\n".join(map(str, scores)))
     if not all(score.passed for score in scores):
         raise typer.Exit(NOT_PASSED)

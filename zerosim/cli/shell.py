@@ -5,14 +5,19 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
+import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
+    from inspect import Signature
+
     from rich.console import Console
     from rich.status import Status
 
@@ -155,7 +160,8 @@ def command(name: str, example: str = "", **options: Any) -> Callable[[Callable[
                     sys.stdout.flush()
             except (ValueError, OutOfMemoryError) as error:
                 injected = (note for note in getattr(error, "__notes__", ()) if note.startswith("injected: "))
-                typer.echo(f"zerosim {name}: {' '.join('; '.join([str(error), *injected]).split())}", err=True)
+                said = " ".join("; ".join([str(error), *injected]).split())
+                typer.echo(f"zerosim {name}: {_as_typed(said, name, signature(body), options)}", err=True)
                 raise typer.Exit(WRONG_INPUT) from None
             except (FaultError, DeadlockError) as error:
                 said = " ".join(f"{error}; {'; '.join(getattr(error, '__notes__', ()))}".split())
@@ -178,6 +184,40 @@ def command(name: str, example: str = "", **options: Any) -> Callable[[Callable[
         return app.command(name, epilog=f"{EXAMPLE}{example}", **options)(guarded)
 
     return register
+
+
+# A value as an error's text writes it behind ``name=``, if there is one: a text, a number, or a word.
+VALUE = r"""'[^']*'|"[^"]*"|-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)|[A-Za-z]\w*(?:[+-]\w+)*|"""
+
+
+def _as_typed(said: str, command: str, body: Signature, given: Mapping[str, Any]) -> str:
+    """An error's text in the words of the shell: options for the arguments of Python, ``--nodes 8`` for ``nodes=8``.
+
+    Where the text names no option, the one that was typed with the value of which it speaks stands before it.
+    """
+    found: Any = typer.main.get_command(app)  # of one command alone it is that
+    options = {option.name: option for option in getattr(found, "commands", {command: found})[command].params
+               if option.opts[0].startswith("--")}
+    options |= {f"{name}{unit}": option for name, option in options.items() for unit in ("_nbytes", "_tokens")}
+    names = "|".join(sorted(options, key=len, reverse=True)) or "(?!)"
+
+    def typed(name: str, value: str = "") -> str:
+        if value in ("True", "False"):
+            return f"{[*(options[name].secondary_opts if value == 'False' else ()), *options[name].opts][0]}"
+        word = value.replace(",", "").removesuffix(".0") if value[:1] in "-0123456789" else value.strip("'\"")
+        return f"{options[name].opts[0]}{value and ' '}{shlex.quote(word) if value else ''}"
+
+    for pattern in (rf"(?<![\w'\".+-])({names})=({VALUE})", rf"^({names})(?= (?:must be|is the|goes with) )",
+                    rf"(?<=\bleave )({names})(?= (?:out|as)\b)", rf"(?<![\w'\"./-])(?=[a-z]+_)({names})(?!\w|\.\w)"):
+        said = re.sub(pattern, lambda found: typed(*found.groups()), said)
+    said = re.sub(r"\bzs\.(plan|tune)\b", r"zerosim \1", said)
+    for name, value in given.items() if "--" not in said else ():
+        if name in options and value != body.parameters[name].default and (
+                (isinstance(value, str) and repr(value) in said) or re.search(
+                    rf"\b(?:found|got) {re.escape(str(value))}(?!\w)", said)
+                or (isinstance(value, int) and said.startswith((f"{value:,} {name} ", f"{value} {name} ")))):
+            return f"{typed(name, str(value))}: {said}"
+    return said
 
 
 def console(*, stderr: bool = False) -> Console:

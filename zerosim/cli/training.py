@@ -29,7 +29,7 @@ from zerosim.cli.shell import (
 Model = Annotated[str, typer.Option(help="A preset for training, as zerosim models lists them: gpt-nano, gpt-micro, "
                                          "llama-nano, llama-micro, gpt2, ...; or a Hugging Face folder, with its "
                                          "weights, or a config.json.")]
-Stage = Annotated[int, typer.Option(help="ZeRO's stage: 0, 1, 2 or 3.")]
+Stage = Annotated[int, typer.Option(min=0, max=3, help="ZeRO's stage: 0, 1, 2 or 3.")]
 Compute = Annotated[str, typer.Option(help="The format of weights, activations and gradients: fp32, bf16 or fp16; or "
                                            "fp8, an experiment: bf16 with matrix products of fp8 operands.")]
 LearningRate = Annotated[float | None, typer.Option("--lr", help="The learning rate; without it, the optimizer's.")]

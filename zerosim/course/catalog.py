@@ -8,13 +8,13 @@ from typing import Any
 from zerosim.display.views import RIGHT, TextLine, View, marked_table, plain
 from zerosim.models import gpt, llama
 from zerosim.planning import hardware, shapes
-from zerosim.shown import Shown
+from zerosim.shown import Answer
 
 SIZES = ("parameters", "blocks", "channels", "heads", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
-class Catalog(Shown):
+class Catalog(Answer):
     """All that can be named, by its name with its numbers; the columns and rows that a table shows; and remarks."""
 
     what: str

@@ -32,7 +32,7 @@ from zerosim.planning.cost import (
 from zerosim.planning.cuts import ceil_cut
 from zerosim.planning.hardware import Link, Network, read
 from zerosim.ranks.collectives import HIERARCHICAL
-from zerosim.shown import Shown
+from zerosim.shown import Answer
 
 LARGEST_RANKS = 8192  # every step of every rank is looked at, which takes seconds from here on
 
@@ -72,7 +72,7 @@ class Other:
 
 
 @dataclass(frozen=True, slots=True)
-class CollectiveCost(Shown):
+class CollectiveCost(Answer):
     """The cost, the network that it is for, the other algorithms, and the latency wall.
 
     `wall_nbytes` is the size below which latency takes more of the time than transfer. `wall_ranks` is the same wall
@@ -183,7 +183,7 @@ def _elements(question: CostQuestion) -> int:
         raise ValueError(f"a barrier carries no bytes, and {question.nbytes} were asked for; take 0")
     if question.nbytes % itemsize:
         raise ValueError(f"{question.nbytes} bytes are no whole number of elements of {itemsize} bytes; "
-                         f"take {question.nbytes - question.nbytes % itemsize}, or itemsize 1")
+                         f"take {question.nbytes - question.nbytes % itemsize}, or itemsize=1")
     return checked_count("nbytes", question.nbytes, 0) // itemsize
 
 

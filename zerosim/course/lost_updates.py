@@ -26,7 +26,7 @@ from zerosim.numerics.formats import FORMATS, Format, format_of
 from zerosim.numerics.kernels import NumpyKernels
 from zerosim.numerics.rounding import round_to, spacing
 from zerosim.optim import SGD, Adam, Optimizer, UpdateContext
-from zerosim.shown import Shown
+from zerosim.shown import Answer
 
 # The numbers of a popular example: so small an update that its readers are advised to keep their weights in fp32.
 POPULAR_LR = 0.001
@@ -80,7 +80,7 @@ def fits(fmt: str, weight: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class LostUpdates(Shown):
+class LostUpdates(Answer):
     """All answers. ``exact`` is w + steps·δ for each of ``updates``; ``seeds`` are those of stochastic
     rounding."""
 

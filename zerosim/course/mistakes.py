@@ -25,7 +25,7 @@ from zerosim.display.views import TextLine, View, marked_table, parts
 from zerosim.numerics.policy import Policy
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
-from zerosim.shown import Shown
+from zerosim.shown import Answer
 
 LAYERS = (slice(0, 2), slice(2, 4))  # of the flat vector
 NONE = "none"
@@ -83,7 +83,7 @@ def update(example: Example, w: np.ndarray, m: np.ndarray, v: np.ndarray, g: np.
 
 
 @dataclass(frozen=True, slots=True)
-class Mistakes(Shown):
+class Mistakes(Answer):
     """For each mistake and optimizer the steps in which a number is different from that without the mistake."""
 
     example: Example

@@ -62,18 +62,18 @@ def _rows(found: Plan, columns: int) -> Iterator[Part | str]:
 
 
 def _beside(found: Plan, other: Plan | None) -> Iterator[Part | str]:
-    """The cheapest rows of two plans side by side."""
+    """The fastest rows of two plans side by side."""
     if other is None:
         return
     lines = compared(found, other)
     if not lines:
         yield f"Nothing is side by side: {escape(other.verdict)}"
         return
-    assert found.cheapest is not None
-    assert other.cheapest is not None
-    yield TextLine("[bold cyan]side by side[/], each with the cheapest row that fits", indent=0)
+    assert found.fastest is not None
+    assert other.fastest is not None
+    yield TextLine("[bold cyan]side by side[/], each with the fastest row that fits", indent=0)
     titles = [(escape(plan.name_of(row)), escape("".join(subject(plan.config))))
-              for plan, row in ((found, found.cheapest), (other, other.cheapest))]
+              for plan, row in ((found, found.fastest), (other, other.fastest))]
     yield marked_table("", RIGHT + "A", RIGHT + "B", RIGHT + "B/A", rows=[
         (name, f"{one:,.4g}", f"{two:,.4g}", f"{two / one:.2f}" if one else "") for name, one, two in lines])
     yield from (f"{letter} is {name} of {of}." for letter, (name, of) in zip("AB", titles, strict=True))
@@ -139,17 +139,20 @@ def _rests_on(config: PlanConfig) -> Iterator[str]:
 
 def _largest_and_fewest(found: Plan) -> Iterator[str]:
     """The answers to the inverse questions, each with the margin."""
-    config = found.config
+    config, dividing, shared = found.config, "", ""
+    if (sequences := config.global_batch) is not None:
+        shared = f" and which share {counted(sequences, 'sequence')} equally"
+        dividing = f", of those that divide the {sequences // config.ranks:,} of each rank" * (sequences > config.ranks)
     if config.decoder is not None:
-        batch = largest_batch(config)
-        yield (f"Largest micro-batch: {counted(batch, 'sequence')}. Longest sequence in micro-batches of "
-               f"{config.batch}: {counted(largest_sequence(config), 'token')}." if batch else
-               "Not even one sequence fits.")
+        batch, tokens = largest_batch(config), largest_sequence(config)
+        beyond = f", beyond the model's {config.longest_sequence:,}" * (tokens > config.longest_sequence)
+        yield (f"Largest micro-batch: {counted(batch, 'sequence')}{dividing}. Longest sequence in micro-batches of "
+               f"{config.batch}: {counted(tokens, 'token')}{beyond}." if batch else "Not even one sequence fits.")
     ranks, most = fewest_ranks(config), largest_model(config)
     inside = {None: "", True: "; sharded inside nodes alone (--mesh) it fits too", False:
               "; sharded inside nodes alone (--mesh) it does not"}[fits_inside_nodes(config)]
-    yield ("No number of ranks makes it fit." if ranks is None
-           else f"Fewest ranks on which it fits: {ranks:,}, sharded over all of them{inside}.")
+    yield (f"No number of ranks{shared.replace(' and which share', ' that shares')} makes it fit." if ranks is None
+           else f"Fewest ranks on which it fits{shared}: {ranks:,}, sharded over all of them{inside}.")
     if most is not None:
         yield "Largest model" + (" by its states alone" if config.decoder is None else " of such blocks") + (
             f": {most.parameters / 1e9:,.4g} billion parameters"
@@ -175,7 +178,7 @@ def as_json(found: Plan, measured: Measured | None = None, beside: Plan | None =
     """The plan as plain data, its explanation with it, and the measurements and the other plan where they were asked
     for."""
     data = found.as_dict()
-    whole = training(found.config, found.cheapest) if found.cheapest else None
+    whole = training(found.config, found.fastest) if found.fastest else None
     data |= {"training": whole and asdict(whole), "beside": beside and {
         "plan": beside.as_dict(), "compared": [{"what": name, "here": one, "there": other}
                                                for name, one, other in compared(found, beside)]}}

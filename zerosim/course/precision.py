@@ -35,7 +35,7 @@ from zerosim.numerics.policy import Policy
 from zerosim.optim import SGD, Adam, AdamW
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.rank import Rank
-from zerosim.shown import Shown
+from zerosim.shown import Answer
 from zerosim.zero.engine import Engine
 
 SCALES = (1.0, 2.0**8, 2.0**16, 2.0**20)
@@ -68,7 +68,7 @@ class PrecisionQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class Precision(Shown):
+class Precision(Answer):
     """All answers: a field, or two, for each section."""
 
     question: PrecisionQuestion

@@ -730,8 +730,8 @@ def runs_of(options: Options, over: str = "stage", values: Sequence[Any] | None 
         raise unknown_name(f"asked to compare over {over!r}", over, OVER)
     chosen = OVER[over] if values is None else tuple(values)
     if len(chosen) < 2 or len(set(chosen)) < len(chosen):
-        raise ValueError(f"asked to compare over {over} the values {', '.join(map(str, chosen)) or 'none'}; name two "
-                         f"or more that differ, as in {', '.join(map(str, OVER[over]))}")
+        raise ValueError(f"values={','.join(map(str, chosen))!r}: a comparison over {over} takes two or more that "
+                         f"differ, as in {','.join(map(str, OVER[over]))}")
     return {value: replace(options, sample_tokens=0, **{over: value}) for value in chosen}
 
 

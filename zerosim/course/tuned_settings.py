@@ -73,6 +73,8 @@ def unsaid(config: PlanConfig, stage: int, recompute: str) -> str | None:
                 "take recompute='none,block'")
     if runtime == runtimes.MEGATRON_CORE and not options.offload.is_none:
         return "no flags of Megatron's offload are written here; take offload='none'"
+    if runtime == runtimes.MEGATRON_CORE and config.loss_chunks > 1:
+        return "no flag of Megatron's makes the loss in parts; take loss_chunks=1"
     return None
 
 
@@ -175,7 +177,8 @@ def _of_the_model(config: PlanConfig, row: PlanRow) -> Iterator[str]:
     if config.compiled:
         yield "Each block is compiled first: block.compile()."
     if config.loss_chunks > 1:
-        yield f"Logits and their loss are made in {config.loss_chunks} parts, with a loss of one's own."
+        yield (f"Logits and their loss are made in {config.loss_chunks} parts, with a loss of one's own, or as Liger "
+               "Kernel's LigerFusedLinearCrossEntropyLoss makes them.")
     yield "Attention is a fused one, as scaled_dot_product_attention."
     if row.recompute == "block":
         yield ("Recomputation is in the model's code: torch.utils.checkpoint.checkpoint around each block; of Hugging "

@@ -5,8 +5,8 @@ tokens of a sequence.
 
 Candidates are all combinations of stage, recomputation policy, micro-batch and units gathered ahead that the program
 has settings for; on several nodes in shards over all ranks, and inside nodes alone (hybrid sharding). Each is judged by
-the account of that program: it takes the first of its places of offload under which it has the plan's margin, device,
-host and disk, since less off the device is never worse.
+the account of that program: it takes the first of its places of offload, and there the fewest parts of the loss, under
+which it has the plan's margin, device, host and disk, since less off the device is never worse.
 
 Seconds of a plan are no better than a few percent, and a full device is a risk. So of the candidates within 2 % of the
 fastest the one with the most room is taken, and before it one that leaves more on the device.
@@ -35,9 +35,10 @@ from zerosim.planning.explanation import order_text
 from zerosim.planning.plan import plan_config
 from zerosim.planning.plan_config import Plan, PlanConfig
 from zerosim.planning.plan_row import PlanRow
-from zerosim.planning.questions import Training, training
+from zerosim.planning.questions import LOSS_CHUNKS, Training, training
+from zerosim.planning.runtimes import DEEPSPEED, FSDP2
 from zerosim.ranks.mesh import Mesh
-from zerosim.shown import Shown
+from zerosim.shown import Answer
 
 NEAR = 0.02  # of the fastest's seconds, which a plan cannot tell apart: its own error is larger
 SHOWN = 12  # candidates in the table
@@ -64,12 +65,13 @@ class Candidate:
         options = self.config.options
         places = "" if options.offload.is_none else f", {options.offload},"
         inside = f", sharded inside nodes ({options.mesh})," if options.mesh else ""
-        return (f"{self.row.title}{inside}{places} in {counted(self.config.micro_batches, 'micro-batch')} of "
+        loss = f", the loss in {self.config.loss_chunks} parts," * (self.config.loss_chunks > 1)
+        return (f"{self.row.title}{inside}{places}{loss} in {counted(self.config.micro_batches, 'micro-batch')} of "
                 f"{counted(self.config.batch, 'sequence')}")
 
     @property
     def kind(self) -> tuple[int, str, int, str, Mesh | None]:
-        """All that is chosen but the units gathered ahead."""
+        """All that is chosen but the units gathered ahead, and the parts of the loss that these leave room for."""
         options = self.config.options
         return self.row.stage, self.row.recompute, self.config.batch, options.offload.text, options.mesh
 
@@ -86,7 +88,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Tuned(Shown):
+class Tuned(Answer):
     """Candidates that have the margin, best first; ``print`` and a notebook show them, with settings to paste.
 
     Units gathered ahead are as few as are as fast. ``too_large`` have not the margin under any places; ``nearest`` is
@@ -170,8 +172,8 @@ class Tuned(Shown):
             "verdict": self.verdict, "training": asdict(self.training) if self.training else None,
             "decides": self.decides, "too_large": self.too_large, "left_out": self.left_out,
             "rows": [{"batch": one.config.batch, "micro_batches": one.config.micro_batches,
-                      "prefetch": one.config.options.prefetch, "offload": one.config.options.offload.text,
-                      "mesh": str(one.config.options.mesh or "none")}
+                      "prefetch": one.config.options.prefetch, "loss_chunks": one.config.loss_chunks,
+                      "offload": one.config.options.offload.text, "mesh": str(one.config.options.mesh or "none")}
                      | one.row.as_dict() for one in self.tried],
             "assumed": list(_assumed(self)), "settings": asdict(self.pasted) if self.pasted else None})
         return data
@@ -185,11 +187,6 @@ class Tuned(Shown):
     def training(self) -> Training | None:
         """The whole training by the best candidate's step; None where no tokens were asked for."""
         return training(self.best.config, self.best.row) if self.best else None
-
-    def __str__(self) -> str:
-        from zerosim.display.render_text import in_lines
-
-        return in_lines(self.view())
 
     def __repr__(self) -> str:
         return f"<Tuned {self.config.model.name} on {self.config.ranks} ranks: {self.verdict}>"
@@ -208,14 +205,17 @@ def _table(found: Tuned) -> Iterator[Part | str]:
                              f"{'overlapped' if config.options.overlap else 'nothing overlapped'}{order_text(config)}, "
                              f"{config.runtime}", indent=0), "")
     if found.tried:
+        shown = [(one.config, one.row) for one in found.tried[:SHOWN]]
+        in_parts = any(one.loss_chunks > 1 for one, _ in shown)
         yield marked_table("", *(RIGHT + name for name in (
-            "k · B", "ahead", "step", "exposed", "held", "spare", "tokens/s")), rows=[
+            "k · B", "ahead", *["loss"] * in_parts, "step", "exposed", "held", "spare", "tokens/s")), rows=[
                 (" ".join(filter(None, (f"{row.stage}", policy_label(row.recompute, config.runtime),
                                         f"{one.options.mesh or ''}", off_device(one.options.offload)))),
-                 f"{one.micro_batches} · {one.batch}", f"{one.options.prefetch}", seconds_text(row.step_seconds),
+                 f"{one.micro_batches} · {one.batch}", f"{one.options.prefetch}",
+                 *[f"{one.loss_chunks}"] * in_parts, seconds_text(row.step_seconds),
                  seconds_text(row.exposed_communication_seconds), gigabytes(row.total_nbytes),
                  gigabytes(row.spare_nbytes), f"{row.tokens_per_second_per_rank:,.0f}")
-                for one, row in ((one.config, one.row) for one in found.tried[:SHOWN])])
+                for one, row in shown])
     if (more := len(found.tried) - SHOWN) > 0:
         yield f"and {more:,} more; --json, or .tried, has them all."
     yield ""
@@ -240,6 +240,9 @@ def _assumed(found: Tuned) -> Iterator[str]:
            "first, then the others by seconds, which are a plan's: zerosim plan --explain has what they rest on.")
     if found.too_large:
         yield f"Not in the table: {counted(found.too_large, 'candidate')} without the margin."
+    if any(one.config.loss_chunks > 1 for one in found.tried):
+        yield ("Under loss are the parts in which logits and their loss are made; seconds are those of "
+               "an undivided loss, as where each part's gradient is made with it.")
     if mesh := next((one.config.options.mesh for one in found.tried if one.config.options.mesh), None):
         yield f"{mesh} are in shards inside nodes, and replicated across them."
     placed = dict.fromkeys(places_text(one.config) for one in found.tried)
@@ -265,17 +268,18 @@ Several = str | int | Iterable[Any]
 
 
 def tune(model: Any, *, global_batch: int | str, batch: Several = "all", recompute: Several = "usual",
-         prefetch: Several = (1, 2), offload: Several | Offload = "all", runtime: str = "fsdp2",
-         **options: Any) -> Tuned:
+         prefetch: Several = (1, 2), loss_chunks: Several = "all", offload: Several | Offload = "all",
+         runtime: str = "fsdp2", **options: Any) -> Tuned:
     """The settings of a program for a model, a machine and a global batch of G sequences: of those within 2 % of the
     fastest the one with the most room.
 
     What is searched: ``stage`` and ``recompute``, as in `zs.plan`; ``batch``, the sequences of a micro-batch, "all" for
     each number that divides a rank's share of G; ``prefetch``, units that stage 3 gathers ahead; on several ``nodes``
-    shards over all ranks and, unless a ``mesh`` says which, inside nodes alone; ``offload``, places of which each
-    candidate takes the first under which it has the margin: "all" that the ``runtime``'s program has, or some, as
-    "none,host". The other options are those of `zs.plan`. Raises ValueError for what cannot be searched, for what the
-    program has no settings for, for a model without a known shape, and as `zs.plan` does.
+    shards over all ranks and, unless a ``mesh`` says which, inside nodes alone; ``loss_chunks``, "all" for powers of
+    two up to 32 where the program can make its loss in parts, and ``offload``, places: each candidate takes the first
+    under which it has the margin: "all" that the ``runtime``'s program has, or some, as "none,host". The other
+    options are those of `zs.plan`. Raises ValueError for what cannot be searched, for what the program has no settings
+    for, for a model without a known shape, and as `zs.plan` does.
 
     >>> found = tune("gpt2", global_batch=8, ranks=4, batch="1,2", recompute="none", stage=3, runtime="zerosim")
     >>> found.best.title, found.runner_up.config.batch, found.decides
@@ -295,8 +299,9 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", recompu
                          "fits; tune a decoder, as gpt2-xl, or ask zs.plan")
     sequences, ranks = count_of(global_batch, "global_batch"), config.ranks
     if sequences % ranks:
+        near = [f"{ranks * each}" for each in (sequences // ranks, sequences // ranks + 1) if each]
         raise ValueError(f"global_batch={sequences} cannot be shared equally by {counted(ranks, 'rank')}; take "
-                         f"{-(-sequences // ranks) * ranks}, a multiple of {ranks}")
+                         f"{' or '.join(near)}, or other ranks")
     share = sequences // ranks
     if share > MOST_SEQUENCES:
         raise ValueError(f"global_batch={sequences} gives each rank {share:,} sequences a step; take one that "
@@ -306,7 +311,9 @@ def tune(model: Any, *, global_batch: int | str, batch: Several = "all", recompu
     if wrong := sorted({*batches} - {*dividing}):
         raise ValueError(f"batch={wrong[0]} does not divide the {counted(share, 'sequence')} of each rank, and "
                          f"micro-batches are equal; take some of {', '.join(map(str, dividing))}")
-    return _searched(searched, sequences, batches, _counts("prefetch", prefetch, 0))
+    usual = LOSS_CHUNKS if config.runtime in (FSDP2, DEEPSPEED) else (1,)
+    return _searched(searched, sequences, batches, _counts("prefetch", prefetch, 0),
+                     _counts("loss_chunks", usual if loss_chunks == "all" else loss_chunks))
 
 
 def _signature() -> Signature:
@@ -366,7 +373,8 @@ def _uses(places: Offload, option: str) -> bool:
 # -- the search -------------------------------------------------------------------------------------------------------
 
 
-def _searched(searched: list[list[PlanConfig]], sequences: int, batches: Iterable[int], ahead: list[int]) -> Tuned:
+def _searched(searched: list[list[PlanConfig]], sequences: int, batches: Iterable[int], ahead: list[int],
+              chunks: list[int]) -> Tuned:
     """The candidates that have the margin, best first, of those with more ahead the faster ones alone; ValueError where
     the program has settings for none."""
     config, tried, left_out = searched[0][0], list[Candidate](), dict[str, None]()
@@ -374,8 +382,8 @@ def _searched(searched: list[list[PlanConfig]], sequences: int, batches: Iterabl
     for configs, (stage, policy, batch) in ((placed, chosen) for placed in searched for chosen in product(
             placed[0].stages, config.policies, batches)):
         for prefetch in ahead if STAGES[stage].parameters_sharded else [0]:
-            several = [replace(one, batch=batch, micro_batches=sequences // config.ranks // batch,
-                               options=replace(one.options, prefetch=prefetch)) for one in configs]
+            several = [replace(one, batch=batch, micro_batches=sequences // config.ranks // batch, loss_chunks=parts,
+                               options=replace(one.options, prefetch=prefetch)) for one in configs for parts in chunks]
             reasons = [unsaid(one, stage, policy) for one in several]
             left_out |= dict.fromkeys(filter(None, reasons))
             said = [one for one, reason in zip(several, reasons, strict=True) if reason is None]

@@ -32,7 +32,7 @@ from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.hub import RunEvent
 from zerosim.ranks.rank import Rank
 from zerosim.ranks.trace import KINDS, Collective, Compute, Held, Row, SpanBegin, Trace
-from zerosim.shown import Shown
+from zerosim.shown import Answer
 from zerosim.zero.engine import Engine
 from zerosim.zero.placements import STAGES, Placement, Stage, stage_of
 from zerosim.zero.skipped import unreported_skips
@@ -77,9 +77,9 @@ class Example:
     def __post_init__(self) -> None:
         if len(self.weights) != len(NAMES):
             raise ValueError(f"the example has four weights {', '.join(NAMES)}, found {len(self.weights)}: "
-                             f"{self.weights}")
+                             f"{', '.join(f'{weight:g}' for weight in self.weights)}")
         if not all(map(math.isfinite, self.weights)):
-            raise ValueError(f"the example's weights must be finite numbers, found {self.weights}")
+            raise ValueError(f"the example's weights must be finite numbers, found {', '.join(map(str, self.weights))}")
         require_count("ranks", self.ranks, 1)
         require_count("steps", self.steps, 1)
         if self.optimizer not in OPTIMIZERS:
@@ -441,7 +441,7 @@ MORE = "More: --stage 1 shows a stage event by event, --mistakes what mistakes c
 
 
 @dataclass(frozen=True, slots=True)
-class Replays(Shown):
+class Replays(Answer):
     """The example under several stages, by number."""
 
     example: Example

@@ -214,12 +214,12 @@ def plan_view(plan: Plan) -> View:
 
 
 def over_ranks_view(over: OverRanks) -> View:
-    """The cheapest row on each number of ranks."""
+    """The fastest row on each number of ranks."""
     names = ("total", "spare", "exposed", "step", "tokens/s", "MFU")
     lines = [(f"{plan.config.ranks:,}", *(("nothing fits", *[""] * len(names)) if row is None else
                                           (row.title, *(COLUMNS[name][1](COLUMNS[name][0](row)) for name in names))))
              for plan, row in zip(over.plans, over.rows, strict=True)]
-    table = Table("The cheapest row that fits on each number of ranks; GB of one rank, tokens/s of one device",
+    table = Table("The fastest row that fits on each number of ranks; GB of one rank, tokens/s of one device",
                   (">ranks", "stage and recomputation", *(f">{name}" for name in names)), tuple(lines))
     return View(over.plans[0].config.model.name, " over ranks", (table,))
 

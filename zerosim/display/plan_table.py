@@ -1,7 +1,7 @@
 """A plan as a table of plain text: its columns, and the lines around them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter, methodcaller
+from operator import attrgetter, itemgetter, methodcaller
 from textwrap import fill
 from typing import Any
 
@@ -11,7 +11,7 @@ from zerosim.planning.conventions import convention_of
 from zerosim.planning.explanation import options_text
 from zerosim.planning.plan_config import Plan, PlanConfig
 from zerosim.planning.plan_row import STATES, TRANSIENT, PlanRow, fused_policy
-from zerosim.planning.questions import training
+from zerosim.planning.questions import fewest_loss_chunks, training
 
 # Of each column what it shows of a row, and how.
 COLUMNS: Mapping[str, tuple[Callable[[PlanRow], Any], Callable[[Any], str]]] = {
@@ -23,6 +23,12 @@ COLUMNS: Mapping[str, tuple[Callable[[PlanRow], Any], Callable[[Any], str]]] = {
     "step": (attrgetter("step_seconds"), seconds_text),
     "tokens/s": (attrgetter("tokens_per_second_per_rank"), "{:,.0f}".format),
     "MFU": (attrgetter("model_flops_utilization"), "{:.2f}".format)}
+# Of each part of a row its name, and what makes it less.
+LESS = {"states": ("states", "more --ranks at stages 1 to 3, --offload, or --lora"),
+        "activations": ("activations", "--recompute block, or a smaller --batch or --sequence"),
+        "logits": ("logits and their loss, vocabulary x tokens", "--loss-chunks, or a smaller --batch or --sequence"),
+        "gathered": ("gathered parameters", "--prefetch 0, where the runtime has that, or smaller units"),
+        "buckets": ("buckets", "--no-overlap, where the runtime has that, or smaller units")}
 FEWEST = ("total", "spare", "step")
 SUMS = ("states", "transient", "overhead", *FEWEST)
 FEW = (*SUMS, "tokens/s")
@@ -69,16 +75,29 @@ def subject(config: PlanConfig) -> tuple[str, str]:
 
 
 def answers(found: Plan) -> Iterator[str]:
-    """Throughput of the cheapest row, and what a whole training of the tokens that were asked for takes and costs;
-    before them, whose program runs on a TPU, and the length of a sequence where it is shorter than the model's longest
-    by default."""
-    config, row = found.config, found.cheapest
+    """Throughput of the fastest row, and what a whole training of the tokens that were asked for takes and costs.
+
+    Before them, whose program runs on a TPU, a sequence that is not as long as the model's longest, and what is in the
+    way of a row that would be faster, or of all.
+    """
+    config, row = found.config, found.fastest
     if config.device.platform == "tpu" and not config.is_engine:
         yield (f"On TPUs run JAX (MaxText) and PyTorch/XLA's SPMD FSDP: bytes and seconds of {config.runtime}'s program"
                " are taken there as an approximation.")
     if config.sequence_by_default and config.sequence < config.longest_sequence:
         yield (f"Sequences of {config.sequence:,} tokens, the default; the model takes {config.longest_sequence:,} "
                "(--sequence).")
+    if config.sequence > config.longest_sequence:
+        yield (f"Sequences of {config.sequence:,} tokens are longer than the {config.longest_sequence:,} of "
+               f"{config.model.name}'s context: its positions are computed, and the program must extend them, as "
+               "rope_scaling does.")
+    if helpful := fewest_loss_chunks(found):
+        chunks, fastest = helpful
+        yield (f"Of {found.name_of(fastest)} {gigabytes(fastest.nbytes_of('logits'))} GB are logits and their loss, "
+               f"vocabulary x tokens: with --loss-chunks {chunks} it leaves the margin, at "
+               f"{seconds_text(fastest.step_seconds)} a step.")
+    elif not any(one.has_margin for one in found.rows):
+        yield _most_of(found)
     if row is None:
         return
     yield (f"{row.tokens_per_second_per_rank:,.0f} tokens per second and device, {row.tokens_per_second:,.0f} in all; "
@@ -88,6 +107,17 @@ def answers(found: Plan) -> Iterator[str]:
                         for number in (whole.device_hours, whole.money))
         yield (f"{whole.tokens:,} tokens are {counted(whole.steps, 'step')}: {whole.days:,.4g} days, {hours} "
                f"device-hours{money and f', {money} at {config.price:g} each'}.")
+
+
+def _most_of(found: Plan) -> str:
+    """The largest part of the row that comes nearest to fitting with the margin, and what makes it less."""
+    nearest = found.nearest or found.rows[0]
+    parts = {"states": nearest.states_nbytes} | {kind: nearest.nbytes_of(kind) for kind in TRANSIENT}
+    kind, nbytes = max(parts.items(), key=itemgetter(1))
+    what, less = LESS[kind]
+    if found.config.is_engine:
+        less = less.removeprefix("--loss-chunks, or ")  # it makes logits whole
+    return f"Most of what {found.name_of(nearest)} holds, {gigabytes(nbytes)} GB, are {what}: take {less}."
 
 
 def _on_nodes(config: PlanConfig) -> str:

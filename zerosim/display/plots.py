@@ -96,7 +96,7 @@ def plan_bars(plan: Plan, style: Style = LIGHT) -> Drawing:
 
 
 def over_ranks_curves(over: OverRanks, style: Style = LIGHT) -> Drawing:
-    """Two curves over N of the cheapest row: tokens per second of one device, and bytes that it holds."""
+    """Two curves over N of the fastest row: tokens per second of one device, and bytes that it holds."""
     fitting = [(n, row) for n, row in zip(over.numbers, over.rows, strict=True) if row is not None]
     if not fitting:
         raise ValueError("nothing fits on any of these numbers of ranks, so there is nothing to draw; name larger ones")
@@ -104,7 +104,7 @@ def over_ranks_curves(over: OverRanks, style: Style = LIGHT) -> Drawing:
     title = f"{config.model.name} on {config.device.name}, over the number of ranks"
     said = "; ".join(f"N = {n:,}: {row.title}, {row.tokens_per_second_per_rank:,.0f} tokens/s, "
                      f"{row.total_nbytes / 1e9:,.1f} GB" for n, row in fitting)
-    with style.figure(11.0, 4.6, title, "The cheapest setting that fits on each number, with its stage.") as figure:
+    with style.figure(11.0, 4.6, title, "The fastest setting that fits on each number, with its stage.") as figure:
         panels = figure.panels(1, 2, left=0.9, right=0.3, top=1.2, bottom=0.8, wspace=0.24)[0]
         for axes, values, name in ((panels[0], [row.tokens_per_second_per_rank for row in rows],
                                     "tokens per second of one device"),

@@ -20,12 +20,14 @@ from zerosim.models.units import Model
 from zerosim.numerics.checks import did_you_mean, is_count, is_finite_number
 from zerosim.numerics.places import NOTHING
 from zerosim.numerics.policy import BY_RANK, FIRST_VALUES, FROM_COMPUTE, Policy
+from zerosim.numerics.units import counted
 from zerosim.optim import Optimizer
 from zerosim.options import PLAIN, StepOptions
 from zerosim.planning.plan_row import ZEROSIM
 from zerosim.planning.runtimes import DEEPSPEED, FSDP2
 from zerosim.ranks.rank import Rank
-from zerosim.zero.engine import Engine
+from zerosim.zero.engine import Batch, Engine
+from zerosim.zero.update import StepResult
 
 NO_KEYS: Mapping[str, str] = MappingProxyType({})
 FORMATS_BY_NAME = {"fp32": "fp32", "float32": "fp32", "float": "fp32", "fp16": "fp16", "float16": "fp16",
@@ -69,7 +71,8 @@ class FrameworkSettings:
     def engine(self, rank: Rank, model: Model, optimizer: Optimizer | None = None) -> Engine:
         """The engine of these settings on one rank, in a rank program; ``optimizer`` stands in place of their own.
 
-        Raises ValueError where they are of another number of ranks, and where there is no optimizer.
+        Its ``step`` takes as many micro-batches as they say. Raises ValueError where they are of another number of
+        ranks, and where there is no optimizer.
 
         >>> import zerosim as zs
         >>> found = zs.from_fsdp(mesh=(2,))
@@ -83,7 +86,9 @@ class FrameworkSettings:
         if chosen is None:
             raise ValueError(f"these settings of {self.program} name no optimizer; pass one, as "
                              "settings.engine(rank, model, zs.optim.AdamW(lr=...))")
-        return Engine(rank, model, chosen, **self.engine_arguments())
+        made = _EngineOfSettings(rank, model, chosen, **self.engine_arguments())
+        made.settings = self
+        return made
 
     def micro_batches_of(self, x: np.ndarray, target: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
         """A rank's samples of one step, x (k·B, ...) and target (k·B, ...), as the k pairs that ``engine.step`` takes.
@@ -131,6 +136,21 @@ class FrameworkSettings:
         lines += [f"different: {line}" for line in self.differences]
         return "\n".join(fill(line, 100, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
                          for line in lines)
+
+
+class _EngineOfSettings(Engine):
+    """An engine whose step is of the micro-batches of its settings, and of no others in their place."""
+
+    settings: FrameworkSettings
+
+    def step(self, batches: Iterable[Batch] | np.ndarray, target: np.ndarray | None = None) -> StepResult:
+        """A training step, as the engine's; ValueError for another number of micro-batches than the settings'."""
+        pairs: Any = [*batches] if target is None else [(batches, target)]
+        if self.settings.micro_batches not in (None, len(pairs)):
+            raise ValueError(f"the settings of {self.settings.program} accumulate gradients over "
+                             f"{counted(self.settings.micro_batches, 'micro-batch')}, and step() was handed "
+                             f"{len(pairs)}; hand it settings.micro_batches_of(x, target)")
+        return super().step(pairs)
 
 
 def _shortly(value: Any) -> str:

@@ -100,4 +100,4 @@ def offload_of(asked: object) -> Offload:
     if pairs and all(len(pair) == 2 and pair[0] in KINDS for pair in pairs) and len(dict(pairs)) == len(pairs):
         return Offload(**dict(pairs))
     raise ValueError(f"offload={asked!r} must be 'host' or 'disk', which place all state there, 'none', kinds one by "
-                     f"one of {', '.join(KINDS)}, as 'optimizer=host+gradients=host', or an Offload")
+                     f"one of {', '.join(KINDS)}, as 'optimizer=host+gradients=host'")

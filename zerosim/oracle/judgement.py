@@ -32,7 +32,7 @@ from zerosim.oracle.candidates import (
 from zerosim.oracle.hypotheses import HYPOTHESES
 from zerosim.oracle.profiles import PROFILES
 from zerosim.oracle.record import Record, read
-from zerosim.shown import Shown
+from zerosim.shown import Answer
 
 NUDGES = sorted(range(-4, 5), key=abs)  # ULPs by which a library's norm moves the factor of clipping
 REACH = 64  # ULPs: what is farther away is not another rounding's
@@ -80,7 +80,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement(Shown):
+class Judgement(Answer):
     """The verdict on a step, which ``matches`` or not: the ``ways`` that give its bits, and how far the ``nearest`` is.
 
     ``causes`` are the mistakes that explain a step that does not match; the ``indistinguishable`` ones may be in one

@@ -132,7 +132,7 @@ def convention_of(convention: str | Convention | Policy) -> Convention:
                           state_itemsize=convention.state_dtype.itemsize)
     if str(convention) not in CONVENTIONS:
         raise ValueError(f"no accounting convention is called {convention!r}; there are {', '.join(CONVENTIONS)}, "
-                         "and zerosim, the engine's own, which is that of a Policy"
+                         "and zerosim, the engine's own"
                          f"{did_you_mean(convention, CONVENTIONS)}")
     return CONVENTIONS[convention]
 

@@ -170,11 +170,13 @@ def _seconds(config: PlanConfig, row: PlanRow) -> Iterator[Explanation]:
 def _compute(config: PlanConfig, row: PlanRow, rate: float) -> Explanation:
     """The seconds of arithmetic, by the rates that are taken to be reached."""
     if (reached := config.reached) is not None:
-        whose = "this device" if reached.published else "others, as none are of this device,"
+        errors = (f"Published steps of this device are off by {reached.error:.0%}" if reached.published else
+                  f"No published step of {config.device.name} is among those that were fitted; of devices left out of "
+                  f"the fit they are off by up to {reached.error:.0%}")
         return ("compute", f"products at {reached.products:.4g} operations per second, {reached.products / rate:.2f} "
                 f"of the peak ({reached.source}); fused attention at {reached.attention[0]:.4g} and, back, "
                 f"{reached.attention[1]:.4g}; what is elementwise at {reached.memory:.4g} bytes per second; and "
-                f"{reached.contention:g} of what is sent. Published steps of {whose} are off by {reached.error:.0%}",
+                f"{reached.contention:g} of what is sent. {errors}",
                 f"{row.compute_seconds:.4g} s")
     made = config.arithmetic(row.recompute)
     bounds = {pieces: pieces.bounds(config.machine) for pieces in {*made.values()}}

@@ -227,7 +227,7 @@ def network_of(ranks: int, nodes: int, inside: Link, between: Link | None = None
         raise ValueError(f"{ranks} ranks do not spread evenly over {nodes} nodes; take as many ranks on each")
     if nodes == 1:
         if between is not None:
-            raise ValueError(f"one node has no link between nodes, and {between.name} was asked for; take more nodes, "
+            raise ValueError(f"one node has no link between nodes, found between={between.name!r}; take more nodes, "
                              "or leave it out")
         return Network(inside)
     if between is None:

@@ -42,7 +42,7 @@ def plan(model: str | ModelShape | None = None, **options: Any) -> Plan:
 
     >>> print(plan("llama-2-7b", ranks=8, device="h100-80", recompute="none", batch=4, sequence=2048,
     ...            runtime="zerosim").verdict)
-    ZeRO-3 is the cheapest that fits with a margin: 767.6 ms a step, 36.61 GB to spare; ZeRO-0 misses by 56.87 GB.
+    ZeRO-3 is the fastest that fits with a margin: 767.6 ms a step, 36.61 GB to spare; ZeRO-0 misses by 56.87 GB.
     """
     return plan_config(model, **options).plan()
 
@@ -117,6 +117,7 @@ def plan_config(model: str | ModelShape | None = None, *, params: int | str | No
         sequence=checked_count("sequence", sequence, 1) if sequence is not None else 0,
         micro_batches=1 if micro_batches is None else micro_batches, optimizer=_optimizer(optimizer), runtime=runtime,
         compiled=compiled, loss_chunks=loss_chunks,
+        global_batch=None if global_batch is None else ranks * batch * (micro_batches or 1),
         convention=policy if convention == ZEROSIM else convention, margin=margin, price=price,
         tokens=None if tokens is None else count_of(tokens, "tokens"),
         utilization=utilization, options=options, host_link=to_host, disk_link=to_disk,
@@ -136,13 +137,13 @@ def _finetuned(model: ModelShape, lora: int | None, weights: str | None, train_o
         return model
     if train_only is not None:
         if lora is not None or weights is not None:
-            raise ValueError(f"train_only={train_only!r} is without adapters and quantized weights, and lora or "
-                             "weights were asked for too; leave it or them out")
+            raise ValueError(f"train_only={train_only!r} is without adapters and quantized weights, and lora= or "
+                             "weights= were asked for too; leave it or them out")
         return frozen(model, but=[*(train_only.split(",") if isinstance(train_only, str) else train_only)])
     if lora is None:
         raise ValueError(f"weights={weights!r} cannot be trained, and nothing else would be; say the rank of adapters "
                          "beside them, as lora=16")
-    return with_adapters(model, lora, stored=weights or "")
+    return with_adapters(model, checked_count("lora", lora, 1), stored=weights or "")
 
 
 # Optimizers by name, as plans take them, which ask for no rate.
@@ -179,7 +180,8 @@ def _model(model: str | ModelShape | None, params: int | str | None,
     if isinstance(model, str) and params is None and COUNT.fullmatch(model.strip()):
         model, params = None, model
     if (model is None) == (params is None):
-        raise ValueError("a plan is of a model or of a number of parameters: name one of the two, as gpt2-xl or 7.5e9")
+        raise ValueError("a plan is of a model or of a number of parameters: name one of the two, as model='gpt2-xl' "
+                         "or params='7.5B'")
     if params is not None:
         count = count_of(params, "params")
         largest = None if largest_layer is None else count_of(largest_layer, "largest_layer")

@@ -96,7 +96,8 @@ class PlanConfig:
     `convention` None is the engine's own. `kernels` says what a device reaches where that is not what was measured of
     it; `utilization` None is `UTILIZATION` of zerosim, and of others what was measured. `options` are the engine's, of
     bytes and of seconds; a bucket is a unit. Capacities None are `HOST_NBYTES` and `DISK_NBYTES`; `overheads` replaces
-    bytes of the runtime by name. Raises ValueError for counts below one, unknown stages, policies, runtimes and
+    bytes of the runtime by name; `global_batch` says that so many sequences are to be a step's on any number of ranks.
+    Raises ValueError for counts below one, unknown stages, policies, runtimes and
     conventions, buckets of bytes, and shares outside their range.
     """
 
@@ -115,6 +116,7 @@ class PlanConfig:
     convention: str | Convention | Policy | None = None
     compiled: bool = False
     loss_chunks: int = 1
+    global_batch: int | None = None
     kernels: Efficiency | None = None
     utilization: float | None = None
     margin: float = MARGIN
@@ -152,8 +154,8 @@ class PlanConfig:
             object.__setattr__(self, "sequence_by_default", True)
         transformer = self.model.transformer
         if transformer and transformer.positions and self.sequence > transformer.positions:
-            raise ValueError(f"sequences of {self.sequence} tokens were asked for, and {self.model.name} has learned "
-                             f"positions for {transformer.positions}; take shorter ones")
+            raise ValueError(f"sequence={self.sequence}: {self.model.name} has learned positions for "
+                             f"{transformer.positions} tokens, and none beyond; take shorter sequences")
         if (bucket := self.options.bucket_nbytes) is not None:
             raise ValueError(f"bucket_nbytes={bucket}: a plan is of buckets of a unit, since others cut units into "
                              "unequal chunks, and no rank would stand for all; leave it out")
@@ -585,7 +587,7 @@ class Plan(ShownPlan):
                       key=lambda row: (row.step_seconds, row.sent_nbytes_per_step, row.total_nbytes))
 
     @property
-    def cheapest(self) -> PlanRow | None:
+    def fastest(self) -> PlanRow | None:
         """The fastest row that fits with a margin: devices are paid by the second. Where none has it, the fastest that
         fits; None where none does."""
         return next((row for row in self.fitting if row.has_margin), next(iter(self.fitting), None))
@@ -596,23 +598,28 @@ class Plan(ShownPlan):
         return min(self.fitting, key=lambda row: (row.sent_nbytes_per_step, row.step_seconds), default=None)
 
     @property
+    def nearest(self) -> PlanRow | None:
+        """Of the rows without the margin, and beside the fastest that fits, the one that comes nearest to it."""
+        return min((row for row in self.rows if row != self.fastest and not row.has_margin), default=None,
+                   key=lambda row: (row.missing_nbytes, -row.spare_nbytes))
+
+    @property
     def verdict(self) -> str:
-        """The cheapest row that fits with a margin, and the one without that comes nearest to it, in one sentence."""
-        best, first = self.cheapest, self.rows[0]
+        """The fastest row that fits with a margin, and the one without that comes nearest to it, in one sentence."""
+        best, first = self.fastest, self.rows[0]
         margin = f"{gigabytes(first.margin_nbytes)} GB"
-        others = sorted((row for row in self.rows if row != best and not row.has_margin),
-                        key=lambda row: (row.missing_nbytes, -row.spare_nbytes))
+        near = self.nearest
         if best is None:
-            return f"Nothing fits: {self.name_of(others[0])} comes nearest and {_misses(others[0])}."
+            assert near is not None
+            return f"Nothing fits: {self.name_of(near)} comes nearest and {_misses(near)}."
         spare = f"{seconds_text(best.step_seconds)} a step, {gigabytes(best.spare_nbytes)} GB to spare"
         with_margin = " with a margin" * (self.config.margin > 0)
-        text = (f"{self.name_of(best)} is the cheapest that fits{with_margin}: {spare}" if best.has_margin else
-                f"Nothing fits with a margin of {margin}; {self.name_of(best)} is the cheapest that fits: {spare}")
+        text = (f"{self.name_of(best)} is the fastest that fits{with_margin}: {spare}" if best.has_margin else
+                f"Nothing fits with a margin of {margin}; {self.name_of(best)} is the fastest that fits: {spare}")
         if not self.config.has_units:
             text = f"By its states alone: {text}"
-        if not others:
+        if near is None:
             return text + "."
-        near = others[0]
         how = _misses(near) if near.missing_nbytes else (
             f"has {gigabytes(near.spare_nbytes)} GB to spare, less than the margin of {margin}")
         return f"{text}; {self.name_of(near)} {how}."

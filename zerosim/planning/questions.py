@@ -10,7 +10,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
+from operator import attrgetter
 
 from zerosim.numerics.checks import checked_count
 from zerosim.planning.closed_forms import STAGES
@@ -23,6 +24,7 @@ from zerosim.shown import Plotted
 
 MOST_SEQUENCES = 1 << 40  # in a batch that nobody has
 MOST_BLOCKS = 512  # of a model that one asks about: four times as many as the deepest that are published
+LOSS_CHUNKS = (1, 2, 4, 8, 16, 32)  # parts of the loss that are looked at
 TOKENS_STEP, MOST_TOKENS = 128, 1 << 30  # of a sequence, which kernels take in whole tiles
 DAY, HOUR = 86_400, 3_600  # seconds
 
@@ -59,8 +61,14 @@ def training(config: PlanConfig, row: PlanRow) -> Training | None:
 
 
 def largest_batch(config: PlanConfig) -> int:
-    """The most sequences of a micro-batch that fit in some row with its margin; 0 where not even one does."""
-    return _largest(lambda batch: replace(config, batch=batch), MOST_SEQUENCES)
+    """The most sequences of a micro-batch that fit in some row with its margin; 0 where not even one does. Of a global
+    batch that was asked for they divide a rank's share."""
+    if config.global_batch is None:
+        return _largest(lambda batch: replace(config, batch=batch), MOST_SEQUENCES)
+    share = config.global_batch // config.ranks
+    pairs = [(few, share // few) for few in range(1, math.isqrt(share) + 1) if not share % few]
+    return next((batch for batch in sorted({*chain(*pairs)}, reverse=True) if _fits(
+        replace(config, batch=batch, micro_batches=share // batch))), 0)
 
 
 def largest_sequence(config: PlanConfig) -> int:
@@ -75,19 +83,39 @@ def fewest_ranks(config: PlanConfig) -> int | None:
     """The fewest ranks on which some row fits with its margin: any number on one node of 8, whole nodes beyond.
 
     None where no number of ranks helps, up to the most that are planned for: what is whole on each rank is too
-    much. States are sharded over all ranks, and links do not count.
+    much. States are sharded over all ranks, and links do not count. Of a global batch that was asked for each rank has
+    a whole number of micro-batches.
     """
     alone, network = replace(config.options, mesh=None, zeropp=None), Network(config.network.inside)
 
     def fits(ranks: int) -> bool:
         return _fits(replace(config, ranks=ranks, network=network, options=alone))
 
-    few = next((ranks for ranks in range(1, NODE) if fits(ranks)), None)  # a second rank brings buckets: look at each
+    def shares(ranks: int) -> bool:
+        return not (config.global_batch or 0) % (ranks * config.batch)
+
+    few = next((ranks for ranks in range(1, NODE) if shares(ranks) and fits(ranks)), None)  # a second brings buckets
     if few is not None:
         return few
     nodes = range(1, MOST_RANKS // NODE + 1)
     found = bisect_left(nodes, True, key=lambda count: fits(NODE * count))
-    return NODE * nodes[found] if found < len(nodes) else None
+    return next((NODE * count for count in nodes[found:] if shares(NODE * count)), None)
+
+
+def fewest_loss_chunks(plan: Plan) -> tuple[int, PlanRow] | None:
+    """The fewest parts of logits and their loss with which a row has the margin that is faster than all that have it,
+    and that row, the fastest; None where logits are in no such row's way, and of zerosim's engine, which has no parts.
+    """
+    config = plan.config
+    if config.is_engine:
+        return None
+    several = [replace(config, loss_chunks=chunks) for chunks in LOSS_CHUNKS if chunks > config.loss_chunks]
+    for row in sorted(plan.rows, key=attrgetter("step_seconds")):
+        if row.has_margin:
+            return None
+        if found := next((one for one in several if one.has_margin(row.stage, row.recompute)), None):
+            return found.loss_chunks, row
+    return None
 
 
 def fits_inside_nodes(config: PlanConfig) -> bool | None:
@@ -173,8 +201,8 @@ class OverRanks(Plotted):
 
     @property
     def rows(self) -> list[PlanRow | None]:
-        """Of each plan the cheapest row that fits; None where none does."""
-        return [plan.cheapest for plan in self.plans]
+        """Of each plan the fastest row that fits; None where none does."""
+        return [plan.fastest for plan in self.plans]
 
 
 def over_ranks(plan: Plan, numbers: Iterable[int]) -> OverRanks:
@@ -212,10 +240,10 @@ QUANTITIES: dict[str, Callable[[PlanConfig, PlanRow], float | None]] = {
 
 
 def compared(one: Plan, other: Plan) -> list[tuple[str, float, float]]:
-    """(quantity, of one plan's cheapest row, of the other's) for all that both know; none where one has no row that
+    """(quantity, of one plan's fastest row, of the other's) for all that both know; none where one has no row that
     fits."""
-    if one.cheapest is None or other.cheapest is None:
+    if one.fastest is None or other.fastest is None:
         return []
-    rows = [(name, of(one.config, one.cheapest), of(other.config, other.cheapest)) for name, of in QUANTITIES.items()]
+    rows = [(name, of(one.config, one.fastest), of(other.config, other.fastest)) for name, of in QUANTITIES.items()]
     return [(name, first, second) for name, first, second in rows if first is not None and second is not None
             and not math.isinf(first + second)]

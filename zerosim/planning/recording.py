@@ -511,10 +511,11 @@ def load(path: str | Path) -> Recording:
     try:
         plain = json_of(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(f"the recording {str(path)!r} cannot be read: {error.strerror}; name a file that save() wrote"
-                         ) from None
+        raise ValueError(f"the recording {str(path)!r} cannot be read: {error.strerror}; name a file that --save or "
+                         "cluster.save() wrote") from None
     except ValueError as error:  # JSON's and UTF-8's
-        raise ValueError(f"the recording {str(path)!r} is no JSON: {error}; name a file that save() wrote") from None
+        raise ValueError(f"the recording {str(path)!r} is no JSON: {error}; name a file that --save or cluster.save() "
+                         "wrote") from None
     try:
         return from_plain(plain)
     except ValueError as error:

@@ -38,7 +38,7 @@ class Mesh:
             asked = int(match[1]), int(match[2])
         if not isinstance(asked, Mesh):
             if not isinstance(asked, tuple | list) or len(asked) != 2:
-                raise ValueError(f"mesh={asked!r} must be nodes and ranks of a node, as (2, 4) or \"2x4\"")
+                raise ValueError(f"mesh={asked!r} must be nodes and ranks of a node, as \"2x4\"")
             asked = cls(*asked)
         if asked.ranks != ranks:
             raise ValueError(f"a mesh of {asked.nodes} nodes with {asked.ranks_per_node} ranks each has {asked.ranks} "

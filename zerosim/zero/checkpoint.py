@@ -485,10 +485,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     except (ValueError, TypeError, KeyError) as error:
         what = "is damaged" if FORMAT in text else "is of no zerosim checkpoint"
         raise ValueError(f"{index} {what} ({type(error).__name__}: {error}); take another copy of the checkpoint, or "
-                         "name the folder that save() was given") from None
+                         "name the folder of a checkpoint") from None
     if not known:
         raise ValueError(f"{index} is of the format {content['format']!r}, and load() reads {FORMAT!r}; name the "
-                         "folder that save() was given")
+                         "folder of a checkpoint")
     if not is_count(version) or version > VERSION:
         raise ValueError(f"{index} is of version {version}, and this zerosim reads versions up to {VERSION}; install a "
                          "newer zerosim")

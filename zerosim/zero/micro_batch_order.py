@@ -37,8 +37,8 @@ def check_order(stage: Stage, policy: Policy) -> None:
     """Raises ValueError for a stage or a policy under which the order of micro-batches cannot be kept."""
     if stage.gradients is not SHARDED:
         raise ValueError("reduction='micro_batch' adds the gradient of every micro-batch at the owner of each element, "
-                         f"and those of {stage} rest {stage.gradients.value}; take stage 2 or 3, or another Stage with "
-                         "SHARDED gradients")
+                         f"and at the stage asked for gradients rest {stage.gradients.value}; take stage 2 or 3, or "
+                         "another whose gradients are sharded")
     if policy.wire is not None or policy.average != AVERAGES[0]:
         raise ValueError("reduction='micro_batch' sends gradients as they are, one by one, and the policy asks for "
                          f"wire={policy.wire!r}, average={policy.average!r}, which are of sums over ranks; leave both "

@@ -157,9 +157,9 @@ WRONG = {
         (UNHEARD.format("N=3 (n=7)"), reads_the_other_ranks_memory),
         (f"^On N=2 (n=1) the ranks sent 0 bytes in all where 4 {MUST_COME}.$",
          peeks_except_on_three_and_four_ranks),
-        (f"^On N=4 (n=262144) rank ... holds about 8,... {UNKNOWN}",
+        (f"^The values are right in every case, but on N=4 (n=262144) rank ... holds about 8,... {UNKNOWN}",
          ("    return partial", "    rest = np.ones(4 * n)\n    del rest\n    return partial")),
-        (f"^On N=4 (n=262144) rank 2 holds about 1,0... {UNKNOWN}",
+        (f"^The values are right in every case, but on N=4 (n=262144) rank 2 holds about 1,0... {UNKNOWN}",
          ("    return partial", "    rank.kept = np.ones(n, 'f4') if rank.index == 2 else 0\n    return partial")),
         ("^On N=4 (n=4) rank 0 returned what is wrong: the result is a RankState where an array of shape",
          "def ring(rank, x):\n    return (lambda: rank._state)()"),
@@ -380,7 +380,8 @@ EVERYWHERE = {  # what the refusal says, FIRST standing for rank 0 in the first 
                      r"test_wrong_answers\.py:|float32\) to rank 0, which expects \(\(1,\), float64\); both sides)",
     changes_what_it_reads: "^FIRST changed its argument .*, which is read-only; write, and receive messages, in "
                           r"memory of your own, from rank\.memory\.alloc\(\)\.$",
-    returns_what_no_memory_knows: r"^On N=4 \(.*\) rank \d holds about [\d,]+ " + literally(UNKNOWN),
+    returns_what_no_memory_knows:
+        r"^The values are right in every case, but on N=4 \(.*\) rank \d holds about [\d,]+ " + literally(UNKNOWN),
     fails_on_rank_2: r"^On N=4 \(.*rank 2 raised OSError in line \d+ of fails_on_rank_2: the disk is full\.$",
     calls_what_is_not_allowed: r"^On N=4 \(.*\) it calls \w+, but this puzzle is to be solved with ALLOWED\.$",
 }

@@ -8,7 +8,7 @@ from zerosim.course.museum.invariants import INVARIANTS
 from zerosim.course.museum.runs import Observed, observe
 from zerosim.display.style import rough
 from zerosim.display.views import RIGHT, Table, TextLine, View, plain
-from zerosim.shown import Shown
+from zerosim.shown import Answer
 
 ROWS = 8  # of a table of numbers, at most
 INDENT = "\N{NO-BREAK SPACE}" * 4  # which pages keep
@@ -16,7 +16,7 @@ Panel = tuple[str, list[float], list[float]]  # what the numbers are, healthy an
 
 
 @dataclass(frozen=True)
-class Story(Shown):
+class Story(Answer):
     """One exhibit, and what was seen of its runs. ``message`` is what the invariant says with the bug."""
 
     exhibit: Exhibit

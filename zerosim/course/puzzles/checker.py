@@ -152,6 +152,7 @@ def _audit(puzzle: Puzzle, answer: Answer) -> None:
                                                    (rank.missed_in_between_nbytes, case.scratch_shards))
                       if nbytes > share * case.shard_nbytes]
             if missed:
-                raise Refused(f"On {case.where} rank {index} holds about {missed[0] // 1000 * 1000:,} bytes that its "
-                              "memory does not know: take arrays from rank.memory.alloc(shape, dtype, kind), or charge "
-                              "them with rank.memory.hold(array, kind), and write into them with out=")
+                raise Refused(f"The values are right in every case, but on {case.where} rank {index} holds about "
+                              f"{missed[0] // 1000 * 1000:,} bytes that its memory does not know: take arrays from "
+                              "rank.memory.alloc(shape, dtype, kind), or charge them with rank.memory.hold(array, "
+                              "kind), and write into them with out=")

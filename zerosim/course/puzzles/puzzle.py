@@ -85,6 +85,14 @@ CALLS = {
     rank.all_gather(x, length=n)          x, chunk r of n elements -> (n,), all""",
     "all_reduce": """
     rank.all_reduce(x)                    x -> the sum, of x's shape"""}
+OUT = """
+    out=array, of a collective            its result there, not in a new array"""
+MEMORY = """
+    rank.memory.alloc(shape, dtype, kind) a new array of the rank's memory, as
+                                          ((n,), np.float32, "workspace")
+
+A rank's memory does not count what NumPy makes, as a / b: an answer that keeps
+that is refused, though its values are right. Write into arrays: /=, out=."""
 IMPORTS = "import numpy as np\n\nimport zerosim as zs"
 # Worlds of every kind, with the one first that has most to see; lengths of N's multiples, below N, and of neither.
 SIZES: Mapping[int, tuple[int, ...]] = {4: (4, 3, 8, 9), 1: (5,), 2: (1, 6), 3: (2, 7), 5: (4, 13), 8: (5, 19)}
@@ -121,7 +129,8 @@ class Puzzle:
     @property
     def calls(self) -> str:
         """The calls that an answer may make, as they are written, with what each does."""
-        return "Allowed:" + "".join(text for name, text in CALLS.items() if name == "exchange" or name in self.allowed)
+        calls = [text for name, text in CALLS.items() if name == "exchange" or name in self.allowed]
+        return "Allowed:" + "".join([*calls, OUT * (len(calls) > 1), MEMORY * bool(self.audit_length)])
 
     @property
     def parameters(self) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from zerosim.display.views import Table, TextLine, View
 from zerosim.planning.collectives import Sent
-from zerosim.shown import Shown
+from zerosim.shown import Answer
 
 MEASURES = ("peak_nbytes", "sent_nbytes", "steps")
 PASSED, REFUSED, OPEN = "passed", "refused", "open"
@@ -66,7 +66,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Score(Shown):
+class Score(Answer):
     """The outcome of a check: ``verdict`` is "passed", "refused" or "open", ``sentence`` says it.
 
     ``rows`` has a line for each case that was right, with the peak bytes, bytes sent and steps that were measured (of
@@ -116,10 +116,7 @@ class Score(Shown):
         said = [self.sentence, *self.wasted, *printed]
         return View(f"{self.puzzle}: {mark}", "", (*[TextLine(escape(line)) for line in said], *table))
 
-    def __repr__(self) -> str:
-        from zerosim.display.render_text import in_lines
-
-        return in_lines(self.view())
+    __repr__ = Answer.__str__
 
 
 class Page(str):
