@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -111,10 +111,6 @@ class Doctor(Answer):
         return View("", "", (
             marked_table("what", "found", rows=((what, escape(text)) for what, text in rows)), TextLine(""),
             marked_table("backend", "usable", "why, or why not", rows=backends)))
-
-    def as_json(self) -> dict[str, Any]:
-        """The same as plain data."""
-        return asdict(self)
 
 
 def examine() -> Doctor:

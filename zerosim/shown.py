@@ -35,6 +35,12 @@ class Answer(Shown):
 
     __slots__ = ()
 
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain data; what is no finite number is the text "inf", "-inf" or "nan"."""
+        from zerosim.display.views import plain_record
+
+        return plain_record(self)
+
     def __str__(self) -> str:
         from zerosim import display
         from zerosim.display.render_text import in_lines

@@ -620,7 +620,8 @@ def test_logits_in_the_way_of_a_faster_row_are_named_with_the_fewest_parts_of_th
      "oss-chunks, or a smaller --batch or --sequence."),
     ({"sequence": 131_072, "recompute": "block", "stage": 3, "loss_chunks": 8}, "are activations: take --recompute b"),
     ({"sequence": 32_768, "recompute": "tiled", "stage": 3, "runtime": "zerosim"}, "are activations: take --rec"),
-    ({"ranks": 1, "stage": 0}, "are states: take more --ranks at stages 1 to 3, --offload, or --lora.")])
+    ({"ranks": 1, "stage": 0, "runtime": "zerosim"}, "are states: take --offload, or more --ranks at stages 1 to 3."),
+    ({"ranks": 1, "stage": 0}, "are states: take --lora, --offload, or more --ranks at stages 1 to 3.")])
 def test_where_nothing_fits_the_largest_part_is_named_with_what_makes_it_less(options, said):
     found = zs.plan("llama-3-8b", **options)
     parts = {"states": found.nearest.states_nbytes, "logits": found.nearest.nbytes_of("logits"),

@@ -1,6 +1,10 @@
-"""Commands that list what can be named: models, devices, links."""
+"""Commands that list what can be named: models, devices, links, and the museum's exhibits, each with its story."""
 
 from __future__ import annotations
+
+from typing import Annotated
+
+import typer
 
 from zerosim.cli.shell import AsJson, OwnHardware, answer, command
 
@@ -30,3 +34,15 @@ def links(hardware: OwnHardware = None, as_json: AsJson = False) -> None:
 
     found = catalog.links(hardware)
     answer(as_json, found.as_json, found.view)
+
+
+@command("museum", "zerosim museum ring_off_by_one")
+def museum(
+    name: Annotated[str | None, typer.Argument(help="An exhibit; without a name, all are listed.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bugs of real implementations, made again: where they were, what one saw, and the check that finds each."""
+    from zerosim.course import museum as offered
+
+    shown = offered.list() if name is None else offered.show(name)
+    answer(as_json, shown.as_json, shown.view)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from zerosim.display.views import RIGHT, TextLine, View, marked_table, plain
+from zerosim.display.views import RIGHT, TextLine, View, marked_table, plain, plain_record
 from zerosim.models import gpt, llama
 from zerosim.planning import hardware, shapes
 from zerosim.shown import Answer
@@ -30,8 +30,7 @@ class Catalog(Answer):
 
     def as_json(self) -> dict[str, Any]:
         """Everything by name."""
-        data: dict[str, Any] = plain({self.what: self.by_name})
-        return data
+        return plain_record({self.what: self.by_name})
 
 
 def models() -> Catalog:

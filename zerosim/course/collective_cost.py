@@ -15,7 +15,7 @@ from typing import Any
 from rich.markup import escape
 
 from zerosim.display.style import percent
-from zerosim.display.views import RIGHT, Part, Table, TextLine, View, marked_table, parts, plain
+from zerosim.display.views import RIGHT, Part, Table, TextLine, View, marked_table, parts, plain_record
 from zerosim.numerics.checks import checked_count, unknown_name
 from zerosim.numerics.units import bytes_text, counted, rate_text, seconds_text
 from zerosim.planning.collectives import ALGORITHMS, POWERS_OF_TWO
@@ -96,13 +96,12 @@ class CollectiveCost(Answer):
     def as_json(self) -> dict[str, Any]:
         """All of it as plain data; an infinite wall is the text "inf"."""
         cost, network = self.cost, self.network
-        data: dict[str, Any] = plain({
+        return plain_record({
             "collective": cost.collective, "ranks": cost.ranks, "nodes": self.question.nodes, "nbytes": cost.nbytes,
             "itemsize": self.question.itemsize, "link": network.inside, "between": network.between,
             **_cost_as_json(cost), "sent_nbytes_by_rank": cost.sent.nbytes, "messages_by_rank": cost.sent.messages,
             "latency_wall_nbytes": self.wall_nbytes, "latency_wall_ranks": self.wall_ranks,
             "others": [_other_as_json(cost.algorithm, other) for other in self.others]})
-        return data
 
 
 def collective_cost(question: CostQuestion) -> CollectiveCost:

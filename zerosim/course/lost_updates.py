@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from zerosim.display.style import fitted, percent, rough, short, shortest, sum_text
-from zerosim.display.views import Heading, Part, View, marked_table, parts, plain
+from zerosim.display.views import Heading, Part, View, marked_table, parts
 from zerosim.numerics import random
 from zerosim.numerics.arrays import Array
 from zerosim.numerics.formats import FORMATS, Format, format_of
@@ -105,12 +105,6 @@ class LostUpdates(Answer):
         """The outcome of one method in one format with one update."""
         return next(found for found in self.outcomes
                     if (found.method, found.format, found.update) == (method, fmt, update))
-
-    def as_json(self) -> dict[str, Any]:
-        """The same as plain data. Numbers are the shortest decimals that give back the same value; what is no finite
-        number is the text "inf", "-inf" or "nan", since JSON has no such numbers."""
-        data: dict[str, Any] = plain(self)
-        return data
 
 
 def lost_updates(question: LostUpdatesQuestion, *, seeds: tuple[int, ...] = SEEDS) -> LostUpdates:

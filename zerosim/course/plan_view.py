@@ -141,7 +141,7 @@ def _largest_and_fewest(found: Plan) -> Iterator[str]:
     """The answers to the inverse questions, each with the margin."""
     config, dividing, shared = found.config, "", ""
     if (sequences := config.global_batch) is not None:
-        shared = f" and which share {counted(sequences, 'sequence')} equally"
+        shared = f"share {counted(sequences, 'sequence')} equally"
         dividing = f", of those that divide the {sequences // config.ranks:,} of each rank" * (sequences > config.ranks)
     if config.decoder is not None:
         batch, tokens = largest_batch(config), largest_sequence(config)
@@ -151,8 +151,11 @@ def _largest_and_fewest(found: Plan) -> Iterator[str]:
     ranks, most = fewest_ranks(config), largest_model(config)
     inside = {None: "", True: "; sharded inside nodes alone (--mesh) it fits too", False:
               "; sharded inside nodes alone (--mesh) it does not"}[fits_inside_nodes(config)]
-    yield (f"No number of ranks{shared.replace(' and which share', ' that shares')} makes it fit." if ranks is None
-           else f"Fewest ranks on which it fits{shared}: {ranks:,}, sharded over all of them{inside}.")
+    if ranks is None:
+        yield f"No number of ranks{shared and f' that can {shared}'} makes it fit."
+    else:
+        yield (f"Fewest ranks on which it fits{shared and f' and which {shared}'}: {ranks:,}, sharded over all of "
+               f"them{inside}.")
     if most is not None:
         yield "Largest model" + (" by its states alone" if config.decoder is None else " of such blocks") + (
             f": {most.parameters / 1e9:,.4g} billion parameters"

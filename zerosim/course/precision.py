@@ -12,14 +12,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from zerosim.course.precision_runs import BATCHES, WIDTHS, samples, trained
 from zerosim.course.training import whole_weights
 from zerosim.display.style import percent, rough, short
-from zerosim.display.views import Heading, Part, View, marked_table, parts, plain
+from zerosim.display.views import Heading, Part, View, marked_table, parts
 from zerosim.models.gpt import Decoder
 from zerosim.models.llama import config_of, decoder
 from zerosim.models.one_pass import Pass, one_pass
@@ -81,11 +80,6 @@ class Precision(Answer):
         """The four sections, for a terminal or a notebook."""
         return View("Mixed precision", ": what goes wrong in 16 bits, and what helps.",
                     parts(_small_gradients(self), _loss_scaling(self), _overflows(self), _resting(self)))
-
-    def as_json(self) -> dict[str, Any]:
-        """The same as plain data; what is no finite number is the text "inf", "-inf" or "nan"."""
-        data: dict[str, Any] = plain(self)
-        return data
 
 
 def precision(question: PrecisionQuestion, corpus: Corpus) -> Precision:

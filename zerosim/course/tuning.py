@@ -26,7 +26,7 @@ from zerosim.course.measured import preset_shape
 from zerosim.course.tuned_settings import PROGRAMS, Pasted, pasted, unsaid
 from zerosim.display.plan_table import answers, links_text, places_text, policy_label
 from zerosim.display.style import percent
-from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts, plain
+from zerosim.display.views import RIGHT, Part, TextLine, View, marked_table, parts, plain_record
 from zerosim.numerics.checks import checked_count
 from zerosim.numerics.places import DEVICE, KINDS, Offload, offload_of
 from zerosim.numerics.units import count_of, counted, gigabytes, seconds_text
@@ -165,7 +165,7 @@ class Tuned(Answer):
     def as_json(self) -> dict[str, Any]:
         """All of it as plain data, with the settings of the best to paste."""
         config = self.config
-        data: dict[str, Any] = plain({
+        return plain_record({
             "model": config.model.name, "runtime": config.runtime, "ranks": config.ranks, "device": config.device.name,
             "compute": config.policy.compute, "overlap": config.options.overlap, "reduction": config.options.reduction,
             "global_batch": self.global_batch, "sequence": config.sequence, "margin_nbytes": config.margin_nbytes,
@@ -176,7 +176,6 @@ class Tuned(Answer):
                       "offload": one.config.options.offload.text, "mesh": str(one.config.options.mesh or "none")}
                      | one.row.as_dict() for one in self.tried],
             "assumed": list(_assumed(self)), "settings": asdict(self.pasted) if self.pasted else None})
-        return data
 
     @property
     def pasted(self) -> Pasted | None:

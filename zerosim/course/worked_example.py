@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.display.style import short, shortest
-from zerosim.display.views import RIGHT, Part, Rule, Table, TextLine, View, marked_table, parts, plain, words
+from zerosim.display.views import RIGHT, Part, Rule, Table, TextLine, View, marked_table, parts, plain_record, words
 from zerosim.models.initializers import Initializer
 from zerosim.models.layers import Context, Gradients
 from zerosim.models.small import four_weights
@@ -465,11 +465,10 @@ class Replays(Answer):
     def as_json(self) -> dict[str, Any]:
         """All stages, with the settings that they share; what is no finite number is a text."""
         example = self.example
-        data: dict[str, Any] = plain({
+        return plain_record({
             "ranks": example.ranks, "format": example.compute, "optimizer": example.optimizer,
             "layout": example.layout, "recompute": example.recompute,
             "stages": {str(stage): found.as_json() for stage, found in self.stages.items()}})
-        return data
 
 
 def replays(example: Example, stages: Iterable[int]) -> Replays:

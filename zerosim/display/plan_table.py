@@ -23,12 +23,13 @@ COLUMNS: Mapping[str, tuple[Callable[[PlanRow], Any], Callable[[Any], str]]] = {
     "step": (attrgetter("step_seconds"), seconds_text),
     "tokens/s": (attrgetter("tokens_per_second_per_rank"), "{:,.0f}".format),
     "MFU": (attrgetter("model_flops_utilization"), "{:.2f}".format)}
-# Of each part of a row its name, and what makes it less.
-LESS = {"states": ("states", "more --ranks at stages 1 to 3, --offload, or --lora"),
-        "activations": ("activations", "--recompute block, or a smaller --batch or --sequence"),
-        "logits": ("logits and their loss, vocabulary x tokens", "--loss-chunks, or a smaller --batch or --sequence"),
-        "gathered": ("gathered parameters", "--prefetch 0, where the runtime has that, or smaller units"),
-        "buckets": ("buckets", "--no-overlap, where the runtime has that, or smaller units")}
+# Of each part of a row its name, and what makes it less: of other runtimes than zerosim's engine alone, and of all.
+LESS = {"states": ("states", "--lora, ", "--offload, or more --ranks at stages 1 to 3"),
+        "activations": ("activations", "", "--recompute block, or a smaller --batch or --sequence"),
+        "logits": ("logits and their loss, vocabulary x tokens", "--loss-chunks, or ",
+                   "a smaller --batch or --sequence"),
+        "gathered": ("gathered parameters", "", "--prefetch 0, where the runtime has that, or smaller units"),
+        "buckets": ("buckets", "", "--no-overlap, where the runtime has that, or smaller units")}
 FEWEST = ("total", "spare", "step")
 SUMS = ("states", "transient", "overhead", *FEWEST)
 FEW = (*SUMS, "tokens/s")
@@ -114,10 +115,9 @@ def _most_of(found: Plan) -> str:
     nearest = found.nearest or found.rows[0]
     parts = {"states": nearest.states_nbytes} | {kind: nearest.nbytes_of(kind) for kind in TRANSIENT}
     kind, nbytes = max(parts.items(), key=itemgetter(1))
-    what, less = LESS[kind]
-    if found.config.is_engine:
-        less = less.removeprefix("--loss-chunks, or ")  # it makes logits whole
-    return f"Most of what {found.name_of(nearest)} holds, {gigabytes(nbytes)} GB, are {what}: take {less}."
+    what, of_others, less = LESS[kind]
+    return (f"Most of what {found.name_of(nearest)} holds, {gigabytes(nbytes)} GB, are {what}: take "
+            f"{'' if found.config.is_engine else of_others}{less}.")
 
 
 def _on_nodes(config: PlanConfig) -> str:

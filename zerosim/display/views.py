@@ -161,6 +161,12 @@ def _unmarked(text: str) -> str:
     return Text.from_markup(text).plain
 
 
+def plain_record(value: Any) -> dict[str, Any]:
+    """A record, or a mapping of names, as `plain` has it."""
+    found: dict[str, Any] = plain(value)
+    return found
+
+
 def plain(value: Any) -> Any:
     """The same value of dicts, lists and numbers alone: records by their fields, and the texts "inf", "-inf" and "nan"
     for what is no finite number, since JSON has none of these."""

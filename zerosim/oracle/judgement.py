@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerosim.display.views import TextLine, View, marked_table, plain
+from zerosim.display.views import TextLine, View, marked_table, plain_record
 from zerosim.numerics.rounding import errors_in_ulps, round_to
 from zerosim.oracle.candidates import (
     NORM_EPSILONS,
@@ -97,11 +97,10 @@ class Judgement(Answer):
     def as_json(self) -> dict[str, Any]:
         """All of it; the texts "inf" and "nan" for what is no finite number."""
         first = self.nearest.first
-        data: dict[str, Any] = plain({"asked": self.asked, "matches": self.matches, "ways": self.ways,
-                                      "elements": self.nearest.elements, "ulps": self.nearest.ulps,
-                                      "first": None if first is None else first._asdict(),
-                                      "causes": self.causes, "indistinguishable": self.indistinguishable})
-        return data
+        return plain_record({"asked": self.asked, "matches": self.matches, "ways": self.ways,
+                             "elements": self.nearest.elements, "ulps": self.nearest.ulps,
+                             "first": None if first is None else first._asdict(),
+                             "causes": self.causes, "indistinguishable": self.indistinguishable})
 
     def view(self) -> View:
         """The verdict, the first difference, its likely cause, and what this step cannot tell."""
