@@ -447,7 +447,7 @@ REFUSED = {
         ("--mesh 2x4 --nodes 4", "--mesh 2x4 has 2 nodes, and --nodes 4 were asked for; leave --nodes out"),
         ("--price 2", "--price 2 is of a whole training, and no tokens were asked for; say how many, as --tokens 300B"),
         ("--global-batch 12", "--global-batch 12 is no multiple of 8 sequences, a micro-batch of 1 on each of 8 ranks; "
-         "take 16, or another batch"),
+         "take 8 or 16, or other ranks or another batch"),
         ("--global-batch 8 --micro-batches 1", "--global-batch 8 says how many micro-batches there are"),
         ("--margin 1", "--margin is the share of the device that is to stay free, from 0 to below 1, got 1.0"),
         ("--runtime fsdp", "no runtime is called 'fsdp'; choose one of fsdp2, deepspeed, megatron, zerosim; did you"),

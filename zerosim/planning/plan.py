@@ -244,8 +244,10 @@ def _shared(global_batch: int | str, ranks: int, batch: int, micro_batches: int 
         raise ValueError(f"global_batch={sequences} says how many micro-batches there are, and micro_batches="
                          f"{micro_batches} was asked for too; leave one of them out")
     if sequences % each:
+        near = sorted({max(1, sequences // each) * each, (sequences // each + 1) * each})
         raise ValueError(f"global_batch={sequences} is no multiple of {each} sequences, a micro-batch of {batch} on "
-                         f"each of {counted(ranks, 'rank')}; take {-(-sequences // each) * each}, or another batch")
+                         f"each of {counted(ranks, 'rank')}; take {' or '.join(map(str, near))}, or other ranks or "
+                         "another batch")
     return sequences // each
 
 

@@ -34,6 +34,8 @@ def test_a_statement_has_a_picture_shapes_targets_and_fits_80_columns_and_there_
     assert max(map(len, stub.splitlines())) <= 120
     assert len([line for line in words.splitlines() if line.startswith("    ")]) >= 5, "a picture and a signature"
     assert f"    {name}(rank, " in words
+    assert ("out=array, of a collective" in text) == bool(puzzle.allowed)
+    assert ("its values are right. Write into arrays: /=, out=." in text) == bool(puzzle.audit_length)
     for said in ("->", "fp32", "Allowed: ", "Targets: peak: "):
         assert said in " ".join(words.split()), said
     hints = [puzzles.hint(name, number) for number in range(1, len(puzzle.hints) + 1)]
