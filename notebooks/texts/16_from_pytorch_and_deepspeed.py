@@ -428,7 +428,8 @@ zs.draw.table(["steps", "bf16 weights that differ"], differing)
 
 # %%
 facts = tomllib.loads(files("zerosim.course.published").joinpath("peers.toml").read_text("utf-8"))
-VERDICTS = {"equal": "equal in every bit", "order": "of some order", "rounding": "rounded in another place"}
+VERDICTS = {"equal": "equal in every bit", "order": "of some order",
+            "rounding": "rounded in another place"}
 found = {}
 for row in facts["row"]:
     kind = {"refused": "refused", "bound": "fp32"}.get(row["verdict"], "16 bits")
