@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,6 @@ from zerosim.numerics.places import DEVICE, DIRECTIONS, DISK, FROM_DISK, HOST, T
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.quantization import Blockwise
 from zerosim.options import PLAIN, StepOptions
-from zerosim.planning import collectives
 from zerosim.planning.cuts import (
     Cut,
     checked_layout,
@@ -258,83 +257,61 @@ Nbytes = np.ndarray[Any, np.dtype[Any]]  # of each rank, (N,), in Python's integ
 
 
 def _traffic(job: Job) -> dict[str, tuple[Nbytes, Nbytes, Nbytes]]:
-    """By purpose what each rank sends in rings over all ranks, in its node alone, and between nodes alone."""
-    nothing, options = np.zeros(job.ranks, object), job.options
-    gradients, parameters = _gradients(job), _parameters(job)
+    """By purpose what each rank sends in rings over all ranks, in its node alone, and between nodes alone.
+
+    Gradients are reduce-scattered, cut ones by micro-batch, whole ones once; for a whole optimizer they are gathered
+    too. Partial sums travel in the wire's format, sums in that in which they rest. Cut parameters are gathered whenever
+    a unit runs, or once, into secondary shards; whole ones once, if each rank has updated a part.
+    """
+    nothing, options, states, parts = np.zeros(job.ranks, object), job.options, job.states, job.options.parts
+    compute, nodes, each = job.policy.compute_dtype.itemsize, options.nodes, job.ranks // options.nodes
+    sums, all_gathers = job.micro_batches if states.gradients_sharded else 1, not states.optimizer_sharded
+    owned, gathers = _owned(job), [job.micro_batches * n for n in job.gathers]
+    gradients = (owned.sum() - owned) * job.wire_dtype.itemsize * sums + _gathered(owned) * (
+        job.reduced_dtype.itemsize * all_gathers)
+    if not states.parameters_sharded:
+        parameters = _gathered(owned) * (compute * states.optimizer_sharded)
+    else:
+        times = [1] * len(gathers) if parts.hpz else gathers
+        parameters = _gathered(_owned(job, times, parts.weights) if parts.weights else _owned(job, times) * compute)
     control = nothing + sum(job.control_nbytes) * (job.shards - 1)  # from each rank to all that have a shard
     files = options.offload  # all ranks agree, on all nodes, that they are written
-    times = (files.optimizer == DISK) + (files.parameters == DISK and job.states.gathers_after_update)
-    agreed = nothing + times * AGREEMENT_NBYTES * (job.ranks - 1)
+    agreements = (files.optimizer == DISK) + (files.parameters == DISK and states.gathers_after_update)
+    agreed = nothing + agreements * AGREEMENT_NBYTES * (job.ranks - 1)
     if options.replicas > 1:  # once a step shards of gradients are all-reduced across nodes
         chunk = job.held(True) // options.replicas * (options.replicas - 1)
         across = nothing + chunk * (job.wire_dtype.itemsize + job.policy.reduce_dtype.itemsize)
+        gradients, parameters = (np.tile(of, options.replicas) for of in (gradients, parameters))
         return {"gradients": (nothing, gradients, across), "parameters": (nothing, parameters, nothing),
                 "control": (agreed, control, nothing)}
-    secondary = _gathered_inside(job) if options.parts.hpz and job.states.parameters_sharded else nothing
-    return {"gradients": _exchanged(job, options.parts.gradients) if options.parts.gradients else (
-                gradients, nothing, nothing),
-            "parameters": (parameters, secondary, nothing), "control": (control + agreed, nothing, nothing)}
+    found = {"gradients": (gradients, nothing, nothing), "parameters": (parameters, nothing, nothing),
+             "control": (control + agreed, nothing, nothing)}
+    if parts.gradients:  # two all-to-alls, inside nodes and to other nodes, and no ring
+        chunks = _owned(job, [sums] * len(gathers), parts.gradients).reshape(nodes, each)
+        of_places = np.tile(chunks.sum(axis=0), nodes)
+        found["gradients"] = nothing, chunks.sum() - of_places, of_places - chunks.ravel()
+    if parts.hpz and states.parameters_sharded:  # from secondary shards, all but the first time
+        secondary = _owned(job, [n - 1 for n in gathers]).reshape(each, nodes).sum(axis=1)
+        found["parameters"] = parameters, np.tile(_gathered(secondary), nodes) * compute, nothing
+    return found
 
 
-def _gradients(job: Job) -> Nbytes:
-    """Reduce-scattered, cut ones by unit and micro-batch, whole ones once; gathered for a whole optimizer.
-
-    The two make an all-reduce. Partial sums travel in the wire's format, the sums in that in which they rest.
-    """
-    cuts, times = (job.unit_cuts, job.micro_batches) if job.states.gradients_sharded else (job.region_cuts, 1)
-    scattered = _rings(job, "reduce_scatter", cuts, job.wire_dtype.itemsize, [times] * len(cuts))
-    if job.states.optimizer_sharded:
-        return scattered
-    return scattered + _rings(job, "all_gather", job.region_cuts, job.reduced_dtype.itemsize)
-
-
-def _parameters(job: Job) -> Nbytes:
-    """Cut parameters: gathered whenever a unit runs, or once, into secondary shards. Whole ones: once, if each rank has
-    updated a part."""
-    itemsize, asked = job.policy.compute_dtype.itemsize, job.options.parts
-    if not job.states.parameters_sharded:
-        cuts = job.region_cuts if job.states.optimizer_sharded else []
-        return _rings(job, "all_gather", cuts, itemsize)
-    times = [1 if asked.hpz else job.micro_batches * n for n in job.gathers]
-    if asked.weights:
-        return _rings(job, "all_gather", [_packed(cut, asked.weights) for cut in job.unit_cuts], 1, times)
-    return _rings(job, "all_gather", job.unit_cuts, itemsize, times)
-
-
-def _gathered_inside(job: Job) -> Nbytes:
-    """From secondary shards, all but the first time."""
-    cuts = [cut[::job.options.nodes] for cut in job.unit_cuts]
-    return _rings(job, "all_gather", cuts, job.policy.compute_dtype.itemsize,
-                  [job.micro_batches * n - 1 for n in job.gathers])
-
-
-def _rings(job: Job, operation: str, cuts: list[Cut], itemsize: int, times: Iterable[int] | None = None) -> Nbytes:
-    """One ring for each cut, each made so many times (once, unless said); each group of ranks makes its own."""
+def _owned(job: Job, times: Iterable[int] | None = None, form: Blockwise | None = None) -> Nbytes:
+    """Elements of all units that each rank of a ring owns, each unit counted so often; or their bytes in a format."""
     times_of: Counter[Cut] = Counter()  # a model of many equal units has few cuts
-    for cut, count in zip(cuts, times or [1] * len(cuts), strict=True):
+    for cut, count in zip(job.unit_cuts, times or [1] * len(job.unit_lengths), strict=True):
         times_of[cut] += count
-    nbytes = np.zeros(job.ranks, object)
+    owned = np.zeros(job.shards, object)
     for cut, count in times_of.items():
-        ring = np.array(collectives.sent(operation, "ring", cut, itemsize).nbytes, object)
-        nbytes += count * np.tile(ring, job.ranks // len(ring))
-    return nbytes
+        lengths = [high - low for low, high in pairwise(cut)]
+        owned += np.array([form.nbytes(length) for length in lengths] if form else lengths, object) * count
+    return owned
 
 
-def _exchanged(job: Job, form: Blockwise) -> tuple[Nbytes, Nbytes, Nbytes]:
-    """The two all-to-alls of quantized gradients, unit by unit: inside nodes, and to other nodes; no ring."""
-    inside, across = np.zeros((2, job.options.nodes, job.ranks // job.options.nodes), object)
-    times = job.micro_batches if job.states.gradients_sharded else 1
-    for cut, count in Counter(job.unit_cuts).items():
-        chunks = np.diff(np.array(_packed(cut, form), object)).reshape(inside.shape)
-        of_places = chunks.sum(axis=0)
-        inside += count * times * (chunks.sum() - of_places)
-        across += count * times * (of_places - chunks)
-    return np.zeros(job.ranks, object), inside.ravel(), across.ravel()
-
-
-def _packed(cut: Cut, form: Blockwise) -> Cut:
-    """The boundaries of quantized chunks, in bytes."""
-    return (0, *accumulate(form.nbytes(high - low) for low, high in pairwise(cut)))
+def _gathered(owned: Nbytes) -> Nbytes:
+    """What each rank sends in a ring's all-gather: all but what the next one owns."""
+    sent: Nbytes = owned.sum() - np.roll(owned, -1)
+    return sent
 
 
 def vectors_sent(job: Job) -> dict[str, Fraction]:
