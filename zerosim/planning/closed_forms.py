@@ -29,14 +29,7 @@ from zerosim.numerics.places import DEVICE, DIRECTIONS, DISK, FROM_DISK, HOST, T
 from zerosim.numerics.policy import Policy
 from zerosim.numerics.quantization import Blockwise
 from zerosim.options import PLAIN, StepOptions
-from zerosim.planning.cuts import (
-    Cut,
-    checked_layout,
-    checked_unit_lengths,
-    padded_unit_lengths,
-    region_cuts,
-    unit_cuts,
-)
+from zerosim.planning.cuts import Cut, checked_layout, checked_unit_lengths, padded_unit_lengths, unit_cuts
 from zerosim.ranks.mesh import Mesh
 
 MIXED_PRECISION = Policy("fp16")
@@ -134,11 +127,6 @@ class Job:
     def unit_cuts(self) -> list[Cut]:
         """For each unit, who owns what of it."""
         return [cut[::self.options.replicas] for cut in unit_cuts(self.unit_lengths, self.ranks, self.layout)]
-
-    @property
-    def region_cuts(self) -> list[Cut]:
-        """The cuts of the stretches that are reduced or gathered in one call, unless unit by unit."""
-        return [cut[::self.options.replicas] for cut in region_cuts(self.unit_lengths, self.ranks, self.layout)]
 
     @property
     def gathers(self) -> tuple[int, ...]:
@@ -422,5 +410,4 @@ def updated_elements(job: Job) -> int:
     """Elements that the first rank's optimizer updates: padding is not among them."""
     if not job.states.optimizer_sharded:
         return sum(job.unit_lengths)
-    lengths = job.unit_lengths if job.layout == "per_unit" else (sum(job.unit_lengths),)
-    return sum(min(length, cut[1]) for length, cut in zip(lengths, job.region_cuts, strict=True))
+    return sum(min(length, cut[1]) for length, cut in zip(job.unit_lengths, job.unit_cuts, strict=True))

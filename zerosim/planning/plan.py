@@ -94,7 +94,7 @@ def plan_config(model: str | ModelShape | None = None, *, params: int | str | No
     one sentence, for what is not known or cannot be.
     """
     known = presets() if hardware is None else read(_path(hardware, "hardware"))
-    policy = compute if isinstance(compute, Policy) else _policy(_format(compute), runtime)
+    policy = compute if isinstance(compute, Policy) else _policy(compute, runtime)
     options, rows = StepOptions.of(ranks, overlap=overlap, prefetch=prefetch, offload=offload, mesh=mesh, zeropp=zeropp,
                                    reduction=reduction), _stages(stage)
     places = options.offload
@@ -162,8 +162,11 @@ def _optimizer(asked: Any) -> Any:
     return OPTIMIZERS[asked.lower()]
 
 
-def _policy(format: str, runtime: str) -> Policy:
+def _policy(compute: str, runtime: str) -> Policy:
     """The formats of a step of a runtime's programs that computes in this one."""
+    format = format_of(compute).name
+    if format.startswith("fp8"):
+        raise ValueError(f"compute={compute!r}: weights and gradients do not rest in 8 bits; plan in bf16 or fp16")
     return Policy(format, reduce="fp32", accumulate="fp32") if runtime in WIDE_GRADIENTS else Policy(format)
 
 
@@ -217,13 +220,6 @@ def _path(asked: Any, what: str) -> str | Path:
     if isinstance(asked, str | Path):
         return asked
     raise ValueError(f"{what}={asked!r} must be a name or the path of a file, as a text")
-
-
-def _format(compute: str) -> str:
-    name = format_of(compute).name
-    if name.startswith("fp8"):
-        raise ValueError(f"compute={compute!r}: weights and gradients do not rest in 8 bits; plan in bf16 or fp16")
-    return name
 
 
 def _stages(asked: Several) -> tuple[int, ...]:

@@ -238,14 +238,13 @@ class MicroBatchWalk:
         yield HeldBytes(GRADIENT, in_flight - (gradient + wide_sum + tied_elements * written.itemsize))
 
     def _reduce(self, unit: int, whole: int, dtype: np.dtype[Any]) -> Iterator[StepEvent]:
-        """Reduces one unit's gradient of so many bytes, after the one that is under way."""
+        """Reduces one unit's gradient of so many bytes."""
         if self.zeropp.gradients is not None:
             yield from self._exchange(unit, dtype, self.zeropp.gradients)
             return
         length, chunk = self.lengths[unit], self.lengths[unit] // self.job.shards
         cast = 0 if self.reduced == dtype else length * self.reduced.itemsize
         in_place = self.first and self.reduced == self.added and not self.gradients_off_device
-        yield from self._reduced()
         received = (0 if in_place else chunk * self.reduced.itemsize) + hops_nbytes(self.job, chunk, self.job.shards)
         operation = "reduce_scatter"
         if self.options.by_micro_batch:  # all addends of the rank's own chunk
@@ -253,10 +252,12 @@ class MicroBatchWalk:
         yield from self._begin(ring(operation, unit, length * self.reduced.itemsize, self.job), cast + received,
                                0 if cast or not self.options.overlap else whole)
 
-    def _begin(self, issue: CollectiveIssue, buffers: int, gradient: int = 0) -> Iterator[StepEvent]:
-        """Begins a reduction, which with overlap goes on; bytes of gradient and of buffers go when it is waited for."""
+    def _begin(self, issue: CollectiveIssue, buffers: int, gradient: int = 0, addends: int = 0) -> Iterator[StepEvent]:
+        """Begins a reduction after the one that is under way; with overlap it goes on. Bytes of gradient and of
+        buffers, and of addends that are in one, go when it is waited for."""
+        yield from self._reduced()
         yield from (HeldBytes(BUFFER, buffers), issue)
-        self.reducing = Reducing(issue.key, gradient, buffers)
+        self.reducing = Reducing(issue.key, gradient, buffers + addends)
         if not self.options.overlap:
             yield from self._reduced()
 
@@ -270,16 +271,11 @@ class MicroBatchWalk:
         yield HeldBytes(GRADIENT, -freed)
         cast = 0 if reduced == (added if others else dtype) else length * reduced.itemsize
         chunk, operation = length // job.shards, whole_reduction(job)
-        yield from self._reduced()
         received = chunk if operation == "reduce_scatter" else length
-        buffers = cast + hops_nbytes(job, chunk, job.shards) + received * reduced.itemsize
-        yield HeldBytes(BUFFER, buffers)
-        yield ring(operation, unit, length * reduced.itemsize, job)
         sends_source = not cast and self.options.overlap  # which is held until the wait
-        self.reducing = Reducing((operation, unit), whole * (sends_source and not others),
-                                 buffers + others * sends_source)
-        if not self.options.overlap:
-            yield from self._reduced()
+        yield from self._begin(ring(operation, unit, length * reduced.itemsize, job),
+                               cast + hops_nbytes(job, chunk, job.shards) + received * reduced.itemsize,
+                               whole * (sends_source and not others), others * sends_source)
         yield HeldBytes(BUFFER, -others * (not sends_source))
         yield HeldBytes(GRADIENT, freed)
 
@@ -309,8 +305,7 @@ class MicroBatchWalk:
         yield HeldBytes(BUFFER, -chunk * ranks)
 
     def _reduce_resting(self, unit: int) -> Iterator[StepEvent]:
-        """Reduces the step's gradient of one unit, where it rests, after the one that is under way."""
-        yield from self._reduced()
+        """Reduces the step's gradient of one unit, where it rests."""
         if unit == len(self.lengths) - 1:  # which goes back first
             yield HeldBytes(GRADIENT, sum_nbytes(self.job))
         yield from self._begin(*resting_issue(self.job, unit))
