@@ -8,8 +8,6 @@ time; a step ends with its slowest message, and then the next begins. For a ring
 takes however ranks run ahead, since its longest chunk goes at every step, one hop after the other. Elsewhere, with
 uneven chunks or two kinds of link, a rank that does not wait for the end of a step may end sooner, never later.
 
-What leaves a node goes by the network cards of all its ranks, of which each has one, in equal parts.
-
 The model knows nothing of pipelines inside a message, nor of links that messages share, by which rings win in practice:
 in it Rabenseifner's algorithm is never slower than the ring where N is a power of two.
 

@@ -3,11 +3,10 @@
 Legend: N ranks, k micro-batches of B sequences of L tokens; P parameters; s those that a rank's optimizer updates, P or
 its share P/N; α seconds of latency, β bytes per second of a link, one way.
 
-`plan` takes names, `PlanConfig` holds what they stand for, `Plan` is the rows, `questions` asks for the largest and the
-fewest. Whose step it is says the runtime. Of zerosim's own engine bytes are exact, and seconds rest on peak rates, on a
-share of the peak that arithmetic is taken to reach, and on the α-β model of collectives: both are folds over the same
-events (`step_events`), under the same options. Of PyTorch's, DeepSpeed's and Megatron's bytes are `runtimes.account`,
-and the same events are priced by measured rates (`efficiency`) and by NCCL's own model (`nccl`).
+Whose step it is says the runtime. Of zerosim's own engine bytes are exact, and seconds rest on peak rates, on a share
+of the peak that arithmetic is taken to reach, and on the α-β model of collectives: both are folds over the same events
+(`step_events`), under the same options. Of PyTorch's, DeepSpeed's and Megatron's bytes are `runtimes.account`, and the
+same events are priced by measured rates (`efficiency`) and by NCCL's own model (`nccl`).
 
 The seconds of a step are those of two streams, one that computes and one that communicates: what is issued goes to the
 end of the communication stream, which does one thing after the other; the program goes on, and stands still at a wait

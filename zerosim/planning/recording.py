@@ -2,8 +2,6 @@
 
 Legend: N ranks, R rows of a program. A row is a code and three whole numbers. `POINTERS` says which of them are numbers
 of a table's entries; the others are flops and nbytes of COMPUTE, and nbytes of HELD, negative where bytes go.
-
-A transfer goes between a device and its host, or between that and its disk.
 """
 
 from __future__ import annotations

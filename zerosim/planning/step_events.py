@@ -18,8 +18,6 @@ buffers are held from its issue to its wait, and both are events, so what is hel
   it is updated, or where the host updates when all are, and none is waited for before all are updated.
 - What rests off the device (offload) comes there when it is needed, in memory of its own: parameters unit by unit, the
   addends of gradients with the last backward; sums of gradients leave it as they are made.
-
-A ring declares as buffers two chunks of partial sums that arrive in turn, one where N = 2, none where N = 1.
 """
 
 from collections.abc import Iterator, Sequence
@@ -373,8 +371,8 @@ def across_issue(job: Job, unit: int) -> tuple[int, int, CollectiveIssue]:
 
 
 def hops_nbytes(job: Job, chunk: int, ranks: int) -> int:
-    """Bytes of partial sums that a rank receives in turn while it reduces: two chunks, as far as there are messages;
-    where the wire has a format of its own, what leaves first is cast into one of them."""
+    """Bytes of partial sums that a rank receives in turn while it reduces: two chunks, one where two ranks make the
+    ring, none where one does; where the wire has a format of its own, what leaves first is cast into one of them."""
     chunks = min(2, ranks - 1) if job.wire_dtype == job.policy.reduce_dtype else 2 * (ranks > 1)
     return chunk * job.wire_dtype.itemsize * chunks
 
