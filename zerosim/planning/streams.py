@@ -57,10 +57,6 @@ from zerosim.planning.recording import (
 # -- inside a collective ----------------------------------------------------------------------------------------------
 
 
-# Up to so many members, plain Python is faster than NumPy's calls.
-FEW_MEMBERS = 24
-
-
 @dataclass(frozen=True)
 class PricedLevel:
     """Messages that go at once, so often: the places of both ends in the group, and the seconds, (messages,) each."""
@@ -90,23 +86,6 @@ Steps = list[tuple[list[float], PricedLevel]]  # when members were ready for a s
 
 def meet(ready: Sequence[float], priced: Sequence[PricedLevel], steps: Steps | None = None) -> list[float]:
     """The times at which members are done, (N,), given when each is ready, (N,); ``steps``, if given, get each step."""
-    now = list(ready)
-    for level in priced:
-        for _ in range(level.times):
-            before = now.copy()
-            for source, destination, seconds in level.messages:
-                later = source if before[source] > before[destination] else destination
-                end = before[later] + seconds
-                for place in (source, destination):  # comparisons, since `max` takes twice as long
-                    if end > now[place]:
-                        now[place] = end
-            if steps is not None:
-                steps.append((before, level))
-    return now
-
-
-def meet_at_once(ready: Sequence[float], priced: Sequence[PricedLevel], steps: Steps | None = None) -> list[float]:
-    """The times of `meet`, to the last bit, with all messages of a step at once: faster for many members."""
     now = np.array(ready, np.float64)
     for level in priced:
         sources, destinations = level.sources, level.destinations  # each member stands once in either, at the most
@@ -166,8 +145,8 @@ class Collectives:
 
     def _meet(self, call: RecordedCall, arrivals: Sequence[float], steps: Steps | None = None) -> list[float]:
         """The times at which members are done, counted from the last arrival."""
-        last, way = max(arrivals), meet_at_once if len(arrivals) > FEW_MEMBERS else meet
-        return way([arrival - last for arrival in arrivals], self.priced(call), steps)
+        last = max(arrivals)
+        return meet([arrival - last for arrival in arrivals], self.priced(call), steps)
 
 
 # -- one rank: its program from point to point, its other streams part by part ----------------------------------------
