@@ -7,8 +7,7 @@ gradients of weights.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 
 from zerosim.models.units import Recompute
 from zerosim.numerics.checks import checked_count
@@ -120,12 +119,6 @@ def fullest_nbytes(block: Block, blocks: int, vocabulary: int, policy: str = "no
 
     Raises ValueError as `snapshots` does.
     """
-    return block.batch * _fullest_of_one(replace(block, batch=1), blocks, vocabulary, policy)
-
-
-@lru_cache(maxsize=1024)
-def _fullest_of_one(block: Block, blocks: int, vocabulary: int, policy: str) -> int:
-    """Of one sequence: all that is held grows with their number, so the fullest moment is the same for any."""
     return max(moment.total_nbytes for moment in snapshots(block, blocks, vocabulary, policy))
 
 

@@ -35,11 +35,6 @@ from zerosim.planning.step_events import (
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
-# The place after which what is between two computations rests.
-ENDS = {"forward": "forward end", "again": "again end", "loss": "loss end", "accumulated": "accumulated",
-        "backward": "backward end"}
-
-
 @dataclass(frozen=True, slots=True)
 class Flow:
     """The activations of a decoder: blocks, vocabulary and recomputation policy; one sequence of the block counts."""
@@ -138,7 +133,8 @@ def _levels(flow: Flow) -> dict[Place, int]:
     last = flow.blocks + 1
     for snapshot in snapshots(flow.block, flow.blocks, flow.vocabulary, flow.policy, between=True):
         phase = "loss" if snapshot.step == "loss" else snapshot.phase
-        place = (ENDS[phase] if snapshot.step == BETWEEN else phase, snapshot.unit)
+        ends = snapshot.step == BETWEEN and phase != "accumulated"  # what is between two computations rests from there
+        place = (f"{phase} end" if ends else phase, snapshot.unit)
         tokens_dropped = place in (("accumulated", 0), ("backward end", 0))  # by the first unit
         vectors = 2 if phase == "forward" or place == ("loss", last) else 0 if tokens_dropped else 1
         nbytes = snapshot.total_nbytes + vectors * TOKEN_NBYTES * flow.block.tokens
