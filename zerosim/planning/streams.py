@@ -357,6 +357,8 @@ class Streams:
         """Moves the halves of messages that now have both ends there; returns the parts that are done."""
         message, rank = part.message, part.rank
         assert message is not None
+        part.send_end = part.begun if message.destination is None else None  # a half that is absent is through
+        part.receive_end = part.begun if message.source is None else None
         touched = [part]
         for source, destination in dict.fromkeys([(rank, message.destination), (message.source, rank)]):
             sender, receiver = self._first_message(source), self._first_message(destination)
@@ -370,7 +372,10 @@ class Streams:
                 sender.receiver, receiver.sender = receiver, sender
                 sender.joined, receiver.joined = (max(start, one.joined or start) for one in (sender, receiver))
                 touched += [sender, receiver]
-        return [one for one in dict.fromkeys(touched) if self._is_through(one)]
+        through = [one for one in dict.fromkeys(touched) if None not in (one.send_end, one.receive_end)]
+        for one in through:
+            one.ended, one.joined = max(one.send_end, one.receive_end), one.joined or one.begun
+        return through
 
     def _message_seconds(self, source: int, destination: int, nbytes: int) -> float:
         """Seconds of one message; 0 from a rank to itself, which leaves no device."""
@@ -382,19 +387,6 @@ class Streams:
         """The first of a rank's stream, if that is a message."""
         queue = self.lanes[rank].queue if rank is not None and rank < len(self.lanes) else ()
         return queue[0] if queue and queue[0].message is not None and queue[0].begun is not None else None
-
-    @staticmethod
-    def _is_through(part: StreamPart) -> bool:
-        """Ends a message of which both halves have moved."""
-        message = part.message
-        assert message is not None
-        halves = [end for other, end in ((message.destination, part.send_end), (message.source, part.receive_end))
-                  if other is not None]
-        if None in halves:
-            return False
-        part.ended = max(halves, default=part.begun)
-        part.joined = part.begun if part.joined is None else part.joined
-        return True
 
     # -- what never ends ----------------------------------------------------------------------------------------------
 
