@@ -27,8 +27,8 @@ chunks are equal it ends so long after the last arrival, and for all members at 
 Sources: Williams, Waterman & Patterson 2009 (the roofline); Hockney 1994 (the message).
 """
 
-from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
@@ -70,15 +70,6 @@ class PricedLevel:
     def messages(self) -> list[tuple[int, int, float]]:
         """(source, destination, seconds) of each message."""
         return [*zip(self.sources.tolist(), self.destinations.tolist(), self.seconds.tolist(), strict=True)]
-
-    @cached_property
-    def messages_of(self) -> Mapping[int, list[tuple[int, int, float]]]:
-        """The messages of each place, which has sent or received them; without those that have none."""
-        found = defaultdict[int, list[tuple[int, int, float]]](list)
-        for message in self.messages:
-            for place in message[:2]:
-                found[place].append(message)
-        return found
 
 
 Steps = list[tuple[list[float], PricedLevel]]  # when members were ready for a step, (N,); its messages
@@ -137,7 +128,7 @@ class Collectives:
         self._meet(call, arrivals, steps)
         for before, level in reversed(steps):
             ends = [(max(before[source], before[destination]) + seconds, source, destination)
-                    for source, destination, seconds in level.messages_of.get(place, ())]
+                    for source, destination, seconds in level.messages if place in (source, destination)]
             end, *places = max(ends, key=itemgetter(0), default=(before[place], place))
             if end > before[place]:
                 place = max(places, key=before.__getitem__)
