@@ -12,7 +12,6 @@ from pathlib import Path
 from tempfile import gettempdir
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 from tests.architecture.source import ROOT
 
@@ -60,6 +59,8 @@ def ask(*arguments: str, columns: int = 80) -> Any:
 
     What the command line does not catch is raised.
     """
+    from unittest.mock import patch
+
     out, err, code = StringIO(), StringIO(), 0
     terminal = {"COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "dumb"}
     with patch.dict(os.environ, terminal), redirect_stdout(out), redirect_stderr(err):

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import pytest
 
 import zerosim as zs
 from tests.ranks.oracles import ceil_cut
@@ -96,6 +95,8 @@ def assert_ends(cluster: zs.Cluster, program: Callable[..., Any], error: type[Ba
                 *notes: str) -> BaseException:
     """The run ends by this error, with text that the words (a pattern) match, and with these notes; what it took is
     given back, and the cluster works again. Returns the error."""
+    import pytest  # not above: the processes of a job import this module, and need none
+
     before = cluster.memory.now_nbytes, len(cluster.runs)
     with pytest.raises(error) as caught:
         cluster.run(program)
