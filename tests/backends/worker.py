@@ -27,6 +27,7 @@ MINUTES = 600.0  # instead of seconds, after which a busy machine would be taken
 def main(port: str, key: str) -> None:
     """Serves tasks."""
     cluster.CAUSE_SECONDS = cluster.DRAIN_SECONDS = cluster.FAREWELL_SECONDS = MINUTES
+    cluster.SPINS = 20  # more ranks than cores: who waits would take time from those who compute
     clusters: dict[Any, ProcessCluster] = {}
     index = int(os.environ["RANK"]) if "RANK" in os.environ else world().rank
     with Client(("127.0.0.1", int(port)), authkey=bytes.fromhex(key)) as line, ExitStack() as in_place:
