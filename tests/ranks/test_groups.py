@@ -1,25 +1,14 @@
-"""Groups: split by color, ordered by key, nested; their members share memory, trace and fate with the whole.
+"""Groups: their members share memory, trace and fate with the whole; what an earlier run has made still serves.
 
-That every collective works inside a group, `test_collectives.py` shows; that two groups of the same members do not
-meet, `test_disagreement.py`.
+That every collective works inside a group whose order its keys decide, `test_collectives.py` shows; that works of a
+group are under way beside others in any order, `test_schedules.py`; that two groups of the same members do not meet,
+`test_disagreement.py`.
 """
 
 import numpy as np
 
 import zerosim as zs
 from tests.ranks.asking import KINDS
-
-
-def test_ranks_of_a_group_are_ordered_by_key_and_then_by_index() -> None:
-    keys = [5, -1, 5, 0, -1]
-
-    def program(rank):
-        group = rank.split(3, key=keys[rank.index])
-        return group.index, group.size, group.group, repr(group)
-
-    order = (1, 4, 3, 0, 2)
-    assert list(zs.Cluster(5).run(program)) == [
-        (order.index(r), 5, order, f"<Rank {order.index(r)} of 5>") for r in range(5)]
 
 
 def test_memory_and_trace_are_those_of_the_rank_whose_rows_name_the_group() -> None:
@@ -55,18 +44,6 @@ def test_a_group_of_an_earlier_run_still_serves_and_never_meets_a_new_one() -> N
 
     cluster.run(first)
     assert list(cluster.run(second)) == [[[2], [21]], [[21]], [[2]]]
-
-
-def test_works_of_several_groups_may_be_in_flight_at_once() -> None:
-    def program(rank):
-        a, b = rank.split(0), rank.split(rank.index % 2)
-        works = [a.all_reduce(np.array([rank.index]), async_op=True), b.all_reduce(np.array([1]), async_op=True),
-                 rank.all_reduce(np.array([100]), async_op=True)]
-        return [int(work.wait()[0]) for work in (works[::-1] if rank.index else works)]
-
-    for seed in range(5):
-        results = zs.Cluster(3, seed=seed).run(program)
-        assert list(results) == [[3, 2, 300], [300, 1, 3], [300, 2, 3]]
 
 
 def test_a_barrier_holds_everyone_until_the_last_one_comes_and_that_of_a_group_its_members_only() -> None:
