@@ -4,7 +4,7 @@ import math
 from itertools import islice, product
 
 import zerosim as zs
-from tests.cases import covering
+from tests.cases import THOROUGH, covering
 from tests.optim.papers import ELEMENTWISE, MATRIX, NORMED
 from tests.support import DISK
 from tests.zero.training import ADAM, MODELS, SGD, batches
@@ -49,11 +49,12 @@ def made(case):
                        master_from=case["master_from"], state=case["state"],
                        loss_scale=1024.0 if compute == "fp16" else 1.0)
     ranks, steps = case["ranks"], case["steps"]
-    large, many = (4, 2) if isinstance(model, Decoder) else (8, 2 + 32 // ranks**2)  # which are dear
+    dear = isinstance(model, Decoder) or case["model"] == "autodiff"
+    large, many, most = (4, 2, 3 if THOROUGH else 2) if dear else (8, 2 + 32 // ranks**2, 3)
     ranks, nodes, row = min(ranks, large), case["nodes"], case["row"]
     mesh = None if nodes is None or nodes > large else (nodes, max(1, ranks // nodes))
     ranks = ranks if mesh is None else math.prod(mesh)
-    data = batches(model, ranks, case["k"], min(steps, many), seed=case["seed"])
+    data = batches(model, ranks, min(case["k"], most), min(steps, many), seed=case["seed"])
     if mesh and row.gradients is REPLICATED:
         row = zs.Stage(row.parameters, SHARDED, row.optimizer)
     runs = [(stage, options_of(model, *values))

@@ -87,7 +87,7 @@ def cases():
     for index, case in enumerate(drawn(DRAWN)):
         model, data, options = made(case)
         stage, run = options["runs"][index % 5]
-        yield model, data, case["k"], {key: options[key] for key in (
+        yield model, data, len(data[0][0]), {key: options[key] for key in (
             "optimizer", "layout", "clip_norm", "seed", "groups", "policy", "gather", "mesh")} | run | {"stage": stage}
     for stage, scaler in enumerate(SCALERS):
         model = ODD
