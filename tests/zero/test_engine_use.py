@@ -4,8 +4,9 @@ import cProfile
 import itertools
 import pstats
 import re
-import sys
 import tracemalloc
+from collections import Counter
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from tests.zero.training import (
     alone,
     batches,
     bits,
+    ctrl_c_before,
     finish,
     master_of,
     masters,
@@ -288,34 +290,21 @@ def test_kept_engines_repeat_a_failed_step_as_if_it_had_not_begun_or_say_that_it
 @pytest.mark.parametrize("struck", [0, 1])
 def test_ctrl_c_before_any_line_of_a_step_leaves_engines_that_repeat_it_or_refuse(options, struck):
     """Each line of the folder is struck once, about the middle of the times that it runs."""
-    expected, times, odd = kept_engines(**options).step(1), {}, []
+    expected, times, odd = kept_engines(**options).step(1), Counter(), []
 
     def step(kept, counts, at):
-        def before_line(frame, event, _):
-            name, line = frame.f_code.co_filename, frame.f_lineno
-            if event == "line" and "/zerosim/zero/" in name:
-                counts[name, line] = counts.get((name, line), 0) + 1
-                if at == (name, line, counts[name, line]):
-                    raise KeyboardInterrupt
-            return before_line
+        kept.all(lambda engine: stepped(kept, engine, at, counts))
 
-        def program(engine):
-            if engine.rank.index == struck:
-                sys.settrace(before_line)
-            try:
-                engine.step(kept.data[1][engine.rank.index])
-            finally:
-                if engine.rank.index == struck:
-                    sys.settrace(None)
-
-        kept.all(program)
+    def stepped(kept, engine, at, counts):
+        with ctrl_c_before(at, "/zerosim/zero/", counts) if engine.rank.index == struck else nullcontext():
+            engine.step(kept.data[1][engine.rank.index])
 
     step(kept_engines(**options), times, None)
     assert len(times) > 300
     for (name, line), count in times.items():
         kept = kept_engines(**options)
         with pytest.raises(KeyboardInterrupt):
-            step(kept, {}, (name, line, 1 + count // 2))
+            step(kept, Counter(), (name, line, 1 + count // 2))
         try:
             found = kept.step(1)
         except (ValueError, zs.MismatchError, RankUseError) as error:

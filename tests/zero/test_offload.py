@@ -8,8 +8,8 @@ is what flows and no more, in `tests/course/test_measured.py`.
 import errno
 import os
 import re
-import sys
 import threading
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -29,6 +29,7 @@ from tests.zero.training import (
     alone,
     batches,
     bits,
+    ctrl_c_before,
     flat_state,
     held_anywhere,
     job_of,
@@ -305,26 +306,14 @@ def test_ctrl_c_before_any_line_of_an_update_on_disk_leaves_what_was_before_or_i
     pairs = [pair for ((pair,),) in batches(model, 1, 1, 3)]
 
     def update(engine, counts, at):
-        def before_line(frame, event, _):
-            line = frame.f_code.co_filename, frame.f_lineno
-            if "/zerosim/zero/offload" not in line[0]:
-                return None
-            if event == "line":
-                counts[line] = counts.get(line, 0) + 1
-                if at == (*line, counts[line]):
-                    raise KeyboardInterrupt
-            return before_line
         engine.step(*pairs[0])
         engine.backward(engine.forward(*pairs[1]), last=True)
         engine.reduce()
-        sys.settrace(before_line)
-        try:
+        with ctrl_c_before(at, "/zerosim/zero/offload", counts):
             engine.update()
-        finally:
-            sys.settrace(None)
 
     def states(rank, delayed, at=None):
-        offload, counts = zs.Offload("disk", directory=DISK, delayed_update=delayed), {}
+        offload, counts = zs.Offload("disk", directory=DISK, delayed_update=delayed), Counter()
         engine = zs.Engine(rank, model, ADAM, policy=BF16, offload=offload)
         if at is None:
             update(engine, counts, at)
