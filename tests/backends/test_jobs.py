@@ -21,7 +21,6 @@ from tests.backends.worlds import POOL, SECONDS, launch, mpi_missing, one_thread
 from tests.cases import chosen
 from tests.support import ask, assert_command_refuses, printed
 from zerosim.course import running
-from zerosim.display import replayed, report
 from zerosim.planning import recording
 
 JOB = str(Path(__file__).with_name("job.py"))
@@ -73,8 +72,7 @@ def test_a_training_program_has_the_same_fingerprints_and_recording_in_one_proce
     recordings = [recording.load(file) for file in files]
     assert [recording.ranks for recording in recordings] == [RANKS] * 2
     assert recordings[0].calls == recordings[1].calls
-    links = [report.report_data(one, replayed.MACHINE, "").links for one in recordings]
-    assert links[0] == links[1]
+    assert recording.links(recordings[0]) == recording.links(recordings[1])
 
 
 def test_a_table_shows_every_rank_once() -> None:

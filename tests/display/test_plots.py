@@ -13,7 +13,7 @@ import zerosim as zs
 from tests.cases import chosen
 from tests.display import seen
 from tests.support import assert_refused
-from zerosim.display import drawing, memory_plots, replayed, report, trace_plots
+from zerosim.display import drawing, memory_plots, trace_plots
 from zerosim.planning import recording
 from zerosim.ranks import trace
 
@@ -93,7 +93,7 @@ def test_what_leaves_a_rank_on_the_ring_and_in_a_report_is_what_its_trace_sent()
         data = found[made] = trace_plots.ring_traffic_data(cluster.trace, ranks)
         assert [sum(nbytes for (source, _), nbytes in data.links.items() if source == rank) for rank in range(ranks)
                 ] == cluster.trace.sent_nbytes()
-        assert data.links == report.report_data(recording.record(cluster.trace), replayed.MACHINE, "").links
+        assert data.links == recording.links(recording.record(cluster.trace))
         # Also the link from the last rank to the first is one of the ring, on which alone its collectives send.
         assert (data.around == data.links) == (made is not mixed)
         # To split, one of each half, and one of all.

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,12 +38,12 @@ def ran(program, *given, ranks=3):
     return cluster
 
 
-def data_of(traces, title="run"):
-    return report.report_data(recording.record(traces), replayed.MACHINE, title)
+def page_of(traces, title="run"):
+    return report.explored_on(recording.record(traces), replayed.MACHINE, title).html
 
 
-def data_of_file(path):
-    return report.report_data(recording.load(path), replayed.MACHINE, path.stem)
+def page_of_file(path, span=None):
+    return report.explored(recording.load(path), path.stem, span).html
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +59,7 @@ def saved(tmp_path_factory):
 @pytest.mark.parametrize(("stage", "ranks"), [(0, 2), (1, 3), (2, 5), (3, 3)])
 def test_a_pages_tables_have_the_bytes_of_the_traces_and_the_memories_and_every_collective(ranks, stage):
     cluster = ran(step, stage, ranks=ranks)
-    found = data_of(cluster.trace)
-    dom = Dom(report.page(found))
+    dom = Dom(page_of(cluster.trace))
 
     def numbers(caption):
         return [[cell.replace(",", "") for cell in row] for row in dom.rows(caption)]
@@ -76,44 +74,46 @@ def test_a_pages_tables_have_the_bytes_of_the_traces_and_the_memories_and_every_
     *kinds, total = numbers("Held at each rank")
     assert total == ["all", *map(str, cluster.memory.peak_nbytes)]
     assert {kind.replace(" ", "_"): list(map(int, nbytes)) for kind, *nbytes in kinds} == {
-        kind: [of_rank.get(kind, 0) for of_rank in held] for kind in found.kinds}
-    assert found.message_count == 1
-    for rank, traced in enumerate(cluster.trace):
-        assert found.sent_nbytes(rank) == {
-            purpose: nbytes for purpose in trace.PURPOSES if (nbytes := traced.sent_nbytes(purpose))}
+        kind: [of_rank.get(kind, 0) for of_rank in held] for kind in {kind for of_rank in held for kind in of_rank}}
+    assert [text for _, text in dom.all("dd")][4] == "1"  # message of the program's own
+    assert recording.sent_by_rank(recording.record(cluster.trace)) == [
+        {purpose: nbytes for purpose in trace.PURPOSES if (nbytes := traced.sent_nbytes(purpose))}
+        for traced in cluster.trace]
 
 
 def test_a_reports_times_are_those_of_the_replay(saved):
-    loaded = recording.load(saved[1])
-    replay, found = timeline.replay(loaded, replayed.MACHINE), report.report_data(loaded, replayed.MACHINE, "run")
-    assert found.step_microseconds == pytest.approx(replay.step_seconds * 1e6, rel=1e-12)
-    for rank, lane, usage in zip(found.ranks, replay.lanes, replay.usage, strict=True):
-        assert len(rank.communicated) == len(lane.streams["communication"])
-        assert sum(bar.end - bar.start for bar in rank.computed) == pytest.approx(usage.compute_seconds * 1e6)
-        assert sum(bar.end - bar.start for bar in rank.waits) == pytest.approx(usage.exposed_seconds * 1e6)
-        assert rank.totals == timeline.memory(replay, rank.rank).nbytes.tolist()
+    replay = timeline.replay(recording.load(saved[1]), replayed.MACHINE)
+    for row, lane, usage in zip(Dom(saved[2].read_text("utf-8")).rows("Rank by rank"), replay.lanes, replay.usage,
+                                strict=True):
+        found = replayed.replayed_rank(replay, lane.rank)
+        assert found.step_microseconds == pytest.approx(replay.step_seconds * 1e6, rel=1e-12)
+        assert row[-3:] == [f"{seconds * 1e6:,.1f}" for seconds in (
+            usage.compute_seconds, usage.communication_seconds, usage.exposed_seconds)]
+        assert len(found.communicated) == len(lane.streams["communication"])
+        assert sum(bar.end - bar.start for bar in found.computed) == pytest.approx(usage.compute_seconds * 1e6)
+        assert sum(bar.end - bar.start for bar in found.waits) == pytest.approx(usage.exposed_seconds * 1e6)
+        assert found.totals == timeline.memory(replay, lane.rank).nbytes.tolist()
 
 
 def test_what_a_memory_held_is_told_apart_from_the_last_of_several_changes_at_one_instant():
     held = {"parameter": (0, 50, 50, 50), "gradient": (0, 0, 25, 0)}
-    rank = replayed.ReplayedRank(0, (), (), (), (0.0, 2.0, 2.0, 8.0), held, 0.0, 0.0, 0.0, step_microseconds=10.0)
+    rank = replayed.ReplayedRank(0, (), (), (), (0.0, 2.0, 2.0, 8.0), held, 0.0, 0.0, step_microseconds=10.0)
     assert rank.held(["gradient"]) == ([0, 2, 8, 10], {"gradient": [0, 25, 0, 0]})
-    assert replace(rank, nbytes={"a": (0, 50, 25, 0), "b": (0, 0, 25, 0)}).peak_nbytes_by_kind == {"a": 50}
+    curve = timeline.MemoryCurve(np.zeros(4), {"a": np.array([0, 50, 25, 0]), "b": np.array([0, 0, 25, 0])})
+    assert curve.peak_nbytes_by_kind == {"a": 50}
 
 
 def test_a_skipped_step_is_named_and_a_step_that_counts_is_not(saved):
-    def overflows(rank):
+    def overflows(rank, batches):
         policy = zs.Policy("fp16", loss_scale=zs.numerics.loss_scale.Dynamic("torch", 1.0))
         engine = zs.Engine(rank, zs.models.MLP([4, 4]), zs.optim.Adam(), stage=2, policy=policy)
-        for size in (1.0, 1e30 if rank.index == 1 else 1.0, 1.0):  # of the second batch one rank's gradient is inf
+        for number in range(1, batches + 1):  # of every third batch from the second on one rank's gradient is inf
+            size = 1e30 if rank.index == 1 and number % 3 == 2 else 1.0
             engine.step([(np.full((2, 4), size * (1 + rank.index)), np.ones((2, 4)))])
 
-    found = data_of(ran(overflows).trace)
-    assert found.skipped == (2,)
-    assert "Step 2 was skipped: a rank saw inf or NaN" in "".join(
-        text for _, text in Dom(report.page(found)).all("p", id="skipped"))
-    assert "Steps 2, 3 were skipped" in report.page(replace(found, skipped=(2, 3)))
-    assert data_of(saved[0].trace).skipped == ()
+    for batches, words in ((3, "Step 2 was"), (5, "Steps 2, 5 were")):
+        page = Dom(page_of(ran(overflows, batches).trace))
+        assert f"{words} skipped: a rank saw inf or NaN" in "".join(text for _, text in page.all("p", id="skipped"))
     assert 'id="skipped"' not in saved[2].read_text(encoding="utf-8")
 
 
@@ -123,7 +123,7 @@ def test_a_star_is_for_collectives_that_were_waited_for_later():
         works = [rank.all_gather(np.ones(2), async_op=True), rank.reduce_scatter(np.ones(3), async_op=True)]
         return [work.wait() for work in works]
 
-    text = report.page(data_of(ran(program).trace))
+    text = page_of(ran(program).trace)
     assert re.findall(r"<td>((?:all_reduce|all_gather|reduce_scatter)[ *]*)</td>", text) == [
         "all_reduce", "all_gather *", "reduce_scatter *"]
 
@@ -132,11 +132,11 @@ def test_a_page_asks_nothing_of_anybody_else_names_that_look_like_markup_stay_na
     text = saved[2].read_text(encoding="utf-8")
     assert not re.search(r"https?:(?!//www.w3.org/2000/svg)|<link|<iframe|@import|src=|url\(|fetch\(|XMLHttp", text)
     assert "default-src 'none'" in text
-    text = report.page(data_of(ran(wicked).trace, WICKED))
+    text = page_of(ran(wicked).trace, WICKED)
     assert text.count("<script>") == 1
     assert "document.title='struck'" not in text
     for program in (lambda rank: None, lambda rank: rank.memory.alloc(3, np.float32, "input")):
-        text = report.page(data_of(ran(program).trace))
+        text = page_of(ran(program).trace)
         assert "0 collectives" in text
         assert not re.search(r"\bnan\b", text)
 
@@ -155,8 +155,8 @@ def test_a_saved_cluster_is_the_recording_of_its_last_run_and_one_rank_that_stan
     assert json.loads(path.read_text())["format"] == "zerosim recording"
     cluster = zs.NullCluster(8, representative=3)
     cluster.run(lambda rank: rank.all_reduce(rank.xp.empty(64, "float32")))
-    found = data_of_file(cluster.save(tmp_path / "run.json"))
-    assert [sum(found.sent_nbytes(rank).values()) for rank in range(8)] == cluster.trace.sent_nbytes() * 8
+    found = recording.load(cluster.save(tmp_path / "run.json"))
+    assert [sum(sent.values()) for sent in recording.sent_by_rank(found)] == cluster.trace.sent_nbytes() * 8
 
 
 def test_what_cannot_be_saved_is_refused_and_leaves_what_was_there(saved, tmp_path, monkeypatch):
@@ -191,15 +191,18 @@ def test_the_command_writes_the_page_beside_the_recording_or_where_it_is_asked_t
     run_json.write_bytes(saved[1].read_bytes())
     done = command("report", run_json)
     assert (done.exit_code, done.output) == (0, f"{tmp_path / 'mine.html'}\n")
-    assert (tmp_path / "mine.html").read_text() == report.page(data_of_file(run_json))
+    assert (tmp_path / "mine.html").read_text() == page_of_file(run_json)
     done = command("report", run_json, "--out", tmp_path / "other.html", "--device", "h100-80", "--link", "nvlink4",
                    "--compute", "bf16")
     assert done.exit_code == 0
     assert "h100-80" in (tmp_path / "other.html").read_text(encoding="utf-8")
     assert command("report", run_json, "--span", "step 2").exit_code == 0
-    one = report.report_data(recording.load(run_json).inside("step 2"), replayed.MACHINE, "")
-    shown = (tmp_path / "mine.html").read_text(encoding="utf-8").count('<tr data-call="')
-    assert 0 < shown == len(one.calls) < len(data_of_file(run_json).calls)
+    whole, one = (Dom(page).rows("Every collective") for page in (
+        page_of_file(run_json), (tmp_path / "mine.html").read_text("utf-8")))
+    assert (tmp_path / "mine.html").read_text("utf-8") == page_of_file(run_json, "step 2")
+    # A collective of a span has the number that it has in the whole run.
+    assert 0 < len(one) < len(whole)
+    assert [row[:4] for row in one] == [row[:4] for row in whole if "step 2" in row[4].split("/")]
     found = replayed.machine_of(16, "a100-40", "nvlink3", nodes=2, efficiency=0.5)
     assert (found.device.name, found.network.inside.name, found.efficiency) == ("a100-40", "nvlink3", 0.5)
     assert found.network.between.name == "infiniband-ndr"
@@ -236,9 +239,11 @@ def test_bad_input_is_one_line_and_nothing_is_written(saved, tmp_path, monkeypat
 def test_what_training_saves_has_the_bytes_of_its_last_step(tmp_path):
     train = ["train", "--model", "gpt-nano", "--ranks", "2", "--steps", "2", "--batch", "1", "--sample", "1", "--json"]
     done = command(*train, "--save", tmp_path / "run.json")
-    found, last = data_of_file(tmp_path / "run.json"), json.loads(done.stdout)["steps"][-1]
-    assert found.ranks[0].peak_nbytes_by_kind == last["peak_nbytes_by_kind"]
-    assert {purpose: nbytes for purpose, nbytes in last["sent_nbytes"].items() if nbytes} == found.sent_nbytes(0)
+    saved, last = recording.load(tmp_path / "run.json"), json.loads(done.stdout)["steps"][-1]
+    held = timeline.memory(timeline.replay(saved, replayed.MACHINE), 0)
+    assert held.peak_nbytes_by_kind == last["peak_nbytes_by_kind"]
+    assert recording.sent_by_rank(saved)[0] == {
+        purpose: nbytes for purpose, nbytes in last["sent_nbytes"].items() if nbytes}
 
 
 # -- the page in a browser ----------------------------------------------------------------------------------------
@@ -252,7 +257,7 @@ WATCH = ("const struck = (text) => { document.documentElement.dataset.errors = t
 @needs_browser
 def test_in_a_browser_wicked_names_run_nothing(tmp_path):
     path = tmp_path / "page.html"
-    path.write_text(report.page(data_of(ran(wicked).trace, WICKED)), encoding="utf-8")
+    path.write_text(page_of(ran(wicked).trace, WICKED), encoding="utf-8")
     dom = dom_of(path, first=WATCH, flags=("--virtual-time-budget=2000",))
     (root, _), = dom.all("html")
     assert (root["data-ready"], root.get("data-errors")) == ("1", None)

@@ -19,7 +19,7 @@ from zerosim.course.explored_runs import (
     chunks_of,
 )
 from zerosim.course.tiny_steps import page_data
-from zerosim.display.explored import explored_html, machine_words
+from zerosim.display.explore_page import explored_html, machine_words
 from zerosim.display.run_data import deflated
 from zerosim.models.llama import Llama
 from zerosim.numerics.files import write_or_refuse

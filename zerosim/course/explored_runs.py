@@ -28,18 +28,16 @@ from zerosim.course.worked_example import (
     Example,
     StepRecorder,
     UnitPass,
-    Watched,
-    WatchedUnit,
     decimal,
-    look_at_the_update,
+    looked_at_step,
     sample_of,
+    watched_engine,
 )
 from zerosim.display.replayed import MACHINE
-from zerosim.display.run_data import Held, Pool, deflated, run_data
+from zerosim.display.run_data import HeldArrays, Pool, deflated, run_data
 from zerosim.display.style import short, shortest
 from zerosim.models.llama import Llama, LlamaConfig
-from zerosim.models.small import four_weights
-from zerosim.models.units import Model, Recompute
+from zerosim.models.units import Recompute
 from zerosim.numerics.policy import Policy
 from zerosim.optim.elementwise import Adam
 from zerosim.options import StepOptions
@@ -128,7 +126,7 @@ class RecordedStep:
     """A step of a run: its recording, what each rank held before it, by array, the traces and the peaks."""
 
     recording: Recording
-    held: list[Held]
+    held: list[HeldArrays]
     traces: trace.Traces
     peak_nbytes: list[int]
 
@@ -155,9 +153,9 @@ def recorded_step(setting: StepSetting) -> RecordedStep:
     return RecordedStep(record(cluster.trace), held, cluster.trace, cluster.memory.peak_nbytes)
 
 
-def _resting(of_rank: trace.Trace) -> Held:
+def _resting(of_rank: trace.Trace) -> HeldArrays:
     """The arrays that are held after a trace."""
-    found = Held()
+    found = HeldArrays()
     for row in of_rank.rows:
         if isinstance(row, trace.Held) and row.nbytes:
             found[row.kind, row.name, abs(row.nbytes)] += 1 if row.nbytes > 0 else -1
@@ -177,30 +175,14 @@ class NumberedStep:
 
 def numbered_step(setting: StepSetting) -> NumberedStep:
     """Trains the worked example for one step, looking at every rank after each part of it."""
-    moments = ("start", *(f"backward {number}" for number in range(1, setting.micro + 1)), "reduce", "update", "end")
-    return NumberedStep(moments, list(Cluster(setting.n).run(_looked_at, setting)))
+    recorders = list(Cluster(setting.n).run(_numbered, setting))
+    return NumberedStep(tuple(recorders[0].snapshots), recorders)
 
 
-def _watched(rank: Rank, setting: StepSetting) -> Watched:
-    passes: list[UnitPass] = []
-    model = four_weights(Example().weights)
-    watched = Model([WatchedUnit(unit, passes) for unit in model.units], model.loss)
-    return Engine(rank, watched, Adam(lr=Example().learning_rate), **setting.options), passes
-
-
-def _looked_at(rank: Rank, setting: StepSetting) -> StepRecorder:
-    """The rank program: the step's parts by hand, each micro-batch the example's sample of that step."""
-    (engine, passes), recorder = _watched(rank, setting), StepRecorder()
-    recorder.look(engine, "start")
-    for number in range(1, setting.micro + 1):
-        x, target = sample_of(rank.index, number)
-        tape = engine.forward(np.array([x]), np.array([[target]]))
-        recorder.loss += tape.loss / setting.micro
-        engine.backward(tape, last=number == setting.micro)
-        recorder.look(engine, f"backward {number}")
-    look_at_the_update(engine, recorder)
-    recorder.passes[:] = passes
-    return recorder
+def _numbered(rank: Rank, setting: StepSetting) -> StepRecorder:
+    """The rank program: each micro-batch is the example's sample of that step."""
+    return looked_at_step(*watched_engine(rank, Example(), setting.options), {
+        f"backward {number}": sample_of(rank.index, number) for number in range(1, setting.micro + 1)})
 
 
 def numbers_data(step: NumberedStep, pool: Pool) -> dict[str, Any]:

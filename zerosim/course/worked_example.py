@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from itertools import chain
@@ -226,39 +226,42 @@ def _range(span: slice) -> range:
 Watched = tuple[Engine, list[UnitPass]]  # one rank's, and the passes through its units since these were last taken
 
 
-def watched_engine(rank: Rank, example: Example, stage: int | Stage) -> Watched:
-    """The rank program that begins a training run."""
+def watched(model: Model) -> tuple[Model, list[UnitPass]]:
+    """The model, and the list to which every pass through a unit of it will be added."""
     passes: list[UnitPass] = []
-    model = four_weights(example.weights)
-    watched = Model([WatchedUnit(unit, passes) for unit in model.units], model.loss)
-    optimizer = OPTIMIZERS[example.optimizer](lr=example.learning_rate)
-    return Engine(rank, watched, optimizer, stage=stage, policy=Policy(example.compute), layout=example.layout,
-                  recompute=example.recompute), passes
+    return Model([WatchedUnit(unit, passes) for unit in model.units], model.loss), passes
+
+
+def watched_engine(rank: Rank, example: Example, options: Mapping[str, Any]) -> Watched:
+    """The rank program that begins a training run, with the engine's options."""
+    model, passes = watched(four_weights(example.weights))
+    return Engine(rank, model, OPTIMIZERS[example.optimizer](lr=example.learning_rate), **options), passes
 
 
 def one_step(rank: Rank, example: Example, engines: Sequence[Watched], step: int) -> StepRecorder:
-    """The rank program: one training step, written out with the engine's pieces, and a look after each of them."""
-    (engine, passes), recorder = engines[rank.index], StepRecorder()
+    """The rank program: one training step, and a look after each of its parts."""
+    return looked_at_step(*engines[rank.index], {"backward": example.sample(rank.index, step)})
+
+
+def looked_at_step(engine: Engine, passes: list[UnitPass], samples: Mapping[str, Sample]) -> StepRecorder:
+    """A step, written out with the engine's pieces, and a look after each of them. ``samples`` has each micro-batch,
+    by the name of the moment after its backward."""
+    recorder = StepRecorder()
     recorder.look(engine, "start")
-    x, target = example.sample(rank.index, step)
-    tape = engine.forward(np.array([x]), np.array([[target]]))
-    recorder.loss = tape.loss
-    engine.backward(tape)
-    recorder.look(engine, "backward")
-    look_at_the_update(engine, recorder)
-    recorder.passes[:] = passes
-    passes.clear()
-    return recorder
-
-
-def look_at_the_update(engine: Engine, recorder: StepRecorder) -> None:
-    """All that follows the last backward, and a look after each part of it."""
+    for number, (moment, (x, target)) in enumerate(samples.items(), 1):
+        tape = engine.forward(np.array([x]), np.array([[target]]))
+        recorder.loss += tape.loss / len(samples)
+        engine.backward(tape, last=number == len(samples))
+        recorder.look(engine, moment)
     engine.reduce()
     recorder.look(engine, "reduce")
     recorder.skipped = engine.update().skipped
     recorder.look(engine, "update")
     engine.all_gather_parameters()
     recorder.look(engine, "end")
+    recorder.passes[:] = passes
+    passes.clear()
+    return recorder
 
 
 # -- from the ranks' traces to events: what all ranks did, in order, with the bytes that each sent and holds ----------
@@ -410,7 +413,8 @@ def replay(example: Example, stage: int | Stage) -> Replay:
     Raises ValueError for settings that the engine refuses.
     """
     cluster = Cluster(example.ranks)
-    engines = list(cluster.run(watched_engine, example, stage))
+    engines = list(cluster.run(watched_engine, example, {
+        "stage": stage, "policy": Policy(example.compute), "layout": example.layout, "recompute": example.recompute}))
     steps = [_replayed_step(cluster, example, engines, step) for step in range(1, example.steps + 1)]
     return Replay(example, stage_of(stage), steps, cluster.memory.peak_nbytes_by_kind)
 

@@ -2,7 +2,7 @@
 
 A `View` says what is shown: a title and its parts, each a table, bars of bytes, the cut of a vector, a heading or a
 note. It is made once and rendered by ``render_html.as_html``, ``render_text.as_text`` or ``views.as_data``, so that all
-of them say the same. ``objects`` has the views of the library's classes, ``plots`` their figures, ``explored``
+of them say the same. ``objects`` has the views of the library's classes, ``plots`` their figures, ``explore_page``
 the page that moves, ``report`` that of a recorded run. What draws, and what is drawn, is imported only when something
 is displayed.
 """

@@ -7,7 +7,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 
 from rich.text import Text
 
@@ -99,8 +99,8 @@ def marked_html(text: str) -> str:
     return "".join(pieces)
 
 
-def table_html(table: Table, *, attributes: Sequence[str] = (), all_rows: bool = False) -> str:
-    """A table whose first column heads its rows. ``attributes``, one for each row, stand in its ``<tr>``."""
+def table_html(table: Table, *, all_rows: bool = False) -> str:
+    """A table whose first column heads its rows."""
     def cell(tag: str, number: int, text: str, scope: str = "") -> str:
         right = ' class="n"' if table.columns[number].startswith(RIGHT) else ""
         content = marked_html(text) if table.marked else escape(text)
@@ -108,10 +108,8 @@ def table_html(table: Table, *, attributes: Sequence[str] = (), all_rows: bool =
 
     head = "".join(cell("th", at, name.removeprefix(RIGHT), ' scope="col"') for at, name in enumerate(table.columns))
     shown = table.rows if all_rows or table.marked else shortened(table.rows, "rows")
-    rows = "".join(f"<tr{mark}>" + "".join(cell("th" if at == 0 else "td", at, text, ' scope="row"' if at == 0 else "")
-                                           for at, text in enumerate(row)) + "</tr>"
-                   for mark, row in zip_longest(attributes, shown,
-                                                fillvalue=""))
+    rows = "".join("<tr>" + "".join(cell("th" if at == 0 else "td", at, text, ' scope="row"' if at == 0 else "")
+                                    for at, text in enumerate(row)) + "</tr>" for row in shown)
     caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
     return (f"<table>{caption}<thead><tr>{head}</tr></thead>"
             f"<tbody>{rows}</tbody></table>")

@@ -4,13 +4,13 @@ held over time.
 Times are microseconds. Legend: H changes of a rank's memory.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from zerosim.display.style import ARITHMETIC, phase_of
 from zerosim.planning.hardware import Device, Link, Network, read
-from zerosim.planning.timeline import COMMUNICATION, Lane, Machine, Timeline, TimelineEvent, memory
+from zerosim.planning.timeline import COMMUNICATION, Machine, Timeline, TimelineEvent, memory
 
 # A machine on which a small model's arithmetic and its communication take about as long as each other, as a large
 # model's do on a large machine. Made up for the picture, as its source says.
@@ -21,8 +21,9 @@ MACHINE = Machine(
     disk_link=Link("made up for a picture", 1e9, 1e-6, "made up for a picture", "2025-01-01"))
 
 
-def machine_of(ranks: int, device: str | None, link: str | None, *, compute: str = "bf16", efficiency: float = 1.0,
-               nodes: int = 1, between: str | None = None, hardware: str | None = None) -> Machine:
+def machine_of(ranks: int, device: str | None = None, link: str | None = None, *, compute: str = "bf16",
+               efficiency: float = 1.0, nodes: int = 1, between: str | None = None,
+               hardware: str | None = None) -> Machine:
     """N devices by name, on links by name; without both, the made-up machine of the timeline's figure, on which a small
     model's arithmetic and its communication can both be seen. ValueError for a name that is not known.
     """
@@ -66,7 +67,6 @@ class ReplayedRank:
     waits: tuple[RankBar, ...]
     microseconds: tuple[float, ...]
     nbytes: Mapping[str, tuple[int, ...]]
-    compute_microseconds: float
     communication_microseconds: float
     exposed_microseconds: float
     step_microseconds: float
@@ -80,12 +80,6 @@ class ReplayedRank:
     def peak_nbytes(self) -> int:
         """At its fullest instant."""
         return max(self.totals)
-
-    @property
-    def peak_nbytes_by_kind(self) -> dict[str, int]:
-        """The breakdown of the first fullest instant; kinds of which nothing is held then are left out."""
-        at = self.totals.index(self.peak_nbytes)
-        return {kind: column[at] for kind, column in self.nbytes.items() if column[at]}
 
     def held(self, kinds: Sequence[str]) -> tuple[list[float], dict[str, list[int]]]:
         """The instants between which time goes by, to the step's end, and the bytes of each kind from each of them on.
@@ -106,31 +100,29 @@ def replayed_rank(timeline: Timeline, rank: int) -> ReplayedRank:
     waits = tuple(RankBar("waiting", "waiting for communication", "", _micro(start), _micro(end))
                   for start, end in zip(lane.reached, lane.resumed, strict=True) if end > start)
     return ReplayedRank(
-        rank, tuple(bar for bar in _stretches(timeline.computed(rank)) if bar.end > bar.start),
-        tuple(_communicated(timeline, lane)), waits, tuple(map(_micro, curve.seconds)),
+        rank, tuple(_bar(event, phase_of(event.path), event.path[-1] if event.path else ARITHMETIC)
+                    for event in stretches(timeline.computed(rank)) if event.end_seconds > event.start_seconds),
+        tuple(_bar(event, event.purpose, event.name) for event in map(
+            timeline.part_event, lane.streams[COMMUNICATION])), waits, tuple(map(_micro, curve.seconds)),
         {kind: tuple(column.tolist()) for kind, column in curve.nbytes_by_kind.items()},
-        *map(_micro, (usage.compute_seconds, usage.communication_seconds, usage.exposed_seconds,
-                      timeline.step_seconds)))
+        *map(_micro, (usage.communication_seconds, usage.exposed_seconds, timeline.step_seconds)))
 
 
 def _micro(seconds: float) -> float:
     return float(seconds) * 1e6
 
 
-def _stretches(events: Sequence[TimelineEvent]) -> list[RankBar]:
-    """Arithmetic; rows of one span that follow each other at once are one bar."""
-    bars: list[RankBar] = []
+def _bar(event: TimelineEvent, what: str, name: str) -> RankBar:
+    return RankBar(what, name, "/".join(event.path), _micro(event.start_seconds), _micro(event.end_seconds))
+
+
+def stretches(events: Iterable[TimelineEvent]) -> list[TimelineEvent]:
+    """Arithmetic, in which rows of one span that follow each other at once are one."""
+    found: list[TimelineEvent] = []
     for event in events:
-        bar = RankBar(phase_of(event.path), event.path[-1] if event.path else ARITHMETIC, "/".join(event.path),
-                      _micro(event.start_seconds), _micro(event.end_seconds))
-        if bars and (bars[-1].span, bars[-1].end) == (bar.span, bar.start):
-            bar = replace(bar, start=bars.pop().start)
-        bars.append(bar)
-    return bars
-
-
-def _communicated(timeline: Timeline, lane: Lane) -> Iterator[RankBar]:
-    for part in lane.streams[COMMUNICATION]:
-        event = timeline.part_event(part)
-        yield RankBar(event.purpose, event.name, "/".join(event.path), _micro(event.start_seconds),
-                      _micro(event.end_seconds))
+        if found and (found[-1].path, found[-1].end_seconds) == (event.path, event.start_seconds):
+            before = found.pop()
+            event = replace(event, start_seconds=before.start_seconds, flops=before.flops + event.flops,
+                            nbytes=before.nbytes + event.nbytes)
+        found.append(event)
+    return found

@@ -19,15 +19,17 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.display.chrome_trace import nanoseconds
+from zerosim.display.replayed import stretches
 from zerosim.planning.collectives import CollectiveShape, levels
-from zerosim.planning.recording import BEGIN, HELD, ISSUE, Numbering, RecordedCall, traffic
+from zerosim.planning.recording import BEGIN, HELD, ISSUE, Numbering, RecordedCall, sent_by_rank
 from zerosim.planning.streams import Collectives, Lane, PricedLevel, StreamPart
 from zerosim.planning.timeline import Timeline, TimelineEvent, memory
 from zerosim.ranks.cluster import Cluster
 from zerosim.ranks.inspect import step_through
 from zerosim.ranks.rank import Rank
 
-Held = Counter[tuple[str, str, int]]  # how many arrays of each kind, name and bytes
+HeldArrays = Counter[tuple[str, str, int]]  # how many arrays of each kind, name and bytes
 MOST_RING_RANKS = 16  # of whose messages a page shows each
 
 
@@ -52,30 +54,19 @@ class Pool:
         return {"words": [*self.words], "columns": [*self.columns], "messages": [*self.messages]}
 
 
-def run_data(timeline: Timeline, pool: Pool, held: Sequence[Held] | None = None) -> dict[str, Any]:
+def run_data(timeline: Timeline, pool: Pool, held: Sequence[HeldArrays] | None = None) -> dict[str, Any]:
     """The run as data whose numbers lie in the pool: its end in ns, its calls, and each rank.
 
     ``held`` are the arrays that each rank held at the beginning, where their names are known; else there is one for
     each kind.
     """
-    recording = timeline.recording
     numbers = {call: place for place, call in enumerate(timeline.parts_of_call)}
-    sent = traffic(recording)
-    ranks = []
-    for lane in timeline.lanes:
-        start = held[lane.rank] if held is not None else Held(
-            {(kind, "", nbytes): 1 for kind, nbytes in recording.program(lane.rank).held_at_start.items()})
-        of_rank = Counter[str]()
-        for (source, _, purpose), nbytes in sent.items():
-            of_rank[purpose] += nbytes * (source == lane.rank)
-        ranks.append(_rank(timeline, lane, pool, numbers, start) | {
-            "sent": {purpose: nbytes for purpose, nbytes in of_rank.items() if nbytes}})
-    return {"end": ns(timeline.step_seconds), "calls": _calls(timeline, pool), "ranks": ranks}
-
-
-def ns(seconds: float) -> int:
-    """Whole nanoseconds."""
-    return round(float(seconds) * 1e9)
+    if held is None:
+        held = [HeldArrays({(kind, "", nbytes): 1 for kind, nbytes in timeline.recording.program(
+            rank).held_at_start.items()}) for rank in range(timeline.ranks)]
+    ranks = [_rank(timeline, lane, pool, numbers, start) | {"sent": sent} for lane, start, sent in zip(
+        timeline.lanes, held, sent_by_rank(timeline.recording), strict=True)]
+    return {"end": nanoseconds(timeline.step_seconds), "calls": _calls(timeline, pool), "ranks": ranks}
 
 
 def _steps(clocks: Iterable[int]) -> Iterator[int]:
@@ -86,10 +77,16 @@ def _steps(clocks: Iterable[int]) -> Iterator[int]:
         before = clock
 
 
+def _apart(clocks: Iterable[tuple[int, int]], pool: Pool) -> list[int]:
+    """The columns of the ns from each end to the next start, and from start to end."""
+    steps = list(_steps(clock for both in clocks for clock in both))
+    return [pool.column(steps[::2]), pool.column(steps[1::2])]
+
+
 # -- one rank ----------------------------------------------------------------------------------------------------------
 
 
-def _rank(timeline: Timeline, lane: Lane, pool: Pool, numbers: Mapping[int, int], held: Held) -> dict[str, Any]:
+def _rank(timeline: Timeline, lane: Lane, pool: Pool, numbers: Mapping[int, int], held: HeldArrays) -> dict[str, Any]:
     """Its arithmetic, its parts in collectives, messages and transfers, its waits, what it held; and their sums."""
     usage = timeline.usage[lane.rank]
     parts = [part for parts in lane.streams.values() for part in parts]
@@ -98,26 +95,17 @@ def _rank(timeline: Timeline, lane: Lane, pool: Pool, numbers: Mapping[int, int]
             "waits": _waits(lane, parts, pool),
             "held": _held(timeline, lane.rank, pool, held),
             "phases": _phases(timeline, lane.rank, pool),
-            "computing": ns(usage.compute_seconds), "communicating": ns(usage.communication_seconds),
-            "waiting": ns(usage.exposed_seconds), "moving": ns(usage.offload_seconds),
-            "waiting_for_host": ns(usage.exposed_offload_seconds),
+            "waiting": nanoseconds(usage.exposed_seconds),
+            "waiting_for_host": nanoseconds(usage.exposed_offload_seconds),
             "peak": memory(timeline, lane.rank).peak_nbytes}
 
 
 def _computed(events: Sequence[TimelineEvent], pool: Pool) -> list[int]:
     """Stretches of arithmetic in one span that nothing interrupts: the ns before each and in it, span and flops."""
-    rows: list[list[Any]] = []
-    for event in events:
-        start, end = ns(event.start_seconds), ns(event.end_seconds)
-        if rows and rows[-1][1] == start and rows[-1][2] == event.path:
-            rows[-1][1] = end
-            rows[-1][3] += event.flops
-        else:
-            rows.append([start, end, event.path, event.flops])
-    before = [0, *(row[1] for row in rows)]
-    return [pool.column(row[0] - last for row, last in zip(rows, before, strict=False)),
-            pool.column(row[1] - row[0] for row in rows), pool.named("/".join(row[2]) for row in rows),
-            pool.column(row[3] for row in rows)]
+    found = stretches(events)
+    clocks = [(nanoseconds(event.start_seconds), nanoseconds(event.end_seconds)) for event in found]
+    return [*_apart(clocks, pool), pool.named("/".join(event.path) for event in found),
+            pool.column(event.flops for event in found)]
 
 
 def _phases(timeline: Timeline, rank: int, pool: Pool) -> list[int]:
@@ -127,7 +115,7 @@ def _phases(timeline: Timeline, rank: int, pool: Pool) -> list[int]:
     for row in program.where(BEGIN).tolist():
         name, *inside = recording.paths[program.first[row]]
         if not inside and (not found or found[-1][1] != name):
-            found.append((ns(clocks[row]), name))
+            found.append((nanoseconds(clocks[row]), name))
     return [pool.column(_steps(clock for clock, _ in found)), pool.named(name for _, name in found)]
 
 
@@ -135,7 +123,7 @@ def _parts(timeline: Timeline, parts: Sequence[StreamPart], pool: Pool, numbers:
     """Each part's stream, its call's number (-1: it has none), name, purpose and bytes, the ns from one issue to the
     next, and those from its issue to its begin, to when the last had come, and to its end."""
     events = [timeline.part_event(part) for part in parts]
-    clocks = [[ns(one) for one in (part.issued, part.begun, part.joined, part.ended)] for part in parts]
+    clocks = [[nanoseconds(one) for one in (part.issued, part.begun, part.joined, part.ended)] for part in parts]
     return [pool.named(part.stream for part in parts),
             pool.column(-1 if part.call is None else numbers[part.call] for part in parts),
             pool.named(event.name for event in events), pool.named(event.purpose for event in events),
@@ -146,21 +134,21 @@ def _parts(timeline: Timeline, parts: Sequence[StreamPart], pool: Pool, numbers:
 def _waits(lane: Lane, parts: Sequence[StreamPart], pool: Pool) -> list[int]:
     """The ns from the end of each wait of the program to the next, in it, and the part that it waits for."""
     places = {id(part): place for place, part in enumerate(parts)}
-    rows = [(ns(start), ns(end), places[id(part)])
-            for start, end, part in zip(lane.reached, lane.resumed, lane.part_at, strict=True) if ns(end) > ns(start)]
-    before = [0, *(end for _, end, _ in rows)]
-    return [pool.column(start - last for (start, _, _), last in zip(rows, before, strict=False)),
-            pool.column(end - start for start, end, _ in rows), pool.column(part for *_, part in rows)]
+    rows = [(nanoseconds(start), nanoseconds(end), places[id(part)])
+            for start, end, part in zip(lane.reached, lane.resumed, lane.part_at, strict=True)]
+    lasting = [row for row in rows if row[1] > row[0]]
+    return [*_apart([row[:2] for row in lasting], pool), pool.column(part for *_, part in lasting)]
 
 
-def _held(timeline: Timeline, rank: int, pool: Pool, start: Held) -> list[int]:
+def _held(timeline: Timeline, rank: int, pool: Pool, start: HeldArrays) -> list[int]:
     """Arrays that enter the memory, and leave it (negative bytes): the ns from one to the next, kind, name and bytes;
     first those that were there."""
     recording, program = timeline.recording, timeline.recording.program(rank)
     rows, clocks = program.where(HELD), timeline.clocks(rank)
     there = [(0, *array) for array, times in start.items() for _ in range(times)]
-    moved = [(ns(clocks[row]), recording.words[kind], recording.words[name], nbytes) for row, nbytes, kind, name in zip(
-        rows.tolist(), *(column[rows].tolist() for column in program.columns[1:]), strict=True)]
+    columns = (column[rows].tolist() for column in program.columns[1:])
+    moved = [(nanoseconds(clocks[row]), recording.words[kind], recording.words[name], nbytes)
+             for row, nbytes, kind, name in zip(rows.tolist(), *columns, strict=True)]
     found = [row for row in (*there, *moved) if row[3]]
     return [pool.column(_steps(row[0] for row in found)), pool.named(row[1] for row in found),
             pool.named(row[2] for row in found), pool.column(row[3] for row in found)]
@@ -171,7 +159,7 @@ def _held(timeline: Timeline, rank: int, pool: Pool, start: Held) -> list[int]:
 
 def _calls(timeline: Timeline, pool: Pool) -> list[int]:
     """Each collective's operation, algorithm, purpose, span, group, bytes of its vector, whether it was issued ahead,
-    and its messages, which are in the pool."""
+    its messages, which are in the pool, and its number in the recording."""
     rows, priced = [], Collectives(timeline.machine)
     for number, parts in timeline.parts_of_call.items():
         call, lane = timeline.recording.calls[number], timeline.lanes[parts[0].rank]
@@ -182,7 +170,7 @@ def _calls(timeline: Timeline, pool: Pool) -> list[int]:
             pool.named(call.purpose for call, *_ in rows), pool.named(span for _, span, *_ in rows),
             pool.column(pool.column(call.group) for call, *_ in rows),
             pool.column(call.shape.nbytes for call, *_ in rows), pool.column(int(row[2]) for row in rows),
-            pool.column(row[3] for row in rows)]
+            pool.column(row[3] for row in rows), pool.column(timeline.parts_of_call)]
 
 
 def _messages(call: RecordedCall, priced: Collectives) -> tuple[Any, ...]:
@@ -201,7 +189,7 @@ def _messages(call: RecordedCall, priced: Collectives) -> tuple[Any, ...]:
             key = source, destination
             chunks, addends = known[key][taken[key]] if taken[key] < len(known[key]) else ((), ())
             taken[key] += 1
-            step.append((source, destination, ns(seconds), of_message, chunks, addends))
+            step.append((source, destination, nanoseconds(seconds), of_message, chunks, addends))
         steps.append(tuple(step))
     return tuple(steps)
 

@@ -5,7 +5,6 @@ the ring are inches on paper; its angles run clockwise from the top.
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -13,7 +12,7 @@ from itertools import accumulate
 from zerosim.display.drawing import LIGHT, Axes, Drawing, Style, around, scale_of, stack, within_limits
 from zerosim.display.style import EVENT_COLORS, PURPOSE_COLORS, event_words, ink_on, phase_of, rank_color
 from zerosim.numerics.units import bytes_text, counted
-from zerosim.planning.recording import own_messages, record, traffic
+from zerosim.planning.recording import links, own_messages, record
 from zerosim.ranks.trace import Collective, Compute, Message, Trace
 
 TITLE = "What the ranks did, in their order"
@@ -155,11 +154,7 @@ def ring_traffic_data(traces: Sequence[Trace], ranks: int) -> RingTraffic:
     if len(traces) not in (1, ranks):
         raise ValueError(f"a ring of {ranks} ranks is drawn from all their traces, found {len(traces)}")
     recording = record(traces) if len(traces) == ranks else record(traces).on_ranks(ranks)
-    links = Counter[Link]()
-    for (source, destination, _), nbytes in traffic(recording).items():
-        if source != destination:
-            links[source, destination] += nbytes
-    return RingTraffic(ranks, links, len(recording.calls), len([*own_messages(recording)]))
+    return RingTraffic(ranks, links(recording), len(recording.calls), len([*own_messages(recording)]))
 
 
 def ring_traffic(data: RingTraffic, style: Style = LIGHT) -> Drawing:

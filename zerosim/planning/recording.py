@@ -241,6 +241,23 @@ def traffic(recording: Recording) -> Counter[tuple[int, int, str]]:
     return found
 
 
+def links(recording: Recording) -> Counter[tuple[int, int]]:
+    """Bytes from rank to rank."""
+    found = Counter[tuple[int, int]]()
+    for (source, destination, _), nbytes in traffic(recording).items():
+        found[source, destination] += nbytes
+    return found
+
+
+def sent_by_rank(recording: Recording) -> list[dict[str, int]]:
+    """Bytes that each rank sent, by purpose."""
+    found: list[dict[str, int]] = [{} for _ in range(recording.ranks)]
+    for (source, _, purpose), nbytes in traffic(recording).items():
+        if nbytes:
+            found[source][purpose] = found[source].get(purpose, 0) + nbytes
+    return found
+
+
 # -- what must hold of a recording before anything is made of it, whoever wrote its file ------------------------------
 
 

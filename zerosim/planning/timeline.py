@@ -309,6 +309,12 @@ class MemoryCurve:
         """The most bytes held at any moment, between two changes at one instant too."""
         return int(self.nbytes.max())
 
+    @property
+    def peak_nbytes_by_kind(self) -> dict[str, int]:
+        """The breakdown of the first fullest instant; kinds of which nothing is held then are left out."""
+        at = int(self.nbytes.argmax())
+        return {kind: int(column[at]) for kind, column in self.nbytes_by_kind.items() if column[at]}
+
 
 def memory(timeline: Timeline, rank: int) -> MemoryCurve:
     """The bytes that the rank held over time, from those at the recording's beginning on; kinds as they first come."""

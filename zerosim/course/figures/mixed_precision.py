@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.course.worked_example import UnitPass, WatchedUnit
+from zerosim.course.worked_example import watched
 from zerosim.display.drawing import LIGHT, Drawing, Point, Sheet, Style
 from zerosim.display.style import KIND_COLORS, ink_on
 from zerosim.models.small import MLP
-from zerosim.models.units import Model
 from zerosim.numerics import random
 from zerosim.numerics.formats import format_of
 from zerosim.numerics.loss_scale import Static
@@ -101,9 +100,8 @@ def mixed_precision_data(compute: str = "fp16", widths: Sequence[int] = (256,) *
 
 
 def _observed_program(rank: Rank, policy: Policy, widths: tuple[int, ...], rows: int) -> ObservedStep:
-    model, passes, adam = MLP(widths, bias=False), list[UnitPass](), _WatchedAdam()
-    watched = Model([WatchedUnit(unit, passes) for unit in model.units], model.loss)
-    engine = Engine(rank, watched, adam, stage=0, policy=policy)
+    (model, passes), adam = watched(MLP(widths, bias=False)), _WatchedAdam()
+    engine = Engine(rank, model, adam, stage=0, policy=policy)
     x, target = (random.normal((0, "observed step", rank.index, name), 0, rows * width).reshape(rows, width)
                  for name, width in (("x", widths[0]), ("target", widths[-1])))
     tape = engine.forward(x, target)

@@ -32,12 +32,12 @@ class Run {
     const column = (place) => tables.columns[place];
     const words = (place) => column(place).map((word) => tables.words[word]);
     Object.assign(this, { raw, end: raw.end, words, column, text: (place) => tables.words[place] });
-    const [operations, algorithms, purposes, spans, groups, nbytes, ahead, messages] = raw.calls;
+    const [operations, algorithms, purposes, spans, groups, nbytes, ahead, messages, numbers] = raw.calls;
     const [spanOf, purposeOf, operationOf, algorithmOf] = [spans, purposes, operations, algorithms].map(words);
-    this.calls = operationOf.map((operation, number) => ({
-      number, operation, algorithm: algorithmOf[number], purpose: purposeOf[number], span: spanOf[number],
-      group: column(column(groups)[number]), nbytes: column(nbytes)[number], ahead: column(ahead)[number] === 1,
-      steps: tables.messages[column(messages)[number]], parts: [], hops: null,
+    this.calls = operationOf.map((operation, place) => ({
+      place, number: column(numbers)[place], operation, algorithm: algorithmOf[place], purpose: purposeOf[place], span: spanOf[place],
+      group: column(column(groups)[place]), nbytes: column(nbytes)[place], ahead: column(ahead)[place] === 1,
+      steps: tables.messages[column(messages)[place]], parts: [], hops: null,
     }));
     this.ranks = raw.ranks.map((of, rank) => this.rankOf(of, rank));
     this.nameUnits();
@@ -84,8 +84,8 @@ class Run {
     const phaseNames = words(raw.phases[1]);
     const begins = sums(raw.phases[0]);
     const phases = phaseNames.map((name, at) => ({ name, start: begins[at], end: begins[at + 1] ?? this.end }));
-    return { rank, computed, parts, waits, phases, sent: raw.sent, peak: raw.peak, computing: raw.computing,
-      waiting: raw.waiting, communicating: raw.communicating, ...holdings(raw, rank, words, sums, column, this.end) };
+    return { rank, computed, parts, waits, phases, sent: raw.sent, peak: raw.peak, waiting: raw.waiting,
+      waitingForHost: raw.waiting_for_host, ...holdings(raw, rank, words, sums, column, this.end) };
   }
 
   // A call is of the unit whose span it was made in; of a unit gathered ahead, of the one that enters the memory then.

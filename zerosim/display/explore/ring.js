@@ -121,9 +121,9 @@ class Ring {
     const edge = 0.36; // so that no name is under a message
     const share = edge + (1 - 2 * edge) * Math.min(1, Math.max(0, (state.clock - hop.start) / (hop.end - hop.start)));
     const at = [0, 1].map((axisOf) => (1 - share) ** 2 * from[axisOf] + 2 * share * (1 - share) * control[axisOf] + share ** 2 * to[axisOf]);
-    const lit = state.link?.call === call.number ? " lit" : "";
-    const found = [drawn("path", { d: `M${from}Q${control} ${to}`, stroke: purposeColor(call.purpose), class: `way${lit}`, "data-call": call.number })];
-    const token = drawn("g", { class: `token${lit}`, "data-call": call.number });
+    const lit = state.link?.call === call.place ? " lit" : "";
+    const found = [drawn("path", { d: `M${from}Q${control} ${to}`, stroke: purposeColor(call.purpose), class: `way${lit}`, "data-call": call.place })];
+    const token = drawn("g", { class: `token${lit}`, "data-call": call.place });
     const shownChunks = hop.chunks.slice(0, 3);
     const width = segment * call.group.length;
     token.append(drawn("rect", { x: at[0] - width / 2 - 3, y: at[1] - (row * shownChunks.length) / 2 - 2, width: width + 6, height: row * shownChunks.length + 4, rx: 3, class: "back" }));

@@ -143,7 +143,7 @@ function pick(side, one) {
 function linkOf(one) {
   if (!one) return null;
   if (one.what === "wait") return linkOf(one.part);
-  if (one.what === "part") return { call: one.call?.number ?? null, carries: one.call?.unit, purpose: one.purpose, part: one };
+  if (one.what === "part") return { call: one.call?.place ?? null, carries: one.call?.unit, purpose: one.purpose, part: one };
   if (one.what === "array") return { array: one, kind: one.kind, unit: one.kind === "gathered_parameter" || one.kind === "unit_gradient" ? one.name : null };
   if (one.what === "compute") return { unit: one.unit || null, span: one.unit ? null : one.span, phase: one.phase };
   return one;
@@ -164,7 +164,7 @@ function isLit(one, link = state.link) {
   if (link.rank != null && link.kind == null) return one.rank === link.rank;
   if (one.what === "part") {
     if (link.part && !link.part.call) return one === link.part;
-    if (link.call != null) return one.call?.number === link.call;
+    if (link.call != null) return one.call?.place === link.call;
     if (link.unit) return one.call?.unit === link.unit;
     return link.purpose != null && link.call == null && one.purpose === link.purpose;
   }

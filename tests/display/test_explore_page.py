@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.display.browser import Tab, dom_of, needs_browser, open_tab
+from tests.display.browser import Dom, Tab, dom_of, needs_browser, open_tab
 from tests.support import ask, assert_command_refuses
 from zerosim.course import explore, explored_runs, tiny_steps
-from zerosim.display import report, run_data
+from zerosim.display import chrome_trace, report
 from zerosim.planning import timeline
 
 StepSetting = explored_runs.StepSetting
@@ -72,7 +72,8 @@ def test_numbers_shown_are_those_of_the_traces_and_of_the_replay(tab, setting):
         waited: rank.waits.reduce((sum, one) => sum + one.end - one.start, 0), waiting: rank.waiting,
         held: Math.max(...rank.instants.map((one) => one.held)), rests: stackAt(rank, 0).length}))""")
     for rank, usage in zip(found, replay.usage, strict=True):
-        assert rank["waiting"] == run_data.ns(usage.exposed_seconds) == pytest.approx(rank["waited"], abs=20)
+        assert rank["waiting"] == chrome_trace.nanoseconds(usage.exposed_seconds)
+        assert rank["waited"] == pytest.approx(rank["waiting"], abs=20)
     # The last message of every collective ends when the replay says that the collective does.
     late = tab.evaluate("""Math.max(0, ...shown.a.calls.flatMap((call) => call.parts.map((part, place) => Math.abs(
         part.ended - Math.max(part.begun, ...hopsOf(call).filter((hop) => [hop.source, hop.destination].includes(place))
@@ -94,7 +95,7 @@ def test_a_click_says_why_a_rank_waits_and_what_a_byte_is(tab):
     part = next(part for part, before, after in zip(lane.part_at, lane.reached, lane.resumed, strict=True)
                 if after > before and replay.parts_of_call[part.call][1].begun > part.begun)
     place = tab.evaluate(f"""shown.a.ranks[0].waits.findIndex((wait) => wait.part.call && wait.part.ended
-        === {run_data.ns(part.ended)})""")
+        === {chrome_trace.nanoseconds(part.ended)})""")
     tab.evaluate(f"pick('a', shown.a.ranks[0].waits[{place}])")
     said = tab.evaluate("document.getElementById('answer').textContent")
     begun = replay.parts_of_call[part.call][1].begun
@@ -203,18 +204,25 @@ class Frame(HTMLParser):
 
 @needs_browser
 def test_a_readers_own_run_shows_itself_in_a_notebook_in_the_same_views_and_without_scripts_as_tables(tmp_path):
+    def program(rank):
+        rank.barrier()
+        with rank.trace.span("sum"):
+            return rank.all_reduce(np.full(6, rank.index, np.float32))
+
     cluster = zs.Cluster(3)
-    cluster.run(lambda rank: rank.all_reduce(np.full(6, rank.index, np.float32)))
-    found = zs.explore(cluster)
+    cluster.run(program)
+    found = zs.explore(cluster, span="sum")
     html = found._repr_html_()
     frame = Frame()
     frame.feed(html)
     assert frame.found["sandbox"] == "allow-scripts"
     assert frame.found["srcdoc"] == found.html == found.save(tmp_path / "run.html").read_text("utf-8")
-    assert "What each rank holds, and sent in the last run" in html.rpartition('">')[0]
+    tables = Dom(html.partition("</style>")[2].removesuffix("</iframe>"))
+    assert [row[:2] for row in tables.rows("Every collective")] == [["1", "all_reduce"]]  # of the span alone
     dom = dom_of(tmp_path / "run.html", flags=("--virtual-time-budget=2000",))
     assert dom.all("html")[0][0]["data-ready"] == "1"
     assert dom.rows("Rank by rank")[0][-4] == "32"
+    assert dom.rows("Every collective")[0][0] == "1"
     assert "all-reduce" in dom.all("div", class_="ring")[0][1]
 
 
