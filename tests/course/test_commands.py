@@ -420,7 +420,7 @@ REFUSED = {
         ("--lr 0", "--lr 0 must be a positive number"), ("--lr nan", "--lr nan must be a positive number"),
         ("--lr 1e30", "training has diverged: from step 2 on the loss is no finite number, and 1 of 2 steps"),
         ("--batch 1000000000000", "this machine has too little memory for it"),
-        ("--save no/such/folder/run.json", "but its folder is not there"),
+        ("--save no/such/folder/run.json", "but: No such file or directory"),
         ("--weights no-such", "no-such: No such file or directory"),
         ("--weights x --resume --checkpoint y", "asked to begin from --weights x and to --resume"),
         ("--save-every 2", "without a folder; name one, as in --checkpoint my-run"),

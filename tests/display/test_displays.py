@@ -7,12 +7,14 @@ from html import unescape
 
 import numpy as np
 import pytest
+from rich.markup import escape
 
 import zerosim as zs
 from tests.display.browser import Dom
 from tests.support import fresh, printed
 from zerosim.course import lost_updates
 from zerosim.display import data, html, objects, render_html, view, views
+from zerosim.models import text
 from zerosim.ranks import trace
 from zerosim.zero import layout
 
@@ -46,6 +48,16 @@ def things(cluster):
     assert set(found) == set(objects.VIEWS)
     question = lost_updates.LostUpdatesQuestion(weight=65504.0, update=100.0, steps=2)
     return found | {lost_updates.LostUpdates: lost_updates.lost_updates(question)}
+
+
+@pytest.mark.parametrize("width", [13, 40, 80])
+def test_a_terminal_breaks_escapes_of_what_does_not_print_nowhere_but_between_them(width):
+    written = "Call me " + text.readable(np.arange(256, dtype=np.uint8)).replace("\n", "") + " 学 習" * 9
+    note = views.View("", "", (views.TextLine(escape(written)),))
+    lines = [line.strip() for line in printed(note, width).splitlines()]
+    assert "".join(lines).replace(" ", "") == written.replace(" ", "")
+    assert max(map(len, lines)) <= width
+    assert not [line for line in lines if re.search(r"\\(x.?|u.{0,3}|U.{0,7})?$", line)]
 
 
 def page(text):

@@ -10,7 +10,7 @@ import zerosim as zs
 from tests.display.browser import Dom, Tab, dom_of, needs_browser, open_tab
 from tests.support import ask, assert_command_refuses
 from zerosim.course import explore, explored_runs, tiny_steps
-from zerosim.display import chrome_trace, report
+from zerosim.display import chrome_trace, replayed, report
 from zerosim.planning import timeline
 
 StepSetting = explored_runs.StepSetting
@@ -234,7 +234,9 @@ def test_the_command_records_the_ranks_that_it_is_asked_for_and_refuses_others(t
     axes = json.loads(text.partition('id="page">')[2].partition("</script>")[0])["axes"]
     assert axes[0]["values"] == [["1", "1"]]
     assert_command_refuses("asked for '5' ranks; the page has 1, 2, 3, 4, 8", "explore", "--ranks", "5")
-    assert_command_refuses("asked to save a page as", "explore", "--out", str(tmp_path / "missing" / "page.html"))
+    monkeypatch.setattr(explored_runs, "settings", lambda: 1 / 0)  # it is said before anything is run
+    for place in (tmp_path / "missing" / "page.html", tmp_path):
+        assert_command_refuses("asked to write the page", "explore", "--out", str(place))
 
 
 def test_the_machine_of_a_run_of_ones_own_is_the_reports():
@@ -243,3 +245,81 @@ def test_the_machine_of_a_run_of_ones_own_is_the_reports():
     assert "h100-80" in zs.explore(cluster, device="h100-80", link="nvlink4").html
     with pytest.raises(ValueError, match="has run nothing to its end yet"):
         report.explore(zs.Cluster(2))
+
+
+def rooted(rank):
+    """Rank 0 computes, and all wait for what it sends; then what all send to rank 1 waits for rank 3."""
+    rank.memory.free(rank.memory.alloc(1000, np.float32, "workspace", "scratch"))
+    x = rank.memory.alloc(256, np.float32, "input", "x")
+    with rank.trace.span("forward"):
+        rank.trace.compute(flops=5_000_000 * (rank.index == 0))
+    _ = rank.broadcast(x, 0)
+    with rank.trace.span("backward"):
+        rank.trace.compute(flops=5_000_000 * (rank.index == 3))
+    return rank.reduce(x, 1)
+
+
+@needs_browser
+def test_who_waits_for_a_root_or_is_one_is_told_why_and_a_peak_between_two_changes_is_seen_and_clicked(tmp_path):
+    cluster = zs.Cluster(4)
+    cluster.run(rooted)
+    lanes = timeline.replay(zs.planning.record(cluster.trace), replayed.MACHINE).lanes
+    with open_tab() as tab:
+        tab.resize(1280, 900)
+        tab.go(zs.explore(cluster).save(tmp_path / "run.html").resolve().as_uri())
+        until_ready(tab)
+        said = tab.evaluate(
+            "shown.a.ranks.map((rank) => rank.waits.map((wait) => whyWaiting(shown.a, wait).join(' ')))")
+        begun = f"{lanes[0].streams['communication'][0].begun * 1e6:.2f} µs"
+        assert (f"are for rank 0, the root, which comes only at {begun}, after forward: until then it has sent "
+                "nothing.") in said[2][0]
+        assert "are for rank 2, which until" in said[3][0]
+        assert "has not got its own from rank 0, the root." in said[3][0]
+        assert said[0][0].endswith("are for 2 messages to rank 2, to rank 1.")
+        assert "It is the root." in said[1][1]
+        assert "after backward: until then it has sent nothing, and until" in said[1][1]
+        # 4,000 bytes are there for no time at all: the peak, whose bar is clicked.
+        assert tab.evaluate("shown.a.ranks[0].instants[0].top.held") == 4000 == cluster.memory[0].peak_nbytes
+        tab.evaluate("""(() => { const memory = of('a', Memory); const box = memory.canvas.getBoundingClientRect();
+            const at = { clientX: box.left + GUTTER + 1, clientY: box.top + memory.top + memory.rankHeight - 6
+                - memory.tall(3000), bubbles: true };
+            memory.holder.setPointerCapture = () => 0;
+            for (const name of ['pointerdown', 'pointerup'])
+                memory.holder.dispatchEvent(new PointerEvent(name, at)); })()""")
+        assert tab.evaluate("answer.textContent").startswith("4,000 bytes on rank 0: workspace, scratch.")
+        assert tab.evaluate("document.querySelector('.held tfoot td').textContent") == "4,000"
+
+
+@needs_browser
+def test_the_bar_lies_over_no_line_switches_are_explained_and_what_a_rank_lacks_or_has_on_its_host_is_said(tmp_path):
+    setting = StepSetting(3, stage=1, offload=True)
+    step = explored_runs.recorded_step(setting)
+    with open_tab() as tab:
+        tab.go(explore.save_page(tmp_path / "page.html", [setting]).resolve().as_uri() + "#n=3&stage=1&offload=1")
+        until_ready(tab)
+        for width in (320, 390, 700):
+            tab.resize(width, 640)
+            room = tab.evaluate("""new Promise((done) => setTimeout(() => { scrollTo(0, 1e6); done(
+                document.getElementById("transport").getBoundingClientRect().top
+                - document.querySelector("main").lastElementChild.getBoundingClientRect().bottom); }, 100))""")
+            assert room >= 0, width
+        assert "Rank 2 owns none of the four weights" in tab.evaluate("document.querySelector('.numbers').textContent")
+        assert "backward computes the next unit" in tab.evaluate("document.querySelector('.switches').textContent")
+        measured = tab.evaluate("['master', 'optimizer_state'].map((kind) => document.querySelector("
+                                "`.formulas tr[data-kind=${kind}] [data-measured]`).textContent)")
+        assert measured == [f"on the host: {step.on_host[0][kind]:,} ✓" for kind in ("master", "optimizer_state")]
+
+
+def test_a_report_counts_what_was_moved_to_the_host_by_kind():
+    def program(rank):
+        engine = zs.Engine(rank, zs.models.MLP([4, 4]), zs.optim.Adam(), policy="bf16", offload="optimizer=host")
+        engine.step(np.ones((2, 4)), np.ones((2, 4)))
+
+    cluster = zs.Cluster(2)
+    cluster.run(program)
+    moved = [[row for row in trace.rows if type(row).__name__ == "Transfer"] for trace in cluster.trace]
+    tables = {part.caption: part for part in zs.explore(cluster).tables.parts}
+    rows = tables["Moved to the host and back (bytes)"].rows
+    assert {row[0] for row in rows} == {"gradient to host", "parameter to device"}
+    for rank, rows_of_rank in enumerate(moved):
+        assert sum(int(row[1 + rank].replace(",", "")) for row in rows) == sum(row.nbytes for row in rows_of_rank)

@@ -174,8 +174,10 @@ def test_what_cannot_be_saved_is_refused_and_leaves_what_was_there(saved, tmp_pa
     (tmp_path / "good.json").unlink()
     assert_refused(lambda: saved[0].save(tmp_path / "missing" / "run.json"),
                    r"asked to save a recording as '.*run.json', but: No such file or directory; name a file")
-    assert_command_refuses("but its folder is not there", "run", f"{__file__}:wicked", "--save",
-                           str(tmp_path / "missing" / "run.json"))
+    for place, words in ((tmp_path / "missing" / "run.json", "No such file or directory"),
+                         (tmp_path, "Is a directory"), (tmp_path / ("n" * 300), "File name too long")):
+        assert_command_refuses(f"but: {words}; name a file that can be written", "run", f"{__file__}:wicked", "--save",
+                               str(place))
     monkeypatch.setattr(report, "MOST_MARKS", 100)
     assert_refused(lambda: report.save_report(saved[1], tmp_path / "page.html"),
                    r"rows were recorded, and a page holds 100; take one stretch of the program with --span NAME: ")

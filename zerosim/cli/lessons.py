@@ -20,9 +20,9 @@ def explore(
 
     from zerosim.course.explore import save_page
     from zerosim.course.explored_runs import settings_on
-    from zerosim.display.saving import require_place
+    from zerosim.numerics.files import require_writable
 
-    require_place(out, "a page")
+    require_writable(out, "write the page")
     some, terminal = settings_on(ranks), console(stderr=True)
     with Progress(SpinnerColumn(), TextColumn("recorded {task.completed:,.0f} of {task.total:,.0f} settings"),
                   BarColumn(), TimeElapsedColumn(), console=terminal, transient=True,

@@ -63,10 +63,10 @@ def run(
 def _body(program: str, given: Sequence[str], save: str | None) -> Callable[..., Any]:
     """The function that was asked for, with its arguments. Raises ValueError for what cannot be had."""
     from zerosim.course.running import load, settings, with_settings
-    from zerosim.display.saving import require_place
+    from zerosim.numerics.files import require_writable
 
     if save is not None:
-        require_place(save)
+        require_writable(save, "save a recording as")
     return with_settings(load(program), settings(given))
 
 

@@ -82,7 +82,7 @@ def train(
 ) -> None:
     """Trains a GPT or a Llama on a text, under any stage of ZeRO, and says what it came to."""
     from zerosim.course import training
-    from zerosim.display.saving import require_place
+    from zerosim.numerics.files import require_writable
     from zerosim.planning import recording
     from zerosim.ranks import faults
 
@@ -93,7 +93,7 @@ def train(
         offload_directory=offload_directory, sample_tokens=sample, mesh=mesh, zeropp=zeropp)
     corpus = corpus_of(text)
     if save is not None:
-        require_place(save)
+        require_writable(save, "save a recording as")
     if checkpoint is None and (resume or save_every is not None):
         raise ValueError("asked for --resume or --save-every without a folder; name one, as in --checkpoint my-run")
     if weights is not None and resume:

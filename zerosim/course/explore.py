@@ -51,9 +51,12 @@ def axes(numbers: Sequence[int] = RANKS) -> list[dict[str, Any]]:
         _choice("stage", "ZeRO stage", list(STAGES), "0: DDP. 1: the optimizer's state is cut among the ranks, 2: "
                 "gradients too, 3: weights too", initial="3"),
         _choice("format", "format", FORMATS, "Of weights, activations and gradients; masters and moments are fp32"),
-        _choice("overlap", "overlap", {0: "off", 1: "on"}, "Reductions go on beside arithmetic"),
-        _choice("prefetch", "prefetch", {0: "off", 1: "1 unit"}, "The next unit's weights are gathered while this one "
-                "computes", only=["stage", "3"]),
+        _choice("overlap", "overlap", {0: "off", 1: "on"}, "On: a unit's gradients are on their way to be reduced "
+                "while backward computes the next unit. Off: each reduction is waited for at once"),
+        _choice("prefetch", "prefetch", {0: "off", 1: "1 unit"}, "1 unit: the next unit's weights are gathered while "
+                "this one computes, which hides the gather behind arithmetic and holds one more whole unit. Off: they "
+                "are gathered when they are needed, and waited for. For stage 3, the one that gathers",
+                only=["stage", "3"]),
         _choice("recompute", "recompute", {0: "off", 1: "blocks"}, "Only inputs of units are kept; backward runs their "
                 "forward again"),
         _choice("micro", "micro-batches", (1, 2), "k: gradients of so many forward and backward passes are added up "

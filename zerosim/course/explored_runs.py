@@ -123,10 +123,12 @@ def settings_on(numbers: str) -> list[StepSetting]:
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """A step of a run: its recording, what each rank held before it, by array, the traces and the peaks."""
+    """A step of a run: its recording, what each rank held before it, by array, and its host, by kind, the traces and
+    the peaks."""
 
     recording: Recording
     held: list[HeldArrays]
+    on_host: list[dict[str, int]]
     traces: trace.Traces
     peak_nbytes: list[int]
 
@@ -147,10 +149,11 @@ def recorded_step(setting: StepSetting) -> RecordedStep:
     cluster = Cluster(setting.n)
     engines = list(cluster.run(_engine, setting))
     held = [_resting(of_rank) for of_rank in cluster.trace]
+    on_host = [memory.host.now_nbytes_by_kind for memory in cluster.memory]
     for memory in cluster.memory:
         memory.reset_peak()
     cluster.run(_step, engines, setting)
-    return RecordedStep(record(cluster.trace), held, cluster.trace, cluster.memory.peak_nbytes)
+    return RecordedStep(record(cluster.trace), held, on_host, cluster.trace, cluster.memory.peak_nbytes)
 
 
 def _resting(of_rank: trace.Trace) -> HeldArrays:
@@ -309,7 +312,7 @@ def chunk_of(some: Sequence[StepSetting]) -> RunChunk:
         found = run_data(replay(step.recording, setting.machine), pool, step.held)
         rows = [[what, kind, pool.words[form], pool.words[value], pool.column(nbytes)]
                 for what, kind, form, value, nbytes in formulas(setting)]
-        runs[setting.key] = found | {"numbers": numbers[ran], "formulas": rows}
+        runs[setting.key] = found | {"numbers": numbers[ran], "formulas": rows, "on_host": step.on_host}
     name = f"{some[0].n} {some[0].nodes} {some[0].stage}"
     return RunChunk(name, len(runs), deflated(pool.as_json() | {"runs": runs}))
 

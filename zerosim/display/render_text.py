@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import rich.rule
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -89,7 +93,31 @@ def indented(line: TextLine) -> RenderableType:
     """The note, with its own leading blanks in front of every line where the terminal is so narrow that it breaks."""
     text = line.text.lstrip()
     indent = line.indent + len(line.text) - len(text)
-    return Padding(Text.from_markup(text), (0, 0, 0, indent), expand=False) if text else Text()
+    return Padding(_Note(Text.from_markup(text)), (0, 0, 0, indent), expand=False) if text else Text()
+
+
+CHARACTER = re.compile(r"\\(?:x..|u.{4}|U.{8}|.)|.")  # or the escape of one, as `text.readable` writes it
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """A text in which a word that is broken, since it is longer than a line, is broken beside escapes, never in one."""
+
+    text: Text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        breaks = list[int]()
+        for word in re.finditer(r"\S+", self.text.plain):
+            columns = 0
+            for one in CHARACTER.finditer(self.text.plain, *word.span()) if len(word[0]) > options.max_width else ():
+                columns += cell_len(one[0])
+                if columns > options.max_width:
+                    breaks.append(one.start())
+                    columns = cell_len(one[0])
+        yield Text("\n").join(self.text.divide(breaks))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(console, options, self.text)
 
 
 def _bars(bars: Bars) -> Iterator[RenderableType]:

@@ -4,9 +4,11 @@ Its views are those of `explore_page`, with one run in them; the tables under th
 need no script. Nothing comes from elsewhere, and the page forbids its browser to ask. Legend: N ranks.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +100,7 @@ def explored_on(recording: Recording, machine: Machine, title: str) -> ExploredR
                       after="".join(_sections(timeline))),
         View(f"A run of {counted(recording.ranks, 'rank')}", f": {title}",
              (_rank_by_rank(timeline), memory_bars("Held at each rank's fullest instant, by kind", _peaks(timeline)),
-              _links(recording), _collectives(timeline))))
+              _links(recording), *([_moved(timeline)] if recording.transfers else []), _collectives(timeline))))
 
 
 # -- the tables, and the sections of the page in which they stand ------------------------------------------------------
@@ -116,10 +118,13 @@ def _sections(timeline: Timeline) -> Iterator[str]:
                    "recorded. Times are a replay, no clock was read: on "
                    f"{escape(machine_words(timeline.machine))}.</p>",
                    _rank_by_rank(timeline))
-    yield _section("Memory at its fullest", "<p>Of several changes at one instant the curve above shows the last; the "
-                   "numbers know all of them.</p>", _memory(timeline))
+    yield _section("Memory at its fullest", "<p>Of several changes at one instant the last holds on; a fuller "
+                   "moment between them is a thin bar in the curve above.</p>", _memory(timeline))
     yield _section("Messages", "<p>Every collective is many messages; here are all of them, and the program's own, "
                    f"from whom to whom: {all_links.total():,} bytes in all.</p>", _links(recording))
+    if recording.transfers:
+        yield _section("Offload", "<p>Every transfer between a rank's device, its host and its disk, by kind and way."
+                       "</p>", _moved(timeline))
     calls = counted(len(timeline.parts_of_call), "collective")
     yield _section("Collectives", f"<p>{calls}, in the order of the recording; those with a star were issued, and "
                    "waited for later.</p>", _collectives(timeline))
@@ -169,6 +174,16 @@ def _links(recording: Recording) -> Table:
     everyone, sent = range(recording.ranks), links(recording)
     return Table("Bytes from rank (row) to rank (column)", ("from", *(f">to {to}" for to in everyone)), tuple(
         (f"rank {source}", *(f"{sent[source, to]:,}" for to in everyone)) for source in everyone))
+
+
+def _moved(timeline: Timeline) -> Table:
+    moved = [Counter[str]() for _ in timeline.lanes]
+    for lane in timeline.lanes:
+        for event in (timeline.part_event(part) for part in lane.all_parts if part.transfer is not None):
+            moved[lane.rank][event.name] += event.nbytes
+    rows = ((words(name), *(f"{of_rank[name]:,}" for of_rank in moved)) for name in dict.fromkeys(chain(*moved)))
+    return Table("Moved to the host and back (bytes)", ("kind", *(f">rank {rank}" for rank in range(len(moved)))),
+                 tuple(rows))
 
 
 def _collectives(timeline: Timeline) -> Table:

@@ -49,10 +49,3 @@ def save(cluster: Any, path: str | Path) -> Path:
     if is_one_of_many(cluster) and cluster.ranks[0].index:
         return path
     return save_recording(recording, path)
-
-
-def require_place(path: str | Path, what: str = "a recording") -> None:
-    """Raises ValueError for a path whose folder is not there, before anything is run for it."""
-    if not Path(path).absolute().parent.is_dir() or Path(path).is_dir():
-        raise ValueError(f"asked to save {what} as {str(path)!r}, but its folder is not there, or it is one; "
-                         "name a file in a folder that is there")

@@ -80,13 +80,30 @@ def write_whole(path: Path, content: bytes) -> Path:
     What is there and is no file, as a pipe or a device, is never replaced, but written into. Raises OSError for a
     folder, and for what cannot be written.
     """
+    if _is_special(path):
+        path.write_bytes(content)
+    else:
+        _replace(path.resolve(), [content], sync=False)
+    return path
+
+
+def _is_special(path: Path) -> bool:
+    """True for what is there and is no file, as a pipe; raises OSError for a folder."""
     if not path.name or path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if path.exists() and not path.is_file():
-        path.write_bytes(content)
-        return path
-    _replace(path.resolve(), [content], sync=False)
-    return path
+    return path.exists() and not path.is_file()
+
+
+def require_writable(path: str | Path, asked: str) -> None:
+    """Raises ValueError where `write_or_refuse` would, before there is anything to write."""
+    path = Path(path)
+    try:
+        if not _is_special(path):
+            unfinished = _unfinished(path.resolve())
+            unfinished.touch()
+            unfinished.unlink()
+    except OSError as error:
+        raise _refusal(path, asked, error) from None
 
 
 def write_or_refuse(path: Path, content: bytes, asked: str) -> Path:
@@ -94,8 +111,11 @@ def write_or_refuse(path: Path, content: bytes, asked: str) -> Path:
     try:
         return write_whole(path, content)
     except OSError as error:
-        raise ValueError(f"asked to {asked} {str(path)!r}, but: {error.strerror}; name a file that can be written"
-                         ) from None
+        raise _refusal(path, asked, error) from None
+
+
+def _refusal(path: Path, asked: str, error: OSError) -> ValueError:
+    return ValueError(f"asked to {asked} {str(path)!r}, but: {error.strerror}; name a file that can be written")
 
 
 def write_durably(path: Path, parts: Iterable[Any]) -> None:
@@ -107,10 +127,14 @@ def write_durably(path: Path, parts: Iterable[Any]) -> None:
     _replace(path, parts, sync=True)
 
 
+def _unfinished(place: Path) -> Path:
+    return place.with_name(f".{place.name}.{os.getpid()}{UNFINISHED}")
+
+
 def _replace(place: Path, parts: Iterable[Any], *, sync: bool) -> None:
     """Writes a file beside its place, under a name of this process, and renames it; with ``sync`` it and then its name
     are brought to the disk."""
-    unfinished = place.with_name(f".{place.name}.{os.getpid()}{UNFINISHED}")
+    unfinished = _unfinished(place)
     try:
         with unfinished.open("wb", buffering=0) as file:  # so that an error comes where it belongs
             for part in parts:

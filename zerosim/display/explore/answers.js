@@ -18,8 +18,8 @@ const KIND_MEANS = {
 const PURPOSE_MEANS = { parameters: "parameters", gradients: "gradients", state: "optimizer state",
   control: "control: norms, overflow, whether all agree", unspecified: "the program's own purpose" };
 
-const callWords = (call) => `${hyphened(call.operation)} ${call.unit ? `of ${call.unit}'s ${call.purpose}`
-  : `for ${call.purpose}`} (collective ${call.number})`;
+const callWords = (call) => `${hyphened(call.operation)} ${call.unit ? `of ${call.unit}'s ${call.purpose} `
+  : call.purpose === "unspecified" ? "" : `for ${call.purpose} `}(collective ${call.number})`;
 const partWords = (part) => (part.call ? `the ${callWords(part.call)}`
   : part.stream === "communication" ? "a message of the program's own" : `the transfer of ${part.name}`);
 
@@ -27,11 +27,49 @@ const partWords = (part) => (part.call ? `the ${callWords(part.call)}`
 function lastToArrive(run, call) {
   const last = call.parts.reduce((a, b) => (b.begun > a.begun ? b : a));
   const all = call.parts.every((part) => part.begun === last.begun);
-  const rank = run.ranks[last.rank];
-  const before = rank.parts.find((part) => part.stream === last.stream && part.ended === last.begun && part !== last);
-  const computed = rank.computed.findLast((one) => one.end <= last.begun && one.start < last.begun);
-  return { part: last, all, because: last.begun > last.issued && before ? `its earlier ${partWords(before).slice(4)}`
-    : computed ? `${computed.phase === "other arithmetic" ? "arithmetic" : computed.phase}${computed.unit ? ` of ${computed.unit}` : ""}` : "" };
+  return { part: last, all, because: whyLate(run, last) };
+}
+
+// What a rank did until it came to a part.
+function whyLate(run, part) {
+  const rank = run.ranks[part.rank];
+  const before = rank.parts.find((one) => one.stream === part.stream && one.ended === part.begun && one !== part);
+  const computed = rank.computed.findLast((one) => one.end <= part.begun && one.start < part.begun);
+  return part.begun > part.issued && before ? `its earlier ${partWords(before).slice(4)}`
+    : computed ? `${computed.phase === "other arithmetic" ? "arithmetic" : computed.phase}${computed.unit ? ` of ${computed.unit}` : ""}` : "";
+}
+
+// Of these a rank waits for its own messages alone, from the root or to it, by way of others in a tree.
+const ROOTED = ["gather", "scatter", "broadcast", "reduce"];
+
+function whyRooted(run, wait) {
+  const { call } = wait.part;
+  const hops = hopsOf(call);
+  if (!hops.length) return [];
+  const me = call.group.indexOf(wait.rank);
+  const fromRoot = ["scatter", "broadcast"].includes(call.operation);
+  const root = call.group.findIndex((_, member) => hops.every((hop) => (fromRoot ? hop.destination : hop.source) !== member));
+  const named = (member) => `rank ${call.group[member]}${member === root ? ", the root" : ""}`;
+  const own = hops.filter((hop) => (hop.source === me || hop.destination === me) && hop.end > wait.start);
+  const said = me === root ? ["It is the root."] : [];
+  let ready = Math.max(wait.start, wait.part.begun);
+  for (const hop of own) {
+    const other = hop.source === me ? hop.destination : hop.source;
+    const part = call.parts[other];
+    if (hop.start > ready) {
+      const busy = hops.find((one) => one !== hop && one.end === hop.start && (one.source === other || one.destination === other));
+      const late = whyLate(run, part);
+      const why = [
+        part.begun > ready && `comes only at ${micro(part.begun)}${late && `, after ${late}`}: until then it has ${hop.source === other ? "sent" : "taken"} nothing`,
+        busy && `until ${micro(hop.start)} ${busy.destination === other ? `has not got its own from ${named(busy.source)}` : `is sending to ${named(busy.destination)}`}`];
+      said.push(`${micro(hop.start - ready)} are for ${named(other)}, which ${why.filter(Boolean).join(", and ") || "is not ready"}.`);
+    }
+    ready = Math.max(ready, hop.end);
+  }
+  const moving = own.reduce((sum, hop) => sum + hop.end - Math.max(hop.start, wait.start), 0);
+  const ways = own.map((hop) => (hop.source === me ? `to ${named(hop.destination)}` : `from ${named(hop.source)}`));
+  if (own.length) said.push(`${micro(moving)} are for ${own.length === 1 ? "the message" : `${own.length} messages`} ${ways.slice(0, 3).join(", ")}${ways.length > 3 ? " and others" : ""}.`);
+  return said;
 }
 
 function whyWaiting(run, wait) {
@@ -41,7 +79,7 @@ function whyWaiting(run, wait) {
     if (part.stream !== "communication") said.push(`${bytes(part.nbytes)} go ${part.stream}, one transfer after the other.`);
     return said;
   }
-  if (["gather", "scatter", "broadcast", "reduce"].includes(part.call.operation)) return said; // it waits for its own messages alone
+  if (ROOTED.includes(part.call.operation)) return said.concat(whyRooted(run, wait));
   const last = lastToArrive(run, part.call);
   const before = Math.max(0, Math.min(wait.end, last.part.begun) - wait.start);
   const there = Math.max(wait.start, part.begun);
@@ -92,7 +130,7 @@ function whatHappens(run, clock) {
     const computed = rank.computed.find(on);
     const wait = rank.waits.find(on);
     const part = rank.parts.find((one) => one.call && on(one));
-    const late = wait?.part.call && lastToArrive(run, wait.part.call).part;
+    const late = wait?.part.call && !ROOTED.includes(wait.part.call.operation) && lastToArrive(run, wait.part.call).part;
     const words = [wait ? `wait for ${partWords(wait.part)}${late && late.begun > clock && late.rank !== rank.rank ? `, to which rank ${late.rank} has not come yet` : ""}` : computed ? `compute ${computed.span || "arithmetic"}` : "",
       part && !(wait && wait.part === part) ? `beside it ${partWords(part)} is on its way` : ""].filter(Boolean).join("; ");
     const text = words || (clock >= run.end ? "done" : "nothing");
@@ -120,5 +158,6 @@ function difference(a, b) {
     return `${name} ${words(second)}, A ${words(first)}${first && second !== first ? ` (×${(second / first).toFixed(2)})` : ""}`;
   };
   return `B ${[beside("takes", (run) => run.end, micro), beside("stands still for messages", (run) => most(run, (rank) => rank.waiting), micro),
+    ...(most(a, (rank) => rank.waitingForHost) + most(b, (rank) => rank.waitingForHost) ? [beside("for its host", (run) => most(run, (rank) => rank.waitingForHost), micro)] : []),
     beside("sends", sent, bytes), beside("holds at rest", rests, bytes), beside("and at the fullest", (run) => run.peak, bytes)].join("; ")}.`;
 }

@@ -135,38 +135,46 @@ function holdings(raw, rank, words, sums, column, end) {
     const key = `${kinds[at]} ${names[at]} ${Math.abs(changes[at])}`;
     if (changes[at] > 0) {
       const array = { what: "array", rank, place: arrays.length, kind: kinds[at], name: names[at], nbytes: changes[at],
-        born: clock, died: Infinity };
+        born: clock, died: Infinity, from: at, to: Infinity };
       arrays.push(array);
       if (living.has(key)) living.get(key).push(array); else living.set(key, [array]);
     } else {
       const array = living.get(key)?.shift();
-      if (array) array.died = clock;
+      if (array) Object.assign(array, { died: clock, to: at });
     }
     now[kinds[at]] = (now[kinds[at]] ?? 0) + changes[at];
     held += changes[at];
     if (held > most) [most, peakAt] = [held, clock];
-    if (instants.length && instants[instants.length - 1].start === clock) instants.pop();
-    instants.push({ start: clock, held, kinds: { ...now } });
+    const fullest = instants.at(-1)?.start === clock ? instants.pop().fullest : null;
+    const moment = { at, held, kinds: { ...now } };
+    instants.push({ start: clock, ...moment, fullest: fullest?.held > held ? fullest : moment });
   });
-  if (!instants.length || instants[0].start > 0) instants.unshift({ start: 0, held: 0, kinds: {} });
-  instants.forEach((one, at) => { one.end = instants[at + 1]?.start ?? end; });
+  if (!instants.length || instants[0].start > 0) instants.unshift({ start: 0, at: -1, held: 0, kinds: {}, fullest: { held: 0 } });
+  // Of several changes at one instant the last holds on; a fuller moment between them is a peak of its own, without length.
+  instants.forEach((one, at) => {
+    one.end = instants[at + 1]?.start ?? end;
+    one.top = one.fullest.held > Math.max(one.held, instants[at - 1]?.held ?? 0) ? one.fullest : null;
+  });
   return { arrays, instants, peakAt };
 }
 
+// What a rank holds from a time on; at the very instant of a peak without length, that peak.
 function instantAt(rank, clock) {
   let [low, high] = [0, rank.instants.length - 1];
   while (low < high) {
     const middle = (low + high + 1) >> 1;
     if (rank.instants[middle].start <= clock) low = middle; else high = middle - 1;
   }
-  return rank.instants[low];
+  const one = rank.instants[low];
+  return one.start === clock && one.top ? { ...one, ...one.top } : one;
 }
 
-// The arrays that a rank holds at an instant, from the bottom of the stack to its top.
-function stackAt(rank, clock) {
-  return rank.arrays.filter((array) => array.born <= clock && clock < array.died)
+// The arrays that a rank holds after a change, from the bottom of the stack to its top.
+function stackAfter(rank, at) {
+  return rank.arrays.filter((array) => array.from <= at && at < array.to)
     .sort((a, b) => kindOrder(a.kind) - kindOrder(b.kind) || a.place - b.place);
 }
+const stackAt = (rank, clock) => stackAfter(rank, instantAt(rank, clock).at);
 
 // -- the messages of a call, each from when to when ---------------------------------------------------------------------
 

@@ -22,17 +22,17 @@ class Formulas {
     this.said.textContent = `of rank ${rank}, in bytes`;
     const rows = run.raw.formulas.map(([what, kind, form, value, nbytes]) => {
       const says = run.column(nbytes)[rank];
-      const away = what === "held" && of.arrays.every((array) => array.kind !== kind || array.born > 0) && says > 0;
+      const away = what === "held" ? run.raw.on_host[rank][kind] : 0;
       // What the step itself makes at its first instant is gone at its end, and does not rest.
-      const measured = what === "held" ? of.arrays.filter((array) => array.kind === kind && array.born === 0 && array.died === Infinity)
-        .reduce((sum, array) => sum + array.nbytes, 0) : of.sent[kind] ?? 0;
+      const measured = away || what !== "held" ? away || (of.sent[kind] ?? 0) : of.arrays.filter((array) => array.kind === kind && array.born === 0 && array.died === Infinity)
+        .reduce((sum, array) => sum + array.nbytes, 0);
       return { what, kind, form: run.text(form), value: run.text(value), says, measured, away };
     });
     const total = (what, of_ = "measured") => rows.filter((row) => row.what === what).reduce((sum, row) => sum + row[of_], 0);
     const line = (row) => `<tr ${row.what === "held" ? `data-kind="${row.kind}"` : `data-purpose="${row.kind}"`}>
       <th scope="row"><i style="background:${row.what === "held" ? kindColor(row.kind) : purposeColor(row.kind)}"></i>${spaced(row.kind)}</th>
       <td class="form">${row.form}${row.value === "0" ? "" : `<small>= ${row.value}</small>`}</td><td class="n">${count(row.says)}</td>
-      <td class="n" data-measured="${row.measured}">${row.away ? "on the host" : `${count(row.measured)} ${row.measured === row.says ? "✓" : "≠"}`}</td>${
+      <td class="n" data-measured="${row.measured}">${row.away ? "on the host: " : ""}${count(row.measured)} ${row.measured === row.says ? "✓" : "≠"}</td>${
   row.what === "sent" ? `<td class="n" data-sent="${row.kind}"></td>` : "<td></td>"}</tr>`;
     const head = (title, last) => `<tr class="head"><th scope="col">${title}</th><td>formula</td><td class="n">says</td><td class="n">recorded</td><td class="n">${last}</td></tr>`;
     const sum = (what, now) => `<tr class="sum"><th scope="row">together</th><td></td><td class="n">${count(total(what, "says"))}</td><td class="n">${count(total(what))}</td>${now}</tr>`;

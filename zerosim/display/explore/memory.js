@@ -74,26 +74,34 @@ class Memory {
 
   tall(nbytes) { return (nbytes / this.scale) * (this.rankHeight - 10); }
 
-  // From each instant to the next; of several changes at one instant the last is drawn, and the dashed line knows all.
+  // The stacks of a rank, each from where to where: from each instant to the next, and a peak without length as a thin bar.
+  stacks(rank) {
+    const lasting = rank.instants.filter((one) => one.end > one.start).map((one) => {
+      const left = this.x(one.start);
+      return { ...one, left, width: Math.max(0.6, this.x(one.end) - left) };
+    });
+    return [...lasting, ...rank.instants.filter((one) => one.top).map((one) => ({ ...one.top, left: this.x(one.start), width: 4, isPeak: true }))];
+  }
+
   areas(ink, rank, base) {
     const { link } = state;
-    const below = rank.instants.map(() => 0);
+    const stacks = this.stacks(rank);
+    const below = stacks.map(() => 0);
     for (const kind of this.run.kinds) {
-      if (!rank.instants.some((one) => one.kinds[kind])) continue;
+      if (!stacks.some((one) => one.kinds[kind])) continue;
       ink.globalAlpha = link && (link.kind ?? kind) !== kind ? 0.3 : link && !link.kind ? 0.55 : 1;
       ink.fillStyle = kindColor(kind);
       ink.beginPath();
-      rank.instants.forEach((one, at) => {
+      stacks.forEach((one, at) => {
         const nbytes = one.kinds[kind] ?? 0;
-        if (nbytes && one.end > one.start) {
-          const left = this.x(one.start);
-          ink.rect(left, base - this.tall(below[at] + nbytes), Math.max(0.6, this.x(one.end) - left), this.tall(nbytes));
-        }
+        if (nbytes) ink.rect(one.left, base - this.tall(below[at] + nbytes), one.width, this.tall(nbytes));
         below[at] += nbytes;
       });
       ink.fill();
     }
     ink.globalAlpha = 1;
+    ink.fillStyle = color("ink");
+    for (const one of stacks.filter(({ isPeak }) => isPeak)) ink.fillRect(one.left, base - this.tall(one.held) - 1, one.width, 2);
     const lit = rank.arrays.filter((array) => array === thing() || ((link?.array || link?.unit || link?.carries) && isLit(array)));
     for (const array of lit) this.outline(ink, rank, array, base);
   }
@@ -101,18 +109,16 @@ class Memory {
   // The place of one array in the stack, as long as it lives.
   outline(ink, rank, array, base) {
     ink.fillStyle = color("ink");
-    for (const one of rank.instants) {
-      if (one.end <= array.born || one.start >= array.died || one.end === one.start) continue;
-      const stack = stackAt(rank, one.start);
-      const at = stack.indexOf(array);
-      const under = stack.slice(0, at).reduce((sum, other) => sum + other.nbytes, 0);
-      const [left, right] = [this.x(one.start), this.x(one.end)];
+    for (const one of this.stacks(rank)) {
+      if (one.at < array.from || one.at >= array.to) continue;
+      const stack = stackAfter(rank, one.at);
+      const under = stack.slice(0, stack.indexOf(array)).reduce((sum, other) => sum + other.nbytes, 0);
       const [top, low] = [base - this.tall(under + array.nbytes), base - this.tall(under)];
       ink.globalAlpha = 0.35;
-      ink.fillRect(left, top, right - left, low - top);
+      ink.fillRect(one.left, top, one.width, low - top);
       ink.globalAlpha = 1;
-      ink.fillRect(left, top - 0.75, right - left, 1.5);
-      ink.fillRect(left, low - 0.75, right - left, 1.5);
+      ink.fillRect(one.left, top - 0.75, one.width, 1.5);
+      ink.fillRect(one.left, low - 0.75, one.width, 1.5);
     }
   }
 
@@ -144,11 +150,11 @@ class Memory {
     if (pixelX < GUTTER) return { what: "rank", rank: rank.rank };
     const base = this.top + (at + 1) * this.rankHeight - 6;
     const nbytes = ((base - pixelY) / (this.rankHeight - 10)) * this.scale;
-    let under = 0;
-    for (const array of stackAt(rank, this.x.back(pixelX))) {
-      under += array.nbytes;
-      if (nbytes >= 0 && nbytes < under) return array;
-    }
-    return null;
+    const found = (at) => {
+      let under = 0;
+      return stackAfter(rank, at).find((array) => (under += array.nbytes) > nbytes && nbytes >= 0) ?? null;
+    };
+    const near = rank.instants.filter((one) => one.top && Math.abs(this.x(one.start) - pixelX) <= 4);
+    return found(instantAt(rank, this.x.back(pixelX)).at) ?? near.map((one) => found(one.top.at)).find(Boolean) ?? null;
   }
 }

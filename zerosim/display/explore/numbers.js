@@ -67,8 +67,16 @@ class Numbers {
       return `<table data-rank="${rank}"><caption><i style="background:${rankColor(rank)}"></i>rank ${rank}${this.passWords(rank, batch)}</caption>
         <thead><tr><td></td>${WEIGHTS.map((name) => `<th scope="col">${name}</th>`).join("")}</tr></thead><tbody>${rows}</tbody></table>`;
     }).join("");
-    this.words.innerHTML = `Empty: this rank holds no copy. Marked: changed since the moment before. ${data.divisor > 1
+    this.words.innerHTML = `Empty: this rank holds no copy. ${this.whyEmpty()}Marked: changed since the moment before. ${data.divisor > 1
       ? `Gradients are sums; the update divides them by ${data.divisor}${run.ranks.length * data.passes[0].length === data.divisor ? "" : ", the loss scale among it"}.` : ""}`;
+  }
+
+  // Ranks that own none of the weights: each unit has two, and so shards of one on two ranks, and padding on others.
+  whyEmpty() {
+    const { data, run } = this;
+    const master = data.states.indexOf("master");
+    const empty = run.ranks.filter(({ rank }) => run.words(run.column(data.looks[rank][0])[master]).every((text) => text === "")).map(({ rank }) => rank);
+    return empty.length ? `${listed(empty)} own${empty.length === 1 ? "s" : ""} none of the four weights: each of the two units has two weights, a shard of one on ranks 0 and 1, and only padding here. ` : "";
   }
 
   passWords(rank, batch) {

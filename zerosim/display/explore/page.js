@@ -223,12 +223,15 @@ document.getElementById("speed").addEventListener("change", (event) => { state.s
 // -- the window, the light, paper, the address --------------------------------------------------------------------------
 
 new ResizeObserver(() => redrawAll()).observe(main);
+const transport = document.getElementById("transport");
+new ResizeObserver(() => document.body.style.setProperty("--bar", `${transport.offsetHeight + 12}px`)).observe(transport);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
 addEventListener("beforeprint", () => { document.documentElement.dataset.paper = "1"; redrawAll(); });
 addEventListener("afterprint", () => { delete document.documentElement.dataset.paper; redrawAll(); });
 addEventListener("hashchange", () => { if (location.hash !== addressOf()) { play(false); readAddress(); themed(); show(); } });
 
 document.body.classList.toggle("run-alone", !PAGE.axes.length);
+document.querySelector(".switches").innerHTML = PAGE.axes.map((axis) => `<div><dt>${axis.label}:</dt> <dd>${axis.help}.</dd></div>`).join("");
 readAddress();
 themed();
 build("a");

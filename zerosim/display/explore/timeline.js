@@ -255,7 +255,7 @@ function wireCanvas(view) {
     if (pressed && !pressed.moved) {
       const one = view.hit(x, y);
       play(false);
-      if (x >= GUTTER) setClock(view.x.back(x));
+      if (x >= GUTTER) setClock(one && one.born === one.died && one.what === "array" ? one.born : view.x.back(x));
       if (one?.what === "rank") setRank(one.rank); else if (one) pick(view.side, one);
     }
     pressed = null;
