@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 FIRST  := notebooks/01_the_worked_example.ipynb
 
-.PHONY: help demo notebook test test-all peers peers-table lint types figures notebooks docs slides browser bench gpu-check clean
+.PHONY: help demo notebook test test-all peers peers-table lint types figures pictures notebooks docs slides browser bench gpu-check clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -63,6 +63,9 @@ figures: $(CORE)  ## draw the figures anew, into figures/, and the museum's, int
 	$(BIN)/zerosim figures --format gif
 	$(BIN)/zerosim figures --format gif --dark
 	$(BIN)/python docs/museum_page.py
+
+pictures: $(DEV)  ## take the pictures of the page that moves anew, into docs/assets/, with a Chromium
+	PYTHONPATH=. $(ONE_THREAD) $(BIN)/python docs/explore_pictures.py
 
 notebooks: $(DEV)  ## execute the notebooks anew, each beside its text
 	$(ONE_THREAD) $(BIN)/python notebooks/execute.py

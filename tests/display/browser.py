@@ -76,9 +76,10 @@ class Tab:
                 assert "error" not in answer, answer
                 return answer["result"]
 
-    def resize(self, width: int, height: int) -> None:
-        """A window of so many CSS pixels."""
-        self._ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+    def resize(self, width: int, height: int, scale: float = 1) -> None:
+        """A window of so many CSS pixels, each so many of its pictures'."""
+        self._ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale,
+                  mobile=False)
 
     def go(self, url: str) -> None:
         """Opens a page, and does not wait for it."""

@@ -1,0 +1,85 @@
+"""Takes the pictures of the page that moves, into ``docs/assets``: ``make pictures``, with a Chromium.
+
+Each is what a window of some width shows at an address of the page, light and dark. What moves is the page's own clock,
+frame by frame.
+"""
+
+import io
+from collections.abc import Iterator
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from PIL import Image
+
+from tests.display.browser import Tab, open_tab
+from zerosim.course import explore
+from zerosim.course.explored_runs import RANKS, StepSetting, chunk_of
+
+ASSETS = Path(__file__).with_name("assets")
+WAITS, STEP = "#n=4&stage=3&slow=1&t=17&rank=1&pick=wait-1-3", "#n=4&stage=3&slow=1&t=0"
+COMPARED = "#n=4&stage=3&overlap=1&b.stage=3&b.prefetch=1&t=14"
+# Of each picture: the window, in CSS pixels, the address, and what is scrolled to.
+PICTURES = {"explore-390": ((390, 844), WAITS, ".timeline"), "explore-1280": ((1280, 1010), WAITS, "main"),
+            "explore-1920": ((1920, 1080), COMPARED, "main")}
+MOVES, WINDOW, SCALE, FRAMES, MILLISECONDS = "explore-moves", (1280, 860), 820 / 1280, 45, 220
+THEMES = {"": "&theme=light", "-dark": "&theme=dark"}
+# What is pictured, and one of each number of ranks, so that all can be chosen.
+SETTINGS = [*(StepSetting(n, stage=0) for n in RANKS), StepSetting(slow=True), StepSetting(overlap=True),
+            StepSetting(overlap=True, prefetch=True)]
+
+
+def main() -> None:
+    """Records the runs, and takes every picture."""
+    chunks = [chunk_of(list(group)) for _, group in groupby(SETTINGS, attrgetter("n", "nodes", "stage"))]
+    with TemporaryDirectory() as folder, open_tab() as tab:
+        page = Path(folder, "page.html")
+        page.write_text(explore.page_of(chunks), "utf-8")
+        for dark, theme in THEMES.items():
+            for name, (window, address, place) in PICTURES.items():
+                show(tab, page, address + theme, window)
+                tab.evaluate(f"document.querySelector('{place}').scrollIntoView()")
+                paletted(painted(tab)).save(ASSETS / f"{name}{dark}.png", optimize=True)
+            show(tab, page, STEP + theme, WINDOW, SCALE)
+            first, *others = frames(tab)
+            first.save(ASSETS / f"{MOVES}{dark}.gif", save_all=True, append_images=others, duration=MILLISECONDS,
+                       loop=0)
+
+
+def show(tab: Tab, page: Path, address: str, window: tuple[int, int], scale: float = 1) -> None:
+    """Opens the page, and waits until its run is drawn."""
+    tab.resize(*window, scale)
+    tab.go("about:blank")
+    tab.go(page.as_uri() + address)
+    tab.evaluate("new Promise((done) => { const look = () => document.documentElement?.dataset.ready ? done() "
+                 ": setTimeout(look, 20); look(); })")
+
+
+def painted(tab: Tab) -> Image.Image:
+    """What the window shows, when all that has changed is painted."""
+    tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))).then(() => 0)")
+    return Image.open(io.BytesIO(tab.png())).convert("RGB")
+
+
+def paletted(image: Image.Image, like: Image.Image | None = None) -> Image.Image:
+    """In the 256 colors of which it, or another, has most, so that those of the page stay as they are."""
+    found = sorted((like or image).getcolors(image.width * image.height) or [], reverse=True)[:256]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([part for _, color in found for part in color])
+    return image.quantize(palette=palette, dither=Image.Dither.NONE)
+
+
+def frames(tab: Tab) -> Iterator[Image.Image]:
+    """The step from its begin to its end, in the colors of its middle."""
+    tab.evaluate("document.querySelectorAll('.lead, .questions').forEach((one) => one.remove())")
+    end = tab.evaluate("lastEnd()")
+    tab.evaluate(f"setClock({end / 2})")
+    middle = painted(tab)
+    for number in range(FRAMES):
+        tab.evaluate(f"setClock({end * number / (FRAMES - 1)})")
+        yield paletted(painted(tab), middle)
+
+
+if __name__ == "__main__":
+    main()
