@@ -81,6 +81,10 @@ class Tab:
         self._ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale,
                   mobile=False)
 
+    def lay_out_for(self, medium: str) -> None:
+        """As on paper for "print", as in the window for ""."""
+        self._ask("Emulation.setEmulatedMedia", media=medium)
+
     def go(self, url: str) -> None:
         """Opens a page, and does not wait for it."""
         self._ask("Page.navigate", url=url)

@@ -1,6 +1,7 @@
 """The page that moves, in a real browser: its numbers are the traces', its keys and its address do what they say."""
 
 import json
+import re
 from html.parser import HTMLParser
 
 import numpy as np
@@ -323,3 +324,36 @@ def test_a_report_counts_what_was_moved_to_the_host_by_kind():
     assert {row[0] for row in rows} == {"gradient to host", "parameter to device"}
     for rank, rows_of_rank in enumerate(moved):
         assert sum(int(row[1 + rank].replace(",", "")) for row in rows) == sum(row.nbytes for row in rows_of_rank)
+
+
+def hybrid(rank):
+    """A step of two micro-batches on two nodes of four, Adam on the host, units gathered ahead."""
+    config = zs.models.llama.LlamaConfig(layers=1, channels=16, heads=2, context=8, vocabulary=32)
+    engine = zs.Engine(rank, zs.models.llama.Llama(config), zs.optim.AdamW(), stage=3, policy="bf16", mesh="2x4",
+                       offload="optimizer=host", overlap=True, prefetch=1, recompute="block")
+    tokens = np.random.default_rng(rank.index).integers(0, 32, (2, 2, 9))
+    engine.step([(batch[:, :-1], batch[:, 1:]) for batch in tokens])
+
+
+@needs_browser
+def test_a_run_of_eight_ranks_on_a_mesh_is_read_on_a_phone_and_on_paper_and_every_click_on_it_is_answered(tmp_path):
+    cluster = zs.Cluster(8)
+    cluster.run(hybrid)
+    path = zs.explore(cluster).save(tmp_path / "run.html")
+    path.write_text(path.read_text("utf-8").replace("<head>", WATCH, 1), "utf-8")
+    with open_tab() as tab:
+        tab.go(path.resolve().as_uri())
+        until_ready(tab)
+        for width, medium in ((390, ""), (718, "print")):
+            tab.resize(width, 844)
+            tab.lay_out_for(medium)
+            tab.evaluate("new Promise((done) => setTimeout(done, 100))")
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width, medium
+        said = tab.evaluate("""shown.a.ranks.flatMap((rank) => [...rank.computed, ...rank.parts, ...rank.waits,
+            ...rank.arrays].map((one) => ANSWERS[one.what](shown.a, one).join(" ")))""")
+        assert len(said) > 1000
+        assert not [text for text in said if re.search(r"undefined|NaN|(?<!\w)-\d", text)]
+        # In the ring a group of four has four chunks, each with its name, whatever the number of ranks.
+        tab.evaluate("setClock(shown.a.calls[0].parts[0].ended - 1)")
+        assert tab.evaluate("document.querySelectorAll('.ring .node:first-of-type .chunk').length") == 4
+        assert tab.evaluate("window.struck") == []

@@ -45,7 +45,7 @@ const ROOTED = ["gather", "scatter", "broadcast", "reduce"];
 function whyRooted(run, wait) {
   const { call } = wait.part;
   const hops = hopsOf(call);
-  if (!hops.length) return [];
+  if (!hops.length) return ["The page does not show the messages of so many ranks."];
   const me = call.group.indexOf(wait.rank);
   const fromRoot = ["scatter", "broadcast"].includes(call.operation);
   const root = call.group.findIndex((_, member) => hops.every((hop) => (fromRoot ? hop.destination : hop.source) !== member));

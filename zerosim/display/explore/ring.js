@@ -58,10 +58,11 @@ class Ring {
       return;
     }
     const calls = this.calls();
-    const segment = many > 8 ? 3 : many > 4 ? 7 : 15;
-    const row = many > 8 ? 6 : many > 4 ? 9 : 18;
-    const width = segment * many + 26;
-    const height = row * many + 24;
+    const most = calls.length ? Math.max(...calls.map((call) => call.group.length)) : many; // of a mesh's groups, fewer than ranks
+    const segment = most > 8 ? 3 : most > 4 ? 7 : many > 4 ? 11 : 15;
+    const row = most > 8 ? 6 : most > 4 ? 9 : 18;
+    const width = segment * most + 26;
+    const height = row * most + 24;
     const [wide, high] = many > 4 ? [560, 540] : [440, 400];
     const [middleX, middleY] = [wide / 2, high / 2];
     const radius = [(wide - width) / 2 - 8, (high - height) / 2 - 6];

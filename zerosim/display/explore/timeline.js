@@ -187,7 +187,7 @@ class Timeline {
     if (!rank) return null;
     const clock = this.x.back(pixelX);
     const lane = this.lanes[Math.floor((pixelY - this.top - at * this.rankHeight) / (this.laneHeight + 3))];
-    const reach = (this.x.back(1) - this.x.back(0)) * 2;
+    const reach = (this.x.back(1) - this.x.back(0)) * (matchMedia("(pointer: coarse)").matches ? 8 : 2); // a finger's is wider
     const near = (ones) => ones.find((one) => one.start <= clock && clock < one.end)
       ?? ones.find((one) => one.start - reach <= clock && clock < one.end + reach);
     if (pixelX < GUTTER) return { what: "rank", rank: rank.rank };
@@ -260,6 +260,7 @@ function wireCanvas(view) {
     }
     pressed = null;
   });
+  holder.addEventListener("pointercancel", () => { pressed = null; }); // the finger scrolls the page
   holder.addEventListener("pointerleave", () => setLink(null));
   holder.addEventListener("wheel", (event) => {
     if (!event.ctrlKey) return;
