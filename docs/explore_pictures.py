@@ -11,11 +11,13 @@ from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from PIL import Image
+import numpy as np
+from PIL import Image, ImageColor
 
 from tests.display.browser import Tab, open_tab
 from zerosim.course import explore
 from zerosim.course.explored_runs import RANKS, StepSetting, chunk_of
+from zerosim.display.style import EVENT_COLORS, KIND_COLORS, RANK_COLORS
 
 ASSETS = Path(__file__).with_name("assets")
 WAITS, STEP = "#n=4&stage=3&slow=1&t=17&rank=1&pick=wait-1-3", "#n=4&stage=3&slow=1&t=0"
@@ -24,6 +26,7 @@ COMPARED = "#n=4&stage=3&overlap=1&b.stage=3&b.prefetch=1&t=14"
 PICTURES = {"explore-390": ((390, 844), WAITS, ".timeline"), "explore-1280": ((1280, 1010), WAITS, "main"),
             "explore-1920": ((1920, 1080), COMPARED, "main")}
 MOVES, WINDOW, SCALE, FRAMES, MILLISECONDS = "explore-moves", (1280, 860), 820 / 1280, 45, 220
+COLORS = (*RANK_COLORS, *EVENT_COLORS.values(), *KIND_COLORS.values())
 THEMES = {"": "&theme=light", "-dark": "&theme=dark"}
 # What is pictured, and one of each number of ranks, so that all can be chosen.
 SETTINGS = [*(StepSetting(n, stage=0) for n in RANKS), StepSetting(slow=True), StepSetting(overlap=True),
@@ -63,11 +66,15 @@ def painted(tab: Tab) -> Image.Image:
 
 
 def paletted(image: Image.Image, like: Image.Image | None = None) -> Image.Image:
-    """In the 256 colors of which it, or another, has most, so that those of the page stay as they are."""
-    found = sorted((like or image).getcolors(image.width * image.height) or [], reverse=True)[:256]
-    palette = Image.new("P", (1, 1))
-    palette.putpalette([part for _, color in found for part in color])
-    return image.quantize(palette=palette, dither=Image.Dither.NONE)
+    """In 256 colors: those of ranks, kinds and the like, and then those of which it, or another, has most."""
+    found = sorted((like or image).getcolors(image.width * image.height) or [], reverse=True)
+    colors = np.array([*dict.fromkeys([*map(ImageColor.getrgb, COLORS), *(color for _, color in found)])][:256])
+    codes, places = np.unique(np.asarray(image, int) @ (1 << 16, 1 << 8, 1), return_inverse=True)
+    there = np.stack([codes >> 16, codes >> 8 & 255, codes & 255], axis=1)
+    nearest = ((there[:, None] - colors) ** 2).sum(axis=2).argmin(axis=1).astype(np.uint8)
+    picture = Image.fromarray(nearest[places].reshape(image.height, image.width), "P")
+    picture.putpalette(colors.astype(np.uint8).tobytes())
+    return picture
 
 
 def frames(tab: Tab) -> Iterator[Image.Image]:

@@ -9,9 +9,7 @@ Legend: N ranks, k micro-batches, Ψ parameters, padding included.
 
 from __future__ import annotations
 
-import json
 import os
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -168,18 +166,9 @@ def _resting(of_rank: trace.Trace) -> HeldArrays:
 # -- a step of the four weights: the numbers ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class NumberedStep:
-    """The four weights of every rank in one step: the names of the moments at which one looked, and the recorders."""
-
-    moments: tuple[str, ...]
-    recorders: list[StepRecorder]
-
-
-def numbered_step(setting: StepSetting) -> NumberedStep:
+def numbered_step(setting: StepSetting) -> list[StepRecorder]:
     """Trains the worked example for one step, looking at every rank after each part of it."""
-    recorders = list(Cluster(setting.n).run(_numbered, setting))
-    return NumberedStep(tuple(recorders[0].snapshots), recorders)
+    return list(Cluster(setting.n).run(_numbered, setting))
 
 
 def _numbered(rank: Rank, setting: StepSetting) -> StepRecorder:
@@ -188,18 +177,18 @@ def _numbered(rank: Rank, setting: StepSetting) -> StepRecorder:
         f"backward {number}": sample_of(rank.index, number) for number in range(1, setting.micro + 1)})
 
 
-def numbers_data(step: NumberedStep, pool: Pool) -> dict[str, Any]:
+def numbers_data(recorders: Sequence[StepRecorder], pool: Pool) -> dict[str, Any]:
     """The step as words in the pool: at each moment each state of each rank, four weights, "" where it has none and a
     point where nothing is written yet; and of each micro-batch x1, x2, the target, a, y, the loss, and the gradient
     that each rank computed itself."""
-    slots = [name for name in step.recorders[0].snapshots["start"].values if name not in (*STATES, "reduced")]
-    states = (*STATES, *slots)
-    looks = [[pool.column(pool.named(_four(recorder.snapshots[moment].values[state],
-                                           is_written=(moment, state) != ("start", "gradient"))) for state in states)
-              for moment in step.moments] for recorder in step.recorders]
-    return {"moments": step.moments, "states": states, "looks": looks, "divisor": step.recorders[0].divisor,
-            "passes": [[pool.named(of_batch) for of_batch in _passes(recorder, rank)]
-                       for rank, recorder in enumerate(step.recorders)]}
+    first = recorders[0].snapshots
+    states = (*STATES, *(name for name in first["start"].values if name not in (*STATES, "reduced")))
+    looks = [[pool.column(pool.named(_four(look.values[state], is_written=(moment, state) != ("start", "gradient")))
+                          for state in states) for moment, look in recorder.snapshots.items()]
+             for recorder in recorders]
+    return {"moments": [*first], "states": states, "looks": looks, "divisor": recorders[0].divisor,
+            "passes": [[pool.named(of_batch) for of_batch in _passes(recorder.passes, rank)]
+                       for rank, recorder in enumerate(recorders)]}
 
 
 def _four(values: Mapping[int, Any], *, is_written: bool) -> list[str]:
@@ -212,30 +201,16 @@ def _text(value: Any) -> str:
     return decimal(value) if np.dtype(type(value)).itemsize == 2 else short(shortest(value))
 
 
-def _passes(recorder: StepRecorder, rank: int) -> Iterator[list[str]]:
+def _passes(passes: Sequence[UnitPass], rank: int) -> Iterator[list[str]]:
     """The forward and the gradients of each micro-batch; what is run again is left out."""
-    backward = [one for one in recorder.passes if one.gradients is not None]
-    forward = _first_passes(recorder.passes)
-    for number, (second, first) in enumerate(zip(backward[::2], backward[1::2], strict=True)):
-        (x1, x2), target = sample_of(rank, number + 1)
-        a, y = (forward[2 * number + unit].values_out[0] for unit in (0, 1))
-        loss = (float(y) - target) ** 2 / 2
-        assert first.gradients is not None
-        assert second.gradients is not None
-        yield [*map(short, (x1, x2, target)), _text(a), _text(y), short(shortest(loss)),
-               *map(_text, (*first.gradients, *second.gradients))]
-
-
-def _first_passes(passes: Sequence[UnitPass]) -> list[UnitPass]:
-    """Of each micro-batch the two forward passes that come before its first backward pass, and no others."""
-    found, ahead, went_back = list[UnitPass](), list[UnitPass](), 0
-    for one in passes:
-        if one.gradients is None:
-            ahead.append(one)
-        else:
-            found += ahead[:2] if went_back % 2 == 0 else []
-            ahead, went_back = [], went_back + 1
-    return found
+    backward = [(at, one.gradients) for at, one in enumerate(passes) if one.gradients is not None]
+    begun = 0  # where the micro-batch's own forward stands, both units
+    for number, ((_, second), (end, first)) in enumerate(zip(backward[::2], backward[1::2], strict=True), 1):
+        (x1, x2), target = sample_of(rank, number)
+        a, y = (one.values_out[0] for one in passes[begun:begun + 2])
+        begun = end + 1
+        yield [*map(short, (x1, x2, target)), _text(a), _text(y), short(shortest((float(y) - target) ** 2 / 2)),
+               *map(_text, (*first, *second))]
 
 
 # -- the closed forms, with today's numbers in them --------------------------------------------------------------------
@@ -288,12 +263,6 @@ class RunChunk:
     def ranks(self) -> int:
         """N."""
         return int(self.name.split()[0])
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """Its runs and their columns."""
-        found: dict[str, Any] = json.loads(zlib.decompress(self.deflated))
-        return found
 
 
 def chunk_of(some: Sequence[StepSetting]) -> RunChunk:
