@@ -41,22 +41,15 @@ def main() -> None:
         page.write_text(explore.page_of(chunks), "utf-8")
         for dark, theme in THEMES.items():
             for name, (window, address, place) in PICTURES.items():
-                show(tab, page, address + theme, window)
+                tab.resize(*window)
+                tab.open(page, address + theme)
                 tab.evaluate(f"document.querySelector('{place}').scrollIntoView()")
                 paletted(painted(tab)).save(ASSETS / f"{name}{dark}.png", optimize=True)
-            show(tab, page, STEP + theme, WINDOW, SCALE)
+            tab.resize(*WINDOW, SCALE)
+            tab.open(page, STEP + theme)
             first, *others = frames(tab)
             first.save(ASSETS / f"{MOVES}{dark}.gif", save_all=True, append_images=others, duration=MILLISECONDS,
                        loop=0)
-
-
-def show(tab: Tab, page: Path, address: str, window: tuple[int, int], scale: float = 1) -> None:
-    """Opens the page, and waits until its run is drawn."""
-    tab.resize(*window, scale)
-    tab.go("about:blank")
-    tab.go(page.as_uri() + address)
-    tab.evaluate("new Promise((done) => { const look = () => document.documentElement?.dataset.ready ? done() "
-                 ": setTimeout(look, 20); look(); })")
 
 
 def painted(tab: Tab) -> Image.Image:

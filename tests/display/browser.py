@@ -89,6 +89,13 @@ class Tab:
         """Opens a page, and does not wait for it."""
         self._ask("Page.navigate", url=url)
 
+    def open(self, page: Path, address: str = "") -> None:
+        """Opens a page of `explore`, and waits until its run is drawn."""
+        self.go("about:blank")  # else another address of the same page would not load it anew
+        self.go(page.resolve().as_uri() + address)
+        self.evaluate("""new Promise((done) => { const look = () => document.documentElement?.dataset.ready ? done()
+            : setTimeout(look, 20); look(); })""")
+
     def evaluate(self, script: str) -> Any:
         """The value of an expression in the page, of a promise what it is kept by."""
         answer = self._ask("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import zerosim as zs
-from tests.display.browser import Dom, Tab, dom_of, needs_browser, open_tab
+from tests.display.browser import Dom, dom_of, needs_browser, open_tab
 from tests.support import ask, assert_command_refuses
 from zerosim.course import explore, explored_runs, tiny_steps
 from zerosim.display import chrome_trace, replayed, report
@@ -27,15 +27,9 @@ def tab(tmp_path_factory):
     path.write_text(path.read_text("utf-8").replace("<head>", WATCH, 1), "utf-8")
     with open_tab() as opened:
         opened.resize(1280, 900)
-        opened.go(path.resolve().as_uri())
-        until_ready(opened)
+        opened.open(path)
         yield opened
         assert opened.evaluate("window.struck") == []
-
-
-def until_ready(tab: Tab) -> None:
-    tab.evaluate("""new Promise((done) => { const look = () => document.documentElement?.dataset.ready ? done()
-        : setTimeout(look, 20); look(); })""")
 
 
 def address_of(setting, clock=0):
@@ -267,8 +261,7 @@ def test_who_waits_for_a_root_or_is_one_is_told_why_and_a_peak_between_two_chang
     lanes = timeline.replay(zs.planning.record(cluster.trace), replayed.MACHINE).lanes
     with open_tab() as tab:
         tab.resize(1280, 900)
-        tab.go(zs.explore(cluster).save(tmp_path / "run.html").resolve().as_uri())
-        until_ready(tab)
+        tab.open(zs.explore(cluster).save(tmp_path / "run.html"))
         said = tab.evaluate(
             "shown.a.ranks.map((rank) => rank.waits.map((wait) => whyWaiting(shown.a, wait).join(' ')))")
         begun = f"{lanes[0].streams['communication'][0].begun * 1e6:.2f} µs"
@@ -296,8 +289,7 @@ def test_the_bar_lies_over_no_line_switches_are_explained_and_what_a_rank_lacks_
     setting = StepSetting(3, stage=1, offload=True)
     step = explored_runs.recorded_step(setting)
     with open_tab() as tab:
-        tab.go(explore.save_page(tmp_path / "page.html", [setting]).resolve().as_uri() + "#n=3&stage=1&offload=1")
-        until_ready(tab)
+        tab.open(explore.save_page(tmp_path / "page.html", [setting]), "#n=3&stage=1&offload=1")
         for width in (320, 390, 700):
             tab.resize(width, 640)
             room = tab.evaluate("""new Promise((done) => setTimeout(() => { scrollTo(0, 1e6); done(
@@ -342,8 +334,7 @@ def test_a_run_of_eight_ranks_on_a_mesh_is_read_on_a_phone_and_on_paper_and_ever
     path = zs.explore(cluster).save(tmp_path / "run.html")
     path.write_text(path.read_text("utf-8").replace("<head>", WATCH, 1), "utf-8")
     with open_tab() as tab:
-        tab.go(path.resolve().as_uri())
-        until_ready(tab)
+        tab.open(path)
         for width, medium in ((390, ""), (718, "print")):
             tab.resize(width, 844)
             tab.lay_out_for(medium)

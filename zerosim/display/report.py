@@ -4,11 +4,10 @@ Its views are those of `explore_page`, with one run in them; the tables under th
 need no script. Nothing comes from elsewhere, and the page forbids its browser to ask. Legend: N ranks.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -163,27 +162,31 @@ def _rank_by_rank(timeline: Timeline) -> Table:
 def _memory(timeline: Timeline) -> Table:
     peaks = _peaks(timeline)
     held = {kind for of_rank in peaks.values() for kind in of_rank}
-    rows = [(words(kind), *(f"{of_rank.get(kind, 0):,}" for of_rank in peaks.values()))
-            for kind in (*KIND_COLORS, *sorted(held - {*KIND_COLORS})) if kind in held]
-    total = ("all", *(f"{sum(of_rank.values()):,}" for of_rank in peaks.values()))
-    return Table("Held at each rank's fullest instant (bytes)", ("kind", *(f">{name}" for name in peaks)),
-                 (*rows, total))
+    rows = {words(kind): [of_rank.get(kind, 0) for of_rank in peaks.values()]
+            for kind in (*KIND_COLORS, *sorted(held - {*KIND_COLORS})) if kind in held}
+    return _numbers("Held at each rank's fullest instant (bytes)", ("kind", *peaks), rows | {
+        "all": [sum(of_rank.values()) for of_rank in peaks.values()]})
+
+
+def _numbers(caption: str, columns: Sequence[str], rows: Mapping[str, Iterable[int]]) -> Table:
+    return Table(caption, (columns[0], *(f">{name}" for name in columns[1:])), tuple(
+        (name, *(f"{number:,}" for number in numbers)) for name, numbers in rows.items()))
 
 
 def _links(recording: Recording) -> Table:
     everyone, sent = range(recording.ranks), links(recording)
-    return Table("Bytes from rank (row) to rank (column)", ("from", *(f">to {to}" for to in everyone)), tuple(
-        (f"rank {source}", *(f"{sent[source, to]:,}" for to in everyone)) for source in everyone))
+    return _numbers("Bytes from rank (row) to rank (column)", ("from", *(f"to {to}" for to in everyone)), {
+        f"rank {source}": [sent[source, to] for to in everyone] for source in everyone})
 
 
 def _moved(timeline: Timeline) -> Table:
-    moved = [Counter[str]() for _ in timeline.lanes]
+    moved: dict[str, Counter[int]] = defaultdict(Counter)
     for lane in timeline.lanes:
         for event in (timeline.part_event(part) for part in lane.all_parts if part.transfer is not None):
-            moved[lane.rank][event.name] += event.nbytes
-    rows = ((words(name), *(f"{of_rank[name]:,}" for of_rank in moved)) for name in dict.fromkeys(chain(*moved)))
-    return Table("Moved to the host and back (bytes)", ("kind", *(f">rank {rank}" for rank in range(len(moved)))),
-                 tuple(rows))
+            moved[words(event.name)][lane.rank] += event.nbytes
+    everyone = range(timeline.ranks)
+    return _numbers("Moved to the host and back (bytes)", ("kind", *(f"rank {rank}" for rank in everyone)), {
+        name: [of_kind[rank] for rank in everyone] for name, of_kind in moved.items()})
 
 
 def _collectives(timeline: Timeline) -> Table:
