@@ -296,6 +296,11 @@ def test_the_bar_lies_over_no_line_switches_are_explained_and_what_a_rank_lacks_
                 document.getElementById("transport").getBoundingClientRect().top
                 - document.querySelector("main").lastElementChild.getBoundingClientRect().bottom); }, 100))""")
             assert room >= 0, width
+            hidden = tab.evaluate("""[...document.querySelectorAll('main :is(button, summary, [tabindex="0"])')].filter(
+                (one) => { one.focus(); const { top, bottom } = one.getBoundingClientRect();
+                    const bar = document.getElementById("transport").getBoundingClientRect();
+                    return !one.closest("#transport") && bottom > bar.top && bottom - top < bar.top; }).length""")
+            assert hidden == 0, width  # of what the Tab key comes to
         assert "Rank 2 owns none of the four weights" in tab.evaluate("document.querySelector('.numbers').textContent")
         assert "backward computes the next unit" in tab.evaluate("document.querySelector('.switches').textContent")
         measured = tab.evaluate("['master', 'optimizer_state'].map((kind) => document.querySelector("

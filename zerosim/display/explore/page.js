@@ -224,7 +224,7 @@ document.getElementById("speed").addEventListener("change", (event) => { state.s
 
 new ResizeObserver(() => redrawAll()).observe(main);
 const transport = document.getElementById("transport");
-new ResizeObserver(() => document.body.style.setProperty("--bar", `${transport.offsetHeight + 12}px`)).observe(transport);
+new ResizeObserver(() => document.documentElement.style.setProperty("--bar", `${transport.offsetHeight + 12}px`)).observe(transport);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
 addEventListener("beforeprint", () => { document.documentElement.dataset.paper = "1"; redrawAll(); });
 addEventListener("afterprint", () => { delete document.documentElement.dataset.paper; redrawAll(); });

@@ -96,7 +96,7 @@ class Ring {
     for (let chunk = 0; chunk < members; chunk += 1) {
       const at = top + 20 + chunk * row;
       group.append(...this.cell(left + 18, at, has.chunks[chunk], has.call.group, segment, row));
-      if (row > 8) group.append(drawn("text", { x: left + 15, y: at + row / 2 + 3.5, class: "chunk" }, `c${chunk}`));
+      if (row > 8) group.append(drawn("text", { x: left + 15, y: at + row / 2 + 3.5, class: row < 12 ? "chunk small" : "chunk" }, `c${chunk}`));
     }
     return group;
   }
@@ -119,7 +119,7 @@ class Ring {
     // Two that send to each other go by two ways; a message is seen between the boxes of its ends.
     const apart = call.group.length === 2 ? 0.2 : 0;
     const control = [(from[0] + to[0]) / 2 + (to[1] - from[1]) * apart, (from[1] + to[1]) / 2 - (to[0] - from[0]) * apart];
-    const edge = 0.36; // so that no name is under a message
+    const edge = this.run.ranks.length > 4 ? 0.45 : 0.36; // so that no name is under a message
     const share = edge + (1 - 2 * edge) * Math.min(1, Math.max(0, (state.clock - hop.start) / (hop.end - hop.start)));
     const at = [0, 1].map((axisOf) => (1 - share) ** 2 * from[axisOf] + 2 * share * (1 - share) * control[axisOf] + share ** 2 * to[axisOf]);
     const lit = state.link?.call === call.place ? " lit" : "";
