@@ -302,7 +302,8 @@ class Trained:
     sent_across_nbytes: tuple[int, ...] = ()  # to other nodes of a mesh, in rank order; none without one
     resumed_from: int | None = None  # the step of the checkpoint from which the run has gone on
     differences: tuple[str, ...] = ()  # between that run and this one
-    offloaded_nbytes: dict[str, int] = field(default_factory=dict)  # of the fullest rank, at rest on its host and disk
+    # Of the fullest rank, at rest on its host and disk, by kind.
+    offloaded_nbytes: dict[str, dict[str, int]] = field(default_factory=dict)
     happened: tuple[str, ...] = ()  # the faults that struck, and what came of them, in words
     different_ranks: tuple[int, ...] = ()  # whose masters differ from rank 0's, which no run without faults has
 
@@ -356,7 +357,7 @@ class _RankResult:
     last_step: Trace
     resumed_from: int | None
     differences: tuple[str, ...]
-    offloaded_nbytes: dict[str, int]
+    offloaded_nbytes: dict[str, dict[str, int]]
 
 
 def train(options: Options, corpus: Corpus, on_step: OnStep | None = None, *, keep_last_step: bool = False,
@@ -464,7 +465,7 @@ def _program(rank: Rank, options: Options, model: Decoder, corpus: Corpus, on_st
         if checkpoints is not None and checkpoints.is_due(number, options.steps):
             engine.save(checkpoints.folder, {"steps": number, "data": data})
     resting = rank.memory.now_nbytes_by_kind
-    places = {HOST: rank.memory.host.now_nbytes, DISK: rank.memory.disk.now_nbytes}
+    places = {HOST: rank.memory.host.now_nbytes_by_kind, DISK: rank.memory.disk.now_nbytes_by_kind}
     # The capacity is one for training: to evaluate the model takes whole tensors of state, and other batches.
     rank.memory.capacity_nbytes = None
     count = options.sample_tokens if math.isfinite(steps[-1].loss) else 0  # who has diverged writes nothing
@@ -617,8 +618,9 @@ def _training_parts(found: Trained) -> Iterator[Part | str]:
         (purpose, f"{nbytes[fullest] / len(found.steps):,.0f}", f"{nbytes[fullest]:,}")
         for purpose, nbytes in found.sent_nbytes.items()])
     yield ""
-    for place, nbytes in found.offloaded_nbytes.items():
-        yield f"Rank {fullest} keeps {nbytes:,} bytes on {'disk' if place == DISK else 'the host'} beside them."
+    for place, held in found.offloaded_nbytes.items():
+        kinds = " and ".join(f"{nbytes:,} bytes of {words(kind)}" for kind, nbytes in held.items())
+        yield f"Rank {fullest} keeps {kinds} on {'disk' if place == DISK else 'the host'} beside them."
     if across := sum(found.sent_across_nbytes):
         yield f"All ranks together send {across / len(found.steps):,.0f} bytes per step to other nodes."
     if len(set(found.peak_nbytes)) > 1:
