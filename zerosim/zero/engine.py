@@ -65,6 +65,7 @@ class Tape:
     inputs: dict[int, np.ndarray]
     tokens: int
     places: int
+    outputs: int  # of the last unit: elements
     weights_version: object = None  # of the weights that forward saw
     used: bool = False
 
@@ -288,7 +289,7 @@ class Engine(Shown):
         with self.rank.trace.span("loss"):
             loss, saved_by_loss = self.rank.compute(partial(self.model.loss.forward, ctx, x, target),
                                                     operations=OPERATIONS * x.size)
-        return Tape(ctx, loss, saved_by_loss, saved, inputs, self.model.loss.tokens(ctx, target), target.size)
+        return Tape(ctx, loss, saved_by_loss, saved, inputs, self.model.loss.tokens(ctx, target), target.size, x.size)
 
     def _backward_units(self, tape: Tape, scale: float) -> None:
         """Goes back unit by unit, handing each one's gradients to be accumulated; uses the tape up. ``scale`` is S."""
@@ -297,8 +298,10 @@ class Engine(Shown):
         self._unsharder.set_prefetch_order(
             [index for segment in reversed(segments) for index in self._backward_order(segment, tape)])
         with self.rank.trace.span("loss"):
-            dy: np.ndarray | None = self.model.loss.backward(tape.ctx, tape.saved_by_loss, scale)
-        tape.saved_by_loss = None
+            work = partial(self.model.loss.backward, tape.ctx, tape.saved_by_loss, scale)
+            tape.saved_by_loss = None
+            dy: np.ndarray | None = self.rank.compute(work, operations=OPERATIONS * tape.outputs)
+            del work
         for segment in reversed(segments):
             if segment.start in tape.inputs:
                 dy = self._backward_unit(segment[-1], tape, dy, self._run_again(segment[:-1], tape))
@@ -322,7 +325,7 @@ class Engine(Shown):
     def _forward_unit(self, ctx: Context, unit: Unit, x: np.ndarray, span: str) -> tuple[np.ndarray, Any]:
         with (self.rank.trace.span(span), self.rank.trace.span(unit.name),
               self._unsharder.unshard(unit, in_pass=True) as w):
-            return self._compute(unit, x, partial(unit.forward, ctx, w, x))
+            return self._compute(unit, w, x, partial(unit.forward, ctx, w, x))
 
     def _backward_unit(self, index: int, tape: Tape, dy: np.ndarray | None, x: np.ndarray | None) -> np.ndarray | None:
         """One unit back; given its input ``x``, it first runs forward again under the same weights."""
@@ -336,16 +339,17 @@ class Engine(Shown):
               self._unsharder.unshard(unit, in_pass=True) as w):
             if x is not None:
                 with self.rank.trace.span("recompute"):
-                    saved = self._compute(unit, x, partial(unit.forward, tape.ctx, w, x))[1]
-            dx, gradients = self._compute(unit, dy, partial(unit.backward, tape.ctx, w, saved, dy))
+                    saved = self._compute(unit, w, x, partial(unit.forward, tape.ctx, w, x))[1]
+            dx, gradients = self._compute(unit, w, dy, partial(unit.backward, tape.ctx, w, saved, dy))
             del saved, x, dy
             self.gradients.accumulate(unit, gradients)
         return dx
 
-    def _compute(self, unit: Unit, x: np.ndarray, work: Callable[[], Result]) -> Result:
-        """The result of the work: a unit's forward or backward for x (..., I), or for indices of any shape."""
+    def _compute(self, unit: Unit, w: Weights, x: np.ndarray, work: Callable[[], Result]) -> Result:
+        """The result of the work: a unit's forward or backward for x (..., I), or for indices of any shape, with the
+        weights w, its own and those of others."""
         rows = x.size if unit.integer_inputs else x.size // x.shape[-1]
-        return self.rank.compute(work, operations=2 * rows * unit.parameter_count)
+        return self.rank.compute(work, operations=2 * rows * sum(weight.size for weight in w.values()))
 
     # -- micro-batches: their loss scale, what is drawn and charged for them, how many tokens they have ----------------
 

@@ -31,7 +31,7 @@ from zerosim.zero.unshard import ParameterAllGather
 from zerosim.zero.whole_tensors import update_gathered, update_tensor
 
 Schedule = Callable[[int], float]
-OPERATIONS = 16  # for each element of an update, or of a loss, roughly: what is worth a thread
+OPERATIONS = 64  # that a product makes in the time of an element of an update, of a norm or of a loss, roughly
 Norms = tuple[float, float]  # of a tensor's weights, and of the direction of its update
 
 
@@ -202,22 +202,36 @@ class Update:
 
 def _overflowed(groups: Sequence[ParamGroup]) -> bool:
     """True on every rank when any rank saw inf or NaN in what it updates."""
-    mine = not all(groups[0].rank.kernels.all_finite(x) for gradient in _read_gradients(groups)
-                   for x in groups[0].store.read_stretches(gradient))
-    return bool(groups[0].all_gather_scalars(np.array([mine], np.uint8)).any())
+    own = _read_gradients(groups)
+    finite = groups[0].rank.compute(partial(_all_finite, groups[0], own), operations=_operations(own))
+    return bool(groups[0].all_gather_scalars(np.array([not finite], np.uint8)).any())
+
+
+def _all_finite(group: ParamGroup, gradients: Sequence[np.ndarray]) -> bool:
+    return all(group.rank.kernels.all_finite(x) for gradient in gradients for x in group.store.read_stretches(gradient))
 
 
 def _gradient_norm(groups: Sequence[ParamGroup], squares: Squares) -> float:
     """The global norm of the mean gradient: every element of every parameter of the groups counted once."""
+    own = _read_gradients(groups)
+    mine = groups[0].rank.compute(partial(_squares_by_owner, groups, squares), operations=_operations(own))
+    return squares.roots(groups[0], mine)[0]
+
+
+def _squares_by_owner(groups: Sequence[ParamGroup], squares: Squares) -> list[list[float]]:
+    """For each owner whose sum this rank computes, that of the squares of all that it has, in a row of its own."""
     mine = []
-    _read_gradients(groups)
     for owner in _owners(groups[0]):
         total: float = 0  # plain additions: from CPython 3.12 on sum() compensates, which gives other bits
         for group in groups:
             for piece in group.layout.parameter_pieces(owner):
                 total += _sum_of_squares(group, group.gradient_sum(piece), squares)
         mine.append([total])
-    return squares.roots(groups[0], mine)[0]
+    return mine
+
+
+def _operations(gradients: Sequence[np.ndarray]) -> int:
+    return OPERATIONS * sum(gradient.size for gradient in gradients)
 
 
 def _sum_of_squares(group: ParamGroup, gradient: np.ndarray, squares: Squares) -> float:
