@@ -391,6 +391,20 @@ def test_an_engine_lives_on_in_the_next_run_and_writes_its_arithmetic_into_that_
     assert kept.masters == masters(ODD, kept.data, stage=stage)
 
 
+def test_an_update_of_matrices_is_noted_in_a_later_run_as_in_the_one_that_made_the_engine():
+    def make(rank):
+        return zs.Engine(rank, MLP((6, 4, 2)), zs.optim.Muon(lr=0.1), groups=[
+            zs.Group("*.bias", optimizer=zs.optim.SGD(lr=0.1))])
+
+    def flops(rank, engine):
+        engine.step(np.ones((2, 6)), np.ones((2, 2)))
+        return sum(row.flops for row in rank.trace.rows if isinstance(row, trace.Compute))
+
+    cluster = zs.Cluster(1)
+    expected, (engine,) = cluster.run(lambda rank: flops(rank, make(rank))), cluster.run(make)
+    assert [*cluster.run(flops, engine)] == [*expected]
+
+
 @pytest.mark.parametrize("optimizer", [zs.optim.Adam(), zs.optim.LAMB()], ids=["Adam", "LAMB"])
 @pytest.mark.parametrize("state", ["fp32", "bf16"])
 def test_an_update_takes_no_memory_but_the_kernels_declared_scratch(optimizer, state):

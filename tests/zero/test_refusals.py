@@ -324,7 +324,7 @@ UNFIT = [
     (lambda: moved(SHARDED, PARTIAL, 3), "a sum cannot be unsummed"),
     (lambda: moved(REPLICATED, SHARDED, 4), "replicated vector of 4 elements does not fit the cut"),
     (lambda: moved(REPLICATED, SHARDED, 6, cut=(0, 9, 6)), "does not cut"),
-    (lambda: moved(SHARDED, REPLICATED, 2), "has 3 on rank"),
+    (lambda: moved(SHARDED, REPLICATED, 2), "brings 2 elements to all_gather, but its chunk of the cut"),
     (lambda: moved(REPLICATED, SHARDED, 6, cut=(0, 6)), "pass 3 rising boundaries"),
     (lambda: moved("partial", SHARDED, 6), "is no placement"),
     (lambda: moved(PARTIAL, "sharded", 6), "is no placement"),

@@ -161,12 +161,12 @@ def to_host(array: AnyArray) -> np.ndarray:
 def copy_elements(source: AnyArray, out: AnyArray) -> None:
     """out = source, of one shape and type, bit for bit; from the host to the host, or to a device from anywhere. No
     data, no copy."""
-    if on_device(out):
-        source, out = words(source), words(out)
-    if on_device(out) and on_host(source):
-        out.set(source)
-    elif has_data(out):
+    if on_host(out):
         out[...] = source
+    elif on_device(out) and on_host(source):
+        words(out).set(words(source))
+    elif on_device(out):
+        words(out)[...] = words(source)
 
 
 def has_data(array: AnyArray) -> bool:
@@ -176,13 +176,13 @@ def has_data(array: AnyArray) -> bool:
 
 def base_of(array: AnyArray) -> AnyArray:
     """The array that owns the memory which ``array`` looks at; ValueError for what is no array."""
+    if isinstance(array, np.ndarray):
+        while isinstance(array.base, np.ndarray):
+            array = array.base
+        return array
     if isinstance(array, NullArray) or on_device(array):
         return array if array.base is None else array.base
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"a memory holds NumPy arrays, found {type(array).__name__}; wrap it with np.array first")
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
+    raise ValueError(f"a memory holds NumPy arrays, found {type(array).__name__}; wrap it with np.array first")
 
 
 def start(x: AnyArray) -> int:

@@ -357,7 +357,7 @@ class PendingCall:
 
     def release(self) -> None:
         """The rank has fetched its result: nothing is held through this object any more."""
-        self.x = self.out = np.empty(0, self.dtype)
+        self.x = self.out = None
         self.buffers = []
 
     def describe(self) -> str:

@@ -305,8 +305,8 @@ class Hub(Backend):
 
     def check_use(self, rank: int) -> None:
         """Raises RankUseError unless the caller is rank ``rank``'s own program, in this hub's thread."""
-        check_thread(self.thread, rank)
         if self.current() is not self.greenlets[rank]:
+            check_thread(self.thread, rank)
             raise RankUseError(f"rank {rank} was used outside its own program (a program must only use the rank that "
                                "it was handed; reading another rank's memory and trace is fine after the run)")
 

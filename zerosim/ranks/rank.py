@@ -439,11 +439,11 @@ class Rank:
                 rule.before(state.kernels.serving(x), x.reshape(-1), captured.reshape(-1))
             else:
                 copy_elements(x, captured)
-        landing = np.empty(0, x.dtype)
         if out is not None and not copied:
             landing = out
-        elif receives:
-            landing = memory.alloc(shape, x.dtype, BUFFER if async_op else "workspace", operation, like=x)
+        else:
+            landing = memory.alloc(shape, x.dtype, BUFFER if async_op else "workspace", operation,
+                                   like=x) if receives else np.empty(0, x.dtype)
         sends = Collective(call, trace.path, async_op)
         me = PendingCall(call, self.index, state.kernels.serving(x), captured.reshape(-1), landing.reshape(-1),
                          in_place=in_place and captured is x, count=partial(trace.sent, sends),

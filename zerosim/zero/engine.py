@@ -14,7 +14,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 
 from zerosim.models.initializers import Initializer
-from zerosim.models.layers import Context, draw_for
+from zerosim.models.layers import Context, draw_first, draw_for
 from zerosim.models.one_pass import initializer_of
 from zerosim.models.units import TILED, Model, Recompute, Unit, Weights
 from zerosim.numerics.arrays import contiguous
 from zerosim.numerics.checks import FP32, is_count, is_number, unknown_name
+from zerosim.numerics.kernels import do_nothing
 from zerosim.numerics.loss_scale import LossScaler
 from zerosim.numerics.places import Offload
 from zerosim.numerics.policy import BY_RANK, Policy
@@ -43,12 +44,13 @@ from zerosim.zero.gradients import Accumulator, StepCounts
 from zerosim.zero.layout import Layout
 from zerosim.zero.param_group import Group, ParamGroup, Settings, settings_by_group, settings_of
 from zerosim.zero.placements import BucketOptions, Stage, stage_of
-from zerosim.zero.plugs import observer_of, plugs_of
+from zerosim.zero.plugs import plugs_of
 from zerosim.zero.skipped import SkippedSteps
 from zerosim.zero.update import OPERATIONS, Schedule, StepResult, Update
 from zerosim.zero.whole_tensors import whole_state
 
 Batch = tuple[np.ndarray, np.ndarray]
+Draw = Callable[[str, slice], np.ndarray]  # of random words, by the name of what is drawn for
 
 
 @dataclass(slots=True)
@@ -138,8 +140,8 @@ class Engine(Shown):
             plugs.param_group(plugs.shards, model, of_group, initializer, lay_out, self.stage, self.store, buckets)
             for of_group in settings_by_group(settings)]
         self.store.finish()
-        self._observer = observer_of(rank, _check_optimizers(model, self.param_groups, schedule, gather=gather),
-                                     self.loss_scale)
+        observed = _check_optimizers(model, self.param_groups, schedule, gather=gather)
+        self._observer = plugs.observer(rank, observed, self.loss_scale)
         plugs.check(self.param_groups)
         self._all_gathers = {group: plugs.all_gather(group) for group in self.param_groups}
         self._update = plugs.update(self._all_gathers, SkippedSteps(rank, self.loss_scale), clip_norm, schedule,
@@ -239,7 +241,7 @@ class Engine(Shown):
             raise ValueError("reduce() was called without a gradient; call backward(forward(x, target)) first")
         with self.rank.trace.span("reduce"):
             self.gradients.reduce(self._scale_of_step(), self._token_share())
-            self._factors = self._observer.averaged()
+            self._factors = self._observer.averaged() if self._observer.wanted else {}
         self.gradients.abandon()  # the sums are the optimizer's
 
     def update(self, losses: Sequence[float] = ()) -> StepResult:
@@ -298,10 +300,10 @@ class Engine(Shown):
         self._unsharder.set_prefetch_order(
             [index for segment in reversed(segments) for index in self._backward_order(segment, tape)])
         with self.rank.trace.span("loss"):
-            work = partial(self.model.loss.backward, tape.ctx, tape.saved_by_loss, scale)
-            tape.saved_by_loss = None
-            dy: np.ndarray | None = self.rank.compute(work, operations=OPERATIONS * tape.outputs)
-            del work
+            dy: np.ndarray | None = self.rank.compute(
+                partial(self.model.loss.backward, tape.ctx, tape.saved_by_loss, scale),
+                operations=OPERATIONS * tape.outputs)
+        tape.saved_by_loss = None
         for segment in reversed(segments):
             if segment.start in tape.inputs:
                 dy = self._backward_unit(segment[-1], tape, dy, self._run_again(segment[:-1], tape))
@@ -371,7 +373,7 @@ class Engine(Shown):
         """
         number = self._counts.forwards * self.rank.size + self.rank.index
         self._counts.forwards += 1
-        return replace(self.context(), draw=partial(draw_for, self.seed, self._counts.step, number))
+        return self.context(partial(draw_for, self.seed, self._counts.step, number))
 
     def _charged(self, values: np.ndarray, dtype: np.dtype[Any], name: str, *, indices: bool) -> np.ndarray:
         """A copy of x or of targets, charged as input: rounded to ``dtype``, indices as they are.
@@ -422,15 +424,12 @@ class Engine(Shown):
 
     # -- weights and state --------------------------------------------------------------------------------------------
 
-    def context(self) -> Context:
+    def context(self, draw: Draw = draw_first) -> Context:
         """The context of the model's layers on this rank: for a forward of one's own, outside a step."""
-        rank = self.rank
-        return Context(rank.xp, self.policy, rank.kernels, rank.memory, self._note, self.gradients.grad_buffers,
-                       keep=self.recompute.inside, observe=self._observer.observe)
-
-    def _note(self, *, flops: int = 0, nbytes: int = 0) -> None:
-        """Writes what was computed into the trace of the run under way: an engine may live through several runs."""
-        self.rank.trace.compute(flops=flops, nbytes=nbytes)
+        rank, note = self.rank, self.store.device.note
+        observe = self._observer.observe if self._observer.wanted else do_nothing
+        return Context(rank.xp, self.policy, rank.kernels, rank.memory, note, self.gradients.grad_buffers, draw,
+                       observe, self.recompute.inside)
 
     def weights(self, unit: Unit) -> AbstractContextManager[Weights]:
         """The unit's parameters by name, as they rest: gathered on entry where sharded, freed on exit."""
@@ -602,7 +601,7 @@ def _check_optimizers(model: Model, groups: Sequence[ParamGroup], schedule: Any,
         for name, optimizer in group.optimizers.items():
             entry, kind = group.layout.by_name[name], type(optimizer).__name__
             require_usable(optimizer, name, entry.shape, scheduled=schedule is not None)
-            if optimizer.cut_of(entry.shape) != "anywhere" and not gather and group.spans_ranks(entry):
+            if name in group.gathered and not gather:
                 raise ValueError(
                     f"{kind} needs all of {name} {entry.shape}, which the layout {group.layout.name!r} lays on "
                     "several ranks; take layout='whole_matrices', or gather=True, which gathers it for each update "

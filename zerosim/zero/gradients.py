@@ -50,6 +50,7 @@ class Accumulator:
         self.param_groups, self.rank, self.reducers = param_groups, param_groups[0].rank, reducers
         # By unit: the vectors (u,) of its gradient, and the views of them by parameter that its backward was given.
         self._buffers: dict[str, tuple[dict[ParamGroup, np.ndarray], dict[str, np.ndarray]]] = {}
+        self._group_of = {name: group for group in param_groups for name in group.layout.by_name}
         self._tied: dict[str, np.ndarray] = {}  # by parameter: what the units wrote that share it and do not own it
         self.is_last = False  # from the beginning of the step's last backward on, where that is known
         self._is_in_backward = False  # which stays so if it fails
@@ -81,7 +82,7 @@ class Accumulator:
                  for name, view in group.layout.unit_views(unit.name, gradient).items()}
         self._buffers[unit.name] = buffers, views.copy()
         for name in unit.tied_weights:
-            group = self._group_of(name)
+            group = self._group_of[name]
             views[name] = self.rank.memory.alloc(group.layout.by_name[name].shape, group.policy.compute_dtype,
                                                  "unit_gradient", f"{unit.name} {name}")
         return views
@@ -92,9 +93,6 @@ class Accumulator:
         span = group.layout.units[unit]
         return self.rank.memory.alloc(span.stop - span.start, group.policy.compute_dtype, "unit_gradient", unit)
 
-    def _group_of(self, name: str) -> ParamGroup:
-        return next(group for group in self.param_groups if name in group.layout.by_name)
-
     def accumulate(self, unit: Unit, gradients: Mapping[str, np.ndarray | None]) -> None:
         """Takes the gradients that a unit's backward returned; None for a parameter that was not used, as zeros.
 
@@ -103,7 +101,14 @@ class Accumulator:
         if unit.name not in self._buffers:
             self.grad_buffers(unit)
         buffers, own = self._buffers.pop(unit.name)
-        self._check(unit, gradients)
+        wanted = {name: view.shape for name, view in own.items()} | {
+            name: self._group_of[name].layout.by_name[name].shape for name in unit.tied_weights}
+        found = {name: wanted.get(name) if gradient is None else gradient.shape for name, gradient in gradients.items()}
+        if found != wanted:
+            raise ValueError(
+                f"the backward of unit {unit.name!r} returned gradients of the shapes {found}; its parameters "
+                f"have {wanted}, so return one of that shape for each, or None for one that was not used"
+            )
         for name, view in own.items():
             gradient = gradients[name]
             if gradient is None:
@@ -116,19 +121,9 @@ class Accumulator:
         for name in unit.tied_weights:
             self._accumulate_tied(name, gradients[name])
 
-    def _check(self, unit: Unit, gradients: Mapping[str, np.ndarray | None]) -> None:
-        wanted = dict(unit.shapes) | {name: self._group_of(name).layout.by_name[name].shape
-                                      for name in unit.tied_weights}
-        found = {name: wanted.get(name) if gradient is None else gradient.shape for name, gradient in gradients.items()}
-        if found != wanted:
-            raise ValueError(
-                f"the backward of unit {unit.name!r} returned gradients of the shapes {found}; its parameters "
-                f"have {wanted}, so return one of that shape for each, or None for one that was not used"
-            )
-
     def _accumulate_tied(self, name: str, gradient: np.ndarray | None) -> None:
         """Keeps the part of a unit that shares the weight until the backward of the unit that owns it."""
-        group = self._group_of(name)
+        group = self._group_of[name]
         if gradient is None or group.frozen:
             return
         part = self.rank.memory.alloc(gradient.size, group.policy.accumulate_dtype, "unit_gradient", name)
@@ -274,11 +269,7 @@ class Reducer:
 
         Backward comes from the end of the vector, and so buckets are filled from there.
         """
-        limit = self.options.limit(self.policy.reduce_dtype)
-        if limit is None:
-            self._collected.append((span, gradient))
-            self._flush()
-            return
+        limit = self.options.limit(self.policy.reduce_dtype) or span.stop - span.start
         high = span.stop
         while high > span.start:
             room = limit - sum(len(addends) for _, addends in self._collected)
@@ -385,23 +376,3 @@ class Reducer:
 
     def _parts(self, bucket: Bucket, array: np.ndarray, placement: Placement) -> Parts:
         return bucket.own_in_shard(self.rank.index, array) if placement is SHARDED else bucket.in_vector(array)
-
-
-class Observer:
-    """Takes what layers hand over for the optimizer beside gradients: nothing, unless one needs it (`zero.factors`)."""
-
-    share = 1.0  # of the places that have a target, in the micro-batch of the backward under way
-
-    def __init__(self) -> None:
-        self.sums: dict[str, Any] = {}
-        self.rows: dict[str, int] = {}
-
-    def observe(self, weight: str, x: np.ndarray, dy: np.ndarray) -> None:
-        """Adds what one micro-batch gives: x (M, I), dy (M, O)."""
-
-    def averaged(self) -> dict[str, Any]:
-        """The means over ranks and micro-batches, by weight."""
-        return {}
-
-    def abandon(self) -> None:
-        """Drops what was observed."""

@@ -82,6 +82,9 @@ class Layout(Shown):
     entries: tuple[LayoutEntry, ...]
     units: Mapping[str, slice]
     regions: tuple[Region, ...]
+    # What has been asked for, of ranks and of stretches: the same, step after step.
+    _pieces: dict[int, list[ParameterPiece]] = field(default_factory=dict, init=False, compare=False)
+    _buckets: "dict[tuple[tuple[int, int], ...], Bucket]" = field(default_factory=dict, init=False, compare=False)
 
     @property
     def length(self) -> int:
@@ -185,7 +188,9 @@ class Layout(Shown):
 
     def parameter_pieces(self, rank: int) -> list[ParameterPiece]:
         """The rank's elements, parameter by parameter in the order of the vector; empty pieces are left out."""
-        return self.by_parameter(self.valid(rank))
+        if rank not in self._pieces:
+            self._pieces[rank] = self.by_parameter(self.valid(rank))
+        return self._pieces[rank]
 
     def by_parameter(self, pieces: Iterable[Piece]) -> list[ParameterPiece]:
         """These pieces cut at the borders of parameters; empty ones are left out."""
@@ -205,12 +210,11 @@ class Layout(Shown):
                 yield entry, start, stop
 
     def bucket(self, *ranges: slice) -> "Bucket":
-        """The bucket of these stretches; of the few that are asked for, step after step, the same one."""
-        return self._buckets.setdefault(tuple((span.start, span.stop) for span in ranges), Bucket(self, ranges))
-
-    @cached_property
-    def _buckets(self) -> "dict[tuple[tuple[int, int], ...], Bucket]":
-        return {}
+        """The bucket of these stretches."""
+        key = tuple((span.start, span.stop) for span in ranges)
+        if key not in self._buckets:
+            self._buckets[key] = Bucket(self, ranges)
+        return self._buckets[key]
 
     @cached_property
     def _lows(self) -> list[int]:
@@ -342,6 +346,7 @@ class Bucket:
 
     layout: Layout
     ranges: tuple[slice, ...]
+    _owned: dict[int, list[slice]] = field(default_factory=dict, init=False, repr=False, compare=False)  # by rank
 
     @property
     def region_name(self) -> str:
@@ -391,7 +396,9 @@ class Bucket:
 
     def own_in_shard(self, rank: int, shard: np.ndarray) -> Parts:
         """The parts of the rank's chunk in its shard (s,)."""
-        own = [shard[self.layout.owned(rank, span.start, span.stop)] for span in self.ranges]
+        if rank not in self._owned:
+            self._owned[rank] = [self.layout.owned(rank, span.start, span.stop) for span in self.ranges]
+        own = [shard[span] for span in self._owned[rank]]
         return _joined(own) if self.is_packed else [(slice(0, len(own[0])), own[0])]
 
 

@@ -26,7 +26,7 @@ from zerosim.numerics.policy import Policy
 from zerosim.numerics.rounding import round_to
 from zerosim.optim.base import Optimizer, Slot
 from zerosim.ranks.rank import Rank
-from zerosim.zero.layout import Bucket, Layout, LayoutEntry, ParameterPiece, Parts, Piece, UnitShapes, buckets
+from zerosim.zero.layout import Bucket, Layout, LayoutEntry, ParameterPiece, Parts, Piece, Region, UnitShapes, buckets
 from zerosim.zero.placements import REPLICATED, SHARDED, BucketOptions, Move, Placement, Stage, Store, redistribute
 
 # -- what a user asks for ---------------------------------------------------------------------------------------------
@@ -169,8 +169,15 @@ class ParamGroup:
         self.master = self.parameter if self.parameter_is_master else self._alloc(
             stage.optimizer, self.policy.master_dtype, "master")
         self.reduced: ReducedGradient | None = None
-        # What this rank updates, parameter by parameter.
-        self.pieces = [] if self.frozen else self.layout.by_parameter(self.regions_held(stage.optimizer))
+        # What this rank updates: region by region, and parameter by parameter.
+        self.held = [] if self.frozen else self.regions_held(stage.optimizer)
+        self.pieces = self.layout.by_parameter(self.held)
+        self._slots = {name: optimizer.slots(self.layout.by_name[name].shape)
+                       for name, optimizer in self.optimizers.items()}
+        # Tensors that their optimizers need whole, and of which several ranks own elements.
+        self.gathered = {entry.name for entry in self.layout.entries if stage.optimizer is SHARDED
+                         and not self.frozen and not self.is_elementwise(entry)
+                         and sum(low < high for low, high in pairwise(self.layout.cut(entry.low, entry.high))) > 1}
         self.slots: dict[str, np.ndarray] = {}  # one vector beside the master: slots that every parameter has
         self.own_slots: dict[tuple[str, str], np.ndarray] = {}  # what this rank keeps, by parameter and slot
         self._make_slots()
@@ -242,7 +249,7 @@ class ParamGroup:
 
     def slots_of(self, entry: LayoutEntry) -> dict[str, Slot]:
         """The state that the parameter's optimizer keeps for it, by name."""
-        return self.optimizers[entry.name].slots(entry.shape)
+        return self._slots[entry.name]
 
     def is_flat(self, entry: LayoutEntry, name: str) -> bool:
         """True for a slot with an element for each of the parameter's."""
@@ -252,14 +259,16 @@ class ParamGroup:
         """fp32 slots rest in the policy's format of state; others as the optimizer says."""
         return self.policy.state_dtype if slot.format == "fp32" else format_of(slot.format).dtype
 
-    def spans_ranks(self, entry: LayoutEntry) -> bool:
-        """True where more than one rank owns elements of a tensor whose optimizer state is sharded."""
-        owners = sum(low < high for low, high in pairwise(self.layout.cut(entry.low, entry.high)))
-        return self.stage.optimizer is SHARDED and owners > 1
+    def is_elementwise(self, entry: LayoutEntry) -> bool:
+        """True where the parameter's optimizer takes any piece of it."""
+        return self.optimizers[entry.name].cut_of(entry.shape) == "anywhere"
 
-    def is_gathered(self, entry: LayoutEntry) -> bool:
-        """True for a tensor whose optimizer needs it whole, and of which other ranks own elements."""
-        return self.optimizers[entry.name].cut_of(entry.shape) != "anywhere" and self.spans_ranks(entry)
+    def updates_in(self, region: Region) -> list[tuple[LayoutEntry, ParameterPiece | None]]:
+        """The parameters of a region in whose update this rank takes part, in the order of the vector, with the piece
+        that it has of each: None for one that is only gathered here."""
+        own = {piece.entry.name: piece for piece in self.pieces if region.low <= piece.vector.start < region.high}
+        return [(entry, own.get(entry.name)) for entry, _, _ in self.layout.entries_in(region.low, region.high)
+                if entry.name in own or entry.name in self.gathered]
 
     # -- the update of one piece --------------------------------------------------------------------------------------
 
@@ -326,16 +335,15 @@ class ParamGroup:
 
     def _make_slots(self) -> None:
         """A slot that every parameter has lies in one vector beside the master; any other is an array of its own."""
-        kept = {entry.name: self.slots_of(entry) for entry in self.layout.entries if not self.frozen}
-        flat = [{(name, self.slot_dtype(slot)) for name, slot in slots.items() if self.is_flat(entry, name)}
-                for entry in self.layout.entries if (slots := kept.get(entry.name)) is not None]
+        flat = [{(name, self.slot_dtype(slot)) for name, slot in self._slots[entry.name].items()
+                 if self.is_flat(entry, name)} for entry in self.layout.entries if not self.frozen]
         shared = set.intersection(*flat) if flat else set()
         for name, dtype in sorted(shared, key=str):
             self.slots[name] = self._alloc(self.stage.optimizer, dtype, "optimizer_state", name)
-            for piece in self.regions_held(self.stage.optimizer):
+            for piece in self.held:
                 self.store.clear(elements_of(self.slots[name], piece, self.stage.optimizer))
         for piece in self.pieces:
-            for name, slot in kept[piece.entry.name].items():
+            for name, slot in self._slots[piece.entry.name].items():
                 dtype, is_flat = self.slot_dtype(slot), self.is_flat(piece.entry, name)
                 if is_flat and (name, dtype) in shared:
                     own = elements_of(self.slots[name], piece, self.stage.optimizer)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,6 @@ def redistribute(rank: Rank, vector: np.ndarray, have: Placement, want: Placemen
     it is SHARDED; ``async_op`` and others are options of the rank's collectives. Raises ValueError for a sum that is to
     become PARTIAL.
     """
-    cut = _checked(rank, vector, have, want, cut)
     options: dict[str, Any] = {"splits": cut, "out": out, "async_op": async_op, **others}
     match have, want:
         case (Placement.PARTIAL, Placement.REPLICATED):
@@ -104,34 +104,26 @@ def redistribute(rank: Rank, vector: np.ndarray, have: Placement, want: Placemen
             return rank.reduce_scatter(vector, **options, **policy.reduction)
         case (Placement.SHARDED, Placement.REPLICATED):
             return rank.all_gather(vector, **options)
-        case (Placement.REPLICATED, Placement.SHARDED):
-            found = vector[cut[rank.index]:cut[rank.index + 1]]
-        case _ if have is want:
-            found = vector
-        case _:
-            raise ValueError(f"asked to make a {have.value} vector partial, but a sum cannot be unsummed; "
-                             "keep the addends, or work with the sum")
+    check_placement(have)
+    check_placement(want)
+    if want is PARTIAL is not have:
+        raise ValueError(f"asked to make a {have.value} vector partial, but a sum cannot be unsummed; "
+                         "keep the addends, or work with the sum")
+    cut = checked_cut(cut, 0, rank.size, any_length=True)
+    own = slice(cut[rank.index], cut[rank.index + 1])
+    expected = own.stop - own.start if have is SHARDED else cut[-1]
+    if len(checked_vector(vector, "the vector to redistribute", flat=True)) != expected:
+        raise ValueError(
+            f"a {have.value} vector of {len(vector)} elements does not fit the cut {cut}, by which it has "
+            f"{expected} on rank {rank.index}"
+        )
+    found = vector if have is want else vector[own]
     if async_op:
         raise ValueError(f"{have.value} to {want.value} sends nothing and is done at once; leave async_op out")
     if out is None:
         return found
     checked_output(out, found.shape, found.dtype)[...] = found
     return out
-
-
-def _checked(rank: Rank, vector: np.ndarray, have: Placement, want: Placement, cut: Cut) -> Cut:
-    """The cut, if it is one of the whole vector, of which ``vector`` is all or the own chunk."""
-    check_placement(have)
-    check_placement(want)
-    checked_vector(vector, "the vector to redistribute", flat=True)
-    whole = checked_cut(cut, 0, rank.size, any_length=True)
-    expected = whole[rank.index + 1] - whole[rank.index] if have is SHARDED else whole[-1]
-    if len(vector) != expected:
-        raise ValueError(
-            f"a {have.value} vector of {len(vector)} elements does not fit the cut {whole}, by which it has "
-            f"{expected} on rank {rank.index}"
-        )
-    return whole
 
 
 # -- state where it rests on a rank ------------------------------------------------------------------------------------
@@ -155,7 +147,7 @@ class Store:
 
     def __init__(self, rank: Rank) -> None:
         self.rank, self.memory = rank, rank.memory
-        self.device = self.workplace = Workplace(rank.kernels, rank.memory, rank.trace.compute)
+        self.device = self.workplace = Workplace(rank.kernels, rank.memory, partial(_note, rank))
 
     # -- vectors ------------------------------------------------------------------------------------------------------
 
@@ -258,7 +250,12 @@ class Store:
 
     def note(self, kind: str, nbytes: int) -> None:
         """Notes the memory traffic of arithmetic on state of a kind, where that is the device's."""
-        self.rank.trace.compute(nbytes=nbytes)
+        self.device.note(nbytes=nbytes)
+
+
+def _note(rank: Rank, *, flops: int = 0, nbytes: int = 0) -> None:
+    """Notes what the device computed in the trace of the run under way: an engine may live through several runs."""
+    rank.trace.compute(flops=flops, nbytes=nbytes)
 
 
 # -- buckets on their way ----------------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ import numpy as np
 from zerosim.numerics.arrays import spans
 from zerosim.numerics.checks import FP32, is_number
 from zerosim.optim.base import UpdateContext, upcast
-from zerosim.zero.layout import ParameterPiece, Region
+from zerosim.ranks.workers import Result
+from zerosim.zero.layout import LayoutEntry, ParameterPiece, Region
 from zerosim.zero.param_group import GRADIENT, MASTER, ParamGroup, StepContext
 from zerosim.zero.placements import SHARDED
 from zerosim.zero.skipped import SkippedSteps
@@ -33,6 +34,7 @@ from zerosim.zero.whole_tensors import update_gathered, update_tensor
 Schedule = Callable[[int], float]
 OPERATIONS = 64  # that a product makes in the time of an element of an update, of a norm or of a loss, roughly
 Norms = tuple[float, float]  # of a tensor's weights, and of the direction of its update
+Updates = Sequence[tuple[LayoutEntry, ParameterPiece | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ class Update:
         self.all_gathers = all_gathers
         self.trained: Sequence[ParamGroup] = [group for group in all_gathers if not group.frozen]
         self.store = self.trained[0].store
+        self._updates = {group: [(region, group.updates_in(region)) for region in group.layout.regions]
+                         for group in self.trained}
         self.skipped_steps, self.loss_scale = skipped_steps, skipped_steps.loss_scale
         self.clip_norm, self.schedule, self.squares = clip_norm, schedule, squares
         self.steps_taken = 0
@@ -113,32 +117,28 @@ class Update:
 
     def _update_group(self, group: ParamGroup, context: StepContext) -> None:
         tensor_norms = _tensor_norms(group, context, self.squares)
-        for region in group.layout.regions:
-            update = partial(self._update_region, group, region, context, tensor_norms)
-            if any(group.is_gathered(entry) for entry, _, _ in group.layout.entries_in(region.low, region.high)):
+        for region, updates in self._updates[group]:
+            update = partial(self._update_region, group, updates, context, tensor_norms)
+            if any(entry.name in group.gathered for entry, _ in updates):
                 update()
             else:
-                elements = (region.high - region.low) // (group.rank.size if group.stage.optimizer is SHARDED else 1)
-                group.rank.compute(update, operations=OPERATIONS * elements)
+                group.rank.compute(update, operations=OPERATIONS * sum(piece.count for _, piece in updates if piece))
             self._region_updated(group, region)
 
     def _region_updated(self, group: ParamGroup, region: Region) -> None:
         """Hands a region that this rank has updated to the all-gather of parameters."""
         self.all_gathers[group].shard_updated(region)
 
-    def _update_region(self, group: ParamGroup, region: Region, context: StepContext,
+    def _update_region(self, group: ParamGroup, updates: Updates, context: StepContext,
                        tensor_norms: Mapping[str, Norms]) -> None:
         """Updates what this rank updates of one region, tensor by tensor in the order of the vector, and casts it."""
-        own = {piece.entry.name: piece for piece in group.pieces if region.low <= piece.vector.start < region.high}
-        for entry, _, _ in group.layout.entries_in(region.low, region.high):
-            piece = own.get(entry.name)
-            if group.is_gathered(entry):
+        for entry, piece in updates:
+            if piece is None or entry.name in group.gathered:
                 update_gathered(group, entry, piece, context)
-            elif piece is not None:
-                if group.optimizers[entry.name].cut_of(entry.shape) == "anywhere":
-                    self._update_piece(group, piece, context, tensor_norms.get(entry.name))
-                else:
-                    update_tensor(group, piece, context)
+            elif group.is_elementwise(entry):
+                self._update_piece(group, piece, context, tensor_norms.get(entry.name))
+            else:
+                update_tensor(group, piece, context)
 
     def _update_piece(self, group: ParamGroup, piece: ParameterPiece, context: StepContext,
                       norms: Norms | None) -> None:
@@ -202,20 +202,18 @@ class Update:
 
 def _overflowed(groups: Sequence[ParamGroup]) -> bool:
     """True on every rank when any rank saw inf or NaN in what it updates."""
-    own = _read_gradients(groups)
-    finite = groups[0].rank.compute(partial(_all_finite, groups[0], own), operations=_operations(own))
-    return bool(groups[0].all_gather_scalars(np.array([not finite], np.uint8)).any())
+    mine = np.array([_read_gradients(groups, partial(_has_overflowed, groups))], np.uint8)
+    return bool(groups[0].all_gather_scalars(mine).any())
 
 
-def _all_finite(group: ParamGroup, gradients: Sequence[np.ndarray]) -> bool:
-    return all(group.rank.kernels.all_finite(x) for gradient in gradients for x in group.store.read_stretches(gradient))
+def _has_overflowed(groups: Sequence[ParamGroup]) -> bool:
+    return not all(group.rank.kernels.all_finite(x) for group in groups for piece in group.held
+                   for x in group.store.read_stretches(group.gradient_sum(piece)))
 
 
 def _gradient_norm(groups: Sequence[ParamGroup], squares: Squares) -> float:
     """The global norm of the mean gradient: every element of every parameter of the groups counted once."""
-    own = _read_gradients(groups)
-    mine = groups[0].rank.compute(partial(_squares_by_owner, groups, squares), operations=_operations(own))
-    return squares.roots(groups[0], mine)[0]
+    return squares.roots(groups[0], _read_gradients(groups, partial(_squares_by_owner, groups, squares)))[0]
 
 
 def _squares_by_owner(groups: Sequence[ParamGroup], squares: Squares) -> list[list[float]]:
@@ -230,10 +228,6 @@ def _squares_by_owner(groups: Sequence[ParamGroup], squares: Squares) -> list[li
     return mine
 
 
-def _operations(gradients: Sequence[np.ndarray]) -> int:
-    return OPERATIONS * sum(gradient.size for gradient in gradients)
-
-
 def _sum_of_squares(group: ParamGroup, gradient: np.ndarray, squares: Squares) -> float:
     """The sum of a piece's squares, block by block, however it is cut in stretches."""
     divisor = group.reduced_gradient.divisor
@@ -245,11 +239,11 @@ def _sum_of_squares(group: ParamGroup, gradient: np.ndarray, squares: Squares) -
     return total
 
 
-def _read_gradients(groups: Sequence[ParamGroup]) -> list[np.ndarray]:
-    """The sums of gradients that this rank updates with, without padding; notes that each is read once."""
-    own = [group.gradient_sum(piece) for group in groups for piece in group.regions_held(group.stage.optimizer)]
+def _read_gradients(groups: Sequence[ParamGroup], work: Callable[[], Result]) -> Result:
+    """The result of work that reads once the sums of gradients that this rank updates with; notes that."""
+    own = [group.gradient_sum(piece) for group in groups for piece in group.held]
     groups[0].store.note("gradient", sum(gradient.nbytes for gradient in own))
-    return own
+    return groups[0].rank.compute(work, operations=OPERATIONS * sum(gradient.size for gradient in own))
 
 
 def _owners(group: ParamGroup) -> Sequence[int]:
