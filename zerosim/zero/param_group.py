@@ -298,7 +298,9 @@ class ParamGroup:
         if self.parameter_is_master:
             return 0
         master, target = self.cast_target(piece, here, master)
-        self.store.cast(master, target, self.store.device if on_device else self.store.workplace)
+        place = self.store.device if on_device else self.store.workplace
+        with self.store.arrays_at({MASTER: target}, place, read=()) as arrays:
+            place.kernels.cast_pack(master, arrays[MASTER])
         return int(master.nbytes + target.nbytes)
 
     def cast_target(self, piece: ParameterPiece, here: slice, master: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -199,11 +199,6 @@ class Store:
         else:
             self.rank.kernels.cast_pack(values, x)
 
-    def cast(self, values: Any, x: Any, at: Workplace) -> None:
-        """x = values, rounded at their place."""
-        with self.arrays_at({"": x}, at, read=()) as arrays:
-            at.kernels.cast_pack(values, arrays[""])
-
     def move(self, values: Any, x: Any) -> None:
         """x = values of the device, of the same type."""
         copy_elements(values, x)
